@@ -1,0 +1,175 @@
+"""The four models whose training is timed. Plain modules, random data, weights that hardly move."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """A model with what it takes to train it for a step."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    inputs: Tensor
+    targets: Tensor
+
+    def step(self) -> None:
+        """Forward, backward, update: what a user's loop does."""
+        self.optimizer.zero_grad(set_to_none=True)
+        logits = self.model(self.inputs)
+        loss = functional.cross_entropy(logits.flatten(0, -2), self.targets.flatten())
+        loss.backward()
+        self.optimizer.step()
+
+
+def small_mlp() -> Training:
+    """Three linear layers, batch 32."""
+    model = nn.Sequential(
+        nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10)
+    )  # fmt: skip
+    return _classifier(model, torch.randn(32, 784))
+
+
+def narrow_net() -> Training:
+    """240 layers of 32 values each, batch 32: nearly all of a step is overhead already."""
+    layers: list[nn.Module] = []
+    for _ in range(120):
+        linear = nn.Linear(32, 32)
+        nn.init.orthogonal_(linear.weight)  # the gradient reaches the first layer without vanishing
+        layers += [linear, nn.Tanh()]
+    return _classifier(nn.Sequential(*layers), torch.randn(32, 32), classes=32)
+
+
+def resnet18() -> Training:
+    """ResNet-18 on 64x64 images with in-place ReLU, batch 32."""
+    return _classifier(ResNet18(classes=100), torch.randn(32, 3, 64, 64), classes=100)
+
+
+def small_gpt() -> Training:
+    """A GPT of 10.7 M parameters: 6 layers, sequence 128, batch 8."""
+    model = GPT(vocabulary=96, width=384, heads=6, layers=6, length=128)
+    tokens = torch.randint(0, 96, (8, 129))
+    return Training(model, torch.optim.AdamW(model.parameters(), lr=1e-5), tokens[:, :-1], tokens[:, 1:].contiguous())
+
+
+def _classifier(model: nn.Module, inputs: Tensor, classes: int = 10) -> Training:
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
+    return Training(model, optimizer, inputs, torch.randint(0, classes, (len(inputs),)))
+
+
+class Residual(nn.Module):
+    """Two convolutions around a short cut."""
+
+    def __init__(self, inside: int, outside: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inside, outside, 3, stride, padding=1, bias=False)
+        self.norm1 = nn.BatchNorm2d(outside)
+        self.relu1 = nn.ReLU(inplace=True)
+        self.conv2 = nn.Conv2d(outside, outside, 3, padding=1, bias=False)
+        self.norm2 = nn.BatchNorm2d(outside)
+        self.relu2 = nn.ReLU(inplace=True)
+        self.shortcut: nn.Module | None = None
+        if stride != 1 or inside != outside:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(inside, outside, 1, stride, bias=False), nn.BatchNorm2d(outside)
+            )  # fmt: skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        short = x if self.shortcut is None else self.shortcut(x)
+        y: Tensor = self.norm2(self.conv2(self.relu1(self.norm1(self.conv1(x)))))
+        y += short
+        out: Tensor = self.relu2(y)
+        return out
+
+
+class ResNet18(nn.Module):
+    """The usual one: a stem and four stages of two blocks."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(
+            nn.Conv2d(3, 64, 7, 2, padding=3, bias=False),
+            nn.BatchNorm2d(64),
+            nn.ReLU(inplace=True),
+            nn.MaxPool2d(3, 2, padding=1),
+        )
+        widths = [64, 64, 128, 256, 512]
+        self.stages = nn.Sequential(
+            *(
+                nn.Sequential(Residual(inside, outside, 1 if stage == 0 else 2), Residual(outside, outside, 1))
+                for stage, (inside, outside) in enumerate(zip(widths[:-1], widths[1:], strict=True))
+            )
+        )
+        self.pool = nn.AdaptiveAvgPool2d(1)
+        self.flatten = nn.Flatten()
+        self.head = nn.Linear(512, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.flatten(self.pool(self.stages(self.stem(x)))))
+        return out
+
+
+class Attention(nn.Module):
+    """Causal self-attention."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(width, 3 * width)
+        self.project = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, width = x.shape
+        q, k, v = self.qkv(x).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
+        y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        out: Tensor = self.project(y.transpose(1, 2).reshape(batch, length, width))
+        return out
+
+
+class Block(nn.Module):
+    """A transformer layer, normalised first."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(width)
+        self.attention = Attention(width, heads)
+        self.norm2 = nn.LayerNorm(width)
+        self.widen = nn.Linear(width, 4 * width)
+        self.gelu = nn.GELU()
+        self.narrow = nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.norm1(x))
+        out: Tensor = x + self.narrow(self.gelu(self.widen(self.norm2(x))))
+        return out
+
+
+class GPT(nn.Module):
+    """Token and position embeddings, transformer layers, a head."""
+
+    def __init__(self, vocabulary: int, width: int, heads: int, layers: int, length: int) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(vocabulary, width)
+        self.positions = nn.Embedding(length, width)
+        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, vocabulary, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        places = torch.arange(tokens.shape[1], device=tokens.device)
+        logits: Tensor = self.head(self.norm(self.blocks(self.tokens(tokens) + self.positions(places))))
+        return logits
+
+
+MODELS: dict[str, Callable[[], Training]] = {
+    "mlp": small_mlp,
+    "resnet": resnet18,
+    "gpt": small_gpt,
+    "narrow": narrow_net,
+}

@@ -1,0 +1,91 @@
+"""Comparing ways of doing the same work on a noisy machine: take turns, and look at ratios within a turn."""
+
+from __future__ import annotations
+
+import gc
+import os
+import platform
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+Seconds = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """The median of some figures, with their quartiles."""
+
+    median: float
+    low: float
+    high: float
+    rounds: int
+
+    @classmethod
+    def of(cls, figures: Seconds) -> Spread:
+        """The spread of figures, one a round."""
+        low, median, high = np.quantile(figures, [0.25, 0.5, 0.75]).tolist()
+        return cls(median, low, high, len(figures))
+
+    def __str__(self) -> str:
+        return f"{self.median:.3f} [{self.low:.3f} to {self.high:.3f}]"
+
+    def as_dict(self) -> dict[str, float]:
+        """The figures under their names, for JSON."""
+        return asdict(self)
+
+
+def take_turns(tasks: Mapping[str, Callable[[], float]], rounds: int, seed: int = 0) -> dict[str, Seconds]:
+    """What each task answered in each round. A task does a short piece of work and answers how long it took.
+
+    The order is another one in every round, so that no task is always behind the same other one.
+    """
+    order, shuffle = list(tasks), random.Random(seed).shuffle
+    figures: dict[str, list[float]] = {name: [] for name in tasks}
+    for _ in range(rounds):
+        shuffle(order)
+        for name in order:
+            figures[name].append(tasks[name]())
+    return {name: np.array(values) for name, values in figures.items()}
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """The garbage collector runs before and after, never inside."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def seconds_each(call: Callable[[], object], times: int) -> float:
+    """The mean time of a call. A mean, because what a background thread takes now and then is part of the price."""
+    with no_collection():
+        started = time.perf_counter()
+        for _ in range(times):
+            call()
+        return (time.perf_counter() - started) / times
+
+
+def describe_machine() -> str:
+    """One line on what the figures were taken on."""
+    name = platform.processor() or platform.machine()
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        name = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        pass
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else float("nan")
+    return (
+        f"{name}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, torch {torch.__version__}, "
+        f"Python {platform.python_version()}, load average {load:.1f} at the start"
+    )

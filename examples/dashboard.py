@@ -1,0 +1,95 @@
+"""Trains a small network on two spirals and shows its layers live at http://127.0.0.1:8642/.
+
+    python examples/dashboard.py
+
+The page stays up after the training until Ctrl+C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import socket
+import threading
+
+import torch
+import uvicorn
+from torch import Tensor, nn
+
+import hookcore
+from hookcore_app.main import create_app
+
+BATCH = 128
+
+
+def make_spirals(points: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Points of two spirals that wind around each other, and which of the two each one is on."""
+    labels = torch.randint(2, (points,), generator=generator)
+    turn = torch.rand(points, generator=generator).sqrt() * 3 * torch.pi
+    angle = turn + labels * torch.pi
+    places = torch.stack([angle.cos(), angle.sin()], dim=1) * turn[:, None] / (3 * torch.pi)
+    return places + 0.02 * torch.randn(points, 2, generator=generator), labels
+
+
+def make_model() -> nn.Sequential:
+    """A network with enough layers to be worth a look."""
+    return nn.Sequential(
+        nn.Linear(2, 64),
+        nn.ReLU(),
+        nn.Linear(64, 64),
+        nn.LayerNorm(64),
+        nn.ReLU(),
+        nn.Linear(64, 64),
+        nn.ReLU(),
+        nn.Linear(64, 2),
+    )
+
+
+def train(model: nn.Module, watcher: hookcore.Watcher, steps: int) -> float:
+    """Plain training; returns the share of right answers on fresh points."""
+    generator = torch.Generator().manual_seed(0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for _ in range(steps):
+        places, labels = make_spirals(BATCH, generator)
+        loss = nn.functional.cross_entropy(model(places), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        watcher.log(loss=loss)
+        optimizer.step()
+    places, labels = make_spirals(10_000, generator)
+    with torch.no_grad():
+        return (model(places).argmax(dim=1) == labels).float().mean().item()
+
+
+def serve(watcher: hookcore.Watcher, listening: socket.socket) -> tuple[uvicorn.Server, threading.Thread]:
+    """The pages of this process's own store, from a thread beside the training."""
+    server = uvicorn.Server(uvicorn.Config(create_app(watcher.store), log_level="warning"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, name="dashboard")
+    thread.start()
+    return server, thread
+
+
+def main() -> None:
+    """Reads the command line, trains and serves."""
+    parser = argparse.ArgumentParser(description="Trains a small network and shows its layers live.")
+    parser.add_argument("--steps", type=int, default=20_000)
+    parser.add_argument("--host", default="127.0.0.1", help="leave it: the server has no passwords")
+    parser.add_argument("--port", type=int, default=8642, help="0 takes any free one")
+    given = parser.parse_args()
+    torch.manual_seed(0)
+    model = make_model()
+    with socket.create_server((given.host, given.port)) as listening, hookcore.watch(model) as watcher:
+        server, thread = serve(watcher, listening)
+        print(f"http://127.0.0.1:{listening.getsockname()[1]}/", flush=True)
+        try:
+            share = train(model, watcher, given.steps)
+            print(f"{share:.1%} right after {given.steps} steps; Ctrl+C ends", flush=True)
+            thread.join()
+        except KeyboardInterrupt:
+            print("ending", flush=True)
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""hookcore watches a PyTorch training run from inside: every module's activations and gradients, every step.
+
+    watcher = hookcore.watch(model)
+
+Nothing heavy is imported before the first use, so that `import hookcore` costs next to nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hookcore import hooks as hooks
+    from hookcore.errors import ArgumentError, ClosedError, HookcoreError, HookError, PatternError
+    from hookcore.watcher import Watcher, paused, watch
+
+__version__ = "0.1.0"
+__all__ = [
+    "ArgumentError",
+    "ClosedError",
+    "HookError",
+    "HookcoreError",
+    "PatternError",
+    "Watcher",
+    "__version__",
+    "hooks",
+    "paused",
+    "watch",
+]
+
+_HOME = {
+    "ArgumentError": "hookcore.errors",
+    "ClosedError": "hookcore.errors",
+    "HookError": "hookcore.errors",
+    "HookcoreError": "hookcore.errors",
+    "PatternError": "hookcore.errors",
+    "Watcher": "hookcore.watcher",
+    "paused": "hookcore.watcher",
+    "watch": "hookcore.watcher",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "hooks":
+        return import_module("hookcore.hooks")
+    if name in _HOME:
+        value = getattr(import_module(_HOME[name]), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module 'hookcore' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,32 @@
+"""What `torch.compile` asks of us: hooks it does not see, its regions found and named, and a way to look inside them.
+
+It keeps no numbers and knows no recorder. Nothing here imports `torch._dynamo`, which would cost a second of start-up.
+"""
+
+from hookcore.compiled.aside import QuietHooks, StepAside
+from hookcore.compiled.inside import Inside, Observer
+from hookcore.compiled.regions import (
+    clean_path,
+    compiled_regions,
+    forget_graphs,
+    guard_functions,
+    is_dynamo_graph,
+    is_inside,
+    is_region,
+    unwrap,
+)
+
+__all__ = [
+    "Inside",
+    "Observer",
+    "QuietHooks",
+    "StepAside",
+    "clean_path",
+    "compiled_regions",
+    "forget_graphs",
+    "guard_functions",
+    "is_dynamo_graph",
+    "is_inside",
+    "is_region",
+    "unwrap",
+]

@@ -1,0 +1,107 @@
+"""Global hooks beside compiled code: they step aside while a region runs, and cause no warning."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import CodeType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules import module as torch_module
+
+from hookcore import hooks
+from hookcore.compiled.regions import code_of, guard_functions
+from hookcore.hooks.modules import KeywordHook
+
+
+class StepAside:
+    """Takes the process's hooks away while a compiled region runs, and sees the region's output all the same.
+
+    Dynamo guards on how many global module hooks there are: one that comes or goes (an unsampled step, a pause, a
+    close, a watch that begins late) would recompile every graph. So the pre-hook of a region's root removes them, and
+    a hook on that one module, there for that one call, puts them back and reports the output. Modules that other
+    threads run in the meantime are not seen.
+    """
+
+    def __init__(
+        self, off: Callable[[], None], on: Callable[[], None], saw_output: Callable[[nn.Module, Any, Any], None]
+    ) -> None:
+        self._off, self._on, self._saw_output = off, on, saw_output
+        self._handles: list[hooks.HookHandle] = []
+
+    @property
+    def active(self) -> bool:
+        """Whether a region is running, and the global hooks therefore off."""
+        return bool(self._handles)
+
+    def enter(self, module: nn.Module) -> None:
+        """Called by the pre-hook of a region's root."""
+        # Prepended, to see the output before a hook of the user's replaces it, as a global hook would.
+        self._handles.append(hooks.on_forward(module, self._leave, prepend=True, always_call=True))
+        if len(self._handles) == 1:
+            self._off()
+
+    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        """The region's root has returned or raised."""
+        if torch.compiler.is_compiling():
+            return
+        self.close()
+        if output is not None:  # it is None after an exception
+            self._saw_output(module, args, output)
+
+    def close(self) -> None:
+        """Back to normal; also what repairs a call that was interrupted half way. Calling it twice is fine."""
+        # No lock: a fork could copy it locked. Two threads that race here cost a compilation, and nothing else.
+        handles, self._handles = self._handles, []
+        for handle in handles:
+            handle.remove()
+        if handles:
+            self._on()
+
+
+class QuietHooks:
+    """Keeps torch from warning the user, at every call of a compiled module, of global hooks that are only ours.
+
+    A warnings filter would not do: one that the user sets later comes before it, and `error` would then raise our
+    warning inside the training. So the question itself, which torch asks for this warning alone, leaves ours out.
+    """
+
+    def __init__(self, *functions: Callable[..., Any]) -> None:
+        self._codes = frozenset(code_of(function) for function in functions)
+
+    def on(self) -> None:
+        """Leave these functions out of the question. Calling it twice is fine."""
+        _quiet[id(self)] = self._codes
+        if _torchs_question is not None and torch_module._has_any_global_hook is _torchs_question:
+            torch_module._has_any_global_hook = _has_foreign_hook
+
+    def off(self) -> None:
+        """Torch's own question again, once nobody is on. Calling it twice is fine."""
+        _quiet.pop(id(self), None)
+        if not _quiet and getattr(torch_module, "_has_any_global_hook", None) is _has_foreign_hook:
+            torch_module._has_any_global_hook = _torchs_question  # type: ignore[assignment]
+
+
+# Torch has one question, so there is one table of who is on.
+_quiet: dict[int, frozenset[CodeType]] = {}
+_torchs_question: Callable[[], Any] | None = getattr(torch_module, "_has_any_global_hook", None)
+
+
+def _has_foreign_hook() -> bool:
+    ours = {code for codes in list(_quiet.values()) for code in codes}
+    entries = (
+        *torch_module._global_backward_pre_hooks.values(),
+        *torch_module._global_backward_hooks.values(),
+        *torch_module._global_forward_pre_hooks.values(),
+        *torch_module._global_forward_hooks.values(),
+    )
+    return any(getattr(_inner(hook), "__code__", None) not in ours for hook in entries)
+
+
+def _inner(hook: Any) -> Any:
+    """The function behind what `hooks.on_forward(with_kwargs=True)` registers."""
+    return hook.fn if isinstance(hook, KeywordHook) else hook
+
+
+guard_functions(StepAside._leave, _has_foreign_hook)

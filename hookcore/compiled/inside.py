@@ -1,0 +1,224 @@
+"""Activations and gradients inside a compiled region, through ops that every backend keeps in its graphs."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterable, Iterator
+from typing import Any, Final, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from hookcore import hooks
+from hookcore.compiled.regions import forget_graphs, guard_functions, unwrap
+
+_KEY_BITS: Final = 32  # the low bits of an address are the module's key, the high bits the number of its `Inside`
+
+
+class Observer(Protocol):
+    """What `Inside` reports to. Neither method may raise, keep the tensor, or leave a trace on it.
+
+    Grad mode says whether the output requires a gradient, whatever mode the compiled code itself runs in. A
+    checkpointed part runs again in the backward, and is reported again: `torch._C._current_graph_task_id()` is then
+    not -1. Its gradients come with the tickets of that second time.
+    """
+
+    def saw_output(self, key: int, index: str, output: Tensor) -> int:
+        """An output; answers with a ticket of the observer's (a call number), negative to hear no more of it."""
+        ...
+
+    def saw_gradient(self, key: int, index: str, ticket: int, gradient: Tensor) -> None:
+        """The gradient of an output, with the ticket that `saw_output` gave it."""
+        ...
+
+
+# A graph can hold numbers and tensors but no Python object, so its ops find their observers here, by number.
+_observers: dict[int, Observer] = {}
+_library: torch.library.Library | None = None
+
+
+class Inside:
+    """Sees the modules inside compiled regions, in the same graphs and without a break.
+
+    The hooks are per module, because those are what Dynamo traces. Intermediate tensors that a backend would have
+    fused away become real: results may differ in the last bits, and it costs.
+    """
+
+    def __init__(self, observer: Observer) -> None:
+        _define_ops()
+        self._number = next(number for number in range(len(_observers) + 1) if number not in _observers)
+        _observers[self._number] = observer
+        self._handles: list[hooks.HookHandle] = []
+        self._modules: list[nn.Module] = []
+
+    def attach(self, modules: Iterable[tuple[int, nn.Module]]) -> bool:
+        """Watch these modules under these keys; answers whether some were compiled already, and will be anew."""
+        added = [(key, unwrap(module)) for key, module in modules]
+        for key, module in added:
+            hook = _OutputHook(self._number << _KEY_BITS | key)
+            self._handles.append(hooks.on_forward(module, hook))
+        self._modules += [module for _, module in added]
+        return forget_graphs(module for _, module in added)
+
+    def close(self) -> None:
+        """Take the hooks off and drop the graphs that hold them: each region compiles once more at its next call."""
+        if _observers.pop(self._number, None) is None:
+            return
+        while self._handles:
+            self._handles.pop().remove()
+        forget_graphs(self._modules)
+        self._modules.clear()
+
+
+class _OutputHook:
+    """The forward hook of one module.
+
+    Its address goes into the graph as a tensor: as a number it would be compiled in, and alike modules that are
+    compiled one by one, which otherwise share one graph, would each need their own.
+    """
+
+    __slots__ = ("address", "number")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        with torch.inference_mode(False):  # a backward could not save a tensor made there
+            self.address = torch.tensor(number, dtype=torch.int64, device="cpu")
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+        if torch.compiler.is_exporting():
+            return
+        for index, tensor in _tensors(output):
+            if torch.compiler.is_compiling():
+                _trace(tensor, self.address, index)
+            else:
+                _see(tensor, self.number, index)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A copy of the model, or a checkpoint of it, gets a hook that does nothing and needs no hookcore to be read.
+        return getattr, (contextlib.nullcontext(), "__exit__")
+
+
+class _GradientHook:
+    """The gradient hook of one output outside a graph."""
+
+    __slots__ = ("index", "number", "ticket")
+
+    def __init__(self, number: int, index: str, ticket: int) -> None:
+        self.number, self.index, self.ticket = number, index, ticket
+
+    def __call__(self, gradient: Tensor | None) -> None:
+        if gradient is not None:
+            _report_gradient(self.number, self.index, self.ticket, gradient)
+
+
+def _see(output: Tensor, number: int, index: str) -> None:
+    """Outside a graph: a module that is in no region, or the root of one."""
+    ticket = _report_output(number, index, output, output.requires_grad)
+    if ticket >= 0 and output.grad_fn is not None:
+        output.register_hook(_GradientHook(number, index, ticket))  # type: ignore[no-untyped-call]
+
+
+def _trace(output: Tensor, address: Tensor, index: str) -> None:
+    """What Dynamo puts into the graph."""
+    # Detached, for the op has no derivative and must not look as if one were missing.
+    ticket = torch.ops.hookcore.saw_output(output.detach(), address, index, output.requires_grad)
+    # A leaf is an input of the graph, and would keep the hook for ever.
+    if output.requires_grad and not output.is_leaf:
+
+        def saw_gradient(gradient: Tensor) -> None:
+            torch.ops.hookcore.saw_gradient(gradient, address, ticket, index)
+
+        output.register_hook(saw_gradient)  # type: ignore[no-untyped-call]
+
+
+def _tensors(output: Any, index: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of a nested output, and its place in it."""
+    if isinstance(output, Tensor):
+        yield index, output
+        return
+    for name, part in _parts(output):
+        yield from _tensors(part, f"{index}.{name}" if index else str(name))
+
+
+def _parts(output: Any) -> Iterable[tuple[Any, Any]]:
+    if isinstance(output, dict):
+        return output.items()
+    if isinstance(output, (tuple, list)):
+        return enumerate(output)
+    if dataclasses.is_dataclass(output) and not isinstance(output, type):
+        return [(field.name, getattr(output, field.name)) for field in dataclasses.fields(output)]
+    return ()
+
+
+def _report_output(number: int, index: str, output: Tensor, requires_grad: bool) -> int:
+    observer = _observers.get(number >> _KEY_BITS)
+    if observer is None:
+        return -1
+    with torch.set_grad_enabled(requires_grad):
+        return observer.saw_output(number & (1 << _KEY_BITS) - 1, index, output)
+
+
+def _report_gradient(number: int, index: str, ticket: int, gradient: Tensor) -> None:
+    observer = _observers.get(number >> _KEY_BITS)
+    if observer is not None and ticket >= 0:
+        observer.saw_gradient(number & (1 << _KEY_BITS) - 1, index, ticket, gradient)
+
+
+# The ops. The forward one answers with a tensor, so that the ticket waits in the graph for the backward of its call.
+
+
+def _run_saw_output(output: Tensor, address: Tensor, index: str, requires_grad: bool) -> Tensor:
+    return _ticket(_report_output(int(address), index, output, requires_grad))
+
+
+def _run_saw_gradient(gradient: Tensor, address: Tensor, ticket: Tensor, index: str) -> None:
+    _report_gradient(int(address), index, int(ticket), gradient)
+
+
+def _ticket(number: int) -> Tensor:
+    return torch.full((), number, dtype=torch.int64, device="cpu")
+
+
+def _fake_saw_output(output: Tensor, address: Tensor, index: str, requires_grad: bool) -> Tensor:
+    return torch.empty((), dtype=torch.int64, device="cpu")
+
+
+def _fake_saw_gradient(gradient: Tensor, address: Tensor, ticket: Tensor, index: str) -> None:
+    return None
+
+
+def _vmap_saw_output(info: Any, dims: Any, *arguments: Any) -> tuple[Tensor, None]:
+    """One call stands for many there, so nothing is seen."""
+    return _ticket(-1), None
+
+
+def _vmap_saw_gradient(*arguments: Any) -> tuple[None, None]:
+    return None, None
+
+
+def _define_ops() -> None:
+    """Register the two ops, once in a process.
+
+    They are pure in their arguments, so that no version counter and no alias is touched, and marked as having a side
+    effect, so that no pass removes them. torch's ordered effect tokens would do as well, but under inductor they fail
+    on a checkpointed part, and switch off the reuse of buffers.
+    """
+    global _library
+    if _library is not None:
+        return
+    library: Any = torch.library.Library("hookcore", "FRAGMENT")  # type: ignore[no-untyped-call]
+    library.define("saw_output(Tensor output, Tensor address, str index, bool requires_grad) -> Tensor")
+    library.define("saw_gradient(Tensor gradient, Tensor address, Tensor ticket, str index) -> ()")
+    library.impl("saw_output", _run_saw_output, "CompositeExplicitAutograd")
+    library.impl("saw_gradient", _run_saw_gradient, "CompositeExplicitAutograd")
+    torch.library.register_fake("hookcore::saw_output", _fake_saw_output, lib=library)
+    torch.library.register_fake("hookcore::saw_gradient", _fake_saw_gradient, lib=library)
+    torch.library.register_vmap("hookcore::saw_output", _vmap_saw_output, lib=library)
+    torch.library.register_vmap("hookcore::saw_gradient", _vmap_saw_gradient, lib=library)
+    torch.fx.node.has_side_effect(torch.ops.hookcore.saw_output.default)
+    torch.fx.node.has_side_effect(torch.ops.hookcore.saw_gradient.default)
+    _library = library
+
+
+guard_functions(_OutputHook.__call__, _GradientHook.__call__, _run_saw_output, _run_saw_gradient)

@@ -1,0 +1,102 @@
+"""Compiled regions: found, named, kept out of our code, and made to compile anew."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from types import CodeType, FunctionType
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+_WRAPPER: Final = "OptimizedModule"  # by name, for the class itself is in torch._dynamo
+_ORIGINAL: Final = "_orig_mod"
+
+
+def guard_functions(*functions: Callable[..., Any]) -> None:
+    """Keep Dynamo out of these functions and of all that they call, at no cost per call.
+
+    The mark lies on the code object, needs no `torch._dynamo`, and survives `torch._dynamo.reset()`. A function that
+    Dynamo meets in the middle of a trace is inlined all the same: that is what `torch.compiler.is_compiling()` is for.
+    """
+    frames = torch._C._dynamo.eval_frame
+    # The second SKIP holds for every frame below, so that slow paths need no mark of their own.
+    skip = frames._FrameAction.SKIP
+    strategy = frames._FrameExecStrategy(skip, skip)
+    for function in functions:
+        frames.set_code_exec_strategy(code_of(function), strategy)
+
+
+def code_of(function: Callable[..., Any]) -> CodeType:
+    """The code of a plain Python function or method."""
+    plain = getattr(function, "__func__", function)
+    if not isinstance(plain, FunctionType):
+        raise TypeError(f"expected a plain Python function or method, got {type(function).__name__}; give its __call__")
+    return plain.__code__
+
+
+def is_region(module: nn.Module) -> bool:
+    """Whether calling this module enters a compiled region: `torch.compile(module)` or `module.compile()`."""
+    return type(module).__name__ == _WRAPPER or module.__dict__.get("_compiled_call_impl") is not None
+
+
+def is_dynamo_graph(module: nn.Module) -> bool:
+    """Whether this is a graph of Dynamo's own making, which some backends run as a module."""
+    return isinstance(module, torch.fx.GraphModule) and "compile_subgraph_reason" in module.__dict__
+
+
+def unwrap(module: nn.Module) -> nn.Module:
+    """The user's own module behind `torch.compile(module)`; any other module is returned as it is."""
+    while type(module).__name__ == _WRAPPER:
+        original = module._modules[_ORIGINAL]
+        assert original is not None  # torch's own constructor puts it there
+        module = original
+    return module
+
+
+def clean_path(path: str) -> str:
+    """A module's path without the segments that `torch.compile(module)` puts into it."""
+    return ".".join(part for part in path.split(".") if part != _ORIGINAL)
+
+
+def compiled_regions(root: nn.Module) -> dict[str, nn.Module]:
+    """The outermost compiled regions of a model: their clean path, and the module whose call enters them."""
+    regions: dict[str, nn.Module] = {}
+    for path, module in root.named_modules(remove_duplicate=False):
+        clean = clean_path(path)
+        if is_region(module) and not is_inside(clean, regions):
+            regions[clean] = module
+    return regions
+
+
+def is_inside(path: str, regions: Iterable[str]) -> bool:
+    """Whether this clean path is the root of one of the regions, or lies in one."""
+    return any(region in ("", path) or path.startswith(region + ".") for region in regions)
+
+
+def forget_graphs(modules: Iterable[nn.Module]) -> bool:
+    """Make Dynamo compile these modules anew at their next call; answers whether it had compiled any.
+
+    It must be told, because it does not look again for hooks on a module that had none. Other modules whose forward
+    is written in the same file are compiled anew too, which costs time and changes nothing.
+    """
+    convert_frame = sys.modules.get("torch._dynamo.convert_frame")
+    if convert_frame is None:
+        return False
+    # By file, because what follows a graph break is a function of Dynamo's own, said to be of the forward's file.
+    files = {_file_of(module) for module in modules}
+    files.add(sys.modules["torch._dynamo.external_utils"].__file__)  # the frame it wraps around torch's own modules
+    frames = torch._C._dynamo.eval_frame
+    found = False
+    for reference in list(convert_frame.input_codes.seen):
+        code = reference()
+        if code is not None and code.co_filename in files:
+            found = found or frames._get_total_cache_entry_count(code) > 0
+            frames.reset_code(code)
+    return found
+
+
+def _file_of(module: nn.Module) -> str | None:
+    code = getattr(type(module).forward, "__code__", None)
+    return None if code is None else code.co_filename

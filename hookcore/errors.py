@@ -1,0 +1,30 @@
+"""The exceptions a caller can meet. All of them are raised by a call of the user's, never from inside a hook.
+
+HookcoreError
++-- ArgumentError (also a ValueError)    a wrong argument: what was given, what is allowed, the nearest match
++-- PatternError (also a ValueError)     a pattern that is malformed or matches no module
++-- HookError (also a RuntimeError)      a hook that cannot be registered there, and why
++-- ClosedError (also a RuntimeError)    the watcher or the store was closed
+"""
+
+from __future__ import annotations
+
+
+class HookcoreError(Exception):
+    """The root of every exception that hookcore raises."""
+
+
+class ArgumentError(HookcoreError, ValueError):
+    """A wrong argument."""
+
+
+class PatternError(HookcoreError, ValueError):
+    """A pattern that is malformed or matches nothing."""
+
+
+class HookError(HookcoreError, RuntimeError):
+    """A hook that cannot be registered where it was asked for."""
+
+
+class ClosedError(HookcoreError, RuntimeError):
+    """A call on something that was closed."""

@@ -1,0 +1,93 @@
+"""Arguments that are refused: what was given, what was expected, what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from hookcore.errors import ArgumentError, HookError
+
+
+def describe(value: object) -> str:
+    """A short name for what was given, that runs none of its code."""
+    if type(value) in (str, int, float, bool, type(None)):
+        return repr(value)
+    if issubclass(type(value), type):
+        return f"the class {value.__name__}"  # type: ignore[attr-defined]
+    return f"an object of type {type(value).__name__}"
+
+
+def require_callable(fn: object, signature: str) -> None:
+    """Refuse what cannot be called."""
+    if not callable(fn):
+        hint = " A call's result was perhaps given where the function was meant." if fn is None else ""
+        raise ArgumentError(
+            f"Got {describe(fn)} as the hook; expected a function {signature}. Pass the function.{hint}"
+        )
+
+
+def require_module(module: object) -> nn.Module:
+    """Refuse what is no initialised module."""
+    if not isinstance(module, nn.Module):
+        raise ArgumentError(
+            f"Got {describe(module)}; expected a torch.nn.Module, or None for every module of the process. "
+            "Pass the module itself (of a HookedModule, its `inner`)."
+        )
+    if "_forward_hooks" not in module.__dict__:
+        raise HookError(
+            f"Got a {type(module).__name__} whose torch.nn.Module.__init__ has not run; expected a finished module. "
+            "Call super().__init__() first in its __init__."
+        )
+    if isinstance(module, torch.jit.ScriptModule):
+        raise HookError(
+            f"Got the scripted module {type(module).__name__}; torch refuses Python hooks there. "
+            "Register on the process (None) instead, which sees its outermost call."
+        )
+    return module
+
+
+def require_tensor(tensor: object) -> torch.Tensor:
+    """Refuse what is no tensor, and a tensor that needs no gradient."""
+    if not isinstance(tensor, torch.Tensor):
+        raise ArgumentError(f"Got {describe(tensor)}; expected a torch.Tensor. Pass the tensor itself.")
+    if not tensor.requires_grad:
+        raise HookError(
+            f"Got a tensor of shape {tuple(tensor.shape)} that needs no gradient; no hook on it would ever "
+            "fire. Expected requires_grad=True. Call requires_grad_() on it, or leave torch.no_grad()."
+        )
+    return tensor
+
+
+def require_tensors(tensors: object) -> list[torch.Tensor]:
+    """Refuse what is no non-empty collection of tensors that need gradients."""
+    if isinstance(tensors, torch.Tensor) or not isinstance(tensors, Iterable):
+        raise ArgumentError(
+            f"Got {describe(tensors)}; expected several tensors. Pass a list, even for a single tensor."
+        )
+    found = [require_tensor(tensor) for tensor in tensors]
+    if not found:
+        raise ArgumentError("Got no tensor at all; expected one or more. Pass the tensors whose gradients matter.")
+    return found
+
+
+def require_choice(name: str, given: object, allowed: Sequence[str]) -> None:
+    """Refuse a word that is none of the allowed ones, and name the nearest."""
+    if given in allowed:
+        return
+    near = difflib.get_close_matches(str(given), allowed, n=1, cutoff=0.3)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    raise ArgumentError(f"Got {name}={given!r}; expected one of {', '.join(map(repr, allowed))}.{hint}")
+
+
+def refuse_globally(**options: Any) -> None:
+    """Refuse options that torch has only for the hooks of one module."""
+    for name, value in options.items():
+        if value:
+            raise ArgumentError(
+                f"Got {name}={value!r} for a hook on the whole process; torch has it for one module only. "
+                f"Pass a module, or leave {name} out."
+            )

@@ -1,0 +1,284 @@
+"""A look at the buckets of gradients that DistributedDataParallel reduces between processes."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from hookcore.errors import ArgumentError, HookError
+from hookcore.hooks.checks import describe, require_callable
+from hookcore.hooks.handle import HookHandle, registering
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import GradBucket
+
+CommunicationHook = Callable[[Any, Any], torch.futures.Future[torch.Tensor]]
+DEFAULT_MAX_RECORDS: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class BucketRecord:
+    """One bucket on its way: `norm_before` of this process's own gradients, `norm_after` of the reduced ones."""
+
+    index: int
+    is_last: bool
+    numel: int
+    bytes: int
+    dtype: str
+    norm_before: float
+    norm_after: float
+    elapsed_s: float
+
+
+class _Moment:
+    """A norm and the time at which it was taken, fetched from the device only when somebody reads them."""
+
+    __slots__ = ("_event", "_norm", "_time_s")
+
+    def __init__(self, buffer: torch.Tensor) -> None:
+        self._norm = _norm(buffer)
+        self._time_s = time.perf_counter()
+        self._event: Any = None
+        if buffer.is_cuda:
+            self._event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            self._event.record(torch.cuda.current_stream(buffer.device))
+
+    def read_norm(self) -> float:
+        """The norm; waits for the device."""
+        if self._event is not None:
+            self._event.synchronize()
+        return float("nan") if self._norm is None else float(self._norm)
+
+    def measure_since(self, earlier: _Moment) -> float:
+        """Seconds from the earlier moment to this one, on the device's own clock where it has one."""
+        if self._event is not None and earlier._event is not None:
+            self._event.synchronize()
+            return float(earlier._event.elapsed_time(self._event)) / 1000
+        return self._time_s - earlier._time_s
+
+
+def _norm(buffer: torch.Tensor) -> torch.Tensor | None:
+    if buffer.layout is not torch.strided:
+        return None
+    with torch.no_grad():
+        # Half precision overflows at 65,504, which the square of a gradient's norm passes easily.
+        wide = torch.float32 if buffer.dtype in (torch.float16, torch.bfloat16) else None
+        norm: torch.Tensor = torch.linalg.vector_norm(buffer, dtype=wide)
+        return norm
+
+
+class _Passage:
+    """A bucket that has set out and may have arrived."""
+
+    __slots__ = ("_after", "_before", "_facts")
+
+    def __init__(self, bucket: GradBucket) -> None:
+        buffer = bucket.buffer()
+        size = buffer.numel()
+        self._facts = (bucket.index(), bucket.is_last(), size, size * buffer.element_size(), str(buffer.dtype)[6:])
+        self._after: _Moment | None = None
+        self._before = _Moment(buffer)
+
+    def arrive(self, reduced: torch.Tensor) -> None:
+        """The reduction is done, or on a GPU queued."""
+        self._after = _Moment(reduced)
+
+    def read(self) -> BucketRecord | None:
+        """The record, or None while the bucket is under way."""
+        after = self._after
+        if after is None:
+            return None
+        return BucketRecord(
+            *self._facts, self._before.read_norm(), after.read_norm(), after.measure_since(self._before)
+        )
+
+
+class _Log:
+    """The passages of one registration, and what went wrong with them."""
+
+    def __init__(self, max_records: int) -> None:
+        self.passages: deque[_Passage] = deque(maxlen=max_records)
+        self.dropped = 0
+        self.errors = 0
+        self.first_error = ""
+
+    def open(self, bucket: GradBucket) -> _Passage | None:
+        """Note that a bucket sets out. Whatever goes wrong is counted and never reaches the training."""
+        try:
+            passage = _Passage(bucket)
+        except Exception as error:
+            self.note(error)
+            return None
+        if len(self.passages) == self.passages.maxlen:
+            self.dropped += 1
+        self.passages.append(passage)
+        return passage
+
+    def close(self, passage: _Passage, value: Any) -> None:
+        """Note that it has arrived."""
+        try:
+            passage.arrive(value[0] if isinstance(value, (list, tuple)) else value)
+        except Exception as error:
+            self.note(error)
+
+    def note(self, error: Exception) -> None:
+        """Count an error of ours and keep the first, as text: its traceback would keep the tensors alive."""
+        self.errors += 1
+        self.first_error = self.first_error or f"{type(error).__name__}: {error}"
+
+
+class _Recorder:
+    """The state of the hook at torch: what reduces, and where its passages are noted."""
+
+    def __init__(self, group: Any) -> None:
+        self.group = group
+        self.hook: CommunicationHook | None = None
+        self.state: Any = None
+        self.log: _Log | None = None
+
+    def reduce(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """The user's hook, or what DDP does without any."""
+        if self.hook is not None:
+            return self.hook(self.state, bucket)
+        buffer = bucket.buffer()
+        size = self.group.size()
+        # DDP multiplies by the inverse (and divides sparse gradients): the last bit depends on it.
+        buffer = buffer.div_(size) if buffer.is_sparse else buffer.mul_(1.0 / size)
+        work = dist.all_reduce(buffer, group=self.group, async_op=True)
+        future: torch.futures.Future[torch.Tensor] = work.get_future().then(_first)
+        return future
+
+
+def _first(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
+    return future.value()[0]
+
+
+# Not annotated: torch compares a hook's annotations with its own classes, and ours are strings.
+def reduce_and_record(recorder, bucket):  # type: ignore[no-untyped-def]
+    """The hook at torch. `then` passes the reduced bucket on as it came."""
+    log = recorder.log
+    passage = None if log is None else log.open(bucket)
+    future = recorder.reduce(bucket)
+    if log is None or passage is None:
+        return future
+
+    def arrived(done: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
+        value = done.value()
+        log.close(passage, value)
+        return value
+
+    return future.then(arrived)
+
+
+class CommunicationHandle(HookHandle):
+    """What went through a model's reduction. Torch cannot take the hook off again: removed, it reduces and records not.
+
+    The records stay readable after the removal, until the handle is dropped.
+    """
+
+    __slots__ = ("_log", "_recorder")
+
+    def __init__(self, recorder: _Recorder, log: _Log) -> None:
+        super().__init__("communication")
+        self._recorder = weakref.ref(recorder)
+        self._log = log
+
+    @property
+    def records(self) -> tuple[BucketRecord, ...]:
+        """The newest buckets that have arrived, oldest first. Reading waits for a GPU; recording never does."""
+        found = (passage.read() for passage in tuple(self._log.passages))
+        return tuple(record for record in found if record is not None)
+
+    @property
+    def dropped(self) -> int:
+        """How many older records gave way to newer ones."""
+        return self._log.dropped
+
+    @property
+    def errors(self) -> int:
+        """How often the recording failed; the reduction went on."""
+        return self._log.errors
+
+    @property
+    def first_error(self) -> str:
+        """The first error of the recording, or nothing."""
+        return self._log.first_error
+
+    def clear(self) -> None:
+        """Forget the records."""
+        self._log.passages.clear()
+
+    def _is_in_place(self) -> bool:
+        recorder = self._recorder()
+        return recorder is not None and recorder.log is self._log
+
+    def _take_out(self) -> None:
+        recorder = self._recorder()
+        if recorder is not None and recorder.log is self._log:
+            recorder.log = None
+
+    def __getstate__(self) -> tuple[Any, ...]:
+        raise TypeError("A communication handle belongs to a process group and cannot be copied. Register again.")
+
+
+def on_communication(
+    model: DistributedDataParallel,
+    hook: CommunicationHook | None = None,
+    state: Any = None,
+    *,
+    max_records: int = DEFAULT_MAX_RECORDS,
+) -> CommunicationHandle:
+    """Record each bucket of gradients around DDP's own all-reduce, or around `hook(state, bucket)`.
+
+    Without a hook of your own the reduced gradients are what DDP makes of them, to the bit.
+    """
+    if hook is not None:
+        require_callable(hook, "(state, bucket), which returns a future of the reduced tensor")
+    if not isinstance(model, DistributedDataParallel):
+        raise ArgumentError(
+            f"Got {describe(model)}; expected a torch.nn.parallel.DistributedDataParallel, the only module that "
+            "communicates in buckets. Pass the wrapped model."
+        )
+    if type(max_records) is not int or max_records < 1:
+        raise ArgumentError(f"Got max_records={max_records!r}; expected a whole number of at least 1. Pass how many.")
+    with registering():
+        recorder = _find_recorder(model)
+        if recorder is None:
+            recorder = _Recorder(model.process_group)
+            _register(model, recorder)
+        log = _Log(max_records)
+        recorder.hook, recorder.state, recorder.log = hook, state, log
+        return CommunicationHandle(recorder, log)
+
+
+def _find_recorder(model: DistributedDataParallel) -> _Recorder | None:
+    """Ours from an earlier registration that was removed since; a hook that is in use is an error."""
+    for hook, state in model._comm_hooks:
+        if hook is reduce_and_record and isinstance(state, _Recorder) and state.log is None:
+            return state
+        name = getattr(hook, "__qualname__", describe(hook))
+        raise HookError(
+            f"The model has the communication hook {name} already; torch takes one per model. Give that hook to "
+            "on_communication instead of registering it, or remove our handle first."
+        )
+    return None
+
+
+def _register(model: DistributedDataParallel, recorder: _Recorder) -> None:
+    try:
+        model.register_comm_hook(recorder, reduce_and_record)
+    except RuntimeError as error:
+        # Torch notes the hook before it asks the reducer, which refuses beside a built-in one.
+        model._comm_hooks[:] = [pair for pair in model._comm_hooks if pair[1] is not recorder]
+        raise HookError(
+            f"Torch refused the communication hook: {error}. Torch takes one per model; a built-in one cannot be "
+            "recorded. Register ours first, around a hook of your own."
+        ) from error

@@ -1,0 +1,189 @@
+"""What every registration returns, and the registry of the hooks that are ours."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from functools import partial
+from types import CodeType, FrameType
+from typing import Any, Self
+
+import torch
+from torch import nn
+from torch.package.package_exporter import PackageExporter
+from torch.utils.hooks import RemovableHandle
+
+_new_id = itertools.count(1).__next__
+
+
+def _code(function: Any) -> CodeType:
+    code = function.__code__
+    assert isinstance(code, CodeType)
+    return code
+
+
+def _no_step(_optimizer: torch.optim.Optimizer) -> None: ...
+
+
+# Torch walks these dictionaries while it calls the hooks, so that deleting an entry from inside a hook would break the
+# walk, and with it the user's step. Forward hooks are walked that way only after an exception.
+FORWARD_LOOP = frozenset({_code(nn.Module._call_impl)})
+STEP_LOOP = frozenset({_code(torch.optim.Optimizer.profile_hook_step(_no_step))})
+REGISTRATION_LOOP = frozenset(
+    _code(method)
+    for method in (
+        nn.Module.register_buffer,
+        nn.Module.register_parameter,
+        nn.Module.add_module,
+        nn.Module.__setattr__,
+    )
+)
+EXPORT_LOOP = frozenset({_code(PackageExporter._execute_dependency_graph)})
+_NO_LOOP: frozenset[CodeType] = frozenset()
+_LOOPS = {"forward": FORWARD_LOOP, "step": STEP_LOOP, "registration": REGISTRATION_LOOP, "export": EXPORT_LOOP}
+
+
+def is_looping(loops: frozenset[CodeType]) -> bool:
+    """Whether one of these loops of torch's runs in the calling thread."""
+    if loops is FORWARD_LOOP and sys.exc_info()[0] is None:
+        return False
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code in loops:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def removed_hook(*_args: Any, **_kwargs: Any) -> None:
+    """Stands for a hook that was removed while torch was walking over it."""
+
+
+class _Registry:
+    """The one table of this process: which of torch's hook numbers are ours, and which entries wait for deletion."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.owned: dict[int, weakref.ref[Any]] = {}
+        self.deferred: list[tuple[RemovableHandle, frozenset[CodeType]]] = []
+        self.set_global_backward_flag = False
+
+    def renew_lock(self) -> None:
+        # A thread of the parent's may have held it at the fork; in the child nobody would ever release it.
+        self.lock = threading.RLock()
+
+    def own(self, handle: RemovableHandle) -> None:
+        # The callback forgets the number when the model or the tensor dies; it gets the reference, `pop`'s default.
+        self.owned[handle.id] = weakref.ref(handle.hooks_dict_ref(), partial(self.owned.pop, handle.id))
+
+    def owns(self, hooks: Any, number: int) -> bool:
+        reference = self.owned.get(number)
+        return reference is not None and reference() is hooks
+
+    def delete(self, handle: RemovableHandle, loops: frozenset[CodeType]) -> None:
+        self.owned.pop(handle.id, None)
+        if loops and is_looping(loops):
+            hooks = handle.hooks_dict_ref()
+            if hooks is not None and handle.id in hooks:
+                hooks[handle.id] = removed_hook
+                self.deferred.append((handle, loops))
+        else:
+            handle.remove()
+
+    def sweep(self) -> None:
+        """Delete the entries that could not be deleted from inside torch's loop."""
+        with self.lock:
+            waiting, self.deferred = self.deferred, []
+            for handle, loops in waiting:
+                if is_looping(loops):
+                    self.deferred.append((handle, loops))
+                else:
+                    handle.remove()
+
+
+registry = _Registry()
+os.register_at_fork(after_in_child=registry.renew_lock)
+
+
+def registering() -> AbstractContextManager[Any]:
+    """Serialises registrations: torch numbers its handles without a lock, and equal numbers overwrite each other."""
+    if registry.deferred:
+        registry.sweep()
+    return registry.lock
+
+
+class HookHandle:
+    """One registered hook: `id`, `active`, an idempotent `remove`; as a context manager it removes at the end.
+
+    Dropping the handle leaves the hook active. The handle refers to the model, tensor or function only weakly.
+    """
+
+    __slots__ = ("__weakref__", "_handles", "_loops", "_module", "_removed", "_undo", "id", "point")
+
+    def __init__(
+        self,
+        point: str,
+        handles: Iterable[RemovableHandle] = (),
+        *,
+        loops: frozenset[CodeType] = _NO_LOOP,
+        undo: Callable[[nn.Module | None], None] | None = None,
+        module: nn.Module | None = None,
+    ) -> None:
+        self.id: int = _new_id()
+        self.point = point
+        self._handles = tuple(handles)
+        self._loops = loops
+        self._undo = undo
+        self._module = None if module is None else weakref.ref(module)
+        self._removed = False
+        for handle in self._handles:
+            registry.own(handle)
+
+    @property
+    def active(self) -> bool:
+        """Whether the hook would still fire: neither removed, nor gone together with what it was registered on."""
+        return not self._removed and self._is_in_place()
+
+    def remove(self) -> None:
+        """Take the hook off. Calling it again, or after the model is gone, does nothing."""
+        if self._removed:
+            return
+        with registering():
+            if not self._removed:
+                self._take_out()
+                self._removed = True
+
+    def _is_in_place(self) -> bool:
+        return any(handle.id in (handle.hooks_dict_ref() or ()) for handle in self._handles)
+
+    def _take_out(self) -> None:
+        for handle in self._handles:
+            registry.delete(handle, self._loops)
+        if self._undo is not None:
+            self._undo(None if self._module is None else self._module())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.remove()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id}: {self.point}, {'active' if self.active else 'removed'}>"
+
+    # As with torch's own handle, a copy belongs to the copy of the model that was copied along with it.
+    def __getstate__(self) -> tuple[Any, ...]:
+        module = None if self._module is None else self._module()
+        loops = next((name for name, loops in _LOOPS.items() if loops is self._loops), "")
+        return (self.point, self._handles, loops, self._undo, module, self._removed)
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self.id = _new_id()
+        self.point, self._handles, loops, self._undo, module, self._removed = state
+        self._loops = _LOOPS.get(loops, _NO_LOOP)
+        self._module = None if module is None else weakref.ref(module)

@@ -1,0 +1,192 @@
+"""Hooks around the forward and the backward of modules: of one module, or with None of every module of the process."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+from torch.nn.modules import module as torch_modules
+
+from hookcore.errors import HookError
+from hookcore.hooks.checks import refuse_globally, require_callable, require_module
+from hookcore.hooks.handle import FORWARD_LOOP, REGISTRATION_LOOP, HookHandle, registering, registry
+
+Hook = Callable[..., Any]
+
+
+class KeywordPreHook:
+    """Passes a pre-hook's call on, unless the keyword inputs are missing.
+
+    They are missing when another thread, or a hook before this one, removes it while its call is under way: torch then
+    no longer knows that it wants them.
+    """
+
+    __slots__ = ("fn",)
+
+    def __init__(self, fn: Hook) -> None:
+        self.fn = fn
+
+    def __call__(self, module: nn.Module, args: Any, *rest: Any) -> Any:
+        return self.fn(module, args, *rest) if len(rest) == 1 else None
+
+
+class KeywordHook:
+    """The same for a forward hook; `on_error` for one that torch calls without the keyword inputs after an error."""
+
+    __slots__ = ("fn", "on_error")
+
+    def __init__(self, fn: Hook, on_error: bool) -> None:
+        self.fn = fn
+        self.on_error = on_error
+
+    def __call__(self, module: nn.Module, args: Any, *rest: Any) -> Any:
+        if len(rest) == 2:
+            return self.fn(module, args, *rest)
+        if self.on_error and sys.exc_info()[0] is not None:
+            return self.fn(module, args, {}, *rest)
+        return None
+
+
+def on_forward_pre(
+    module: nn.Module | None, fn: Hook, *, prepend: bool = False, with_kwargs: bool = False
+) -> HookHandle:
+    """Call `fn(module, args)` before each forward; what it returns replaces the positional inputs.
+
+    `with_kwargs`: `fn(module, args, kwargs)`, which may return new `(args, kwargs)`. It and `prepend` need a module.
+    """
+    require_callable(fn, "(module, args, kwargs)" if with_kwargs else "(module, args)")
+    if module is None:
+        refuse_globally(prepend=prepend, with_kwargs=with_kwargs)
+        with registering():
+            handle = torch_modules.register_module_forward_pre_hook(fn)
+            return HookHandle("forward pre", (handle,), loops=FORWARD_LOOP)
+    require_module(module)
+    with registering():
+        handle = module.register_forward_pre_hook(
+            KeywordPreHook(fn) if with_kwargs else fn, prepend=prepend, with_kwargs=with_kwargs
+        )
+        return HookHandle("forward pre", (handle,), loops=FORWARD_LOOP)
+
+
+def on_forward(
+    module: nn.Module | None,
+    fn: Hook,
+    *,
+    prepend: bool = False,
+    with_kwargs: bool = False,
+    always_call: bool = False,
+) -> HookHandle:
+    """Call `fn(module, args, output)` after each forward; what it returns replaces the output.
+
+    `with_kwargs`: `fn(module, args, kwargs, output)`. `always_call`: also when the forward raised, with None as output
+    (on the process the keyword inputs are then lost in torch, and an empty dictionary stands for them).
+    `prepend`, for a module only: before the hooks that are already there.
+    """
+    require_callable(fn, "(module, args, kwargs, output)" if with_kwargs else "(module, args, output)")
+    if module is not None:
+        return _on_module_forward(module, fn, prepend, with_kwargs, always_call)
+    refuse_globally(prepend=prepend)
+    hook = KeywordHook(fn, always_call) if with_kwargs else fn
+    with registering():
+        handle = torch_modules.register_module_forward_hook(hook, with_kwargs=with_kwargs, always_call=always_call)
+        if with_kwargs:
+            # Torch forgets this table on removal, and would then believe for ever that a global hook is there.
+            leaked = weakref.ref(torch_modules._global_forward_hooks_with_kwargs)
+            handle.extra_dict_ref = (*handle.extra_dict_ref, leaked)
+        return HookHandle("forward", (handle,), loops=FORWARD_LOOP)
+
+
+def _on_module_forward(module: nn.Module, fn: Hook, prepend: bool, with_kwargs: bool, always_call: bool) -> HookHandle:
+    require_module(module)
+    hook = KeywordHook(fn, False) if with_kwargs else fn
+    with registering():
+        handle = module.register_forward_hook(hook, prepend=prepend, with_kwargs=with_kwargs, always_call=always_call)
+        return HookHandle("forward", (handle,), loops=FORWARD_LOOP)
+
+
+def on_full_backward_pre(module: nn.Module | None, fn: Hook, *, prepend: bool = False) -> HookHandle:
+    """Call `fn(module, grad_output)` before a module's backward; what it returns replaces the output's gradient.
+
+    Torch hands the module views of its inputs and outputs for this: in-place operations on them raise, and the last
+    bits of a gradient may change. `on_gradient` on the output does neither.
+    """
+    require_callable(fn, "(module, grad_output)")
+    if module is None:
+        refuse_globally(prepend=prepend)
+        with registering():
+            handle = torch_modules.register_module_full_backward_pre_hook(fn)
+            return HookHandle("full backward pre", (handle,))
+    require_module(module)
+    with registering():
+        handle = module.register_full_backward_pre_hook(fn, prepend=prepend)
+        return HookHandle("full backward pre", (handle,))
+
+
+def on_full_backward(module: nn.Module | None, fn: Hook, *, prepend: bool = False) -> HookHandle:
+    """Call `fn(module, grad_input, grad_output)` after a module's backward; its result replaces the input's gradient.
+
+    The same views as with `on_full_backward_pre`.
+    """
+    require_callable(fn, "(module, grad_input, grad_output)")
+    if module is None:
+        refuse_globally(prepend=prepend)
+        return _on_any_full_backward(fn)
+    require_module(module)
+    with registering():
+        if module.__dict__.get("_is_full_backward_hook") is False:
+            raise HookError(
+                f"The {type(module).__name__} has had a legacy hook (register_backward_hook); torch allows no full "
+                "backward hook beside it. Remove that hook and set the module's _is_full_backward_hook to None, or "
+                "use on_gradient on its output."
+            )
+        handle = module.register_full_backward_hook(fn, prepend=prepend)
+        return HookHandle("full backward", (handle,), undo=_clear_module_flag, module=module)
+
+
+def _on_any_full_backward(fn: Hook) -> HookHandle:
+    with registering():
+        if torch_modules._global_is_full_backward_hook is False:
+            raise HookError(
+                "The process has had a legacy hook (register_module_backward_hook); torch allows no full backward hook "
+                "beside it. Remove that hook, or register on single modules."
+            )
+        if torch_modules._global_is_full_backward_hook is None:
+            registry.set_global_backward_flag = True
+        handle = torch_modules.register_module_full_backward_hook(fn)
+        return HookHandle("full backward", (handle,), undo=_clear_global_flag)
+
+
+def _clear_module_flag(module: nn.Module | None) -> None:
+    # Torch leaves the flag behind, and a legacy hook would be refused for ever.
+    if module is not None and not module.__dict__["_backward_hooks"]:
+        module.__dict__["_is_full_backward_hook"] = None
+
+
+def _clear_global_flag(_module: nn.Module | None) -> None:
+    if registry.set_global_backward_flag and not torch_modules._global_backward_hooks:
+        torch_modules._global_is_full_backward_hook = None
+        registry.set_global_backward_flag = False
+
+
+def on_module_registration(fn: Hook) -> HookHandle:
+    """Call `fn(module, name, submodule)` whenever a module gets a submodule; what it returns takes its place."""
+    return _on_registered("module registration", torch_modules.register_module_module_registration_hook, fn)
+
+
+def on_parameter_registration(fn: Hook) -> HookHandle:
+    """Call `fn(module, name, parameter)` whenever a module gets a parameter; what it returns takes its place."""
+    return _on_registered("parameter registration", torch_modules.register_module_parameter_registration_hook, fn)
+
+
+def on_buffer_registration(fn: Hook) -> HookHandle:
+    """Call `fn(module, name, buffer)` whenever a module gets a buffer; what it returns takes its place."""
+    return _on_registered("buffer registration", torch_modules.register_module_buffer_registration_hook, fn)
+
+
+def _on_registered(point: str, register: Callable[[Hook], Any], fn: Hook) -> HookHandle:
+    require_callable(fn, "(module, name, value)")
+    with registering():
+        return HookHandle(point, (register(fn),), loops=REGISTRATION_LOOP)

@@ -1,0 +1,103 @@
+"""The pair of hooks through which autograd saves tensors for the backward and fetches them again."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+
+from hookcore.errors import HookError
+from hookcore.hooks.checks import require_callable
+from hookcore.hooks.handle import HookHandle
+
+Pack = Callable[[torch.Tensor], Any]
+Unpack = Callable[[Any], torch.Tensor]
+
+
+def top_pair() -> tuple[Pack, Unpack] | None:
+    """The pair in force in this thread."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True)
+
+
+class _Stack(threading.local):
+    """The pairs that we pushed in this thread, by the ids of their functions."""
+
+    def __init__(self) -> None:
+        self.pairs: list[tuple[int, int]] = []
+
+
+_stack = _Stack()
+
+
+def _ids(pair: tuple[Pack, Unpack]) -> tuple[int, int]:
+    # Torch's stack holds the functions; their ids are enough here, and keep nothing alive.
+    return (id(pair[0]), id(pair[1]))
+
+
+def is_ours(pair: tuple[Pack, Unpack]) -> bool:
+    """Whether this thread pushed that pair through `on_saved_tensors`."""
+    return _ids(pair) in _stack.pairs
+
+
+class SavedTensorsHandle(HookHandle):
+    """A pair that stands on this thread's stack of pairs, from the registration to the removal."""
+
+    __slots__ = ("_pair", "_thread")
+
+    def __init__(self, pack: Pack, unpack: Unpack) -> None:
+        super().__init__("saved tensors")
+        self._pair = _ids((pack, unpack))
+        self._thread = threading.current_thread()
+        _stack.pairs.append(self._pair)
+
+    def _is_in_place(self) -> bool:
+        return self._thread.is_alive()
+
+    def _take_out(self) -> None:
+        if not self._thread.is_alive():
+            return  # the stack went with the thread
+        if self._thread is not threading.current_thread():
+            raise HookError(
+                f"The saved-tensors pair belongs to the thread {self._thread.name!r} and was to be removed in "
+                f"{threading.current_thread().name!r}; torch keeps one stack per thread. Remove it in its own thread."
+            )
+        if not torch._C._autograd._saved_tensors_hooks_is_enabled():  # type: ignore[attr-defined]
+            raise HookError(
+                "Saved-tensors hooks are disabled here (torch.autograd.graph.disable_saved_tensors_hooks), so that the "
+                "pair cannot be taken from the stack. Remove it outside."
+            )
+        self._lift()
+
+    def _lift(self) -> None:
+        """Pop down to the pair, drop it, and push the others back in their order."""
+        above: list[tuple[Pack, Unpack]] = []
+        while (pair := top_pair()) is not None:
+            saved_tensors_hooks(*pair).__exit__()
+            if _ids(pair) == self._pair:
+                break
+            above.append(pair)
+        for pair in reversed(above):
+            saved_tensors_hooks(*pair).__enter__()
+        _stack.pairs.remove(self._pair)
+
+    def __getstate__(self) -> tuple[Any, ...]:
+        raise TypeError("A saved-tensors handle belongs to a thread and cannot be copied. Register again in the copy.")
+
+
+def on_saved_tensors(pack: Pack, unpack: Unpack) -> HookHandle:
+    """From here to the handle's removal: save `pack(tensor)` for the backward, and `unpack` it there.
+
+    In this thread only; of several pairs the innermost alone is called. The graph keeps a pair for what it packed.
+    """
+    require_callable(pack, "(tensor)")
+    require_callable(unpack, "(packed)")
+    try:
+        saved_tensors_hooks(pack, unpack).__enter__()
+    except RuntimeError as error:
+        raise HookError(
+            f"Torch refused the pair: {error}. Register it where saved-tensors hooks are allowed."
+        ) from error
+    return SavedTensorsHandle(pack, unpack)

@@ -1,0 +1,123 @@
+"""The memory that kernels add to: one row a tap, emptied at the end of a step."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import sys
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hookcore.observe import cpu, layout
+from hookcore.observe.harvest import Packer
+
+CODES: Final[dict[torch.dtype, int]] = {
+    torch.float32: cpu.FLOAT32,
+    torch.float64: cpu.FLOAT64,
+    torch.bfloat16: cpu.BFLOAT16,
+    torch.float16: cpu.FLOAT16,
+    torch.uint8: cpu.UINT8,
+    torch.int8: cpu.INT8,
+    torch.int16: cpu.INT16,
+    torch.int32: cpu.INT32,
+    torch.int64: cpu.INT64,
+    torch.bool: cpu.BOOL,
+}
+_MAX_DIMENSIONS: Final = 64
+
+
+class CpuArena:
+    """Rows for tensors in this process's own memory. The kernels are called with the interpreter lock held."""
+
+    def __init__(self, capacity: int, sketch_values: int | None) -> None:
+        self.capacity = capacity
+        self.sketch_values = sketch_values
+        # Untouched pages cost no memory, so the whole range is reserved at once and addresses never change.
+        self._memory = np.zeros(capacity * layout.ROW_BYTES + 64, np.uint8)
+        self.base: Final = -(-self._memory.ctypes.data // 64) * 64
+        self._control = np.zeros(cpu.CONTROL_CELLS, np.int64)
+        self.control: Final = self._control.ctypes.data
+        self._control[cpu.LIMIT] = -1 if sketch_values is None else sketch_values
+        self._random = random.Random()  # our own: the global generators belong to the training
+        self._packer = Packer()
+        self._shape = np.zeros(1 + 2 * _MAX_DIMENSIONS, np.int64)
+        self._use_threads()
+
+    def _use_threads(self) -> None:
+        threads = min(torch.get_num_threads(), cpu.MAX_THREADS)
+        runtime = _openmp_calls() if threads > 1 else None
+        threads = threads if runtime else 1
+        self._scratch = np.zeros(threads * cpu.SCRATCH_BYTES + 64, np.uint8)
+        self._control[cpu.SCRATCH] = -(-self._scratch.ctypes.data // 64) * 64
+        self._control[cpu.THREADS] = threads
+        if runtime:
+            self._control[cpu.FORK_CALL], self._control[cpu.THREAD_NUM] = runtime
+            self._control[cpu.BODY] = cpu.BODY_ADDRESS
+        self._threads_seen = torch.get_num_threads()
+
+    def begin_step(self) -> None:
+        """Move the sampling stride to another place; follow a change of torch's number of threads."""
+        self._control[cpu.JITTER] = self._random.getrandbits(30)
+        if torch.get_num_threads() != self._threads_seen:
+            self._use_threads()
+
+    def row(self, slot: int) -> int:
+        """The address of a slot's row."""
+        return self.base + slot * layout.ROW_BYTES
+
+    def observe(self, tensor: torch.Tensor, row: int) -> None:
+        """Add a dense CPU tensor of a type in CODES to a row."""
+        code = CODES[tensor.dtype]
+        if tensor.is_contiguous() or _is_dense(tensor):
+            cpu.observe(tensor.data_ptr(), tensor.numel(), code, row, self.control)
+            return
+        dims = tensor.dim()
+        self._shape[0] = dims
+        self._shape[1 : 1 + dims] = tensor.shape
+        self._shape[1 + dims : 1 + 2 * dims] = tensor.stride()
+        cpu.observe_strided(
+            tensor.data_ptr(), tensor.numel(), code, self._shape.ctypes.data, row, self.control
+        )
+
+    def pack(self, used: int) -> NDArray[np.int64]:
+        """Take everything out of the first `used` rows; see `hookcore.observe.harvest.unpack`."""
+        return self._packer.pack(self.base, used)
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether the values fill one stretch of memory in some order (channels_last, a transpose): no order matters here."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size == 1:
+            continue
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _openmp_calls() -> tuple[int, int] | None:
+    """The addresses of GOMP_parallel and omp_get_thread_num in the runtime that torch itself has loaded.
+
+    Both GNU's and LLVM's runtimes have them. None where torch's own runtime cannot be told: then one thread does it.
+    """
+    torch_folder = str(Path(torch.__file__).parent)
+    try:
+        with open("/proc/self/maps", encoding="utf-8") as maps:
+            paths = {line.split(maxsplit=5)[-1].strip() for line in maps if "libgomp" in line or "libomp" in line or "libiomp" in line}
+    except OSError:
+        return None
+    ours = [path for path in paths if path.startswith((torch_folder, torch_folder + ".libs"))] or list(paths)
+    if len(ours) != 1:
+        return None
+    try:
+        library = ctypes.CDLL(ours[0])
+        calls = (library.GOMP_parallel, library.omp_get_thread_num)
+    except (OSError, AttributeError):
+        return None
+    first, second = (ctypes.cast(call, ctypes.c_void_p).value for call in calls)
+    return (first, second) if first and second else None

@@ -1,0 +1,39 @@
+"""Where a tap's numbers lie in an arena: one row of bytes a tap, sixteen float64 cells and then the sketch.
+
+Plain constants and a NumPy dtype; compiled kernels and Python read the same names.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from hookcore.sketch import BINS
+
+# Cells of a row. Moments, min and max are over the finite values only.
+FINITE: Final = 0  # how many finite values
+MEAN: Final = 1
+DEVIATION: Final = 2  # sum of squared deviations from the mean
+MIN: Final = 3
+MAX: Final = 4
+NAN_COUNT: Final = 5
+POS_INF_COUNT: Final = 6
+NEG_INF_COUNT: Final = 7
+ZERO_COUNT: Final = 8
+PARTS: Final = 9  # how many tensors were merged; 0 means an empty row
+SKETCHED: Final = 10  # how many values went into the sketch
+RATIO: Final = 11  # |update| / |parameter|, written by the recorder
+CELLS: Final = 16
+
+HIST_OFFSET: Final = CELLS * 8
+ROW_BYTES: Final = -(-(HIST_OFFSET + BINS * 4) // 64) * 64  # whole cache lines: 5312
+
+ROW_DTYPE: Final = np.dtype(
+    {
+        "names": ["cells", "bins"],
+        "formats": [(np.float64, (CELLS,)), (np.uint32, (BINS,))],
+        "offsets": [0, HIST_OFFSET],
+        "itemsize": ROW_BYTES,
+    }
+)

@@ -1,0 +1,64 @@
+"""Making any tensor plain: a dense strided tensor of a measurable type, or the reason why there is none.
+
+Everything here runs outside the user's modes: an operator of ours that a selective checkpoint or a profiler saw would
+change what it does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import torch
+from torch._C import DisableTorchFunction  # type: ignore[attr-defined]
+from torch.utils._python_dispatch import _disable_current_modes
+
+from hookcore.observe.arena import CODES
+
+_WRAPPED: Final = torch._C._functorch.is_functorch_wrapped_tensor
+
+
+@contextmanager
+def unseen() -> Iterator[None]:
+    """No gradient, no mode and no subclass of the user's sees what happens in here."""
+    with DisableTorchFunction(), torch.no_grad(), _disable_current_modes(), torch.autocast("cpu", enabled=False):
+        yield
+
+
+def make_plain(tensor: torch.Tensor) -> torch.Tensor | str:
+    """The tensor's values as a strided tensor of a type that the kernels take, or why that cannot be."""
+    if _WRAPPED(tensor):
+        return "inside torch.func (vmap, grad): the values are not there yet"
+    local = getattr(tensor, "_local_tensor", None) if type(tensor).__name__ == "DTensor" else None
+    tensor = local if isinstance(local, torch.Tensor) else tensor
+    if type(tensor).__name__ == "FakeTensor" or tensor.is_meta:
+        return "a tensor without data (meta or fake)"
+    if tensor.is_nested:
+        tensor = tensor.values() if tensor.layout is torch.jagged else torch.cat([t.reshape(-1) for t in tensor.unbind()])
+    if tensor.layout in (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc):
+        tensor = tensor.values()
+    elif tensor.layout is torch.sparse_coo:
+        tensor = tensor.coalesce().values()  # duplicates add up first, as the optimizer sees them
+    elif tensor.layout is not torch.strided:
+        tensor = tensor.to_dense()
+    if tensor.is_quantized:
+        tensor = tensor.dequantize()
+    if tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.resolve_conj().resolve_neg()
+    if tensor.is_complex():
+        tensor = tensor.to(torch.complex64).abs() if tensor.dtype == torch.complex32 else tensor.abs()
+    if tensor.dtype not in CODES:
+        if not tensor.is_floating_point() and tensor.dtype not in (torch.uint16, torch.uint32, torch.uint64):
+            return f"values of type {tensor.dtype} have no magnitude"
+        tensor = tensor.to(torch.float64 if tensor.dtype.itemsize > 2 else torch.float32)
+    if type(tensor) is not torch.Tensor and not _has_memory(tensor):
+        return f"a {type(tensor).__name__}, which keeps its values elsewhere"
+    return tensor
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    try:
+        return tensor.numel() == 0 or tensor.data_ptr() != 0
+    except RuntimeError:
+        return False

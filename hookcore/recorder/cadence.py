@@ -1,0 +1,62 @@
+"""Which steps are captured: every k-th, with k chosen so that the measured cost stays under the user's budget."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from statistics import median
+from typing import Final
+
+WINDOW: Final = 15  # steps of each sort that the estimate looks at
+WARM_UP: Final = 3  # first steps, whose time is spent on compiling and allocating
+TRIAL: Final = 2 * WINDOW  # steps after the warm-up that alternate, to learn the cost
+AIM: Final = 0.7  # share of the budget that is aimed at: an estimate is noisy
+PROBE_EVERY: Final = 32  # when every step is captured, one in so many is left out to go on measuring
+ESTIMATE_EVERY: Final = 8  # steps from one estimate to the next
+MAX_STRIDE: Final = 10_000
+
+
+class Cadence:
+    """Compares the time of captured and of uncaptured steps in the run itself, by medians of recent ones."""
+
+    def __init__(self, every: int, budget: float | None) -> None:
+        self.every = every
+        self.budget = budget
+        self.stride = every
+        self.cost = float("nan")  # share of a step's time that capturing it adds
+        self.skipped = 0
+        self._seen = 0
+        self._captured: deque[float] = deque(maxlen=WINDOW)
+        self._plain: deque[float] = deque(maxlen=WINDOW)
+
+    @property
+    def effective_cost(self) -> float:
+        """The share of the run's time that the hooks take, with the steps left out."""
+        return self.cost / self.stride
+
+    def next_is_captured(self, captured: bool, elapsed_s: float) -> bool:
+        """Told of the step that just ended; answers whether the next one is captured."""
+        self._seen += 1
+        if self._seen > WARM_UP:
+            (self._captured if captured else self._plain).append(elapsed_s)
+        wanted = self._decide()
+        self.skipped += not wanted
+        return wanted
+
+    def _decide(self) -> bool:
+        if self.budget is None:
+            return self._seen % self.every == 0
+        if self._seen < WARM_UP + TRIAL:
+            return self._seen % (2 * self.every) == 0 if self.every > 1 else self._seen % 2 == 0
+        if self._seen % ESTIMATE_EVERY == 0 or self.cost != self.cost:
+            self._estimate(self.budget)
+        if self.stride == 1:
+            return self._seen % PROBE_EVERY != 0
+        return self._seen % self.stride == 0
+
+    def _estimate(self, budget: float) -> None:
+        if self._captured and self._plain:
+            plain = median(self._plain)
+            self.cost = max(0.0, median(self._captured) - plain) / plain if plain > 0 else 0.0
+            stride = min(MAX_STRIDE, math.ceil(self.cost / (AIM * budget)))
+            self.stride = max(self.every, stride, 1)

@@ -1,0 +1,439 @@
+"""The capture of one watcher: the hook bodies and the state they touch. The hottest code of the package.
+
+Whatever is here runs inside the user's forward and backward. It keeps no tensor, draws no random number, returns
+nothing, runs no operator where the user's modes could see it, and lets no exception out.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch._C import DisableTorchFunction  # type: ignore[attr-defined]
+
+from hookcore.hooks.tensors import hook_gradient
+from hookcore.observe import cpu
+from hookcore.observe.arena import CODES, CpuArena
+from hookcore.observe.plain import make_plain, unseen
+from hookcore.recorder.outputs import find_tensors
+from hookcore.recorder.plans import Plan
+from hookcore.records import Event, Kind, Phase, Tap
+
+MAX_ERRORS: Final = 3  # of one module, before it is left alone
+MAX_KEPT_ERRORS: Final = 100
+
+_is_compiling = torch.compiler.is_compiling
+_current_task: Callable[[], int] = torch._C._current_graph_task_id
+_tracing = torch._C._get_tracing_state
+_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
+_observe = cpu.observe
+_float32 = torch.float32
+
+
+class TensorHook:
+    """The rows of one tensor and of its gradient; also the tensor hook that takes the gradient.
+
+    Torch keeps this object in the graph. It holds no tensor, so no graph lives longer for it.
+    """
+
+    __slots__ = ("capture", "grad_row", "grad_slot", "plan", "row", "slot")
+    __torch_unserializable__ = True  # a tensor that is pickled with it gets no warning
+
+    def __init__(self, capture: Capture, plan: Plan, slot: int, grad_slot: int) -> None:
+        self.capture = capture
+        self.plan = plan
+        self.slot = slot
+        self.grad_slot = grad_slot
+        self.row = capture.arena.row(slot) if slot >= 0 else 0
+        self.grad_row = capture.arena.row(grad_slot) if grad_slot >= 0 else 0
+
+    def __call__(self, grad: Any) -> None:
+        capture = self.capture
+        if grad is None or not capture.on:
+            return
+        try:
+            task = _current_task()
+            if task != capture.task:
+                capture.begin_backward(task)
+            if capture.ignores_gradients:
+                return
+            if type(grad) is Tensor and grad.dtype is _float32 and grad.is_cpu and not _function_modes() and grad.is_contiguous():
+                _observe(grad.data_ptr(), grad.numel(), 0, self.grad_row, capture.control)
+                return
+        except Exception:  # a layout that has no address; the slow way knows them all
+            pass
+        capture.add_safely(self.plan, grad, self.grad_slot)
+
+
+class Capture:
+    """Slots, rows and counters of one watcher; told by the recorder when a step begins and ends."""
+
+    def __init__(self, arena: CpuArena, phases: frozenset[Phase], max_calls: int) -> None:
+        self.arena = arena
+        self.control = arena.control
+        self.phases = phases
+        self.max_calls = max_calls
+        self.on = False
+        self.task = -1  # the backward pass that is running
+        self.tasks: set[int] = set()
+        self.backwards = 0  # finished in this step
+        self.began_backward = False  # a gradient came in this step
+        self.ignores_gradients = False
+        self.plans: dict[int, Plan] = {}  # by id(module); a dead module's plan is taken out by its weak reference
+        self.named: list[Plan] = []  # of tensors that the user named
+        self.regions: list[str] = []  # compiled regions that were seen to run
+        self.taps: list[Tap] = []  # by slot
+        self.numbers: list[int] = []  # a slot's tap number in the frames; -1 for what no frame shows
+        self._shown = 0
+        self.errors: list[Event] = []
+        self.error_count = 0
+        self.step = 0
+        self.refused_taps = 0
+        self.on_backward_begin: Callable[[], None] = lambda: None
+        self.on_backward_end: Callable[[], None] = lambda: None
+        self.leaf_handles: list[Any] = []
+        self.devices: dict[torch.device, Any] = {}
+        self._lock = threading.Lock()
+
+    # -- slots ------------------------------------------------------------------------------------------------------
+
+    def slot_of(self, plan: Plan, kind: Kind, index: str, call: int, phase: Phase = "train") -> int:
+        """The row number of a tap; a new one where it has none yet; -1 where there is no room or no wish."""
+        if kind not in plan.kinds:
+            return -1
+        key = (kind, index, call, phase)
+        slot = plan.taps.get(key)
+        if slot is None:
+            slot = plan.taps[key] = self.new_slot(Tap(plan.path, kind, index, call, phase))
+        return slot
+
+    def new_slot(self, tap: Tap, hidden: bool = False) -> int:
+        """Room for one more tap, or -1."""
+        with self._lock:
+            if len(self.taps) >= self.arena.capacity:
+                self.refused_taps += 1
+                return -1
+            self.taps.append(tap)
+            self.numbers.append(-1 if hidden else self._shown)
+            self._shown += not hidden
+            return len(self.taps) - 1
+
+    def lone_hook(self, plan: Plan, call: int) -> TensorHook:
+        """The rows of call number `call` of a module whose output is one tensor."""
+        plan.seen = True
+        call = min(call, self.max_calls - 1)
+        while len(plan.lone) <= call:
+            number = len(plan.lone)
+            plan.lone.append(
+                TensorHook(
+                    self, plan, self.slot_of(plan, "output", "", number), self.slot_of(plan, "output_grad", "", number)
+                )
+            )
+        return plan.lone[call]
+
+    # -- outputs ----------------------------------------------------------------------------------------------------
+
+    def saw_output(self, plan: Plan, output: Any) -> None:
+        """A watched module returned. The common case comes first; everything else takes the slow way."""
+        try:
+            if (
+                type(output) is Tensor
+                and not _function_modes()
+                and output.requires_grad
+                and output.dtype is _float32
+                and output.is_cpu
+                and _current_task() == -1
+                and not _tracing()
+                and output.is_contiguous()
+                and not output.is_leaf
+                and plan.root.trains()
+            ):
+                call = plan.calls
+                lone = plan.lone
+                hook = lone[call] if call < len(lone) else self.lone_hook(plan, call)
+                if hook.row:
+                    _observe(output.data_ptr(), output.numel(), 0, hook.row, self.control)
+                plan.calls = call + 1
+                if hook.grad_row:
+                    hook_gradient(output, hook)
+                return
+        except Exception:  # a layout that has no address, a functorch wrapper: the slow way tells them apart
+            pass
+        self._saw_any_output(plan, output)
+
+    def _saw_any_output(self, plan: Plan, output: Any) -> None:
+        try:
+            if _tracing():
+                return
+            with DisableTorchFunction():
+                if _current_task() != -1:
+                    self._saw_recompute(plan, output)
+                else:
+                    self._saw_forward(plan, output)
+        except Exception as error:
+            self.failed("forward hook", error, plan)
+
+    def _saw_forward(self, plan: Plan, output: Any) -> None:
+        plan.seen = True
+        tensors = list(find_tensors(output))
+        if not tensors:
+            self.note(plan, "no tensor in its output")
+            return
+        requires_grad = any(tensor.requires_grad for _, tensor in tensors)
+        phase, recomputed = self._phase(plan, requires_grad)
+        if phase not in self.phases:
+            self.note(plan, "ran in eval mode or without gradients; phases={'train', 'eval'} captures that too")
+            return
+        call = self._next_call(plan, phase)
+        for index, tensor in tensors:
+            slot = self.slot_of(plan, "output", index, call, phase)
+            if slot >= 0:
+                self.add(plan, tensor, slot)
+            if phase == "train" and "output_grad" in plan.kinds:
+                self._hook_gradient(plan, tensor, index, call, recomputed)
+        if recomputed:
+            plan.pending.append(call)
+
+    def _phase(self, plan: Plan, requires_grad: bool) -> tuple[Phase, bool]:
+        """The phase of a call, and whether its gradient will only come with a checkpoint's recompute."""
+        root = plan.root
+        phase = root.phase(requires_grad)
+        if phase == "eval" or requires_grad or torch.is_grad_enabled():
+            return phase, False
+        # No gradient here: a part of the pass that needs none, a checkpoint that comes back for it, or a pass without.
+        recomputed = _inside_function_forward()
+        return ("train" if recomputed or root.entered_with_grad else "eval"), recomputed
+
+    def _next_call(self, plan: Plan, phase: Phase) -> int:
+        """The number of this call among those of its phase; only captured calls count."""
+        if phase == "eval":
+            plan.eval_calls += 1
+            return min(plan.eval_calls, self.max_calls) - 1
+        plan.calls += 1
+        return min(plan.calls, self.max_calls) - 1
+
+    def _hook_gradient(self, plan: Plan, tensor: Tensor, index: str, call: int, recomputed: bool) -> None:
+        if not tensor.requires_grad:
+            if not recomputed:
+                self.note(plan, "its output needs no gradient (frozen, detached or not differentiable)")
+            return
+        if tensor.is_leaf:
+            self.note(plan, "its output is a leaf tensor: see its parameter's gradient")
+            return
+        grad_slot = self.slot_of(plan, "output_grad", index, call)
+        if grad_slot >= 0:
+            hook_gradient(tensor, TensorHook(self, plan, -1, grad_slot))
+
+    def _saw_recompute(self, plan: Plan, output: Any) -> None:
+        """A checkpoint runs the module again, inside the backward pass: nothing is counted twice.
+
+        Only under a reentrant checkpoint does the gradient flow through this second output.
+        """
+        if not plan.pending:
+            return
+        call = plan.pending.pop()
+        for index, tensor in find_tensors(output):
+            if "output_grad" in plan.kinds:
+                self._hook_gradient(plan, tensor, index, call, recomputed=False)
+
+    def saw_traced_output(self, plan: Plan, index: str, output: Tensor) -> int:
+        """An op inside a compiled graph has an output; answers with the slot of its gradient."""
+        if plan.first_index is None:
+            plan.first_index = index
+        if _current_task() != -1:
+            # A checkpoint runs the module again, calls in reverse order: only the gradient is new.
+            plan.recomputed += index == plan.first_index
+            return self.slot_of(plan, "output_grad", index, min(max(0, plan.calls - plan.recomputed), self.max_calls - 1))
+        plan.calls += index == plan.first_index
+        phase = plan.root.phase(torch.is_grad_enabled())
+        if phase not in self.phases:
+            return -1
+        plan.seen = True
+        call = min(plan.calls - 1, self.max_calls - 1)
+        slot = self.slot_of(plan, "output", index, call, phase)
+        if slot >= 0:
+            self.add(plan, output, slot)
+        return self.slot_of(plan, "output_grad", index, call) if phase == "train" else -1
+
+    # -- inputs -----------------------------------------------------------------------------------------------------
+
+    def saw_input(self, plan: Plan, inputs: Any) -> None:
+        """A watched module is about to run: before it can change its inputs in place."""
+        try:
+            if _tracing() or _current_task() != -1:
+                return
+            with DisableTorchFunction():
+                tensors = list(find_tensors(inputs))
+                requires_grad = any(tensor.requires_grad for _, tensor in tensors)
+                phase, _ = self._phase(plan, requires_grad)
+                if phase not in self.phases:
+                    return
+                call = min(plan.eval_calls if phase == "eval" else plan.calls, self.max_calls - 1)
+                for index, tensor in tensors:
+                    slot = self.slot_of(plan, "input", index, call, phase)
+                    if slot >= 0:
+                        self.add(plan, tensor, slot)
+                    if tensor.requires_grad and phase == "train":
+                        self._hook_input(plan, tensor, self.slot_of(plan, "input_grad", index, call))
+        except Exception as error:
+            self.failed("forward pre-hook", error, plan)
+
+    def _hook_input(self, plan: Plan, tensor: Tensor, slot: int) -> None:
+        if slot < 0 or isinstance(tensor, nn.Parameter):
+            return
+        handle = tensor.register_hook(TensorHook(self, plan, -1, slot))
+        if tensor.is_leaf:
+            self.leaf_handles.append(handle)  # a leaf keeps its hooks for ever: taken off at the step's end
+
+    def watch_tensor(self, plan: Plan, tensor: Any) -> None:
+        """A tensor that the user named, inside a forward."""
+        if not self.on or not isinstance(tensor, Tensor):
+            return
+        self._saw_any_output(plan, tensor)
+
+    # -- values -----------------------------------------------------------------------------------------------------
+
+    def add_safely(self, plan: Plan, tensor: Any, slot: int) -> None:
+        """Add a gradient of any make; nothing gets out."""
+        try:
+            with DisableTorchFunction():
+                self.add(plan, tensor, slot)
+        except Exception as error:
+            self.failed("gradient hook", error, plan)
+
+    def add(self, plan: Plan, tensor: Tensor, slot: int) -> None:
+        """Add a tensor of any make to a slot's row, or note why it has none."""
+        if type(tensor) is Tensor and tensor.is_cpu and tensor.dtype in CODES and not tensor.is_neg():
+            try:
+                self.arena.observe(tensor, self.arena.row(slot))
+                return
+            except RuntimeError:  # no memory of its own: told apart below
+                pass
+        with unseen():
+            plain = make_plain(tensor.detach())
+            if isinstance(plain, str):
+                self.note(plan, plain)
+            elif plain.is_cpu:
+                self.arena.observe(plain, self.arena.row(slot))
+            else:
+                self.device_arena(plain.device).observe(plain, slot)
+
+    def device_arena(self, device: torch.device) -> Any:
+        """Rows on another device; made when its first tensor comes."""
+        arena = self.devices.get(device)
+        if arena is None:
+            from hookcore.observe.device import DeviceArena
+
+            arena = self.devices[device] = DeviceArena(device, self.arena.capacity, self.arena.sketch_values)
+        return arena
+
+    # -- backward ---------------------------------------------------------------------------------------------------
+
+    def begin_backward(self, task: int) -> None:
+        """The first gradient of a backward pass, or the return from a nested one."""
+        self.task = task
+        if task in self.tasks:
+            return
+        if self.tasks and _running_backwards() < 2:
+            self.tasks.clear()  # an earlier one raised and never ended
+        self.tasks.add(task)
+        self.began_backward = True
+        self.ignores_gradients = torch.is_grad_enabled() and _inside_autograd_grad()
+        self.on_backward_begin()
+        torch.autograd.Variable._execution_engine.queue_callback(self._backward_ended)
+
+    def _backward_ended(self) -> None:
+        try:
+            self.tasks.discard(_current_task())
+            self.task = -1
+            if self.tasks or self.ignores_gradients:
+                self.ignores_gradients = False
+                return
+            self.backwards += 1
+            self.reset_calls()
+            self.on_backward_end()
+        except Exception as error:
+            self.failed("end of backward", error)
+
+    def reset_calls(self) -> None:
+        """Count the calls of every module from zero again."""
+        for plan in [*self.plans.values(), *self.named]:
+            plan.calls = plan.recomputed = 0
+            if plan.pending:
+                plan.pending.clear()
+
+    def has_outputs(self) -> bool:
+        """Whether a module ran since the last backward pass ended."""
+        return any(plan.calls for plan in list(self.plans.values()))
+
+    def begin_step(self, on: bool) -> None:
+        """Forget what belongs to the step before."""
+        self.on = on
+        if "eval" in self.phases:
+            for plan in list(self.plans.values()):
+                plan.eval_calls = 0
+        self.backwards = 0
+        self.began_backward = False
+        self.reset_calls()
+        for handle in self.leaf_handles:
+            handle.remove()
+        self.leaf_handles.clear()
+        if on:
+            self.arena.begin_step()
+
+    # -- what went wrong --------------------------------------------------------------------------------------------
+
+    def note(self, plan: Plan, reason: str) -> None:
+        """Remember why something was not captured."""
+        plan.reasons[reason] = plan.reasons.get(reason, 0) + 1
+
+    def failed(self, where: str, error: Exception, plan: Plan | None = None) -> None:
+        """Count an error of ours; the first ones are kept with their traceback. A module that goes on failing is left."""
+        self.error_count += 1
+        if plan is not None:
+            plan.errors += 1
+            plan.muted = plan.errors >= MAX_ERRORS
+            if plan.muted:
+                plan.wants_output = plan.wants_input = False
+                self.note(plan, f"left alone after {MAX_ERRORS} errors in hookcore's {where}")
+        if len(self.errors) < MAX_KEPT_ERRORS:
+            text = "".join(traceback.format_exception(error))
+            path = "" if plan is None else plan.path
+            self.errors.append(Event(self.step, time.time(), "hook-error", f"{where}: {text}", "error", path))
+
+
+def _inside_function_forward() -> bool:
+    """Whether the running code is inside the forward of an autograd Function, as under a reentrant checkpoint."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "forward" and code.co_argcount and code.co_varnames[0] == "ctx":
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
+def _running_backwards() -> int:
+    """How many backward passes the calling thread is inside of."""
+    engine_call = torch.autograd.graph._engine_run_backward.__code__
+    return sum(code is engine_call for code in _calling_codes())
+
+
+def _inside_autograd_grad() -> bool:
+    """Whether the running pass is `torch.autograd.grad` and not a `backward()`: the innermost of the two decides."""
+    grad, backward = torch.autograd.grad.__code__, torch.autograd.backward.__code__
+    return next((code is grad for code in _calling_codes() if code in (grad, backward)), False)
+
+
+def _calling_codes() -> list[Any]:
+    frame, codes = sys._getframe(1), []
+    while frame is not None:
+        codes.append(frame.f_code)
+        frame = frame.f_back  # type: ignore[assignment]
+    return codes

@@ -1,0 +1,206 @@
+"""The models under watch: their trees, the plan of every module, and the models that are found while they run."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import nn
+
+from hookcore.compiled import clean_path, is_dynamo_graph, is_region, unwrap
+from hookcore.config import Settings
+from hookcore.errors import PatternError
+from hookcore.names import select, unique_root_name
+from hookcore.recorder.capture import Capture
+from hookcore.recorder.parameters import Parameters
+from hookcore.recorder.plans import Plan, Root
+from hookcore.recorder.tree import parameters_of, walk
+from hookcore.records import Coverage, Kind, ModuleRecord
+
+_NO_KINDS: frozenset[Kind] = frozenset()
+_BOUNDARY_KINDS: frozenset[Kind] = frozenset(("output", "output_grad"))
+
+
+class Models:
+    """Knows which module is which. `changed` is called whenever a model or a part of one was added."""
+
+    def __init__(
+        self, capture: Capture, parameters: Parameters, settings: Settings, changed: Callable[[], None]
+    ) -> None:
+        self._capture = capture
+        self._parameters = parameters
+        self._settings = settings
+        self._changed = changed
+        self.roots: list[Root] = []
+        self.discovers = False  # whether models that nobody named are watched too
+        self.refused = ""  # why a model that was found could not be planned
+        self._ignored: dict[int, weakref.ref[nn.Module]] = {}
+        # By identity: a module of the user's may compare or hash as it likes.
+        self._owners: dict[int, tuple[weakref.ref[nn.Module], weakref.ref[nn.Module]]] = {}
+
+    # -- planning ---------------------------------------------------------------------------------------------------
+
+    def add(self, module: nn.Module, name: str = "") -> None:
+        """Plan a whole model. Raises PatternError where a pattern matches none of its modules."""
+        module = unwrap(module)
+        root = Root(module, name)
+        modules = {clean_path(path): child for path, child in walk(module)}
+        leaves = {path for path, child in modules.items() if not child._modules}
+        selection = select(modules, leaves, self._settings.include, self._settings.exclude)
+        self._plan_all(root, {path: (child, selection.reason(path)) for path, child in modules.items()})
+        self.roots.append(root)
+        self._changed()
+
+    def plan_for_name(self, name: str) -> Plan:
+        """A plan for a tensor that the user names; the first model says whether it is training."""
+        root = self.roots[0] if self.roots else Root(nn.Module(), "")
+        plan = Plan(name, root.ref() or nn.Module(), root, frozenset(("output", "output_grad")))
+        plan.type_name = "observed tensor"
+        self._capture.named.append(plan)
+        return plan
+
+    def _plan_all(self, root: Root, modules: dict[str, tuple[nn.Module, str]]) -> None:
+        plans = self._capture.plans
+        for path, (module, reason) in modules.items():
+            key = id(module)
+            if key in plans:
+                continue
+            self._ignored.pop(key, None)
+            kinds = _NO_KINDS if reason else self._settings.kinds
+            plan = Plan(_joined(root.name, path), module, root, kinds, reason)
+            plan.ref = weakref.ref(module, lambda _, key=key: plans.pop(key, None))  # type: ignore[misc]
+            plans[key] = plan
+            self._parameters.adopt(plan)
+
+    @property
+    def wants_inputs(self) -> bool:
+        """Whether any module's inputs are asked for."""
+        return not self._settings.kinds.isdisjoint(("input", "input_grad"))
+
+    def make_boundary(self, plan: Plan) -> None:
+        """A compiled region's root is captured even where the patterns leave it out: it speaks for all inside."""
+        if plan.path in self._capture.regions:
+            return
+        self._capture.regions.append(plan.path)
+        if plan.skipped_by:
+            plan.kinds = self._settings.kinds & _BOUNDARY_KINDS
+            plan.wants_output = bool(plan.kinds)
+            plan.skipped_by = ""
+
+    # -- finding ----------------------------------------------------------------------------------------------------
+
+    def found(self, module: nn.Module) -> None:
+        """A module without a plan is about to run: a new model, a new part of a known one, or nothing of ours."""
+        known = self._ignored.get(id(module))
+        if known is not None and known() is module:
+            return
+        self._ignored[id(module)] = weakref.ref(module)
+        if is_dynamo_graph(module):
+            return
+        for root in self.roots:
+            top = root.ref()
+            if top is not None and any(child is module for _, child in walk(top)):
+                self._extend(root, top)
+                return
+        if self.discovers and "_is_replica" not in module.__dict__:
+            self._discover(self._topmost(unwrap(module)))
+
+    def _discover(self, top: nn.Module) -> None:
+        """Watch a model that began to run. Losses and metrics, which own no parameter, are none."""
+        if id(top) in self._capture.plans or next(parameters_of(top), None) is None:
+            return
+        try:
+            self.add(top, unique_root_name(type(top).__name__, {root.name for root in self.roots}))
+        except PatternError as error:
+            self.refused = str(error)  # the patterns were meant for another model
+
+    def _extend(self, root: Root, top: nn.Module) -> None:
+        """Plan what was added to a known model after its first plan."""
+        selection = _Everything(self._settings)
+        modules = {clean_path(path): child for path, child in walk(top)}
+        self._plan_all(root, {path: (child, selection.reason(path, child)) for path, child in modules.items()})
+        self._changed()
+
+    def _topmost(self, module: nn.Module) -> nn.Module:
+        seen = {id(module)}
+        while (known := self._owners.get(id(module))) is not None:
+            child, owner = known[0](), known[1]()
+            if child is not module or owner is None or id(owner) in seen:
+                break
+            seen.add(id(owner))
+            module = owner
+        return module
+
+    def saw_registration(self, owner: nn.Module, name: str, child: Any) -> None:
+        """torch's module registration hook: who is part of whom."""
+        try:
+            if isinstance(child, nn.Module) and type(owner).__name__ != "OptimizedModule":
+                key, owners = id(child), self._owners
+                owners[key] = (weakref.ref(child, lambda _: owners.pop(key, None)), weakref.ref(owner))
+        except Exception as error:
+            self._capture.failed("registration hook", error)
+
+    # -- reading ----------------------------------------------------------------------------------------------------
+
+    def records(self) -> list[ModuleRecord]:
+        """The tree of every watched model."""
+        return [record for root in self.roots for record in _tree(root)]
+
+    def coverage(self) -> list[Coverage]:
+        """Every module: captured, or not and why."""
+        plans = list(self._capture.plans.values())
+        regions = list(self._capture.regions)
+        if self._settings.compiled == "boundary":
+            regions += [plan.path for plan in plans if (module := plan.ref()) is not None and is_region(module)]
+        return [_coverage_of(plan, regions) for plan in [*plans, *self._capture.named]]
+
+
+class _Everything:
+    """Selects modules that came later: the patterns hold for them, but none of them has to match."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    def reason(self, path: str, module: nn.Module) -> str:
+        leaves = set() if module._modules else {path}
+        try:
+            return select({path: module}, leaves, self._settings.include, self._settings.exclude, strict=False).reason(path)
+        except PatternError:
+            return "matched by no include pattern"
+
+
+def _tree(root: Root) -> Iterator[ModuleRecord]:
+    top = root.ref()
+    if top is None:
+        return
+    aliases: dict[int, list[str]] = {}
+    for path, module in walk(top, every_path=True):
+        aliases.setdefault(id(module), []).append(_joined(root.name, clean_path(path)))
+    for path, module in walk(top):
+        clean = clean_path(path)
+        sizes = [(p.numel(), p.requires_grad) for p in parameters_of(module) if not isinstance(p, nn.UninitializedParameter)]
+        full, *others = dict.fromkeys(aliases[id(module)])
+        yield ModuleRecord(
+            path=full,
+            type=type(module).__name__,
+            parent=None if clean == "" else _joined(root.name, clean.rpartition(".")[0]),
+            parameters=sum(size for size, _ in sizes),
+            trainable=sum(size for size, trainable in sizes if trainable),
+            aliases=tuple(others),
+        )
+
+
+def _joined(root: str, path: str) -> str:
+    return f"{root}/{path}" if root and path else root or path
+
+
+def _coverage_of(plan: Plan, regions: list[str]) -> Coverage:
+    kinds = tuple(sorted({key[0] for key, slot in plan.taps.items() if slot >= 0}))
+    reason = plan.skipped_by or "; ".join(plan.reasons)
+    if not reason and not plan.seen:
+        around = [path for path in regions if path != plan.path and (path == "" or plan.path.startswith(f"{path}."))]
+        reason = "never called (or by .forward(), which no hook sees)"
+        if around:
+            reason = f"inside the compiled region {around[0] or '(the whole model)'}, whose boundary is captured"
+    return Coverage(plan.path, plan.type_name, plan.seen and bool(kinds), kinds, reason)

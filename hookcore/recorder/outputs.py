@@ -1,0 +1,63 @@
+"""Finding the tensors in what a module was given or gave back, without running a line of the user's code."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, Final
+
+import torch
+
+MAX_DEPTH: Final = 8
+MAX_TENSORS: Final = 256
+
+
+def find_tensors(value: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Each tensor with its place: "" for a lone one, else "0", "past.1", "hidden_states.3".
+
+    Tensors, dicts, lists, tuples and dataclass fields are walked by their builtin storage. Generators and unknown
+    objects are left alone: to look into them would consume or run what belongs to the user.
+    """
+    found = 0
+    for place, tensor in _walk(value, "", 0):
+        yield place, tensor
+        found += 1
+        if found == MAX_TENSORS:
+            return
+
+
+def _walk(value: Any, place: str, depth: int) -> Iterator[tuple[str, torch.Tensor]]:
+    kind = type(value)
+    if issubclass(kind, torch.Tensor):
+        yield place, value
+    elif depth < MAX_DEPTH:
+        for name, item in _items(value, kind):
+            yield from _walk(item, f"{place}.{name}" if place else str(name), depth + 1)
+
+
+def _items(value: Any, kind: type) -> list[tuple[Any, Any]]:
+    if issubclass(kind, dict):
+        return list(dict.items(value))
+    if issubclass(kind, tuple):
+        names = next((base.__dict__["_fields"] for base in kind.__mro__ if "_fields" in base.__dict__), None)
+        items = list(tuple.__iter__(value))
+        return list(zip(names, items, strict=True)) if names and len(names) == len(items) else list(enumerate(items))
+    if issubclass(kind, list):
+        return list(enumerate(list.__iter__(value)))
+    if dataclasses.is_dataclass(kind):
+        return [(field.name, _stored(value, field.name)) for field in dataclasses.fields(kind)]
+    return []
+
+
+def _stored(value: Any, name: str) -> Any:
+    """A field as it is stored; a property or a __getattr__ of the user's is not run."""
+    try:
+        descriptor = type.__getattribute__(type(value), name)
+    except AttributeError:
+        descriptor = None
+    if isinstance(descriptor, property):
+        return None
+    try:
+        return object.__getattribute__(value, name)
+    except AttributeError:
+        return None

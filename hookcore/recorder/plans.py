@@ -1,0 +1,77 @@
+"""What to do for each watched module, decided once, so that a hook has only to look it up."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from hookcore.records import Kind, Phase
+
+if TYPE_CHECKING:
+    from hookcore.recorder.capture import TensorHook
+
+
+class Root:
+    """A model: the outermost module of a tree."""
+
+    __slots__ = ("__weakref__", "entered_with_grad", "name", "ref", "trained")
+
+    def __init__(self, module: nn.Module, name: str) -> None:
+        self.ref = weakref.ref(module)
+        self.name = name
+        self.trained = False  # whether it ever ran in training mode
+        self.entered_with_grad = False  # whether it is running now, and was called with gradients on
+
+    def trains(self) -> bool:
+        """Whether the model is in training mode now; no if it is gone."""
+        module = self.ref()
+        if module is not None and module.training:
+            self.trained = True
+            return True
+        return False
+
+    def phase(self, requires_grad: bool) -> Phase:
+        """Training or evaluation, by the root's own switch.
+
+        A model that was never put into training mode and yet builds a graph is being trained in eval mode, as many
+        fine-tuning scripts do.
+        """
+        module = self.ref()
+        if module is None or module.training:
+            self.trained = True
+            return "train"
+        return "train" if requires_grad and not self.trained else "eval"
+
+
+class Plan:
+    """One module's part in the capture."""
+
+    __slots__ = (
+        "acts_before", "calls", "errors", "eval_calls", "first_index", "is_root", "kinds", "lone", "muted", "path", "pending", "reasons", "recomputed", "ref",
+        "root", "seen", "skipped_by", "taps", "type_name", "wants_input", "wants_output",
+    )  # fmt: skip
+
+    def __init__(self, path: str, module: nn.Module, root: Root, kinds: frozenset[Kind], skipped_by: str = "") -> None:
+        self.path = path
+        self.type_name = type(module).__name__
+        self.ref = weakref.ref(module)
+        self.root = root
+        self.kinds = kinds
+        self.skipped_by = skipped_by  # why the selection left it out, or ""
+        self.wants_output = not kinds.isdisjoint(("output", "output_grad"))
+        self.wants_input = not kinds.isdisjoint(("input", "input_grad"))
+        self.is_root = root.ref() is module
+        self.acts_before = self.wants_input or self.is_root  # whether its call is of interest before it runs
+        self.calls = 0  # calls since the last backward pass ended
+        self.eval_calls = 0  # calls in evaluation since the step began
+        self.lone: list[TensorHook] = []  # per call, for outputs that are one plain tensor
+        self.taps: dict[tuple[Kind, str, int, Phase], int] = {}  # slots
+        self.pending: list[int] = []  # calls under a reentrant checkpoint, whose gradient comes with the recompute
+        self.reasons: dict[str, int] = {}  # why something of it was not captured, and how often
+        self.seen = False  # whether it ever ran
+        self.errors = 0
+        self.muted = False  # after too many errors
+        self.first_index: str | None = None  # of a traced output: by it the calls are counted
+        self.recomputed = 0  # calls that a checkpoint repeated

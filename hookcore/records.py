@@ -1,0 +1,138 @@
+"""What is recorded: taps, frames, events, snapshots, modules. Data only; no torch, no arithmetic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Kind = Literal["output", "output_grad", "input", "input_grad", "param", "param_grad", "update"]
+Phase = Literal["train", "eval"]
+Severity = Literal["info", "warning", "error"]
+
+KINDS: Final[tuple[Kind, ...]] = (
+    "output",
+    "output_grad",
+    "input",
+    "input_grad",
+    "param",
+    "param_grad",
+    "update",
+)
+GRADIENT_KINDS: Final = frozenset({"output_grad", "input_grad", "param_grad"})
+
+# The columns of a frame's matrix. Moments, min and max are over the finite values; `std` is the population's
+# (divided by n); `parts` says how many tensors were merged (calls of several micro-batches); `sketched` how many
+# values went into the sketch (fewer than `count` where it was sampled); `ratio` is |update| / |param| (NaN elsewhere).
+STATS: Final = (
+    "count",
+    "nan",
+    "inf",
+    "zero",
+    "mean",
+    "std",
+    "min",
+    "max",
+    "rms",
+    "norm",
+    "parts",
+    "sketched",
+    "ratio",
+)
+STAT_COLUMN: Final[dict[str, int]] = {name: column for column, name in enumerate(STATS)}
+
+
+@dataclass(frozen=True, slots=True)
+class Tap:
+    """One observed tensor stream.
+
+    `index` is the place in a nested output ("" for a lone tensor, "0", "past.1"), or the parameter's own name.
+    `call` is the number of the call in a step.
+    """
+
+    module: str
+    kind: Kind
+    index: str = ""
+    call: int = 0
+    phase: Phase = "train"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """An alert, a skipped capture, a change of settings."""
+
+    step: int
+    time_s: float
+    name: str  # a short word such as "skipped-step", "hook-error", "frame-dropped"
+    message: str
+    severity: Severity = "info"
+    module: str = ""
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class SketchBlock:
+    """The sketches of one frame, sparse: row i owns bins[start[i]:start[i + 1]] and the counts beside them.
+
+    Bin numbers are those of `hookcore.sketch`, ascending inside a row. A row may be empty.
+    """
+
+    start: NDArray[np.uint32]
+    bins: NDArray[np.uint16]
+    counts: NDArray[np.uint32]
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """All that was captured in one step; a step may come in several frames, whose taps then differ or merge."""
+
+    step: int
+    time_s: float
+    taps: NDArray[np.uint32]  # run-wide numbers of taps; row i of `stats` and `sketches` belongs to taps[i]
+    stats: NDArray[np.float64]  # [len(taps), len(STATS)]
+    sketches: SketchBlock
+    new_taps: tuple[Tap, ...] = ()  # announced here for the first time; numbered on from the last known tap
+    events: tuple[Event, ...] = ()
+    scalars: dict[str, float] = field(default_factory=dict)
+    micro_batches: int = 0
+    grad_scale: float | None = None  # the loss scale that was divided out of the gradients; None where none is known
+    labels: dict[str, str] = field(default_factory=dict)  # what else a reader must know, for example the optimizer
+    elapsed_s: float = float("nan")  # from the end of the step before to the end of this one
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A raw tensor kept on request. `dtype` is torch's name; bfloat16 travels as float32."""
+
+    tap: Tap
+    step: int
+    time_s: float
+    dtype: str
+    shape: tuple[int, ...]
+    values: NDArray[np.generic]
+    truncated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleRecord:
+    """One module of a watched model, as the tree and the coverage show it."""
+
+    path: str
+    type: str
+    parent: str | None
+    parameters: int = 0  # own and below, each shared parameter once
+    trainable: int = 0
+    aliases: tuple[str, ...] = ()  # further paths under which the same module stands
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """Whether a module was captured, and if not, why."""
+
+    path: str
+    type: str
+    captured: bool
+    kinds: tuple[Kind, ...] = ()
+    reason: str = ""

@@ -1,0 +1,32 @@
+"""The frames of a run in bounded memory, and queries over them. NumPy only: no torch, no web, no disk."""
+
+from __future__ import annotations
+
+from hookcore.store.answers import (
+    Heatmap,
+    Histograms,
+    Latest,
+    PartUsage,
+    Quantiles,
+    Series,
+    StepRange,
+    TapList,
+    Usage,
+)
+from hookcore.store.queries import STAT_NAMES
+from hookcore.store.store import DEFAULT_BYTES, Store
+
+__all__ = [
+    "DEFAULT_BYTES",
+    "STAT_NAMES",
+    "Heatmap",
+    "Histograms",
+    "Latest",
+    "PartUsage",
+    "Quantiles",
+    "Series",
+    "StepRange",
+    "Store",
+    "TapList",
+    "Usage",
+]

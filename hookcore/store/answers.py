@@ -1,0 +1,124 @@
+"""What the store answers with: frozen records of arrays, copied out of the store or never changed again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hookcore.records import Tap
+
+Floats = NDArray[np.float64]
+Counts = NDArray[np.uint32]
+Steps = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class TapList:
+    """Taps and their run-wide numbers, ascending."""
+
+    numbers: NDArray[np.int64]
+    taps: tuple[Tap, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepRange:
+    """The first and the newest step (None before the first one), and how many different ones came."""
+
+    first: int | None
+    newest: int | None
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One stat of one tap, or one scalar, over time. A point stands for the steps first_step to last_step.
+
+    mean, low and high are over its finite values (NaN where there were none), `present` says in how many steps it was
+    seen, and `nonfinite` in how many of those the tensor held a NaN or an infinity.
+    """
+
+    name: str
+    tap: int | None
+    first_step: Steps
+    last_step: Steps
+    mean: Floats
+    min: Floats
+    max: Floats
+    present: Counts
+    nonfinite: Counts
+
+
+@dataclass(frozen=True, slots=True)
+class Heatmap:
+    """One stat of many taps over time; a row is a tap, or `groups` neighbours starting with numbers[i].
+
+    `worst` is the value with the largest magnitude in the cell. Where any tensor of the cell held a NaN or an infinity
+    `nonfinite` says in how many steps, and `worst` is NaN. It is NaN too where the cell is empty: `present` is 0.
+    """
+
+    stat: str
+    numbers: NDArray[np.int64]
+    taps: tuple[Tap, ...]
+    groups: NDArray[np.int64]  # how many taps are in each row
+    first_step: Steps  # of each column
+    last_step: Steps
+    worst: Floats  # [row, column]
+    nonfinite: Counts
+    present: Counts
+
+
+@dataclass(frozen=True, slots=True)
+class Histograms:
+    """The distribution of one tap over time: counts[i, j] values of column i lie between edges[j] and edges[j + 1]."""
+
+    tap: int
+    first_step: Steps  # of each column
+    last_step: Steps
+    edges: Floats
+    counts: NDArray[np.uint64]  # [column, bin]
+    nan: NDArray[np.uint64]  # [column]
+    negative_infinity: NDArray[np.uint64]
+    positive_infinity: NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True)
+class Quantiles:
+    """Quantiles of one tap over time, from its sketches."""
+
+    tap: int
+    qs: Floats
+    first_step: Steps  # of each point
+    last_step: Steps
+    values: Floats  # [point, q]
+
+
+@dataclass(frozen=True, slots=True)
+class Latest:
+    """The exact values of taps in the newest step each was seen in."""
+
+    stats: tuple[str, ...]
+    numbers: NDArray[np.int64]
+    taps: tuple[Tap, ...]
+    steps: Steps
+    values: Floats  # [tap, stat], as they came: NaN and infinities included
+
+
+@dataclass(frozen=True, slots=True)
+class PartUsage:
+    """What a part of the store takes and may take."""
+
+    nbytes: int
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What the store takes, and what its limits cost so far."""
+
+    max_bytes: int
+    nbytes: int
+    parts: dict[str, PartUsage]
+    dropped: dict[str, int]  # by reason: lost
+    merged: dict[str, int]  # by part: rows that were merged into others, nothing but resolution lost

@@ -1,0 +1,263 @@
+"""A whole run in bounded memory: the newest steps exact, older ones merged 8 to 1, and so on, tier by tier."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hookcore.store.rows import Rows, pick_exact, pick_merged
+from hookcore.store.segments import ExactRows, Floats, Lanes, MergedRows, Schema, Steps, condense, merge
+
+FACTOR: Final = 8
+SHARES: Final = (0.30, 0.15, 0.15, 0.40)  # of the limit: exact rows, 8 to 1, 64 to 1, and the rest of the run
+_SEGMENTS: Final = 32  # into how many segments a level is cut: fewer cost pauses, more cost every query
+_MOST_ROWS: Final = 4096
+_GRANULE: Final = 8  # lanes are allotted in multiples of this
+
+Merge = Callable[[Floats, Floats], Floats]  # [column, lane] of two parts of one step -> that of both
+
+
+class Ladder:
+    """Rows of one schema. One thread writes; readers hold `lock` only while they copy what may still change.
+
+    Merged segments never change, and neither do the rows of an exact one but for the newest. So work that takes long
+    (merging) is done on the side, and `lock` is held only to swap the result in.
+    """
+
+    def __init__(self, schema: Schema, max_bytes: int, lock: threading.Lock) -> None:
+        self.schema = schema
+        self.max_bytes = max_bytes
+        self.max_lanes = _most_lanes(schema, max_bytes)
+        self.merged_rows = 0  # how many rows were merged away so far
+        self._lock = lock
+        self._limits = [int(max_bytes * share) for share in SHARES]
+        self._bytes = [0] * len(SHARES)
+        self._exact: list[ExactRows] = []
+        self._merged: list[list[MergedRows]] = [[] for _ in SHARES[1:]]
+        self._lanes = 0  # the width that new segments get
+        self._fallen_steps: Steps = np.empty(0, np.int64)  # newest step of each lane that left the exact rows
+        self._fallen: Floats = np.empty((len(schema.columns), 0))
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all segments."""
+        return sum(self._bytes) + self._fallen.nbytes + self._fallen_steps.nbytes
+
+    @property
+    def newest(self) -> int | None:
+        """The newest step among the exact rows."""
+        return int(self._exact[-1].steps[self._exact[-1].used - 1]) if self._exact else None
+
+    def levels(self) -> list[tuple[int, int, int]]:
+        """Rows, bytes and the limit of each level, the exact one first."""
+        with self._lock:
+            rows = [sum(part.used for part in self._exact)]
+            rows += [sum(part.used for part in level) for level in self._merged]
+            latest = self._fallen.nbytes + self._fallen_steps.nbytes  # counts with the exact rows that it came from
+            used = [self._bytes[0] + latest, *self._bytes[1:]]
+            return list(zip(rows, used, self._limits, strict=True))
+
+    def grow(self, lanes: int) -> None:
+        """From now on there are so many lanes; never more than `max_lanes`."""
+        if lanes > self._lanes:
+            ahead = lanes if self._lanes == 0 else max(lanes, self._lanes + self._lanes // 8)
+            self._lanes = min(self.max_lanes, -(-ahead // _GRANULE) * _GRANULE)
+
+    def append(self, step: int, lanes: Lanes, values: Floats) -> None:
+        """A new newest step; `values` is [column, lane]."""
+        segment = self._room_for_row()
+        row = segment.used
+        view = segment.values[:, row]
+        if values.shape[1] < segment.lanes:
+            view.fill(np.nan)
+        view[:, lanes] = values
+        with self._lock:
+            segment.steps[row] = step
+            segment.used = row + 1
+
+    def merge_newest(self, lanes: Lanes, values: Floats, both: Merge) -> None:
+        """A further part of the newest step: lanes met again are merged, others are added."""
+        segment = self._exact[-1]
+        if segment.lanes < self._lanes:
+            segment = self._widen_newest()
+        with self._lock:
+            view = segment.values[:, segment.used - 1]
+            known = view[:, lanes]
+            view[:, lanes] = np.where(np.isnan(known[0]), values, both(known, values))
+
+    def gather(self, column: int, lanes: Lanes, first: int | None, last: int | None) -> list[Rows]:
+        """One column of some lanes over the rows that overlap the steps first to last, oldest first, in parts."""
+        with self._lock:
+            merged = [segment for level in reversed(self._merged) for segment in level]
+            exact = [part for part in self._exact if part.used]
+            tail = pick_exact(self.schema, exact.pop(), column, lanes, first, last) if exact else None
+        found = [pick_merged(part, column, lanes, first, last) for part in merged]
+        found += [pick_exact(self.schema, part, column, lanes, first, last) for part in exact]
+        return [part for part in (*found, tail) if part is not None]
+
+    def latest(self) -> tuple[Steps, Floats]:
+        """For every lane, the newest step it was present in (-1: never) and its exact values then, [column, lane]."""
+        with self._lock:
+            parts = [ExactRows(part.steps, part.values, part.used) for part in reversed(self._exact) if part.used]
+            if parts:  # the newest row may still change: copied, and not read where it lies
+                parts.insert(0, parts[0].cut(slice(parts[0].used - 1, parts[0].used)))
+                parts[1].used -= 1
+            old_steps, old_values = self._fallen_steps, self._fallen
+        lanes = max([len(old_steps), *(part.lanes for part in parts)])
+        steps, values = np.full(lanes, -1, np.int64), np.full((len(self.schema.columns), lanes), np.nan)
+        for part in parts:
+            _note_latest(part, steps, values)
+            if (steps >= 0).all():
+                return steps, values
+        fallen = np.flatnonzero((steps[: len(old_steps)] < 0) & (old_steps >= 0))
+        steps[fallen], values[:, fallen] = old_steps[fallen], old_values[:, fallen]
+        return steps, values
+
+    def _room_for_row(self) -> ExactRows:
+        if self._exact:
+            newest = self._exact[-1]
+            if newest.used < newest.rows and newest.lanes >= self._lanes:
+                return newest
+            self._trim(newest)
+        return self._open_segment(keep=0)
+
+    def _open_segment(self, keep: int) -> ExactRows:
+        row = self.schema.exact_row_bytes(self._lanes)
+        rows = _power_of_two(self._limits[0] // (_SEGMENTS * row))
+        segment = ExactRows.make(self.schema, rows, self._lanes)
+        while self._exact_bytes() + segment.nbytes > self._limits[0] and len(self._exact) > keep:
+            self._promote_exact(keep)
+        with self._lock:
+            self._exact.append(segment)
+            self._bytes[0] += segment.nbytes
+        return segment
+
+    def _exact_bytes(self) -> int:
+        ahead = self._lanes * (8 * len(self.schema.columns) + 8)  # what `_fallen` may grow to
+        return self._bytes[0] + ahead
+
+    def _trim(self, segment: ExactRows) -> None:
+        """Gives unwritten rows back, before a wider segment follows."""
+        if segment.used < segment.rows:
+            exact = segment.cut(slice(0, segment.used))
+            with self._lock:
+                self._exact[-1:] = [exact] if exact.used else []
+                self._bytes[0] += (exact.nbytes if exact.used else 0) - segment.nbytes
+
+    def _widen_newest(self) -> ExactRows:
+        old = self._exact[-1]
+        wide = self._open_segment(keep=1)
+        row = old.used - 1
+        wide.values[:, 0] = np.nan
+        wide.values[:, 0, : old.lanes] = old.values[:, row]
+        older = old.cut(slice(0, row))
+        with self._lock:
+            wide.steps[0], wide.used = old.steps[row], 1
+            self._exact[-2:] = [older, wide] if row else [wide]
+            self._bytes[0] += (older.nbytes if row else 0) - old.nbytes
+        return wide
+
+    def _promote_exact(self, keep: int) -> None:
+        taken: list[ExactRows] = []
+        while len(taken) < len(self._exact) - keep and sum(part.used for part in taken) < FACTOR:
+            taken.append(self._exact[len(taken)])
+        merged = condense(self.schema, taken, FACTOR)
+        fallen = self._grow_fallen()
+        for part in taken:
+            _note_latest(part, *fallen)
+        self._make_room(0, merged.nbytes)
+        joined = self._join(0, merged)
+        self.merged_rows += sum(part.used for part in taken) - merged.used
+        with self._lock:
+            self._fallen_steps, self._fallen = fallen
+            del self._exact[: len(taken)]
+            self._bytes[0] -= sum(part.nbytes for part in taken)
+            self._put(0, *joined)
+
+    def _grow_fallen(self) -> tuple[Steps, Floats]:
+        missing = self._lanes - self._fallen.shape[1]
+        steps = np.concatenate([self._fallen_steps, np.full(missing, -1, np.int64)])
+        more = np.full((len(self._fallen), missing), np.nan)
+        return steps, np.concatenate([self._fallen, more], axis=1)
+
+    def _make_room(self, tier: int, wanted: int) -> None:
+        """Merges what is in a tier until so many bytes more fit in."""
+        while self._merged[tier] and self._bytes[tier + 1] + wanted > self._limits[tier + 1]:
+            if tier + 1 < len(self._merged):
+                self._promote(tier)
+            elif len(self._merged[tier]) > 1:
+                self._halve()
+            else:
+                break
+
+    def _promote(self, tier: int) -> None:
+        level = self._merged[tier]
+        taken: list[MergedRows] = []
+        while len(taken) < len(level) and sum(part.used for part in taken) < FACTOR:
+            taken.append(level[len(taken)])
+        merged = merge(taken, FACTOR)
+        self._make_room(tier + 1, merged.nbytes)
+        joined = self._join(tier + 1, merged)
+        self.merged_rows += sum(part.used for part in taken) - merged.used
+        with self._lock:
+            del level[: len(taken)]
+            self._bytes[tier + 1] -= sum(part.nbytes for part in taken)
+            self._put(tier + 1, *joined)
+
+    def _halve(self) -> None:
+        """Merges the rows of two neighbours of the last tier in pairs: the oldest of those merged the least."""
+        level = self._merged[-1]
+        at = min(range(len(level) - 1), key=lambda i: max(level[i].level, level[i + 1].level))
+        pair = level[at : at + 2]
+        merged = merge(pair, 2)
+        merged.level += 1
+        self.merged_rows += pair[0].used + pair[1].used - merged.used
+        with self._lock:
+            level[at : at + 2] = [merged]
+            self._bytes[-1] += merged.nbytes - pair[0].nbytes - pair[1].nbytes
+
+    def _join(self, tier: int, merged: MergedRows) -> tuple[MergedRows, int]:
+        """The rows with the tier's last segment before them if both are short, and how many segments they replace."""
+        level = self._merged[tier]
+        most = _power_of_two(self._limits[tier + 1] // (_SEGMENTS * self.schema.merged_row_bytes(merged.lanes)))
+        if level and _fits(level[-1], merged, most):
+            return merge([level[-1], merged], 1), 1
+        return merged, 0
+
+    def _put(self, tier: int, joined: MergedRows, replaced: int) -> None:
+        """Publishes what `_join` gave (called with the lock held)."""
+        level = self._merged[tier]
+        gone = level[len(level) - replaced :]
+        self._bytes[tier + 1] += joined.nbytes - sum(part.nbytes for part in gone)
+        level[len(level) - replaced :] = [joined]
+
+
+def _fits(old: MergedRows, new: MergedRows, most: int) -> bool:
+    return old.lanes == new.lanes and old.level == new.level and old.used + new.used <= most
+
+
+def _power_of_two(number: int) -> int:
+    """The largest power of two that is not above, within what a segment may have."""
+    return 1 << (max(1, min(number, _MOST_ROWS)).bit_length() - 1)
+
+
+def _most_lanes(schema: Schema, max_bytes: int) -> int:
+    """As many lanes as leave room for two rows in every level; what is latest of each lane is kept beside."""
+    exact = (max_bytes * SHARES[0] - 16) / (schema.exact_row_bytes(1) * 3 + 8)
+    merged = (max_bytes * min(SHARES[1:]) - 32) / (2 * (schema.merged_row_bytes(1) - 16))
+    return max(0, int(min(exact, merged)) // _GRANULE * _GRANULE)
+
+
+def _note_latest(part: ExactRows, steps: Steps, values: Floats) -> None:
+    """Notes the newest row of each lane in a segment, where that is newer than what is known."""
+    if not part.used:
+        return
+    present: NDArray[np.bool_] = ~np.isnan(part.values[0, : part.used])
+    row = part.used - 1 - np.argmax(present[::-1], axis=0)
+    lanes = np.flatnonzero(present.any(axis=0) & (part.steps[row] > steps[: part.lanes]))
+    steps[lanes] = part.steps[row[lanes]]
+    values[:, lanes] = part.values[:, row[lanes], lanes]

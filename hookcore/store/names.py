@@ -1,0 +1,61 @@
+"""Finding things by name: patterns over module paths, and errors that say what there is."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import re
+from collections.abc import Callable, Sequence
+
+from hookcore.errors import ArgumentError, PatternError
+from hookcore.records import KINDS, Tap
+
+_SHOWN = 20
+
+
+def require(what: str, given: object, allowed: Sequence[str]) -> None:
+    """Raises unless `given` is one of `allowed`."""
+    if given not in allowed:
+        raise ArgumentError(unknown(what, str(given), allowed))
+
+
+def unknown(what: str, given: str, allowed: Sequence[str]) -> str:
+    """What is wrong with a name, what is allowed, and the nearest match."""
+    near = difflib.get_close_matches(given, allowed, n=1, cutoff=0.4)
+    hint = f"; did you mean {near[0]!r}?" if near else "."
+    more = ", ..." if len(allowed) > _SHOWN else ""
+    return f"unknown {what} {given!r}{hint} Allowed: {', '.join(allowed[:_SHOWN]) or 'none yet'}{more}"
+
+
+def require_at_least(what: str, given: int, least: int) -> None:
+    """Raises unless a number is large enough."""
+    if given < least:
+        raise ArgumentError(f"{what}={given} is too small: give at least {least}")
+
+
+def matcher(pattern: str | None) -> Callable[[str], bool]:
+    """Whether a module path fits a glob (`*` also crosses dots) or, after "re:", a whole regular expression."""
+    if pattern is None:
+        return lambda path: True
+    if not pattern.startswith("re:"):
+        glob = re.compile(fnmatch.translate(pattern))
+        return lambda path: glob.match(path) is not None
+    try:
+        expression = re.compile(pattern[3:])
+    except re.error as error:
+        raise PatternError(f"{pattern!r} is not a regular expression: {error}; a glob is written without re:") from None
+    return lambda path: expression.fullmatch(path) is not None
+
+
+def require_kind(kind: str | None) -> None:
+    """Raises on a kind that does not exist."""
+    if kind is not None:
+        require("kind", kind, KINDS)
+
+
+def label_of(tap: Tap) -> str:
+    """A tap in one line."""
+    index = f" [{tap.index}]" if tap.index else ""
+    call = f" call {tap.call}" if tap.call else ""
+    phase = "" if tap.phase == "train" else f" ({tap.phase})"
+    return f"{tap.module} {tap.kind}{index}{call}{phase}"

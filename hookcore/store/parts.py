@@ -1,0 +1,108 @@
+"""What a store is made of: its limits, shared out, and the state that the writer changes and the queries read."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from typing import Final
+
+from hookcore.errors import ArgumentError
+from hookcore.records import Coverage, Event, ModuleRecord, Snapshot, Tap
+from hookcore.store.answers import PartUsage, StepRange, Usage
+from hookcore.store.keep import Catalogue, Recent, bytes_of, texts_bytes
+from hookcore.store.ladder import Ladder
+from hookcore.store.schemas import SCALAR_SCHEMA, STAT_SCHEMA
+from hookcore.store.sketches import SketchLadder
+
+LEAST_BYTES: Final = 2**20
+SHARES: Final = {  # of max_bytes
+    "stats": 0.45,
+    "sketches": 0.30,
+    "snapshots": 0.14,
+    "scalars": 0.04,
+    "events": 0.02,
+    "names": 0.05,  # taps, scalars, modules, coverage, labels
+}
+_NAMES: Final = {"taps": 0.6, "modules": 0.2, "coverage": 0.1, "scalars": 0.05, "labels": 0.05}
+
+
+class Parts:
+    """The state of a store. `lock` is held for short copies only; see Ladder."""
+
+    def __init__(self, max_bytes: int) -> None:
+        if max_bytes < LEAST_BYTES:
+            raise ArgumentError(f"max_bytes={max_bytes} is too small for a store: give at least {LEAST_BYTES} (1 MiB)")
+        limits = {part: int(max_bytes * share) for part, share in SHARES.items()}
+        names = {part: int(limits["names"] * share) for part, share in _NAMES.items()}
+        self.max_bytes = max_bytes
+        self.lock = threading.Lock()
+        self.stats = Ladder(STAT_SCHEMA, limits["stats"], self.lock)
+        self.scalars = Ladder(SCALAR_SCHEMA, limits["scalars"], self.lock)
+        self.sketches = SketchLadder(limits["sketches"], self.lock)
+        self.snapshots: Recent[Snapshot] = Recent(limits["snapshots"], self.lock)
+        self.events: Recent[Event] = Recent(limits["events"], self.lock)
+        self.scalar_lanes: Catalogue[int] = Catalogue(names["scalars"], self.lock)
+        self.modules: Catalogue[ModuleRecord] = Catalogue(names["modules"], self.lock)
+        self.coverage: Catalogue[Coverage] = Catalogue(names["coverage"], self.lock)
+        self.labels: Catalogue[tuple[str, str]] = Catalogue(names["labels"], self.lock)
+        self.taps: list[Tap] = []  # only ever appended to
+        self.tap_numbers: dict[Tap, int] = {}
+        self.taps_announced = 0  # those that found no room keep their number
+        self.steps = StepRange(None, None, 0)
+        self.dropped: Counter[str] = Counter()
+        self._tap_bytes = 0
+        self._most_tap_bytes = names["taps"]
+
+    def add_taps(self, taps: tuple[Tap, ...]) -> int:
+        """Numbers further taps; how many of them found no room."""
+        refused = 0
+        with self.lock:
+            for tap in taps:
+                nbytes = bytes_of(tap)
+                full = self.taps_announced > len(self.taps) or len(self.taps) >= self.stats.max_lanes
+                self.taps_announced += 1
+                if full or self._tap_bytes + nbytes > self._most_tap_bytes:
+                    refused += 1  # numbers have no gaps: after the first refusal all are
+                    continue
+                self._tap_bytes += nbytes
+                self.tap_numbers[tap] = len(self.taps)
+                self.taps.append(tap)
+        self.stats.grow(len(self.taps))
+        self.dropped["taps_refused"] += refused
+        return refused
+
+    def lane_of_scalar(self, name: str) -> int | None:
+        """The lane of a scalar, a new one if need be; None where there is no room."""
+        lane = self.scalar_lanes.get(name)
+        if lane is None:
+            lane = len(self.scalar_lanes.names())
+            if lane >= self.scalars.max_lanes or not self.scalar_lanes.put(name, lane, texts_bytes([name])):
+                self.dropped["scalars_refused"] += 1
+                return None
+            self.scalars.grow(lane + 1)
+        return lane
+
+    def usage(self) -> Usage:
+        """The bytes of each part against its limit, and what was dropped or merged."""
+        catalogues = (self.modules, self.coverage, self.labels, self.scalar_lanes)
+        taken = {
+            "stats": self.stats.nbytes,
+            "sketches": self.sketches.nbytes,
+            "snapshots": self.snapshots.nbytes,
+            "scalars": self.scalars.nbytes,
+            "events": self.events.nbytes,
+            "names": self._tap_bytes + sum(each.nbytes for each in catalogues),
+        }
+        parts = {part: PartUsage(taken[part], int(self.max_bytes * share)) for part, share in SHARES.items()}
+        dropped = Counter(self.dropped)
+        dropped["sketches_refused"] = self.sketches.refused
+        dropped["events_dropped"] = self.events.dropped + self.events.refused
+        dropped["snapshots_dropped"] = self.snapshots.dropped
+        dropped["snapshots_refused"] = self.snapshots.refused
+        dropped["names_refused"] = sum(each.refused for each in catalogues)
+        merged = {
+            "stats": self.stats.merged_rows,
+            "scalars": self.scalars.merged_rows,
+            "sketches": self.sketches.merged,
+        }
+        return Usage(self.max_bytes, sum(taken.values()), parts, dict(dropped), merged)

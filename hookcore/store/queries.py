@@ -1,0 +1,217 @@
+"""The questions a store answers. Everything is down-sampled here, to what was asked for, and keeps its extremes."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from hookcore.errors import ArgumentError
+from hookcore.records import Coverage, Event, ModuleRecord, Severity, Snapshot, Tap
+from hookcore.store import names
+from hookcore.store.answers import Heatmap, Histograms, Latest, Quantiles, Series, StepRange, TapList
+from hookcore.store.distributions import LEAST_BINS, histograms_of, quantiles_of
+from hookcore.store.heatmap import Cells, columns_over
+from hookcore.store.ladder import Ladder
+from hookcore.store.parts import Parts
+from hookcore.store.rows import Rows, down_sample
+from hookcore.store.schemas import SCALAR_SCHEMA, STAT_SCHEMA
+from hookcore.store.segments import Floats, Lanes
+
+STAT_NAMES: Final = STAT_SCHEMA.names  # the recorded ones and the derived: zero_fraction, nonfinite
+_VALUE: Final = SCALAR_SCHEMA.columns.index("value")
+
+
+class Queries:
+    """Reads a store's state, from any thread. `first` and `last` are inclusive steps; None is no bound."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    def steps(self) -> StepRange:
+        """The first and newest step, and how many there were."""
+        return self._parts.steps
+
+    def taps(self, match: str | None = None, kind: str | None = None) -> TapList:
+        """The taps of a kind whose module path fits a glob (`*` crosses dots) or "re:" and an expression."""
+        names.require_kind(kind)
+        fits = names.matcher(match)
+        found = [
+            (number, tap)
+            for number, tap in enumerate(self._parts.taps[:])
+            if (kind is None or tap.kind == kind) and fits(tap.module)
+        ]
+        return TapList(np.array([number for number, _ in found], np.int64), tuple(tap for _, tap in found))
+
+    def series(
+        self, tap: int | Tap, stat: str, first: int | None = None, last: int | None = None, points: int = 1000
+    ) -> Series:
+        """One stat of one tap in at most so many points."""
+        names.require("stat", stat, STAT_NAMES)
+        number = self._number_of(tap)
+        return _series(self._parts.stats, stat, number, STAT_NAMES.index(stat), number, (first, last, points))
+
+    def scalars(self, name: str, first: int | None = None, last: int | None = None, points: int = 1000) -> Series:
+        """One scalar in at most so many points."""
+        lane = self._parts.scalar_lanes.get(name)
+        if lane is None:
+            raise ArgumentError(names.unknown("scalar", name, self.scalar_names()))
+        return _series(self._parts.scalars, name, None, _VALUE, lane, (first, last, points))
+
+    def scalar_names(self) -> list[str]:
+        """The scalars that were logged, and those that hookcore adds, which begin with "hookcore/"."""
+        return self._parts.scalar_lanes.names()
+
+    def heatmap(
+        self,
+        kind: str,
+        stat: str,
+        match: str | None = None,
+        first: int | None = None,
+        last: int | None = None,
+        columns: int = 500,
+        rows: int | None = None,
+    ) -> Heatmap:
+        """The worst value of each tap of a kind, over time, in at most `columns` by `rows` cells."""
+        names.require("stat", stat, STAT_NAMES)
+        names.require_at_least("columns", columns, 1)
+        names.require_at_least("rows", 1 if rows is None else rows, 1)
+        wanted = self.taps(match, kind)
+        if not len(wanted.taps):
+            return _empty_heatmap(stat)
+        parts = self._parts.stats.gather(STAT_NAMES.index(stat), _lanes(wanted.numbers), first, last)
+        over = columns_over(parts, first, last, columns)
+        if over is None:
+            return _empty_heatmap(stat)
+        cells = Cells.make(over.number, len(wanted.taps))
+        for part in parts:
+            cells.add(over, part)
+        cells, starts = cells.group(rows or len(wanted.taps))
+        groups = np.diff(np.append(starts, len(wanted.taps)))
+        shown = tuple(wanted.taps[start] for start in starts)
+        return Heatmap(
+            stat,
+            wanted.numbers[starts],
+            shown,
+            groups,
+            over.first_steps(),
+            over.last_steps(),
+            cells.worst().T,
+            cells.nonfinite.T,
+            cells.present.T,
+        )
+
+    def histograms(
+        self, tap: int | Tap, first: int | None = None, last: int | None = None, columns: int = 200, bins: int = 80
+    ) -> Histograms:
+        """The distribution of a tap over time in at most so many columns and bins; counts are exact sums."""
+        names.require_at_least("columns", columns, 1)
+        names.require_at_least("bins", bins, LEAST_BINS)
+        return histograms_of(self._parts.sketches.entries(first, last), self._number_of(tap), columns, bins)
+
+    def quantiles(
+        self, tap: int | Tap, qs: ArrayLike, first: int | None = None, last: int | None = None, points: int = 1000
+    ) -> Quantiles:
+        """Quantiles of a tap over time, within 7 %, in at most so many points."""
+        names.require_at_least("points", points, 1)
+        return quantiles_of(self._parts.sketches.entries(first, last), self._number_of(tap), qs, points)
+
+    def latest(
+        self, kind: str | None = None, stat: str | None = None, sort: str | None = None, limit: int | None = None
+    ) -> Latest:
+        """The newest values of every tap seen; `sort` is a stat, largest and non-finite first ("-norm": smallest)."""
+        for given in (stat, sort.removeprefix("-") if sort else None):
+            if given is not None:
+                names.require("stat", given, STAT_NAMES)
+        wanted = self.taps(None, kind)
+        steps, stored = self._parts.stats.latest()
+        numbers = wanted.numbers[wanted.numbers < len(steps)]
+        numbers = numbers[steps[numbers] >= 0]
+        if sort:
+            keys = _column_of(stored, sort.removeprefix("-"), numbers)
+            numbers = numbers[_order(keys, sort.startswith("-"))]
+        numbers = numbers[:limit]
+        chosen = STAT_NAMES if stat is None else (stat,)
+        values = np.stack([_column_of(stored, name, numbers) for name in chosen], axis=1)
+        return Latest(chosen, numbers, tuple(self._parts.taps[number] for number in numbers), steps[numbers], values)
+
+    def events(
+        self,
+        first: int | None = None,
+        last: int | None = None,
+        name: str | None = None,
+        severity: Severity | None = None,
+        limit: int | None = None,
+    ) -> list[Event]:
+        """The newest events that fit, oldest first."""
+        found = [
+            event
+            for event in self._parts.events.items()
+            if (first is None or event.step >= first)
+            and (last is None or event.step <= last)
+            and name in (None, event.name)
+            and severity in (None, event.severity)
+        ]
+        return found if limit is None else found[max(0, len(found) - limit) :]
+
+    def snapshots(self) -> list[Snapshot]:
+        """The snapshots that are kept, oldest first; their values are read-only."""
+        return self._parts.snapshots.items()
+
+    def modules(self) -> list[ModuleRecord]:
+        """The modules of the run."""
+        return self._parts.modules.items()
+
+    def coverage(self) -> list[Coverage]:
+        """Every module: captured, or not and why."""
+        return self._parts.coverage.items()
+
+    def labels(self) -> dict[str, str]:
+        """The newest label of each name."""
+        return dict(self._parts.labels.items())
+
+    def _number_of(self, tap: int | Tap) -> int:
+        taps = self._parts.taps
+        if isinstance(tap, Tap):
+            number = self._parts.tap_numbers.get(tap)
+            if number is None:
+                raise ArgumentError(names.unknown("tap", names.label_of(tap), [names.label_of(each) for each in taps]))
+            return number
+        if not 0 <= tap < len(taps):
+            raise ArgumentError(f"unknown tap number {tap}: there are {len(taps)} taps, numbered from 0")
+        return int(tap)
+
+
+def _series(
+    ladder: Ladder, name: str, tap: int | None, column: int, lane: int, bounds: tuple[int | None, int | None, int]
+) -> Series:
+    first, last, points = bounds
+    names.require_at_least("points", points, 1)
+    rows = down_sample(Rows.join(ladder.gather(column, slice(lane, lane + 1), first, last)), points)
+    values = rows.mean[:, 0], rows.low[:, 0], rows.high[:, 0]
+    return Series(name, tap, rows.first, rows.last, *values, rows.present[:, 0], rows.nonfinite[:, 0])
+
+
+def _column_of(stored: Floats, name: str, numbers: NDArray[np.int64]) -> Floats:
+    if name in STAT_SCHEMA.derived:
+        return STAT_SCHEMA.derived[name](lambda column: stored[column, numbers])
+    values: Floats = stored[STAT_NAMES.index(name), numbers]
+    return values
+
+
+def _lanes(numbers: NDArray[np.int64]) -> Lanes:
+    if numbers[-1] - numbers[0] == len(numbers) - 1:
+        return slice(int(numbers[0]), int(numbers[-1]) + 1)
+    return numbers.astype(np.intp)
+
+
+def _order(values: NDArray[np.float64], smallest_first: bool) -> NDArray[np.intp]:
+    keys = values if smallest_first else -values
+    return np.argsort(np.where(np.isfinite(values), keys, -np.inf), kind="stable")
+
+
+def _empty_heatmap(stat: str) -> Heatmap:
+    none = np.empty(0, np.int64)
+    counts = np.empty((0, 0), np.uint32)
+    return Heatmap(stat, none, (), none, none, none, np.empty((0, 0)), counts, counts)

@@ -1,0 +1,111 @@
+"""What a query reads: one column of some lanes over many rows, exact and merged ones alike, and its down-sampling."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hookcore.store.segments import Counts, ExactRows, Floats, Lanes, MergedRows, Scalar, Schema, Steps
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows in time [row] and their values [row, lane]; see MergedRows for what the values mean."""
+
+    first: Steps
+    last: Steps
+    mean: Floats
+    low: Floats
+    high: Floats
+    finite: Counts
+    present: Counts
+    nonfinite: Counts
+
+    @classmethod
+    def join(cls, parts: Sequence[Rows]) -> Rows:
+        """All rows of one lane in which it was present, in the order given."""
+        if not parts:
+            ends, floats, counts = np.empty(0, np.int64), np.empty((0, 1)), np.empty((0, 1), np.uint32)
+            return cls(ends, ends, floats, floats, floats, counts, counts, counts)
+        present = np.concatenate([part.present[:, 0] for part in parts]) > 0
+        return cls(*(np.concatenate([getattr(part, item.name) for part in parts])[present] for item in fields(cls)))
+
+
+def overlap(first_steps: Steps, last_steps: Steps, first: int | None, last: int | None) -> slice:
+    """The rows, ascending and apart from each other, that have a step between first and last."""
+    low = 0 if first is None else int(np.searchsorted(last_steps, first))
+    high = len(first_steps) if last is None else int(np.searchsorted(first_steps, last, side="right"))
+    return slice(low, max(low, high))
+
+
+def pick_exact(
+    schema: Schema, part: ExactRows, column: int, lanes: Lanes, first: int | None, last: int | None
+) -> Rows | None:
+    """The rows of one segment of single steps, copied."""
+    steps = part.steps[: part.used]
+    rows = overlap(steps, steps, first, last)
+    if rows.start == rows.stop:
+        return None
+
+    def stored(number: int) -> Floats:
+        return _pick(part.values[number], rows, lanes, np.nan)
+
+    values = schema.read(column, stored)
+    present = (~np.isnan(stored(0))).astype(np.uint32)
+    nonfinite = schema.count_nonfinite(stored).astype(np.uint32)
+    finite = (~np.isnan(values)).astype(np.uint32)
+    ends = steps[rows].copy()
+    return Rows(ends, ends, values, values, values, finite, present, nonfinite)
+
+
+def pick_merged(part: MergedRows, column: int, lanes: Lanes, first: int | None, last: int | None) -> Rows | None:
+    """The rows of one merged segment."""
+    rows = overlap(part.first, part.last, first, last)
+    if rows.start == rows.stop:
+        return None
+    floats = (_pick(values[column], rows, lanes, np.nan) for values in (part.mean, part.low, part.high))
+    counts = (_pick(values, rows, lanes, 0) for values in (part.finite[column], part.present, part.nonfinite))
+    return Rows(part.first[rows], part.last[rows], *floats, *counts)
+
+
+def _pick(values: NDArray[Scalar], rows: slice, lanes: Lanes, fill: float) -> NDArray[Scalar]:
+    """Some lanes of some rows; a lane that was not there yet is filled."""
+    width = values.shape[1]
+    if isinstance(lanes, slice):
+        if lanes.stop <= width:
+            return values[rows, lanes]
+        lanes = np.arange(lanes.start, lanes.stop)
+    elif not len(lanes) or lanes[-1] < width:
+        return values[rows, lanes]
+    known = lanes < width
+    picked = np.full((rows.stop - rows.start, len(lanes)), fill, values.dtype)
+    picked[:, known] = values[rows][:, lanes[known]]
+    return picked
+
+
+def down_sample(rows: Rows, points: int) -> Rows:
+    """One lane in at most so many rows, equal spans of steps in one; every extreme and every count is kept."""
+    if len(rows.first) <= points:
+        return rows
+    span = int(rows.first[-1]) - int(rows.first[0]) + 1
+    place = (rows.first - rows.first[0]) * points // span
+    starts = np.flatnonzero(np.diff(place, prepend=-1))
+    ends = np.append(starts[1:], len(place)) - 1
+    weight = rows.finite.astype(np.float64)
+    total = np.add.reduceat(weight, starts)
+    scale = np.maximum(total, 1.0)
+    share = weight / np.repeat(scale, ends - starts + 1, axis=0)
+    mean = np.add.reduceat(np.where(weight > 0, rows.mean * share, 0.0), starts)
+    return Rows(
+        rows.first[starts],
+        rows.last[ends],
+        np.where(total > 0, mean, np.nan),
+        np.fmin.reduceat(rows.low, starts),
+        np.fmax.reduceat(rows.high, starts),
+        np.add.reduceat(rows.finite, starts, dtype=np.uint32),
+        np.add.reduceat(rows.present, starts, dtype=np.uint32),
+        np.add.reduceat(rows.nonfinite, starts, dtype=np.uint32),
+    )

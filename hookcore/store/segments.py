@@ -1,0 +1,221 @@
+"""Blocks of rows in time: exact rows of single steps, and merged rows of several. Pure arithmetic, no limits.
+
+A row is one step, or several consecutive ones in one; a column is a statistic, a lane is a tap (or a scalar). Arrays
+are [column, row, lane]: a query reads one column of many rows, and so touches a thirteenth of the bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Counts = NDArray[np.uint32]
+Steps = NDArray[np.int64]
+Lanes = slice | NDArray[np.intp]
+Column = Callable[[int], Floats]  # reads one stored column
+Scalar = TypeVar("Scalar", bound=np.generic)
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """The columns of a row. The first one is NaN where a lane was absent in a step, and never otherwise."""
+
+    columns: tuple[str, ...]
+    nonfinite: tuple[int, ...]  # a lane's value was not finite where the sum of these columns is above zero
+    derived: dict[str, Callable[[Column], Floats]] = field(default_factory=dict)  # further ones, made from the stored
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Stored and derived columns."""
+        return (*self.columns, *self.derived)
+
+    def read(self, column: int, stored: Column) -> Floats:
+        """One column of `names`, its values that are not finite turned to NaN."""
+        if column < len(self.columns):
+            values = stored(column)
+        else:
+            values = list(self.derived.values())[column - len(self.columns)](stored)
+        return np.where(np.isfinite(values), values, np.nan)
+
+    def count_nonfinite(self, stored: Column) -> NDArray[np.bool_]:
+        """Where the value of a lane was not finite."""
+        total = stored(self.nonfinite[0])
+        for column in self.nonfinite[1:]:
+            total = total + stored(column)
+        return total > 0
+
+    def exact_row_bytes(self, lanes: int) -> int:
+        """What one row of ExactRows takes."""
+        return 8 + lanes * 8 * len(self.columns)
+
+    def merged_row_bytes(self, lanes: int) -> int:
+        """What one row of MergedRows takes."""
+        return 16 + lanes * (28 * len(self.names) + 8)
+
+
+@dataclass(slots=True, eq=False)
+class ExactRows:
+    """Single steps as they came. Rows from `used` on are not yet written."""
+
+    steps: Steps  # [rows]
+    values: Floats  # [column, row, lane]
+    used: int = 0
+
+    @classmethod
+    def make(cls, schema: Schema, rows: int, lanes: int) -> ExactRows:
+        """Unwritten rows."""
+        return cls(np.empty(rows, np.int64), np.empty((len(schema.columns), rows, lanes)))
+
+    @property
+    def rows(self) -> int:
+        return int(self.values.shape[1])
+
+    @property
+    def lanes(self) -> int:
+        return int(self.values.shape[2])
+
+    @property
+    def nbytes(self) -> int:
+        return self.values.nbytes + self.steps.nbytes
+
+    @property
+    def first(self) -> Steps:
+        return self.steps
+
+    @property
+    def last(self) -> Steps:
+        return self.steps
+
+    def cut(self, rows: slice) -> ExactRows:
+        """A copy of some rows, all of them used."""
+        steps = self.steps[rows].copy()
+        return ExactRows(steps, self.values[:, rows].copy(), len(steps))
+
+
+@dataclass(slots=True, eq=False)
+class MergedRows:
+    """Consecutive steps merged into rows. Never changed once made, so that readers need no lock."""
+
+    first: Steps  # [row]
+    last: Steps
+    mean: Floats  # [name, row, lane], over the finite values; NaN where there were none
+    low: Floats
+    high: Floats
+    finite: Counts  # [name, row, lane]: how many values were finite
+    present: Counts  # [row, lane]: in how many steps the lane was there
+    nonfinite: Counts  # [row, lane]: in how many of them its value was not finite
+    level: int = 0  # how often its rows were merged in pairs
+
+    @classmethod
+    def make(cls, names: int, rows: int, lanes: int, level: int = 0) -> MergedRows:
+        """Rows to be filled."""
+        wide, flat = (names, rows, lanes), (rows, lanes)
+        ends = np.empty(rows, np.int64), np.empty(rows, np.int64)
+        numbers = np.empty(wide), np.empty(wide), np.empty(wide)
+        counts = np.empty(wide, np.uint32), np.empty(flat, np.uint32), np.empty(flat, np.uint32)
+        return cls(*ends, *numbers, *counts, level)
+
+    @property
+    def used(self) -> int:
+        return int(self.mean.shape[1])
+
+    @property
+    def lanes(self) -> int:
+        return int(self.mean.shape[2])
+
+    @property
+    def nbytes(self) -> int:
+        counts = self.finite.nbytes + self.present.nbytes + self.nonfinite.nbytes
+        return 3 * self.mean.nbytes + counts + 2 * self.first.nbytes
+
+
+def condense(schema: Schema, parts: Sequence[ExactRows], factor: int) -> MergedRows:
+    """Exact rows, `factor` to one; the last row takes what is left over."""
+    steps = np.concatenate([part.steps[: part.used] for part in parts])
+    lanes = max(part.lanes for part in parts)
+    merged = MergedRows.make(len(schema.names), -(-len(steps) // factor), lanes)
+    merged.first[:] = steps[::factor]
+    merged.last[:] = np.append(steps[factor - 1 :: factor], steps[-1])[: merged.used]
+
+    def stored(column: int) -> Floats:
+        return _stack([part.values[column, : part.used] for part in parts], lanes, np.nan)
+
+    for column in range(len(schema.names)):
+        _fold_values(schema.read(column, stored), factor, merged, column)
+    merged.present[:] = _fold(np.add, ~np.isnan(stored(0)), factor)
+    merged.nonfinite[:] = _fold(np.add, schema.count_nonfinite(stored), factor)
+    return merged
+
+
+def merge(parts: Sequence[MergedRows], factor: int) -> MergedRows:
+    """Merged rows, `factor` to one; the last row takes what is left over. A factor of one joins them as they are."""
+    lanes = max(part.lanes for part in parts)
+    rows = sum(part.used for part in parts)
+    merged = MergedRows.make(parts[0].mean.shape[0], -(-rows // factor), lanes, max(part.level for part in parts))
+    merged.first[:] = np.concatenate([part.first for part in parts])[::factor]
+    last = np.concatenate([part.last for part in parts])
+    merged.last[:] = np.append(last[factor - 1 :: factor], last[-1])[: merged.used]
+    merged.present[:] = _fold(np.add, _stack([part.present for part in parts], lanes, 0), factor)
+    merged.nonfinite[:] = _fold(np.add, _stack([part.nonfinite for part in parts], lanes, 0), factor)
+    for column in range(parts[0].mean.shape[0]):
+        finite = _stack([part.finite[column] for part in parts], lanes, 0)
+        merged.finite[column] = _fold(np.add, finite, factor)
+        means = _stack([part.mean[column] for part in parts], lanes, np.nan)
+        merged.mean[column] = _mean_of_means(means, finite, merged.finite[column], factor)
+        merged.low[column] = _fold(np.fmin, _stack([part.low[column] for part in parts], lanes, np.nan), factor)
+        merged.high[column] = _fold(np.fmax, _stack([part.high[column] for part in parts], lanes, np.nan), factor)
+    return merged
+
+
+def _fold_values(values: Floats, factor: int, merged: MergedRows, column: int) -> None:
+    finite = ~np.isnan(values)
+    if finite.all():
+        merged.finite[column] = _fold(np.add, np.ones((len(values), 1), np.uint32), factor)
+        merged.mean[column] = _fold(np.add, values / factor, factor)
+        rest = len(values) % factor
+        if rest:
+            merged.mean[column, -1] *= factor / rest
+    else:
+        merged.finite[column] = _fold(np.add, finite, factor)
+        merged.mean[column] = _mean_of_means(values, finite, merged.finite[column], factor)
+    merged.low[column] = _fold(np.fmin, values, factor)
+    merged.high[column] = _fold(np.fmax, values, factor)
+
+
+def _mean_of_means(means: Floats, weights: NDArray[Any], totals: Counts, factor: int) -> Floats:
+    if factor == 1:
+        return means
+    scale = max(1.0, float(totals.max(initial=0)))  # divide first: the sum of large values must not overflow
+    with np.errstate(invalid="ignore"):
+        parts = np.where(weights > 0, means * (weights / scale), 0.0)
+        mean: Floats = _fold(np.add, parts, factor) / (totals / scale)
+    return mean
+
+
+def _stack(parts: Sequence[NDArray[Scalar]], lanes: int, fill: float) -> NDArray[Scalar]:
+    """Parts [row, lane] below each other, narrow ones widened with `fill`."""
+    if len(parts) == 1 and parts[0].shape[1] == lanes:
+        return parts[0]
+    stacked = np.full((sum(len(part) for part in parts), lanes), fill, parts[0].dtype)
+    row = 0
+    for part in parts:
+        stacked[row : row + len(part), : part.shape[1]] = part
+        row += len(part)
+    return stacked
+
+
+def _fold(operation: np.ufunc, values: NDArray[Any], factor: int) -> NDArray[Any]:
+    """Rows [row, lane] reduced `factor` to one, the last one of what is left over."""
+    if factor == 1:
+        return values
+    groups = len(values) // factor
+    whole: NDArray[Any] = operation.reduce(values[: groups * factor].reshape(groups, factor, values.shape[1]), axis=1)
+    if groups * factor == len(values):
+        return whole
+    rest = operation.reduce(values[groups * factor :], axis=0, keepdims=True)
+    return np.concatenate([whole, rest])

@@ -1,0 +1,197 @@
+"""The sketches of a run in bounded memory: sparse rows of the newest steps, and exact sums of older ones."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hookcore.records import SketchBlock
+from hookcore.sketch import BINS, Sketch
+
+FACTOR: Final = 8
+SHARES: Final = (0.25, 0.25, 0.50)  # of the limit: single steps, 8 to 1, and the rest of the run
+_TAPS_AT_ONCE: Final = 128  # so many dense rows (1.3 MB) are summed at a time: they stay in the cache
+_RECORD_BYTES: Final = 600  # the objects around the arrays
+_LARGEST: Final = 0.4  # of a level's limit: the largest entry that is kept
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SketchRows:
+    """The sketches of some taps over the steps first to last, sparse; never changed once made."""
+
+    first: int
+    last: int
+    steps: int  # how many steps are in it
+    taps: NDArray[np.uint32]  # ascending
+    start: NDArray[np.uint32]
+    bins: NDArray[np.uint16]
+    counts: NDArray[Any]  # uint32, or uint64 where that is too small
+
+    @property
+    def nbytes(self) -> int:
+        arrays = self.taps.nbytes + self.start.nbytes + self.bins.nbytes + self.counts.nbytes
+        return arrays + _RECORD_BYTES
+
+    def sketch(self, tap: int) -> Sketch | None:
+        """The sketch of one tap; None where it has none."""
+        row = int(np.searchsorted(self.taps, tap))
+        if row == len(self.taps) or self.taps[row] != tap:
+            return None
+        part = slice(int(self.start[row]), int(self.start[row + 1]))
+        if part.start == part.stop:
+            return None
+        dense = np.zeros(BINS, np.uint64)
+        dense[self.bins[part]] = self.counts[part]
+        return Sketch(dense)
+
+
+class SketchLadder:
+    """Sketches step by step, then 8 steps in one, then as many in one as it takes to keep the whole run."""
+
+    def __init__(self, max_bytes: int, lock: threading.Lock) -> None:
+        self.max_bytes = max_bytes
+        self.merged = 0  # how many entries were merged away
+        self.refused = 0  # how many sketches found no room
+        self._lock = lock
+        self._limits = [int(max_bytes * share) for share in SHARES]
+        self._bytes = [0] * len(SHARES)
+        self._levels: list[list[SketchRows]] = [[] for _ in SHARES]
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all entries."""
+        return sum(self._bytes)
+
+    def levels(self) -> list[tuple[int, int, int]]:
+        """Entries, bytes and the limit of each level, the one of single steps first."""
+        with self._lock:
+            return list(zip((len(level) for level in self._levels), self._bytes, self._limits, strict=True))
+
+    def append(self, step: int, taps: NDArray[np.uint32], block: SketchBlock) -> None:
+        """The sketches of a step, or of a part of one; the arrays are kept, or copied if they are views."""
+        if not block.bins.size:
+            return
+        arrays = _own(taps, np.uint32), _own(block.start, np.uint32), _own(block.bins, np.uint16)
+        self._add(0, SketchRows(step, step, 1, *arrays, _own(block.counts, np.uint32)))
+
+    def entries(self, first: int | None, last: int | None) -> list[SketchRows]:
+        """What overlaps the steps first to last, oldest first."""
+        with self._lock:
+            everything = [entry for level in reversed(self._levels) for entry in level]
+        return [
+            entry
+            for entry in everything
+            if (first is None or entry.last >= first) and (last is None or entry.first <= last)
+        ]
+
+    def _add(self, level: int, entry: SketchRows, replaces: int = 0) -> None:
+        """Appends to a level; atomically takes away the oldest `replaces` entries of the level before."""
+        limit, entries, absorbed = self._limits[level], self._levels[level], 0
+        entry = self._cut(entry, int(limit * _LARGEST))
+        while entries and not absorbed and self._bytes[level] + entry.nbytes > limit:
+            if level + 1 < len(self._levels):
+                self._promote(level)
+            elif len(entries) > 1:
+                self._merge_pair()
+            else:
+                entry, absorbed = self._cut(sum_up([entries[0], entry]), limit), 1
+        with self._lock:
+            self._take(level - 1, replaces)
+            self._take(level, absorbed)
+            if len(entry.taps):
+                entries.append(entry)
+                self._bytes[level] += entry.nbytes
+
+    def _take(self, level: int, number: int) -> None:
+        """Removes the oldest entries of a level (called with the lock held)."""
+        if number:
+            self._bytes[level] -= sum(old.nbytes for old in self._levels[level][:number])
+            del self._levels[level][:number]
+
+    def _promote(self, level: int) -> None:
+        entries = self._levels[level]
+        number = _oldest(entries)
+        merged = sum_up(entries[:number])
+        self.merged += number - 1
+        self._add(level + 1, merged, replaces=number)
+
+    def _merge_pair(self) -> None:
+        """Sums up two neighbours of the last level: the oldest pair of the fewest steps."""
+        entries = self._levels[-1]
+        at = min(range(len(entries) - 1), key=lambda i: entries[i].steps + entries[i + 1].steps)
+        merged = sum_up(entries[at : at + 2])
+        self.merged += 1
+        with self._lock:
+            self._bytes[-1] += merged.nbytes - entries[at].nbytes - entries[at + 1].nbytes
+            entries[at : at + 2] = [merged]
+
+    def _cut(self, entry: SketchRows, most: int) -> SketchRows:
+        """The entry without the last taps that would make it too large; they are counted."""
+        if entry.nbytes <= most:
+            return entry
+        bytes_to_row = entry.start[1:].astype(np.int64) * (2 + entry.counts.itemsize) + _RECORD_BYTES + 4
+        bytes_to_row += 8 * np.arange(1, len(entry.taps) + 1)
+        rows = int(np.searchsorted(bytes_to_row, most, side="right"))
+        self.refused += len(entry.taps) - rows
+        end = int(entry.start[rows])
+        arrays = entry.taps[:rows].copy(), entry.start[: rows + 1].copy()
+        return SketchRows(
+            entry.first, entry.last, entry.steps, *arrays, entry.bins[:end].copy(), entry.counts[:end].copy()
+        )
+
+
+def sum_up(entries: Sequence[SketchRows]) -> SketchRows:
+    """The exact sum of sketches of neighbouring steps."""
+    taps = np.unique(np.concatenate([entry.taps for entry in entries]))
+    places = [np.searchsorted(taps, entry.taps) for entry in entries]
+    lengths, bins, counts = [], [], []
+    for low in range(0, len(taps), _TAPS_AT_ONCE):
+        high = min(low + _TAPS_AT_ONCE, len(taps))
+        dense = np.zeros((high - low) * BINS, np.uint64)
+        for entry, place in zip(entries, places, strict=True):
+            _add_part(dense, entry, place, low, high)
+        used = dense > 0
+        filled = np.flatnonzero(used)
+        lengths.append(np.count_nonzero(used.reshape(-1, BINS), axis=1))
+        bins.append((filled - np.repeat(np.arange(high - low) * BINS, lengths[-1])).astype(np.uint16))
+        counts.append(_narrow(dense[filled]))
+    start = np.zeros(len(taps) + 1, np.uint32)
+    np.cumsum(np.concatenate(lengths), out=start[1:])
+    steps = len({entry.first for entry in entries if entry.steps == 1})  # parts of one step count once
+    steps += sum(entry.steps for entry in entries if entry.steps > 1)
+    ends = entries[0].first, entries[-1].last
+    return SketchRows(*ends, steps, taps, start, np.concatenate(bins), np.concatenate(counts))
+
+
+def _add_part(dense: NDArray[np.uint64], entry: SketchRows, place: NDArray[np.intp], low: int, high: int) -> None:
+    rows = slice(int(np.searchsorted(place, low)), int(np.searchsorted(place, high)))
+    start = entry.start[rows.start : rows.stop + 1].astype(np.int64)
+    part = slice(int(start[0]), int(start[-1]))
+    keys = np.repeat((place[rows] - low) * BINS, start[1:] - start[:-1]) + entry.bins[part]
+    dense[keys] += entry.counts[part]
+
+
+def _narrow(counts: NDArray[np.uint64]) -> NDArray[Any]:
+    return counts.astype(np.uint32) if counts.max(initial=0) <= np.iinfo(np.uint32).max else counts
+
+
+def _oldest(entries: Sequence[SketchRows]) -> int:
+    """How many entries hold the oldest FACTOR of them, where the parts of one step count once."""
+    seen = 0
+    for number, entry in enumerate(entries):
+        seen += number == 0 or entry.first != entries[number - 1].first
+        if seen > FACTOR:
+            return number
+    return len(entries)
+
+
+def _own(array: NDArray[Any], dtype: type[np.generic]) -> NDArray[Any]:
+    """The array itself if the memory it holds is all its own, else a copy."""
+    if array.dtype == dtype and array.base is None and array.flags.c_contiguous:
+        return array
+    return np.array(array, dtype)

@@ -1,0 +1,194 @@
+"""The store: what a run's frames become, in bounded memory. One thread writes, many read."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hookcore.errors import ArgumentError
+from hookcore.records import STATS, Coverage, Event, Frame, ModuleRecord, SketchBlock, Snapshot
+from hookcore.store.answers import StepRange, Usage
+from hookcore.store.keep import bytes_of, texts_bytes
+from hookcore.store.parts import Parts
+from hookcore.store.queries import Queries
+from hookcore.store.schemas import ELAPSED, GRAD_SCALE, MICRO_BATCHES, TIME, later_wins, merge_stats
+from hookcore.store.segments import Floats, Lanes
+
+DEFAULT_BYTES: Final = 512 * 2**20
+
+
+class Store(Queries):
+    """The frames of one run within `max_bytes`; see docs/store.md for what is kept how finely.
+
+    Writing never raises on a frame that comes too late or finds no room: that is counted, and told once by an event.
+    """
+
+    def __init__(self, max_bytes: int = DEFAULT_BYTES, *, clock: Callable[[], float] = time.time) -> None:
+        super().__init__(Parts(max_bytes))
+        self._clock = clock
+        self._writer = threading.Lock()  # frames from several threads are taken one after the other
+        self._told: set[str] = set()
+        self._known_scalars: tuple[str, ...] = ()
+        self._known_lanes: NDArray[np.intp] = np.empty(0, np.intp)
+
+    def append(self, frame: Frame) -> None:
+        """Takes a frame in: a new newest step, or a further part of the newest one.
+
+        The arrays of `frame.sketches` are kept as they are where they own their memory: do not write to them again.
+        """
+        _check(frame)
+        with self._writer:
+            self._take_names(frame)
+            newest = self._parts.steps.newest
+            if newest is not None and frame.step < newest:
+                self._parts.dropped["too_late"] += 1
+                self._tell("too-late", f"a frame of step {frame.step} came after one of step {newest} and was dropped")
+                return
+            self._take_stats(frame)
+            self._take_scalars(frame)
+            self._note_step(frame.step)
+
+    def describe(self, modules: Sequence[ModuleRecord], coverage: Sequence[Coverage] = ()) -> None:
+        """The modules of the run and what is captured of them; a path that is known already is replaced."""
+        with self._writer:
+            for module in modules:
+                self._parts.modules.put(module.path, module, bytes_of(module))
+            for covered in coverage:
+                self._parts.coverage.put(covered.path, covered, bytes_of(covered))
+
+    def add_event(self, event: Event) -> None:
+        """Keeps an event; the oldest ones make room."""
+        self._parts.events.add(event, bytes_of(event))
+
+    def add_snapshot(self, snapshot: Snapshot) -> None:
+        """Keeps a snapshot with a copy of its values; the oldest ones make room."""
+        if snapshot.values.nbytes > self._parts.snapshots.max_bytes:
+            self._tell("snapshot-refused", f"a snapshot of {snapshot.values.nbytes} bytes is above the store's limit")
+        owned = replace(snapshot, values=np.array(snapshot.values))
+        owned.values.flags.writeable = False
+        self._parts.snapshots.add(owned, bytes_of(owned))
+
+    def usage(self) -> Usage:
+        """The bytes of each part against its limit, and what was dropped or merged."""
+        return self._parts.usage()
+
+    def _take_names(self, frame: Frame) -> None:
+        if frame.new_taps and self._parts.add_taps(frame.new_taps):
+            self._tell(
+                "taps-refused", "there are more taps than fit: give the store more memory or watch fewer modules"
+            )
+        for event in frame.events:
+            self.add_event(event)
+        for name, text in frame.labels.items():
+            self._parts.labels.put(name, (name, text), texts_bytes([name, text, name]))
+
+    def _take_stats(self, frame: Frame) -> None:
+        for rows in _ascending_runs(frame.taps):
+            taps, stats, block = frame.taps, frame.stats, frame.sketches
+            if rows is not None:
+                taps, stats, block = taps[rows], stats[rows], _select(block, rows)
+            known = len(self._parts.taps)
+            if len(taps) and taps[-1] >= known:
+                fit = np.arange(np.searchsorted(taps, known))
+                self._parts.dropped["rows_of_unknown_taps"] += len(taps) - len(fit)
+                taps, stats, block = taps[fit], stats[fit], _select(block, fit)
+            if len(taps):
+                self._take_part(frame.step, taps, stats, block)
+
+    def _take_part(self, step: int, taps: NDArray[np.uint32], stats: Floats, block: SketchBlock) -> None:
+        absent = np.isnan(stats[:, 0])
+        if absent.any():
+            stats = np.where(absent[:, None], np.nan, stats)
+            self._parts.dropped["rows_without_count"] += int(absent.sum())
+        ladder, whole = self._parts.stats, int(taps[-1]) - int(taps[0]) == len(taps) - 1
+        lanes: Lanes = slice(int(taps[0]), int(taps[-1]) + 1) if whole else taps.astype(np.intp)
+        if ladder.newest == step:
+            ladder.merge_newest(lanes, stats.T, merge_stats)
+        else:
+            ladder.append(step, lanes, stats.T)
+        self._parts.sketches.append(step, taps, block)
+
+    def _take_scalars(self, frame: Frame) -> None:
+        named = {TIME: frame.time_s, **frame.scalars}
+        if frame.elapsed_s == frame.elapsed_s:
+            named[ELAPSED] = frame.elapsed_s
+        if frame.micro_batches:
+            named[MICRO_BATCHES] = frame.micro_batches
+        if frame.grad_scale is not None:
+            named[GRAD_SCALE] = frame.grad_scale
+        lanes, chosen = self._lanes_of(tuple(named))
+        if not len(lanes):
+            return
+        values = np.ones((3, len(lanes)))
+        values[2] = list(named.values()) if chosen is None else np.array(list(named.values()))[chosen]
+        np.logical_not(np.isfinite(values[2]), out=values[1])
+        if self._parts.scalars.newest == frame.step:
+            self._parts.scalars.merge_newest(lanes, values, later_wins)
+        else:
+            self._parts.scalars.append(frame.step, lanes, values)
+
+    def _lanes_of(self, scalars: tuple[str, ...]) -> tuple[NDArray[np.intp], NDArray[np.intp] | None]:
+        """The lanes of scalars, and which of them there are if not all found room."""
+        if scalars == self._known_scalars:
+            return self._known_lanes, None
+        lanes = [self._parts.lane_of_scalar(name) for name in scalars]
+        found = [place for place, lane in enumerate(lanes) if lane is not None]
+        numbers = np.array([lane for lane in lanes if lane is not None], np.intp)
+        if len(found) < len(lanes):
+            self._tell(
+                "scalars-refused", "there are more scalars than fit: log fewer names, or give the store more memory"
+            )
+            return numbers, np.array(found, np.intp)
+        self._known_scalars, self._known_lanes = scalars, numbers  # most frames have the same
+        return numbers, None
+
+    def _note_step(self, step: int) -> None:
+        old = self._parts.steps
+        if step != old.newest:
+            first = step if old.first is None else old.first
+            self._parts.steps = StepRange(first, step, old.count + 1)
+
+    def _tell(self, name: str, message: str) -> None:
+        """Says once that a limit was met; the counters say how often."""
+        if name not in self._told:
+            self._told.add(name)
+            newest = self._parts.steps.newest
+            self.add_event(Event(newest or 0, self._clock(), name, message, "warning"))
+
+
+def _check(frame: Frame) -> None:
+    rows = len(frame.taps)
+    if frame.stats.shape != (rows, len(STATS)):
+        raise ArgumentError(
+            f"a frame of {rows} taps has stats of shape {frame.stats.shape}: they must be [{rows}, {len(STATS)}]"
+        )
+    if len(frame.sketches.start) != rows + 1:
+        raise ArgumentError(
+            f"a frame of {rows} taps has sketches with {len(frame.sketches.start)} starts: there must be {rows + 1}"
+        )
+
+
+def _ascending_runs(taps: NDArray[np.uint32]) -> list[NDArray[np.intp] | None]:
+    """Rows in parts in which taps ascend and none is met twice; None stands for all rows as they are."""
+    if len(taps) < 2 or bool((taps[1:] > taps[:-1]).all()):
+        return [None]
+    order = np.argsort(taps, kind="stable")
+    ordered = taps[order]
+    starts = np.flatnonzero(np.diff(ordered, prepend=ordered[0] + 1))
+    turn = np.arange(len(taps)) - np.repeat(starts, np.diff(np.append(starts, len(taps))))
+    return [order[turn == number] for number in range(int(turn.max()) + 1)]
+
+
+def _select(block: SketchBlock, rows: NDArray[np.intp]) -> SketchBlock:
+    """Some rows of a block, in this order."""
+    start = block.start.astype(np.int64)
+    lengths = start[rows + 1] - start[rows]
+    ends = np.cumsum(lengths)
+    picked = np.arange(int(lengths.sum())) + np.repeat(start[rows] - (ends - lengths), lengths)
+    return SketchBlock(np.append(0, ends).astype(np.uint32), block.bins[picked], block.counts[picked])

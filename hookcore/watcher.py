@@ -1,0 +1,182 @@
+"""`hookcore.watch`: the one call in a training script."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from hookcore.compiled import guard_functions
+from hookcore.config import Pattern, Settings
+from hookcore.errors import ArgumentError, ClosedError
+from hookcore.recorder import Recorder
+from hookcore.recorder.plans import Plan
+from hookcore.records import Coverage, Event
+from hookcore.sinks import StoreSink
+from hookcore.store import Store
+
+EXIT_DEADLINE_S: Final = 2.0
+_watchers: weakref.WeakSet[Watcher] = weakref.WeakSet()
+
+
+class Watcher:
+    """A running watch: what was seen is in `.store`, what went wrong inside hookcore in `.errors`."""
+
+    def __init__(self, model: nn.Module | None, settings: Settings) -> None:
+        self.settings = settings
+        self.store = Store(settings.memory - settings.memory // 4)
+        self._recorder = Recorder(settings, StoreSink(self.store))
+        self._observed: dict[str, Plan] = {}
+        try:
+            if model is None:
+                self._recorder.models.discovers = True
+            else:
+                self._recorder.models.add(model)
+            self._recorder.attach()
+        except BaseException:
+            self._recorder.close(0.0)
+            raise
+        _watchers.add(self)
+
+    def step(self) -> None:
+        """End a step, in loops without an optimizer. From the first call on, only these calls end steps."""
+        if not self._recorder.closed:
+            self._guarded("step", self._recorder.user_step)
+
+    def log(self, **scalars: float | Tensor) -> None:
+        """Numbers beside the layers, such as loss and learning rate. A tensor is not waited for."""
+        if not self._recorder.closed:
+            self._guarded("log", self._recorder.log, scalars)
+
+    def observe(self, name: str, tensor: Tensor) -> Tensor:
+        """Make an intermediate tensor inside a forward, and its gradient, taps called `name`. Returns the tensor."""
+        if not torch.compiler.is_compiling() and self._recorder.capture.on:
+            self._guarded("observe", self._observe, name, tensor)
+        return tensor
+
+    def _observe(self, name: str, tensor: Tensor) -> None:
+        plan = self._observed.get(name)
+        if plan is None:
+            plan = self._observed[name] = self._recorder.models.plan_for_name(name)
+        self._recorder.capture.watch_tensor(plan, tensor)
+
+    def _guarded(self, what: str, call: Callable[..., None], *arguments: Any) -> None:
+        try:
+            call(*arguments)
+        except Exception as error:
+            self._recorder.capture.failed(what, error)
+
+    def pause(self) -> None:
+        """Capture nothing until `resume()`. Steps go on being counted."""
+        self._check_open()
+        self._recorder.pause()
+
+    def resume(self) -> None:
+        """Capture again."""
+        self._check_open()
+        self._recorder.resume()
+
+    def flush(self, timeout_s: float = 10.0) -> bool:
+        """Wait until every finished step is in the store; False where the time ran out."""
+        return self._recorder.flush(timeout_s)
+
+    def close(self) -> None:
+        """Take off every hook, end the thread, let go of the model. The store stays readable."""
+        self._recorder.close(EXIT_DEADLINE_S)
+        _watchers.discard(self)
+
+    def coverage(self) -> list[Coverage]:
+        """Every module: captured, or not and why."""
+        return self._recorder.models.coverage()
+
+    @property
+    def errors(self) -> list[Event]:
+        """The first errors inside hookcore, with their tracebacks. None of them reached the training."""
+        return list(self._recorder.capture.errors)
+
+    @property
+    def error_count(self) -> int:
+        """How many errors there were in all."""
+        return self._recorder.capture.error_count
+
+    @property
+    def current_step(self) -> int:
+        """How many steps have ended."""
+        return self._recorder.step
+
+    @property
+    def paused(self) -> bool:
+        """Whether capture is switched off for now."""
+        return self._recorder.paused
+
+    def _check_open(self) -> None:
+        if self._recorder.closed:
+            raise ClosedError("this watcher was closed; call hookcore.watch(model) for a new one")
+
+    def __enter__(self) -> Watcher:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._recorder.closed else "paused" if self.paused else "watching"
+        return f"<hookcore.Watcher {state}, {len(self._recorder.capture.plans)} modules, step {self._recorder.step}>"
+
+
+def watch(
+    model: nn.Module | None = None,
+    *,
+    include: Pattern | Iterable[Pattern] | None = None,
+    exclude: Pattern | Iterable[Pattern] | None = None,
+    **settings: Any,
+) -> Watcher:
+    """Watch a model, or with no argument every model that runs in this process, until `close()`.
+
+    include, exclude: patterns on the dotted module path ("blocks.*.attn", "re:.*drop.*", "type:Linear", "is:leaf") or
+    module classes. Further settings, with their defaults, are listed in docs/guide.md: kinds, every, budget, memory,
+    attach, compiled, phases, calls, sketch_values, server.
+    """
+    if model is not None and not isinstance(model, nn.Module):
+        raise ArgumentError(
+            f"watch() was given a {type(model).__name__}; it takes a torch.nn.Module, or nothing to watch every model"
+        )
+    return Watcher(model, Settings.of(include=include, exclude=exclude, **settings))
+
+
+@contextmanager
+def paused() -> Iterator[None]:
+    """Nothing of hookcore's is registered in here; `torch.export.export(..., strict=True)` needs that."""
+    attached = [watcher for watcher in _watchers if watcher._recorder.attached]
+    for watcher in attached:
+        watcher._recorder.detach()
+    try:
+        yield
+    finally:
+        for watcher in attached:
+            if not watcher._recorder.closed:
+                watcher._recorder.attach()
+
+
+def _close_all() -> None:
+    for watcher in list(_watchers):
+        watcher.close()
+
+
+def _abandon_all() -> None:
+    for watcher in list(_watchers):
+        watcher._recorder.abandon()
+
+
+guard_functions(Watcher.step, Watcher.log, Watcher.observe)
+atexit.register(_close_all)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_abandon_all)
+
+__all__ = ["Watcher", "paused", "watch"]

@@ -1,0 +1,1 @@
+"""The tests of hookcore and of its server."""

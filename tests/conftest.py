@@ -1,0 +1,59 @@
+"""What every test runs under: nothing of hookcore's may be left when it ends."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.modules import module as torch_modules
+from torch.optim import optimizer as torch_optimizers
+
+MODULE_TABLES = (
+    "_global_buffer_registration_hooks",
+    "_global_module_registration_hooks",
+    "_global_parameter_registration_hooks",
+    "_global_backward_pre_hooks",
+    "_global_backward_hooks",
+    "_global_forward_pre_hooks",
+    "_global_forward_hooks",
+    "_global_forward_hooks_always_called",
+    "_global_forward_hooks_with_kwargs",
+)
+OPTIMIZER_TABLES = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
+
+
+def _process_state() -> dict[str, Any]:
+    """All that a hook or a watcher can leave on the process."""
+    tables = {name: dict(getattr(torch_modules, name)) for name in MODULE_TABLES}
+    tables |= {name: dict(getattr(torch_optimizers, name)) for name in OPTIMIZER_TABLES}
+    threads = {thread.name for thread in threading.enumerate() if thread.name.startswith("hookcore")}
+    return {
+        **tables,
+        "_global_is_full_backward_hook": torch_modules._global_is_full_backward_hook,
+        "threads": threads,
+    }
+
+
+@pytest.fixture(autouse=True)
+def no_leaked_hooks() -> Iterator[None]:
+    """Every global hook table of torch's, and the threads, are after the test what they were before."""
+    before = _process_state()
+    yield
+    after = _process_state()
+    left = {name: after[name] for name in before if after[name] != before[name]}
+    assert not left, f"the test left hooks or threads behind: {left}"
+
+
+@pytest.fixture
+def seed() -> int:
+    """The same random numbers in every run of a test."""
+    number = 2026
+    random.seed(number)
+    np.random.seed(number)  # for code under test that draws from the global generator
+    torch.manual_seed(number)
+    return number

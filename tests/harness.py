@@ -1,0 +1,366 @@
+"""Runs a case of the zoo, watched or not, and reduces all that can be seen of it to something that compares exactly."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import hashlib
+import io
+import pickle
+import random
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
+from torch.optim import optimizer as torch_optimizer
+
+import hookcore
+from hookcore.records import STATS, Tap
+from tests.zoo import Case, Trial
+
+STEPS: Final = 3
+MEMORY: Final = "16MB"
+
+Attach = Callable[[Trial], AbstractContextManager[Any]]
+Key = tuple[str, str, str, int]
+
+
+# --- Digests --------------------------------------------------------------------------------------------------------
+
+
+def tensor_bytes(tensor: Tensor) -> bytes:
+    """A tensor of any make as bytes; its values and nothing else."""
+    tensor = tensor.detach()
+    head = f"{tensor.dtype}{tuple(tensor.shape) if not tensor.is_nested else 'nested'}{tensor.layout}".encode()
+    if tensor.is_meta:
+        return head
+    if tensor.is_nested:
+        return head + b"".join(tensor_bytes(part) for part in tensor.unbind())
+    if tensor.layout is not torch.strided:
+        return head + tensor_bytes(tensor.to_dense())
+    if tensor.is_quantized:
+        return head + tensor_bytes(tensor.int_repr())
+    plain = tensor.as_subclass(Tensor).resolve_conj().resolve_neg().contiguous().reshape(-1)
+    return head + bytes(plain.view(torch.uint8).numpy().tobytes())
+
+
+def digest(value: Any) -> str:
+    """Anything that a step may answer with, to the bit."""
+    state = hashlib.sha256()
+    _feed(state, value)
+    return state.hexdigest()[:16]
+
+
+def _feed(state: Any, value: Any) -> None:
+    if isinstance(value, Tensor):
+        state.update(tensor_bytes(value))
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            state.update(repr(key).encode())
+            _feed(state, item)
+    elif isinstance(value, (list, tuple)):
+        state.update(str(len(value)).encode())
+        for item in value:
+            _feed(state, item)
+    elif isinstance(value, np.ndarray):
+        state.update(value.tobytes())
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        _feed(state, [getattr(value, field.name) for field in dataclasses.fields(value)])
+    elif value is None or isinstance(value, (int, float, str, bytes, bool)):
+        state.update(repr(value).encode())
+    else:
+        state.update(type(value).__name__.encode())
+
+
+def random_state() -> str:
+    """Where the three random number generators stand."""
+    return digest([torch.get_rng_state(), np.random.get_state()[1:], repr(random.getstate())])
+
+
+def seed_all(seed: int = 0) -> None:
+    """Begin every generator anew."""
+    torch.manual_seed(seed)
+    np.random.seed(seed)
+    random.seed(seed)
+
+
+# --- Runs -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Outcome:
+    """Everything that can be seen of a run from outside; two runs alike are equal."""
+
+    steps: list[dict[str, str]]
+    state_keys: list[str]
+    copies: dict[str, str]
+    attributes: dict[str, list[str]]
+    hooks: list[str]
+    hooks_afterwards: list[str] = dataclasses.field(default_factory=list)
+    warnings: set[str] = dataclasses.field(default_factory=set, compare=False)
+
+
+def run_case(case: Case, attach: Attach | None = None, steps: int = STEPS) -> Outcome:
+    """Train a case for a few steps, under whatever `attach` puts around it."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        seed_all()
+        trial = case.build()
+        with attach(trial) if attach else contextlib.nullcontext():
+            outcome = observe_trial(trial, steps)
+        outcome.hooks_afterwards = hooks_on(trial)
+    outcome.warnings = {f"{warning.category.__name__}: {warning.message}" for warning in caught}
+    return outcome
+
+
+def observe_trial(trial: Trial, steps: int) -> Outcome:
+    """Take the steps and look at everything after each."""
+    models = (trial.model, *trial.others)
+    seen = [_take_step(trial, models, number) for number in range(steps)]
+    state_keys = [key for model in models for key in model.state_dict()]
+    copies = {name: _try(copier, trial.model) for name, copier in COPIERS.items()}
+    attributes = {
+        f"{index}:{path}": sorted(map(str, module.__dict__))
+        for index, model in enumerate(models)
+        for path, module in model.named_modules()
+    }
+    return Outcome(seen, state_keys, copies, attributes, hooks_on(trial))
+
+
+def _take_step(trial: Trial, models: tuple[nn.Module, ...], number: int) -> dict[str, str]:
+    result = trial.step(number)
+    named = [pair for model in models for pair in model.named_parameters()]
+    return {
+        "result": digest(result),
+        "gradients": digest({name: parameter.grad for name, parameter in named}),
+        "parameters": digest(_initialised(dict(named))),
+        "buffers": digest(_initialised({name: b for model in models for name, b in model.named_buffers()})),
+        "random": random_state(),
+    }
+
+
+def _initialised(tensors: dict[str, Any]) -> dict[str, Any]:
+    return {name: None if torch.nn.parameter.is_lazy(tensor) else tensor for name, tensor in tensors.items()}
+
+
+def hooks_on(trial: Trial) -> list[str]:
+    """How many hooks of each kind are on the modules of a trial."""
+    modules = [named for model in (trial.model, *trial.others) for named in model.named_modules()]
+    tables = [
+        (f"{path}{name}", table)
+        for path, module in modules
+        for name, table in vars(module).items()
+        if name.endswith("_hooks")
+    ]
+    return [f"{name}: {len(table)}" for name, table in tables if table]
+
+
+def _by_pickle(model: nn.Module) -> Any:
+    return pickle.loads(pickle.dumps(model)).state_dict()
+
+
+def _by_save(model: nn.Module) -> Any:
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False).state_dict(), b"hookcore" in file.getvalue()
+
+
+def _by_deepcopy(model: nn.Module) -> Any:
+    twin = copy.deepcopy(model)
+    return twin.state_dict(), [sorted(map(str, part.__dict__)) for part in twin.modules()]
+
+
+COPIERS: Final[dict[str, Callable[[nn.Module], Any]]] = {
+    "pickle": _by_pickle,
+    "torch.save": _by_save,
+    "deepcopy": _by_deepcopy,
+}
+
+
+def _try(copier: Callable[[nn.Module], Any], model: nn.Module) -> str:
+    """What a copy holds, or the error by which the model refuses to be copied."""
+    try:
+        return digest(copier(model))
+    except Exception as error:
+        return type(error).__name__
+
+
+# --- What must not be left behind -----------------------------------------------------------------------------------
+
+
+def process_state() -> dict[str, list[Any]]:
+    """Every place of the process where a hook or a thread could be left."""
+    tables = {name: value for name, value in vars(torch_module).items() if name.startswith("_global_")}
+    tables |= {name: value for name, value in vars(torch_optimizer).items() if name.startswith("_global_")}
+    state = {name: sorted(map(str, value)) for name, value in tables.items() if isinstance(value, (dict, set))}
+    state["threads"] = sorted(thread.name for thread in threading.enumerate())
+    state["functions"] = [torch_module._has_any_global_hook, nn.Module.__call__, nn.Module.__setattr__]
+    return state
+
+
+# --- What the watcher saw -------------------------------------------------------------------------------------------
+
+
+def watch(*arguments: Any, **settings: Any) -> hookcore.Watcher:
+    """A watcher that captures every step, in little memory, unless told otherwise."""
+    return hookcore.watch(*arguments, **{"budget": None, "memory": MEMORY, **settings})
+
+
+def key_of(tap: Tap) -> Key:
+    """A tap's name in the twin's words."""
+    return tap.module, tap.kind, tap.index, tap.call
+
+
+def read_step(watcher: hookcore.Watcher, step: int, phase: str = "train") -> dict[Key, dict[str, float]]:
+    """The stats of every tap that the store has for this step."""
+    taps = watcher.store.taps()
+    seen: dict[Key, dict[str, float]] = {}
+    for number, tap in zip(taps.numbers, taps.taps, strict=True):
+        if tap.phase != phase:
+            continue
+        values = {stat: _value_at(watcher, int(number), stat, step) for stat in STATS}
+        if not np.isnan(values["count"]):
+            seen[key_of(tap)] = values
+    return seen
+
+
+def _value_at(watcher: hookcore.Watcher, number: int, stat: str, step: int) -> float:
+    series = watcher.store.series(number, stat)
+    at = np.flatnonzero((series.first_step <= step) & (step <= series.last_step))
+    return float(series.mean[at[0]]) if at.size else float("nan")
+
+
+def reference_stats(parts: list[Tensor]) -> dict[str, float]:
+    """The stats of all values of some tensors, by NumPy in float64."""
+    values = np.concatenate([_float64(part) for part in parts])
+    finite = values[np.isfinite(values)]
+    stats = {
+        "count": float(values.size),
+        "nan": float(np.isnan(values).sum()),
+        "inf": float(np.isinf(values).sum()),
+        "zero": float((values == 0).sum()),
+        "parts": float(len(parts)),
+    }
+    moments: dict[str, Callable[[Any], Any]] = {
+        "mean": np.mean,
+        "std": np.std,
+        "min": np.min,
+        "max": np.max,
+        "rms": lambda x: np.sqrt(np.mean(x * x)),
+        "norm": np.linalg.norm,
+    }
+    return stats | {name: float(f(finite)) if finite.size else float("nan") for name, f in moments.items()}
+
+
+def _float64(tensor: Tensor) -> Any:
+    tensor = tensor.detach()
+    if tensor.layout is not torch.strided:
+        tensor = (tensor.coalesce() if tensor.layout is torch.sparse_coo else tensor).values()
+    if tensor.is_quantized:
+        tensor = tensor.dequantize()
+    if tensor.is_complex():
+        tensor = tensor.resolve_conj().to(torch.complex128).abs()
+    return tensor.resolve_neg().to(torch.float64).reshape(-1).numpy()
+
+
+# --- The twin -------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Twin:
+    """The same model in another run, with every output cloned and its gradient retained by torch itself."""
+
+    outputs: dict[Key, list[Tensor]]
+    gradients: dict[Key, list[Tensor]]
+
+
+class TwinHooks:
+    """Plain per-module hooks that know nothing of hookcore.
+
+    Each output is kept as a copy, its gradient by `retain_grad`; what goes on is a clone, so that nothing that is done
+    to it in place can reach the tensor that the module returned.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model, self._trained = model, model.training
+        self._paths = {id(module): path for path, module in model.named_modules()}
+        self._calls: dict[str, int] = {}
+        self._copies: dict[Key, list[Tensor]] = {}
+        self._live: dict[Key, list[Tensor]] = {}
+        self._handles = [module.register_forward_hook(self._saw, prepend=True) for module in model.modules()]
+
+    def _saw(self, module: nn.Module, args: Any, output: Any) -> Any:
+        path = self._paths.get(id(module))
+        if path is None or self._model.training != self._trained:
+            return None
+        call = self._calls[path] = self._calls.get(path, -1) + 1
+        return self._replaced(path, output, "", call)
+
+    def _replaced(self, path: str, value: Any, place: str, call: int) -> Any:
+        if isinstance(value, Tensor):
+            return self._kept(path, value, place, call)
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            names: Any = value._fields
+            return type(value)(
+                *(self._replaced(path, v, _in(place, n), call) for n, v in zip(names, value, strict=True))
+            )
+        if type(value) in (tuple, list):
+            return type(value)(self._replaced(path, v, _in(place, i), call) for i, v in enumerate(value))
+        if isinstance(value, dict):
+            for name, item in list(value.items()):
+                value[name] = self._replaced(path, item, _in(place, name), call)
+        elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+            names = [field.name for field in dataclasses.fields(value)]
+            parts = {name: self._replaced(path, getattr(value, name), _in(place, name), call) for name in names}
+            return dataclasses.replace(value, **parts)
+        return value
+
+    def _kept(self, path: str, tensor: Tensor, place: str, call: int) -> Tensor:
+        self._copies.setdefault((path, "output", place, call), []).append(tensor.detach().clone())
+        if not tensor.requires_grad or tensor.is_leaf or torch.is_inference_mode_enabled():
+            return tensor
+        tensor.retain_grad()
+        self._live.setdefault((path, "output_grad", place, call), []).append(tensor)
+        return tensor.clone()
+
+    def end_backward(self) -> None:
+        """Count calls from zero again."""
+        self._calls.clear()
+
+    def close(self) -> Twin:
+        """Take the hooks off and answer with what was seen."""
+        for handle in self._handles:
+            handle.remove()
+        gradients = {
+            key: [tensor.grad for tensor in tensors if tensor.grad is not None] for key, tensors in self._live.items()
+        }
+        return Twin(self._copies, {key: kept for key, kept in gradients.items() if kept})
+
+
+def _in(place: str, name: Any) -> str:
+    return f"{place}.{name}" if place else str(name)
+
+
+@contextlib.contextmanager
+def counting_backwards(hooks: TwinHooks) -> Iterator[None]:
+    """Tell the twin when a backward pass of the training has ended."""
+    backward = torch.autograd.backward
+
+    def counted(*args: Any, **kwargs: Any) -> None:
+        backward(*args, **kwargs)
+        hooks.end_backward()
+
+    torch.autograd.backward = counted
+    try:
+        yield
+    finally:
+        torch.autograd.backward = backward

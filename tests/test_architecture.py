@@ -1,0 +1,264 @@
+"""Who may know whom, who may register hooks, what is public, and what the wheel holds."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import sysconfig
+import tomllib
+import venv
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import hookcore
+
+ROOT = Path(__file__).parents[1]
+
+# Each room with the rooms that it may import; errors and records may be imported by all that stand behind them.
+ROOMS: dict[str, set[str]] = {
+    "errors": set(),
+    "records": set(),
+    "sketch": {"errors", "records"},
+    "config": {"errors", "records"},
+    "store": {"errors", "records", "sketch", "config"},
+    "sinks": {"errors", "records", "store"},
+    "names": {"errors", "records", "config"},
+    "observe": {"errors", "records", "sketch", "config"},
+    "hooks": {"errors", "records"},
+    "compiled": {"errors", "records", "hooks"},
+    "recorder": {
+        "errors",
+        "records",
+        "sketch",
+        "config",
+        "sinks",
+        "names",
+        "compiled",
+        "observe",
+        "hooks",
+    },
+    "watcher": {
+        "errors",
+        "records",
+        "config",
+        "store",
+        "sinks",
+        "compiled",
+        "hooks",
+        "recorder",
+    },
+    "__init__": {"errors", "watcher", "hooks"},
+}
+WITHOUT_TORCH = {"errors", "records", "sketch", "config", "store", "sinks", "names", "__init__"}
+# Beside the room of hooks: torch's compiler must be able to trace through this one's registration.
+REGISTERS_HOOKS = {"hookcore/compiled/inside.py"}
+WEB = {"app", "hookcore_app", "fastapi", "starlette", "uvicorn", "jinja2"}
+
+
+def _room_of(file: Path) -> str:
+    return file.relative_to(ROOT / "hookcore").parts[0].removesuffix(".py")
+
+
+def _files(folder: str) -> list[Path]:
+    return sorted((ROOT / folder).rglob("*.py"))
+
+
+def _imports(file: Path) -> Iterator[str]:
+    """Every module that a file names in an import, wherever it stands; a name for types alone does not count."""
+    tree = ast.parse(file.read_text(), str(file))
+    for_types = {id(each) for node in ast.walk(tree) if _is_for_types(node) for each in ast.walk(node)}
+    for node in ast.walk(tree):
+        if id(node) in for_types:
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _is_for_types(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+
+
+def _calls(file: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(file.read_text(), str(file))):
+        if isinstance(node, ast.Call):
+            if isinstance(node.func, ast.Attribute):
+                yield node.func.attr
+            elif isinstance(node.func, ast.Name):
+                yield node.func.id
+
+
+def test_every_room_is_in_the_plan() -> None:
+    assert {_room_of(file) for file in _files("hookcore")} == set(ROOMS)
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_imports_only_the_rooms_below_it(room: str) -> None:
+    files = [file for file in _files("hookcore") if _room_of(file) == room]
+    assert files
+    for file in files:
+        known = {name.split(".")[1] for name in _imports(file) if name.startswith("hookcore.")}
+        assert known <= ROOMS[room] | {room}, f"{file.relative_to(ROOT)} knows {sorted(known - ROOMS[room])}"
+
+
+def test_the_plan_of_rooms_has_no_way_back() -> None:
+    above: dict[str, set[str]] = {}
+    while len(above) < len(ROOMS):
+        free = {room for room in ROOMS if room not in above and ROOMS[room] <= set(above)}
+        assert free, f"these rooms know each other in a circle: {sorted(set(ROOMS) - set(above))}"
+        above |= {room: ROOMS[room] for room in free}
+
+
+@pytest.mark.parametrize("room", sorted(WITHOUT_TORCH))
+def test_rooms_that_the_server_needs_import_no_torch(room: str) -> None:
+    for file in (file for file in _files("hookcore") if _room_of(file) == room):
+        assert not [name for name in _imports(file) if name.split(".")[0] in ("torch", "numba", "triton")], file
+
+
+def test_hookcore_knows_no_web_and_no_server() -> None:
+    for file in _files("hookcore"):
+        assert not WEB & {name.split(".")[0] for name in _imports(file)}, file
+
+
+def test_the_server_knows_no_torch_and_nothing_of_hookcore_but_the_torchless_rooms() -> None:
+    for file in _files("app"):
+        for name in _imports(file):
+            assert name.split(".")[0] not in ("torch", "hookcore_app", "app"), f"{file} imports {name}"
+            if name.startswith("hookcore"):
+                assert name.split(".")[1] in WITHOUT_TORCH, f"{file} imports {name}"
+
+
+@pytest.mark.parametrize("room", sorted(WITHOUT_TORCH - {"__init__"}))
+def test_importing_a_torchless_room_loads_no_torch(room: str) -> None:
+    code = f"import sys, hookcore.{room}; sys.exit(' '.join(sorted({{'torch', 'numba'}} & set(sys.modules))) or None)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+def test_importing_hookcore_loads_neither_torch_nor_numpy() -> None:
+    code = "import sys, hookcore; sys.exit(' '.join(sorted({'torch', 'numba', 'numpy'} & set(sys.modules))) or None)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+def test_only_one_room_registers_hooks_of_torchs() -> None:
+    for file in _files("hookcore") + _files("app"):
+        hooking = [call for call in _calls(file) if re.fullmatch(r"(register|queue)_\w*(hook|callback)s?", call)]
+        name = str(file.relative_to(ROOT))
+        if not name.startswith("hookcore/hooks/") and name not in REGISTERS_HOOKS:
+            assert not hooking, f"{name} calls {hooking}"
+
+
+def test_the_legacy_backward_hook_is_never_registered() -> None:
+    for file in _files("hookcore") + _files("app"):
+        legacy = {"register_backward_hook", "register_module_backward_hook"} & set(_calls(file))
+        assert not legacy, f"{file.relative_to(ROOT)} calls {legacy}"
+
+
+def test_no_module_imports_everything_of_another() -> None:
+    for file in _files("hookcore") + _files("app"):
+        assert not [name for name in _imports(file) if name.endswith(".*")], file
+
+
+def test_the_public_names_are_exactly_these() -> None:
+    assert sorted(hookcore.__all__) == [
+        "ArgumentError",
+        "ClosedError",
+        "HookError",
+        "HookcoreError",
+        "PatternError",
+        "Watcher",
+        "__version__",
+        "hooks",
+        "paused",
+        "watch",
+    ]
+    assert all(getattr(hookcore, name) is not None for name in hookcore.__all__)
+    assert sorted(hookcore.__all__) == dir(hookcore)
+
+
+def test_a_name_that_hookcore_does_not_have_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'wacth'"):
+        _ = hookcore.wacth
+
+
+def test_the_project_file_lists_every_package_and_the_version_of_the_code() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    folders = [file.parent.relative_to(ROOT) for folder in ("hookcore", "app") for file in _files(folder)]
+    packages = {".".join(folder.parts).replace("app", "hookcore_app", 1) for folder in folders if "app" in folder.parts}
+    packages |= {".".join(folder.parts) for folder in folders if "app" not in folder.parts}
+    assert set(project["tool"]["setuptools"]["packages"]) == packages
+    assert project["project"]["version"] == hookcore.__version__
+
+
+def test_every_direct_dependency_is_pinned_for_the_checks() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [
+        *project["dependencies"],
+        *(each for extra in project["optional-dependencies"].values() for each in extra),
+    ]
+    names = {re.split(r"[<>=;\[ ]", each, maxsplit=1)[0].lower() for each in wanted}
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pinned = [line.split("==") for line in lines if not line.startswith("#")]
+    assert names <= {name.lower() for name, _ in pinned}
+    assert pinned[0] == ["torch", "2.13.0"]
+
+
+@pytest.mark.slow
+def test_the_wheel_stands_beside_a_users_own_app(tmp_path: Path) -> None:
+    wheel = _build_wheel(tmp_path)
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    assert {"hookcore/py.typed", "hookcore_app/static/app.css", "hookcore_app/templates/overview.html"} <= names
+    assert not [name for name in names if name.startswith(("app/", "tests/", "benchmarks/"))]
+    python = _install(wheel, tmp_path / "environment")
+    user = tmp_path / "user"
+    user.mkdir()
+    (user / "app.py").write_text("MINE = True\n")
+    code = (
+        "import app, hookcore, hookcore_app.main as server, hookcore.store, hookcore.hooks, hookcore.compiled\n"
+        "assert app.MINE and 'environment' in hookcore.__file__ and 'environment' in server.__file__\n"
+        "application = server.create_app(hookcore.store.Store(4_000_000))\n"
+        "assert application.url_path_for('overview') == '/'\n"
+        "assert hookcore.watch\n"
+    )
+    subprocess.run([python, "-c", code], check=True, cwd=user)
+
+
+def _build_wheel(folder: Path) -> Path:
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    source = _copy_of_the_source(folder / "source")
+    build = ["wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(source)]
+    subprocess.run([*pip, *build], check=True)
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+def _copy_of_the_source(folder: Path) -> Path:
+    """A build leaves folders beside the source, and must not find those of another."""
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        folder.mkdir(exist_ok=True)
+        (folder / name).write_bytes((ROOT / name).read_bytes())
+    for file in [*(ROOT / "hookcore").rglob("*"), *(ROOT / "app").rglob("*")]:
+        if file.is_file() and "__pycache__" not in file.parts:
+            target = folder / file.relative_to(ROOT)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(file.read_bytes())
+    return folder
+
+
+def _install(wheel: Path, folder: Path) -> Path:
+    """The wheel in an environment of its own, which lends all other packages from this one but not the checkout."""
+    venv.create(folder, with_pip=False, symlinks=True)
+    python = folder / "bin" / "python"
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    packages = folder / "lib" / version / "site-packages"
+    install = ["install", "--no-deps", "--quiet", "--disable-pip-version-check", "--target", str(packages), str(wheel)]
+    subprocess.run([sys.executable, "-m", "pip", *install], check=True)
+    # The folder alone: its .pth files, one of which may lead to the checkout, are read for site folders only.
+    (packages / "lent.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return python

@@ -1,0 +1,821 @@
+from __future__ import annotations
+
+import copy
+import io
+import subprocess
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
+from torch.utils.checkpoint import checkpoint
+
+import hookcore
+from hookcore import hooks
+from hookcore.compiled import (
+    Inside,
+    QuietHooks,
+    StepAside,
+    clean_path,
+    compiled_regions,
+    forget_graphs,
+    guard_functions,
+    is_dynamo_graph,
+    is_inside,
+    is_region,
+    unwrap,
+)
+from hookcore.records import Tap
+
+pytestmark = [  # what torch itself warns of, with us and without
+    pytest.mark.filterwarnings("ignore:.torch.jit.script_method:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
+]
+WAYS = ("wrapped", "in place", "full graph", "part", "part in place")
+BACKENDS = ("eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.slow))
+CASES = [
+    *(("gpt", way) for way in WAYS),
+    *((name, way) for name in ("mlp", "convolutions") for way in ("wrapped", "part in place")),
+]
+Seen = tuple[int, str, str, int]  # key, "output" or "gradient", index, call
+
+
+# --- A tiny world ---------------------------------------------------------------------------------------------------
+
+
+class Mlp(nn.Module):
+    """An in-place activation, and one layer that is called twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 6)
+        self.act = nn.ReLU(inplace=True)
+        self.last = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.act(self.first(self.act(self.first(x)))))
+
+
+class Convolutions(nn.Module):
+    """Batch statistics and an in-place sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 4, 3, padding=1)
+        self.norm = nn.BatchNorm2d(4)
+        self.second = nn.Conv2d(4, 4, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.relu(self.norm(self.first(x)))
+        out = self.second(hidden)
+        out += hidden
+        return out.mean((2, 3))
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Linear(8, 24)
+        self.out = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.mix(x).view(*x.shape[:2], 3, 2, 4).permute(2, 0, 3, 1, 4)
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.out(mixed.transpose(1, 2).reshape(x.shape))
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(8)
+        self.attention = Attention()
+        self.wide = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.wide(nn.functional.gelu(x + self.attention(self.norm(x))))
+
+
+class Gpt(nn.Module):
+    def __init__(self, depth: int = 2) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(16, 8)
+        self.blocks = nn.ModuleList(Block() for _ in range(depth))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+class Around(nn.Module):
+    """An uncompiled model with a part that may be compiled."""
+
+    def __init__(self, core: nn.Module) -> None:
+        super().__init__()
+        self.core = core
+        self.scale = nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale(self.core(x) * 1.5)
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
+    "mlp": (Mlp, lambda: torch.randn(4, 6)),
+    "convolutions": (Convolutions, lambda: torch.randn(2, 3, 5, 5)),
+    "gpt": (Gpt, lambda: torch.randint(0, 16, (2, 5))),
+}
+
+
+def make(name: str, way: str = "wrapped") -> tuple[nn.Module, list[Tensor]]:
+    torch.manual_seed(0)
+    model, batch = MODELS[name]
+    core = model()
+    return (Around(core) if way.startswith("part") else core), [batch() for _ in range(5)]
+
+
+def compile_model(model: nn.Module, way: str, backend: Any) -> nn.Module:
+    if way == "wrapped":
+        return torch.compile(model, backend=backend)
+    if way == "full graph":
+        return torch.compile(model, backend=backend, fullgraph=True)
+    if way == "in place":
+        model.compile(backend=backend)
+    elif way == "part":
+        model.core = torch.compile(model.core, backend=backend)
+    else:
+        model.core.compile(backend=backend)
+    return model
+
+
+def train(model: nn.Module, batches: list[Tensor]) -> list[Tensor]:
+    """The losses and the final weights."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for batch in batches:
+        loss = model(batch).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return losses + [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def equal(left: list[Tensor], right: list[Tensor]) -> bool:
+    return len(left) == len(right) and all(torch.equal(one, other) for one, other in zip(left, right, strict=True))
+
+
+def close(left: list[Tensor], right: list[Tensor]) -> bool:
+    return all(torch.allclose(a, b, rtol=1e-3, atol=1e-5) for a, b in zip(left, right, strict=True))
+
+
+def counted() -> tuple[int, int, int]:
+    """How many graphs, how many frames, how many breaks since the test began."""
+    counters = torch._dynamo.utils.counters
+    breaks = sum(counters["graph_break"].values())
+    return counters["stats"]["unique_graphs"], counters["frames"]["total"], breaks
+
+
+def begin_afresh() -> None:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+
+
+@pytest.fixture(autouse=True)
+def dynamo() -> Iterator[None]:
+    begin_afresh()
+    yield
+    begin_afresh()
+
+
+def trained_alone(name: str, way: str, backend: str) -> tuple[list[Tensor], tuple[int, int, int]]:
+    """The compiled model without us."""
+    model, batches = make(name, way)
+    result = train(compile_model(model, way, backend), batches)
+    count = counted()
+    begin_afresh()
+    return result, count
+
+
+class Recording:
+    """An observer that keeps copies, numbers the calls of a key, and can be told not to listen."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[Seen, Tensor] = {}
+        self.times: Counter[Seen] = Counter()
+        self.calls: Counter[tuple[int, str]] = Counter()
+        self.again: Counter[tuple[int, str]] = Counter()
+        self.listens = True
+        self.grad_modes: set[bool] = set()
+
+    def saw_output(self, key: int, index: str, output: Tensor) -> int:
+        if not self.listens:
+            return -1
+        self.grad_modes.add(torch.is_grad_enabled())
+        if torch._C._current_graph_task_id() != -1:
+            self.again[key, index] += 1
+            return self.again[key, index] - 1
+        call = self.calls[key, index]
+        self.calls[key, index] += 1
+        self._keep((key, "output", index, call), output)
+        return call
+
+    def saw_gradient(self, key: int, index: str, ticket: int, gradient: Tensor) -> None:
+        self._keep((key, "gradient", index, ticket), gradient)
+
+    def _keep(self, seen: Seen, tensor: Tensor) -> None:
+        self.tensors[seen] = tensor.detach().clone()
+        self.times[seen] += 1
+
+    def keys_seen(self) -> set[int]:
+        return {seen[0] for seen in self.times}
+
+
+def watch_inside(model: nn.Module) -> tuple[Inside, Recording, dict[int, str]]:
+    recording = Recording()
+    inside = Inside(recording)
+    named = list(enumerate(model.named_modules()))
+    inside.attach((key, module) for key, (_, module) in named)
+    return inside, recording, {key: path for key, (path, _) in named}
+
+
+def truth(model: nn.Module, batch: Tensor, loss_of: Callable[[Tensor], Tensor]) -> dict[Seen, Tensor]:
+    """Every module's outputs and their gradients, by autograd, uncompiled."""
+    outputs: dict[Seen, Tensor] = {}
+    values: dict[Seen, Tensor] = {}
+    calls: Counter[int] = Counter()
+    handles = []
+    for key, module in enumerate(model.modules()):
+
+        def keep(_module: nn.Module, _args: Any, output: Tensor, key: int = key) -> Tensor:
+            seen = (key, "output", "", calls[key])
+            calls[key] += 1
+            outputs[seen], values[seen] = output, output.detach().clone()
+            return output.clone()  # so that an in-place operation on it leaves ours alone
+
+        handles.append(module.register_forward_hook(keep))
+    loss = loss_of(model(batch))
+    gradients = torch.autograd.grad(loss, list(outputs.values()), allow_unused=True)
+    for seen, gradient in zip(outputs, gradients, strict=True):
+        if gradient is not None:
+            values[seen[0], "gradient", *seen[2:]] = gradient
+    for handle in handles:
+        handle.remove()
+    return values
+
+
+def assert_same_tensors(seen: dict[Seen, Tensor], expected: dict[Seen, Tensor]) -> None:
+    assert seen.keys() == expected.keys()
+    for key, tensor in expected.items():
+        torch.testing.assert_close(seen[key], tensor, rtol=1e-3, atol=1e-5, msg=str(key))
+
+
+# --- Boundary: hookcore.watch beside compiled code ------------------------------------------------------------------
+
+
+def watch(model: nn.Module, **settings: Any) -> hookcore.Watcher:
+    return hookcore.watch(model, budget=None, server=None, **settings)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("name", "way"), CASES)
+def test_a_watched_compiled_model_trains_to_the_same_bits_with_the_same_graphs(
+    name: str, way: str, backend: str
+) -> None:
+    alone, count = trained_alone(name, way, backend)
+    model, batches = make(name, way)
+    with watch(model) as watcher:
+        result = train(compile_model(model, way, backend), batches)
+        assert counted() == count
+        assert watcher.error_count == 0
+    assert equal(result, alone)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("way", WAYS)
+def test_the_boundary_of_a_region_is_its_output_and_its_gradient(way: str, backend: str) -> None:
+    model, batches = make("gpt", way)
+    expected = truth(model, batches[0], lambda output: output.pow(2).mean())
+    compiled = compile_model(model, way, backend)
+    with watch(compiled) as watcher:
+        train(compiled, batches[:1])
+        assert watcher.flush()
+    paths = [path for path, _ in make("gpt", way)[0].named_modules()]
+    region = "core" if way.startswith("part") else ""
+    assert_boundary(watcher, region, expected, paths.index(region))
+
+
+def assert_boundary(watcher: hookcore.Watcher, region: str, expected: dict[Seen, Tensor], key: int) -> None:
+    for kind, what in (("output", "output"), ("output_grad", "gradient")):
+        mean, norm = stats_of(watcher, region, kind)
+        tensor = expected[key, what, "", 0].double()
+        assert mean == pytest.approx(float(tensor.mean()), rel=1e-3, abs=1e-7)
+        assert norm == pytest.approx(float(tensor.norm()), rel=1e-3)
+
+
+def stats_of(watcher: hookcore.Watcher, path: str, kind: str) -> tuple[float, float]:
+    latest = watcher.store.latest()
+    rows = [row for row, tap in enumerate(latest.taps) if (tap.module, tap.kind) == (path, kind)]
+    assert len(rows) == 1  # one boundary, not one for each of torch's wrappers around it
+    values = dict(zip(latest.stats, latest.values[rows[0]], strict=True))
+    return float(values["mean"]), float(values["norm"])
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_pausing_resuming_and_closing_compile_nothing_anew(way: str) -> None:
+    alone, count = trained_alone("gpt", way, "aot_eager")
+    model, batches = make("gpt", way)
+    compiled = compile_model(model, way, "aot_eager")
+    watcher = watch(model)
+    result = train(compiled, batches[:1])
+    watcher.pause()
+    result += train(compiled, batches[1:2])
+    watcher.resume()
+    result += train(compiled, batches[2:3])
+    with hookcore.paused():
+        result += train(compiled, batches[3:4])
+    watcher.close()
+    result += train(compiled, batches[4:])
+    assert counted() == count
+    losses = [tensor for tensor in result if tensor.dim() == 0]
+    assert equal(losses, [tensor for tensor in alone if tensor.dim() == 0])
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_unsampled_steps_compile_nothing_anew(way: str) -> None:
+    alone, count = trained_alone("mlp", way, "aot_eager")
+    model, batches = make("mlp", way)
+    with watch(model, every=2):
+        result = train(compile_model(model, way, "aot_eager"), batches)
+    assert counted() == count
+    assert equal(result, alone)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_watch_that_begins_after_compilation_compiles_nothing_anew_and_captures(way: str) -> None:
+    model, batches = make("mlp", way)
+    compiled = compile_model(model, way, "aot_eager")
+    train(compiled, batches)
+    count = counted()
+    with watch(compiled) as watcher:
+        train(compiled, batches)
+        assert watcher.flush()
+        kinds = {tap.kind for tap in watcher.store.taps().taps}
+    assert {"output", "output_grad"} <= kinds
+    assert counted() == count
+
+
+def test_no_warning_comes_from_our_hooks_even_where_warnings_are_errors() -> None:
+    model, batches = make("mlp")
+    compiled = compile_model(model, "wrapped", "eager")
+    with watch(model), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(compiled, batches)
+
+
+def test_coverage_says_which_modules_are_inside_a_region() -> None:
+    model, batches = make("gpt", "part")
+    with watch(compile_model(model, "part", "eager")) as watcher:
+        train(model, batches)
+        coverage = {entry.path: entry for entry in watcher.coverage()}
+    assert coverage["core"].captured
+    assert not coverage["core.embed"].captured
+    assert "compiled region" in coverage["core.embed"].reason
+    assert not any("_orig_mod" in path for path in coverage)
+
+
+# --- Inside: hookcore.watch(compiled="inside") ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("way", "trains"), [*((way, True) for way in WAYS), ("wrapped", False)])
+def test_watching_inside_yields_the_taps_of_the_uncompiled_model(way: str, trains: bool, backend: str) -> None:
+    model, batches = make("gpt", way)
+    expected = norms_seen(model.train(trains), lambda: model, batches[:2])
+    model, batches = make("gpt", way)
+    seen = norms_seen(model.train(trains), lambda: compile_model(model, way, backend), batches[:2])
+    assert seen == pytest.approx(expected, rel=1e-3)
+    assert counted()[0] == 1
+
+
+def norms_seen(model: nn.Module, compiled: Callable[[], nn.Module], batches: list[Tensor]) -> dict[Tap, float]:
+    """What the store holds of a training that was watched from before it was compiled."""
+    with watch(model, compiled="inside") as watcher:
+        train(compiled(), batches)
+        assert watcher.flush()
+        assert watcher.error_count == 0
+    latest = watcher.store.latest(stat="norm")
+    return dict(zip(latest.taps, latest.values[:, 0].tolist(), strict=True))
+
+
+# --- Regions --------------------------------------------------------------------------------------------------------
+
+
+def test_a_compiled_module_is_a_region_and_its_original_is_found_behind_it() -> None:
+    model = Mlp()
+    wrapped = torch.compile(model, backend="eager")
+    assert is_region(wrapped)
+    assert not is_region(model)
+    assert unwrap(wrapped) is model
+    assert unwrap(model) is model
+    model.compile(backend="eager")
+    assert is_region(model)
+
+
+def test_regions_are_named_as_the_user_wrote_the_model() -> None:
+    model = nn.Sequential(Around(Mlp()), Mlp())
+    model[0].core = torch.compile(model[0].core, backend="eager")
+    model[1].compile(backend="eager")
+    model[1].first.compile(backend="eager")  # inside another region, so no boundary of its own
+    assert compiled_regions(model) == {"0.core": model[0].core, "1": model[1]}
+    assert compiled_regions(torch.compile(model, backend="eager")).keys() == {""}
+    assert clean_path("_orig_mod.0.core._orig_mod.first") == "0.core.first"
+
+
+def test_paths_inside_a_region_are_told_from_their_neighbours() -> None:
+    assert is_inside("core.first", ["core"])
+    assert is_inside("core", ["core"])
+    assert is_inside("anything", [""])
+    assert not is_inside("core2.first", ["core"])
+
+
+def test_graphs_that_dynamo_made_are_told_from_graphs_of_the_user() -> None:
+    made: list[nn.Module] = []
+
+    def backend(graph: torch.fx.GraphModule, _inputs: list[Tensor]) -> Callable[..., Any]:
+        made.append(graph)
+        return graph.forward
+
+    torch.compile(Mlp(), backend=backend)(torch.randn(2, 6))
+    assert [is_dynamo_graph(graph) for graph in made] == [True]
+    assert not is_dynamo_graph(torch.fx.symbolic_trace(Mlp()))
+
+
+def test_importing_the_package_does_not_import_dynamo() -> None:
+    program = "import sys, hookcore.compiled; sys.exit('torch._dynamo' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_guarding_something_without_code_says_what_it_takes() -> None:
+    with pytest.raises(TypeError, match="plain Python function"):
+        guard_functions(len)
+
+
+def test_forgetting_answers_whether_there_was_anything_to_forget() -> None:
+    model = Mlp()
+    compiled = torch.compile(model, backend="eager")
+    assert not forget_graphs([model])
+    compiled(torch.randn(2, 6))
+    assert forget_graphs([model])
+    assert not forget_graphs([model])
+
+
+# --- Stepping aside -------------------------------------------------------------------------------------------------
+
+
+class Hooked:
+    """A pair of global hooks as the recorder has them, with nothing behind them."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.handles: list[hooks.HookHandle] = []
+        self.aside = StepAside(self.off, self.on, lambda module, _args, _output: self.note(module))
+
+        def before(module: nn.Module, _args: Any) -> None:
+            if not torch.compiler.is_compiling() and is_region(module):
+                self.aside.enter(module)
+
+        def after(module: nn.Module, _args: Any, _output: Any) -> None:
+            if not torch.compiler.is_compiling():
+                self.note(module)
+
+        guard_functions(before, after)
+        self.before, self.after = before, after
+
+    def note(self, module: nn.Module) -> None:
+        self.log.append(type(module).__name__)
+
+    def on(self) -> None:
+        if not self.handles:
+            self.handles = [hooks.on_forward_pre(None, self.before), hooks.on_forward(None, self.after)]
+
+    def off(self) -> None:
+        while self.handles:
+            self.handles.pop().remove()
+
+
+@pytest.fixture
+def hooked() -> Iterator[Hooked]:
+    hooked = Hooked()
+    hooked.on()
+    yield hooked
+    hooked.aside.close()
+    hooked.off()
+
+
+class Failing(nn.Module):
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self.error = error
+
+    @torch._dynamo.disable
+    def forward(self, x: Tensor) -> Tensor:
+        raise self.error
+
+
+def test_while_a_region_runs_only_its_boundary_is_seen(hooked: Hooked) -> None:
+    model = Around(Mlp())
+    model.core.compile(backend="aot_eager")
+    model(torch.randn(2, 6))
+    assert hooked.log == ["Mlp", "Identity", "Around"]
+    assert not hooked.aside.active
+    assert len(hooked.handles) == 2
+    assert not model.core._forward_hooks
+
+
+@pytest.mark.filterwarnings("ignore:Using `torch.compile")
+@pytest.mark.parametrize("way", ["wrapped", "in place"])
+def test_the_hooks_are_back_after_a_region_that_raised_the_users_error(hooked: Hooked, way: str) -> None:
+    model = Failing(ValueError("the user's own"))
+    model.register_forward_hook(lambda module, args, output: None, always_call=True)
+    compiled = compile_model(model, way, "eager")
+    with pytest.raises(ValueError, match="the user's own"):
+        compiled(torch.randn(2))
+    assert not hooked.aside.active
+    assert len(hooked.handles) == 2
+    hooked.off()
+    assert len(model._forward_hooks) == 1
+    assert not torch_module._global_forward_hooks
+
+
+def test_closing_repairs_a_call_that_was_interrupted(hooked: Hooked) -> None:
+    model = Failing(KeyboardInterrupt())
+    model.compile(backend="eager")
+    with pytest.raises(KeyboardInterrupt):
+        model(torch.randn(2))
+    assert hooked.aside.active  # torch calls no hook then
+    hooked.aside.close()
+    hooked.aside.close()
+    assert len(hooked.handles) == 2
+    assert not model._forward_hooks
+
+
+def test_our_hooks_alone_do_not_make_torch_warn(hooked: Hooked) -> None:
+    compiled = torch.compile(Mlp(), backend="eager")
+    quiet = QuietHooks(hooked.before, hooked.after)
+    quiet.on()
+    quiet.on()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        compiled(torch.randn(2, 6))
+    quiet.off()
+    quiet.off()
+    with pytest.warns(UserWarning, match="global hooks"):
+        compiled(torch.randn(2, 6))
+
+
+def test_the_question_is_torchs_own_again_whoever_stops_first(hooked: Hooked) -> None:
+    before = torch_module._has_any_global_hook
+    first, second = QuietHooks(hooked.before), QuietHooks(hooked.after)
+    first.on()
+    second.on()
+    first.off()
+    assert torch_module._has_any_global_hook()  # of `before` nobody spoke any more
+    second.off()
+    assert torch_module._has_any_global_hook is before
+
+
+def test_a_global_hook_of_the_users_makes_torch_warn_as_before(hooked: Hooked) -> None:
+    compiled = torch.compile(Mlp(), backend="eager")
+    quiet = QuietHooks(hooked.before, hooked.after)
+    quiet.on()
+    user_hook = hooks.on_forward(None, lambda module, args, output: None)
+    with user_hook, pytest.warns(UserWarning, match="global hooks"):
+        compiled(torch.randn(2, 6))
+    quiet.off()
+
+
+# --- Inside ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("name", "way"), CASES)
+def test_every_module_inside_is_seen_truly_in_the_graphs_that_were_there(name: str, way: str, backend: str) -> None:
+    alone, count = trained_alone(name, way, backend)
+    model, batches = make(name, way)
+    expected = truth(copy.deepcopy(model), batches[0], lambda output: output.pow(2).mean())
+    inside, recording, _ = watch_inside(model)
+    result = train(compile_model(model, way, backend), batches)
+    inside.close()
+    assert counted() == count  # five steps: nothing was compiled again, and nothing broke
+    assert close(result, alone)
+    assert set(recording.times.values()) == {1}
+    assert len(recording.tensors) == 5 * len(expected)
+    assert_same_tensors({seen: recording.tensors[seen] for seen in expected}, expected)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gradients_find_their_own_forward_where_several_wait_for_a_backward(backend: str) -> None:
+    model, batches = make("mlp")
+    first = truth(copy.deepcopy(model), batches[0], lambda output: 2 * output.sum())
+    second = truth(copy.deepcopy(model), batches[1], lambda output: output.pow(2).sum())
+    inside, recording, _ = watch_inside(model)
+    compiled = compile_model(model, "wrapped", backend)
+    one, other = compiled(batches[0]), compiled(batches[1])
+    (2 * one.sum() + other.pow(2).sum()).backward()
+    inside.close()
+    calls = Counter(seen[0] for seen in first if seen[1] == "output")
+    later = {(*seen[:3], seen[3] + calls[seen[0]]): tensor for seen, tensor in second.items()}
+    assert_same_tensors(recording.tensors, first | later)
+
+
+class Nested(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.split = Split()
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = self.split(x)
+        return parts["left"] + parts["both"][0] * parts["both"][1]
+
+
+class Split(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = nn.Linear(4, 8)
+
+    def forward(self, x: Tensor) -> dict[str, Any]:
+        left, right = self.wide(x).chunk(2, -1)
+        return {"left": left, "both": (right, left * right), "none": None, "count": torch.arange(3)}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_nested_outputs_are_seen_part_by_part(backend: str) -> None:
+    model = Nested()
+    inside, recording, _ = watch_inside(model)
+    torch.compile(model, backend=backend, fullgraph=True)(torch.randn(2, 4)).sum().backward()
+    inside.close()
+    split = {seen[1:3] for seen in recording.times if seen[0] == 1}
+    assert split == {
+        ("output", "left"),
+        ("output", "both.0"),
+        ("output", "both.1"),
+        ("output", "count"),
+        ("gradient", "left"),
+        ("gradient", "both.0"),
+        ("gradient", "both.1"),
+    }
+
+
+class Checkpointed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+        self.saves_memory = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = checkpoint(self.part, x, use_reentrant=False) if self.saves_memory else self.part(x)
+        return hidden.sum(-1)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_checkpointed_part_in_a_region_is_seen_once_and_its_gradients_are_right(backend: str) -> None:
+    torch.manual_seed(0)
+    model, batch = Checkpointed(), torch.randn(3, 4)
+    model.saves_memory = False
+    expected = truth(copy.deepcopy(model), batch, lambda output: output.pow(2).sum())
+    model.saves_memory = True
+    inside, recording, _ = watch_inside(model)
+    torch.compile(model, backend=backend, fullgraph=True)(batch).pow(2).sum().backward()
+    inside.close()
+    assert_same_tensors(recording.tensors, expected)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_not_listening_compiles_nothing_anew(backend: str) -> None:
+    model, batches = make("gpt")
+    inside, recording, _ = watch_inside(model)
+    compiled = compile_model(model, "wrapped", backend)
+    train(compiled, batches[:2])
+    count, seen = counted(), len(recording.tensors)
+    recording.listens = False
+    train(compiled, batches[2:])
+    assert counted() == count
+    assert len(recording.tensors) == seen
+    inside.close()
+
+
+def test_evaluation_without_gradients_is_seen_too() -> None:
+    model, batches = make("mlp")
+    inside, recording, _ = watch_inside(model)
+    with torch.no_grad():
+        compile_model(model, "full graph", "aot_eager")(batches[0])
+    inside.close()
+    assert recording.keys_seen() == {0, 1, 2, 3}
+    assert {seen[1] for seen in recording.times} == {"output"}
+    assert recording.grad_modes == {False}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_observer_can_tell_training_from_evaluation_by_the_grad_mode(backend: str) -> None:
+    model, batches = make("gpt")
+    inside, recording, _ = watch_inside(model.eval())
+    compile_model(model, "wrapped", backend)(batches[0])
+    inside.close()
+    assert recording.grad_modes == {True}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_hooks_that_come_after_compilation_work_and_leave_when_closed(way: str) -> None:
+    alone, _ = trained_alone("gpt", way, "aot_eager")
+    model, batches = make("gpt", way)
+    original = unwrap(model)
+    compiled = compile_model(model, way, "aot_eager")
+    result = train(compiled, batches[:1])
+    recording = Recording()
+    inside = Inside(recording)
+    assert inside.attach(enumerate(original.modules()))  # says that graphs were there
+    result += train(compiled, batches[1:3])
+    inside.close()
+    inside.close()
+    seen = len(recording.tensors)
+    assert seen > 2 * len(list(original.modules()))
+    result += train(compiled, batches[3:])
+    assert len(recording.tensors) == seen
+    assert not any(module._forward_hooks for module in original.modules())
+    assert counted()[0] == 3  # without us, with us, and without us again
+    losses = [tensor for tensor in result if tensor.dim() == 0]
+    assert close(losses, [tensor for tensor in alone if tensor.dim() == 0])
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_blocks_that_are_compiled_one_by_one_still_share_their_graphs(in_place: bool) -> None:
+    def graphs(with_us: bool) -> tuple[int, int, int]:
+        begin_afresh()
+        model = Gpt(depth=12)
+        inside = watch_inside(model)[0] if with_us else None
+        for number, block in enumerate(model.blocks):
+            if in_place:
+                block.compile(backend="aot_eager", fullgraph=True)
+            else:
+                model.blocks[number] = torch.compile(block, backend="aot_eager")
+        for _ in range(2):
+            model(torch.randint(0, 16, (2, 5))).sum().backward()
+        count = counted()
+        if inside is not None:
+            inside.close()
+        return count
+
+    assert graphs(True) == graphs(False)
+
+
+def test_copies_and_checkpoints_of_a_model_seen_inside_are_not_seen() -> None:
+    model = Mlp()
+    inside, recording, _ = watch_inside(model)
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    assert b"hookcore" not in file.getvalue()
+    batch = torch.randn(2, 6)
+    for other in (copy.deepcopy(model), torch.load(file, weights_only=False)):
+        torch.testing.assert_close(other(batch), model(batch))
+        assert torch.compile(other, backend="eager", fullgraph=True)(batch).shape == (2, 3)
+    calls = recording.calls[0, ""]
+    inside.close()
+    assert calls == 2
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_an_exported_program_holds_nothing_of_ours(strict: bool) -> None:
+    model = Mlp()
+    inside, recording, _ = watch_inside(model)
+    program = torch.export.export(model, (torch.randn(2, 6),), strict=strict)
+    inside.close()
+    assert "hookcore" not in str(program.graph)
+    assert not recording.tensors
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_vectorised_map_inside_a_region_runs_as_without_us(backend: str) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    batch = torch.randn(3, 4)
+    expected = model(batch)
+    inside, _, _ = watch_inside(model)
+    mapped = torch.compile(lambda x: torch.func.vmap(model)(x), backend=backend)
+    torch.testing.assert_close(mapped(batch), expected)
+    inside.close()
+
+
+def test_two_observers_hear_their_own_models() -> None:
+    models = [Mlp(), Mlp()]
+    watched = [watch_inside(model) for model in models]
+    torch.compile(models[1], backend="aot_eager")(torch.randn(2, 6)).sum().backward()
+    assert not watched[0][1].tensors
+    assert watched[1][1].keys_seen() == {0, 1, 2, 3}
+    for inside, _, _ in watched:
+        inside.close()

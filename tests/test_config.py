@@ -1,0 +1,210 @@
+"""Settings: what is accepted, what it becomes, and what a wrong argument is told."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hookcore.config import SETTINGS, Settings, as_markdown, bytes_of, nearest
+from hookcore.errors import ArgumentError, HookcoreError
+from hookcore.records import KINDS
+
+
+class Linear:
+    """Stands for a module's class."""
+
+
+def test_the_table_and_the_fields_name_the_same_settings() -> None:
+    assert [field.name for field in dataclasses.fields(Settings)] == [setting.name for setting in SETTINGS]
+
+
+def test_defaults_are_what_the_documentation_promises() -> None:
+    settings = Settings.of()
+    assert dataclasses.asdict(settings) == {
+        "include": (),
+        "exclude": (),
+        "kinds": frozenset({"output", "output_grad", "param_grad"}),
+        "every": 1,
+        "budget": 0.05,
+        "memory": 512_000_000,
+        "attach": "global",
+        "compiled": "boundary",
+        "phases": frozenset({"train"}),
+        "calls": 8,
+        "sketch_values": 65536,
+        "server": None,
+    }
+
+
+def test_settings_cannot_be_changed_afterwards() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Settings.of().every = 2  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("default", SETTINGS, ids=lambda setting: setting.name)
+def test_giving_a_default_is_the_same_as_giving_nothing(default: dataclasses.Field[object]) -> None:
+    assert Settings.of(**{default.name: default.default}) == Settings.of()
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("0", 0),
+        ("512MB", 512_000_000),
+        ("1.5GiB", 1_610_612_736),
+        ("64kB", 64_000),
+        ("64KiB", 65_536),
+        ("1 tb", 10**12),
+        (" 2 MiB ", 2 * 2**20),
+        ("7B", 7),
+    ],
+)
+def test_sizes_are_decimal_or_binary_as_their_unit_says(text: str, size: int) -> None:
+    assert bytes_of(text) == size
+
+
+@given(st.integers(min_value=2, max_value=10**6), st.sampled_from(["MB", "MiB", "GB", "GiB"]))
+def test_a_size_and_its_number_of_bytes_are_the_same_setting(number: int, unit: str) -> None:
+    assert Settings.of(memory=f"{number}{unit}") == Settings.of(memory=bytes_of(f"{number}{unit}"))
+
+
+@pytest.mark.parametrize(
+    ("argument", "given", "kept"),
+    [
+        ("include", "blocks.*", ("blocks.*",)),
+        ("include", Linear, (Linear,)),
+        ("include", ["a", Linear], ("a", Linear)),
+        ("include", (name for name in "ab"), ("a", "b")),
+        ("exclude", None, ()),
+        ("exclude", [], ()),
+        ("kinds", "output", frozenset({"output"})),
+        ("kinds", KINDS, frozenset(KINDS)),
+        ("phases", ["eval", "train"], frozenset({"train", "eval"})),
+        ("every", np.int64(3), 3),
+        ("budget", None, None),
+        ("budget", 10, 10.0),
+        ("budget", np.float32(0.5), 0.5),
+        ("memory", 2_000_000, 2_000_000),
+        ("attach", "module", "module"),
+        ("compiled", "inside", "inside"),
+        ("calls", 1, 1),
+        ("sketch_values", None, None),
+        ("sketch_values", 1024, 1024),
+        ("server", "thread", "thread"),
+    ],
+)
+def test_what_is_allowed_is_kept_in_one_form(argument: str, given: object, kept: object) -> None:
+    value = getattr(Settings.of(**{argument: given}), argument)
+    assert value == kept
+    assert type(value) is type(kept)
+
+
+@pytest.mark.parametrize(
+    ("argument", "given"),
+    [
+        ("include", 3),
+        ("include", []),
+        ("include", [Linear()]),
+        ("exclude", [""]),
+        ("exclude", ["  "]),
+        ("exclude", [None]),
+        ("kinds", ()),
+        ("kinds", None),
+        ("kinds", 3),
+        ("kinds", [3]),
+        ("kinds", "grad"),
+        ("every", 0),
+        ("every", -1),
+        ("every", True),
+        ("every", 1.0),
+        ("every", "1"),
+        ("budget", 0),
+        ("budget", -0.1),
+        ("budget", 10.1),
+        ("budget", math.nan),
+        ("budget", math.inf),
+        ("budget", True),
+        ("budget", "5%"),
+        ("budget", []),
+        ("memory", "512 MX"),
+        ("memory", "much"),
+        ("memory", "-1MB"),
+        ("memory", "1MB"),
+        ("memory", 5e9),
+        ("memory", None),
+        ("attach", "modules"),
+        ("compiled", True),
+        ("phases", "trian"),
+        ("calls", 0),
+        ("sketch_values", 1023),
+        ("sketch_values", 0),
+        ("server", "http://localhost:8642"),
+        ("server", 8642),
+        ("server", ""),
+    ],
+)
+def test_what_is_not_allowed_is_named_with_what_is(argument: str, given: object) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        Settings.of(**{argument: given})
+    allowed = next(setting.allowed for setting in SETTINGS if setting.name == argument)
+    assert str(caught.value).startswith(f"{argument}=")
+    assert f"{argument} is {allowed}." in str(caught.value)
+    assert isinstance(caught.value, HookcoreError | ValueError)
+    assert caught.value.__cause__ is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        ({"kind": {"output"}}, "'kinds'"),
+        ({"Every": 2}, "'every'"),
+        ({"excludes": []}, "'exclude'"),
+        ({"kinds": {"outptu_grad"}}, "'output_grad'"),
+        ({"attach": "Modul"}, "'module'"),
+        ({"phases": "evla"}, "'eval'"),
+        ({"server": "thraed"}, "'thread'"),
+    ],
+)
+def test_a_misspelled_word_is_answered_with_the_nearest(arguments: dict[str, object], hint: str) -> None:
+    with pytest.raises(ArgumentError, match=f"Did you mean {hint}\\?"):
+        Settings.of(**arguments)
+
+
+def test_an_unknown_argument_is_answered_with_every_setting() -> None:
+    with pytest.raises(ArgumentError, match="'colour' is not a setting") as caught:
+        Settings.of(colour="red")
+    assert all(setting.name in str(caught.value) for setting in SETTINGS)
+    assert "Did you mean" not in str(caught.value)
+
+
+def test_a_module_in_a_list_of_patterns_is_told_to_give_its_path_or_class() -> None:
+    with pytest.raises(ArgumentError, match="give its path or its class"):
+        Settings.of(include=[Linear()])
+
+
+def test_a_huge_argument_does_not_flood_the_message() -> None:
+    with pytest.raises(ArgumentError) as caught:
+        Settings.of(every=list(range(100_000)))
+    assert len(str(caught.value)) < 200
+
+
+def test_nearest_names_come_in_order_and_keep_their_case() -> None:
+    assert nearest("linaer", ["LayerNorm", "Linear", "Bilinear"]) == ["Linear", "Bilinear"]
+    assert nearest("qqq", ["Linear"]) == []
+
+
+def test_the_module_prints_the_table_of_settings() -> None:
+    printed = subprocess.run(
+        [sys.executable, "-m", "hookcore.config"], check=True, capture_output=True, text=True
+    ).stdout
+    assert printed == as_markdown()
+    rows = printed.splitlines()[2:]
+    assert [row.split("`")[1] for row in rows] == [setting.name for setting in SETTINGS]
+    assert all(row.count(" | ") == 3 for row in rows)

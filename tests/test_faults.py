@@ -1,0 +1,395 @@
+"""Whatever breaks inside hookcore, or in what it looks at, does not reach the training; it is counted and readable."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hookcore
+from hookcore.errors import ClosedError
+from hookcore.observe.arena import CpuArena
+from hookcore.recorder import capture as capture_code
+from hookcore.recorder import recorder as recorder_code
+from hookcore.recorder import worker as worker_code
+from hookcore.recorder.cadence import Cadence
+from hookcore.recorder.capture import Capture
+from hookcore.recorder.models import Models
+from hookcore.recorder.parameters import Parameters, ScaleFinder
+from hookcore.recorder.recorder import Recorder
+from hookcore.records import KINDS
+from hookcore.store import Store
+from tests.harness import digest, process_state, read_step, seed_all, watch
+from tests.zoo.case import mean_square, mlp, noise, sgd
+
+STEPS: Final = 6
+
+
+class InjectedError(RuntimeError):
+    """The fault."""
+
+
+def explode(*args: Any, **kwargs: Any) -> NoReturn:
+    """Stands in for something that breaks."""
+    raise InjectedError("injected")
+
+
+@dataclass
+class Run:
+    """What was computed, and what is left: the model and the closed watcher."""
+
+    steps: list[str]
+    model: nn.Module
+    watcher: hookcore.Watcher
+
+
+def train(build: Callable[[], nn.Module] = mlp, breaks: Callable[[], None] = lambda: None, **settings: Any) -> Run:
+    """Train under watch; `breaks` is called once the watcher is there."""
+    seed_all()
+    model = build()
+    with watch(model, **settings) as watcher:
+        breaks()
+        steps = take_steps(model)
+        watcher.flush(2.0)
+    return Run(steps, model, watcher)
+
+
+def take_steps(model: nn.Module) -> list[str]:
+    """The digest of each step."""
+    inputs, optimizer, seen = noise(5, 6), sgd(model.parameters()), []
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss = mean_square(model(inputs))
+        loss.backward()
+        optimizer.step()
+        parameters = {name: (p.detach(), p.grad) for name, p in model.named_parameters()}
+        seen.append(digest([loss.detach(), parameters, torch.get_rng_state()]))
+    return seen
+
+
+def train_unwatched(build: Callable[[], nn.Module] = mlp) -> list[str]:
+    """The same without a watcher."""
+    seed_all()
+    return take_steps(build())
+
+
+@pytest.fixture
+def untouched() -> Iterator[list[str]]:
+    """The same training without a watcher; whatever the test does, nothing may be left on the process."""
+    before = process_state()
+    yield train_unwatched()
+    assert process_state() == before
+
+
+INSIDE_HOOKS: Final = {
+    "a kernel": [(capture_code, "_observe"), (CpuArena, "observe")],
+    "the kernels' slow way": [(CpuArena, "observe")],
+    "the forward hook": [(capture_code, "_observe"), (Capture, "_saw_forward")],
+    "the forward pre-hook": [(Capture, "_hook_input")],
+    "the search for tensors": [(capture_code, "find_tensors")],
+    "the choice of a row": [(Capture, "slot_of")],
+    "the begin of a backward pass": [(Capture, "begin_backward")],
+    "the end of a backward pass": [(Capture, "reset_calls")],
+    "the parameters' gradients": [(Parameters, "read_gradients")],
+    "the optimizer's pre-hook": [(Parameters, "before_step")],
+    "the optimizer's post-hook": [(Parameters, "after_step")],
+    "the search for a scaler": [(ScaleFinder, "look_up_the_stack")],
+    "the end of a step": [(Recorder, "end_step")],
+    "the packing of a frame": [(CpuArena, "pack")],
+    "the cadence": [(Cadence, "next_is_captured")],
+    "the recorder's thread": [(recorder_code, "build_frames")],
+    "the sink": [(Store, "append")],
+}
+
+
+@pytest.mark.parametrize("place", INSIDE_HOOKS)
+def test_a_fault_never_reaches_the_training_and_is_counted(
+    place: str, monkeypatch: pytest.MonkeyPatch, untouched: list[str]
+) -> None:
+    def breaks() -> None:
+        for owner, name in INSIDE_HOOKS[place]:
+            assert hasattr(owner, name)
+            monkeypatch.setattr(owner, name, explode)
+
+    run = train(breaks=breaks, kinds=KINDS)
+    watcher = run.watcher
+    assert run.steps == untouched
+    assert watcher.error_count >= 1
+    assert "InjectedError: injected" in watcher.errors[0].message
+    assert watcher.errors[0].severity == "error"
+
+
+def test_a_fault_while_models_are_found_never_reaches_the_training(
+    monkeypatch: pytest.MonkeyPatch, untouched: list[str]
+) -> None:
+    monkeypatch.setattr(Models, "_discover", explode)
+    with watch() as watcher:
+        seen = train_unwatched()
+    assert seen == untouched
+    assert watcher.error_count >= 1
+
+
+def test_errors_are_kept_to_a_number_and_counted_beyond_it(
+    monkeypatch: pytest.MonkeyPatch, untouched: list[str]
+) -> None:
+    monkeypatch.setattr(Cadence, "next_is_captured", explode)
+    monkeypatch.setattr(capture_code, "MAX_KEPT_ERRORS", 2)
+    run = train()
+    watcher = run.watcher
+    assert run.steps == untouched
+    assert len(watcher.errors) == 2
+    assert watcher.error_count > 2
+
+
+def test_a_module_that_goes_on_failing_is_left_alone_and_the_others_are_captured(
+    monkeypatch: pytest.MonkeyPatch, untouched: list[str]
+) -> None:
+    kept = Capture._saw_forward
+
+    def fails_for_one(self: Capture, plan: Any, output: Any) -> None:
+        if plan.path == "1":
+            explode()
+        kept(self, plan, output)
+
+    monkeypatch.setattr(capture_code, "_observe", explode)  # so that all take the slow way
+    monkeypatch.setattr(Capture, "_saw_forward", fails_for_one)
+    run = train()
+    watcher = run.watcher
+    assert run.steps == untouched
+    assert watcher.error_count == capture_code.MAX_ERRORS
+    assert {event.module for event in watcher.errors} == {"1"}
+    reasons = {coverage.path: coverage.reason for coverage in watcher.coverage()}
+    assert "left alone after 3 errors" in reasons["1"]
+    last = read_step(watcher, STEPS - 1)
+    assert ("0", "output", "", 0) in last
+    assert ("1", "output", "", 0) not in last
+
+
+def test_a_sink_that_fails_for_a_while_loses_those_frames_alone(
+    monkeypatch: pytest.MonkeyPatch, untouched: list[str]
+) -> None:
+    kept, calls = Store.append, []
+
+    def fails_at_first(self: Store, frame: Any) -> Any:
+        calls.append(frame.step)
+        if frame.step == 1:
+            explode()
+        return kept(self, frame)
+
+    monkeypatch.setattr(worker_code, "MAX_BATCH", 1)
+    monkeypatch.setattr(Store, "append", fails_at_first)
+    run = train()
+    watcher = run.watcher
+    assert run.steps == untouched
+    assert calls == list(range(STEPS))
+    assert watcher.error_count == 1
+    steps = watcher.store.steps()
+    assert (steps.first, steps.newest, steps.count) == (0, STEPS - 1, STEPS - 1)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_dead_recorder_thread_holds_nobody_up(monkeypatch: pytest.MonkeyPatch, untouched: list[str]) -> None:
+    class Dies(BaseException):
+        """Not an Exception: nobody catches it."""
+
+    def die(*args: Any) -> NoReturn:
+        raise Dies
+
+    monkeypatch.setattr(worker_code.Worker, "_take", die)
+    monkeypatch.setattr(worker_code, "MAX_QUEUE", 3)
+    run = train()
+    watcher = run.watcher
+    assert run.steps == untouched
+    assert not watcher.flush(0.05)
+    assert watcher._recorder._worker.dropped >= 1
+
+
+def test_a_slow_sink_holds_up_nobody_and_what_is_dropped_is_counted(
+    monkeypatch: pytest.MonkeyPatch, untouched: list[str]
+) -> None:
+    go_on = threading.Event()
+    kept = Store.append
+
+    def waits(self: Store, frame: Any) -> Any:
+        go_on.wait(20)
+        return kept(self, frame)
+
+    monkeypatch.setattr(Store, "append", waits)
+    monkeypatch.setattr(worker_code, "MAX_QUEUE", 2)
+    seed_all()
+    model = mlp()
+    inputs, optimizer = noise(5, 6), sgd(model.parameters())
+    with watch(model) as watcher:
+        for _ in range(STEPS + 3):
+            mean_square(model(inputs)).backward()
+            optimizer.step()
+        go_on.set()
+        assert watcher.flush()
+        kept_steps = watcher.store.steps()
+        assert kept_steps.newest == STEPS + 2
+        dropped = watcher._recorder._worker.dropped
+        assert dropped + kept_steps.count == STEPS + 3
+
+
+# --- Modules that behave badly --------------------------------------------------------------------------------------
+
+
+class Hostile(Tensor):
+    """A tensor subclass that raises at every function of torch's that is called on it, unless its module allows it."""
+
+    armed = False
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if Hostile.armed:
+            raise RuntimeError(f"touched by {func}")
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+class ReturnsHostile(nn.Module):
+    """Returns a tensor that raises until its parent disarms it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Any:
+        out = self.inner(x).as_subclass(Hostile)
+        Hostile.armed = True
+        return out
+
+
+class Disarms(nn.Module):
+    """Knows how to handle its hostile child."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.child, self.last = ReturnsHostile(), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Any:
+        out = self.child(x)
+        Hostile.armed = False
+        return self.last(out.as_subclass(Tensor))
+
+
+def test_a_tensor_subclass_that_raises_is_not_touched() -> None:
+    before = process_state()
+    run = train(Disarms, kinds=KINDS)
+    assert run.steps == train_unwatched(Disarms)
+    assert process_state() == before
+    assert run.watcher.error_count == 0
+
+
+class Interrupts(nn.Module):
+    """Raises something that is not an Exception, once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(6, 4)
+        self.left = 1
+
+    def forward(self, x: Tensor) -> Any:
+        out = self.inner(x)
+        if self.left:
+            self.left -= 1
+            raise KeyboardInterrupt("by the user")
+        return out
+
+
+def test_an_interrupt_reaches_the_user_and_the_next_step_is_captured() -> None:
+    seed_all()
+    model = nn.Sequential(nn.Linear(6, 6), Interrupts())
+    optimizer = sgd(model.parameters())
+    with watch(model) as watcher:
+        with pytest.raises(KeyboardInterrupt, match="by the user"):
+            model(noise(5, 6))
+        for _ in range(2):
+            mean_square(model(noise(5, 6))).backward()
+            optimizer.step()
+        assert watcher.flush()
+        assert ("1.inner", "output_grad", "", 0) in read_step(watcher, 1)
+        assert watcher.errors == []
+
+
+def test_the_users_own_exception_arrives_as_it_was_raised() -> None:
+    error = ValueError("mine")
+
+    class Raises(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            raise error
+
+    model = nn.Sequential(nn.Linear(6, 6), Raises())
+    with watch(model, kinds=KINDS) as watcher:
+        with pytest.raises(ValueError, match="mine") as caught:
+            model(noise(5, 6))
+        assert caught.value is error
+        assert error.__context__ is None
+        assert watcher.errors == []
+
+
+def test_a_model_that_dies_while_it_is_watched_is_let_go() -> None:
+    model = mlp()
+    optimizer, gone = sgd(model.parameters()), weakref.ref(model)
+    with watch(model, kinds=KINDS) as watcher:
+        mean_square(model(noise(5, 6))).backward()
+        optimizer.step()
+        del model, optimizer
+        gc.collect()
+        assert gone() is None
+        watcher.step()
+        watcher.pause()
+        watcher.resume()
+        assert watcher.flush()
+        assert watcher.errors == []
+        assert ("0", "output", "", 0) in read_step(watcher, 0)
+
+
+# --- The user's own mistakes ----------------------------------------------------------------------------------------
+
+
+def test_what_is_logged_or_observed_wrongly_is_counted_and_does_not_raise() -> None:
+    with watch(mlp()) as watcher:
+        watcher.log(loss="not a number")  # type: ignore[arg-type]
+        watcher.log(loss=torch.tensor([]))
+        thing = object()
+        assert watcher.observe("scores", thing) is thing  # type: ignore[arg-type,comparison-overlap]
+        assert watcher.error_count == 2
+
+
+def test_a_watcher_can_be_closed_twice_and_used_no_more() -> None:
+    before = process_state()
+    watcher = watch(mlp())
+    watcher.close()
+    watcher.close()
+    watcher.step()
+    watcher.log(loss=1.0)
+    tensor = torch.ones(2)
+    assert watcher.observe("scores", tensor) is tensor
+    with pytest.raises(ClosedError, match="closed"):
+        watcher.resume()
+    assert process_state() == before
+    assert watcher.store.steps().count == 0
+
+
+def test_nothing_is_left_when_the_body_of_a_watch_raises() -> None:
+    before = process_state()
+    with pytest.raises(ValueError, match="mine"), watch(mlp()) as watcher:  # noqa: PT012
+        watcher.log(loss=1.0)
+        raise ValueError("mine")
+    assert process_state() == before
+
+
+def test_nothing_is_left_when_watch_itself_raises() -> None:
+    before = process_state()
+    with pytest.raises(hookcore.PatternError):
+        watch(mlp(), include="no such module")
+    with pytest.raises(hookcore.ArgumentError):
+        watch(mlp(), kinds={"outputs"})
+    assert process_state() == before

@@ -1,0 +1,223 @@
+"""Watching changes nothing: every case of the zoo, watched in every way, against itself unwatched."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
+
+import hookcore
+from hookcore.records import KINDS
+from tests.harness import STEPS, Attach, Outcome, process_state, run_case, seed_all, watch
+from tests.zoo import CASES, Case, Trial
+
+Watchers = list[hookcore.Watcher]
+
+
+def _watch_all(trial: Trial, **settings: Any) -> Watchers:
+    return [watch(model, **settings) for model in (trial.model, *trial.others)]
+
+
+def _attached(trial: Trial) -> Watchers:
+    return _watch_all(trial)
+
+
+def _all_kinds(trial: Trial) -> Watchers:
+    return _watch_all(trial, kinds=KINDS, phases={"train", "eval"})
+
+
+def _per_module(trial: Trial) -> Watchers:
+    return _watch_all(trial, attach="module")
+
+
+def _discovered(trial: Trial) -> Watchers:
+    return [watch()]
+
+
+def _sampled(trial: Trial) -> Watchers:
+    return _watch_all(trial, every=2)
+
+
+def _by_budget(trial: Trial) -> Watchers:
+    return _watch_all(trial, budget=0.05)
+
+
+def _paused(trial: Trial) -> Watchers:
+    watchers = _watch_all(trial)
+    for watcher in watchers:
+        watcher.pause()
+    return watchers
+
+
+def _closed(trial: Trial) -> Watchers:
+    watchers = _watch_all(trial)
+    for watcher in watchers:
+        watcher.close()
+    return watchers
+
+
+def _coming_and_going(trial: Trial) -> Watchers:
+    """Captured in step 0, paused in step 1, closed in step 2."""
+    watchers, step = _watch_all(trial), trial.step
+
+    def stepped(number: int) -> Any:
+        for watcher in watchers:
+            if number == 1:
+                watcher.pause()
+            elif number == 2:
+                watcher.resume()
+                watcher.close()
+        return step(number)
+
+    trial.step = stepped
+    return watchers
+
+
+WAYS: Final[dict[str, Callable[[Trial], Watchers]]] = {
+    "attached": _attached,
+    "all-kinds": _all_kinds,
+    "per-module": _per_module,
+    "discovered": _discovered,
+    "sampled": _sampled,
+    "by-budget": _by_budget,
+    "paused": _paused,
+    "closed": _closed,
+    "coming-and-going": _coming_and_going,
+}
+QUICK: Final = ("attached", "all-kinds", "discovered", "coming-and-going")
+
+
+def _cases() -> list[Any]:
+    return [
+        pytest.param(case, way, id=f"{name}-{way}", marks=() if way in QUICK else pytest.mark.slow)
+        for name, case in CASES.items()
+        for way in WAYS
+    ]
+
+
+@functools.cache
+def _unwatched(name: str) -> Outcome:
+    return run_case(CASES[name])
+
+
+def _watched(way: Callable[[Trial], Watchers], watchers: Watchers) -> Attach:
+    @contextlib.contextmanager
+    def attach(trial: Trial) -> Iterator[None]:
+        watchers.extend(way(trial))
+        try:
+            yield
+        finally:
+            for watcher in watchers:
+                watcher.flush()
+                watcher.close()
+
+    return attach
+
+
+@pytest.mark.parametrize(("case", "way"), _cases())
+def test_watching_changes_no_bit_and_leaves_nothing(case: Case, way: str) -> None:
+    expected = _unwatched(case.name)
+    before, watchers = process_state(), Watchers()
+    seen = run_case(case, _watched(WAYS[way], watchers))
+    for number in range(STEPS):
+        assert seen.steps[number] == expected.steps[number], f"step {number}"
+    if way == "per-module":
+        seen.hooks = expected.hooks  # those are its point; afterwards they are gone
+    assert seen == expected
+    assert not seen.warnings - expected.warnings
+    assert process_state() == before
+    assert [event.message for watcher in watchers for event in watcher.errors] == []
+    assert sum(watcher.error_count for watcher in watchers) == 0
+
+
+# --- Nothing lives longer -------------------------------------------------------------------------------------------
+
+
+class Canary:
+    """Tied to a node of the autograd graph: it dies when the node does."""
+
+
+class Census:
+    """Weak references to all that a training makes: outputs, their graph, and the model."""
+
+    def __init__(self) -> None:
+        self.born: list[weakref.ref[Any]] = []
+
+    def saw(self, module: nn.Module, args: Any, output: Any) -> None:
+        outputs = output if type(output) is tuple else (output,)
+        for tensor in outputs:
+            if type(tensor) is Tensor:
+                self.born.append(weakref.ref(tensor))
+                if tensor.grad_fn is not None:
+                    canary = tensor.grad_fn.metadata.setdefault("canary", Canary())
+                    self.born.append(weakref.ref(canary))
+
+    def alive(self) -> int:
+        return sum(reference() is not None for reference in self.born)
+
+
+@contextlib.contextmanager
+def _without_collector() -> Iterator[None]:
+    gc.freeze()  # what is old is none of our business, and a collection need not walk it
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.unfreeze()
+
+
+def _take_census(case: Case, watched: bool) -> list[tuple[int, int]]:
+    """How many were born and how many still live: after each step, without the model, and after a collection."""
+    seed_all()
+    census, watchers = Census(), Watchers()
+    with _without_collector(), register_module_forward_hook(census.saw):
+        trial = case.build()
+        if watched:
+            watchers = _watch_all(trial, kinds=KINDS)
+        counts = []
+        for number in range(STEPS):
+            trial.step(number)
+            counts.append((len(census.born), census.alive()))
+        census.born += [weakref.ref(part) for model in (trial.model, *trial.others) for part in model.modules()]
+        del trial
+        counts.append((len(census.born), census.alive()))
+        gc.collect()
+        counts.append((len(census.born), census.alive()))
+        for watcher in watchers:
+            watcher.close()
+    return counts
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_no_tensor_graph_or_model_lives_longer_for_being_watched(case: Case) -> None:
+    expected, seen = _take_census(case, watched=False), _take_census(case, watched=True)
+    assert expected[0][0] > 0
+    assert [born for born, _ in seen] == [born for born, _ in expected]
+    # Torch itself keeps something until a collection where it does a thing for the first time in a process.
+    assert all(mine <= torchs for (_, mine), (_, torchs) in zip(seen, expected, strict=True))
+
+
+def test_a_closed_watcher_lets_go_of_a_graph_that_still_lives() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
+    watcher = watch(model, kinds=KINDS)
+    loss = model(torch.ones(2, 3)).sum()
+    watcher.close()
+    gone = weakref.ref(watcher)
+    loss.backward()
+    del watcher
+    gc.collect()
+    assert loss.grad_fn is not None
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    del loss
+    gc.collect()
+    assert gone() is None

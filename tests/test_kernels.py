@@ -1,0 +1,202 @@
+"""The CPU kernel against float64 NumPy: every stat and every bin, whatever the values, the type and the layout."""
+
+from __future__ import annotations
+
+import math
+
+import hypothesis.extra.numpy as hnp
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hookcore.observe import cpu
+from hookcore.observe.arena import CODES, CpuArena
+from hookcore.observe.harvest import unpack
+from hookcore.recorder.frames import stats_of
+from hookcore.records import STAT_COLUMN, STATS
+from hookcore.sketch import BINS, bins_of
+
+ARENA = CpuArena(64, None)
+SAMPLED = CpuArena(64, 65536)
+
+
+def measure(*tensors: torch.Tensor, arena: CpuArena = ARENA) -> tuple[dict[str, float], np.ndarray]:
+    """The stats and the dense sketch of tensors that were added to one row."""
+    for tensor in tensors:
+        arena.observe(tensor, arena.row(7))
+    (harvest,) = unpack([arena.pack(8)])
+    assert harvest.slots.tolist() == [7]
+    dense = np.zeros(BINS, np.int64)
+    dense[harvest.bins] = harvest.counts
+    return dict(zip(STATS, stats_of(harvest.cells)[0].tolist(), strict=True)), dense
+
+
+def expect(values: np.ndarray) -> dict[str, float]:
+    """The same by float64 NumPy, in two passes."""
+    x = values.astype(np.float64).reshape(-1)
+    finite = x[np.isfinite(x)]
+    answer = {
+        "count": x.size,
+        "nan": np.isnan(x).sum(),
+        "inf": np.isinf(x).sum(),
+        "zero": (x == 0).sum(),
+    }
+    if finite.size:
+        mean = math.fsum(finite) / finite.size
+        answer |= {
+            "mean": mean,
+            "std": math.sqrt(math.fsum((finite - mean) ** 2) / finite.size),
+            "min": finite.min(),
+            "max": finite.max(),
+            "rms": math.sqrt(math.fsum(finite**2) / finite.size),
+            "norm": math.sqrt(math.fsum(finite**2)),
+        }
+    return {name: float(value) for name, value in answer.items()}
+
+
+def check(values: np.ndarray, *tensors: torch.Tensor) -> None:
+    stats, dense = measure(*tensors)
+    expected = expect(values)
+    scale = max(abs(expected.get("min", 0.0)), abs(expected.get("max", 0.0)))
+    for name, value in expected.items():
+        # A mean of values that cancel is as good as its largest summand allows; all else is relative.
+        tolerance = 1e-12 * scale if name in ("mean", "std") else 0.0
+        assert stats[name] == pytest.approx(value, rel=1e-9, abs=tolerance), name
+    np.testing.assert_array_equal(dense, np.bincount(bins_of(values.astype(np.float64).reshape(-1)), minlength=BINS))
+    assert stats["sketched"] == values.size
+    assert stats["parts"] == len(tensors)
+
+
+floats32 = hnp.arrays(
+    np.float32, st.integers(1, 40), elements=st.floats(width=32, allow_nan=True, allow_infinity=True, allow_subnormal=True)
+)
+floats64 = hnp.arrays(
+    np.float64, st.integers(1, 40), elements=st.floats(-1e150, 1e150) | st.sampled_from([math.nan, math.inf, -math.inf])
+)
+
+
+@settings(deadline=None, max_examples=300)
+@given(floats32)
+def test_every_stat_of_any_float32_is_what_float64_says(values: np.ndarray) -> None:
+    check(values, torch.from_numpy(values))
+
+
+@settings(deadline=None, max_examples=200)
+@given(floats64)
+def test_every_stat_of_any_float64_is_what_numpy_says(values: np.ndarray) -> None:
+    check(values, torch.from_numpy(values))
+
+
+@settings(deadline=None, max_examples=100)
+@given(hnp.arrays(np.float16, st.integers(1, 40), elements=st.floats(width=16)))
+def test_every_stat_of_any_float16_is_what_float64_says(values: np.ndarray) -> None:
+    check(values, torch.from_numpy(values))
+
+
+@settings(deadline=None, max_examples=100)
+@given(floats32)
+def test_bfloat16_is_measured_by_its_own_values(values: np.ndarray) -> None:
+    tensor = torch.from_numpy(values).to(torch.bfloat16)
+    check(tensor.float().numpy(), tensor)
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(floats32, min_size=2, max_size=5))
+def test_parts_merge_to_the_stats_of_the_whole(parts: list[np.ndarray]) -> None:
+    check(np.concatenate(parts), *[torch.from_numpy(part) for part in parts])
+
+
+@pytest.mark.parametrize("size", [1, 2047, 2048, 2049, 8191, 40_000, 300_001])
+@pytest.mark.parametrize("mean", [0.0, 1e4, -1e8])
+def test_a_huge_mean_does_not_cancel_a_tiny_spread(size: int, mean: float) -> None:
+    values = (np.random.default_rng(size).normal(size=size) * 1e-3 + mean).astype(np.float32)
+    check(values, torch.from_numpy(values))
+    exact = np.random.default_rng(size).normal(size=size) * 1e-3 + mean
+    check(exact, torch.from_numpy(exact))
+
+
+@pytest.mark.parametrize("special", [math.nan, math.inf, -math.inf, 0.0, -0.0, 1e-45, 3.4e38])
+@pytest.mark.parametrize("at", [0, 2048, 99_999])
+def test_one_odd_value_among_many_is_counted_and_the_rest_stays_exact(special: float, at: int) -> None:
+    values = np.random.default_rng(1).normal(size=100_000).astype(np.float32)
+    values[at] = special
+    check(values, torch.from_numpy(values))
+
+
+@pytest.mark.parametrize("dtype", [dtype for dtype in CODES if not dtype.is_floating_point])
+def test_integers_and_bools_are_measured_as_numbers(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    tensor = torch.randint(0, 2 if dtype is torch.bool else 100, (5000,), generator=generator).to(dtype)
+    check(tensor.numpy(), tensor)
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda t: t.transpose(0, 1),
+        lambda t: t[:, ::3],
+        lambda t: t[::2].flip(1),
+        lambda t: t.unsqueeze(0).expand(4, -1, -1),
+        lambda t: t[0, 0],
+        lambda t: t[:0],
+        lambda t: t.reshape(10, 10, 30, 1).to(memory_format=torch.channels_last),
+        lambda t: t.as_strided((40, 5), (1, 1)),
+        lambda t: t[5:9, 7:8].permute(1, 0),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int16, torch.bool])
+def test_a_view_is_measured_by_its_own_elements(view, dtype: torch.dtype) -> None:  # type: ignore[no-untyped-def]
+    base = torch.randn(50, 60, generator=torch.Generator().manual_seed(3)).mul(3).to(dtype)
+    tensor = view(base)
+    check(tensor.float().numpy() if dtype is torch.bfloat16 else tensor.numpy(), tensor)
+
+
+def test_a_sampled_sketch_takes_at_least_the_limit_and_spreads_over_the_tensor() -> None:
+    values = torch.arange(1, 2_000_001, dtype=torch.float32)
+    SAMPLED.begin_step()
+    stats, dense = measure(values, arena=SAMPLED)
+    assert 65536 <= stats["sketched"] < 75_000
+    assert dense.sum() == stats["sketched"]
+    share = np.bincount(bins_of(values.numpy()), minlength=BINS) / values.numel()
+    np.testing.assert_allclose(dense / dense.sum(), share, atol=2e-4)
+    assert stats["mean"] == pytest.approx(1_000_000.5, rel=1e-12)
+
+
+def test_the_sampled_values_change_from_step_to_step() -> None:
+    values = torch.zeros(2_000_000)
+    values[::2] = 1.0
+    shares = set()
+    for _ in range(20):
+        SAMPLED.begin_step()
+        _, dense = measure(values, arena=SAMPLED)
+        shares.add(int(dense.argmax()) * 10_000_000 + int(dense.max()))
+    assert len(shares) > 1
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_result_does_not_depend_on_the_number_of_threads(threads: int) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        arena = CpuArena(16, None)
+        tensor = torch.randn(1_000_003, generator=torch.Generator().manual_seed(5))
+        tensor[12345] = math.nan
+        stats, dense = measure(tensor, arena=arena)
+    finally:
+        torch.set_num_threads(before)
+    expected = expect(tensor.numpy())
+    assert stats["norm"] == pytest.approx(expected["norm"], rel=1e-12)
+    assert stats["nan"] == 1
+    np.testing.assert_array_equal(dense, np.bincount(bins_of(tensor.numpy()), minlength=BINS))
+
+
+def test_a_packed_row_is_empty_afterwards() -> None:
+    measure(torch.randn(1000))
+    assert ARENA.pack(64).size == 0
+
+
+def test_the_unused_cells_of_the_stats_are_known() -> None:
+    assert STAT_COLUMN["ratio"] == len(STATS) - 1
+    assert cpu.CONTROL_CELLS * 8 <= 128

@@ -1,0 +1,207 @@
+"""Patterns: which modules they choose, the reason for each, and what a pattern that chooses none is told."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hookcore.config import Pattern
+from hookcore.errors import ArgumentError, HookcoreError, PatternError
+from hookcore.names import Selection, select, unique_root_name
+
+
+class Module:
+    """Stands for torch's base class: this file needs no torch."""
+
+    def __getattribute__(self, name: str) -> object:
+        raise AssertionError(f"a module was asked for {name!r}")
+
+
+class Linear(Module): ...
+
+
+class NonDynamicallyQuantizableLinear(Linear): ...
+
+
+class LayerNorm(Module): ...
+
+
+class Dropout(Module): ...
+
+
+class Net(Module): ...
+
+
+def _transformer(blocks: int = 2) -> dict[str, object]:
+    modules: dict[str, object] = {"": Net(), "embed": Linear(), "blocks": Module()}
+    for number in range(blocks):
+        here = f"blocks.{number}"
+        modules |= {
+            here: Module(),
+            f"{here}.norm": LayerNorm(),
+            f"{here}.attn": Module(),
+            f"{here}.attn.proj": NonDynamicallyQuantizableLinear(),
+            f"{here}.drop_path": Dropout(),
+        }
+    return modules
+
+
+MODULES = _transformer()
+LEAVES = {path for path in MODULES if path and not any(other.startswith(f"{path}.") for other in MODULES)}
+
+
+def _select(include: list[Pattern], exclude: list[Pattern] | None = None) -> Selection:
+    return select(MODULES, LEAVES, include, exclude or [])
+
+
+def test_without_patterns_every_module_is_chosen() -> None:
+    assert _select([]).chosen == tuple(MODULES)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "chosen"),
+    [
+        ("embed", ["embed"]),
+        ("blocks.*.attn", ["blocks.0.attn", "blocks.1.attn"]),
+        ("blocks.*.proj", ["blocks.0.attn.proj", "blocks.1.attn.proj"]),
+        ("blocks.[1-9].norm", ["blocks.1.norm"]),
+        ("blocks.?", ["blocks.0", "blocks.1"]),
+        (r"re:blocks\.\d+", ["blocks.0", "blocks.1"]),
+        ("re:.*drop.*", ["blocks.0.drop_path", "blocks.1.drop_path"]),
+        ("type:LayerNorm", ["blocks.0.norm", "blocks.1.norm"]),
+        ("type:*Norm", ["blocks.0.norm", "blocks.1.norm"]),
+        ("type:Linear", ["embed", "blocks.0.attn.proj", "blocks.1.attn.proj"]),
+        (Linear, ["embed", "blocks.0.attn.proj", "blocks.1.attn.proj"]),
+        (NonDynamicallyQuantizableLinear, ["blocks.0.attn.proj", "blocks.1.attn.proj"]),
+        ("is:root", [""]),
+        ("is:leaf", sorted(LEAVES, key=list(MODULES).index)),
+        ("type:Module", list(MODULES)),
+        ("*", list(MODULES)),
+    ],
+)
+def test_a_pattern_chooses_the_modules_it_speaks_of(pattern: Pattern, chosen: list[str]) -> None:
+    assert list(_select([pattern]).chosen) == chosen
+
+
+def test_globs_tell_upper_from_lower_case() -> None:
+    with pytest.raises(PatternError, match="'embed'"):
+        _select(["Embed"])
+
+
+def test_a_regular_expression_must_fit_the_whole_path() -> None:
+    with pytest.raises(PatternError, match="matches no module"):
+        _select(["re:drop"])
+
+
+def test_a_colon_in_a_path_is_no_prefix() -> None:
+    assert select({"": Net(), "a:b": Linear()}, {"a:b"}, ["a:*"]).chosen == ("a:b",)
+
+
+def test_several_includes_add_up_and_excludes_are_taken_away() -> None:
+    selection = _select([Linear, "blocks.*.norm"], ["re:.*\\.1\\..*"])
+    assert selection.chosen == ("embed", "blocks.0.norm", "blocks.0.attn.proj")
+
+
+def test_every_module_that_is_left_out_has_its_reason() -> None:
+    second_block = r"re:.*\.1\..*"
+    selection = _select([Linear, LayerNorm], [second_block, "embed"])
+    assert list(selection.reasons) == list(MODULES)
+    assert selection.reason("blocks.0.norm") == ""
+    assert selection.reason("embed") == "excluded by 'embed'"
+    assert selection.reason("blocks.1.norm") == f"excluded by {second_block!r}"
+    assert selection.reason("blocks.0.drop_path") == "matched by no include"
+
+
+def test_a_class_that_excludes_is_named_with_its_module() -> None:
+    assert _select([], [Dropout]).reason("blocks.0.drop_path") == f"excluded by {__name__}.Dropout"
+
+
+def test_leaves_may_be_told_by_a_function() -> None:
+    assert select(MODULES, LEAVES.__contains__, ["is:leaf"]) == select(MODULES, LEAVES, ["is:leaf"])
+
+
+@pytest.mark.parametrize(
+    ("pattern", "near"),
+    [
+        ("embedd", "'embed'"),
+        ("blocks.1.atn", "'blocks.1.attn'"),
+        ("blocks.*.atn", r"'blocks\.\*\.attn'"),
+        (r"re:blocks\.\d+\.atn", r"'blocks\.\d\.attn'"),
+        ("type:linear", "'type:Linear'"),
+        ("type:LayrNorm", "'type:LayerNorm'"),
+        ("typ:Linear", "'type:Linear'"),
+        ("Linear", "'type:Linear'"),
+        (type("Linears", (), {}), "'type:Linear'"),
+    ],
+)
+@pytest.mark.parametrize("place", ["include", "exclude"])
+def test_a_pattern_that_matches_no_module_says_so_and_lists_near_names(pattern: Pattern, near: str, place: str) -> None:
+    with pytest.raises(PatternError, match=f"matches no module. Did you mean .*{near}"):
+        select(MODULES, LEAVES, **{place: [pattern]})  # type: ignore[arg-type]
+
+
+def test_where_no_name_is_near_some_names_of_the_model_are_shown() -> None:
+    with pytest.raises(PatternError, match=r"12 modules below the root: embed, blocks, .*, \.\.\."):
+        _select(["qqqqqq"])
+    with pytest.raises(PatternError, match="6 types of module: Net, Linear, Module"):
+        _select([type("Q", (), {})])
+
+
+def test_a_model_without_children_is_told_so() -> None:
+    with pytest.raises(PatternError, match="no modules below the root"):
+        select({"": Net()}, set(), ["layer"])
+
+
+def test_every_pattern_that_matches_no_module_is_named_at_once() -> None:
+    with pytest.raises(PatternError, match=r"'embedd' matches no module\..* 'type:linear' matches no module"):
+        _select(["embedd"], ["type:linear"])
+
+
+def test_patterns_may_wait_for_models_that_are_yet_to_come() -> None:
+    selection = select(MODULES, LEAVES, ["encoder.*"], [Dropout, "type:Lstm"], strict=False)
+    assert selection.chosen == ()
+    assert selection.unmatched == ("'encoder.*'", "'type:Lstm'")
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        ("re:(", "missing .*, unterminated subpattern at position 0"),
+        ("re:a**", "multiple repeat at position 2"),
+        ("re:*.attn", "nothing to repeat at position 0.*For a glob leave out 're:'"),
+        ("is:leave", "'leaf' or 'root'.* Did you mean 'is:leaf'"),
+        ("is:", "'leaf' or 'root'"),
+    ],
+)
+def test_a_malformed_pattern_says_what_is_wrong_and_where(pattern: str, message: str, strict: bool) -> None:
+    with pytest.raises(PatternError, match=message) as caught:
+        select(MODULES, LEAVES, [pattern], strict=strict)
+    assert repr(pattern) in str(caught.value)
+
+
+def test_a_pattern_error_is_a_value_error_but_no_argument_error() -> None:
+    with pytest.raises(ValueError, match="no module") as caught:
+        _select(["nowhere"])
+    assert isinstance(caught.value, HookcoreError)
+    assert not isinstance(caught.value, ArgumentError)
+
+
+@given(st.lists(st.sampled_from(["*", "embed", "blocks.*", "type:Linear", "is:leaf", "is:root"]), max_size=4))
+def test_what_is_included_and_excluded_alike_is_never_chosen(patterns: list[Pattern]) -> None:
+    assert select(MODULES, LEAVES, patterns, patterns or ["*"]).chosen == ()
+
+
+@given(st.lists(st.sampled_from(["Net", "GPT"]), max_size=12))
+def test_root_names_never_meet_twice(type_names: list[str]) -> None:
+    taken: list[str] = []
+    for name in type_names:
+        taken.append(unique_root_name(name, taken))
+    assert len(set(taken)) == len(taken)
+
+
+def test_root_names_count_from_two() -> None:
+    assert unique_root_name("Net", set()) == "Net"
+    assert unique_root_name("Net", {"Net"}) == "Net#2"
+    assert unique_root_name("Net", {"Net", "Net#2", "Net#4"}) == "Net#3"

@@ -1,0 +1,279 @@
+"""The sketch: every float in exactly one right bin, exact merging, quantiles within their stated error."""
+
+from __future__ import annotations
+
+import math
+from itertools import chain, pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hookcore import sketch
+from hookcore.errors import ArgumentError
+from hookcore.records import SketchBlock
+from hookcore.sketch import Sketch, bins_of
+
+DOUBLES = st.floats(allow_nan=True, allow_infinity=True, width=64)
+LISTS = st.lists(DOUBLES, max_size=60)
+IN_RANGE = st.floats(2.0**sketch.MIN_EXPONENT, 2.0**sketch.MAX_EXPONENT, exclude_max=True)
+SIGNED = st.builds(lambda value, sign: value * sign, IN_RANGE, st.sampled_from([-1.0, 1.0]))
+
+
+def bin_by_definition(value: float) -> int:
+    """The bin by `frexp` and comparisons, one value at a time, with no table and no bits."""
+    if math.isnan(value):
+        return sketch.NAN
+    if value == 0:
+        return sketch.ZERO
+    positive = value > 0
+    magnitude = abs(value)
+    if math.isinf(magnitude):
+        return sketch.POS_INF if positive else sketch.NEG_INF
+    if magnitude < 2.0**sketch.MIN_EXPONENT:
+        return sketch.POS_UNDER if positive else sketch.NEG_UNDER
+    if magnitude >= 2.0**sketch.MAX_EXPONENT:
+        return sketch.POS_OVER if positive else sketch.NEG_OVER
+    mantissa, exponent = math.frexp(magnitude)  # mantissa in [0.5, 1)
+    eighth = int((mantissa * 2 - 1) * 8)
+    step = (exponent - 1 - sketch.MIN_EXPONENT) * 8 + eighth
+    return sketch.POS_FIRST + step if positive else sketch.NEG_FIRST + sketch.MAGNITUDES - 1 - step
+
+
+def rank_value(values: np.ndarray, q: float) -> float:
+    kept = np.sort(values[~np.isnan(values)])
+    return float(kept[max(1, math.ceil(q * len(kept))) - 1])
+
+
+@given(DOUBLES)
+def test_every_double_has_the_bin_that_its_definition_names(value: float) -> None:
+    assert bins_of(value) == bin_by_definition(value)
+
+
+@given(st.integers(0, 2**64 - 1))
+def test_every_bit_pattern_of_a_double_has_its_bin(pattern: int) -> None:
+    value = np.uint64(pattern).view(np.float64)
+    assert bins_of(value) == bin_by_definition(float(value))
+
+
+def test_every_half_precision_float_has_its_bin() -> None:
+    halves = np.arange(2**16, dtype=np.uint16).view(np.float16)
+    assert bins_of(halves).tolist() == [bin_by_definition(float(half)) for half in halves]
+
+
+def test_every_bfloat16_has_its_bin() -> None:
+    wide = (np.arange(2**16, dtype=np.uint32) << 16).view(np.float32)
+    with np.errstate(invalid="ignore"):
+        assert bins_of(wide).tolist() == [bin_by_definition(float(value)) for value in wide]
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+@pytest.mark.parametrize("exponent", [sketch.MIN_EXPONENT, -1, 0, 1, sketch.MAX_EXPONENT])
+def test_neighbours_of_an_edge_fall_on_their_own_side(exponent: int, sign: float) -> None:
+    edge = 2.0**exponent
+    for value in (np.nextafter(edge, 0), edge, np.nextafter(edge, np.inf)):
+        assert bins_of(sign * value) == bin_by_definition(float(sign * value))
+
+
+def test_the_extremes_of_double_precision_have_the_bins_apart() -> None:
+    smallest, largest = np.nextafter(0, 1), np.finfo(np.float64).max
+    values = [-np.inf, -largest, -smallest, -0.0, 0.0, smallest, largest, np.inf, np.nan]
+    expected = [
+        sketch.NEG_INF,
+        sketch.NEG_OVER,
+        sketch.NEG_UNDER,
+        sketch.ZERO,
+        sketch.ZERO,
+        sketch.POS_UNDER,
+        sketch.POS_OVER,
+        sketch.POS_INF,
+        sketch.NAN,
+    ]
+    assert bins_of(values).tolist() == expected
+
+
+def test_edges_ascend_and_the_bins_between_them_are_mirrored() -> None:
+    edges = sketch.EDGES
+    assert len(edges) == sketch.BINS
+    assert (np.diff(edges[1:-1]) >= 0).all()
+    assert (np.diff(np.delete(edges[1:-2], sketch.ZERO - 1)) > 0).all()  # only zero's own bin has no width
+    assert np.array_equal(edges[sketch.POS_FIRST : sketch.POS_OVER + 1], -edges[sketch.NEG_FIRST : sketch.ZERO][::-1])
+
+
+@given(SIGNED)
+def test_a_value_lies_between_the_edges_of_its_bin_and_close_to_its_centre(value: float) -> None:
+    number = int(bins_of(value))
+    low, high = sketch.EDGES[number], sketch.EDGES[number + 1]
+    assert low <= value <= high
+    assert abs(sketch.centre(number) - value) <= abs(value) * sketch.RELATIVE_ERROR * (1 + 1e-12)
+
+
+def test_a_bin_that_does_not_exist_has_no_centre() -> None:
+    with pytest.raises(ArgumentError, match="1288"):
+        sketch.centre(sketch.BINS)
+
+
+@given(LISTS, LISTS, LISTS)
+def test_merging_sketches_equals_the_sketch_of_all_values(a: list[float], b: list[float], c: list[float]) -> None:
+    merged = Sketch.of(a).merge(Sketch.of(b), Sketch.of(c))
+    assert merged == Sketch.of(a + b + c)
+    assert merged.total == len(a) + len(b) + len(c)
+
+
+@given(LISTS)
+def test_what_has_no_place_on_the_line_is_counted_apart(values: list[float]) -> None:
+    array, made = np.array(values, np.float64), Sketch.of(values)
+    magnitude = np.abs(array)
+    assert made.nan == np.isnan(array).sum()
+    assert made.zero == (array == 0).sum()
+    assert made.positive_infinity == (array == np.inf).sum()
+    assert made.negative_infinity == (array == -np.inf).sum()
+    assert made.under == ((magnitude > 0) & (magnitude < 2.0**-56)).sum()
+    assert made.over == ((magnitude >= 2.0**24) & np.isfinite(array)).sum()
+
+
+@given(st.lists(st.one_of(SIGNED, st.sampled_from([0.0, np.nan, np.inf, -np.inf])), min_size=1), st.floats(0, 1))
+def test_a_quantile_is_within_its_stated_error_of_the_value_of_that_rank(values: list[float], q: float) -> None:
+    array = np.array(values)
+    answer = Sketch.of(array).quantile(q)
+    if np.isnan(array).all():
+        assert math.isnan(answer)
+        return
+    exact = rank_value(array, q)
+    if math.isinf(exact) or exact == 0:
+        assert answer == exact
+    else:
+        assert abs(answer - exact) <= abs(exact) * 0.07
+
+
+@pytest.mark.parametrize("scale", [1e-9, 1.0, 1e5])
+def test_quantiles_of_a_large_sample_agree_with_numpy(scale: float) -> None:
+    values = np.random.default_rng(3).normal(0.1, 1, 20_001) * scale
+    qs = np.array([0, 0.001, 0.25, 0.5, 0.75, 0.999, 1])
+    exact = np.quantile(values, qs, method="inverted_cdf")
+    assert np.abs(Sketch.of(values).quantiles(qs) / exact - 1).max() <= 0.07
+
+
+@given(st.lists(DOUBLES, min_size=1), st.lists(st.floats(0, 1), min_size=2))
+def test_quantiles_ascend_with_q(values: list[float], qs: list[float]) -> None:
+    answers = Sketch.of(values).quantiles(sorted(qs))
+    assert np.isnan(answers).all() or all(low <= high for low, high in pairwise(answers))
+
+
+def test_values_out_of_range_are_answered_by_the_edge_or_the_known_extreme() -> None:
+    made = Sketch.of([-1e30, 1e-30, 1e30])
+    assert made.quantiles([0, 0.5, 1]).tolist() == [-(2.0**24), 2.0**-56, 2.0**24]
+    assert made.quantiles([0, 1], minimum=-1e30, maximum=1e30).tolist() == [-1e30, 1e30]
+    assert Sketch.of([1e-30]).quantile(0.5, minimum=1e-30, maximum=1e-30) == 1e-30
+
+
+def test_infinities_stay_infinite_when_the_extremes_of_the_finite_values_are_known() -> None:
+    assert Sketch.of([-np.inf, 1.0, np.inf]).quantiles([0, 1], minimum=1.0, maximum=1.0).tolist() == [-np.inf, np.inf]
+
+
+@pytest.mark.parametrize("q", [-0.1, 1.1, math.nan])
+def test_a_quantile_outside_of_zero_to_one_is_refused(q: float) -> None:
+    with pytest.raises(ArgumentError, match="between 0 and 1"):
+        Sketch.of([1.0]).quantile(q)
+
+
+@given(st.lists(SIGNED), st.integers(-9, 9))
+def test_shifting_by_octaves_equals_the_sketch_of_the_multiplied_values(values: list[float], octaves: int) -> None:
+    array = np.array(values, np.float64)
+    assert Sketch.of(array).shifted(8 * octaves) == Sketch.of(array * 2.0**octaves)
+
+
+def test_what_is_shifted_out_of_range_is_counted_as_out_of_range() -> None:
+    values = [-(2.0**23), -1.0, 0.0, 2.0**-56, 2.0**23]
+    up, down = Sketch.of(values).shifted(8), Sketch.of(values).shifted(-8)
+    assert (up.counts[sketch.NEG_OVER], up.counts[sketch.POS_OVER], up.under) == (1, 1, 0)
+    assert (down.counts[sketch.POS_UNDER], down.counts[sketch.NEG_UNDER], down.over) == (1, 0, 0)
+    assert Sketch.of(values).shifted(10_000).counts[sketch.ZERO] == 1
+    assert Sketch.of(values).shifted(10_000).over == 4
+
+
+@given(LISTS, st.integers(1, 640))
+def test_coarse_bins_hold_every_finite_value_between_their_edges(values: list[float], k: int) -> None:
+    array = np.array(values, np.float64)
+    coarse = Sketch.of(array).coarsen(k)
+    finite = array[np.isfinite(array)]
+    assert (np.diff(coarse.edges) > 0).all()
+    positive = finite[finite >= 0]  # a bin of positive values holds its lower edge, as NumPy's does
+    expected, _ = np.histogram(positive, coarse.edges)
+    middle = len(coarse.counts) // 2
+    assert coarse.counts.sum() == len(finite)
+    assert np.array_equal(coarse.counts[middle + 1 :], expected[middle + 1 :])
+    assert np.array_equal(coarse.edges, -coarse.edges[::-1])
+    assert np.array_equal(coarse.counts[::-1], Sketch.of(-array).coarsen(k).counts)
+
+
+@pytest.mark.parametrize("k", [0, 641])
+def test_a_width_that_makes_no_bins_is_refused(k: int) -> None:
+    with pytest.raises(ArgumentError, match="1 to 640"):
+        Sketch.empty().coarsen(k)
+
+
+def test_rebinning_puts_each_bin_whole_where_its_centre_lies() -> None:
+    made = Sketch.of([-2.0, -1.0, 0.0, 0.5, 1.0, 1.0, 8.0, np.nan, np.inf])
+    shown = made.rebin([-4, -0.5, 0.25, 4])
+    assert shown.counts.tolist() == [2, 1, 3]
+
+
+def test_rebinning_puts_what_is_out_of_range_beyond_its_edge() -> None:
+    edge, tiny = 2.0**24, 2.0**-56
+    shown = Sketch.of([-1e9, -edge, -1e-30, 1e-30, 1e9]).rebin([-1e300, -edge, -tiny, tiny, edge, 1e300])
+    assert shown.counts.tolist() == [2, 0, 2, 0, 1]
+
+
+@pytest.mark.parametrize("edges", [[1.0], [2.0, 1.0], [1.0, 1.0], [0.0, math.nan]])
+def test_edges_that_do_not_ascend_are_refused(edges: list[float]) -> None:
+    with pytest.raises(ArgumentError, match="ascending"):
+        Sketch.empty().rebin(edges)
+
+
+@given(st.lists(LISTS, max_size=5))
+def test_a_block_gives_back_the_sketches_it_was_made_of(rows: list[list[float]]) -> None:
+    sketches = [Sketch.of(row) for row in rows]
+    block = sketch.block_of(sketches)
+    assert [sketch.sketch_of_row(block, row) for row in range(len(rows))] == sketches
+    for row in range(len(rows)):
+        assert (np.diff(block.bins[block.start[row] : block.start[row + 1]].astype(int)) > 0).all()
+
+
+@given(st.lists(st.lists(LISTS, min_size=3, max_size=3), min_size=1, max_size=4))
+def test_merging_blocks_merges_each_row(blocks: list[list[list[float]]]) -> None:
+    merged = sketch.merge_blocks([sketch.block_of([Sketch.of(row) for row in rows]) for rows in blocks])
+    for row in range(3):
+        assert sketch.sketch_of_row(merged, row) == Sketch.of(list(chain.from_iterable(rows[row] for rows in blocks)))
+
+
+def test_blocks_of_different_height_are_not_merged() -> None:
+    one, two = sketch.block_of([Sketch.empty()]), sketch.block_of([Sketch.empty(), Sketch.empty()])
+    with pytest.raises(ArgumentError, match=r"\[1, 2\] rows"):
+        sketch.merge_blocks([one, two])
+
+
+def test_a_merged_count_that_does_not_fit_a_block_is_refused() -> None:
+    full = SketchBlock(
+        np.array([0, 1], np.uint32), np.array([sketch.ZERO], np.uint16), np.array([2**32 - 1], np.uint32)
+    )
+    with pytest.raises(ArgumentError, match="does not fit"):
+        sketch.merge_blocks([full, full])
+
+
+@given(st.lists(st.tuples(LISTS, st.booleans()), max_size=4), st.integers(-700, 700))
+def test_shifting_rows_of_a_block_shifts_those_sketches_alone(rows: list[tuple[list[float], bool]], steps: int) -> None:
+    sketches = [Sketch.of(values) for values, _ in rows]
+    chosen = np.array([shift for _, shift in rows], bool)
+    moved = sketch.shifted_rows(sketch.block_of(sketches), chosen, steps)
+    for row, (made, shift) in enumerate(zip(sketches, chosen, strict=True)):
+        expected = made.shifted(steps) if shift else made
+        assert sketch.sketch_of_row(moved, row) == expected
+
+
+def test_a_sketch_has_as_many_counts_as_bins_and_is_read_only() -> None:
+    with pytest.raises(ArgumentError, match="1288 bins"):
+        Sketch(np.zeros(3, np.uint64))
+    with pytest.raises(ValueError, match="read-only"):
+        Sketch.of([1.0]).counts[0] = 1

@@ -1,0 +1,364 @@
+"""The store's verbs, one by one: parts of a step, late frames, limits, names, and what each query answers."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import hookcore.store
+from hookcore.errors import ArgumentError, ClosedError, PatternError
+from hookcore.records import (
+    STAT_COLUMN,
+    STATS,
+    Coverage,
+    Event,
+    Frame,
+    ModuleRecord,
+    SketchBlock,
+    Snapshot,
+    Tap,
+)
+from hookcore.sinks import Sink, StoreSink
+from hookcore.sketch import Sketch, block_of
+from hookcore.store import STAT_NAMES, Store
+
+
+def stats_of(values: np.ndarray) -> np.ndarray:
+    """The stats of real values, straight from their definitions."""
+    finite = values[np.isfinite(values)]
+    row = dict.fromkeys(STATS, np.nan)
+    row |= {
+        "count": values.size,
+        "nan": np.isnan(values).sum(),
+        "inf": np.isinf(values).sum(),
+        "zero": (values == 0).sum(),
+        "parts": 1,
+        "sketched": values.size,
+    }
+    row["norm"] = np.sqrt((finite**2).sum())
+    if finite.size:
+        row |= {"mean": finite.mean(), "std": finite.std(), "min": finite.min(), "max": finite.max()}
+        row["rms"] = np.sqrt((finite**2).mean())
+    return np.array([row[name] for name in STATS], np.float64)
+
+
+def frame(step: int, rows: dict[int, list[float]], new: tuple[Tap, ...] = (), **further: object) -> Frame:
+    """A frame with the stats and sketches of these values of these taps."""
+    arrays = [np.array(values, np.float64) for values in rows.values()]
+    stats = np.array([stats_of(array) for array in arrays]).reshape(len(rows), len(STATS))
+    block = block_of([Sketch.of(array) for array in arrays])
+    return Frame(step, float(step), np.array(list(rows), np.uint32), stats, block, new, **further)  # type: ignore[arg-type]
+
+
+TAPS = (Tap("a.one", "output"), Tap("a.two", "output"), Tap("b", "output_grad"))
+
+
+@pytest.fixture
+def store() -> Store:
+    made = Store(2**20, clock=lambda: 5.0)
+    made.append(frame(1, {0: [1, 2, 3], 1: [0, 0, 5], 2: [-4, np.nan]}, TAPS, scalars={"loss": 2.0}))
+    made.append(frame(3, {0: [2, 2], 2: [np.inf, 1]}, scalars={"loss": np.nan}, grad_scale=8.0, micro_batches=2))
+    return made
+
+
+@given(
+    st.lists(st.floats(-1e6, 1e6) | st.sampled_from([np.nan, np.inf, 0.0]), min_size=1),
+    st.lists(st.floats(-1e6, 1e6) | st.sampled_from([np.nan, -np.inf, 0.0]), min_size=1),
+)
+def test_a_tap_in_two_parts_of_a_step_has_the_stats_of_all_its_values(one: list[float], two: list[float]) -> None:
+    store = Store(2**20)
+    store.append(frame(7, {0: one}, (TAPS[0],)))
+    store.append(frame(7, {0: two}))
+    expected = stats_of(np.array(one + two))
+    expected[STAT_COLUMN["parts"]] = 2
+    found = store.latest()
+    assert store.steps().count == 1
+    assert found.values[0, : len(STATS)] == pytest.approx(expected, rel=1e-9, abs=1e-6, nan_ok=True)
+    shown = store.histograms(0)
+    total = Sketch.of(one + two)
+    assert len(shown.first_step) == 1
+    if len(shown.edges):
+        assert np.array_equal(shown.counts[0], total.rebin(shown.edges).counts)
+    assert shown.counts.sum() == np.isfinite(one + two).sum()
+    assert (shown.nan[0], shown.positive_infinity[0]) == (total.nan, total.positive_infinity)
+
+
+def test_moments_of_two_parts_do_not_cancel_or_overflow() -> None:
+    store = Store(2**20)
+    for values in ([1e8 + 1, 1e8 + 2], [1e8 + 3, 1e8 + 4]):
+        store.append(frame(1, {0: values}, (TAPS[0],) if values[0] == 1e8 + 1 else ()))
+    assert store.latest(stat="std").values[0, 0] == pytest.approx(np.std([1, 2, 3, 4]), rel=1e-9)
+
+
+def test_a_tap_that_comes_in_a_later_part_of_the_step_is_added(store: Store) -> None:
+    store.append(frame(3, {1: [7.0], 3: [9.0]}, (Tap("late", "output"),)))
+    assert store.series(1, "max").max.tolist() == [5, 7]
+    assert store.series(3, "max").first_step.tolist() == [3]
+    assert store.series(0, "max").max.tolist() == [3, 2]
+    assert store.steps().count == 2
+
+
+def test_a_tap_named_twice_in_one_frame_is_merged_and_order_does_not_matter() -> None:
+    store = Store(2**20)
+    stats = np.array([stats_of(np.array(values)) for values in ([9.0], [1.0], [3.0])])
+    block = block_of([Sketch.of([9.0]), Sketch.of([1.0]), Sketch.of([3.0])])
+    store.append(Frame(0, 0.0, np.array([2, 0, 0], np.uint32), stats, block, TAPS))
+    assert store.latest(stat="mean").values[:, 0].tolist() == [2.0, 9.0]
+    assert store.latest(stat="count").values[:, 0].tolist() == [2, 1]
+    assert store.quantiles(0, [1.0]).values[0, 0] == pytest.approx(3, rel=0.07)
+    assert store.quantiles(2, [1.0]).values[0, 0] == pytest.approx(9, rel=0.07)
+
+
+def test_a_frame_older_than_the_newest_step_is_counted_and_not_kept(store: Store) -> None:
+    store.append(frame(2, {0: [100.0]}, (Tap("new", "param"),), events=(Event(2, 0.0, "note", "kept"),)))
+    assert store.series(0, "max").max.tolist() == [3, 2]
+    assert store.usage().dropped["too_late"] == 1
+    assert [event.name for event in store.events()] == ["note", "too-late"]
+    assert store.events(name="too-late")[0].time_s == 5.0
+    assert store.taps(kind="param").numbers.tolist() == [3]  # or the numbers of later taps would be wrong
+
+
+def test_a_frame_of_the_wrong_shape_is_refused() -> None:
+    good = frame(0, {0: [1.0]}, TAPS)
+    with pytest.raises(ArgumentError, match=r"\[1, 13\]"):
+        Store(2**20).append(Frame(0, 0.0, good.taps, good.stats[:, :3], good.sketches))
+    with pytest.raises(ArgumentError, match="starts"):
+        Store(2**20).append(Frame(0, 0.0, good.taps, good.stats, block_of([])))
+
+
+def test_rows_of_taps_that_were_never_announced_are_counted(store: Store) -> None:
+    store.append(frame(4, {0: [1.0], 99: [1.0]}))
+    assert store.usage().dropped["rows_of_unknown_taps"] == 1
+    assert store.series(0, "count").present.sum() == 3
+
+
+def test_a_store_too_small_to_work_says_how_much_it_needs() -> None:
+    with pytest.raises(ArgumentError, match="1 MiB"):
+        Store(1000)
+
+
+def test_taps_beyond_what_fits_are_refused_counted_and_told_once() -> None:
+    store = Store(2**20)
+    for step in range(3):
+        new = tuple(Tap(f"m{step}.{number}", "output") for number in range(5000))
+        rows = np.arange(step * 5000, step * 5000 + 5000, dtype=np.uint32)
+        stats = np.ones((5000, len(STATS)))
+        store.append(Frame(step, 0.0, rows, stats, block_of([Sketch.empty()] * 5000), new))
+        usage = store.usage()
+        assert usage.nbytes <= usage.max_bytes
+    kept = len(store.taps().taps)
+    assert 0 < kept < 5000
+    assert store.usage().dropped["taps_refused"] == 15_000 - kept
+    assert store.usage().dropped["rows_of_unknown_taps"] == 15_000 - kept
+    assert [event.name for event in store.events()] == ["taps-refused"]
+    assert store.series(kept - 1, "count").first_step.tolist() == [0]
+
+
+def test_taps_are_found_by_glob_expression_and_kind(store: Store) -> None:
+    assert store.taps("a*").numbers.tolist() == [0, 1]
+    assert store.taps("a.t?o").taps == (TAPS[1],)
+    assert store.taps("re:.*o.*|b").numbers.tolist() == [0, 1, 2]
+    assert store.taps("re:a").numbers.tolist() == []
+    assert store.taps(kind="output_grad").taps == (TAPS[2],)
+    with pytest.raises(PatternError, match="regular expression"):
+        store.taps("re:(")
+
+
+def test_wrong_names_are_answered_with_what_is_allowed_and_the_nearest_match(store: Store) -> None:
+    with pytest.raises(ArgumentError, match=r"unknown stat 'nrm'; did you mean 'norm'\? Allowed: count"):
+        store.series(0, "nrm")
+    with pytest.raises(ArgumentError, match="unknown kind 'outputs'; did you mean 'output'"):
+        store.heatmap("outputs", "norm")
+    with pytest.raises(ArgumentError, match="unknown tap number 3: there are 3 taps"):
+        store.series(3, "norm")
+    with pytest.raises(ArgumentError, match=r"unknown tap 'a\.on output'; did you mean 'a\.one output'"):
+        store.series(Tap("a.on", "output"), "norm")
+    with pytest.raises(ArgumentError, match="unknown scalar 'los'; did you mean 'loss'"):
+        store.scalars("los")
+    with pytest.raises(ArgumentError, match="points=0 is too small"):
+        store.series(0, "norm", points=0)
+    with pytest.raises(ArgumentError, match="bins=2 is too small"):
+        store.histograms(0, bins=2)
+    with pytest.raises(ArgumentError, match="unknown stat 'bad'"):
+        store.latest(sort="-bad")
+    with pytest.raises(ArgumentError, match="between 0 and 1"):
+        store.quantiles(1, [2.0])
+
+
+def test_a_series_is_bounded_by_inclusive_steps_and_found_by_tap_or_number(store: Store) -> None:
+    assert store.series(TAPS[0], "mean", first=3).mean.tolist() == [2.0]
+    assert store.series(0, "mean", last=1).mean.tolist() == [2.0]
+    assert store.series(0, "mean", first=2, last=2).mean.tolist() == []
+    assert store.series(0, "mean", points=1).max.tolist() == [2.0]
+
+
+def test_derived_stats_and_nonfinite_steps_are_shown(store: Store) -> None:
+    assert store.series(1, "zero_fraction").mean == pytest.approx([2 / 3])
+    bad = store.series(2, "nonfinite")
+    assert (bad.mean.tolist(), bad.nonfinite.tolist()) == ([1.0, 1.0], [1, 1])
+    assert STAT_NAMES[-2:] == ("zero_fraction", "nonfinite")
+
+
+def test_a_nonfinite_step_wins_its_cell_of_the_heatmap(store: Store) -> None:
+    shown = store.heatmap("output_grad", "max", columns=1)
+    assert np.isnan(shown.worst[0, 0])
+    assert shown.nonfinite.tolist() == [[2]]
+    assert shown.taps == (TAPS[2],)
+
+
+def test_heatmap_rows_are_grouped_to_the_number_asked_for(store: Store) -> None:
+    shown = store.heatmap("output", "max", columns=1, rows=1)
+    assert shown.worst.tolist() == [[5.0]]
+    assert (shown.numbers.tolist(), shown.groups.tolist()) == ([0], [2])
+    assert store.heatmap("output", "max", match="zzz").worst.shape == (0, 0)
+    assert store.heatmap("output", "max", first=50).worst.shape == (0, 0)
+
+
+def test_latest_is_sorted_with_what_is_not_finite_first(store: Store) -> None:
+    found = store.latest(sort="mean")
+    assert found.numbers.tolist() == [0, 1, 2]
+    assert found.steps.tolist() == [3, 1, 3]
+    assert store.latest(sort="-mean").numbers.tolist() == [2, 1, 0]
+    assert store.latest(sort="ratio", stat="ratio", limit=1).values.shape == (1, 1)
+    assert store.latest(kind="output_grad").taps == (TAPS[2],)
+    assert Store(2**20).latest().values.shape == (0, len(STAT_NAMES))
+
+
+def test_the_latest_values_of_a_tap_outlive_the_exact_rows() -> None:
+    store = Store(2**20)
+    store.append(frame(0, {0: [3.0, 4.0]}, TAPS))
+    for step in range(1, 3000):
+        store.append(frame(step, {1: [1.0]}))
+    found = store.latest(stat="norm")
+    assert (found.steps.tolist(), found.values[:, 0].tolist()) == ([0, 2999], [5.0, 1.0])
+
+
+def test_scalars_keep_values_that_are_not_finite_apart(store: Store) -> None:
+    loss = store.scalars("loss")
+    assert loss.present.tolist() == [1, 1]
+    assert loss.nonfinite.tolist() == [0, 1]
+    assert loss.mean[0] == 2.0
+    assert np.isnan(loss.mean[1])
+    assert store.scalars("hookcore/grad_scale").mean.tolist() == [8.0]
+    assert store.scalars("hookcore/micro_batches").first_step.tolist() == [3]
+    assert set(store.scalar_names()) == {
+        "loss",
+        *(f"hookcore/{name}" for name in ("time_s", "grad_scale", "micro_batches")),
+    }
+
+
+def test_a_scalar_logged_twice_in_a_step_has_the_later_value(store: Store) -> None:
+    store.append(frame(3, {}, scalars={"loss": 0.5, "lr": 0.1}))
+    assert store.scalars("loss").mean.tolist() == [2.0, 0.5]
+    assert store.scalars("lr").first_step.tolist() == [3]
+
+
+def test_scalars_beyond_what_fits_are_refused_and_counted() -> None:
+    store = Store(2**20)
+    for step in range(200):
+        store.append(frame(step, {}, scalars={f"s{step}.{number}": 1.0 for number in range(20)}))
+        usage = store.usage()
+        assert all(part.nbytes <= part.limit for part in usage.parts.values())
+    assert store.usage().dropped["scalars_refused"] > 0
+    assert store.scalars("s0.0").mean.tolist() == [1.0]
+    assert "scalars-refused" in [event.name for event in store.events()]
+
+
+def test_events_are_kept_newest_first_to_go_last_within_their_limit() -> None:
+    store = Store(2**20)
+    for step in range(1000):
+        store.add_event(
+            Event(step, 0.0, "odd" if step % 2 else "even", "x" * 100, "error" if step % 10 == 0 else "info")
+        )
+    kept = store.events()
+    usage = store.usage()
+    assert kept[-1].step == 999
+    assert [event.step for event in kept] == list(range(1000 - len(kept), 1000))
+    assert usage.dropped["events_dropped"] == 1000 - len(kept) > 0
+    assert usage.parts["events"].nbytes <= usage.parts["events"].limit
+    assert [event.step for event in store.events(severity="error", limit=2)] == [980, 990]
+    assert {event.name for event in store.events(first=995, last=998, name="odd")} == {"odd"}
+
+
+def test_snapshots_are_copied_and_the_oldest_make_room() -> None:
+    store = Store(2**20)
+    values = np.zeros(5000, np.float64)
+    for step in range(10):
+        values[:] = step
+        store.add_snapshot(Snapshot(TAPS[0], step, 0.0, "float64", (5000,), values))
+    kept = store.snapshots()
+    assert [snapshot.step for snapshot in kept] == [7, 8, 9]
+    assert all((snapshot.values == snapshot.step).all() for snapshot in kept)
+    assert store.usage().dropped["snapshots_dropped"] == 7
+    store.add_snapshot(Snapshot(TAPS[0], 10, 0.0, "float64", (50_000,), np.zeros(50_000)))
+    assert store.usage().dropped["snapshots_refused"] == 1
+    assert [event.name for event in store.events()] == ["snapshot-refused"]
+
+
+def test_modules_and_coverage_are_replaced_by_path_and_bounded() -> None:
+    store = Store(2**20)
+    store.describe([ModuleRecord("a", "Linear", None)], [Coverage("a", "Linear", False, reason="unused")])
+    store.describe([ModuleRecord("a", "Linear", None, parameters=3)], [Coverage("a", "Linear", True)])
+    assert [module.parameters for module in store.modules()] == [3]
+    assert [covered.captured for covered in store.coverage()] == [True]
+    store.describe([ModuleRecord(f"m{number}", "Linear", None) for number in range(1000)])
+    usage = store.usage()
+    assert usage.dropped["names_refused"] == 1001 - len(store.modules()) > 0
+    assert usage.parts["names"].nbytes <= usage.parts["names"].limit
+
+
+def test_labels_show_their_newest_text(store: Store) -> None:
+    store.append(frame(4, {}, labels={"optimizer": "SGD"}))
+    store.append(frame(5, {}, labels={"optimizer": "AdamW", "gradients": "unscaled"}))
+    assert store.labels() == {"optimizer": "AdamW", "gradients": "unscaled"}
+
+
+def test_sketches_that_find_no_room_are_cut_counted_and_leave_the_stats_whole() -> None:
+    store, taps = Store(2**20), 40
+    wide = Sketch.of(np.geomspace(1e-12, 1e6, 5000))
+    new = tuple(Tap(f"m{tap}", "output") for tap in range(taps))
+    for step in range(20):
+        stats = np.ones((taps, len(STATS)))
+        store.append(Frame(step, 0.0, np.arange(taps, dtype=np.uint32), stats, block_of([wide] * taps), new))
+        new = ()
+        assert store.usage().parts["sketches"].nbytes <= store.usage().parts["sketches"].limit
+    assert store.usage().dropped["sketches_refused"] > 0
+    assert store.histograms(0).counts.sum() == 20 * 5000
+    assert store.histograms(taps - 1).counts.size == 0
+    assert store.series(taps - 1, "count").present.sum() == 20
+
+
+def test_sketch_arrays_that_are_views_are_copied_and_others_kept() -> None:
+    store, buffer = Store(2**20), np.array([700, 701, 702], np.uint16)
+    counts = np.array([5], np.uint32)
+    block = SketchBlock(np.array([0, 1], np.uint32), buffer[:1], counts)
+    store.append(Frame(0, 0.0, np.array([0], np.uint32), np.ones((1, len(STATS))), block, TAPS))
+    buffer[:] = 0
+    assert store.histograms(0).counts.sum() == 5
+
+
+def test_a_sink_hands_frames_to_its_store_until_it_is_closed() -> None:
+    store = Store(2**20)
+    sink = StoreSink(store)
+    assert isinstance(sink, Sink)
+    sink.send(frame(0, {0: [1.0]}, TAPS))
+    sink.describe([ModuleRecord("a", "Linear", None)])
+    sink.close()
+    sink.close()
+    assert (store.steps().newest, len(store.modules())) == (0, 1)
+    with pytest.raises(ClosedError, match="closed"):
+        sink.send(frame(1, {0: [1.0]}))
+
+
+def test_the_store_imports_neither_torch_nor_numba_nor_a_web_library() -> None:
+    root = Path(hookcore.store.__file__).parent
+    for source in [*root.glob("*.py"), root.parent / "sketch.py", root.parent / "sinks.py"]:
+        for node in ast.walk(ast.parse(source.read_text())):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            assert not {name.split(".")[0] for name in names} & {"torch", "numba", "starlette", "fastapi", "httpx"}

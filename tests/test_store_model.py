@@ -1,0 +1,244 @@
+"""The store against a model that keeps everything: nothing that is counted or extreme is ever lost."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hookcore.records import STAT_COLUMN, STATS, Frame, SketchBlock, Tap
+from hookcore.sketch import NAN, NEG_INF, POS_INF, Sketch, block_of
+from hookcore.store import STAT_NAMES, Store
+from hookcore.store.ladder import Ladder
+from hookcore.store.schemas import STAT_SCHEMA
+from hookcore.store.sketches import SketchLadder
+
+SLOW = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+SEEDS = st.integers(0, 2**32 - 1)
+ODD = (np.nan, np.inf, -np.inf, 1e308, -1e308, 5e-324, 0.0)
+
+
+@dataclass
+class World:
+    """A random run: what was put in, step by step, and how to make more."""
+
+    random: np.random.Generator
+    odd: float  # how often a number is an odd one
+    steps: dict[int, dict[int, np.ndarray]] = field(default_factory=dict)  # step -> tap -> stats
+    sketches: dict[int, dict[int, Sketch]] = field(default_factory=dict)
+    taps: int = 0
+    step: int = -1
+
+    def stats(self, rows: int) -> np.ndarray:
+        values = self.random.normal(0, 1, (rows, len(STATS))) * 10.0 ** self.random.integers(-8, 8, (rows, 1))
+        odd = np.less(self.random.random(values.shape), self.odd)
+        values[odd] = self.random.choice(ODD, int(odd.sum()))
+        values[:, STAT_COLUMN["count"]] = self.random.integers(1, 1000, rows)
+        for name in ("nan", "inf"):
+            values[:, STAT_COLUMN[name]] = self.random.integers(0, 2, rows) * (self.random.random(rows) < self.odd)
+        return values
+
+    def next_step(self, grow: int, sketched: bool) -> Iterator[Frame]:
+        """The frames of one step: one part or two, of different taps."""
+        self.step += int(self.random.integers(1, 4))
+        new = tuple(Tap(f"m{self.taps + i}", "output") for i in range(grow))
+        self.taps += grow
+        present = np.flatnonzero(self.random.random(self.taps) < 0.8).astype(np.uint32)
+        present = self.random.permutation(present) if self.random.random() < 0.3 else present
+        cut = int(self.random.integers(0, len(present) + 1)) if self.random.random() < 0.3 else len(present)
+        for part in (present[:cut], present[cut:]) if cut < len(present) else (present,):
+            stats = self.stats(len(part))
+            made = [Sketch.of(self.random.normal(0, 10.0 ** int(tap % 5), 20)) for tap in part] if sketched else []
+            self.steps.setdefault(self.step, {}).update(zip(part.tolist(), stats, strict=True))
+            if sketched:
+                self.sketches.setdefault(self.step, {}).update(zip(part.tolist(), made, strict=True))
+            block = block_of(made) if sketched else no_sketches(len(part))
+            yield Frame(self.step, float(self.step), part, stats, block, new, scalars={"x": float(self.step)})
+            new = ()
+
+    def column(self, tap: int, name: str) -> dict[int, float]:
+        """One stat of a tap in every step it was present in."""
+        found = {step: taps[tap] for step, taps in self.steps.items() if tap in taps}
+        count, zero = STAT_COLUMN["count"], STAT_COLUMN["zero"]
+        nan, inf = STAT_COLUMN["nan"], STAT_COLUMN["inf"]
+        with np.errstate(all="ignore"):
+            if name == "zero_fraction":
+                return {step: float(stats[zero] / stats[count]) for step, stats in found.items()}
+            if name == "nonfinite":
+                return {step: float(stats[nan] + stats[inf]) for step, stats in found.items()}
+        return {step: float(stats[STAT_COLUMN[name]]) for step, stats in found.items()}
+
+
+def no_sketches(rows: int) -> SketchBlock:
+    return SketchBlock(np.zeros(rows + 1, np.uint32), np.empty(0, np.uint16), np.empty(0, np.uint32))
+
+
+def check_series(world: World, store: Store, tap: int, name: str, points: int) -> None:
+    series, column = store.series(tap, name, points=points), world.column(tap, name)
+    bad = world.column(tap, "nonfinite")
+    assert len(series.mean) <= points
+    assert (series.first_step <= series.last_step).all()
+    assert (series.last_step[:-1] < series.first_step[1:]).all()
+    assert series.present.sum() == len(column)
+    for point in range(len(series.mean)):
+        steps = range(int(series.first_step[point]), int(series.last_step[point]) + 1)
+        values = np.array([column[step] for step in steps if step in column])
+        finite = values[np.isfinite(values)]
+        assert series.present[point] == len(values)
+        assert series.nonfinite[point] == sum(bad[step] > 0 for step in steps if step in bad)
+        if len(finite):
+            assert (series.min[point], series.max[point]) == (finite.min(), finite.max())
+            scale = np.abs(finite).max()
+            mean = (finite / len(finite)).sum()
+            assert series.mean[point] == pytest.approx(mean, rel=1e-9, abs=scale * 1e-12 + 1e-320)
+        else:
+            assert np.isnan([series.min[point], series.max[point], series.mean[point]]).all()
+
+
+@SLOW
+@given(SEEDS, st.sampled_from([0.0, 0.02, 0.4]), st.integers(1, 20), st.integers(1, 1000))
+def test_a_series_of_any_length_agrees_with_a_model_that_keeps_everything(
+    seed: int, odd: float, taps: int, points: int
+) -> None:
+    world, store = World(np.random.default_rng(seed), odd), Store(2**20)
+    for number in range(150):
+        grow = taps if number == 0 else int(world.random.random() < 0.05)
+        for frame in world.next_step(grow, sketched=False):
+            store.append(frame)
+            usage = store.usage()
+            assert usage.nbytes <= usage.max_bytes
+            assert all(part.nbytes <= part.limit for part in usage.parts.values())
+    assert not any(store.usage().dropped.values())
+    assert store.steps().count == len(world.steps)
+    assert (store.steps().first, store.steps().newest) == (min(world.steps), max(world.steps))
+    for tap in world.random.integers(0, world.taps, 3).tolist():
+        for name in world.random.choice(STAT_NAMES, 4):
+            check_series(world, store, int(tap), str(name), points)
+
+
+@SLOW
+@given(SEEDS, st.integers(8, 64), st.sampled_from([12_000, 40_000, 200_000]))
+def test_a_ladder_of_any_size_covers_every_step_once_within_its_limit(seed: int, lanes: int, limit: int) -> None:
+    random = np.random.default_rng(seed)
+    ladder = Ladder(STAT_SCHEMA, limit, threading.Lock())
+    lanes = min(lanes, ladder.max_lanes)
+    width, expected = max(1, lanes // 2), np.zeros(lanes, int)
+    high = np.full(lanes, -np.inf)
+    for step in range(300):
+        width = min(lanes, width + int(random.random() < 0.05))
+        ladder.grow(width)
+        values = random.normal(0, 1, (len(STATS), width))
+        values[0] = 1
+        ladder.append(step, slice(0, width), values)
+        expected[:width] += 1
+        high[:width] = np.maximum(high[:width], values[5])
+        assert ladder.nbytes <= limit
+        assert all(used <= most for _, used, most in ladder.levels())
+    parts = ladder.gather(5, slice(0, lanes), None, None)
+    first, last = np.concatenate([part.first for part in parts]), np.concatenate([part.last for part in parts])
+    assert (first[0], last[-1]) == (0, 299)
+    assert np.array_equal(first[1:], last[:-1] + 1)
+    assert np.array_equal(sum(part.present.sum(axis=0) for part in parts), expected)
+    assert np.array_equal(np.nanmax([np.nanmax(part.high, axis=0, initial=-np.inf) for part in parts], axis=0), high)
+
+
+def test_a_ladder_with_many_rows_in_a_segment_stays_within_the_limit_of_every_level() -> None:
+    ladder = Ladder(STAT_SCHEMA, 1_000_000, threading.Lock())
+    ladder.grow(8)
+    for step in range(4000):
+        ladder.append(step, slice(0, 8), np.ones((len(STATS), 8)))
+        assert all(used <= most for _, used, most in ladder.levels())
+    assert sum(int(part.present[:, 0].sum()) for part in ladder.gather(0, slice(0, 1), None, None)) == 4000
+    assert all(rows > 0 for rows, _, _ in ladder.levels())
+
+
+@SLOW
+@given(SEEDS)
+def test_the_newest_steps_are_exact(seed: int) -> None:
+    world, store = World(np.random.default_rng(seed), 0.0), Store(2**20)
+    for number in range(200):
+        for frame in world.next_step(20 if number == 0 else 0, sketched=False):
+            store.append(frame)
+    for tap in range(20):
+        column = world.column(tap, "rms")
+        series = store.series(tap, "rms", points=10_000)
+        exact = [step for step in sorted(column)[-16:]]
+        assert series.first_step[-16:].tolist() == exact
+        assert series.mean[-16:].tolist() == [column[step] for step in exact]
+        latest = store.latest(stat="rms")
+        assert latest.steps[tap] == exact[-1]
+        assert latest.values[tap, 0] == column[exact[-1]]
+
+
+@SLOW
+@given(SEEDS, st.integers(1, 60), st.sampled_from([0.0, 0.1]))
+def test_a_heatmap_shows_the_worst_value_of_each_cell_and_every_nonfinite_step(
+    seed: int, columns: int, odd: float
+) -> None:
+    world, store = World(np.random.default_rng(seed), odd), Store(8 * 2**20)
+    for number in range(120):  # all of them stay exact, so that each cell can be computed
+        for frame in world.next_step(6 if number == 0 else 0, sketched=False):
+            store.append(frame)
+    found = store.heatmap("output", "norm", columns=columns)
+    assert found.worst.shape[1] <= columns
+    assert (found.first_step[0], found.last_step[-1]) == (min(world.steps), max(world.steps))
+    assert np.array_equal(found.first_step[1:], found.last_step[:-1] + 1)
+    for row, tap in enumerate(found.numbers.tolist()):
+        column, bad = world.column(tap, "norm"), world.column(tap, "nonfinite")
+        for cell in range(found.worst.shape[1]):
+            steps = [s for s in range(found.first_step[cell], found.last_step[cell] + 1) if s in column]
+            finite = [column[s] for s in steps if np.isfinite(column[s])]
+            assert found.present[row, cell] == len(steps)
+            assert found.nonfinite[row, cell] == sum(bad[s] > 0 for s in steps)
+            if found.nonfinite[row, cell] or not finite:
+                assert np.isnan(found.worst[row, cell])
+            else:
+                assert abs(found.worst[row, cell]) == max(map(abs, finite))
+                assert found.worst[row, cell] in finite
+
+
+@SLOW
+@given(SEEDS, st.integers(1, 12), st.sampled_from([20_000, 40_000, 100_000]))
+def test_sketches_are_summed_exactly_and_cover_every_step_once(seed: int, taps: int, bytes_a_tap: int) -> None:
+    limit = 20_000 + taps * bytes_a_tap
+    world, ladder = World(np.random.default_rng(seed), 0.0), SketchLadder(limit, threading.Lock())
+    for number in range(50):
+        for frame in world.next_step(taps if number == 0 else 0, sketched=True):
+            order = np.argsort(frame.taps)
+            rows = [world.sketches[frame.step][int(tap)] for tap in frame.taps[order]]
+            ladder.append(frame.step, frame.taps[order], block_of(rows))
+            assert ladder.nbytes <= limit
+            assert all(used <= most for _, used, most in ladder.levels())
+    entries = ladder.entries(None, None)
+    assert ladder.refused == 0
+    assert all(one.last <= two.first for one, two in pairwise(entries))
+    for tap in range(taps):
+        total = Sketch.empty().merge(*(step[tap] for step in world.sketches.values() if tap in step))
+        kept = [entry.sketch(tap) for entry in entries]
+        assert Sketch.empty().merge(*(made for made in kept if made is not None)) == total
+
+
+@SLOW
+@given(SEEDS, st.integers(1, 40), st.integers(5, 300))
+def test_histograms_and_quantiles_hold_every_value_of_the_run(seed: int, columns: int, bins: int) -> None:
+    world, store = World(np.random.default_rng(seed), 0.0), Store(2**20)
+    for number in range(60):
+        for frame in world.next_step(8 if number == 0 else 0, sketched=True):
+            store.append(frame)
+    total = Sketch.empty().merge(*(step[3] for step in world.sketches.values() if 3 in step))
+    shown = store.histograms(3, columns=columns, bins=bins)
+    assert len(shown.first_step) <= columns
+    assert shown.counts.shape[1] <= bins
+    assert (np.diff(shown.edges) > 0).all()
+    apart = shown.nan.sum() + shown.negative_infinity.sum() + shown.positive_infinity.sum()
+    assert apart == total.counts[[NAN, NEG_INF, POS_INF]].sum()
+    assert np.array_equal(shown.counts.sum(axis=0), total.rebin(shown.edges).counts)
+    assert shown.counts.sum() + apart == total.total
+    one = store.quantiles(3, [0.1, 0.5], points=1)
+    assert one.values.tolist() == [total.quantiles([0.1, 0.5]).tolist()]

@@ -1,0 +1,21 @@
+"""A zoo of tiny models and training loops, each named by its oddity; no tests here, and nothing that knows hookcore."""
+
+from __future__ import annotations
+
+from tests.zoo import calls, copies, graphs, inplace, layers, loops, outputs, users
+from tests.zoo.case import CASES, Case, Trait, Trial
+
+__all__ = [
+    "CASES",
+    "Case",
+    "Trait",
+    "Trial",
+    "calls",
+    "copies",
+    "graphs",
+    "inplace",
+    "layers",
+    "loops",
+    "outputs",
+    "users",
+]

@@ -1,0 +1,413 @@
+"""What may happen to the autograd graph: checkpoints, several backward passes, functional transforms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, jacrev, jvp, vmap
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from tests.zoo.case import Trial, mean_square, mlp, noise, sgd, training, zoo
+
+
+def block() -> nn.Sequential:
+    """A block worth a checkpoint; its dropout must fall the same way twice."""
+    return nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 12), nn.GELU(), nn.Dropout(0.3), nn.Linear(12, 6))
+
+
+class Checkpointed(nn.Module):
+    """Blocks that are run again in the backward pass."""
+
+    def __init__(self, run: Callable[..., Any], blocks: int = 2) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(block() for _ in range(blocks))
+        self.head = nn.Linear(6, 2)
+        self.run = run
+
+    def forward(self, x: Tensor) -> Any:
+        for part in self.blocks:
+            x = x + self.run(part, x)
+        return self.head(x)
+
+
+def keep_products(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    """Keeps the results of matrix products, computes the others again."""
+    kept = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default}
+    return CheckpointPolicy.MUST_SAVE if op in kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def keep_most(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    """Keeps nearly every result, in the order in which they came: one op more and every later one is wrong."""
+    changed_in_place = {torch.ops.aten.empty_like.default, torch.ops.aten.bernoulli_.float, torch.ops.aten.div_.Scalar}
+    return CheckpointPolicy.PREFER_RECOMPUTE if op in changed_in_place else CheckpointPolicy.MUST_SAVE
+
+
+def nested_checkpoint(part: nn.Sequential, x: Tensor) -> Any:
+    """A checkpoint inside a checkpoint."""
+
+    def outer(value: Tensor) -> Any:
+        return checkpoint(part[2:], checkpoint(part[:2], value, use_reentrant=False), use_reentrant=False)
+
+    return checkpoint(outer, x, use_reentrant=False)
+
+
+class Square(torch.autograd.Function):
+    """An autograd Function of the user's."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (x,) = ctx.saved_tensors
+        return 2 * x * grads[0]
+
+
+class Explodes(torch.autograd.Function):
+    """Raises in its backward, while it is told to."""
+
+    armed = False
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        if Explodes.armed:
+            raise ValueError("no gradient today")
+        return grads[0]
+
+
+class Applies(nn.Module):
+    """A Function between two layers."""
+
+    def __init__(self, function: type[torch.autograd.Function]) -> None:
+        super().__init__()
+        self.first, self.middle, self.last = nn.Linear(6, 6), self.Middle(function), nn.Linear(6, 2)
+
+    class Middle(nn.Module):
+        """Nothing but the Function."""
+
+        def __init__(self, function: type[torch.autograd.Function]) -> None:
+            super().__init__()
+            self.function = function
+
+        def forward(self, x: Tensor) -> Any:
+            return self.function.apply(x)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.last(self.middle(self.first(x)))
+
+
+class Forces(nn.Module):
+    """Differentiates its own energy in its forward, as models of molecules do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.energy = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
+
+    def forward(self, x: Tensor) -> Any:
+        x = x.detach().requires_grad_()
+        energy = self.energy(x).sum()
+        (force,) = torch.autograd.grad(energy, x, create_graph=True)
+        return energy, force
+
+
+class LearnsInside(nn.Module):
+    """Runs a whole backward pass on a part of itself inside its forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 6), nn.Linear(6, 2)
+        self.probe = nn.Linear(6, 1)
+
+    def forward(self, x: Tensor) -> Any:
+        hidden = self.first(x)
+        self.probe(hidden.detach()).pow(2).mean().backward()
+        return self.last(hidden)
+
+
+def _step_of(model: nn.Module, backward: Callable[[int], Any]) -> Trial:
+    optimizer = sgd(model.parameters())
+
+    def step(number: int) -> Any:
+        optimizer.zero_grad()
+        result = backward(number)
+        optimizer.step()
+        return result
+
+    return Trial(model, step)
+
+
+@zoo()
+def checkpoint_reentrant() -> Trial:
+    return training(Checkpointed(partial(checkpoint, use_reentrant=True)), noise(5, 6).requires_grad_())
+
+
+@zoo()
+def checkpoint_not_reentrant() -> Trial:
+    return training(Checkpointed(partial(checkpoint, use_reentrant=False)), noise(5, 6))
+
+
+@zoo()
+def checkpoint_inside_a_checkpoint() -> Trial:
+    return training(Checkpointed(nested_checkpoint), noise(5, 6))
+
+
+@zoo()
+def checkpoint_selective() -> Trial:
+    contexts = partial(create_selective_checkpoint_contexts, keep_products)
+    return training(Checkpointed(partial(checkpoint, use_reentrant=False, context_fn=contexts)), noise(5, 6))
+
+
+@zoo()
+def checkpoint_selective_that_keeps_nearly_all() -> Trial:
+    contexts = partial(create_selective_checkpoint_contexts, keep_most)
+    return training(Checkpointed(partial(checkpoint, use_reentrant=False, context_fn=contexts)), noise(5, 6))
+
+
+@zoo()
+def checkpoint_of_the_whole_model() -> Trial:
+    model = block()
+    return training(model, noise(5, 6), call=partial(checkpoint, model, use_reentrant=False))
+
+
+@zoo()
+def gradient_accumulation() -> Trial:
+    model = mlp()
+    batches = [noise(5, 6) for _ in range(4)]
+
+    def backward(number: int) -> Any:
+        losses = [mean_square(model(batch)) / 4 for batch in batches]
+        for loss in losses:
+            loss.backward()
+        return [loss.detach() for loss in losses]
+
+    return _step_of(model, backward)
+
+
+@zoo()
+def gradient_accumulation_one_after_the_other() -> Trial:
+    model = mlp()
+    batches = [noise(5, 6) for _ in range(4)]
+
+    def backward(number: int) -> Any:
+        losses = []
+        for batch in batches:
+            loss = mean_square(model(batch)) / 4
+            loss.backward()
+            losses.append(loss.detach())
+        return losses
+
+    return _step_of(model, backward)
+
+
+@zoo()
+def backward_twice_through_one_graph() -> Trial:
+    model, inputs = mlp(), noise(5, 6)
+
+    def backward(number: int) -> Any:
+        loss = mean_square(model(inputs))
+        loss.backward(retain_graph=True)
+        loss.backward()
+        return loss.detach()
+
+    return _step_of(model, backward)
+
+
+@zoo()
+def two_heads_two_backward_passes() -> Trial:
+    model = nn.ModuleDict({"body": mlp(), "one": nn.Linear(3, 1), "two": nn.Linear(3, 1)})
+    inputs = noise(5, 6)
+
+    def backward(number: int) -> Any:
+        hidden = model["body"](inputs)
+        one, two = mean_square(model["one"](hidden)), mean_square(model["two"](hidden))
+        one.backward(retain_graph=True)
+        two.backward()
+        return one.detach(), two.detach()
+
+    return _step_of(model, backward)
+
+
+@zoo()
+def gradient_penalty() -> Trial:
+    model, inputs = mlp(), noise(5, 6)
+
+    def backward(number: int) -> Any:
+        x = inputs.clone().requires_grad_()
+        loss = mean_square(model(x))
+        (slope,) = torch.autograd.grad(loss, x, create_graph=True)
+        total = loss + slope.pow(2).sum()
+        total.backward()
+        return total.detach()
+
+    return _step_of(model, backward)
+
+
+@zoo()
+def backward_with_create_graph() -> Trial:
+    model, inputs = mlp(), noise(5, 6)
+
+    def backward(number: int) -> Any:
+        loss = mean_square(model(inputs))
+        slopes = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
+        torch.stack([slope.pow(2).sum() for slope in slopes]).sum().backward()
+        return loss.detach()
+
+    return _step_of(model, backward)
+
+
+@zoo()
+def gradients_by_autograd_grad() -> Trial:
+    model, inputs = mlp(), noise(5, 6)
+
+    def backward(number: int) -> Any:
+        loss = mean_square(model(inputs))
+        parameters = list(model.parameters())
+        for parameter, slope in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+            parameter.grad = slope
+        return loss.detach()
+
+    return _step_of(model, backward)
+
+
+@zoo()
+def backward_into_some_parameters() -> Trial:
+    model, inputs = mlp(), noise(5, 6)
+
+    def backward(number: int) -> Any:
+        loss = mean_square(model(inputs))
+        loss.backward(inputs=[model[3].weight])
+        return loss.detach()
+
+    return _step_of(model, backward)
+
+
+@zoo()
+def backward_of_a_tensor_with_a_gradient() -> Trial:
+    model, inputs = mlp(), noise(5, 6)
+
+    def backward(number: int) -> Any:
+        out = model(inputs)
+        torch.autograd.backward([out, out.sin()], [torch.ones(5, 3), torch.full((5, 3), 0.5)])
+        return out.detach()
+
+    return _step_of(model, backward)
+
+
+@zoo()
+def forces_in_the_forward() -> Trial:
+    return training(Forces(), noise(5, 6))
+
+
+@zoo()
+def backward_inside_the_forward() -> Trial:
+    return training(LearnsInside(), noise(5, 6))
+
+
+@zoo()
+def function_of_the_users() -> Trial:
+    return training(Applies(Square), noise(5, 6))
+
+
+@zoo()
+def exception_in_backward_then_recovery() -> Trial:
+    model, inputs = Applies(Explodes), noise(5, 6)
+
+    def backward(number: int) -> Any:
+        seen = ""
+        Explodes.armed = True
+        try:
+            mean_square(model(inputs)).backward()
+        except ValueError as error:
+            seen = str(error)
+        Explodes.armed = False
+        loss = mean_square(model(inputs))
+        loss.backward()
+        return loss.detach(), seen
+
+    return _step_of(model, backward)
+
+
+@zoo()
+def functional_call_with_other_weights() -> Trial:
+    model, inputs = mlp(), noise(5, 6)
+
+    def backward(number: int) -> Any:
+        weights = {name: parameter * 0.9 for name, parameter in model.named_parameters()}
+        loss = mean_square(functional_call(model, weights, (inputs,)))
+        loss.backward()
+        return loss.detach()
+
+    return _step_of(model, backward)
+
+
+@zoo()
+def gradient_per_sample_by_vmap() -> Trial:
+    model, inputs = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)), noise(5, 6)
+
+    def loss_of(weights: dict[str, Tensor], x: Tensor) -> Tensor:
+        return mean_square(functional_call(model, weights, (x.unsqueeze(0),)))
+
+    def backward(number: int) -> Any:
+        weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+        slopes = vmap(grad(loss_of), in_dims=(None, 0))(weights, inputs)
+        for name, parameter in model.named_parameters():
+            parameter.grad = slopes[name].mean(0)
+        return slopes
+
+    return _step_of(model, backward)
+
+
+@zoo()
+def jacobian_and_forward_mode() -> Trial:
+    model, inputs = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)), noise(5, 6)
+
+    def backward(number: int) -> Any:
+        jacobian = jacrev(model)(inputs)
+        _, slope = jvp(model, (inputs,), (torch.ones(5, 6),))
+        loss = mean_square(model(inputs))
+        loss.backward()
+        return jacobian.detach(), slope.detach(), loss.detach()
+
+    return _step_of(model, backward)
+
+
+@zoo()
+def saved_tensors_packed_by_the_user() -> Trial:
+    model, inputs = mlp(), noise(5, 6)
+
+    def backward(number: int) -> Any:
+        packed: list[int] = []
+
+        def pack(tensor: Tensor) -> Tensor:
+            packed.append(tensor.numel())
+            return tensor.clone()
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            loss = mean_square(model(inputs))
+        loss.backward()
+        return loss.detach(), packed
+
+    return _step_of(model, backward)
+
+
+@zoo()
+def anomaly_detection() -> Trial:
+    model, inputs = mlp(), noise(5, 6)
+
+    def backward(number: int) -> Any:
+        with torch.autograd.set_detect_anomaly(True, check_nan=True):
+            loss = mean_square(model(inputs))
+            loss.backward()
+        return loss.detach()
+
+    return _step_of(model, backward)
