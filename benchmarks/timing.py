@@ -42,17 +42,38 @@ class Spread:
         return asdict(self)
 
 
-def take_turns(tasks: Mapping[str, Callable[[], float]], rounds: int, seed: int = 0) -> dict[str, Seconds]:
+@dataclass(frozen=True, slots=True)
+class Length:
+    """How long to go on: for about so many seconds and at least a few rounds, or for just so many rounds."""
+
+    seconds: float
+    least: int = 5
+    rounds: int | None = None
+
+    def is_over(self, done: int, started: float) -> bool:
+        """Whether so many rounds are enough."""
+        if self.rounds is not None:
+            return done >= self.rounds
+        return done >= self.least and time.perf_counter() - started >= self.seconds
+
+
+def take_turns(tasks: Mapping[str, Callable[[], float]], length: Length, seed: int = 0) -> dict[str, Seconds]:
     """What each task answered in each round. A task does a short piece of work and answers how long it took.
 
     The order is another one in every round, so that no task is always behind the same other one.
     """
     order, shuffle = list(tasks), random.Random(seed).shuffle
     figures: dict[str, list[float]] = {name: [] for name in tasks}
-    for _ in range(rounds):
-        shuffle(order)
-        for name in order:
-            figures[name].append(tasks[name]())
+    started, done = time.perf_counter(), 0
+    gc.freeze()  # what is there already need not be looked at before every turn
+    try:
+        while not length.is_over(done, started):
+            shuffle(order)
+            for name in order:
+                figures[name].append(tasks[name]())
+            done += 1
+    finally:
+        gc.unfreeze()
     return {name: np.array(values) for name, values in figures.items()}
 
 

@@ -57,7 +57,7 @@ def train(model: nn.Module, watcher: hookcore.Watcher, steps: int) -> float:
         optimizer.step()
     places, labels = make_spirals(10_000, generator)
     with torch.no_grad():
-        return (model(places).argmax(dim=1) == labels).float().mean().item()
+        return float((model(places).argmax(dim=1) == labels).float().mean())
 
 
 def serve(watcher: hookcore.Watcher, listening: socket.socket) -> tuple[uvicorn.Server, threading.Thread]:

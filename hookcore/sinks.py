@@ -17,8 +17,8 @@ class Sink(Protocol):
     def send(self, frame: Frame) -> None:
         """Takes a frame; its arrays must not be written to any more."""
 
-    def describe(self, modules: Sequence[ModuleRecord]) -> None:
-        """Says which modules the run has."""
+    def describe(self, modules: Sequence[ModuleRecord], coverage: Sequence[Coverage] = ()) -> None:
+        """Says which modules the run has, and which of them were captured."""
 
     def close(self) -> None:
         """Sends what is left; nothing may be sent any more. A second call does nothing."""

@@ -1,4 +1,8 @@
-"""What the documentation shows is true: its code runs, its links lead somewhere, its tables are those of the code."""
+"""What the documentation shows is true: its code runs, its links lead somewhere, its tables are those of the code.
+
+The Python blocks of a page are run in one namespace, from top to bottom. A comment of `<!-- setup`, code and `-->` is
+run too, for what a reader has and a test has not; `<!-- not run: reason -->` exempts the block below it.
+"""
 
 from __future__ import annotations
 
@@ -16,20 +20,24 @@ from hookcore.config import as_markdown
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 NOT_RUN = re.compile(r"<!-- not run: (.+) -->")
+SETUP = re.compile(r"<!-- setup\n(.+)-->", re.DOTALL)
 MOST_EXEMPT = 3  # of all pages together: examples are there to be run
 
 
 def _tokens(page: Path) -> list[Token]:
-    return MarkdownIt().enable("table").parse(page.read_text())
+    tokens: list[Token] = MarkdownIt("commonmark", {"html": True}).enable("table").parse(page.read_text())
+    return tokens
 
 
 def _blocks(page: Path) -> list[tuple[int, str, bool]]:
     """The Python blocks of a page: their first line, their text, and whether a comment exempts them."""
     blocks, before = [], ""
     for token in _tokens(page):
-        if token.type == "fence" and token.info.split()[:1] == ["python"]:
+        setup = SETUP.fullmatch(token.content.strip()) if token.type == "html_block" else None
+        if setup or (token.type == "fence" and token.info.split()[:1] == ["python"]):
             assert token.map is not None
-            blocks.append((token.map[0] + 1, token.content, bool(NOT_RUN.fullmatch(before.strip()))))
+            text = setup[1] if setup else token.content
+            blocks.append((token.map[0] + 1, text, bool(NOT_RUN.fullmatch(before.strip()))))
         before = token.content if token.type == "html_block" else ""
     return blocks
 

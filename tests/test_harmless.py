@@ -1,3 +1,4 @@
+# mypy: disable-error-code="no-untyped-call"
 """Watching changes nothing: every case of the zoo, watched in every way, against itself unwatched."""
 
 from __future__ import annotations
@@ -157,7 +158,8 @@ class Census:
             if type(tensor) is Tensor:
                 self.born.append(weakref.ref(tensor))
                 if tensor.grad_fn is not None:
-                    canary = tensor.grad_fn.metadata.setdefault("canary", Canary())
+                    metadata: Any = tensor.grad_fn.metadata
+                    canary = metadata.setdefault("canary", Canary())
                     self.born.append(weakref.ref(canary))
 
     def alive(self) -> int:

@@ -70,7 +70,9 @@ def check(values: np.ndarray, *tensors: torch.Tensor) -> None:
 
 
 floats32 = hnp.arrays(
-    np.float32, st.integers(1, 40), elements=st.floats(width=32, allow_nan=True, allow_infinity=True, allow_subnormal=True)
+    np.float32,
+    st.integers(1, 40),
+    elements=st.floats(width=32, allow_nan=True, allow_infinity=True, allow_subnormal=True),
 )
 floats64 = hnp.arrays(
     np.float64, st.integers(1, 40), elements=st.floats(-1e150, 1e150) | st.sampled_from([math.nan, math.inf, -math.inf])
@@ -146,7 +148,9 @@ def test_integers_and_bools_are_measured_as_numbers(dtype: torch.dtype) -> None:
         lambda t: t[5:9, 7:8].permute(1, 0),
     ],
 )
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int16, torch.bool])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int16, torch.bool]
+)
 def test_a_view_is_measured_by_its_own_elements(view, dtype: torch.dtype) -> None:  # type: ignore[no-untyped-def]
     base = torch.randn(50, 60, generator=torch.Generator().manual_seed(3)).mul(3).to(dtype)
     tensor = view(base)

@@ -1,3 +1,4 @@
+# mypy: disable-error-code="no-untyped-call"
 """The numbers are true: outputs and gradients of the zoo against an independent twin, stats against NumPy's float64."""
 
 from __future__ import annotations

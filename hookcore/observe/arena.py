@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import random
-import sys
 from pathlib import Path
 from typing import Final
 
@@ -28,6 +27,7 @@ CODES: Final[dict[torch.dtype, int]] = {
     torch.bool: cpu.BOOL,
 }
 _MAX_DIMENSIONS: Final = 64
+_RUNTIMES: Final = ("libgomp", "libomp", "libiomp")
 
 
 class CpuArena:
@@ -73,15 +73,17 @@ class CpuArena:
         """Add a dense CPU tensor of a type in CODES to a row."""
         code = CODES[tensor.dtype]
         if tensor.is_contiguous() or _is_dense(tensor):
-            cpu.observe(tensor.data_ptr(), tensor.numel(), code, row, self.control)
+            address, size = tensor.data_ptr(), tensor.numel()
+            if code == cpu.FLOAT32:
+                cpu.observe(address, size, row, self.control)
+            else:
+                cpu.observe_other(address, size, code, row, self.control)
             return
         dims = tensor.dim()
         self._shape[0] = dims
         self._shape[1 : 1 + dims] = tensor.shape
         self._shape[1 + dims : 1 + 2 * dims] = tensor.stride()
-        cpu.observe_strided(
-            tensor.data_ptr(), tensor.numel(), code, self._shape.ctypes.data, row, self.control
-        )
+        cpu.observe_strided(tensor.data_ptr(), tensor.numel(), code, self._shape.ctypes.data, row, self.control)
 
     def pack(self, used: int) -> NDArray[np.int64]:
         """Take everything out of the first `used` rows; see `hookcore.observe.harvest.unpack`."""
@@ -89,7 +91,7 @@ class CpuArena:
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether the values fill one stretch of memory in some order (channels_last, a transpose): no order matters here."""
+    """Whether the values fill one stretch of memory in some order, such as channels_last: here no order matters."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size == 1:
@@ -108,7 +110,7 @@ def _openmp_calls() -> tuple[int, int] | None:
     torch_folder = str(Path(torch.__file__).parent)
     try:
         with open("/proc/self/maps", encoding="utf-8") as maps:
-            paths = {line.split(maxsplit=5)[-1].strip() for line in maps if "libgomp" in line or "libomp" in line or "libiomp" in line}
+            paths = {line.split(maxsplit=5)[-1].strip() for line in maps if any(name in line for name in _RUNTIMES)}
     except OSError:
         return None
     ours = [path for path in paths if path.startswith((torch_folder, torch_folder + ".libs"))] or list(paths)

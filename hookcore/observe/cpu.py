@@ -1,3 +1,4 @@
+# mypy: disable-error-code="no-untyped-def,call-arg,attr-defined"
 """The CPU kernels: one pass over a tensor's raw memory that adds it to a row of an arena (numba).
 
 Reading memory by address keeps the kernel invisible to dispatch modes, autograd and the profiler, and costs no copy.
@@ -5,6 +6,9 @@ A tensor is taken in blocks that stay in the first-level cache: first the bits (
 then the sums in float64 around a value of the block, so that nothing cancels, then the sketch. Blocks are merged by
 Chan's formula. Large tensors are shared among the threads that torch itself uses, in torch's own thread team: a second
 team would fight the first one, which keeps spinning for a while after each of torch's operators.
+
+One file on purpose: numba keeps compiled functions on disk by the date of their own file, and would go on using an old
+copy of a helper that stands in another one. numba types these functions, so they carry no annotations.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from numba.extending import intrinsic
 
 from hookcore import sketch
 from hookcore.observe import layout
-from hookcore.observe.pointer import pointer
+from hookcore.observe.pointer import OPTIONS, pointer
 
 # Plain module constants: numba freezes them into the machine code.
 BLOCK: Final = 2048
@@ -40,7 +44,7 @@ THREADS: Final = 3
 FORK_CALL: Final = 4  # two addresses in torch's OpenMP runtime
 THREAD_NUM: Final = 5
 BODY: Final = 6  # address of the compiled `_body`
-_TASK_ADDRESS, _TASK_SIZE, _TASK_CODE = 8, 9, 10  # the tensor that the threads share at the moment
+_TASK_ADDRESS, _TASK_SIZE = 8, 9  # the tensor that the threads share at the moment
 CONTROL_CELLS: Final = 16
 
 # Codes of the element types.
@@ -58,7 +62,7 @@ _LOAD_OFFSET = _PICK_OFFSET + BLOCK * 8
 SCRATCH_BYTES: Final = _LOAD_OFFSET + BLOCK * 8 + 64
 
 # Only the loops of plain sums may be reordered; only the order of values known to be finite may ignore NaN.
-_options: dict[str, Any] = {"cache": True, "error_model": "numpy"}
+_options = OPTIONS
 _sums = _options | {"fastmath": {"reassoc", "contract", "nsz"}}
 _order = _options | {"fastmath": {"reassoc", "nsz", "nnan"}}
 
@@ -205,7 +209,7 @@ def _sums64(values, shift):
 
 @njit(**_options)
 def _extremes32(words):
-    """Smallest and largest of finite float32s: integers in the order of the floats, whose minimum is one instruction."""
+    """Smallest and largest of finite float32s, as integers in the order of the floats: one instruction each."""
     low = high = _in_order(words[0])
     for i in range(words.size):
         key = _in_order(words[i])
@@ -407,7 +411,7 @@ def _load(source, n, target):
 @njit(**_options)
 def _load_other(address, n, code, target):
     """Widen a block of integers or bools to float64."""
-    if code == UINT8 or code == BOOL:
+    if code in (UINT8, BOOL):
         _load(carray(pointer(address), (n,), np.uint8), n, target)
     elif code == INT8:
         _load(carray(pointer(address), (n,), np.int8), n, target)
@@ -421,9 +425,11 @@ def _load_other(address, n, code, target):
 
 @njit(**_options)
 def _block(address, n, code, first, stride, cells, hist, fast, scratch):
-    """One block of any type but float32."""
+    """One block of any type."""
     target = scratch + _LOAD_OFFSET
-    if code == BFLOAT16:
+    if code == FLOAT32:
+        _block32(address, n, first, stride, cells, hist, fast, scratch)
+    elif code == BFLOAT16:
         source = carray(pointer(address), (n,), np.uint16)
         words = carray(pointer(target), (n,), np.int32)
         for i in range(n):
@@ -441,11 +447,11 @@ def _block(address, n, code, first, stride, cells, hist, fast, scratch):
 
 @njit(**_options)
 def _item_bytes(code):
-    if code == FLOAT32 or code == INT32:
+    if code in (FLOAT32, INT32):
         return 4
-    if code == FLOAT64 or code == INT64:
+    if code in (FLOAT64, INT64):
         return 8
-    if code == UINT8 or code == INT8 or code == BOOL:
+    if code in (UINT8, INT8, BOOL):
         return 1
     return 2
 
@@ -457,17 +463,12 @@ def _first(start, jitter, stride):
 
 
 @njit(**_options)
-def _scan(address, n, code, begin, end, jitter, stride, cells, hist, fast, scratch):
-    """Blocks begin..end of a tensor of n values that lie side by side."""
-    item = _item_bytes(code)
+def _scan(address, n, begin, end, jitter, stride, cells, hist, fast, scratch):
+    """Blocks begin..end of n float32s that lie side by side."""
     for b in range(begin, end):
         start = b * BLOCK
-        size = min(BLOCK, n - start)
         first = _first(start, jitter, stride)
-        if code == FLOAT32:
-            _block32(address + start * 4, size, first, stride, cells, hist, fast, scratch)
-        else:
-            _block(address + start * item, size, code, first, stride, cells, hist, fast, scratch)
+        _block32(address + start * 4, min(BLOCK, n - start), first, stride, cells, hist, fast, scratch)
 
 
 @njit(**_options)
@@ -510,17 +511,15 @@ def _body(address):
     begin, end = blocks * thread // threads, blocks * (thread + 1) // threads
     hist = _clear_copies(scratch)
     stride = _stride_of(n, control[LIMIT])
-    _scan(
-        control[_TASK_ADDRESS], n, control[_TASK_CODE], begin, end, control[JITTER], stride, cells, hist, True, scratch
-    )
+    _scan(control[_TASK_ADDRESS], n, begin, end, control[JITTER], stride, cells, hist, True, scratch)
 
 
 @njit(**_options)
-def _share(address, n, code, cells, hist, control, body):
+def _share(address, n, cells, hist, control, control_address):
     """Give every thread of torch's team a part, then merge the parts."""
-    control[_TASK_ADDRESS], control[_TASK_SIZE], control[_TASK_CODE] = address, n, code
+    control[_TASK_ADDRESS], control[_TASK_SIZE] = address, n
     threads = control[THREADS]
-    _fork(control[FORK_CALL], body, control.ctypes.data, threads)
+    _fork(control[FORK_CALL], control[BODY], control_address, threads)
     for thread in range(threads):
         scratch = control[SCRATCH] + thread * SCRATCH_BYTES
         part = carray(pointer(scratch), (_CELLS,), np.float64)
@@ -531,28 +530,52 @@ def _share(address, n, code, cells, hist, control, body):
             _fold(scratch, hist)
 
 
-@njit("void(intp,intp,intp,intp,intp)", **_options)
-def observe(address, n, code, row, control_address):
-    """Add n values of type `code` that lie side by side at `address` to a row."""
+@njit("void(intp,intp,intp,intp)", **_options)
+def observe(address, n, row, control_address):
+    """Add n float32s that lie side by side at `address` to a row."""
     control = carray(pointer(control_address), (CONTROL_CELLS,), np.int64)
     cells = carray(pointer(row), (_CELLS,), np.float64)
     hist = carray(pointer(row + _HIST_OFFSET), (_BINS,), np.uint32)
     cells[_PARTS] += 1
     if n >= _PARALLEL_FROM and control[THREADS] > 1:
-        _share(address, n, code, cells, hist, control, control[BODY])
+        _share(address, n, cells, hist, control, control_address)
         return
     scratch = control[SCRATCH]
     stride = _stride_of(n, control[LIMIT])
-    blocks = (n + BLOCK - 1) // BLOCK
-    if n < _COPIES_FROM or stride == 0:
-        _scan(address, n, code, 0, blocks, control[JITTER], stride, cells, hist, False, scratch)
-    else:
+    fast = n >= _COPIES_FROM and stride > 0
+    if fast:
         _clear_copies(scratch)
-        _scan(address, n, code, 0, blocks, control[JITTER], stride, cells, hist, True, scratch)
+    _scan(address, n, 0, (n + BLOCK - 1) // BLOCK, control[JITTER], stride, cells, hist, fast, scratch)
+    if fast:
         _fold(scratch, hist)
 
 
-@njit("void(intp,intp,intp,intp,intp,intp)", **_options)
+# The next two are compiled when they are first called: most runs are float32 and contiguous, and a cold start costs
+# ten seconds a kernel.
+
+
+@njit(**_options)
+def observe_other(address, n, code, row, control_address):
+    """Add n values of another type that lie side by side to a row."""
+    control = carray(pointer(control_address), (CONTROL_CELLS,), np.int64)
+    cells = carray(pointer(row), (_CELLS,), np.float64)
+    hist = carray(pointer(row + _HIST_OFFSET), (_BINS,), np.uint32)
+    cells[_PARTS] += 1
+    scratch = control[SCRATCH]
+    stride = _stride_of(n, control[LIMIT])
+    fast = n >= _COPIES_FROM and stride > 0
+    if fast:
+        _clear_copies(scratch)
+    item = _item_bytes(code)
+    for start in range(0, n, BLOCK):
+        size = min(BLOCK, n - start)
+        first = _first(start, control[JITTER], stride)
+        _block(address + start * item, size, code, first, stride, cells, hist, fast, scratch)
+    if fast:
+        _fold(scratch, hist)
+
+
+@njit(**_options)
 def observe_strided(address, n, code, shape, row, control_address):
     """The same for a tensor with gaps; `shape` is the address of int64: dimensions, sizes, strides in items."""
     control = carray(pointer(control_address), (CONTROL_CELLS,), np.int64)
@@ -570,8 +593,9 @@ def observe_strided(address, n, code, shape, row, control_address):
     while start < n:
         size = min(BLOCK, n - start)
         for i in range(size):
+            values = carray(pointer(address + offset * item), (item,), np.uint8)
             for byte in range(item):
-                gathered[i * item + byte] = carray(pointer(address + offset * item + byte), (1,), np.uint8)[0]
+                gathered[i * item + byte] = values[byte]
             axis = last
             index[axis] += 1
             offset += geometry[1, axis]
@@ -582,12 +606,8 @@ def observe_strided(address, n, code, shape, row, control_address):
                 index[axis] += 1
                 offset += geometry[1, axis]
         first = _first(start, control[JITTER], stride)
-        source = gathered.ctypes.data
-        if code == FLOAT32:
-            _block32(source, size, first, stride, cells, hist, False, scratch)
-        else:
-            _block(source, size, code, first, stride, cells, hist, False, scratch)
+        _block(gathered.ctypes.data, size, code, first, stride, cells, hist, False, scratch)
         start += size
 
 
-BODY_ADDRESS: Final[int] = _body.address
+BODY_ADDRESS: Final[int] = int(_body.address or 0)

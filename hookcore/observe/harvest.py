@@ -1,3 +1,4 @@
+# mypy: disable-error-code="no-untyped-def,call-arg,attr-defined"
 """Taking a step's numbers out of an arena, in two halves.
 
 `Packer.pack` runs on the training thread and does the least: it copies what was written, packed, and leaves the rows
@@ -15,7 +16,7 @@ from numba import carray, njit
 from numpy.typing import NDArray
 
 from hookcore.observe import layout
-from hookcore.observe.pointer import pointer
+from hookcore.observe.pointer import OPTIONS, pointer
 from hookcore.sketch import BINS
 
 _PARTS, _SKETCHED, _CELLS = layout.PARTS, layout.SKETCHED, layout.CELLS
@@ -36,7 +37,7 @@ class Harvest(NamedTuple):
     counts: NDArray[np.uint32]
 
 
-@njit("int64(intp, int64, intp)", cache=True)
+@njit("int64(intp, int64, intp)", **OPTIONS)
 def _pack(base, used, target):
     """Pack the written ones of `used` rows to `target` and leave them empty; answer the number of words."""
     end = target
@@ -66,7 +67,7 @@ def _pack(base, used, target):
     return (end - target) // 8
 
 
-@njit("int64(int64[::1], uint32[::1], float64[:,::1], uint32[::1], uint16[::1], uint32[::1])", cache=True, nogil=True)
+@njit("int64(int64[::1], uint32[::1], float64[:,::1], uint32[::1], uint16[::1], uint32[::1])", nogil=True, **OPTIONS)
 def _unpack(words, slots, cells, start, bins, counts):
     rows, filled, at = 0, 0, 0
     floats = words.view(np.float64)
@@ -120,7 +121,9 @@ def unpack(packed: Sequence[NDArray[np.int64]]) -> list[Harvest]:
     for last in row_ends.tolist():
         low, high = start[first], start[last]
         harvests.append(
-            Harvest(slots[first:last], cells[first:last], start[first : last + 1] - low, bins[low:high], counts[low:high])
+            Harvest(
+                slots[first:last], cells[first:last], start[first : last + 1] - low, bins[low:high], counts[low:high]
+            )
         )
         first = last
     return harvests

@@ -11,11 +11,13 @@ from contextlib import contextmanager
 from typing import Final
 
 import torch
-from torch._C import DisableTorchFunction  # type: ignore[attr-defined]
+from torch._C import DisableTorchFunction
 from torch.utils._python_dispatch import _disable_current_modes
 
 from hookcore.observe.arena import CODES
 
+_COMPRESSED: Final = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+_UNSIGNED: Final = (torch.uint16, torch.uint32, torch.uint64)
 _WRAPPED: Final = torch._C._functorch.is_functorch_wrapped_tensor
 
 
@@ -30,31 +32,36 @@ def make_plain(tensor: torch.Tensor) -> torch.Tensor | str:
     """The tensor's values as a strided tensor of a type that the kernels take, or why that cannot be."""
     if _WRAPPED(tensor):
         return "inside torch.func (vmap, grad): the values are not there yet"
-    local = getattr(tensor, "_local_tensor", None) if type(tensor).__name__ == "DTensor" else None
-    tensor = local if isinstance(local, torch.Tensor) else tensor
+    if type(tensor).__name__ == "DTensor":
+        tensor = tensor._local_tensor  # type: ignore[attr-defined]  # this rank's shard
     if type(tensor).__name__ == "FakeTensor" or tensor.is_meta:
         return "a tensor without data (meta or fake)"
-    if tensor.is_nested:
-        tensor = tensor.values() if tensor.layout is torch.jagged else torch.cat([t.reshape(-1) for t in tensor.unbind()])
-    if tensor.layout in (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc):
-        tensor = tensor.values()
-    elif tensor.layout is torch.sparse_coo:
-        tensor = tensor.coalesce().values()  # duplicates add up first, as the optimizer sees them
-    elif tensor.layout is not torch.strided:
-        tensor = tensor.to_dense()
+    tensor = _make_strided(tensor)
     if tensor.is_quantized:
         tensor = tensor.dequantize()
-    if tensor.is_conj() or tensor.is_neg():
-        tensor = tensor.resolve_conj().resolve_neg()
+    tensor = tensor.resolve_conj().resolve_neg()
     if tensor.is_complex():
         tensor = tensor.to(torch.complex64).abs() if tensor.dtype == torch.complex32 else tensor.abs()
     if tensor.dtype not in CODES:
-        if not tensor.is_floating_point() and tensor.dtype not in (torch.uint16, torch.uint32, torch.uint64):
+        if not tensor.is_floating_point() and tensor.dtype not in _UNSIGNED:
             return f"values of type {tensor.dtype} have no magnitude"
         tensor = tensor.to(torch.float64 if tensor.dtype.itemsize > 2 else torch.float32)
     if type(tensor) is not torch.Tensor and not _has_memory(tensor):
         return f"a {type(tensor).__name__}, which keeps its values elsewhere"
     return tensor
+
+
+def _make_strided(tensor: torch.Tensor) -> torch.Tensor:
+    """The stored values of a nested or sparse tensor; any other layout made dense."""
+    if tensor.is_nested:
+        if tensor.layout is torch.jagged:
+            return tensor.values()
+        return torch.cat([part.reshape(-1) for part in tensor.unbind()])
+    if tensor.layout is torch.sparse_coo:
+        return tensor.coalesce().values()  # duplicates add up first, as the optimizer sees them
+    if tensor.layout in _COMPRESSED:
+        return tensor.values()
+    return tensor if tensor.layout is torch.strided else tensor.to_dense()
 
 
 def _has_memory(tensor: torch.Tensor) -> bool:

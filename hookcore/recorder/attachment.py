@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch._C import DisableTorchFunction  # type: ignore[attr-defined]
+from torch._C import DisableTorchFunction
 
 from hookcore import hooks
 from hookcore.compiled import Inside, QuietHooks, StepAside, guard_functions, is_region, unwrap
@@ -43,7 +43,8 @@ class ProcessAttachment:
         self._models = models
         self._handles: list[hooks.HookHandle] = []
         self._wants_inputs = models.wants_inputs
-        self._before, self._after = self._make_hooks()
+        self._before, self._after = self._make_before(), self._make_after()
+        guard_functions(self._before, self._after)
         self._quiet = QuietHooks(self._before, self._after)
         self._aside = StepAside(self._take_off, self._put_on, self._saw_region)
 
@@ -86,11 +87,10 @@ class ProcessAttachment:
             self._models.make_boundary(plan)
         self._aside.enter(module)
 
-    def _make_hooks(self) -> tuple[Callable[..., None], Callable[..., None]]:
+    def _make_before(self) -> Callable[[nn.Module, Any], None]:
         """Plain functions over local names: what torch calls most often must look up least."""
         capture, models = self._capture, self._models
-        plans_get, saw_output = capture.plans.get, capture.saw_output
-        enter_region = self._enter_region
+        plans_get, enter_region = capture.plans.get, self._enter_region
 
         def before_call(module: nn.Module, args: Any) -> None:
             if _is_compiling():
@@ -111,6 +111,12 @@ class ProcessAttachment:
             except Exception as error:
                 capture.failed("forward pre-hook", error, plan)
 
+        return before_call
+
+    def _make_after(self) -> Callable[..., None]:
+        capture = self._capture
+        plans_get, saw_output = capture.plans.get, capture.saw_output
+
         def after_call(module: nn.Module, args: Any, output: Any) -> None:
             if _is_compiling():
                 return
@@ -128,8 +134,7 @@ class ProcessAttachment:
             if plan is not None:
                 _after(capture, plan, kwargs, output)
 
-        guard_functions(before_call, after_call, after_call_with_keywords)
-        return before_call, after_call_with_keywords if self._wants_inputs else after_call
+        return after_call_with_keywords if self._wants_inputs else after_call
 
 
 class ModuleAttachment:
@@ -247,7 +252,9 @@ class _Observer:
 
 def _before(capture: Capture, plan: Plan, args: Any) -> None:
     if plan.is_root:
-        plan.root.entered_with_grad = torch.is_grad_enabled()
+        root = plan.root
+        root.entered_with_grad = torch.is_grad_enabled()
+        capture.root_ran = capture.root_ran or (root.entered_with_grad and root.phase(True) == "train")
     if plan.wants_input:
         capture.saw_input(plan, args)
 

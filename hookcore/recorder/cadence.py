@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from statistics import median
+from statistics import quantiles
 from typing import Final
 
 WINDOW: Final = 15  # steps of each sort that the estimate looks at
@@ -13,11 +13,14 @@ TRIAL: Final = 2 * WINDOW  # steps after the warm-up that alternate, to learn th
 AIM: Final = 0.7  # share of the budget that is aimed at: an estimate is noisy
 PROBE_EVERY: Final = 32  # when every step is captured, one in so many is left out to go on measuring
 ESTIMATE_EVERY: Final = 8  # steps from one estimate to the next
-MAX_STRIDE: Final = 10_000
+MAX_STRIDE: Final = 1000
 
 
 class Cadence:
-    """Compares the time of captured and of uncaptured steps in the run itself, by medians of recent ones."""
+    """Compares the time of captured and of uncaptured steps in the run itself.
+
+    By the lower quartiles of recent ones: what else a machine does makes steps longer, never shorter.
+    """
 
     def __init__(self, every: int, budget: float | None) -> None:
         self.every = every
@@ -37,7 +40,7 @@ class Cadence:
     def next_is_captured(self, captured: bool, elapsed_s: float) -> bool:
         """Told of the step that just ended; answers whether the next one is captured."""
         self._seen += 1
-        if self._seen > WARM_UP:
+        if self._seen > WARM_UP and elapsed_s == elapsed_s:
             (self._captured if captured else self._plain).append(elapsed_s)
         wanted = self._decide()
         self.skipped += not wanted
@@ -56,7 +59,11 @@ class Cadence:
 
     def _estimate(self, budget: float) -> None:
         if self._captured and self._plain:
-            plain = median(self._plain)
-            self.cost = max(0.0, median(self._captured) - plain) / plain if plain > 0 else 0.0
+            plain = _lower_quartile(self._plain)
+            self.cost = max(0.0, _lower_quartile(self._captured) - plain) / plain if plain > 0 else 0.0
             stride = min(MAX_STRIDE, math.ceil(self.cost / (AIM * budget)))
             self.stride = max(self.every, stride, 1)
+
+
+def _lower_quartile(times: deque[float]) -> float:
+    return quantiles(times, n=4)[0] if len(times) > 1 else times[0]

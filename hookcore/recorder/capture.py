@@ -10,13 +10,15 @@ import sys
 import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
-from torch._C import DisableTorchFunction  # type: ignore[attr-defined]
+from torch._C import DisableTorchFunction
 
+from hookcore import hooks
 from hookcore.hooks.tensors import hook_gradient
 from hookcore.observe import cpu
 from hookcore.observe.arena import CODES, CpuArena
@@ -27,6 +29,7 @@ from hookcore.records import Event, Kind, Phase, Tap
 
 MAX_ERRORS: Final = 3  # of one module, before it is left alone
 MAX_KEPT_ERRORS: Final = 100
+MAX_DEPARTED: Final = 10_000
 
 _is_compiling = torch.compiler.is_compiling
 _current_task: Callable[[], int] = torch._C._current_graph_task_id
@@ -34,6 +37,7 @@ _tracing = torch._C._get_tracing_state
 _function_modes: Callable[[], int] = torch._C._len_torch_function_stack
 _observe = cpu.observe
 _float32 = torch.float32
+_PLAIN_TYPES = frozenset((Tensor, nn.Parameter))
 
 
 class TensorHook:
@@ -57,14 +61,20 @@ class TensorHook:
         capture = self.capture
         if grad is None or not capture.on:
             return
+        task = _current_task()
+        if task != capture.task:
+            capture.begin_backward(task)
+        if capture.ignores_gradients:
+            return
         try:
-            task = _current_task()
-            if task != capture.task:
-                capture.begin_backward(task)
-            if capture.ignores_gradients:
-                return
-            if type(grad) is Tensor and grad.dtype is _float32 and grad.is_cpu and not _function_modes() and grad.is_contiguous():
-                _observe(grad.data_ptr(), grad.numel(), 0, self.grad_row, capture.control)
+            if (
+                type(grad) is Tensor
+                and not _function_modes()
+                and grad.dtype is _float32
+                and grad.is_cpu
+                and grad.is_contiguous()
+            ):
+                _observe(grad.data_ptr(), grad.numel(), self.grad_row, capture.control)
                 return
         except Exception:  # a layout that has no address; the slow way knows them all
             pass
@@ -83,9 +93,11 @@ class Capture:
         self.task = -1  # the backward pass that is running
         self.tasks: set[int] = set()
         self.backwards = 0  # finished in this step
+        self.root_ran = False  # a whole model was called in training
         self.began_backward = False  # a gradient came in this step
         self.ignores_gradients = False
         self.plans: dict[int, Plan] = {}  # by id(module); a dead module's plan is taken out by its weak reference
+        self.departed: deque[Plan] = deque(maxlen=MAX_DEPARTED)  # of modules that are gone
         self.named: list[Plan] = []  # of tensors that the user named
         self.regions: list[str] = []  # compiled regions that were seen to run
         self.taps: list[Tap] = []  # by slot
@@ -97,7 +109,7 @@ class Capture:
         self.refused_taps = 0
         self.on_backward_begin: Callable[[], None] = lambda: None
         self.on_backward_end: Callable[[], None] = lambda: None
-        self.leaf_handles: list[Any] = []
+        self.leaf_handles: list[hooks.HookHandle] = []
         self.devices: dict[torch.device, Any] = {}
         self._lock = threading.Lock()
 
@@ -158,7 +170,7 @@ class Capture:
                 lone = plan.lone
                 hook = lone[call] if call < len(lone) else self.lone_hook(plan, call)
                 if hook.row:
-                    _observe(output.data_ptr(), output.numel(), 0, hook.row, self.control)
+                    _observe(output.data_ptr(), output.numel(), hook.row, self.control)
                 plan.calls = call + 1
                 if hook.grad_row:
                     hook_gradient(output, hook)
@@ -249,7 +261,9 @@ class Capture:
         if _current_task() != -1:
             # A checkpoint runs the module again, calls in reverse order: only the gradient is new.
             plan.recomputed += index == plan.first_index
-            return self.slot_of(plan, "output_grad", index, min(max(0, plan.calls - plan.recomputed), self.max_calls - 1))
+            return self.slot_of(
+                plan, "output_grad", index, min(max(0, plan.calls - plan.recomputed), self.max_calls - 1)
+            )
         plan.calls += index == plan.first_index
         phase = plan.root.phase(torch.is_grad_enabled())
         if phase not in self.phases:
@@ -287,9 +301,12 @@ class Capture:
     def _hook_input(self, plan: Plan, tensor: Tensor, slot: int) -> None:
         if slot < 0 or isinstance(tensor, nn.Parameter):
             return
-        handle = tensor.register_hook(TensorHook(self, plan, -1, slot))
+        hook = TensorHook(self, plan, -1, slot)
         if tensor.is_leaf:
-            self.leaf_handles.append(handle)  # a leaf keeps its hooks for ever: taken off at the step's end
+            # A leaf keeps its hooks for ever: taken off at the step's end.
+            self.leaf_handles.append(hooks.on_gradient(tensor, hook))
+        else:
+            hook_gradient(tensor, hook)
 
     def watch_tensor(self, plan: Plan, tensor: Any) -> None:
         """A tensor that the user named, inside a forward."""
@@ -309,7 +326,7 @@ class Capture:
 
     def add(self, plan: Plan, tensor: Tensor, slot: int) -> None:
         """Add a tensor of any make to a slot's row, or note why it has none."""
-        if type(tensor) is Tensor and tensor.is_cpu and tensor.dtype in CODES and not tensor.is_neg():
+        if type(tensor) in _PLAIN_TYPES and tensor.is_cpu and tensor.dtype in CODES and not tensor.is_neg():
             try:
                 self.arena.observe(tensor, self.arena.row(slot))
                 return
@@ -340,13 +357,16 @@ class Capture:
         self.task = task
         if task in self.tasks:
             return
-        if self.tasks and _running_backwards() < 2:
-            self.tasks.clear()  # an earlier one raised and never ended
-        self.tasks.add(task)
-        self.began_backward = True
-        self.ignores_gradients = torch.is_grad_enabled() and _inside_autograd_grad()
-        self.on_backward_begin()
-        torch.autograd.Variable._execution_engine.queue_callback(self._backward_ended)
+        try:
+            if self.tasks and _running_backwards() < 2:
+                self.tasks.clear()  # an earlier one raised and never ended
+            self.tasks.add(task)
+            self.began_backward = True
+            self.ignores_gradients = torch.is_grad_enabled() and _inside_autograd_grad()
+            self.on_backward_begin()
+            hooks.on_backward_end(self._backward_ended)
+        except Exception as error:
+            self.failed("begin of a backward pass", error)
 
     def _backward_ended(self) -> None:
         try:
@@ -370,7 +390,7 @@ class Capture:
 
     def has_outputs(self) -> bool:
         """Whether a module ran since the last backward pass ended."""
-        return any(plan.calls for plan in list(self.plans.values()))
+        return self.root_ran or any(plan.calls for plan in list(self.plans.values()))
 
     def begin_step(self, on: bool) -> None:
         """Forget what belongs to the step before."""
@@ -379,7 +399,7 @@ class Capture:
             for plan in list(self.plans.values()):
                 plan.eval_calls = 0
         self.backwards = 0
-        self.began_backward = False
+        self.began_backward = self.root_ran = False
         self.reset_calls()
         for handle in self.leaf_handles:
             handle.remove()
@@ -394,7 +414,7 @@ class Capture:
         plan.reasons[reason] = plan.reasons.get(reason, 0) + 1
 
     def failed(self, where: str, error: Exception, plan: Plan | None = None) -> None:
-        """Count an error of ours; the first ones are kept with their traceback. A module that goes on failing is left."""
+        """Count an error of ours, and keep the first ones. A module that goes on failing is left alone."""
         self.error_count += 1
         if plan is not None:
             plan.errors += 1

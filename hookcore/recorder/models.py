@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -69,7 +70,7 @@ class Models:
             self._ignored.pop(key, None)
             kinds = _NO_KINDS if reason else self._settings.kinds
             plan = Plan(_joined(root.name, path), module, root, kinds, reason)
-            plan.ref = weakref.ref(module, lambda _, key=key: plans.pop(key, None))  # type: ignore[misc]
+            plan.ref = weakref.ref(module, partial(self._departed, key))
             plans[key] = plan
             self._parameters.adopt(plan)
 
@@ -87,6 +88,12 @@ class Models:
             plan.kinds = self._settings.kinds & _BOUNDARY_KINDS
             plan.wants_output = bool(plan.kinds)
             plan.skipped_by = ""
+
+    def _departed(self, key: int, _: object) -> None:
+        """A module is gone; what is known of it stays."""
+        plan = self._capture.plans.pop(key, None)
+        if plan is not None:
+            self._capture.departed.append(plan)
 
     # -- finding ----------------------------------------------------------------------------------------------------
 
@@ -149,7 +156,7 @@ class Models:
 
     def coverage(self) -> list[Coverage]:
         """Every module: captured, or not and why."""
-        plans = list(self._capture.plans.values())
+        plans = [*self._capture.departed, *self._capture.plans.values()]
         regions = list(self._capture.regions)
         if self._settings.compiled == "boundary":
             regions += [plan.path for plan in plans if (module := plan.ref()) is not None and is_region(module)]
@@ -165,7 +172,9 @@ class _Everything:
     def reason(self, path: str, module: nn.Module) -> str:
         leaves = set() if module._modules else {path}
         try:
-            return select({path: module}, leaves, self._settings.include, self._settings.exclude, strict=False).reason(path)
+            return select({path: module}, leaves, self._settings.include, self._settings.exclude, strict=False).reason(
+                path
+            )
         except PatternError:
             return "matched by no include pattern"
 
@@ -179,7 +188,9 @@ def _tree(root: Root) -> Iterator[ModuleRecord]:
         aliases.setdefault(id(module), []).append(_joined(root.name, clean_path(path)))
     for path, module in walk(top):
         clean = clean_path(path)
-        sizes = [(p.numel(), p.requires_grad) for p in parameters_of(module) if not isinstance(p, nn.UninitializedParameter)]
+        sizes = [
+            (p.numel(), p.requires_grad) for p in parameters_of(module) if not isinstance(p, nn.UninitializedParameter)
+        ]
         full, *others = dict.fromkeys(aliases[id(module)])
         yield ModuleRecord(
             path=full,

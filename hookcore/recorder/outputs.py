@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any, Final
 
 import torch
@@ -18,12 +19,7 @@ def find_tensors(value: Any) -> Iterator[tuple[str, torch.Tensor]]:
     Tensors, dicts, lists, tuples and dataclass fields are walked by their builtin storage. Generators and unknown
     objects are left alone: to look into them would consume or run what belongs to the user.
     """
-    found = 0
-    for place, tensor in _walk(value, "", 0):
-        yield place, tensor
-        found += 1
-        if found == MAX_TENSORS:
-            return
+    yield from islice(_walk(value, "", 0), MAX_TENSORS)
 
 
 def _walk(value: Any, place: str, depth: int) -> Iterator[tuple[str, torch.Tensor]]:

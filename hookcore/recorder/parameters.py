@@ -79,7 +79,7 @@ class Parameters:
             if tensor is None:
                 continue
             if parameter.norm_slot >= 0:
-                self._capture.add_safely(parameter.plan, tensor.detach(), parameter.norm_slot)
+                self._capture.add_safely(parameter.plan, tensor, parameter.norm_slot)
             if parameter.update_slot >= 0:
                 with unseen():
                     self._before.append((parameter, tensor.detach().clone()))
@@ -168,4 +168,3 @@ def applied_scale(optimizer: Optimizer) -> Tensor | None:
     """The scale that a fused optimizer divides out itself: its gradients are still scaled when its hook runs."""
     scale = optimizer.__dict__.get("grad_scale")
     return scale if isinstance(scale, torch.Tensor) else None
-

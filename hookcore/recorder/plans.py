@@ -49,9 +49,28 @@ class Plan:
     """One module's part in the capture."""
 
     __slots__ = (
-        "acts_before", "calls", "errors", "eval_calls", "first_index", "is_root", "kinds", "lone", "muted", "path", "pending", "reasons", "recomputed", "ref",
-        "root", "seen", "skipped_by", "taps", "type_name", "wants_input", "wants_output",
-    )  # fmt: skip
+        "acts_before",
+        "calls",
+        "errors",
+        "eval_calls",
+        "first_index",
+        "is_root",
+        "kinds",
+        "lone",
+        "muted",
+        "path",
+        "pending",
+        "reasons",
+        "recomputed",
+        "ref",
+        "root",
+        "seen",
+        "skipped_by",
+        "taps",
+        "type_name",
+        "wants_input",
+        "wants_output",
+    )
 
     def __init__(self, path: str, module: nn.Module, root: Root, kinds: frozenset[Kind], skipped_by: str = "") -> None:
         self.path = path

@@ -6,11 +6,12 @@ import contextlib
 import time
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
 from torch import Tensor
-from torch._C import DisableTorchFunction  # type: ignore[attr-defined]
+from torch._C import DisableTorchFunction
 from torch.optim import Optimizer
 
 from hookcore import hooks
@@ -26,7 +27,7 @@ from hookcore.recorder.frames import RawFrame, build_frames
 from hookcore.recorder.models import Models
 from hookcore.recorder.parameters import Parameter, Parameters, ScaleFinder, applied_scale
 from hookcore.recorder.worker import Worker
-from hookcore.records import GRADIENT_KINDS, Event
+from hookcore.records import GRADIENT_KINDS, Event, Frame, Tap
 from hookcore.sinks import Sink
 
 BACKWARDS_WITHOUT_STEP: Final = 64  # then a backward pass counts as a step: nobody steps an optimizer of torch's
@@ -63,6 +64,9 @@ class Recorder:
         self._scaled_parameters = False
         self._ended_at = float("nan")
         self._announced = 0
+        self._unsent_taps: tuple[Tap, ...] = ()
+        self._told_dropped = 0
+        self._sees_modules = not settings.kinds.isdisjoint(("output", "output_grad", "input", "input_grad"))
         self._events: list[Event] = []
         self._scalars: dict[str, Any] = {}
         self._worker = Worker(self._ship, lambda error: self.capture.failed("recorder thread", error))
@@ -71,6 +75,7 @@ class Recorder:
 
     def attach(self) -> None:
         """Put the hooks on."""
+        self._worker.start()
         self._process_handles = [
             hooks.on_optimizer_step_pre(None, self.saw_step_begin),
             hooks.on_optimizer_step(None, self.saw_step_end),
@@ -84,7 +89,9 @@ class Recorder:
         if self.settings.compiled == "inside":
             inside = InsideAttachment(self.capture, self.models)
             if inside.compiled_before:
-                self.say("compiled-again", "the model was compiled already; its graphs are compiled once more to see inside")
+                self.say(
+                    "compiled-again", "the model was compiled before; its graphs are made once more, to see inside"
+                )
             return inside
         if self.settings.attach == "module":
             return ModuleAttachment(self.capture, self.models)
@@ -154,12 +161,12 @@ class Recorder:
             if self._closers.get(key, True):
                 self.end_step()
             return
-        dirty = capture.began_backward or capture.has_outputs() or self._ended_at != self._ended_at
+        dirty = capture.began_backward or capture.has_outputs() or not self._sees_modules
         self._closers[key] = dirty or self._closers.get(key, False)
         if dirty:
             self._steps_by_backward = False
             self.end_step()
-        else:
+        elif self.step:
             # A second optimizer after the same backward: its numbers belong to the step that just ended.
             self._ship_part(self.step - 1)
 
@@ -219,10 +226,7 @@ class Recorder:
         self.step += 1
         self._step_scale = None
         self.parameters.read = False
-        if elapsed == elapsed:
-            wanted = self.cadence.next_is_captured(captured, self._clock() - self._ended_at)
-        else:
-            wanted = captured
+        wanted = self.cadence.next_is_captured(captured, self._clock() - self._ended_at)
         self._ended_at = self._clock()
         if not self.paused and self.attached:
             self._set_capturing(wanted)
@@ -257,7 +261,24 @@ class Recorder:
         for raw in raws:
             raw.scalars = {name: _number(value) for name, value in raw.scalars.items()}
         for frame in build_frames(raws, capture.taps, capture.numbers):
+            self._send(frame)
+
+    def _send(self, frame: Frame) -> None:
+        if self._unsent_taps or self._worker.dropped > self._told_dropped:
+            frame = self._with_what_was_lost(frame)
+        try:
             self.sink.send(frame)
+        except Exception as error:
+            self._unsent_taps = frame.new_taps  # without their names every later number would be another tap's
+            self.capture.failed("sink", error)
+
+    def _with_what_was_lost(self, frame: Frame) -> Frame:
+        lost = self._worker.dropped - self._told_dropped
+        self._told_dropped += lost
+        message = f"{lost} frames were dropped: the recorder's thread could not keep up"
+        event = Event(frame.step, time.time(), "frame-dropped", message, "warning", count=lost)
+        taps, self._unsent_taps = self._unsent_taps + frame.new_taps, ()
+        return replace(frame, new_taps=taps, events=frame.events + ((event,) if lost else ()))
 
     # -- what the watcher asks --------------------------------------------------------------------------------------
 
@@ -281,11 +302,14 @@ class Recorder:
         if self.closed:
             return
         self.closed = True
-        if self.capture.on and (self.capture.began_backward or self.capture.has_outputs()):
+        begun = self.capture.on and (self.capture.began_backward or self.capture.has_outputs())
+        if begun or self._scalars or self._events:
             with contextlib.suppress(Exception):
                 self._ship_part(self.step)
         self.detach()
         self._worker.close(timeout_s)
+        with contextlib.suppress(Exception):
+            self.sink.describe(self.models.records(), self.models.coverage())
         for handle in self.capture.leaf_handles:
             handle.remove()
         self.sink.close()
@@ -314,7 +338,7 @@ class _Pending:
 
     def __init__(self, value: Tensor) -> None:
         self._value = value
-        self._event = torch.cuda.Event() if value.is_cuda else None
+        self._event = torch.cuda.Event() if value.is_cuda else None  # type: ignore[no-untyped-call]
         if self._event is not None:
             self._event.record()
 

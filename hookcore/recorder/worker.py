@@ -30,20 +30,26 @@ class Worker:
         self._busy = False
         self._stopping = threading.Event()
         self.dropped = 0
+        self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="hookcore-recorder", daemon=True)
-        self._thread.start()
+
+    def start(self) -> None:
+        """Begin to take frames; a second call does nothing."""
+        if self._thread.ident is None:
+            self._thread.start()
 
     def put(self, frame: RawFrame) -> None:
         """Never waits."""
-        self._queue.append(frame)
-        self._bytes += frame.packed.nbytes
-        while len(self._queue) > MAX_QUEUE or (self._bytes > MAX_QUEUE_BYTES and len(self._queue) > 1):
-            try:
+        with self._lock:
+            self._queue.append(frame)
+            self._bytes += frame.packed.nbytes
+            while len(self._queue) > MAX_QUEUE or (self._bytes > MAX_QUEUE_BYTES and len(self._queue) > 1):
                 oldest = self._queue.popleft()
-            except IndexError:  # the thread was faster
-                break
-            self._bytes -= oldest.packed.nbytes
-            self.dropped += 1
+                self._bytes -= oldest.packed.nbytes
+                self.dropped += 1
+                # The names must arrive, or every later number would belong to another tap.
+                self._queue[0].new_taps = oldest.new_taps + self._queue[0].new_taps
+                self._queue[0].events = oldest.events + self._queue[0].events
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until everything put so far has been handled; False where the time ran out."""
@@ -56,6 +62,8 @@ class Worker:
 
     def close(self, timeout_s: float) -> None:
         """Handle what waits, then end the thread."""
+        if self._thread.ident is None:
+            return
         self.flush(timeout_s)
         self._stopping.set()
         if self._thread is not threading.current_thread():
@@ -71,13 +79,9 @@ class Worker:
                     self._busy = False
 
     def _take(self) -> None:
-        frames: list[RawFrame] = []
-        while self._queue and len(frames) < MAX_BATCH:
-            try:
-                frames.append(self._queue.popleft())
-            except IndexError:  # dropped in the meantime
-                break
-            self._bytes -= frames[-1].packed.nbytes
+        with self._lock:
+            frames = [self._queue.popleft() for _ in range(min(MAX_BATCH, len(self._queue)))]
+            self._bytes -= sum(frame.packed.nbytes for frame in frames)
         try:
             self._handle(frames)
         except Exception as error:

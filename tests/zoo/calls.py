@@ -1,3 +1,4 @@
+# mypy: disable-error-code="no-untyped-call"
 """How, how often and whether modules are called."""
 
 from __future__ import annotations
@@ -394,7 +395,7 @@ def module_replaced_and_deleted() -> Trial:
         with torch.no_grad():
             for parameter in model.parameters():
                 if parameter.grad is not None:
-                    parameter -= 0.1 * parameter.grad
+                    parameter.sub_(0.1 * parameter.grad)
         model.zero_grad()
         return loss.detach()
 
@@ -409,7 +410,7 @@ def exception_in_forward_then_recovery() -> Trial:
     def step(number: int) -> Any:
         seen = ""
         try:
-            model(inputs + 1e6 * (model[0].weight.sum().item() + 1e3))
+            model(inputs + 1e6 * (model.get_parameter("0.weight").sum().item() + 1e3))
         except ValueError as error:
             seen = str(error)
         optimizer.zero_grad()

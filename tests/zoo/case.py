@@ -1,3 +1,4 @@
+# mypy: disable-error-code="no-untyped-call"
 """What a case of the zoo is, and the few pieces that most cases share."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# mypy: disable-error-code="no-untyped-call"
 """Models that are copied, saved, loaded, moved and thrown away while they are trained."""
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def averaged_model_of_torch() -> Trial:
 
     def step(number: int) -> Any:
         loss = trial.step(number)
-        average.update_parameters(model)  # type: ignore[no-untyped-call]
+        average.update_parameters(model)
         return loss
 
     return Trial(model, step, (average,))
@@ -91,7 +92,8 @@ def model_moved_to_another_format() -> Trial:
         loss.backward()
         with torch.no_grad():
             for parameter in model.parameters():
-                parameter -= 0.1 * parameter.grad  # type: ignore[operator]
+                assert parameter.grad is not None
+                parameter.sub_(0.1 * parameter.grad)
         model.zero_grad()
         return loss.detach()
 

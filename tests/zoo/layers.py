@@ -1,3 +1,4 @@
+# mypy: disable-error-code="no-untyped-call"
 """Layers and number formats."""
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ class Scripted(nn.Module):
 
     def forward(self, x: Tensor) -> Any:
         # What TorchScript optimises depends on what it ran before, in this process; its last bits then differ.
-        with torch.jit.optimized_execution(False):
+        with torch.jit._fuser.optimized_execution(False):
             return self.last(self.inner(x))
 
 

@@ -1,3 +1,4 @@
+# mypy: disable-error-code="no-untyped-call"
 """Training loops: optimizers, scaling, several models, threads and processes."""
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ def lbfgs_with_a_closure() -> Trial:
         loss.backward()
         return loss
 
-    return Trial(model, lambda number: optimizer.step(closure))  # type: ignore[no-untyped-call]
+    return Trial(model, lambda number: optimizer.step(closure))
 
 
 @zoo()
@@ -180,7 +181,7 @@ def sgd_by_hand() -> Trial:
         with torch.no_grad():
             for parameter in model.parameters():
                 if parameter.grad is not None:
-                    parameter -= 0.1 * parameter.grad
+                    parameter.sub_(0.1 * parameter.grad)
                     parameter.grad = None
         return loss.detach()
 
@@ -364,7 +365,7 @@ def modes_of_the_users_around_the_step() -> Trial:
 
     class CountsOps(TorchDispatchMode):
         def __init__(self) -> None:
-            super().__init__()  # type: ignore[no-untyped-call]
+            super().__init__()
             self.ops: list[str] = []
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -1,3 +1,4 @@
+# mypy: disable-error-code="no-untyped-call"
 """What a module may return."""
 
 from __future__ import annotations
@@ -562,6 +563,5 @@ def identity_returns_the_same_tensor() -> Trial:
 @zoo()
 def channels_last() -> Trial:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
-    return training(
-        model.to(memory_format=torch.channels_last), noise(2, 3, 6, 6).to(memory_format=torch.channels_last)
-    )  # type: ignore[call-overload]
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return training(model, noise(2, 3, 6, 6).to(memory_format=torch.channels_last))

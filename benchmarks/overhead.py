@@ -1,0 +1,377 @@
+"""What watching costs a training step, as ratios taken within one run.
+
+python -m benchmarks.overhead                                  # four models, about seven minutes
+python -m benchmarks.overhead --model mlp --model narrow       # some of them
+python -m benchmarks.overhead --variant every --threads 1 --clock cpu   # on a machine that others use too
+
+Every variant trains the same model in turns of a few steps. A turn's time is compared with that of the untouched
+turn of the same round, and the median of these ratios is shown with its quartiles. "untouched, again" is the
+untouched training against itself: how far it is from 1 tells what the other figures are good for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_modules
+from torch.optim import optimizer as torch_optimizers
+
+import hookcore
+from benchmarks.models import MODELS, Training
+from benchmarks.timing import Length, Seconds, Spread, describe_machine, no_collection, take_turns
+
+UNTOUCHED: Final = "untouched"
+FLOOR: Final = "floor"
+DEFAULT: Final = "default"
+TURN_S: Final = 0.08  # how long a turn is at least; hookcore's own thread looks for work every 0.02 s
+MIN_STEPS: Final = 2
+SETTLE_STEPS: Final = 60  # the first steps under a budget alternate to learn the cost
+LONG_STEPS: Final = 24  # of a turn under a budget: captured and skipped steps in their real proportion
+EVERY_STEP: Final[dict[str, Any]] = {
+    "include": "is:leaf",
+    "kinds": {"output", "output_grad"},
+    "every": 1,
+    "budget": None,
+    "server": None,
+}
+
+
+class Variant:
+    """A way to train: switched on before a turn and off behind it, both outside of the time taken."""
+
+    def on(self) -> None:
+        """Before a turn."""
+
+    def off(self) -> None:
+        """Behind a turn."""
+
+    def after_step(self) -> None:
+        """Inside the time taken, behind every step."""
+
+    def close(self) -> None:
+        """At the end of everything."""
+
+
+class ModuleHooks(Variant):
+    """A forward hook on every leaf module, and a tensor hook on its output."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._leaves = [module for module in model.modules() if next(module.children(), None) is None]
+        self._handles: list[Any] = []
+
+    def on(self) -> None:
+        """Registers the forward hooks."""
+        self._handles = [leaf.register_forward_hook(self.saw_output) for leaf in self._leaves]
+
+    def off(self) -> None:
+        """Removes them."""
+        for handle in self._handles:
+            handle.remove()
+
+    def saw_output(self, module: nn.Module, inputs: Any, output: Tensor) -> None:
+        """The forward hook."""
+        output.register_hook(self.saw_gradient)
+
+    def saw_gradient(self, gradient: Tensor) -> None:
+        """The tensor hook."""
+
+
+class Floor(ModuleHooks):
+    """One torch.sum of every output and output gradient: the least that a watcher could do with torch's operators."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
+        self._sums: list[Tensor] = []
+
+    def saw_output(self, module: nn.Module, inputs: Any, output: Tensor) -> None:
+        """The forward hook."""
+        self._sums.append(torch.sum(output.detach()))
+        output.register_hook(self.saw_gradient)
+
+    def saw_gradient(self, gradient: Tensor) -> None:
+        """The tensor hook."""
+        self._sums.append(torch.sum(gradient))
+
+    def after_step(self) -> None:
+        """Lets go of the step's sums."""
+        self._sums.clear()
+
+
+class Watched(Variant):
+    """One watcher that lives through the whole run; between its turns nothing of it is registered."""
+
+    def __init__(self, model: nn.Module, pause: bool = False, **settings: Any) -> None:
+        self.watcher = hookcore.watch(model, **settings)
+        if pause:
+            self.watcher.pause()
+        self._aside = ExitStack()
+        self._aside.enter_context(hookcore.paused())
+
+    def on(self) -> None:
+        """Registers its hooks again."""
+        self._aside.close()
+
+    def off(self) -> None:
+        """Takes them off. What waits for its thread is done first, so that the next turn does not pay for it."""
+        self.watcher.flush()
+        self._aside.enter_context(hookcore.paused())
+
+    def close(self) -> None:
+        """Ends the watcher; its errors would make the figures worthless."""
+        self._aside.close()
+        self.watcher.close()
+        if self.watcher.error_count:
+            print(self.watcher.errors[0].message, file=sys.stderr)
+            raise RuntimeError(f"hookcore counted {self.watcher.error_count} errors: its figures say nothing")
+
+
+class Closed(Variant):
+    """A watcher that saw a step and was closed before anything is timed."""
+
+    def __init__(self, training: Training) -> None:
+        before = _process_state()
+        with hookcore.watch(training.model, **EVERY_STEP):
+            training.step()
+        self.left = [name for name, value in _process_state().items() if value != before[name]]
+
+
+def _process_state() -> dict[str, object]:
+    """Whatever torch keeps for the whole process, and the threads."""
+    state: dict[str, object] = {
+        name: list(value)
+        for place in (torch_modules, torch_optimizers)
+        for name, value in vars(place).items()
+        if name.startswith("_global") and name.endswith(("hooks", "always_called", "with_kwargs"))
+    }
+    return state | {"threads": sorted(thread.name for thread in threading.enumerate())}
+
+
+VARIANTS: Final[dict[str, tuple[str, Callable[[Training], Variant]]]] = {
+    UNTOUCHED: ("untouched", lambda training: Variant()),
+    "again": ("untouched, again", lambda training: Variant()),
+    "empty": ("empty hooks", lambda training: ModuleHooks(training.model)),
+    FLOOR: ("floor: one torch.sum each", lambda training: Floor(training.model)),
+    "every": ("every step", lambda training: Watched(training.model, **EVERY_STEP)),
+    "all": (
+        "every step, all values sketched",
+        lambda training: Watched(training.model, **EVERY_STEP, sketch_values=None),
+    ),
+    DEFAULT: ("default, budget 0.05", lambda training: Watched(training.model, server=None)),
+    "paused": ("paused", lambda training: Watched(training.model, pause=True, server=None)),
+    "closed": ("closed", Closed),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a ratio must not exceed."""
+
+    variant: str
+    most: float
+    base: str = UNTOUCHED
+    models: frozenset[str] = frozenset(MODELS)
+
+
+TARGETS: Final = (
+    Target("every", 1.10, models=frozenset({"resnet", "gpt"})),
+    Target("every", 1.10, FLOOR),
+    Target("all", 1.20, models=frozenset({"resnet", "gpt"})),
+    Target("all", 1.20, FLOOR),
+    Target(DEFAULT, 1.05),
+    Target("paused", 1.01),
+)
+
+
+@dataclass(slots=True)
+class Result:
+    """One model's figures: seconds a step, by variant and round."""
+
+    model: str
+    short: dict[str, Seconds] = field(default_factory=dict)
+    long: dict[str, Seconds] = field(default_factory=dict)  # of turns under a budget and untouched ones as long
+    captured: float = math.nan  # share of the steps that the default captured
+    left: list[str] = field(default_factory=list)  # what a closed watcher left behind
+
+    def ratio(self, variant: str, base: str = UNTOUCHED) -> Spread | None:
+        """A variant's time over another one's of the same rounds; None where one of them was not run."""
+        figures = self.long if variant == DEFAULT else self.short
+        if variant not in figures or base not in figures:
+            return None
+        return Spread.of(figures[variant] / figures[base])
+
+
+class Bench:
+    """One model and the variants that are to train it."""
+
+    def __init__(self, name: str, variants: Sequence[str], clock: Callable[[], float]) -> None:
+        self.result = Result(name)
+        self._training = MODELS[name]()
+        self._clock = clock
+        for _ in range(3):
+            self._training.step()
+        self._variants = {name: VARIANTS[name][1](self._training) for name in variants}
+        self._step_s = min(self._time_steps(Variant(), 2) for _ in range(2))
+
+    def run(self, seconds: float, rounds: int | None) -> Result:
+        """Times every variant, in about so many seconds or in just so many rounds."""
+        try:
+            self._run_long(seconds * 0.45, rounds)
+            self._run_short(seconds * 0.55, rounds)
+        finally:
+            for variant in self._variants.values():
+                variant.close()
+        return self.result
+
+    def _run_short(self, seconds: float, rounds: int | None) -> None:
+        variants = {name: variant for name, variant in self._variants.items() if name != DEFAULT}
+        steps = max(MIN_STEPS, math.ceil(TURN_S / self._step_s))
+        warm_up = 1 + steps // 8
+        tasks = {name: self._turn(variant, steps, warm_up) for name, variant in variants.items()}
+        self.result.short = take_turns(tasks, Length(seconds, rounds=rounds))
+        closed = self._variants.get("closed")
+        self.result.left = closed.left if isinstance(closed, Closed) else []
+
+    def _run_long(self, seconds: float, rounds: int | None) -> None:
+        default = self._variants.get(DEFAULT)
+        if not isinstance(default, Watched):
+            return
+        started = time.perf_counter()
+        self._turn(default, SETTLE_STEPS, 0)()
+        seconds -= time.perf_counter() - started
+        watcher = default.watcher
+        captured, seen = watcher.store.steps().count, watcher.current_step
+        steps = max(LONG_STEPS, math.ceil(4 * TURN_S / self._step_s))
+        tasks = {name: self._turn(self._variants[name], steps, 1) for name in (UNTOUCHED, DEFAULT)}
+        self.result.long = take_turns(tasks, Length(seconds, least=3, rounds=rounds))
+        self.result.captured = (watcher.store.steps().count - captured) / (watcher.current_step - seen)
+
+    def _turn(self, variant: Variant, steps: int, warm_up: int) -> Callable[[], float]:
+        def turn() -> float:
+            variant.on()
+            try:
+                with no_collection():
+                    self._time_steps(variant, warm_up)
+                    return self._time_steps(variant, steps)
+            finally:
+                variant.off()
+
+        return turn
+
+    def _time_steps(self, variant: Variant, steps: int) -> float:
+        """The mean time of a step. A mean: what hookcore's own thread takes now and then is part of the price."""
+        step, after_step = self._training.step, variant.after_step
+        started = self._clock()
+        for _ in range(steps):
+            step()
+            after_step()
+        return (self._clock() - started) / max(1, steps)
+
+
+def print_result(result: Result) -> None:
+    """A table of ratios, then the targets."""
+    step_ms = float(np.median(result.short[UNTOUCHED])) * 1e3
+    print(f"\n{result.model}: {step_ms:.2f} ms a step untouched, {len(result.short[UNTOUCHED])} rounds")
+    print(f"  {'':34} {'to untouched':>26} {'to the floor':>26}")
+    for name, (title, _) in VARIANTS.items():
+        spread, to_floor = result.ratio(name), result.ratio(name, FLOOR)
+        if spread and name != UNTOUCHED:
+            beside = str(to_floor) if to_floor and name in ("every", "all") else ""
+            print(f"  {title:34} {spread!s:>26} {beside:>26}")
+    if result.captured == result.captured:
+        print(f"  the default captured {result.captured:.0%} of the steps")
+    for one in check_targets(result):
+        print(f"  {'met    ' if one['met'] else 'NOT MET'}  {one['what']}: {one['ratio']:.3f}, target {one['target']}")
+
+
+def check_targets(result: Result) -> list[dict[str, Any]]:
+    """Each target that this model has, with the ratio reached."""
+    checked = []
+    for target in TARGETS:
+        spread = result.ratio(target.variant, target.base)
+        if spread and result.model in target.models:
+            what = f"{VARIANTS[target.variant][0]}, to {VARIANTS[target.base][0]}"
+            checked.append(
+                {"what": what, "ratio": spread.median, "target": target.most, "met": spread.median <= target.most}
+            )
+    if "closed" in result.short:
+        count = len(result.left)
+        what = f"closed, hooks and threads left {result.left or ''}".rstrip()
+        checked.append({"what": what, "ratio": count, "target": 0, "met": not count})
+    return checked
+
+
+def as_json(result: Result) -> dict[str, Any]:
+    """Everything of one model, for a file."""
+    ratios = {
+        f"{name}/{base}": spread.as_dict()
+        for name in VARIANTS
+        for base in (UNTOUCHED, FLOOR)
+        if name != base and (spread := result.ratio(name, base))
+    }
+    return {
+        "model": result.model,
+        "step_s": float(np.median(result.short[UNTOUCHED])),
+        "ratios": ratios,
+        "captured_by_default": None if result.captured != result.captured else result.captured,
+        "targets": check_targets(result),
+    }
+
+
+def read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", action="append", choices=MODELS, help="only this one; may be repeated")
+    parser.add_argument(
+        "--variant", action="append", choices=VARIANTS, help="only this one, untouched and the floor; may be repeated"
+    )
+    parser.add_argument("--seconds", type=float, default=100.0, help="time for each model, about (default: 100)")
+    parser.add_argument("--rounds", type=int, help="so many rounds instead")
+    parser.add_argument("--threads", type=int, help="torch's threads")
+    parser.add_argument(
+        "--clock",
+        choices=["wall", "cpu"],
+        default="wall",
+        help="cpu: the processor time of this process, for a machine that others use too; with --threads 1 only",
+    )
+    parser.add_argument("--json", metavar="FILE", help="write everything to this file as well")
+    chosen = parser.parse_args(arguments)
+    if chosen.clock == "cpu" and chosen.threads != 1:
+        parser.error("--clock cpu counts the threads that wait for each other: it needs --threads 1")
+    return chosen
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Times what was asked for and prints it."""
+    chosen = read_arguments(arguments)
+    if chosen.threads:
+        torch.set_num_threads(chosen.threads)
+    torch.manual_seed(0)
+    wanted = {UNTOUCHED, FLOOR, *chosen.variant} if chosen.variant else set(VARIANTS)
+    variants = [name for name in VARIANTS if name in wanted]
+    machine = describe_machine()
+    print(f"{machine}; clock: {chosen.clock}")
+    results = []
+    for name in chosen.model or MODELS:
+        bench = Bench(name, variants, time.process_time if chosen.clock == "cpu" else time.perf_counter)
+        results.append(bench.run(chosen.seconds, chosen.rounds))
+        print_result(results[-1])
+    if chosen.json:
+        document = {"machine": machine, "clock": chosen.clock, "models": [as_json(result) for result in results]}
+        with open(chosen.json, "w", encoding="utf-8") as file:
+            json.dump(document, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()

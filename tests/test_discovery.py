@@ -1,0 +1,349 @@
+# mypy: disable-error-code="no-untyped-call"
+"""`hookcore.watch()`: models are found while they run, named by their own tree, and told apart."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import weakref
+from typing import Any, Final
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import hookcore
+from tests.harness import read_step, seed_all, watch
+from tests.zoo import CASES
+from tests.zoo.case import mean_square, mlp, noise, sgd
+
+
+class Net(nn.Module):
+    """A model with parts that can also be called alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.decoder = nn.Linear(6, 4), nn.Sequential(nn.ReLU(), nn.Linear(4, 6))
+
+    def forward(self, x: Tensor) -> Any:
+        return self.decoder(self.encoder(x))
+
+
+class Critic(Net):
+    """Another class with the same parts."""
+
+
+def step_of(model: nn.Module, *inputs: Tensor) -> None:
+    """One step of training."""
+    optimizer = sgd(model.parameters())
+    mean_square(model(*inputs)).backward()
+    optimizer.step()
+
+
+def paths(watcher: hookcore.Watcher) -> set[str]:
+    """The modules of which something was captured."""
+    return {item.path for item in watcher.coverage() if item.captured}
+
+
+def test_a_model_is_found_at_its_first_call_and_named_by_its_class() -> None:
+    with watch() as watcher:
+        assert watcher.coverage() == []
+        model = Net()
+        step_of(model, noise(5, 6))
+        assert paths(watcher) == {"Net", "Net/encoder", "Net/decoder", "Net/decoder.0", "Net/decoder.1"}
+        assert watcher.flush()
+        assert ("Net/encoder", "output_grad", "", 0) in read_step(watcher, 0)
+        assert {record.path for record in watcher.store.modules()} == paths(watcher)
+
+
+def test_a_model_that_was_made_before_the_watch_is_found_too() -> None:
+    model = Net()
+    with watch() as watcher:
+        step_of(model, noise(5, 6))
+        assert "Net/decoder.1" in paths(watcher)
+
+
+def test_two_models_of_one_class_have_names_of_their_own() -> None:
+    with watch() as watcher:
+        models = [Net(), Net()]
+        for model in models:
+            step_of(model, noise(5, 6))
+        roots = {path.partition("/")[0] for path in paths(watcher)}
+        assert len(roots) == 2
+        assert "Net" in roots
+
+
+def test_parts_called_without_their_owner_belong_to_it() -> None:
+    with watch() as watcher:
+        model = Net()
+        optimizer = sgd(model.parameters())
+        mean_square(model.decoder(model.encoder(noise(5, 6)))).backward()
+        optimizer.step()
+        assert paths(watcher) == {"Net/encoder", "Net/decoder", "Net/decoder.0", "Net/decoder.1"}
+        reasons = {item.path: item.reason for item in watcher.coverage() if not item.captured}
+        assert "never called" in reasons["Net"]
+
+
+def test_losses_and_metrics_are_no_models() -> None:
+    with watch() as watcher:
+        model, criterion = Net(), nn.MSELoss()
+        optimizer = sgd(model.parameters())
+        criterion(model(noise(5, 6)), noise(5, 6)).backward()
+        optimizer.step()
+        assert {path.partition("/")[0] for path in paths(watcher)} == {"Net"}
+
+
+def test_an_adversarial_pair_is_two_models_and_each_optimizer_ends_steps() -> None:
+    seed_all()
+    with watch() as watcher:
+        forger, critic = Net(), Critic()
+        forger_steps, critic_steps = sgd(forger.parameters()), sgd(critic.parameters())
+        for _ in range(2):
+            critic_steps.zero_grad()
+            mean_square(critic(forger(noise(5, 6)).detach())).backward()
+            critic_steps.step()
+            forger_steps.zero_grad()
+            mean_square(critic(forger(noise(5, 6)))).backward()
+            forger_steps.step()
+        assert watcher.flush()
+        assert watcher.current_step == 4
+        owners = [
+            {key[0].partition("/")[0] for key in read_step(watcher, n) if key[1] == "param_grad"} for n in range(4)
+        ]
+        assert owners == [{"Critic"}, {"Net"}, {"Critic"}, {"Net"}]
+
+
+def test_a_checkpoints_second_run_makes_no_new_model() -> None:
+    with watch() as watcher:
+        model = Net()
+        optimizer = sgd(model.parameters())
+        for reentrant in (True, False):
+            x = noise(5, 6).requires_grad_()
+            mean_square(checkpoint(model.decoder, model.encoder(x), use_reentrant=reentrant)).backward()
+            optimizer.step()
+        assert {path.partition("/")[0] for path in paths(watcher)} == {"Net"}
+
+
+def test_a_copy_of_a_model_is_another_model() -> None:
+    with watch() as watcher:
+        model = Net()
+        step_of(model, noise(5, 6))
+        twin = copy.deepcopy(model)
+        step_of(twin, noise(5, 6))
+        assert len({path.partition("/")[0] for path in paths(watcher)}) == 2
+
+
+def test_a_model_that_came_and_went_is_let_go_and_another_may_come() -> None:
+    with watch() as watcher:
+        for _ in range(20):
+            model = Net()
+            step_of(model, noise(5, 6))
+            gone = weakref.ref(model)
+            del model
+            gc.collect()
+            assert gone() is None
+        assert watcher.errors == []
+        assert watcher.current_step == 20
+
+
+def test_patterns_hold_for_models_that_are_found() -> None:
+    with watch(include="type:Linear", kinds={"output"}) as watcher:
+        step_of(Net(), noise(5, 6))
+        assert watcher.flush()
+        assert {key[0] for key in read_step(watcher, 0)} == {"Net/encoder", "Net/decoder.1"}
+
+
+def test_patterns_that_fit_one_of_two_models_leave_the_other_out_without_a_word_to_the_training() -> None:
+    with watch(include="*encoder", kinds={"output"}) as watcher:
+        model, other = Net(), mlp()
+        step_of(other, noise(5, 6))
+        step_of(model, noise(5, 6))
+        assert watcher.flush()
+        assert {key[0] for n in range(2) for key in read_step(watcher, n)} == {"Net/encoder"}
+        assert watcher.errors == []
+
+
+def test_what_is_added_to_a_model_later_is_found_at_its_next_call() -> None:
+    with watch() as watcher:
+        model = Net()
+        step_of(model, noise(5, 6))
+        model.decoder.append(nn.Linear(6, 2))
+        step_of(model, noise(5, 6))
+        assert "Net/decoder.2" in paths(watcher)
+        assert watcher.flush()
+        assert ("Net/decoder.2", "param_grad", "weight", 0) in read_step(watcher, 1)
+
+
+def test_the_same_holds_for_a_model_that_was_named() -> None:
+    model = Net()
+    with watch(model) as watcher:
+        step_of(model, noise(5, 6))
+        model.decoder.append(nn.Linear(6, 2))
+        step_of(model, noise(5, 6))
+        assert watcher.flush()
+        assert ("decoder.2", "output_grad", "", 0) in read_step(watcher, 1)
+        assert "decoder.2" in {record.path for record in watcher.store.modules()}
+
+
+def test_a_watch_of_one_model_sees_no_other() -> None:
+    model, other = Net(), Critic()
+    with watch(model) as watcher:
+        step_of(other, noise(5, 6))
+        step_of(model, noise(5, 6))
+        assert watcher.flush()
+        assert watcher.current_step == 1
+        assert {key[0] for key in read_step(watcher, 0)} == {"", "encoder", "decoder", "decoder.0", "decoder.1"}
+
+
+def test_two_watchers_see_their_own_models_at_once() -> None:
+    models = [Net(), Critic()]
+    with watch(models[0]) as first, watch(models[1]) as second:
+        for model in models:
+            step_of(model, noise(5, 6))
+        step_of(models[0], noise(5, 6))
+        assert first.flush()
+        assert second.flush()
+        assert (first.current_step, second.current_step) == (2, 1)
+        assert read_step(first, 1).keys() == read_step(second, 0).keys()
+
+
+def test_two_watchers_of_one_model_see_the_same() -> None:
+    seed_all()
+    model = Net()
+    with watch(model) as first, watch(model) as second:
+        step_of(model, noise(5, 6))
+        assert first.flush()
+        assert second.flush()
+        assert repr(read_step(first, 0)) == repr(read_step(second, 0))
+
+
+def test_nothing_is_registered_while_all_is_paused() -> None:
+    model = Net()
+    with watch(model) as watcher:
+        with hookcore.paused():
+            tables = vars(nn.modules.module)
+            assert not any(value for name, value in tables.items() if name.startswith("_global_") and value)
+            step_of(model, noise(5, 6))
+        step_of(model, noise(5, 6))
+        assert watcher.flush()
+        assert paths(watcher)
+
+
+def test_a_paused_watcher_counts_steps_and_captures_none() -> None:
+    model = Net()
+    with watch(model) as watcher:
+        step_of(model, noise(5, 6))
+        watcher.pause()
+        assert watcher.paused
+        step_of(model, noise(5, 6))
+        watcher.resume()
+        step_of(model, noise(5, 6))
+        assert watcher.flush()
+        assert watcher.current_step == 3
+        assert [bool(read_step(watcher, number)) for number in range(3)] == [True, False, True]
+
+
+def test_every_second_step_is_captured_where_that_was_asked_for() -> None:
+    model = Net()
+    with watch(model, every=2) as watcher:
+        for _ in range(6):
+            step_of(model, noise(5, 6))
+        assert watcher.flush()
+        assert [bool(read_step(watcher, number)) for number in range(6)] == [True, False] * 3
+
+
+# --- Steps ----------------------------------------------------------------------------------------------------------
+
+STEPS_IN_THREE: Final = {
+    "step_without_a_new_gradient": 3,
+    "optimizer_inside_the_backward_pass": 3,
+    "optimizer_that_calls_its_parents_step": 3,
+    "two_optimizers_for_one_model": 3,
+    "optimizers_of_many_kinds_with_a_schedule": 3,
+    "lbfgs_with_a_closure": 3,
+    "sgd_with_a_closure": 3,
+    "gradient_accumulation": 3,
+    "loss_scaling_with_skipped_steps": 2,
+    "evaluation_between_steps": 3,
+    "gradient_penalty": 3,
+    "checkpoint_reentrant": 3,
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", STEPS_IN_THREE)
+def test_a_step_is_one_step_of_the_optimizer_with_a_gradient(name: str) -> None:
+    seed_all()
+    trial = CASES[name].build()
+    with watch(trial.model) as watcher:
+        for number in range(3):
+            trial.step(number)
+        assert watcher.flush()
+        assert watcher.current_step == STEPS_IN_THREE[name]
+        assert watcher.store.steps().count == STEPS_IN_THREE[name]
+
+
+def test_a_loop_without_an_optimizer_ends_its_steps_itself() -> None:
+    trial = CASES["sgd_by_hand"].build()
+    with watch(trial.model) as watcher:
+        for number in range(3):
+            trial.step(number)
+            watcher.step()
+        assert watcher.flush()
+        assert watcher.current_step == 3
+        assert all(("0", "output_grad", "", 0) in read_step(watcher, number) for number in range(3))
+
+
+def test_a_loop_that_never_says_when_a_step_ends_is_told_and_captured_all_the_same() -> None:
+    model = nn.Linear(3, 1)
+    with watch(model) as watcher:
+        for _ in range(100):
+            model(torch.ones(2, 3)).sum().backward()
+        assert watcher.flush()
+        assert watcher.current_step > 1
+        assert "no-optimizer" in {event.name for event in watcher.store.events()}
+
+
+# --- Coverage -------------------------------------------------------------------------------------------------------
+
+
+class Partial(nn.Module):
+    """A part for each reason why a module may not be captured."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused, self.direct = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 6)
+        self.frozen, self.excluded, self.words = nn.Linear(6, 6), nn.Linear(6, 6), nn.Flatten()
+        self.frozen.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Any:
+        frozen = self.frozen(x)
+        return self.excluded(self.used(self.direct.forward(frozen)))
+
+
+def test_coverage_names_every_module_and_the_reason_why_it_was_not_captured() -> None:
+    model = Partial()
+    with watch(model, exclude="excluded") as watcher:
+        step_of(model, noise(5, 6))
+        coverage = {item.path: item for item in watcher.coverage()}
+    assert coverage.keys() == {path for path, _ in model.named_modules()}
+    assert coverage["used"].captured
+    assert set(coverage["used"].kinds) == {"output", "output_grad", "param_grad"}
+    assert "never called" in coverage["unused"].reason
+    assert "never called" in coverage["direct"].reason
+    assert "needs no gradient" in coverage["frozen"].reason
+    assert "exclude" in coverage["excluded"].reason
+    assert not coverage["excluded"].captured
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_every_module_of_the_zoo_is_captured_or_has_a_reason(case: Any) -> None:
+    seed_all()
+    trial = case.build()
+    with watch(trial.model) as watcher:
+        trial.step(0)
+        coverage = watcher.coverage()
+    assert len(coverage) >= 1
+    assert all(item.captured or item.reason for item in coverage)
