@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +25,7 @@ class Training:
         self.optimizer.zero_grad(set_to_none=True)
         logits = self.model(self.inputs)
         loss = functional.cross_entropy(logits.flatten(0, -2), self.targets.flatten())
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
 
 
@@ -103,7 +104,7 @@ class ResNet18(nn.Module):
         self.stages = nn.Sequential(
             *(
                 nn.Sequential(Residual(inside, outside, 1 if stage == 0 else 2), Residual(outside, outside, 1))
-                for stage, (inside, outside) in enumerate(zip(widths[:-1], widths[1:], strict=True))
+                for stage, (inside, outside) in enumerate(pairwise(widths))
             )
         )
         self.pool = nn.AdaptiveAvgPool2d(1)

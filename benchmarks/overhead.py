@@ -37,8 +37,8 @@ FLOOR: Final = "floor"
 DEFAULT: Final = "default"
 TURN_S: Final = 0.08  # how long a turn is at least; hookcore's own thread looks for work every 0.02 s
 MIN_STEPS: Final = 2
-SETTLE_STEPS: Final = 60  # the first steps under a budget alternate to learn the cost
-LONG_STEPS: Final = 24  # of a turn under a budget: captured and skipped steps in their real proportion
+SETTLE_STEPS: Final = 48  # the first steps under a budget alternate to learn the cost
+LONG_STEPS: Final = 16  # of a turn under a budget: captured and skipped steps in their real proportion
 EVERY_STEP: Final[dict[str, Any]] = {
     "include": "is:leaf",
     "kinds": {"output", "output_grad"},
@@ -82,7 +82,7 @@ class ModuleHooks(Variant):
 
     def saw_output(self, module: nn.Module, inputs: Any, output: Tensor) -> None:
         """The forward hook."""
-        output.register_hook(self.saw_gradient)
+        output.register_hook(self.saw_gradient)  # type: ignore[no-untyped-call]
 
     def saw_gradient(self, gradient: Tensor) -> None:
         """The tensor hook."""
@@ -98,7 +98,7 @@ class Floor(ModuleHooks):
     def saw_output(self, module: nn.Module, inputs: Any, output: Tensor) -> None:
         """The forward hook."""
         self._sums.append(torch.sum(output.detach()))
-        output.register_hook(self.saw_gradient)
+        output.register_hook(self.saw_gradient)  # type: ignore[no-untyped-call]
 
     def saw_gradient(self, gradient: Tensor) -> None:
         """The tensor hook."""

@@ -75,6 +75,7 @@ def main() -> None:
     parser.add_argument("--host", default="127.0.0.1", help="leave it: the server has no passwords")
     parser.add_argument("--port", type=int, default=8642, help="0 takes any free one")
     given = parser.parse_args()
+    torch.set_num_threads(1)  # so small a network gains nothing from more, and the server needs a core too
     torch.manual_seed(0)
     model = make_model()
     with socket.create_server((given.host, given.port)) as listening, hookcore.watch(model) as watcher:

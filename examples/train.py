@@ -1,7 +1,4 @@
-"""The smallest whole use: watch a model, train it, read what was seen.
-
-    python examples/train.py
-"""
+"""The smallest whole use: watch a model, train it, read what was seen. Run it with `python examples/train.py`."""
 
 from __future__ import annotations
 

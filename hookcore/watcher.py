@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
@@ -22,7 +21,7 @@ from hookcore.sinks import StoreSink
 from hookcore.store import Store
 
 EXIT_DEADLINE_S: Final = 2.0
-_watchers: weakref.WeakSet[Watcher] = weakref.WeakSet()
+_watchers: set[Watcher] = set()  # open ones; a watcher works on when nobody holds it
 
 
 class Watcher:
@@ -93,7 +92,7 @@ class Watcher:
 
     def coverage(self) -> list[Coverage]:
         """Every module: captured, or not and why."""
-        return self._recorder.models.coverage()
+        return self._recorder.coverage()
 
     @property
     def errors(self) -> list[Event]:
@@ -172,6 +171,7 @@ def _close_all() -> None:
 def _abandon_all() -> None:
     for watcher in list(_watchers):
         watcher._recorder.abandon()
+    _watchers.clear()
 
 
 guard_functions(Watcher.step, Watcher.log, Watcher.observe)

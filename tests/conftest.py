@@ -31,22 +31,23 @@ def _process_state() -> dict[str, Any]:
     """All that a hook or a watcher can leave on the process."""
     tables = {name: dict(getattr(torch_modules, name)) for name in MODULE_TABLES}
     tables |= {name: dict(getattr(torch_optimizers, name)) for name in OPTIMIZER_TABLES}
-    threads = {thread.name for thread in threading.enumerate() if thread.name.startswith("hookcore")}
-    return {
-        **tables,
-        "_global_is_full_backward_hook": torch_modules._global_is_full_backward_hook,
-        "threads": threads,
-    }
+    return {**tables, "_global_is_full_backward_hook": torch_modules._global_is_full_backward_hook}
+
+
+def _threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name.startswith("hookcore")}
 
 
 @pytest.fixture(autouse=True)
 def no_leaked_hooks() -> Iterator[None]:
     """Every global hook table of torch's, and the threads, are after the test what they were before."""
-    before = _process_state()
+    before, threads = _process_state(), _threads()
     yield
     after = _process_state()
     left = {name: after[name] for name in before if after[name] != before[name]}
-    assert not left, f"the test left hooks or threads behind: {left}"
+    assert not left, f"the test left hooks behind: {left}"
+    started = _threads() - threads
+    assert not started, f"the test left threads behind: {started}"
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import copy
 import dataclasses
 import hashlib
 import io
+import math
 import pickle
 import random
 import threading
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
@@ -275,6 +277,19 @@ def _float64(tensor: Tensor) -> Any:
     if tensor.is_complex():
         tensor = tensor.resolve_conj().to(torch.complex128).abs()
     return tensor.resolve_neg().to(torch.float64).reshape(-1).numpy()
+
+
+def assert_stats(seen: dict[str, float], parts: list[Tensor], where: object = "") -> None:
+    """Stats against the float64 computation of the same tensors."""
+    expected = reference_stats(parts)
+    for name in ("count", "nan", "inf", "zero", "parts"):
+        assert seen[name] == expected[name], (where, name)
+    scale = expected["rms"] if math.isfinite(expected["rms"]) else 0.0
+    for name in ("mean", "std", "min", "max", "rms", "norm"):
+        assert seen[name] == pytest.approx(expected[name], rel=2e-6, abs=2e-6 * scale + 1e-30, nan_ok=True), (
+            where,
+            name,
+        )
 
 
 # --- The twin -------------------------------------------------------------------------------------------------------

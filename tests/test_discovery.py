@@ -337,6 +337,25 @@ def test_coverage_names_every_module_and_the_reason_why_it_was_not_captured() ->
     assert not coverage["excluded"].captured
 
 
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [("unused_and_detached_outputs", "unused"), ("unused_and_detached_outputs", "detached"),
+     ("view_changed_in_place_afterwards", "viewer"), ("part_on_the_meta_device", "shadow")],
+)  # fmt: skip
+def test_coverage_does_not_claim_a_gradient_that_never_came(name: str, module: str) -> None:
+    seed_all()
+    trial = CASES[name].build()
+    with watch(trial.model) as watcher:
+        trial.step(0)
+        assert watcher.flush()
+        coverage = {item.path: item for item in watcher.coverage()}[module]
+        kinds = {key[1] for key in read_step(watcher, 0) if key[0] == module}
+    assert "output_grad" not in kinds
+    assert set(coverage.kinds) == kinds
+    assert coverage.captured == bool(kinds)
+    assert coverage.reason
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_every_module_of_the_zoo_is_captured_or_has_a_reason(case: Any) -> None:

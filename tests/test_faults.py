@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -96,7 +97,7 @@ INSIDE_HOOKS: Final[dict[str, list[tuple[Any, str]]]] = {
     "the forward pre-hook": [(Capture, "_hook_input")],
     "the search for tensors": [(capture_code, "find_tensors")],
     "the choice of a row": [(Capture, "slot_of")],
-    "the begin of a backward pass": [(Capture, "begin_backward")],
+    "the begin of a backward pass": [(hookcore.hooks, "on_backward_end")],
     "the end of a backward pass": [(Capture, "reset_calls")],
     "the parameters' gradients": [(Parameters, "read_gradients")],
     "the optimizer's pre-hook": [(Parameters, "before_step")],
@@ -350,6 +351,67 @@ def test_a_model_that_dies_while_it_is_watched_is_let_go() -> None:
         assert watcher.flush()
         assert watcher.errors == []
         assert ("0", "output", "", 0) in read_step(watcher, 0)
+
+
+# --- Calls at the wrong moment ---------------------------------------------------------------------------------------
+
+
+class CallsInside(nn.Module):
+    """Does something to the watcher in the middle of its forward, its backward or the optimizer's step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(6, 6)
+        self.call: Callable[[], None] = lambda: None
+
+    def forward(self, x: Tensor) -> Any:
+        out = self.inner(x)
+        self.call()
+        out.register_hook(self.saw_gradient)
+        return out
+
+    def saw_gradient(self, grad: Tensor) -> None:
+        self.call()
+
+
+@pytest.mark.parametrize("call", ["close", "pause", "resume", "step", "coverage", "flush"])
+def test_the_watcher_may_be_called_from_inside_a_forward_or_a_backward(call: str) -> None:
+    expected = train_unwatched(CallsInside)
+    before = process_state()
+    seed_all()
+    model = CallsInside()
+    with watch(model, kinds=KINDS) as watcher:
+        model.call = getattr(watcher, call)
+        if call == "resume":
+            model.call = lambda: (watcher.pause(), watcher.resume())[0]  # type: ignore[func-returns-value]
+        assert take_steps(model) == expected
+        assert watcher.errors == []
+    assert process_state() == before
+
+
+def test_a_forked_process_trains_as_if_nobody_watched() -> None:
+    expected = train_unwatched()
+    seed_all()
+    model = mlp()
+    with watch(model) as watcher:
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                steps = take_steps(model)
+                watcher.step()
+                watcher.log(loss=1.0)
+                watcher.close()
+                os.write(writer, b"same" if steps == expected else b"different")
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+        os.close(writer)
+        with os.fdopen(reader) as answer:
+            assert answer.read() == "same"
+        assert take_steps(model) == expected
+        assert watcher.flush()
+        assert watcher.current_step == STEPS
 
 
 # --- The user's own mistakes ----------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from torch import nn
 
 import hookcore
 from hookcore.records import KINDS
-from tests.harness import digest, process_state, random_state, seed_all, watch
+from tests.harness import TwinHooks, assert_stats, digest, process_state, random_state, read_step, seed_all, watch
 
 transformers = pytest.importorskip("transformers")
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -198,6 +198,32 @@ def _modules_that_return_tensors(name: str) -> set[str]:
         module.register_forward_hook(lambda module, args, output, path=path: saw(path, output))
     model(**_inputs_of(_by_name(name)))
     return seen
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_outputs_and_gradients_of_a_transformer_are_those_of_a_twin(name: str) -> None:
+    seed_all()
+    model = _build(_by_name(name))
+    inputs, hooks = _inputs_of(_by_name(name)), TwinHooks(model)
+    model(**inputs).loss.backward()
+    twin = hooks.close()
+    seed_all()
+    model = _build(_by_name(name))
+    inputs = _inputs_of(_by_name(name))
+    with watch(model, kinds={"output", "output_grad"}) as watcher:
+        model(**inputs).loss.backward()
+        watcher.step()
+        assert watcher.flush()
+        stats = read_step(watcher, 0)
+    assert {key for key in stats if key[1] == "output"} == set(twin.outputs)
+    # A tensor that a module uses and also returns has a gradient; the clone that the twin returns of it has none.
+    passed_on = {key for key in stats if key[1] == "output_grad"} - set(twin.gradients)
+    assert set(twin.gradients) <= set(stats)
+    assert all(index for _, _, index, _ in passed_on)
+    used_on_the_way = {"T5": "1"}.get(name)  # the position bias, which every layer uses and passes on
+    for key, parts in [*twin.outputs.items(), *twin.gradients.items()]:
+        if key[1:3] != ("output_grad", used_on_the_way):
+            assert_stats(stats[key], parts, key)
 
 
 def test_there_are_at_least_twenty_architectures() -> None:

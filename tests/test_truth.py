@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -21,9 +20,9 @@ from tests.harness import (
     Key,
     Twin,
     TwinHooks,
+    assert_stats,
     counting_backwards,
     read_step,
-    reference_stats,
     seed_all,
     watch,
 )
@@ -92,19 +91,6 @@ def _watched_steps(case: Case) -> list[dict[Key, dict[str, float]]]:
         assert watcher.flush()
         assert watcher.current_step == STEPS
         return [read_step(watcher, number) for number in range(STEPS)]
-
-
-def assert_stats(seen: dict[str, float], parts: list[Tensor], where: object = "") -> None:
-    """Stats against the float64 computation of the same tensors."""
-    expected = reference_stats(parts)
-    for name in ("count", "nan", "inf", "zero", "parts"):
-        assert seen[name] == expected[name], (where, name)
-    scale = expected["rms"] if math.isfinite(expected["rms"]) else 0.0
-    for name in ("mean", "std", "min", "max", "rms", "norm"):
-        assert seen[name] == pytest.approx(expected[name], rel=2e-6, abs=2e-6 * scale + 1e-30, nan_ok=True), (
-            where,
-            name,
-        )
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -195,6 +181,46 @@ def test_an_inputs_gradient_holds_all_of_its_uses() -> None:
     assert hidden[0].grad is not None
     for key in (("first", "output_grad", "", 0), ("one", "input_grad", "0", 0), ("two", "input_grad", "0", 0)):
         assert_stats(stats[key], [hidden[0].grad], key)
+
+
+@pytest.mark.parametrize("how", ["set", "registered", "loaded"])
+def test_parameters_that_came_after_the_watch_are_seen(how: str) -> None:
+    seed_all()
+    first, last, x = nn.Linear(4, 3), nn.Linear(3, 2), noise(5, 4)
+    model = nn.Sequential(first, last)
+    with watch(model, kinds={"param", "param_grad", "update"}) as watcher:
+        for number in range(2):
+            if how == "set":
+                last.weight = nn.Parameter(last.weight.detach() * 0.5)
+            elif how == "registered":
+                last.register_parameter("weight", nn.Parameter(last.weight.detach() * 0.5))
+            else:
+                model.load_state_dict({name: value * 0.5 for name, value in model.state_dict().items()}, assign=True)
+            optimizer = sgd(model.parameters())
+            mean_square(model(x)).backward()
+            before = last.weight.detach().clone()
+            optimizer.step()
+            assert watcher.flush()
+            stats = read_step(watcher, number)
+            assert last.weight.grad is not None
+            assert_stats(stats["1", "param", "weight", 0], [before])
+            assert_stats(stats["1", "param_grad", "weight", 0], [last.weight.grad])
+            assert_stats(stats["1", "update", "weight", 0], [last.weight.detach() - before])
+            model.zero_grad()
+
+
+def test_parameters_that_an_optimizer_is_given_instead_of_others_are_seen() -> None:
+    seed_all()
+    model, x = nn.ModuleList([nn.Linear(4, 2), nn.Linear(4, 2)]), noise(5, 4)
+    optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)
+    with watch(model) as watcher:
+        for part in model:
+            optimizer.param_groups[0]["params"] = list(part.parameters())
+            mean_square(part(x)).backward()
+            optimizer.step()
+        assert watcher.flush()
+        owners = [{key[0] for key in read_step(watcher, n) if key[1] == "param_grad"} for n in range(2)]
+    assert owners == [{"0"}, {"1"}]
 
 
 # --- Accumulation, scaling, several passes --------------------------------------------------------------------------

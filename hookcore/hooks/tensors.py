@@ -31,7 +31,9 @@ def hook_gradient(tensor: torch.Tensor, fn: Callable[[torch.Tensor], torch.Tenso
     The same entries in the same places as torch makes them, at half the price: no handle that nobody will use.
     """
     if tensor._backward_hooks is not None:
-        tensor.register_hook(fn)  # type: ignore[no-untyped-call]
+        # A tensor that a module gives back again and again keeps one.
+        if not any(known is fn for known in tensor._backward_hooks.values()):
+            tensor.register_hook(fn)  # type: ignore[no-untyped-call]
         return
     hooks: OrderedDict[int, Any] = OrderedDict()
     tensor._backward_hooks = hooks

@@ -127,3 +127,19 @@ def unpack(packed: Sequence[NDArray[np.int64]]) -> list[Harvest]:
         )
         first = last
     return harvests
+
+
+def join(harvests: Sequence[Harvest]) -> Harvest:
+    """Several harvests of one step as one."""
+    if len(harvests) == 1:
+        return harvests[0]
+    lengths = np.concatenate([np.diff(harvest.start) for harvest in harvests])
+    start = np.zeros(len(lengths) + 1, np.uint32)
+    np.cumsum(lengths, out=start[1:])
+    return Harvest(
+        np.concatenate([harvest.slots for harvest in harvests]),
+        np.concatenate([harvest.cells for harvest in harvests]),
+        start,
+        np.concatenate([harvest.bins for harvest in harvests]),
+        np.concatenate([harvest.counts for harvest in harvests]),
+    )

@@ -12,7 +12,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -27,9 +27,13 @@ from hookcore.recorder.outputs import find_tensors
 from hookcore.recorder.plans import Plan
 from hookcore.records import Event, Kind, Phase, Tap
 
+if TYPE_CHECKING:
+    from hookcore.observe.device import DeviceArena
+
 MAX_ERRORS: Final = 3  # of one module, before it is left alone
 MAX_KEPT_ERRORS: Final = 100
 MAX_DEPARTED: Final = 10_000
+MAX_TAPS_OF_MODULE: Final = 512
 
 _is_compiling = torch.compiler.is_compiling
 _current_task: Callable[[], int] = torch._C._current_graph_task_id
@@ -102,6 +106,9 @@ class Capture:
         self.regions: list[str] = []  # compiled regions that were seen to run
         self.taps: list[Tap] = []  # by slot
         self.numbers: list[int] = []  # a slot's tap number in the frames; -1 for what no frame shows
+        self.filled: set[int] = set()  # tap numbers that came with a frame
+        self._slot_by_tap: dict[Tap, int] = {}
+        self._gradient_hooks: dict[int, TensorHook] = {}
         self._shown = 0
         self.errors: list[Event] = []
         self.error_count = 0
@@ -110,7 +117,7 @@ class Capture:
         self.on_backward_begin: Callable[[], None] = lambda: None
         self.on_backward_end: Callable[[], None] = lambda: None
         self.leaf_handles: list[hooks.HookHandle] = []
-        self.devices: dict[torch.device, Any] = {}
+        self.devices: dict[torch.device, DeviceArena] = {}
         self._lock = threading.Lock()
 
     # -- slots ------------------------------------------------------------------------------------------------------
@@ -122,15 +129,22 @@ class Capture:
         key = (kind, index, call, phase)
         slot = plan.taps.get(key)
         if slot is None:
+            if len(plan.taps) >= MAX_TAPS_OF_MODULE:
+                self.note(plan, f"more than {MAX_TAPS_OF_MODULE} tensors; the rest is left out")
+                return -1
             slot = plan.taps[key] = self.new_slot(Tap(plan.path, kind, index, call, phase))
         return slot
 
     def new_slot(self, tap: Tap, hidden: bool = False) -> int:
         """Room for one more tap, or -1."""
         with self._lock:
+            if not hidden and tap in self._slot_by_tap:
+                return self._slot_by_tap[tap]  # a model of the same name goes on where the last one ended
             if len(self.taps) >= self.arena.capacity:
                 self.refused_taps += 1
                 return -1
+            if not hidden:
+                self._slot_by_tap[tap] = len(self.taps)
             self.taps.append(tap)
             self.numbers.append(-1 if hidden else self._shown)
             self._shown += not hidden
@@ -240,7 +254,14 @@ class Capture:
             return
         grad_slot = self.slot_of(plan, "output_grad", index, call)
         if grad_slot >= 0:
-            hook_gradient(tensor, TensorHook(self, plan, -1, grad_slot))
+            hook_gradient(tensor, self._gradient_hook(plan, grad_slot))
+
+    def _gradient_hook(self, plan: Plan, slot: int) -> TensorHook:
+        """One hook object a row, so that a tensor that comes back is seen to have it."""
+        hook = self._gradient_hooks.get(slot)
+        if hook is None or hook.plan is not plan:
+            hook = self._gradient_hooks[slot] = TensorHook(self, plan, -1, slot)
+        return hook
 
     def _saw_recompute(self, plan: Plan, output: Any) -> None:
         """A checkpoint runs the module again, inside the backward pass: nothing is counted twice.
@@ -301,7 +322,7 @@ class Capture:
     def _hook_input(self, plan: Plan, tensor: Tensor, slot: int) -> None:
         if slot < 0 or isinstance(tensor, nn.Parameter):
             return
-        hook = TensorHook(self, plan, -1, slot)
+        hook = self._gradient_hook(plan, slot)
         if tensor.is_leaf:
             # A leaf keeps its hooks for ever: taken off at the step's end.
             self.leaf_handles.append(hooks.on_gradient(tensor, hook))
@@ -339,9 +360,11 @@ class Capture:
             elif plain.is_cpu:
                 self.arena.observe(plain, self.arena.row(slot))
             else:
-                self.device_arena(plain.device).observe(plain, slot)
+                reason = self.device_arena(plain.device).observe(plain, slot)
+                if reason:
+                    self.note(plan, reason)
 
-    def device_arena(self, device: torch.device) -> Any:
+    def device_arena(self, device: torch.device) -> DeviceArena:
         """Rows on another device; made when its first tensor comes."""
         arena = self.devices.get(device)
         if arena is None:
@@ -406,6 +429,8 @@ class Capture:
         self.leaf_handles.clear()
         if on:
             self.arena.begin_step()
+            for arena in self.devices.values():
+                arena.begin_step()
 
     # -- what went wrong --------------------------------------------------------------------------------------------
 

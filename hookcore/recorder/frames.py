@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hookcore.observe import layout
-from hookcore.observe.harvest import Harvest, unpack
+from hookcore.observe.harvest import Harvest, join, unpack
 from hookcore.records import STATS, Event, Frame, SketchBlock, Tap
 from hookcore.sketch import shifted_rows
+
+if TYPE_CHECKING:
+    from hookcore.observe.device import Transfer
 
 _LINEAR: Final = ("mean", "std", "min", "max", "rms", "norm")
 
@@ -33,6 +36,7 @@ class RawFrame:
     labels: dict[str, str] = field(default_factory=dict)
     scalars: dict[str, Any] = field(default_factory=dict)  # numbers, or device scalars that can be waited for
     events: tuple[Event, ...] = ()
+    transfers: tuple[Transfer, ...] = ()  # what was measured on other devices, on its way to the host
     ratios: tuple[tuple[int, int], ...] = ()  # (slot of an update, slot of its parameter's values)
 
 
@@ -73,7 +77,10 @@ def build_frames(raws: Sequence[RawFrame], taps: Sequence[Tap], numbers: Sequenc
     Many at once, because the arithmetic costs no more for twenty steps than for one. `numbers` gives each slot's tap
     number, -1 where the slot is hidden.
     """
-    harvests = unpack([raw.packed for raw in raws])
+    harvests = [
+        join([harvest, *(transfer.finish() for transfer in raw.transfers)])
+        for raw, harvest in zip(raws, unpack([raw.packed for raw in raws]), strict=True)
+    ]
     stats = stats_of(np.concatenate([harvest.cells for harvest in harvests]))
     tap_numbers = np.array(numbers, np.int64)
     first = 0

@@ -50,12 +50,14 @@ class Models:
         leaves = {path for path, child in modules.items() if not child._modules}
         selection = select(modules, leaves, self._settings.include, self._settings.exclude)
         self._plan_all(root, {path: (child, selection.reason(path)) for path, child in modules.items()})
-        self.roots.append(root)
+        self.roots = [*(known for known in self.roots if known.ref() is not None), root]
         self._changed()
 
     def plan_for_name(self, name: str) -> Plan:
         """A plan for a tensor that the user names; the first model says whether it is training."""
         root = self.roots[0] if self.roots else Root(nn.Module(), "")
+        if any(plan.path == name for plan in self._capture.plans.values()):
+            name = f"{name} (observed)"  # a module's path: its numbers must not mix with these
         plan = Plan(name, root.ref() or nn.Module(), root, frozenset(("output", "output_grad")))
         plan.type_name = "observed tensor"
         self._capture.named.append(plan)
@@ -102,7 +104,8 @@ class Models:
         known = self._ignored.get(id(module))
         if known is not None and known() is module:
             return
-        self._ignored[id(module)] = weakref.ref(module)
+        key, ignored = id(module), self._ignored
+        ignored[key] = weakref.ref(module, lambda _: ignored.pop(key, None))
         if is_dynamo_graph(module):
             return
         for root in self.roots:
@@ -160,7 +163,7 @@ class Models:
         regions = list(self._capture.regions)
         if self._settings.compiled == "boundary":
             regions += [plan.path for plan in plans if (module := plan.ref()) is not None and is_region(module)]
-        return [_coverage_of(plan, regions) for plan in [*plans, *self._capture.named]]
+        return [_coverage_of(plan, regions, self._capture) for plan in [*plans, *self._capture.named]]
 
 
 class _Everything:
@@ -206,12 +209,22 @@ def _joined(root: str, path: str) -> str:
     return f"{root}/{path}" if root and path else root or path
 
 
-def _coverage_of(plan: Plan, regions: list[str]) -> Coverage:
-    kinds = tuple(sorted({key[0] for key, slot in plan.taps.items() if slot >= 0}))
-    reason = plan.skipped_by or "; ".join(plan.reasons)
+def _coverage_of(plan: Plan, regions: list[str], capture: Capture) -> Coverage:
+    slots = {key: slot for key, slot in plan.taps.items() if slot >= 0}
+    filled = {key[0] for key, slot in slots.items() if capture.numbers[slot] in capture.filled}
+    reasons = list(plan.reasons)
+    if "output" in filled and "output_grad" not in filled and any(key[0] == "output_grad" for key in slots):
+        reasons.append("no gradient came: its output is unused, detached, or a view that was changed in place")
+    reason = plan.skipped_by or "; ".join(reasons)
     if not reason and not plan.seen:
-        around = [path for path in regions if path != plan.path and (path == "" or plan.path.startswith(f"{path}."))]
-        reason = "never called (or by .forward(), which no hook sees)"
-        if around:
-            reason = f"inside the compiled region {around[0] or '(the whole model)'}, whose boundary is captured"
-    return Coverage(plan.path, plan.type_name, plan.seen and bool(kinds), kinds, reason)
+        reason = _why_unseen(plan, regions)
+    elif not reason and not filled:
+        reason = "no step has ended since it ran"
+    return Coverage(plan.path, plan.type_name, bool(filled), tuple(sorted(filled)), reason)
+
+
+def _why_unseen(plan: Plan, regions: list[str]) -> str:
+    for path in regions:
+        if path != plan.path and (path == "" or plan.path.startswith(f"{path}.")):
+            return f"inside the compiled region {path or '(the whole model)'}, whose boundary is captured"
+    return "never called (or by .forward(), which no hook sees)"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from itertools import islice
+from itertools import count, islice
 from typing import Any, Final
 
 import torch
 
 MAX_DEPTH: Final = 8
 MAX_TENSORS: Final = 256
+MAX_VISITS: Final = 4096  # of anything, tensors or not
 
 
 def find_tensors(value: Any) -> Iterator[tuple[str, torch.Tensor]]:
@@ -19,27 +20,29 @@ def find_tensors(value: Any) -> Iterator[tuple[str, torch.Tensor]]:
     Tensors, dicts, lists, tuples and dataclass fields are walked by their builtin storage. Generators and unknown
     objects are left alone: to look into them would consume or run what belongs to the user.
     """
-    yield from islice(_walk(value, "", 0), MAX_TENSORS)
+    yield from islice(_walk(value, "", 0, count(1)), MAX_TENSORS)
 
 
-def _walk(value: Any, place: str, depth: int) -> Iterator[tuple[str, torch.Tensor]]:
+def _walk(value: Any, place: str, depth: int, visits: Iterator[int]) -> Iterator[tuple[str, torch.Tensor]]:
     kind = type(value)
     if issubclass(kind, torch.Tensor):
         yield place, value
     elif depth < MAX_DEPTH:
         for name, item in _items(value, kind):
-            yield from _walk(item, f"{place}.{name}" if place else str(name), depth + 1)
+            if next(visits) > MAX_VISITS:
+                return
+            yield from _walk(item, f"{place}.{name}" if place else str(name), depth + 1, visits)
 
 
 def _items(value: Any, kind: type) -> list[tuple[Any, Any]]:
     if issubclass(kind, dict):
-        return list(dict.items(value))
+        return list(islice(dict.items(value), MAX_VISITS))
     if issubclass(kind, tuple):
         names = next((base.__dict__["_fields"] for base in kind.__mro__ if "_fields" in base.__dict__), None)
-        items = list(tuple.__iter__(value))
+        items = list(islice(tuple.__iter__(value), MAX_VISITS))
         return list(zip(names, items, strict=True)) if names and len(names) == len(items) else list(enumerate(items))
     if issubclass(kind, list):
-        return list(enumerate(list.__iter__(value)))
+        return list(enumerate(islice(list.__iter__(value), MAX_VISITS)))
     if dataclasses.is_dataclass(kind):
         return [(field.name, _stored(value, field.name)) for field in dataclasses.fields(kind)]
     return []

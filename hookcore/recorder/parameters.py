@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 import weakref
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,8 +26,10 @@ class Parameter:
 
     __slots__ = ("grad_slot", "name", "norm_slot", "param_slot", "plan", "ref", "update_slot")
 
-    def __init__(self, capture: Capture, plan: Plan, name: str, parameter: Tensor) -> None:
-        self.ref = weakref.ref(parameter)
+    def __init__(
+        self, capture: Capture, plan: Plan, name: str, parameter: Tensor, gone: Callable[[object], object]
+    ) -> None:
+        self.ref = weakref.ref(parameter, gone)
         self.plan = plan
         self.name = name
         self.grad_slot = capture.slot_of(plan, "param_grad", name, 0)
@@ -62,11 +66,16 @@ class Parameters:
         module = plan.ref()
         for name, parameter in (module._parameters if module is not None else {}).items():
             if parameter is not None and self.find(parameter) is None:
-                self._known[id(parameter)] = Parameter(self._capture, plan, name, parameter)
+                key, known = id(parameter), self._known
+                known[key] = Parameter(self._capture, plan, name, parameter, partial(_forget, known, key))
 
     def owned(self, optimizer: Optimizer) -> list[Parameter]:
         """The watched parameters that this optimizer steps."""
-        tensors = (tensor for group in optimizer.param_groups for tensor in group["params"])
+        tensors = [tensor for group in optimizer.param_groups for tensor in group["params"]]
+        if any(self.find(tensor) is None for tensor in tensors):
+            # Another model's, or one that was replaced or added since: look again.
+            for plan in list(self._capture.plans.values()):
+                self.adopt(plan)
         return [found for tensor in tensors if (found := self.find(tensor)) is not None]
 
     def before_step(self, owned: list[Parameter], with_gradients: bool) -> None:
@@ -117,6 +126,11 @@ class Parameters:
     def ratios(self) -> tuple[tuple[int, int], ...]:
         """The rows of each update and of the weights it changed."""
         return tuple((p.update_slot, p.norm_slot) for p in self._known.values() if p.update_slot >= 0)
+
+
+def _forget(known: dict[int, Parameter], key: int, gone: object) -> None:
+    if key in known and known[key].ref is gone:
+        del known[key]
 
 
 class ScaleFinder:

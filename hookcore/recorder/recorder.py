@@ -6,9 +6,10 @@ import contextlib
 import time
 import weakref
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch._C import DisableTorchFunction
@@ -27,10 +28,15 @@ from hookcore.recorder.frames import RawFrame, build_frames
 from hookcore.recorder.models import Models
 from hookcore.recorder.parameters import Parameter, Parameters, ScaleFinder, applied_scale
 from hookcore.recorder.worker import Worker
-from hookcore.records import GRADIENT_KINDS, Event, Frame, Tap
+from hookcore.records import GRADIENT_KINDS, Coverage, Event, Frame, Tap
 from hookcore.sinks import Sink
 
+if TYPE_CHECKING:
+    from hookcore.observe.device import Transfer
+
+COVERAGE_WAIT_S: Final = 1.0
 BACKWARDS_WITHOUT_STEP: Final = 64  # then a backward pass counts as a step: nobody steps an optimizer of torch's
+_NOTHING: Final = np.empty(0, np.int64)
 _BACKWARD_KINDS: Final = GRADIENT_KINDS - {"param_grad"}
 _current_task: Callable[[], int] = torch._C._current_graph_task_id
 
@@ -54,8 +60,7 @@ class Recorder:
         self.paused = False
         self.closed = False
         self.manual = False  # the user calls step() himself
-        self._optimizers: dict[int, tuple[weakref.ref[Optimizer], int, list[Parameter]]] = {}
-        self._closers: dict[int, bool] = {}
+        self._optimizers: dict[int, _Stepper] = {}
         self._attachment: Attachment | None = None
         self._process_handles: list[hooks.HookHandle] = []
         self._steps_by_backward = False
@@ -69,6 +74,7 @@ class Recorder:
         self._sees_modules = not settings.kinds.isdisjoint(("output", "output_grad", "input", "input_grad"))
         self._events: list[Event] = []
         self._scalars: dict[str, Any] = {}
+        self._logs_behind = False
         self._worker = Worker(self._ship, lambda error: self.capture.failed("recorder thread", error))
 
     # -- attaching --------------------------------------------------------------------------------------------------
@@ -156,13 +162,13 @@ class Recorder:
             self.capture.failed("optimizer post-hook", error)
 
     def _close_step(self, optimizer: Optimizer) -> None:
-        capture, key = self.capture, id(optimizer)
+        capture, stepper = self.capture, self._optimizers[id(optimizer)]
         if not capture.on:
-            if self._closers.get(key, True):
+            if stepper.closes:
                 self.end_step()
             return
         dirty = capture.began_backward or capture.has_outputs() or not self._sees_modules
-        self._closers[key] = dirty or self._closers.get(key, False)
+        stepper.closes = dirty
         if dirty:
             self._steps_by_backward = False
             self.end_step()
@@ -171,15 +177,19 @@ class Recorder:
             self._ship_part(self.step - 1)
 
     def _owned(self, optimizer: Optimizer) -> list[Parameter]:
-        size = sum(len(group["params"]) for group in optimizer.param_groups)
-        cached = self._optimizers.get(id(optimizer))
-        if cached is None or cached[0]() is not optimizer or cached[1] != size:
-            owned = self.parameters.owned(optimizer)
-            cached = self._optimizers[id(optimizer)] = (weakref.ref(optimizer), size, owned)
-        return cached[2]
+        groups = optimizer.param_groups
+        # Enough to notice parameters that were added or replaced.
+        state = (len(groups), *((len(group["params"]), id(group["params"][0])) for group in groups if group["params"]))
+        known = self._optimizers.get(id(optimizer))
+        if known is None or known.ref() is not optimizer or known.state != state:
+            key, optimizers = id(optimizer), self._optimizers
+            reference = weakref.ref(optimizer, lambda _: optimizers.pop(key, None))
+            closes = known is None or known.closes
+            known = optimizers[key] = _Stepper(reference, state, self.parameters.owned(optimizer), closes)
+        return known.owned
 
     def _any_owner(self) -> bool:
-        return any(owned and reference() is not None for reference, _, owned in self._optimizers.values())
+        return any(stepper.owned for stepper in list(self._optimizers.values()))
 
     def _read_scale(self, optimizer: Optimizer) -> None:
         known_before = self.scales.known
@@ -247,11 +257,17 @@ class Recorder:
             scaled=GRADIENT_KINDS if self._scaled_parameters else _BACKWARD_KINDS,
             scalars=self._scalars if self.cadence.cost != self.cadence.cost else self._scalars | self._costs(),
             events=tuple(self._events) if self._events else (),
+            transfers=self._transfers(),
             ratios=self.parameters.ratios() if "update" in self.settings.kinds else (),
         )
         self._announced = known
         self._scalars, self._events = {}, []
         self._worker.put(raw)
+
+    def _transfers(self) -> tuple[Transfer, ...]:
+        """Start the way to the host of what was measured on other devices."""
+        begun = (arena.begin_transfer() for arena in self.capture.devices.values())
+        return tuple(transfer for transfer in begun if transfer is not None)
 
     def _costs(self) -> dict[str, float]:
         return {"hookcore/cost": self.cadence.cost, "hookcore/every": float(self.cadence.stride)}
@@ -261,6 +277,7 @@ class Recorder:
         for raw in raws:
             raw.scalars = {name: _number(value) for name, value in raw.scalars.items()}
         for frame in build_frames(raws, capture.taps, capture.numbers):
+            capture.filled.update(frame.taps.tolist())
             self._send(frame)
 
     def _send(self, frame: Frame) -> None:
@@ -293,6 +310,11 @@ class Recorder:
             self._set_capturing(True)
         self.paused = False
 
+    def coverage(self) -> list[Coverage]:
+        """Every module: captured, or not and why, by the frames that have been built."""
+        self._worker.flush(COVERAGE_WAIT_S)
+        return self.models.coverage()
+
     def flush(self, timeout_s: float) -> bool:
         """Wait until all finished steps are in the sink."""
         return self._worker.flush(timeout_s)
@@ -309,7 +331,7 @@ class Recorder:
         self.detach()
         self._worker.close(timeout_s)
         with contextlib.suppress(Exception):
-            self.sink.describe(self.models.records(), self.models.coverage())
+            self.sink.describe(self.models.records(), self.coverage())
         for handle in self.capture.leaf_handles:
             handle.remove()
         self.sink.close()
@@ -321,16 +343,29 @@ class Recorder:
 
     def log(self, scalars: dict[str, Any]) -> None:
         """Numbers of the user's beside the layers; a device tensor is read later, on our own thread."""
-        for name, value in scalars.items():
-            if isinstance(value, Tensor):
-                with unseen():
-                    value = value.detach().reshape(-1)[:1]
-                    value = float(value) if value.is_cpu else _Pending(value.clone())
-            self._scalars[name] = value if isinstance(value, _Pending) else float(value)
+        numbers = {name: _scalar(value) for name, value in scalars.items()}
+        capture = self.capture
+        if capture.on:
+            # Most scripts log behind the optimizer's step: those numbers belong to the step that just ended.
+            self._logs_behind = self.step > 0 and not (capture.began_backward or capture.has_outputs())
+        if self._logs_behind:
+            self._worker.put(RawFrame(self.step - 1, time.time(), _NOTHING, (), 0, float("nan"), scalars=numbers))
+        else:
+            self._scalars |= numbers
 
     def say(self, name: str, message: str, severity: Any = "info", module: str = "") -> None:
         """An event, which travels with the next frame."""
         self._events.append(Event(self.step, time.time(), name, message, severity, module))
+
+
+@dataclass(slots=True)
+class _Stepper:
+    """An optimizer that was seen to step, and which of its parameters are ours."""
+
+    ref: weakref.ref[Optimizer]
+    state: tuple[Any, ...]
+    owned: list[Parameter]
+    closes: bool  # whether its step ends ours; else it comes behind another one's, after the same backward
 
 
 class _Pending:
@@ -347,6 +382,14 @@ class _Pending:
         if self._event is not None:
             self._event.synchronize()
         return float(self._value)
+
+
+def _scalar(value: Any) -> Any:
+    if not isinstance(value, Tensor):
+        return float(value)
+    with unseen():
+        value = value.detach().reshape(-1)[:1]
+        return float(value) if value.is_cpu else _Pending(value.clone())
 
 
 def _number(value: Any) -> float:

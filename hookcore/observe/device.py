@@ -1,0 +1,261 @@
+"""The memory that kernels add to on another device than the CPU, and its way to the host.
+
+Nothing on the training thread waits for the device: observing launches a kernel, the end of a step launches a copy,
+and the recorder's thread waits for that copy when it wants the numbers.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hookcore import sketch
+from hookcore.observe import layout, reference
+from hookcore.observe.arena import _is_dense
+from hookcore.observe.harvest import Harvest
+from hookcore.observe.plain import unseen
+
+SLOTS_PER_SEGMENT: Final = 64  # memory is taken for so many slots at a time, when the first of them is used
+KEPT_HOST_BUFFERS: Final = 2  # one is being read while the next one is filled
+IN_CAPTURE: Final = "inside the capture of a CUDA graph: a replay would add to steps that are over"
+
+AddToSlot = Callable[[Tensor, Tensor, Tensor, int, int], None]
+
+
+class DeviceArena:
+    """Rows and sketches of taps on one device. A slot has one row for each program of the kernel."""
+
+    def __init__(self, device: torch.device, capacity: int, sketch_values: int | None) -> None:
+        self.device = device
+        self.capacity = capacity
+        self.sketch_values = sketch_values
+        self.fallback_reason = ""  # why torch's operators are used instead of the kernel
+        self._add, self._programs = self._find_kernel()
+        self._segments: dict[int, _Segment] = {}
+        self._random = random.Random()  # our own: the global generators belong to the training
+        self._offset = 0
+        self._buffers = _HostBuffers()
+        self._copying: Any = None  # the stream that copies to the host
+
+    def _find_kernel(self) -> tuple[AddToSlot, int]:
+        if self.device.type != "cuda":
+            return self._without_kernel(f"there is no kernel for {self.device.type}")
+        if find_spec("triton") is None:
+            return self._without_kernel("triton is not installed")
+        try:
+            from hookcore.observe import triton_kernel
+        except Exception as error:
+            return self._without_kernel(f"triton cannot be imported: {error}")
+        return triton_kernel.add, triton_kernel.programs_on(self.device)
+
+    def _without_kernel(self, reason: str) -> tuple[AddToSlot, int]:
+        self.fallback_reason = reason
+        return add_by_operators, 1
+
+    @property
+    def nbytes(self) -> int:
+        """The memory taken on the device."""
+        return sum(segment.nbytes for segment in self._segments.values())
+
+    def begin_step(self) -> None:
+        """Move the sampling stride to another place."""
+        self._offset = self._random.getrandbits(30)
+
+    def observe(self, tensor: Tensor, slot: int) -> str | None:
+        """Add a plain tensor of this device to a slot, on the current stream; answer why not where that cannot be."""
+        if not 0 <= slot < self.capacity:
+            return "no room for one more tap"
+        if self._is_capturing():
+            return IN_CAPTURE
+        segment = self._segments.get(slot // SLOTS_PER_SEGMENT)
+        if segment is None:
+            segment = self._new_segment(slot // SLOTS_PER_SEGMENT)
+        place = slot % SLOTS_PER_SEGMENT
+        if not (tensor.is_contiguous() or _is_dense(tensor)):
+            with unseen():
+                tensor = tensor.contiguous()
+        self._add_to(segment, place, tensor)
+        segment.used = max(segment.used, place + 1)
+        return None
+
+    def _add_to(self, segment: _Segment, place: int, tensor: Tensor) -> None:
+        limit = self.sketch_values
+        stride = reference.stride_of(tensor.numel(), limit)
+        rows, histogram = segment.rows[place], segment.histograms[place]
+        try:
+            with self._on_device():
+                self._add(tensor, rows, histogram, stride, self._offset)
+        except Exception as error:
+            if self._add is add_by_operators:
+                raise
+            # Triton compiles when it is first used, and needs a compiler of the system's for that.
+            self._add, _ = self._without_kernel(f"the kernel failed: {error}")
+            self._add(tensor, rows, histogram, stride, self._offset)
+
+    def _on_device(self) -> AbstractContextManager[object]:
+        """Launches go to the current device, which need not be the tensor's."""
+        return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
+
+    def _is_capturing(self) -> bool:
+        return self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+    def _new_segment(self, number: int) -> _Segment:
+        # Tensors born in inference mode could not be written to outside of it.
+        with unseen(), torch.inference_mode(False):
+            segment = self._segments[number] = _Segment.on(self.device, self._programs)
+        return segment
+
+    # -- to the host ------------------------------------------------------------------------------------------------
+
+    def begin_transfer(self) -> Transfer | None:
+        """At a step's end: take out what was added and leave the slots empty. None where there is nothing to take."""
+        used = [(number, segment) for number, segment in sorted(self._segments.items()) if segment.used]
+        if not used or self._is_capturing():
+            return None
+        with unseen(), self._on_device():
+            parts = [segment.take() for _, segment in used]
+            rows, histograms = (torch.cat(each) for each in zip(*parts, strict=True))
+            slots = np.concatenate(
+                [
+                    number * SLOTS_PER_SEGMENT + np.arange(len(part))
+                    for (number, _), (part, _) in zip(used, parts, strict=True)
+                ]
+            )
+            return self._start_copy(slots, rows, histograms)
+
+    def _start_copy(self, slots: NDArray[np.int64], rows: Tensor, histograms: Tensor) -> Transfer:
+        if self.device.type != "cuda":
+            return Transfer(slots, rows, histograms, None, self._buffers)
+        if self._copying is None:
+            self._copying = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]  # type: ignore[no-untyped-call]
+        copying = self._copying
+        copying.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(copying):
+            host_rows, host_histograms = self._buffers.take(len(slots), rows.dtype)
+            host_rows.copy_(rows, non_blocking=True)
+            host_histograms.copy_(histograms, non_blocking=True)
+            # The allocator must not hand their memory out again before the copy is done.
+            rows.record_stream(copying)
+            histograms.record_stream(copying)
+            done = torch.cuda.Event()  # type: ignore[no-untyped-call]  # type: ignore[no-untyped-call]
+            done.record(copying)
+        return Transfer(slots, host_rows, host_histograms, done, self._buffers)
+
+
+@dataclass(slots=True)
+class _Segment:
+    """The memory of some slots."""
+
+    rows: Tensor  # [slots, programs, CELLS]
+    histograms: Tensor  # int32 [slots, BINS]
+    used: int = 0  # slots from the first to the last one used in this step
+
+    @classmethod
+    def on(cls, device: torch.device, programs: int) -> _Segment:
+        shape = (SLOTS_PER_SEGMENT, programs, layout.CELLS)
+        return cls(
+            torch.zeros(shape, dtype=reference.wide_type(device), device=device),
+            torch.zeros((SLOTS_PER_SEGMENT, sketch.BINS), dtype=torch.int32, device=device),
+        )
+
+    @property
+    def nbytes(self) -> int:
+        return self.rows.nbytes + self.histograms.nbytes
+
+    def take(self) -> tuple[Tensor, Tensor]:
+        """Copies of what was added, on the device, programs merged; empty afterwards."""
+        rows, histograms = self.rows[: self.used], self.histograms[: self.used]
+        taken = reference.combine(rows), histograms.clone()
+        rows.zero_()
+        histograms.zero_()
+        self.used = 0
+        return taken
+
+
+@dataclass(slots=True)
+class Transfer:
+    """The numbers of a step on their way to the host."""
+
+    slots: NDArray[np.int64]
+    rows: Tensor
+    histograms: Tensor
+    done: Any  # the event behind the copy; None where the numbers are still on the device
+    buffers: _HostBuffers
+
+    def finish(self) -> Harvest:
+        """Wait for the copy, in this thread alone; call it once."""
+        if self.done is not None:
+            self.done.synchronize()
+        # Operators of this thread's own: no mode of the training's is on in it.
+        rows = self.rows.cpu().numpy().astype(np.float64)
+        histograms = self.histograms.cpu().numpy()
+        harvest = harvest_of(self.slots, rows, histograms)
+        if self.done is not None:
+            self.buffers.give_back(self.rows, self.histograms)
+        return harvest
+
+
+@dataclass(slots=True)
+class _HostBuffers:
+    """Pinned memory that is used again and again: taking it from the system would stop the device."""
+
+    free: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def take(self, slots: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Room for so many slots, from the first buffers that are long enough."""
+        with self.lock:
+            for i, (rows, _) in enumerate(self.free):
+                whole = rows.untyped_storage().nbytes() // (layout.CELLS * rows.itemsize)
+                if whole >= slots and rows.dtype is dtype:
+                    return self._cut(*self.free.pop(i), slots)
+        room = -(-slots // SLOTS_PER_SEGMENT) * SLOTS_PER_SEGMENT * 2
+        rows = torch.empty((room, layout.CELLS), dtype=dtype, pin_memory=torch.cuda.is_available())
+        histograms = torch.empty((room, sketch.BINS), dtype=torch.int32, pin_memory=torch.cuda.is_available())
+        return self._cut(rows, histograms, slots)
+
+    @staticmethod
+    def _cut(rows: Tensor, histograms: Tensor, slots: int) -> tuple[Tensor, Tensor]:
+        return (
+            rows.as_strided((slots, layout.CELLS), (layout.CELLS, 1)),
+            histograms.as_strided((slots, sketch.BINS), (sketch.BINS, 1)),
+        )
+
+    def give_back(self, rows: Tensor, histograms: Tensor) -> None:
+        """Keep the newest ones, which are the longest."""
+        with self.lock:
+            self.free.append((rows, histograms))
+            del self.free[:-KEPT_HOST_BUFFERS]
+
+
+def add_by_operators(tensor: Tensor, rows: Tensor, histogram: Tensor, stride: int, offset: int) -> None:
+    """What the kernel does, by torch's operators."""
+    with unseen():
+        values = reference.flat(tensor)
+        row = reference.measure(values)
+        taken = values[offset % stride :: stride]
+        row[layout.SKETCHED] = taken.numel()
+        rows[0] = reference.combine(torch.stack([rows[0], row]))
+        histogram += reference.bins(taken).to(histogram.dtype)
+
+
+def harvest_of(slots: NDArray[np.int64], rows: NDArray[np.float64], histograms: NDArray[np.int32]) -> Harvest:
+    """Rows and dense sketches as the frames want them; slots without a tensor are left out."""
+    filled = rows[:, layout.PARTS] > 0
+    dense = histograms[filled].view(np.uint32)
+    row, bins = np.nonzero(dense)
+    start = np.zeros(len(dense) + 1, np.uint32)
+    np.cumsum(np.bincount(row, minlength=len(dense)), out=start[1:])
+    return Harvest(
+        slots[filled].astype(np.uint32), rows[filled], start, bins.astype(np.uint16), dense[row, bins].astype(np.uint32)
+    )

@@ -1,0 +1,146 @@
+"""The same numbers by torch's own operators: for every device without a kernel, and what kernels are tested against.
+
+Nothing here waits for the device: every result stays on it. Long tensors are taken in pieces, so that the float64
+copies stay small beside what the training itself needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from hookcore import sketch
+from hookcore.observe import layout
+
+PIECE: Final = 1 << 22  # values
+_COUNTS: Final = (
+    layout.NAN_COUNT,
+    layout.POS_INF_COUNT,
+    layout.NEG_INF_COUNT,
+    layout.ZERO_COUNT,
+    layout.PARTS,
+    layout.SKETCHED,
+)
+_EXACT_IN_FLOAT32: Final = frozenset(
+    {torch.float32, torch.float16, torch.bfloat16, torch.uint8, torch.int8, torch.int16, torch.bool}
+)
+
+
+def wide_type(device: torch.device) -> torch.dtype:
+    """The type that moments are computed in. Apple's GPUs have no float64: there counts are exact to 2 ** 24."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def measure(tensor: Tensor) -> Tensor:
+    """A row of cells (see `hookcore.observe.layout`) of a dense tensor, on its device; SKETCHED stays 0."""
+    pieces = [_measure_piece(piece) for piece in _pieces(flat(tensor))]
+    if not pieces:
+        row = torch.zeros(layout.CELLS, dtype=wide_type(tensor.device), device=tensor.device)
+    else:
+        row = pieces[0] if len(pieces) == 1 else combine(torch.stack(pieces))
+    row[layout.PARTS] = 1
+    return row
+
+
+def flat(tensor: Tensor) -> Tensor:
+    """The values in one dimension; copied only where they do not lie in order."""
+    return tensor.detach().reshape(-1)
+
+
+def _pieces(values: Tensor) -> Iterator[Tensor]:
+    return (values[first : first + PIECE] for first in range(0, values.numel(), PIECE))
+
+
+def _measure_piece(values: Tensor) -> Tensor:
+    x = values.to(wide_type(values.device))
+    finite = x.isfinite()
+    number = finite.sum(dtype=x.dtype)
+    some = number.clamp(min=1)
+    # The second pass measures from the mean that the first one found, so that nothing cancels.
+    rough = (torch.where(finite, x, 0) / some).sum()
+    away = torch.where(finite, x - rough, 0)
+    rest = away.sum() / some
+    row = torch.zeros(layout.CELLS, dtype=x.dtype, device=x.device)
+    row[layout.FINITE] = number
+    row[layout.MEAN] = rough + rest
+    row[layout.DEVIATION] = ((away * away).sum() - number * rest * rest).clamp(min=0)
+    row[layout.MIN] = _zero_where_none(torch.where(finite, x, torch.inf).amin(), number)
+    row[layout.MAX] = _zero_where_none(torch.where(finite, x, -torch.inf).amax(), number)
+    row[layout.NAN_COUNT] = x.isnan().sum()
+    row[layout.POS_INF_COUNT] = x.isposinf().sum()
+    row[layout.NEG_INF_COUNT] = x.isneginf().sum()
+    row[layout.ZERO_COUNT] = (x == 0).sum()
+    return row
+
+
+def combine(rows: Tensor) -> Tensor:
+    """Merge rows, [..., rows, CELLS] to [..., CELLS], by Chan's formula: as if their values had been one tensor."""
+    number, mean = rows[..., layout.FINITE], rows[..., layout.MEAN]
+    empty = number == 0
+    total = number.sum(-1)
+    merged_mean = (mean * (number / total.clamp(min=1)[..., None])).sum(-1)
+    apart = mean - merged_mean[..., None]
+    merged = torch.zeros_like(rows[..., 0, :])
+    merged[..., layout.FINITE] = total
+    merged[..., layout.MEAN] = merged_mean
+    merged[..., layout.DEVIATION] = (rows[..., layout.DEVIATION] + number * apart * apart).sum(-1)
+    least = rows[..., layout.MIN].masked_fill(empty, torch.inf).amin(-1)
+    most = rows[..., layout.MAX].masked_fill(empty, -torch.inf).amax(-1)
+    merged[..., layout.MIN] = _zero_where_none(least, total)
+    merged[..., layout.MAX] = _zero_where_none(most, total)
+    for cell in _COUNTS:
+        merged[..., cell] = rows[..., cell].sum(-1)
+    return merged
+
+
+def _zero_where_none(extreme: Tensor, number: Tensor) -> Tensor:
+    return torch.where(number > 0, extreme, 0)
+
+
+def stride_of(values: int, limit: int | None) -> int:
+    """How far the sketch goes from one value that it takes to the next: all up to the limit, then an odd stride."""
+    if limit is None or values < 2 * limit:
+        return 1
+    stride = values // limit
+    return stride - 1 + stride % 2
+
+
+def sample(tensor: Tensor, limit: int | None, offset: int) -> Tensor:
+    """The values that go into a sketch; `offset` is another number in every step, so that all get their turn."""
+    values = flat(tensor)
+    stride = stride_of(values.numel(), limit)
+    return values[offset % stride :: stride]
+
+
+def bins(tensor: Tensor, limit: int | None = None, offset: int = 0) -> Tensor:
+    """The int64 histogram over the bins of `hookcore.sketch`, on the tensor's device."""
+    histogram = torch.zeros(sketch.BINS, dtype=torch.int64, device=tensor.device)
+    for piece in _pieces(sample(tensor, limit, offset)):
+        numbers = bin_numbers(piece)
+        # Not bincount: on a GPU it waits for the largest number.
+        histogram.scatter_add_(0, numbers, torch.ones_like(numbers))
+    return histogram
+
+
+def bin_numbers(values: Tensor) -> Tensor:
+    """The bin of each value, from the bits of its float."""
+    if values.dtype in _EXACT_IN_FLOAT32 or values.device.type == "mps":
+        words = values.to(torch.float32).view(torch.int32)
+        return _bins_of_words(words, sign_at=31, mantissa_bits=23, bias=127)
+    return _bins_of_words(values.to(torch.float64).view(torch.int64), sign_at=63, mantissa_bits=52, bias=1023)
+
+
+def _bins_of_words(words: Tensor, sign_at: int, mantissa_bits: int, bias: int) -> Tensor:
+    sign = words >> sign_at  # 0, or -1 below zero
+    magnitude = words & ((1 << sign_at) - 1)
+    infinite = (2 * bias + 1) << mantissa_bits
+    lowest = (bias + sketch.MIN_EXPONENT) * sketch.STEPS_PER_OCTAVE
+    step = ((magnitude >> (mantissa_bits - 3)) - lowest).clamp(-1, sketch.MAGNITUDES)
+    step = step.masked_fill(magnitude == infinite, sketch.MAGNITUDES + 1)
+    # Below zero the bins run the other way: POS_FIRST + step is mirrored at ZERO.
+    numbers = torch.where(sign < 0, 2 * sketch.ZERO - sketch.POS_FIRST - step, sketch.POS_FIRST + step)
+    numbers = numbers.masked_fill(magnitude == 0, sketch.ZERO)
+    return numbers.masked_fill(magnitude > infinite, sketch.NAN).to(torch.int64)

@@ -1,0 +1,142 @@
+# mypy: disable-error-code="no-untyped-call"
+"""What grows in the training does not grow in the watcher: outputs, keys, models, optimizers, hooks."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import hookcore
+from hookcore.recorder.outputs import find_tensors
+from tests.harness import process_state, read_step, seed_all, watch
+from tests.zoo.case import mean_square, mlp, noise, sgd
+
+
+def step_of(model: nn.Module, *inputs: Tensor) -> None:
+    """One step of training."""
+    optimizer = sgd(model.parameters())
+    mean_square(model(*inputs)).backward()
+    optimizer.step()
+
+
+def test_the_search_for_tensors_ends_in_an_output_that_holds_itself() -> None:
+    endless: list[Any] = []
+    endless.extend([endless] * 12)
+    tensor = torch.ones(2)
+    assert [place for place, _ in find_tensors((tensor, endless))] == ["0"]
+
+
+def test_the_search_for_tensors_does_not_walk_a_million_numbers() -> None:
+    visited = 0
+
+    def count(frame: Any, event: str, argument: Any) -> None:
+        nonlocal visited
+        visited += event == "call"
+
+    numbers = [[0.5] * 1000 for _ in range(1000)]
+    sys.setprofile(count)
+    try:
+        found = list(find_tensors((torch.ones(2), numbers)))
+    finally:
+        sys.setprofile(None)
+    assert [place for place, _ in found] == ["0"]
+    assert visited < 50_000
+
+
+class NewKeys(nn.Module):
+    """Names its output anew at every call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.calls = nn.Linear(6, 4), 0
+
+    def forward(self, x: Tensor) -> Any:
+        self.calls += 1
+        return {f"call {self.calls}": self.inner(x)}
+
+
+def test_ever_new_keys_take_no_rows_from_other_modules() -> None:
+    seed_all()
+    model = nn.ModuleDict({"odd": NewKeys(), "other": nn.Linear(6, 4)})
+    optimizer = sgd(model.parameters())
+    with watch(model) as watcher:
+        for _ in range(1500):
+            mean_square(model["odd"](noise(2, 6))).backward()
+            optimizer.step()
+        mean_square(model["other"](noise(2, 6))).backward()
+        optimizer.step()
+        assert watcher.flush()
+        assert ("other", "output_grad", "", 0) in read_step(watcher, 1500)
+        taps = [tap for tap in watcher.store.taps().taps if tap.module == "odd"]
+        assert 0 < len(taps) <= 1000
+        assert sum(len(plan.taps) for plan in watcher._recorder.capture.plans.values()) <= 1000
+        assert any("odd" in item.path and item.reason for item in watcher.coverage())
+        assert watcher.errors == []
+
+
+def test_models_and_optimizers_that_come_and_go_leave_nothing_in_the_watcher() -> None:
+    def sizes(watcher: hookcore.Watcher) -> int:
+        recorder = watcher._recorder
+        tables: list[Any] = [recorder, recorder.models, recorder.parameters, recorder.capture]
+        values = [value for table in tables for value in vars(table).values() if isinstance(value, (list, dict, set))]
+        kept = [recorder.capture.taps, recorder.capture.numbers, recorder.capture.errors]
+        return sum(len(value) for value in values if all(value is not other for other in kept))
+
+    with watch() as watcher:
+        for number in range(60):
+            step_of(mlp(), noise(5, 6))
+            nn.MSELoss()(torch.ones(2), torch.zeros(2))
+            gc.collect()
+            if number == 20:
+                before = sizes(watcher)
+        assert sizes(watcher) <= before + 5
+        assert watcher.errors == []
+
+
+class Cached(nn.Module):
+    """Computes once and returns the same tensor ever after."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(6, 4)
+        self.kept: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Any:
+        if self.kept is None:
+            self.kept = self.inner(x)
+        return self.kept
+
+
+def test_a_tensor_that_is_returned_again_and_again_is_counted_once_a_step() -> None:
+    seed_all()
+    model, x = nn.Sequential(Cached(), nn.Linear(4, 2)), noise(5, 6)
+    optimizer = sgd(model[1].parameters())
+    with watch(model) as watcher:
+        for _ in range(4):
+            mean_square(model(x)).backward(retain_graph=True)
+            optimizer.step()
+        assert watcher.flush()
+        parts = [read_step(watcher, number)["0", "output_grad", "", 0]["parts"] for number in range(4)]
+    assert parts == [1, 1, 1, 1]
+    assert isinstance(model[0], Cached)
+    assert model[0].kept is not None
+    assert len(model[0].kept._backward_hooks or ()) <= 1
+
+
+def test_a_watcher_that_nobody_keeps_goes_on_until_it_is_told() -> None:
+    before = process_state()
+    model = mlp()
+    watch(model)
+    gc.collect()
+    watching = process_state()
+    assert watching != before
+    with hookcore.paused():
+        assert process_state()["_global_forward_hooks"] == []
+    assert process_state() == watching
+    for watcher in list(hookcore.watcher._watchers):
+        watcher.close()
+    assert process_state() == before

@@ -1,0 +1,286 @@
+"""The statistics by torch's operators against float64 NumPy, and their arena on another device than the CPU kernel's."""
+
+from __future__ import annotations
+
+import math
+import threading
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from hookcore.observe import cpu, layout, reference
+from hookcore.observe.arena import CODES, CpuArena
+from hookcore.observe.device import SLOTS_PER_SEGMENT, DeviceArena
+from hookcore.observe.harvest import Harvest, unpack
+from hookcore.observe.plain import make_plain
+from hookcore.recorder.frames import stats_of
+from hookcore.records import STATS
+from hookcore.sketch import BINS, bins_of
+from tests.test_kernels import expect, floats32, floats64
+
+CPU = torch.device("cpu")
+
+
+def check_stats(values: np.ndarray, row: np.ndarray) -> None:
+    """A row of cells against float64 NumPy on the same values."""
+    stats = dict(zip(STATS, stats_of(row[None])[0].tolist(), strict=True))
+    expected = expect(values)
+    scale = max(abs(expected.get("min", 0.0)), abs(expected.get("max", 0.0)))
+    for name, value in expected.items():
+        tolerance = 1e-12 * scale if name in ("mean", "std") else 0.0
+        assert stats[name] == pytest.approx(value, rel=1e-9, abs=tolerance), name
+    assert math.isnan(stats["mean"]) == ("mean" not in expected)
+
+
+def check(values: np.ndarray, tensor: torch.Tensor) -> None:
+    check_stats(values, reference.measure(tensor).numpy())
+    in_bins = np.bincount(bins_of(values.astype(np.float64).reshape(-1)), minlength=BINS)
+    np.testing.assert_array_equal(reference.bins(tensor).numpy(), in_bins)
+
+
+@settings(deadline=None, max_examples=200)
+@given(floats32)
+def test_every_stat_of_any_float32_is_what_float64_says(values: np.ndarray) -> None:
+    check(values, torch.from_numpy(values))
+
+
+@settings(deadline=None, max_examples=200)
+@given(floats64)
+def test_every_stat_of_any_float64_is_what_numpy_says(values: np.ndarray) -> None:
+    check(values, torch.from_numpy(values))
+
+
+@settings(deadline=None, max_examples=50)
+@given(floats32, st.sampled_from([torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2]))
+def test_a_short_float_is_measured_by_its_own_values(values: np.ndarray, dtype: torch.dtype) -> None:
+    tensor = torch.from_numpy(values).to(dtype)
+    plain = make_plain(tensor)
+    assert isinstance(plain, torch.Tensor)
+    check(tensor.float().numpy(), plain)
+
+
+@pytest.mark.parametrize("dtype", [dtype for dtype in CODES if not dtype.is_floating_point])
+def test_integers_and_bools_are_measured_as_numbers(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    low, high = (0, 2) if dtype is torch.bool else (0, 200) if dtype is torch.uint8 else (-100, 100)
+    tensor = torch.randint(low, high, (5000,), generator=generator).to(dtype)
+    check(tensor.numpy(), tensor)
+
+
+@pytest.mark.parametrize("number", [2**24 + 1, 2**40 + 1, -(2**31)])
+def test_a_large_integer_is_not_rounded_to_float32(number: int) -> None:
+    row = reference.measure(torch.tensor([number, number + 2]))
+    assert row[layout.MEAN] == number + 1
+    assert row[layout.DEVIATION] == 2
+
+
+@pytest.mark.parametrize("mean", [0.0, 1e4, -1e8])
+def test_a_huge_mean_does_not_cancel_a_tiny_spread(mean: float) -> None:
+    values = np.random.default_rng(1).normal(size=100_003) * 1e-3 + mean
+    check(values, torch.from_numpy(values))
+    check(values.astype(np.float32), torch.from_numpy(values.astype(np.float32)))
+
+
+def test_pieces_of_a_long_tensor_merge_to_the_stats_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = np.random.default_rng(2).normal(size=10_001).astype(np.float32) + 1000
+    values[:4000] = np.nan  # some pieces hold nothing finite
+    values[[5000, 7000, 10_000]] = [np.inf, 0.0, -np.inf]
+    monkeypatch.setattr(reference, "PIECE", 512)
+    check(values, torch.from_numpy(values))
+
+
+def test_views_empty_and_0d_tensors_are_measured_by_their_elements() -> None:
+    base = torch.randn(40, 50, generator=torch.Generator().manual_seed(3))
+    for view in (base.t(), base[::2, 3::5], base[0, 0], base[:, :0], base[:1].expand(9, 50), torch.empty(0)):
+        check(view.numpy(), view)
+
+
+@pytest.mark.parametrize(
+    ("make", "values"),
+    [
+        (lambda: torch.tensor([3 + 4j, 0, -5j]), [5, 0, 5]),
+        (lambda: torch.tensor([3 + 4j]).conj().imag, [-4]),
+        (lambda: torch.tensor([[0.0, 2.0], [-3.0, 0.0]]).to_sparse(), [2, -3]),
+        (lambda: torch.sparse_coo_tensor([[1, 1]], [2.0, 5.0], (3,), check_invariants=True), [7]),
+        (lambda: torch.tensor([[0.0, 2.0], [-3.0, 0.0]]).to_sparse_csr(), [2, -3]),
+        (lambda: torch.tensor([1.0, -2.0]).to_mkldnn(), [1, -2]),
+        (lambda: torch.nested.nested_tensor([torch.ones(2), -torch.ones(1)]), [1, 1, -1]),
+        (lambda: torch.tensor([1, 2**16 - 1], dtype=torch.uint16), [1, 2**16 - 1]),
+    ],
+    ids=["complex", "negative-bit", "sparse", "sparse-duplicates", "csr", "mkldnn", "nested", "uint16"],
+)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_an_odd_tensor_is_measured_by_what_it_stands_for(make, values: list[float]) -> None:  # type: ignore[no-untyped-def]
+    plain = make_plain(make())
+    assert isinstance(plain, torch.Tensor)
+    check(np.array(values, np.float64), plain)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 5000), st.integers(1, 700), st.integers(0, 2**30))
+def test_the_sampled_values_are_those_that_the_cpu_kernel_takes(number: int, limit: int, offset: int) -> None:
+    tensor = torch.arange(1, number + 1, dtype=torch.float64) ** 3
+    arena = CpuArena(1, limit)
+    arena._control[cpu.JITTER] = offset
+    arena.observe(tensor, arena.row(0))
+    (harvest,) = unpack([arena.pack(1)])
+    dense = np.zeros(BINS, np.int64)
+    dense[harvest.bins] = harvest.counts
+    np.testing.assert_array_equal(reference.bins(tensor, limit, offset).numpy(), dense)
+    assert reference.sample(tensor, limit, offset).numel() >= min(number, limit)
+
+
+def test_rows_without_values_add_nothing_to_a_merge() -> None:
+    row = reference.measure(torch.tensor([5.0, 7.0]))
+    merged = reference.combine(torch.stack([torch.zeros_like(row), row, torch.zeros_like(row)]))
+    assert torch.equal(merged, row)
+
+
+# -- the arena ----------------------------------------------------------------------------------------------------------
+
+
+def dense_of(harvest: Harvest, row: int) -> np.ndarray:
+    dense = np.zeros(BINS, np.int64)
+    part = slice(harvest.start[row], harvest.start[row + 1])
+    dense[harvest.bins[part]] = harvest.counts[part]
+    return dense
+
+
+def end_step(arena: DeviceArena) -> Harvest:
+    transfer = arena.begin_transfer()
+    assert transfer is not None
+    return transfer.finish()
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(floats32, min_size=1, max_size=4))
+def test_micro_batches_merge_in_a_slot(parts: list[np.ndarray]) -> None:
+    arena = DeviceArena(CPU, 1000, None)
+    for part in parts:
+        assert arena.observe(torch.from_numpy(part), 130) is None
+    harvest = end_step(arena)
+    whole = np.concatenate(parts)
+    assert harvest.slots.tolist() == [130]
+    check_stats(whole, harvest.cells[0])
+    assert harvest.cells[0, layout.PARTS] == len(parts)
+    assert harvest.cells[0, layout.SKETCHED] == whole.size
+    np.testing.assert_array_equal(dense_of(harvest, 0), np.bincount(bins_of(whole), minlength=BINS))
+
+
+def test_slots_of_several_segments_come_back_under_their_numbers() -> None:
+    arena = DeviceArena(CPU, 1000, None)
+    slots = [SLOTS_PER_SEGMENT * 3 + 1, 0, SLOTS_PER_SEGMENT - 1, 5]
+    for slot in slots:
+        arena.observe(torch.full((slot + 1,), float(slot)), slot)
+    harvest = end_step(arena)
+    assert harvest.slots.tolist() == sorted(slots)
+    assert harvest.cells[:, layout.MEAN].tolist() == sorted(slots)
+    assert harvest.cells[:, layout.FINITE].tolist() == [slot + 1 for slot in sorted(slots)]
+
+
+def test_memory_is_taken_only_for_segments_in_use() -> None:
+    arena = DeviceArena(CPU, 1 << 16, None)
+    assert arena.nbytes == 0
+    arena.observe(torch.ones(3), 60_000)
+    assert 0 < arena.nbytes < SLOTS_PER_SEGMENT * layout.ROW_BYTES * 2
+
+
+def test_a_slot_is_empty_after_its_step_and_steps_come_back_in_order() -> None:
+    arena = DeviceArena(CPU, 10, None)
+    transfers = []
+    for step in range(3):
+        arena.observe(torch.full((4,), float(step)), step)
+        transfers.append(arena.begin_transfer())
+    assert arena.begin_transfer() is None
+    harvests = [transfer.finish() for transfer in transfers if transfer is not None]
+    assert [harvest.slots.tolist() for harvest in harvests] == [[0], [1], [2]]
+    assert [harvest.cells[0, layout.MAX] for harvest in harvests] == [0, 1, 2]
+
+
+def test_a_transfer_can_be_finished_by_another_thread_while_training_goes_on() -> None:
+    arena = DeviceArena(CPU, 10, None)
+    arena.observe(torch.ones(4), 1)
+    transfer = arena.begin_transfer()
+    assert transfer is not None
+    arena.observe(torch.zeros(4), 1)
+    harvests: list[Harvest] = []
+    thread = threading.Thread(target=lambda: harvests.append(transfer.finish()))
+    thread.start()
+    thread.join()
+    assert harvests[0].cells[0, layout.MEAN] == 1
+
+
+def test_a_slot_beyond_the_capacity_is_refused_with_a_reason() -> None:
+    arena = DeviceArena(CPU, 10, None)
+    reason = arena.observe(torch.ones(3), 10)
+    assert reason is not None
+    assert "room" in reason
+    assert arena.nbytes == 0
+
+
+def test_a_kernel_that_fails_is_replaced_and_no_value_is_lost() -> None:
+    def broken(*arguments: object) -> None:
+        raise RuntimeError("no compiler here")
+
+    arena = DeviceArena(CPU, 10, None)
+    arena._add = broken
+    arena.observe(torch.tensor([1.0, 3.0]), 0)
+    arena.observe(torch.tensor([5.0]), 0)
+    harvest = end_step(arena)
+    assert harvest.cells[0, layout.MEAN] == 3
+    assert harvest.cells[0, layout.PARTS] == 2
+    assert "no compiler here" in arena.fallback_reason
+
+
+def test_the_sketch_of_a_long_tensor_is_sampled_and_moves_from_step_to_step() -> None:
+    arena = DeviceArena(CPU, 10, 1024)
+    values = torch.zeros(100_000)
+    values[::2] = 1.0
+    seen = set()
+    for _ in range(20):
+        arena.begin_step()
+        arena.observe(values, 0)
+        arena.begin_transfer()
+        harvest = end_step(arena)
+        assert 1024 <= harvest.cells[0, layout.SKETCHED] == harvest.counts.sum() < 1100
+        seen.add(tuple(harvest.counts.tolist()))
+    assert len(seen) > 1
+
+
+class _Counting(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        self.calls += 1
+        return function(*args, **(kwargs or {}))
+
+
+def test_a_mode_of_the_users_sees_nothing_and_no_random_number_is_drawn() -> None:
+    arena = DeviceArena(CPU, 10, 1024)
+    tensor = torch.randn(3000, requires_grad=True)
+    before = torch.get_rng_state()
+    with _Counting() as mode:
+        arena.begin_step()
+        arena.observe(tensor, 0)
+        arena.observe(tensor.detach().reshape(30, 100).T[:, ::2], 1)
+        on_tensors_of_the_test = mode.calls
+        arena.begin_transfer()
+        end_step(arena)
+    assert on_tensors_of_the_test <= 4  # the detach and the views above
+    assert mode.calls == on_tensors_of_the_test
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_an_arena_that_began_in_inference_mode_goes_on_outside_of_it() -> None:
+    arena = DeviceArena(CPU, 10, None)
+    with torch.inference_mode():
+        arena.observe(torch.ones(3), 0)
+    arena.observe(torch.ones(3), 0)
+    arena.begin_transfer()
+    assert end_step(arena).cells[0, layout.PARTS] == 2
