@@ -64,16 +64,17 @@ def test_ever_new_keys_take_no_rows_from_other_modules() -> None:
     model = nn.ModuleDict({"odd": NewKeys(), "other": nn.Linear(6, 4)})
     optimizer = sgd(model.parameters())
     with watch(model) as watcher:
-        for _ in range(1500):
+        for _ in range(900):
             mean_square(model["odd"](noise(2, 6))).backward()
             optimizer.step()
+            optimizer.zero_grad()
         mean_square(model["other"](noise(2, 6))).backward()
         optimizer.step()
         assert watcher.flush()
-        assert ("other", "output_grad", "", 0) in read_step(watcher, 1500)
+        assert ("other", "output_grad", "", 0) in read_step(watcher, 900)
         taps = [tap for tap in watcher.store.taps().taps if tap.module == "odd"]
-        assert 0 < len(taps) <= 1000
-        assert sum(len(plan.taps) for plan in watcher._recorder.capture.plans.values()) <= 1000
+        assert 0 < len(taps) <= 600
+        assert sum(len(plan.taps) for plan in watcher._recorder.capture.plans.values()) <= 600
         assert any("odd" in item.path and item.reason for item in watcher.coverage())
         assert watcher.errors == []
 
@@ -87,12 +88,14 @@ def test_models_and_optimizers_that_come_and_go_leave_nothing_in_the_watcher() -
         return sum(len(value) for value in values if all(value is not other for other in kept))
 
     with watch() as watcher:
-        for number in range(60):
+        for number in range(61):
             step_of(mlp(), noise(5, 6))
             nn.MSELoss()(torch.ones(2), torch.zeros(2))
-            gc.collect()
+            if number % 20 == 0:
+                gc.collect()
             if number == 20:
                 before = sizes(watcher)
+        gc.collect()
         assert sizes(watcher) <= before + 5
         assert watcher.errors == []
 
@@ -124,19 +127,29 @@ def test_a_tensor_that_is_returned_again_and_again_is_counted_once_a_step() -> N
     assert parts == [1, 1, 1, 1]
     assert isinstance(model[0], Cached)
     assert model[0].kept is not None
-    assert len(model[0].kept._backward_hooks or ()) <= 1
+    # One for each of the two modules that give it back.
+    assert len(model[0].kept._backward_hooks or ()) <= 2
 
 
 def test_a_watcher_that_nobody_keeps_goes_on_until_it_is_told() -> None:
-    before = process_state()
+    def hooks() -> dict[str, int]:
+        return {name: len(value) for name, value in process_state().items() if name.startswith("_global_")}
+
+    before = hooks()
     model = mlp()
     watch(model)
     gc.collect()
-    watching = process_state()
-    assert watching != before
-    with hookcore.paused():
-        assert process_state()["_global_forward_hooks"] == []
-    assert process_state() == watching
-    for watcher in list(hookcore.watcher._watchers):
+    (watcher,) = hookcore.watcher._watchers
+    try:
+        watching = hooks()
+        assert watching != before
+        with hookcore.paused():
+            assert hooks() == before
+        assert hooks() == watching
+        step_of(model, noise(5, 6))
+        assert watcher.flush()
+        assert ("0", "output", "", 0) in read_step(watcher, 0)
+    finally:
         watcher.close()
-    assert process_state() == before
+    assert hooks() == before
+    assert not hookcore.watcher._watchers

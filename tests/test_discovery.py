@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 import weakref
 from typing import Any, Final
 
@@ -141,7 +140,6 @@ def test_a_model_that_came_and_went_is_let_go_and_another_may_come() -> None:
             step_of(model, noise(5, 6))
             gone = weakref.ref(model)
             del model
-            gc.collect()
             assert gone() is None
         assert watcher.errors == []
         assert watcher.current_step == 20

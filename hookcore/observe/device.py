@@ -91,7 +91,7 @@ class DeviceArena:
     def _add_to(self, segment: _Segment, place: int, tensor: Tensor) -> None:
         limit = self.sketch_values
         stride = reference.stride_of(tensor.numel(), limit)
-        rows, histogram = segment.rows[place], segment.histograms[place]
+        rows, histogram = segment.slots[place]
         try:
             with self._on_device():
                 self._add(tensor, rows, histogram, stride, self._offset)
@@ -137,7 +137,7 @@ class DeviceArena:
         if self.device.type != "cuda":
             return Transfer(slots, rows, histograms, None, self._buffers)
         if self._copying is None:
-            self._copying = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]  # type: ignore[no-untyped-call]
+            self._copying = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         copying = self._copying
         copying.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(copying):
@@ -147,7 +147,7 @@ class DeviceArena:
             # The allocator must not hand their memory out again before the copy is done.
             rows.record_stream(copying)
             histograms.record_stream(copying)
-            done = torch.cuda.Event()  # type: ignore[no-untyped-call]  # type: ignore[no-untyped-call]
+            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             done.record(copying)
         return Transfer(slots, host_rows, host_histograms, done, self._buffers)
 
@@ -158,15 +158,15 @@ class _Segment:
 
     rows: Tensor  # [slots, programs, CELLS]
     histograms: Tensor  # int32 [slots, BINS]
+    slots: list[tuple[Tensor, Tensor]]  # views of each slot, made beforehand: a mode of the user's would see it
     used: int = 0  # slots from the first to the last one used in this step
 
     @classmethod
     def on(cls, device: torch.device, programs: int) -> _Segment:
         shape = (SLOTS_PER_SEGMENT, programs, layout.CELLS)
-        return cls(
-            torch.zeros(shape, dtype=reference.wide_type(device), device=device),
-            torch.zeros((SLOTS_PER_SEGMENT, sketch.BINS), dtype=torch.int32, device=device),
-        )
+        rows = torch.zeros(shape, dtype=reference.wide_type(device), device=device)
+        histograms = torch.zeros((SLOTS_PER_SEGMENT, sketch.BINS), dtype=torch.int32, device=device)
+        return cls(rows, histograms, list(zip(rows.unbind(), histograms.unbind(), strict=True)))
 
     @property
     def nbytes(self) -> int:
@@ -196,9 +196,9 @@ class Transfer:
         """Wait for the copy, in this thread alone; call it once."""
         if self.done is not None:
             self.done.synchronize()
-        # Operators of this thread's own: no mode of the training's is on in it.
-        rows = self.rows.cpu().numpy().astype(np.float64)
-        histograms = self.histograms.cpu().numpy()
+        with unseen():
+            rows = self.rows.cpu().numpy().astype(np.float64)
+            histograms = self.histograms.cpu().numpy()
         harvest = harvest_of(self.slots, rows, histograms)
         if self.done is not None:
             self.buffers.give_back(self.rows, self.histograms)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from hookcore import sketch
 from hookcore.observe import layout
+from hookcore.observe.plain import unseen
 
 BLOCK: Final = 2048
 SKETCH_BLOCK: Final = 2048
@@ -202,7 +203,10 @@ def add(tensor: Tensor, rows: Tensor, histogram: Tensor, stride: int, offset: in
     rows: the slot's float64 [programs, CELLS]; histogram: its int32 [BINS]; stride and offset as the sketch takes
     values (`hookcore.observe.reference.stride_of`).
     """
-    values = tensor.view(torch.uint8) if tensor.dtype is torch.bool else tensor
+    values = tensor
+    if tensor.dtype is torch.bool:
+        with unseen():
+            values = tensor.view(torch.uint8)
     number = values.numel()
     programs = max(1, min(rows.shape[0], -(-number // block)))
     launch: Any = _observe[(programs,)]

@@ -269,6 +269,8 @@ class Capture:
         Only under a reentrant checkpoint does the gradient flow through this second output.
         """
         if not plan.pending:
+            if not plan.seen:
+                self.note(plan, "called inside a backward pass only, which counts as a checkpoint's recompute")
             return
         call = plan.pending.pop()
         for index, tensor in find_tensors(output):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
 
 from hookcore.compiled import clean_path, is_dynamo_graph, is_region, unwrap
@@ -101,6 +102,8 @@ class Models:
 
     def found(self, module: nn.Module) -> None:
         """A module without a plan is about to run: a new model, a new part of a known one, or nothing of ours."""
+        if torch._C._get_tracing_state():
+            return  # a trace numbers what is looked at; the module is found at its next real call
         known = self._ignored.get(id(module))
         if known is not None and known() is module:
             return

@@ -3,14 +3,22 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call, grad, jacrev, jvp, vmap
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    checkpoint_sequential,
+    create_selective_checkpoint_contexts,
+)
 
 from tests.zoo.case import Trial, mean_square, mlp, noise, sgd, training, zoo
 
@@ -409,6 +417,78 @@ def anomaly_detection() -> Trial:
         with torch.autograd.set_detect_anomaly(True, check_nan=True):
             loss = mean_square(model(inputs))
             loss.backward()
+        return loss.detach()
+
+    return _step_of(model, backward)
+
+
+@zoo("no-twin")
+def traced_by_three_tracers_during_training() -> Trial:
+    model, inputs = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)), noise(5, 6)
+
+    def backward(number: int) -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            script = torch.jit.trace(model, inputs)
+        symbolic = torch.fx.symbolic_trace(model)
+        low = make_fx(lambda x: model(x))(inputs)
+        loss = mean_square(script(inputs)) + mean_square(symbolic(inputs)) + mean_square(model(inputs))
+        loss.backward()
+        nodes = [[str(node.target) for node in graph.graph.nodes] for graph in (symbolic, low)]
+        return loss.detach(), nodes, str(script.inlined_graph).count("aten::")
+
+    return _step_of(model, backward)
+
+
+@zoo("no-twin")
+def shapes_computed_with_fake_tensors() -> Trial:
+    model, inputs = mlp(), noise(5, 6)
+
+    def backward(number: int) -> Any:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            shape = tuple(model(torch.empty(7, 6)).shape)
+        loss = mean_square(model(inputs))
+        loss.backward()
+        return loss.detach(), shape
+
+    return _step_of(model, backward)
+
+
+@zoo()
+def tensors_saved_on_the_cpu_by_torch() -> Trial:
+    model, inputs = mlp(), noise(5, 6)
+
+    def backward(number: int) -> Any:
+        with torch.autograd.graph.save_on_cpu():
+            loss = mean_square(model(inputs))
+        with torch.autograd.graph.disable_saved_tensors_hooks("not here"):
+            again = mean_square(model(inputs))
+        (loss + again).backward()
+        return loss.detach()
+
+    return _step_of(model, backward)
+
+
+@zoo()
+def checkpoint_of_a_sequence() -> Trial:
+    model = nn.Sequential(*(block() for _ in range(3)))
+    return training(model, noise(5, 6), call=lambda x: checkpoint_sequential(model, 2, x, use_reentrant=False))
+
+
+@zoo("no-twin")
+def a_gradient_hook_that_runs_another_backward_pass() -> Trial:
+    model, inputs = nn.ModuleDict({"main": mlp(), "probe": nn.Linear(3, 1)}), noise(5, 6)
+
+    def backward(number: int) -> Any:
+        out = model["main"](inputs)
+
+        def probe(grad: Tensor) -> None:
+            with torch.enable_grad():
+                mean_square(model["probe"](grad.detach())).backward()
+
+        out.register_hook(probe)
+        loss = mean_square(out)
+        loss.backward()
         return loss.detach()
 
     return _step_of(model, backward)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrizations
+from torch.nn.utils import parametrizations, parametrize, prune
 
 from tests.zoo.case import Trial, adamw, mean_square, mlp, noise, sgd, training, zoo
 
@@ -302,3 +302,30 @@ def traced_part() -> Trial:
 def model_larger_than_one_kernel_block() -> Trial:
     model = nn.Sequential(nn.Linear(64, 300), nn.ReLU(inplace=True), nn.Linear(300, 64))
     return training(model, noise(130, 64))
+
+
+@zoo()
+def pruned_weights() -> Trial:
+    model = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 2))
+    prune.l1_unstructured(model[0], "weight", 0.5)
+    return training(model, noise(5, 6))
+
+
+@zoo("no-twin")
+def parametrizations_computed_once_a_step() -> Trial:
+    model = nn.Sequential(parametrizations.weight_norm(nn.Linear(6, 6)), nn.Tanh(), nn.Linear(6, 2))
+
+    def call(x: Tensor) -> Any:
+        with parametrize.cached():
+            return model(x), model(x * 2)
+
+    return training(model, noise(5, 6), call=call)
+
+
+@zoo()
+def gradients_that_vanish_and_explode() -> Trial:
+    layers = [nn.Linear(6, 6, bias=False) for _ in range(3)]
+    with torch.no_grad():
+        layers[0].weight.mul_(1e-30)
+        layers[2].weight.mul_(1e30)
+    return training(nn.Sequential(*layers), noise(5, 6) * 1e-12, optimizer=adamw)

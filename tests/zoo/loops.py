@@ -393,3 +393,35 @@ def modes_of_the_users_around_the_step() -> Trial:
         return loss.detach(), calls.calls, ops.ops
 
     return Trial(model, step)
+
+
+@zoo()
+def layers_left_out_at_random() -> Trial:
+    class Skips(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(nn.Linear(6, 6) for _ in range(4))
+
+        def forward(self, x: Tensor) -> Any:
+            for part in self.blocks:
+                if torch.rand(()) < 0.5:
+                    x = x + part(x)
+            return x
+
+    return training(Skips(), noise(5, 6).requires_grad_())
+
+
+@zoo()
+def a_part_that_is_trained_alone_for_a_while() -> Trial:
+    model, inputs = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 2)), noise(5, 6)
+    optimizer = sgd(model.parameters())
+
+    def step(number: int) -> Any:
+        model[0].requires_grad_(number != 1)
+        optimizer.zero_grad()
+        loss = mean_square(model(inputs))
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return Trial(model, step)

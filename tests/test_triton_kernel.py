@@ -1,0 +1,225 @@
+"""The CUDA kernel against torch's operators: in Triton's interpreter, and on a GPU where there is one.
+
+Triton decides when it is imported whether it interprets. So the tests marked `interpreted` run in a process of their
+own, which the first test starts.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hookcore.observe import layout, reference
+from hookcore.sketch import BINS, bins_of
+from tests.test_kernels import expect, floats32, floats64
+from tests.test_reference import check_stats
+
+pytest.importorskip("triton")
+from hookcore.observe import triton_kernel
+from hookcore.observe.device import DeviceArena
+
+IN_INTERPRETER = os.environ.get("TRITON_INTERPRET") == "1"
+interpreted = pytest.mark.skipif(not IN_INTERPRETER, reason="runs in the process that the first test starts")
+compiled = pytest.mark.skipif(IN_INTERPRETER, reason="the interpreter compiles nothing")
+on_gpu = pytest.mark.skipif(IN_INTERPRETER or not torch.cuda.is_available(), reason="needs a GPU")
+
+ROOT = Path(__file__).parents[1]
+BLOCK = 64  # so that short tensors have several blocks
+PROGRAMS = 3
+DTYPES = [
+    torch.float32,
+    torch.float64,
+    torch.bfloat16,
+    torch.float16,
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+]
+DTYPES += [torch.int64, torch.bool]
+
+
+def observe(*tensors: torch.Tensor, limit: int | None = None, offset: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """The merged row and the dense sketch of tensors that were added to one slot."""
+    rows = torch.zeros((PROGRAMS, layout.CELLS), dtype=torch.float64)
+    histogram = torch.zeros(BINS, dtype=torch.int32)
+    for tensor in tensors:
+        stride = reference.stride_of(tensor.numel(), limit)
+        triton_kernel.add(tensor, rows, histogram, stride, offset, BLOCK)
+    return reference.combine(rows).numpy(), histogram.numpy()
+
+
+def check(values: np.ndarray, *tensors: torch.Tensor) -> None:
+    row, histogram = observe(*tensors)
+    check_stats(values, row)
+    assert row[layout.PARTS] == len(tensors)
+    assert row[layout.SKETCHED] == values.size
+    np.testing.assert_array_equal(histogram, np.bincount(bins_of(values.astype(np.float64)), minlength=BINS))
+
+
+@compiled
+@pytest.mark.slow
+def test_the_kernel_is_right_in_the_interpreter() -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "", __file__]
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    run = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert " passed" in run.stdout
+
+
+@interpreted
+@settings(deadline=None, max_examples=40)
+@given(floats32)
+def test_every_stat_of_any_float32_is_what_float64_says(values: np.ndarray) -> None:
+    check(values, torch.from_numpy(values))
+
+
+@interpreted
+@settings(deadline=None, max_examples=40)
+@given(floats64)
+def test_every_stat_of_any_float64_is_what_numpy_says(values: np.ndarray) -> None:
+    check(values, torch.from_numpy(values))
+
+
+@interpreted
+@settings(deadline=None, max_examples=25)
+@given(st.lists(floats32, min_size=2, max_size=4))
+def test_micro_batches_merge_in_a_slot(parts: list[np.ndarray]) -> None:
+    check(np.concatenate(parts), *[torch.from_numpy(part) for part in parts])
+
+
+@interpreted
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_type_is_measured_by_its_own_values(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(1)
+    tensor = torch.randn(1003, generator=generator).mul(50).abs().to(dtype)
+    check(tensor.double().numpy(), tensor)
+
+
+@interpreted
+def test_a_large_integer_is_not_rounded_to_float32() -> None:
+    row, _ = observe(torch.tensor([2**40 + 1, 2**40 + 3]))
+    assert row[layout.MEAN] == 2**40 + 2
+    assert row[layout.DEVIATION] == 2
+
+
+@interpreted
+@pytest.mark.parametrize("mean", [0.0, 1e4, -1e8])
+def test_a_huge_mean_does_not_cancel_a_tiny_spread(mean: float) -> None:
+    values = np.random.default_rng(1).normal(size=5003) * 1e-3 + mean
+    check(values, torch.from_numpy(values))
+
+
+@interpreted
+def test_a_first_block_far_off_the_others_or_not_finite_does_not_cancel_their_spread() -> None:
+    values = np.random.default_rng(2).normal(size=5003) + 1e8
+    values[:BLOCK] = 0
+    check(values, torch.from_numpy(values))
+    values[:2000] = -np.inf
+    check(values, torch.from_numpy(values))
+
+
+@interpreted
+def test_a_tensor_without_a_finite_value_leaves_the_moments_of_the_others() -> None:
+    parts = [torch.full((100,), math.nan), torch.tensor([3.0, 5.0]), torch.full((70,), math.inf), torch.empty(0)]
+    check(torch.cat(parts).numpy(), *parts)
+
+
+@interpreted
+@settings(deadline=None, max_examples=25)
+@given(st.integers(0, 2000), st.integers(1, 300), st.integers(0, 2**30))
+def test_a_sampled_sketch_takes_the_values_that_the_reference_takes(number: int, limit: int, offset: int) -> None:
+    tensor = torch.arange(1, number + 1, dtype=torch.float32) ** 3
+    row, histogram = observe(tensor, limit=limit, offset=offset)
+    np.testing.assert_array_equal(histogram, reference.bins(tensor, limit, offset).numpy())
+    assert row[layout.SKETCHED] == histogram.sum()
+    check_stats(tensor.numpy(), row)
+
+
+@interpreted
+def test_no_more_programs_run_than_a_slot_has_rows() -> None:
+    rows = torch.zeros((PROGRAMS, layout.CELLS), dtype=torch.float64)
+    histogram = torch.zeros(BINS, dtype=torch.int32)
+    triton_kernel.add(torch.ones(BLOCK * 10), rows[:2], histogram, 1, 0, BLOCK)
+    assert rows[:, layout.FINITE].tolist() == [5 * BLOCK, 5 * BLOCK, 0]
+
+
+@compiled
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize(("kind", "wide"), [("*fp32", False), ("*bf16", False), ("*fp64", True), ("*i64", True)])
+@pytest.mark.parametrize("fused", [True, False])
+def test_the_kernel_compiles_without_a_gpu(
+    capability: int, kind: str, wide: bool, fused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    signature = {"values": kind, "n": "i32", "rows": "*fp64", "histogram": "*i32", "stride": "i32", "offset": "i32"}
+    constants: dict[str, Any] = {
+        "WIDE": wide,
+        "FUSED": fused,
+        "BLOCK": triton_kernel.BLOCK,
+        "SKETCH_BLOCK": triton_kernel.SKETCH_BLOCK,
+    }
+    source = ASTSource(
+        fn=triton_kernel._observe, signature=signature | dict.fromkeys(constants, "constexpr"), constexprs=constants
+    )
+    options = {"num_warps": triton_kernel.WARPS, "enable_fp_fusion": True}
+    built = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    assert built.asm["cubin"]
+
+
+@on_gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_gpu_gives_the_numbers_of_the_reference(dtype: torch.dtype) -> None:
+    for limit in (None, 1000):
+        for size in (0, 1, 1000, 3_000_001):
+            check_on_gpu(dtype, limit, size)
+
+
+def check_on_gpu(dtype: torch.dtype, limit: int | None, size: int) -> None:
+    values = torch.randn(size, generator=torch.Generator().manual_seed(2)).mul(20).to(dtype)
+    arena = DeviceArena(torch.device("cuda", 0), 10, limit)
+    arena.begin_step()
+    for _ in range(2):
+        assert arena.observe(values.cuda(), 3) is None
+    assert arena.fallback_reason == ""
+    transfer = arena.begin_transfer()
+    assert transfer is not None
+    harvest = transfer.finish()
+    check_stats(np.tile(values.double().numpy(), 2), harvest.cells[0])
+    expected = 2 * reference.bins(values, limit, arena._offset).numpy()
+    assert dict(zip(harvest.bins.tolist(), harvest.counts.tolist(), strict=True)) == {
+        int(bin_number): int(expected[bin_number]) for bin_number in np.flatnonzero(expected)
+    }
+
+
+@on_gpu
+def test_observing_on_a_gpu_never_waits_for_it() -> None:
+    arena = DeviceArena(torch.device("cuda", 0), 10, None)
+    values = torch.randn(1000, 1000, device="cuda")
+    arena.observe(values, 0)  # compiles
+    first = arena.begin_transfer()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        arena.observe(values, 0)
+        arena.observe(values.t()[::2], 1)
+        second = arena.begin_transfer()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert first is not None
+    assert second is not None
+    assert second.finish().cells[0, layout.FINITE] == expect(values.cpu().numpy())["count"]
