@@ -232,11 +232,8 @@ def read_step(watcher: hookcore.Watcher, step: int, phase: str = "train") -> dic
     taps = watcher.store.taps()
     seen: dict[Key, dict[str, float]] = {}
     for number, tap in zip(taps.numbers, taps.taps, strict=True):
-        if tap.phase != phase:
-            continue
-        values = {stat: _value_at(watcher, int(number), stat, step) for stat in STATS}
-        if not np.isnan(values["count"]):
-            seen[key_of(tap)] = values
+        if tap.phase == phase and not np.isnan(_value_at(watcher, int(number), "count", step)):
+            seen[key_of(tap)] = {stat: _value_at(watcher, int(number), stat, step) for stat in STATS}
     return seen
 
 

@@ -19,14 +19,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hookcore.observe import layout, reference
+from hookcore.observe import layout, reference, triton_kernel
+from hookcore.observe.device import DeviceArena
 from hookcore.sketch import BINS, bins_of
 from tests.test_kernels import expect, floats32, floats64
 from tests.test_reference import check_stats
-
-pytest.importorskip("triton")
-from hookcore.observe import triton_kernel
-from hookcore.observe.device import DeviceArena
 
 IN_INTERPRETER = os.environ.get("TRITON_INTERPRET") == "1"
 interpreted = pytest.mark.skipif(not IN_INTERPRETER, reason="runs in the process that the first test starts")
