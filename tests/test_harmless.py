@@ -4,8 +4,11 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import gc
+import io
+import pickle
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Final
@@ -223,3 +226,55 @@ def test_a_closed_watcher_lets_go_of_a_graph_that_still_lives() -> None:
     del loss
     gc.collect()
     assert gone() is None
+
+
+class Shows(nn.Module):
+    """Keeps the watcher, to show it a tensor from inside its forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(6, 4)
+        self.watcher: hookcore.Watcher | None = None
+
+    def forward(self, x: Tensor) -> Any:
+        out = self.inner(x)
+        return out if self.watcher is None else self.watcher.observe("shown", out)
+
+
+def _by_pickle(model: nn.Module) -> Any:
+    return pickle.loads(pickle.dumps(model))
+
+
+def _by_save(model: nn.Module) -> Any:
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@pytest.mark.parametrize("copier", [copy.deepcopy, _by_pickle, _by_save])
+def test_a_watcher_that_sits_on_the_model_does_not_keep_it_from_being_copied(copier: Callable[[Any], Any]) -> None:
+    model = Shows()
+    with watch(model) as watcher:
+        model.watcher = watcher
+        twin = copier(model)
+        assert torch.equal(twin(torch.ones(2, 6)), model(torch.ones(2, 6)))
+        twin.watcher.log(loss=1.0)
+        twin.watcher.step()
+        assert watcher.errors == []
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_model_is_exported_as_if_nobody_watched(strict: bool) -> None:
+    def graph() -> list[str]:
+        return [f"{node.op} {node.target}" for node in torch.export.export(model, (inputs,), strict=strict).graph.nodes]
+
+    model, inputs = nn.Sequential(nn.Linear(6, 6), nn.ReLU(inplace=True), nn.Linear(6, 2)).eval(), torch.ones(2, 6)
+    expected = graph()
+    with watch(model, kinds=KINDS, phases={"train", "eval"}) as watcher:
+        with hookcore.paused() if strict else contextlib.nullcontext():
+            assert graph() == expected
+        assert watcher.errors == []
+    assert graph() == expected

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hookcore.observe import cpu, layout, reference
 from hookcore.observe.arena import CODES, CpuArena
-from hookcore.observe.device import SLOTS_PER_SEGMENT, DeviceArena
+from hookcore.observe.device import SLOTS_PER_SEGMENT, DeviceArena, HostBuffers
 from hookcore.observe.harvest import Harvest, unpack
 from hookcore.observe.plain import make_plain
 from hookcore.recorder.frames import stats_of
@@ -280,3 +280,25 @@ def test_an_arena_that_began_in_inference_mode_goes_on_outside_of_it() -> None:
         arena.observe(torch.ones(3), 0)
     arena.observe(torch.ones(3), 0)
     assert end_step(arena).cells[0, layout.PARTS] == 2
+
+
+def test_host_memory_is_used_again_where_it_is_long_enough() -> None:
+    buffers = HostBuffers()
+    first = buffers.take(10, torch.float64)
+    assert [tuple(each.shape) for each in first] == [(10, layout.CELLS), (10, BINS)]
+    buffers.give_back(*first)
+    again = buffers.take(20, torch.float64)
+    assert again[0].data_ptr() == first[0].data_ptr()
+    assert tuple(again[1].shape) == (20, BINS)
+    buffers.give_back(*again)
+    longer = buffers.take(1000, torch.float64)
+    assert longer[0].data_ptr() != first[0].data_ptr()
+    assert tuple(longer[0].shape) == (1000, layout.CELLS)
+
+
+def test_host_memory_is_not_kept_without_bound() -> None:
+    buffers = HostBuffers()
+    taken = [buffers.take(4, torch.float64) for _ in range(5)]
+    for each in taken:
+        buffers.give_back(*each)
+    assert len(buffers.free) == 2

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import sys
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import numpy as np
@@ -581,3 +583,46 @@ def test_evaluation_is_not_captured_unless_asked_for() -> None:
         assert read_step(watcher, 0, "eval") == read_step(watcher, 1, "eval") == {}
         assert {key[3] for key in read_step(watcher, 1)} == {0}
         assert all(stats["parts"] == 1 for stats in read_step(watcher, 1).values())
+
+
+# --- Threads --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hasty_threads() -> Iterator[None]:
+    """Threads that take turns a hundred times as often as they usually do."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(interval / 100)
+    yield
+    sys.setswitchinterval(interval)
+
+
+@pytest.mark.usefixtures("hasty_threads")
+def test_nothing_is_lost_where_several_threads_train() -> None:
+    seed_all()
+    models = [nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)) for _ in range(4)]
+    inputs, steps = noise(5, 6), 40
+
+    def train(model: nn.Module) -> None:
+        optimizer = sgd(model.parameters())
+        for _ in range(steps):
+            optimizer.zero_grad()
+            mean_square(model(inputs)).backward()
+            optimizer.step()
+
+    with watch(kinds=KINDS) as watcher:
+        threads = [threading.Thread(target=train, args=(model,)) for model in models]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert watcher.flush()
+        assert watcher.errors == []
+        parts: dict[tuple[str, str], float] = {}
+        taps = watcher.store.taps()
+        for number, tap in zip(taps.numbers, taps.taps, strict=True):
+            series = watcher.store.series(int(number), "parts")
+            key = (tap.module, f"{tap.kind} {tap.index}")
+            parts[key] = parts.get(key, 0.0) + float(np.nansum(series.mean * series.present))
+    assert len({module.partition("/")[0] for module, _ in parts}) == 4
+    assert set(parts.values()) == {float(steps)}

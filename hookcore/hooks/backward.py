@@ -50,7 +50,7 @@ class _Always:
             return
         while len(self._unfinished) > _MAX_UNFINISHED:
             self._unfinished.pop(next(iter(self._unfinished)), None)
-        _queue(ending)
+        queue_backward_end(ending)
 
     def finish(self, backward: int) -> None:
         """The end of this backward."""
@@ -112,7 +112,7 @@ def on_backward_end(
             "Pass `of=model` (or tensors) to be called at the end of every backward through it."
         )
     callback = _Once(fn)
-    _queue(callback)
+    queue_backward_end(callback)
     return BackwardEndHandle(callback)
 
 
@@ -133,6 +133,7 @@ def _on_every_end(fn: Callable[[], Any], of: object) -> HookHandle:
         return BackwardEndHandle(callback, handles)
 
 
-def _queue(callback: Callable[[], None]) -> None:
+def queue_backward_end(callback: Callable[[], None]) -> None:
+    """The bare call, for the recorder: it comes once in every backward pass."""
     engine: Any = torch.autograd.Variable._execution_engine
     engine.queue_callback(callback)

@@ -16,14 +16,7 @@ from hookcore import sketch
 from hookcore.observe import layout
 
 PIECE: Final = 1 << 22  # values
-_COUNTS: Final = (
-    layout.NAN_COUNT,
-    layout.POS_INF_COUNT,
-    layout.NEG_INF_COUNT,
-    layout.ZERO_COUNT,
-    layout.PARTS,
-    layout.SKETCHED,
-)
+_COUNTS: Final = slice(layout.NAN_COUNT, layout.SKETCHED + 1)  # neighbours: what just adds up
 _EXACT_IN_FLOAT32: Final = frozenset(
     {torch.float32, torch.float16, torch.bfloat16, torch.uint8, torch.int8, torch.int16, torch.bool}
 )
@@ -91,8 +84,7 @@ def combine(rows: Tensor) -> Tensor:
     most = rows[..., layout.MAX].masked_fill(empty, -torch.inf).amax(-1)
     merged[..., layout.MIN] = _zero_where_none(least, total)
     merged[..., layout.MAX] = _zero_where_none(most, total)
-    for cell in _COUNTS:
-        merged[..., cell] = rows[..., cell].sum(-1)
+    merged[..., _COUNTS] = rows[..., _COUNTS].sum(-2)
     return merged
 
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch._C import DisableTorchFunction
 
 from hookcore import hooks
+from hookcore.hooks.backward import queue_backward_end
 from hookcore.hooks.tensors import hook_gradient
 from hookcore.observe import cpu
 from hookcore.observe.arena import CODES, CpuArena
@@ -389,7 +390,7 @@ class Capture:
             self.began_backward = True
             self.ignores_gradients = torch.is_grad_enabled() and _inside_autograd_grad()
             self.on_backward_begin()
-            hooks.on_backward_end(self._backward_ended)
+            queue_backward_end(self._backward_ended)
         except Exception as error:
             self.failed("begin of a backward pass", error)
 

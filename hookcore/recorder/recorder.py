@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from hookcore.observe.device import Transfer
 
 COVERAGE_WAIT_S: Final = 1.0
+SCALER_STEPS: Final = 16  # the first steps, and then one in so many, in which a GradScaler is looked for
 BACKWARDS_WITHOUT_STEP: Final = 64  # then a backward pass counts as a step: nobody steps an optimizer of torch's
 _NOTHING: Final = np.empty(0, np.int64)
 _BACKWARD_KINDS: Final = GRADIENT_KINDS - {"param_grad"}
@@ -178,8 +179,9 @@ class Recorder:
 
     def _owned(self, optimizer: Optimizer) -> list[Parameter]:
         groups = optimizer.param_groups
-        # Enough to notice parameters that were added or replaced.
-        state = (len(groups), *((len(group["params"]), id(group["params"][0])) for group in groups if group["params"]))
+        # Enough to notice that parameters were added or replaced.
+        newest = groups[-1]["params"] if groups else []
+        state = (len(groups), len(newest), id(newest[-1]) if newest else 0)
         known = self._optimizers.get(id(optimizer))
         if known is None or known.ref() is not optimizer or known.state != state:
             key, optimizers = id(optimizer), self._optimizers
@@ -193,7 +195,8 @@ class Recorder:
 
     def _read_scale(self, optimizer: Optimizer) -> None:
         known_before = self.scales.known
-        self.scales.look_up_the_stack()
+        if self.step < SCALER_STEPS or self.step % SCALER_STEPS == 0:
+            self.scales.look_up_the_stack()
         scale = self.scales.scale()
         if not known_before and not self.scales.never_changed():
             scale = None  # steps were skipped before the scaler was found: their scale is not known
