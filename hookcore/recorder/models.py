@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -36,6 +37,7 @@ class Models:
         self._changed = changed
         self.roots: list[Root] = []
         self.discovers = False  # whether models that nobody named are watched too
+        self._lock = threading.RLock()
         self.refused = ""  # why a model that was found could not be planned
         self._ignored: dict[int, weakref.ref[nn.Module]] = {}
         # By identity: a module of the user's may compare or hash as it likes.
@@ -117,7 +119,8 @@ class Models:
                 self._extend(root, top)
                 return
         if self.discovers and "_is_replica" not in module.__dict__:
-            self._discover(self._topmost(unwrap(module)))
+            with self._lock:  # two threads may meet two models of one name
+                self._discover(self._topmost(unwrap(module)))
 
     def _discover(self, top: nn.Module) -> None:
         """Watch a model that began to run. Losses and metrics, which own no parameter, are none."""

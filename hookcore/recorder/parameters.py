@@ -48,7 +48,8 @@ class Parameters:
         self._capture = capture
         self._wanted = not kinds.isdisjoint(("param", "param_grad", "update"))
         self._known: dict[int, Parameter] = {}
-        self._before: list[tuple[Parameter, Tensor]] = []
+        # By optimizer, for several may step at once in several threads.
+        self._before: dict[int, list[tuple[Parameter, Tensor]]] = {}
         self.read = False  # whether this step's gradients have been read
 
     def find(self, parameter: Tensor) -> Parameter | None:
@@ -78,11 +79,12 @@ class Parameters:
                 self.adopt(plan)
         return [found for tensor in tensors if (found := self.find(tensor)) is not None]
 
-    def before_step(self, owned: list[Parameter], with_gradients: bool) -> None:
+    def before_step(self, owned: list[Parameter], with_gradients: bool, stepper: int = 0) -> None:
         """Read weights, and gradients unless they only come inside the step, as the optimizer is about to use them."""
-        self._before.clear()
         if not self._wanted:
+            self.read = self.read or with_gradients
             return
+        before: list[tuple[Parameter, Tensor]] = []
         for parameter in owned:
             tensor = parameter.ref()
             if tensor is None:
@@ -91,7 +93,9 @@ class Parameters:
                 self._capture.add_safely(parameter.plan, tensor, parameter.norm_slot)
             if parameter.update_slot >= 0:
                 with unseen():
-                    self._before.append((parameter, tensor.detach().clone()))
+                    before.append((parameter, tensor.detach().clone()))
+        if before:
+            self._before[stepper] = before
         if with_gradients:
             self.read_gradients(owned)
 
@@ -105,23 +109,21 @@ class Parameters:
             if tensor is not None and parameter.grad_slot >= 0 and tensor.grad is not None:
                 self._capture.add_safely(parameter.plan, tensor.grad, parameter.grad_slot)
 
-    def after_step(self) -> None:
+    def after_step(self, stepper: int) -> None:
         """Observe what the step changed."""
-        if not self._before:
+        before = self._before.pop(stepper, None)
+        if before is None:
             return
-        try:
-            with unseen():
-                for parameter, before in self._before:
-                    now = parameter.ref()
-                    if now is not None and now.shape == before.shape:
-                        self._capture.add(parameter.plan, now.detach() - before, parameter.update_slot)
-        finally:
-            self._before.clear()
+        with unseen():
+            for parameter, old in before:
+                now = parameter.ref()
+                if now is not None and now.shape == old.shape:
+                    self._capture.add(parameter.plan, now.detach() - old, parameter.update_slot)
 
     def read_all(self) -> None:
         """Read everything where no optimizer of torch's steps."""
         self.before_step(list(self._known.values()), with_gradients=True)
-        self._before.clear()
+        self._before.pop(0, None)
 
     def ratios(self) -> tuple[tuple[int, int], ...]:
         """The rows of each update and of the weights it changed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from hookcore.observe.device import Transfer
 
 COVERAGE_WAIT_S: Final = 1.0
+DESCRIBE_EVERY_S: Final = 30.0
 SCALER_STEPS: Final = 16  # the first steps, and then one in so many, in which a GradScaler is looked for
 BACKWARDS_WITHOUT_STEP: Final = 64  # then a backward pass counts as a step: nobody steps an optimizer of torch's
 _NOTHING: Final = np.empty(0, np.int64)
@@ -70,6 +72,8 @@ class Recorder:
         self._scaled_parameters = False
         self._ended_at = float("nan")
         self._announced = 0
+        self._lock = threading.RLock()  # threads that train at once end their steps one after the other
+        self._describe_at = 0.0  # when the sink is told of the modules and their coverage again
         self._unsent_taps: tuple[Tap, ...] = ()
         self._told_dropped = 0
         self._sees_modules = not settings.kinds.isdisjoint(("output", "output_grad", "input", "input_grad"))
@@ -134,10 +138,10 @@ class Recorder:
         """The optimizer's pre-hook: gradients and weights as it is about to use them."""
         try:
             if self.capture.on and (owned := self._owned(optimizer)):
-                with DisableTorchFunction():
+                with self._lock, DisableTorchFunction():
                     self._read_scale(optimizer)
                     # With a closure, forward and backward run inside the step: the gradients come later.
-                    self.parameters.before_step(owned, with_gradients=_closure(args, kwargs) is None)
+                    self.parameters.before_step(owned, _closure(args, kwargs) is None, id(optimizer))
         except Exception as error:
             self.capture.failed("optimizer pre-hook", error)
 
@@ -147,12 +151,12 @@ class Recorder:
             owned = self._owned(optimizer)
             if not owned and self._any_owner():
                 return
-            with DisableTorchFunction():
+            with self._lock, DisableTorchFunction():
                 if self.capture.on:
                     if _closure(args, kwargs) is not None:
                         self._read_scale(optimizer)
                         self.parameters.read_gradients(owned)
-                    self.parameters.after_step()
+                    self.parameters.after_step(id(optimizer))
                 if self.manual:
                     return
                 if _current_task() != -1:
@@ -207,10 +211,15 @@ class Recorder:
         scale = self.scales.scale()
         if self.capture.backwards and scale is not None and self._step_scale not in (None, scale):
             self.say("skipped-step", f"GradScaler skipped a step and lowered its scale to {scale:g}", "warning")
-            self._ship_part(self.step)
+            with self._lock:
+                self._ship_part(self.step)
         self._step_scale = scale
 
     def _backward_ended(self) -> None:
+        with self._lock:
+            self._end_step_by_backward()
+
+    def _end_step_by_backward(self) -> None:
         if self._step_is_due:
             self._step_is_due = False
             self.end_step()
@@ -225,6 +234,10 @@ class Recorder:
     def user_step(self) -> None:
         """The user says that a step is over."""
         self.manual = True
+        with self._lock:
+            self._end_user_step()
+
+    def _end_user_step(self) -> None:
         if self.capture.on and not self.parameters.read:
             self.parameters.read_all()
         self.end_step()
@@ -282,6 +295,9 @@ class Recorder:
         for frame in build_frames(raws, capture.taps, capture.numbers):
             capture.filled.update(frame.taps.tolist())
             self._send(frame)
+        if time.monotonic() > self._describe_at:
+            self._describe_at = time.monotonic() + DESCRIBE_EVERY_S
+            self.sink.describe(self.models.records(), self.models.coverage())
 
     def _send(self, frame: Frame) -> None:
         if self._unsent_taps or self._worker.dropped > self._told_dropped:

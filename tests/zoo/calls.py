@@ -476,3 +476,16 @@ def only_inference() -> Trial:
             return model(inputs).clone()
 
     return Trial(model, step)
+
+
+@zoo()
+def class_named_as_one_of_torchs() -> Trial:
+    class OptimizedModule(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(6, 4)
+
+        def forward(self, x: Tensor) -> Any:
+            return self.inner(x)
+
+    return training(OptimizedModule(), noise(5, 6))
