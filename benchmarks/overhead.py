@@ -336,7 +336,7 @@ def read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--variant", action="append", choices=VARIANTS, help="only this one, untouched and the floor; may be repeated"
     )
-    parser.add_argument("--seconds", type=float, default=100.0, help="time for each model, about (default: 100)")
+    parser.add_argument("--seconds", type=float, default=80.0, help="time for each model, about (default: 80)")
     parser.add_argument("--rounds", type=int, help="so many rounds instead")
     parser.add_argument("--threads", type=int, help="torch's threads")
     parser.add_argument(

@@ -97,7 +97,7 @@ INSIDE_HOOKS: Final[dict[str, list[tuple[Any, str]]]] = {
     "the forward pre-hook": [(Capture, "_hook_input")],
     "the search for tensors": [(capture_code, "find_tensors")],
     "the choice of a row": [(Capture, "slot_of")],
-    "the begin of a backward pass": [(hookcore.hooks, "on_backward_end")],
+    "the begin of a backward pass": [(capture_code, "queue_backward_end")],
     "the end of a backward pass": [(Capture, "reset_calls")],
     "the parameters' gradients": [(Parameters, "read_gradients")],
     "the optimizer's pre-hook": [(Parameters, "before_step")],

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.checkpoint import checkpoint
 
 import hookcore
@@ -116,6 +117,64 @@ def _can_be_seen(parts: list[Tensor]) -> bool:
 
 def test_a_step_of_another_kind_has_a_reason_and_a_case() -> None:
     assert set(NOT_STEP_BY_STEP) <= set(CASES)
+
+
+class OptimizerTwin:
+    """Copies of what an optimizer is about to use, and of what it made of it, by hooks of torch's own."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self.steps: list[dict[tuple[str, str], Tensor]] = []
+        self._handles = [register_optimizer_step_pre_hook(self._before), register_optimizer_step_post_hook(self._after)]
+
+    def _named(self, optimizer: Any) -> list[tuple[str, Tensor]]:
+        stepped = {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}
+        return [(name, tensor) for name, tensor in self._model.named_parameters() if id(tensor) in stepped]
+
+    def _before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        seen: dict[tuple[str, str], Tensor] = {}
+        for name, tensor in self._named(optimizer):
+            seen["param", name] = tensor.detach().clone()
+            if tensor.grad is not None:
+                seen["param_grad", name] = tensor.grad.detach().clone()
+        self.steps.append(seen)
+
+    def _after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        for name, tensor in self._named(optimizer):
+            self.steps[-1]["update", name] = tensor.detach() - self.steps[-1]["param", name]
+
+    def close(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+
+ONE_OPTIMIZER: Final = [
+    case for name, case in CASES.items()
+    if name not in NOT_STEP_BY_STEP and "no-backward" not in case.traits
+    and not any(word in name for word in ("closure", "optimizers", "parents_step", "lazy"))
+]  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("case", ONE_OPTIMIZER, ids=[case.name for case in ONE_OPTIMIZER])
+def test_parameters_their_gradients_and_updates_are_those_of_the_optimizer(case: Case) -> None:
+    seed_all()
+    trial = case.build()
+    twin = OptimizerTwin(trial.model)
+    try:
+        with watch(trial.model, kinds={"param", "param_grad", "update"}) as watcher:
+            for number in range(STEPS):
+                trial.step(number)
+            assert watcher.flush()
+            assert watcher.current_step == len(twin.steps) == STEPS
+            for number, expected in enumerate(twin.steps):
+                stats = read_step(watcher, number)
+                names = {(kind, f"{module}.{index}".lstrip(".")) for module, kind, index, _ in stats}
+                assert names == {key for key, tensor in expected.items() if not tensor.is_meta}
+                for (module, kind, index, call), seen in stats.items():
+                    assert_stats(seen, [expected[kind, f"{module}.{index}".lstrip(".")]], (module, kind, index, call))
+    finally:
+        twin.close()
 
 
 # --- Kinds ----------------------------------------------------------------------------------------------------------

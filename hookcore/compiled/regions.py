@@ -38,7 +38,7 @@ def code_of(function: Callable[..., Any]) -> CodeType:
 
 def is_region(module: nn.Module) -> bool:
     """Whether calling this module enters a compiled region: `torch.compile(module)` or `module.compile()`."""
-    return type(module).__name__ == _WRAPPER or module.__dict__.get("_compiled_call_impl") is not None
+    return _is_wrapper(module) or module.__dict__.get("_compiled_call_impl") is not None
 
 
 def is_dynamo_graph(module: nn.Module) -> bool:
@@ -48,11 +48,16 @@ def is_dynamo_graph(module: nn.Module) -> bool:
 
 def unwrap(module: nn.Module) -> nn.Module:
     """The user's own module behind `torch.compile(module)`; any other module is returned as it is."""
-    while type(module).__name__ == _WRAPPER:
+    while _is_wrapper(module):
         original = module._modules[_ORIGINAL]
         assert original is not None  # torch's own constructor puts it there
         module = original
     return module
+
+
+def _is_wrapper(module: nn.Module) -> bool:
+    """By name, and by what it holds: a class of the user's may have the same name."""
+    return type(module).__name__ == _WRAPPER and _ORIGINAL in module._modules
 
 
 def clean_path(path: str) -> str:

@@ -22,6 +22,7 @@ from hookcore.recorder.tree import parameters_of, walk
 from hookcore.records import Coverage, Kind, ModuleRecord
 
 _NO_KINDS: frozenset[Kind] = frozenset()
+_MODULE_KINDS: frozenset[Kind] = frozenset(("output", "output_grad", "input", "input_grad"))
 _BOUNDARY_KINDS: frozenset[Kind] = frozenset(("output", "output_grad"))
 
 
@@ -226,7 +227,9 @@ def _coverage_of(plan: Plan, regions: list[str], capture: Capture) -> Coverage:
         reason = _why_unseen(plan, regions)
     elif not reason and not filled:
         reason = "no step has ended since it ran"
-    return Coverage(plan.path, plan.type_name, bool(filled), tuple(sorted(filled)), reason)
+    # A module whose parameters alone were seen is not captured where its activations were asked for.
+    asked = plan.kinds & _MODULE_KINDS or plan.kinds
+    return Coverage(plan.path, plan.type_name, not filled.isdisjoint(asked), tuple(sorted(filled)), reason)
 
 
 def _why_unseen(plan: Plan, regions: list[str]) -> str:
