@@ -124,9 +124,32 @@ class Watcher:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
+    def __deepcopy__(self, memo: object) -> SilentWatcher:
+        return SilentWatcher()
+
+    def __reduce__(self) -> tuple[type[SilentWatcher], tuple[()]]:
+        return SilentWatcher, ()
+
     def __repr__(self) -> str:
         state = "closed" if self._recorder.closed else "paused" if self.paused else "watching"
         return f"<hookcore.Watcher {state}, {len(self._recorder.capture.plans)} modules, step {self._recorder.step}>"
+
+
+class SilentWatcher:
+    """What a copy, a pickle or a checkpoint of a model holds in the place of its watcher: the calls, without effect."""
+
+    def step(self) -> None:
+        """Nothing."""
+
+    def log(self, **scalars: float | Tensor) -> None:
+        """Nothing."""
+
+    def observe(self, name: str, tensor: Tensor) -> Tensor:
+        """Returns the tensor."""
+        return tensor
+
+    def close(self) -> None:
+        """Nothing."""
 
 
 def watch(

@@ -13,7 +13,7 @@ import pickle
 import random
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -287,97 +287,3 @@ def assert_stats(seen: dict[str, float], parts: list[Tensor], where: object = ""
             where,
             name,
         )
-
-
-# --- The twin -------------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Twin:
-    """The same model in another run, with every output cloned and its gradient retained by torch itself."""
-
-    outputs: dict[Key, list[Tensor]]
-    gradients: dict[Key, list[Tensor]]
-
-
-class TwinHooks:
-    """Plain per-module hooks that know nothing of hookcore.
-
-    Each output is kept as a copy, its gradient by `retain_grad`; what goes on is a clone, so that nothing that is done
-    to it in place can reach the tensor that the module returned.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self._model, self._trained = model, model.training
-        self._paths = {id(module): path for path, module in model.named_modules()}
-        self._calls: dict[str, int] = {}
-        self._copies: dict[Key, list[Tensor]] = {}
-        self._live: dict[Key, list[Tensor]] = {}
-        self._handles = [module.register_forward_hook(self._saw, prepend=True) for module in model.modules()]
-
-    def _saw(self, module: nn.Module, args: Any, output: Any) -> Any:
-        path = self._paths.get(id(module))
-        if path is None or self._model.training != self._trained:
-            return None
-        call = self._calls[path] = self._calls.get(path, -1) + 1
-        return self._replaced(path, output, "", call)
-
-    def _replaced(self, path: str, value: Any, place: str, call: int) -> Any:
-        if isinstance(value, Tensor):
-            return self._kept(path, value, place, call)
-        if isinstance(value, tuple) and hasattr(value, "_fields"):
-            names: Any = value._fields
-            return type(value)(
-                *(self._replaced(path, v, _in(place, n), call) for n, v in zip(names, value, strict=True))
-            )
-        if type(value) in (tuple, list):
-            return type(value)(self._replaced(path, v, _in(place, i), call) for i, v in enumerate(value))
-        if isinstance(value, dict):
-            for name, item in list(value.items()):
-                value[name] = self._replaced(path, item, _in(place, name), call)
-        elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-            names = [field.name for field in dataclasses.fields(value)]
-            parts = {name: self._replaced(path, getattr(value, name), _in(place, name), call) for name in names}
-            return dataclasses.replace(value, **parts)
-        return value
-
-    def _kept(self, path: str, tensor: Tensor, place: str, call: int) -> Tensor:
-        self._copies.setdefault((path, "output", place, call), []).append(tensor.detach().clone())
-        if not tensor.requires_grad or tensor.is_leaf or torch.is_inference_mode_enabled():
-            return tensor
-        tensor.retain_grad()
-        self._live.setdefault((path, "output_grad", place, call), []).append(tensor)
-        return tensor.clone()
-
-    def end_backward(self) -> None:
-        """Count calls from zero again."""
-        self._calls.clear()
-
-    def close(self) -> Twin:
-        """Take the hooks off and answer with what was seen."""
-        for handle in self._handles:
-            handle.remove()
-        gradients = {
-            key: [tensor.grad for tensor in tensors if tensor.grad is not None] for key, tensors in self._live.items()
-        }
-        return Twin(self._copies, {key: kept for key, kept in gradients.items() if kept})
-
-
-def _in(place: str, name: Any) -> str:
-    return f"{place}.{name}" if place else str(name)
-
-
-@contextlib.contextmanager
-def counting_backwards(hooks: TwinHooks) -> Iterator[None]:
-    """Tell the twin when a backward pass of the training has ended."""
-    backward = torch.autograd.backward
-
-    def counted(*args: Any, **kwargs: Any) -> None:
-        backward(*args, **kwargs)
-        hooks.end_backward()
-
-    torch.autograd.backward = counted
-    try:
-        yield
-    finally:
-        torch.autograd.backward = backward

@@ -16,7 +16,8 @@ from torch import nn
 
 import hookcore
 from hookcore.records import KINDS
-from tests.harness import TwinHooks, assert_stats, digest, process_state, random_state, read_step, seed_all, watch
+from tests.harness import assert_stats, digest, process_state, random_state, read_step, seed_all, watch
+from tests.twin import TwinHooks
 
 transformers = pytest.importorskip("transformers")
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]

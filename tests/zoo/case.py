@@ -13,9 +13,7 @@ from torch import Tensor, nn
 
 Trait = Literal[
     "no-backward",  # builds no graph of its own
-    "refuses-hooks",  # torch itself raises here with any global module hook
     "no-twin",  # a clone of each output would change what is computed
-    "slow",
 ]
 
 

@@ -1,0 +1,271 @@
+# mypy: disable-error-code="no-untyped-call"
+"""What belongs to one step: micro-batches, loss scales, checkpoints, failed passes, threads."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from hookcore.records import KINDS
+from tests.harness import Key, assert_stats, read_step, seed_all, watch
+from tests.zoo.case import mean_square, noise, sgd
+from tests.zoo.graphs import block
+
+# --- Accumulation, scaling, several passes --------------------------------------------------------------------------
+
+
+def _micro_batches(
+    all_forwards_first: bool,
+) -> tuple[dict[Key, dict[str, float]], int, list[Tensor], list[Tensor], nn.Module]:
+    seed_all()
+    model, batches = nn.Sequential(nn.Linear(4, 3), nn.Tanh()), [noise(2 + i, 4) for i in range(3)]
+    optimizer, outputs, gradients = sgd(model.parameters()), [], []
+
+    def forward(batch: Tensor) -> Tensor:
+        out: Tensor = model(batch)
+        out.retain_grad()
+        outputs.append(out)
+        return mean_square(out)
+
+    with watch(model, kinds={"output", "output_grad", "param_grad"}) as watcher:
+        if all_forwards_first:
+            for loss in [forward(batch) for batch in batches]:
+                loss.backward()
+        else:
+            for batch in batches:
+                forward(batch).backward()
+        weight = model[0].weight.grad.clone()  # type: ignore[operator, union-attr]
+        optimizer.step()
+        assert watcher.flush()
+        stats = read_step(watcher, 0)
+        assert watcher.current_step == 1
+    gradients = [out.grad for out in outputs if out.grad is not None]
+    assert_stats(stats["0", "param_grad", "weight", 0], [weight])
+    return stats, watcher.current_step, outputs, gradients, model
+
+
+def test_micro_batches_of_one_step_are_merged_with_their_number() -> None:
+    stats, _, outputs, gradients, _ = _micro_batches(all_forwards_first=False)
+    assert_stats(stats["1", "output", "", 0], outputs)
+    assert_stats(stats["1", "output_grad", "", 0], gradients)
+    assert stats["1", "output", "", 0]["parts"] == 3
+
+
+def test_forwards_before_the_first_backward_are_calls_of_their_own() -> None:
+    stats, _, outputs, gradients, _ = _micro_batches(all_forwards_first=True)
+    for call in range(3):
+        assert_stats(stats["1", "output", "", call], [outputs[call]])
+        assert_stats(stats["1", "output_grad", "", call], [gradients[call]])
+
+
+def test_the_number_of_micro_batches_is_in_the_store() -> None:
+    model = nn.Linear(3, 1)
+    optimizer = sgd(model.parameters())
+    with watch(model) as watcher:
+        for _ in range(4):
+            model(torch.ones(2, 3)).sum().backward()
+        optimizer.step()
+        assert watcher.flush()
+        assert watcher.store.scalars("hookcore/micro_batches").mean.tolist() == [4.0]
+
+
+def test_a_graph_that_is_walked_twice_gives_its_gradient_twice() -> None:
+    seed_all()
+    model = nn.Sequential(nn.Linear(3, 2))
+    with watch(model) as watcher:
+        out = model(noise(2, 3))
+        loss = mean_square(out)
+        loss.backward(retain_graph=True)
+        loss.backward()
+        watcher.step()
+        assert watcher.flush()
+        stats = read_step(watcher, 0)
+    grad = 2 * out.detach() / out.numel()
+    assert_stats(stats["0", "output_grad", "", 0], [grad, grad])
+
+
+def _scaled(clip: float | None, skip: bool) -> tuple[list[dict[Key, dict[str, float]]], list[dict[Key, Tensor]], Any]:
+    """Steps under a GradScaler, and what an unscaled computation says of each step that was taken."""
+    seed_all()
+    model, x = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)), noise(5, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler, truth = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=100), []
+    with watch(model) as watcher:
+        for number in range(3):
+            optimizer.zero_grad()
+            loss = mean_square(model(x)) * (1e38 if skip and number == 1 else 1.0)
+            scaler.scale(loss).backward()
+            if not (skip and number == 1):
+                truth.append(_unscaled_truth(model, x, clip))
+            if clip is not None:
+                scaler.unscale_(optimizer)
+                nn.utils.clip_grad_norm_(model.parameters(), clip)
+            scaler.step(optimizer)
+            scaler.update()
+        assert watcher.flush()
+        return [read_step(watcher, number) for number in range(watcher.current_step)], truth, watcher
+
+
+def _unscaled_truth(model: nn.Sequential, x: Tensor, clip: float | None) -> dict[Key, Tensor]:
+    weights = [parameter.detach().clone().requires_grad_() for parameter in model.parameters()]
+    first = nn.functional.linear(x, weights[0], weights[1])
+    last = nn.functional.linear(first.tanh(), weights[2], weights[3])
+    first.retain_grad()
+    last.retain_grad()
+    mean_square(last).backward()
+    if clip is not None:
+        nn.utils.clip_grad_norm_(weights, clip)
+    assert first.grad is not None
+    assert last.grad is not None
+    assert weights[0].grad is not None
+    return {
+        ("0", "output_grad", "", 0): first.grad,
+        ("2", "output_grad", "", 0): last.grad,
+        ("0", "param_grad", "weight", 0): weights[0].grad,
+    }
+
+
+@pytest.mark.parametrize("clip", [None, 0.01])
+def test_gradients_under_a_loss_scale_are_unscaled_and_clipped_as_the_optimizer_gets_them(clip: float | None) -> None:
+    steps, truth, watcher = _scaled(clip, skip=False)
+    assert len(steps) == 3
+    for stats, expected in zip(steps, truth, strict=True):
+        for key, tensor in expected.items():
+            assert_stats(stats[key], [tensor], key)
+    assert watcher.store.scalars("hookcore/grad_scale").mean.tolist() == [1024.0] * 3
+
+
+def test_a_step_that_the_scaler_skips_is_told_and_spoils_no_other() -> None:
+    steps, truth, watcher = _scaled(None, skip=True)
+    assert len(steps) == 2
+    assert [event.name for event in watcher.store.events() if event.name == "skipped-step"] == ["skipped-step"]
+    for key, tensor in truth[0].items():
+        assert_stats(steps[0][key], [tensor], key)
+    for key, tensor in truth[1].items():
+        if key[1] == "param_grad":
+            assert_stats(steps[1][key], [tensor], key)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_under_a_checkpoint_each_output_and_gradient_counts_once(reentrant: bool) -> None:
+    def steps(run: Callable[..., Any]) -> dict[Key, dict[str, float]]:
+        seed_all()
+        model = nn.ModuleDict({"a": block(), "b": block(), "head": nn.Linear(6, 2)})
+        x, optimizer = noise(5, 6).requires_grad_(), sgd(model.parameters())
+        with watch(model) as watcher:
+            loss = mean_square(model["head"](run(model["b"], run(model["a"], x))))
+            loss.backward()
+            optimizer.step()
+            assert watcher.flush()
+            return read_step(watcher, 0)
+
+    def again(part: nn.Module, x: Tensor) -> Any:
+        return checkpoint(part, x, use_reentrant=reentrant)
+
+    plain, checkpointed = steps(lambda part, x: part(x)), steps(again)
+    assert {key for key in plain if key[1] == "output_grad"} >= {
+        ("a.1", "output_grad", "", 0),
+        ("b", "output_grad", "", 0),
+    }
+    assert checkpointed.keys() == plain.keys()
+    for key, stats in plain.items():
+        assert checkpointed[key] == pytest.approx(stats, rel=1e-6, nan_ok=True), key
+
+
+def test_gradients_by_autograd_grad_are_not_taken_for_the_backward_pass() -> None:
+    seed_all()
+    model, x = nn.Sequential(nn.Linear(4, 3), nn.Tanh()), noise(5, 4).requires_grad_()
+    optimizer = sgd(model.parameters())
+    with watch(model) as watcher:
+        out = model(x)
+        out.retain_grad()
+        torch.autograd.grad(mean_square(out), x, create_graph=True)
+        mean_square(out).backward()
+        optimizer.step()
+        assert watcher.flush()
+        stats = read_step(watcher, 0)
+    assert_stats(stats["1", "output_grad", "", 0], [2 * out.detach() / out.numel()])
+
+
+def test_a_failed_forward_or_backward_leaves_no_number_behind() -> None:
+    class Fails(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            raise ValueError("no gradient")
+
+    seed_all()
+    model, x = nn.Sequential(nn.Linear(4, 3), nn.Tanh()), noise(5, 4)
+    optimizer = sgd(model.parameters())
+    with watch(model, kinds={"output_grad", "param_grad"}) as watcher:
+        for _ in range(3):
+            with contextlib.suppress(ValueError):
+                Fails.apply(model(x)).sum().backward()
+            optimizer.zero_grad()
+            out = model(x)
+            mean_square(out).backward()
+            optimizer.step()
+        assert watcher.flush()
+        assert watcher.current_step == 3
+        stats = read_step(watcher, 2)
+        assert watcher.errors == []
+    calls = {key[3] for key in stats}
+    grads = [stats[key] for key in stats if key[:2] == ("1", "output_grad")]
+    assert calls <= {0, 1}
+    assert len(grads) == 1
+    assert grads[0]["parts"] == 1
+
+
+# --- Threads --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hasty_threads() -> Iterator[None]:
+    """Threads that take turns a hundred times as often as they usually do."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(interval / 100)
+    yield
+    sys.setswitchinterval(interval)
+
+
+@pytest.mark.usefixtures("hasty_threads")
+def test_nothing_is_lost_where_several_threads_train() -> None:
+    seed_all()
+    models = [nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)) for _ in range(4)]
+    inputs, steps = noise(5, 6), 40
+
+    def train(model: nn.Module) -> None:
+        optimizer = sgd(model.parameters())
+        for _ in range(steps):
+            optimizer.zero_grad()
+            mean_square(model(inputs)).backward()
+            optimizer.step()
+
+    with watch(kinds=KINDS) as watcher:
+        threads = [threading.Thread(target=train, args=(model,)) for model in models]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert watcher.flush()
+        assert watcher.errors == []
+        parts: dict[tuple[str, str], float] = {}
+        taps = watcher.store.taps()
+        for number, tap in zip(taps.numbers, taps.taps, strict=True):
+            series = watcher.store.series(int(number), "parts")
+            key = (tap.module, f"{tap.kind} {tap.index}")
+            parts[key] = parts.get(key, 0.0) + float(np.nansum(series.mean * series.present))
+    assert len({module.partition("/")[0] for module, _ in parts}) == 4
+    assert set(parts.values()) == {float(steps)}
