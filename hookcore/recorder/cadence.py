@@ -10,7 +10,7 @@ from typing import Final
 WINDOW: Final = 15  # steps of each sort that the estimate looks at
 WARM_UP: Final = 3  # first steps, whose time is spent on compiling and allocating
 TRIAL: Final = 2 * WINDOW  # steps after the warm-up that alternate, to learn the cost
-AIM: Final = 0.7  # share of the budget that is aimed at: an estimate is noisy
+AIM: Final = 0.6  # share of the budget that is aimed at: an estimate is noisy
 PROBE_EVERY: Final = 32  # when every step is captured, one in so many is left out to go on measuring
 ESTIMATE_EVERY: Final = 8  # steps from one estimate to the next
 MAX_STRIDE: Final = 1000
@@ -27,6 +27,7 @@ class Cadence:
         self.budget = budget
         self.stride = every
         self.cost = float("nan")  # share of a step's time that capturing it adds
+        self.background_s = 0.0  # processor time that the recorder's thread takes for a frame
         self.skipped = 0
         self._seen = 0
         self._captured: deque[float] = deque(maxlen=WINDOW)
@@ -36,6 +37,10 @@ class Cadence:
     def effective_cost(self) -> float:
         """The share of the run's time that the hooks take, with the steps left out."""
         return self.cost / self.stride
+
+    def took(self, background_s: float) -> None:
+        """Told by the recorder's thread what a frame took."""
+        self.background_s += 0.1 * (background_s - self.background_s)
 
     def next_is_captured(self, captured: bool, elapsed_s: float) -> bool:
         """Told of the step that just ended; answers whether the next one is captured."""
@@ -60,7 +65,8 @@ class Cadence:
     def _estimate(self, budget: float) -> None:
         if self._captured and self._plain:
             plain = _lower_quartile(self._plain)
-            self.cost = max(0.0, _lower_quartile(self._captured) - plain) / plain if plain > 0 else 0.0
+            extra = max(0.0, _lower_quartile(self._captured) - plain) + self.background_s
+            self.cost = extra / plain if plain > 0 else 0.0
             stride = min(MAX_STRIDE, math.ceil(self.cost / (AIM * budget)))
             self.stride = max(self.every, stride, 1)
 

@@ -250,11 +250,12 @@ class Recorder:
         if captured or self._scalars or self._events:
             self._ship_part(self.step, elapsed)
         self.step += 1
+        self.capture.step = self.step
         self._step_scale = None
         self.parameters.read = False
         wanted = self.cadence.next_is_captured(captured, self._clock() - self._ended_at)
         self._ended_at = self._clock()
-        if not self.paused and self.attached:
+        if not self.paused and self.attached and (wanted or self.capture.on):
             self._set_capturing(wanted)
 
     def _ship_part(self, step: int, elapsed_s: float = float("nan")) -> None:
@@ -289,12 +290,13 @@ class Recorder:
         return {"hookcore/cost": self.cadence.cost, "hookcore/every": float(self.cadence.stride)}
 
     def _ship(self, raws: list[RawFrame]) -> None:
-        capture = self.capture
+        capture, began = self.capture, time.thread_time()
         for raw in raws:
             raw.scalars = {name: _number(value) for name, value in raw.scalars.items()}
         for frame in build_frames(raws, capture.taps, capture.numbers):
             capture.filled.update(frame.taps.tolist())
             self._send(frame)
+        self.cadence.took((time.thread_time() - began) / max(1, len(raws)))
         if time.monotonic() > self._describe_at:
             self._describe_at = time.monotonic() + DESCRIBE_EVERY_S
             self.sink.describe(self.models.records(), self.models.coverage())
