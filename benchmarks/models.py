@@ -53,7 +53,7 @@ def resnet18() -> Training:
 
 
 def small_gpt() -> Training:
-    """A GPT of 10.7 M parameters: 6 layers, sequence 128, batch 8."""
+    """A GPT of 10.8 M parameters: 6 layers, sequence 128, batch 8."""
     model = GPT(vocabulary=96, width=384, heads=6, layers=6, length=128)
     tokens = torch.randint(0, 96, (8, 129))
     return Training(model, torch.optim.AdamW(model.parameters(), lr=1e-5), tokens[:, :-1], tokens[:, 1:].contiguous())
