@@ -209,7 +209,9 @@ def process_state() -> dict[str, list[object]]:
         if isinstance(value, (dict, set)):
             state[name] = [*sorted(map(str, value))]
     state["backward hooks are full ones"] = [str(torch_module._global_is_full_backward_hook)]
-    state["threads"] = [*sorted(thread.name for thread in threading.enumerate())]
+    # A DataLoader's feeder threads are the user's, and end in their own time after the loader has gone.
+    threads = [thread.name for thread in threading.enumerate() if thread.name != "QueueFeederThread"]
+    state["threads"] = [*sorted(threads)]
     state["functions"] = [torch_module._has_any_global_hook, nn.Module.__call__, nn.Module.__setattr__]
     return state
 
