@@ -5,6 +5,8 @@ HookcoreError
 +-- PatternError (also a ValueError)     a pattern that is malformed or matches no module
 +-- HookError (also a RuntimeError)      a hook that cannot be registered there, and why
 +-- ClosedError (also a RuntimeError)    the watcher or the store was closed
++-- WireError (also a ValueError)        bytes that are not a message of hookcore's
++-- ServerError (also a RuntimeError)    a server that cannot be reached, or that refused what it was asked
 """
 
 from __future__ import annotations
@@ -28,3 +30,11 @@ class HookError(HookcoreError, RuntimeError):
 
 class ClosedError(HookcoreError, RuntimeError):
     """A call on something that was closed."""
+
+
+class WireError(HookcoreError, ValueError):
+    """Bytes that are not a message of hookcore's."""
+
+
+class ServerError(HookcoreError, RuntimeError):
+    """A server that cannot be reached, or that refused."""

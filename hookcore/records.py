@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 Kind = Literal["output", "output_grad", "input", "input_grad", "param", "param_grad", "update"]
 Phase = Literal["train", "eval"]
 Severity = Literal["info", "warning", "error"]
+Scope = Literal["module", "parameter", "tensor", "optimizer", "thread", "process"]
 
 KINDS: Final[tuple[Kind, ...]] = (
     "output",
@@ -113,6 +114,7 @@ class Snapshot:
     shape: tuple[int, ...]
     values: NDArray[np.generic]
     truncated: bool = False
+    number: int = -1  # that of the command that asked for it; -1 where the training script did
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,3 +138,38 @@ class Coverage:
     captured: bool
     kinds: tuple[Kind, ...] = ()
     reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class HookRecord:
+    """One hook. `owner` is the module's or parameter's path, or a number in what was given; "" for the process.
+
+    `function` is its qualified name, `where` its file and line ("" where it is not written in Python), `number` torch's
+    key for it (-1 where there is none), `ours` whether hookcore registered it, `warning` why its numbers are wrong.
+    """
+
+    scope: Scope
+    owner: str
+    point: str
+    function: str
+    where: str
+    ours: bool
+    number: int = -1
+    options: tuple[str, ...] = ()
+    legacy: bool = False
+    warning: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What a reader asks of the trainer; it rides on the answer to a frame and takes effect at the next step.
+
+    `settings` changes what is captured: `changes` holds settings as a caller of `watch` would write them (every,
+    budget, include, exclude, kinds) and `paused`. `snapshot` keeps the tensor of `tap` at its next call. `inventory`
+    looks for hooks again. Numbers ascend; a command that comes twice is carried out once.
+    """
+
+    number: int
+    name: Literal["settings", "snapshot", "inventory"]
+    tap: Tap | None = None
+    changes: dict[str, Any] = field(default_factory=dict)

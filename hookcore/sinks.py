@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
 from hookcore.errors import ClosedError
-from hookcore.records import Coverage, Frame, ModuleRecord
+from hookcore.records import Command, Coverage, Frame, HookRecord, ModuleRecord, Snapshot
 from hookcore.store import Store
 
 
@@ -17,8 +17,16 @@ class Sink(Protocol):
     def send(self, frame: Frame) -> None:
         """Takes a frame; its arrays must not be written to any more."""
 
-    def describe(self, modules: Sequence[ModuleRecord], coverage: Sequence[Coverage] = ()) -> None:
-        """Says which modules the run has, and which of them were captured."""
+    def describe(
+        self, modules: Sequence[ModuleRecord], coverage: Sequence[Coverage] = (), hooks: Sequence[HookRecord] = ()
+    ) -> None:
+        """Says which modules the run has, which of them were captured, and which hooks are there."""
+
+    def add_snapshot(self, snapshot: Snapshot) -> None:
+        """Takes a snapshot."""
+
+    def listen(self, obey: Callable[[Command], None]) -> None:
+        """Names the one who is told of commands, from any thread, in the order of their numbers."""
 
     def close(self) -> None:
         """Sends what is left; nothing may be sent any more. A second call does nothing."""
@@ -36,10 +44,20 @@ class StoreSink:
         self._require_open()
         self.store.append(frame)
 
-    def describe(self, modules: Sequence[ModuleRecord], coverage: Sequence[Coverage] = ()) -> None:
+    def describe(
+        self, modules: Sequence[ModuleRecord], coverage: Sequence[Coverage] = (), hooks: Sequence[HookRecord] = ()
+    ) -> None:
         """Hands the modules on."""
         self._require_open()
-        self.store.describe(modules, coverage)
+        self.store.describe(modules, coverage, hooks)
+
+    def add_snapshot(self, snapshot: Snapshot) -> None:
+        """Keeps a snapshot."""
+        self._require_open()
+        self.store.add_snapshot(snapshot)
+
+    def listen(self, obey: Callable[[Command], None]) -> None:
+        """Nobody gives commands through a store."""
 
     def close(self) -> None:
         """Ends the sink."""

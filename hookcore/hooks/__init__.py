@@ -9,7 +9,7 @@ from hookcore.hooks.backward import on_backward_end
 from hookcore.hooks.distributed import BucketRecord, CommunicationHandle, on_communication
 from hookcore.hooks.handle import HookHandle
 from hookcore.hooks.hooked_module import HookedModule
-from hookcore.hooks.inventory import HookRecord, inventory
+from hookcore.hooks.inventory import inventory
 from hookcore.hooks.modules import (
     on_buffer_registration,
     on_forward,
@@ -23,6 +23,7 @@ from hookcore.hooks.optimizers import on_optimizer_step, on_optimizer_step_pre
 from hookcore.hooks.packaging import PackageDecision, PackageHandle, on_package
 from hookcore.hooks.saved import on_saved_tensors
 from hookcore.hooks.tensors import on_gradient, on_gradient_accumulated, on_gradients, on_node, on_node_pre
+from hookcore.records import HookRecord
 
 __all__ = [
     "BucketRecord",

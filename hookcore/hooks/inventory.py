@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -20,34 +20,13 @@ from hookcore.hooks.handle import registering, registry, removed_hook
 from hookcore.hooks.hooked_module import HookedModule
 from hookcore.hooks.origin import find_origin
 from hookcore.hooks.saved import is_ours, top_pair
-
-Scope = Literal["module", "parameter", "tensor", "optimizer", "thread", "process"]
+from hookcore.records import HookRecord, Scope
 
 LEGACY_REASON: Final = (
     "A legacy backward hook sits on the last autograd node that made the output, not on the module: its grad_input is "
     "that node's (for a Linear the gradients of its addmm's bias, input and transposed weight), and of a module with "
     "several operations only the last is seen. Use a full backward hook, or a gradient hook on the output."
 )
-
-
-@dataclass(frozen=True, slots=True)
-class HookRecord:
-    """One hook. `owner` is the module's or parameter's path, or a number in what was given; "" for the process.
-
-    `function` is its qualified name, `where` its file and line ("" where it is not written in Python), `number` torch's
-    key for it (-1 where there is none), `ours` whether hookcore registered it, `warning` why its numbers are wrong.
-    """
-
-    scope: Scope
-    owner: str
-    point: str
-    function: str
-    where: str
-    ours: bool
-    number: int = -1
-    options: tuple[str, ...] = ()
-    legacy: bool = False
-    warning: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Sequence
 from typing import Final
 
 from hookcore.errors import ArgumentError
-from hookcore.records import Coverage, Event, ModuleRecord, Snapshot, Tap
+from hookcore.records import Coverage, Event, HookRecord, ModuleRecord, Snapshot, Tap
 from hookcore.store.answers import PartUsage, StepRange, Usage
-from hookcore.store.keep import Catalogue, Recent, bytes_of, texts_bytes
+from hookcore.store.kept import Catalogue, Recent, bytes_of, texts_bytes
 from hookcore.store.ladder import Ladder
 from hookcore.store.schemas import SCALAR_SCHEMA, STAT_SCHEMA
 from hookcore.store.sketches import SketchLadder
@@ -21,9 +22,9 @@ SHARES: Final = {  # of max_bytes
     "snapshots": 0.14,
     "scalars": 0.04,
     "events": 0.02,
-    "names": 0.05,  # taps, scalars, modules, coverage, labels
+    "names": 0.05,  # taps, scalars, modules, coverage, hooks, labels
 }
-_NAMES: Final = {"taps": 0.6, "modules": 0.2, "coverage": 0.1, "scalars": 0.05, "labels": 0.05}
+_NAMES: Final = {"taps": 0.6, "modules": 0.15, "coverage": 0.1, "hooks": 0.05, "scalars": 0.05, "labels": 0.05}
 
 
 class Parts:
@@ -50,6 +51,9 @@ class Parts:
         self.taps_announced = 0  # those that found no room keep their number
         self.steps = StepRange(None, None, 0)
         self.dropped: Counter[str] = Counter()
+        self.hooks: tuple[HookRecord, ...] = ()
+        self._hook_bytes = 0
+        self._most_hook_bytes = names["hooks"]
         self._tap_bytes = 0
         self._most_tap_bytes = names["taps"]
 
@@ -71,6 +75,20 @@ class Parts:
         self.dropped["taps_refused"] += refused
         return refused
 
+    def put_hooks(self, hooks: Sequence[HookRecord]) -> None:
+        """Keeps the hooks that there are now, as many as find room."""
+        kept: list[HookRecord] = []
+        taken = 0
+        for hook in hooks:
+            nbytes = bytes_of(hook)
+            if taken + nbytes > self._most_hook_bytes:
+                self.dropped["hooks_refused"] += 1
+                continue
+            taken += nbytes
+            kept.append(hook)
+        with self.lock:
+            self.hooks, self._hook_bytes = tuple(kept), taken
+
     def lane_of_scalar(self, name: str) -> int | None:
         """The lane of a scalar, a new one if need be; None where there is no room."""
         lane = self.scalar_lanes.get(name)
@@ -91,7 +109,7 @@ class Parts:
             "snapshots": self.snapshots.nbytes,
             "scalars": self.scalars.nbytes,
             "events": self.events.nbytes,
-            "names": self._tap_bytes + sum(each.nbytes for each in catalogues),
+            "names": self._tap_bytes + self._hook_bytes + sum(each.nbytes for each in catalogues),
         }
         parts = {part: PartUsage(taken[part], int(self.max_bytes * share)) for part, share in SHARES.items()}
         dropped = Counter(self.dropped)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hookcore.errors import ArgumentError
-from hookcore.records import Coverage, Event, ModuleRecord, Severity, Snapshot, Tap
+from hookcore.records import Coverage, Event, HookRecord, ModuleRecord, Severity, Snapshot, Tap
 from hookcore.store import names
 from hookcore.store.answers import Heatmap, Histograms, Latest, Quantiles, Series, StepRange, TapList
 from hookcore.store.distributions import LEAST_BINS, histograms_of, quantiles_of
@@ -32,6 +32,11 @@ class Queries:
     def steps(self) -> StepRange:
         """The first and newest step, and how many there were."""
         return self._parts.steps
+
+    @property
+    def taps_announced(self) -> int:
+        """How many taps were announced; those that found no room count too."""
+        return self._parts.taps_announced
 
     def taps(self, match: str | None = None, kind: str | None = None) -> TapList:
         """The taps of a kind whose module path fits a glob (`*` crosses dots) or "re:" and an expression."""
@@ -72,12 +77,16 @@ class Queries:
         last: int | None = None,
         columns: int = 500,
         rows: int | None = None,
+        wanted: TapList | None = None,
     ) -> Heatmap:
-        """The worst value of each tap of a kind, over time, in at most `columns` by `rows` cells."""
+        """The worst value of each tap of a kind, over time, in at most `columns` by `rows` cells.
+
+        Who asks again and again for the same taps gives them as `wanted`, and spares the search by kind and match.
+        """
         names.require("stat", stat, STAT_NAMES)
         names.require_at_least("columns", columns, 1)
         names.require_at_least("rows", 1 if rows is None else rows, 1)
-        wanted = self.taps(match, kind)
+        wanted = self.taps(match, kind) if wanted is None else wanted
         if not len(wanted.taps):
             return _empty_heatmap(stat)
         parts = self._parts.stats.gather(STAT_NAMES.index(stat), _lanes(wanted.numbers), first, last)
@@ -155,6 +164,10 @@ class Queries:
         ]
         return found if limit is None else found[max(0, len(found) - limit) :]
 
+    def events_after(self, taken: int) -> tuple[int, list[Event]]:
+        """For a reader that follows: the events that came after the first so many, and how many there are now."""
+        return self._parts.events.items_after(taken)
+
     def snapshots(self) -> list[Snapshot]:
         """The snapshots that are kept, oldest first; their values are read-only."""
         return self._parts.snapshots.items()
@@ -166,6 +179,10 @@ class Queries:
     def coverage(self) -> list[Coverage]:
         """Every module: captured, or not and why."""
         return self._parts.coverage.items()
+
+    def hooks(self) -> tuple[HookRecord, ...]:
+        """The hooks that were on the model and the process when they were last looked for."""
+        return self._parts.hooks
 
     def labels(self) -> dict[str, str]:
         """The newest label of each name."""

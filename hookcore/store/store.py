@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookcore.errors import ArgumentError
-from hookcore.records import STATS, Coverage, Event, Frame, ModuleRecord, SketchBlock, Snapshot
+from hookcore.records import STATS, Coverage, Event, Frame, HookRecord, ModuleRecord, SketchBlock, Snapshot, Tap
 from hookcore.store.answers import StepRange, Usage
-from hookcore.store.keep import bytes_of, texts_bytes
+from hookcore.store.kept import bytes_of, texts_bytes
 from hookcore.store.parts import Parts
 from hookcore.store.queries import Queries
 from hookcore.store.schemas import ELAPSED, GRAD_SCALE, MICRO_BATCHES, TIME, later_wins, merge_stats
@@ -54,9 +54,16 @@ class Store(Queries):
             self._take_scalars(frame)
             self._note_step(frame.step)
 
-    def describe(self, modules: Sequence[ModuleRecord], coverage: Sequence[Coverage] = ()) -> None:
-        """The modules of the run and what is captured of them; a path that is known already is replaced."""
+    def describe(
+        self, modules: Sequence[ModuleRecord], coverage: Sequence[Coverage] = (), hooks: Sequence[HookRecord] = ()
+    ) -> None:
+        """The modules of the run and what is captured of them; a path that is known already is replaced.
+
+        The hooks, where any are given, take the place of all those of before.
+        """
         with self._writer:
+            if hooks:
+                self._parts.put_hooks(hooks)
             for module in modules:
                 self._parts.modules.put(module.path, module, bytes_of(module))
             for covered in coverage:
@@ -78,11 +85,19 @@ class Store(Queries):
         """The bytes of each part against its limit, and what was dropped or merged."""
         return self._parts.usage()
 
-    def _take_names(self, frame: Frame) -> None:
-        if frame.new_taps and self._parts.add_taps(frame.new_taps):
+    def announce(self, taps: tuple[Tap, ...]) -> None:
+        """Further taps, numbered on from the last one; those of a frame's `new_taps` need no call."""
+        with self._writer:
+            self._announce(taps)
+
+    def _announce(self, taps: tuple[Tap, ...]) -> None:
+        if taps and self._parts.add_taps(taps):
             self._tell(
                 "taps-refused", "there are more taps than fit: give the store more memory or watch fewer modules"
             )
+
+    def _take_names(self, frame: Frame) -> None:
+        self._announce(frame.new_taps)
         for event in frame.events:
             self.add_event(event)
         for name, text in frame.labels.items():

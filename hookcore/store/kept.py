@@ -9,7 +9,7 @@ from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
 
-from hookcore.records import Coverage, Event, ModuleRecord, Snapshot, Tap
+from hookcore.records import Coverage, Event, HookRecord, ModuleRecord, Snapshot, Tap
 
 _RECORD_BYTES: Final = 256  # an object, its fields and its place in a list or dictionary
 Item = TypeVar("Item")
@@ -23,6 +23,7 @@ class Recent(Generic[Item]):
         self.nbytes = 0
         self.dropped = 0  # older ones that had to go
         self.refused = 0  # larger than the limit by themselves
+        self.taken = 0  # all that were ever kept
         self._lock = lock
         self._items: deque[tuple[int, Item]] = deque()
 
@@ -37,11 +38,18 @@ class Recent(Generic[Item]):
                 self.dropped += 1
             self._items.append((nbytes, item))
             self.nbytes += nbytes
+            self.taken += 1
 
     def items(self) -> list[Item]:
         """What is kept, oldest first."""
         with self._lock:
             return [item for _, item in self._items]
+
+    def items_after(self, taken: int) -> tuple[int, list[Item]]:
+        """What came after so many were taken and is still kept, and how many are taken now."""
+        with self._lock:
+            fresh = min(len(self._items), max(0, self.taken - taken))
+            return self.taken, [self._items[place][1] for place in range(len(self._items) - fresh, len(self._items))]
 
 
 class Catalogue(Generic[Item]):
@@ -82,7 +90,7 @@ class Catalogue(Generic[Item]):
             return [item for _, item in self._items.values()]
 
 
-def bytes_of(record: Tap | Event | ModuleRecord | Coverage | Snapshot) -> int:
+def bytes_of(record: Tap | Event | ModuleRecord | Coverage | HookRecord | Snapshot) -> int:
     """About what a record takes in memory, a little more rather than less."""
     size = _RECORD_BYTES
     for name in type(record).__slots__:

@@ -1,0 +1,249 @@
+"""The runs that a server shows: each with its store, its accounts, and the commands that wait for its trainer."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from hookcore.records import Command, Event, Frame, Snapshot, Tap
+from hookcore.store import Store
+from hookcore.wire import (
+    MAX_TEXT,
+    Answer,
+    Batch,
+    Books,
+    EndItem,
+    FrameItem,
+    RunInfo,
+    SnapshotItem,
+    frame_of,
+    snapshot_of,
+)
+
+from .settings import ServerSettings
+
+State = Literal["live", "ended", "lost", "kept"]
+LEAST_RUN_BYTES: Final = 16_000_000
+MAX_COMMANDS: Final = 256  # that wait for one trainer
+
+
+class Changes:
+    """Tells those who follow that something is new. A follower keeps a number, never a queue."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self._lock = threading.Lock()
+        self._waiting: dict[asyncio.Event, asyncio.AbstractEventLoop] = {}
+
+    def tell(self) -> None:
+        """Something is new. From any thread."""
+        with self._lock:
+            self.version += 1
+            waiting, self._waiting = self._waiting, {}
+        for event, loop in waiting.items():
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(event.set)
+
+    async def wait_beyond(self, version: int, timeout_s: float) -> int:
+        """The version once it is above `version`, or what it is when the time is over."""
+        event = asyncio.Event()
+        with self._lock:
+            if self.version > version:
+                return self.version
+            self._waiting[event] = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await event.wait()
+        except TimeoutError:
+            pass
+        finally:
+            with self._lock:
+                self._waiting.pop(event, None)
+        return self.version
+
+
+@dataclass(slots=True)
+class Run:
+    """One training process. Everything may be called from any thread."""
+
+    info: RunInfo
+    store: Store
+    numbers: itertools.count[int]
+    changes: Changes
+    clock: Callable[[], float] = time.monotonic
+    lost_after_s: float = 15.0
+    name: str = ""
+    notes: str = ""
+    kept: bool = False  # read from a file: no trainer belongs to it
+    seen_at: float = 0.0
+    ended_at_step: int | None = None
+    acknowledged: int = -1
+    described: int = -1
+    books: Books = field(default_factory=Books)
+    local: Callable[[Command], None] | None = None  # a trainer in this very process
+    on_record: Callable[[Frame | Snapshot | EndItem], None] | None = None  # who writes the run to disk
+    commands: deque[Command] = field(default_factory=lambda: deque(maxlen=MAX_COMMANDS))
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def id(self) -> str:
+        """Its name in addresses."""
+        return self.info.id
+
+    @property
+    def state(self) -> State:
+        """Whether its trainer is there."""
+        if self.kept:
+            return "kept"
+        if self.ended_at_step is not None:
+            return "ended"
+        if self.local is None and self.clock() - self.seen_at > self.lost_after_s:
+            return "lost"
+        return "live"
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing more is to be expected of it."""
+        return self.state in ("ended", "kept", "lost")
+
+    def ask(self, name: Literal["settings", "snapshot", "inventory"], **what: Any) -> Command:
+        """A command for the trainer; its effect shows once the trainer obeyed."""
+        command = Command(next(self.numbers), name, **what)
+        if self.local is not None:
+            self.local(command)
+        else:
+            with self.lock:
+                self.commands.append(command)
+        return command
+
+    def take(self, batch: Batch) -> Answer:
+        """Files a batch. What was taken before is not taken again; what does not fit together raises WireError."""
+        with self.lock:
+            self.seen_at = self.clock()
+            self.info, self.books = batch.run, batch.books
+            while self.commands and self.commands[0].number <= batch.commands_done:
+                self.commands.popleft()
+            known = self.store.taps_announced
+            if batch.taps_from <= known:
+                self._take_all(batch, batch.taps[known - batch.taps_from :])
+            answer = Answer(
+                acknowledged=self.acknowledged,
+                taps=self.store.taps_announced,
+                described=self.described,
+                commands=tuple(self.commands),
+            )
+        self.changes.tell()
+        return answer
+
+    def _take_all(self, batch: Batch, new_taps: tuple[Tap, ...]) -> None:
+        # All is read before anything is kept: a damaged batch leaves no trace.
+        fresh = [item for item in batch.items if item.number > self.acknowledged]
+        records = [_record_of(item) for item in fresh]
+        if new_taps:
+            self.store.announce(new_taps)
+        described = batch.description
+        if described is not None and described.version > self.described:
+            self.store.describe(described.modules, described.coverage, described.hooks)
+            self.described = described.version
+        for item, record in zip(fresh, records, strict=True):
+            if item.number > self.acknowledged:
+                self._keep(record)
+                self.acknowledged = item.number
+
+    def _keep(self, record: Frame | Snapshot | EndItem) -> None:
+        if isinstance(record, EndItem):
+            self.ended_at_step = record.step
+        elif isinstance(record, Snapshot):
+            self.store.add_snapshot(record)
+        else:
+            self.store.append(record)
+        if self.on_record is not None:
+            self.on_record(record)
+
+
+def _record_of(item: FrameItem | SnapshotItem | EndItem) -> Frame | Snapshot | EndItem:
+    if isinstance(item, FrameItem):
+        return frame_of(item)
+    return snapshot_of(item) if isinstance(item, SnapshotItem) else item
+
+
+class Runs:
+    """All runs of a server, within its memory."""
+
+    def __init__(self, settings: ServerSettings, clock: Callable[[], float] = time.monotonic) -> None:
+        self.settings = settings
+        self.changes = Changes()
+        self.removed = 0
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._runs: dict[str, Run] = {}
+        # Commands of a server that was started again must not look like old ones to a trainer that went on.
+        self._numbers = itertools.count(int(time.time() * 1000))
+
+    def all(self) -> list[Run]:
+        """All runs, the newest first."""
+        with self._lock:
+            return sorted(self._runs.values(), key=lambda run: (run.info.started_s, run.id), reverse=True)
+
+    def get(self, run_id: str) -> Run | None:
+        """A run by its id."""
+        return self._runs.get(run_id)
+
+    def open(self, info: RunInfo) -> Run | None:
+        """The run of a trainer, a new one if need be; None where the server is full of live runs."""
+        with self._lock:
+            run = self._runs.get(info.id)
+            if run is not None:
+                return run
+            room = self._make_room(info.memory)
+            if room is None:
+                return None
+            run = Run(info, Store(room), self._numbers, Changes(), self._clock, self.settings.lost_after_s)
+            run.seen_at = self._clock()
+            run.name = info.name[:MAX_TEXT] or info.id
+            self._runs[info.id] = run
+        self.changes.tell()
+        return run
+
+    def add(self, run: Run) -> None:
+        """Shows a run that was made elsewhere: read from a file, or trained in this process."""
+        with self._lock:
+            self._runs[run.id] = run
+        self.changes.tell()
+
+    def remove(self, run_id: str) -> bool:
+        """Forgets a run; False where there is none. A trainer that still sends makes it anew."""
+        with self._lock:
+            found = self._runs.pop(run_id, None) is not None
+        self.changes.tell()
+        return found
+
+    @property
+    def free_bytes(self) -> int:
+        """What no run has claimed."""
+        return self.settings.memory - sum(run.store.usage().max_bytes for run in self._runs.values())
+
+    def _make_room(self, asked: int) -> int | None:
+        """The bytes a new run may take: what it asks for, but never more than half of what is free."""
+        wanted = min(asked or self.settings.memory, self.settings.memory // 4)
+        while len(self._runs) >= self.settings.max_runs or self.free_bytes // 2 < min(wanted, LEAST_RUN_BYTES):
+            oldest = min(
+                (run for run in self._runs.values() if run.finished), key=lambda run: run.seen_at, default=None
+            )
+            if oldest is None:
+                return None
+            del self._runs[oldest.id]
+            self.removed += 1
+        return max(min(wanted, self.free_bytes // 2), 2**20)
+
+
+def say(run: Run, name: str, message: str, severity: Any = "info") -> None:
+    """Puts an event of the server's own beside those of the trainer."""
+    run.store.add_event(Event(run.store.steps().newest or 0, time.time(), name, message, severity))
+    run.changes.tell()

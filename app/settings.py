@@ -1,0 +1,71 @@
+"""What the server can be told, in one table: name, default, help. Flags, variables and the docs come from it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from hookcore.config import bytes_of
+from hookcore.errors import ArgumentError
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def _setting(default: Any, text: str) -> Any:
+    return field(default=default, metadata={"help": text})
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """The settings of a server. Each can be given as a flag (`--max-runs 8`) or a variable (`HOOKCORE_MAX_RUNS=8`)."""
+
+    host: str = _setting("127.0.0.1", "the address to listen on; any but this machine's own needs a token")
+    port: int = _setting(8642, "the port to listen on; the next free one where it is taken, 0 for any")
+    token: str = _setting("", "who shows it may read and change everything; made and printed once if needed")
+    read_token: str = _setting("", "who shows it may read, and change nothing")
+    allowed_hosts: tuple[str, ...] = _setting((), "further names under which the server may be asked for")
+    certfile: str = _setting("", "a certificate for TLS, in PEM")
+    keyfile: str = _setting("", "the certificate's key, in PEM")
+    root_path: str = _setting("", "the path before which a reverse proxy stands, such as /hookcore")
+    memory: int = _setting(2_000_000_000, "bytes that all runs together may take")
+    max_runs: int = _setting(64, "runs shown at once; the oldest that ended makes room")
+    idle_stop_s: float = _setting(0.0, "stop by itself after so many seconds without trainer and browser; 0 never")
+    lost_after_s: float = _setting(15.0, "a run that gave no sign of life for so long is shown as lost")
+    keep: str = _setting("", "a folder in which runs are kept as Parquet files; empty keeps none")
+    keep_limit: int = _setting(10_000_000_000, "bytes that kept runs may take on disk")
+    max_clients: int = _setting(64, "live streams at once")
+    max_body: int = _setting(64 * 2**20, "bytes of a request, decompressed")
+    receive_s: float = _setting(10.0, "seconds a request may take to arrive")
+    max_connections: int = _setting(1000, "open connections at once")
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach the server."""
+        return self.host in LOOPBACK or self.host.startswith("127.")
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> ServerSettings:
+        """Settings from what was given (text or values), else from HOOKCORE_ variables, else the defaults."""
+        values: dict[str, Any] = {}
+        for each in fields(cls):
+            raw = given.get(each.name)
+            if raw is None:
+                raw = environment.get(f"HOOKCORE_{each.name.upper()}")
+            if raw is not None:
+                values[each.name] = _read(each.name, raw, each.default)
+        return cls(**values)
+
+
+def _read(name: str, raw: Any, default: Any) -> Any:
+    try:
+        if isinstance(default, tuple):
+            return tuple(filter(None, raw.split(","))) if isinstance(raw, str) else tuple(raw)
+        if name in ("memory", "keep_limit", "max_body") and isinstance(raw, str):
+            return bytes_of(raw)
+        return str(Path(raw).expanduser()) if name in ("keep", "certfile", "keyfile") and raw else type(default)(raw)
+    except (TypeError, ValueError, AttributeError) as error:
+        expected = "a size such as 512MB" if name in ("memory", "keep_limit") else f"a {type(default).__name__}"
+        raise ArgumentError(f"{name}={raw!r} is not allowed: it is {expected}.{error}") from None

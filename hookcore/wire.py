@@ -1,0 +1,293 @@
+"""How records travel between processes: msgpack by msgspec, arrays as little-endian bytes. Knows no network.
+
+A `Batch` says everything that its receiver needs to place it, so that a receiver that lost its memory can go on: who
+sends (`run`), which taps the receiver may not know yet, and numbered items. The answer says what the receiver now has;
+a sender that reads less than it thought sends that part again. An item whose number was seen before is ignored, so
+that sending twice stores once.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, TypeVar
+
+import msgspec
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from hookcore.errors import WireError
+from hookcore.records import (
+    STATS,
+    Command,
+    Coverage,
+    Event,
+    Frame,
+    HookRecord,
+    ModuleRecord,
+    SketchBlock,
+    Snapshot,
+    Tap,
+)
+from hookcore.sketch import BINS
+
+SCHEMA: Final = 1
+CONTENT_TYPE: Final = "application/vnd.hookcore.v1+msgpack"
+MAX_BATCH_BYTES: Final = 64 * 2**20  # decoded; a receiver refuses more
+MAX_TEXT: Final = 1000  # characters of a name; longer ones are refused
+# The types a snapshot may have on its way: numbers and truth values, no objects.
+_DTYPE_NAMES: Final = (
+    "bool uint8 int8 uint16 int16 uint32 int32 uint64 int64 float16 float32 float64 complex64 complex128"
+)
+DTYPES: Final = frozenset(_DTYPE_NAMES.split())
+_FRAME_ARRAYS: Final = {"taps": "<u4", "start": "<u4", "bins": "<u2", "counts": "<u4"}
+
+
+class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Who sends: one training process."""
+
+    id: str  # letters, digits, "-" and "_": safe in an address
+    key: str  # a secret of the sender: nobody else can add to its run
+    name: str
+    host: str = ""
+    pid: int = 0
+    started_s: float = 0.0
+    script: str = ""
+    versions: dict[str, str] = {}
+    settings: dict[str, Any] = {}  # as they are now, commands included
+    memory: int = 0  # bytes that its store should have
+    keep: str = ""  # a folder of the sender's machine in which the run is to be kept; only its own user's server obeys
+
+
+class FrameItem(msgspec.Struct, tag="frame", frozen=True):
+    """A frame; `stats` is [taps x STATS] of float64."""
+
+    number: int
+    step: int
+    time_s: float
+    taps: bytes
+    stats: bytes
+    start: bytes
+    bins: bytes
+    counts: bytes
+    events: tuple[Event, ...] = ()
+    scalars: dict[str, float] = {}
+    micro_batches: int = 0
+    grad_scale: float | None = None
+    labels: dict[str, str] = {}
+    elapsed_s: float = float("nan")
+
+
+class SnapshotItem(msgspec.Struct, tag="snapshot", frozen=True):
+    """A snapshot; `stored` is the NumPy type of the bytes, `dtype` torch's name."""
+
+    number: int
+    tap: Tap
+    step: int
+    time_s: float
+    dtype: str
+    shape: tuple[int, ...]
+    stored: str
+    values: bytes
+    truncated: bool = False
+    request: int = -1
+
+
+class EndItem(msgspec.Struct, tag="end", frozen=True):
+    """The run ended as it should; nothing comes after it."""
+
+    number: int
+    step: int
+
+
+Item = FrameItem | SnapshotItem | EndItem
+
+
+class Description(msgspec.Struct, frozen=True):
+    """What a run consists of, whole; a newer one (by its version) takes the place of an older one."""
+
+    version: int
+    modules: tuple[ModuleRecord, ...] = ()
+    coverage: tuple[Coverage, ...] = ()
+    hooks: tuple[HookRecord, ...] = ()
+
+
+class Books(msgspec.Struct, frozen=True):
+    """The sender's accounts: produced = acknowledged + dropped (by reason) + waiting + in flight."""
+
+    produced: int = 0
+    acknowledged: int = 0
+    dropped: dict[str, int] = {}
+    waiting: int = 0
+    in_flight: int = 0
+
+
+class Batch(msgspec.Struct, frozen=True, kw_only=True):
+    """One request. With no items it is a sign of life, and a chance to be given commands."""
+
+    schema: int = SCHEMA
+    run: RunInfo
+    taps_from: int = 0  # the number of the first of `taps`; all before it were acknowledged
+    taps: tuple[Tap, ...] = ()
+    description: Description | None = None
+    items: tuple[Item, ...] = ()
+    books: Books = Books()
+    commands_done: int = -1  # the highest command that was carried out
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """What the receiver has. Where `taps` is below the batch's `taps_from` nothing of the batch was taken."""
+
+    acknowledged: int  # the highest item taken; -1 before the first
+    taps: int  # how many taps are known
+    described: int  # the version of the description that is known; -1 before the first
+    commands: tuple[Command, ...] = ()
+
+
+_encoder = msgspec.msgpack.Encoder()
+_batches = msgspec.msgpack.Decoder(Batch)
+_answers = msgspec.msgpack.Decoder(Answer)
+Message = TypeVar("Message", Batch, Answer)
+
+
+def encode(message: Batch | Answer) -> bytes:
+    """A message as bytes."""
+    return _encoder.encode(message)
+
+
+def decode_batch(data: bytes) -> Batch:
+    """A batch from bytes; raises WireError with what is wrong."""
+    batch = _decode(_batches, data)
+    if batch.schema != SCHEMA:
+        raise WireError(f"a batch of schema {batch.schema}; this server reads schema {SCHEMA}: use the same hookcore")
+    return batch
+
+
+def decode_answer(data: bytes) -> Answer:
+    """An answer from bytes; raises WireError with what is wrong."""
+    return _decode(_answers, data)
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[Message], data: bytes) -> Message:
+    try:
+        return decoder.decode(data)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError, OverflowError) as error:
+        raise WireError(f"this is not a message of hookcore's: {error}") from None
+
+
+def frame_item(number: int, frame: Frame) -> FrameItem:
+    """A frame on its way. Its new taps travel in the batch."""
+    block = frame.sketches
+    arrays: dict[str, NDArray[Any]] = {
+        "taps": frame.taps,
+        "start": block.start,
+        "bins": block.bins,
+        "counts": block.counts,
+    }
+    packed = {name: _pack(array, _FRAME_ARRAYS[name]) for name, array in arrays.items()}
+    return FrameItem(
+        number,
+        frame.step,
+        frame.time_s,
+        stats=_pack(frame.stats, "<f8"),
+        **packed,
+        events=frame.events,
+        scalars=frame.scalars,
+        micro_batches=frame.micro_batches,
+        grad_scale=frame.grad_scale,
+        labels=frame.labels,
+        elapsed_s=frame.elapsed_s,
+    )
+
+
+def frame_of(item: FrameItem, new_taps: tuple[Tap, ...] = ()) -> Frame:
+    """The frame of an item, checked: raises WireError where its arrays do not belong together."""
+    taps, start, bins, counts = (_unpack(getattr(item, name), kind, name) for name, kind in _FRAME_ARRAYS.items())
+    stats = _unpack(item.stats, "<f8", "stats")
+    rows = len(taps)
+    _require(len(stats) == rows * len(STATS), f"{len(stats)} stats for {rows} taps of {len(STATS)}")
+    _require(len(start) == rows + 1, f"{len(start)} starts of sketches for {rows} taps")
+    _require(len(bins) == len(counts) == int(start[-1]), f"{len(bins)} bins, {len(counts)} counts, {start[-1]} said")
+    _require(start[0] == 0 and bool((start[1:] >= start[:-1]).all()), "starts of sketches that do not ascend")
+    _require_ascending_bins(start, bins)
+    _require(0 <= item.step < 2**53, f"step {item.step}")
+    _require(item.micro_batches >= 0, f"{item.micro_batches} micro-batches")
+    return Frame(
+        item.step,
+        item.time_s,
+        taps,
+        stats.reshape(rows, len(STATS)),
+        SketchBlock(start, bins, counts),
+        new_taps,
+        item.events,
+        item.scalars,
+        item.micro_batches,
+        item.grad_scale,
+        item.labels,
+        item.elapsed_s,
+    )
+
+
+def snapshot_item(number: int, snapshot: Snapshot) -> SnapshotItem:
+    """A snapshot on its way."""
+    values = np.ascontiguousarray(snapshot.values)
+    return SnapshotItem(
+        number,
+        snapshot.tap,
+        snapshot.step,
+        snapshot.time_s,
+        snapshot.dtype,
+        snapshot.shape,
+        values.dtype.name,
+        values.astype(values.dtype.newbyteorder("<"), copy=False).tobytes(),
+        snapshot.truncated,
+        snapshot.number,
+    )
+
+
+def snapshot_of(item: SnapshotItem) -> Snapshot:
+    """The snapshot of an item, checked. The kept values are `shape`, or where truncated its first rows, or flat."""
+    _require(item.stored in DTYPES, f"a snapshot of type {item.stored!r}")
+    kind = np.dtype(item.stored).newbyteorder("<")
+    values = _unpack(item.values, kind, "values")
+    _require(all(0 <= size < 2**53 for size in item.shape) and len(item.shape) <= 64, f"shape {item.shape}")
+    expected = 1
+    for size in item.shape:
+        expected *= size
+    whole = len(values) == expected
+    _require(whole or (item.truncated and len(values) < expected), f"{len(values)} values of {expected}")
+    return Snapshot(
+        item.tap,
+        item.step,
+        item.time_s,
+        item.dtype,
+        item.shape,
+        values.reshape(item.shape) if whole else values,
+        item.truncated,
+        item.request,
+    )
+
+
+def _require_ascending_bins(start: NDArray[Any], bins: NDArray[Any]) -> None:
+    """Inside each row bins ascend and are bins."""
+    if not len(bins):
+        return
+    _require(int(bins.max()) < BINS, f"bin {bins.max()} of {BINS}")
+    ascends = bins[1:] > bins[:-1]
+    borders = start[1:-1].astype(np.int64)
+    borders = borders[(borders > 0) & (borders < len(bins))]
+    ascends[borders - 1] = True
+    _require(bool(ascends.all()), "bins that do not ascend")
+
+
+def _require(holds: bool, what: str) -> None:
+    if not holds:
+        raise WireError(f"a message of hookcore's holds {what}: it was damaged, or made by something else")
+
+
+def _pack(array: NDArray[Any], kind: DTypeLike) -> bytes:
+    return np.ascontiguousarray(array, kind).tobytes()
+
+
+def _unpack(data: bytes, kind: DTypeLike, what: str) -> NDArray[Any]:
+    dtype = np.dtype(kind)
+    _require(len(data) % dtype.itemsize == 0, f"{len(data)} bytes of {what}, which come in {dtype.itemsize}")
+    return np.frombuffer(data, dtype)
