@@ -37,4 +37,8 @@ class WireError(HookcoreError, ValueError):
 
 
 class ServerError(HookcoreError, RuntimeError):
-    """A server that cannot be reached, or that refused."""
+    """A server that cannot be reached, or that refused; then `status` is the number of its answer."""
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status

@@ -8,10 +8,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from itertools import count
 from typing import Final
 
+from hookcore import patterns
 from hookcore.config import Pattern, nearest
 from hookcore.errors import PatternError
 
@@ -97,7 +97,7 @@ def _matcher_of(pattern: Pattern, is_leaf: Callable[[str], bool]) -> _Matcher:
     if not colon:
         return _Matcher(repr(pattern), pattern, _glob_matcher(pattern))
     if prefix == "re":
-        return _Matcher(repr(pattern), pattern, _expression_matcher(pattern, rest))
+        return _Matcher(repr(pattern), pattern, _expression_matcher(pattern))
     if prefix == "type":
         return _Matcher(repr(pattern), pattern, _type_name_matcher(rest))
     if prefix == "is":
@@ -106,23 +106,18 @@ def _matcher_of(pattern: Pattern, is_leaf: Callable[[str], bool]) -> _Matcher:
 
 
 def _glob_matcher(glob: str) -> Matches:
-    return lambda path, _module: fnmatchcase(path, glob)
+    fits = patterns.glob(glob)
+    return lambda path, _module: fits(path)
 
 
-def _expression_matcher(pattern: str, expression: str) -> Matches:
-    try:
-        compiled = re.compile(expression)
-    except re.error as error:
-        place = "" if error.pos is None else f" at position {error.pos}"
-        raise PatternError(
-            f"{pattern!r} is not a regular expression: {error.msg}{place} of {expression!r}. "
-            "For a glob leave out 're:'."
-        ) from None
-    return lambda path, _module: compiled.fullmatch(path) is not None
+def _expression_matcher(pattern: str) -> Matches:
+    fits = patterns.expression(pattern)
+    return lambda path, _module: fits(path)
 
 
 def _type_name_matcher(glob: str) -> Matches:
-    return lambda _path, module: any(fnmatchcase(base.__name__, glob) for base in type(module).__mro__)
+    fits = patterns.glob(glob)
+    return lambda _path, module: any(fits(base.__name__) for base in type(module).__mro__)
 
 
 def _class_matcher(wanted: type) -> Matches:

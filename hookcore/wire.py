@@ -204,6 +204,8 @@ def frame_of(item: FrameItem, new_taps: tuple[Tap, ...] = ()) -> Frame:
     stats = _unpack(item.stats, "<f8", "stats")
     rows = len(taps)
     _require(len(stats) == rows * len(STATS), f"{len(stats)} stats for {rows} taps of {len(STATS)}")
+    # A tap that came many times in one frame would cost its reader far more than its bytes.
+    _require(bool((taps[1:] > taps[:-1]).all()) or len(np.unique(taps)) == rows, "a tap twice in a frame")
     _require(len(start) == rows + 1, f"{len(start)} starts of sketches for {rows} taps")
     _require(len(bins) == len(counts) == int(start[-1]), f"{len(bins)} bins, {len(counts)} counts, {start[-1]} said")
     _require(start[0] == 0 and bool((start[1:] >= start[:-1]).all()), "starts of sketches that do not ascend")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,11 +24,15 @@ class TapList:
 
 @dataclass(frozen=True, slots=True)
 class StepRange:
-    """The first and the newest step (None before the first one), and how many different ones came."""
+    """The first and the newest step (None before the first one), and how many different ones came.
+
+    `frames` counts every frame that was taken: it rises too where a further part of the newest step came.
+    """
 
     first: int | None
     newest: int | None
     count: int
+    frames: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +71,7 @@ class Heatmap:
     worst: Floats  # [row, column]
     nonfinite: Counts
     present: Counts
+    infinite: NDArray[np.bool_]  # where what was not finite were infinities, and no NaN
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,8 +99,11 @@ class Ladder:
         found += [pick_exact(self.schema, part, column, lanes, first, last) for part in exact]
         return [part for part in (*found, tail) if part is not None]
 
-    def latest(self) -> tuple[Steps, Floats]:
-        """For every lane, the newest step it was present in (-1: never) and its exact values then, [column, lane]."""
+    def latest(self, first: int | None = None, last: int | None = None) -> tuple[Steps, Floats]:
+        """For every lane, the newest step it was present in (-1: never) and its exact values then, [column, lane].
+
+        With bounds, the newest one between them; only the rows of these steps are read.
+        """
         with self._lock:
             parts = [ExactRows(part.steps, part.values, part.used) for part in reversed(self._exact) if part.used]
             if parts:  # the newest row may still change: copied, and not read where it lies
@@ -110,10 +113,12 @@ class Ladder:
         lanes = max([len(old_steps), *(part.lanes for part in parts)])
         steps, values = np.full(lanes, -1, np.int64), np.full((len(self.schema.columns), lanes), np.nan)
         for part in parts:
-            _note_latest(part, steps, values)
+            _note_latest(part.view(first, last), steps, values)
             if (steps >= 0).all():
                 return steps, values
-        fallen = np.flatnonzero((steps[: len(old_steps)] < 0) & (old_steps >= 0))
+        fallen = np.flatnonzero((steps[: len(old_steps)] < 0) & (old_steps >= (0 if first is None else first)))
+        if last is not None:
+            fallen = fallen[old_steps[fallen] <= last]
         steps[fallen], values[:, fallen] = old_steps[fallen], old_values[:, fallen]
         return steps, values
 

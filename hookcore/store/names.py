@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import difflib
-import fnmatch
-import re
 from collections.abc import Callable, Sequence
 
-from hookcore.errors import ArgumentError, PatternError
+from hookcore import patterns
+from hookcore.errors import ArgumentError
 from hookcore.records import KINDS, Tap
 
 _SHOWN = 20
@@ -37,14 +36,7 @@ def matcher(pattern: str | None) -> Callable[[str], bool]:
     """Whether a module path fits a glob (`*` also crosses dots) or, after "re:", a whole regular expression."""
     if pattern is None:
         return lambda path: True
-    if not pattern.startswith("re:"):
-        glob = re.compile(fnmatch.translate(pattern))
-        return lambda path: glob.match(path) is not None
-    try:
-        expression = re.compile(pattern[3:])
-    except re.error as error:
-        raise PatternError(f"{pattern!r} is not a regular expression: {error}; a glob is written without re:") from None
-    return lambda path: expression.fullmatch(path) is not None
+    return patterns.expression(pattern) if pattern.startswith("re:") else patterns.glob(pattern)
 
 
 def require_kind(kind: str | None) -> None:

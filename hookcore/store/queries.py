@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Final
 
 import numpy as np
@@ -12,7 +13,7 @@ from hookcore.records import Coverage, Event, HookRecord, ModuleRecord, Severity
 from hookcore.store import names
 from hookcore.store.answers import Heatmap, Histograms, Latest, Quantiles, Series, StepRange, TapList
 from hookcore.store.distributions import LEAST_BINS, histograms_of, quantiles_of
-from hookcore.store.heatmap import Cells, columns_over
+from hookcore.store.heatmap import Cells, Columns, columns_over
 from hookcore.store.ladder import Ladder
 from hookcore.store.parts import Parts
 from hookcore.store.rows import Rows, down_sample
@@ -56,6 +57,14 @@ class Queries:
         names.require("stat", stat, STAT_NAMES)
         number = self._number_of(tap)
         return _series(self._parts.stats, stat, number, STAT_NAMES.index(stat), number, (first, last, points))
+
+    def rows(self, numbers: NDArray[np.int64], stat: str, first: int | None = None, last: int | None = None) -> Rows:
+        """One stat of some taps [row, tap] as it is kept, not down-sampled; `present` is 0 where a tap was not seen."""
+        names.require("stat", stat, STAT_NAMES)
+        parts = self._parts.stats.gather(STAT_NAMES.index(stat), _lanes(numbers), first, last) if len(numbers) else []
+        if not parts:
+            return Rows.empty(len(numbers))
+        return Rows(*(np.concatenate([getattr(part, each.name) for part in parts]) for each in fields(Rows)))
 
     def scalars(self, name: str, first: int | None = None, last: int | None = None, points: int = 1000) -> Series:
         """One scalar in at most so many points."""
@@ -109,7 +118,20 @@ class Queries:
             cells.worst().T,
             cells.nonfinite.T,
             cells.present.T,
+            self._infinite(wanted, over, cells, (first, last)).T,
         )
+
+    def _infinite(
+        self, wanted: TapList, over: Columns, cells: Cells, bounds: tuple[int | None, int | None]
+    ) -> NDArray[np.bool_]:
+        """The cells that are not finite and held no NaN."""
+        infinite = cells.nonfinite > 0
+        if infinite.any():
+            nans = Cells.make(over.number, len(wanted.taps))
+            for part in self._parts.stats.gather(STAT_NAMES.index("nan"), _lanes(wanted.numbers), *bounds):
+                nans.add(over, part)
+            infinite &= ~(nans.group(cells.low.shape[1])[0].high > 0)
+        return infinite
 
     def histograms(
         self, tap: int | Tap, first: int | None = None, last: int | None = None, columns: int = 200, bins: int = 80
@@ -127,14 +149,24 @@ class Queries:
         return quantiles_of(self._parts.sketches.entries(first, last), self._number_of(tap), qs, points)
 
     def latest(
-        self, kind: str | None = None, stat: str | None = None, sort: str | None = None, limit: int | None = None
+        self,
+        kind: str | None = None,
+        stat: str | None = None,
+        sort: str | None = None,
+        limit: int | None = None,
+        first: int | None = None,
+        last: int | None = None,
+        wanted: TapList | None = None,
     ) -> Latest:
-        """The newest values of every tap seen; `sort` is a stat, largest and non-finite first ("-norm": smallest)."""
+        """The newest values of every tap seen; `sort` is a stat, largest and non-finite first ("-norm": smallest).
+
+        With bounds, of the taps seen in these steps. `wanted` names the taps, and spares the search by kind.
+        """
         for given in (stat, sort.removeprefix("-") if sort else None):
             if given is not None:
                 names.require("stat", given, STAT_NAMES)
-        wanted = self.taps(None, kind)
-        steps, stored = self._parts.stats.latest()
+        wanted = self.taps(None, kind) if wanted is None else wanted
+        steps, stored = self._parts.stats.latest(first, last)
         numbers = wanted.numbers[wanted.numbers < len(steps)]
         numbers = numbers[steps[numbers] >= 0]
         if sort:
@@ -171,6 +203,10 @@ class Queries:
     def snapshots(self) -> list[Snapshot]:
         """The snapshots that are kept, oldest first; their values are read-only."""
         return self._parts.snapshots.items()
+
+    def snapshots_after(self, taken: int) -> tuple[int, list[Snapshot]]:
+        """For a reader that numbers them: the snapshots that came after the first so many, and how many came."""
+        return self._parts.snapshots.items_after(taken)
 
     def modules(self) -> list[ModuleRecord]:
         """The modules of the run."""
@@ -231,4 +267,4 @@ def _order(values: NDArray[np.float64], smallest_first: bool) -> NDArray[np.intp
 def _empty_heatmap(stat: str) -> Heatmap:
     none = np.empty(0, np.int64)
     counts = np.empty((0, 0), np.uint32)
-    return Heatmap(stat, none, (), none, none, none, np.empty((0, 0)), counts, counts)
+    return Heatmap(stat, none, (), none, none, none, np.empty((0, 0)), counts, counts, np.empty((0, 0), bool))

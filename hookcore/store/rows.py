@@ -25,11 +25,29 @@ class Rows:
     nonfinite: Counts
 
     @classmethod
+    def empty(cls, lanes: int) -> Rows:
+        """No row."""
+        ends, floats, counts = np.empty(0, np.int64), np.empty((0, lanes)), np.empty((0, lanes), np.uint32)
+        return cls(ends, ends, floats, floats, floats, counts, counts, counts)
+
+    def take(self, lanes: NDArray[np.intp]) -> Rows:
+        """Some lanes, in this order."""
+        return Rows(
+            self.first,
+            self.last,
+            self.mean[:, lanes],
+            self.low[:, lanes],
+            self.high[:, lanes],
+            self.finite[:, lanes],
+            self.present[:, lanes],
+            self.nonfinite[:, lanes],
+        )
+
+    @classmethod
     def join(cls, parts: Sequence[Rows]) -> Rows:
         """All rows of one lane in which it was present, in the order given."""
         if not parts:
-            ends, floats, counts = np.empty(0, np.int64), np.empty((0, 1)), np.empty((0, 1), np.uint32)
-            return cls(ends, ends, floats, floats, floats, counts, counts, counts)
+            return cls.empty(1)
         present = np.concatenate([part.present[:, 0] for part in parts]) > 0
         return cls(*(np.concatenate([getattr(part, item.name) for part in parts])[present] for item in fields(cls)))
 

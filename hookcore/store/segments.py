@@ -91,6 +91,13 @@ class ExactRows:
     def last(self) -> Steps:
         return self.steps
 
+    def view(self, first: int | None, last: int | None) -> ExactRows:
+        """The rows of the steps first to last, where they lie."""
+        steps = self.steps[: self.used]
+        begin = 0 if first is None else int(np.searchsorted(steps, first))
+        end = len(steps) if last is None else int(np.searchsorted(steps, last, side="right"))
+        return ExactRows(steps[begin:end], self.values[:, begin:end], max(0, end - begin))
+
     def cut(self, rows: slice) -> ExactRows:
         """A copy of some rows, all of them used."""
         steps = self.steps[rows].copy()

@@ -165,9 +165,8 @@ class Store(Queries):
 
     def _note_step(self, step: int) -> None:
         old = self._parts.steps
-        if step != old.newest:
-            first = step if old.first is None else old.first
-            self._parts.steps = StepRange(first, step, old.count + 1)
+        first = step if old.first is None else old.first
+        self._parts.steps = StepRange(first, step, old.count + (step != old.newest), old.frames + 1)
 
     def _tell(self, name: str, message: str) -> None:
         """Says once that a limit was met; the counters say how often."""

@@ -1,0 +1,129 @@
+"""Patterns over names, for the trainer and the server alike: globs and regular expressions that cannot hang either.
+
+Both become expressions of RE2, whose time is linear in the name. There is no way to look around in them and no way to
+refer back; everything else is as usual. Knows neither modules nor taps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import re2  # type: ignore[import-untyped]
+
+from hookcore.errors import PatternError
+
+MAX_LENGTH: Final = 1000  # characters of a pattern
+MAX_BYTES: Final = 1 << 22  # memory of one compiled expression, its automaton included
+MAX_SIZE: Final = 5000  # instructions of a compiled expression: a name costs at most its length times this
+
+Fits = Callable[[str], bool]
+
+
+def glob(pattern: str) -> Fits:
+    """Whether a whole name fits a glob: `*` any text, dots included, `?` a character, `[a-z]`, `[!a-z]`."""
+    _require_length(pattern, pattern)
+    try:
+        return _compile("(?s)" + "".join(_translate(pattern)))
+    except re2.error:
+        raise PatternError(f"{pattern!r} is too large a pattern: give one with fewer ? and [...]") from None
+
+
+def expression(pattern: str) -> Fits:
+    """Whether a whole name fits the regular expression behind "re:"."""
+    text = pattern.removeprefix("re:")
+    _require_length(pattern, text)
+    try:
+        return _compile(text)
+    except re2.error as error:
+        raise PatternError(
+            f"{_shown(pattern)} is not a regular expression: {_reason(error)} of {_shown(text)}. {_hint(text)}"
+            "For a glob leave out 're:'."
+        ) from None
+
+
+def _compile(text: str) -> Fits:
+    options = re2.Options()
+    options.log_errors = False
+    options.never_capture = True  # groups that are remembered would need the slower of RE2's machines
+    options.max_mem = MAX_BYTES
+    compiled = re2.compile(_encode(text), options)
+    re2.purge()  # its cache would keep a hundred automata alive
+    if compiled.programsize > MAX_SIZE:
+        raise re2.error("too many repetitions")
+    return lambda name: compiled.fullmatch(_encode(name)) is not None
+
+
+def _encode(text: str) -> bytes:
+    # A name may hold half a surrogate pair, which has no UTF-8.
+    return text.encode("utf-8", "replace")
+
+
+def _reason(error: Exception) -> str:
+    given = error.args[0] if error.args else ""
+    return given.decode("utf-8", "replace") if isinstance(given, bytes) else str(given)
+
+
+def _hint(text: str) -> str:
+    if any(sign in text for sign in ("(?=", "(?!", "(?<=", "(?<!", "(?P=", "(?>")) or any(
+        f"\\{digit}" in text for digit in range(1, 10)
+    ):
+        return "Looking around and referring back are not supported, so that no expression can hang. "
+    return ""
+
+
+def _require_length(pattern: str, text: str) -> None:
+    if len(text) > MAX_LENGTH:
+        raise PatternError(
+            f"a pattern of {len(text)} characters ({pattern[:40]!r}...) is too long: give at most {MAX_LENGTH}"
+        )
+
+
+def _shown(text: str) -> str:
+    return repr(text) if len(text) <= 80 else f"{text[:77]!r}..."
+
+
+def _translate(pattern: str) -> Iterator[str]:
+    place, was_star = 0, False
+    while place < len(pattern):
+        sign = pattern[place]
+        end = _end_of_set(pattern, place) if sign == "[" else -1
+        if sign == "*":
+            yield "" if was_star else ".*"
+        elif sign == "?":
+            yield "."
+        elif end > 0:
+            yield _translate_set(pattern[place + 1 : end])
+            place = end
+        else:
+            yield _escape(sign)
+        was_star = sign == "*"
+        place += 1
+
+
+def _end_of_set(pattern: str, start: int) -> int:
+    """Where the set that begins here is closed; -1 where it is not: the bracket then stands for itself."""
+    place = start + 1
+    place += pattern.startswith("!", place)
+    place += pattern.startswith("]", place)
+    return pattern.find("]", place)
+
+
+def _translate_set(inside: str) -> str:
+    negated = inside.startswith("!")
+    signs, parts = inside[negated:], []
+    while signs:
+        if len(signs) > 2 and signs[1] == "-":
+            if signs[0] <= signs[2]:  # a range that runs backwards holds nothing
+                parts.append(f"{_escape(signs[0])}-{_escape(signs[2])}")
+            signs = signs[3:]
+        else:
+            parts.append(_escape(signs[0]))
+            signs = signs[1:]
+    if not parts:
+        return "." if negated else r"[^\x00-\x{10FFFF}]"
+    return f"[{'^' * negated}{''.join(parts)}]"
+
+
+def _escape(sign: str) -> str:
+    return sign if sign.isalnum() or sign == "_" else f"\\x{{{ord(sign.encode('utf-8', 'replace').decode()):X}}}"

@@ -1,0 +1,83 @@
+"""Globs and regular expressions that cannot hang whoever uses them."""
+
+from __future__ import annotations
+
+import fnmatch
+import subprocess
+import sys
+
+import pytest
+import re2  # type: ignore[import-untyped]
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hookcore import patterns
+from hookcore.errors import PatternError
+from hookcore.store.names import matcher
+
+NAMES = [f"blocks.{number}.attn.{'a' * 80}.c" for number in range(10_000)]
+SIGNS = "ab.-]![*?_x\\^&~|é\n"
+
+
+@given(st.text(SIGNS, max_size=8), st.text(SIGNS, max_size=8))
+def test_a_glob_means_what_it_means_to_the_standard_library(glob: str, name: str) -> None:
+    if "--" not in glob:  # ranges from and to the hyphen itself are cut otherwise there
+        assert patterns.glob(glob)(name) == fnmatch.fnmatchcase(name, glob)
+
+
+@given(st.text(max_size=20))
+def test_any_name_fits_the_star_and_nothing_else_is_raised(name: str) -> None:
+    assert patterns.glob("*")(name)
+    assert patterns.expression("re:(?s).*")(name)
+
+
+def test_half_a_surrogate_pair_in_a_name_is_no_error() -> None:
+    assert patterns.glob("a*")("a\udc80")
+    assert not patterns.glob("\udc80b")("a")
+
+
+@pytest.mark.parametrize(
+    "bomb",
+    [
+        "*a" * 400 + "*b",
+        "*a*a*a*a*a*a*a*a*a*a*a*a*a*a*a*a*a*a*a*a*b",
+        "re:(a+)+b",
+        "re:(.*)*b",
+        "re:(a?){300}a{300}",
+        "re:" + "(.*a)" * 150 + "b",
+        "re:(.*a.{100})+b",
+        "re:" + "(" * 300 + "a*" + ")*" * 300,
+    ],
+    ids=lambda bomb: bomb[:12],
+)
+def test_a_bomb_of_a_pattern_is_through_ten_thousand_names_at_once(bomb: str) -> None:
+    fits = matcher(bomb)
+    assert not any(fits(name) for name in NAMES)
+
+
+def test_patterns_that_would_take_long_are_refused() -> None:
+    for pattern in ("re:(.?){900}x(.?){900}", "re:((a{30}){30}){30}", "re:" + "a" * 1001, "?" * 1000, "a" * 1001):
+        with pytest.raises(PatternError):
+            matcher(pattern)
+
+
+@pytest.mark.parametrize("pattern", ["re:(?=a)b", "re:(?<!a)b", r"re:(a)\1", "re:(?P<x>a)(?P=x)"])
+def test_what_is_not_supported_is_said(pattern: str) -> None:
+    with pytest.raises(PatternError, match="Looking around and referring back are not supported"):
+        matcher(pattern)
+
+
+def test_a_refused_expression_writes_nothing_to_the_terminal() -> None:
+    code = (
+        "from hookcore import patterns\n"
+        "try: patterns.expression('re:(')\n"
+        "except patterns.PatternError: pass\n"
+        "patterns.expression('re:(a?){300}a{300}')('a' * 300)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+    assert done.stderr == b""
+
+
+def test_no_compiled_pattern_stays_in_a_cache() -> None:
+    assert patterns.expression("re:a+")("aa")
+    assert re2._Regexp._make.cache_info().currsize == 0

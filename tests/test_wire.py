@@ -1,0 +1,218 @@
+"""Records on their way between processes: what arrives is what was sent, and what was damaged is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from hookcore.errors import HookcoreError, WireError
+from hookcore.records import (
+    KINDS,
+    STATS,
+    Command,
+    Coverage,
+    Event,
+    Frame,
+    HookRecord,
+    ModuleRecord,
+    SketchBlock,
+    Snapshot,
+    Tap,
+)
+from hookcore.sketch import BINS
+from hookcore.wire import (
+    DTYPES,
+    SCHEMA,
+    Answer,
+    Batch,
+    Books,
+    Description,
+    EndItem,
+    FrameItem,
+    RunInfo,
+    SnapshotItem,
+    decode_answer,
+    decode_batch,
+    encode,
+    frame_item,
+    frame_of,
+    snapshot_item,
+    snapshot_of,
+)
+
+INFO = RunInfo(id="run-1", key="secret", name="a run")
+texts = st.text(max_size=20)
+taps = st.builds(Tap, texts, st.sampled_from(KINDS), texts, st.integers(0, 9), st.sampled_from(["train", "eval"]))
+events = st.builds(
+    Event,
+    st.integers(0, 2**40),
+    st.floats(allow_nan=False),
+    texts,
+    texts,
+    st.sampled_from(["info", "warning", "error"]),
+    texts,
+    st.integers(0, 99),
+)
+
+
+@st.composite
+def frames(draw: st.DrawFn) -> Frame:
+    rows = draw(st.integers(0, 5))
+    bins = [draw(st.lists(st.integers(0, BINS - 1), unique=True, max_size=6).map(sorted)) for _ in range(rows)]
+    flat = np.array([each for row in bins for each in row], np.uint16)
+    return Frame(
+        step=draw(st.integers(0, 2**50)),
+        time_s=draw(st.floats(0, 2e9)),
+        taps=draw(hnp.arrays(np.uint32, rows, unique=True)),
+        stats=draw(hnp.arrays(np.float64, (rows, len(STATS)))),
+        sketches=SketchBlock(
+            np.cumsum([0, *map(len, bins)]).astype(np.uint32), flat, draw(hnp.arrays(np.uint32, len(flat)))
+        ),
+        events=tuple(draw(st.lists(events, max_size=3))),
+        scalars=draw(st.dictionaries(texts, st.floats(), max_size=3)),
+        micro_batches=draw(st.integers(0, 9)),
+        grad_scale=draw(st.none() | st.floats(allow_nan=False)),
+        labels=draw(st.dictionaries(texts, texts, max_size=3)),
+        elapsed_s=draw(st.floats(0, 1e6)),
+    )
+
+
+def arrive(item: FrameItem | SnapshotItem | EndItem) -> Any:
+    """An item as the other side sees it."""
+    return decode_batch(encode(Batch(run=INFO, items=(item,)))).items[0]
+
+
+def same(left: Frame, right: Frame) -> bool:
+    """Equal in every field, to the bit; a NaN equals itself."""
+    for field in dataclasses.fields(Frame):
+        one, other = getattr(left, field.name), getattr(right, field.name)
+        if isinstance(one, np.ndarray):
+            if one.tobytes() != other.tobytes() or one.shape != other.shape:
+                return False
+        elif isinstance(one, SketchBlock):
+            pairs = ((getattr(one, name), getattr(other, name)) for name in ("start", "bins", "counts"))
+            if not all(np.array_equal(*pair) for pair in pairs):
+                return False
+        elif repr(one) != repr(other):
+            return False
+    return True
+
+
+@given(frames(), st.integers(0, 2**40))
+def test_a_frame_arrives_as_it_was_sent(frame: Frame, number: int) -> None:
+    item = arrive(frame_item(number, frame))
+    assert item.number == number
+    assert same(frame_of(item), frame)
+
+
+@given(
+    st.sampled_from(sorted(DTYPES)).flatmap(
+        lambda kind: hnp.arrays(np.dtype(kind), hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4))
+    ),
+    taps,
+    st.integers(-1, 2**50),
+)
+def test_a_snapshot_arrives_as_it_was_sent(values: np.ndarray[Any, Any], tap: Tap, number: int) -> None:
+    snapshot = Snapshot(tap, 7, 1.5, "float32", values.shape, values, number=number)
+    seen = snapshot_of(arrive(snapshot_item(3, snapshot)))
+    assert seen.values.tobytes() == np.ascontiguousarray(values).tobytes()
+    assert (seen.values.dtype, seen.values.shape) == (values.dtype, values.shape)
+    assert (seen.tap, seen.step, seen.dtype, seen.number, seen.truncated) == (tap, 7, "float32", number, False)
+
+
+def test_a_truncated_snapshot_keeps_the_shape_it_had() -> None:
+    snapshot = Snapshot(Tap("a", "output"), 0, 0.0, "float32", (10, 10), np.arange(30, dtype=np.float32), True)
+    seen = snapshot_of(arrive(snapshot_item(0, snapshot)))
+    assert seen.shape == (10, 10)
+    assert np.array_equal(seen.values, np.arange(30))
+
+
+def test_values_that_are_no_numbers_are_refused() -> None:
+    item = snapshot_item(0, Snapshot(Tap("a", "output"), 0, 0.0, "object", (1,), np.zeros(1)))
+    with pytest.raises(WireError, match="type 'object'"):
+        snapshot_of(msgspec.structs.replace(item, stored="object"))
+
+
+def test_everything_else_of_a_batch_arrives() -> None:
+    batch = Batch(
+        run=INFO,
+        taps_from=3,
+        taps=(Tap("a.b", "output_grad", "0", 1, "eval"),),
+        description=Description(
+            4,
+            (ModuleRecord("a", "Linear", "", 3, 3, ("b",)),),
+            (Coverage("a", "Linear", False, (), "why"),),
+            (HookRecord("module", "a", "forward", "f", "x.py:1", False),),
+        ),
+        items=(EndItem(9, 100),),
+        books=Books(10, 8, {"queue-full": 1}, 1, 0),
+        commands_done=5,
+    )
+    assert decode_batch(encode(batch)) == batch
+
+
+@given(taps, st.dictionaries(texts, st.none() | st.floats(allow_nan=False) | texts | st.lists(texts, max_size=2)))
+def test_an_answer_brings_commands(tap: Tap, changes: dict[str, Any]) -> None:
+    commands = (Command(1, "snapshot", tap), Command(2, "settings", changes=changes))
+    answer = Answer(acknowledged=4, taps=2, described=-1, commands=commands)
+    assert decode_answer(encode(answer)) == answer
+
+
+@settings(max_examples=300)
+@given(frames(), st.data())
+def test_damage_is_refused_or_harmless_but_never_another_error(frame: Frame, data: st.DataObject) -> None:
+    sent = bytearray(encode(Batch(run=INFO, items=(frame_item(0, frame),))))
+    place = data.draw(st.integers(0, len(sent) - 1))
+    sent[place] ^= data.draw(st.integers(1, 255))
+    try:
+        batch = decode_batch(bytes(sent[: data.draw(st.integers(1, len(sent)))]))
+        for item in batch.items:
+            if isinstance(item, FrameItem):
+                seen = frame_of(item)
+                assert seen.stats.shape == (len(seen.taps), len(STATS))
+    except HookcoreError:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"taps": b"\0" * 8}, "stats for 2 taps"),
+        ({"taps": b"\0" * 3}, "3 bytes of taps"),
+        ({"stats": b""}, "0 stats"),
+        ({"start": b"\0" * 4}, "1 starts"),
+        ({"start": np.array([0, 9], "<u4").tobytes()}, "said"),
+        ({"start": np.array([1, 2], "<u4").tobytes()}, "ascend"),
+        ({"bins": np.array([5, 5], "<u2").tobytes()}, "bins that do not ascend"),
+        ({"bins": np.array([0, BINS], "<u2").tobytes()}, f"bin {BINS}"),
+        ({"step": -1}, "step -1"),
+        ({"step": 2**60}, "step"),
+        ({"micro_batches": -1}, "micro-batches"),
+    ],
+)
+def test_arrays_that_do_not_belong_together_are_refused(change: dict[str, Any], words: str) -> None:
+    block = SketchBlock(np.array([0, 2], np.uint32), np.array([3, 4], np.uint16), np.array([1, 1], np.uint32))
+    item = frame_item(0, Frame(0, 0.0, np.zeros(1, np.uint32), np.zeros((1, len(STATS))), block))
+    with pytest.raises(WireError, match=words):
+        frame_of(msgspec.structs.replace(item, **change))
+
+
+def test_another_schema_is_named() -> None:
+    batch = msgspec.structs.replace(Batch(run=INFO), schema=SCHEMA + 1)
+    with pytest.raises(WireError, match=f"schema {SCHEMA + 1}"):
+        decode_batch(encode(batch))
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\x00", b"{}", b"\xdd\xff\xff\xff\xff", b"\x91" * 5000, b"\xdb\xff\xff\xff\xffabc"]
+)
+def test_what_is_no_message_is_refused(data: bytes) -> None:
+    with pytest.raises(WireError):
+        decode_batch(data)
