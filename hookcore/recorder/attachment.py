@@ -28,6 +28,9 @@ class Attachment(Protocol):
     def off(self) -> None:
         """Nothing is captured for a while."""
 
+    def look(self) -> None:
+        """What the pending snapshots need is put on, and what they no longer need is taken off."""
+
     def close(self) -> None:
         """Take everything off."""
 
@@ -44,8 +47,9 @@ class ProcessAttachment:
         self._handles: list[hooks.HookHandle] = []
         self._wants_inputs = models.wants_inputs
         self._before, self._after = self._make_before(), self._make_after()
+        self._looks = LookHooks(capture)
         guard_functions(self._before, self._after)
-        self._quiet = QuietHooks(self._before, self._after)
+        self._quiet = QuietHooks(self._before, self._after, *self._looks.functions)
         self._aside = StepAside(self._take_off, self._put_on, self._saw_region)
 
     def on(self) -> None:
@@ -55,6 +59,11 @@ class ProcessAttachment:
     def off(self) -> None:
         self._aside.close()
         self._take_off()
+
+    def look(self) -> None:
+        if self._handles:
+            self._take_off()
+            self._put_on()
 
     def close(self) -> None:
         self.off()
@@ -66,6 +75,8 @@ class ProcessAttachment:
                 hooks.on_forward_pre(None, self._before),
                 hooks.on_forward(None, self._after, with_kwargs=self._wants_inputs),
             ]
+            if self._capture.snapshots.by_path:
+                self._handles += self._looks.put_on()
 
     def _take_off(self) -> None:
         for handle in self._handles:
@@ -75,8 +86,10 @@ class ProcessAttachment:
 
     def _saw_region(self, module: nn.Module, args: Any, output: Any) -> None:
         plan = self._capture.plans.get(id(unwrap(module)))
-        if plan is not None and plan.wants_output:
-            self._capture.saw_output(plan, output)
+        if plan is not None:
+            self._capture.snapshots.saw_output(plan, output)
+            if plan.wants_output:
+                self._capture.saw_output(plan, output)
 
     def _enter_region(self, module: nn.Module) -> None:
         inner = unwrap(module)
@@ -137,6 +150,41 @@ class ProcessAttachment:
         return after_call_with_keywords if self._wants_inputs else after_call
 
 
+class LookHooks:
+    """The hooks that look for snapshots, beside those of the capture: nobody pays for them while none is pending."""
+
+    def __init__(self, capture: Capture) -> None:
+        plans_get, snapshots = capture.plans.get, capture.snapshots
+
+        def before(module: nn.Module, args: Any) -> None:
+            if not _is_compiling() and (plan := plans_get(id(module))) is not None:
+                snapshots.saw_input(plan, args)
+
+        def after(module: nn.Module, args: Any, output: Any) -> None:
+            if not _is_compiling() and (plan := plans_get(id(module))) is not None:
+                snapshots.saw_output(plan, output)
+
+        def after_with_keywords(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            if not _is_compiling() and (plan := plans_get(id(module))) is not None:
+                if kwargs:
+                    snapshots.saw_input(plan, kwargs)
+                snapshots.saw_output(plan, output)
+
+        self._before, self._after, self._after_with_keywords = before, after, after_with_keywords
+        self._snapshots = snapshots
+        self.functions = (before, after, after_with_keywords)
+        guard_functions(*self.functions)
+
+    def put_on(self) -> list[hooks.HookHandle]:
+        """Onto the process, for as long as the handles are kept."""
+        if not self._snapshots.wants_inputs:
+            return [hooks.on_forward(None, self._after)]
+        return [
+            hooks.on_forward_pre(None, self._before),
+            hooks.on_forward(None, self._after_with_keywords, with_kwargs=True),
+        ]
+
+
 class ModuleAttachment:
     """Hooks on each chosen module, for processes full of other modules.
 
@@ -147,6 +195,7 @@ class ModuleAttachment:
     def __init__(self, capture: Capture, models: Models) -> None:
         self._capture = capture
         self._handles: list[hooks.HookHandle] = []
+        self._looking: list[hooks.HookHandle] = []
         for plan in list(capture.plans.values()):
             module = plan.ref()
             if module is None or not (plan.wants_output or plan.acts_before):
@@ -164,10 +213,30 @@ class ModuleAttachment:
     def off(self) -> None:
         pass
 
+    def look(self) -> None:
+        for handle in self._looking:
+            handle.remove()
+        self._looking.clear()
+        wanted = self._capture.snapshots.by_path
+        for plan in list(self._capture.plans.values()) if wanted else ():
+            module = plan.ref()
+            if module is None or plan.path not in wanted:
+                continue
+            try:
+                self._put_on(module, plan)
+            except (RuntimeError, AttributeError) as error:
+                self._capture.note(plan, f"takes no hook: {error}")
+
+    def _put_on(self, module: nn.Module, plan: Plan) -> None:
+        if self._capture.snapshots.wants_inputs:
+            self._looking.append(hooks.on_forward_pre(module, LookPreHook(self._capture, plan)))
+        self._looking.append(hooks.on_forward(module, LookHook(self._capture, plan)))
+
     def close(self) -> None:
-        for handle in self._handles:
+        for handle in [*self._handles, *self._looking]:
             handle.remove()
         self._handles.clear()
+        self._looking.clear()
 
 
 class ModulePreHook:
@@ -205,6 +274,26 @@ class ModuleHook:
         return _inert_hook()
 
 
+class LookPreHook(ModulePreHook):
+    """Looks for the inputs that a snapshot asks for, at one module."""
+
+    __slots__ = ()
+
+    def __call__(self, module: nn.Module, args: Any) -> None:
+        if not _is_compiling():
+            self.capture.snapshots.saw_input(self.plan, args)
+
+
+class LookHook(ModuleHook):
+    """Looks for the outputs that a snapshot asks for, at one module."""
+
+    __slots__ = ()
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+        if not _is_compiling():
+            self.capture.snapshots.saw_output(self.plan, output)
+
+
 def _inert_hook() -> tuple[Any, ...]:
     """What a copy or a checkpoint of the model gets instead: it does nothing, and needs no hookcore to be read."""
     return getattr, (contextlib.nullcontext(), "__exit__")
@@ -218,11 +307,19 @@ class InsideAttachment:
         self._inside = Inside(_Observer(capture, plans))
         modules = [(key, module) for key, plan in plans.items() if (module := plan.ref()) is not None]
         self.compiled_before = self._inside.attach(modules)
+        self._attached = {id(plan) for plan in plans.values()}
+
+    def missing(self, wanted: list[Plan]) -> int:
+        """How many of these plans have no hook here: to give them one would compile every graph again."""
+        return sum(id(plan) not in self._attached for plan in wanted)
 
     def on(self) -> None:
         pass
 
     def off(self) -> None:
+        pass
+
+    def look(self) -> None:
         pass
 
     def close(self) -> None:
@@ -241,13 +338,17 @@ class _Observer:
         if not self._capture.on or plan.muted:
             return -1
         try:
-            return self._capture.saw_traced_output(plan, index, output)
+            slot = self._capture.saw_traced_output(plan, index, output)
+            self._capture.snapshots.saw_traced_output(plan, index, output, plan.calls - 1)
+            return slot
         except Exception as error:
             self._capture.failed("op in a compiled graph", error, plan)
             return -1
 
     def saw_gradient(self, key: int, index: str, ticket: int, gradient: Tensor) -> None:
         TensorHook(self._capture, self._plans[key], -1, ticket)(gradient)
+        if self._capture.snapshots.by_path and not self._capture.ignores_gradients:
+            self._capture.snapshots.saw_traced_gradient(self._plans[key], self._capture.taps[ticket], gradient)
 
 
 def _before(capture: Capture, plan: Plan, args: Any) -> None:
@@ -270,4 +371,4 @@ def _after(capture: Capture, plan: Plan, kwargs: Any, output: Any) -> None:
         plan.root.entered_with_grad = False
 
 
-guard_functions(ModulePreHook.__call__, ModuleHook.__call__)
+guard_functions(ModulePreHook.__call__, ModuleHook.__call__, LookPreHook.__call__, LookHook.__call__)

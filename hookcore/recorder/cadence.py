@@ -38,6 +38,15 @@ class Cadence:
         """The share of the run's time that the hooks take, with the steps left out."""
         return self.cost / self.stride
 
+    def change(self, every: int, budget: float | None) -> None:
+        """The user wants it otherwise. What was measured still holds."""
+        self.every, self.budget = every, budget
+        self.stride = every
+        if budget is not None:
+            self._estimate(budget)
+            if not self._plain or not self._captured:
+                self._seen = min(self._seen, WARM_UP)  # steps of one sort alone tell no cost: alternate again
+
     def took(self, background_s: float) -> None:
         """Told by the recorder's thread what a frame took."""
         self.background_s += 0.1 * (background_s - self.background_s)

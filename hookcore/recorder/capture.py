@@ -26,6 +26,7 @@ from hookcore.observe.arena import CODES, CpuArena
 from hookcore.observe.plain import make_plain, unseen
 from hookcore.recorder.outputs import find_tensors
 from hookcore.recorder.plans import Plan
+from hookcore.recorder.snapshots import Snapshots
 from hookcore.records import Event, Kind, Phase, Tap
 
 if TYPE_CHECKING:
@@ -118,6 +119,7 @@ class Capture:
         self.on_backward_begin: Callable[[], None] = lambda: None
         self.on_backward_end: Callable[[], None] = lambda: None
         self.leaf_handles: list[hooks.HookHandle] = []
+        self.snapshots = Snapshots(self, lambda *_: None, lambda _: None)
         self.devices: dict[torch.device, DeviceArena] = {}
         self._lock = threading.Lock()
 
@@ -336,6 +338,7 @@ class Capture:
         """A tensor that the user named, inside a forward."""
         if not self.on or not isinstance(tensor, Tensor):
             return
+        self.snapshots.saw_output(plan, tensor)
         self._saw_any_output(plan, tensor)
 
     # -- values -----------------------------------------------------------------------------------------------------
@@ -409,6 +412,7 @@ class Capture:
 
     def reset_calls(self) -> None:
         """Count the calls of every module from zero again."""
+        self.snapshots.reset_calls()
         for plan in [*self.plans.values(), *self.named]:
             plan.calls = plan.recomputed = 0
             if plan.pending:

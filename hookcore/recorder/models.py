@@ -21,6 +21,8 @@ from hookcore.recorder.plans import Plan, Root
 from hookcore.recorder.tree import parameters_of, walk
 from hookcore.records import Coverage, Kind, ModuleRecord
 
+Choice = list[tuple[Plan, str]]  # each plan with "", or the reason why its module is left out
+
 _NO_KINDS: frozenset[Kind] = frozenset()
 _MODULE_KINDS: frozenset[Kind] = frozenset(("output", "output_grad", "input", "input_grad"))
 _BOUNDARY_KINDS: frozenset[Kind] = frozenset(("output", "output_grad"))
@@ -50,9 +52,8 @@ class Models:
         """Plan a whole model. Raises PatternError where a pattern matches none of its modules."""
         module = unwrap(module)
         root = Root(module, name)
-        modules = {clean_path(path): child for path, child in walk(module)}
-        leaves = {path for path, child in modules.items() if not child._modules}
-        selection = select(modules, leaves, self._settings.include, self._settings.exclude)
+        modules = _modules_of(root)
+        selection = select(modules, _leaves(modules), self._settings.include, self._settings.exclude)
         self._plan_all(root, {path: (child, selection.reason(path)) for path, child in modules.items()})
         self.roots = [*(known for known in self.roots if known.ref() is not None), root]
         self._changed()
@@ -79,6 +80,50 @@ class Models:
             plan.ref = weakref.ref(module, partial(self._departed, key))
             plans[key] = plan
             self._parameters.adopt(plan)
+
+    def choose(self, settings: Settings) -> Choice:
+        """What other settings would choose of the models that are known; raises PatternError as `add` does.
+
+        Reads only: any thread may call it, also while the models run.
+        """
+        choice: Choice = []
+        unmatched: set[str] | None = None
+        everything: dict[str, nn.Module] = {}
+        for root in self.roots:
+            modules = _modules_of(root)
+            selection = select(modules, _leaves(modules), settings.include, settings.exclude, strict=False)
+            missing = set(selection.unmatched)
+            unmatched = missing if unmatched is None else unmatched & missing
+            everything |= modules
+            plans = ((self._capture.plans.get(id(module)), path) for path, module in modules.items())
+            choice += [(plan, selection.reason(path)) for plan, path in plans if plan is not None]
+        if unmatched:
+            select(everything, _leaves(everything), settings.include, settings.exclude)
+        return choice
+
+    def rechoose(self, settings: Settings, choice: Choice) -> None:
+        """Choose the modules anew, between two steps."""
+        self._settings = settings
+        for plan, reason in [*choice, *self._planned_since(choice)]:
+            kinds = _NO_KINDS if reason else settings.kinds
+            if reason and plan.path in self._capture.regions:
+                kinds, reason = settings.kinds & _BOUNDARY_KINDS, ""
+            plan.choose(kinds, reason)
+        self._parameters.choose(settings.kinds)
+
+    def _planned_since(self, choice: Choice) -> Choice:
+        """Modules that came after the choice was made."""
+        chosen, selection = {id(plan) for plan, _ in choice}, _Everything(self._settings)
+        later = [plan for plan in list(self._capture.plans.values()) if id(plan) not in chosen]
+        return [
+            (plan, selection.reason("" if plan.is_root else plan.path.removeprefix(f"{plan.root.name}/"), module))
+            for plan in later
+            if (module := plan.ref()) is not None
+        ]
+
+    def paths(self) -> set[str]:
+        """The path of every plan."""
+        return {plan.path for plan in [*self._capture.plans.values(), *self._capture.named]}
 
     @property
     def wants_inputs(self) -> bool:
@@ -212,12 +257,21 @@ def _tree(root: Root) -> Iterator[ModuleRecord]:
         )
 
 
+def _modules_of(root: Root) -> dict[str, nn.Module]:
+    top = root.ref()
+    return {} if top is None else {clean_path(path): child for path, child in walk(top)}
+
+
+def _leaves(modules: dict[str, nn.Module]) -> set[str]:
+    return {path for path, child in modules.items() if not child._modules}
+
+
 def _joined(root: str, path: str) -> str:
     return f"{root}/{path}" if root and path else root or path
 
 
 def _coverage_of(plan: Plan, regions: list[str], capture: Capture) -> Coverage:
-    slots = {key: slot for key, slot in plan.taps.items() if slot >= 0}
+    slots = {key: slot for key, slot in plan.taps.items() if slot >= 0 and key[0] in plan.kinds}
     filled = {key[0] for key, slot in slots.items() if capture.numbers[slot] in capture.filled}
     reasons = list(plan.reasons)
     if "output" in filled and "output_grad" not in filled and any(key[0] == "output_grad" for key in slots):

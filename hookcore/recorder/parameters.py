@@ -24,7 +24,7 @@ _STACK_DEPTH = 8  # recorder, torch's step wrapper, wrappers of schedulers and f
 class Parameter:
     """A watched parameter and its rows."""
 
-    __slots__ = ("grad_slot", "name", "norm_slot", "param_slot", "plan", "ref", "update_slot")
+    __slots__ = ("_hidden_slot", "grad_slot", "name", "norm_slot", "param_slot", "plan", "ref", "update_slot")
 
     def __init__(
         self, capture: Capture, plan: Plan, name: str, parameter: Tensor, gone: Callable[[object], object]
@@ -32,13 +32,21 @@ class Parameter:
         self.ref = weakref.ref(parameter, gone)
         self.plan = plan
         self.name = name
+        self._hidden_slot = -1
+        self.choose(capture)
+
+    def choose(self, capture: Capture) -> None:
+        """Find its rows by what its module's plan wants now."""
+        plan, name = self.plan, self.name
         self.grad_slot = capture.slot_of(plan, "param_grad", name, 0)
         self.param_slot = capture.slot_of(plan, "param", name, 0)
         self.update_slot = capture.slot_of(plan, "update", name, 0)
         self.norm_slot = self.param_slot
         if self.update_slot >= 0 and self.param_slot < 0:
             # The ratio needs the weight's norm, also where nobody asked to see it.
-            self.norm_slot = capture.new_slot(Tap(plan.path, "param", name), hidden=True)
+            if self._hidden_slot < 0:
+                self._hidden_slot = capture.new_slot(Tap(plan.path, "param", name), hidden=True)
+            self.norm_slot = self._hidden_slot
 
 
 class Parameters:
@@ -46,7 +54,7 @@ class Parameters:
 
     def __init__(self, capture: Capture, kinds: frozenset[Kind]) -> None:
         self._capture = capture
-        self._wanted = not kinds.isdisjoint(("param", "param_grad", "update"))
+        self._wanted = _reads_parameters(kinds)
         self._known: dict[int, Parameter] = {}
         # By optimizer, for several may step at once in several threads.
         self._before: dict[int, list[tuple[Parameter, Tensor]]] = {}
@@ -69,6 +77,16 @@ class Parameters:
             if parameter is not None and self.find(parameter) is None:
                 key, known = id(parameter), self._known
                 known[key] = Parameter(self._capture, plan, name, parameter, partial(_forget, known, key))
+
+    def choose(self, kinds: frozenset[Kind]) -> None:
+        """The plans were made anew: so are the rows."""
+        self._wanted = _reads_parameters(kinds)
+        for parameter in self.all():
+            parameter.choose(self._capture)
+
+    def all(self) -> list[Parameter]:
+        """Every watched parameter."""
+        return list(self._known.values())
 
     def owned(self, optimizer: Optimizer) -> list[Parameter]:
         """The watched parameters that this optimizer steps."""
@@ -128,6 +146,10 @@ class Parameters:
     def ratios(self) -> tuple[tuple[int, int], ...]:
         """The rows of each update and of the weights it changed."""
         return tuple((p.update_slot, p.norm_slot) for p in self._known.values() if p.update_slot >= 0)
+
+
+def _reads_parameters(kinds: frozenset[Kind]) -> bool:
+    return not kinds.isdisjoint(("param", "param_grad", "update"))
 
 
 def _forget(known: dict[int, Parameter], key: int, gone: object) -> None:

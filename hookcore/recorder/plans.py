@@ -77,20 +77,24 @@ class Plan:
         self.type_name = type(module).__name__
         self.ref = weakref.ref(module)
         self.root = root
-        self.kinds = kinds
-        self.skipped_by = skipped_by  # why the selection left it out, or ""
-        self.wants_output = not kinds.isdisjoint(("output", "output_grad"))
-        self.wants_input = not kinds.isdisjoint(("input", "input_grad"))
         self.is_root = root.ref() is module
-        self.acts_before = self.wants_input or self.is_root  # whether its call is of interest before it runs
+        self.muted = False  # after too many errors
+        self.choose(kinds, skipped_by)
         self.calls = 0  # calls since the last backward pass ended
         self.eval_calls = 0  # calls in evaluation since the step began
-        self.lone: list[TensorHook] = []  # per call, for outputs that are one plain tensor
         self.taps: dict[tuple[Kind, str, int, Phase], int] = {}  # slots
         self.pending: list[int] = []  # calls under a reentrant checkpoint, whose gradient comes with the recompute
         self.reasons: dict[str, int] = {}  # why something of it was not captured, and how often
         self.seen = False  # whether it ever ran
         self.errors = 0
-        self.muted = False  # after too many errors
         self.first_index: str | None = None  # of a traced output: by it the calls are counted
         self.recomputed = 0  # calls that a checkpoint repeated
+
+    def choose(self, kinds: frozenset[Kind], skipped_by: str) -> None:
+        """What is captured of it from now on; called between two steps."""
+        self.kinds = kinds
+        self.skipped_by = skipped_by  # why the selection left it out, or ""
+        self.lone: list[TensorHook] = []  # per call, for outputs that are one plain tensor
+        self.wants_output = not self.muted and not kinds.isdisjoint(("output", "output_grad"))
+        self.wants_input = not self.muted and not kinds.isdisjoint(("input", "input_grad"))
+        self.acts_before = self.wants_input or self.is_root  # whether its call is of interest before it runs

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch._C import DisableTorchFunction
 from torch.optim import Optimizer
 
@@ -21,15 +20,18 @@ from hookcore.compiled import guard_functions
 from hookcore.config import Settings
 from hookcore.observe import layout
 from hookcore.observe.arena import CpuArena
-from hookcore.observe.plain import unseen
 from hookcore.recorder.attachment import Attachment, InsideAttachment, ModuleAttachment, ProcessAttachment
 from hookcore.recorder.cadence import Cadence
 from hookcore.recorder.capture import Capture, TensorHook
+from hookcore.recorder.commands import Change, Commands, describe_change
 from hookcore.recorder.frames import RawFrame, build_frames
+from hookcore.recorder.inventory import list_hooks
 from hookcore.recorder.models import Models
 from hookcore.recorder.parameters import Parameter, Parameters, ScaleFinder, applied_scale
+from hookcore.recorder.scalars import number_of, scalar_of
+from hookcore.recorder.snapshots import Snapshots
 from hookcore.recorder.worker import Worker
-from hookcore.records import GRADIENT_KINDS, Coverage, Event, Frame, Tap
+from hookcore.records import GRADIENT_KINDS, Command, Coverage, Event, Frame, HookRecord, Tap
 from hookcore.sinks import Sink
 
 if TYPE_CHECKING:
@@ -37,8 +39,12 @@ if TYPE_CHECKING:
 
 COVERAGE_WAIT_S: Final = 1.0
 DESCRIBE_EVERY_S: Final = 30.0
+DESCRIBE_PAUSE: Final = 200  # times as long as a description took there is none
+IDLE_S: Final = 1.0  # without a step for so long, the recorder's thread carries commands out as far as it may
 SCALER_STEPS: Final = 16  # the first steps, and then one in so many, in which a GradScaler is looked for
 BACKWARDS_WITHOUT_STEP: Final = 64  # then a backward pass counts as a step: nobody steps an optimizer of torch's
+_NAN: Final = float("nan")
+_MODULE_KINDS: Final = frozenset(("output", "output_grad", "input", "input_grad"))
 _NOTHING: Final = np.empty(0, np.int64)
 _BACKWARD_KINDS: Final = GRADIENT_KINDS - {"param_grad"}
 _current_task: Callable[[], int] = torch._C._current_graph_task_id
@@ -59,6 +65,8 @@ class Recorder:
         self.models = Models(self.capture, self.parameters, settings, self._describe)
         self.cadence = Cadence(settings.every, settings.budget)
         self.scales = ScaleFinder()
+        self.snapshots = self.capture.snapshots = Snapshots(self.capture, self.say, self._scale_of)
+        self.commands = Commands(settings, self.models, self.snapshots, self.say)
         self.step = 0
         self.paused = False
         self.closed = False
@@ -76,11 +84,19 @@ class Recorder:
         self._describe_at = 0.0  # when the sink is told of the modules and their coverage again
         self._unsent_taps: tuple[Tap, ...] = ()
         self._told_dropped = 0
-        self._sees_modules = not settings.kinds.isdisjoint(("output", "output_grad", "input", "input_grad"))
+        self._sees_modules = not settings.kinds.isdisjoint(_MODULE_KINDS)
         self._events: list[Event] = []
         self._scalars: dict[str, Any] = {}
         self._logs_behind = False
-        self._worker = Worker(self._ship, lambda error: self.capture.failed("recorder thread", error))
+        self._hooks: tuple[HookRecord, ...] = ()  # as they were listed last
+        self._told_waiting = False
+        self._worker = Worker(
+            self._ship,
+            lambda error: self.capture.failed("recorder thread", error),
+            self._tick,
+            lambda: self.snapshots.waiting,
+        )
+        sink.listen(self.obey)
 
     # -- attaching --------------------------------------------------------------------------------------------------
 
@@ -95,6 +111,7 @@ class Recorder:
             self._process_handles.append(hooks.on_module_registration(self.models.saw_registration))
         self._attachment = self._new_attachment()
         self._set_capturing(not self.paused)
+        self._attachment.look()
 
     def _new_attachment(self) -> Attachment:
         if self.settings.compiled == "inside":
@@ -130,7 +147,7 @@ class Recorder:
             (self._attachment.on if on else self._attachment.off)()
 
     def _describe(self) -> None:
-        self.sink.describe(self.models.records())
+        self.sink.describe(self.models.records(), (), self._hooks)
 
     # -- steps ------------------------------------------------------------------------------------------------------
 
@@ -141,7 +158,10 @@ class Recorder:
                 with self._lock, DisableTorchFunction():
                     self._read_scale(optimizer)
                     # With a closure, forward and backward run inside the step: the gradients come later.
-                    self.parameters.before_step(owned, _closure(args, kwargs) is None, id(optimizer))
+                    with_gradients = _closure(args, kwargs) is None
+                    self.parameters.before_step(owned, with_gradients, id(optimizer))
+                    if self.snapshots.active:
+                        self.snapshots.before_step(owned, with_gradients)
         except Exception as error:
             self.capture.failed("optimizer pre-hook", error)
 
@@ -156,7 +176,10 @@ class Recorder:
                     if _closure(args, kwargs) is not None:
                         self._read_scale(optimizer)
                         self.parameters.read_gradients(owned)
+                        self.snapshots.read_gradients(owned)
                     self.parameters.after_step(id(optimizer))
+                    if self.snapshots.active:
+                        self.snapshots.after_step(owned)
                 if self.manual:
                     return
                 if _current_task() != -1:
@@ -224,7 +247,7 @@ class Recorder:
             self._step_is_due = False
             self.end_step()
         elif self._steps_by_backward:
-            self.parameters.read_all()
+            self._read_all_parameters()
             self.end_step()
         elif not self.manual and self.capture.backwards >= BACKWARDS_WITHOUT_STEP and not self._any_owner():
             self._steps_by_backward = True
@@ -239,24 +262,162 @@ class Recorder:
 
     def _end_user_step(self) -> None:
         if self.capture.on and not self.parameters.read:
-            self.parameters.read_all()
+            self._read_all_parameters()
         self.end_step()
+
+    def _read_all_parameters(self) -> None:
+        self.parameters.read_all()
+        if self.snapshots.active:
+            self.snapshots.before_step(self.parameters.all(), with_gradients=True)
 
     def end_step(self) -> None:
         """Ship the frame and decide about the next step."""
         now = self._clock()
         elapsed = now - self._ended_at
         captured = self.capture.on
+        asked = self.snapshots.active or self.commands.changes
+        if asked:
+            self._guarded(self._end_snapshots)
         if captured or self._scalars or self._events:
             self._ship_part(self.step, elapsed)
         self.step += 1
         self.capture.step = self.step
         self._step_scale = None
         self.parameters.read = False
-        wanted = self.cadence.next_is_captured(captured, self._clock() - self._ended_at)
+        if asked:
+            self._guarded(self._carry_out)
+        # A step in which a snapshot was taken tells nothing of what capturing costs.
+        wanted = self.cadence.next_is_captured(captured, _NAN if asked else self._clock() - self._ended_at)
         self._ended_at = self._clock()
+        wanted = wanted or (self.snapshots.active and self.snapshots.hurries)
         if not self.paused and self.attached and (wanted or self.capture.on):
             self._set_capturing(wanted)
+
+    # -- commands ---------------------------------------------------------------------------------------------------
+
+    def obey(self, command: Command) -> None:
+        """Take a command, from any thread; it is carried out at the end of the step that runs."""
+        if self.closed:
+            return
+        try:
+            self.commands.read(command)
+        except Exception as error:
+            self.capture.failed("command", error)
+
+    def request_snapshot(self, tap: Tap) -> None:
+        """Keep a tensor at its next call; called by the training script, so that the step may begin with it."""
+        if self.closed or not self.commands.ask(tap):
+            return
+        with self._lock:
+            begun = self.capture.began_backward or self.capture.has_outputs()
+            if self.capture.on and not begun and _current_task() == -1:
+                self._look()
+
+    def current_settings(self) -> dict[str, Any]:
+        """What holds now, in types that JSON has: the settings, `paused`, and the cadence's `stride` and `cost`."""
+        cost = self.cadence.cost
+        return {
+            **self.settings.as_dict(),
+            "paused": self.paused,
+            "stride": self.cadence.stride,
+            "cost": cost if cost == cost else None,
+        }
+
+    def _guarded(self, call: Callable[[], None]) -> None:
+        """What goes wrong with a command must not keep the step from ending."""
+        try:
+            call()
+        except Exception as error:
+            self.capture.failed("command", error)
+
+    def _end_snapshots(self) -> None:
+        self.snapshots.end_step("capture is paused" if self.paused else "")
+
+    def _carry_out(self) -> None:
+        """Between two steps, on the training thread."""
+        self.commands.carry_out(self._apply)
+        self._told_waiting = False
+        self._look()
+        if self.paused and self.capture.on:
+            self._set_capturing(False)
+
+    def _look(self) -> None:
+        self.snapshots.begin()
+        if self._attachment is not None:
+            self._attachment.look()
+
+    def _apply(self, change: Change) -> None:
+        before = self.current_settings()
+        values = {name: value for name, value in change.values.items() if name != "paused"}
+        self.settings = replace(self.settings, **values)
+        if "every" in values or "budget" in values:
+            self.cadence.change(self.settings.every, self.settings.budget)
+        if change.choice is not None:
+            self.models.rechoose(self.settings, change.choice)
+            self._sees_modules = not self.settings.kinds.isdisjoint(_MODULE_KINDS)
+            self._attach_anew(change)
+        self.paused = change.values.get("paused", self.paused)
+        self.say("settings-changed", describe_change(before, self.current_settings(), change.values))
+
+    def _attach_anew(self, change: Change) -> None:
+        """Between two steps: the hooks follow the choice."""
+        if self._attachment is None:
+            return
+        if isinstance(self._attachment, InsideAttachment):
+            missing = self._attachment.missing([plan for plan, _ in change.choice or () if plan.wants_output])
+            if missing:
+                message = f"{missing} modules stay unseen: in compiled graphs only those of the start can be captured"
+                self.say("settings-limited", message, "warning")
+            return
+        self._attachment.close()
+        self._attachment = self._new_attachment()
+        if self.capture.on:
+            self._attachment.on()
+
+    def _tick(self) -> None:
+        """On the recorder's thread, fifty times a second."""
+        self.snapshots.ship(self.sink.add_snapshot)
+        if self.commands.wants_inventory:
+            self.commands.wants_inventory = False
+            self._describe_all()
+        if (self.commands.changes or self._events) and not self._clock() - self._ended_at < IDLE_S:
+            self._act_while_idle()
+
+    def _act_while_idle(self) -> None:
+        """No step ends. Nothing is touched here that a hook reads: a forward may be running, and a slow one at that.
+
+        The cadence and the switch for pausing are read at a step's end alone, under the lock that is taken here.
+        """
+        if not self._lock.acquire(timeout=1.0):
+            return
+        try:
+            if not self.commands.waits_for_a_step:
+                self.commands.carry_out_while_idle(self._apply)
+            if self.commands.changes and not self._told_waiting:
+                self._told_waiting = True
+                self.say("settings-waiting", "no step ends now: the change holds from the end of the next one")
+            if self._events:
+                events, self._events = tuple(self._events), []
+                step = max(0, self.step - 1)
+                self._worker.put(RawFrame(step, time.time(), _NOTHING, (), 0, _NAN, events=events))
+        finally:
+            self._lock.release()
+
+    def _scale_of(self, kind: str) -> float | None:
+        """The loss scale that is in a gradient of this kind, where one is known."""
+        return self.scales.scale() if kind != "param_grad" or self._scaled_parameters else None
+
+    def _describe_all(self) -> None:
+        try:
+            self._hooks = list_hooks(self.models.roots, self._known_optimizers())
+            self.sink.describe(self.models.records(), self.models.coverage(), self._hooks)
+        except Exception as error:
+            self.capture.failed("description of the modules", error)
+
+    def _known_optimizers(self) -> list[Optimizer]:
+        return [optimizer for stepper in list(self._optimizers.values()) if (optimizer := stepper.ref()) is not None]
+
+    # -- frames -----------------------------------------------------------------------------------------------------
 
     def _ship_part(self, step: int, elapsed_s: float = float("nan")) -> None:
         capture = self.capture
@@ -292,14 +453,15 @@ class Recorder:
     def _ship(self, raws: list[RawFrame]) -> None:
         capture, began = self.capture, time.thread_time()
         for raw in raws:
-            raw.scalars = {name: _number(value) for name, value in raw.scalars.items()}
+            raw.scalars = {name: number_of(value) for name, value in raw.scalars.items()}
         for frame in build_frames(raws, capture.taps, capture.numbers):
             capture.filled.update(frame.taps.tolist())
             self._send(frame)
         self.cadence.took((time.thread_time() - began) / max(1, len(raws)))
-        if time.monotonic() > self._describe_at:
-            self._describe_at = time.monotonic() + DESCRIBE_EVERY_S
-            self.sink.describe(self.models.records(), self.models.coverage())
+        if (began := time.monotonic()) > self._describe_at:
+            self._describe_all()
+            now = time.monotonic()  # a walk over a very large model holds up who registers a hook: all the more seldom
+            self._describe_at = now + max(DESCRIBE_EVERY_S, DESCRIBE_PAUSE * (now - began))
 
     def _send(self, frame: Frame) -> None:
         if self._unsent_taps or self._worker.dropped > self._told_dropped:
@@ -345,6 +507,7 @@ class Recorder:
         if self.closed:
             return
         self.closed = True
+        self.snapshots.give_up("the training ended before it came")
         begun = self.capture.on and (self.capture.began_backward or self.capture.has_outputs())
         if begun or self._scalars or self._events:
             with contextlib.suppress(Exception):
@@ -352,7 +515,7 @@ class Recorder:
         self.detach()
         self._worker.close(timeout_s)
         with contextlib.suppress(Exception):
-            self.sink.describe(self.models.records(), self.coverage())
+            self.sink.describe(self.models.records(), self.coverage(), self._hooks)
         for handle in self.capture.leaf_handles:
             handle.remove()
         self.sink.close()
@@ -364,7 +527,7 @@ class Recorder:
 
     def log(self, scalars: dict[str, Any]) -> None:
         """Numbers of the user's beside the layers; a device tensor is read later, on our own thread."""
-        numbers = {name: _scalar(value) for name, value in scalars.items()}
+        numbers = {name: scalar_of(value) for name, value in scalars.items()}
         capture = self.capture
         if capture.on:
             # Most scripts log behind the optimizer's step: those numbers belong to the step that just ended.
@@ -375,8 +538,9 @@ class Recorder:
             self._scalars |= numbers
 
     def say(self, name: str, message: str, severity: Any = "info", module: str = "") -> None:
-        """An event, which travels with the next frame."""
-        self._events.append(Event(self.step, time.time(), name, message, severity, module))
+        """An event, which travels with the next frame. Any thread may call it."""
+        with self._lock:
+            self._events.append(Event(self.step, time.time(), name, message, severity, module))
 
 
 @dataclass(slots=True)
@@ -387,34 +551,6 @@ class _Stepper:
     state: tuple[Any, ...]
     owned: list[Parameter]
     closes: bool  # whether its step ends ours; else it comes behind another one's, after the same backward
-
-
-class _Pending:
-    """A device scalar that is read by the recorder's thread, so that training never waits for the device."""
-
-    def __init__(self, value: Tensor) -> None:
-        self._value = value
-        self._event = torch.cuda.Event() if value.is_cuda else None  # type: ignore[no-untyped-call]
-        if self._event is not None:
-            self._event.record()
-
-    def resolve(self) -> float:
-        """Wait for the value, here and now."""
-        if self._event is not None:
-            self._event.synchronize()
-        return float(self._value)
-
-
-def _scalar(value: Any) -> Any:
-    if not isinstance(value, Tensor):
-        return float(value)
-    with unseen():
-        value = value.detach().reshape(-1)[:1]
-        return float(value) if value.is_cpu else _Pending(value.clone())
-
-
-def _number(value: Any) -> float:
-    return value.resolve() if isinstance(value, _Pending) else float(value)
 
 
 def _closure(args: Any, kwargs: Any) -> Any:

@@ -22,9 +22,17 @@ MAX_QUEUE_BYTES: Final = 64 * 2**20
 class Worker:
     """A bounded queue and one daemon thread that polls it: waking it up would cost the training thread a switch."""
 
-    def __init__(self, handle: Callable[[list[RawFrame]], None], failed: Callable[[Exception], None]) -> None:
+    def __init__(
+        self,
+        handle: Callable[[list[RawFrame]], None],
+        failed: Callable[[Exception], None],
+        tick: Callable[[], None] = lambda: None,
+        has_more: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._handle = handle
         self._failed = failed
+        self._tick = tick  # called at every look at the queue
+        self._has_more = has_more  # whether a tick has something to do that a flush waits for
         self._queue: deque[RawFrame] = deque()
         self._bytes = 0
         self._busy = False
@@ -54,11 +62,14 @@ class Worker:
     def flush(self, timeout_s: float) -> bool:
         """Wait until everything put so far has been handled; False where the time ran out."""
         deadline = time.monotonic() + timeout_s
-        while self._queue or self._busy:
+        while self._has_work():
             if time.monotonic() > deadline or not self._thread.is_alive():
-                return not (self._queue or self._busy)
+                return not self._has_work()
             time.sleep(0.001)
         return True
+
+    def _has_work(self) -> bool:
+        return bool(self._queue) or self._busy or self._has_more()
 
     def close(self, timeout_s: float) -> None:
         """Handle what waits, then end the thread."""
@@ -77,6 +88,10 @@ class Worker:
                     self._take()
                 finally:
                     self._busy = False
+            try:
+                self._tick()
+            except Exception as error:
+                self._failed(error)
 
     def _take(self) -> None:
         with self._lock:

@@ -1,0 +1,122 @@
+"""Taking a copy of a tensor as it is now, for a snapshot: bounded, plain, and without waiting for a device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hookcore.observe.plain import _COMPRESSED, _WRAPPED, _has_memory, _make_strided, unseen
+
+MAX_BYTES: Final = 60 * 2**20  # of one copy, which must fit into one message; of a larger tensor the first rows go
+_NUMPY_TYPES: Final = frozenset(
+    (
+        *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+        *(torch.uint16, torch.uint32, torch.uint64),
+        *(torch.float16, torch.float32, torch.float64, torch.complex64, torch.complex128),
+    )
+)
+
+
+@dataclass(slots=True)
+class Copy:
+    """A copy, or where it comes from another device a copy on its way."""
+
+    dtype: str  # torch's name, without "torch."
+    shape: tuple[int, ...]  # of the whole tensor
+    truncated: bool
+    nbytes: int
+    _values: Tensor
+    _done: Any = None  # the event behind a transfer
+
+    def finish(self) -> NDArray[np.generic]:
+        """The values: the whole, or flat the first ones. Waits in this thread alone."""
+        if self._done is not None:
+            self._done.synchronize()
+        values: NDArray[np.generic] = self._values.numpy()
+        return values.reshape(-1) if self.truncated else values
+
+
+def take_copy(tensor: Tensor, whole: tuple[int, ...] | None = None) -> Copy | str:
+    """Copy a tensor of any make, or say why it has no values to copy. `whole` is the shape of what it was cut from."""
+    with unseen():
+        if _WRAPPED(tensor):
+            return "it is inside torch.func (vmap, grad): the values are not there yet"
+        if type(tensor).__name__ == "DTensor":
+            tensor = tensor._local_tensor  # type: ignore[attr-defined]  # this rank's shard
+        if type(tensor).__name__ == "FakeTensor" or tensor.is_meta:
+            return "it is a tensor without data (meta or fake)"
+        tensor = tensor.detach()
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        travels = _travelling_type(tensor)
+        if travels is None:
+            return f"values of type {dtype} have no form to travel in"
+        if tensor.is_nested:
+            tensor = _make_strided(tensor)
+        shape = tuple(tensor.shape)
+        first = _make_dense(first_part(tensor, travels.itemsize))
+        if type(first) is not Tensor and not _has_memory(first):
+            return f"it is a {type(first).__name__}, which keeps its values elsewhere"
+        whole = shape if whole is None else whole
+        return _copy(first, dtype, whole, travels)
+
+
+def first_part(tensor: Tensor, itemsize: int = 0) -> Tensor:
+    """A view of what a copy may hold: all, or the first rows, or where one row is too much the first elements, flat."""
+    limit = MAX_BYTES // (itemsize or tensor.dtype.itemsize)
+    if tensor.numel() <= limit:
+        return tensor
+    if tensor.layout is not torch.strided:
+        return _first_sparse_rows(tensor, limit)
+    row = tensor.numel() // tensor.shape[0]
+    if row <= limit:
+        return tensor[: limit // row]
+    while row > limit:
+        tensor = tensor[0]
+        row = tensor.numel() // tensor.shape[0]
+    return tensor[: limit // row].reshape(-1)
+
+
+def _first_sparse_rows(tensor: Tensor, limit: int) -> Tensor:
+    if tensor.layout in _COMPRESSED:
+        tensor = tensor.to_sparse()
+    rows = limit // (tensor.numel() // tensor.shape[0])
+    if tensor.layout is torch.sparse_coo and rows:
+        return tensor.narrow_copy(0, 0, rows)
+    raise ValueError(f"a row of this {tensor.layout} tensor alone is above the limit of {MAX_BYTES} bytes")
+
+
+def _travelling_type(tensor: Tensor) -> torch.dtype | None:
+    if tensor.dtype in _NUMPY_TYPES:
+        return tensor.dtype
+    if tensor.is_complex():
+        return torch.complex64
+    return torch.float32 if tensor.is_floating_point() or tensor.is_quantized else None
+
+
+def _make_dense(tensor: Tensor) -> Tensor:
+    if tensor.layout is not torch.strided:
+        tensor = tensor.to_dense()
+    if tensor.is_quantized:
+        tensor = tensor.dequantize()
+    return tensor.resolve_conj().resolve_neg()
+
+
+def _copy(first: Tensor, dtype: str, shape: tuple[int, ...], travels: torch.dtype) -> Copy:
+    nbytes, truncated = first.numel() * travels.itemsize, first.shape != shape
+    if first.device.type != "cuda":
+        values = torch.empty(first.shape, dtype=travels, device="cpu").copy_(first)
+        return Copy(dtype, shape, truncated, nbytes, values)
+    if torch.cuda.is_current_stream_capturing():
+        raise ValueError("inside the capture of a CUDA graph nothing can be copied")
+    # On the stream that made the tensor: what comes after the copy waits for it there, and nobody waits here.
+    with torch.cuda.device(first.device):
+        values = torch.empty(first.shape, dtype=travels, device="cpu", pin_memory=True)
+        values.copy_(first.to(travels), non_blocking=True)
+        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        done.record()
+    return Copy(dtype, shape, truncated, nbytes, values, done)

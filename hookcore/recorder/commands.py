@@ -1,0 +1,149 @@
+"""What readers ask of the trainer: read and checked in the sender's thread, carried out between two steps.
+
+A command is read where it arrives, so that a long list of patterns costs the training nothing. What it changes of the
+hooks waits for the end of a step: then the training thread itself is inside the recorder, holding its lock, and no
+forward pass of its own can be half way. While no step ends, the recorder's thread carries out what no hook looks at:
+the cadence and the switch for pausing, both of which are read at the end of a step under the same lock.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from hookcore.config import SETTINGS, Settings, nearest
+from hookcore.errors import ArgumentError, PatternError
+from hookcore.recorder.models import Choice, Models
+from hookcore.recorder.snapshots import INPUT_KINDS, Say, Snapshots
+from hookcore.records import KINDS, Command, Tap
+
+MAX_WAITING: Final = 256
+_OF_HOOKS: Final = frozenset(("include", "exclude", "kinds"))
+_TABLE: Final = {each.name: each for each in SETTINGS if each.name in _OF_HOOKS | {"every", "budget"}}
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """New values of settings, and where modules were chosen anew, which."""
+
+    values: dict[str, Any]
+    choice: Choice | None = None
+
+
+class Commands:
+    """The commands of one recorder that were read and wait."""
+
+    def __init__(self, settings: Settings, models: Models, snapshots: Snapshots, say: Say) -> None:
+        self._models = models
+        self._snapshots = snapshots
+        self._say = say
+        self._lock = threading.Lock()  # of the readers alone: they tell, which takes the recorder's lock
+        self._coming = settings  # what holds when everything that waits is carried out
+        self._last = -1
+        self.changes: deque[Change] = deque()  # that wait; appended to by readers, emptied under the recorder's lock
+        self.wants_inventory = True  # looked at by the recorder's thread; the first one is sent unasked
+
+    def read(self, command: Command) -> None:
+        """Check a command and lay it by. One that comes twice is carried out once."""
+        with self._lock:
+            if command.number <= self._last:
+                return
+            self._last = command.number
+            if command.name == "settings":
+                self._read_settings(command.changes)
+            elif command.name == "snapshot":
+                self.ask(command.tap, command.number)
+            else:
+                self.wants_inventory = True
+
+    def ask(self, tap: Tap | None, number: int = -1) -> bool:
+        """Look for a tensor from the next step on, or say why not."""
+        reason = "the command names no tap" if tap is None else self._why_not(tap)
+        module = tap.module if tap is not None else ""
+        if not reason and tap is not None and not self._snapshots.ask(tap, number):
+            reason = "too many snapshots are pending: wait for those that were asked for"
+        if reason:
+            self._say("snapshot-missed", reason, "warning", module)
+        return not reason
+
+    def _why_not(self, tap: Tap) -> str:
+        if tap.kind not in KINDS:
+            return f"{tap.kind!r} is no kind of tensor; the kinds are {', '.join(KINDS)}"
+        paths = self._models.paths()
+        if tap.module not in paths:
+            near = nearest(tap.module, paths, limit=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            return f"no watched module is called {tap.module!r}.{hint}"
+        if self._coming.compiled == "inside" and tap.kind in INPUT_KINDS:
+            return "compiled='inside' sees outputs and their gradients alone: ask for the output of the module before"
+        return ""
+
+    # -- settings ---------------------------------------------------------------------------------------------------
+
+    def _read_settings(self, given: dict[str, Any]) -> None:
+        try:
+            values = {name: _value_of(name, value) for name, value in given.items()}
+            kept = {name: value for name, value in values.items() if name != "paused"}
+            coming = replace(self._coming, **kept)
+            choice = None
+            if not _OF_HOOKS.isdisjoint(kept):
+                choice = self._models.choose(coming)
+        except (ArgumentError, PatternError) as error:
+            self._say("settings-refused", str(error), "warning", "")
+            return
+        except RuntimeError as error:  # its dictionaries changed while they were read
+            self._say("settings-refused", f"the model changed in this moment ({error}): ask again", "warning", "")
+            return
+        if len(self.changes) >= MAX_WAITING:
+            self._say("settings-refused", f"{MAX_WAITING} changes wait for a step to end already", "warning", "")
+            return
+        self._coming = coming
+        self.changes.append(Change(values, choice))
+
+    def carry_out(self, apply: Callable[[Change], None]) -> None:
+        """Between two steps: everything that waits, in its order."""
+        while self.changes:
+            apply(self.changes.popleft())
+
+    def carry_out_while_idle(self, apply: Callable[[Change], None]) -> None:
+        """In the recorder's thread, while no step ends: what no hook looks at. The rest waits on."""
+        later: list[Change] = []
+        while self.changes:
+            now, rest = _split(self.changes.popleft())
+            if now is not None:
+                apply(now)
+            if rest is not None:
+                later.append(rest)
+        self.changes.extendleft(reversed(later))
+
+    @property
+    def waits_for_a_step(self) -> bool:
+        """Whether all that waits can only be carried out at a step's end."""
+        return all(_OF_HOOKS.issuperset(change.values) for change in list(self.changes))
+
+
+def _value_of(name: str, value: Any) -> Any:
+    if name == "paused":
+        if not isinstance(value, bool):
+            raise ArgumentError(f"paused={value!r} is not allowed: paused is true or false")
+        return value
+    if name not in _TABLE:
+        names = ", ".join([*_TABLE, "paused"])
+        raise ArgumentError(f"{name!r} cannot be changed while training runs: these can be: {names}")
+    return _TABLE[name].value_of(value)
+
+
+def _split(change: Change) -> tuple[Change | None, Change | None]:
+    now = {name: value for name, value in change.values.items() if name not in _OF_HOOKS}
+    later = {name: value for name, value in change.values.items() if name in _OF_HOOKS}
+    return Change(now) if now else None, Change(later, change.choice) if later else None
+
+
+def describe_change(before: dict[str, Any], after: dict[str, Any], names: dict[str, Any]) -> str:
+    """From what to what, for the settings that were named."""
+    shown = (f"{name}: {json.dumps(before[name])} -> {json.dumps(after[name])}" for name in names)
+    return "; ".join(shown) or "nothing was named, so nothing changed"

@@ -1,0 +1,40 @@
+"""The user's own numbers: read at once, or later where they are on a device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hookcore.observe.plain import unseen
+
+
+class _Pending:
+    """A device scalar that is read by the recorder's thread, so that training never waits for the device."""
+
+    def __init__(self, value: Tensor) -> None:
+        self._value = value
+        self._event = torch.cuda.Event() if value.is_cuda else None  # type: ignore[no-untyped-call]
+        if self._event is not None:
+            self._event.record()
+
+    def resolve(self) -> float:
+        """Wait for the value, here and now."""
+        if self._event is not None:
+            self._event.synchronize()
+        return float(self._value)
+
+
+def scalar_of(value: Any) -> Any:
+    """A number, or a device scalar that can be waited for."""
+    if not isinstance(value, Tensor):
+        return float(value)
+    with unseen():
+        value = value.detach().reshape(-1)[:1]
+        return float(value) if value.is_cpu else _Pending(value.clone())
+
+
+def number_of(value: Any) -> float:
+    """The number itself, waited for."""
+    return value.resolve() if isinstance(value, _Pending) else float(value)

@@ -1,0 +1,414 @@
+"""Snapshots: raw tensors that somebody asked for, copied in the hook and sent by the recorder's thread.
+
+While none is pending nothing here is called: the hooks that look for a tensor are put on when one is asked for, and
+taken off when it was found.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch._C import DisableTorchFunction
+
+from hookcore import hooks
+from hookcore.hooks.tensors import hook_gradient
+from hookcore.observe.copies import MAX_BYTES, Copy, first_part, take_copy
+from hookcore.observe.plain import unseen
+from hookcore.recorder.outputs import find_tensors
+from hookcore.recorder.plans import Plan
+from hookcore.records import GRADIENT_KINDS, Phase, Severity, Snapshot, Tap
+
+if TYPE_CHECKING:
+    from hookcore.recorder.capture import Capture
+    from hookcore.recorder.parameters import Parameter
+
+MAX_PENDING: Final = 64
+MAX_STEPS: Final = 100  # then a tap that did not come is given up
+HURRY_STEPS: Final = 8  # so many steps are captured for a snapshot's sake, whatever the cadence says
+MAX_WAITING_BYTES: Final = 2 * MAX_BYTES  # of copies that wait for the recorder's thread
+
+PARAMETER_KINDS: Final = frozenset(("param", "param_grad", "update"))
+INPUT_KINDS: Final = frozenset(("input", "input_grad"))
+
+Say = Callable[[str, str, Severity, str], None]
+_current_task: Callable[[], int] = torch._C._current_graph_task_id
+_tracing = torch._C._get_tracing_state
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One tensor that is asked for."""
+
+    tap: Tap
+    number: int
+    steps: int = 0  # that it has waited for
+    taken: bool = False
+    hint: str = ""  # why it did not come
+    before: Tensor | None = None  # a parameter before the optimizer's step
+
+
+@dataclass(slots=True)
+class _Taken:
+    request: Request
+    copy: Copy
+    step: int
+    time_s: float
+    scale: float | None
+
+
+@dataclass(slots=True)
+class _Calls:
+    """The calls of the modules that are looked at, by path; counted here, for a module that nobody captures has none.
+
+    `again` holds the calls under a reentrant checkpoint, whose gradient comes with the recompute.
+    """
+
+    train: dict[str, int] = field(default_factory=dict)
+    eval: dict[str, int] = field(default_factory=dict)
+    again: dict[str, list[int]] = field(default_factory=dict)
+
+    def of(self, phase: Phase) -> dict[str, int]:
+        return self.eval if phase == "eval" else self.train
+
+
+class Snapshots:
+    """The requests of one watcher."""
+
+    def __init__(self, capture: Capture, say: Say, scale: Callable[[str], float | None]) -> None:
+        self._capture = capture
+        self._say = say
+        self._scale = scale
+        self._lock = threading.Lock()
+        self._asked: list[Request] = []  # from the next step on
+        self._pending: list[Request] = []
+        self._taken: deque[_Taken] = deque()
+        self._waiting_bytes = 0
+        self.by_path: dict[str, list[Request]] = {}  # what is looked for now; replaced, never changed
+        self._calls = _Calls()
+        self.active = False  # whether anything is asked for: all that the training thread looks at in a step
+
+    # -- asking -----------------------------------------------------------------------------------------------------
+
+    def ask(self, tap: Tap, number: int = -1) -> bool:
+        """Look for a tensor from the next step on; False where too many are pending."""
+        with self._lock:
+            if len(self._asked) + len(self._pending) >= MAX_PENDING:
+                return False
+            self._asked.append(Request(tap, number))
+            self.active = True
+            return True
+
+    def begin(self) -> None:
+        """At a step's begin: what was asked for is looked for."""
+        with self._lock:
+            self._pending = [request for request in self._pending if not request.taken] + self._asked
+            self._asked = []
+            self._index()
+        self._calls = _Calls()
+
+    def end_step(self, hint: str = "") -> None:
+        """At a step's end: give up what does not come."""
+        self._take_quiet_parameters()
+        for request in self._pending:
+            request.steps += 1
+            request.hint = hint or request.hint
+            if request.steps >= MAX_STEPS and not request.taken:
+                self._miss(request, f"it did not come within {MAX_STEPS} steps")
+
+    def give_up(self, reason: str) -> None:
+        """The training ends."""
+        for request in [*self._pending, *self._asked]:
+            if not request.taken:
+                self._miss(request, reason)
+        self._asked = []
+        self.begin()
+
+    @property
+    def hurries(self) -> bool:
+        """Whether the next step should be captured for a snapshot's sake."""
+        return any(request.steps < HURRY_STEPS for request in self._pending)
+
+    @property
+    def wants_inputs(self) -> bool:
+        """Whether an input is looked for."""
+        return any(request.tap.kind in INPUT_KINDS for request in self._pending)
+
+    def reset_calls(self) -> None:
+        """A backward pass is over: the next call of a module is its first again."""
+        self._calls.train.clear()
+        self._calls.again.clear()
+
+    def _index(self) -> None:
+        by_path: dict[str, list[Request]] = {}
+        for request in self._pending:
+            by_path.setdefault(request.tap.module, []).append(request)
+        self.by_path = by_path
+        self.active = bool(self._pending or self._asked)
+
+    def _miss(self, request: Request, reason: str) -> None:
+        request.taken, request.before = True, None
+        hint = f": {request.hint}" if request.hint else ""
+        self._say("snapshot-missed", f"{_name(request.tap)}: {reason}{hint}", "warning", request.tap.module)
+
+    # -- modules ----------------------------------------------------------------------------------------------------
+
+    def saw_input(self, plan: Plan, inputs: Any) -> None:
+        """A module is about to run."""
+        requests = self.by_path.get(plan.path)
+        if not requests or _tracing() or _current_task() != -1:
+            return
+        try:
+            with DisableTorchFunction():
+                tensors = list(find_tensors(inputs))
+                phase, _ = self._capture._phase(plan, any(tensor.requires_grad for _, tensor in tensors))
+                call = self._calls.of(phase).get(plan.path, 0)
+                self._look(requests, "input", tensors, call, phase)
+        except Exception as error:
+            self._capture.failed("snapshot of an input", error)
+
+    def saw_output(self, plan: Plan, output: Any) -> None:
+        """A module returned."""
+        requests = self.by_path.get(plan.path)
+        if not requests or _tracing():
+            return
+        try:
+            with DisableTorchFunction():
+                if _current_task() != -1:
+                    self._saw_recompute(plan, requests, output)
+                else:
+                    self._saw_forward(plan, requests, output)
+        except Exception as error:
+            self._capture.failed("snapshot of an output", error)
+
+    def _saw_forward(self, plan: Plan, requests: Sequence[Request], output: Any) -> None:
+        tensors = list(find_tensors(output))
+        if not tensors:
+            return
+        phase, recomputed = self._capture._phase(plan, any(tensor.requires_grad for _, tensor in tensors))
+        calls = self._calls.of(phase)
+        call = calls.get(plan.path, 0)
+        calls[plan.path] = call + 1
+        self._look(requests, "output", tensors, call, phase)
+        if recomputed:
+            self._calls.again.setdefault(plan.path, []).append(call)
+
+    def _saw_recompute(self, plan: Plan, requests: Sequence[Request], output: Any) -> None:
+        calls = self._calls.again.get(plan.path)
+        if calls:
+            gradients = [request for request in requests if request.tap.kind == "output_grad"]
+            self._look(gradients, "output", list(find_tensors(output)), calls.pop(), "train")
+
+    def saw_traced_output(self, plan: Plan, index: str, output: Tensor, call: int) -> None:
+        """An output inside a compiled graph."""
+        requests = self.by_path.get(plan.path)
+        if requests and _current_task() == -1:
+            phase = plan.root.phase(torch.is_grad_enabled())
+            values = [request for request in requests if request.tap.kind == "output"]
+            self._look(values, "output", [(index, output)], call, phase)
+
+    def saw_traced_gradient(self, plan: Plan, tap: Tap, gradient: Tensor) -> None:
+        """The gradient of an output inside a compiled graph."""
+        for request in self.by_path.get(plan.path, ()):
+            if request.tap == tap:
+                self.take(request, gradient)
+
+    def _look(
+        self, requests: Sequence[Request], kind: str, tensors: list[tuple[str, Tensor]], call: int, phase: Phase
+    ) -> None:
+        for request in requests:
+            tap = request.tap
+            if request.taken or tap.kind not in (kind, f"{kind}_grad") or tap.call != call or tap.phase != phase:
+                continue
+            tensor = next((tensor for index, tensor in tensors if index == tap.index), None)
+            if tensor is None:
+                places = ", ".join(repr(index) for index, _ in tensors[:8]) or "none"
+                request.hint = f"there is no {kind} {tap.index!r}; there are {places}"
+            elif tap.kind == kind:
+                self.take(request, tensor)
+            else:
+                self._hook(request, tensor)
+
+    def _hook(self, request: Request, tensor: Tensor) -> None:
+        if not tensor.requires_grad:
+            request.hint = "the tensor needs no gradient (frozen, detached or not differentiable)"
+        elif not tensor.is_leaf:
+            hook_gradient(tensor, SnapshotHook(self, request))
+        elif request.tap.kind == "input_grad" and not isinstance(tensor, nn.Parameter):
+            # A leaf keeps its hooks for ever: taken off at the step's end.
+            self._capture.leaf_handles.append(hooks.on_gradient(tensor, SnapshotHook(self, request)))
+        else:
+            request.hint = "the tensor is a leaf: see its parameter's gradient"
+
+    # -- parameters -------------------------------------------------------------------------------------------------
+
+    def before_step(self, owned: Sequence[Parameter], with_gradients: bool) -> None:
+        """An optimizer is about to step: weights and gradients as it will use them."""
+        for request, tensor in self._parameters({"param", "update"}, owned):
+            if request.tap.kind == "param":
+                self.take(request, tensor)
+            else:
+                self._remember(request, tensor)
+        if with_gradients:
+            self.read_gradients(owned)
+
+    def _remember(self, request: Request, tensor: Tensor) -> None:
+        held = sum(other.before.nbytes for other in self._pending if other.before is not None)
+        if held > MAX_WAITING_BYTES - MAX_BYTES:
+            request.hint = "too many bytes were kept for other updates"
+            return
+        with unseen():
+            request.before = first_part(tensor.detach()).clone()
+
+    def read_gradients(self, owned: Sequence[Parameter]) -> None:
+        """The gradients as they are now."""
+        for request, tensor in self._parameters({"param_grad"}, owned):
+            if tensor.grad is None:
+                request.hint = "the parameter has no gradient"
+            else:
+                self.take(request, tensor.grad)
+
+    def after_step(self, owned: Sequence[Parameter]) -> None:
+        """The optimizer has stepped."""
+        for request, tensor in self._parameters({"update"}, owned):
+            before, request.before = request.before, None
+            if before is not None:
+                with unseen():
+                    change = first_part(tensor.detach()) - before
+                self.take(request, change, tuple(tensor.shape))
+
+    def _parameters(self, kinds: set[str], owned: Sequence[Parameter]) -> list[tuple[Request, Tensor]]:
+        wanted = [request for request in self._pending if request.tap.kind in kinds and not request.taken]
+        if not wanted:
+            return []
+        mine = {id(tensor) for parameter in owned if (tensor := parameter.ref()) is not None}
+        found = ((request, self._parameter_of(request)) for request in wanted)
+        return [(request, tensor) for request, tensor in found if tensor is not None and id(tensor) in mine]
+
+    def _parameter_of(self, request: Request) -> Tensor | None:
+        for plan in list(self._capture.plans.values()):
+            if plan.path == request.tap.module and (module := plan.ref()) is not None:
+                own = dict(module._parameters.items())  # a scripted module's table knows little more
+                tensor = own.get(request.tap.index)
+                if tensor is None:
+                    names = ", ".join(map(repr, list(own)[:8])) or "none"
+                    request.hint = f"there is no parameter {request.tap.index!r}; its own are {names}"
+                return tensor
+        return None
+
+    def _take_quiet_parameters(self) -> None:
+        """Weights that no optimizer stepped are what they were."""
+        for request in self._pending:
+            if request.tap.kind == "param" and not request.taken and self._capture.on:
+                tensor = self._parameter_of(request)
+                if tensor is not None:
+                    self.take(request, tensor)
+            elif request.tap.kind in PARAMETER_KINDS and not request.taken and not request.hint:
+                request.hint = "no optimizer of torch's steps this parameter"
+
+    # -- values -----------------------------------------------------------------------------------------------------
+
+    def take(self, request: Request, tensor: Tensor, whole: tuple[int, ...] | None = None) -> None:
+        """Copy the tensor, here and now: what comes behind this hook may change it."""
+        with self._lock:
+            if request.taken:
+                return
+            if self._waiting_bytes > MAX_WAITING_BYTES - MAX_BYTES:
+                request.hint = "too many bytes waited for the recorder's thread"
+                return
+            request.taken = True
+            self._waiting_bytes += MAX_BYTES  # until its size is known
+        copy: Copy | str = "it could not be copied"
+        try:
+            copy = take_copy(tensor, whole)
+        except Exception as error:
+            copy = f"{type(error).__name__}: {error}"
+        finally:
+            self._keep(request, copy)
+
+    def _keep(self, request: Request, copy: Copy | str) -> None:
+        scale = self._scale(request.tap.kind) if request.tap.kind in GRADIENT_KINDS else None
+        with self._lock:
+            self._waiting_bytes -= MAX_BYTES
+            if isinstance(copy, str):
+                request.taken, request.hint = False, copy
+            else:
+                self._waiting_bytes += copy.nbytes
+                self._taken.append(_Taken(request, copy, self._capture.step, time.time(), scale))
+
+    @property
+    def waiting(self) -> bool:
+        """Whether copies wait to be sent."""
+        return bool(self._taken)
+
+    def ship(self, send: Callable[[Snapshot], None]) -> None:
+        """On the recorder's thread: send what was taken."""
+        while self._taken:
+            taken = self._taken[0]
+            try:
+                self._send(taken, send)
+            except Exception as error:
+                self._capture.failed("snapshot", error)
+                self._miss(taken.request, f"it was taken and could not be sent: {error}")
+            finally:
+                with self._lock:
+                    self._waiting_bytes -= taken.copy.nbytes
+                    self._taken.popleft()
+
+    def _send(self, taken: _Taken, send: Callable[[Snapshot], None]) -> None:
+        copy, request = taken.copy, taken.request
+        values = copy.finish()
+        send(
+            Snapshot(
+                tap=request.tap,
+                step=taken.step,
+                time_s=taken.time_s,
+                dtype=copy.dtype,
+                shape=copy.shape,
+                values=values,
+                truncated=copy.truncated,
+                number=request.number,
+            )
+        )
+        cut = f", of which the first {values.size} values" if copy.truncated else ""
+        scale = f"; the loss scale {taken.scale:g} is still in it" if taken.scale not in (None, 1.0) else ""
+        message = f"{_name(request.tap)} of step {taken.step}: {copy.dtype} {list(copy.shape)}{cut}{scale}"
+        self._say("snapshot-taken", message, "info", request.tap.module)
+
+
+class SnapshotHook:
+    """The tensor hook that takes a gradient. It holds no tensor, so no graph lives longer for it."""
+
+    __slots__ = ("request", "snapshots")
+    __torch_unserializable__ = True
+
+    def __init__(self, snapshots: Snapshots, request: Request) -> None:
+        self.snapshots = snapshots
+        self.request = request
+
+    def __call__(self, grad: Any) -> None:
+        snapshots, request = self.snapshots, self.request
+        capture = snapshots._capture
+        if grad is None or request.taken or not capture.on:
+            return
+        try:
+            task = _current_task()
+            if task != capture.task:
+                capture.begin_backward(task)
+            if not capture.ignores_gradients:
+                with DisableTorchFunction():
+                    snapshots.take(request, grad)
+        except Exception as error:
+            capture.failed("snapshot of a gradient", error)
+
+
+def _name(tap: Tap) -> str:
+    index = f" {tap.index}" if tap.index else ""
+    call = f", call {tap.call}" if tap.call else ""
+    return f"{tap.module or 'the root'} {tap.kind}{index}{call}{'' if tap.phase == 'train' else ' in eval'}"

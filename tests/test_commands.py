@@ -1,0 +1,378 @@
+"""What a reader asks of the trainer: checked where it arrives, carried out between two steps."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import hookcore
+from hookcore import hooks
+from hookcore.config import Settings
+from hookcore.recorder import inventory as listing
+from hookcore.recorder.cadence import Cadence
+from hookcore.recorder.recorder import Recorder
+from hookcore.records import Command, Coverage, Event, HookRecord, ModuleRecord
+from hookcore.sinks import StoreSink
+from hookcore.store import Store
+from tests.harness import process_state, watch
+
+
+class Training:
+    """A small model, its optimizer, and what is told to its recorder."""
+
+    def __init__(self, watcher: hookcore.Watcher, model: nn.Module) -> None:
+        self.watcher, self.model = watcher, model
+        self.recorder = watcher._recorder
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        self.number = 0
+
+    def step(self, times: int = 1) -> None:
+        for _ in range(times):
+            self.optimizer.zero_grad()
+            self.model(torch.randn(3, 4)).square().sum().backward()
+            self.optimizer.step()
+
+    def change(self, **changes: Any) -> None:
+        self.number += 1
+        self.recorder.obey(Command(self.number, "settings", changes=changes))
+
+    def events(self, name: str) -> list[Event]:
+        assert self.watcher.flush()
+        assert self.watcher.errors == []
+        return [event for event in self.watcher.store.events() if event.name == name]
+
+    def steps_of(self, module: str, kind: str = "output") -> list[int]:
+        assert self.watcher.flush()
+        taps = self.watcher.store.taps()
+        for number, tap in zip(taps.numbers, taps.taps, strict=True):
+            if (tap.module, tap.kind) == (module, kind):
+                counts = self.watcher.store.series(int(number), "count")
+                return [int(step) for step, count in zip(counts.first_step, counts.mean, strict=True) if count == count]
+        return []
+
+
+def net() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+
+
+@contextmanager
+def training(**settings: Any) -> Iterator[Training]:
+    model = net()
+    with watch(model, **settings) as watcher:
+        yield Training(watcher, model)
+        assert watcher.errors == []
+
+
+def until(condition: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("attach", ["global", "module"])
+def test_what_is_excluded_and_included_again_holds_from_the_next_step(attach: str) -> None:
+    with training(attach=attach) as run:
+        run.step(2)
+        run.change(exclude=["0", "type:ReLU"])
+        run.step(2)
+        assert {row.path: row.reason for row in run.watcher.coverage()}["0"] == "excluded by '0'"
+        assert not {row.path: row.captured for row in run.watcher.coverage()}["1"]
+        run.change(exclude=None)
+        run.step(2)
+        assert run.steps_of("0") == [0, 1, 2, 5]
+        assert run.steps_of("0", "output_grad") == [0, 1, 2, 5]
+        assert run.steps_of("0", "param_grad") == [0, 1, 2, 5]
+        assert run.steps_of("2") == [0, 1, 2, 3, 4, 5]
+        assert run.watcher._recorder.settings.exclude == ()
+        assert {row.path: row.captured for row in run.watcher.coverage()}["0"]
+
+
+@pytest.mark.parametrize("attach", ["global", "module"])
+def test_kinds_come_and_go(attach: str) -> None:
+    with training(attach=attach, kinds="output") as run:
+        run.step()
+        run.change(kinds=["input", "param", "update"], include="is:leaf")
+        run.step(2)
+        run.change(kinds=["output"])
+        run.step(2)
+        assert run.steps_of("2") == [0, 1, 4]
+        assert run.steps_of("2", "input") == [2, 3]
+        assert run.steps_of("2", "param") == [2, 3]
+        assert run.steps_of("2", "update") == [2, 3]
+        changed = run.events("settings-changed")
+    assert 'kinds: ["output"] -> ["input", "param", "update"]; include: [] -> ["is:leaf"]' in changed[0].message
+
+
+def test_the_cadence_and_the_budget_can_be_changed() -> None:
+    with training(every=1) as run:
+        run.step(3)
+        run.change(every=4)
+        run.step(9)
+        run.change(every=1, budget=0.5)
+        run.change(budget=None)
+        run.step(2)
+        assert run.steps_of("0") == [0, 1, 2, 3, 4, 8, 12, 13]
+        assert run.recorder.settings.every == 1
+        messages = [event.message for event in run.events("settings-changed")]
+    assert messages[0] == "every: 1 -> 4"
+    assert messages[1:] == ["every: 4 -> 1; budget: null -> 0.5", "budget: 0.5 -> null"][: len(messages) - 1]
+
+
+def test_a_budget_that_comes_later_is_learned_by_alternating() -> None:
+    cadence = Cadence(1, None)
+    captured = True
+    for _ in range(100):
+        captured = cadence.next_is_captured(captured, 2.0)
+    cadence.change(1, 0.1)
+    wanted = []
+    for _ in range(40):
+        captured = cadence.next_is_captured(captured, 2.0 if captured else 1.0)
+        wanted.append(captured)
+    assert 10 < sum(wanted[:20]) + 5 < 20
+    assert cadence.cost == pytest.approx(1.0)
+    assert cadence.stride == 17
+
+
+def test_pause_and_resume_take_effect_at_the_next_step() -> None:
+    with training() as run:
+        run.step(2)
+        run.change(paused=True)
+        run.step(3)
+        assert run.recorder.current_settings()["paused"] is True
+        run.change(paused=False)
+        run.step(2)
+        assert run.steps_of("0") == [0, 1, 2, 6]
+        assert not run.watcher.paused
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"every": 0}, "every=0 is not allowed: every is a whole number from 1 on"),
+        ({"budget": "much"}, "For five percent write 0.05"),
+        ({"include": ["encoder.*"]}, "'encoder.*' matches no module"),
+        ({"exclude": "re:(?=a)"}, "Looking around and referring back are not supported"),
+        ({"kinds": ["outputs"]}, "Did you mean 'output'?"),
+        ({"paused": 1}, "paused=1 is not allowed: paused is true or false"),
+        ({"memory": "1GB"}, "'memory' cannot be changed while training runs: these can be: "),
+    ],
+)
+def test_a_wrong_value_changes_nothing_and_says_why(changes: dict[str, Any], said: str) -> None:
+    with training() as run:
+        before = run.recorder.current_settings()
+        run.change(**{"every": 5, **changes})
+        run.step(2)
+        assert run.recorder.current_settings() == before
+        assert not run.events("settings-changed")
+        (event,) = run.events("settings-refused")
+    assert said in event.message
+
+
+def test_a_command_that_comes_twice_is_carried_out_once() -> None:
+    with training() as run:
+        for _ in range(3):
+            run.recorder.obey(Command(7, "settings", changes={"every": 2}))
+        run.recorder.obey(Command(6, "settings", changes={"every": 3}))
+        run.step(2)
+        run.step(2)
+        assert [event.message for event in run.events("settings-changed")] == ["every: 1 -> 2"]
+
+
+def test_the_present_settings_are_json() -> None:
+    with training(exclude=[nn.ReLU]) as run:
+        shown = run.recorder.current_settings()
+        assert json.loads(json.dumps(shown, allow_nan=False)) == shown
+        assert {"every", "budget", "include", "exclude", "kinds", "paused", "stride", "cost"} <= shown.keys()
+
+
+def test_without_a_step_the_cadence_and_the_pause_are_changed_all_the_same() -> None:
+    with training() as run:
+        run.step()
+        handles = process_state()
+        run.change(every=3, paused=True, include=["0"])
+        until(lambda: run.watcher.paused and run.recorder.settings.every == 3)
+        until(lambda: run.events("settings-waiting"))
+        assert not run.recorder.settings.include  # the hooks look at that: not while a forward may be running
+        assert process_state() == handles
+        run.step()
+        assert run.recorder.settings.include == ("0",)
+
+
+def test_a_long_forward_keeps_its_own_settings_to_its_end() -> None:
+    inside, go_on = threading.Event(), threading.Event()
+
+    class Slow(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            inside.set()
+            assert go_on.wait(60)
+            return x
+
+    model = nn.Sequential(nn.Linear(4, 4), Slow(), nn.Linear(4, 4))
+    with watch(model) as watcher:
+        run = Training(watcher, model)
+        thread = threading.Thread(target=run.step)
+        thread.start()
+        assert inside.wait(60)
+        run.change(exclude=["2"], paused=True)
+        until(lambda: watcher.paused)
+        go_on.set()
+        thread.join(60)
+        assert run.steps_of("2") == [0]
+        run.step()
+        assert run.steps_of("0") == [0]
+
+
+def test_commands_from_many_threads_while_training_runs_do_no_harm() -> None:
+    torch.manual_seed(0)
+    expected = _losses(None)
+    torch.manual_seed(0)
+    with training() as run:
+        stop = threading.Event()
+
+        def command(thread: int) -> None:
+            numbers = iter(range(thread, 10**9, 4))
+            while not stop.is_set():
+                number = next(numbers)
+                run.recorder.obey(Command(number, "settings", changes=_CHANGES[number % len(_CHANGES)]))
+                run.recorder.obey(Command(number, "inventory"))
+                time.sleep(0.001)
+
+        threads = [threading.Thread(target=command, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        try:
+            torch.manual_seed(0)
+            seen = _losses(run)
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join(60)
+        run.step()
+        assert run.events("settings-changed")
+    assert seen == expected
+
+
+_CHANGES: list[dict[str, Any]] = [
+    {"every": 2},
+    {"exclude": ["0"]},
+    {"kinds": ["input", "output", "update"]},
+    {"paused": True},
+    {"paused": False, "exclude": None},
+    {"kinds": ["output_grad"], "every": 1},
+]
+
+
+def _losses(run: Training | None) -> list[float]:
+    model: nn.Module = net()
+    if run is not None:
+        run.model.load_state_dict(model.state_dict())
+        model = run.model
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    losses = []
+    for _ in range(300):
+        optimizer.zero_grad()
+        loss = model(torch.randn(3, 4)).square().sum()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def test_inside_compiled_graphs_modules_can_be_left_out_and_come_back_without_a_new_graph() -> None:
+    model = net()
+    graphs: list[int] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(1)
+        return graph.forward
+
+    compiled: Any = torch.compile(model, backend=backend)
+    with watch(model, compiled="inside", exclude=["1"]) as watcher:
+        run = Training(watcher, model)
+        run.model = compiled
+        run.step(2)
+        before = len(graphs)
+        run.change(exclude=["0", "1"])
+        run.step(2)
+        run.change(exclude=None)
+        run.step(2)
+        assert len(graphs) == before
+        run.step()
+        assert run.steps_of("0") == [0, 1, 2, 5, 6]
+        (event,) = run.events("settings-limited")
+    torch._dynamo.reset()
+    assert event.message.startswith("1 modules stay unseen")
+
+
+# --- The inventory --------------------------------------------------------------------------------------------------
+
+
+def test_hooks_are_listed_at_the_start_and_again_when_asked_for() -> None:
+    with training() as run:
+        until(lambda: run.watcher.store.hooks())
+        assert any(record.ours for record in run.watcher.store.hooks())
+
+        def mine(module: nn.Module, args: Any, output: Any) -> None: ...
+
+        run.model.get_submodule("2").register_forward_hook(mine)
+        run.recorder.obey(Command(1, "inventory"))
+        until(lambda: any(record.function.endswith("mine") for record in run.watcher.store.hooks()))
+        (found,) = [record for record in run.watcher.store.hooks() if record.function.endswith("mine")]
+    assert (found.owner, found.point, found.ours) == ("2", "forward", False)
+
+
+def test_no_more_than_so_many_hooks_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listing, "MAX_HOOKS", 7)
+    model = net()
+    handles = [hooks.on_forward(model[0], lambda *_: None) for _ in range(20)]
+    with watch(model) as watcher:
+        assert len(listing.list_hooks(watcher._recorder.models.roots, ())) == 7
+    for handle in handles:
+        handle.remove()
+
+
+class Telling(StoreSink):
+    """Remembers who listens, and from which thread it was described to."""
+
+    def __init__(self) -> None:
+        super().__init__(Store(4_000_000))
+        self.obey: Callable[[Command], None] | None = None
+        self.threads: set[str] = set()
+
+    def listen(self, obey: Callable[[Command], None]) -> None:
+        assert self.obey is None
+        self.obey = obey
+
+    def describe(
+        self, modules: Sequence[ModuleRecord], coverage: Sequence[Coverage] = (), hooks: Sequence[HookRecord] = ()
+    ) -> None:
+        if coverage:
+            self.threads.add(threading.current_thread().name)
+        super().describe(modules, coverage, hooks)
+
+
+def test_the_recorder_listens_and_lists_hooks_in_its_own_thread() -> None:
+    model, sink = net(), Telling()
+    settings = Settings.of({}, server=None)
+    recorder = Recorder(settings, sink)
+    recorder.models.add(model)
+    recorder.attach()
+    try:
+        assert sink.obey is not None
+        until(lambda: sink.store.hooks())
+        assert sink.threads == {"hookcore-recorder"}
+        sink.obey(Command(1, "settings", changes={"budget": 0.2}))
+        until(lambda: recorder.settings.budget == 0.2)
+    finally:
+        recorder.close()
+    sink.obey(Command(2, "settings", changes={"budget": 0.3}))
+    assert recorder.settings.budget == 0.2
