@@ -3,34 +3,44 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
+import platform
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor, nn
 
+import hookcore
 from hookcore.compiled import guard_functions
 from hookcore.config import Pattern, Settings
-from hookcore.errors import ArgumentError, ClosedError
+from hookcore.delivery import deliver, to_the_store
+from hookcore.errors import ArgumentError, ClosedError, ServerError
 from hookcore.recorder import Recorder
 from hookcore.recorder.plans import Plan
-from hookcore.records import Coverage, Event
-from hookcore.sinks import StoreSink
+from hookcore.records import Coverage, Event, Kind, Tap
 from hookcore.store import Store
+from hookcore.wire import Books
+
+if TYPE_CHECKING:
+    from hookcore.client import Client
+
+logger = logging.getLogger("hookcore")
 
 EXIT_DEADLINE_S: Final = 2.0
 _watchers: set[Watcher] = set()  # open ones; a watcher works on when nobody holds it
 
 
 class Watcher:
-    """A running watch: what was seen is in `.store`, what went wrong inside hookcore in `.errors`."""
+    """A running watch: what was seen is at `.url` or in `.store`, what went wrong inside hookcore in `.errors`."""
 
     def __init__(self, model: nn.Module | None, settings: Settings) -> None:
-        self.settings = settings
-        self.store = Store(settings.memory - settings.memory // 4)
-        self._recorder = Recorder(settings, StoreSink(self.store))
+        self._delivery = deliver(settings, _versions())
+        self._recorder = Recorder(settings, self._delivery.sink)
         self._observed: dict[str, Plan] = {}
         try:
             if model is None:
@@ -38,10 +48,20 @@ class Watcher:
             else:
                 self._recorder.models.add(model)
             self._recorder.attach()
+            self._begin_delivery()
         except BaseException:
             self._recorder.close(0.0)
             raise
         _watchers.add(self)
+
+    def _begin_delivery(self) -> None:
+        try:
+            self._delivery.begin(self._recorder.current_settings)
+        except ServerError as error:
+            logger.warning("hookcore: no dashboard: %s. The run is kept in watcher.store.", error)
+            self._delivery = to_the_store(self._delivery, self.settings)
+            self._recorder.sink = self._delivery.sink
+            self._recorder.sink.describe(self._recorder.models.records())
 
     def step(self) -> None:
         """End a step, in loops without an optimizer. From the first call on, only these calls end steps."""
@@ -71,6 +91,11 @@ class Watcher:
         except Exception as error:
             self._recorder.capture.failed(what, error)
 
+    def snapshot(self, module: str, kind: Kind = "output", index: str = "", call: int = 0) -> None:
+        """Keep the raw tensor of this tap when it comes next; it is found beside the run's frames."""
+        self._check_open()
+        self._recorder.request_snapshot(Tap(module, kind, index, call))
+
     def pause(self) -> None:
         """Capture nothing until `resume()`. Steps go on being counted."""
         self._check_open()
@@ -82,17 +107,51 @@ class Watcher:
         self._recorder.resume()
 
     def flush(self, timeout_s: float = 10.0) -> bool:
-        """Wait until every finished step is in the store; False where the time ran out."""
-        return self._recorder.flush(timeout_s)
+        """Wait until every finished step is in the store, or at the server; False where the time ran out."""
+        deadline = time.monotonic() + timeout_s
+        return self._recorder.flush(timeout_s) and self._delivery.flush(max(0.0, deadline - time.monotonic()))
 
     def close(self) -> None:
-        """Take off every hook, end the thread, let go of the model. The store stays readable."""
+        """Take off every hook, send what is left, end the threads, let go of the model. The store stays readable."""
         self._recorder.close(EXIT_DEADLINE_S)
         _watchers.discard(self)
 
     def coverage(self) -> list[Coverage]:
         """Every module: captured, or not and why."""
         return self._recorder.coverage()
+
+    @property
+    def settings(self) -> Settings:
+        """As they are now: the page can change some of them."""
+        return self._recorder.settings
+
+    @property
+    def url(self) -> str | None:
+        """The run's page; None where no server has it."""
+        return self._delivery.url
+
+    @property
+    def store(self) -> Store:
+        """What was seen, where it stays in this process: with `server=None` or `server="thread"`."""
+        if self._delivery.store is None:
+            raise ServerError(
+                f"this run's frames go to {self.url}, not into a store of this process: read them by "
+                "watcher.client(), or call watch(..., server=None)"
+            )
+        return self._delivery.store
+
+    @property
+    def delivery(self) -> Books | None:
+        """What became of the frames on their way to the server; None where they stay in this process."""
+        return self._delivery.books
+
+    def client(self) -> Client:
+        """For asking the server about this run and others."""
+        address = self._delivery.address
+        if address is None:
+            raise ServerError("this run has no server: read watcher.store, or call watch() with another `server`")
+        client: Client = import_module("hookcore.client").Client(address.url, address.token or None)
+        return client
 
     @property
     def errors(self) -> list[Event]:
@@ -161,15 +220,20 @@ def watch(
 ) -> Watcher:
     """Watch a model, or with no argument every model that runs in this process, until `close()`.
 
-    include, exclude: patterns on the dotted module path ("blocks.*.attn", "re:.*drop.*", "type:Linear", "is:leaf") or
-    module classes. Further settings, with their defaults, are listed in docs/guide.md: kinds, every, budget, memory,
-    attach, compiled, phases, calls, sketch_values, server.
+    Its page is printed and is `watcher.url`. include, exclude: patterns on the dotted module path ("blocks.*.attn",
+    "re:.*drop.*", "type:Linear", "is:leaf") or module classes. Further settings, with their defaults, are listed in
+    docs/guide.md: kinds, every, budget, memory, attach, compiled, phases, calls, sketch_values, server, keep, name.
     """
     if model is not None and not isinstance(model, nn.Module):
         raise ArgumentError(
             f"watch() was given a {type(model).__name__}; it takes a torch.nn.Module, or nothing to watch every model"
         )
-    return Watcher(model, Settings.of(include=include, exclude=exclude, **settings))
+    patterns = {name: value for name, value in (("include", include), ("exclude", exclude)) if value is not None}
+    return Watcher(model, Settings.of(**patterns, **settings))
+
+
+def _versions() -> dict[str, str]:
+    return {"python": platform.python_version(), "torch": str(torch.__version__), "hookcore": hookcore.__version__}
 
 
 @contextmanager
@@ -187,13 +251,16 @@ def paused() -> Iterator[None]:
 
 
 def _close_all() -> None:
+    deadline = time.monotonic() + EXIT_DEADLINE_S
     for watcher in list(_watchers):
+        watcher._delivery.hurry(deadline - time.monotonic())
         watcher.close()
 
 
 def _abandon_all() -> None:
     for watcher in list(_watchers):
         watcher._recorder.abandon()
+        watcher._delivery.abandon()
     _watchers.clear()
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
+import os
 import random
+import shutil
+import tempfile
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -12,6 +16,13 @@ import pytest
 import torch
 from torch.nn.modules import module as torch_modules
 from torch.optim import optimizer as torch_optimizers
+
+# No test starts a dashboard or touches the user's own, unless it says so; processes that tests start inherit this.
+for _name in [name for name in os.environ if name.startswith("HOOKCORE_")]:
+    del os.environ[_name]
+os.environ["HOOKCORE_SERVER"] = "none"
+os.environ["HOOKCORE_HOME"] = tempfile.mkdtemp(prefix="hookcore-tests-")
+atexit.register(shutil.rmtree, os.environ["HOOKCORE_HOME"], ignore_errors=True)
 
 MODULE_TABLES = (
     "_global_buffer_registration_hooks",

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,7 +28,7 @@ def test_the_table_and_the_fields_name_the_same_settings() -> None:
 
 
 def test_defaults_are_what_the_documentation_promises() -> None:
-    settings = Settings.of()
+    settings = Settings.of({})
     assert dataclasses.asdict(settings) == {
         "include": (),
         "exclude": (),
@@ -39,7 +41,9 @@ def test_defaults_are_what_the_documentation_promises() -> None:
         "phases": frozenset({"train"}),
         "calls": 8,
         "sketch_values": 65536,
-        "server": None,
+        "server": "auto",
+        "keep": None,
+        "name": Path(sys.argv[0]).parent.name if sys.argv[0].endswith("__main__.py") else Path(sys.argv[0]).stem,
     }
 
 
@@ -50,7 +54,7 @@ def test_settings_cannot_be_changed_afterwards() -> None:
 
 @pytest.mark.parametrize("default", SETTINGS, ids=lambda setting: setting.name)
 def test_giving_a_default_is_the_same_as_giving_nothing(default: dataclasses.Field[object]) -> None:
-    assert Settings.of(**{default.name: default.default}) == Settings.of()
+    assert Settings.of({}, **{default.name: default.default}) == Settings.of({})
 
 
 @pytest.mark.parametrize(
@@ -98,6 +102,14 @@ def test_a_size_and_its_number_of_bytes_are_the_same_setting(number: int, unit: 
         ("sketch_values", None, None),
         ("sketch_values", 1024, 1024),
         ("server", "thread", "thread"),
+        ("server", "auto", "auto"),
+        ("server", None, None),
+        ("server", "http://localhost:8642", "http://localhost:8642"),
+        ("server", "https://box/hookcore/", "https://box/hookcore"),
+        ("server", "http://[::1]:8642", "http://[::1]:8642"),
+        ("keep", "/runs", "/runs"),
+        ("keep", Path("/runs/mine"), "/runs/mine"),
+        ("name", "my run", "my run"),
     ],
 )
 def test_what_is_allowed_is_kept_in_one_form(argument: str, given: object, kept: object) -> None:
@@ -145,9 +157,22 @@ def test_what_is_allowed_is_kept_in_one_form(argument: str, given: object, kept:
         ("calls", 0),
         ("sketch_values", 1023),
         ("sketch_values", 0),
-        ("server", "http://localhost:8642"),
         ("server", 8642),
         ("server", ""),
+        ("server", False),
+        ("server", "none"),
+        ("server", "ftp://box"),
+        ("server", "http://"),
+        ("server", "http://box:port"),
+        ("server", "http://box:99999"),
+        ("server", "http://me:secret@box"),
+        ("server", "http://box/?token=secret"),
+        ("keep", ""),
+        ("keep", 3),
+        ("name", ""),
+        ("name", " "),
+        ("name", "x" * 201),
+        ("name", 3),
     ],
 )
 def test_what_is_not_allowed_is_named_with_what_is(argument: str, given: object) -> None:
@@ -175,6 +200,96 @@ def test_what_is_not_allowed_is_named_with_what_is(argument: str, given: object)
 def test_a_misspelled_word_is_answered_with_the_nearest(arguments: dict[str, object], hint: str) -> None:
     with pytest.raises(ArgumentError, match=f"Did you mean {hint}\\?"):
         Settings.of(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "kept"),
+    [
+        ("INCLUDE", "blocks.*, type:Linear", ("blocks.*", "type:Linear")),
+        ("EXCLUDE", "none", ()),
+        ("KINDS", "output,param", frozenset({"output", "param"})),
+        ("EVERY", " 7 ", 7),
+        ("BUDGET", "0.5", 0.5),
+        ("BUDGET", "None", None),
+        ("MEMORY", "64MB", 64_000_000),
+        ("ATTACH", "module", "module"),
+        ("COMPILED", "inside", "inside"),
+        ("PHASES", "train,eval", frozenset({"train", "eval"})),
+        ("CALLS", "2", 2),
+        ("SKETCH_VALUES", "none", None),
+        ("SKETCH_VALUES", "2048", 2048),
+        ("SERVER", "none", None),
+        ("SERVER", "thread", "thread"),
+        ("SERVER", "http://box:1/", "http://box:1"),
+        ("KEEP", "/runs", "/runs"),
+        ("KEEP", "none", None),
+        ("NAME", "none", "none"),
+    ],
+)
+def test_a_variable_stands_in_for_an_argument_that_is_missing(variable: str, text: str, kept: object) -> None:
+    environment = {f"HOOKCORE_{variable}": text}
+    name = variable.lower()
+    assert getattr(Settings.of(environment), name) == kept
+    assert dataclasses.replace(Settings.of(environment), **{name: None}) == dataclasses.replace(
+        Settings.of({}), **{name: None}
+    )
+
+
+def test_every_setting_has_a_variable() -> None:
+    assert {setting.variable for setting in SETTINGS} == {f"HOOKCORE_{setting.name.upper()}" for setting in SETTINGS}
+    assert Settings.of({setting.variable: " " for setting in SETTINGS}) == Settings.of({})
+
+
+def test_an_argument_goes_before_its_variable_and_this_before_the_address() -> None:
+    environment = {"HOOKCORE_URL": "http://a"}
+    assert Settings.of(environment).server == "http://a"
+    environment["HOOKCORE_SERVER"] = "http://b"
+    assert Settings.of(environment).server == "http://b"
+    assert Settings.of(environment, server=None).server is None
+
+
+@pytest.mark.parametrize(
+    ("variable", "text"), [("HOOKCORE_EVERY", "often"), ("HOOKCORE_URL", "box:8642"), ("HOOKCORE_BUDGET", "5%")]
+)
+def test_a_wrong_variable_is_named_with_what_is_allowed(variable: str, text: str) -> None:
+    with pytest.raises(ArgumentError, match=f"^{variable}='{text}' is not allowed: ") as caught:
+        Settings.of({variable: text})
+    assert "literal" not in str(caught.value)
+    assert "convert" not in str(caught.value)
+
+
+def test_a_password_in_an_address_is_told_its_place() -> None:
+    with pytest.raises(ArgumentError, match="HOOKCORE_TOKEN"):
+        Settings.of(server="http://me:secret@box")
+
+
+def test_a_folder_is_kept_as_an_absolute_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert Settings.of(keep="runs").keep == str(tmp_path / "runs")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert Settings.of(keep="~/runs").keep == str(tmp_path / "runs")
+
+
+@pytest.mark.parametrize(
+    ("script", "name"),
+    [
+        ("train.py", "train"),
+        ("/a/b/fit.py", "fit"),
+        ("/a/project/__main__.py", "project"),
+        ("", "python"),
+        ("-c", "python"),
+    ],
+)
+def test_a_run_is_named_after_its_script(monkeypatch: pytest.MonkeyPatch, script: str, name: str) -> None:
+    monkeypatch.setattr(sys, "argv", [script])
+    assert Settings.of().name == name
+
+
+def test_settings_can_be_written_as_json_and_read_again() -> None:
+    settings = Settings.of({}, include=["a.*", Linear], kinds="output", keep="/runs", budget=None)
+    written = json.loads(json.dumps(settings.as_dict()))
+    assert written["include"] == ["a.*", "type:Linear"]
+    assert Settings.of({}, **written) == dataclasses.replace(settings, include=("a.*", "type:Linear"))
 
 
 def test_an_unknown_argument_is_answered_with_every_setting() -> None:

@@ -1,0 +1,228 @@
+"""How what a caller gave for a setting is read: each reader returns what is kept, or raises ValueError with a hint."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import operator
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Final, SupportsFloat, SupportsIndex
+from urllib.parse import urlsplit
+
+Pattern = str | type
+
+MIN_SKETCH_VALUES: Final = 1024
+MIN_MEMORY_BYTES: Final = 2_000_000  # three quarters of it must be a store
+MAX_BUDGET: Final = 10.0
+MAX_NAME: Final = 200  # characters of a run's name
+_UNIT_BYTES: Final = {
+    "": 1,
+    "b": 1,
+    **{f"{letter}b": 1000**power for power, letter in enumerate("kmgt", start=1)},
+    **{f"{letter}ib": 1024**power for power, letter in enumerate("kmgt", start=1)},
+}
+_SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
+
+
+def nearest(given: str, options: Iterable[str], limit: int = 3) -> list[str]:
+    """Those of `options` that are spelled like `given`, the nearest first; case does not count."""
+    by_lower: dict[str, str] = {}
+    for option in options:
+        by_lower.setdefault(option.lower(), option)
+    return [by_lower[match] for match in difflib.get_close_matches(given.lower(), by_lower, n=limit, cutoff=0.6)]
+
+
+def did_you_mean(given: str, options: Iterable[str]) -> str:
+    """A sentence, led by a space, that names the nearest option; empty where none is near."""
+    near = nearest(given, options, limit=1)
+    return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def shown(given: object) -> str:
+    """What was given, shortened for a message."""
+    text = repr(given)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _reject(hint: str = "") -> ValueError:
+    return ValueError(f" {hint}" if hint else "")
+
+
+def _as_items(given: object) -> list[object]:
+    """A lone string or class stands for a list of one."""
+    if isinstance(given, str | type):
+        return [given]
+    if not isinstance(given, Iterable):
+        raise _reject("Give a list, a set or a tuple.")
+    return list(given)
+
+
+def read_patterns(given: object) -> tuple[Pattern, ...]:
+    """Patterns: one, several or none."""
+    patterns: list[Pattern] = []
+    for item in [] if given is None else _as_items(given):
+        if not isinstance(item, str | type):
+            kind = type(item).__name__
+            raise _reject(
+                f"Of a module that you hold, give its path or its class; {shown(item)} is an object ({kind})."
+            )
+        if isinstance(item, str) and not item.strip():
+            raise _reject("An empty string is no pattern; the root itself is 'is:root'.")
+        patterns.append(item)
+    return tuple(patterns)
+
+
+def read_include(given: object) -> tuple[Pattern, ...]:
+    """Patterns of which there must be one where any are given."""
+    patterns = read_patterns(given)
+    if given is not None and not patterns:
+        raise _reject("An empty list would watch nothing; leave it out to watch every module.")
+    return patterns
+
+
+def read_set(options: tuple[str, ...]) -> Callable[[object], frozenset[str]]:
+    """Some of `options`, at least one."""
+
+    def read(given: object) -> frozenset[str]:
+        items = _as_items(given)
+        if not items:
+            raise _reject("Name at least one.")
+        return frozenset(_one_of(item, options) for item in items)
+
+    return read
+
+
+def read_choice(options: tuple[str, ...]) -> Callable[[object], str]:
+    """One of `options`."""
+    return lambda given: _one_of(given, options)
+
+
+def _one_of(given: object, options: tuple[str, ...]) -> str:
+    if not isinstance(given, str):
+        raise _reject()
+    if given not in options:
+        raise ValueError(did_you_mean(given, options))
+    return given
+
+
+def read_integer(least: int) -> Callable[[object], int]:
+    """A whole number from `least` on."""
+
+    def read(given: object) -> int:
+        # NumPy's integers have __index__ too.
+        if isinstance(given, bool) or not isinstance(given, SupportsIndex):
+            raise _reject()
+        number = operator.index(given)
+        if number < least:
+            raise _reject()
+        return number
+
+    return read
+
+
+def read_sketch_values(given: object) -> int | None:
+    """A number of values, or None for all."""
+    return None if given is None else read_integer(MIN_SKETCH_VALUES)(given)
+
+
+def read_budget(given: object) -> float | None:
+    """A share of the time, or None for no limit."""
+    if given is None:
+        return None
+    if isinstance(given, bool | str):
+        raise _reject("For five percent write 0.05.")
+    if not isinstance(given, SupportsFloat | SupportsIndex):
+        raise _reject()
+    budget = float(given)
+    if budget == 0:
+        raise _reject("To stop capturing call watcher.pause().")
+    if not (math.isfinite(budget) and 0 < budget <= MAX_BUDGET):
+        raise _reject("It is a share of the step's time: for five percent write 0.05.")
+    return budget
+
+
+def read_memory(given: object) -> int:
+    """A size in bytes."""
+    size = bytes_of(given) if isinstance(given, str) else read_integer(0)(given)
+    if size < MIN_MEMORY_BYTES:
+        raise _reject("That is too little to keep a run's history.")
+    return size
+
+
+def bytes_of(text: str) -> int:
+    """The number of bytes that `text` says: "512MB" is decimal, "1.5GiB" binary, no unit means bytes; case is free."""
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        raise _reject("Write a number and a unit.")
+    number, unit = match[1], match[2]
+    if unit.lower() not in _UNIT_BYTES:
+        raise _reject(f"{unit!r} is no unit: use B, kB, MB, GB, TB or KiB, MiB, GiB, TiB.")
+    return int(float(number) * _UNIT_BYTES[unit.lower()])
+
+
+def read_server(given: object) -> str | None:
+    """Where frames go: a word, an address without a slash at its end, or None."""
+    if given is None:
+        return None
+    if not isinstance(given, str):
+        raise _reject()
+    if given in ("auto", "thread"):
+        return given
+    if "://" not in given:
+        raise ValueError(did_you_mean(given, ["auto", "thread"]))
+    parts = urlsplit(given)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
+        raise _reject("An address looks like https://box:8642.")
+    if parts.username or parts.password or parts.query or parts.fragment:
+        raise _reject("An address holds no password and no question; the token is given as HOOKCORE_TOKEN.")
+    return given.rstrip("/")
+
+
+def read_keep(given: object) -> str | None:
+    """A folder, as an absolute path."""
+    if given is None:
+        return None
+    if not isinstance(given, str | os.PathLike) or not os.fspath(given):
+        raise _reject()
+    return str(Path(os.fsdecode(given)).expanduser().absolute())
+
+
+def read_name(given: object) -> str:
+    """A run's name; the script's where none was given."""
+    if given is None:
+        return _name_of_the_script()
+    if not isinstance(given, str) or not given.strip():
+        raise _reject()
+    if len(given) > MAX_NAME:
+        raise _reject(f"This one has {len(given)}.")
+    return given
+
+
+def _name_of_the_script() -> str:
+    script = Path(sys.argv[0] if sys.argv else "")
+    name = script.parent.name if script.stem == "__main__" else script.stem
+    return name[:MAX_NAME] if name and not name.startswith("-") else "python"
+
+
+def or_none(text: str) -> object:
+    """A text of a variable, in which "none" is None."""
+    return None if text.lower() == "none" else text
+
+
+def integer_or_none(text: str) -> object:
+    """A whole number from a text, in which "none" is None."""
+    return None if text.lower() == "none" else int(text)
+
+
+def number_or_none(text: str) -> object:
+    """A number from a text, in which "none" is None."""
+    return None if text.lower() == "none" else float(text)
+
+
+def as_list(text: str) -> object:
+    """A list from a text with commas, in which "none" is None."""
+    return None if text.lower() == "none" else [each.strip() for each in text.split(",") if each.strip()]

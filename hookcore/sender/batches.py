@@ -1,0 +1,43 @@
+"""A parcel as a batch of the wire, and a server's words about one that it did not take."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import replace
+
+from hookcore.records import Frame
+from hookcore.sender.fitting import fitted, fitted_frame
+from hookcore.sender.outbox import Entry, Parcel
+from hookcore.wire import Batch, FrameItem, Item, RunInfo, SnapshotItem, frame_item, snapshot_item
+
+MAX_SENTENCE = 500
+
+
+def batch_of(parcel: Parcel, run: RunInfo, commands_done: int) -> Batch:
+    """The batch that carries a parcel."""
+    items: list[Item] = [_item(entry) for entry in parcel.entries]
+    if parcel.end is not None:
+        items.append(parcel.end)
+    return Batch(
+        run=run,
+        taps_from=parcel.taps_from,
+        taps=parcel.taps,
+        description=parcel.description,
+        items=tuple(items),
+        books=parcel.books,
+        commands_done=commands_done,
+    )
+
+
+def _item(entry: Entry) -> FrameItem | SnapshotItem:
+    if isinstance(entry.record, Frame):
+        return frame_item(entry.number, fitted_frame(entry.record))
+    return snapshot_item(entry.number, replace(entry.record, tap=fitted(entry.record.tap)))
+
+
+def sentence_of(body: bytes) -> str:
+    """What an error's answer says, led by a colon; empty where it says nothing that we understand."""
+    with contextlib.suppress(ValueError, TypeError, KeyError):
+        return f": {str(json.loads(body)['error'])[:MAX_SENTENCE]}"
+    return ""

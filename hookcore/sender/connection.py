@@ -1,0 +1,150 @@
+"""One connection that is kept alive, and what can come of a request on it."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import socket
+import ssl
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import urlsplit
+
+from hookcore.wire import CONTENT_TYPE
+
+CONNECT_S: Final = 1.0
+REQUEST_S: Final = 5.0
+MAX_ANSWER_BYTES: Final = 4 * 2**20
+COMPRESS_FROM_BYTES: Final = 500
+SLOWEST: Final = 1_000_000  # bytes a second: a large request may take longer
+_PATH: Final = "/api/v1/ingest"
+
+
+class NotSentError(Exception):
+    """No connection: no byte of the request left."""
+
+
+class UnansweredError(Exception):
+    """The request left in part or whole, and no answer came."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer by HTTP."""
+
+    status: int
+    body: bytes
+    retry_after_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a server is, and what opens it."""
+
+    url: str
+    token: str = ""
+
+    def __repr__(self) -> str:
+        return f"Address({self.url!r})"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host's name is this machine's own."""
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
+class Connection:
+    """Posts bodies to one server, one after the other, from one thread."""
+
+    def __init__(self, address: Address, connect_s: float = CONNECT_S, request_s: float = REQUEST_S) -> None:
+        self.address = address
+        self._connect_s = connect_s
+        self._request_s = request_s
+        parts = urlsplit(address.url)
+        self._https = parts.scheme == "https"
+        self._host, self._port = parts.hostname or "", parts.port
+        self._path = parts.path.rstrip("/") + _PATH
+        self._compress = not is_loopback(self._host)
+        self._http: http.client.HTTPConnection | None = None
+        self._socket: socket.socket | None = None
+
+    def post(self, body: bytes) -> Reply:
+        """Sends a body; raises NotSentError or UnansweredError."""
+        if self._http is None:
+            self._http = self._connect()
+        try:
+            packed, headers = self._packed(body)
+            self._http.sock.settimeout(self._request_s + len(packed) / SLOWEST)
+            self._http.request("POST", self._path, packed, headers)
+            with self._http.getresponse() as response:
+                data = response.read(MAX_ANSWER_BYTES)
+                reply = Reply(response.status, data, _seconds(response.headers.get("Retry-After", "")))
+                closes = response.will_close or not response.isclosed()
+        except (OSError, http.client.HTTPException) as error:
+            self.close()
+            raise UnansweredError(_said(error)) from None
+        except ValueError as error:  # a token that no header can hold
+            self.close()
+            raise NotSentError(_said(error)) from None
+        if closes:
+            self.close()
+        return reply
+
+    def _connect(self) -> http.client.HTTPConnection:
+        try:
+            connection = self._new()
+            connection.connect()
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise NotSentError(_said(error)) from None
+        self._socket = connection.sock
+        return connection
+
+    def _new(self) -> http.client.HTTPConnection:
+        if not self._https:
+            return http.client.HTTPConnection(self._host, self._port, timeout=self._connect_s)
+        context = ssl.create_default_context(cafile=os.environ.get("HOOKCORE_CA_FILE") or None)
+        return http.client.HTTPSConnection(self._host, self._port, timeout=self._connect_s, context=context)
+
+    def _packed(self, body: bytes) -> tuple[bytes, dict[str, str]]:
+        headers = {"Content-Type": CONTENT_TYPE, "Accept": CONTENT_TYPE, "User-Agent": "hookcore"}
+        if self.address.token:
+            headers["Authorization"] = f"Bearer {self.address.token}"
+        if self._compress and len(body) >= COMPRESS_FROM_BYTES:
+            # Only who sends over a network needs it.
+            import zstandard
+
+            body = zstandard.ZstdCompressor(level=1).compress(body)
+            headers["Content-Encoding"] = "zstd"
+        return body, headers
+
+    def close(self) -> None:
+        """Ends the connection; the next request makes a new one."""
+        connection, self._http, self._socket = self._http, None, None
+        if connection is not None:
+            with contextlib.suppress(OSError):
+                connection.close()
+
+    def interrupt(self) -> None:
+        """From another thread: whoever waits for an answer stops waiting."""
+        current = self._socket
+        if current is not None:
+            with contextlib.suppress(OSError):
+                # Below TLS, whose state belongs to the thread that uses it.
+                socket.socket.shutdown(current, socket.SHUT_RDWR)
+
+    def abandon(self) -> None:
+        """In a forked child: lets go of the descriptor and says nothing to the server; the parent goes on with it."""
+        current, self._http, self._socket = self._socket, None, None
+        if current is not None:
+            with contextlib.suppress(OSError):
+                os.close(current.detach())
+
+
+def _said(error: Exception) -> str:
+    text = str(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _seconds(text: str) -> float:
+    return float(text) if text.isascii() and text.isdigit() and len(text) < 6 else 0.0

@@ -1,0 +1,56 @@
+"""Texts that are longer than a server takes are cut here, so that one odd name does not get a whole batch refused."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import fields, replace
+from typing import Any, Final, TypeVar
+
+from hookcore.records import Coverage, Event, Frame, HookRecord, ModuleRecord, Tap
+from hookcore.wire import MAX_TEXT
+
+MAX_LONG_TEXT: Final = 16_000  # characters of a message, which may hold a traceback
+MAX_SETTING: Final = 4_000  # characters of one setting
+_LONG_TEXTS: Final = frozenset({"message", "reason", "function", "where", "warning"})
+
+Record = TypeVar("Record", Tap, Event, ModuleRecord, Coverage, HookRecord)
+
+
+def cut(text: str, longest: int = MAX_TEXT) -> str:
+    """The text, or its beginning and a mark of the rest, so that two long names stay two."""
+    if len(text) <= longest:
+        return text
+    mark = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:12]
+    return f"{text[: longest - 14]}~{mark}"
+
+
+def fitted(record: Record) -> Record:
+    """The record with no text that is too long; most are given back as they are."""
+    changes: dict[str, Any] = {}
+    for each in fields(record):
+        value = getattr(record, each.name)
+        longest = MAX_LONG_TEXT if each.name in _LONG_TEXTS else MAX_TEXT
+        if isinstance(value, str):
+            if len(value) > longest:
+                changes[each.name] = cut(value, longest)
+        elif isinstance(value, tuple) and any(len(text) > longest for text in value):
+            changes[each.name] = tuple(cut(text, longest) for text in value)
+    return replace(record, **changes) if changes else record
+
+
+def fitted_frame(frame: Frame) -> Frame:
+    """The frame with no text that is too long; its new taps are not looked at."""
+    if all(len(name) <= MAX_TEXT for name in frame.scalars) and not frame.events and not frame.labels:
+        return frame
+    return replace(
+        frame,
+        events=tuple(map(fitted, frame.events)),
+        scalars={cut(name): value for name, value in frame.scalars.items()},
+        labels={cut(name): cut(text) for name, text in frame.labels.items()},
+    )
+
+
+def fitted_settings(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings in which a very long list is only hinted at."""
+    texts = {name: repr(value) for name, value in settings.items()}
+    return {name: value if len(texts[name]) <= MAX_SETTING else cut(texts[name]) for name, value in settings.items()}

@@ -1,0 +1,316 @@
+"""What waits to be sent, what is on its way, and the books of both. Knows no network and starts no thread."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Final, Literal, TypeVar
+
+from hookcore.records import Coverage, Frame, HookRecord, ModuleRecord, Snapshot, Tap
+from hookcore.sender.fitting import fitted
+from hookcore.wire import Answer, Books, Description, EndItem
+
+MAX_BYTES: Final = 64 * 2**20
+MAX_ITEMS: Final = 10_000
+PARCEL_BYTES: Final = 8_000_000  # an item that is larger travels alone
+ENTRY_BYTES: Final = 500  # an item without its arrays and texts
+TAP_BYTES: Final = 80
+STRIKES: Final = 2  # an item that was refused so often by itself is given up
+
+Described = TypeVar("Described", ModuleRecord, Coverage)
+Reason = Literal["queue-full", "refused", "too-large", "unsendable", "closed"]
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """A frame or a snapshot with its number; `taps` is how many taps the receiver must know to read it."""
+
+    number: int
+    record: Frame | Snapshot
+    size: int
+    taps: int
+    strikes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """What goes into one batch."""
+
+    taps_from: int
+    taps: tuple[Tap, ...]
+    description: Description | None
+    entries: tuple[Entry, ...]
+    end: EndItem | None
+    books: Books
+
+
+class Outbox:
+    """A bounded queue whose books balance at every moment, and all that a receiver which lost its memory needs again.
+
+    An item is waiting, or in flight (sent, and nobody knows whether it arrived), or acknowledged, or dropped. What is
+    in flight is not dropped but sent again until somebody answers. Everything may be called from any thread.
+    """
+
+    def __init__(self, max_bytes: int = MAX_BYTES, max_items: int = MAX_ITEMS) -> None:
+        self.changed = threading.Condition()
+        self.listening = False  # whether somebody waits for `changed`
+        self._max_bytes = max_bytes
+        self._max_items = max_items
+        self._forget_all()
+
+    def _forget_all(self) -> None:
+        self._waiting: deque[Entry] = deque()
+        self._flying: tuple[Entry, ...] = ()
+        self._uncertain = False  # whether what is in flight may have arrived
+        self._bytes = 0
+        self._produced = 0
+        self._acknowledged = 0
+        self._dropped: Counter[str] = Counter()
+        self._taps: list[Tap] = []
+        self._known_taps = 0  # by the receiver
+        self._modules: dict[str, ModuleRecord] = {}
+        self._coverage: dict[str, Coverage] = {}
+        self._hooks: tuple[HookRecord, ...] = ()
+        self._version = -1
+        self._described = -1  # the version that the receiver has
+        self._careful = False  # something was refused: send the parts one by one, to find out which
+        self._description_strikes = 0
+        self._step = 0
+        self._closed = False
+        self._end: EndItem | None = None
+
+    # -- what comes in ----------------------------------------------------------------------------------------------
+
+    def put(self, record: Frame | Snapshot) -> None:
+        """Takes an item; where there is no room the oldest one that waits is dropped."""
+        with self.changed:
+            if isinstance(record, Frame):
+                self._taps.extend(map(fitted, record.new_taps))
+            self._step = max(self._step, record.step)
+            entry = Entry(self._produced, record, _size_of(record), len(self._taps))
+            self._produced += 1
+            if self._closed:
+                self._dropped["closed"] += 1
+            elif entry.size > self._max_bytes * 31 // 32:
+                self._dropped["too-large"] += 1
+            else:
+                self._waiting.append(entry)
+                self._bytes += entry.size
+                self._make_room()
+            self._tell()
+
+    def _make_room(self) -> None:
+        while self._waiting and (
+            self._bytes > self._max_bytes or len(self._waiting) + len(self._flying) > self._max_items
+        ):
+            self._drop(self._waiting.popleft(), "queue-full")
+
+    def _drop(self, entry: Entry, reason: Reason) -> None:
+        self._bytes -= entry.size
+        self._dropped[reason] += 1
+
+    def describe(
+        self, modules: Sequence[ModuleRecord], coverage: Sequence[Coverage] = (), hooks: Sequence[HookRecord] = ()
+    ) -> None:
+        """Adds to the description of the run; a new version only where something differs."""
+        with self.changed:
+            differs = _update(self._modules, modules)
+            differs |= _update(self._coverage, coverage)
+            new_hooks = tuple(map(fitted, hooks)) or self._hooks
+            if differs or new_hooks != self._hooks:
+                self._hooks = new_hooks
+                self._version += 1
+                self._description_strikes = 0
+                self._tell()
+
+    def _tell(self) -> None:
+        # A sender that is busy looks by itself; waking it would only cost the caller.
+        if self.listening:
+            self.listening = False
+            self.changed.notify_all()
+
+    # -- what goes out ----------------------------------------------------------------------------------------------
+
+    @property
+    def has_news(self) -> bool:
+        """Whether a parcel would hold more than a sign of life."""
+        with self.changed:
+            return bool(self._waiting or self._flying or self._end or self._description_is_due or self._taps_missing)
+
+    @property
+    def empty(self) -> bool:
+        """Whether everything was acknowledged, or dropped."""
+        with self.changed:
+            return not (self._waiting or self._flying)
+
+    @property
+    def settled(self) -> bool:
+        """Whether the receiver has all that there is, the end included."""
+        return not self.has_news
+
+    @property
+    def _taps_missing(self) -> bool:
+        return self._known_taps < len(self._taps)
+
+    @property
+    def _description_is_due(self) -> bool:
+        return self._described < self._version and self._description_strikes < STRIKES
+
+    def end(self) -> None:
+        """Nothing more comes: the end follows when all else has arrived. Later items are counted as dropped."""
+        with self.changed:
+            if not self._closed:
+                self._closed = True
+                self._end = EndItem(self._produced, self._step)
+            self._tell()
+
+    def give_up(self) -> None:
+        """What waits is dropped; what is in flight stays so."""
+        with self.changed:
+            self._closed, self._end = True, None
+            while self._waiting:
+                self._drop(self._waiting.popleft(), "closed")
+
+    def next_parcel(self) -> Parcel:
+        """What to send now; its items are in flight until `took` or `returned` is called with it."""
+        with self.changed:
+            taps_from = self._known_taps
+            description = self._description() if self._description_is_due else None
+            alone = self._careful and description is not None
+            taps = () if alone else self._some_taps(taps_from)
+            entries: tuple[Entry, ...] = ()
+            if not alone and not (self._careful and taps):
+                entries = self._load(taps_from + len(taps), bool(taps or description))
+            end = None if self._flying or self._waiting or alone else self._end
+            return Parcel(taps_from, taps, description, entries, end, self._books())
+
+    def _some_taps(self, first: int) -> tuple[Tap, ...]:
+        if first == len(self._taps):
+            return ()
+        room = PARCEL_BYTES
+        last = first
+        while last < len(self._taps) and room > 0:
+            room -= TAP_BYTES + len(self._taps[last].module) + len(self._taps[last].index)
+            last += 1
+        return tuple(self._taps[first:last])
+
+    def _load(self, known_taps: int, has_company: bool) -> tuple[Entry, ...]:
+        if not self._flying:
+            self._flying = tuple(self._pick(known_taps, has_company))
+            self._uncertain = False
+        return self._flying if all(entry.taps <= known_taps for entry in self._flying) else ()
+
+    def _pick(self, known_taps: int, has_company: bool) -> Iterator[Entry]:
+        room = PARCEL_BYTES
+        while self._waiting and self._waiting[0].taps <= known_taps:
+            entry = self._waiting[0]
+            if entry.size > room and (has_company or room < PARCEL_BYTES):
+                return
+            room -= entry.size
+            yield self._waiting.popleft()
+            if self._careful:
+                return
+
+    def _description(self) -> Description:
+        return Description(self._version, tuple(self._modules.values()), tuple(self._coverage.values()), self._hooks)
+
+    # -- what became of it ------------------------------------------------------------------------------------------
+
+    def took(self, parcel: Parcel, answer: Answer) -> bool:
+        """Books an answer; False where nothing of what was sent got any further."""
+        with self.changed:
+            before = (self._known_taps, self._described)
+            self._known_taps = max(0, min(answer.taps, len(self._taps)))
+            self._described = min(answer.described, self._version)
+            if parcel.end is not None and answer.acknowledged >= parcel.end.number:
+                self._end = None
+            arrived = list(takewhile(lambda entry: entry.number <= answer.acknowledged, parcel.entries))
+            self._acknowledged += len(arrived)
+            self._bytes -= sum(entry.size for entry in arrived)
+            if parcel.entries:
+                self._put_back(parcel.entries[len(arrived) :])
+            self._careful = self._careful and not arrived and bool(self._waiting)
+            grew = self._known_taps > before[0] or self._described > before[1]
+            return bool(arrived) or grew or not (parcel.entries or parcel.taps or parcel.description or self._end)
+
+    def not_sent(self, parcel: Parcel) -> None:
+        """No byte of the parcel left: what was not in doubt before waits again."""
+        with self.changed:
+            if parcel.entries and not self._uncertain:
+                self._put_back(parcel.entries)
+
+    def unanswered(self, parcel: Parcel) -> None:
+        """The parcel may have arrived or not."""
+        with self.changed:
+            self._uncertain = self._uncertain or bool(parcel.entries)
+
+    def refused(self, parcel: Parcel, reason: Reason) -> None:
+        """The receiver read the parcel and wants none of it; its parts are tried one by one."""
+        with self.changed:
+            if self._careful and parcel.description is not None:
+                self._description_strikes += 1
+            entries = parcel.entries
+            if len(entries) == 1 and not (parcel.taps or parcel.description):
+                entries[0].strikes += 1
+                if entries[0].strikes >= STRIKES or reason == "unsendable":
+                    self._drop(entries[0], reason)
+                    entries = ()
+            if parcel.entries:
+                self._put_back(entries)
+            self._careful = True
+
+    def _put_back(self, entries: Sequence[Entry]) -> None:
+        self._flying, self._uncertain = (), False
+        if self._closed and self._end is None:  # given up meanwhile: nobody will send them
+            for entry in entries:
+                self._drop(entry, "closed")
+        else:
+            self._waiting.extendleft(reversed(entries))
+
+    # -- books ------------------------------------------------------------------------------------------------------
+
+    @property
+    def books(self) -> Books:
+        """The accounts of this moment."""
+        with self.changed:
+            return self._books()
+
+    def _books(self) -> Books:
+        return Books(
+            produced=self._produced,
+            acknowledged=self._acknowledged,
+            dropped=dict(self._dropped),
+            waiting=len(self._waiting),
+            in_flight=len(self._flying),
+        )
+
+    def abandon(self) -> None:
+        """In a forked child: everything is forgotten, and no lock of the parent's is waited for."""
+        self.changed = threading.Condition()
+        self.listening = False
+        self._forget_all()
+        self._closed = True
+
+
+def _update(known: dict[str, Described], given: Sequence[Described]) -> bool:
+    """Whether any of those given differs from what was known of its path."""
+    differs = False
+    for each in given:
+        if known.get(each.path) != each and known.get((each := fitted(each)).path) != each:
+            known[each.path] = each
+            differs = True
+    return differs
+
+
+def _size_of(record: Frame | Snapshot) -> int:
+    if isinstance(record, Snapshot):
+        return record.values.nbytes + ENTRY_BYTES
+    block = record.sketches
+    texts = sum(len(event.message) + ENTRY_BYTES for event in record.events)
+    names = sum(len(name) + 9 for name in record.scalars)
+    labels = sum(len(name) + len(text) for name, text in record.labels.items())
+    arrays = record.stats.nbytes + record.taps.nbytes + block.start.nbytes + block.bins.nbytes + block.counts.nbytes
+    return arrays + texts + names + labels + ENTRY_BYTES

@@ -1,0 +1,155 @@
+"""A server for tests of the sender: the real runs behind bare HTTP, with every way of behaving badly."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from hookcore.records import STATS, Frame, SketchBlock, Tap
+from hookcore.wire import CONTENT_TYPE, Answer, Batch, RunInfo, decode_batch, encode, frame_of
+from hookcore_app.runs import Run, Runs
+from hookcore_app.settings import ServerSettings
+
+DEADLINE_S = 20.0
+
+
+def a_run(name: str = "run") -> RunInfo:
+    """A run that asks for a small store."""
+    return RunInfo(id=name, key="key", name=name, memory=4_000_000)
+
+
+def a_frame(step: int, new_taps: tuple[Tap, ...] = (), taps: tuple[int, ...] = (0,), padding: int = 0) -> Frame:
+    """A frame of some taps; `padding` makes it that many bytes larger."""
+    stats = np.full((len(taps), len(STATS)), float(step))
+    block = SketchBlock(np.zeros(len(taps) + 1, np.uint32), np.empty(0, np.uint16), np.empty(0, np.uint32))
+    labels = {"padding": "x" * padding} if padding else {}
+    return Frame(step, 1000.0 + step, np.array(taps, np.uint32), stats, block, new_taps, labels=labels)
+
+
+def wait_for(holds: Callable[[], Any], what: str = "it") -> None:
+    """Waits for an event that must come."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not holds():
+        assert time.monotonic() < deadline, f"{what} did not come about"
+        time.sleep(0.005)
+
+
+class Receiver:
+    """Takes batches as the server does. `before` and `after` may answer in its place: they return a status or None."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.batches: list[Batch] = []
+        self.headers: list[dict[str, str]] = []
+        self.stored: list[int] = []  # the steps of the frames that were kept, one entry for each time
+        self.before: Callable[[Batch], int | None] = lambda batch: None
+        self.after: Callable[[Batch], int | None] = lambda batch: None
+        self.extra: dict[str, str] = {}
+        self.forget()
+
+    def forget(self) -> None:
+        """As a server that was started again."""
+        self.runs = Runs(ServerSettings(memory=64_000_000))
+
+    def run(self, name: str = "run") -> Run:
+        """A run that is there."""
+        found = self.runs.get(name)
+        assert found is not None
+        return found
+
+    def take(self, batch: Batch) -> Answer:
+        """Files a batch and notes which of its frames were new."""
+        run = self.runs.open(batch.run)
+        assert run is not None
+        before = run.acknowledged
+        answer = run.take(batch)
+        self.stored += [
+            frame_of(item).step
+            for item in batch.items
+            if before < item.number <= answer.acknowledged and type(item).__name__ == "FrameItem"
+        ]
+        return answer
+
+    def items_sent(self) -> int:
+        """How many items came, each time counted."""
+        with self.lock:
+            return sum(len(batch.items) for batch in self.batches)
+
+    def handle(self, body: bytes, headers: dict[str, str]) -> tuple[int, bytes]:
+        """The answer to a request; status 0 drops the connection."""
+        batch = decode_batch(body)
+        with self.lock:
+            self.batches.append(batch)
+            self.headers.append(headers)
+        status = self.before(batch)
+        if status is None:
+            with self.lock:
+                answer = self.take(batch)
+            status = self.after(batch)
+            if status is None:
+                return 200, encode(answer)
+        return status, msgspec.json.encode({"error": "as the test wants it"})
+
+
+@contextmanager
+def serving(receiver: Receiver, port: int = 0, tls: ssl.SSLContext | None = None) -> Iterator[str]:
+    """The receiver behind a port of this machine; gives its address."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        wbufsize = -1
+        disable_nagle_algorithm = True
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            status, data = receiver.handle(body, {**dict(self.headers.items()), ":path": self.path})
+            if status == 0:
+                self.close_connection = True
+                return
+            self.send_response(status)
+            self.send_header("Content-Type", CONTENT_TYPE)
+            self.send_header("Content-Length", str(len(data)))
+            for name, value in receiver.extra.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    connections: list[socket.socket] = []
+
+    class Server(ThreadingHTTPServer):
+        daemon_threads = True
+
+        def process_request(self, request: Any, client_address: Any) -> None:
+            connections.append(request)
+            super().process_request(request, client_address)
+
+        def handle_error(self, request: Any, client_address: Any) -> None:
+            """The peer may be gone: some tests want it so."""
+
+    server = Server(("127.0.0.1", port), Handler)
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=lambda: server.serve_forever(0.02), daemon=True)
+    thread.start()
+    try:
+        yield f"{'http' if tls is None else 'https'}://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        for each in connections:
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+        thread.join()

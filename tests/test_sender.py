@@ -1,0 +1,589 @@
+"""The sender and a receiver that is well, away, slow, silent, broken, full or forgetful: no loss is uncounted."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hookcore.records import Command, Coverage, Event, ModuleRecord, Snapshot, Tap
+from hookcore.sender import Address, HttpSink
+from hookcore.sender import sink as sink_module
+from hookcore.sinks import Sink
+from hookcore.wire import Batch, Books, EndItem
+from hookcore_app import limits
+from tests.receiver import DEADLINE_S, Receiver, a_frame, a_run, serving, wait_for
+
+TAP = Tap("layer", "output")
+GENEROUS_S = 10.0  # for an exit that takes 2 s and a machine that is busy
+
+
+@pytest.fixture
+def receiver() -> Receiver:
+    return Receiver()
+
+
+@pytest.fixture
+def url(receiver: Receiver) -> Iterator[str]:
+    with serving(receiver) as address:
+        yield address
+
+
+@pytest.fixture
+def sink() -> Iterator[HttpSink]:
+    made = HttpSink(a_run(), request_s=1.0, close_s=2.0)
+    yield made
+    made.close_s = 0.0
+    made.close()
+    thread = made._thread
+    if thread is not None:
+        thread.join(DEADLINE_S)
+
+
+def _send(sink: HttpSink, steps: range) -> None:
+    for step in steps:
+        sink.send(a_frame(step, (TAP,) if step == 0 else ()))
+
+
+def _is_balanced(books: Books) -> bool:
+    there = books.acknowledged + sum(books.dropped.values()) + books.waiting + books.in_flight
+    return books.produced == there
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_it_is_a_sink(sink: HttpSink) -> None:
+    assert isinstance(sink, Sink)
+
+
+# -- a healthy receiver ---------------------------------------------------------------------------------------------
+
+
+def test_every_frame_arrives_once_and_in_order_and_the_run_ends(receiver: Receiver, url: str, sink: HttpSink) -> None:
+    sink.start(Address(url))
+    sink.describe([ModuleRecord("layer", "Linear", None)])
+    _send(sink, range(300))
+    sink.close()
+    assert receiver.stored == list(range(300))
+    assert sink.books == Books(produced=300, acknowledged=300)
+    run = receiver.run()
+    assert run.state == "ended"
+    assert run.ended_at_step == 299
+    assert [module.type for module in run.store.modules()] == ["Linear"]
+    assert run.books == Books(produced=300, acknowledged=300)
+
+
+def test_a_frame_leaves_at_once_and_not_with_the_next_sign_of_life(
+    receiver: Receiver, url: str, sink: HttpSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sink_module, "SIGN_OF_LIFE_S", 3600.0)
+    sink.start(Address(url))
+    wait_for(lambda: receiver.batches)  # the first sign of life
+    for step in range(3):
+        sink.send(a_frame(step, (TAP,) if step == 0 else ()))
+        wait_for(lambda step=step: sink.books.acknowledged == step + 1)
+
+
+def test_one_connection_is_kept(receiver: Receiver, url: str, sink: HttpSink) -> None:
+    peers = set()
+    with serving(receiver) as address:
+        original = receiver.handle
+        lock = threading.Lock()
+
+        def handle(body: bytes, headers: dict[str, str]) -> tuple[int, bytes]:
+            with lock:
+                peers.add(threading.get_ident())  # the receiver has one thread for each connection
+            return original(body, headers)
+
+        receiver.handle = handle  # type: ignore[method-assign]
+        sink.start(Address(address))
+        for step in range(20):
+            sink.send(a_frame(step, (TAP,) if step == 0 else ()))
+            wait_for(lambda step=step: sink.books.acknowledged == step + 1)
+        sink.close()
+    assert len(receiver.batches) >= 20
+    assert len(peers) == 1
+
+
+def test_the_token_is_shown_and_the_content_is_named(receiver: Receiver, url: str, sink: HttpSink) -> None:
+    sink.start(Address(f"{url}/hookcore", "the-token"))
+    wait_for(lambda: receiver.headers)
+    headers = receiver.headers[0]
+    assert headers["Authorization"] == "Bearer the-token"
+    assert headers["Content-Type"] == "application/vnd.hookcore.v1+msgpack"
+    assert headers[":path"] == "/hookcore/api/v1/ingest"
+    assert "Content-Encoding" not in headers
+    assert "the-token" not in repr(Address(url, "the-token"))
+
+
+def test_a_token_that_no_header_can_hold_is_no_harm(receiver: Receiver, url: str, sink: HttpSink) -> None:
+    sink.start(Address(url, "two\nlines"))
+    _send(sink, range(2))
+    wait_for(lambda: sink._failures > 2)
+    assert sink.books == Books(produced=2, waiting=2)
+    assert not receiver.batches
+
+
+def test_signs_of_life_come_while_nothing_happens(receiver: Receiver, url: str, sink: HttpSink) -> None:
+    sink.start(Address(url))
+    wait_for(lambda: len(receiver.batches) >= 3)
+    assert all(not batch.items for batch in receiver.batches)
+
+
+def test_snapshots_travel_too(receiver: Receiver, url: str, sink: HttpSink) -> None:
+    sink.start(Address(url))
+    values = np.arange(6, dtype=np.float32).reshape(2, 3)
+    sink.add_snapshot(Snapshot(TAP, 4, 1.0, "float32", (2, 3), values, number=9))
+    sink.close()
+    (kept,) = receiver.run().store.snapshots()
+    assert np.array_equal(kept.values, values)
+    assert kept.number == 9
+    assert sink.books == Books(produced=1, acknowledged=1)
+
+
+def test_the_largest_snapshot_travels_alone_and_the_frames_behind_it_arrive(
+    receiver: Receiver, url: str, sink: HttpSink
+) -> None:
+    values = np.zeros(60 * 2**20, np.uint8)
+    sink.close_s = DEADLINE_S
+    sink.send(a_frame(0, (TAP,)))
+    sink.add_snapshot(Snapshot(TAP, 0, 1.0, "uint8", values.shape, values, truncated=True))
+    _send(sink, range(1, 4))
+    sink.start(Address(url))
+    sink.close()
+    assert sink.books == Books(produced=5, acknowledged=5)
+    assert receiver.stored == [0, 1, 2, 3]
+    assert [len(batch.items) for batch in receiver.batches if batch.items] == [1, 1, 3, 1]  # the end is one, too
+
+
+def test_commands_are_handed_on_once_each_and_in_order(receiver: Receiver, url: str, sink: HttpSink) -> None:
+    heard: list[int] = []
+
+    def obey(command: Command) -> None:
+        heard.append(command.number)
+        if len(heard) == 2:
+            raise RuntimeError("a command that fails")
+
+    sink.listen(obey)
+    sink.start(Address(url))
+    wait_for(lambda: receiver.batches)
+    numbers = [receiver.run().ask("inventory").number for _ in range(3)]
+    wait_for(lambda: len(heard) == 3)
+    wait_for(lambda: receiver.batches[-1].commands_done == numbers[-1])
+    _send(sink, range(3))
+    wait_for(lambda: sink.books.acknowledged == 3)
+    assert heard == numbers
+    assert not receiver.run().commands
+
+
+def test_commands_wait_for_a_listener(receiver: Receiver, url: str, sink: HttpSink) -> None:
+    sink.start(Address(url))
+    wait_for(lambda: receiver.batches)
+    number = receiver.run().ask("inventory").number
+    wait_for(lambda: len(receiver.batches) > 3)
+    heard: list[int] = []
+    sink.listen(lambda command: heard.append(command.number))
+    wait_for(lambda: heard == [number])
+
+
+def test_the_settings_of_the_moment_travel(receiver: Receiver, url: str, sink: HttpSink) -> None:
+    now = {"every": 1}
+    sink.start(Address(url), lambda: now)
+    wait_for(lambda: receiver.batches)
+    now = {"every": 7}
+    wait_for(lambda: receiver.run().info.settings == {"every": 7})
+
+
+def test_an_encrypted_server_is_trusted_by_its_own_authority(
+    receiver: Receiver, sink: HttpSink, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
+    files = ["-keyout", str(tmp_path / "key.pem"), "-out", str(tmp_path / "cert.pem")]
+    request = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *name, *files]
+    subprocess.run(request, check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")
+    with serving(receiver, tls=context) as address:
+        assert address.startswith("https://")
+        stranger = HttpSink(a_run(), close_s=0.0)
+        stranger.start(Address(address))
+        wait_for(lambda: "certificate" in stranger.trouble.lower())
+        stranger.close()
+        assert not receiver.batches
+        monkeypatch.setenv("HOOKCORE_CA_FILE", str(tmp_path / "cert.pem"))
+        sink.start(Address(address))
+        _send(sink, range(3))
+        sink.close()
+    assert receiver.stored == [0, 1, 2]
+
+
+# -- faults ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_waited_for_a_server_that_was_away_arrives(receiver: Receiver, sink: HttpSink) -> None:
+    port = _free_port()
+    sink.start(Address(f"http://127.0.0.1:{port}"))
+    _send(sink, range(5))
+    wait_for(lambda: sink.trouble)
+    assert sink.books == Books(produced=5, waiting=5)
+    with serving(receiver, port):
+        wait_for(lambda: sink.books.acknowledged == 5)
+    assert receiver.stored == list(range(5))
+
+
+def test_a_server_that_is_away_leaves_the_rest_counted_as_closed(sink: HttpSink) -> None:
+    sink.close_s = 0.3
+    sink.start(Address(f"http://127.0.0.1:{_free_port()}"))
+    _send(sink, range(5))
+    began = time.monotonic()
+    sink.close()
+    assert time.monotonic() - began < GENEROUS_S
+    assert sink.books == Books(produced=5, dropped={"closed": 5})
+    _send(sink, range(1))
+    assert sink.books == Books(produced=6, dropped={"closed": 6})
+
+
+def test_a_server_that_never_answers_holds_nobody_up(sink: HttpSink) -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=50) as silent:
+        slow = HttpSink(a_run(), max_items=10, request_s=3600.0, close_s=0.5)
+        slow.send(a_frame(0, (TAP,)))
+        slow.start(Address(f"http://127.0.0.1:{silent.getsockname()[1]}"))
+        wait_for(lambda: slow.books.in_flight == 1)
+        for step in range(1, 100):
+            slow.send(a_frame(step))
+        assert slow.books == Books(produced=100, dropped={"queue-full": 90}, waiting=9, in_flight=1)
+        began = time.monotonic()
+        slow.close()
+        assert time.monotonic() - began < GENEROUS_S
+        assert slow.books == Books(produced=100, dropped={"queue-full": 90, "closed": 9}, in_flight=1)
+
+
+def test_a_slow_server_gets_everything_in_fewer_batches(receiver: Receiver, url: str, sink: HttpSink) -> None:
+    def slowly(batch: Batch) -> None:
+        time.sleep(0.1)
+
+    receiver.before = slowly
+    sink.start(Address(url))
+    for step in range(100):
+        sink.send(a_frame(step, (TAP,) if step == 0 else ()))
+        time.sleep(0.001)
+    sink.close()
+    assert receiver.stored == list(range(100))
+    assert sum(1 for batch in receiver.batches if batch.items) < 50
+
+
+@pytest.mark.parametrize("status", [500, 502, 503, 429, 401, 404])
+def test_an_error_that_passes_costs_no_frame(receiver: Receiver, url: str, sink: HttpSink, status: int) -> None:
+    answers = iter([status, status, status])
+    receiver.before = lambda batch: next(answers, None)
+    sink.start(Address(url))
+    _send(sink, range(20))
+    wait_for(lambda: sink.books.acknowledged == 20)
+    assert receiver.stored == list(range(20))
+    assert sink.books == Books(produced=20, acknowledged=20)
+    assert len(receiver.batches) >= 4
+
+
+def test_the_servers_own_words_are_kept_for_the_user(receiver: Receiver, url: str, sink: HttpSink) -> None:
+    receiver.before = lambda batch: 401
+    sink.start(Address(url))
+    wait_for(lambda: sink.trouble)
+    assert sink.trouble == "it answered 401: as the test wants it"
+
+
+def test_a_server_that_says_when_to_come_again_is_left_alone_until_then(
+    receiver: Receiver, url: str, sink: HttpSink
+) -> None:
+    receiver.before = lambda batch: 429
+    receiver.extra = {"Retry-After": "99999"}
+    sink.start(Address(url))
+    wait_for(lambda: sink.trouble)
+    rest = sink._not_before - time.monotonic()
+    assert 20 < rest <= sink_module.LONGEST_PAUSE_S  # it asked for a day: no server may ask for more than this
+
+
+def test_a_frame_that_is_refused_again_and_again_is_given_up_alone(
+    receiver: Receiver, url: str, sink: HttpSink
+) -> None:
+    receiver.before = lambda batch: 422 if any(getattr(item, "step", 0) == 3 for item in batch.items) else None
+    _send(sink, range(8))
+    sink.start(Address(url))
+    wait_for(lambda: sink.books.acknowledged == 7)
+    assert receiver.stored == [0, 1, 2, 4, 5, 6, 7]
+    assert sink.books == Books(produced=8, acknowledged=7, dropped={"refused": 1})
+
+
+def test_a_frame_that_cannot_be_written_is_given_up_alone(receiver: Receiver, url: str, sink: HttpSink) -> None:
+    sink.send(a_frame(0, (TAP,)))
+    bad = a_frame(1)
+    bad.labels["optimizer"] = "\udcff"  # no UTF-8
+    sink.send(bad)
+    sink.send(a_frame(2))
+    sink.start(Address(url))
+    wait_for(lambda: sink.books.acknowledged == 2)
+    assert receiver.stored == [0, 2]
+    assert sink.books == Books(produced=3, acknowledged=2, dropped={"unsendable": 1})
+
+
+def test_texts_that_are_too_long_are_cut_and_stay_apart(receiver: Receiver, url: str, sink: HttpSink) -> None:
+    long = "x" * 5_000
+    sink.start(Address(url), lambda: {"include": [long] * 50, "every": 3})
+    sink.describe(
+        [ModuleRecord(long, "Linear", None, aliases=(long,)), ModuleRecord(f"{long}y", "Linear", long)],
+        [Coverage(long, "Linear", False, (), long * 9)],
+    )
+    event = Event(0, 0.0, "hook-error", long * 9, module=long)
+    taps = (Tap(long, "output"), Tap(f"{long}y", "output"))
+    sink.send(replace(a_frame(0, taps, (0, 1)), events=(event,), scalars={long: 1.0}, labels={"optimizer": long}))
+    sink.add_snapshot(Snapshot(taps[0], 0, 1.0, "float32", (1,), np.zeros(1, np.float32)))
+    sink.close()
+    assert sink.books == Books(produced=2, acknowledged=2)
+    for batch in receiver.batches:
+        limits.check(batch)  # as the server does
+    store = receiver.run().store
+    assert len({tap.module for tap in store.taps().taps}) == 2
+    assert {module.path for module in store.modules()} == {tap.module for tap in store.taps().taps}
+    assert store.snapshots()[0].tap == store.taps().taps[0]
+    assert receiver.run().info.settings["every"] == 3
+
+
+def test_what_is_no_server_of_ours_is_not_believed(url: str, receiver: Receiver, sink: HttpSink) -> None:
+    receiver.handle = lambda body, headers: (200, b"<html>hello</html>")  # type: ignore[method-assign]
+    sink.start(Address(url))
+    _send(sink, range(2))
+    wait_for(lambda: sink.trouble)
+    assert "no server of hookcore's" in sink.trouble
+    assert sink.books.acknowledged == 0
+
+
+def test_a_batch_whose_answer_was_lost_is_sent_again_and_stored_once(
+    receiver: Receiver, url: str, sink: HttpSink
+) -> None:
+    drops = iter([0, 0, 0])
+
+    def drop(batch: Batch) -> int | None:
+        return next(drops, None) if batch.items else None
+
+    receiver.after = drop
+    sink.start(Address(url))
+    for step in range(30):
+        sink.send(a_frame(step, (TAP,) if step == 0 else ()))
+        time.sleep(0.002)
+    wait_for(lambda: sink.books.acknowledged == 30)
+    assert receiver.stored == list(range(30))
+    assert receiver.items_sent() > 30
+    assert receiver.run().store.taps_announced == 1
+
+
+def test_a_server_that_lost_its_memory_is_told_everything_again(receiver: Receiver, sink: HttpSink) -> None:
+    port = _free_port()
+    with serving(receiver, port) as address:
+        sink.start(Address(address))
+        sink.describe([ModuleRecord("layer", "Linear", None)])
+        _send(sink, range(10))
+        wait_for(lambda: sink.books.acknowledged == 10)
+    receiver.forget()
+    for step in range(10, 15):
+        sink.send(a_frame(step, (Tap("late", "output"),) if step == 10 else (), (0, 1)))
+    wait_for(lambda: sink.trouble)
+    with serving(receiver, port):
+        wait_for(lambda: sink.books.acknowledged == 15)
+        run = receiver.run()
+        wait_for(lambda: run.described >= 0)
+        assert receiver.stored == list(range(15))
+        assert [tap.module for tap in run.store.taps().taps] == ["layer", "late"]
+        assert [module.type for module in run.store.modules()] == ["Linear"]
+        assert run.store.usage().dropped.get("rows_of_unknown_taps", 0) == 0
+    assert sink.books == Books(produced=15, acknowledged=15)
+
+
+def test_a_server_that_forgets_while_nothing_is_sent_is_told_by_the_next_sign_of_life(
+    receiver: Receiver, url: str, sink: HttpSink
+) -> None:
+    sink.start(Address(url))
+    sink.describe([ModuleRecord("layer", "Linear", None)])
+    _send(sink, range(2))
+    wait_for(lambda: sink.books.acknowledged == 2)
+    receiver.forget()
+    wait_for(lambda: receiver.runs.get("run") is not None and receiver.run().store.taps_announced == 1)
+    wait_for(lambda: receiver.run().described >= 0)
+
+
+def test_a_server_that_moved_is_found_again(receiver: Receiver, sink: HttpSink) -> None:
+    addresses: list[Address] = []
+    with serving(receiver) as first:
+        addresses.append(Address(first, "old"))
+        sink.start(lambda: addresses[-1])
+        _send(sink, range(3))
+        wait_for(lambda: sink.books.acknowledged == 3)
+    with serving(receiver) as second:
+        addresses.append(Address(second, "new"))
+        sink.send(a_frame(3))
+        wait_for(lambda: sink.books.acknowledged == 4)
+    assert receiver.stored == [0, 1, 2, 3]
+    assert receiver.headers[-1]["Authorization"] == "Bearer new"
+
+
+def test_a_server_that_stays_away_is_told_of_once(
+    sink: HttpSink, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sink_module, "WARN_AFTER_S", 0.0)
+    caplog.set_level(logging.WARNING, "hookcore")
+    sink.close_s = 0.3
+    sink.start(Address(f"http://127.0.0.1:{_free_port()}"), advice="Look into the log.")
+    _send(sink, range(2))
+    wait_for(lambda: sink._failures > 3)
+    sink.close()
+    (record,) = caplog.records
+    assert "refused" in record.getMessage()
+    assert record.getMessage().endswith("Look into the log.")
+
+
+def test_a_short_run_that_nobody_answered_is_told_of_at_its_end(
+    sink: HttpSink, caplog: pytest.LogCaptureFixture
+) -> None:
+    sink.close_s = 0.3
+    sink.start(Address(f"http://127.0.0.1:{_free_port()}"))
+    sink.close()
+    assert len(caplog.records) == 1
+
+
+def test_many_senders_at_once_lose_and_double_nothing(receiver: Receiver, url: str) -> None:
+    sinks = [HttpSink(a_run(f"run{number}"), close_s=DEADLINE_S) for number in range(8)]
+    for each in sinks:
+        each.start(Address(url))
+    for step in range(40):
+        for each in sinks:
+            each.send(a_frame(step, (TAP,) if step == 0 else ()))
+    for each in sinks:
+        each.close()
+        assert each.books == Books(produced=40, acknowledged=40)
+        assert receiver.run(each.info.id).store.steps().count == 40
+    assert sorted(receiver.stored) == sorted(list(range(40)) * 8)
+
+
+def test_the_books_balance_at_every_moment(receiver: Receiver, url: str) -> None:
+    answers = iter([500, 0, None, 429, None, 422, 0, None, 503] * 30)
+    receiver.after = lambda batch: next(answers, None)
+    sink = HttpSink(a_run(), max_items=20, close_s=1.0)
+    sink.start(Address(url))
+    wrong: list[Books] = []
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.is_set():
+            books = sink.books
+            if not _is_balanced(books):
+                wrong.append(books)
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    for step in range(400):
+        sink.send(a_frame(step, (TAP,) if step == 0 else ()))
+        if step % 50 == 0:
+            time.sleep(0.01)
+    sink.close()
+    over.set()
+    looking.join()
+    assert not wrong
+    assert sink.books.produced == 400
+    assert sink.books.waiting == 0
+
+
+def test_a_deadline_ends_even_a_long_pause(sink: HttpSink, receiver: Receiver) -> None:
+    port = _free_port()
+    sink.start(Address(f"http://127.0.0.1:{port}"))
+    _send(sink, range(3))
+    wait_for(lambda: sink.trouble)
+    sink._not_before = time.monotonic() + 3600
+    with serving(receiver, port):
+        sink.close()
+    assert sink.books == Books(produced=3, acknowledged=3)
+
+
+# -- processes ------------------------------------------------------------------------------------------------------
+
+SENDING = """
+import sys, time
+from hookcore.sender import Address, HttpSink
+from hookcore.records import Tap
+from tests.receiver import a_frame, a_run
+sink = HttpSink(a_run())
+sink.start(Address(sys.argv[1]))
+step = 0
+while True:
+    sink.send(a_frame(step, (Tap("layer", "output"),) if step == 0 else ()))
+    step += 1
+    time.sleep(0.002)
+"""
+
+
+def test_a_killed_trainer_leaves_a_whole_prefix_and_a_run_that_is_lost(receiver: Receiver, url: str) -> None:
+    root = Path(__file__).parents[1]
+    trainer = subprocess.Popen([sys.executable, "-c", SENDING, url], cwd=root)
+    try:
+        wait_for(lambda: len(receiver.stored) > 50)
+    finally:
+        trainer.send_signal(signal.SIGKILL)
+        trainer.wait()
+    with receiver.lock:
+        assert receiver.stored == list(range(len(receiver.stored)))
+        run = receiver.run()
+    run.lost_after_s = 0.0
+    assert run.state == "lost"
+    assert run.store.steps().newest == receiver.stored[-1]
+
+
+def test_a_forked_child_never_sends_and_leaves_the_parents_connection_alone(receiver: Receiver, url: str) -> None:
+    code = f"""
+import os, sys, time, warnings
+warnings.simplefilter("ignore")  # newer Pythons warn of a fork beside threads
+from hookcore.sender import Address, HttpSink
+from hookcore.records import Tap
+from tests.receiver import a_frame, a_run
+sink = HttpSink(a_run(), close_s=15.0)
+sink.start(Address({url!r}))
+os.register_at_fork(after_in_child=sink.abandon)
+for step in range(60):
+    sink.send(a_frame(step, (Tap("layer", "output"),) if step == 0 else ()))
+    child = os.fork()
+    if child == 0:
+        sink.send(a_frame(10_000 + step))
+        sink.describe([])
+        sink.close()
+        os._exit(sink.books.acknowledged)
+    assert os.waitpid(child, 0)[1] == 0
+sink.close()
+assert sink.books.acknowledged == 60, sink.books
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[1], timeout=60)
+    assert receiver.stored == list(range(60))
+    assert [type(item) for batch in receiver.batches for item in batch.items].count(EndItem) == 1
+
+
+def test_a_fork_while_the_books_are_held_hangs_nobody(sink: HttpSink) -> None:
+    with sink._outbox.changed:
+        child = os.fork()
+        if child == 0:
+            sink.abandon()
+            held = threading.Thread(target=lambda: sink.send(a_frame(0)))  # another thread: no lock is its own
+            held.start()
+            held.join(DEADLINE_S)
+            os._exit(1 if held.is_alive() else 0)
+    assert os.waitpid(child, 0)[1] == 0

@@ -1,0 +1,319 @@
+"""The outbox: bounded, and its books balance whatever comes, goes, is lost, refused or forgotten."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from hookcore.records import ModuleRecord, Tap
+from hookcore.sender import outbox as outbox_module
+from hookcore.sender.outbox import PARCEL_BYTES, Outbox, Parcel
+from hookcore.wire import Answer, Batch, Books, FrameItem, decode_batch, encode, frame_item, frame_of
+from hookcore_app.runs import Runs
+from hookcore_app.settings import ServerSettings
+from tests.receiver import a_frame, a_run
+
+
+def _is_balanced(books: Books) -> bool:
+    there = books.acknowledged + sum(books.dropped.values()) + books.waiting + books.in_flight
+    return books.produced == there
+
+
+def _batch(parcel: Parcel) -> Batch:
+    items = [frame_item(entry.number, entry.record) for entry in parcel.entries]  # type: ignore[arg-type]
+    batch = Batch(
+        run=a_run(),
+        taps_from=parcel.taps_from,
+        taps=parcel.taps,
+        description=parcel.description,
+        items=(*items, *([parcel.end] if parcel.end else [])),
+    )
+    return decode_batch(encode(batch))
+
+
+class Delivered(RuleBasedStateMachine):
+    """A sender and a receiver, with a network between them that does its worst."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.outbox = Outbox(max_bytes=40_000, max_items=12)
+        self.step = 0
+        self.taps = 0
+        self.stored: list[int] = []
+        self.doubtful: set[int] = set()  # numbers that arrived without an answer
+        self.lost_memory = False
+        self.restart()
+        self.lost_memory = False
+
+    @rule()
+    def restart(self) -> None:
+        """The receiver forgets everything."""
+        self.runs = Runs(ServerSettings(memory=64_000_000))
+        self.lost_memory = True
+
+    @rule(fresh=st.integers(0, 3), padding=st.sampled_from([0, 0, 0, 5_000, 35_000]))
+    def send(self, fresh: int, padding: int) -> None:
+        """A frame, perhaps with new taps."""
+        new = tuple(Tap(f"m{self.taps + number}", "output") for number in range(fresh))
+        self.taps += fresh
+        used = (self.taps - 1,) if self.taps else ()
+        self.outbox.put(a_frame(self.step, new, used, padding))
+        self.step += 1
+
+    @rule(version=st.integers(0, 3))
+    def describe(self, version: int) -> None:
+        """The same description, or another one."""
+        self.outbox.describe([ModuleRecord("m", f"Type{version}", None)])
+
+    @rule(fate=st.sampled_from(["arrives", "arrives", "arrives", "unsent", "answer lost", "request lost", "refused"]))
+    def deliver(self, fate: str) -> None:
+        """One request."""
+        parcel = self.outbox.next_parcel()
+        assert sum(entry.size for entry in parcel.entries) <= PARCEL_BYTES or len(parcel.entries) == 1
+        numbers = {entry.number for entry in parcel.entries}
+        if fate == "refused" and numbers & self.doubtful:
+            fate = "arrives"  # what was taken once is not refused later
+        if fate == "unsent":
+            self.outbox.not_sent(parcel)
+        elif fate == "request lost":
+            self.outbox.unanswered(parcel)
+        elif fate == "refused":
+            self.outbox.refused(parcel, "refused")
+        else:
+            answer = self._take(_batch(parcel))
+            if fate == "answer lost":
+                self.doubtful |= numbers
+                self.outbox.unanswered(parcel)
+            else:
+                self.outbox.took(parcel, answer)
+
+    def _take(self, batch: Batch) -> Answer:
+        run = self.runs.open(batch.run)
+        assert run is not None
+        before = run.acknowledged
+        answer = run.take(batch)
+        new = [item for item in batch.items if before < item.number <= answer.acknowledged]
+        self.stored += [frame_of(item).step for item in new if isinstance(item, FrameItem)]
+        assert run.store.usage().dropped.get("rows_of_unknown_taps", 0) == 0
+        return answer
+
+    @precondition(lambda self: self.step > 20)
+    @rule()
+    def give_up(self) -> None:
+        """The deadline at the exit passes."""
+        self.outbox.end()
+        self.outbox.give_up()
+
+    @invariant()
+    def the_books_balance(self) -> None:
+        """At every moment."""
+        assert _is_balanced(self.outbox.books)
+        assert self.outbox.books.produced == self.step
+
+    @invariant()
+    def nothing_is_stored_twice(self) -> None:
+        """Unless it was stored by a receiver that then forgot it."""
+        if not self.lost_memory:
+            assert len(self.stored) == len(set(self.stored))
+            assert self.outbox.books.acknowledged <= len(self.stored)
+
+    def teardown(self) -> None:
+        """Once the network is well again everything that was not dropped arrives."""
+        for _ in range(200):
+            parcel = self.outbox.next_parcel()
+            self.outbox.took(parcel, self._take(_batch(parcel)))
+            if not self.outbox.has_news:
+                break
+        books = self.outbox.books
+        assert (books.waiting, books.in_flight) == (0, 0)
+        assert _is_balanced(books)
+        run = self.runs.get("run")
+        assert run is not None
+        assert run.store.taps_announced == self.taps
+        if not self.lost_memory:  # what is counted as dropped is nowhere, what is acknowledged is there
+            assert len(self.stored) == books.acknowledged
+
+
+Delivered.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+test_the_books_balance_whatever_the_network_does = Delivered.TestCase
+
+
+@pytest.fixture
+def outbox() -> Outbox:
+    return Outbox(max_bytes=10_000, max_items=5)
+
+
+def test_the_oldest_frame_makes_room_and_its_taps_are_kept(outbox: Outbox) -> None:
+    for step in range(8):
+        outbox.put(a_frame(step, (Tap(f"m{step}", "output"),), (step,)))
+    assert outbox.books == Books(produced=8, dropped={"queue-full": 3}, waiting=5)
+    parcel = outbox.next_parcel()
+    assert [entry.record.step for entry in parcel.entries] == [3, 4, 5, 6, 7]
+    assert [tap.module for tap in parcel.taps] == [f"m{step}" for step in range(8)]
+
+
+def test_bytes_are_bounded_too(outbox: Outbox) -> None:
+    for step in range(4):
+        outbox.put(a_frame(step, padding=3_000))
+    assert outbox.books == Books(produced=4, dropped={"queue-full": 2}, waiting=2)
+
+
+def test_what_arrived_takes_no_room_any_more(outbox: Outbox) -> None:
+    for step in range(20):
+        outbox.put(a_frame(step, padding=3_000))
+        outbox.took(outbox.next_parcel(), Answer(acknowledged=step, taps=0, described=-1))
+    assert outbox.books == Books(produced=20, acknowledged=20)
+
+
+def test_what_the_server_did_not_take_after_the_deadline_is_dropped(outbox: Outbox) -> None:
+    outbox.put(a_frame(0))
+    late = outbox.next_parcel()
+    outbox.end()
+    outbox.give_up()
+    assert outbox.books == Books(produced=1, in_flight=1)
+    outbox.not_sent(late)
+    assert outbox.books == Books(produced=1, dropped={"closed": 1})
+
+
+def test_taps_come_in_parts_and_no_frame_before_its_taps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbox_module, "PARCEL_BYTES", 2_000)
+    outbox = Outbox()
+    taps = tuple(Tap(f"module{number}", "output") for number in range(100))
+    outbox.put(a_frame(0, taps, tuple(range(100))))
+    known = parcels = 0
+    while not outbox.books.acknowledged:
+        parcel = outbox.next_parcel()
+        assert parcel.taps_from == known
+        known += len(parcel.taps)
+        assert not parcel.entries or known == 100
+        done = parcel.entries[-1].number if parcel.entries else -1
+        if done == 0 and parcels < 50:
+            # Instead of an answer: the receiver forgot all, and has to learn the taps before it gets the frame again.
+            outbox.unanswered(parcel)
+            parcels, known = 50, 0
+            outbox.took(Parcel(100, (), None, (), None, outbox.books), Answer(acknowledged=-1, taps=0, described=-1))
+            continue
+        outbox.took(parcel, Answer(acknowledged=done, taps=known, described=-1))
+        parcels += 1
+        assert parcels < 100
+    assert parcels > 52
+
+
+def test_a_frame_that_would_fill_the_queue_is_too_large(outbox: Outbox) -> None:
+    outbox.put(a_frame(0, padding=9_500))
+    assert outbox.books == Books(produced=1, dropped={"too-large": 1})
+
+
+def test_what_is_in_flight_is_not_dropped_but_sent_again(outbox: Outbox) -> None:
+    outbox.put(a_frame(0))
+    first = outbox.next_parcel()
+    outbox.unanswered(first)
+    for step in range(1, 9):
+        outbox.put(a_frame(step))
+    assert outbox.books == Books(produced=9, dropped={"queue-full": 4}, waiting=4, in_flight=1)
+    again = outbox.next_parcel()
+    assert [entry.number for entry in again.entries] == [0]
+    outbox.took(again, Answer(acknowledged=0, taps=0, described=-1))
+    assert outbox.books == Books(produced=9, acknowledged=1, dropped={"queue-full": 4}, waiting=4)
+
+
+def test_what_may_have_arrived_stays_in_doubt_when_the_server_is_away_afterwards(outbox: Outbox) -> None:
+    outbox.put(a_frame(0))
+    outbox.unanswered(outbox.next_parcel())
+    outbox.not_sent(outbox.next_parcel())
+    assert outbox.books == Books(produced=1, in_flight=1)
+    outbox.took(outbox.next_parcel(), Answer(acknowledged=0, taps=0, described=-1))
+    outbox.put(a_frame(1))
+    outbox.not_sent(outbox.next_parcel())
+    assert outbox.books == Books(produced=2, acknowledged=1, waiting=1)
+
+
+def test_one_refused_frame_costs_no_other(outbox: Outbox) -> None:
+    for step in range(5):
+        outbox.put(a_frame(step))
+    arrived: list[int] = []
+    for _ in range(30):
+        parcel = outbox.next_parcel()
+        steps = [entry.record.step for entry in parcel.entries]
+        if 2 in steps:
+            outbox.refused(parcel, "refused")
+        else:
+            arrived += steps
+            highest = max((entry.number for entry in parcel.entries), default=-1)
+            outbox.took(parcel, Answer(acknowledged=highest, taps=0, described=-1))
+    assert arrived == [0, 1, 3, 4]
+    assert outbox.books == Books(produced=5, acknowledged=4, dropped={"refused": 1})
+
+
+def test_a_refused_description_holds_no_frame_up(outbox: Outbox) -> None:
+    outbox.describe([ModuleRecord("m", "Linear", None)])
+    outbox.put(a_frame(0))
+    for _ in range(10):
+        parcel = outbox.next_parcel()
+        if parcel.description is not None:
+            outbox.refused(parcel, "refused")
+        else:
+            highest = max((entry.number for entry in parcel.entries), default=-1)
+            outbox.took(parcel, Answer(acknowledged=highest, taps=0, described=-1))
+    assert outbox.books == Books(produced=1, acknowledged=1)
+    outbox.describe([ModuleRecord("m", "Conv2d", None)])
+    assert outbox.next_parcel().description is not None
+
+
+def test_a_description_is_sent_when_it_changes_and_when_it_was_forgotten(outbox: Outbox) -> None:
+    modules = [ModuleRecord("m", "Linear", None)]
+    outbox.describe(modules)
+    parcel = outbox.next_parcel()
+    assert parcel.description is not None
+    assert parcel.description.modules == tuple(modules)
+    version = parcel.description.version
+    outbox.took(parcel, Answer(acknowledged=-1, taps=0, described=version))
+    outbox.describe(list(modules))
+    assert not outbox.has_news
+    outbox.describe([ModuleRecord("m", "Conv2d", None)])
+    changed = outbox.next_parcel().description
+    assert changed is not None
+    assert changed.version > version
+    outbox.took(outbox.next_parcel(), Answer(acknowledged=-1, taps=0, described=changed.version))
+    assert outbox.next_parcel().description is None
+    outbox.took(outbox.next_parcel(), Answer(acknowledged=-1, taps=0, described=-1))
+    assert outbox.next_parcel().description == changed
+
+
+def test_a_long_name_is_no_new_description_each_time(outbox: Outbox) -> None:
+    modules = [ModuleRecord("m" * 5_000, "Linear", None)]
+    outbox.describe(modules)
+    first = outbox.next_parcel()
+    outbox.describe(modules)
+    assert outbox.next_parcel().description == first.description
+
+
+def test_a_frame_above_the_size_of_a_batch_travels_alone() -> None:
+    outbox = Outbox()
+    outbox.put(a_frame(0, (Tap("m", "output"),)))
+    outbox.put(a_frame(1, padding=PARCEL_BYTES + 1))
+    outbox.put(a_frame(2))
+    seen = []
+    for _ in range(3):
+        parcel = outbox.next_parcel()
+        seen.append([entry.record.step for entry in parcel.entries])
+        outbox.took(parcel, Answer(acknowledged=parcel.entries[-1].number, taps=1, described=-1))
+    assert seen == [[0], [1], [2]]
+
+
+def test_the_end_comes_last_and_only_when_all_else_has_arrived(outbox: Outbox) -> None:
+    outbox.put(a_frame(7))
+    outbox.end()
+    first = outbox.next_parcel()
+    assert first.end is None
+    outbox.took(first, Answer(acknowledged=0, taps=0, described=-1))
+    last = outbox.next_parcel()
+    assert last.end is not None
+    assert (last.end.number, last.end.step) == (1, 7)
+    assert _is_balanced(last.books)
+    outbox.took(last, Answer(acknowledged=1, taps=0, described=-1))
+    assert not outbox.has_news
+    outbox.put(a_frame(8))
+    assert outbox.books == Books(produced=2, acknowledged=1, dropped={"closed": 1})

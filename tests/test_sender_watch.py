@@ -1,0 +1,340 @@
+"""`hookcore.watch` with a server: where the frames go, what is printed, and that training never notices a bad one."""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import hookcore
+from hookcore.dashboard import join_or_start, status, stop_dashboard
+from hookcore.errors import ArgumentError, ServerError
+from hookcore.watcher import SilentWatcher, Watcher
+from hookcore_app import embedded
+from tests.receiver import Receiver, serving, wait_for
+
+ROOT = Path(__file__).parents[1]
+
+
+def _model() -> nn.Module:
+    torch.manual_seed(5)
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
+
+
+def _train(model: nn.Module, steps: int, watcher: Watcher | None = None) -> list[float]:
+    torch.manual_seed(6)
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = model(torch.randn(4, 8)).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+        if watcher is not None:
+            watcher.log(loss=loss)
+    return losses
+
+
+def _bytes(model: nn.Module) -> list[bytes]:
+    return [parameter.detach().numpy().tobytes() for parameter in model.parameters()]
+
+
+@pytest.fixture
+def receiver() -> Receiver:
+    return Receiver()
+
+
+@pytest.fixture
+def url(receiver: Receiver) -> Iterator[str]:
+    with serving(receiver) as address:
+        yield address
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A user of the test's own, with `server="auto"`."""
+    folder = tmp_path / "home"
+    monkeypatch.setenv("HOOKCORE_HOME", str(folder))
+    monkeypatch.setenv("HOOKCORE_PORT", "0")
+    monkeypatch.setenv("HOOKCORE_SERVER", "auto")
+    yield folder
+    if status({"HOOKCORE_HOME": str(folder)}).pid:
+        stop_dashboard({"HOOKCORE_HOME": str(folder)})
+
+
+@pytest.fixture
+def dead() -> str:
+    """An address at which nobody listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{probe.getsockname()[1]}"
+
+
+def test_every_step_reaches_the_server_with_all_that_describes_the_run(receiver: Receiver, url: str) -> None:
+    model = _model()
+    with hookcore.watch(model, server=url, name="my run", every=1, budget=None, memory="8MB") as watcher:
+        _train(model, 10, watcher)
+        assert watcher.flush()
+        books = watcher.delivery
+        assert books is not None
+        assert books.acknowledged == books.produced >= 10
+        (run,) = receiver.runs.all()
+        assert watcher.url == f"{url}/runs/{run.id}"
+        assert run.state == "live"
+    assert run.state == "ended"
+    assert run.ended_at_step == 9
+    assert run.store.steps().count == 10
+    assert run.store.scalars("loss").last_step[-1] == 9
+    assert {module.type for module in run.store.modules()} == {"Sequential", "Linear", "ReLU"}
+    assert run.store.coverage()
+    assert run.info.name == "my run"
+    assert run.info.pid == os.getpid()
+    assert set(run.info.versions) == {"python", "torch", "hookcore"}
+    assert run.info.settings["memory"] == 8_000_000
+    assert run.info.memory == 6_000_000
+
+
+def test_a_servers_store_holds_what_a_store_in_the_process_holds(receiver: Receiver, url: str) -> None:
+    here, there = _model(), _model()
+    with hookcore.watch(here, server=None, budget=None) as local:
+        _train(here, 6)
+    with hookcore.watch(there, server=url, budget=None):
+        _train(there, 6)
+    (run,) = receiver.runs.all()
+    mine, its = local.store.latest(stat="norm"), run.store.latest(stat="norm")
+    assert mine.taps == its.taps
+    assert np.array_equal(mine.values, its.values, equal_nan=True)
+
+
+def test_its_address_is_printed_once(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with hookcore.watch(_model(), server=url) as watcher:
+        pass
+    assert capsys.readouterr().err == f"hookcore: {watcher.url}\n"
+
+
+def test_without_a_server_nothing_is_printed_and_the_store_is_here(capsys: pytest.CaptureFixture[str]) -> None:
+    with hookcore.watch(_model(), server=None) as watcher:
+        assert watcher.url is None
+        assert watcher.delivery is None
+        assert watcher.store.steps().count == 0
+        with pytest.raises(ServerError, match=r"read watcher\.store"):
+            watcher.client()
+    assert not capsys.readouterr().err
+
+
+def test_the_store_of_a_server_is_not_here_and_the_error_says_where(url: str) -> None:
+    with (
+        hookcore.watch(_model(), server=url) as watcher,
+        pytest.raises(ServerError, match=r"watcher\.client\(\).*server=None"),
+    ):
+        _ = watcher.store
+
+
+def test_a_folder_of_this_machine_is_not_given_to_a_server_elsewhere() -> None:
+    with pytest.raises(ArgumentError, match=r"hookcore serve --keep"):
+        hookcore.watch(_model(), server="https://box:8642", keep="runs")
+
+
+def test_a_run_without_a_server_can_be_kept_on_disk(tmp_path: Path) -> None:
+    model = _model()
+    with hookcore.watch(model, server=None, keep=tmp_path / "runs", budget=None) as watcher:
+        _train(model, 4)
+    assert watcher.store.steps().count == 4
+    assert any((tmp_path / "runs").rglob("*.parquet"))
+
+
+def test_a_run_tells_the_users_own_dashboard_where_it_is_to_be_kept(home: Path, tmp_path: Path) -> None:
+    model = _model()
+    with hookcore.watch(model, keep=tmp_path / "runs", budget=None) as watcher:
+        _train(model, 4)
+        assert watcher.flush(60.0)
+    wait_for(lambda: any((tmp_path / "runs").rglob("*.parquet")))
+
+
+def test_a_wrong_pattern_sends_nothing(receiver: Receiver, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(hookcore.PatternError):
+        hookcore.watch(_model(), include="no.such", server=url)
+    assert not receiver.batches
+    assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize("fault", ["dead", "broken", "silent"])
+def test_training_is_bit_equal_whatever_the_server_does(
+    fault: str, receiver: Receiver, url: str, dead: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    receiver.before = lambda batch: 500
+    alone, watched = _model(), _model()
+    losses = _train(alone, 30)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = {"dead": dead, "broken": url, "silent": f"http://127.0.0.1:{silent.getsockname()[1]}"}[fault]
+        watcher = hookcore.watch(watched, server=address)
+        watcher._delivery.hurry(0.2)
+        assert _train(watched, 30) == losses
+        watcher.close()
+    assert _bytes(watched) == _bytes(alone)
+    assert not watcher.errors
+    books = watcher.delivery
+    assert books is not None
+    assert books.waiting == books.acknowledged == 0
+    assert books.produced == sum(books.dropped.values()) + books.in_flight
+    assert len(caplog.records) == 1
+    assert "takes no frames" in caplog.records[0].getMessage()
+
+
+def test_workers_of_a_data_loader_never_send(receiver: Receiver, url: str) -> None:
+    model = _model()
+    data = DataLoader(TensorDataset(torch.randn(40, 8)), batch_size=4, num_workers=2)
+    with hookcore.watch(model, server=url, budget=None):
+        optimizer = torch.optim.SGD(model.parameters(), 0.05)
+        for _ in range(2):
+            for (inputs,) in data:
+                optimizer.zero_grad()
+                model(inputs).square().mean().backward()
+                optimizer.step()
+    (run,) = receiver.runs.all()
+    assert run.store.steps().count == 20
+    assert receiver.stored == list(range(20))
+    assert {batch.run.pid for batch in receiver.batches} == {os.getpid()}
+
+
+def test_copies_of_a_watched_model_send_nothing(receiver: Receiver, url: str) -> None:
+    model = _model()
+    with hookcore.watch(model, server=url) as watcher:
+        model.watcher = watcher
+        assert isinstance(copy.deepcopy(model).watcher, SilentWatcher)
+        del model.watcher
+    assert len(receiver.runs.all()) == 1
+
+
+def test_pausing_leaves_the_run_alive(receiver: Receiver, url: str) -> None:
+    model = _model()
+    with hookcore.watch(model, server=url, budget=None) as watcher:
+        _train(model, 3)
+        watcher.pause()
+        _train(model, 3)
+        watcher.resume()
+        _train(model, 3)
+        assert watcher.flush()
+        (run,) = receiver.runs.all()
+        assert run.store.steps().count == 6
+        assert run.store.steps().newest == 8
+
+
+def test_a_server_in_this_process_shows_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = _model()
+    monkeypatch.setattr("hookcore.delivery.PORT", 0)
+    server = embedded.start("127.0.0.1", 0)
+    try:
+        with hookcore.watch(model, server="thread", budget=None) as watcher:
+            _train(model, 4)
+            assert watcher.flush()
+            assert watcher.store.steps().count == 4
+            assert watcher.url is not None
+            assert watcher.url.startswith(f"{server.url}/runs/")
+    finally:
+        server.stop()
+
+
+# -- the user's own dashboard ---------------------------------------------------------------------------------------
+
+
+def test_a_dashboard_is_started_and_the_next_run_joins_it(home: Path) -> None:
+    addresses = []
+    for _ in range(2):
+        model = _model()
+        with hookcore.watch(model, budget=None) as watcher:
+            _train(model, 5)
+            assert watcher.flush(60.0)
+            addresses.append(watcher.url)
+        assert watcher.delivery is not None
+        assert watcher.delivery.acknowledged == watcher.delivery.produced >= 5
+    first, second = (str(address).rsplit("/runs/", 1) for address in addresses)
+    assert first[0] == second[0] == status().url
+    assert first[1] != second[1]
+
+
+def test_a_killed_dashboard_that_comes_again_is_found_and_nothing_is_uncounted(home: Path) -> None:
+    model = _model()
+    with hookcore.watch(model, budget=None) as watcher:
+        _train(model, 5)
+        assert watcher.flush(60.0)
+        os.kill(status().pid, signal.SIGKILL)
+        wait_for(lambda: not status().running)
+        _train(model, 5)
+        assert join_or_start().started
+        assert watcher.flush(60.0)
+        books = watcher.delivery
+    assert books is not None
+    assert books.acknowledged == books.produced >= 10
+    assert not books.dropped
+
+
+def test_a_folder_that_cannot_be_used_is_told_of_and_the_run_stays_here(
+    home: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    home.parent.mkdir(exist_ok=True)
+    home.write_text("a file")
+    try:
+        model = _model()
+        with hookcore.watch(model, budget=None) as watcher:
+            _train(model, 4)
+            assert watcher.flush()
+            assert watcher.url is None
+            assert watcher.store.steps().count == 4
+            assert len(watcher.store.modules()) == 4
+        (record,) = caplog.records
+        assert record.levelno == logging.WARNING
+        assert str(home) in record.getMessage()
+        assert "watcher.store" in record.getMessage()
+    finally:
+        home.unlink()
+
+
+@pytest.mark.slow
+def test_a_script_leaves_its_run_at_the_dashboard(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "fit.py").write_text(
+        "import torch, hookcore\n"
+        "model = torch.nn.Linear(3, 1)\n"
+        "watcher = hookcore.watch(model, budget=None)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
+        "for _ in range(7):\n"
+        "    optimizer.zero_grad(); model(torch.ones(2, 3)).sum().backward(); optimizer.step()\n"
+        "import atexit, json\n"
+        "from hookcore import watcher as module\n"
+        "module._close_all()\n"
+        "print(json.dumps([watcher.url, watcher.delivery.produced, watcher.delivery.acknowledged]))\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-W", "error", "fit.py"], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    address, produced, acknowledged = json.loads(ran.stdout)
+    assert ran.stderr == f"hookcore: {address}\n"
+    assert address.startswith(status().url)
+    assert produced == acknowledged >= 7
+
+
+@pytest.mark.slow
+def test_leaving_many_runs_to_a_dead_server_takes_no_longer_than_leaving_one(dead: str) -> None:
+    code = (
+        "import torch, hookcore, sys, time, atexit\n"
+        "watchers = [hookcore.watch(torch.nn.Linear(3, 1), server=sys.argv[1]) for _ in range(6)]\n"
+        "began = time.monotonic()\n"
+        "from hookcore.watcher import _close_all\n"
+        "_close_all()\n"
+        "assert time.monotonic() - began < 8, time.monotonic() - began\n"  # 6 times 2 s would be 12
+    )
+    subprocess.run([sys.executable, "-c", code, dead], check=True, capture_output=True)
