@@ -1,0 +1,10 @@
+"""A run on disk, as Parquet files that other programs read without us. Knows no torch and no web."""
+
+from __future__ import annotations
+
+from hookcore.archive.layout import SUFFIX, folder_name
+from hookcore.archive.reader import Archive, load_into, read_archive
+from hookcore.archive.sink import ArchiveSink
+from hookcore.archive.writer import ArchiveWriter
+
+__all__ = ["SUFFIX", "Archive", "ArchiveSink", "ArchiveWriter", "folder_name", "load_into", "read_archive"]

@@ -1,0 +1,124 @@
+"""Files that are whole or not there: written aside, put on disk, renamed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from hookcore.archive.layout import part_name, parts_in
+
+MERGE_AT: Final = 8  # parts of about one size become one
+MERGED_BYTES: Final = 64 * 2**20  # larger ones are left as they are
+_UNFINISHED: Final = ".unfinished"  # at the end of the name, so that no pattern for Parquet files matches it
+
+
+def write_whole(path: Path, write: Callable[[BinaryIO], None]) -> int:
+    """Puts a file in its place at once; a crash leaves the old one, or none. Returns its size."""
+    aside = path.with_name(path.name + _UNFINISHED)
+    try:
+        with aside.open("wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+            size = file.tell()
+        aside.replace(path)
+        _sync_folder(path.parent)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            aside.unlink()
+        raise
+    return size
+
+
+def _sync_folder(folder: Path) -> None:
+    """Puts the folder's own list of files on disk: without it a power cut may undo a renaming."""
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
+
+
+def write_json(path: Path, content: dict[str, Any]) -> int:
+    """Puts a JSON file in its place."""
+    data = json.dumps(content, indent=1).encode()
+    return write_whole(path, lambda file: _write_bytes(file, data))
+
+
+def _write_bytes(file: BinaryIO, data: bytes) -> None:
+    file.write(data)
+
+
+def write_table(path: Path, table: pa.Table) -> int:
+    """Puts a Parquet file in its place."""
+    # Numbers that hardly repeat gain nothing from a dictionary, and cost the time to make one.
+    words = [field.name for field in table.schema if pa.types.is_dictionary(field.type) or field.type == pa.string()]
+    options = {"compression": "zstd", "compression_level": 1, "use_dictionary": words, "write_statistics": True}
+    return write_whole(path, lambda file: pq.write_table(table, file, **options))
+
+
+def last_frame(folder: Path) -> int:
+    """The highest number of a frame in the parts of a table that can be read; -1 where there is none."""
+    for _, _, path in reversed(parts_in(folder)):
+        with contextlib.suppress(OSError, pa.ArrowException, IndexError):
+            return int(pq.read_table(path, columns=["frame"])["frame"][-1].as_py())
+    return -1
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Takes away what a crash left: files that were never finished, and parts that were merged into others."""
+    for path in folder.rglob(f"*{_UNFINISHED}"):
+        path.unlink()
+    for below in folder.iterdir():
+        if below.is_dir():
+            counting = {path for _, _, path in parts_in(below)}
+            for path in below.glob("part-*.parquet"):
+                if path not in counting:
+                    path.unlink()
+
+
+def merge_parts(folder: Path) -> int:
+    """Makes one part of many small ones, if there are so many. Returns by how many bytes the folder grew.
+
+    The merged part is in its place before the others go, so that nothing is lost at any moment. A crash between leaves
+    rows twice for programs that read all files; ours looks at the ranges, and the next writer cleans up.
+    """
+    run = _mergeable(parts_in(folder))
+    if not run:
+        return 0
+    table = pa.concat_tables([pq.read_table(path) for _, _, path in run]).unify_dictionaries()
+    before = sum(path.stat().st_size for _, _, path in run)
+    after = write_table(folder / part_name(run[0][0], run[-1][1]), table)
+    for _, _, path in run:
+        path.unlink()
+    return after - before
+
+
+def _mergeable(parts: list[tuple[int, int, Path]]) -> list[tuple[int, int, Path]]:
+    """The newest neighbours of one size class, where there are enough of them."""
+    by_class: list[tuple[int, list[tuple[int, int, Path]]]] = []
+    for part in parts:
+        size = part[2].stat().st_size
+        level = _level_of(part[1] - part[0] + 1) if size < MERGED_BYTES // 2 else -1
+        if not by_class or by_class[-1][0] != level:
+            by_class.append((level, []))
+        by_class[-1][1].append(part)
+    for level, run in reversed(by_class):
+        if level >= 0 and len(run) >= MERGE_AT:
+            return run[:MERGE_AT]
+    return []
+
+
+def _level_of(parts: int) -> int:
+    level = 0
+    while parts >= MERGE_AT:
+        parts //= MERGE_AT
+        level += 1
+    return level

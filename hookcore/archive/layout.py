@@ -1,0 +1,130 @@
+"""What lies where in the folder of a kept run, and the columns of its tables."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+
+from hookcore.records import STATS
+
+FORMAT: Final = 1
+SUFFIX: Final = ".hookcore"
+RUN_FILE: Final = "run.json"
+TAP_COLUMNS: Final = ("module", "kind", "index", "phase")
+
+_WORD: Final = pa.dictionary(pa.int32(), pa.string())
+_TAP: Final = [*((name, _WORD) for name in TAP_COLUMNS), ("call", pa.int32())]
+_PLACE: Final = [("frame", pa.int64()), ("step", pa.int64())]
+
+# Tables that grow by parts. `frame` counts the frames as they came: a step may come in several, and the rows of the
+# tables belong together by it.
+TABLES: Final = {
+    "steps": pa.schema(
+        [
+            *_PLACE,
+            ("time_s", pa.float64()),
+            ("micro_batches", pa.int32()),
+            ("grad_scale", pa.float64()),
+            ("elapsed_s", pa.float64()),
+        ]
+    ),
+    "stats": pa.schema([*_PLACE, ("tap", pa.int32()), *_TAP, *((name, pa.float64()) for name in STATS)]),
+    "sketches": pa.schema(
+        [*_PLACE, ("tap", pa.int32()), ("bins", pa.list_(pa.uint16())), ("counts", pa.list_(pa.uint32()))]
+    ),
+    "scalars": pa.schema([*_PLACE, ("name", pa.string()), ("value", pa.float64())]),
+    "events": pa.schema(
+        [
+            ("step", pa.int64()),
+            ("time_s", pa.float64()),
+            ("name", pa.string()),
+            ("message", pa.string()),
+            ("severity", pa.string()),
+            ("module", pa.string()),
+            ("count", pa.int64()),
+        ]
+    ),
+    "snapshots": pa.schema(
+        [
+            ("step", pa.int64()),
+            ("time_s", pa.float64()),
+            *((name, pa.string()) for name in TAP_COLUMNS),
+            ("call", pa.int32()),
+            ("dtype", pa.string()),
+            ("shape", pa.list_(pa.int64())),
+            ("stored", pa.string()),
+            ("values", pa.binary()),
+            ("truncated", pa.bool_()),
+            ("number", pa.int64()),
+        ]
+    ),
+}
+# Tables that are written whole whenever they change.
+WHOLE: Final = {
+    "taps": pa.schema([("tap", pa.int32()), *((name, pa.string()) for name in TAP_COLUMNS), ("call", pa.int32())]),
+    "modules": pa.schema(
+        [
+            ("path", pa.string()),
+            ("type", pa.string()),
+            ("parent", pa.string()),
+            ("parameters", pa.int64()),
+            ("trainable", pa.int64()),
+            ("aliases", pa.list_(pa.string())),
+        ]
+    ),
+    "coverage": pa.schema(
+        [
+            ("path", pa.string()),
+            ("type", pa.string()),
+            ("captured", pa.bool_()),
+            ("kinds", pa.list_(pa.string())),
+            ("reason", pa.string()),
+        ]
+    ),
+    "hooks": pa.schema(
+        [
+            ("scope", pa.string()),
+            ("owner", pa.string()),
+            ("point", pa.string()),
+            ("function", pa.string()),
+            ("where", pa.string()),
+            ("ours", pa.bool_()),
+            ("number", pa.int64()),
+            ("options", pa.list_(pa.string())),
+            ("legacy", pa.bool_()),
+            ("warning", pa.string()),
+        ]
+    ),
+}
+
+_PART: Final = re.compile(r"part-(\d{1,12})-(\d{1,12})\.parquet")
+_UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+def folder_name(name: str, run_id: str) -> str:
+    """The folder of a run: made of its name and id, and of nothing that leads elsewhere."""
+    word = _UNSAFE.sub("-", name).strip("-.")[:60]
+    return f"{word or 'run'}-{_UNSAFE.sub('-', run_id)[:64]}{SUFFIX}"
+
+
+def part_name(first: int, last: int) -> str:
+    """The file of the parts first to last."""
+    return f"part-{first:06d}-{last:06d}.parquet"
+
+
+def parts_in(folder: Path) -> list[tuple[int, int, Path]]:
+    """The parts that count, in order: one that lies within a larger one was merged into it."""
+    found = []
+    for path in folder.glob("part-*.parquet"):
+        match = _PART.fullmatch(path.name)
+        if match and int(match[1]) <= int(match[2]):
+            found.append((int(match[1]), int(match[2]), path))
+    found.sort(key=lambda part: (part[0], -part[1]))
+    counting: list[tuple[int, int, Path]] = []
+    for part in found:
+        if not counting or part[1] > counting[-1][1]:
+            counting.append(part)
+    return counting

@@ -1,0 +1,198 @@
+"""Reads a kept run. What is damaged is left out with a sentence; nothing in a file is ever executed."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from hookcore.archive.layout import FORMAT, RUN_FILE, TABLES, WHOLE, parts_in
+from hookcore.archive.tables import events_of, frames_of, snapshots_of
+from hookcore.errors import ArgumentError, HookcoreError
+from hookcore.records import Coverage, Frame, HookRecord, ModuleRecord, Snapshot, Tap
+from hookcore.store import Store
+from hookcore.wire import RunInfo
+
+MAX_PART_BYTES: Final = 2**31  # unpacked; a file that says more is not read
+MAX_PART_ROWS: Final = 50_000_000
+MAX_TAPS: Final = 1_000_000
+_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
+# Whatever a file that somebody else made can bring about while it is read.
+_READ_ERRORS: Final = (
+    OSError,
+    pa.ArrowException,
+    HookcoreError,
+    ValueError,
+    TypeError,
+    LookupError,
+    ArithmeticError,
+    MemoryError,
+)
+Record = TypeVar("Record", Tap, ModuleRecord, Coverage, HookRecord)
+
+
+@dataclass(slots=True)
+class Archive:
+    """A kept run. `frames()` and what follows read the disk; `damages` says what could not be read so far."""
+
+    folder: Path
+    info: RunInfo
+    state: str
+    last_step: int | None
+    lost: int
+    labels: dict[str, str]
+    damages: list[str] = field(default_factory=list)
+
+    def taps(self) -> tuple[Tap, ...]:
+        """All taps, by their numbers."""
+        rows = self._whole("taps")
+        if [row.pop("tap") for row in rows] != list(range(len(rows))) or len(rows) > MAX_TAPS:
+            self.damages.append("taps.parquet: the numbers of the taps have gaps")
+            return ()
+        return tuple(self._records("taps", rows, Tap))
+
+    def modules(self) -> list[ModuleRecord]:
+        """The modules of the run."""
+        return self._records("modules", self._whole("modules"), ModuleRecord)
+
+    def coverage(self) -> list[Coverage]:
+        """What was captured, and what not and why."""
+        return self._records("coverage", self._whole("coverage"), Coverage)
+
+    def hooks(self) -> list[HookRecord]:
+        """The hooks that were there."""
+        return self._records("hooks", self._whole("hooks"), HookRecord)
+
+    def frames(self) -> Iterator[Frame]:
+        """All frames that are whole, in order."""
+        # Parts of the tables may be merged differently: a range of parts is read of all tables together.
+        for first, last in _common_ranges(self.folder):
+            try:
+                tables = {name: self._range(name, first, last) for name in ("steps", "stats", "sketches", "scalars")}
+                frames = frames_of(tables)
+            except _READ_ERRORS as error:
+                self.damages.append(f"parts {first} to {last}: {error}")
+                continue
+            yield from self._each(frames, f"parts {first} to {last}")
+
+    def _each(self, frames: Iterator[Any], what: str) -> Iterator[Any]:
+        while True:
+            try:
+                frame = next(frames)
+            except StopIteration:
+                return
+            except _READ_ERRORS as error:
+                self.damages.append(f"{what}: {error}")
+                return
+            yield frame
+
+    def snapshots(self) -> Iterator[Snapshot]:
+        """All snapshots."""
+        for _, _, path in parts_in(self.folder / "snapshots"):
+            table = self._read(path, TABLES["snapshots"])
+            yield from self._each(snapshots_of(table), path.name)
+
+    def add_events(self, store: Store) -> None:
+        """Puts all events into a store."""
+        # What the store told of itself while it was filled, it told then too.
+        told = {(event.step, event.name, event.message) for event in store.events()}
+        for _, _, path in parts_in(self.folder / "events"):
+            for event in self._each(iter(events_of(self._read(path, TABLES["events"]))), path.name):
+                if (event.step, event.name, event.message) not in told:
+                    store.add_event(event)
+
+    def _range(self, name: str, first: int, last: int) -> pa.Table:
+        paths = [path for begin, end, path in parts_in(self.folder / name) if first <= begin and end <= last]
+        tables = [self._read(path, TABLES[name]) for path in paths]
+        return pa.concat_tables(tables).unify_dictionaries() if tables else TABLES[name].empty_table()
+
+    def _whole(self, name: str) -> list[dict[str, Any]]:
+        path = self.folder / f"{name}.parquet"
+        rows: list[dict[str, Any]] = self._read(path, WHOLE[name]).to_pylist() if path.exists() else []
+        return rows
+
+    def _records(self, name: str, rows: list[dict[str, Any]], kind: type[Record]) -> list[Record]:
+        try:
+            return msgspec.convert(rows, list[kind])  # type: ignore[valid-type]
+        except msgspec.ValidationError as error:
+            self.damages.append(f"{name}.parquet: {error}")
+            return []
+
+    def _read(self, path: Path, schema: pa.Schema) -> pa.Table:
+        try:
+            with pq.ParquetFile(path) as file:
+                groups = (file.metadata.row_group(number) for number in range(file.metadata.num_row_groups))
+                size = sum(group.total_byte_size for group in groups)
+                if size > MAX_PART_BYTES or file.metadata.num_rows > MAX_PART_ROWS:
+                    said = f"{size} bytes in {file.metadata.num_rows} rows"
+                    raise ArgumentError(f"it holds {said}, more than {MAX_PART_BYTES} in {MAX_PART_ROWS}")
+                table = file.read(columns=schema.names)
+            table.validate(full=True)
+            return table.select(schema.names).cast(schema)
+        except _READ_ERRORS as error:
+            self.damages.append(f"{path.relative_to(self.folder)}: {error}")
+            return schema.empty_table()
+
+
+def read_archive(folder: str | Path) -> Archive:
+    """Opens a kept run by its folder, or by a file in it; raises ArgumentError where it is none."""
+    path = Path(folder).expanduser()
+    if path.is_file():
+        path = path.parent if path.parent.name not in TABLES else path.parent.parent
+    try:
+        content = json.loads((path / RUN_FILE).read_bytes())
+        if content["format"] != FORMAT:
+            raise ArgumentError(f"{path} is of format {content['format']}; this hookcore reads format {FORMAT}")
+        info = msgspec.convert({**content["run"], "key": ""}, RunInfo)
+        if not _ID.fullmatch(info.id):
+            raise ArgumentError(f"{path} has an id that no run has: {info.id[:80]!r}")
+        labels = msgspec.convert(content.get("labels", {}), dict[str, str])
+        last_step = msgspec.convert(content.get("last_step"), int | None)
+        lost = msgspec.convert(content.get("lost", 0), int)
+        state = "ended" if content.get("state") == "ended" else "lost"
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        if isinstance(error, ArgumentError):
+            raise
+        raise ArgumentError(
+            f"{path} is no kept run: its {RUN_FILE} cannot be read ({error}). Give the folder that ends in .hookcore"
+        ) from None
+    return Archive(path, info, state, last_step, lost, labels)
+
+
+def load_into(store: Store, archive: Archive) -> None:
+    """Replays a kept run into a store, part by part; the store's own limits bound the memory."""
+    store.announce(archive.taps())
+    store.describe(archive.modules(), archive.coverage(), archive.hooks())
+    labels = archive.labels
+    for frame in archive.frames():
+        try:
+            store.append(replace(frame, labels=labels) if labels else frame)
+        except HookcoreError as error:
+            archive.damages.append(f"step {frame.step}: {error}")
+        labels = {}
+    for snapshot in archive.snapshots():
+        store.add_snapshot(snapshot)
+    archive.add_events(store)
+
+
+def _common_ranges(folder: Path) -> list[tuple[int, int]]:
+    """Ranges of parts that no part of any table crosses."""
+    parts = sorted(
+        (first, last)
+        for name in ("steps", "stats", "sketches", "scalars")
+        for first, last, _ in parts_in(folder / name)
+    )
+    ranges: list[tuple[int, int]] = []
+    for first, last in parts:
+        if ranges and first <= ranges[-1][1]:
+            ranges[-1] = ranges[-1][0], max(last, ranges[-1][1])
+        else:
+            ranges.append((first, last))
+    return ranges

@@ -1,0 +1,51 @@
+"""A sink that keeps what it passes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from hookcore.archive.writer import ArchiveWriter
+from hookcore.records import Command, Coverage, Frame, HookRecord, ModuleRecord, Snapshot
+from hookcore.sinks import StoreSink
+from hookcore.wire import EndItem, RunInfo
+
+
+class ArchiveSink:
+    """Puts frames into a store of this process, and into a folder on disk."""
+
+    def __init__(self, inner: StoreSink, folder: str, info: RunInfo) -> None:
+        self.store = inner.store
+        self._inner = inner
+        self._writer = ArchiveWriter(folder, info, inner.store)
+        self._closed = False
+
+    def send(self, frame: Frame) -> None:
+        """Files a frame, and keeps it."""
+        self._inner.send(frame)
+        self._writer.take(frame)
+
+    def describe(
+        self, modules: Sequence[ModuleRecord], coverage: Sequence[Coverage] = (), hooks: Sequence[HookRecord] = ()
+    ) -> None:
+        """Hands the modules on; the writer finds them in the store."""
+        self._inner.describe(modules, coverage, hooks)
+
+    def add_snapshot(self, snapshot: Snapshot) -> None:
+        """Files a snapshot, and keeps it."""
+        self._inner.add_snapshot(snapshot)
+        self._writer.take(snapshot)
+
+    def listen(self, obey: Callable[[Command], None]) -> None:
+        """Nobody gives commands through a store."""
+
+    def close(self) -> None:
+        """Writes the rest."""
+        if not self._closed:
+            self._closed = True
+            self._inner.close()
+            self._writer.take(EndItem(0, self.store.steps().newest or 0))
+            self._writer.close()
+
+    def abandon(self) -> None:
+        """In a forked child: nothing is written."""
+        self._writer.abandon()

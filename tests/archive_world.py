@@ -1,0 +1,166 @@
+"""A small world for kept runs: random runs, sinks that keep them, and what two stores must agree in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hookcore.archive import ArchiveSink
+from hookcore.records import (
+    KINDS,
+    STAT_COLUMN,
+    STATS,
+    Coverage,
+    Event,
+    Frame,
+    HookRecord,
+    ModuleRecord,
+    SketchBlock,
+    Snapshot,
+    Tap,
+)
+from hookcore.sinks import StoreSink
+from hookcore.sketch import Sketch, block_of
+from hookcore.store import STAT_NAMES, Store
+from hookcore.wire import RunInfo
+
+ODD = (np.nan, np.inf, -np.inf, 1e308, -1e308, 5e-324, 0.0, -0.0)
+SECRET = "the-key-that-must-not-be-written"
+STORE_BYTES = 64 * 2**20  # large enough that a small run stays exact
+MODULES = (
+    ModuleRecord("", "Model", None, 12, 12),
+    ModuleRecord("a", "Linear", "", 8, 8, ("b.tied",)),
+    ModuleRecord("<b>x</b>", "Names\u2028of'strangers", "", 0, 0),
+)
+COVERAGE = (Coverage("a", "Linear", True, ("output", "output_grad")), Coverage("b", "Scripted", False, (), "why not"))
+HOOKS = (HookRecord("module", "a", "forward", "f", "x.py:1", False, 3, ("always_call",), True, "it lies"),)
+
+
+def make_info(run: str = "one", **others: Any) -> RunInfo:
+    return RunInfo(**{"id": run, "key": SECRET, "name": f"name of {run}", "started_s": 1.0, **others})
+
+
+@dataclass
+class Trainer:
+    """Makes the frames of a random run."""
+
+    random: np.random.Generator
+    odd: float = 0.1  # how often a number is an odd one
+    taps: list[Tap] = field(default_factory=list)
+    step: int = -1
+
+    def new_taps(self, count: int) -> tuple[Tap, ...]:
+        first = len(self.taps)
+        new = tuple(
+            Tap(f"m.{n}", KINDS[n % len(KINDS)], "past.1" if n % 3 else "", n % 2, "eval" if n % 5 == 0 else "train")
+            for n in range(first, first + count)
+        )
+        self.taps += new
+        return new
+
+    def stats(self, rows: int) -> np.ndarray:
+        values = self.random.normal(0, 1, (rows, len(STATS))) * 10.0 ** self.random.integers(-8, 8, (rows, 1))
+        odd = np.less(self.random.random(values.shape), self.odd)
+        values[odd] = self.random.choice(ODD, int(odd.sum()))
+        values[:, STAT_COLUMN["count"]] = self.random.integers(1, 1000, rows)
+        for name in ("nan", "inf", "zero", "parts", "sketched"):  # numbers of things are never odd
+            values[:, STAT_COLUMN[name]] = self.random.integers(0, 2, rows)
+        return values
+
+    def next_step(self, grow: int = 0, parts: int = 1, sketched: bool = True) -> list[Frame]:
+        """The frames of one step; a tap may be in several of them, whose rows then merge."""
+        self.step += int(self.random.integers(1, 4))
+        new, frames = self.new_taps(grow), []
+        for part in range(parts):
+            present = np.flatnonzero(self.random.random(len(self.taps)) < 0.8).astype(np.uint32)
+            made = [Sketch.of(self.random.normal(0, 10.0 ** int(tap % 5), 20)) for tap in present]
+            frames.append(
+                Frame(
+                    self.step,
+                    float(self.step) + 0.5,
+                    present,
+                    self.stats(len(present)),
+                    block_of(made) if sketched else no_sketches(len(present)),
+                    () if part else new,
+                    tuple(self.event(n) for n in range(int(self.random.integers(0, 3)))),
+                    {"loss": float(self.random.choice([1.5, np.nan, np.inf])), "ü/ж": float(self.step)},
+                    int(self.random.integers(0, 3)),
+                    float(self.random.choice([1.0, 65536.0])) if self.step % 2 else None,
+                    {"optimizer": f"Adam {self.step}"},
+                    float(self.random.choice([0.25, np.nan])),
+                )
+            )
+        return frames
+
+    def event(self, number: int) -> Event:
+        return Event(self.step, self.step + 0.1, f"event-{number}", "a \u2028 <b> 'sentence'", "warning", "a", 3)
+
+    def snapshot(self, dtype: str = "float32") -> Snapshot:
+        values = self.random.integers(0, 2, (2, 3)).astype(dtype)
+        if values.dtype.kind in "fc":
+            values.flat[:2] = np.nan, np.inf
+        return Snapshot(self.taps[0], self.step, self.step + 0.2, dtype, (2, 3), values, False, 7)
+
+
+def no_sketches(rows: int) -> SketchBlock:
+    return SketchBlock(np.zeros(rows + 1, np.uint32), np.empty(0, np.uint16), np.empty(0, np.uint32))
+
+
+def plain_frame(step: int, taps: int = 4, first: bool | None = None) -> Frame:
+    """A frame whose means say which step it is of; the first announces its taps."""
+    stats = np.ones((taps, len(STATS)))
+    stats[:, STAT_COLUMN["mean"]] = step
+    new = tuple(Tap(f"m.{n}", "output") for n in range(taps)) if (step == 0 if first is None else first) else ()
+    return Frame(step, float(step), np.arange(taps, dtype=np.uint32), stats, no_sketches(taps), new)
+
+
+def keep(folder: Path, info: RunInfo | None = None) -> tuple[ArchiveSink, Store]:
+    """A sink that keeps a run in a folder, and the store beside it."""
+    store = Store(STORE_BYTES)
+    return ArchiveSink(StoreSink(store), str(folder), info or make_info()), store
+
+
+def kept_in(folder: Path) -> Path:
+    """The only kept run of a folder."""
+    (found,) = folder.glob("*.hookcore")
+    return found
+
+
+def require_same(expected: Store, found: Store) -> None:
+    """Both stores answer every question alike."""
+    assert found.steps() == expected.steps()
+    assert found.taps().taps == expected.taps().taps
+    for number in range(len(expected.taps().taps)):
+        for stat in STAT_NAMES:
+            _require_equal(expected.series(number, stat), found.series(number, stat))
+        _require_equal(expected.histograms(number), found.histograms(number))
+    for kind in KINDS:
+        _require_equal(expected.heatmap(kind, "norm"), found.heatmap(kind, "norm"))
+    assert found.scalar_names() == expected.scalar_names()
+    for name in expected.scalar_names():
+        _require_equal(expected.scalars(name), found.scalars(name))
+    _require_equal(expected.latest(), found.latest())
+    assert found.events() == expected.events()
+    assert found.labels() == expected.labels()
+    assert (found.modules(), found.coverage(), found.hooks()) == (
+        expected.modules(),
+        expected.coverage(),
+        expected.hooks(),
+    )
+    ours, theirs = expected.snapshots(), found.snapshots()
+    assert len(ours) == len(theirs)
+    for one, other in zip(ours, theirs, strict=True):
+        _require_equal(one, other)
+
+
+def _require_equal(expected: Any, found: Any) -> None:
+    for name in type(expected).__dataclass_fields__:
+        one, other = getattr(expected, name), getattr(found, name)
+        if isinstance(one, np.ndarray):
+            assert one.dtype == other.dtype, name
+            np.testing.assert_array_equal(one, other, err_msg=name)
+        else:
+            assert one == other, name

@@ -1,0 +1,147 @@
+"""What a crash, a restart or a damaged file may cost a kept run: never a row twice, never a silent loss."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+import duckdb
+import polars
+import pyarrow.dataset
+import pytest
+
+from hookcore.archive import Archive, ArchiveWriter, load_into, read_archive
+from hookcore.archive import files as archive_files
+from hookcore.errors import ArgumentError
+from hookcore.store import Store
+from hookcore_app.keep import Keeper
+from hookcore_app.runs import Runs
+from hookcore_app.settings import ServerSettings
+from tests.archive_world import STORE_BYTES, make_info, plain_frame
+
+TAPS = 4
+NO_SPACE = OSError(28, "No space left on device")
+
+
+def writer(parent: Path) -> tuple[ArchiveWriter, Store]:
+    store = Store(STORE_BYTES)
+    return ArchiveWriter(parent, make_info(), store, retry_s=0, start=False), store
+
+
+def write_each(kept: ArchiveWriter, store: Store, steps: Iterable[int]) -> None:
+    """Each step in a part of its own."""
+    for step in steps:
+        frame = plain_frame(step, TAPS, first=not store.taps_announced)
+        store.append(frame)
+        kept.take(frame)
+        kept.write()
+
+
+def read(folder: Path) -> tuple[Store, Archive]:
+    store, archive = Store(STORE_BYTES), read_archive(folder)
+    load_into(store, archive)
+    return store, archive
+
+
+def require_each_once(store: Store, steps: Iterable[int]) -> None:
+    series = store.series(0, "mean")
+    assert series.mean.tolist() == [float(step) for step in steps]
+    assert store.series(0, "count").mean.tolist() == [1.0] * len(series.mean)
+
+
+def test_a_run_that_goes_on_after_a_restart_loses_no_step_when_its_parts_are_merged(tmp_path: Path) -> None:
+    for first in (0, 10):
+        kept, store = writer(tmp_path)
+        write_each(kept, store, range(first, first + 10))
+    found, archive = read(kept.folder)
+    assert not archive.damages
+    require_each_once(found, range(20))
+
+
+def test_a_merge_that_finds_no_room_doubles_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, store = writer(tmp_path)
+    write_each(kept, store, range(archive_files.MERGE_AT - 1))
+    whole, failed = archive_files.write_table, []
+
+    def full_while_merging(path: Path, table: object) -> int:
+        failed.append(path)
+        raise NO_SPACE
+
+    with monkeypatch.context() as patch:
+        # Merging looks the name up here; the writer has its own.
+        patch.setattr(archive_files, "write_table", full_while_merging)
+        write_each(kept, store, [archive_files.MERGE_AT - 1])
+    assert failed
+    assert archive_files.write_table is whole
+    write_each(kept, store, range(archive_files.MERGE_AT, archive_files.MERGE_AT + 3))
+    steps = range(archive_files.MERGE_AT + 3)
+    require_each_once(read(kept.folder)[0], steps)
+    rows = pyarrow.dataset.dataset(kept.folder / "stats", format="parquet").to_table().num_rows
+    assert rows == TAPS * len(steps)
+
+
+def test_a_damaged_part_neither_stops_the_writing_nor_raises_when_read(tmp_path: Path) -> None:
+    kept, store = writer(tmp_path)
+    write_each(kept, store, range(3))
+    sorted((kept.folder / "stats").iterdir())[1].write_bytes(b"noise")
+    write_each(kept, store, range(3, 20))
+    found, archive = read(kept.folder)
+    assert archive.damages
+    require_each_once(found, [step for step in range(20) if step != 1])
+
+
+def test_a_file_that_was_never_finished_is_no_part_to_duckdb_or_polars(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, store = writer(tmp_path)
+    write_each(kept, store, range(2))
+    before = set((kept.folder / "stats").iterdir())
+
+    def die(path: Path, target: Path) -> Path:
+        raise SystemExit
+
+    with monkeypatch.context() as patch:  # a process that is killed cleans nothing up
+        patch.setattr(Path, "replace", die)
+        patch.setattr(Path, "unlink", lambda path, missing_ok=False: None)
+        with pytest.raises(SystemExit):
+            archive_files.write_whole(kept.folder / "stats" / "part-000009-000009.parquet", lambda file: None)
+    assert set((kept.folder / "stats").iterdir()) - before
+    every = f"{kept.folder}/stats/*.parquet"
+    assert duckdb.sql(f"select count(*) from '{every}'").fetchall() == [(2 * TAPS,)]
+    assert len(polars.scan_parquet(every).collect()) == 2 * TAPS
+
+
+@pytest.mark.parametrize("run_id", ["../../up", "<script>", "", "a b", "x" * 5000])
+def test_an_id_that_is_not_safe_in_an_address_is_refused_when_read(tmp_path: Path, run_id: str) -> None:
+    kept, store = writer(tmp_path)
+    write_each(kept, store, range(1))
+    file = kept.folder / "run.json"
+    content = json.loads(file.read_text())
+    content["run"]["id"] = run_id
+    file.write_text(json.dumps(content))
+    with pytest.raises(ArgumentError, match="id"):
+        read_archive(kept.folder)
+
+
+def test_what_came_too_late_is_told_as_often_after_reading_as_before(tmp_path: Path) -> None:
+    kept, store = writer(tmp_path)
+    write_each(kept, store, [0, 5, 3, 6])
+    names = [event.name for event in store.events()]
+    assert names == ["too-late"]
+    assert [event.name for event in read(kept.folder)[0].events()] == names
+
+
+def test_a_run_that_was_removed_and_comes_again_is_kept_again(tmp_path: Path) -> None:
+    settings = ServerSettings(keep=str(tmp_path))
+    runs = Runs(settings)
+    keeper = Keeper(runs, settings)
+    try:
+        for _ in range(2):
+            run = runs.open(make_info())
+            assert run is not None
+            keeper.opened(run, False)
+            assert run.on_record is not None
+            runs.remove(run.id)
+    finally:
+        keeper.close()

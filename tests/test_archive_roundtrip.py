@@ -1,0 +1,90 @@
+"""A store that was kept and read again answers every question as the one that was kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hookcore.archive import load_into, read_archive
+from hookcore.store import Store
+from tests.archive_world import (
+    COVERAGE,
+    HOOKS,
+    MODULES,
+    SECRET,
+    STORE_BYTES,
+    Trainer,
+    keep,
+    kept_in,
+    make_info,
+    plain_frame,
+    require_same,
+)
+
+FEW = settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+DTYPES = ("float32", "float16", "float64", "int64", "uint8", "bool", "complex64")
+
+
+def reload(folder: Path) -> Store:
+    store, archive = Store(STORE_BYTES), read_archive(kept_in(folder))
+    load_into(store, archive)
+    assert not archive.damages
+    return store
+
+
+@FEW
+@given(st.integers(0, 2**32 - 1), st.integers(1, 12), st.integers(1, 20), st.integers(1, 3))
+def test_every_question_is_answered_as_before(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, taps: int, steps: int, parts: int
+) -> None:
+    folder = tmp_path_factory.mktemp("runs")
+    trainer = Trainer(np.random.default_rng(seed))
+    sink, store = keep(folder)
+    sink.describe(MODULES, COVERAGE, HOOKS)
+    for number in range(steps):
+        for frame in trainer.next_step(taps if number == 0 else int(number % 7 == 6), parts, sketched=number % 4 != 3):
+            sink.send(frame)
+        if number % 10 == 0:
+            for dtype in DTYPES:
+                sink.add_snapshot(trainer.snapshot(dtype))
+    sink.close()
+    require_same(store, reload(folder))
+
+
+def test_what_was_told_of_modules_last_is_what_is_read(tmp_path: Path) -> None:
+    sink, store = keep(tmp_path)
+    sink.describe(MODULES[:1])
+    sink.send(plain_frame(0))
+    sink.describe(MODULES, COVERAGE, HOOKS)
+    sink.close()
+    require_same(store, reload(tmp_path))
+
+
+def test_a_run_without_a_frame_can_be_kept_and_read(tmp_path: Path) -> None:
+    sink, store = keep(tmp_path)
+    sink.close()
+    require_same(store, reload(tmp_path))
+
+
+def test_the_secret_of_a_run_is_in_none_of_its_files(tmp_path: Path) -> None:
+    sink, _ = keep(tmp_path)
+    sink.send(plain_frame(0))
+    sink.close()
+    files = [path for path in kept_in(tmp_path).rglob("*") if path.is_file()]
+    assert files
+    assert not [path for path in files if SECRET.encode() in path.read_bytes()]
+
+
+@pytest.mark.parametrize("name", ["../../up", "/etc/x", "a\0b", "..", "", "x" * 5000, "\u202e<b>", "a/b\\c"])
+def test_nothing_is_written_beside_the_folder_whatever_the_name(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "inner" / "runs"
+    sink, _ = keep(folder, make_info(name=name))
+    sink.send(plain_frame(0))
+    sink.close()
+    assert kept_in(folder).parent == folder
+    assert [path.name for path in tmp_path.iterdir()] == ["inner"]
+    assert [path.name for path in folder.parent.iterdir()] == ["runs"]
