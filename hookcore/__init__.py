@@ -12,17 +12,29 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hookcore import hooks as hooks
-    from hookcore.errors import ArgumentError, ClosedError, HookcoreError, HookError, PatternError
+    from hookcore.client import Client
+    from hookcore.errors import (
+        ArgumentError,
+        ClosedError,
+        HookcoreError,
+        HookError,
+        PatternError,
+        ServerError,
+        WireError,
+    )
     from hookcore.watcher import Watcher, paused, watch
 
 __version__ = "0.1.0"
 __all__ = [
     "ArgumentError",
+    "Client",
     "ClosedError",
     "HookError",
     "HookcoreError",
     "PatternError",
+    "ServerError",
     "Watcher",
+    "WireError",
     "__version__",
     "hooks",
     "paused",
@@ -31,11 +43,14 @@ __all__ = [
 
 _HOME = {
     "ArgumentError": "hookcore.errors",
+    "Client": "hookcore.client",
     "ClosedError": "hookcore.errors",
     "HookError": "hookcore.errors",
     "HookcoreError": "hookcore.errors",
     "PatternError": "hookcore.errors",
+    "ServerError": "hookcore.errors",
     "Watcher": "hookcore.watcher",
+    "WireError": "hookcore.errors",
     "paused": "hookcore.watcher",
     "watch": "hookcore.watcher",
 }

@@ -1,0 +1,47 @@
+"""What a client sends: changes of a run, changes of settings, and wishes. These are checked."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from hookcore.records import Kind, Phase
+
+
+class RunChanges(BaseModel):
+    """What of a run can be changed."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"name": "baseline, lr 3e-4"}]})
+    name: Annotated[str, Field(min_length=1, max_length=1000)] | None = None
+    notes: Annotated[str, Field(max_length=20_000)] | None = None
+
+
+Patterns = (
+    Annotated[str, Field(max_length=1000)]
+    | Annotated[list[Annotated[str, Field(max_length=1000)]], Field(max_length=1000)]
+)
+
+
+class SettingsChanges(BaseModel):
+    """What can be changed while the training goes on. What is left out stays."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"every": 10, "budget": 0.02}]})
+    every: Annotated[int, Field(strict=True, ge=1, le=10**9)] | None = None
+    budget: Annotated[float, Field(gt=0, le=10)] | None = None
+    include: Patterns | None = None
+    exclude: Patterns | None = None
+    kinds: Annotated[list[Kind], Field(min_length=1, max_length=7)] | None = None
+    paused: Annotated[bool, Field(strict=True)] | None = None
+
+
+class SnapshotRequest(BaseModel):
+    """Which tensor is wanted: `tap` by its number or label, or the module with what is known of the stream."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"module": "0", "kind": "output"}]})
+    tap: Annotated[int, Field(strict=True, ge=0)] | Annotated[str, Field(max_length=2100)] | None = None
+    module: Annotated[str, Field(max_length=1000)] | None = None
+    kind: Kind = "output"
+    index: Annotated[str, Field(max_length=1000)] = ""
+    call: Annotated[int, Field(ge=0, le=2**31)] = 0
+    phase: Phase = "train"

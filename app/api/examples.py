@@ -1,0 +1,174 @@
+"""One answer of each route, for the description in OpenAPI; a test holds them to the shapes they illustrate."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+TAP: Final[dict[str, Any]] = {
+    "number": 0,
+    "module": "layers.0",
+    "kind": "output",
+    "index": "",
+    "call": 0,
+    "phase": "train",
+    "label": "layers.0 output",
+}
+_PAGE: Final = {"total": 1, "next": None}
+_SPANS: Final = {"first_step": [0, 1], "last_step": [0, 1]}
+RUN: Final[dict[str, Any]] = {
+    "id": "run-1",
+    "name": "train.py",
+    "notes": "",
+    "state": "live",
+    "first_step": 0,
+    "newest_step": 1,
+    "steps": 2,
+    "ended_at_step": None,
+    "taps": 1,
+    "started_s": 1767225600.0,
+    "host": "box",
+    "pid": 4242,
+    "script": "train.py",
+    "versions": {"torch": "2.13.0"},
+    "settings": {"every": 1, "budget": 0.05},
+    "labels": {"optimizer": "AdamW"},
+    "books": {"produced": 2, "acknowledged": 2, "dropped": {}, "waiting": 0, "in_flight": 0},
+    "usage": {
+        "max_bytes": 512_000_000,
+        "nbytes": 1_000_000,
+        "parts": {"stats": {"nbytes": 900_000, "limit": 300_000_000}},
+        "dropped": {"too_late": 0},
+        "merged": {"stats": 0},
+    },
+}
+RUNS: Final = {**_PAGE, "runs": [RUN]}
+_COVERED: Final = {"path": "layers.0", "type": "Linear", "captured": True, "kinds": ["output"], "reason": ""}
+MODULES: Final = {
+    "run": "run-1",
+    **_PAGE,
+    "modules": [
+        {
+            "path": "layers.0",
+            "parent": "layers",
+            "type": "Linear",
+            "parameters": 4160,
+            "trainable": 4160,
+            "aliases": [],
+            "coverage": _COVERED,
+            "taps": [{**TAP, "values": 2048.0, "shape": [32, 64]}],
+        }
+    ],
+}
+TAPS: Final = {"run": "run-1", **_PAGE, "taps": [TAP]}
+COVERAGE: Final = {"run": "run-1", **_PAGE, "coverage": [_COVERED]}
+HOOKS: Final = {
+    "run": "run-1",
+    **_PAGE,
+    "hooks": [
+        {
+            "scope": "module",
+            "owner": "layers.0",
+            "point": "forward",
+            "function": "my_hook",
+            "where": "train.py:12",
+            "ours": False,
+            "number": 0,
+            "options": [],
+            "legacy": False,
+            "warning": "",
+        }
+    ],
+}
+_SERIES: Final = {**_SPANS, "mean": [0.5, "NaN"], "min": [0.5, "NaN"], "max": [0.5, "NaN"], "present": [1, 1]}
+SERIES: Final = {
+    "run": "run-1",
+    "stat": "rms",
+    **_PAGE,
+    "series": [{"name": "rms", "tap": 0, **_SERIES, "nonfinite": [0, 1], "about": TAP}],
+}
+LOGS: Final = {
+    "run": "run-1",
+    **_PAGE,
+    "names": ["loss"],
+    "series": [{"name": "loss", "tap": None, **_SERIES, "nonfinite": [0, 1]}],
+}
+HEATMAP: Final = {
+    "run": "run-1",
+    "kind": "output",
+    "stat": "rms",
+    "rows": [{**TAP, "taps": 1}],
+    **_SPANS,
+    "worst": [[0.5, "NaN"]],
+    "state": [[1, 2]],
+}
+HISTOGRAMS: Final = {
+    "run": "run-1",
+    "tap": 0,
+    **_SPANS,
+    "edges": [-1.0, 0.0, 1.0],
+    "counts": [[3, 5], [4, 3]],
+    "nan": [0, 1],
+    "negative_infinity": [0, 0],
+    "positive_infinity": [0, 0],
+    "about": TAP,
+}
+LATEST: Final = {"run": "run-1", "stats": ["rms", "ratio"], "taps": [{**TAP, "step": 1, "values": [0.5, "NaN"]}]}
+_SNAPSHOT: Final = {
+    "number": 1767225600000,
+    "asked": True,
+    "tap": {**TAP, "number": None},
+    "step": 1,
+    "time_s": 1767225601.5,
+    "dtype": "float32",
+    "stored": "float32",
+    "shape": [2, 2],
+    "kept_shape": [2, 2],
+    "truncated": False,
+    "nbytes": 16,
+}
+SNAPSHOTS: Final = {"run": "run-1", **_PAGE, "snapshots": [_SNAPSHOT]}
+SNAPSHOT: Final = {"run": "run-1", **_SNAPSHOT, "slice": "0,:", "values": [0.5, "-Infinity"]}
+EVENTS: Final = {
+    "run": "run-1",
+    "total": 1,
+    "next": 1,
+    "events": [
+        {
+            "step": 1,
+            "time_s": 1767225601.5,
+            "name": "skipped-step",
+            "message": "the optimizer's step was skipped: a gradient was not finite",
+            "severity": "warning",
+            "module": "",
+            "count": 1,
+        }
+    ],
+}
+SETTINGS: Final = {
+    "run": "run-1",
+    "state": "live",
+    "settings": {"every": 1, "budget": 0.05},
+    "waiting": [{"number": 1767225600000, "name": "settings", "changes": {"every": 10}}],
+}
+ACCEPTED: Final = {"run": "run-1", "number": 1767225600000, "look": "/api/v1/settings?run=run-1"}
+COMPARE: Final = {
+    "runs": ["run-1", "run-2"],
+    "kind": "output",
+    "stat": "rms",
+    "tolerance": 0.0,
+    "first": {"step": 1, "layer": TAP},
+    "parted": 1,
+    **_PAGE,
+    "layers": [
+        {
+            "about": TAP,
+            "taps": [0, 0],
+            "points": 2,
+            "parts_at": 1,
+            "largest": 0.25,
+            **_SPANS,
+            "difference": [0.0, 0.25],
+        }
+    ],
+    "only_in": {"run-1": [], "run-2": [{**TAP, "number": 1, "module": "layers.1", "label": "layers.1 output"}]},
+}

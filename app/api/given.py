@@ -1,0 +1,244 @@
+"""What routes are given: the run that is meant, the span of steps, and the way to answer in the format asked for."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal
+
+from fastapi import Depends, Path, Query, Request, Response
+from starlette.exceptions import HTTPException
+
+from hookcore.errors import ArgumentError
+from hookcore.records import KINDS, Kind, Tap
+from hookcore.store import STAT_NAMES, Store
+from hookcore.store.names import require, unknown
+
+from ..formats import ARRAYS, MEDIA_TYPES, Table, choose, json_of
+from ..runs import Run, Runs
+from .models import Problem
+
+MAX_STEP: Final = 2**53
+MAX_PAGE: Final = 10_000
+RUN_PATTERN: Final = r"^[A-Za-z0-9_-]{1,200}$"
+_SALT: Final = secrets.token_hex(4)  # a server that was started again counts its versions anew
+_LABEL: Final = re.compile(
+    rf"(?P<module>.*) (?P<kind>{'|'.join(KINDS)})(?: \[(?P<index>.*)\])?(?: call (?P<call>\d{{1,9}}))?"
+    r"(?: \((?P<phase>eval|train)\))?",
+    re.DOTALL,
+)
+_QUANTILE: Final = re.compile(r"p(\d{1,2}(?:\.\d{1,6})?|100)")
+
+RunId = Annotated[str, Path(pattern=RUN_PATTERN, description="a run's id", examples=["run-1"])]
+OfRun = Annotated[str | None, Query(pattern=RUN_PATTERN, description="a run's id; without it the newest run")]
+Match = Annotated[
+    str | None,
+    Query(max_length=1000, description="a glob on the module's path (* crosses dots), or re: and an expression"),
+]
+OfKind = Annotated[Kind | None, Query(description="only taps of this kind")]
+Limit = Annotated[int, Query(ge=1, le=MAX_PAGE, description="items in this answer, at most 10,000")]
+After = Annotated[int, Query(ge=0, le=MAX_STEP, description="what the answer before called `next`")]
+Format = Annotated[
+    Literal["json", "arrow", "csv", "npy"] | None, Query(description="the format, whatever the Accept header says")
+]
+# Described as a choice; read as a text, so that a wrong one is answered with the nearest.
+StatName = Annotated[str, Query(max_length=50, json_schema_extra={"enum": list(STAT_NAMES)})]
+StatOrQuantile = Annotated[
+    str,
+    Query(
+        max_length=50,
+        description="a stat, or a quantile such as p50 or p99.9",
+        json_schema_extra={"anyOf": [{"enum": list(STAT_NAMES)}, {"pattern": r"^p(\d{1,2}(\.\d{1,6})?|100)$"}]},
+    ),
+]
+
+
+def runs_of(request: Request) -> Runs:
+    """The runs of this server."""
+    runs: Runs = request.app.state.runs
+    return runs
+
+
+GivenRuns = Annotated[Runs, Depends(runs_of)]
+
+
+def run_named(runs: Runs, run_id: str | None) -> Run:
+    """A run by its id, or the newest; 404 where there is none."""
+    if run_id is not None:
+        found = runs.get(run_id)
+        if found is None:
+            raise HTTPException(404, unknown("run", run_id, [run.id for run in runs.all()]))
+        return found
+    newest = next(iter(runs.all()), None)
+    if newest is None:
+        raise HTTPException(404, "there is no run yet: start a training that calls hookcore.watch(model)")
+    return newest
+
+
+def _run_of_path(runs: GivenRuns, run: RunId) -> Run:
+    return run_named(runs, run)
+
+
+def _run_of_query(runs: GivenRuns, run: OfRun = None) -> Run:
+    return run_named(runs, run)
+
+
+PathRun = Annotated[Run, Depends(_run_of_path)]
+GivenRun = Annotated[Run, Depends(_run_of_query)]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The steps first to last, both inclusive; None is no bound."""
+
+    first: int | None
+    last: int | None
+
+
+def _span(
+    first: Annotated[int | None, Query(alias="from", ge=0, le=MAX_STEP, description="the first step")] = None,
+    last: Annotated[int | None, Query(alias="to", ge=0, le=MAX_STEP, description="the last step")] = None,
+) -> Span:
+    if first is not None and last is not None and first > last:
+        raise ArgumentError(f"from={first} is behind to={last}: give the earlier step as from")
+    return Span(first, last)
+
+
+GivenSpan = Annotated[Span, Depends(_span)]
+
+
+def tap_of(store: Store, given: int | str) -> tuple[int, Tap]:
+    """A tap by its number or its label, and its number."""
+    text = str(given)
+    taps = store.taps()
+    if text.isascii() and text.isdigit():
+        number = int(text[:20])
+        if number >= len(taps.taps):
+            raise ArgumentError(f"unknown tap number {text}: there are {len(taps.taps)} taps, numbered from 0")
+        return number, taps.taps[number]
+    found = _LABEL.fullmatch(text)
+    if found is None:
+        raise ArgumentError(
+            f"tap={text[:200]!r} is not a tap: give its number, or its label such as 'layers.0 output [1] call 2'"
+        )
+    tap = Tap(
+        found["module"],
+        found["kind"],  # type: ignore[arg-type]  # the expression allows kinds only
+        found["index"] or "",
+        int(found["call"] or 0),
+        "eval" if found["phase"] == "eval" else "train",
+    )
+    try:
+        return taps.taps.index(tap), tap
+    except ValueError:
+        near = {each.module for each in taps.taps}
+        raise ArgumentError(f"there is no tap {text[:200]!r}: {unknown('module', tap.module, sorted(near))}") from None
+
+
+def quantile_of(stat: str) -> float | None:
+    """The share that "p99.9" asks for; None for a stat, ArgumentError for what is neither."""
+    found = _QUANTILE.fullmatch(stat)
+    if found is not None:
+        return float(found[1]) / 100
+    require("stat", stat, STAT_NAMES)
+    return None
+
+
+def page_of(items: Sequence[Any], after: int, limit: int) -> tuple[Sequence[Any], dict[str, Any]]:
+    """A part of a list, with what says where the next one begins."""
+    end = after + limit
+    return items[after:end], {"total": len(items), "next": end if end < len(items) else None}
+
+
+def version_of(run: Run) -> str:
+    """Changes whenever an answer about the run may."""
+    return f"{run.id}-{run.info.started_s!r}-{id(run)}-{run.changes.version}-{run.state}"
+
+
+class Reply:
+    """Answers one request, in the format it asked for, or not at all where the client has the answer already."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+
+    def json(self, versions: Sequence[str], content: Callable[[], Any]) -> Response:
+        """Content as JSON."""
+        return self.any_of(("json",), None, versions, {"json": lambda: json_of(content())})
+
+    def arrays(
+        self, chosen: str | None, versions: Sequence[str], content: Callable[[], Any], table: Callable[[], Table]
+    ) -> Response:
+        """Content as JSON, or the same numbers as a table."""
+        makers: dict[str, Callable[[], bytes]] = {"json": lambda: json_of(content())}
+        for name in ARRAYS[1:]:
+            makers[name] = lambda name=name: table().encode(name)  # type: ignore[misc]
+        return self.any_of(ARRAYS, chosen, versions, makers)
+
+    def any_of(
+        self,
+        offered: Sequence[str],
+        chosen: str | None,
+        versions: Sequence[str],
+        makers: dict[str, Callable[[], bytes]],
+    ) -> Response:
+        """What the maker of the chosen format makes; 304 where the client's copy is still the newest."""
+        name = chosen or choose(self._request.headers.get("accept"), offered)
+        headers = {"Cache-Control": "private, no-cache", "Vary": "Accept"}
+        # The version is read before the answer is made: an answer is never older than its tag says.
+        headers["ETag"] = tag = self._tag(name, versions)
+        if _knows(self._request.headers.get("if-none-match", ""), tag):
+            return Response(status_code=304, headers=headers)
+        return Response(makers[name](), headers=headers, media_type=_media_type(name))
+
+    def _tag(self, name: str, versions: Sequence[str]) -> str:
+        """Weak: two answers of the same tag say the same, be it in other bytes."""
+        url = self._request.url
+        text = "\n".join([_SALT, name, url.path, url.query, *versions])
+        return f'W/"{hashlib.blake2b(text.encode(), digest_size=12).hexdigest()}"'
+
+
+def _media_type(name: str) -> str:
+    return MEDIA_TYPES[name] + ("; charset=utf-8; header=present" if name == "csv" else "")
+
+
+def _knows(given: str, tag: str) -> bool:
+    known = {each.strip().removeprefix("W/") for each in given.split(",")}
+    return tag.removeprefix("W/") in known or given.strip() == "*"
+
+
+GivenReply = Annotated[Reply, Depends(Reply)]
+
+
+def _problem(what: str) -> dict[str, Any]:
+    return {"model": Problem, "description": what}
+
+
+def problems(*codes: int) -> dict[int | str, dict[str, Any]]:
+    """The errors of a route, for its description."""
+    said = {
+        400: "a name or a pattern that means nothing here, with the nearest that does",
+        404: "there is no such run, or no such thing in it",
+        406: "no format that the client accepts",
+        409: "the run's trainer is not there to be asked",
+        422: "a parameter that is missing, malformed or out of its bounds",
+    }
+    return {code: _problem(said[code]) for code in (400, 404, 406, *codes, 422)}
+
+
+def described(example: Any, offered: Sequence[str] = ("json",), *codes: int) -> dict[int | str, dict[str, Any]]:
+    """The answers of a route, for its description: an example, its formats and its errors."""
+    content: dict[str, Any] = {MEDIA_TYPES[name]: {"schema": _BYTES[name]} for name in offered if name != "json"}
+    content["application/json"] = {"example": example}
+    return {
+        200: {"content": content, "headers": {"ETag": {"schema": {"type": "string"}, "description": "a weak tag"}}},
+        304: {"description": "nothing new since the answer whose ETag was sent as If-None-Match"},
+        **problems(*codes),
+    }
+
+
+_BYTES: Final[dict[str, dict[str, str]]] = {
+    name: {"type": "string"} if name == "csv" else {"type": "string", "format": "binary"} for name in MEDIA_TYPES
+}

@@ -1,0 +1,256 @@
+"""Numbers over time: series, heatmaps, histograms, the newest values, and logged scalars."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+import numpy as np
+from fastapi import APIRouter, Query, Response
+from starlette.exceptions import HTTPException
+
+from hookcore.errors import ArgumentError
+from hookcore.records import Kind
+from hookcore.store import STAT_NAMES, Series, Store, TapList
+from hookcore.store.names import label_of, matcher, require, unknown
+
+from ..formats import ARRAYS, Table
+from ..schemas import (
+    QUANTILE_COLUMNS,
+    SERIES_COLUMNS,
+    StrictJson,
+    heatmap_as_json,
+    heatmap_table,
+    histograms_as_json,
+    histograms_table,
+    latest_as_json,
+    latest_table,
+    series_as_json,
+    series_table,
+    tap_as_json,
+)
+from . import examples
+from .given import (
+    After,
+    Format,
+    GivenReply,
+    GivenRun,
+    GivenSpan,
+    Match,
+    OfKind,
+    Span,
+    StatName,
+    StatOrQuantile,
+    described,
+    page_of,
+    quantile_of,
+    tap_of,
+    version_of,
+)
+from .models import HeatmapAnswer, HistogramsAnswer, LatestAnswer, LogsAnswer, SeriesAnswer
+
+MAX_POINTS: Final = 10_000
+MAX_SERIES: Final = 100
+MAX_NUMBERS: Final = 500_000  # points of all series of an answer together
+MAX_CELLS: Final = 2_000_000
+MAX_NAMES: Final = 1000
+
+router = APIRouter(prefix="/api/v1", default_response_class=StrictJson)
+
+Points = Annotated[int, Query(ge=1, le=MAX_POINTS, description="points of a series at most; extremes are kept")]
+TapText = Annotated[
+    str, Query(max_length=2100, description="a tap's number or its label", examples=["0", "layers.0 output"])
+]
+SeriesLimit = Annotated[int, Query(ge=1, le=MAX_SERIES, description="series in this answer, at most 100")]
+
+
+@router.get(
+    "/series",
+    summary="A stat over time",
+    response_model=SeriesAnswer,
+    responses=described(examples.SERIES, ARRAYS),
+)
+def series(
+    run: GivenRun,
+    reply: GivenReply,
+    span: GivenSpan,
+    stat: StatOrQuantile,
+    tap: Annotated[TapText | None, Query()] = None,
+    match: Match = None,
+    kind: OfKind = None,
+    points: Points = 1000,
+    after: After = 0,
+    limit: SeriesLimit = 20,
+    format: Format = None,
+) -> Response:
+    """One stat of one tap, or of up to 100 that fit `match` and `kind`, in at most so many points."""
+    if (tap is None) == (match is None and kind is None):
+        raise ArgumentError("ask for one tap= or for those that fit match= and kind=, not for both and not for neither")
+    if tap is None and limit * points > MAX_NUMBERS:
+        raise ArgumentError(f"{limit} series of {points} points are more than {MAX_NUMBERS} numbers: ask for fewer")
+    quantile = quantile_of(stat)
+    store = run.store
+    if tap is not None:
+        wanted = [tap_of(store, tap)]
+    else:
+        fitting = store.taps(match, kind)
+        wanted = list(zip(fitting.numbers.tolist(), fitting.taps, strict=True))
+    shown, page = page_of(wanted, after, limit)
+    columns = SERIES_COLUMNS if quantile is None else QUANTILE_COLUMNS
+
+    def read() -> list[Series]:
+        return [_series_of(store, number, stat, quantile, span, points) for number, _ in shown]
+
+    def content() -> dict[str, Any]:
+        found = [
+            {**series_as_json(one, columns), "about": tap_as_json(number, each)}
+            for one, (number, each) in zip(read(), shown, strict=True)
+        ]
+        return {"run": run.id, "stat": stat, **page, "series": found}
+
+    def table() -> Table:
+        return series_table(read(), [label_of(each) for _, each in shown], columns)
+
+    return reply.arrays(format, [version_of(run)], content, table)
+
+
+def _series_of(store: Store, number: int, stat: str, quantile: float | None, span: Span, points: int) -> Series:
+    if quantile is None:
+        return store.series(number, stat, span.first, span.last, points)
+    found = store.quantiles(number, [quantile], span.first, span.last, points)
+    values, unknown_counts = found.values[:, 0], np.zeros(len(found.first_step), np.uint32)
+    return Series(
+        stat, number, found.first_step, found.last_step, values, values, values, unknown_counts, unknown_counts
+    )
+
+
+@router.get(
+    "/heatmap",
+    summary="A stat of many taps over time",
+    response_model=HeatmapAnswer,
+    responses=described(examples.HEATMAP, ARRAYS),
+)
+def heatmap(
+    run: GivenRun,
+    reply: GivenReply,
+    span: GivenSpan,
+    kind: Annotated[Kind, Query(description="the kind of the taps")],
+    stat: StatName,
+    match: Match = None,
+    columns: Annotated[int, Query(ge=1, le=5000, description="columns at most: equal spans of steps")] = 500,
+    rows: Annotated[int, Query(ge=1, le=5000, description="rows at most; neighbours share one")] = 1000,
+    counts: Annotated[bool, Query(description="add in how many steps a cell was seen, and was not finite")] = False,
+    format: Format = None,
+) -> Response:
+    """The worst value (the largest magnitude) of each cell; columns x rows is at most 2,000,000."""
+    require("stat", stat, STAT_NAMES)
+    matcher(match)
+    if columns * rows > MAX_CELLS:
+        raise ArgumentError(f"columns={columns} by rows={rows} are more than {MAX_CELLS} cells: ask for fewer")
+
+    def read() -> Any:
+        return run.store.heatmap(kind, stat, match, span.first, span.last, columns, rows)
+
+    def content() -> dict[str, Any]:
+        return {"run": run.id, "kind": kind, **heatmap_as_json(read(), counts)}
+
+    return reply.arrays(format, [version_of(run)], content, lambda: heatmap_table(read()))
+
+
+@router.get(
+    "/histograms",
+    summary="The distribution of a tap over time",
+    response_model=HistogramsAnswer,
+    responses=described(examples.HISTOGRAMS, ARRAYS),
+)
+def histograms(
+    run: GivenRun,
+    reply: GivenReply,
+    span: GivenSpan,
+    tap: TapText,
+    columns: Annotated[int, Query(ge=1, le=2000, description="columns at most: equal spans of steps")] = 200,
+    bins: Annotated[int, Query(ge=5, le=1288, description="bins at most")] = 80,
+    format: Format = None,
+) -> Response:
+    """Exact sums of sketches, on edges that all columns share."""
+    number, about = tap_of(run.store, tap)
+
+    def read() -> Any:
+        return run.store.histograms(number, span.first, span.last, columns, bins)
+
+    def content() -> dict[str, Any]:
+        return {"run": run.id, **histograms_as_json(read()), "about": tap_as_json(number, about)}
+
+    return reply.arrays(format, [version_of(run)], content, lambda: histograms_table(read()))
+
+
+@router.get(
+    "/latest",
+    summary="The newest values",
+    response_model=LatestAnswer,
+    responses=described(examples.LATEST, ARRAYS),
+)
+def latest(
+    run: GivenRun,
+    reply: GivenReply,
+    match: Match = None,
+    kind: OfKind = None,
+    stat: Annotated[str | None, Query(max_length=50, description="only this stat; without it all of them")] = None,
+    sort: Annotated[
+        str | None,
+        Query(max_length=50, description="by a stat: not finite first, then the largest; after a - the smallest"),
+    ] = None,
+    limit: Annotated[int, Query(ge=1, le=100_000, description="taps in this answer, at most 100,000")] = 1000,
+    format: Format = None,
+) -> Response:
+    """The exact values of each tap in the newest step it was seen in."""
+    for given in (stat, sort.removeprefix("-") if sort else None):
+        if given is not None:
+            require("stat", given, STAT_NAMES)
+    matcher(match)
+
+    def read() -> Any:
+        wanted: TapList = run.store.taps(match, kind)
+        return run.store.latest(kind, stat, sort, limit, wanted=wanted)
+
+    def content() -> dict[str, Any]:
+        return {"run": run.id, **latest_as_json(read())}
+
+    return reply.arrays(format, [version_of(run)], content, lambda: latest_table(read()))
+
+
+@router.get(
+    "/logs",
+    summary="Logged scalars",
+    response_model=LogsAnswer,
+    responses=described(examples.LOGS, ARRAYS),
+)
+def logs(
+    run: GivenRun,
+    reply: GivenReply,
+    span: GivenSpan,
+    name: Annotated[
+        list[Annotated[str, Query(max_length=1000)]] | None,
+        Query(max_length=50, description="a scalar whose series is wanted; may come up to 50 times"),
+    ] = None,
+    match: Annotated[str | None, Query(max_length=1000, description="only names that fit a glob, or re:")] = None,
+    points: Points = 1000,
+    after: After = 0,
+    limit: Annotated[int, Query(ge=1, le=MAX_NAMES, description="names in this answer, at most 1,000")] = MAX_NAMES,
+    format: Format = None,
+) -> Response:
+    """The names of the user's scalars (those of hookcore's own begin with hookcore/), and series of those named."""
+    fits = matcher(match)
+    store, asked = run.store, list(dict.fromkeys(name or ()))
+    every = store.scalar_names()
+    missing = next((one for one in asked if one not in set(every)), None)
+    if missing is not None:
+        raise HTTPException(404, unknown("scalar", missing, every))
+    shown, page = page_of([each for each in every if fits(each)], after, limit)
+
+    def read() -> list[Series]:
+        return [store.scalars(one, span.first, span.last, points) for one in asked]
+
+    def content() -> dict[str, Any]:
+        return {"run": run.id, **page, "names": shown, "series": [series_as_json(one) for one in read()]}
+
+    return reply.arrays(format, [version_of(run)], content, lambda: series_table(read(), asked))

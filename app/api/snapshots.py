@@ -1,0 +1,178 @@
+"""Raw tensors: which there are, one of them in many formats, and a request for another one."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal
+
+import numpy as np
+from fastapi import APIRouter, Path, Query, Response
+from numpy.typing import NDArray
+from safetensors.numpy import save as save_tensors
+from starlette.exceptions import HTTPException
+
+from hookcore.errors import ArgumentError
+from hookcore.records import Snapshot, Tap
+from hookcore.store import Store
+from hookcore.store.names import label_of, matcher, unknown
+
+from ..formats import TENSORS, Table, array_json, json_of, npy_of
+from ..png import png_of
+from ..runs import Run
+from ..schemas import StrictJson, snapshot_as_json
+from ..slices import cut
+from . import examples
+from .bodies import SnapshotRequest
+from .given import (
+    After,
+    GivenReply,
+    GivenRun,
+    Limit,
+    Match,
+    OfKind,
+    described,
+    page_of,
+    problems,
+    tap_of,
+    version_of,
+)
+from .models import Accepted, SnapshotAnswer, SnapshotsPage
+from .runs import accepted, require_live
+
+MAX_VALUES: Final = 2_000_000  # of a tensor in JSON, CSV or PNG; npy and safetensors hold all
+
+router = APIRouter(prefix="/api/v1", default_response_class=StrictJson)
+
+
+def _numbered(store: Store) -> list[tuple[int, Snapshot]]:
+    """The snapshots with the numbers by which they are asked for: the command's, or else their place in time."""
+    taken, kept = store.snapshots_after(0)
+    first = taken - len(kept)
+    return [(each.number if each.number >= 0 else first + place, each) for place, each in enumerate(kept)]
+
+
+@router.get(
+    "/snapshots",
+    summary="The tensors that were kept",
+    response_model=SnapshotsPage,
+    responses=described(examples.SNAPSHOTS),
+)
+def snapshots(
+    run: GivenRun, reply: GivenReply, match: Match = None, kind: OfKind = None, after: After = 0, limit: Limit = 1000
+) -> Response:
+    """The snapshots that are kept, oldest first, without their values."""
+    fits = matcher(match)
+
+    def content() -> dict[str, Any]:
+        found = [
+            (number, each)
+            for number, each in _numbered(run.store)
+            if fits(each.tap.module) and kind in (None, each.tap.kind)
+        ]
+        shown, page = page_of(found, after, limit)
+        return {"run": run.id, **page, "snapshots": [snapshot_as_json(number, each) for number, each in shown]}
+
+    return reply.json([version_of(run)], content)
+
+
+@router.post(
+    "/snapshots",
+    summary="Ask for a tensor",
+    status_code=202,
+    response_model=Accepted,
+    responses={202: {"content": {"application/json": {"example": examples.ACCEPTED}}}, **problems(409)},
+)
+def request_snapshot(run: GivenRun, wanted: SnapshotRequest) -> Response:
+    """Asks the trainer to keep a tensor at its next call; it is at `look` as soon as it came."""
+    require_live(run)
+    tap = _tap_wanted(run.store, wanted)
+    number = run.ask("snapshot", tap=tap).number
+    return accepted(run, number, f"/api/v1/snapshots/{number}?run={run.id}")
+
+
+def _tap_wanted(store: Store, wanted: SnapshotRequest) -> Tap:
+    if (wanted.tap is None) == (wanted.module is None):
+        raise ArgumentError("a snapshot is asked for by tap, or by module and kind: give one of the two")
+    if wanted.tap is not None:
+        return tap_of(store, wanted.tap)[1]
+    module = str(wanted.module)
+    known = [each.path for each in store.modules()] or sorted({tap.module for tap in store.taps().taps})
+    if module not in known:
+        raise ArgumentError(unknown("module", module, known))
+    return Tap(module, wanted.kind, wanted.index, wanted.call, wanted.phase)
+
+
+@router.get(
+    "/snapshots/{number}",
+    summary="One tensor",
+    response_model=SnapshotAnswer,
+    responses=described(examples.SNAPSHOT, TENSORS),
+)
+def one_snapshot(
+    run: GivenRun,
+    reply: GivenReply,
+    number: Annotated[
+        int, Path(ge=0, le=2**62, description="the number that the list or the request told", examples=[0])
+    ],
+    part: Annotated[str, Query(alias="slice", max_length=500, description="a part of it, as NumPy cuts: 0,:,3:7")] = "",
+    format: Annotated[
+        Literal["json", "npy", "safetensors", "csv", "png"] | None,
+        Query(description="the format, whatever the Accept header says"),
+    ] = None,
+) -> Response:
+    """The values of a snapshot or a part of them; JSON, CSV and PNG hold at most 2,000,000 values."""
+    snapshot = _find(run, number)
+    values = cut(snapshot.values, part)
+    makers = {
+        "json": lambda: json_of(_as_json(run, number, snapshot, _few(values), part)),
+        "npy": lambda: npy_of(values),
+        "safetensors": lambda: _as_safetensors(snapshot, values),
+        "csv": lambda: _as_csv(_few(values)),
+        "png": lambda: png_of(_as_picture(_few(values))),
+    }
+    return reply.any_of(TENSORS, format, [version_of(run)], makers)
+
+
+def _find(run: Run, number: int) -> Snapshot:
+    found = dict(_numbered(run.store)).get(number)
+    if found is not None:
+        return found
+    with run.lock:
+        waits = any(command.number == number for command in run.commands)
+    why = "its trainer was asked for it and has not sent it yet: ask again" if waits else "the list names those kept"
+    raise HTTPException(404, f"there is no snapshot {number} of the run {run.id}; {why}")
+
+
+def _few(values: NDArray[Any]) -> NDArray[Any]:
+    if values.size > MAX_VALUES:
+        raise ArgumentError(
+            f"{values.size} values are more than {MAX_VALUES}, which this format may hold: cut it with slice=, or ask "
+            "for npy or safetensors"
+        )
+    return values
+
+
+def _as_json(run: Run, number: int, snapshot: Snapshot, values: NDArray[Any], part: str) -> dict[str, Any]:
+    return {"run": run.id, **snapshot_as_json(number, snapshot), "slice": part, "values": array_json(values)}
+
+
+def _as_safetensors(snapshot: Snapshot, values: NDArray[Any]) -> bytes:
+    if values.dtype == np.complex128:
+        raise HTTPException(406, "safetensors has no complex128: ask for npy")
+    about = {"tap": label_of(snapshot.tap), "step": str(snapshot.step), "dtype": snapshot.dtype}
+    return bytes(save_tensors({"values": np.ascontiguousarray(values).reshape(values.shape)}, about))
+
+
+def _as_csv(values: NDArray[Any]) -> bytes:
+    if values.ndim > 2 or values.dtype.kind == "c":
+        raise HTTPException(406, "CSV holds up to two dimensions of real numbers: cut it with slice=, or ask for npy")
+    matrix = values.reshape(-1, 1) if values.ndim < 2 else values
+    if matrix.dtype == np.float16:
+        matrix = matrix.astype(np.float32)
+    columns = {str(place): np.ascontiguousarray(matrix[:, place]) for place in range(matrix.shape[1])}
+    return Table(columns).as_csv()
+
+
+def _as_picture(values: NDArray[Any]) -> NDArray[Any]:
+    if values.ndim > 2 or not values.size:
+        raise HTTPException(406, "a picture has two dimensions and at least one pixel: cut it with slice=")
+    return np.atleast_2d(values)

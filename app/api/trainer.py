@@ -1,0 +1,113 @@
+"""What happens in the trainer: its events, its settings, and changes of these."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Query, Response
+
+from hookcore.config import SETTINGS
+from hookcore.errors import ArgumentError
+from hookcore.records import Event, Severity
+from hookcore.store.names import matcher
+
+from ..formats import plain
+from ..schemas import StrictJson, events_as_json
+from . import examples
+from .bodies import SettingsChanges
+from .given import MAX_STEP, GivenReply, GivenRun, GivenSpan, Limit, Span, described, problems, version_of
+from .models import Accepted, EventsAnswer, SettingsAnswer
+from .runs import accepted, require_live
+
+_READERS: Final = {setting.name: setting for setting in SETTINGS}
+
+router = APIRouter(prefix="/api/v1", default_response_class=StrictJson)
+
+
+@router.get("/events", summary="Events", response_model=EventsAnswer, responses=described(examples.EVENTS))
+def events(
+    run: GivenRun,
+    reply: GivenReply,
+    span: GivenSpan,
+    name: Annotated[str | None, Query(max_length=1000, description="only events of this name")] = None,
+    severity: Annotated[Severity | None, Query(description="only events of this severity")] = None,
+    after: Annotated[
+        int | None, Query(ge=0, le=MAX_STEP, description="only what came behind an answer's `next`, the oldest first")
+    ] = None,
+    limit: Limit = 200,
+) -> Response:
+    """The newest events that fit; with `after` the oldest that came since."""
+
+    def content() -> dict[str, Any]:
+        taken, kept = run.store.events_after(after or 0)
+        first = taken - len(kept)
+        fitting = [(first + place, event) for place, event in enumerate(kept) if _fits(event, span, name, severity)]
+        cut = after is not None and len(fitting) > limit
+        shown = fitting[-limit:] if after is None else fitting[:limit]
+        behind = shown[-1][0] + 1 if cut else taken
+        listed = events_as_json(event for _, event in shown)
+        return {"run": run.id, "total": len(fitting), "next": behind, "events": listed}
+
+    return reply.json([version_of(run)], content)
+
+
+def _fits(event: Event, span: Span, name: str | None, severity: Severity | None) -> bool:
+    return (
+        (span.first is None or event.step >= span.first)
+        and (span.last is None or event.step <= span.last)
+        and name in (None, event.name)
+        and severity in (None, event.severity)
+    )
+
+
+@router.get(
+    "/settings",
+    summary="What holds in the trainer",
+    response_model=SettingsAnswer,
+    responses=described(examples.SETTINGS),
+)
+def settings(run: GivenRun, reply: GivenReply) -> Response:
+    """The settings as the trainer last told them, and the commands that it has not carried out yet."""
+
+    def content() -> dict[str, Any]:
+        with run.lock:
+            waiting = [
+                {"number": command.number, "name": command.name, "changes": plain(command.changes)}
+                for command in run.commands
+            ]
+        return {"run": run.id, "state": run.state, "settings": plain(run.info.settings), "waiting": waiting}
+
+    with run.lock:
+        commands = [str(command.number) for command in run.commands]
+    return reply.json([version_of(run), *commands], content)
+
+
+@router.patch(
+    "/settings",
+    summary="Change what is captured",
+    status_code=202,
+    response_model=Accepted,
+    responses={202: {"content": {"application/json": {"example": examples.ACCEPTED}}}, **problems(409)},
+)
+def change_settings(run: GivenRun, wanted: SettingsChanges) -> Response:
+    """Changes settings of the trainer, pauses it or goes on; takes effect at its next step."""
+    changes = _checked(wanted.model_dump(exclude_unset=True))
+    require_live(run)
+    number = run.ask("settings", changes=changes).number
+    return accepted(run, number, f"/api/v1/settings?run={run.id}")
+
+
+def _checked(changes: dict[str, Any]) -> dict[str, Any]:
+    """The changes, each read as a call of `watch` would read it: what the trainer would refuse is refused here."""
+    if not changes:
+        raise ArgumentError("nothing to change: give one or more of every, budget, include, exclude, kinds, paused")
+    for name, value in changes.items():
+        if name == "paused":
+            if value is None:
+                raise ArgumentError("paused=null is not allowed: it is true or false")
+            continue
+        _READERS[name].value_of(value)
+        if name in ("include", "exclude"):
+            for pattern in [value] if isinstance(value, str) else value or ():
+                matcher(pattern)
+    return changes

@@ -1,0 +1,184 @@
+"""What an answer may be written as, and which of these a client gets: JSON, Arrow, CSV, npy, and the rest.
+
+JSON knows no NaN and no infinity: they are the strings "NaN", "Infinity" and "-Infinity". CSV writes nan, inf and -inf;
+Arrow and npy hold them as they are.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.csv
+from numpy.typing import NDArray
+from starlette.exceptions import HTTPException
+
+MEDIA_TYPES: Final = {
+    "json": "application/json",
+    "arrow": "application/vnd.apache.arrow.stream",
+    "csv": "text/csv",
+    "npy": "application/x-npy",
+    "safetensors": "application/vnd.safetensors",
+    "png": "image/png",
+}
+ARRAYS: Final = ("json", "arrow", "csv", "npy")
+TENSORS: Final = ("json", "npy", "safetensors", "csv", "png")
+_OPTIONS: Final = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
+_MOST_RANGES: Final = 50  # of one Accept header
+
+
+def choose(accept: str | None, offered: Sequence[str]) -> str:
+    """The offered format that a client likes best, the first of those it likes as much; 406 where it likes none."""
+    ranges = _ranges_of(accept or "*/*")
+    qualities = [_quality(MEDIA_TYPES[name], ranges) for name in offered]
+    best = max(qualities)
+    if best > 0:
+        return offered[qualities.index(best)]
+    raise refuse(accept or "", offered)
+
+
+def refuse(given: str, offered: Sequence[str]) -> HTTPException:
+    """Says what an address has to offer."""
+    there_is = ", ".join(f"{MEDIA_TYPES[name]} (format={name})" for name in offered)
+    return HTTPException(406, f"{given[:200]!r} is not to be had here: ask for one of {there_is}")
+
+
+def _ranges_of(accept: str) -> list[tuple[str, float]]:
+    ranges = []
+    for part in accept.split(",")[:_MOST_RANGES]:
+        name, *parameters = (piece.strip().lower() for piece in part.split(";"))
+        quality = next((piece[2:] for piece in parameters if piece.startswith("q=")), "1")
+        try:
+            ranges.append((name, min(max(float(quality), 0.0), 1.0)))
+        except ValueError:
+            continue
+    return ranges
+
+
+def _quality(media_type: str, ranges: Sequence[tuple[str, float]]) -> float:
+    """That of the narrowest range which holds the type."""
+    for wanted in (media_type, media_type.partition("/")[0] + "/*", "*/*"):
+        found = [quality for name, quality in ranges if name == wanted]
+        if found:
+            return max(found)
+    return 0.0
+
+
+def word_of(value: float) -> float | str:
+    """A number as JSON can say it."""
+    if value - value == 0:
+        return value
+    return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
+
+
+def json_of(content: Any) -> bytes:
+    """Content as JSON; arrays go through `array_json` first where they may hold what is not finite."""
+    return orjson.dumps(content, option=_OPTIONS)
+
+
+def array_json(values: NDArray[Any]) -> orjson.Fragment:
+    """An array of any shape as nested lists, with words where it is not finite; a complex number is a pair."""
+    if values.dtype.kind == "c":
+        values = np.stack([values.real, values.imag], axis=-1)
+    if values.ndim == 0:
+        return orjson.Fragment(_array_bytes(values.reshape(1))[1:-1])
+    return orjson.Fragment(_array_bytes(values))
+
+
+def rows_json(matrix: NDArray[Any]) -> list[orjson.Fragment]:
+    """Each row of a matrix, as `array_json` writes it."""
+    if not matrix.size:
+        return [orjson.Fragment(b"[]")] * len(matrix)
+    return [orjson.Fragment(b"[" + row + b"]") for row in _array_bytes(matrix)[2:-2].split(b"],[")]
+
+
+def _array_bytes(values: NDArray[Any]) -> bytes:
+    native = np.ascontiguousarray(values, values.dtype.newbyteorder("="))
+    if not native.size:
+        return orjson.dumps(native.tolist())
+    data = orjson.dumps(native, option=orjson.OPT_SERIALIZE_NUMPY)
+    if native.dtype.kind != "f":
+        return data
+    # orjson writes null for what JSON cannot say. To search its text is ten times as fast as to look at each number.
+    bad = native[~np.isfinite(native)]
+    if not len(bad):
+        return data
+    if bool(np.isnan(bad).all()):
+        return data.replace(b"null", b'"NaN"')
+    pieces = data.split(b"null")
+    words = [f'"{word_of(value)}"'.encode() for value in bad.tolist()]
+    mixed = [piece for pair in zip(pieces, words, strict=False) for piece in pair]
+    return b"".join([*mixed, pieces[-1]])
+
+
+def plain(value: Any, depth: int = 20) -> Any:
+    """What a trainer sent, as JSON can say it: nothing in it can break an answer."""
+    if isinstance(value, float):
+        return word_of(value)
+    if value is None or isinstance(value, str | bool):
+        return value
+    if isinstance(value, int):
+        return value if -(2**63) <= value < 2**64 else str(value)
+    if depth and isinstance(value, Mapping):
+        return {str(name): plain(item, depth - 1) for name, item in value.items()}
+    if depth and isinstance(value, list | tuple | set | frozenset):
+        return [plain(item, depth - 1) for item in value]
+    return str(value)[:1000]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Columns of one length: arrays of numbers, or lists of texts. `matrix` is what npy holds, if not the columns."""
+
+    columns: Mapping[str, NDArray[Any] | list[str]]
+    matrix: NDArray[Any] | None = None
+
+    def encode(self, name: str) -> bytes:
+        """The table in a format of ARRAYS other than JSON."""
+        return {"arrow": self.as_arrow, "csv": self.as_csv, "npy": self.as_npy}[name]()
+
+    def as_arrow(self) -> bytes:
+        """An Arrow stream."""
+        sink = io.BytesIO()
+        table = self._arrow()
+        with pa.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table)
+        return sink.getvalue()
+
+    def as_csv(self) -> bytes:
+        """CSV with a line of names."""
+        sink = io.BytesIO()
+        pa.csv.write_csv(self._arrow(), sink)
+        return sink.getvalue()
+
+    def as_npy(self) -> bytes:
+        """A NumPy file: the matrix, or a structured array of the columns of numbers. Texts have no bounded width."""
+        return npy_of(self._structured() if self.matrix is None else self.matrix)
+
+    def _arrow(self) -> pa.Table:
+        names = list(self.columns)
+        arrays = [pa.array(values, pa.string() if isinstance(values, list) else None) for values in self._values()]
+        return pa.Table.from_arrays(arrays, names)
+
+    def _values(self) -> list[Any]:
+        return list(self.columns.values())
+
+    def _structured(self) -> NDArray[Any]:
+        numbers = {name: values for name, values in self.columns.items() if isinstance(values, np.ndarray)}
+        rows = len(self._values()[0]) if self.columns else 0
+        records = np.empty(rows, [(name, values.dtype) for name, values in numbers.items()])
+        for name, values in numbers.items():
+            records[name] = values
+        return records
+
+
+def npy_of(values: NDArray[Any]) -> bytes:
+    """An array as a NumPy file, without objects."""
+    sink = io.BytesIO()
+    np.save(sink, np.ascontiguousarray(values) if values.ndim else values, allow_pickle=False)
+    return sink.getvalue()

@@ -1,0 +1,63 @@
+"""A PNG of a matrix, by zlib alone: grey where no value is negative, else blue below zero and red above it."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+MAGENTA: Final = (255, 0, 255)  # not a number
+_SIGNATURE: Final = b"\x89PNG\r\n\x1a\n"
+_TRUE_COLOUR: Final = 2
+
+
+def png_of(matrix: NDArray[Any]) -> bytes:
+    """A pixel for each value, the first row at the top."""
+    pixels = colours_of(matrix)
+    height, width = matrix.shape
+    lines = np.zeros((height, 1 + 3 * width), np.uint8)  # each line begins with its filter: none
+    lines[:, 1:] = pixels.reshape(height, 3 * width)
+    header = struct.pack(">IIBBBBB", width, height, 8, _TRUE_COLOUR, 0, 0, 0)
+    chunks = (b"IHDR", header), (b"IDAT", zlib.compress(lines.tobytes(), 6)), (b"IEND", b"")
+    return _SIGNATURE + b"".join(_chunk(name, data) for name, data in chunks)
+
+
+def colours_of(matrix: NDArray[Any]) -> NDArray[np.uint8]:
+    """Red, green and blue of each value. An infinity has the colour of the largest magnitude of its sign."""
+    values = np.abs(matrix) if matrix.dtype.kind == "c" else matrix
+    values = np.asarray(values, np.float64)
+    finite = values[np.isfinite(values)]
+    low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 0.0)
+    with np.errstate(invalid="ignore", over="ignore"):
+        pixels = _grey(values, low, high) if low >= 0 and not np.isneginf(values).any() else _diverging(values)
+    pixels[np.isnan(values)] = MAGENTA
+    return pixels
+
+
+def _grey(values: NDArray[np.float64], low: float, high: float) -> NDArray[np.uint8]:
+    """Black is the least value, white the largest."""
+    share = (np.clip(values, low, high) - low) / (high - low) if high > low else np.where(values > high, 1.0, 0.0)
+    level = _level(share)
+    return np.stack([level, level, level], axis=-1)
+
+
+def _diverging(values: NDArray[np.float64]) -> NDArray[np.uint8]:
+    """White is zero; red is the largest magnitude above it, blue below it."""
+    magnitudes = np.abs(values)
+    most = float(magnitudes[np.isfinite(magnitudes)].max(initial=0.0)) or 1.0
+    share = np.clip(values, -most, most) / most
+    full = np.full(values.shape, 255, np.uint8)
+    weaker = 255 - _level(np.abs(share))
+    red, blue = np.where(share < 0, weaker, full), np.where(share > 0, weaker, full)
+    return np.stack([red, weaker, blue], axis=-1).astype(np.uint8)
+
+
+def _level(share: NDArray[np.float64]) -> NDArray[np.uint8]:
+    return np.rint(np.nan_to_num(share) * 255).astype(np.uint8)
+
+
+def _chunk(name: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))

@@ -1,0 +1,45 @@
+"""Slices of a tensor as an address writes them: `0,:,3:7`, with NumPy's meaning."""
+
+from __future__ import annotations
+
+import re
+from types import EllipsisType
+from typing import Any, Final
+
+from numpy.typing import NDArray
+
+from hookcore.errors import ArgumentError
+
+Part = int | slice | EllipsisType
+_NUMBER: Final = r"\s*(-?\d{1,18})?\s*"
+_SLICE: Final = re.compile(f"{_NUMBER}:{_NUMBER}(?::{_NUMBER})?")
+
+
+def read_slice(text: str) -> tuple[Part, ...]:
+    """The parts of a slice; ArgumentError where it is none."""
+    return tuple(_part(piece) for piece in text.split(",")) if text.strip() else ()
+
+
+def cut(values: NDArray[Any], text: str) -> NDArray[Any]:
+    """The part of an array that a slice names; always an array, without dimensions where one value is named."""
+    parts = read_slice(text)
+    if parts.count(...) > 1:
+        raise ArgumentError(f"slice={text!r} holds ... more than once: it can stand for one gap only")
+    try:
+        return values[(*parts, ...)] if ... not in parts else values[parts]
+    except (IndexError, ValueError, OverflowError) as error:
+        shape = " x ".join(map(str, values.shape)) or "of no dimension"
+        raise ArgumentError(f"slice={text!r} does not fit a tensor {shape}: {error}") from None
+
+
+def _part(piece: str) -> Part:
+    bare = piece.strip()
+    if bare == "...":
+        return ...
+    if re.fullmatch(r"-?\d{1,18}", bare):
+        return int(bare)
+    found = _SLICE.fullmatch(piece)
+    if found is None:
+        raise ArgumentError(f"{piece[:50]!r} is no part of a slice: write 3, 3:7, ::2, : or ..., parted by commas")
+    start, stop, step = (None if number is None else int(number) for number in found.groups())
+    return slice(start, stop, step)

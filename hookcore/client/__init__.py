@@ -1,0 +1,7 @@
+"""Questions to a dashboard from a script. Knows no torch and no web framework."""
+
+from __future__ import annotations
+
+from hookcore.client.client import Client
+
+__all__ = ["Client"]

@@ -1,0 +1,429 @@
+"""Questions to a dashboard from a script; answers are records of NumPy arrays. Knows no torch and no web framework."""
+
+from __future__ import annotations
+
+import io
+import os
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hookcore import dashboard
+from hookcore.client.exchange import Exchange
+from hookcore.client.replies import (
+    Accepted,
+    CompareReply,
+    EventsReply,
+    FrameNews,
+    HeatmapReply,
+    HistogramsReply,
+    LatestReply,
+    LayerReply,
+    LogsReply,
+    ModuleReply,
+    News,
+    RunReply,
+    SeriesReply,
+    SettingsReply,
+    SnapshotEntry,
+    TapsReply,
+    floats_of,
+    number_of,
+    record_of,
+    steps_of,
+    tap_of,
+)
+from hookcore.errors import ServerError
+from hookcore.records import Coverage, Event, HookRecord, Kind, Phase, Severity, Snapshot
+
+TapName = int | str
+POLL_S: Final = 0.05
+_MOST_SERIES: Final = 100  # that one answer holds
+
+
+class Client:
+    """A dashboard: the one at `url`, or this user's own on this machine. May be used from several threads.
+
+    Everything that takes `run` speaks of the newest run where none is named. A tap is named by its number, or by its
+    label such as "layers.0 output". What the server refuses is raised as ServerError with its sentence and `status`.
+    """
+
+    def __init__(self, url: str | None = None, token: str | None = None, *, timeout_s: float = 30.0) -> None:
+        if url is None:
+            url, token = _own_dashboard(token)
+        self._exchange = Exchange(url, token or os.environ.get("HOOKCORE_TOKEN") or None, timeout_s)
+        self.url = self._exchange.url
+
+    def __repr__(self) -> str:
+        return f"Client({self.url!r})"
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the connections; the next call opens a new one."""
+        self._exchange.close()
+
+    # -- runs -------------------------------------------------------------------------------------------------------
+
+    def health(self) -> dict[str, Any]:
+        """That the server answers, and how it is."""
+        return dict(self._exchange.json("GET", "/healthz"))
+
+    def runs(self) -> list[RunReply]:
+        """Every run, the newest first."""
+        return [_run_of(said) for page in self._pages("/api/v1/runs", {}) for said in page["runs"]]
+
+    def run(self, run: str) -> RunReply:
+        """One run."""
+        return _run_of(self._get(f"/api/v1/runs/{run}"))
+
+    def delete_run(self, run: str) -> None:
+        """Takes a run off the server; a trainer that still sends makes it anew."""
+        self._exchange.send("DELETE", f"/api/v1/runs/{run}")
+
+    def rename(self, run: str, name: str | None = None, notes: str | None = None) -> RunReply:
+        """Gives a run another name, or notes."""
+        changes = {key: value for key, value in (("name", name), ("notes", notes)) if value is not None}
+        return _run_of(self._exchange.json("PATCH", f"/api/v1/runs/{run}", body=changes))
+
+    def modules(self, run: str | None = None, match: str | None = None) -> list[ModuleReply]:
+        """The tree of modules, in the model's order."""
+        path = f"/api/v1/runs/{run or self._newest()}/modules"
+        return [_module_of(said) for page in self._pages(path, {"match": match}) for said in page["modules"]]
+
+    def taps(
+        self, match: str | None = None, kind: Kind | None = None, type: str | None = None, run: str | None = None
+    ) -> TapsReply:
+        """The taps that fit; `type` is a glob on the module's class."""
+        asked = {"match": match, "kind": kind, "type": type, "run": run}
+        found = [said for page in self._pages("/api/v1/taps", asked) for said in page["taps"]]
+        return TapsReply(steps_of([said["number"] for said in found]), tuple(tap_of(said) for said in found))
+
+    def coverage(
+        self, match: str | None = None, captured: bool | None = None, run: str | None = None
+    ) -> list[Coverage]:
+        """Every module: captured, or not and why."""
+        asked = {"match": match, "captured": captured, "run": run}
+        pages = self._pages("/api/v1/coverage", asked)
+        return [record_of(Coverage, said) for page in pages for said in page["coverage"]]
+
+    def hooks(self, run: str | None = None) -> list[HookRecord]:
+        """The hooks on the model and the process, as they were when last looked for."""
+        pages = self._pages("/api/v1/hooks", {"run": run})
+        return [record_of(HookRecord, said) for page in pages for said in page["hooks"]]
+
+    def look_for_hooks(self, run: str | None = None) -> Accepted:
+        """Asks the trainer to take stock of the hooks at its next step."""
+        return record_of(Accepted, self._exchange.json("POST", "/api/v1/hooks", {"run": run}))
+
+    # -- numbers ----------------------------------------------------------------------------------------------------
+
+    def series(
+        self,
+        tap: TapName,
+        stat: str = "rms",
+        first: int | None = None,
+        last: int | None = None,
+        points: int = 1000,
+        run: str | None = None,
+    ) -> SeriesReply:
+        """One stat of one tap in at most so many points; "p50", "p99.9" are quantiles."""
+        asked = {"tap": tap, "stat": stat, "from": first, "to": last, "points": points, "run": run}
+        return SeriesReply.of(self._get("/api/v1/series", asked)["series"][0])
+
+    def many_series(
+        self,
+        match: str | None = None,
+        kind: Kind | None = None,
+        stat: str = "rms",
+        first: int | None = None,
+        last: int | None = None,
+        points: int = 1000,
+        run: str | None = None,
+    ) -> list[SeriesReply]:
+        """One stat of every tap that fits."""
+        asked = {"match": match or "*", "kind": kind, "stat": stat, "from": first, "to": last, "points": points}
+        pages = self._pages("/api/v1/series", {**asked, "run": run}, min(_MOST_SERIES, 500_000 // max(points, 1)))
+        return [SeriesReply.of(said) for page in pages for said in page["series"]]
+
+    def heatmap(
+        self,
+        kind: Kind = "output",
+        stat: str = "rms",
+        match: str | None = None,
+        first: int | None = None,
+        last: int | None = None,
+        columns: int = 500,
+        rows: int = 1000,
+        run: str | None = None,
+    ) -> HeatmapReply:
+        """The worst value of each tap of a kind over time, in at most `columns` by `rows` cells."""
+        asked = {"kind": kind, "stat": stat, "match": match, "from": first, "to": last, "columns": columns}
+        return HeatmapReply.of(self._get("/api/v1/heatmap", {**asked, "rows": rows, "run": run}))
+
+    def histograms(
+        self,
+        tap: TapName,
+        first: int | None = None,
+        last: int | None = None,
+        columns: int = 200,
+        bins: int = 80,
+        run: str | None = None,
+    ) -> HistogramsReply:
+        """The distribution of a tap over time."""
+        asked = {"tap": tap, "from": first, "to": last, "columns": columns, "bins": bins, "run": run}
+        return HistogramsReply.of(self._get("/api/v1/histograms", asked))
+
+    def latest(
+        self,
+        match: str | None = None,
+        kind: Kind | None = None,
+        stat: str | None = None,
+        sort: str | None = None,
+        limit: int = 1000,
+        run: str | None = None,
+    ) -> LatestReply:
+        """The newest values; `sort` is a stat, not finite first and then the largest ("-rms": the smallest)."""
+        asked = {"match": match, "kind": kind, "stat": stat, "sort": sort, "limit": limit, "run": run}
+        return LatestReply.of(self._get("/api/v1/latest", asked))
+
+    def logs(
+        self,
+        names: str | Sequence[str] = (),
+        first: int | None = None,
+        last: int | None = None,
+        points: int = 1000,
+        match: str | None = None,
+        run: str | None = None,
+    ) -> LogsReply:
+        """The names of the logged scalars, and the series of those that are named (at most 50)."""
+        chosen = [names] if isinstance(names, str) else list(names)
+        asked = {"name": chosen, "from": first, "to": last, "points": points, "match": match, "run": run}
+        said = self._get("/api/v1/logs", asked)
+        series = {each["name"]: SeriesReply.of(each) for each in said["series"]}
+        found = list(said["names"])
+        while said.get("next") is not None:
+            said = self._get("/api/v1/logs", {"match": match, "run": run, "after": said["next"]})
+            found += said["names"]
+        return LogsReply(tuple(found), series)
+
+    def compare(
+        self,
+        one: str,
+        two: str,
+        kind: Kind | None = None,
+        stat: str = "rms",
+        match: str | None = None,
+        first: int | None = None,
+        last: int | None = None,
+        tolerance: float = 0.0,
+        points: int = 200,
+        limit: int = 1000,
+    ) -> CompareReply:
+        """Two runs layer by layer, and where they part first; `tolerance` is a share of the larger magnitude."""
+        asked = {"runs": f"{one},{two}", "kind": kind, "stat": stat, "match": match, "from": first, "to": last}
+        said = self._get("/api/v1/compare", {**asked, "tolerance": tolerance, "points": points, "limit": limit})
+        return _comparison_of(said)
+
+    # -- tensors ----------------------------------------------------------------------------------------------------
+
+    def snapshots(
+        self, match: str | None = None, kind: Kind | None = None, run: str | None = None
+    ) -> list[SnapshotEntry]:
+        """The tensors that were kept, oldest first, without their values."""
+        pages = self._pages("/api/v1/snapshots", {"match": match, "kind": kind, "run": run})
+        return [_entry_of(said) for page in pages for said in page["snapshots"]]
+
+    def request_snapshot(
+        self,
+        tap: TapName | None = None,
+        *,
+        module: str | None = None,
+        kind: Kind = "output",
+        index: str = "",
+        call: int = 0,
+        phase: Phase = "train",
+        run: str | None = None,
+    ) -> Accepted:
+        """Asks the trainer to keep a tensor: of a tap, or of a module."""
+        if tap is not None:
+            body: dict[str, Any] = {"tap": tap}
+        else:
+            body = {"module": module, "kind": kind, "index": index, "call": call, "phase": phase}
+        return record_of(Accepted, self._exchange.json("POST", "/api/v1/snapshots", {"run": run}, body))
+
+    def tensor(self, number: int, slice: str = "", run: str | None = None) -> NDArray[Any]:
+        """The values of a snapshot, or the part of them that `slice` names as NumPy would: "0,:,3:7"."""
+        asked = {"slice": slice, "run": run, "format": "npy"}
+        data = self._exchange.send("GET", f"/api/v1/snapshots/{number}", asked)
+        values: NDArray[Any] = np.load(io.BytesIO(data), allow_pickle=False)
+        return values
+
+    def snapshot(self, tap: TapName | None = None, timeout_s: float = 30.0, **wanted: Any) -> Snapshot:
+        """Asks for a tensor (as `request_snapshot`) and waits for it. Its numbers are at `.values`."""
+        asked = self.request_snapshot(tap, **wanted)
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                values = self.tensor(asked.number, run=asked.run)
+                break
+            except ServerError as error:
+                if error.status != 404:
+                    raise
+            if time.monotonic() > deadline:
+                raise ServerError(
+                    f"snapshot {asked.number} of the run {asked.run} did not come within {timeout_s:g} s: does the "
+                    "training go on, and does it pass this module? It may still come: see snapshots()"
+                )
+            time.sleep(POLL_S)
+        entry = next(each for each in self.snapshots(run=asked.run) if each.number == asked.number)
+        about = entry.tap, entry.step, entry.time_s, entry.dtype, entry.shape
+        return Snapshot(*about, values, entry.truncated, entry.number)
+
+    # -- the trainer ------------------------------------------------------------------------------------------------
+
+    def events(
+        self,
+        first: int | None = None,
+        last: int | None = None,
+        name: str | None = None,
+        severity: Severity | None = None,
+        after: int | None = None,
+        limit: int = 200,
+        run: str | None = None,
+    ) -> EventsReply:
+        """The newest events that fit; with `after` the oldest that came behind an answer's `next`."""
+        asked = {"from": first, "to": last, "name": name, "severity": severity, "after": after, "limit": limit}
+        said = self._get("/api/v1/events", {**asked, "run": run})
+        events = (record_of(Event, {**each, "time_s": number_of(each["time_s"])}) for each in said["events"])
+        return EventsReply(tuple(events), said["next"])
+
+    def settings(self, run: str | None = None) -> SettingsReply:
+        """What holds in the trainer, and what waits for it."""
+        return record_of(SettingsReply, self._get("/api/v1/settings", {"run": run}))
+
+    def change_settings(self, run: str | None = None, **changes: Any) -> Accepted:
+        """Changes every, budget, include, exclude, kinds or paused in the trainer, at its next step."""
+        given = {
+            name: sorted(value) if isinstance(value, set | frozenset) else value for name, value in changes.items()
+        }
+        return record_of(Accepted, self._exchange.json("PATCH", "/api/v1/settings", {"run": run}, given))
+
+    def pause(self, run: str | None = None) -> Accepted:
+        """Stops capturing until `resume`."""
+        return self.change_settings(run, paused=True)
+
+    def resume(self, run: str | None = None) -> Accepted:
+        """Goes on capturing."""
+        return self.change_settings(run, paused=False)
+
+    def tail(
+        self,
+        run: str | None = None,
+        kind: Kind | None = None,
+        stats: Sequence[str] | Literal["all"] | None = None,
+        match: str | None = None,
+        hz: float | None = None,
+        after: str | None = None,
+    ) -> Iterator[News | FrameNews]:
+        """What is new, as it comes, until you leave the loop or the named run is removed.
+
+        A connection that breaks is made again and goes on where it was; `after` is the `id` of the last news you had.
+        """
+        stat = stats if stats is None or isinstance(stats, str) else ",".join(stats)
+        asked = {"run": run, "kind": kind, "stat": stat, "match": match, "hz": hz}
+        for name, told_id, data in self._exchange.follow("/api/v1/live", asked, after):
+            news = News(name, told_id, data)
+            yield FrameNews.of(news) if name == "frame" else news
+            if run is not None and name == "state" and data.get("state") == "removed":
+                return
+
+    # -- below ------------------------------------------------------------------------------------------------------
+
+    def _get(self, path: str, asked: dict[str, Any] | None = None) -> Any:
+        return self._exchange.json("GET", path, asked)
+
+    def _pages(self, path: str, asked: dict[str, Any], limit: int | None = None) -> Iterator[Any]:
+        after: Any = None
+        while True:
+            page = self._get(path, {**asked, "after": after, "limit": limit})
+            yield page
+            after = page.get("next")
+            if after is None:
+                return
+
+    def _newest(self) -> str:
+        found = self._get("/api/v1/runs", {"limit": 1})["runs"]
+        if not found:
+            raise ServerError(f"the server at {self.url} shows no run yet", 404)
+        return str(found[0]["id"])
+
+
+def _own_dashboard(token: str | None) -> tuple[str, str | None]:
+    """HOOKCORE_URL, or the dashboard that runs for this user."""
+    url = os.environ.get("HOOKCORE_URL", "")
+    if url:
+        return url, token
+    found = dashboard.find()
+    if found is None:
+        raise ServerError(
+            "no dashboard runs for this user on this machine: start a training that calls hookcore.watch(model), or "
+            "give Client(url) the address of one"
+        )
+    return found.url, token or found.token
+
+
+def _run_of(said: dict[str, Any]) -> RunReply:
+    return record_of(RunReply, {**said, "started_s": number_of(said["started_s"])})
+
+
+def _module_of(said: dict[str, Any]) -> ModuleReply:
+    coverage = said["coverage"]
+    return ModuleReply(
+        said["path"],
+        said["parent"],
+        said["type"],
+        said["parameters"],
+        said["trainable"],
+        tuple(said["aliases"]),
+        None if coverage is None else record_of(Coverage, coverage),
+        tuple(tap["number"] for tap in said["taps"]),
+        {tap["number"]: tuple(tap["shape"]) for tap in said["taps"] if tap["shape"] is not None},
+    )
+
+
+def _entry_of(said: dict[str, Any]) -> SnapshotEntry:
+    return record_of(SnapshotEntry, {**said, "tap": tap_of(said["tap"]), "time_s": number_of(said["time_s"])})
+
+
+def _comparison_of(said: dict[str, Any]) -> CompareReply:
+    layers = tuple(
+        LayerReply(
+            tap_of(each["about"]),
+            (each["taps"][0], each["taps"][1]),
+            each["points"],
+            each["parts_at"],
+            number_of(each["largest"]),
+            steps_of(each["first_step"]),
+            steps_of(each["last_step"]),
+            floats_of(each["difference"]),
+        )
+        for each in said["layers"]
+    )
+    first = said["first"]
+    return CompareReply(
+        (said["runs"][0], said["runs"][1]),
+        said["stat"],
+        said["tolerance"],
+        None if first is None else (first["step"], tap_of(first["layer"])),
+        said["parted"],
+        layers,
+        {run: tuple(tap_of(tap) for tap in taps) for run, taps in said["only_in"].items()},
+    )

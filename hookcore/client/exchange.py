@@ -1,0 +1,168 @@
+"""Requests of a client over HTTP: connections are used again, errors are the server's own sentences."""
+
+from __future__ import annotations
+
+import http.client
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+from urllib.parse import quote, urlencode, urlsplit
+
+import msgspec
+
+from hookcore.errors import ArgumentError, ServerError
+
+STREAM_TIMEOUT_S: Final = 60.0  # a live stream beats every 15 s
+FIRST_WAIT_S: Final = 0.2
+MOST_WAIT_S: Final = 10.0
+MOST_LINE: Final = 64 * 2**20
+_BROKEN: Final = (OSError, http.client.HTTPException)
+
+
+class Exchange:
+    """Speaks with one server. May be used from several threads."""
+
+    def __init__(self, url: str, token: str | None, timeout_s: float) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+            raise ArgumentError(f"url={url!r} is no address of a server: an address looks like http://127.0.0.1:8642")
+        self.url = url.rstrip("/")
+        self._secure, self._host, self._port = parts.scheme == "https", parts.hostname, parts.port
+        self._prefix, self._token, self._timeout_s = parts.path.rstrip("/"), token, timeout_s
+        self._lock = threading.Lock()
+        self._idle: list[http.client.HTTPConnection] = []  # as many as threads ever asked at once
+
+    def __del__(self) -> None:
+        if hasattr(self, "_idle"):  # an address that was refused has none
+            self.close()
+
+    def json(self, method: str, path: str, asked: Mapping[str, Any] | None = None, body: Any = None) -> Any:
+        """What the server answers."""
+        return msgspec.json.decode(self.send(method, path, asked, body))
+
+    def send(self, method: str, path: str, asked: Mapping[str, Any] | None = None, body: Any = None) -> bytes:
+        """The bytes of the answer. Parameters that are None are left out."""
+        data = None if body is None else msgspec.json.encode(body)
+        address = self._prefix + quote(path) + query_of(asked or {})
+        connection, used = self._take()
+        try:
+            status, answer = self._once(connection, method, address, data)
+        except _BROKEN as error:
+            # The server may have closed a connection that lay idle. What changes something is not sent twice.
+            if not used or method != "GET":
+                raise self._unreachable(error) from None
+            try:
+                status, answer = self._once(self._connect(self._timeout_s), method, address, data)
+            except _BROKEN as again:
+                raise self._unreachable(again) from None
+        if status >= 400:
+            raise ServerError(sentence_of(status, answer), status)
+        return answer
+
+    def close(self) -> None:
+        """Closes the connections; the next request makes a new one."""
+        with self._lock:
+            connections, self._idle = self._idle, []
+        for connection in connections:
+            connection.close()
+
+    def follow(
+        self, path: str, asked: Mapping[str, Any], last: str | None
+    ) -> Iterator[tuple[str, str, dict[str, Any]]]:
+        """Name, id and data of server-sent events, without end: a stream that breaks is taken up where it was."""
+        wait_s, address, was_there = FIRST_WAIT_S, self._prefix + path + query_of(asked), False
+        while True:
+            connection = self._connect(STREAM_TIMEOUT_S)
+            try:
+                for name, told, data in self._events(connection, address, last):
+                    wait_s, last, was_there = FIRST_WAIT_S, told or last, True
+                    yield name, told, data
+            except _BROKEN as error:
+                if not was_there:
+                    raise self._unreachable(error) from None
+                # It went away, or is being started again.
+            except ServerError as error:
+                if error.status not in (429, 502, 503, 504):
+                    raise
+            finally:
+                connection.close()
+            time.sleep(wait_s)
+            wait_s = min(2 * wait_s, MOST_WAIT_S)
+
+    def _events(
+        self, connection: http.client.HTTPConnection, address: str, last: str | None
+    ) -> Iterator[tuple[str, str, dict[str, Any]]]:
+        headers = self._headers() | {"Accept": "text/event-stream"}
+        if last is not None:
+            headers["Last-Event-ID"] = last
+        connection.request("GET", address, headers=headers)
+        answer = connection.getresponse()
+        if answer.status >= 400:
+            raise ServerError(sentence_of(answer.status, answer.read()), answer.status)
+        fields: dict[str, str] = {}
+        while line := answer.readline(MOST_LINE):
+            text = line.decode().rstrip("\r\n")
+            name, _, value = text.partition(":")
+            if name:
+                fields[name] = value.removeprefix(" ")
+            elif not text and "event" in fields:
+                yield fields["event"], fields.get("id", ""), msgspec.json.decode(fields.get("data", "{}"))
+                fields = {}
+
+    def _once(
+        self, connection: http.client.HTTPConnection, method: str, address: str, data: bytes | None
+    ) -> tuple[int, bytes]:
+        headers = self._headers()
+        if data is not None:
+            headers["Content-Type"] = "application/json"
+        try:
+            connection.request(method, address, data, headers)
+            answer = connection.getresponse()
+            status, body = answer.status, answer.read()
+        except BaseException:
+            connection.close()  # half an answer must not be read as the beginning of the next one
+            raise
+        with self._lock:
+            self._idle.append(connection)
+        return status, body
+
+    def _take(self) -> tuple[http.client.HTTPConnection, bool]:
+        """A connection, and whether it was used before."""
+        with self._lock:
+            if self._idle:
+                return self._idle.pop(), True
+        return self._connect(self._timeout_s), False
+
+    def _headers(self) -> dict[str, str]:
+        return {"Accept": "*/*"} | ({"Authorization": f"Bearer {self._token}"} if self._token else {})
+
+    def _connect(self, timeout_s: float) -> http.client.HTTPConnection:
+        kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
+        return kind(self._host, self._port, timeout=timeout_s)
+
+    def _unreachable(self, error: Exception) -> ServerError:
+        return ServerError(
+            f"the server at {self.url} cannot be reached ({error!r}): is it running, is the address right?"
+        )
+
+
+def query_of(asked: Mapping[str, Any]) -> str:
+    """The question mark and what is behind it. A list stands for the same name several times."""
+    pairs: list[tuple[str, str]] = []
+    for name, value in asked.items():
+        several: Sequence[Any] = value if isinstance(value, list) else [value]
+        pairs += [(name, _text_of(each)) for each in several if each is not None]
+    return f"?{urlencode(pairs)}" if pairs else ""
+
+
+def sentence_of(status: int, answer: bytes) -> str:
+    """What a server said of an error."""
+    try:
+        return str(msgspec.json.decode(answer)["error"])
+    except (msgspec.DecodeError, KeyError, TypeError, UnicodeDecodeError):
+        return f"the server answered {status}, and did not say why: is this address a hookcore dashboard's?"
+
+
+def _text_of(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,393 @@
+"""What a server answers a script with: frozen records of NumPy arrays, which become data frames where wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from importlib import import_module
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hookcore.errors import ArgumentError
+from hookcore.records import Coverage, Event, Tap
+
+Floats = NDArray[np.float64]
+Steps = NDArray[np.int64]
+Record = TypeVar("Record")
+
+
+def floats_of(values: Any) -> Floats:
+    """Numbers and the words "NaN", "Infinity" and "-Infinity", in lists of any depth."""
+    return np.array(values, np.float64)
+
+
+def steps_of(values: Any) -> Steps:
+    """Whole numbers."""
+    return np.array(values, np.int64)
+
+
+def number_of(value: Any) -> float:
+    """A number or the word for one."""
+    return float(value)
+
+
+def tap_of(said: Mapping[str, Any]) -> Tap:
+    """A tap."""
+    return record_of(Tap, said)
+
+
+def record_of(kind: type[Record], said: Mapping[str, Any]) -> Record:
+    """A record of those fields that it has; what a newer server adds is left out."""
+    names = {each.name for each in fields(kind)} & set(said)  # type: ignore[arg-type]
+    return kind(**{name: tuple(said[name]) if isinstance(said[name], list) else said[name] for name in names})
+
+
+class Framed:
+    """What can be put into a data frame."""
+
+    __slots__ = ()
+
+    def columns(self) -> dict[str, Any]:
+        """The columns by their names."""
+        raise NotImplementedError
+
+    def to_pandas(self) -> Any:
+        """A pandas DataFrame."""
+        return _library("pandas").DataFrame(self.columns())
+
+    def to_polars(self) -> Any:
+        """A polars DataFrame."""
+        return _library("polars").DataFrame(self.columns())
+
+
+def _library(name: str) -> Any:
+    try:
+        return import_module(name)
+    except ImportError:
+        raise ArgumentError(f"{name} is not installed here: `pip install {name}`, or use .columns()") from None
+
+
+@dataclass(frozen=True, slots=True)
+class RunReply:
+    """One training process."""
+
+    id: str
+    name: str
+    notes: str
+    state: str  # live, ended, lost or kept
+    first_step: int | None
+    newest_step: int | None
+    steps: int
+    ended_at_step: int | None
+    taps: int
+    started_s: float
+    host: str
+    pid: int
+    script: str
+    versions: dict[str, str]
+    settings: dict[str, Any]
+    labels: dict[str, str]
+    books: dict[str, Any]
+    usage: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleReply:
+    """One module of the tree; `taps` are numbers."""
+
+    path: str
+    parent: str | None
+    type: str
+    parameters: int
+    trainable: int
+    aliases: tuple[str, ...]
+    coverage: Coverage | None
+    taps: tuple[int, ...]
+    shapes: dict[int, tuple[int, ...]]  # by a tap's number, where a snapshot told it
+
+
+@dataclass(frozen=True, slots=True)
+class TapsReply(Framed):
+    """Taps and their run-wide numbers, ascending."""
+
+    numbers: Steps
+    taps: tuple[Tap, ...]
+
+    def columns(self) -> dict[str, Any]:
+        """A row for each tap."""
+        return _tap_columns(self.numbers, self.taps)
+
+
+@dataclass(frozen=True, slots=True)
+class SeriesReply(Framed):
+    """A stat of a tap, or a scalar, over time; a point stands for the steps first_step to last_step.
+
+    A quantile has no `present` and no `nonfinite`.
+    """
+
+    name: str
+    number: int | None
+    tap: Tap | None
+    first_step: Steps
+    last_step: Steps
+    mean: Floats
+    min: Floats
+    max: Floats
+    present: Steps | None
+    nonfinite: Steps | None
+
+    @classmethod
+    def of(cls, said: Mapping[str, Any]) -> SeriesReply:
+        """From JSON."""
+        counts = [None if said.get(name) is None else steps_of(said[name]) for name in ("present", "nonfinite")]
+        return cls(
+            said["name"],
+            said["tap"],
+            tap_of(said["about"]) if "about" in said else None,
+            steps_of(said["first_step"]),
+            steps_of(said["last_step"]),
+            floats_of(said["mean"]),
+            floats_of(said["min"]),
+            floats_of(said["max"]),
+            *counts,
+        )
+
+    def columns(self) -> dict[str, Any]:
+        """A row for each point."""
+        names = ("first_step", "last_step", "mean", "min", "max", "present", "nonfinite")
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class HeatmapReply(Framed):
+    """The worst value of each cell [row, column]; a row is a tap, or `groups` neighbours beginning with it.
+
+    `state` is 0 where a cell is empty, 1 finite, 2 where it holds a NaN, 3 where it holds infinities and no NaN.
+    """
+
+    kind: str
+    stat: str
+    numbers: Steps
+    taps: tuple[Tap, ...]
+    groups: Steps
+    first_step: Steps
+    last_step: Steps
+    worst: Floats
+    state: NDArray[np.uint8]
+
+    @classmethod
+    def of(cls, said: Mapping[str, Any]) -> HeatmapReply:
+        """From JSON."""
+        shape = len(said["rows"]), len(said["first_step"])
+        return cls(
+            said["kind"],
+            said["stat"],
+            steps_of([row["number"] for row in said["rows"]]),
+            tuple(tap_of(row) for row in said["rows"]),
+            steps_of([row["taps"] for row in said["rows"]]),
+            steps_of(said["first_step"]),
+            steps_of(said["last_step"]),
+            floats_of(said["worst"]).reshape(shape),
+            np.array(said["state"], np.uint8).reshape(shape),
+        )
+
+    def columns(self) -> dict[str, Any]:
+        """A row for each row, a column for each span of steps, named by its first step."""
+        spans = {str(step): self.worst[:, place] for place, step in enumerate(self.first_step.tolist())}
+        return _tap_columns(self.numbers, self.taps) | spans
+
+
+@dataclass(frozen=True, slots=True)
+class HistogramsReply(Framed):
+    """The distribution of a tap: counts[i, j] values of column i lie between edges[j] and edges[j + 1]."""
+
+    number: int
+    tap: Tap
+    first_step: Steps
+    last_step: Steps
+    edges: Floats
+    counts: Steps
+    nan: Steps
+    negative_infinity: Steps
+    positive_infinity: Steps
+
+    @classmethod
+    def of(cls, said: Mapping[str, Any]) -> HistogramsReply:
+        """From JSON."""
+        edges = floats_of(said["edges"])
+        shape = len(said["first_step"]), max(0, len(edges) - 1)
+        apart = (steps_of(said[name]) for name in ("nan", "negative_infinity", "positive_infinity"))
+        return cls(
+            said["tap"],
+            tap_of(said["about"]),
+            steps_of(said["first_step"]),
+            steps_of(said["last_step"]),
+            edges,
+            steps_of(said["counts"]).reshape(shape),
+            *apart,
+        )
+
+    def columns(self) -> dict[str, Any]:
+        """A row for each span of steps, a column for each bin, named by its lower edge."""
+        names = ("first_step", "last_step", "nan", "negative_infinity", "positive_infinity")
+        bins = {f"from {edge!r}": self.counts[:, place] for place, edge in enumerate(self.edges[:-1].tolist())}
+        return {name: getattr(self, name) for name in names} | bins
+
+
+@dataclass(frozen=True, slots=True)
+class LatestReply(Framed):
+    """The exact values [tap, stat] of taps in the newest step each was seen in."""
+
+    stats: tuple[str, ...]
+    numbers: Steps
+    taps: tuple[Tap, ...]
+    steps: Steps
+    values: Floats
+
+    @classmethod
+    def of(cls, said: Mapping[str, Any]) -> LatestReply:
+        """From JSON."""
+        rows = said["taps"]
+        return cls(
+            tuple(said["stats"]),
+            steps_of([row["number"] for row in rows]),
+            tuple(tap_of(row) for row in rows),
+            steps_of([row["step"] for row in rows]),
+            floats_of([row["values"] for row in rows]).reshape(len(rows), len(said["stats"])),
+        )
+
+    def columns(self) -> dict[str, Any]:
+        """A row for each tap, a column for each stat."""
+        stats = {stat: self.values[:, place] for place, stat in enumerate(self.stats)}
+        return _tap_columns(self.numbers, self.taps) | {"step": self.steps} | stats
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotEntry:
+    """A tensor that was kept, without its values. `number` is what it is asked for by."""
+
+    number: int
+    asked: bool
+    tap: Tap
+    step: int
+    time_s: float
+    dtype: str
+    shape: tuple[int, ...]
+    kept_shape: tuple[int, ...]
+    truncated: bool
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class EventsReply:
+    """Events, oldest first; `next` is the `after` with which to ask for those behind them."""
+
+    events: tuple[Event, ...]
+    next: int
+
+
+@dataclass(frozen=True, slots=True)
+class LogsReply:
+    """The names of all scalars, and the series of those that were asked for."""
+
+    names: tuple[str, ...]
+    series: dict[str, SeriesReply]
+
+
+@dataclass(frozen=True, slots=True)
+class SettingsReply:
+    """What holds in the trainer, and the commands it has not carried out yet."""
+
+    run: str
+    state: str
+    settings: dict[str, Any]
+    waiting: tuple[dict[str, Any], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A command on its way to the trainer; its effect shows at `look`."""
+
+    run: str
+    number: int
+    look: str
+
+
+@dataclass(frozen=True, slots=True)
+class LayerReply(Framed):
+    """One tap of two runs; `difference` is the second run's value less the first one's."""
+
+    tap: Tap
+    numbers: tuple[int, int]
+    points: int
+    parts_at: int | None
+    largest: float
+    first_step: Steps
+    last_step: Steps
+    difference: Floats
+
+    def columns(self) -> dict[str, Any]:
+        """A row for each point."""
+        return {name: getattr(self, name) for name in ("first_step", "last_step", "difference")}
+
+
+@dataclass(frozen=True, slots=True)
+class CompareReply:
+    """Two runs layer by layer; `first` is the step and the tap where they part first, None where they do not."""
+
+    runs: tuple[str, str]
+    stat: str
+    tolerance: float
+    first: tuple[int, Tap] | None
+    parted: int
+    layers: tuple[LayerReply, ...]
+    only_in: dict[str, tuple[Tap, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """Something new in a run: `name` is run, taps, event, logs or state, and `data` what the server said of it."""
+
+    name: str
+    id: str
+    data: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class FrameNews:
+    """The newest values: values[stat][i] belongs to the tap with numbers[i], last seen in steps[i]."""
+
+    name: str  # frame
+    id: str
+    run: str
+    first_step: int
+    last_step: int
+    time_s: float
+    numbers: Steps
+    steps: Steps
+    values: dict[str, Floats]
+    nonfinite: Steps  # the numbers of the taps that were not finite in any of the steps
+
+    @classmethod
+    def of(cls, news: News) -> FrameNews:
+        """From what the server said."""
+        said = news.data
+        return cls(
+            news.name,
+            news.id,
+            said["run"],
+            said["first_step"],
+            said["last_step"],
+            number_of(said["time_s"]),
+            steps_of(said["taps"]),
+            steps_of(said["steps"]),
+            {stat: floats_of(values) for stat, values in said["values"].items()},
+            steps_of(said["nonfinite"]),
+        )
+
+
+def _tap_columns(numbers: Steps, taps: Sequence[Tap]) -> dict[str, Any]:
+    names = ("module", "kind", "index", "call", "phase")
+    return {"tap": numbers} | {name: [getattr(tap, name) for tap in taps] for name in names}

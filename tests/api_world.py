@@ -1,0 +1,185 @@
+"""A small world for the REST interface: runs full of known numbers, and readers of every format."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from starlette.testclient import TestClient
+
+from hookcore.records import (
+    STAT_COLUMN,
+    STATS,
+    Coverage,
+    Event,
+    Frame,
+    HookRecord,
+    ModuleRecord,
+    SketchBlock,
+    Snapshot,
+    Tap,
+)
+from hookcore.sketch import bins_of
+from hookcore.wire import RunInfo
+from hookcore_app.main import create_app
+from hookcore_app.runs import Run, Runs
+from hookcore_app.settings import ServerSettings
+
+STEPS = 20
+TAPS = (
+    Tap("", "output"),
+    Tap("layers.0", "output"),
+    Tap("layers.1", "output", "past.1", 2),
+    Tap("layers.1", "output_grad", phase="eval"),
+    Tap("head", "param_grad", "weight"),
+)
+MODULES = (
+    ModuleRecord("", "Net", None, 30, 30),
+    ModuleRecord("layers.0", "Linear", "layers", 10, 10, ("again.0",)),
+    ModuleRecord("layers.1", "ReLU", "layers"),
+    ModuleRecord("head", "Linear", "", 20, 0),
+)
+COVERAGE = (
+    Coverage("", "Net", True, ("output",)),
+    Coverage("layers.0", "Linear", True, ("output",)),
+    Coverage("head", "Linear", False, (), "it was never called"),
+)
+HOOKS = (
+    HookRecord("module", "head", "forward", "spy", "train.py:3", False, 7, ("prepend",), False, "it lies"),
+    HookRecord("process", "", "forward", "observe", "capture.py:1", True),
+)
+MATRIX = np.array([[0.5, -2.0, np.nan], [np.inf, 0.0, -np.inf]], np.float32)
+
+
+def value_at(step: int, row: int) -> float:
+    """The rms of a tap in a step: known, and with all that JSON cannot say."""
+    if row == 1 and step == 7:
+        return math.nan
+    if row == 2 and step == 9:
+        return math.inf
+    return (step + 1) * 10.0**row / 3.0
+
+
+def make_frame(step: int, values: list[float], **others: Any) -> Frame:
+    """A frame whose mean, min, max and rms are given; the sketch holds the same value eight times."""
+    rows = np.array(values)
+    stats = np.zeros((len(rows), len(STATS)))
+    for name in ("mean", "min", "max", "rms"):
+        stats[:, STAT_COLUMN[name]] = rows
+    stats[:, STAT_COLUMN["count"]] = 8
+    stats[:, STAT_COLUMN["nan"]] = np.isnan(rows)
+    stats[:, STAT_COLUMN["inf"]] = np.isinf(rows)
+    stats[:, STAT_COLUMN["ratio"]] = np.nan
+    block = SketchBlock(
+        np.arange(len(rows) + 1, dtype=np.uint32),
+        bins_of(rows),
+        np.full(len(rows), 8, np.uint32),
+    )
+    return Frame(step, 100.0 + step, np.arange(len(rows), dtype=np.uint32), stats, block, **others)
+
+
+def make_info(name: str, **others: Any) -> RunInfo:
+    """Who sends."""
+    settings = {"every": 1, "budget": math.inf, "odd": [b"bytes", {1: math.nan}]}
+    return RunInfo(
+        **{
+            "id": name,
+            "key": f"secret of {name}",
+            "name": f"run {name}",
+            "settings": settings,
+            "started_s": 1.0,
+            **others,
+        }
+    )
+
+
+def open_run(runs: Runs, name: str, **others: Any) -> Run:
+    """A run whose trainer is there and that has nothing yet."""
+    run = runs.open(make_info(name, **others))
+    assert run is not None
+    return run
+
+
+def fill(run: Run, scale: float = 1.0, steps: int = STEPS) -> Run:
+    """Known numbers in every part of a run."""
+    run.store.describe(MODULES, COVERAGE, HOOKS)
+    for step in range(steps):
+        values = [value_at(step, row) * scale for row in range(len(TAPS))]
+        events = (Event(step, 100.0 + step, "note", f"at {step}", "warning" if step % 5 == 0 else "info"),)
+        loss = math.nan if step == 3 else 1.0 / (step + 1)
+        scalars = {"loss": loss, "lr": 0.1}
+        new = TAPS if step == 0 else ()
+        run.store.append(make_frame(step, values, new_taps=new, events=events, scalars=scalars))
+    run.store.add_snapshot(Snapshot(TAPS[1], 3, 103.0, "float32", (2, 3), MATRIX))
+    run.changes.tell()
+    return run
+
+
+class World:
+    """An application, its runs, and a client without a network."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.runs = Runs(ServerSettings(memory=500_000_000), lambda: self.now)
+        self.app = create_app(self.runs, self.runs.settings)
+        self.client = TestClient(self.app, base_url="http://127.0.0.1")
+        self.run = fill(open_run(self.runs, "one"))
+
+    def get(self, path: str, accept: str | None = None, status: int = 200, **asked: Any) -> Any:
+        """An answer with a status; the words first, last stand for the parameters from and to."""
+        named = {{"first": "from", "last": "to"}.get(name, name): value for name, value in asked.items()}
+        headers = {} if accept is None else {"Accept": accept}
+        answer = self.client.get(f"/api/v1/{path}", params=named, headers=headers)
+        assert answer.status_code == status, answer.text
+        return answer
+
+    def json(self, path: str, **asked: Any) -> Any:
+        """What an address answers."""
+        return strict(self.get(path, **asked).content)
+
+    def error(self, path: str, status: int, **asked: Any) -> str:
+        """The sentence of an answer that is an error."""
+        said = strict(self.get(path, status=status, **asked).content)
+        assert set(said) == {"error"}
+        return str(said["error"])
+
+
+def strict(data: bytes) -> Any:
+    """JSON that any parser reads."""
+    return json.loads(data, parse_constant=_refuse)
+
+
+def _refuse(word: str) -> Any:
+    raise AssertionError(f"{word} is not JSON")
+
+
+def floats(values: Any) -> Any:
+    """Lists of numbers and words as an array."""
+    return np.array(values, float)
+
+
+def arrow_columns(data: bytes) -> dict[str, list[Any]]:
+    """An Arrow stream."""
+    table: dict[str, list[Any]] = pa.ipc.open_stream(data).read_all().to_pydict()
+    return table
+
+
+def csv_columns(data: bytes) -> dict[str, list[str]]:
+    """A CSV with names."""
+    names, *rows = list(csv.reader(io.StringIO(data.decode())))
+    return {name: [row[place] for row in rows] for place, name in enumerate(names)}
+
+
+def npy(data: bytes) -> Any:
+    """A NumPy file without objects."""
+    return np.load(io.BytesIO(data), allow_pickle=False)
+
+
+def same(one: Any, two: Any) -> bool:
+    """Equal to the last bit, where NaN equals NaN."""
+    return np.array_equal(floats(one), floats(two), equal_nan=True)

@@ -1,0 +1,326 @@
+"""The client: every call against a real server says what the store says, and errors are the server's sentences."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hookcore.client import Client
+from hookcore.client.replies import Framed, FrameNews, News
+from hookcore.errors import ArgumentError, ServerError
+from hookcore.records import Snapshot, Tap
+from hookcore.store.names import label_of
+from hookcore_app.main import create_app
+from hookcore_app.runs import Runs
+from hookcore_app.serve import complete, listen, make_server
+from hookcore_app.settings import ServerSettings
+from tests.api_world import COVERAGE, HOOKS, MATRIX, MODULES, STEPS, TAPS, fill, make_frame, open_run, same
+from tests.serving import READ_TOKEN, TOKEN, Served, served, wait_for
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[Served]:
+    with served(read_token=READ_TOKEN, lost_after_s=10_000.0) as server:
+        yield server
+
+
+@pytest.fixture
+def client(world: Served) -> Iterator[Client]:
+    for run in world.runs.all():
+        world.runs.remove(run.id)
+    fill(open_run(world.runs, "one"))
+    with Client(world.url, TOKEN) as made:
+        yield made
+
+
+def _store(world: Served) -> Any:
+    run = world.runs.get("one")
+    assert run is not None
+    return run.store
+
+
+def test_runs_are_found_renamed_and_deleted(world: Served, client: Client) -> None:
+    assert client.health()["status"] == "ok"
+    fill(open_run(world.runs, "two", started_s=2.0))
+    assert [run.id for run in client.runs()] == ["two", "one"]
+    run = client.run("one")
+    assert (run.state, run.newest_step, run.taps) == ("live", STEPS - 1, len(TAPS))
+    assert client.rename("one", "baseline", notes="why").name == "baseline"
+    assert client.run("one").notes == "why"
+    client.delete_run("two")
+    assert [run.id for run in client.runs()] == ["one"]
+
+
+def test_what_a_run_consists_of_is_what_was_told(client: Client) -> None:
+    modules = client.modules()
+    assert [(each.path, each.type, each.parent) for each in modules] == [
+        (each.path, each.type, each.parent) for each in MODULES
+    ]
+    assert (modules[1].aliases, modules[1].taps, modules[1].shapes) == (("again.0",), (1,), {1: (2, 3)})
+    assert modules[1].coverage == COVERAGE[1]
+    assert client.taps().taps == TAPS
+    assert client.taps(type="Lin*").numbers.tolist() == [1, 4]
+    assert client.coverage(captured=False) == [COVERAGE[2]]
+    assert client.hooks() == list(HOOKS)
+
+
+def test_numbers_over_time_are_the_stores(world: Served, client: Client) -> None:
+    store = _store(world)
+    one, truth = client.series(label_of(TAPS[2]), "rms", 1, 18, points=5), store.series(2, "rms", 1, 18, 5)
+    for name in ("first_step", "last_step", "mean", "min", "max", "present", "nonfinite"):
+        assert same(getattr(one, name), getattr(truth, name))
+    assert one.tap == TAPS[2]
+    assert client.series(4, "p99").present is None
+    many = client.many_series("layers.*", stat="mean")
+    assert [each.number for each in many] == [1, 2, 3]
+    found, heatmap = client.heatmap("output", "rms", rows=2), store.heatmap("output", "rms", rows=2)
+    assert same(found.worst, heatmap.worst)
+    assert found.groups.tolist() == heatmap.groups.tolist()
+    assert client.heatmap("update").worst.shape == (0, 0)
+    histograms, expected = client.histograms(1, columns=4), store.histograms(1, columns=4)
+    assert same(histograms.counts, expected.counts)
+    assert same(histograms.edges, expected.edges)
+    latest = client.latest(sort="rms", limit=2)
+    assert same(latest.values, store.latest(sort="rms", limit=2).values)
+
+
+def test_more_taps_than_a_page_holds_are_all_found(world: Served, client: Client) -> None:
+    store = _store(world)
+    store.announce(tuple(Tap(f"more.{number}", "output") for number in range(250)))
+    assert len(client.many_series("*", points=10)) == 250 + len(TAPS)
+
+
+def test_scalars_have_names_and_series(client: Client) -> None:
+    logs = client.logs("loss")
+    assert {"loss", "lr"} <= set(logs.names)
+    assert np.isnan(logs.series["loss"].mean[3])
+    assert logs.series["loss"].tap is None
+    assert set(client.logs(match="l*").names) == {"loss", "lr"}
+
+
+def test_events_are_chosen_and_followed(client: Client) -> None:
+    said = client.events(severity="warning")
+    assert [event.step for event in said.events] == [0, 5, 10, 15]
+    assert client.events(after=said.next).events == ()
+
+
+def test_commands_reach_the_trainer(world: Served, client: Client) -> None:
+    run = world.runs.get("one")
+    assert run is not None
+    for number in (
+        client.change_settings(every=3, kinds={"output"}).number,
+        client.pause().number,
+        client.resume().number,
+        client.look_for_hooks().number,
+        client.request_snapshot(module="head", kind="input").number,
+    ):
+        assert any(command.number == number for command in run.commands)
+    assert [command.changes for command in run.commands][:3] == [
+        {"every": 3, "kinds": ["output"]},
+        {"paused": True},
+        {"paused": False},
+    ]
+    assert [each["number"] for each in client.settings().waiting] == [command.number for command in run.commands]
+    assert client.settings().settings["every"] == 1
+
+
+def test_a_snapshot_is_waited_for(world: Served, client: Client) -> None:
+    run = world.runs.get("one")
+    assert run is not None
+
+    def obey() -> None:
+        [command] = wait_for(lambda: list(run.commands))
+        assert command.tap is not None
+        run.store.add_snapshot(Snapshot(command.tap, 20, 1.0, "float32", (2, 3), MATRIX, number=command.number))
+
+    trainer = threading.Thread(target=obey)
+    trainer.start()
+    snapshot = client.snapshot(1)
+    trainer.join()
+    assert same(snapshot.values, MATRIX)
+    assert (snapshot.tap, snapshot.step, snapshot.shape) == (TAPS[1], 20, (2, 3))
+    assert same(client.tensor(snapshot.number, "0,1:"), MATRIX[0, 1:])
+    assert [each.number for each in client.snapshots()] == [0, snapshot.number]
+
+
+def test_a_snapshot_that_does_not_come_is_given_up(client: Client) -> None:
+    with pytest.raises(ServerError, match="did not come within"):
+        client.snapshot(1, timeout_s=0.0)
+
+
+def test_two_runs_are_compared(world: Served, client: Client) -> None:
+    fill(open_run(world.runs, "two", started_s=2.0), scale=2.0)
+    found = client.compare("one", "two", tolerance=0.1)
+    assert found.first == (0, TAPS[0])
+    assert found.parted == len(TAPS)
+    assert found.only_in == {"one": (), "two": ()}
+    assert client.compare("one", "one").first is None
+
+
+def test_the_tail_follows_from_where_it_was(world: Served, client: Client) -> None:
+    store, run = _store(world), world.runs.get("one")
+    assert run is not None
+    news = client.tail("one", kind="output", stats=["rms"])
+    first = next(each for each in news if isinstance(each, FrameNews))
+    assert (first.last_step, first.numbers.tolist()) == (STEPS - 1, [0, 1, 2])
+    assert same(first.values["rms"], store.latest("output", "rms").values[:, 0])
+    news.close()  # type: ignore[attr-defined]  # it is a generator
+    store.append(make_frame(STEPS, [1.0, 2.0, float("nan")]))
+    run.changes.tell()
+    behind = client.tail("one", kind="output", stats="all", after=first.id)
+    later = next(each for each in behind if isinstance(each, FrameNews))
+    assert later.first_step == STEPS
+    assert np.isnan(later.values["rms"][2])
+    assert later.nonfinite.tolist() == [2]
+    world.runs.remove("one")
+    rest = list(behind)
+    assert isinstance(rest[-1], News)
+    assert rest[-1].data["state"] == "removed"
+
+
+def test_an_error_is_the_servers_sentence_and_status(world: Served, client: Client) -> None:
+    with pytest.raises(ServerError, match="did you mean 'rms'") as raised:
+        client.series(0, "rmz")
+    assert raised.value.status == 400
+    with pytest.raises(ServerError, match="run") as raised:
+        next(client.tail("nobody"))
+    assert raised.value.status in (400, 404)
+    with pytest.raises(ServerError, match="run") as raised:
+        client.run("nobody")
+    assert raised.value.status == 404
+    with Client(world.url, "w" * 40) as stranger, pytest.raises(ServerError, match="token") as raised:
+        stranger.runs()
+    assert raised.value.status == 401
+    with Client(world.url, READ_TOKEN) as reader, pytest.raises(ServerError, match="token") as raised:
+        reader.pause()
+    assert raised.value.status == 403
+
+
+def test_a_server_that_is_not_there_is_named() -> None:
+    with pytest.raises(ServerError, match=r"http://127\.0\.0\.1:1 cannot be reached") as raised:
+        Client("http://127.0.0.1:1").runs()
+    assert raised.value.status is None
+    with pytest.raises(ServerError, match="cannot be reached"):
+        next(Client("http://127.0.0.1:1").tail())
+
+
+@pytest.mark.parametrize("url", ["box:8642", "ftp://box", "http://", "http://box?x=1", ""])
+def test_what_is_no_address_is_refused(url: str) -> None:
+    with pytest.raises(ArgumentError, match="address"):
+        Client(url)
+
+
+def test_without_an_address_it_is_the_users_own_dashboard(
+    world: Served, client: Client, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOOKCORE_HOME", str(tmp_path))
+    monkeypatch.delenv("HOOKCORE_URL", raising=False)
+    monkeypatch.delenv("HOOKCORE_TOKEN", raising=False)
+    with pytest.raises(ServerError, match="no dashboard runs"):
+        Client()
+    monkeypatch.setenv("HOOKCORE_URL", world.url)
+    monkeypatch.setenv("HOOKCORE_TOKEN", TOKEN)
+    with Client() as own:
+        assert [run.id for run in own.runs()] == ["one"]
+
+
+def test_a_connection_that_the_server_closed_is_made_again(world: Served, client: Client) -> None:
+    client.runs()
+    [connection] = client._exchange._idle
+    connection.sock.shutdown(socket.SHUT_RDWR)  # as a server that was started again, or that waited long enough
+    assert [run.id for run in client.runs()] == ["one"]
+    assert client._exchange._idle != [connection]
+
+
+def test_one_client_serves_many_threads(client: Client) -> None:
+    found: list[int] = []
+
+    def ask(number: int) -> None:
+        found.extend(int(client.series(number % len(TAPS)).number or 0) - number % len(TAPS) for _ in range(20))
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [0] * 120
+
+
+def test_data_frames_where_the_library_is_installed_and_else_a_clear_error(client: Client) -> None:
+    series = client.series(1)
+    for name, make in (("pandas", series.to_pandas), ("polars", series.to_polars)):
+        if importlib.util.find_spec(name) is None:
+            with pytest.raises(ArgumentError, match=f"pip install {name}"):
+                make()
+        else:
+            assert len(make()) == STEPS
+    frames: list[Framed] = [client.taps(), client.heatmap(), client.histograms(1), client.latest(), series]
+    for each in frames:
+        assert len({len(column) for column in each.columns().values()}) == 1
+
+
+def test_the_client_needs_neither_torch_nor_a_web_framework() -> None:
+    code = "import sys, json, hookcore; hookcore.Client; print(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    assert {"torch", "fastapi", "starlette", "pyarrow", "numba"} & set(json.loads(done.stdout)) == set()
+
+
+def test_every_route_has_its_method(world: Served) -> None:
+    source = inspect.getsource(sys.modules["hookcore.client.client"])
+    for path, methods in world.app.openapi()["paths"].items():
+        for method, said in methods.items():
+            if said.get("tags") == ["runs"]:
+                pieces = path.replace("{number}", "{run}").split("{run}")
+                assert all(piece in source for piece in pieces), f"{method} {path}"
+
+
+@contextmanager
+def _serving_at(port: int) -> Iterator[Runs]:
+    """A server at a port; 0 for any."""
+    listening = listen("127.0.0.1", port)
+    settings = complete(ServerSettings(host="127.0.0.1", port=port, token=TOKEN), listening)
+    assert port in (0, settings.port)
+    runs = Runs(settings)
+    server = make_server(create_app(runs, settings))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+    thread.start()
+    try:
+        yield runs
+    finally:
+        server.stop()
+        thread.join(30.0)
+
+
+def test_a_tail_outlives_a_server_that_is_started_again() -> None:
+    told: list[Any] = []
+    with _serving_at(0) as first:
+        port = first.settings.port
+        fill(open_run(first, "one"))
+        reader = threading.Thread(target=_read_until_second, args=(f"http://127.0.0.1:{port}", told))
+        reader.start()
+        wait_for(lambda: any(isinstance(each, FrameNews) for each in told))
+    with _serving_at(port) as second:
+        fill(open_run(second, "second", started_s=9.0), steps=5)
+        reader.join(30.0)
+        assert not reader.is_alive()
+    assert told[-1].run == "second"
+
+
+def _read_until_second(url: str, told: list[Any]) -> None:
+    with Client(url, TOKEN) as client:
+        for news in client.tail():
+            told.append(news)
+            if isinstance(news, FrameNews) and news.run == "second":
+                return
