@@ -1,0 +1,154 @@
+"""What is new in a run, as blocks of a stream: pure functions from (what was told, how far the run is)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from hookcore.store import STAT_NAMES, Latest, TapList
+from hookcore.store.schemas import TIME
+
+from ..runs import Run
+from .encoding import event_as_json, json_of, number, numbers, series_as_json, tap_as_json
+from .marks import Cursor, Mark, Steps, mark_of, new_steps, token_of
+from .publisher import Publisher
+
+MOST_POINTS: Final = 100  # of each scalar in one event
+MOST_SCALARS: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What of a run a reader wants."""
+
+    kind: str | None
+    match: str | None
+    stats: tuple[str, ...]
+    hz: float
+
+
+def begin(run: Run, told: Cursor | None) -> Cursor:
+    """Where a reader goes on in a run: behind what it was told, or at the newest step."""
+    token = token_of(run.store)
+    if told is not None and told.run == run.id:
+        if told.store == token:
+            return told
+        # The server was started again: the steps go on, but its counts began anew.
+        newest = mark_of(run).steps.newest
+        seen = min(told.frames.newest, newest), min(told.logs.newest, newest)
+        frames, logs = (Steps(step) for step in seen)
+        return Cursor(run.id, token, frames, logs)
+    now = mark_of(run)
+    steps = now.steps
+    before = Steps(max(-1, steps.newest - 1), max(0, steps.different - 1), max(0, steps.frames - 1))
+    return Cursor(run.id, token, before, before, now.events)
+
+
+def is_told(told: Cursor, now: Mark) -> bool:
+    """Whether there is nothing new."""
+    return (told.frames, told.logs, told.events, told.taps, told.state) == (
+        now.steps,
+        now.steps,
+        now.events,
+        now.taps,
+        now.state,
+    )
+
+
+def make_blocks(publisher: Publisher, run: Run, wish: Wish, told: Cursor, now: Mark) -> tuple[bytes, Cursor]:
+    """All that lies between what was told and now, and the cursor behind it."""
+    made = []
+    for name, content, cursor in _news_of(publisher, run, wish, told, now):
+        if content is not None:
+            made.append(block(name, {"run": run.id, **content}, cursor))
+    return b"".join(made), Cursor(
+        told.run, told.store, now.steps, now.steps, max(now.events, told.events), now.taps, now.state
+    )
+
+
+def _news_of(
+    publisher: Publisher, run: Run, wish: Wish, told: Cursor, now: Mark
+) -> Iterator[tuple[str, dict[str, Any] | None, Cursor]]:
+    """Each kind of news, or None where there is none of it, with the cursor behind it. A change to `ended` comes last:
+    by then all was told."""
+    state = {"state": now.state, "last_step": now.steps.newest if now.steps.newest >= 0 else None}
+    if now.state == "live" and told.state != "live":
+        told = told._replace(state=now.state)
+        yield "state", state, told
+    content = _new_taps(publisher, run, wish, told, now)
+    told = told._replace(taps=now.taps)
+    yield "taps", content, told
+    taken, events = run.store.events_after(told.events)
+    events = events[: max(0, len(events) - max(0, taken - now.events))]  # what came since `now` is told next time
+    told = told._replace(events=max(now.events, told.events))
+    yield "event", {"events": [event_as_json(event) for event in events]} if events else None, told
+    content = _new_logs(run, told.logs, now.steps)
+    told = told._replace(logs=now.steps)
+    yield "logs", content, told
+    content = _new_frame(publisher, run, wish, told.frames, now.steps)
+    told = told._replace(frames=now.steps)
+    yield "frame", content, told
+    if now.state != told.state:
+        yield "state", state, told._replace(state=now.state)
+
+
+def _new_taps(publisher: Publisher, run: Run, wish: Wish, told: Cursor, now: Mark) -> dict[str, Any] | None:
+    if told.taps >= now.taps:
+        return None
+    found = publisher.selections.get(run.store, wish.kind, wish.match)
+    listed = [
+        tap_as_json(int(tap_number), tap)
+        for tap_number, tap in zip(found.numbers, found.taps, strict=True)
+        if told.taps <= tap_number < now.taps
+    ]
+    return {"taps": listed} if listed else None
+
+
+def _new_logs(run: Run, told: Steps, now: Steps) -> dict[str, Any] | None:
+    span = new_steps(told, now)
+    if span is None:
+        return None
+    scalars = [name for name in run.store.scalar_names() if not name.startswith("hookcore/")][:MOST_SCALARS]
+    found = [run.store.scalars(name, *span, points=MOST_POINTS) for name in scalars]
+    found = [series for series in found if len(series.first_step)]
+    if not found:
+        return None
+    return {"first_step": span[0], "last_step": span[1], "scalars": [series_as_json(series) for series in found]}
+
+
+def _new_frame(publisher: Publisher, run: Run, wish: Wish, told: Steps, now: Steps) -> dict[str, Any] | None:
+    span = new_steps(told, now)
+    if span is None:
+        return None
+    wanted = publisher.selections.get(run.store, wish.kind, wish.match)
+    latest = run.store.latest(first=span[0], last=span[1], wanted=wanted)
+    if not len(latest.numbers):
+        return None
+    columns = [STAT_NAMES.index(name) for name in wish.stats]
+    values = {name: numbers(latest.values[:, column]) for name, column in zip(wish.stats, columns, strict=True)}
+    times = run.store.scalars(TIME, span[1], span[1])
+    return {
+        "first_step": span[0],
+        "last_step": span[1],
+        "time_s": number(float(times.max[-1])) if len(times.max) else None,
+        "stats": wish.stats,
+        "taps": numbers(latest.numbers),
+        "steps": numbers(latest.steps),
+        "values": values,
+        "nonfinite": _not_finite(run, wanted, latest, span),
+    }
+
+
+def _not_finite(run: Run, wanted: TapList, latest: Latest, span: tuple[int, int]) -> Any:
+    """The taps that were not finite in any step of the span, and not in the newest alone."""
+    bad = latest.values[:, STAT_NAMES.index("nonfinite")] > 0
+    if span[0] == span[1]:
+        return latest.numbers[bad]
+    heat = run.store.heatmap("", "nan", first=span[0], last=span[1], columns=1, wanted=wanted)
+    return heat.numbers[heat.nonfinite[:, 0] > 0] if heat.nonfinite.size else latest.numbers[bad]
+
+
+def block(name: str, content: dict[str, Any], cursor: Cursor) -> bytes:
+    """An event of the stream."""
+    return b"event: %b\nid: %b\ndata: %b\n\n" % (name.encode(), cursor.as_text().encode(), json_of(content))

@@ -1,0 +1,229 @@
+"""Who tells the followers: when to look (pulses), at which taps (selections), and each message made once for all."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Generator, Hashable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from starlette.datastructures import State
+
+from hookcore.store import Store, TapList
+
+from ..runs import Changes, Run, Runs
+from ..settings import ServerSettings
+from .marks import Mark, mark_of, token_of
+
+IDLE_S: Final = 0.5  # how long a state that nobody tells of, such as "lost", may go unseen
+EARLY: Final = 2  # looks
+SOONER: Final = 0.9
+MOST_MADE: Final = 64  # messages kept for the next follower that asks for the same
+MOST_MADE_BYTES: Final = 32 * 2**20
+MOST_SELECTIONS: Final = 256
+
+_log = logging.getLogger("hookcore.live")
+Ear = asyncio.Event  # what a follower waits on: something is new, was acknowledged, or the server stops
+
+
+class Pulse:
+    """How far something is, looked at whenever it changed but about `hz` times a second at most, for all who follow it.
+
+    A few looks may come early, and all come a little sooner than they must, so that steps which come just as often as
+    looks do not wait for one.
+
+    Followers of one pulse see the same `now` at the same moment. So they ask for the same messages.
+    """
+
+    def __init__(self, changes: Changes, look: Callable[[], Any], hz: float) -> None:
+        self.now: Any = look()
+        self.ears: set[Ear] = set()
+        self._changes, self._look, self._period_s = changes, look, SOONER / hz
+        self._due = 0.0  # when all looks so far would have been over at an even rate
+        self._task: asyncio.Task[None] | None = None
+
+    def join(self, ear: Ear) -> None:
+        """From now on `ear` is set whenever `now` has changed."""
+        self.ears.add(ear)
+        if self._task is None:
+            self._task = asyncio.create_task(self._beat())
+
+    def leave(self, ear: Ear) -> None:
+        """Ends what `join` began."""
+        self.ears.discard(ear)
+        if not self.ears and self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+    async def _beat(self) -> None:
+        version = -1
+        while True:
+            version = await self._changes.wait_beyond(version, IDLE_S)
+            try:
+                now = self._look()
+            except Exception:
+                _log.exception("what a live stream follows could not be looked at")
+                await asyncio.sleep(IDLE_S)
+                continue
+            if now != self.now:
+                self.now = now
+                for ear in self.ears:
+                    ear.set()
+                await asyncio.sleep(self._rest_s(asyncio.get_running_loop().time()))
+
+    def _rest_s(self, now: float) -> float:
+        """How long to wait after a look at this time."""
+        self._due = max(self._due, now) + self._period_s
+        return max(0.0, self._due - now - EARLY * self._period_s)
+
+
+class Shared:
+    """Messages by what they say: the second who asks gets the first one's bytes. Bounded, the oldest go."""
+
+    def __init__(self) -> None:
+        self.made = 0
+        self._kept: OrderedDict[Hashable, tuple[asyncio.Future[Any], int]] = OrderedDict()
+        self._bytes = 0
+
+    async def get(self, key: Hashable, make: Callable[[], Any], size: Callable[[Any], int]) -> Any:
+        """What `make` gives, made in a thread, once for all who ask for the same key."""
+        found = self._kept.get(key)
+        if found is None:
+            self.made += 1
+            future: asyncio.Future[Any] = asyncio.ensure_future(asyncio.to_thread(make))
+            self._kept[key] = future, 0
+            future.add_done_callback(lambda done: self._weigh(key, done, size))
+        else:
+            future = found[0]
+        return await asyncio.shield(future)
+
+    def _weigh(self, key: Hashable, done: asyncio.Future[Any], size: Callable[[Any], int]) -> None:
+        kept = self._kept.pop(key, None)
+        if kept is None or done.cancelled() or done.exception() is not None:
+            return  # who waits for it gets the exception
+        nbytes = size(done.result())
+        self._kept[key] = done, nbytes
+        self._bytes += nbytes
+        while self._kept and (len(self._kept) > MOST_MADE or self._bytes > MOST_MADE_BYTES):
+            _, (_, gone) = self._kept.popitem(last=False)
+            self._bytes -= gone
+
+
+class Selections:
+    """The taps that a follower asked for, searched once until new ones are announced. From any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[Hashable, tuple[int, TapList]] = OrderedDict()
+
+    def get(self, store: Store, kind: str | None, match: str | None) -> TapList:
+        """The taps of a kind that match."""
+        key = token_of(store), kind, match
+        announced = store.taps_announced
+        with self._lock:
+            found = self._kept.get(key)
+        if found is not None and found[0] == announced:
+            return found[1]
+        taps = store.taps(match, kind)
+        with self._lock:
+            self._kept[key] = announced, taps
+            self._kept.move_to_end(key)
+            while len(self._kept) > MOST_SELECTIONS:
+                self._kept.popitem(last=False)
+        return taps
+
+
+class Publisher:
+    """The live streams of a server."""
+
+    def __init__(self, runs: Runs, settings: ServerSettings) -> None:
+        self.runs = runs
+        self.settings = settings
+        self.clients = 0
+        self.refused = 0
+        self.stopping = False
+        self.shared = Shared()
+        self.selections = Selections()
+        self._pulses: dict[Hashable, Pulse] = {}
+        self._ears: dict[Ear, asyncio.AbstractEventLoop] = {}
+
+    @contextmanager
+    def client(self) -> Generator[bool, None, None]:
+        """Counts a client while it is there; False where there is no room for it."""
+        if self.clients >= self.settings.max_clients or self.stopping:
+            self.refused += 1
+            yield False
+            return
+        self.clients += 1
+        try:
+            yield True
+        finally:
+            self.clients -= 1
+
+    def why_full(self) -> str:
+        """What a client is told that finds no room."""
+        if self.stopping:
+            return "this server is stopping: connect again in a moment"
+        return f"{self.clients} live streams are open, and max_clients={self.settings.max_clients}: close one"
+
+    @contextmanager
+    def hearing(self) -> Iterator[Ear]:
+        """An ear that is also set when the server stops."""
+        ear = Ear()
+        self._ears[ear] = asyncio.get_running_loop()
+        try:
+            yield ear
+        finally:
+            del self._ears[ear]
+
+    @contextmanager
+    def following(self, run: Run | None, hz: float, ear: Ear) -> Iterator[Pulse]:
+        """The pulse of a run, or of the list of runs, joined by an ear."""
+        key = (token_of(run.store) if run else "", hz)
+        pulse = self._pulses.get(key)
+        if pulse is None:
+            pulse = self._pulses[key] = self._pulse_of(run, hz)
+        pulse.join(ear)
+        try:
+            yield pulse
+        finally:
+            pulse.leave(ear)
+            if not pulse.ears:
+                self._pulses.pop(key, None)
+
+    def _pulse_of(self, run: Run | None, hz: float) -> Pulse:
+        if run is None:
+            return Pulse(self.runs.changes, self._look_at_runs, hz)
+
+        def look() -> Mark:
+            return mark_of(run, self.runs.get(run.id) is run)
+
+        return Pulse(run.changes, look, hz)
+
+    def _look_at_runs(self) -> tuple[Any, ...]:
+        return tuple((run.id, run.name, mark_of(run)) for run in self.runs.all())
+
+    def find(self, run_id: str | None) -> Run | None:
+        """A run by its id; without one the newest."""
+        if run_id is not None:
+            return self.runs.get(run_id)
+        return next(iter(self.runs.all()), None)
+
+    def stop(self) -> None:
+        """Ends every stream. From any thread."""
+        self.stopping = True
+        for ear, loop in list(self._ears.items()):
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(ear.set)
+
+
+def publisher_of(state: Any) -> Publisher:
+    """The publisher of an application, made with its first use."""
+    given: State = getattr(state, "state", state)
+    if not hasattr(given, "live"):
+        given.live = Publisher(given.runs, given.settings)
+    found: Publisher = given.live
+    return found

@@ -1,0 +1,162 @@
+"""What a page may ask over the socket, checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+
+from hookcore.errors import ArgumentError
+from hookcore.store import STAT_NAMES, names
+
+MOST_ROWS: Final = 10_000
+MOST_PINNED: Final = 4096
+DEFAULT_ROWS: Final = "fit:600"
+MOST_STATS: Final = len(STAT_NAMES)
+
+View = Literal["heatmap", "latest", "scalars", "events", "runs"]
+_Id = Annotated[int, msgspec.Meta(ge=0, le=65534)]
+_Sequence = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
+_Number = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
+_Name = Annotated[str, msgspec.Meta(max_length=1000)]
+
+
+class _Request(msgspec.Struct, tag_field="op", forbid_unknown_fields=True, frozen=True, kw_only=True):
+    id: _Id
+
+
+class Subscribe(_Request, tag="subscribe", frozen=True, kw_only=True):
+    """Begins a subscription, or puts it in the place of the one with the same id."""
+
+    view: View
+    run: _Name | None = None
+    kind: _Name | None = None
+    stat: _Name | None = None
+    stats: Annotated[tuple[_Name, ...], msgspec.Meta(max_length=MOST_STATS)] = ()
+    match: _Name | None = None
+    rows: _Name | Annotated[tuple[_Number, ...], msgspec.Meta(max_length=MOST_PINNED)] | None = None
+    first: _Number | None = msgspec.field(name="from", default=None)
+    columns: Annotated[int, msgspec.Meta(ge=1, le=4000)] = 500
+    hz: Annotated[float, msgspec.Meta(ge=1, le=30)] = 10.0
+    dtype: Literal["f4", "u8"] = "f4"
+    scale: Literal["log", "linear"] = "log"
+    low: float | None = None
+    high: float | None = None
+
+
+class Unsubscribe(_Request, tag="unsubscribe", frozen=True, kw_only=True):
+    """Ends a subscription."""
+
+
+class Ack(_Request, tag="ack", frozen=True, kw_only=True):
+    """All up to this number arrived."""
+
+    sequence: _Sequence
+
+
+class Resume(_Request, tag="resume", frozen=True, kw_only=True):
+    """Go on behind this number."""
+
+    sequence: _Sequence
+
+
+Request = Subscribe | Unsubscribe | Ack | Resume
+_decoder: msgspec.json.Decoder[Request] = msgspec.json.Decoder(Request)
+
+
+def read(text: str) -> Request:
+    """A request from its text; raises ArgumentError with what is wrong."""
+    try:
+        return _decoder.decode(text)
+    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
+        raise ArgumentError(f"this is not a request of the socket: {error}; docs/live.md lists them") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How a value becomes one of the colours 0 to 251."""
+
+    kind: Literal["log", "linear"]
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """What a subscription shows. Two with the same spec get the same bytes."""
+
+    view: View
+    kind: str | None
+    match: str | None
+    stats: tuple[str, ...]
+    rows: str | tuple[int, ...] | None
+    first: int | None
+    columns: int
+    dtype: Literal["f4", "u8"]
+    scale_kind: Literal["log", "linear"]
+    scale: Scale | None  # None until it is known
+
+
+def spec_of(asked: Subscribe) -> Spec:
+    """What is asked for, checked as a whole."""
+    stats = asked.stats or ((asked.stat,) if asked.stat else ())
+    if asked.view in ("heatmap", "latest"):
+        stats = stats or (("rms",) if asked.view == "heatmap" else ("rms", "min", "max", "nan", "inf"))
+        for stat in stats:
+            names.require("stat", stat, STAT_NAMES)
+        names.require_kind(asked.kind)
+        names.matcher(asked.match)
+    if asked.view == "heatmap":
+        _check_heatmap(asked, stats)
+    elif asked.dtype == "u8":
+        raise ArgumentError(f"a view {asked.view!r} in u8: colours are for heatmaps; give dtype f4")
+    rows = asked.rows
+    if rows is None and asked.view == "heatmap":
+        rows = DEFAULT_ROWS
+    if rows is not None:
+        read_rows(rows, asked.view)
+    return Spec(
+        asked.view,
+        asked.kind,
+        asked.match,
+        tuple(dict.fromkeys(stats)),
+        tuple(sorted(set(rows))) if isinstance(rows, tuple) else rows,
+        asked.first,
+        asked.columns,
+        asked.dtype,
+        asked.scale,
+        _scale_of(asked),
+    )
+
+
+def _check_heatmap(asked: Subscribe, stats: tuple[str, ...]) -> None:
+    if asked.kind is None:
+        raise ArgumentError("a heatmap without a kind: give one, such as output_grad")
+    if len(stats) != 1:
+        raise ArgumentError(f"a heatmap of {len(stats)} stats: it shows one; subscribe once for each")
+
+
+def _scale_of(asked: Subscribe) -> Scale | None:
+    if asked.low is None and asked.high is None:
+        return None
+    low, high = asked.low, asked.high
+    least = 0.0 if asked.scale == "log" else float("-inf")
+    if low is None or high is None or not least < low < high:
+        above = ", both above 0 for a log scale" if asked.scale == "log" else ""
+        raise ArgumentError(f"low={low} and high={high}: give both, low below high{above}; or neither")
+    return Scale(asked.scale, low, high)
+
+
+def read_rows(rows: str | tuple[int, ...], view: str) -> tuple[str, int, int]:
+    """How rows are chosen: ("fit", n, 0), ("idx", first, last) or ("numbers", 0, 0)."""
+    if isinstance(rows, tuple):
+        return "numbers", 0, 0
+    how, _, what = rows.partition(":")
+    parts: list[Any] = [int(part) for part in what.split("-") if part.isdecimal() and len(part) < 9]
+    if how == "fit" and view == "heatmap" and len(parts) == 1 and what == str(parts[0]) and 1 <= parts[0] <= MOST_ROWS:
+        return "fit", parts[0], 0
+    if how == "idx" and len(parts) == 2 and 0 <= parts[1] - parts[0] < MOST_ROWS and what.count("-") == 1:
+        return "idx", parts[0], parts[1]
+    fits = '"fit:600" (heatmaps only), ' if view == "heatmap" else ""
+    raise ArgumentError(f'rows={rows!r} is not allowed: give {fits}"idx:120-160" or a list of tap numbers')

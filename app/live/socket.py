@@ -1,0 +1,226 @@
+"""The binary socket of the pages: subscriptions, each a snapshot and then deltas on one ordered channel."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from typing import Any, Final
+
+from fastapi import APIRouter, WebSocket
+from starlette.responses import JSONResponse
+from starlette.websockets import WebSocketDisconnect
+
+from hookcore.errors import ArgumentError, HookcoreError
+from hookcore.store import names
+
+from ..runs import Run
+from .frames import NOBODY, json_body
+from .marks import token_of
+from .publisher import Publisher, publisher_of
+from .requests import Ack, Request, Resume, Spec, Subscribe, Unsubscribe, read, spec_of
+from .views import Made, concern, make
+
+MOST_SUBSCRIPTIONS: Final = 16
+MOST_UNACKNOWLEDGED: Final = 2
+MOST_WRONG: Final = 10
+MOST_TEXT: Final = 2**16
+SEND_S: Final = 60.0  # the last resort, for a server without WriteDeadline
+MOST_HISTORY: Final = 64
+_NOTHING: Final = object()
+
+_log = logging.getLogger("hookcore.live")
+router = APIRouter()
+
+
+class Subscription:
+    """One view of one page: how far it was told, and what of it was acknowledged."""
+
+    def __init__(self, session: Session, number: int, run: Run | None, spec: Spec, hz: float) -> None:
+        self._session, self._number, self._run, self._spec, self._hz = session, number, run, spec, hz
+        self._told: Any = None
+        self._sequence = self._acknowledged = 0
+        self._history: OrderedDict[int, Any] = OrderedDict()
+        self._resume: Any = _NOTHING
+        self._ear: asyncio.Event | None = None
+
+    def acknowledge(self, sequence: int) -> None:
+        """All up to a number arrived."""
+        self._acknowledged = max(self._acknowledged, min(sequence, self._sequence))
+        self._poke()
+
+    def resume(self, sequence: int) -> None:
+        """Go on behind a number, or with a new snapshot where nothing is known of it any more."""
+        self._resume = self._history.get(sequence)
+        self._poke()
+
+    def _poke(self) -> None:
+        if self._ear is not None:
+            self._ear.set()
+
+    async def serve(self) -> None:
+        """Sends what is new until it is cancelled, the run is gone, or the server stops."""
+        publisher = self._session.publisher
+        with publisher.hearing() as ear, publisher.following(self._run, self._hz, ear) as pulse:
+            self._ear = ear
+            while not publisher.stopping:
+                ear.clear()
+                self._go_back()
+                if self._has_news(pulse.now):
+                    async with self._session.sending:
+                        await self._tell(pulse.now)
+                elif getattr(self._told, "state", "") == "removed":
+                    return
+                else:
+                    await ear.wait()
+
+    def _go_back(self) -> None:
+        if self._resume is not _NOTHING:
+            self._told, self._resume = self._resume, _NOTHING
+            self._acknowledged = self._sequence
+
+    def _has_news(self, now: Any) -> bool:
+        if self._sequence - self._acknowledged >= MOST_UNACKNOWLEDGED:
+            return False
+        return self._told is None or concern(self._spec, now) != concern(self._spec, self._told)
+
+    async def _tell(self, now: Any) -> None:
+        publisher, run, spec, told = self._session.publisher, self._run, self._spec, self._told
+        key = ("socket", token_of(run.store) if run else "", spec, told, now)
+        made: Made = await publisher.shared.get(
+            key, lambda: make(publisher.selections, run, spec, told, now), lambda done: int(done.nbytes)
+        )
+        for body in made.bodies:
+            self._sequence += 1
+            await self._session.send(body.frame(self._number, self._sequence, time.time()))
+        self._spec, self._told = made.spec, now
+        self._history[self._sequence] = now
+        while len(self._history) > MOST_HISTORY:
+            self._history.popitem(last=False)
+
+
+class Session:
+    """One open socket."""
+
+    def __init__(self, socket: WebSocket, publisher: Publisher) -> None:
+        self.publisher = publisher
+        self.sending = asyncio.Lock()  # one frame at a time: the next is made when this one is on its way
+        self._socket = socket
+        self._wrong = 0
+        self._open: dict[int, tuple[Subscription, asyncio.Task[None]]] = {}
+
+    async def send(self, frame: bytes) -> None:
+        """Hands a frame to the connection, once that has room."""
+        async with asyncio.timeout(SEND_S):
+            await self._socket.send_bytes(frame)
+
+    async def listen(self) -> None:
+        """Reads requests until the page goes, or asks nonsense too often."""
+        try:
+            while (message := await self._socket.receive())["type"] == "websocket.receive":
+                try:
+                    self._obey(self._read(message))
+                except HookcoreError as error:
+                    self._wrong += 1
+                    await self._complain(NOBODY, error)
+                if self._wrong >= MOST_WRONG:
+                    await self._socket.close(1008, f"{self._wrong} requests were wrong")
+                    return
+        finally:
+            await self._end([number for number in self._open])
+
+    def _read(self, message: Any) -> Request:
+        text = message.get("text")
+        if text is None:
+            raise ArgumentError("a binary message: requests are JSON in text messages")
+        if len(text) > MOST_TEXT:
+            raise ArgumentError(f"a request of {len(text)} characters: {MOST_TEXT} are allowed")
+        return read(text)
+
+    def _obey(self, request: Request) -> None:
+        if isinstance(request, Subscribe):
+            self._subscribe(request)
+            return
+        found = self._open.get(request.id)
+        if found is None:
+            if isinstance(request, Resume):
+                raise ArgumentError(f"nothing is subscribed as {request.id}: subscribe anew for a snapshot")
+            return  # an acknowledgement may cross the end of its subscription
+        if isinstance(request, Unsubscribe):
+            del self._open[request.id]
+            found[1].cancel()
+        elif isinstance(request, Ack):
+            found[0].acknowledge(request.sequence)
+        else:
+            found[0].resume(request.sequence)
+
+    def _subscribe(self, asked: Subscribe) -> None:
+        if asked.id not in self._open and len(self._open) >= MOST_SUBSCRIPTIONS:
+            raise ArgumentError(f"{MOST_SUBSCRIPTIONS} subscriptions are open on this socket: end one of them")
+        spec, run = spec_of(asked), None
+        if asked.view != "runs":
+            run = self.publisher.find(asked.run)
+            if run is None:
+                known = [each.id for each in self.publisher.runs.all()]
+                raise ArgumentError(names.unknown("run", str(asked.run or "newest"), known))
+        if asked.id in self._open:
+            self._open.pop(asked.id)[1].cancel()
+        subscription = Subscription(self, asked.id, run, spec, asked.hz)
+        task = asyncio.create_task(self._guard(asked.id, subscription))
+        self._open[asked.id] = subscription, task
+
+    async def _guard(self, number: int, subscription: Subscription) -> None:
+        try:
+            await subscription.serve()
+        except HookcoreError as error:
+            await self._complain(number, error)
+        except (TimeoutError, WebSocketDisconnect, RuntimeError):
+            return  # the page is gone, or stopped reading: `listen` ends, or the server closes the connection
+        except Exception as error:
+            _log.exception("a subscription failed")
+            await self._complain(number, error)
+        if self._open.get(number, (None,))[0] is subscription:
+            del self._open[number]
+
+    async def _complain(self, number: int, error: Exception) -> None:
+        sentence = str(error) if isinstance(error, HookcoreError) else "the server failed; its log says why"
+        await self.send(json_body({"type": "error", "error": sentence}).frame(number, 0, time.time()))
+
+    async def _end(self, numbers: list[int]) -> None:
+        tasks = [self._open.pop(number)[1] for number in numbers]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@router.websocket("/api/v1/socket")
+async def socket(websocket: WebSocket) -> None:
+    """Subscriptions in, binary frames out; see docs/live.md."""
+    publisher = publisher_of(websocket.app)
+    with publisher.client() as room:
+        if not room:
+            refusal = JSONResponse({"error": publisher.why_full()}, 503, {"Retry-After": "5"})
+            await websocket.send_denial_response(refusal)
+            return
+        await websocket.accept()
+        session = Session(websocket, publisher)
+        with publisher.hearing() as ear:
+            listening = asyncio.create_task(session.listen())
+            stopping = asyncio.create_task(_wait_for_the_end(publisher, ear))
+            try:
+                await asyncio.wait([listening, stopping], return_when=asyncio.FIRST_COMPLETED)
+                if not listening.done():
+                    await websocket.close(1012, "the server stops")
+            finally:
+                listening.cancel()
+                stopping.cancel()
+                ends = await asyncio.gather(listening, stopping, return_exceptions=True)
+        if isinstance(ends[0], Exception) and not isinstance(ends[0], WebSocketDisconnect):
+            raise ends[0]
+
+
+async def _wait_for_the_end(publisher: Publisher, ear: asyncio.Event) -> None:
+    while not publisher.stopping:
+        ear.clear()
+        await ear.wait()

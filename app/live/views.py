@@ -1,0 +1,210 @@
+"""What a subscription is told: pure functions from (how far it was told, how far the run is) to frames."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+
+from hookcore.errors import ArgumentError
+from hookcore.store import STAT_NAMES, Heatmap, TapList
+
+from ..runs import Run
+from .encoding import event_as_json, series_as_json, tap_as_json
+from .frames import DELTA, SNAPSHOT, Body, as_colours, as_f4, json_body, scale_for, values_body
+from .marks import Mark, new_steps
+from .publisher import Selections
+from .requests import MOST_ROWS, Spec, read_rows
+
+MOST_COLUMNS: Final = 4  # of a delta; where more steps are new they become one column
+MOST_SCALARS: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """Frames, and the spec with what was found out (the scale of colours)."""
+
+    bodies: tuple[Body, ...]
+    spec: Spec
+
+    @property
+    def nbytes(self) -> int:
+        """What it takes in memory."""
+        return sum(len(body.data) for body in self.bodies)
+
+
+def concern(spec: Spec, mark: Any) -> Any:
+    """The part of a mark that a view shows: it is told nothing where only others changed."""
+    if not isinstance(mark, Mark) or spec.view == "runs":
+        return mark
+    if spec.view == "events":
+        return mark.events, mark.state
+    return (mark.steps, mark.state) if spec.view == "scalars" else (mark.steps, mark.taps, mark.state)
+
+
+def make(selections: Selections, run: Run | None, spec: Spec, told: Any, now: Any) -> Made:
+    """The frames that bring a reader from `told` (None: it knows nothing) to `now`."""
+    if run is None:
+        return Made((json_body(_runs(now)),), spec)
+    if spec.view == "events":
+        bodies = _events(run, spec, told, now)
+    elif spec.view == "scalars":
+        bodies = _scalars(run, spec, told, now)
+    else:
+        wanted = _wanted(selections, run, spec)
+        if told is not None and len(wanted.numbers) and wanted.numbers[-1] >= told.taps:
+            told = None  # there are rows that the reader does not know
+        show = _heatmap if spec.view == "heatmap" else _latest
+        bodies, spec = show(run, spec, wanted, told, now)
+    if told is None or told.state != now.state:
+        last = now.steps.newest if now.steps.newest >= 0 else None
+        bodies.append(json_body({"type": "state", "run": run.id, "state": now.state, "last_step": last}, last or 0))
+    return Made(tuple(bodies), spec)
+
+
+def _wanted(selections: Selections, run: Run, spec: Spec) -> TapList:
+    """The taps that are shown."""
+    found = selections.get(run.store, spec.kind, spec.match)
+    how, first, last = read_rows(spec.rows, spec.view) if spec.rows is not None else ("all", 0, 0)
+    if how == "idx":
+        found = TapList(found.numbers[first : last + 1], found.taps[first : last + 1])
+    elif how == "numbers":
+        places = np.flatnonzero(np.isin(found.numbers, np.array(spec.rows)))
+        found = TapList(found.numbers[places], tuple(found.taps[place] for place in places))
+    if how != "fit" and len(found.taps) > MOST_ROWS:
+        raise ArgumentError(f"{len(found.taps)} rows are more than {MOST_ROWS}: give a match, or rows")
+    return found
+
+
+def _heatmap(run: Run, spec: Spec, wanted: TapList, told: Mark | None, now: Mark) -> tuple[list[Body], Spec]:
+    how, rows, _ = read_rows(spec.rows, spec.view) if spec.rows is not None else ("all", 0, 0)
+    most = rows if how == "fit" else None
+    span = _span(spec, told, now)
+    if told is not None:
+        if span is None:
+            return [], spec
+        length = span[1] - span[0] + 1
+        columns = length if length <= MOST_COLUMNS else 1
+    else:
+        columns = spec.columns
+    first, last = span or (0, -1)
+    heat = run.store.heatmap(str(spec.kind), spec.stats[0], None, first, last, columns, most, wanted)
+    if told is not None:
+        return ([_cells(DELTA, heat, spec)] if len(heat.first_step) else []), spec
+    if spec.dtype == "u8" and spec.scale is None:
+        spec = replace(spec, scale=scale_for(spec.scale_kind, heat.worst))
+    starts = _starts(len(wanted.taps), most)  # known before there is a step
+    groups = np.diff(starts, append=len(wanted.taps))
+    about = _rows(run, spec, wanted, starts, groups)
+    if spec.scale is not None:
+        about["scale"] = {"kind": spec.scale.kind, "low": spec.scale.low, "high": spec.scale.high}
+    return [json_body(about, first), _cells(SNAPSHOT, heat, spec, len(starts))], spec
+
+
+def _starts(rows: int, most: int | None) -> Any:
+    number = min(most or rows, rows)
+    return -(-np.arange(number, dtype=np.int64) * rows // number) if number else np.empty(0, np.int64)
+
+
+def _span(spec: Spec, told: Mark | None, now: Mark) -> tuple[int, int] | None:
+    if told is not None:
+        return new_steps(told.steps, now.steps)
+    return (spec.first or 0, now.steps.newest) if now.steps.newest >= 0 else None
+
+
+def _cells(kind: int, heat: Heatmap, spec: Spec, rows: int = 0) -> Body:
+    values, absent = np.where(heat.infinite, np.inf, heat.worst).T, heat.present.T == 0
+    if not values.size:
+        values, absent = np.empty((0, rows)), np.empty((0, rows), bool)
+    if spec.dtype == "u8" and spec.scale is not None:
+        return _values(kind, as_colours(values, absent, spec.scale), heat)
+    return _values(kind, as_f4(values, absent), heat)
+
+
+def _values(kind: int, values: Any, heat: Heatmap) -> Body:
+    nonfinite = (heat.nonfinite > 0).sum(axis=0)
+    return values_body(kind, np.ascontiguousarray(values), heat.first_step, heat.last_step, nonfinite)
+
+
+def _latest(run: Run, spec: Spec, wanted: TapList, told: Mark | None, now: Mark) -> tuple[list[Body], Spec]:
+    span = new_steps(told.steps, now.steps) if told is not None else (0, max(0, now.steps.newest))
+    if span is None:
+        return [], spec
+    found = run.store.latest(first=span[0] if told is not None else None, last=now.steps.newest, wanted=wanted)
+    places = np.searchsorted(wanted.numbers, found.numbers)
+    columns = [STAT_NAMES.index(stat) for stat in spec.stats]
+    values = np.full((len(columns), len(wanted.taps)), np.nan)
+    values[:, places] = found.values[:, columns].T
+    absent = np.ones(values.shape, bool)
+    absent[:, places] = False
+    bad = int((found.values[:, STAT_NAMES.index("nonfinite")] > 0).sum())
+    if told is not None and span[0] < span[1]:
+        heat = run.store.heatmap("", "nan", None, *span, columns=1, wanted=wanted)
+        bad = int((heat.nonfinite > 0).sum())
+    begin, end = (np.full(len(columns), step, np.int64) for step in span)
+    body = values_body(
+        SNAPSHOT if told is None else DELTA, as_f4(values, absent), begin, end, np.full(len(columns), bad)
+    )
+    if told is not None:
+        return [body], spec
+    each = np.arange(len(wanted.taps))
+    return [json_body(_rows(run, spec, wanted, each, np.ones(len(each), np.int64)), span[0]), body], spec
+
+
+def _rows(run: Run, spec: Spec, wanted: TapList, starts: Any, groups: Any) -> dict[str, Any]:
+    """The names of the rows of the snapshot that comes next."""
+    rows = [
+        {**tap_as_json(int(wanted.numbers[start]), wanted.taps[start]), "group": int(group)}
+        for start, group in zip(starts, groups, strict=True)
+    ]
+    return {
+        "type": "rows",
+        "run": run.id,
+        "view": spec.view,
+        "kind": spec.kind,
+        "stats": spec.stats,
+        "taps": len(wanted.taps),
+        "rows": rows,
+    }
+
+
+def _events(run: Run, spec: Spec, told: Mark | None, now: Mark) -> list[Body]:
+    before = told.events if told is not None else 0
+    taken, events = run.store.events_after(before)
+    events = events[: max(0, len(events) - max(0, taken - now.events))][-spec.columns :]
+    if not events and told is not None:
+        return []
+    content = {"type": "events", "run": run.id, "snapshot": told is None, "count": now.events}
+    return [json_body({**content, "events": [event_as_json(event) for event in events]}, now.steps.newest)]
+
+
+def _scalars(run: Run, spec: Spec, told: Mark | None, now: Mark) -> list[Body]:
+    span = _span(spec, told, now)
+    if span is None and told is not None:
+        return []
+    known = run.store.scalar_names()
+    chosen = [name for name in known if name in spec.stats] if spec.stats else known
+    first, last = span or (0, -1)
+    found = [run.store.scalars(name, first, last, spec.columns) for name in chosen[:MOST_SCALARS]]
+    listed = [series_as_json(series) for series in found if len(series.first_step)]
+    if not listed and told is not None:
+        return []
+    content = {"type": "scalars", "run": run.id, "snapshot": told is None, "first_step": first, "last_step": last}
+    return [json_body({**content, "left_out": len(chosen) - len(found), "scalars": listed}, first)]
+
+
+def _runs(now: Any) -> dict[str, Any]:
+    listed = [
+        {
+            "run": run_id,
+            "name": name,
+            "state": mark.state,
+            "last_step": mark.steps.newest if mark.steps.newest >= 0 else None,
+            "steps": mark.steps.different,
+            "taps": mark.taps,
+            "events": mark.events,
+        }
+        for run_id, name, mark in now
+    ]
+    return {"type": "runs", "runs": listed}

@@ -1,0 +1,207 @@
+"""What the benchmarks of the server are made of: a server process, senders of frames, and readers of the stream."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import multiprocessing
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import psutil
+
+from hookcore import wire
+from hookcore.records import STAT_COLUMN, STATS, Frame, SketchBlock, Tap
+from hookcore.sketch import Sketch, block_of
+
+VARIANTS: Final = 8  # different steps that take turns, so that merging meets changing bins
+COUNT: Final = 65_536  # of every tap in every frame: a frame that was taken twice would double it
+SERVE: Final = [sys.executable, "-m", "hookcore_app.cli", "serve"]
+# Of this benchmark's servers, and found by all the processes that it starts.
+TOKEN: Final = os.environ.setdefault("HOOKCORE_TOKEN", secrets.token_urlsafe(32))
+AUTHORIZED: Final = {"Authorization": f"Bearer {TOKEN}"}
+spawn: Final = multiprocessing.get_context("spawn")
+
+
+class ServerProcess:
+    """A server of its own, as a user starts one."""
+
+    def __init__(self, url: str, process: psutil.Process) -> None:
+        self.url, self.process = url, process
+
+    @property
+    def rss_mib(self) -> float:
+        """Its resident memory, its children's too."""
+        family = [self.process, *self.process.children(recursive=True)]
+        return sum(each.memory_info().rss for each in family) / 2**20
+
+    @property
+    def cpu_s(self) -> float:
+        """The processor time it took so far."""
+        times = self.process.cpu_times()
+        return float(times.user + times.system)
+
+    def get(self, path: str) -> bytes:
+        """The answer to a question."""
+        with open_url(self.url + path) as answer:
+            found: bytes = answer.read()
+        return found
+
+
+def open_url(url: str) -> Any:
+    """An answer to be read."""
+    return urllib.request.urlopen(urllib.request.Request(url, headers=AUTHORIZED), timeout=60)
+
+
+@contextmanager
+def server_process(*flags: str) -> Iterator[ServerProcess]:
+    """A server on a free port, until the end of the block."""
+    port = _free_port()
+    command = [*SERVE, "--host", "127.0.0.1", "--port", str(port), *flags]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as started:
+        try:
+            server = ServerProcess(f"http://127.0.0.1:{port}", psutil.Process(started.pid))
+            _wait_for(server, started)
+            yield server
+        finally:
+            started.terminate()
+            try:
+                started.wait(15)
+            except subprocess.TimeoutExpired:
+                started.kill()
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+def _wait_for(server: ServerProcess, started: subprocess.Popen[str]) -> None:
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        if started.poll() is not None:
+            said = started.stderr.read() if started.stderr else ""
+            raise RuntimeError(f"the server did not start:\n{said}")
+        try:
+            server.get("/healthz")
+            return
+        except OSError:
+            time.sleep(0.1)
+    raise RuntimeError("the server did not answer within a minute")
+
+
+class Sender:
+    """Sends frames of one run as a trainer does: one request after the other on one connection."""
+
+    def __init__(self, url: str, taps: int, sketch_every: int = 10, name: str = "", memory: int = 0) -> None:
+        run_id = name or secrets.token_hex(6)
+        self.info = wire.RunInfo(
+            id=run_id, key=secrets.token_hex(16), name=run_id, started_s=time.time(), memory=memory
+        )
+        self.taps, self.acknowledged, self.step = taps, -1, 0
+        self._every, self._last = sketch_every, b""
+        self._address = urllib.parse.urlsplit(url).netloc
+        self._connection = http.client.HTTPConnection(self._address, timeout=60)
+        self._items = {sketched: _items(taps, sketched) for sketched in (False, True)}
+
+    def send(self, frames: int = 1) -> float:
+        """Further steps in one request; the time at which the last one ended."""
+        items, ended = [], time.time()
+        for step in range(self.step, self.step + frames):
+            variants = self._items[self._every > 0 and step % self._every == 0]
+            item = variants[step % VARIANTS]
+            items.append(msgspec.structs.replace(item, number=step, step=step, time_s=ended))
+        new = tuple(Tap(f"layers.{tap}", "output") for tap in range(self.taps)) if self.step == 0 else ()
+        batch = wire.Batch(run=self.info, taps_from=0 if new else self.taps, taps=new, items=tuple(items))
+        self._last = wire.encode(batch)
+        answer = self.post(self._last)
+        self.step += frames
+        self.acknowledged = answer.acknowledged
+        return ended
+
+    def repeat(self) -> None:
+        """The last request again, as after an answer that was lost."""
+        answer = self.post(self._last)
+        if answer.acknowledged != self.acknowledged:
+            raise RuntimeError(f"item {answer.acknowledged} was acknowledged after item {self.acknowledged}")
+
+    def post(self, body: bytes) -> wire.Answer:
+        """One request."""
+        self._connection.request("POST", "/api/v1/ingest", body, {"Content-Type": wire.CONTENT_TYPE, **AUTHORIZED})
+        response = self._connection.getresponse()
+        data = response.read()
+        if response.status != 200:
+            raise RuntimeError(f"the server answered {response.status}: {data[:300]!r}")
+        return wire.decode_answer(data)
+
+
+def _items(taps: int, sketched: bool) -> list[wire.FrameItem]:
+    random = np.random.default_rng(1)
+    made = []
+    for _ in range(VARIANTS):
+        stats = random.random((taps, len(STATS)))
+        stats[:, STAT_COLUMN["count"]] = COUNT
+        stats[:, [STAT_COLUMN["nan"], STAT_COLUMN["inf"]]] = 0
+        stats[:, STAT_COLUMN["ratio"]] = np.nan
+        block = _sketches(taps, random) if sketched else _no_sketches(taps)
+        frame = Frame(0, 0.0, np.arange(taps, dtype=np.uint32), stats, block, scalars={"loss": 1.0}, elapsed_s=0.05)
+        made.append(wire.frame_item(0, frame))
+    return made
+
+
+def _sketches(taps: int, random: np.random.Generator) -> SketchBlock:
+    kinds = [Sketch.of(random.normal(0, scale, 4096)) for scale in np.geomspace(1e-6, 10, 20)]
+    return block_of([kinds[tap % len(kinds)] for tap in range(taps)])
+
+
+def _no_sketches(taps: int) -> SketchBlock:
+    return SketchBlock(np.zeros(taps + 1, np.uint32), np.empty(0, np.uint16), np.empty(0, np.uint32))
+
+
+def read_frames(url: str, query: str) -> Iterator[tuple[float, dict[str, Any]]]:
+    """The frames of a live stream and when each arrived, until the stream ends or the run has ended."""
+    with open_url(f"{url}/api/v1/live?{query}") as answer:
+        name = b""
+        for line in answer:
+            arrived = time.time()
+            if line.startswith(b"event: "):
+                name = line[7:-1]
+            elif line.startswith(b"data: ") and name == b"frame":
+                yield arrived, json.loads(line[6:])
+
+
+def pace(hz: float, times: int) -> Iterator[int]:
+    """Numbers at a steady rate; who is late catches up."""
+    begun = time.perf_counter()
+    for number in range(times):
+        delay = begun + number / hz - time.perf_counter()
+        if delay > 0:
+            time.sleep(delay)
+        yield number
+
+
+def describe(name: str, seconds: Sequence[float], unit: str = "ms") -> dict[str, float]:
+    """Prints the quantiles of some times, and gives them."""
+    quantiles = np.quantile(seconds, [0.5, 0.95, 0.99, 1.0]) * 1000
+    figures = dict(zip(("p50", "p95", "p99", "max"), quantiles.tolist(), strict=True))
+    said = "   ".join(f"{each} {value:8.1f} {unit}" for each, value in figures.items())
+    print(f"  {name:48} {said}   ({len(seconds)})", flush=True)
+    return figures
+
+
+def judge(name: str, figure: float, target: float, unit: str, *, at_least: bool = False) -> None:
+    """Prints a figure beside its target."""
+    met = figure >= target if at_least else figure <= target
+    sign = ">=" if at_least else "<="
+    print(f"  {name:48} {figure:12,.3g} {unit}   target {sign} {target:,.3g}: {'met' if met else 'MISSED'}", flush=True)

@@ -1,0 +1,250 @@
+"""A small world for the live streams: frames, runs, a real server in a thread, and readers of both formats."""
+
+from __future__ import annotations
+
+import json
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx2
+import numpy as np
+import uvicorn
+from fastapi import FastAPI
+from fastapi.responses import JSONResponse
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+
+from hookcore.errors import HookcoreError
+from hookcore.records import STAT_COLUMN, STATS, Event, Frame, SketchBlock, Tap
+from hookcore.wire import RunInfo
+from hookcore_app import live
+from hookcore_app.runs import Run, Runs
+from hookcore_app.settings import ServerSettings
+
+PATIENCE_S = 30.0
+
+
+class Http(live.WriteDeadline, HttpToolsProtocol):
+    """HTTP whose peers must read."""
+
+
+class Socket(live.WriteDeadline, WebSocketsSansIOProtocol):
+    """WebSockets whose peers must read."""
+
+
+def make_app(runs: Runs | None = None, **settings: Any) -> FastAPI:
+    """An application with nothing but the live streams."""
+    app = FastAPI()
+    app.state.settings = ServerSettings(**settings)
+    app.state.runs = runs or Runs(app.state.settings)
+    app.include_router(live.router)
+
+    async def explain(_request: Any, error: Exception) -> JSONResponse:
+        return JSONResponse({"error": str(error)}, 400)
+
+    app.add_exception_handler(HookcoreError, explain)
+    return app
+
+
+def open_run(runs: Runs, name: str = "one", started_s: float = 1.0) -> Run:
+    """A run whose trainer is there."""
+    run = runs.open(RunInfo(id=name, key="secret", name=f"run {name}", started_s=started_s))
+    assert run is not None
+    return run
+
+
+def frame(
+    step: int,
+    values: Sequence[float],
+    numbers: Sequence[int] | None = None,
+    new: int = 0,
+    known: int = 0,
+    **more: Any,
+) -> Frame:
+    """A frame whose taps have these rms values; NaN and infinity stand for a tensor that held one."""
+    rows = np.array(values, float)
+    stats = np.zeros((len(rows), len(STATS)))
+    stats[:, STAT_COLUMN["count"]] = 4
+    for name in ("mean", "std", "min", "max", "rms", "norm"):
+        stats[:, STAT_COLUMN[name]] = rows
+    stats[:, STAT_COLUMN["nan"]] = np.isnan(rows)
+    stats[:, STAT_COLUMN["inf"]] = np.isinf(rows)
+    stats[:, STAT_COLUMN["ratio"]] = np.nan
+    taps = tuple(Tap(f"layers.{known + place}", "output") for place in range(new))
+    none = SketchBlock(np.zeros(len(rows) + 1, np.uint32), np.empty(0, np.uint16), np.empty(0, np.uint32))
+    chosen = range(len(rows)) if numbers is None else numbers
+    return Frame(step, time.time(), np.array(chosen, np.uint32), stats, none, taps, **more)
+
+
+def put(run: Run, *frames: Frame) -> None:
+    """Frames that arrived."""
+    for each in frames:
+        run.store.append(each)
+    run.seen_at = run.clock()
+    run.changes.tell()
+
+
+def event(step: int, name: str = "note") -> Event:
+    """An event."""
+    return Event(step, 1.0, name, f"{name} at {step}")
+
+
+@dataclass
+class Served:
+    """A server that runs, in a thread."""
+
+    app: FastAPI
+    port: int
+    uvicorn: uvicorn.Server
+
+    @property
+    def runs(self) -> Runs:
+        found: Runs = self.app.state.runs
+        return found
+
+    @property
+    def publisher(self) -> live.Publisher:
+        return live.publisher_of(self.app)
+
+    def url(self, scheme: str = "http") -> str:
+        return f"{scheme}://127.0.0.1:{self.port}"
+
+
+@contextmanager
+def serving(app: FastAPI, http: Any = Http, socket: Any = Socket) -> Iterator[Served]:
+    """A real server on a free port; its streams are ended before it stops."""
+    config = uvicorn.Config(
+        app,
+        port=0,
+        http=http,
+        ws=socket,
+        log_level="warning",
+        ws_per_message_deflate=False,
+        timeout_graceful_shutdown=5,
+        lifespan="off",
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, name="test-server", daemon=True)
+    thread.start()
+    try:
+        until(lambda: server.started)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        yield Served(app, port, server)
+    finally:
+        live.publisher_of(app).stop()
+        server.should_exit = True
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+
+
+def until(holds: Callable[[], Any]) -> None:
+    """Waits for something to become true."""
+    end = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < end, "it did not become true"
+        time.sleep(0.005)
+
+
+@dataclass
+class Block:
+    """One server-sent event."""
+
+    name: str
+    id: str
+    data: dict[str, Any]
+
+
+def blocks_of(data: bytes) -> list[Block]:
+    """The events in a piece of a stream."""
+    found = []
+    for part in data.decode().split("\n\n"):
+        fields = dict(line.split(": ", 1) for line in part.split("\n") if ": " in line and not line.startswith(":"))
+        if "event" in fields:
+            found.append(Block(fields["event"], fields["id"], json.loads(fields["data"], parse_constant=_refuse)))
+    return found
+
+
+def _refuse(word: str) -> Any:
+    raise AssertionError(f"{word} is not JSON")
+
+
+@contextmanager
+def listening(served: Served, last: str | None = None, **query: Any) -> Iterator[Iterator[Block]]:
+    """The events of a live stream as they come."""
+    headers = {} if last is None else {"Last-Event-ID": last}
+    with (
+        httpx2.Client(timeout=PATIENCE_S) as client,
+        client.stream("GET", served.url() + "/api/v1/live", params=query, headers=headers) as answer,
+    ):
+        assert answer.status_code == 200, answer.read()
+        yield _events(answer)
+
+
+def _events(answer: Any) -> Iterator[Block]:
+    waiting = b""
+    for piece in answer.iter_raw():
+        waiting += piece
+        whole, found, rest = waiting.rpartition(b"\n\n")
+        if found:
+            waiting = rest
+            yield from blocks_of(whole)
+
+
+def next_of(events: Iterator[Block], name: str) -> Block:
+    """The next event of a name."""
+    return next(each for each in events if each.name == name)
+
+
+@dataclass
+class Message:
+    """One frame of the socket, read with nothing of the server's code."""
+
+    kind: int
+    dtype: int
+    subscription: int
+    sequence: int
+    first_step: int
+    columns: int
+    rows: int
+    time_s: float
+    data: bytes
+
+    @classmethod
+    def read(cls, data: bytes) -> Message:
+        return cls(*struct.unpack_from("<BBHIQIId", data), data[32:])
+
+    @property
+    def json(self) -> dict[str, Any]:
+        assert self.kind == 3
+        found: dict[str, Any] = json.loads(self.data, parse_constant=_refuse)
+        return found
+
+    @property
+    def values(self) -> Any:
+        kind = {1: "<f4", 2: "u1"}[self.dtype]
+        return np.frombuffer(self.data, kind, self.columns * self.rows).reshape(self.columns, self.rows)
+
+    @property
+    def _about(self) -> int:
+        size = self.columns * self.rows * {1: 4, 2: 1}[self.dtype]
+        return size + -size % 8
+
+    @property
+    def first(self) -> list[float]:
+        found: list[float] = np.frombuffer(self.data, "<f8", self.columns, self._about).tolist()
+        return found
+
+    @property
+    def last(self) -> list[float]:
+        found: list[float] = np.frombuffer(self.data, "<f8", self.columns, self._about + 8 * self.columns).tolist()
+        return found
+
+    @property
+    def nonfinite(self) -> list[int]:
+        found: list[int] = np.frombuffer(self.data, "<u4", self.columns, self._about + 16 * self.columns).tolist()
+        return found

@@ -1,0 +1,227 @@
+"""What both streams stand on: when to look, what is shared, and when a peer is given up."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+
+from hookcore_app import live
+from hookcore_app.live import frames, publisher
+from hookcore_app.live.encoding import json_of, numbers
+from hookcore_app.live.marks import Steps, mark_of, new_steps
+from hookcore_app.live.publisher import Pulse, Selections, Shared
+from hookcore_app.live.requests import Scale
+from hookcore_app.runs import Changes, Runs
+from hookcore_app.settings import ServerSettings
+from tests.live_world import frame, make_app, open_run, put
+
+
+def _looks(pulse: Pulse, arrivals: list[float]) -> list[float]:
+    """When a pulse looks at things that arrive at these times."""
+    looks, free = [], 0.0
+    for place, arrival in enumerate(arrivals):
+        at = max(arrival, free)
+        if place + 1 < len(arrivals) and at > arrivals[place + 1]:
+            continue  # the next one is there by then: one look is for both
+        looks.append(at)
+        free = at + pulse._rest_s(at)
+    return looks
+
+
+def test_what_comes_as_often_as_looks_never_waits_for_one_though_it_is_uneven() -> None:
+    random = np.random.default_rng(3)
+    arrivals = sorted((np.arange(200) / 20 + random.uniform(0, 0.04, 200)).tolist())
+    looks = _looks(Pulse(Changes(), int, 20), arrivals)
+    assert np.mean([look in arrivals for look in looks]) > 0.95
+
+
+def test_what_comes_more_often_is_looked_at_about_as_often_as_asked_for() -> None:
+    looks = _looks(Pulse(Changes(), int, 20), (np.arange(5000) / 1000).tolist())
+    assert 90 <= len(looks) <= 20 / publisher.SOONER * 5 + publisher.EARLY + 2
+
+
+def test_a_pulse_beats_only_while_somebody_listens_and_survives_what_it_looks_at() -> None:
+    async def live_through() -> None:
+        changes, seen = Changes(), [0]
+
+        def look() -> int:
+            if seen[0] == 1:
+                seen[0] = 2
+                raise ZeroDivisionError("on purpose")
+            return seen[0]
+
+        pulse, ear = Pulse(changes, look, 30), asyncio.Event()
+        pulse.join(ear)
+        seen[0] = 1
+        changes.tell()
+        await asyncio.wait_for(ear.wait(), 30)
+        assert pulse.now == 2
+        pulse.leave(ear)
+        await asyncio.sleep(0)
+        assert pulse._task is None
+
+    asyncio.run(live_through())
+
+
+def test_what_many_ask_for_is_made_once_and_no_more_is_kept_than_allowed() -> None:
+    async def ask() -> None:
+        shared, made = Shared(), []
+
+        def make() -> bytes:
+            made.append(1)
+            return bytes(2**20)
+
+        answers = await asyncio.gather(*(shared.get("one", make, len) for _ in range(50)))
+        assert (len(made), len(answers)) == (1, 50)
+        for number in range(200):
+            await shared.get(number, make, len)
+        assert shared._bytes <= publisher.MOST_MADE_BYTES
+        assert len(shared._kept) <= publisher.MOST_MADE
+
+    asyncio.run(ask())
+
+
+def test_what_could_not_be_made_is_tried_again() -> None:
+    async def ask() -> None:
+        shared, results = Shared(), iter([ZeroDivisionError("on purpose"), b"made"])
+
+        def make() -> bytes:
+            result = next(results)
+            if isinstance(result, Exception):
+                raise result
+            return result
+
+        with pytest.raises(ZeroDivisionError):
+            await shared.get("one", make, len)
+        assert await shared.get("one", make, len) == b"made"
+
+    asyncio.run(ask())
+
+
+def test_taps_are_searched_once_until_there_are_more() -> None:
+    run, selections = open_run(Runs(ServerSettings())), Selections()
+    put(run, frame(0, [1.0], new=1))
+    first = selections.get(run.store, "output", "*")
+    assert selections.get(run.store, "output", "*") is first
+    put(run, frame(1, [1.0, 1.0], new=1, known=1))
+    assert selections.get(run.store, "output", "*").numbers.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("told", "now", "span"),
+    [
+        (Steps(), Steps(), None),
+        (Steps(), Steps(4, 3, 3), (0, 4)),
+        (Steps(4, 3, 3), Steps(4, 3, 3), None),
+        (Steps(4, 3, 3), Steps(9, 4, 4), (5, 9)),
+        (Steps(4, 3, 3), Steps(4, 3, 4), (4, 4)),
+        (Steps(4, 3, 3), Steps(9, 4, 5), (4, 9)),
+        (Steps(9, 0, 0), Steps(9, 3, 3), None),
+    ],
+)
+def test_the_steps_that_are_new(told: Steps, now: Steps, span: Any) -> None:
+    assert new_steps(told, now) == span
+
+
+def test_an_array_in_json_keeps_what_is_not_finite() -> None:
+    values = np.array([1.5, np.nan, np.inf, -np.inf])
+    assert orjson.loads(json_of(numbers(values))) == [1.5, "NaN", "Infinity", "-Infinity"]
+    assert orjson.loads(json_of(numbers(values[[1, 1]]))) == ["NaN", "NaN"]
+    assert orjson.loads(json_of(numbers(np.arange(6)[::2]))) == [0, 2, 4]
+    assert orjson.loads(json_of(numbers(np.empty(0)))) == []
+
+
+def test_finite_values_stay_finite_on_their_way() -> None:
+    given = np.array([1e300, -1e300, np.inf, np.nan, 0.0])
+    sent = frames.as_f4(given, np.array([False, False, False, False, True]))
+    assert np.isfinite(sent[:2]).all()
+    assert sent.view("<u4").tolist()[2:] == [0x7F800000, 0x7FC00000, frames.ABSENT_BITS]
+
+
+def test_colours_go_from_low_to_high_on_both_scales() -> None:
+    values, none = np.array([-5.0, 0.0, 5.0, -np.inf, np.inf]), np.zeros(5, bool)
+    assert frames.as_colours(values, none, Scale("linear", -5.0, 5.0)).tolist() == [0, 126, 251, 253, 254]
+    assert frames.as_colours(values, none, Scale("log", 0.05, 5.0)).tolist() == [251, 0, 251, 253, 254]
+
+
+@pytest.mark.parametrize("values", [[], [np.nan], [0.0], [2.0, 2.0], [1e-3, 5.0]])
+@pytest.mark.parametrize("kind", ["log", "linear"])
+def test_a_scale_is_found_for_any_values(kind: str, values: list[float]) -> None:
+    scale = frames.scale_for(kind, np.array(values))
+    assert (0 if kind == "log" else -np.inf) < scale.low < scale.high < np.inf
+
+
+class Base:
+    """The part of a protocol that the deadline builds on."""
+
+    def pause_writing(self) -> None: ...
+    def resume_writing(self) -> None: ...
+    def connection_lost(self, exc: Exception | None) -> None: ...
+
+
+class Peer:
+    """A transport whose peer takes what the list says, look by look."""
+
+    def __init__(self, waiting: list[int]) -> None:
+        self.waiting, self.aborted = waiting, asyncio.Event()
+
+    def get_write_buffer_size(self) -> int:
+        return self.waiting.pop(0) if len(self.waiting) > 1 else self.waiting[0]
+
+    def abort(self) -> None:
+        self.aborted.set()
+
+
+class Protocol(live.WriteDeadline, Base):
+    write_s = 0.01
+
+    def __init__(self, peer: Any) -> None:
+        self.transport = peer
+
+
+def test_a_peer_that_takes_a_little_each_time_is_given_up_only_when_it_stops() -> None:
+    async def wait() -> None:
+        peer = Peer([100, 90, 80, 70, 60])
+        Protocol(peer).pause_writing()
+        await asyncio.wait_for(peer.aborted.wait(), 30)
+        assert peer.waiting == [60]
+
+    asyncio.run(wait())
+
+
+@pytest.mark.parametrize("end", ["resume_writing", "connection_lost"])
+def test_a_peer_that_reads_again_or_is_gone_is_not_given_up(end: str) -> None:
+    async def wait() -> None:
+        peer = Peer([100])
+        protocol = Protocol(peer)
+        protocol.pause_writing()
+        protocol.resume_writing() if end == "resume_writing" else protocol.connection_lost(None)
+        assert protocol._write_timer is None
+
+    asyncio.run(wait())
+
+
+def test_an_application_has_one_publisher() -> None:
+    app = make_app()
+    assert live.publisher_of(app) is live.publisher_of(app) is app.state.live
+
+
+class TellTale:
+    """A run that ends while one looks at it: whatever is read first is old, and what is read later is new."""
+
+    def __init__(self, run: Any) -> None:
+        self._run, self.store, self.asked = run, self, list[str]()
+
+    def __getattr__(self, name: str) -> Any:
+        self.asked.append(name)
+        return getattr(self._run if name == "state" else self._run.store, name)
+
+
+def test_a_look_at_a_run_never_sees_its_end_without_its_last_step_nor_a_step_without_its_taps() -> None:
+    tale: Any = TellTale(open_run(Runs(ServerSettings())))
+    mark_of(tale)
+    assert [name for name in tale.asked if name != "events_after"] == ["state", "steps", "taps_announced"]

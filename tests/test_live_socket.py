@@ -1,0 +1,393 @@
+"""The binary socket: a snapshot and its deltas cover every step once, and equal what the store says."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import ClientConnection, connect
+
+from hookcore_app.live.marks import mark_of
+from hookcore_app.live.publisher import Selections
+from hookcore_app.live.requests import Subscribe, read, spec_of
+from hookcore_app.live.views import make
+from hookcore_app.runs import Run, Runs
+from hookcore_app.settings import ServerSettings
+from tests.live_world import PATIENCE_S, Message, Served, event, frame, make_app, open_run, put, serving, until
+
+ABSENT = 0x7FC00001
+VALUE = st.sampled_from([0.5, -2.0, 1e-30, math.nan, math.inf, 1e300, None])
+STEP = st.tuples(st.integers(1, 6), st.lists(VALUE, min_size=5, max_size=5))
+DEEDS = st.lists(st.one_of(STEP, st.just("read")), max_size=40)
+
+
+class Page:
+    """What a page keeps: it reads nothing but the frames."""
+
+    def __init__(self, socket: ClientConnection) -> None:
+        self.socket = socket
+
+    def ask(self, op: str, number: int = 1, **more: Any) -> None:
+        self.socket.send(json.dumps({"op": op, "id": number, **more}))
+
+    def next(self, *, ack: bool = True) -> Message:
+        data = self.socket.recv(PATIENCE_S)
+        assert isinstance(data, bytes)
+        message = Message.read(data)
+        if ack and message.sequence:
+            self.ask("ack", message.subscription, sequence=message.sequence)
+        return message
+
+    def read_on(self, into: list[Message]) -> None:
+        """Reads until the socket is closed."""
+        while True:
+            into.append(self.next(ack=False))
+
+    def next_of(self, kind: int, said: str = "") -> Message:
+        while True:
+            message = self.next()
+            if message.kind == kind and (not said or message.json["type"] == said):
+                return message
+
+
+@contextmanager
+def open_page(served: Served) -> Iterator[Page]:
+    with connect(served.url("ws") + "/api/v1/socket", compression=None, proxy=None) as socket:
+        yield Page(socket)
+
+
+def subscribe(page: Page, number: int = 1, **more: Any) -> None:
+    wish = {"view": "heatmap", "kind": "output", "stat": "rms", "hz": 30, **more}
+    page.ask("subscribe", number, **wish)
+
+
+def make_run() -> Run:
+    return open_run(Runs(ServerSettings()))
+
+
+def bodies_of(run: Run, asked: Subscribe, told: Any, now: Any) -> list[Message]:
+    made = make(Selections(), run, spec_of(asked), told, now)
+    return [Message.read(body.frame(1, 1, 0.0)) for body in made.bodies]
+
+
+def heatmap(**more: Any) -> Subscribe:
+    wish = {"op": "subscribe", "id": 1, "view": "heatmap", "kind": "output", "stat": "rms", **more}
+    request = read(json.dumps(wish))
+    assert isinstance(request, Subscribe)
+    return request
+
+
+def expected_column(run: Run, first: int, last: int, rows: int) -> Any:
+    """What the store says of a column, as it travels."""
+    heat = run.store.heatmap("output", "rms", first=first, last=last, columns=1, rows=rows)
+    if not heat.worst.size:
+        return [ABSENT] * min(rows, run.store.taps_announced)  # no step lies between these
+    bits = np.clip(heat.worst[:, 0], -3.4028234663852886e38, 3.4028234663852886e38).astype("<f4").view("<u4").copy()
+    bits[np.isnan(heat.worst[:, 0])] = 0x7FC00000
+    bits[heat.infinite[:, 0]] = 0x7F800000
+    bits[heat.present[:, 0] == 0] = ABSENT
+    return bits.tolist()
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+@given(DEEDS, st.sampled_from(["fit:2", "fit:600"]), st.integers(1, 9))
+def test_a_snapshot_and_its_deltas_cover_every_step_once_and_equal_the_store(
+    deeds: list[Any], rows: str, columns: int
+) -> None:
+    run, step, told = make_run(), -1, None
+    run.store.announce(frame(0, [0.0] * 5, new=5).new_taps)
+    page: list[tuple[float, float, list[int]]] = []
+    steps: list[int] = []
+    for deed in [*deeds, "read"]:
+        if deed == "read":
+            now = mark_of(run)
+            for message in bodies_of(run, heatmap(rows=rows, columns=columns), told, now):
+                if message.kind != 3:
+                    page += zip(message.first, message.last, message.values.view("<u4").tolist(), strict=True)
+            told = now
+        else:
+            gap, values = deed
+            step += gap
+            seen = [place for place, value in enumerate(values) if value is not None]
+            put(run, frame(step, [values[place] for place in seen], seen))
+            steps += [step] if seen else []
+    for number in steps:
+        assert sum(first <= number <= last for first, last, _ in page) == 1
+    for first, last, bits in page:
+        assert bits == expected_column(run, int(first), int(last), int(rows[4:]))
+
+
+def test_a_column_of_merged_steps_still_shows_a_value_that_was_not_finite() -> None:
+    run = open_run(Runs(ServerSettings(memory=8_000_000)))  # a store that merges soon
+    put(run, frame(0, [1.0] * 4, new=4))
+    now = mark_of(run)
+    for step in range(1, 3000):
+        put(run, frame(step, [1.0, math.nan if step == 40 else 1.0, math.inf if step == 50 else 1.0, 1.0]))
+    assert run.store.usage().merged["stats"] > 1000
+    (message,) = [each for each in bodies_of(run, heatmap(), now, mark_of(run)) if each.kind == 2]
+    assert (message.first, message.last, message.nonfinite) == ([1], [2999], [2])
+    assert message.values.view("<u4").tolist() == [[0x3F800000, 0x7FC00000, 0x7F800000, 0x3F800000]]
+
+
+def test_colours_tell_nan_infinity_and_not_sampled_apart() -> None:
+    run = make_run()
+    put(run, frame(0, [1e-3, 1.0, 10.0, math.nan, math.inf, 0.0], new=7))
+    asked = heatmap(dtype="u8", low=1e-3, high=1.0)
+    message = next(each for each in bodies_of(run, asked, None, mark_of(run)) if each.kind == 1)
+    assert message.dtype == 2
+    assert message.values.tolist() == [[0, 251, 251, 255, 254, 0, 252]]
+    assert (message.first, message.last, message.nonfinite) == ([0], [0], [2])
+
+
+def test_a_scale_that_was_not_given_is_found_and_said() -> None:
+    run = make_run()
+    put(run, frame(0, np.geomspace(1e-4, 1.0, 50).tolist(), new=50))
+    made = make(Selections(), run, spec_of(heatmap(dtype="u8")), None, mark_of(run))
+    scale = made.spec.scale
+    assert scale is not None
+    assert 1e-4 <= scale.low < scale.high <= 1.0
+    about = Message.read(made.bodies[0].frame(1, 1, 0.0)).json
+    assert about["scale"] == {"kind": "log", "low": scale.low, "high": scale.high}
+
+
+def test_the_first_answer_is_a_snapshot_and_what_follows_are_deltas_in_order() -> None:
+    with serving(make_app()) as served, open_page(served) as page:
+        run = open_run(served.runs)
+        put(run, frame(0, [1.0, 2.0], new=2), frame(1, [3.0, 4.0]))
+        subscribe(page)
+        rows, snapshot, state = (page.next() for _ in range(3))
+        assert [row["module"] for row in rows.json["rows"]] == ["layers.0", "layers.1"]
+        assert (snapshot.kind, snapshot.first_step, snapshot.columns, snapshot.rows) == (1, 0, 2, 2)
+        assert snapshot.values.tolist() == [[1.0, 2.0], [3.0, 4.0]]
+        assert state.json == {"type": "state", "run": "one", "state": "live", "last_step": 1}
+        assert [each.sequence for each in (rows, snapshot, state)] == [1, 2, 3]
+        put(run, frame(2, [5.0, 6.0]))
+        delta = page.next()
+        assert (delta.kind, delta.sequence, delta.first_step) == (2, 4, 2)
+        assert delta.values.tolist() == [[5.0, 6.0]]
+        run.ended_at_step = 2
+        run.changes.tell()
+        assert page.next_of(3, "state").json["state"] == "ended"
+
+
+def test_a_page_that_does_not_acknowledge_gets_one_coalesced_column_when_it_does() -> None:
+    with serving(make_app()) as served, open_page(served) as page:
+        run = open_run(served.runs)
+        put(run, frame(0, [1.0], new=1))
+        subscribe(page)
+        last = [page.next(ack=False) for _ in range(3)][-1]
+        for step in range(1, 50):
+            put(run, frame(step, [7.0 if step == 20 else 1.0]))
+        with pytest.raises(TimeoutError):
+            page.socket.recv(0.3)
+        page.ask("ack", sequence=last.sequence)
+        delta = page.next(ack=False)
+        assert (delta.first, delta.last, delta.values.tolist()) == ([1], [49], [[7.0]])
+
+
+def test_resume_goes_on_behind_a_number_or_begins_anew() -> None:
+    with serving(make_app()) as served, open_page(served) as page:
+        run = open_run(served.runs)
+        put(run, frame(0, [1.0], new=1))
+        subscribe(page)
+        snapshot = [page.next() for _ in range(3)][-1]
+        for step in (1, 2):
+            put(run, frame(step, [1.0 + step]))
+            assert page.next_of(2).last == [step]
+        page.ask("resume", sequence=snapshot.sequence)
+        again = page.next_of(2)
+        assert (again.first, again.last) == ([1, 2], [1, 2])
+        assert again.values.tolist() == [[2.0], [3.0]]
+        page.ask("resume", sequence=999)
+        assert page.next_of(1).values.tolist() == [[1.0], [2.0], [3.0]]
+
+
+def test_new_taps_that_fit_make_a_new_snapshot_and_others_do_not() -> None:
+    with serving(make_app()) as served, open_page(served) as page:
+        run = open_run(served.runs)
+        put(run, frame(0, [1.0], new=1))
+        subscribe(page, 1)
+        subscribe(page, 2, match="layers.0")
+        for _ in range(6):
+            page.next()
+        put(run, frame(1, [1.0, 2.0], new=1, known=1))
+        found = {}
+        while len(found) < 2:
+            message = page.next()
+            if message.kind != 3:
+                found[message.subscription] = (message.kind, message.rows)
+        assert found == {1: (1, 2), 2: (2, 1)}
+
+
+@pytest.mark.parametrize(
+    ("wish", "modules"),
+    [
+        ({"rows": "idx:1-2"}, ["layers.1", "layers.2"]),
+        ({"rows": "idx:3-3"}, ["layers.3"]),
+        ({"rows": [3, 0, 3, 99]}, ["layers.0", "layers.3"]),
+        ({"rows": "fit:2"}, ["layers.0", "layers.2"]),
+        ({"match": "re:layers.[02]"}, ["layers.0", "layers.2"]),
+        ({"match": "none"}, []),
+    ],
+)
+def test_rows_are_what_was_asked_for(wish: dict[str, Any], modules: list[str]) -> None:
+    run = make_run()
+    put(run, frame(0, [1.0, 2.0, 3.0, 4.0], new=4))
+    rows, snapshot = bodies_of(run, heatmap(**wish), None, mark_of(run))[:2]
+    assert [row["module"] for row in rows.json["rows"]] == modules
+    assert snapshot.rows == len(modules)
+
+
+def test_the_view_of_the_latest_values_has_a_column_for_each_stat() -> None:
+    with serving(make_app()) as served, open_page(served) as page:
+        run = open_run(served.runs)
+        put(run, frame(0, [1.0, math.nan, math.inf], new=4))
+        subscribe(page, view="latest", stat=None, stats=["rms", "nan"])
+        rows, snapshot = page.next(), page.next()
+        assert len(rows.json["rows"]) == 4
+        assert snapshot.values.view("<u4").tolist() == [
+            [0x3F800000, 0x7FC00000, 0x7F800000, ABSENT],
+            [0, 0x3F800000, 0, ABSENT],
+        ]
+        assert snapshot.nonfinite == [2, 2]
+        put(run, frame(1, [5.0], [2]))
+        delta = page.next_of(2)
+        assert delta.values.view("<u4").tolist()[0] == [ABSENT, ABSENT, 0x40A00000, ABSENT]
+        assert (delta.first, delta.last) == ([1, 1], [1, 1])
+
+
+def test_scalars_events_and_runs_come_as_json() -> None:
+    with serving(make_app()) as served, open_page(served) as page:
+        run = open_run(served.runs)
+        put(run, frame(0, [1.0], new=1, scalars={"loss": math.nan, "rate": 1.0}, events=(event(0),)))
+        page.ask("subscribe", 1, view="scalars", stats=["loss"], hz=30)
+        scalars = page.next_of(3, "scalars").json
+        assert (scalars["snapshot"], scalars["scalars"][0]["mean"]) == (True, ["NaN"])
+        page.ask("subscribe", 2, view="events", hz=30)
+        assert [each["name"] for each in page.next_of(3, "events").json["events"]] == ["note"]
+        page.ask("subscribe", 3, view="runs", hz=30)
+        (listed,) = page.next_of(3, "runs").json["runs"]
+        assert (listed["run"], listed["state"], listed["last_step"]) == ("one", "live", 0)
+        put(run, frame(1, [1.0], scalars={"loss": 2.0}, events=(event(1, "late"),)))
+        found: dict[int, Any] = {}
+        while {1, 2} - set(found):
+            message = page.next()
+            found[message.subscription] = message.json
+        assert (found[1]["snapshot"], found[1]["scalars"][0]["first_step"]) == (False, [1])
+        assert [each["name"] for each in found[2]["events"]] == ["late"]
+        open_run(served.runs, "two", 2.0)
+        assert {each["run"] for each in page.next_of(3, "runs").json["runs"]} == {"one", "two"}
+
+
+def test_a_subscription_that_was_ended_is_silent_and_its_number_is_free() -> None:
+    with serving(make_app()) as served, open_page(served) as page:
+        run = open_run(served.runs)
+        put(run, frame(0, [1.0], new=1))
+        subscribe(page)
+        for _ in range(3):
+            page.next()
+        page.ask("unsubscribe")
+        put(run, frame(1, [1.0]))
+        subscribe(page, 2)
+        assert {page.next().subscription for _ in range(3)} == {2}
+        subscribe(page, 1)
+        assert page.next().subscription == 1
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [
+        {"kind": None},
+        {"kind": "nose"},
+        {"stat": "nose"},
+        {"stat": None, "stats": ["rms", "nan"]},
+        {"run": "nobody"},
+        {"rows": "fit:0"},
+        {"rows": "fit:"},
+        {"rows": "idx:5-2"},
+        {"rows": "idx:--1"},
+        {"rows": "all"},
+        {"rows": [-1]},
+        {"match": "re:("},
+        {"hz": 31},
+        {"columns": 0},
+        {"view": "latest", "dtype": "u8"},
+        {"view": "latest", "rows": "fit:5"},
+        {"dtype": "u8", "low": 1},
+        {"dtype": "u8", "low": 0, "high": 1},
+        {"unknown": 1},
+        {"id": 65535},
+    ],
+    ids=json.dumps,
+)
+def test_a_request_that_makes_no_sense_gets_a_sentence(wish: dict[str, Any]) -> None:
+    with serving(make_app()) as served, open_page(served) as page:
+        open_run(served.runs)
+        asked = {"op": "subscribe", "id": 1, "view": "heatmap", "kind": "output", "stat": "rms", **wish}
+        page.socket.send(json.dumps(asked))
+        message = page.next()
+        assert (message.kind, message.sequence) == (3, 0)
+        assert len(message.json["error"]) > 20
+
+
+def test_ten_wrong_requests_close_the_socket() -> None:
+    with serving(make_app()) as served, open_page(served) as page:
+        wrong = ["", "[" * 5000, "null", "{}", '{"op":"x","id":1}', "x" * 70_000, b"bytes", '{"op":"ack"}']
+        for text in [*wrong, '{"op":"resume","id":1,"sequence":1}', "end"]:
+            page.socket.send(text)
+        said: list[Message] = []
+        with pytest.raises(ConnectionClosed) as closed:
+            page.read_on(said)
+        assert [bool(message.json["error"]) for message in said] == [True] * 10
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.code == 1008
+
+
+def test_a_socket_has_sixteen_subscriptions_at_most() -> None:
+    with serving(make_app()) as served, open_page(served) as page:
+        open_run(served.runs)
+        for number in range(17):
+            page.ask("subscribe", number, view="events")
+        while (message := page.next()).sequence:
+            pass
+        assert "16 subscriptions" in message.json["error"]
+
+
+def test_sockets_count_among_the_clients_and_a_server_that_stops_closes_them() -> None:
+    with serving(make_app(max_clients=1)) as served:
+        open_run(served.runs)
+        with open_page(served) as page:
+            page.ask("subscribe", view="events")
+            page.next()
+            with pytest.raises(InvalidStatus) as refused, open_page(served):
+                pass
+            assert refused.value.response.status_code == 503
+            assert b"max_clients=1" in (refused.value.response.body or b"")
+            served.publisher.stop()
+            with pytest.raises(ConnectionClosed) as closed:
+                page.read_on([])
+            assert closed.value.rcvd is not None
+            assert closed.value.rcvd.code == 1012
+        until(lambda: served.publisher.clients == 0)
+
+
+def test_a_run_that_is_removed_ends_its_subscriptions_and_not_the_socket() -> None:
+    with serving(make_app()) as served, open_page(served) as page:
+        run = open_run(served.runs)
+        put(run, frame(0, [1.0], new=1))
+        subscribe(page)
+        for _ in range(3):
+            page.next()
+        served.runs.remove("one")
+        assert page.next_of(3, "state").json["state"] == "removed"
+        open_run(served.runs, "two")
+        subscribe(page)
+        assert page.next_of(3, "rows").json["run"] == "two"

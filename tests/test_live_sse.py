@@ -1,0 +1,422 @@
+"""Server-sent events: what is new, exactly once, however slowly it is read."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import socket
+import threading
+from itertools import pairwise
+from typing import Any
+
+import httpx2
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hookcore.store import STAT_NAMES
+from hookcore.wire import RunInfo
+from hookcore_app.live import marks, news
+from hookcore_app.live.marks import Cursor, mark_of
+from hookcore_app.live.news import Wish, begin, make_blocks
+from hookcore_app.live.publisher import Publisher
+from hookcore_app.runs import Run, Runs
+from hookcore_app.settings import ServerSettings
+from tests.live_world import (
+    Block,
+    Http,
+    blocks_of,
+    event,
+    frame,
+    listening,
+    make_app,
+    next_of,
+    open_run,
+    put,
+    serving,
+    until,
+)
+
+WISH = Wish(None, None, ("rms", "nan"), 20.0)
+# What may happen to a run: a step (how far from the last, its values, a scalar), an event, or a read.
+STEP = st.tuples(
+    st.integers(1, 3),
+    st.lists(st.sampled_from([0.5, -2.0, math.nan, math.inf, 1e300, None]), min_size=3, max_size=3),
+    st.booleans(),
+)
+DEEDS = st.lists(st.one_of(STEP, st.just("event"), st.just("read")), max_size=30)
+
+
+def make_publisher() -> tuple[Publisher, Run]:
+    settings_ = ServerSettings()
+    runs = Runs(settings_)
+    return Publisher(runs, settings_), open_run(runs)
+
+
+def tell(publisher: Publisher, run: Run, told: Cursor, wish: Wish = WISH) -> tuple[list[Block], Cursor]:
+    data, cursor = make_blocks(publisher, run, wish, told, mark_of(run))
+    return blocks_of(data), cursor
+
+
+def play(run: Run, deed: Any, step: int) -> int:
+    if deed == "event":
+        run.store.add_event(event(step))
+        return step
+    gap, values, logs = deed
+    step += gap
+    seen = [place for place, value in enumerate(values) if value is not None]
+    scalars = {"loss": float(step)} if logs else {}
+    first = run.store.taps_announced == 0
+    put(run, frame(step, [values[place] for place in seen], seen, 3 if first else 0, scalars=scalars))
+    return step
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(DEEDS)
+def test_any_rhythm_of_reading_is_told_every_step_value_scalar_and_event_once(deeds: list[Any]) -> None:
+    publisher, run = make_publisher()
+    told, step, steps = begin(run, None), -1, []
+    blocks: list[Block] = []
+    for deed in [*deeds, "read"]:
+        if deed == "read":
+            fresh, told = tell(publisher, run, told)
+            blocks += fresh
+        else:
+            step = play(run, deed, step)
+            steps += [step] if deed != "event" else []
+    frames = [block.data for block in blocks if block.name == "frame"]
+    spans = [(each["first_step"], each["last_step"]) for each in frames]
+    assert all(before[1] < after[0] for before, after in pairwise(spans))
+    for name, (first, last) in ((each["taps"], span) for each, span in zip(frames, spans, strict=True)):
+        expected = run.store.latest(first=first, last=last)
+        assert name == expected.numbers.tolist()
+    seen = {tap for each in deeds if isinstance(each, tuple) for tap, value in enumerate(each[1]) if value is not None}
+    assert {tap for each in frames for tap in each["taps"]} == seen
+    points = [point for block in blocks if block.name == "logs" for point in block.data["scalars"][0]["first_step"]]
+    logged = [number for number, deed in zip(steps, (d for d in deeds if isinstance(d, tuple)), strict=True) if deed[2]]
+    assert points == logged
+    assert sum(len(block.data["events"]) for block in blocks if block.name == "event") == deeds.count("event")
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(DEEDS, DEEDS, st.integers(0, 20))
+def test_who_comes_back_after_any_event_is_told_what_lay_behind_it(
+    before: list[Any], after: list[Any], cut: int
+) -> None:
+    publisher, run = make_publisher()
+    told, step = begin(run, None), -1
+    for deed in before:
+        step = play(run, deed, step) if deed != "read" else step
+    whole, whole_cursor = tell(publisher, run, told)
+    held = whole[: cut % (len(whole) + 1)]
+    back = Cursor.read(held[-1].id) if held else told
+    assert back is not None
+    rest, _ = tell(publisher, run, back)
+    assert [(block.name, block.data) for block in held + rest] == [(block.name, block.data) for block in whole]
+    for deed in after:
+        step = play(run, deed, step) if deed != "read" else step
+    late, _ = tell(publisher, run, back)
+    assert {block.name for block in whole[len(held) :]} <= {block.name for block in late}
+    assert tell(publisher, run, whole_cursor)[1] == tell(publisher, run, back)[1]
+
+
+def test_a_step_that_was_not_finite_is_named_though_the_newest_one_is_fine() -> None:
+    publisher, run = make_publisher()
+    put(run, frame(0, [1.0, 1.0], new=2))
+    _, told = tell(publisher, run, begin(run, None))
+    put(run, frame(1, [1.0, math.nan]), frame(2, [math.inf, 1.0]), frame(3, [1.0, 1.0]))
+    (only,), _ = tell(publisher, run, told)
+    assert (only.data["first_step"], only.data["last_step"]) == (1, 3)
+    assert only.data["nonfinite"] == [0, 1]
+    assert only.data["values"]["rms"] == [1.0, 1.0]
+
+
+def test_numbers_that_json_has_not_are_strings() -> None:
+    publisher, run = make_publisher()
+    put(run, frame(0, [math.nan, math.inf, -math.inf], new=3, scalars={"loss": math.nan}))
+    wish = Wish(None, None, STAT_NAMES, 20.0)
+    blocks, _ = tell(publisher, run, begin(run, None), wish)
+    values = next(block.data["values"] for block in blocks if block.name == "frame")
+    assert values["rms"] == ["NaN", "Infinity", "-Infinity"]
+    assert values["ratio"] == ["NaN"] * 3
+    logs = next(block.data["scalars"][0] for block in blocks if block.name == "logs")
+    assert (logs["mean"], logs["nonfinite"]) == (["NaN"], [1])
+
+
+def test_a_later_part_of_a_step_that_was_told_comes_with_it_again() -> None:
+    publisher, run = make_publisher()
+    put(run, frame(5, [1.0], new=2))
+    _, told = tell(publisher, run, begin(run, None))
+    put(run, frame(5, [2.0], [1], scalars={"loss": 3.0}))
+    again, told = tell(publisher, run, told)
+    assert [block.name for block in again] == ["logs", "frame"]
+    assert again[1].data["taps"] == [0, 1]
+    assert tell(publisher, run, told)[0] == []
+
+
+def test_a_server_that_was_started_again_goes_on_behind_the_step_and_tells_its_taps_anew() -> None:
+    publisher, run = make_publisher()
+    put(run, frame(0, [1.0], new=1), frame(1, [1.0]))
+    _, told = tell(publisher, run, begin(run, None))
+    other, again = make_publisher()
+    put(again, frame(1, [1.0], new=1))
+    back = begin(again, Cursor.read(told.as_text()))
+    blocks, back = tell(other, again, back)
+    assert [block.name for block in blocks] == ["state", "taps"]
+    put(again, frame(2, [4.0]))
+    blocks, _ = tell(other, again, back)
+    assert [(block.name, block.data["first_step"]) for block in blocks] == [("frame", 2)]
+
+
+@pytest.mark.parametrize("text", ["", "a:b", "one:x:1.2:1.2.3:0:0:live", "one:x:1.2.3:1.2.3:a:0:live", "é" * 2000])
+def test_an_id_that_is_none_of_ours_is_as_none(text: str) -> None:
+    assert Cursor.read(text) is None
+
+
+def test_a_cursor_survives_its_way_as_text() -> None:
+    cursor = Cursor("run-1", "token", marks.Steps(1, 2, 3), marks.Steps(), 4, 5, "live")
+    assert Cursor.read(cursor.as_text()) == cursor
+
+
+def test_a_fresh_stream_says_the_run_its_state_its_taps_and_the_newest_step() -> None:
+    with serving(make_app()) as served:
+        run = open_run(served.runs)
+        put(run, frame(0, [1.0, 2.0], new=2), frame(1, [3.0, 4.0], scalars={"loss": 0.5}))
+        with listening(served, stat="rms", match="layers.1") as events:
+            first = [next(events) for _ in range(5)]
+            assert [block.name for block in first] == ["run", "state", "taps", "logs", "frame"]
+            assert first[0].data == {"run": "one", "name": "run one"}
+            assert first[1].data == {"run": "one", "state": "live", "last_step": 1}
+            assert [tap["module"] for tap in first[2].data["taps"]] == ["layers.1"]
+            shown = first[4].data
+            assert (shown["first_step"], shown["taps"], shown["values"]) == (1, [1], {"rms": [4.0]})
+            put(run, frame(2, [5.0, 6.0, 7.0], new=1, known=2))
+            put(run, frame(3, [5.0, 6.0, 7.0]))
+            last = next_of(events, "frame").data
+            while last["last_step"] < 3:
+                last = next_of(events, "frame").data
+            assert last["values"] == {"rms": [6.0]}
+
+
+def test_a_reader_that_comes_back_misses_nothing_and_hears_nothing_twice() -> None:
+    with serving(make_app()) as served:
+        run = open_run(served.runs)
+        put(run, frame(0, [1.0], new=1))
+        steps: list[tuple[int, int]] = []
+        last: str | None = None
+        stop = threading.Event()
+
+        def train() -> None:
+            for step in range(1, 120):
+                put(run, frame(step, [float(step)]))
+                stop.wait(0.005)
+
+        trainer = threading.Thread(target=train)
+        trainer.start()
+        try:
+            while not steps or steps[-1][1] < 119:
+                with listening(served, last, run="one", hz=30) as events:
+                    for _ in range(3):
+                        if steps and steps[-1][1] == 119:
+                            break
+                        block = next_of(events, "frame")
+                        last = block.id
+                        steps.append((block.data["first_step"], block.data["last_step"]))
+        finally:
+            stop.set()
+            trainer.join()
+        covered = [step for first, end in steps for step in range(first, end + 1)]
+        assert covered == list(range(covered[0], 120))
+
+
+def test_new_taps_are_told_before_their_values() -> None:
+    with serving(make_app()) as served:
+        run = open_run(served.runs)
+        put(run, frame(0, [1.0], new=1))
+        with listening(served) as events:
+            next_of(events, "frame")
+            put(run, frame(1, [1.0, 2.0], new=1, known=1))
+            fresh = [next(events), next(events)]
+            assert [block.name for block in fresh] == ["taps", "frame"]
+            assert [tap["number"] for tap in fresh[0].data["taps"]] == [1]
+            assert fresh[1].data["taps"] == [0, 1]
+
+
+def test_the_end_of_a_run_is_told_after_its_last_step() -> None:
+    with serving(make_app()) as served:
+        run = open_run(served.runs)
+        with listening(served, run="one") as events:
+            assert next(events).name == "run"
+            put(run, frame(0, [1.0], new=1))
+            run.store.append(frame(1, [1.0]))
+            run.ended_at_step = 1
+            run.changes.tell()
+            names = []
+            while (block := next(events)).data.get("state") != "ended":
+                names.append(block)
+            assert max(each.data["last_step"] for each in names if each.name == "frame") == 1
+            assert block.data == {"run": "one", "state": "ended", "last_step": 1}
+
+
+def test_a_run_without_a_sign_of_life_is_told_to_be_lost() -> None:
+    with serving(make_app(lost_after_s=0.05)) as served:
+        run = open_run(served.runs)
+        put(run, frame(0, [1.0], new=1))
+        with listening(served) as events:
+            while (block := next_of(events, "state")).data["state"] != "lost":
+                pass
+            assert block.data["last_step"] == 0
+
+
+def test_without_a_run_the_stream_waits_for_one_and_goes_over_to_a_newer_one() -> None:
+    with serving(make_app()) as served, listening(served) as events:
+        until(lambda: served.publisher.clients)
+        open_run(served.runs, "old", 1.0)
+        assert next_of(events, "run").data["run"] == "old"
+        new = open_run(served.runs, "new", 2.0)
+        put(new, frame(0, [1.0], new=1))
+        assert next_of(events, "run").data["run"] == "new"
+        assert next_of(events, "frame").data["run"] == "new"
+
+
+def test_a_run_that_is_removed_ends_its_stream() -> None:
+    with serving(make_app()) as served:
+        open_run(served.runs)
+        with listening(served, run="one") as events:
+            assert next_of(events, "state").data["state"] == "live"
+            served.runs.remove("one")
+            assert [block.data["state"] for block in events] == ["removed"]
+
+
+def test_a_server_that_stops_ends_its_streams() -> None:
+    with serving(make_app()) as served:
+        open_run(served.runs)
+        with listening(served) as events:
+            next(events)
+            served.publisher.stop()
+            assert {block.name for block in events} <= {"state"}
+        until(lambda: served.publisher.clients == 0)
+        assert httpx2.get(served.url() + "/api/v1/live").status_code == 503
+
+
+def test_more_clients_than_allowed_are_told_so_and_a_place_that_is_left_is_given_again() -> None:
+    with serving(make_app(max_clients=2)) as served:
+        open_run(served.runs)
+        with listening(served) as one:
+            next(one)
+            with listening(served) as two:
+                next(two)
+                refused = httpx2.get(served.url() + "/api/v1/live")
+                assert (refused.status_code, "max_clients=2" in refused.json()["error"]) == (503, True)
+            until(lambda: served.publisher.clients == 1)
+            with listening(served) as three:
+                assert next(three).name == "run"
+
+
+@pytest.mark.parametrize("query", ["kind=nose", "stat=rms,nose", "run=nobody", "match=re:("])
+def test_a_wish_that_makes_no_sense_is_refused_with_a_sentence(query: str) -> None:
+    with serving(make_app()) as served:
+        open_run(served.runs)
+        answer = httpx2.get(f"{served.url()}/api/v1/live?{query}")
+        assert answer.status_code == 400
+        assert answer.json()["error"]
+
+
+async def _follow(served: Any, steps: int, all_ready: asyncio.Barrier) -> list[tuple[int, int]]:
+    spans: list[tuple[int, int]] = []
+    async with (
+        httpx2.AsyncClient(timeout=30) as client,
+        client.stream("GET", served.url() + "/api/v1/live", params={"stat": "rms"}) as answer,
+    ):
+        waiting = b""
+        async for piece in answer.aiter_raw():
+            waiting += piece
+            whole, found, rest = waiting.rpartition(b"\n\n")
+            waiting = rest if found else waiting
+            for block in blocks_of(whole) if found else []:
+                if block.name == "frame":
+                    spans.append((block.data["first_step"], block.data["last_step"]))
+                    if len(spans) == 1:
+                        await all_ready.wait()
+            if spans and spans[-1][1] >= steps:
+                return spans
+    return spans
+
+
+def test_fifty_clients_with_one_wish_share_the_work_of_one() -> None:
+    app = make_app()
+    with serving(app) as served:
+        run = open_run(served.runs)
+        put(run, frame(0, [1.0] * 20, new=20))
+
+        async def all_follow() -> tuple[list[list[tuple[int, int]]], int]:
+            ready = asyncio.Barrier(51)
+            tasks = [asyncio.create_task(_follow(served, 40, ready)) for _ in range(50)]
+            await ready.wait()
+            made = served.publisher.shared.made
+            for step in range(1, 41):
+                put(run, frame(step, [1.0] * 20))
+                await asyncio.sleep(0.01)
+            return await asyncio.gather(*tasks), served.publisher.shared.made - made
+
+        spans, made = asyncio.run(all_follow())
+    for each in spans:
+        covered = [step for first, last in each for step in range(first, last + 1)]
+        assert covered == list(range(41))
+    assert made < 400  # far from 50 clients times 40 steps
+
+
+class Impatient(Http):
+    """A protocol that gives a peer little time, and notes how much was ever waiting for one."""
+
+    write_s = 0.3
+    most = 0
+
+    def _judge(self, before: int) -> None:
+        Impatient.most = max(Impatient.most, before, self.transport.get_write_buffer_size())
+        super()._judge(before)
+
+
+def test_a_reader_that_stopped_reading_takes_bounded_memory_and_loses_its_place() -> None:
+    Impatient.most = 0
+    with serving(make_app(), http=Impatient) as served:
+        run = open_run(served.runs)
+        values = np.random.default_rng(1).random(500).tolist()
+        put(run, frame(0, values, new=500))
+        with socket.create_connection(("127.0.0.1", served.port)) as peer:
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            peer.sendall(b"GET /api/v1/live?stat=all&hz=30 HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            until(lambda: served.publisher.clients == 1)
+            step = 0
+
+            def is_gone() -> bool:
+                nonlocal step
+                step += 1
+                put(run, frame(step, values))
+                return served.publisher.clients == 0
+
+            until(is_gone)
+    one_message = 500 * 15 * 30
+    assert 0 < Impatient.most < 4 * one_message
+
+
+def test_a_message_that_cannot_be_made_ends_only_its_own_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(make_app()) as served:
+        run = open_run(served.runs)
+        put(run, frame(0, [1.0], new=1))
+        assert run.info == RunInfo(id="one", key="secret", name="run one", started_s=1.0)
+        with listening(served) as events:
+            next_of(events, "frame")
+            whole = news.make_blocks
+            monkeypatch.setattr("hookcore_app.live.sse.make_blocks", _fail)
+            put(run, frame(1, [1.0]))
+            with pytest.raises(httpx2.RemoteProtocolError):
+                list(events)
+            monkeypatch.setattr("hookcore_app.live.sse.make_blocks", whole)
+        with listening(served) as events:
+            assert next_of(events, "frame").data["last_step"] == 1
+
+
+def _fail(*_given: Any) -> Any:
+    raise ZeroDivisionError("on purpose")
