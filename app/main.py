@@ -1,52 +1,87 @@
-"""The application: what is mounted where, and whom it answers."""
+"""The application: what is mounted where, behind which guard, and how errors are told."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Final
+from typing import Any
 
 from fastapi import FastAPI, Request, Response
-from starlette.middleware.trustedhost import TrustedHostMiddleware
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import JSONResponse
 from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp
 
 from hookcore.errors import HookcoreError
-from hookcore.store import Store
 
-from . import api, pages
-from .schemas import StrictJson
-
-LOOPBACK_HOSTS: Final = ("127.0.0.1", "localhost")
-_HEADERS: Final = {
-    "Content-Security-Policy": (
-        "default-src 'none'; style-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
-    ),
-    "Referrer-Policy": "no-referrer",
-    "X-Content-Type-Options": "nosniff",
-}
+from . import api, health, ingest, live, login, pages
+from .access import Access
+from .api.models import Problem
+from .keep import Keeper
+from .runs import Runs
+from .security import Guard
+from .settings import ServerSettings
+from .usage import Usage
 
 
-def create_app(store: Store, allowed_hosts: Sequence[str] = LOOPBACK_HOSTS) -> FastAPI:
-    """An application that shows `store`.
+class App(FastAPI):
+    """FastAPI with the guard around all of it, so that no answer, not even a crash's, goes out without its headers."""
 
-    It only reads, and has no passwords: give it to a server that listens on 127.0.0.1. A request must name one of
-    `allowed_hosts`, so that no foreign page can reach it by a host name of its own that leads to this machine.
+    def build_middleware_stack(self) -> ASGIApp:
+        """The guard, and within it what FastAPI has."""
+        state = self.state
+        return Guard(super().build_middleware_stack(), state.settings, state.access, state.usage)
+
+
+def create_app(runs: Runs, settings: ServerSettings) -> FastAPI:
+    """An application over `runs`.
+
+    Without a token in the settings everyone who reaches it may do everything; `hookcore serve` always makes one.
     """
-    app = FastAPI(title="hookcore", docs_url=None, redoc_url=None, openapi_url="/api/v1/openapi.json")
-    app.state.store = store
-    app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(allowed_hosts), www_redirect=False)
-    app.middleware("http")(_add_headers)
+    app = App(
+        title="hookcore",
+        docs_url=None,
+        redoc_url=None,
+        openapi_url="/api/v1/openapi.json",
+        responses={"4XX": {"model": Problem, "description": "what was wrong, and what to do"}},
+    )
+    app.state.runs, app.state.settings = runs, settings
+    app.state.access, app.state.usage = Access(settings), Usage()
+    app.state.intake, app.state.keeper = ingest.Intake(), Keeper(runs, settings)
+    app.state.stopping = False
     app.add_exception_handler(HookcoreError, _explain)
-    app.include_router(api.router)
-    app.include_router(pages.router)
+    app.add_exception_handler(RequestValidationError, _explain_invalid)
+    app.add_exception_handler(HTTPException, _explain_refused)
+    app.add_exception_handler(ClientDisconnect, _answer_nobody)
+    app.add_exception_handler(Exception, _explain_crash)
+    for part in (health, ingest, login, live, api, pages):
+        app.include_router(part.router)
     app.mount("/static", StaticFiles(directory=pages.FOLDER / "static"), name="static")
     return app
 
 
-async def _add_headers(request: Request, answer: Callable[[Request], Awaitable[Response]]) -> Response:
-    response = await answer(request)
-    response.headers.update(_HEADERS)
-    return response
+def _problem(sentence: str, status: int, headers: Any = None) -> Response:
+    return JSONResponse({"error": sentence}, status, headers)
 
 
 async def _explain(_request: Request, error: Exception) -> Response:
-    return StrictJson({"error": str(error)}, status_code=400)
+    return _problem(str(error), 400)
+
+
+async def _explain_invalid(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    told = (f"{'.'.join(str(part) for part in each['loc'][1:])}: {each['msg']}" for each in error.errors()[:5])
+    return _problem("; ".join(told), 422)
+
+
+async def _explain_refused(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return _problem(str(error.detail), error.status_code, error.headers)
+
+
+async def _explain_crash(_request: Request, _error: Exception) -> Response:
+    return _problem("something went wrong in the server; its log has the details", 500)
+
+
+async def _answer_nobody(_request: Request, _error: Exception) -> Response:
+    return Response(status_code=400)  # who asked has gone, or took too long; that is no fault to log

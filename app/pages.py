@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Request
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse
 
 from hookcore.records import KINDS, Tap
-from hookcore.store import Latest, Store
+from hookcore.store import Latest, StepRange, Store
 
-from .api import GivenStore, Match
+from .runs import Run, Runs
 
 FOLDER: Final = Path(__file__).parent
 MAX_ROWS: Final = 5_000
@@ -113,19 +114,48 @@ def _make_templates() -> Environment:
 _TEMPLATES: Final = _make_templates()
 
 
+@dataclass(frozen=True, slots=True)
+class RunLine:
+    """One line of the list of runs."""
+
+    id: str
+    name: str
+    state: str
+    steps: StepRange
+    script: str
+    host: str
+
+
 @router.get("/", response_class=HTMLResponse)
-def overview(
-    store: GivenStore,
-    match: Match = None,
+def runs_page(request: Request) -> HTMLResponse:
+    """All runs, the newest first."""
+    runs: Runs = request.app.state.runs
+    lines = [
+        RunLine(run.id, run.name, run.state, run.store.steps(), run.info.script, run.info.host) for run in runs.all()
+    ]
+    return _render(request, "runs.html", runs=lines)
+
+
+@router.get("/runs/{run_id}", response_class=HTMLResponse)
+def run_page(
+    request: Request,
+    run_id: str,
+    match: Annotated[str | None, Query(max_length=1000, description="a glob on the module's path")] = None,
     kind: str | None = None,
     refresh: Annotated[str, Query(max_length=20, description="seconds after which the page reloads")] = "",
 ) -> HTMLResponse:
     """Every layer's newest activations and gradients. A form sends its empty fields too: they ask for nothing."""
+    run: Run | None = request.app.state.runs.get(run_id)
+    if run is None:
+        raise HTTPException(404, "there is no run of that name: it was removed, or has made room for newer ones")
+    store = run.store
     rows = overview_rows(store, match or None, kind or None)
     usage = store.usage()
     not_captured = [each for each in store.coverage() if not each.captured]
     return _render(
+        request,
         "overview.html",
+        run=run,
         rows=rows[:MAX_ROWS],
         rows_left_out=max(0, len(rows) - MAX_ROWS),
         not_captured=not_captured[:MAX_ROWS],
@@ -141,5 +171,8 @@ def overview(
     )
 
 
-def _render(name: str, **values: Any) -> HTMLResponse:
-    return HTMLResponse(_TEMPLATES.get_template(name).render(values))
+def _render(request: Request, name: str, **values: Any) -> HTMLResponse:
+    root = request.scope.get("root_path", "")
+    return HTMLResponse(
+        _TEMPLATES.get_template(name).render(root=root, **values), headers={"Cache-Control": "no-cache"}
+    )

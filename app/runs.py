@@ -29,7 +29,9 @@ from hookcore.wire import (
 from .settings import ServerSettings
 
 State = Literal["live", "ended", "lost", "kept"]
-LEAST_RUN_BYTES: Final = 16_000_000
+LEAST_RUN_BYTES: Final = 2**20
+LARGEST_SHARE: Final = 4  # one run gets at most a quarter of the memory,
+GOOD_SHARE: Final = 16  # and while older ones can make room at least a sixteenth
 MAX_COMMANDS: Final = 256  # that wait for one trainer
 
 
@@ -156,6 +158,13 @@ class Run:
                 self._keep(record)
                 self.acknowledged = item.number
 
+    def take_record(self, record: Frame | Snapshot | EndItem) -> None:
+        """Files a record of a trainer in this very process."""
+        with self.lock:
+            self.seen_at = self.clock()
+            self._keep(record)
+        self.changes.tell()
+
     def _keep(self, record: Frame | Snapshot | EndItem) -> None:
         if isinstance(record, EndItem):
             self.ended_at_step = record.step
@@ -199,8 +208,9 @@ class Runs:
         """The run of a trainer, a new one if need be; None where the server is full of live runs."""
         with self._lock:
             run = self._runs.get(info.id)
-            if run is not None:
+            if run is not None and not run.kept:
                 return run
+            self._runs.pop(info.id, None)  # shown from a file, and now its trainer is back
             room = self._make_room(info.memory)
             if room is None:
                 return None
@@ -209,6 +219,14 @@ class Runs:
             run.name = info.name[:MAX_TEXT] or info.id
             self._runs[info.id] = run
         self.changes.tell()
+        return run
+
+    def open_local(self, info: RunInfo, memory: int, obey: Callable[[Command], None]) -> Run:
+        """The run of a trainer in this process, which has its own memory and is never refused."""
+        run = Run(info, Store(memory), self._numbers, Changes(), self._clock, self.settings.lost_after_s, local=obey)
+        run.seen_at = self._clock()
+        run.name = info.name[:MAX_TEXT] or info.id
+        self.add(run)
         return run
 
     def add(self, run: Run) -> None:
@@ -230,17 +248,24 @@ class Runs:
         return self.settings.memory - sum(run.store.usage().max_bytes for run in self._runs.values())
 
     def _make_room(self, asked: int) -> int | None:
-        """The bytes a new run may take: what it asks for, but never more than half of what is free."""
-        wanted = min(asked or self.settings.memory, self.settings.memory // 4)
-        while len(self._runs) >= self.settings.max_runs or self.free_bytes // 2 < min(wanted, LEAST_RUN_BYTES):
+        """The bytes a new run gets; runs that ended make room where it would be too little, the oldest first."""
+        wanted = min(asked or self.settings.memory, self.settings.memory // LARGEST_SHARE)
+        enough = min(wanted, self.settings.memory // GOOD_SHARE)
+        while (offered := self._offer()) is None or offered < enough:
             oldest = min(
                 (run for run in self._runs.values() if run.finished), key=lambda run: run.seen_at, default=None
             )
             if oldest is None:
-                return None
+                break
             del self._runs[oldest.id]
             self.removed += 1
-        return max(min(wanted, self.free_bytes // 2), 2**20)
+        return None if offered is None else max(min(wanted, offered), LEAST_RUN_BYTES)
+
+    def _offer(self) -> int | None:
+        """Half of what is free beside a least share for every run that may still come; None where all is taken."""
+        least = self.settings.memory // (2 * self.settings.max_runs)
+        left, free = self.settings.max_runs - len(self._runs) - 1, self.free_bytes
+        return None if left < 0 or free < least else max(least, (free - least * left) // 2)
 
 
 def say(run: Run, name: str, message: str, severity: Any = "info") -> None:

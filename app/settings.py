@@ -6,12 +6,21 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from hookcore.config import bytes_of
 from hookcore.errors import ArgumentError
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
+LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
+_SIZES: Final = ("memory", "keep_limit", "max_body")
+_WORDS: Final = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False, "": False}
+_EXPECTED: Final[dict[type, str]] = {
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    bool: "1 or 0",
+    tuple: "names, with commas between them",
+}
 
 
 def _setting(default: Any, text: str) -> Any:
@@ -40,6 +49,7 @@ class ServerSettings:
     max_body: int = _setting(64 * 2**20, "bytes of a request, decompressed")
     receive_s: float = _setting(10.0, "seconds a request may take to arrive")
     max_connections: int = _setting(1000, "open connections at once")
+    dashboard: bool = _setting(False, "be this user's own dashboard: keep runs where their trainers say")
 
     @property
     def is_loopback(self) -> bool:
@@ -63,9 +73,12 @@ def _read(name: str, raw: Any, default: Any) -> Any:
     try:
         if isinstance(default, tuple):
             return tuple(filter(None, raw.split(","))) if isinstance(raw, str) else tuple(raw)
-        if name in ("memory", "keep_limit", "max_body") and isinstance(raw, str):
+        if name in _SIZES and isinstance(raw, str):
             return bytes_of(raw)
+        if isinstance(default, bool) and isinstance(raw, str):
+            return _WORDS[raw.lower()]
         return str(Path(raw).expanduser()) if name in ("keep", "certfile", "keyfile") and raw else type(default)(raw)
-    except (TypeError, ValueError, AttributeError) as error:
-        expected = "a size such as 512MB" if name in ("memory", "keep_limit") else f"a {type(default).__name__}"
-        raise ArgumentError(f"{name}={raw!r} is not allowed: it is {expected}.{error}") from None
+    except (TypeError, ValueError, AttributeError, KeyError) as error:
+        expected = "a size such as 512MB" if name in _SIZES else _EXPECTED[type(default)]
+        detail = str(error) if name in _SIZES else ""
+        raise ArgumentError(f"{name}={raw!r} is not allowed: give {expected}. {detail}".strip()) from None

@@ -1,11 +1,9 @@
-"""The server: strict JSON and one page over a store, for requests that name this machine."""
+"""The pages, the figures for watchdogs, and how errors are told."""
 
 from __future__ import annotations
 
-import json
 import math
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from typing import Any
@@ -14,11 +12,11 @@ import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
-from app.main import create_app
-from app.pages import MAX_ROWS, percent, shown
-from app.schemas import StrictJson, number_of, numbers_of
 from hookcore.records import STATS, Coverage, Event, Frame, ModuleRecord, SketchBlock, Tap
 from hookcore.store import Store
+from hookcore.wire import RunInfo
+from hookcore_app.pages import MAX_ROWS, percent, shown
+from tests.serving import World, make_batch, make_info, make_world
 
 TAPS = (
     Tap("net.0", "output"),
@@ -55,114 +53,101 @@ def store() -> Store:
 
 
 @pytest.fixture
-def client(store: Store) -> Iterator[TestClient]:
-    with TestClient(create_app(store), base_url="http://127.0.0.1:8642") as client:
-        yield client
+def world(store: Store) -> World:
+    world = make_world()
+    run = world.runs.open(RunInfo(id="one", key="key", name="first try", script="train.py", host="box"))
+    assert run is not None
+    run.store = store
+    return world
 
 
-def _strict(text: str) -> Any:
-    """Reads JSON as every other language does: NaN and Infinity are no numbers."""
-
-    def refuse(constant: str) -> None:
-        raise AssertionError(f"{constant} is not JSON")
-
-    return json.loads(text, parse_constant=refuse)
+@pytest.fixture
+def client(world: World) -> TestClient:
+    return world.client
 
 
-def test_health_tells_how_far_the_run_is(client: TestClient) -> None:
-    assert client.get("/healthz").json() == {"status": "ok", "steps": 3, "newest_step": 3}
+def test_health_tells_nothing_but_that_the_server_answers(client: TestClient) -> None:
+    assert client.get("/healthz").json() == {"status": "ok"}
+    assert client.get("/readyz").json() == {"status": "ready"}
 
 
-def test_an_empty_store_is_served_too() -> None:
-    client = TestClient(create_app(Store(4_000_000)), base_url="http://localhost")
-    assert client.get("/healthz").json() == {"status": "ok", "steps": 0, "newest_step": None}
-    assert client.get("/api/v1/latest").json()["taps"] == []
-    assert "No step has been captured yet" in client.get("/").text
+def test_a_server_without_runs_says_what_to_do() -> None:
+    client = make_world().client
+    assert "hookcore.watch(model)" in client.get("/").text
+    assert client.get("/runs/one").status_code == 404
 
 
-def test_taps_can_be_asked_for_by_module_and_kind(client: TestClient) -> None:
-    assert len(client.get("/api/v1/taps").json()["taps"]) == 4
-    found = client.get("/api/v1/taps", params={"match": "*.1", "kind": "output_grad"}).json()
-    assert found == {
-        "taps": [{"number": 2, "module": "net.1", "kind": "output_grad", "index": "", "call": 0, "phase": "train"}]
-    }
+def test_the_first_page_lists_the_runs_the_newest_first(world: World, client: TestClient) -> None:
+    newer = world.runs.open(RunInfo(id="two", key="key", name="", started_s=5.0))
+    assert newer is not None
+    newer.ended_at_step = 0
+    page = _read(client, "/")
+    assert page.rows[0] == ["run", "state", "steps", "newest step", "script", "host"]
+    assert page.rows[1:] == [["two", "ended", "0", "", "", ""], ["first try", "live", "3", "3", "train.py", "box"]]
+    text = client.get("/").text
+    assert text.index('href="/runs/two"') < text.index('href="/runs/one"')
+    assert "script" not in page.tags
 
 
-def test_the_latest_numbers_are_strict_json_with_nan_as_a_string(client: TestClient) -> None:
-    response = client.get("/api/v1/latest")
-    answer = _strict(response.text)
-    assert response.headers["content-type"] == "application/json"
-    assert [tap["step"] for tap in answer["taps"]] == [3, 3, 3, 3]
-    column = {name: place for place, name in enumerate(answer["stats"])}
-    bad = answer["taps"][2]["values"]
-    assert [bad[column[name]] for name in ("mean", "nan", "inf")] == ["NaN", 7, 1]
-    assert answer["taps"][0]["values"][column["mean"]] == 3.0
+def test_pages_behind_a_proxy_link_below_its_path(world: World) -> None:
+    client = TestClient(world.app, base_url="http://127.0.0.1", root_path="/hookcore")
+    text = client.get("/").text
+    assert 'href="/hookcore/runs/one"' in text
+    assert 'href="/hookcore/static/app.css' in text
 
 
-def test_the_latest_numbers_can_be_sorted_and_cut(client: TestClient) -> None:
-    answer = client.get("/api/v1/latest", params={"stat": "mean", "sort": "mean", "limit": 2}).json()
-    assert answer["stats"] == ["mean"]
-    assert [(tap["number"], tap["values"]) for tap in answer["taps"]] == [(2, ["NaN"]), (3, [6.0])]
-
-
-def test_a_series_holds_every_step_and_says_where_it_was_not_finite(client: TestClient) -> None:
-    answer = _strict(client.get("/api/v1/series", params={"tap": 2, "stat": "mean"}).text)
-    assert answer["tap"] == 2
-    assert answer["first_step"] == answer["last_step"] == [1, 2, 3]
-    assert answer["mean"] == [3.0, 4.0, "NaN"]
-    assert answer["nonfinite"] == [0, 0, 1]
-
-
-def test_a_series_can_be_bounded_in_steps_and_points(client: TestClient) -> None:
-    answer = client.get("/api/v1/series", params={"tap": 0, "stat": "mean", "first": 2, "points": 1}).json()
-    assert (answer["first_step"], answer["last_step"], answer["mean"]) == ([2], [3], [2.5])
+def test_a_run_that_was_captured_nothing_of_is_shown_too(world: World, client: TestClient) -> None:
+    world.runs.open(RunInfo(id="empty", key="key", name=""))
+    assert "No step has been captured yet" in client.get("/runs/empty").text
 
 
 @pytest.mark.parametrize(
-    ("path", "status", "message"),
+    ("path", "status", "words"),
     [
-        ("/api/v1/series?tap=0&stat=maen", 400, "mean"),
-        ("/api/v1/series?tap=99&stat=mean", 400, "99"),
-        ("/api/v1/taps?kind=outptu", 400, "output"),
-        ("/api/v1/taps?match=re:(", 400, "re:("),
-        ("/api/v1/latest?sort=nrm", 400, "norm"),
-        ("/api/v1/series?tap=0&stat=mean&points=0", 422, "points"),
-        ("/api/v1/series?tap=0&stat=mean&points=1000000", 422, "points"),
-        ("/api/v1/series?tap=-1&stat=mean", 422, "tap"),
-        ("/api/v1/latest?limit=-1", 422, "limit"),
-        ("/?kind=outptu", 400, "output"),
+        ("/runs/one?kind=outptu", 400, "output"),
+        ("/runs/one?match=re:(", 400, "re:("),
+        ("/runs/one?match=" + "x" * 1001, 422, "match"),
+        ("/runs/nowhere", 404, "removed"),
+        ("/nowhere", 404, "Not Found"),
     ],
 )
 def test_a_wrong_question_is_answered_with_what_is_wrong(
-    client: TestClient, path: str, status: int, message: str
+    client: TestClient, path: str, status: int, words: str
 ) -> None:
     response = client.get(path)
     assert response.status_code == status
-    assert message in response.text
-
-
-@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "10.0.0.1:8642", ""])
-def test_a_request_that_names_another_host_is_refused(client: TestClient, host: str) -> None:
-    assert client.get("/", headers={"host": host}).status_code == 400
+    assert list(response.json()) == ["error"]
+    assert words in response.json()["error"]
 
 
 @pytest.mark.parametrize("method", ["post", "put", "patch", "delete"])
-@pytest.mark.parametrize("path", ["/", "/api/v1/latest", "/healthz"])
-def test_nothing_can_be_changed_over_http(client: TestClient, method: str, path: str) -> None:
-    assert client.request(method, path).status_code == 405
+@pytest.mark.parametrize("path", ["/", "/healthz", "/runs/one", "/static/app.css"])
+def test_nothing_can_be_changed_where_there_is_nothing_to_change(client: TestClient, method: str, path: str) -> None:
+    response = client.request(method, path)
+    assert response.status_code == 405
+    assert list(response.json()) == ["error"]
 
 
-@pytest.mark.parametrize("path", ["/", "/healthz", "/static/app.css", "/nowhere", "/api/v1/taps?kind=outptu"])
-def test_every_answer_forbids_scripts_and_framing(client: TestClient, path: str) -> None:
-    headers = client.get(path).headers
-    assert "default-src 'none'" in headers["content-security-policy"]
-    assert "script-src" not in headers["content-security-policy"]
-    assert "frame-ancestors 'none'" in headers["content-security-policy"]
-    assert headers["x-content-type-options"] == "nosniff"
-
-
-def test_files_outside_the_static_folder_are_not_served(client: TestClient) -> None:
-    assert client.get("/static/%2e%2e/main.py").status_code == 404
+def test_the_figures_are_those_of_the_server_in_the_format_of_prometheus(world: World, client: TestClient) -> None:
+    world.take(make_batch(make_info("two", name='bad"name\\\n'), [0, 1]))
+    response = client.get("/metrics")
+    assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
+    lines = response.text.splitlines()
+    for line in lines:
+        assert re.fullmatch(r'# (HELP|TYPE) \w+ .+|\w+(\{(\w+="([^"\\]|\\["\\n])*",?)+\})? [-+.\deE]+', line), line
+    expected = {
+        'hookcore_runs{state="live"} 2.0',
+        'hookcore_runs{state="lost"} 0.0',
+        "hookcore_batches_total 1.0",
+        "hookcore_items_total 2.0",
+        'hookcore_run_newest_step{run="one"} 3.0',
+        'hookcore_run_newest_step{run="two"} 1.0',
+        'hookcore_run_frames_total{run="two"} 2.0',
+        "hookcore_memory_limit_bytes 2000000000.0",
+        "hookcore_live_clients 0.0",
+        'hookcore_run_info{run="two",name="bad\\"name\\\\\\n",state="live"} 1.0',
+    }
+    assert expected <= set(lines)
 
 
 @dataclass
@@ -192,7 +177,7 @@ class _Page(HTMLParser):
         self._in_cell = self._in_cell and tag not in ("td", "th")
 
 
-def _read(client: TestClient, path: str = "/") -> _Page:
+def _read(client: TestClient, path: str = "/runs/one") -> _Page:
     page = _Page()
     page.feed(client.get(path).text)
     return page
@@ -214,7 +199,7 @@ def test_the_page_lists_every_layers_newest_activation_and_gradient(client: Test
 
 
 def test_the_page_needs_no_script_and_loads_its_style_by_a_versioned_address(client: TestClient) -> None:
-    page, text = _read(client), client.get("/").text
+    page, text = _read(client), client.get("/runs/one").text
     assert "script" not in page.tags
     assert "style" not in page.tags
     address = re.search(r'href="(/static/app\.css\?v=[0-9a-f]{12})"', text)
@@ -225,20 +210,20 @@ def test_the_page_needs_no_script_and_loads_its_style_by_a_versioned_address(cli
 
 
 def test_the_page_can_be_narrowed_to_a_module_and_a_kind(client: TestClient) -> None:
-    rows = _read(client, "/?match=*.1&kind=output&refresh=").rows
+    rows = _read(client, "/runs/one?match=*.1&kind=output&refresh=").rows
     assert [row[:3] for row in rows[1:]] == [["net.1", "ReLU", "output"]]
-    assert "Nothing to show" in client.get("/?match=nowhere").text
+    assert "Nothing to show" in client.get("/runs/one?match=nowhere").text
 
 
 def test_the_page_reloads_itself_only_when_asked_to(client: TestClient) -> None:
-    assert "http-equiv" not in client.get("/").text
-    assert '<meta http-equiv="refresh" content="5">' in client.get("/?refresh=5").text
+    assert "http-equiv" not in client.get("/runs/one").text
+    assert '<meta http-equiv="refresh" content="5">' in client.get("/runs/one?refresh=5").text
     for wrong in ("soon", "-1", "0", "1e9"):
-        assert "http-equiv" not in client.get("/", params={"refresh": wrong}).text
+        assert "http-equiv" not in client.get("/runs/one", params={"refresh": wrong}).text
 
 
 def test_the_page_says_what_was_not_captured_and_what_the_store_holds(client: TestClient) -> None:
-    text = client.get("/").text
+    text = client.get("/runs/one").text
     assert "net.2 (Identity): not called" in text
     assert "of at most 4.0 MB" in text
     assert "Nothing was dropped." in text
@@ -247,7 +232,7 @@ def test_the_page_says_what_was_not_captured_and_what_the_store_holds(client: Te
 def test_the_page_shows_events_and_what_was_dropped(client: TestClient, store: Store) -> None:
     store.add_event(Event(3, 0.0, "hook-error", "an output could not be read", "error", "net.1", 2))
     store.append(_frame(1, [_stats()]))
-    text = client.get("/").text
+    text = client.get("/runs/one").text
     assert "error, step 3, 2 times: net.1: an output could not be read" in text
     assert "too late: 1" in text
 
@@ -255,18 +240,21 @@ def test_the_page_shows_events_and_what_was_dropped(client: TestClient, store: S
 def test_names_from_the_run_are_text_and_never_markup(client: TestClient, store: Store) -> None:
     nasty = '<script>alert("x")</script>'
     store.append(_frame(4, [_stats()] * 5, (Tap(nasty, "output", index=nasty),), labels={nasty: nasty}))
-    text = client.get("/", params={"match": "*"}).text
+    text = client.get("/runs/one", params={"match": "*"}).text
     assert "&lt;script&gt;" in text
     assert "<script" not in text
-    assert "<script" not in client.get("/", params={"match": f'"{nasty}'}).text
+    assert "<script" not in client.get("/runs/one", params={"match": f'"{nasty}'}).text
 
 
 def test_a_model_with_more_taps_than_a_page_holds_says_what_is_left_out() -> None:
     store, many = Store(256_000_000), MAX_ROWS + 7
     taps = tuple(Tap(f"layer.{number}", "output") for number in range(many))
     store.append(_frame(1, [_stats()] * many, taps))
-    client = TestClient(create_app(store), base_url="http://127.0.0.1")
-    assert "7 more rows are left out" in client.get("/").text
+    world = make_world()
+    run = world.runs.open(RunInfo(id="one", key="key", name=""))
+    assert run is not None
+    run.store = store
+    assert "7 more rows are left out" in world.client.get("/runs/one").text
 
 
 @pytest.mark.parametrize(
@@ -282,7 +270,6 @@ def test_a_model_with_more_taps_than_a_page_holds_says_what_is_left_out() -> Non
 )
 def test_numbers_are_shown_short_and_what_is_not_finite_by_its_name(value: float, text: str) -> None:
     assert shown(value) == text
-    assert number_of(value) == (value if math.isfinite(value) else text)
 
 
 @pytest.mark.parametrize(
@@ -292,13 +279,9 @@ def test_a_small_share_does_not_look_like_none(fraction: float, text: str) -> No
     assert percent(fraction) == text
 
 
-def test_arrays_become_lists_that_json_can_say() -> None:
-    assert numbers_of(np.array([1.5, np.nan, np.inf, -np.inf])) == [1.5, "NaN", "Infinity", "-Infinity"]
-    assert numbers_of(np.array([2**40], np.int64)) == [2**40]
-    with pytest.raises(ValueError, match="not JSON compliant"):
-        StrictJson({"value": math.nan})
-
-
-def test_the_description_of_the_api_names_every_route(client: TestClient) -> None:
-    paths = client.get("/api/v1/openapi.json").json()["paths"]
-    assert set(paths) == {"/healthz", "/api/v1/taps", "/api/v1/latest", "/api/v1/series"}
+def test_the_description_of_the_api_names_what_trainers_and_watchdogs_ask(client: TestClient) -> None:
+    description = client.get("/api/v1/openapi.json").json()
+    assert {"/healthz", "/readyz", "/metrics", "/api/v1/ingest", "/api/v1/login-link"} <= set(description["paths"])
+    assert "/login" not in description["paths"]
+    refused = description["paths"]["/api/v1/ingest"]["post"]["responses"]["4XX"]
+    assert refused["content"]["application/json"]["schema"]["$ref"].endswith("/Problem")

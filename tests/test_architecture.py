@@ -25,9 +25,16 @@ ROOMS: dict[str, set[str]] = {
     "records": set(),
     "sketch": {"errors", "records"},
     "config": {"errors", "records"},
-    "store": {"errors", "records", "sketch", "config"},
+    "store": {"errors", "records", "sketch", "config", "patterns"},
+    "wire": {"errors", "records", "sketch"},
     "sinks": {"errors", "records", "store"},
-    "names": {"errors", "records", "config"},
+    "archive": {"errors", "records", "sketch", "store", "wire", "sinks"},
+    "sender": {"errors", "records", "wire", "sinks"},
+    "dashboard": {"errors", "config"},
+    "delivery": {"errors", "records", "config", "store", "sinks", "wire", "sender", "dashboard"},
+    "client": {"errors", "records", "dashboard"},
+    "patterns": {"errors"},
+    "names": {"errors", "records", "config", "patterns"},
     "observe": {"errors", "records", "sketch", "config"},
     "hooks": {"errors", "records"},
     "compiled": {"errors", "records", "hooks"},
@@ -48,13 +55,35 @@ ROOMS: dict[str, set[str]] = {
         "config",
         "store",
         "sinks",
+        "wire",
+        "archive",
+        "sender",
+        "dashboard",
+        "delivery",
+        "client",
         "compiled",
         "hooks",
         "recorder",
     },
-    "__init__": {"errors", "watcher", "hooks"},
+    "__init__": {"errors", "watcher", "client", "hooks"},
 }
-WITHOUT_TORCH = {"errors", "records", "sketch", "config", "store", "sinks", "names", "__init__"}
+WITHOUT_TORCH = {
+    "errors",
+    "records",
+    "sketch",
+    "config",
+    "store",
+    "wire",
+    "sinks",
+    "archive",
+    "sender",
+    "dashboard",
+    "delivery",
+    "client",
+    "patterns",
+    "names",
+    "__init__",
+}
 # Beside the room of hooks: torch's compiler must be able to trace through this one's registration.
 REGISTERS_HOOKS = {"hookcore/compiled/inside.py"}
 WEB = {"app", "hookcore_app", "fastapi", "starlette", "uvicorn", "jinja2"}
@@ -167,11 +196,14 @@ def test_no_module_imports_everything_of_another() -> None:
 def test_the_public_names_are_exactly_these() -> None:
     assert sorted(hookcore.__all__) == [
         "ArgumentError",
+        "Client",
         "ClosedError",
         "HookError",
         "HookcoreError",
         "PatternError",
+        "ServerError",
         "Watcher",
+        "WireError",
         "__version__",
         "hooks",
         "paused",
@@ -220,10 +252,12 @@ def test_the_wheel_stands_beside_a_users_own_app(tmp_path: Path) -> None:
     user.mkdir()
     (user / "app.py").write_text("MINE = True\n")
     code = (
-        "import app, hookcore, hookcore_app.main as server, hookcore.store, hookcore.hooks, hookcore.compiled\n"
+        "import app, hookcore, hookcore_app.main as server, hookcore.hooks, hookcore.compiled\n"
+        "from hookcore_app.runs import Runs\n"
+        "from hookcore_app.settings import ServerSettings\n"
         "assert app.MINE and 'environment' in hookcore.__file__ and 'environment' in server.__file__\n"
-        "application = server.create_app(hookcore.store.Store(4_000_000))\n"
-        "assert application.url_path_for('overview') == '/'\n"
+        "application = server.create_app(Runs(ServerSettings()), ServerSettings())\n"
+        "assert application.url_path_for('runs_page') == '/'\n"
         "assert hookcore.watch\n"
     )
     subprocess.run([python, "-c", code], check=True, cwd=user)

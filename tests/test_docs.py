@@ -7,6 +7,8 @@ run too, for what a reader has and a test has not; `<!-- not run: reason -->` ex
 from __future__ import annotations
 
 import re
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from markdown_it.token import Token
 
 import hookcore
 from hookcore.config import as_markdown
+from hookcore_app import embedded
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -49,7 +52,19 @@ def _name(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A watcher that was told nothing of servers is served from this process; no page starts a dashboard."""
+    monkeypatch.setenv("HOOKCORE_SERVER", "thread")
+    monkeypatch.setenv("HOOKCORE_PORT", "0")
+    yield
+    for thread in threading.enumerate():
+        if thread.name == embedded.THREAD:
+            embedded.start().stop()
+
+
 @pytest.mark.parametrize("page", WITH_CODE, ids=_name)
+@pytest.mark.usefixtures("served")
 def test_the_code_of_a_page_runs_from_top_to_bottom(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:

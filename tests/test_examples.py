@@ -29,14 +29,15 @@ def test_the_smallest_example_prints_each_layers_numbers() -> None:
 
 
 def test_the_dashboard_learns_serves_its_layers_and_ends_with_ctrl_c() -> None:
-    command = [sys.executable, str(EXAMPLES / "dashboard.py"), "--steps", "1500", "--port", "0"]
+    command = [sys.executable, str(EXAMPLES / "dashboard.py"), "--steps", "1500"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout
         assert process.stderr
         try:
             address = process.stdout.readline().strip()
             trained = process.stdout.readline()
-            latest = json.loads(_get(f"{address}api/v1/latest?kind=output&stat=std"))
+            base, _, run = address.partition("/runs/")
+            latest = json.loads(_get(f"{base}/api/v1/latest?run={run}&kind=output&stat=std"))
             page = _get(address)
         finally:
             os.kill(process.pid, signal.SIGINT)

@@ -1,0 +1,134 @@
+"""The server in a thread of the training process itself: for notebooks and tests."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from hookcore.errors import ClosedError, ServerError
+from hookcore.records import Command, Coverage, Frame, HookRecord, ModuleRecord, Snapshot
+from hookcore.store import Store
+from hookcore.wire import EndItem, RunInfo
+
+from .main import create_app
+from .runs import Run, Runs
+from .serve import Server, complete, listen, make_server, url_of
+from .settings import ServerSettings
+
+THREAD: Final = "hookcore-server"
+_START_S: Final = 10.0
+_STOP_S: Final = 5.0
+_lock = threading.Lock()
+_running: Embedded | None = None
+
+
+def start(host: str = "127.0.0.1", port: int = 8642) -> Embedded:
+    """The server of this process: the one that runs, or a new one. It stays until `stop()` or the process ends."""
+    global _running
+    with _lock:
+        if _running is None or not _running.is_running:
+            _running = Embedded(host, port)
+        return _running
+
+
+class Embedded:
+    """A running server; `.url` is its address, `.token` lets scripts change things, `.runs` are what it shows."""
+
+    def __init__(self, host: str, port: int) -> None:
+        listening = listen(host, port)
+        self.settings = complete(ServerSettings(host=host, port=port), listening)
+        self.runs = Runs(self.settings)
+        self.url = url_of(self.settings)
+        self.token = self.settings.token
+        self._pid = os.getpid()
+        app = create_app(self.runs, self.settings)
+        self._keeper = app.state.keeper
+        self._server: Server = make_server(app)
+        self._started = threading.Event()
+        self._thread = threading.Thread(target=self._serve, args=(listening,), name=THREAD, daemon=True)
+        self._thread.start()
+
+    def _serve(self, listening: object) -> None:
+        # uvicorn leaves signals alone in any thread but the main one.
+        self._server.run(sockets=[listening])  # type: ignore[list-item]
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it serves; a forked child's copy does not."""
+        return self._pid == os.getpid() and self._thread.is_alive()
+
+    def open_run(self, info: RunInfo, memory: int) -> LocalSink:
+        """A run of this process, with a store of so many bytes."""
+        if not self.is_running:
+            raise ServerError("this server was stopped, or belongs to a parent process: start a new one")
+        sink = LocalSink(self.runs, info, memory)
+        self._keeper.opened(sink.run, True)  # nobody but this very process can name a folder here
+        return sink
+
+    def stop(self) -> None:
+        """Ends the server; what its runs hold stays readable. A second call does nothing."""
+        if self._pid != os.getpid():
+            return
+        self._server.stop()
+        self._thread.join(_STOP_S)
+
+
+class LocalSink:
+    """Puts frames straight into the store that the server of this process shows."""
+
+    def __init__(self, runs: Runs, info: RunInfo, memory: int) -> None:
+        self._lock = threading.Lock()
+        self._obey: Callable[[Command], None] | None = None
+        self._early: list[Command] = []
+        self._closed = False
+        self.run: Run = runs.open_local(info, memory, self._pass_on)
+
+    @property
+    def store(self) -> Store:
+        """Where the frames go."""
+        return self.run.store
+
+    def send(self, frame: Frame) -> None:
+        """Appends a frame."""
+        self._require_open()
+        self.run.take_record(frame)
+
+    def describe(
+        self, modules: Sequence[ModuleRecord], coverage: Sequence[Coverage] = (), hooks: Sequence[HookRecord] = ()
+    ) -> None:
+        """Hands the modules on."""
+        self._require_open()
+        self.run.store.describe(modules, coverage, hooks)
+        self.run.changes.tell()
+
+    def add_snapshot(self, snapshot: Snapshot) -> None:
+        """Keeps a snapshot."""
+        self._require_open()
+        self.run.take_record(snapshot)
+
+    def listen(self, obey: Callable[[Command], None]) -> None:
+        """Names the one who is told of commands; those that came before are told now."""
+        with self._lock:
+            self._obey = obey
+            for command in self._early:
+                obey(command)
+            self._early.clear()
+
+    def close(self) -> None:
+        """Marks the run as ended."""
+        if not self._closed:
+            self._closed = True
+            self.run.take_record(EndItem(self.run.acknowledged + 1, self.run.store.steps().newest or 0))
+
+    def _pass_on(self, command: Command) -> None:
+        with self._lock:
+            if self._obey is None:
+                self._early.append(command)
+            else:
+                self._obey(command)
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise ClosedError("this run was ended: open a new one to send more")

@@ -1,0 +1,110 @@
+"""For watchdogs: is it alive, does it take requests, and the figures that Prometheus collects."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any, Final, NamedTuple
+
+from fastapi import APIRouter, Request
+from starlette.exceptions import HTTPException
+from starlette.responses import PlainTextResponse
+
+from .live import publisher_of
+from .runs import Run
+
+METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+STATES: Final = ("live", "ended", "lost", "kept")
+
+router = APIRouter()
+Samples = Iterable[tuple[dict[str, str], float]]
+
+
+class Metric(NamedTuple):
+    """One figure, by labels."""
+
+    name: str
+    kind: str
+    help: str
+    samples: Samples
+
+
+@router.get("/healthz")
+def healthz() -> dict[str, str]:
+    """That the server answers; it tells nothing else, and needs no token."""
+    return {"status": "ok"}
+
+
+@router.get("/readyz", responses={503: {"description": "the server is stopping"}})
+def readyz(request: Request) -> dict[str, str]:
+    """That the server takes requests."""
+    if request.app.state.stopping:
+        raise HTTPException(503, "this server is stopping: ask again in a moment", {"Retry-After": "5"})
+    return {"status": "ready"}
+
+
+@router.get("/metrics", response_class=PlainTextResponse)
+def metrics(request: Request) -> PlainTextResponse:
+    """The server's figures, as Prometheus reads them."""
+    state = request.app.state
+    lines: list[str] = []
+    clients = publisher_of(request.app).clients
+    for metric in (*_of_server(state, clients), *_of_runs(state.runs.all())):
+        lines += [f"# HELP hookcore_{metric.name} {metric.help}", f"# TYPE hookcore_{metric.name} {metric.kind}"]
+        lines += [f"hookcore_{metric.name}{_labels(labels)} {float(value)!r}" for labels, value in metric.samples]
+    return PlainTextResponse("\n".join(lines) + "\n", media_type=METRICS_TYPE)
+
+
+def _of_server(state: Any, clients: int) -> Iterator[Metric]:
+    intake, runs = state.intake, state.runs.all()
+    states = Counter(run.state for run in runs)
+    used = sum(run.store.usage().nbytes for run in runs)
+    refused = sorted(intake.refused.items())
+    yield Metric("runs", "gauge", "Runs shown, by state.", [({"state": each}, states[each]) for each in STATES])
+    yield Metric("runs_removed_total", "counter", "Runs that made room for others.", [({}, state.runs.removed)])
+    yield Metric("batches_total", "counter", "Batches taken.", [({}, intake.batches)])
+    yield Metric("items_total", "counter", "Frames and snapshots taken.", [({}, intake.items)])
+    yield Metric("ingest_bytes_total", "counter", "Bytes of batches taken, as sent.", [({}, intake.nbytes)])
+    yield Metric("ingest_seconds_total", "counter", "Seconds spent filing batches.", [({}, intake.seconds)])
+    yield Metric(
+        "batches_refused_total",
+        "counter",
+        "Batches refused, by status.",
+        [({"status": str(status)}, count) for status, count in refused],
+    )
+    yield Metric("live_clients", "gauge", "Live streams now.", [({}, clients)])
+    yield Metric("memory_used_bytes", "gauge", "Bytes that runs take.", [({}, used)])
+    yield Metric("memory_limit_bytes", "gauge", "Bytes that runs may take.", [({}, state.settings.memory)])
+
+
+def _of_runs(runs: list[Run]) -> Iterator[Metric]:
+    usages = [(run, run.store.usage()) for run in runs]
+    dropped = [({"run": run.id, "reason": why}, n) for run, usage in usages for why, n in usage.dropped.items()]
+    unsent = [({"run": run.id, "reason": why}, n) for run in runs for why, n in run.books.dropped.items()]
+    steps = [(run, run.store.steps()) for run in runs]
+    named = [({"run": run.id, "name": run.name, "state": run.state}, 1.0) for run in runs]
+    yield Metric("run_info", "gauge", "Each run, its name and state.", named)
+    yield Metric(
+        "run_newest_step",
+        "gauge",
+        "The newest step of a run.",
+        [({"run": run.id}, each.newest) for run, each in steps if each.newest is not None],
+    )
+    yield Metric(
+        "run_frames_total", "counter", "Frames taken.", [({"run": run.id}, each.frames) for run, each in steps]
+    )
+    yield Metric("run_dropped_total", "counter", "What the store dropped, by reason.", dropped)
+    yield Metric("run_unsent_total", "counter", "What the trainer dropped before sending, by reason.", unsent)
+    yield Metric(
+        "run_memory_bytes", "gauge", "Bytes of a run.", [({"run": run.id}, usage.nbytes) for run, usage in usages]
+    )
+
+
+def _labels(labels: dict[str, str]) -> str:
+    if not labels:
+        return ""
+    return "{" + ",".join(f'{name}="{_escape(text)}"' for name, text in labels.items()) + "}"
+
+
+def _escape(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')

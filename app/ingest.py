@@ -1,0 +1,172 @@
+"""Where frames come in: a bounded body, unpacked within bounds, checked, and filed under its run."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import threading
+import time
+import zlib
+from dataclasses import dataclass, field
+from io import BytesIO
+from typing import Any, Final
+
+import zstandard
+from fastapi import APIRouter, Request, Response
+from starlette.exceptions import HTTPException
+
+from hookcore import wire
+from hookcore.errors import HookcoreError, WireError
+
+from . import limits
+from .runs import Run, Runs
+
+RETRY_S: Final = 5
+MOST_WAITING: Final = 4  # bodies of the largest size at once
+ENCODINGS: Final = ("identity", "zstd", "gzip")
+_PIECE: Final = 2**20
+_LARGEST_WINDOW: Final = 2**27  # bytes that unpacking itself may take
+
+router = APIRouter()
+
+
+@dataclass(slots=True)
+class Intake:
+    """What came in so far; all of a server's runs together, those that were removed too."""
+
+    batches: int = 0
+    items: int = 0
+    nbytes: int = 0
+    seconds: float = 0.0
+    waiting_bytes: int = 0  # of bodies that are coming, or are being filed; only the loop changes it
+    refused: dict[int, int] = field(default_factory=dict)  # by status
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def took(self, batch: wire.Batch, nbytes: int, seconds: float) -> None:
+        """A batch was filed."""
+        with self.lock:
+            self.batches += 1
+            self.items += len(batch.items)
+            self.nbytes += nbytes
+            self.seconds += seconds
+
+    def refuse(self, status: int, sentence: str, headers: dict[str, str] | None = None) -> HTTPException:
+        """The error to raise; it is counted."""
+        with self.lock:
+            self.refused[status] = self.refused.get(status, 0) + 1
+        return HTTPException(status, sentence, headers)
+
+
+@router.post(
+    "/api/v1/ingest",
+    openapi_extra={"requestBody": {"required": True, "content": {wire.CONTENT_TYPE: {"schema": {"type": "string"}}}}},
+    responses={200: {"content": {wire.CONTENT_TYPE: {}}, "description": "what the server has now"}},
+    response_class=Response,
+)
+async def ingest(request: Request) -> Response:
+    """Takes a batch of a trainer; hookcore's own sender speaks this, as hookcore.wire says."""
+    state = request.app.state
+    intake: Intake = state.intake
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != wire.CONTENT_TYPE:
+        raise intake.refuse(415, f"a batch is of type {wire.CONTENT_TYPE}, and this is {kind[:100] or 'of no type'}")
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ENCODINGS:
+        raise intake.refuse(415, f"content-encoding {encoding[:100]!r} is not read: use one of {', '.join(ENCODINGS)}")
+    pieces, nbytes = [], 0
+    try:
+        async for piece in request.stream():  # the guard bounds it
+            pieces.append(piece)
+            nbytes += len(piece)
+            intake.waiting_bytes += len(piece)
+            if intake.waiting_bytes > MOST_WAITING * state.settings.max_body:
+                sentence = "too many large batches come at once: send this one again"
+                raise intake.refuse(429, sentence, {"Retry-After": "1", "Connection": "close"})
+        # In a thread: the streams must go on while a large batch is filed.
+        return await asyncio.to_thread(_file, request, b"".join(pieces), encoding)
+    finally:
+        intake.waiting_bytes -= nbytes
+
+
+def _file(request: Request, body: bytes, encoding: str) -> Response:
+    state = request.app.state
+    intake: Intake = state.intake
+    began = time.perf_counter()
+    try:
+        data = unpack(body, encoding, state.settings.max_body)
+        batch = wire.decode_batch(data)
+        limits.check(batch)
+    except OverflowError as error:
+        raise intake.refuse(413, str(error)) from None
+    except WireError as error:
+        raise intake.refuse(422, str(error)) from None
+    visitor = request.scope["hookcore"]
+    own = state.settings.dashboard and visitor.how == "token"
+    answer = _take(state, intake, batch, own)
+    intake.took(batch, len(body), time.perf_counter() - began)
+    return Response(wire.encode(answer), media_type=wire.CONTENT_TYPE)
+
+
+def _take(state: Any, intake: Intake, batch: wire.Batch, own: bool) -> wire.Answer:
+    runs: Runs = state.runs
+    before = runs.get(batch.run.id)
+    is_new = before is None or before.kept
+    run = runs.open(batch.run)
+    if run is None:
+        count = len(runs.all())
+        sentence = (
+            f"this server shows {count} runs and has no room for one more: remove one that is not needed, "
+            f"or start it with more memory or max_runs"
+        )
+        raise intake.refuse(429, sentence, {"Retry-After": str(RETRY_S)})
+    if not hmac.compare_digest(run.info.key.encode(), batch.run.key.encode()):
+        raise intake.refuse(403, f"the run {run.id} was opened with another key: each trainer needs a run of its own")
+    try:
+        if is_new:
+            state.keeper.opened(run, own)
+        return run.take(batch)
+    except HookcoreError as error:
+        if is_new and is_empty(run):
+            runs.remove(run.id)  # a damaged first batch leaves no trace
+        raise intake.refuse(422, str(error)) from None
+
+
+def is_empty(run: Run) -> bool:
+    """Whether nothing of a run was taken yet."""
+    return run.acknowledged < 0 and run.described < 0 and not run.store.taps_announced
+
+
+def unpack(body: bytes, encoding: str, limit: int) -> bytes:
+    """The body as it was before it was compressed; OverflowError where that is more than `limit` bytes."""
+    data: bytes = body
+    if encoding == "gzip":
+        data = _unpack_gzip(body, limit)
+    elif encoding == "zstd":
+        data = _unpack_zstd(body, limit)
+    if len(data) > limit:
+        raise OverflowError(f"the batch is larger than {limit} bytes when unpacked: send less at once")
+    return data
+
+
+def _unpack_gzip(body: bytes, limit: int) -> bytes:
+    unpacker = zlib.decompressobj(16 + zlib.MAX_WBITS)
+    try:
+        data = unpacker.decompress(body, limit + 1)
+    except zlib.error as error:
+        raise WireError(f"the body is no gzip: {error}") from None
+    if len(data) <= limit and (not unpacker.eof or unpacker.unused_data):
+        raise WireError("the body is no whole gzip stream: it was cut, or something follows it")
+    return data
+
+
+def _unpack_zstd(body: bytes, limit: int) -> bytes:
+    pieces, size = [], 0
+    try:
+        unpacker = zstandard.ZstdDecompressor(max_window_size=_LARGEST_WINDOW)
+        with unpacker.stream_reader(BytesIO(body), read_across_frames=False) as reader:
+            while size <= limit and (piece := reader.read(min(_PIECE, limit + 1 - size))):
+                pieces.append(piece)
+                size += len(piece)
+    except zstandard.ZstdError as error:
+        raise WireError(f"the body is no zstd: {error}") from None
+    return b"".join(pieces)

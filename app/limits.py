@@ -1,0 +1,134 @@
+"""How large the parts of a batch may be. The wire checks that a batch is whole; this, that it is reasonable."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any, Final
+
+import msgspec
+
+from hookcore.errors import WireError
+from hookcore.records import Event, Tap
+from hookcore.wire import MAX_TEXT, Batch, Books, Description, FrameItem, Item, RunInfo, SnapshotItem
+
+MOST_TAPS: Final = 200_000  # of a run
+MOST_DESCRIBED: Final = 200_000  # modules, and hooks
+MOST_ITEMS: Final = 10_000  # of a batch
+MOST_EVENTS: Final = 100_000  # of a frame
+MOST_SCALARS: Final = 10_000  # of a frame
+MOST_LABELS: Final = 100
+MOST_VERSIONS: Final = 100
+MOST_REASONS: Final = 100
+MAX_LONG_TEXT: Final = 16_384  # a message with its traceback
+MAX_SETTINGS_BYTES: Final = 65_536
+DEEPEST_SETTINGS: Final = 6
+WHOLE: Final = 2**53  # numbers that JSON can say
+_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+def check(batch: Batch) -> None:
+    """Raises WireError where a part of a batch is larger than anything that hookcore sends."""
+    _check_run(batch.run)
+    _check_books(batch.books)
+    _require(batch.taps_from >= 0, f"taps from number {batch.taps_from} on")
+    _require(
+        batch.taps_from + len(batch.taps) <= MOST_TAPS,
+        f"{batch.taps_from + len(batch.taps)} taps, and a run may have {MOST_TAPS}: watch fewer modules",
+    )
+    for tap in batch.taps:
+        _check_tap(tap)
+    if batch.description is not None:
+        _check_description(batch.description)
+    _require(len(batch.items) <= MOST_ITEMS, f"{len(batch.items)} items: send fewer at once")
+    before = -1
+    for item in batch.items:
+        _require(before < item.number < WHOLE, f"an item {item.number} after item {before}")
+        before = item.number
+        _check_item(item)
+
+
+def _check_run(run: RunInfo) -> None:
+    _require(_ID.fullmatch(run.id) is not None, "a run's id that is not 1 to 64 letters, digits, '-' and '_'")
+    _require(bool(run.key), "a run without a key")
+    _check_texts((run.key, run.name, run.host, run.script, run.keep))
+    _require(len(run.versions) <= MOST_VERSIONS, f"{len(run.versions)} versions")
+    _check_texts((*run.versions, *run.versions.values()))
+    _require(0 <= run.pid < WHOLE and 0 <= run.memory < WHOLE, "a run's process or memory out of range")
+    _require(abs(run.started_s) < 1e15, f"a run that started at {run.started_s}")
+    _require(_is_plain(run.settings, DEEPEST_SETTINGS), "settings that JSON cannot say, or too deep")
+    size = len(msgspec.msgpack.encode(run.settings))
+    _require(size <= MAX_SETTINGS_BYTES, f"{size} bytes of settings")
+
+
+def _is_plain(value: Any, depth: int) -> bool:
+    if isinstance(value, dict) and depth:
+        return all(isinstance(key, str) and _is_plain(each, depth - 1) for key, each in value.items())
+    if isinstance(value, list) and depth:
+        return all(_is_plain(each, depth - 1) for each in value)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return abs(value) < 1e300  # not NaN either
+    return value is None or isinstance(value, str | bool)
+
+
+def _check_books(books: Books) -> None:
+    _require(len(books.dropped) <= MOST_REASONS, f"{len(books.dropped)} reasons to drop")
+    _check_texts(books.dropped)
+    numbers = (books.produced, books.acknowledged, books.waiting, books.in_flight, *books.dropped.values())
+    _require(all(0 <= number < WHOLE for number in numbers), "accounts with a number out of range")
+
+
+def _check_tap(tap: Tap) -> None:
+    _check_texts((tap.module, tap.index))
+    _require(0 <= tap.call < 2**31, f"call {tap.call} of a module")
+
+
+def _check_description(described: Description) -> None:
+    for name in ("modules", "coverage", "hooks"):
+        length = len(getattr(described, name))
+        _require(length <= MOST_DESCRIBED, f"{length} {name}")
+    _require(0 <= described.version < WHOLE, f"version {described.version} of a description")
+    for module in described.modules:
+        _check_texts((module.path, module.type, module.parent or "", *module.aliases))
+        _require(0 <= module.parameters < WHOLE and 0 <= module.trainable < WHOLE, "a number of parameters")
+    for covered in described.coverage:
+        _check_texts((covered.path, covered.type))
+        _check_texts((covered.reason,), MAX_LONG_TEXT)
+    for hook in described.hooks:
+        _check_texts((hook.owner, hook.point, *hook.options))
+        _check_texts((hook.function, hook.where, hook.warning), MAX_LONG_TEXT)
+        _require(abs(hook.number) < WHOLE, f"hook {hook.number}")
+
+
+def _check_item(item: Item) -> None:
+    _require(0 <= item.step < WHOLE, f"step {item.step}")
+    if isinstance(item, FrameItem):
+        _require(len(item.events) <= MOST_EVENTS, f"{len(item.events)} events in a frame")
+        for event in item.events:
+            _check_event(event)
+        _require(len(item.scalars) <= MOST_SCALARS, f"{len(item.scalars)} scalars in a frame")
+        _check_texts(item.scalars)
+        _require(len(item.labels) <= MOST_LABELS, f"{len(item.labels)} labels of a frame")
+        _check_texts((*item.labels, *item.labels.values()))
+        _require(0 <= item.micro_batches < WHOLE, f"{item.micro_batches} micro-batches")
+    elif isinstance(item, SnapshotItem):
+        _check_tap(item.tap)
+        _check_texts((item.dtype, item.stored))
+        _require(abs(item.request) < WHOLE, f"a snapshot for command {item.request}")
+
+
+def _check_event(event: Event) -> None:
+    _check_texts((event.name, event.module))
+    _check_texts((event.message,), MAX_LONG_TEXT)
+    _require(abs(event.step) < WHOLE and 0 <= event.count < WHOLE, "an event with a number out of range")
+
+
+def _check_texts(texts: Iterable[str], longest: int = MAX_TEXT) -> None:
+    for text in texts:
+        if len(text) > longest:
+            raise WireError(f"a batch holds a text of {len(text)} characters, and {longest} are allowed: shorten it")
+
+
+def _require(holds: bool, what: str) -> None:
+    if not holds:
+        raise WireError(f"a batch holds {what}: it was damaged, or made by something else")

@@ -1,0 +1,57 @@
+"""How a browser logs in: by a link that works once and turns into a cookie, so that no token stays in an address."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Query, Request
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.responses import RedirectResponse, Response
+
+from .access import CODE_S, SESSION_S, Access
+
+router = APIRouter()
+
+
+class LoginLink(BaseModel):
+    """A link that logs one browser in, once."""
+
+    url: str
+    expires_s: float
+
+
+@router.get("/login", include_in_schema=False)
+def login(request: Request, code: Annotated[str, Query(max_length=200)] = "") -> Response:
+    """Takes a code and gives a cookie."""
+    if b"prefetch" in dict(request.scope["headers"]).get(b"sec-purpose", b""):
+        raise HTTPException(403, "a login link is opened by a person, not ahead of time")
+    access: Access = request.app.state.access
+    role = access.take_code(code)
+    if role is None:
+        raise HTTPException(403, "this link was used before, or is too old: make a new one with `hookcore link`")
+    root = request.scope.get("root_path", "")
+    answer = RedirectResponse(f"{root}/", 303, {"Cache-Control": "no-store"})
+    answer.set_cookie(
+        access.cookie,
+        access.make_session(role),
+        max_age=SESSION_S,
+        path=f"{root}/",
+        secure=request.url.scheme == "https",
+        httponly=True,
+        samesite="strict",
+    )
+    return answer
+
+
+@router.post("/api/v1/login-link")
+def login_link(
+    request: Request,
+    role: Annotated[Literal["owner", "reader"], Query(description="what the browser may do")] = "owner",
+) -> LoginLink:
+    """A further link by which one browser can log in."""
+    access: Access = request.app.state.access
+    if not access.settings.token:
+        raise HTTPException(409, "this server asks for no token: open its address")
+    base = f"{request.url.scheme}://{request.headers['host']}{request.scope.get('root_path', '')}"
+    return LoginLink(url=f"{base}/login?code={access.make_code(role)}", expires_s=CODE_S)

@@ -1,0 +1,144 @@
+"""uvicorn's protocols with the deadlines and limits that they lack."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any, Final, cast
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+
+from .live import WriteDeadline
+from .security import HEADERS, PEER
+from .settings import ServerSettings
+
+MOST_HEAD_BYTES: Final = 65_536
+MOST_MESSAGE: Final = 64 * 2**10  # bytes of one message that a page sends
+
+
+class SocketProtocol(WriteDeadline, WebSocketsSansIOProtocol):
+    """A WebSocket whose peer must read."""
+
+    close_timeout = 0.3
+
+
+class HttpProtocol(WriteDeadline, HttpToolsProtocol):
+    """A connection on which a request must arrive in time, and that gives way where there are too many.
+
+    uvicorn waits for a request for as long as its peer likes, and starts its keep-alive time again with every byte.
+    """
+
+    settings: ServerSettings = ServerSettings()
+    _receive_timer: asyncio.TimerHandle | None = None
+    _in_head = True
+    _is_arriving = False
+    _nbytes = 0
+    since = 0.0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A peer has come."""
+        self.app_state = {**self.app_state, PEER: {}}  # what is found out about the peer, for all its requests
+        self.since = self.loop.time()
+        is_full = len(self.connections) >= self.settings.max_connections and not self._evict()
+        super().connection_made(transport)
+        if is_full:
+            count = self.settings.max_connections
+            self._answer(503, f"{count} connections are open, and that is the most: try again in a moment")
+            return
+        self._start_receiving()
+
+    def connection_lost(self, *arguments: Any) -> None:
+        """The peer has gone."""
+        self._stop_receiving()
+        super().connection_lost(*arguments)
+
+    def data_received(self, data: bytes) -> None:
+        """Some bytes have come."""
+        if self._receive_timer is None and not self._is_busy:
+            self._start_receiving()
+        self._nbytes += len(data)
+        super().data_received(data)
+        if self.transport.is_closing():
+            return
+        if self._in_head and self._nbytes > MOST_HEAD_BYTES:
+            self._answer(431, f"the headers are longer than {MOST_HEAD_BYTES} bytes: send less")
+        elif self._nbytes > 2 * self.settings.max_body + 2**20:
+            self.transport.abort()  # what the application did not count: padding, trailers
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        super().on_message_begin()
+        self._in_head = self._is_arriving = True
+        self._nbytes = 0
+
+    def on_headers_complete(self) -> None:
+        """Its headers are there."""
+        self._in_head = False
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """All of it is there."""
+        self._is_arriving = False
+        self._stop_receiving()
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """Its answer is sent."""
+        self.since = self.loop.time()
+        super().on_response_complete()
+        if self._is_arriving and self._receive_timer is None and not self.transport.is_closing():
+            self._start_receiving()  # the rest of what was answered early, or a request that came right behind it
+
+    @property
+    def _is_busy(self) -> bool:
+        """Whether an answer is being made."""
+        return self.cycle is not None and not self.cycle.response_complete
+
+    @property
+    def may_be_evicted(self) -> bool:
+        """Whether nothing is lost that a peer waits for."""
+        return not self._is_busy and not self.transport.is_closing()
+
+    def _start_receiving(self) -> None:
+        self._receive_timer = self.loop.call_later(self.settings.receive_s, self._came_too_late)
+
+    def _stop_receiving(self) -> None:
+        if self._receive_timer is not None:
+            self._receive_timer.cancel()
+            self._receive_timer = None
+
+    def _came_too_late(self) -> None:
+        self._receive_timer = None
+        if self.transport.is_closing():
+            return
+        if self._is_busy:
+            self.transport.abort()  # the application waits for the body, and is told that nobody is there
+        else:
+            self._answer(408, f"no whole request has come within {self.settings.receive_s:g} s: connect again")
+
+    def _evict(self) -> bool:
+        """Makes room by closing the connection that has waited longest; False where every one is busy."""
+        waiting = [each for each in self.connections if isinstance(each, HttpProtocol) and each.may_be_evicted]
+        if not waiting:
+            return False
+        oldest = min(waiting, key=lambda each: each.since)
+        self.connections.discard(cast(Any, oldest))
+        oldest.transport.abort()
+        return True
+
+    def _answer(self, status: int, sentence: str) -> None:
+        """An answer without the application, and the end of the connection."""
+        body = json.dumps({"error": sentence}).encode()
+        lines = [f"HTTP/1.1 {status} Refused", *(f"{name}: {value}" for name, value in HEADERS.items())]
+        lines += ["content-type: application/json", f"content-length: {len(body)}", "connection: close"]
+        self.transport.write("\r\n".join(lines).encode() + b"\r\n\r\n" + body)
+        self.transport.close()
+
+
+def protocol_for(settings: ServerSettings) -> type[HttpProtocol]:
+    """The protocol with the limits of these settings."""
+    return type("HttpProtocol", (HttpProtocol,), {"settings": settings})
+
+
+__all__ = ["MOST_MESSAGE", "HttpProtocol", "SocketProtocol", "protocol_for"]

@@ -1,0 +1,251 @@
+"""The guard before everything: which requests are let through to the application. Pure ASGI, no body is read here."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import re
+import socket
+from collections.abc import Iterable
+from contextlib import nullcontext
+from typing import Final
+from urllib.parse import urlsplit
+
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from .access import Access, Visitor, is_same_user
+from .settings import LOOPBACK, ServerSettings
+from .usage import Usage
+
+MOST_URL: Final = 8192
+MOST_HEADER_BYTES: Final = 32_768
+MOST_HEADERS: Final = 100
+MOST_BODY: Final = 2**20  # of a reader; batches have a limit of their own
+INGEST: Final = "/api/v1/ingest"
+STREAMS: Final = frozenset({"/api/v1/live", "/api/v1/socket"})
+WITHOUT_TOKEN: Final = frozenset({"/healthz", "/login"})
+UNNOTICED: Final = frozenset({"/healthz", "/readyz", "/metrics"})  # a watchdog's questions keep no server alive
+SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+PEER: Final = "hookcore_peer"
+FORM_TYPES: Final = frozenset({"application/x-www-form-urlencoded", "multipart/form-data", "text/plain"})
+ANY_ADDRESS: Final = frozenset({"", "0.0.0.0", "::"})
+HEADERS: Final = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
+        "connect-src 'self'; font-src 'self'; frame-ancestors 'none'; base-uri 'self'; form-action 'self'"
+    ),
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "x-frame-options": "DENY",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+}
+_HEADERS: Final = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+_HOST: Final = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9_.-]+)(:\d{1,5})?")
+
+
+class RefusedError(Exception):
+    """A request that goes no further: its status, and a sentence that says what to do."""
+
+    def __init__(self, status: int, sentence: str) -> None:
+        super().__init__(sentence)
+        self.status = status
+        self.sentence = sentence
+
+
+class Guard:
+    """Wraps the application. The same rules hold for requests and for WebSockets."""
+
+    def __init__(self, app: ASGIApp, settings: ServerSettings, access: Access, usage: Usage) -> None:
+        self.app = app
+        self._settings, self._access, self._usage = settings, access, usage
+        self._hosts = allowed_hosts(settings)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Lets a request through, or answers it."""
+        if scope["type"] not in ("http", "websocket"):
+            await self.app(scope, receive, send)
+            return
+        path = path_of(scope)
+        try:
+            scope["hookcore"] = self._judge(scope, path)
+        except RefusedError as refusal:
+            await _refuse(scope, send, refusal)
+            return
+        if path == INGEST:
+            self._usage.note_trainer()
+        counted = nullcontext() if path == INGEST or path in UNNOTICED else self._usage.reading()
+        with counted:
+            if scope["type"] == "websocket":
+                await self.app(scope, receive, send)
+            else:
+                limit = self._settings.max_body if path == INGEST else MOST_BODY
+                await self.app(scope, _bounded(receive, limit), _with_headers(send))
+
+    def _judge(self, scope: Scope, path: str) -> Visitor | None:
+        _check_size(scope)
+        headers = dict(scope["headers"])
+        host = self._check_host([value for name, value in scope["headers"] if name == b"host"])
+        changes = scope["type"] == "http" and scope["method"] not in SAFE_METHODS
+        _check_fetch_metadata(scope, path, headers)
+        if changes or path in STREAMS:
+            _check_origin(scope, headers, host)
+        if path in WITHOUT_TOKEN and not changes:
+            return None
+        visitor = self._access.know(headers, lambda: _is_user(scope), changes)
+        if visitor is None:
+            raise RefusedError(401, "this server asks for a token: send it as `Authorization: Bearer TOKEN`, or log in")
+        if changes:
+            _check_change(visitor, headers, path)
+        return visitor
+
+    def _check_host(self, given: list[bytes]) -> str:
+        if len(given) != 1:
+            raise RefusedError(400, f"a request names its host once, and this one did so {len(given)} times")
+        text = given[0].decode("latin-1").lower()
+        found = _HOST.fullmatch(text)
+        name = found[1].strip("[]") if found else ""
+        if name in self._hosts or (self._settings.host in ANY_ADDRESS and _is_address(name)):
+            return text
+        # A page elsewhere can give this machine's address a name of its own; no name, no answer.
+        raise RefusedError(
+            400, "the host that was asked for is none of this server's: ask for 127.0.0.1, or add it to allowed_hosts"
+        )
+
+
+def allowed_hosts(settings: ServerSettings) -> frozenset[str]:
+    """The names by which a server may be asked for; ports do not matter, they change in a tunnel."""
+    names: Iterable[str] = (*LOOPBACK, settings.host, *settings.allowed_hosts)
+    if settings.host in ANY_ADDRESS:
+        names = (*names, socket.gethostname())
+    return frozenset(name.lower().strip("[]") for name in names if name not in ANY_ADDRESS)
+
+
+def path_of(scope: Scope) -> str:
+    """The path below the one at which a proxy serves us."""
+    path, root = str(scope["path"]), str(scope.get("root_path", ""))
+    return path[len(root) :] if root and path.startswith(root + "/") else path
+
+
+def _is_user(scope: Scope) -> bool:
+    """Whether the user who runs the server asks; looked up once for each connection."""
+    peer: dict[str, bool] = scope.get("state", {}).get(PEER, {})
+    if "is_user" not in peer:
+        peer["is_user"] = is_same_user(scope.get("client"), scope.get("server"))
+    return peer["is_user"]
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _check_size(scope: Scope) -> None:
+    if len(scope.get("raw_path") or scope["path"]) + len(scope.get("query_string", b"")) > MOST_URL:
+        raise RefusedError(414, f"the address is longer than {MOST_URL} characters: ask for less at once")
+    headers = scope["headers"]
+    if len(headers) > MOST_HEADERS or sum(len(name) + len(value) for name, value in headers) > MOST_HEADER_BYTES:
+        raise RefusedError(431, f"the headers are longer than {MOST_HEADER_BYTES} bytes, or more than {MOST_HEADERS}")
+
+
+def _check_fetch_metadata(scope: Scope, path: str, headers: dict[bytes, bytes]) -> None:
+    """What a browser says of where a request comes from. From other pages only a plain link to a page is followed."""
+    site = headers.get(b"sec-fetch-site", b"none")
+    if site in (b"none", b"same-origin"):
+        return
+    is_link = (
+        scope["type"] == "http"
+        and scope["method"] in ("GET", "HEAD")
+        and headers.get(b"sec-fetch-mode") == b"navigate"
+        and headers.get(b"sec-fetch-dest") == b"document"
+    )
+    if not is_link or path.startswith("/api/"):
+        raise RefusedError(403, "a page of another origin asked for this: only this server's own pages may")
+
+
+def _check_origin(scope: Scope, headers: dict[bytes, bytes], host: str) -> None:
+    origin = headers.get(b"origin")
+    if origin is None:
+        return
+    parts = urlsplit(origin.decode("latin-1").lower())
+    secure = scope["scheme"] in ("https", "wss")
+    # Behind a proxy that ends TLS the page is https and we are not; a secure page of the same host is never foreign.
+    if parts.netloc != host or parts.scheme not in (("https",) if secure else ("http", "https")):
+        raise RefusedError(403, "a page of another origin asked for this: only this server's own pages may")
+
+
+def _check_change(visitor: Visitor, headers: dict[bytes, bytes], path: str) -> None:
+    if visitor.role != "owner":
+        raise RefusedError(
+            403, "this needs the token that may change things: send it as `Authorization: Bearer TOKEN`, or log in"
+        )
+    kind = headers.get(b"content-type", b"").decode("latin-1").partition(";")[0].strip().lower()
+    if path != INGEST and visitor.how != "token" and kind in FORM_TYPES:
+        # Forms, which any page can send, cannot say that they send JSON.
+        raise RefusedError(415, f"a body of type {kind} is not taken: send application/json")
+
+
+def _bounded(receive: Receive, limit: int) -> Receive:
+    taken = 0
+
+    async def receive_bounded() -> Message:
+        nonlocal taken
+        message = await receive()
+        taken += len(message.get("body", b""))
+        if taken > limit:
+            raise HTTPException(
+                413, f"the body is larger than {limit} bytes: send less at once", {"Connection": "close"}
+            )
+        return message
+
+    return receive_bounded
+
+
+def _with_headers(send: Send) -> Send:
+    async def send_with_headers(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            given = list(message.get("headers", []))
+            known = {name.lower() for name, _ in given}
+            message = {**message, "headers": given + [pair for pair in _HEADERS if pair[0] not in known]}
+        await send(message)
+
+    return send_with_headers
+
+
+async def _refuse(scope: Scope, send: Send, refusal: RefusedError) -> None:
+    if scope["type"] == "websocket":
+        await send({"type": "websocket.close", "code": 1008, "reason": refusal.sentence[:120]})
+        return
+    body, kind = _body_of(scope, refusal)
+    headers: list[tuple[bytes, bytes]] = [
+        (b"content-type", kind),
+        (b"content-length", str(len(body)).encode()),
+        (b"cache-control", b"no-store"),
+    ]
+    if refusal.status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    if scope["method"] not in SAFE_METHODS:
+        headers.append((b"connection", b"close"))  # its body is not read
+    await _with_headers(send)({"type": "http.response.start", "status": refusal.status, "headers": headers})
+    await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
+
+
+def _body_of(scope: Scope, refusal: RefusedError) -> tuple[bytes, bytes]:
+    accepts = next((value for name, value in scope["headers"] if name == b"accept"), b"")
+    if refusal.status == 401 and b"text/html" in accepts:
+        return LOGIN_NEEDED.encode(), b"text/html; charset=utf-8"
+    return json.dumps({"error": refusal.sentence}).encode(), b"application/json"
+
+
+# The link is followed from our own page: then a browser that came from elsewhere sends its cookie.
+LOGIN_NEEDED: Final = """<!doctype html>
+<html lang="en"><meta charset="utf-8"><title>hookcore</title>
+<h1>Log in first</h1>
+<p>Open the link that the server printed when it started, or make a new one with <code>hookcore link</code>.</p>
+<p>If this browser has logged in: <a href="">go on</a>.</p>
+</html>
+"""

@@ -1,0 +1,228 @@
+"""Running a server: its socket, its token, its deadlines, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import logging
+import os
+import secrets
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+import uvicorn
+from fastapi import FastAPI
+
+from hookcore.dashboard import home
+from hookcore.errors import ArgumentError, HookcoreError
+
+from .access import Access
+from .live import publisher_of
+from .main import create_app
+from .protocol import MOST_MESSAGE, SocketProtocol, protocol_for
+from .runs import Runs
+from .security import ANY_ADDRESS
+from .settings import ServerSettings
+from .usage import Usage
+
+DASHBOARD_IDLE_S: Final = 3600.0
+PORTS_TRIED: Final = 20
+LEAST_TOKEN: Final = 16
+KEEP_ALIVE_S: Final = 30
+NICENESS: Final = 5  # the training goes first
+_GRACE_S: Final = 0.5
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server, that ends its streams first, and by itself where nobody uses it."""
+
+    def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
+        super().__init__(config)
+        self._state: Any = app.state
+        self._publisher = publisher_of(app)
+
+    def stop(self) -> None:
+        """Ends the server soon. From any thread, and from a signal."""
+        self._state.stopping = True
+        self.should_exit = True
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A signal: an orderly end, no matter how often it comes."""
+        self.stop()
+
+    async def on_tick(self, counter: int) -> bool:
+        """Called ten times a second."""
+        usage: Usage = self._state.usage
+        limit = self._state.settings.idle_stop_s
+        if limit and usage.idle_s > limit:
+            self.stop()
+        return await super().on_tick(counter)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Ends the streams, then the connections, then what is written to disk."""
+        self._state.stopping = True
+        self._publisher.stop()
+        await super().shutdown(sockets)
+        await asyncio.to_thread(self._state.keeper.close)
+
+
+def make_server(app: FastAPI) -> Server:
+    """The server of an application, with all its limits."""
+    settings: ServerSettings = app.state.settings
+    config = uvicorn.Config(
+        app,
+        http=protocol_for(settings),
+        ws=SocketProtocol,
+        ws_max_size=MOST_MESSAGE,
+        ws_per_message_deflate=False,
+        lifespan="off",
+        log_config=None,
+        log_level="error",  # what strangers send is no news
+        access_log=False,  # addresses may hold what is nobody's business
+        proxy_headers=False,  # anybody can say that they come from elsewhere
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=_GRACE_S,  # type: ignore[arg-type]
+        root_path=settings.root_path.rstrip("/"),
+        ssl_certfile=settings.certfile or None,
+        ssl_keyfile=settings.keyfile or None,
+    )
+    return Server(config, app)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket on this port, the next free one, or any; ArgumentError where the address is none of this machine's."""
+    address = "127.0.0.1" if host == "localhost" else host
+    for candidate in (*range(port, min(port + PORTS_TRIED, 65536)), 0) if port else (0,):
+        try:
+            family = socket.AF_INET6 if ":" in address else socket.AF_INET
+            return socket.create_server((address, candidate), family=family)
+        except PermissionError as error:
+            raise ArgumentError(f"port={port} may not be listened on: {error}; take one above 1023") from None
+        except OSError as error:
+            last = error
+            if isinstance(error, socket.gaierror) or "assign" in str(error):
+                break
+    raise ArgumentError(f"host={host!r} cannot be listened on: {last}; give an address of this machine's")
+
+
+def inherited(environment: Mapping[str, str]) -> socket.socket | None:
+    """The socket that whoever started this process has opened for it. Its lock is held until the process ends."""
+    lock, given = environment.get("HOOKCORE_LOCK_FD"), environment.get("HOOKCORE_LISTEN_FD")
+    if lock:
+        os.set_inheritable(int(lock), False)
+    if not given:
+        return None
+    os.set_inheritable(int(given), False)
+    return socket.socket(fileno=int(given))
+
+
+def complete(settings: ServerSettings, listening: socket.socket) -> ServerSettings:
+    """The settings with what is known only now: the true port, and a token where none was given."""
+    if bool(settings.certfile) != bool(settings.keyfile):
+        raise ArgumentError("TLS needs both: give certfile and keyfile")
+    for name in ("certfile", "keyfile"):
+        path = getattr(settings, name)
+        if path and not Path(path).is_file():
+            raise ArgumentError(f"{name}={path!r} is no file: give a path to a file in PEM")
+    for name in ("token", "read_token"):
+        if 0 < len(getattr(settings, name)) < LEAST_TOKEN:
+            raise ArgumentError(f"the {name} is shorter than {LEAST_TOKEN} characters: give a longer one, or none")
+    if settings.read_token and settings.read_token == settings.token:
+        raise ArgumentError("token and read_token are the same: give two different ones")
+    idle_s = settings.idle_stop_s or (DASHBOARD_IDLE_S if settings.dashboard else 0.0)
+    port = listening.getsockname()[1]
+    token = settings.token or secrets.token_urlsafe(32)
+    return dataclasses.replace(settings, port=port, token=token, idle_stop_s=idle_s)
+
+
+def url_of(settings: ServerSettings) -> str:
+    """The address to open, without a slash at its end."""
+    name = settings.host
+    if name in ANY_ADDRESS:
+        name = socket.gethostname()
+    elif ":" in name:
+        name = f"[{name}]"
+    scheme = "https" if settings.certfile else "http"
+    return f"{scheme}://{name}:{settings.port}{settings.root_path.rstrip('/')}"
+
+
+def greeting(given: ServerSettings, settings: ServerSettings, access: Access) -> str:
+    """What is printed once when a server starts."""
+    url = url_of(settings)
+    if settings.dashboard:
+        return f"hookcore's dashboard is at {url}/"
+    if settings.is_loopback:
+        who = "Reading needs no token on this machine; changing needs you to be its user, or the token."
+        lines = [f"hookcore is at {url}/", who if not settings.read_token else "Others need a token to read."]
+    else:
+        lines = [
+            f"hookcore is at {url}/ for everyone in this machine's networks who has the token.",
+            f"Log a browser in by this link, once, within an hour: {url}/login?code={access.make_code()}",
+        ]
+        if not settings.certfile:
+            lines.append("The token and all data travel unencrypted: give certfile and keyfile, or use a tunnel.")
+    if not given.token and not settings.is_loopback:
+        lines.append(f"The token, made for this start and shown only here: {settings.token}")
+    return "\n".join(lines)
+
+
+def run(
+    given: ServerSettings,
+    environment: Mapping[str, str] = os.environ,
+    fill: Callable[[Runs], None] | None = None,
+    told: Callable[[str], None] | None = None,
+) -> None:
+    """Serves until a signal comes, or nobody uses the server any more. `fill` puts runs in before it starts."""
+    handed = inherited(environment)
+    listening = handed or listen(given.host, given.port)
+    with listening:
+        settings = complete(given, listening)
+        _prepare(settings)
+        runs = Runs(settings)
+        app = create_app(runs, settings)
+        if fill is not None:
+            fill(runs)
+        server = make_server(app)
+        (told or _say)(greeting(given, settings, app.state.access))
+        try:
+            server.run(sockets=[listening])
+        finally:
+            if settings.dashboard:
+                _forget_private_file(environment)
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def _prepare(settings: ServerSettings) -> None:
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    if settings.dashboard:
+        os.nice(NICENESS)
+    with suppress(ImportError, ValueError, OSError):
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = settings.max_connections + 256
+        if soft != resource.RLIM_INFINITY and soft < wanted:
+            most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+def _forget_private_file(environment: Mapping[str, str]) -> None:
+    """Removes the file by which trainers find this dashboard, if it still speaks of this process."""
+    with suppress(OSError, ValueError, KeyError, HookcoreError):
+        file = home(environment) / "dashboard.json"
+        if json.loads(file.read_text("utf-8"))["pid"] == os.getpid():
+            file.unlink()
+
+
+__all__ = ["Server", "complete", "greeting", "listen", "make_server", "run", "url_of"]

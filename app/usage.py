@@ -1,0 +1,35 @@
+"""When the server was last used, and by whom: what decides whether it is idle."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+
+
+class Usage:
+    """Trainers and readers. A reader is any request or open stream that asks about runs."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
+        self.trainer_at = self.reader_at = clock()
+        self.open = 0  # requests and streams of readers that are under way
+
+    def note_trainer(self) -> None:
+        """A trainer sent something."""
+        self.trainer_at = self.clock()
+
+    @contextmanager
+    def reading(self) -> Generator[None, None, None]:
+        """A reader's request, from its beginning to its end."""
+        self.open += 1
+        try:
+            yield
+        finally:
+            self.open -= 1
+            self.reader_at = self.clock()
+
+    @property
+    def idle_s(self) -> float:
+        """For how long nobody has used the server."""
+        return 0.0 if self.open else self.clock() - max(self.trainer_at, self.reader_at)

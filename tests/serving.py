@@ -1,0 +1,156 @@
+"""A small world for the server: batches as a trainer sends them, a real server in a thread, and plain sockets."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from starlette.testclient import TestClient
+
+from hookcore import wire
+from hookcore.records import STAT_COLUMN, STATS, Event, Frame, SketchBlock, Tap
+from hookcore_app.main import App, create_app
+from hookcore_app.runs import Runs
+from hookcore_app.serve import Server, complete, listen, make_server
+from hookcore_app.settings import ServerSettings
+
+TOKEN = "t" * 40
+READ_TOKEN = "r" * 40
+PATIENCE_S = 30.0
+BATCH = {"Content-Type": wire.CONTENT_TYPE}
+BEARER = {"Authorization": f"Bearer {TOKEN}"}
+
+
+def make_info(run: str = "one", **others: Any) -> wire.RunInfo:
+    return wire.RunInfo(**{"id": run, "key": f"key of {run}", "name": run, "started_s": 1.0, **others})
+
+
+def make_taps(count: int) -> tuple[Tap, ...]:
+    return tuple(Tap(f"layer.{number}", "output") for number in range(count))
+
+
+def make_frame(step: int, taps: int = 2, mean: float | None = None, **others: Any) -> Frame:
+    """A frame whose means say which step it is of."""
+    stats = np.ones((taps, len(STATS)))
+    stats[:, STAT_COLUMN["mean"]] = step if mean is None else mean
+    empty = SketchBlock(np.zeros(taps + 1, np.uint32), np.empty(0, np.uint16), np.empty(0, np.uint32))
+    return Frame(step, float(step), np.arange(taps, dtype=np.uint32), stats, empty, **others)
+
+
+def make_batch(
+    info: wire.RunInfo, steps: Sequence[int], taps: int = 2, first: bool = True, **others: Any
+) -> wire.Batch:
+    """A batch with a frame of each step; the items are numbered as the steps."""
+    items = tuple(wire.frame_item(step, make_frame(step, taps)) for step in steps)
+    announced: dict[str, Any] = {"taps": make_taps(taps)} if first else {"taps_from": taps}
+    return wire.Batch(**{"run": info, "items": items, **announced, **others})
+
+
+def make_event(number: int) -> Event:
+    return Event(number, 0.0, "told", f"event {number}")
+
+
+@dataclass
+class World:
+    """An application and a client of it, without a network."""
+
+    app: App
+    runs: Runs
+    client: TestClient
+
+    def post(self, batch: wire.Batch | bytes, **headers: str) -> Any:
+        """Sends a batch."""
+        body = batch if isinstance(batch, bytes) else wire.encode(batch)
+        return self.client.post("/api/v1/ingest", content=body, headers={**BATCH, **headers})
+
+    def take(self, batch: wire.Batch) -> wire.Answer:
+        """Sends a batch that must be taken."""
+        response = self.post(batch)
+        assert response.status_code == 200, response.text
+        return wire.decode_answer(response.content)
+
+    def means(self, run: str = "one", tap: int = 0) -> tuple[list[int], list[float]]:
+        """The steps of a tap and their means."""
+        found = self.runs.get(run)
+        assert found is not None
+        series = found.store.series(tap, "mean")
+        return series.first_step.tolist(), series.mean.tolist()
+
+
+def make_world(clock: Callable[[], float] = time.monotonic, **settings: Any) -> World:
+    chosen = ServerSettings(**settings)
+    runs = Runs(chosen, clock)
+    app = create_app(runs, chosen)
+    assert isinstance(app, App)
+    return World(app, runs, TestClient(app, base_url="http://127.0.0.1:8642", raise_server_exceptions=False))
+
+
+@dataclass
+class Served:
+    """A real server in a thread of this process."""
+
+    app: App
+    runs: Runs
+    server: Server
+    port: int
+    thread: threading.Thread
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE_S)
+
+    def ask(self, head: str, body: bytes = b"") -> bytes:
+        """The answer to a request as it is written here; the connection is closed after it."""
+        with self.connect() as connection:
+            connection.sendall(head.replace("\n", "\r\n").encode("latin-1") + b"\r\n\r\n" + body)
+            return read_all(connection)
+
+    def get(self, path: str) -> bytes:
+        return self.ask(f"GET {path} HTTP/1.1\nHost: 127.0.0.1\nConnection: close")
+
+
+def read_all(connection: socket.socket) -> bytes:
+    """What comes until the other end closes."""
+    pieces = []
+    try:
+        while piece := connection.recv(65536):
+            pieces.append(piece)
+    except ConnectionResetError:
+        pass
+    return b"".join(pieces)
+
+
+@contextmanager
+def served(clock: Callable[[], float] = time.monotonic, **given: Any) -> Iterator[Served]:
+    listening = listen(given.get("host", "127.0.0.1"), given.get("port", 0))
+    settings = complete(ServerSettings(**{"host": "127.0.0.1", "port": 0, "token": TOKEN, **given}), listening)
+    runs = Runs(settings, clock)
+    app = create_app(runs, settings)
+    assert isinstance(app, App)
+    server = make_server(app)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, name="hookcore-server")
+    thread.start()
+    try:
+        yield Served(app, runs, server, settings.port, thread)
+    finally:
+        server.stop()
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+
+
+def wait_for(what: Callable[[], Any]) -> Any:
+    """What is true in the end."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not (found := what()):
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.01)
+    return found

@@ -1,0 +1,429 @@
+"""What comes in is taken once and whole, or refused with a sentence; whatever comes, the next good batch is taken."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import Any
+
+import httpx2
+import msgspec
+import numpy as np
+import pytest
+import zstandard
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hookcore import wire
+from hookcore.records import Event, Snapshot, Tap
+from tests.serving import (
+    BATCH,
+    BEARER,
+    READ_TOKEN,
+    TOKEN,
+    World,
+    make_batch,
+    make_event,
+    make_frame,
+    make_info,
+    make_taps,
+    make_world,
+    read_all,
+    served,
+    wait_for,
+)
+
+INFO = make_info()
+
+
+@pytest.fixture
+def world() -> World:
+    return make_world()
+
+
+def _refused(world: World, batch: wire.Batch | bytes, status: int, words: str, **headers: str) -> None:
+    """Refused with these words, and nothing is left of it: the next good batch of the run is taken whole."""
+    response = world.post(batch, **headers)
+    assert response.status_code == status, response.text
+    assert words in response.json()["error"]
+
+
+def test_a_batch_is_filed_and_answered_with_what_the_server_has(world: World) -> None:
+    answer = world.take(make_batch(INFO, [0, 1, 2]))
+    assert (answer.acknowledged, answer.taps, answer.described, answer.commands) == (2, 2, -1, ())
+    assert world.means() == ([0, 1, 2], [0.0, 1.0, 2.0])
+
+
+def test_a_batch_without_items_is_a_sign_of_life_and_brings_commands(world: World) -> None:
+    world.take(make_batch(INFO, []))
+    run = world.runs.get("one")
+    assert run is not None
+    asked = run.ask("settings", changes={"every": 5})
+    assert world.take(make_batch(INFO, [], first=False)).commands == (asked,)
+    done = make_batch(INFO, [], first=False, commands_done=asked.number)
+    assert world.take(done).commands == ()
+
+
+def test_what_comes_twice_or_late_is_stored_once(world: World) -> None:
+    batches = [make_batch(INFO, [step, step + 1], first=step == 0) for step in range(0, 20, 2)]
+    shuffled = random.Random(1)
+    for number, batch in enumerate(batches):
+        world.take(batch)
+        for again in shuffled.choices(batches[: number + 1], k=3):
+            assert world.take(again).acknowledged == 2 * number + 1
+    assert world.means() == (list(range(20)), [float(step) for step in range(20)])
+
+
+def test_a_batch_that_leaves_out_taps_is_not_taken_and_the_answer_says_what_is_known(world: World) -> None:
+    answer = world.take(make_batch(INFO, [0], first=False))
+    assert (answer.acknowledged, answer.taps) == (-1, 0)
+    assert world.take(make_batch(INFO, [0])).acknowledged == 0
+
+
+def test_a_removed_run_whose_trainer_still_sends_comes_anew(world: World) -> None:
+    world.take(make_batch(INFO, [0, 1]))
+    assert world.runs.remove("one")
+    assert world.take(make_batch(INFO, [2], first=False)).taps == 0
+    assert world.take(make_batch(INFO, [2])).acknowledged == 2
+    assert world.means() == ([2], [2.0])
+
+
+def test_a_run_that_is_shown_from_a_file_goes_on_where_its_trainer_comes_back(world: World) -> None:
+    world.take(make_batch(INFO, [0, 1]))
+    run = world.runs.get("one")
+    assert run is not None
+    run.kept = True
+    assert world.take(make_batch(make_info(key="of a new start"), [2])).acknowledged == 2
+    found = world.runs.get("one")
+    assert found is not None
+    assert (found.state, len(world.runs.all())) == ("live", 1)
+
+
+def test_a_clock_that_goes_backwards_changes_no_order() -> None:
+    now = [100.0]
+    world = make_world(lambda: now[0])
+    for step in range(5):
+        now[0] -= 1000.0
+        frame = make_frame(step)
+        item = wire.frame_item(step, frame)
+        backwards = msgspec.structs.replace(item, time_s=1e9 - 3600.0 * step)
+        world.take(make_batch(INFO, [], taps=2, items=(backwards,)))
+    run = world.runs.get("one")
+    assert run is not None
+    assert run.state == "live"
+    assert world.means() == (list(range(5)), [0.0, 1.0, 2.0, 3.0, 4.0])
+
+
+@pytest.mark.parametrize("name", ["", "../etc", "a/b", "a b", "x" * 65, "naïve", "a\n", "%2e"])
+def test_a_run_whose_id_is_not_safe_in_an_address_is_refused(world: World, name: str) -> None:
+    _refused(world, make_batch(make_info(name), [0]), 422, "64 letters")
+    assert world.runs.all() == []
+
+
+def test_nobody_can_add_to_the_run_of_another(world: World) -> None:
+    world.take(make_batch(INFO, [0]))
+    _refused(world, make_batch(make_info(key="guessed"), [1], first=False), 403, "another key")
+    _refused(world, make_batch(make_info(key="schlüssel"), [1], first=False), 403, "another key")
+    assert world.means()[0] == [0]
+
+
+def test_a_full_server_says_so_and_when_to_come_again() -> None:
+    world = make_world(max_runs=1)
+    world.take(make_batch(INFO, [0]))
+    response = world.post(make_batch(make_info("two"), [0]))
+    assert response.status_code == 429
+    assert int(response.headers["retry-after"]) > 0
+    assert "no room" in response.json()["error"]
+    assert world.means()[0] == [0]
+
+
+def test_a_run_that_ended_makes_room() -> None:
+    world = make_world(max_runs=1)
+    ended = make_batch(INFO, [], items=(wire.EndItem(0, 0),))
+    world.take(ended)
+    world.take(make_batch(make_info("two"), [0]))
+    assert [run.id for run in world.runs.all()] == ["two"]
+
+
+@pytest.mark.parametrize("kind", ["application/json", "", "text/plain", "application/octet-stream"])
+def test_a_body_of_another_type_is_refused(world: World, kind: str) -> None:
+    assert world.post(make_batch(INFO, [0]), **{"Content-Type": kind}).status_code == 415
+
+
+def test_an_encoding_that_is_not_read_is_refused_by_name(world: World) -> None:
+    _refused(world, make_batch(INFO, [0]), 415, "br", **{"Content-Encoding": "br"})
+
+
+@pytest.mark.parametrize(("name", "pack"), [("gzip", gzip.compress), ("zstd", zstandard.compress)])
+def test_a_packed_batch_is_unpacked(world: World, name: str, pack: Any) -> None:
+    response = world.post(pack(wire.encode(make_batch(INFO, [0, 1]))), **{"Content-Encoding": name})
+    assert response.status_code == 200
+    assert world.means()[0] == [0, 1]
+
+
+@pytest.mark.parametrize("name", ["gzip", "zstd"])
+def test_a_packed_batch_that_is_cut_or_is_none_is_refused(world: World, name: str) -> None:
+    pack = gzip.compress if name == "gzip" else zstandard.compress
+    whole = pack(wire.encode(make_batch(INFO, [0, 1])))
+    for damaged in (whole[:-9], whole[:20], b"", b"nonsense", whole + b"more"):
+        assert world.post(damaged, **{"Content-Encoding": name}).status_code == 422, damaged[:30]
+    assert world.runs.all() == []
+
+
+@pytest.mark.parametrize(("name", "pack"), [("gzip", zlib.compress), ("zstd", zstandard.compress)])
+def test_a_small_body_that_unpacks_to_a_huge_one_is_refused(name: str, pack: Any) -> None:
+    world = make_world(max_body=2**20)
+    bomb = gzip.compress(bytes(50 * 2**20)) if name == "gzip" else pack(bytes(50 * 2**20))
+    assert len(bomb) < 2**17
+    _refused(world, bomb, 413, "larger than 1048576", **{"Content-Encoding": name})
+    world.take(make_batch(INFO, [0]))
+
+
+def test_a_body_that_is_too_large_is_refused_with_and_without_an_announced_length() -> None:
+    world = make_world(max_body=100_000)
+
+    def pieces() -> Any:
+        for _ in range(20):
+            yield bytes(10_000)
+
+    _refused(world, bytes(100_001), 413, "larger than 100000")
+    response = world.client.post("/api/v1/ingest", content=pieces(), headers=BATCH)
+    assert response.status_code == 413
+    world.take(make_batch(INFO, [0]))
+
+
+def _snapshot(**others: Any) -> wire.SnapshotItem:
+    values = np.zeros((2, 3), np.float32)
+    item = wire.snapshot_item(0, Snapshot(Tap("a", "output"), 0, 0.0, "float32", (2, 3), values))
+    return msgspec.structs.replace(item, **others)
+
+
+def _frame_item(**others: Any) -> wire.FrameItem:
+    return msgspec.structs.replace(wire.frame_item(0, make_frame(0)), **others)
+
+
+WRONG = {
+    "a huge name of a layer": {"taps": (Tap("x" * 10_000_000, "output"),)},
+    "a huge name of a run": {"run": make_info(name="x" * 1001)},
+    "a run without a key": {"run": make_info(key="")},
+    "huge settings": {"run": make_info(settings={"x": "y" * 100_000})},
+    "deep settings": {"run": make_info(settings={"a": {"b": {"c": {"d": {"e": {"f": {"g": 1}}}}}}})},
+    "settings that JSON cannot say": {"run": make_info(settings={"x": b"bytes"})},
+    "settings with NaN": {"run": make_info(settings={"x": float("nan")})},
+    "a start at no time": {"run": make_info(started_s=float("nan"))},
+    "too many taps": {"taps_from": 200_000},
+    "taps from below zero": {"taps_from": -1},
+    "items that do not ascend": {"items": (_frame_item(number=1), _frame_item(number=1))},
+    "an item below zero": {"items": (_frame_item(number=-1),)},
+    "a step below zero": {"items": (_frame_item(step=-1),)},
+    "a step that JSON cannot say": {"items": (wire.EndItem(0, 2**60),)},
+    "half a number": {"items": (_frame_item(stats=bytes(7)),)},
+    "too few stats": {"items": (_frame_item(stats=bytes(8)),)},
+    "more taps than stats": {"items": (_frame_item(taps=bytes(400)),)},
+    "a lying sketch": {"items": (_frame_item(start=np.array([0, 5, 9], "<u4").tobytes()),)},
+    "a sketch that goes back": {"items": (_frame_item(start=np.array([0, 9, 0], "<u4").tobytes()),)},
+    "a huge name of a scalar": {"items": (_frame_item(scalars={"x" * 1001: 1.0}),)},
+    "too many scalars": {"items": (_frame_item(scalars=dict.fromkeys(map(str, range(10_001)), 1.0)),)},
+    "a huge label": {"items": (_frame_item(labels={"x": "y" * 1001}),)},
+    "a huge message": {"items": (_frame_item(events=(Event(0, 0.0, "told", "x" * 16_385),)),)},
+    "too many labels": {"items": (_frame_item(labels=dict.fromkeys(map(str, range(101)), "")),)},
+    "a snapshot of objects": {"items": (_snapshot(stored="object"),)},
+    "a snapshot of another size": {"items": (_snapshot(shape=(2, 4)),)},
+    "a snapshot larger than all memory": {"items": (_snapshot(shape=(2**40, 2**40), truncated=False),)},
+    "a snapshot of a shape below zero": {"items": (_snapshot(shape=(-2, -3)),)},
+    "accounts below zero": {"books": wire.Books(produced=-1)},
+    "another schema": {"schema": 99},
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_batch_with_something_wrong_in_it_leaves_no_trace(world: World, case: str) -> None:
+    response = world.post(_with(WRONG[case]))
+    assert response.status_code == 422, response.text
+    assert len(response.json()["error"]) < 2000
+    assert world.runs.all() == []
+    world.take(make_batch(INFO, [0, 1]))
+    assert world.means() == ([0, 1], [0.0, 1.0])
+
+
+def _with(wrong: dict[str, Any]) -> wire.Batch:
+    return wire.Batch(**{"run": INFO, "taps": make_taps(2), "items": (), **wrong})
+
+
+def test_a_damaged_item_takes_the_good_ones_beside_it_with_it(world: World) -> None:
+    world.take(make_batch(INFO, [0]))
+    good = wire.frame_item(1, make_frame(1))
+    batch = make_batch(INFO, [], first=False, items=(good, _frame_item(number=2, stats=bytes(8))))
+    assert world.post(batch).status_code == 422
+    assert world.means()[0] == [0]
+    assert world.take(make_batch(INFO, [1, 2], first=False)).acknowledged == 2
+    assert world.means()[0] == [0, 1, 2]
+
+
+GOOD = wire.encode(
+    make_batch(
+        INFO,
+        [0, 1],
+        items=(wire.frame_item(0, make_frame(0, events=(make_event(0),), scalars={"loss": 1.0})), _snapshot(number=1)),
+    )
+)
+
+
+@st.composite
+def damaged(draw: st.DrawFn) -> bytes:
+    """A batch with some bytes changed, cut off, put in or taken out."""
+    data = bytearray(GOOD)
+    for _ in range(draw(st.integers(1, 4))):
+        at = draw(st.integers(0, max(0, len(data) - 1)))
+        match draw(st.sampled_from(["flip", "cut", "insert", "remove", "length"])):
+            case "flip" if data:
+                data[at] ^= 1 << draw(st.integers(0, 7))
+            case "cut":
+                del data[at:]
+            case "insert":
+                data[at:at] = draw(st.binary(min_size=1, max_size=9))
+            case "remove":
+                del data[at : at + draw(st.integers(1, 20))]
+            case "length":  # lengths of four bytes that promise what never comes
+                data[at : at + 5] = bytes([draw(st.sampled_from([0xDB, 0xDD, 0xDF, 0xC6, 0xC9]))]) + b"\xff" * 4
+    return bytes(data)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(body=st.one_of(damaged(), st.binary(max_size=200)))
+def test_whatever_comes_is_taken_or_refused_and_the_store_stays_whole(body: bytes) -> None:
+    world = _SHARED
+    response = world.post(body)
+    assert response.status_code in (200, 403, 422, 429), response.text
+    for run in world.runs.all():
+        if run.id != "good":
+            world.runs.remove(run.id)
+    good = world.runs.get("good")
+    following = 0 if good is None else good.acknowledged + 1
+    answer = world.take(make_batch(make_info("good"), [following], first=following == 0))
+    assert answer.acknowledged == following
+    steps, means = world.means("good")
+    assert steps[-1] == following
+    assert means[-1] == following
+    page = world.client.get("/runs/good")
+    assert page.status_code == 200
+
+
+_SHARED = make_world()
+
+
+@pytest.mark.parametrize("byte", [0x91, 0x81])
+def test_a_body_that_nests_without_end_is_refused(world: World, byte: int) -> None:
+    run = msgspec.msgpack.encode({"schema": 1, "run": msgspec.to_builtins(INFO)})
+    for body in (bytes([byte]) * 1_000_000, run[:-1] + bytes([byte]) * 100_000):
+        assert world.post(body).status_code == 422
+
+
+def test_ten_thousand_layers_are_taken(world: World) -> None:
+    answer = world.take(make_batch(INFO, [0, 1], taps=10_000))
+    assert answer.taps == 10_000
+    assert world.means(tap=9_999) == ([0, 1], [0.0, 1.0])
+
+
+@pytest.mark.slow
+def test_a_million_events_are_bounded_and_counted(world: World) -> None:
+    world.take(make_batch(INFO, []))
+    for number in range(20):
+        events = tuple(make_event(50_000 * number + each) for each in range(50_000))
+        world.take(
+            make_batch(INFO, [], first=False, items=(wire.frame_item(number, make_frame(number, events=events)),))
+        )
+    run = world.runs.get("one")
+    assert run is not None
+    usage = run.store.usage()
+    assert usage.nbytes <= usage.max_bytes
+    taken, kept = run.store.events_after(0)
+    assert taken == 1_000_000
+    assert kept[-1].step == 999_999
+    assert len(kept) < 1_000_000
+
+
+def test_sixteen_trainers_at_once_lose_and_double_nothing() -> None:
+    steps, width = 40, 4
+
+    def train(number: int, url: str) -> None:
+        info = make_info(f"run-{number}")
+        with httpx2.Client() as client:
+            for step in range(0, steps, width):
+                body = wire.encode(make_batch(info, range(step, step + width), taps=30, first=step == 0))
+                for _ in range(2):  # each is sent twice, as after a lost answer
+                    response = client.post(f"{url}/api/v1/ingest", content=body, headers={**BATCH, **BEARER})
+                    assert response.status_code == 200, response.text
+
+    with served() as server, ThreadPoolExecutor(16) as pool:
+        list(pool.map(train, range(16), [server.url] * 16))
+        for number in range(16):
+            run = server.runs.get(f"run-{number}")
+            assert run is not None
+            assert run.store.steps().count == run.store.steps().frames == steps
+            series = run.store.series(29, "mean")
+            assert series.mean.tolist() == [float(step) for step in range(steps)]
+
+
+def test_a_folder_to_keep_a_run_in_is_obeyed_only_on_the_users_own_dashboard() -> None:
+    told = []
+
+    class Keeper:
+        def opened(self, run: Any, may_name_folder: bool) -> None:
+            told.append((run.id, may_name_folder))
+
+    for settings_given, headers in (
+        ({"token": TOKEN}, BEARER),
+        ({"token": TOKEN, "dashboard": True}, BEARER),
+        ({"dashboard": True}, {}),
+    ):
+        world = make_world(**settings_given)
+        world.app.state.keeper = Keeper()
+        assert world.post(make_batch(INFO, [0]), **headers).status_code == 200
+        assert world.post(make_batch(INFO, [1], first=False), **headers).status_code == 200
+    assert told == [("one", False), ("one", True), ("one", False)]
+
+
+def test_a_trainer_needs_the_token_that_may_change_things() -> None:
+    world = make_world(token=TOKEN, read_token=READ_TOKEN)
+    batch = make_batch(INFO, [0])
+    assert world.post(batch).status_code == 401
+    assert world.post(batch, Authorization="Bearer wrong").status_code == 401
+    assert world.post(batch, Authorization=f"Bearer {READ_TOKEN}").status_code == 403
+    assert world.post(batch, **BEARER).status_code == 200
+
+
+def test_every_refusal_is_counted(world: World) -> None:
+    world.post(b"nonsense")
+    world.post(b"nonsense", **{"Content-Type": "text/csv"})
+    world.take(make_batch(INFO, [0, 1]))
+    intake = world.app.state.intake
+    assert (intake.refused, intake.batches, intake.items) == ({422: 1, 415: 1}, 1, 2)
+    assert json.dumps(world.client.get("/metrics").text).count("hookcore_items_total 2.0") == 1
+
+
+def test_many_large_batches_at_once_are_told_to_come_again() -> None:
+    head = (
+        f"POST /api/v1/ingest HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {TOKEN}\r\n"
+        f"Content-Type: {wire.CONTENT_TYPE}\r\nContent-Length: 100000\r\n\r\n"
+    ).encode()
+    with served(max_body=100_000) as server, ExitStack() as stack:
+        opened = [stack.enter_context(server.connect()) for _ in range(4)]
+        for connection in opened:
+            connection.sendall(head + bytes(99_999))
+        wait_for(lambda: server.app.state.intake.waiting_bytes == 4 * 99_999)
+        with server.connect() as fifth:
+            fifth.sendall(head + bytes(50_000))
+            answer = read_all(fifth)
+            assert answer.startswith(b"HTTP/1.1 429")
+            assert b"retry-after" in answer.lower()
+        for connection in opened:
+            connection.sendall(b"x")
+            assert connection.recv(12) == b"HTTP/1.1 422"
+        wait_for(lambda: server.app.state.intake.waiting_bytes == 0)
+        body = wire.encode(make_batch(INFO, [0]))
+        assert httpx2.post(f"{server.url}/api/v1/ingest", content=body, headers={**BATCH, **BEARER}).status_code == 200

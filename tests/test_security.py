@@ -1,0 +1,377 @@
+"""Who gets in, and who does not: each attack that the server stands up to, tried."""
+
+from __future__ import annotations
+
+import re
+import socket
+from typing import Any
+
+import pytest
+from fastapi import Request
+from starlette.websockets import WebSocketDisconnect
+
+from hookcore.errors import ArgumentError
+from hookcore_app import access, security
+from hookcore_app.access import Access
+from hookcore_app.settings import ServerSettings
+from tests.serving import BEARER, PATIENCE_S, READ_TOKEN, TOKEN, World, make_batch, make_info, make_world, served
+
+READER = {"Authorization": f"Bearer {READ_TOKEN}"}
+LINK = "/api/v1/login-link"
+ORIGIN = "http://127.0.0.1:8642"
+
+
+@pytest.fixture
+def local() -> World:
+    """A server on loopback, asked by somebody who is not known to be its user."""
+    return make_world(token=TOKEN)
+
+
+@pytest.fixture
+def remote() -> World:
+    """A server that other machines reach."""
+    return make_world(token=TOKEN, read_token=READ_TOKEN, host="0.0.0.0")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.1:9", "localhost:8642", "LOCALHOST", "[::1]:8642", "box.lan"])
+def test_a_request_for_this_server_is_answered_on_any_port(host: str) -> None:
+    world = make_world(allowed_hosts=("Box.lan",))
+    assert world.client.get("/", headers={"host": host}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["evil.example", "localhost.evil.com", "127.0.0.1.evil.com", "127.0.0.1/foo?x=", "10.0.0.1", "", "a@127.0.0.1",
+     "[::2]", "127.0.0.1:8642:1", "127.0.0.1 ", "0.0.0.0", "\x00"],
+)  # fmt: skip
+def test_a_request_that_names_another_host_is_refused(local: World, host: str) -> None:
+    assert local.client.get("/healthz", headers={"host": host.encode()}).status_code == 400
+    assert local.client.get("/", headers={"host": host.encode(), **BEARER}).status_code == 400
+
+
+def test_a_server_on_every_address_is_asked_by_address_but_by_no_foreign_name(remote: World) -> None:
+    for host, status in (("192.168.1.7:8642", 200), ("[fe80::1]", 200), ("evil.example", 400), ("1.2.3", 400)):
+        assert remote.client.get("/healthz", headers={"host": host}).status_code == status, host
+
+
+def test_two_host_headers_or_none_are_refused() -> None:
+    with served() as server:
+        for hosts in ("Host: 127.0.0.1\nHost: 127.0.0.1\n", "Host: 127.0.0.1\nHost: evil.example\n", ""):
+            assert server.ask(f"GET / HTTP/1.1\n{hosts}Connection: close").startswith(b"HTTP/1.1 400")
+        assert server.get("/").startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize(
+    "origin",
+    ["http://evil.example", "null", "", "http://127.0.0.1:8643", "http://localhost:8642", "file://127.0.0.1:8642",
+     "http://127.0.0.1:8642.evil.com", "http://user@127.0.0.1:8642"],
+)  # fmt: skip
+@pytest.mark.parametrize("path", [LINK, "/api/v1/ingest", "/login", "/healthz"])
+def test_a_page_of_another_origin_can_change_nothing_even_with_a_token(local: World, origin: str, path: str) -> None:
+    response = local.client.post(path, headers={"origin": origin, **BEARER})
+    assert response.status_code == 403
+    assert "another origin" in response.json()["error"]
+
+
+@pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://127.0.0.1:1"])
+@pytest.mark.parametrize("path", ["/api/v1/live", "/api/v1/socket"])
+def test_a_page_of_another_origin_can_follow_nothing(local: World, origin: str, path: str) -> None:
+    assert local.client.get(path, headers={"origin": origin, **BEARER}).status_code == 403
+
+
+def test_pages_of_this_server_may_change_things_behind_a_proxy_for_tls_too(local: World) -> None:
+    for origin in (ORIGIN, "https://127.0.0.1:8642", "HTTP://127.0.0.1:8642"):
+        headers = {"origin": origin, "sec-fetch-site": "same-origin", **BEARER}
+        assert local.client.post(LINK, headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize("site", ["cross-site", "same-site", "anything"])
+@pytest.mark.parametrize("mode", ["no-cors", "cors", "navigate", "websocket"])
+@pytest.mark.parametrize("path", ["/api/v1/openapi.json", "/api/v1/live"])
+def test_a_browser_that_says_that_another_site_asks_gets_no_data(local: World, site: str, mode: str, path: str) -> None:
+    headers = {"sec-fetch-site": site, "sec-fetch-mode": mode, "sec-fetch-dest": "document"}
+    assert local.client.get(path, headers=headers).status_code == 403
+    assert local.client.post(LINK, headers={**headers, **BEARER}).status_code == 403
+
+
+def test_a_link_from_another_site_opens_a_page_but_an_image_or_a_frame_does_not(local: World) -> None:
+    headers = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}
+    assert local.client.get("/", headers=headers).status_code == 200
+    assert local.client.post("/", headers=headers).status_code == 403
+    assert local.client.get("/", headers={**headers, "sec-fetch-dest": "iframe"}).status_code == 403
+    assert (
+        local.client.get("/", headers={"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"}).status_code == 403
+    )
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"origin": "http://evil.example"}, {"origin": "null"}, {"host": "evil.example"}, {"sec-fetch-site": "same-site"}],
+)
+def test_a_websocket_from_elsewhere_is_closed_before_it_opens(local: World, headers: dict[str, str]) -> None:
+    with (
+        pytest.raises(WebSocketDisconnect) as told,
+        local.client.websocket_connect("ws://127.0.0.1:8642/api/v1/socket", headers=headers),
+    ):
+        pass
+    assert told.value.code == 1008
+
+
+def test_a_websocket_without_a_token_is_closed_on_a_server_for_others(remote: World) -> None:
+    with pytest.raises(WebSocketDisconnect), remote.client.websocket_connect("ws://127.0.0.1:8642/api/v1/socket"):
+        pass
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/api/v1/openapi.json", "/metrics", "/readyz", "/static/app.css", "/api/v1/live"]
+)
+def test_a_server_for_others_shows_nothing_without_a_token(remote: World, path: str) -> None:
+    for shown in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": f"Basic {TOKEN}"}, {"Authorization": ""}):
+        response = remote.client.get(path, headers=shown)
+        assert response.status_code == 401
+        assert response.headers["www-authenticate"] == "Bearer"
+    assert remote.client.get("/healthz").status_code == 200
+
+
+def test_the_token_opens_everything_and_the_read_only_one_changes_nothing(remote: World) -> None:
+    for shown in (BEARER, READER):
+        assert remote.client.get("/", headers=shown).status_code == 200
+    assert remote.client.post(LINK, headers=BEARER).status_code == 200
+    refused = remote.client.post(LINK, headers=READER)
+    assert (refused.status_code, "may change" in refused.json()["error"]) == (403, True)
+
+
+def test_on_loopback_all_may_read_and_only_the_user_or_the_token_may_change(local: World) -> None:
+    assert local.client.get("/").status_code == 200
+    assert local.client.post(LINK).status_code == 403
+    assert local.client.post(LINK, headers=BEARER).status_code == 200
+    assert local.client.get("/", headers={"Authorization": "Bearer wrong"}).status_code == 401
+
+
+def test_a_read_only_token_closes_reading_on_loopback_too() -> None:
+    world = make_world(token=TOKEN, read_token=READ_TOKEN)
+    assert world.client.get("/").status_code == 401
+    assert world.client.get("/", headers=READER).status_code == 200
+
+
+def test_the_user_who_runs_the_server_needs_no_token_unless_others_may_stand_behind_the_request() -> None:
+    post = f"POST {LINK} HTTP/1.1\nHost: 127.0.0.1\nContent-Length: 0\nConnection: close"
+    with served() as server:
+        assert server.ask(post).startswith(b"HTTP/1.1 200")
+        for header in ("X-Forwarded-For: 10.0.0.9", "Forwarded: for=10.0.0.9", "Via: 1.1 proxy", "X-Real-IP: 10.0.0.9"):
+            assert server.ask(f"{post}\n{header}").startswith(b"HTTP/1.1 403")
+        assert server.ask(f"{post}\nAuthorization: Bearer wrong").startswith(b"HTTP/1.1 401")
+
+
+def test_the_user_is_known_over_ipv6_and_anew_for_each_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def is_same_user(*ends: Any) -> bool:
+        asked.append(ends)
+        return access.is_same_user(*ends)
+
+    monkeypatch.setattr(security, "is_same_user", is_same_user)
+    if not socket.has_ipv6:
+        pytest.skip("no IPv6 here")
+    post = f"POST {LINK} HTTP/1.1\r\nHost: [::1]\r\nContent-Length: 0\r\n\r\n".encode()
+    with served(host="::1") as server:
+        for _ in range(2):
+            with socket.create_connection(("::1", server.port), timeout=PATIENCE_S) as connection:
+                for _ in range(3):
+                    connection.sendall(post)
+                    assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+    assert len(asked) == 2
+
+
+def test_the_other_end_of_a_connection_that_is_not_there_is_nobody() -> None:
+    with served() as server, server.connect() as connection:
+        here, there = connection.getsockname(), connection.getpeername()
+        assert access.is_same_user(here, there)
+        assert not access.is_same_user((here[0], here[1] ^ 1), there)
+        assert not access.is_same_user(("testclient", 1), there)
+        assert not access.is_same_user(None, there)
+
+
+def test_another_users_connection_is_not_the_users_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    with served() as server, server.connect() as connection:
+        monkeypatch.setattr(access.os, "getuid", lambda: 4242)
+        assert not access.is_same_user(connection.getsockname(), connection.getpeername())
+
+
+def test_a_form_cannot_change_anything_as_the_user(local: World) -> None:
+    cookie = _log_in(local)
+    for kind in ("application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "text/plain"):
+        response = local.client.post(LINK, content=b"{}", headers={"content-type": kind, "cookie": cookie})
+        assert response.status_code == 415
+    assert local.client.post(LINK, json={}, headers={"cookie": cookie}).status_code == 200
+
+
+def _log_in(world: World, role: access.Role = "owner") -> str:
+    code = world.app.state.access.make_code(role)
+    answer = world.client.get(f"/login?code={code}", follow_redirects=False)
+    assert answer.status_code == 303
+    cookie = answer.headers["set-cookie"].partition(";")[0]
+    world.client.cookies.clear()
+    return cookie
+
+
+def test_a_link_logs_a_browser_in_once_and_leaves_a_clean_address(remote: World) -> None:
+    link = remote.client.post(LINK, headers=BEARER).json()["url"]
+    assert re.fullmatch(r"http://127\.0\.0\.1:8642/login\?code=[\w-]{43}", link)
+    answer = remote.client.get(link, follow_redirects=False)
+    assert (answer.status_code, answer.headers["location"]) == (303, "/")
+    flags = answer.headers["set-cookie"].lower()
+    assert flags.startswith("hookcore-8642=")
+    for flag in ("httponly", "samesite=strict", "path=/"):
+        assert flag in flags
+    assert TOKEN not in flags
+    assert answer.headers["cache-control"] == "no-store"
+    assert remote.client.get("/").status_code == 200  # the client keeps cookies
+    remote.client.cookies.clear()
+    assert remote.client.get("/").status_code == 401
+    assert remote.client.get(link).status_code == 403
+
+
+def test_a_browser_that_fetches_ahead_does_not_use_a_link_up(remote: World) -> None:
+    link = remote.client.post(LINK, headers=BEARER).json()["url"]
+    assert remote.client.get(link, headers={"sec-purpose": "prefetch;prerender"}).status_code == 403
+    assert remote.client.get(link, follow_redirects=False).status_code == 303
+
+
+@pytest.mark.parametrize("code", ["", "x", "x" * 43, "..", "%00"])
+def test_a_code_that_was_never_given_is_refused(remote: World, code: str) -> None:
+    assert remote.client.get(f"/login?code={code}").status_code == 403
+    assert remote.client.get("/login").status_code == 403
+
+
+def test_a_link_for_reading_gives_a_browser_that_changes_nothing(remote: World) -> None:
+    cookie = _log_in(remote, "reader")
+    for sent in (cookie, f'jupyter="{{}}; a=[1]; {cookie}; hookcore-1=other', f"x; {cookie};y={'z' * 5000}"):
+        assert remote.client.get("/", headers={"cookie": sent}).status_code == 200
+    assert remote.client.post(LINK, headers={"cookie": cookie}).status_code == 403
+
+
+def test_a_cookie_that_was_changed_or_is_of_another_port_or_token_is_none(remote: World) -> None:
+    reader = _log_in(remote, "reader")
+    name, _, value = reader.partition("=")
+    others = [
+        f"{name}={value.replace('reader', 'owner')}",
+        f"{name}={value[:-1]}{'0' if value[-1] != '0' else '1'}",
+        f"{name}={value.replace('.', '.9', 1)}",
+        f"hookcore-1={value}",
+        f"{name}=owner",
+        f"{name}=é.ü.ö",
+        f"{name}={'x' * 5000}",
+    ]
+    for cookie in others:
+        assert remote.client.get("/", headers={"cookie": cookie.encode("latin-1")}).status_code == 401, cookie
+    elsewhere = make_world(token="s" * 40, host="0.0.0.0")
+    assert elsewhere.client.get("/", headers={"cookie": reader}).status_code == 401
+
+
+def test_codes_and_sessions_end_and_codes_are_few() -> None:
+    now = [1000.0]
+    known = Access(ServerSettings(token=TOKEN, host="0.0.0.0"), lambda: now[0])
+    code = known.make_code()
+    cookie = f"{known.cookie}={known.make_session('owner')}".encode()
+    now[0] += access.CODE_S + 1
+    assert known.take_code(code) is None
+    assert known.know({b"cookie": cookie}, lambda: False, False) == access.Visitor("owner", "cookie")
+    now[0] += access.SESSION_S
+    assert known.know({b"cookie": cookie}, lambda: False, False) is None
+    oldest = known.make_code()
+    for _ in range(access.MOST_CODES):
+        known.make_code()
+    assert known.take_code(oldest) is None
+
+
+def test_an_application_for_others_is_not_made_without_a_token() -> None:
+    with pytest.raises(ArgumentError, match="no token was given"):
+        make_world(host="0.0.0.0")
+
+
+@pytest.mark.parametrize("path", ["/", "/healthz", "/static/app.css", "/nowhere", "/api/v1/openapi.json", "/login"])
+def test_every_answer_forbids_foreign_scripts_framing_and_sniffing(local: World, path: str) -> None:
+    headers = local.client.get(path).headers
+    for name, value in security.HEADERS.items():
+        assert headers[name] == value
+    assert "script-src 'self';" in headers["content-security-policy"]
+    assert not [name for name in headers if name.startswith("access-control")]
+
+
+def test_refusals_and_crashes_have_the_same_headers(local: World) -> None:
+    @local.app.get("/crash")
+    def crash() -> None:
+        raise RuntimeError("a secret of the server's")
+
+    crashed = local.client.get("/crash")
+    assert (crashed.status_code, "secret" in crashed.text) == (500, False)
+    for response in (crashed, local.client.get("/", headers={"host": "evil"}), local.client.post(LINK)):
+        assert response.headers["x-frame-options"] == "DENY"
+        assert list(response.json()) == ["error"]
+
+
+def test_a_preflight_of_another_origin_is_not_answered_with_leave(local: World) -> None:
+    headers = {"origin": "http://evil.example", "access-control-request-method": "POST"}
+    response = local.client.options(LINK, headers=headers)
+    assert response.status_code >= 400
+    assert "access-control-allow-origin" not in response.headers
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/static/%2e%2e/main.py", "/static/..%2fmain.py", "/static//etc/passwd", "/static/%2fetc/passwd",
+     "/static/..\\main.py", "/runs/..%2f..%2fetc%2fpasswd", "/runs/%2e%2e", "/runs/%00",
+     "/static/%00", "/static/app.css%00.py"],
+)  # fmt: skip
+def test_no_path_leads_out_of_what_is_served(path: str) -> None:
+    with served() as server:
+        status = server.get(path).split(b" ")[1]
+    assert status in (b"400", b"404")
+
+
+def test_addresses_and_headers_have_a_limit(local: World) -> None:
+    assert local.client.get("/?" + "x" * 9000).status_code == 414
+    assert local.client.get("/", headers={"x-long": "x" * 40_000}).status_code == 431
+    assert local.client.get("/", headers=[(f"x-{n}", "1") for n in range(101)]).status_code == 431
+
+
+def test_a_body_that_no_question_needs_is_bounded(local: World) -> None:
+    @local.app.put("/echo")
+    async def echo(request: Request) -> int:
+        return len(await request.body())
+
+    for size, status in ((security.MOST_BODY, 200), (security.MOST_BODY + 1, 413)):
+        assert local.client.put("/echo", content=b" " * size, headers=BEARER).status_code == status
+
+
+def test_an_expression_that_takes_for_ever_elsewhere_is_answered_at_once(local: World) -> None:
+    local.post(make_batch(make_info(), [0], taps=50), **BEARER)
+    for pattern in ("re:(a+)+$", "re:(layer|layer.|l.*)*x{1,50}y", "re:((.*)*)*!", "*" * 900 + "x"):
+        for path in ("/runs/one", "/api/v1/taps", "/api/v1/heatmap"):
+            asked = {"match": pattern, "kind": "output", "stat": "mean"}
+            assert local.client.get(path, params=asked).status_code in (200, 400)
+
+
+def test_the_key_of_a_run_and_the_tokens_are_in_no_answer() -> None:
+    world = make_world(token=TOKEN, read_token=READ_TOKEN)
+    key = "a key that nobody else knows"
+    world.post(make_batch(make_info(key=key), [0]), **BEARER)
+    for path in world.client.get("/api/v1/openapi.json", headers=BEARER).json()["paths"]:
+        if path == "/api/v1/live":
+            continue
+        text = world.client.get(path.replace("{run}", "one"), headers=BEARER).text
+        assert not [secret for secret in (key, TOKEN, READ_TOKEN) if secret in text], path
+
+
+def test_neither_a_token_nor_a_cookie_is_written_to_a_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG")
+    with served(read_token=READ_TOKEN) as server:
+        code = server.app.state.access.make_code()
+        cookie = server.app.state.access.make_session("owner")
+        server.get(f"/login?code={code}")
+        head = "GET / HTTP/1.1\nHost: 127.0.0.1\nConnection: close\n"
+        server.ask(f"{head}Authorization: Bearer {TOKEN}")
+        server.ask(f"{head}Cookie: {server.app.state.access.cookie}={cookie}")
+    for secret in (TOKEN, READ_TOKEN, code, cookie):
+        assert secret not in caplog.text
