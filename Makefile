@@ -59,11 +59,12 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PIP_INSTALL) -e '.[dev,frameworks]'
 	touch $@
 
-# Python's venv module to install with, and a C++ compiler with Python's headers for torch.compile's tests.
+# Python's venv module to install with, a C++ compiler with Python's headers for torch.compile's tests, a browser for the
+# pages' tests, and openssl for the certificates of those that speak TLS.
 define need_system_packages
-ready() { command -v g++ >/dev/null && $(PYTHON) -c 'import ensurepip, os, sysconfig, venv; os.stat(sysconfig.get_path("include") + "/Python.h")' 2>/dev/null; }; \
+ready() { command -v g++ >/dev/null && command -v chromium >/dev/null && command -v openssl >/dev/null && $(PYTHON) -c 'import ensurepip, os, sysconfig, venv; os.stat(sysconfig.get_path("include") + "/Python.h")' 2>/dev/null; }; \
 if ! ready; then \
-	packages="python3-venv python3-dev g++"; \
+	packages="python3-venv python3-dev g++ chromium openssl"; \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 		apt-get update -qq && apt-get install -qq -y --no-install-recommends $$packages >/dev/null; \
 	else echo "Install these first: $$packages" >&2; exit 1; fi; \

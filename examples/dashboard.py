@@ -1,4 +1,4 @@
-"""Trains a small network on two spirals and shows its layers live at http://127.0.0.1:8642/.
+"""Trains a small network on two spirals and shows its layers live, from a thread of the same process.
 
     python examples/dashboard.py
 
@@ -8,15 +8,12 @@ The page stays up after the training until Ctrl+C.
 from __future__ import annotations
 
 import argparse
-import socket
 import threading
 
 import torch
-import uvicorn
 from torch import Tensor, nn
 
 import hookcore
-from hookcore_app.main import create_app
 
 BATCH = 128
 
@@ -60,36 +57,22 @@ def train(model: nn.Module, watcher: hookcore.Watcher, steps: int) -> float:
         return float((model(places).argmax(dim=1) == labels).float().mean())
 
 
-def serve(watcher: hookcore.Watcher, listening: socket.socket) -> tuple[uvicorn.Server, threading.Thread]:
-    """The pages of this process's own store, from a thread beside the training."""
-    server = uvicorn.Server(uvicorn.Config(create_app(watcher.store), log_level="warning"))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, name="dashboard")
-    thread.start()
-    return server, thread
-
-
 def main() -> None:
     """Reads the command line, trains and serves."""
     parser = argparse.ArgumentParser(description="Trains a small network and shows its layers live.")
     parser.add_argument("--steps", type=int, default=20_000)
-    parser.add_argument("--host", default="127.0.0.1", help="leave it: the server has no passwords")
-    parser.add_argument("--port", type=int, default=8642, help="0 takes any free one")
     given = parser.parse_args()
     torch.set_num_threads(1)  # so small a network gains nothing from more, and the server needs a core too
     torch.manual_seed(0)
     model = make_model()
-    with socket.create_server((given.host, given.port)) as listening, hookcore.watch(model) as watcher:
-        server, thread = serve(watcher, listening)
-        print(f"http://127.0.0.1:{listening.getsockname()[1]}/", flush=True)
+    with hookcore.watch(model, server="thread") as watcher:
+        print(watcher.url, flush=True)
+        share = train(model, watcher, given.steps)
+        print(f"{share:.1%} right after {given.steps} steps; Ctrl+C ends", flush=True)
         try:
-            share = train(model, watcher, given.steps)
-            print(f"{share:.1%} right after {given.steps} steps; Ctrl+C ends", flush=True)
-            thread.join()
+            threading.Event().wait()
         except KeyboardInterrupt:
             print("ending", flush=True)
-        finally:
-            server.should_exit = True
-            thread.join()
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ def main() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1))
     optimizer = torch.optim.Adam(model.parameters())
-    with hookcore.watch(model, include="is:leaf") as watcher:
+    with hookcore.watch(model, include="is:leaf", server=None) as watcher:
         for _ in range(100):
             inputs = torch.randn(32, 20)
             loss = nn.functional.mse_loss(model(inputs), inputs[:, :1])
