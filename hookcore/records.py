@@ -127,6 +127,7 @@ class ModuleRecord:
     parameters: int = 0  # own and below, each shared parameter once
     trainable: int = 0
     aliases: tuple[str, ...] = ()  # further paths under which the same module stands
+    shapes: tuple[tuple[str, tuple[int, ...]], ...] = ()  # "weight", "output", "input 0", ...: as they first came
 
 
 @dataclass(frozen=True, slots=True)

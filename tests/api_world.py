@@ -40,7 +40,7 @@ TAPS = (
 )
 MODULES = (
     ModuleRecord("", "Net", None, 30, 30),
-    ModuleRecord("layers.0", "Linear", "layers", 10, 10, ("again.0",)),
+    ModuleRecord("layers.0", "Linear", "layers", 10, 10, ("again.0",), (("weight", (4, 3)),)),
     ModuleRecord("layers.1", "ReLU", "layers"),
     ModuleRecord("head", "Linear", "", 20, 0),
 )

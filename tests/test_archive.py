@@ -120,7 +120,7 @@ def test_what_is_read_again_is_what_was_kept(
 ) -> None:
     kept = Kept(tmp_path_factory.mktemp("kept"))
     kept.store.describe(
-        [ModuleRecord("a", "Linear", None, 3, 3, ("x",))],
+        [ModuleRecord("a", "Linear", None, 3, 3, ("x",), (("weight", (3, 1)), ("output", ())))],
         [Coverage("a", "Linear", False, ("output",), "why")],
         [HookRecord("module", "a", "forward", "f", "x.py:1", True, options=("with kwargs",))],
     )

@@ -68,7 +68,7 @@ def test_what_a_run_consists_of_is_what_was_told(client: Client) -> None:
     assert [(each.path, each.type, each.parent) for each in modules] == [
         (each.path, each.type, each.parent) for each in MODULES
     ]
-    assert (modules[1].aliases, modules[1].taps, modules[1].shapes) == (("again.0",), (1,), {1: (2, 3)})
+    assert (modules[1].aliases, modules[1].taps, modules[1].shapes) == (("again.0",), (1,), {"weight": (4, 3)})
     assert modules[1].coverage == COVERAGE[1]
     assert client.taps().taps == TAPS
     assert client.taps(type="Lin*").numbers.tolist() == [1, 4]

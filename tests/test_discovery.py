@@ -364,3 +364,18 @@ def test_every_module_of_the_zoo_is_captured_or_has_a_reason(case: Any) -> None:
         coverage = watcher.coverage()
     assert len(coverage) >= 1
     assert all(item.captured or item.reason for item in coverage)
+
+
+def test_the_tree_tells_the_shapes_of_parameters_and_of_what_came_first(seed: int) -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.LSTM(4, 5))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with watch(model, kinds={"input", "output"}) as watcher:
+        for rows in (2, 7):
+            model(torch.randn(rows, 3))[0].sum().backward()
+            optimizer.step()
+        watcher.flush()
+        watcher.close()
+        shapes = {record.path: dict(record.shapes) for record in watcher.store.modules()}
+    assert shapes["0"] == {"weight": (4, 3), "bias": (4,), "input 0": (2, 3), "output": (2, 4)}
+    assert shapes["1"]["output 1.0"] == (1, 5)
+    assert shapes["1"]["weight_ih_l0"] == (20, 4)

@@ -328,6 +328,35 @@ def test_a_script_leaves_its_run_at_the_dashboard(home: Path, tmp_path: Path) ->
 
 
 @pytest.mark.slow
+def test_a_killed_training_is_shown_as_lost_with_its_last_step(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOOKCORE_LOST_AFTER_S", "2")
+    (tmp_path / "fit.py").write_text(
+        "import time, torch, hookcore\n"
+        "model = torch.nn.Linear(3, 1)\n"
+        "watcher = hookcore.watch(model, budget=None)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
+        "for step in range(7):\n"
+        "    optimizer.zero_grad(); model(torch.ones(2, 3)).sum().backward(); optimizer.step()\n"
+        "assert watcher.flush(60.0)\n"
+        "print('trained', flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    with subprocess.Popen([sys.executable, "fit.py"], cwd=tmp_path, stdout=subprocess.PIPE) as training:
+        assert training.stdout is not None
+        assert training.stdout.readline() == b"trained\n"
+        with hookcore.Client() as client:
+            (run,) = client.runs()
+            assert (run.state, run.newest_step) == ("live", 6)
+            training.kill()
+            wait_for(lambda: client.run(run.id).state == "lost")
+            lost = client.run(run.id)
+            assert (lost.newest_step, lost.steps, lost.ended_at_step) == (6, 7, None)
+            assert client.series(0, "count").last_step[-1] == 6  # what it sent is still there
+
+
+@pytest.mark.slow
 def test_leaving_many_runs_to_a_dead_server_takes_no_longer_than_leaving_one(dead: str) -> None:
     code = (
         "import torch, hookcore, sys, time, atexit\n"

@@ -147,7 +147,7 @@ def test_everything_else_of_a_batch_arrives() -> None:
         taps=(Tap("a.b", "output_grad", "0", 1, "eval"),),
         description=Description(
             4,
-            (ModuleRecord("a", "Linear", "", 3, 3, ("b",)),),
+            (ModuleRecord("a", "Linear", "", 3, 3, ("b",), (("weight", (3, 1)),)),),
             (Coverage("a", "Linear", False, (), "why"),),
             (HookRecord("module", "a", "forward", "f", "x.py:1", False),),
         ),

@@ -54,6 +54,7 @@ MODULES: Final = {
             "parameters": 4160,
             "trainable": 4160,
             "aliases": [],
+            "shapes": {"weight": [64, 20], "bias": [64], "output": [32, 64]},
             "coverage": _COVERED,
             "taps": [{**TAP, "values": 2048.0, "shape": [32, 64]}],
         }

@@ -100,7 +100,7 @@ class RunsPage(Answer):
 
 
 class ModuleTap(TapModel):
-    """A tap of a module, how many values it held when last seen, and its shape where a snapshot tells it."""
+    """A tap of a module, how many values it held when last seen, and its shape where it is known."""
 
     values: Number | None = None
     shape: list[int] | None = None
@@ -125,6 +125,7 @@ class ModuleModel(Answer):
     parameters: int
     trainable: int
     aliases: list[str]
+    shapes: dict[str, list[int]]
     coverage: CoverageModel | None = None
     taps: list[ModuleTap]
 

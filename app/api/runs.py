@@ -128,7 +128,16 @@ def _tree_rows(store: Store, shown: Any) -> list[dict[str, Any]]:
 
 
 def _tree_row(module: ModuleRecord, coverage: Any, taps: list[dict[str, Any]]) -> dict[str, Any]:
-    return {**asdict(module), "coverage": coverage, "taps": taps}
+    shapes = {name: list(shape) for name, shape in module.shapes}
+    for tap in taps:
+        if tap["shape"] is None:
+            tap["shape"] = shapes.get(_shape_name(tap["kind"], tap["index"]))
+    return {**asdict(module), "shapes": shapes, "coverage": coverage, "taps": taps}
+
+
+def _shape_name(kind: str, index: str) -> str:
+    """A gradient has the shape of its tensor; a parameter goes by its own name."""
+    return index if kind.startswith(("param", "update")) else f"{kind.removesuffix('_grad')} {index}".rstrip()
 
 
 def _taps_by_module(store: Store) -> defaultdict[str, list[dict[str, Any]]]:

@@ -73,6 +73,7 @@ WHOLE: Final = {
             ("parameters", pa.int64()),
             ("trainable", pa.int64()),
             ("aliases", pa.list_(pa.string())),
+            ("shapes", pa.map_(pa.string(), pa.list_(pa.int64()))),
         ]
     ),
     "coverage": pa.schema(

@@ -395,7 +395,7 @@ def _module_of(said: dict[str, Any]) -> ModuleReply:
         tuple(said["aliases"]),
         None if coverage is None else record_of(Coverage, coverage),
         tuple(tap["number"] for tap in said["taps"]),
-        {tap["number"]: tuple(tap["shape"]) for tap in said["taps"] if tap["shape"] is not None},
+        {name: tuple(shape) for name, shape in said["shapes"].items()},
     )
 
 

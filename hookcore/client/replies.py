@@ -105,7 +105,7 @@ class ModuleReply:
     aliases: tuple[str, ...]
     coverage: Coverage | None
     taps: tuple[int, ...]
-    shapes: dict[int, tuple[int, ...]]  # by a tap's number, where a snapshot told it
+    shapes: dict[str, tuple[int, ...]]  # of "weight", "output", "input 0", ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,7 +125,9 @@ class Capture:
 
     # -- slots ------------------------------------------------------------------------------------------------------
 
-    def slot_of(self, plan: Plan, kind: Kind, index: str, call: int, phase: Phase = "train") -> int:
+    def slot_of(
+        self, plan: Plan, kind: Kind, index: str, call: int, phase: Phase = "train", tensor: Tensor | None = None
+    ) -> int:
         """The row number of a tap; a new one where it has none yet; -1 where there is no room or no wish."""
         if kind not in plan.kinds:
             return -1
@@ -135,6 +137,8 @@ class Capture:
             if len(plan.taps) >= MAX_TAPS_OF_MODULE:
                 self.note(plan, f"more than {MAX_TAPS_OF_MODULE} tensors; the rest is left out")
                 return -1
+            if tensor is not None:
+                _note_shape(plan, f"{kind} {index}".rstrip(), tensor)
             slot = plan.taps[key] = self.new_slot(Tap(plan.path, kind, index, call, phase))
         return slot
 
@@ -153,17 +157,14 @@ class Capture:
             self._shown += not hidden
             return len(self.taps) - 1
 
-    def lone_hook(self, plan: Plan, call: int) -> TensorHook:
+    def lone_hook(self, plan: Plan, call: int, output: Tensor) -> TensorHook:
         """The rows of call number `call` of a module whose output is one tensor."""
         plan.seen = True
         call = min(call, self.max_calls - 1)
         while len(plan.lone) <= call:
             number = len(plan.lone)
-            plan.lone.append(
-                TensorHook(
-                    self, plan, self.slot_of(plan, "output", "", number), self.slot_of(plan, "output_grad", "", number)
-                )
-            )
+            slot = self.slot_of(plan, "output", "", number, tensor=output)
+            plan.lone.append(TensorHook(self, plan, slot, self.slot_of(plan, "output_grad", "", number)))
         return plan.lone[call]
 
     # -- outputs ----------------------------------------------------------------------------------------------------
@@ -185,7 +186,7 @@ class Capture:
             ):
                 call = plan.calls
                 lone = plan.lone
-                hook = lone[call] if call < len(lone) else self.lone_hook(plan, call)
+                hook = lone[call] if call < len(lone) else self.lone_hook(plan, call, output)
                 if hook.row:
                     _observe(output.data_ptr(), output.numel(), hook.row, self.control)
                 plan.calls = call + 1
@@ -221,7 +222,7 @@ class Capture:
             return
         call = self._next_call(plan, phase)
         for index, tensor in tensors:
-            slot = self.slot_of(plan, "output", index, call, phase)
+            slot = self.slot_of(plan, "output", index, call, phase, tensor)
             if slot >= 0:
                 self.add(plan, tensor, slot)
             if phase == "train" and "output_grad" in plan.kinds:
@@ -316,7 +317,7 @@ class Capture:
                     return
                 call = min(plan.eval_calls if phase == "eval" else plan.calls, self.max_calls - 1)
                 for index, tensor in tensors:
-                    slot = self.slot_of(plan, "input", index, call, phase)
+                    slot = self.slot_of(plan, "input", index, call, phase, tensor)
                     if slot >= 0:
                         self.add(plan, tensor, slot)
                     if tensor.requires_grad and phase == "train":
@@ -489,3 +490,10 @@ def _calling_codes() -> list[Any]:
         codes.append(frame.f_code)
         frame = frame.f_back  # type: ignore[assignment]
     return codes
+
+
+def _note_shape(plan: Plan, name: str, tensor: Tensor) -> None:
+    try:
+        plan.shapes.setdefault(name, tuple(tensor.shape))
+    except Exception:  # nested tensors have none
+        plan.shapes.setdefault(name, ())

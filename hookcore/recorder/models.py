@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -207,7 +207,8 @@ class Models:
 
     def records(self) -> list[ModuleRecord]:
         """The tree of every watched model."""
-        return [record for root in self.roots for record in _tree(root)]
+        plans = self._capture.plans
+        return [record for root in self.roots for record in _tree(root, plans)]
 
     def coverage(self) -> list[Coverage]:
         """Every module: captured, or not and why."""
@@ -234,7 +235,7 @@ class _Everything:
             return "matched by no include pattern"
 
 
-def _tree(root: Root) -> Iterator[ModuleRecord]:
+def _tree(root: Root, plans: Mapping[int, Plan]) -> Iterator[ModuleRecord]:
     top = root.ref()
     if top is None:
         return
@@ -254,7 +255,17 @@ def _tree(root: Root) -> Iterator[ModuleRecord]:
             parameters=sum(size for size, _ in sizes),
             trainable=sum(size for size, trainable in sizes if trainable),
             aliases=tuple(others),
+            shapes=_shapes_of(module, plans.get(id(module))),
         )
+
+
+def _shapes_of(module: nn.Module, plan: Plan | None) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """Of its own parameters, and of what went in and came out first."""
+    known: dict[str, tuple[int, ...]] = {}
+    for name, parameter in dict(module._parameters).items():
+        if parameter is not None and not isinstance(parameter, nn.UninitializedParameter):
+            known[name] = tuple(parameter.shape)
+    return (*known.items(), *(dict(plan.shapes).items() if plan else ()))
 
 
 def _modules_of(root: Root) -> dict[str, nn.Module]:

@@ -65,6 +65,7 @@ class Plan:
         "ref",
         "root",
         "seen",
+        "shapes",
         "skipped_by",
         "taps",
         "type_name",
@@ -83,6 +84,7 @@ class Plan:
         self.calls = 0  # calls since the last backward pass ended
         self.eval_calls = 0  # calls in evaluation since the step began
         self.taps: dict[tuple[Kind, str, int, Phase], int] = {}  # slots
+        self.shapes: dict[str, tuple[int, ...]] = {}  # of its inputs and outputs, as they first came
         self.pending: list[int] = []  # calls under a reentrant checkpoint, whose gradient comes with the recompute
         self.reasons: dict[str, int] = {}  # why something of it was not captured, and how often
         self.seen = False  # whether it ever ran

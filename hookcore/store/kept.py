@@ -100,7 +100,7 @@ def bytes_of(record: Tap | Event | ModuleRecord | Coverage | HookRecord | Snapsh
         elif isinstance(value, str):
             size += _text_bytes(value)
         elif isinstance(value, tuple):
-            size += sum(_text_bytes(part) if isinstance(part, str) else 32 for part in value)
+            size += sum(_text_bytes(part) if isinstance(part, str) else 160 for part in value)
     return size + (bytes_of(record.tap) if isinstance(record, Snapshot) else 0)
 
 
