@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import socket
+from contextlib import closing
+from http.client import HTTPConnection
 from typing import Any
 
 import pytest
@@ -173,13 +175,14 @@ def test_the_user_is_known_over_ipv6_and_anew_for_each_connection(monkeypatch: p
     monkeypatch.setattr(security, "is_same_user", is_same_user)
     if not socket.has_ipv6:
         pytest.skip("no IPv6 here")
-    post = f"POST {LINK} HTTP/1.1\r\nHost: [::1]\r\nContent-Length: 0\r\n\r\n".encode()
     with served(host="::1") as server:
         for _ in range(2):
-            with socket.create_connection(("::1", server.port), timeout=PATIENCE_S) as connection:
+            with closing(HTTPConnection("::1", server.port, timeout=PATIENCE_S)) as connection:
                 for _ in range(3):
-                    connection.sendall(post)
-                    assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+                    connection.request("POST", LINK)
+                    answer = connection.getresponse()
+                    assert answer.status == 200
+                    assert answer.read()
     assert len(asked) == 2
 
 
