@@ -1,37 +1,72 @@
-# The example dashboard in a container: it trains a small network and shows its layers.
+# hookcore on a GPU box: the dashboard without torch, and an image with CUDA's torch to train in. See docs/docker.md.
 #
-#     docker build -t hookcore .
-#     docker run --rm -p 127.0.0.1:8642:8642 hookcore        then open http://127.0.0.1:8642/
-#
-# Done: a small image with a user of its own and a health check. Not done: a server that takes frames from training on
-# other machines; its image will need no torch. There are no passwords: publish the port on 127.0.0.1 only, as above.
+#     docker build -t hookcore .                             the dashboard (the last stage)
+#     docker build -t hookcore-training --target training .  torch with CUDA, hookcore, and a compiler for Triton
 
-ARG PYTHON_IMAGE=python:3.11-slim-bookworm
+# Pin it to the bytes with PYTHON_IMAGE=python:3.11-slim-bookworm@sha256:... of your registry.
+ARG PYTHON_IMAGE=python:3.11.14-slim-bookworm
 
 FROM ${PYTHON_IMAGE} AS build
-# PyTorch's own index has the CPU build; without it the default one brings several gigabytes of CUDA along.
-ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+WORKDIR /source
+COPY constraints.txt pyproject.toml docker/requirements.py ./
+# What a server needs is what hookcore needs, without what only a trainer does: one list, in pyproject.toml.
+RUN python3 -m venv /opt/hookcore \
+    && python3 requirements.py torch numba > /opt/requirements.txt \
+    && /opt/hookcore/bin/pip install --no-cache-dir -c constraints.txt -r /opt/requirements.txt
+COPY README.md LICENSE ./
+COPY hookcore hookcore
+COPY app app
+RUN /opt/hookcore/bin/pip install --no-cache-dir --no-deps -c constraints.txt . \
+    && /opt/hookcore/bin/pip uninstall --yes pip \
+    && /opt/hookcore/bin/python -m compileall -q /opt/hookcore/lib
+
+FROM ${PYTHON_IMAGE} AS training
+# Triton and torch.compile build their launchers with a C compiler.
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends g++ python3-venv \
+    && rm -rf /var/lib/apt/lists/*
 WORKDIR /source
 COPY constraints.txt ./
-RUN python -m venv /opt/hookcore \
-    && /opt/hookcore/bin/pip install --no-cache-dir --extra-index-url "${TORCH_INDEX}" -c constraints.txt torch==2.13.0
+# The default index has the build with CUDA; it takes several gigabytes.
+RUN python3 -m venv /opt/hookcore \
+    && /opt/hookcore/bin/pip install --no-cache-dir -c constraints.txt torch==2.13.0
 COPY pyproject.toml README.md LICENSE ./
 COPY hookcore hookcore
 COPY app app
-RUN /opt/hookcore/bin/pip install --no-cache-dir -c constraints.txt .
-
-FROM ${PYTHON_IMAGE}
-RUN useradd --system --uid 10001 --no-create-home hookcore
-COPY --from=build /opt/hookcore /opt/hookcore
-COPY examples/dashboard.py /opt/hookcore/examples/dashboard.py
-# The user may write nowhere else: compiled kernels are kept here.
-ENV NUMBA_CACHE_DIR=/tmp/numba \
-    PATH=/opt/hookcore/bin:$PATH \
+RUN /opt/hookcore/bin/pip install --no-cache-dir -c constraints.txt '.[cuda,demo]'
+ENV PATH=/opt/hookcore/bin:$PATH \
+    HOME=/tmp \
+    NUMBA_CACHE_DIR=/tmp/numba \
     PYTHONUNBUFFERED=1
-USER 10001
-EXPOSE 8642
+WORKDIR /work
+USER 10001:10001
 STOPSIGNAL SIGINT
-HEALTHCHECK --interval=10s --timeout=3s --start-period=30s \
-    CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8642/healthz', timeout=2)"]
-# Inside its own network the container must listen on every address; which of the host's lead there is `-p`'s say.
-CMD ["python", "/opt/hookcore/examples/dashboard.py", "--host", "0.0.0.0"]
+# Your script comes behind it: docker run ... hookcore-training train.py
+ENTRYPOINT ["hookcore", "run"]
+CMD ["--help"]
+
+FROM ${PYTHON_IMAGE} AS dashboard
+LABEL org.opencontainers.image.title="hookcore" \
+      org.opencontainers.image.description="A live dashboard for the activations and gradients of PyTorch trainings" \
+      org.opencontainers.image.licenses="Apache-2.0"
+COPY --from=build /opt/hookcore /opt/hookcore
+COPY docker/healthy.py /opt/hookcore/healthy.py
+# The one place that may be written to: kept runs. It belongs to the user that serves.
+RUN install --directory --owner=10001 --group=10001 /data
+ENV PATH=/opt/hookcore/bin:$PATH \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONUNBUFFERED=1 \
+    HOOKCORE_HOST=0.0.0.0 \
+    HOOKCORE_PORT=8642 \
+    HOOKCORE_KEEP=/data
+USER 10001:10001
+VOLUME /data
+EXPOSE 8642
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=10s --timeout=5s --start-period=15s \
+    CMD ["/opt/hookcore/bin/python", "/opt/hookcore/healthy.py"]
+# Within its own network the container listens on every address, and so it asks for a token; which of the host's
+# addresses lead there is for `-p` to say.
+ENTRYPOINT ["hookcore"]
+CMD ["serve"]

@@ -1,0 +1,50 @@
+#!/usr/bin/env bash
+# Builds the dashboard's image and runs it as docs/docker.md says, on a Debian machine without a Docker engine and without
+# a registry of images: `make image`, as root. It needs buildah, podman, runc and mmdebstrap, which it installs.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+TOKEN=$(openssl rand -hex 24)
+PORT=${PORT:-18642}
+WORK=$(mktemp -d)
+PODMAN=(podman --storage-driver=vfs --root "$WORK/store" --runroot "$WORK/run" --runtime=runc --cgroup-manager=cgroupfs)
+BUILDAH=(buildah --storage-driver=vfs --root "$WORK/store" --runroot "$WORK/run")
+trap '"${PODMAN[@]}" rm --force --all >/dev/null 2>&1; rm -rf "$WORK"' EXIT
+
+for tool in buildah podman runc mmdebstrap openssl curl; do
+    command -v "$tool" >/dev/null || apt-get install -qq -y --no-install-recommends buildah podman runc mmdebstrap openssl curl >/dev/null
+done
+
+# The same Dockerfile; only the base differs, which is Debian with its own Python instead of the one from a registry.
+mmdebstrap --quiet --variant=minbase --include=python3,python3-venv,ca-certificates bookworm "$WORK/base.tar"
+"${PODMAN[@]}" import --quiet "$WORK/base.tar" localhost/base:bookworm >/dev/null
+rm "$WORK/base.tar"
+"${BUILDAH[@]}" bud --isolation=chroot --format docker --build-arg PYTHON_IMAGE=localhost/base:bookworm \
+    --volume /etc/ssl/certs:/etc/ssl/certs:ro --tag localhost/hookcore . >"$WORK/build.log" 2>&1 || { tail -30 "$WORK/build.log"; exit 1; }
+
+"${PODMAN[@]}" run --detach --name dashboard --network=host --ulimit nofile=4096:4096 --ulimit nproc=1024:1024 \
+    --read-only --tmpfs /tmp --cap-drop=all --security-opt=no-new-privileges --memory 1g \
+    --env HOOKCORE_PORT="$PORT" --env HOOKCORE_TOKEN="$TOKEN" localhost/hookcore >/dev/null 2>&1
+for _ in $(seq 50); do
+    "${PODMAN[@]}" healthcheck run dashboard >/dev/null 2>&1 && break
+    sleep 0.2
+done
+
+check() { echo "$1"; shift; "$@" || { echo "FAILED: $*" >&2; "${PODMAN[@]}" logs dashboard >&2; exit 1; }; }
+status_of() { curl -s -o /dev/null -w '%{http_code}' "$@" "http://127.0.0.1:$PORT/api/v1/runs"; }
+within() { "${PODMAN[@]}" exec dashboard "$@"; }
+pid=$("${PODMAN[@]}" inspect --format '{{.State.Pid}}' dashboard)
+
+check "it is healthy" "${PODMAN[@]}" healthcheck run dashboard
+check "it asks for the token" test "$(status_of)" = 401
+check "it lets the token in" test "$(status_of -H "Authorization: Bearer $TOKEN")" = 200
+check "it is no root" test "$(within id -u)" = 10001
+check "it has no capability" grep -q 'CapEff:[[:space:]]*0000000000000000' "/proc/$pid/status"
+check "its files are read-only" test "$(within sh -c 'touch /opt/hookcore/x 2>&1 || echo no' | tail -1)" = no
+check "it may write what it keeps" within sh -c 'touch /data/x && rm /data/x'
+check "there is no torch in it" test "$(within python -c 'import importlib.util as u; print(u.find_spec("torch"))')" = None
+began=$(date +%s%N)
+"${PODMAN[@]}" stop --time 10 dashboard >/dev/null 2>&1
+echo "it stopped after $((($(date +%s%N) - began) / 1000000)) ms"
+check "it ended well" test "$("${PODMAN[@]}" inspect --format '{{.State.ExitCode}}' dashboard)" = 0
+"${PODMAN[@]}" images --format '{{.Repository}} {{.Size}}' | grep hookcore

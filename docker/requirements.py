@@ -1,0 +1,11 @@
+"""Prints what pyproject.toml depends on, without the packages that are named: `python requirements.py torch numba`."""
+
+import re
+import sys
+import tomllib
+
+with open("pyproject.toml", "rb") as file:
+    needed = tomllib.load(file)["project"]["dependencies"]
+for requirement in needed:
+    if re.match(r"[\w.-]+", requirement)[0].lower() not in sys.argv[1:]:
+        print(requirement)

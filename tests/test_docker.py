@@ -1,0 +1,61 @@
+"""The images' recipe. `make image` builds and runs it; here is what can be said without that."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+from tests.serving import served
+
+ROOT = Path(__file__).parents[1]
+DOCKERFILE = (ROOT / "Dockerfile").read_text()
+
+
+def test_hadolint_finds_nothing() -> None:
+    hadolint = shutil.which("hadolint", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    assert hadolint is not None
+    done = subprocess.run([hadolint, ROOT / "Dockerfile"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_all_that_is_copied_is_there_and_not_ignored() -> None:
+    ignored = (ROOT / ".dockerignore").read_text().split()
+    for line in re.findall(r"^COPY (?!--from)(.+)$", DOCKERFILE, re.MULTILINE):
+        for source in line.split()[:-1]:
+            assert (ROOT / source).exists(), source
+            assert f"!{source.split('/')[0]}" in ignored, source
+
+
+def test_the_server_gets_every_dependency_but_those_of_trainers() -> None:
+    command = [sys.executable, ROOT / "docker" / "requirements.py", "torch", "numba"]
+    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\n")
+    needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    assert [line for line in told if line] == [each for each in needed if not each.startswith(("torch", "numba"))]
+    assert len(needed) - len([line for line in told if line]) == 2
+
+
+def test_the_server_imports_neither_of_them() -> None:
+    code = "import sys; import hookcore_app.serve, hookcore_app.cli; print({'torch', 'numba'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
+
+
+def test_the_health_check_asks_the_server_where_it_is() -> None:
+    with served() as server:
+        environment = {**os.environ, "HOOKCORE_PORT": str(server.port)}
+        command = [sys.executable, str(ROOT / "docker" / "healthy.py")]
+        assert subprocess.run(command, env=environment, check=False).returncode == 0
+    gone = subprocess.run(command, env=environment, capture_output=True, check=False)
+    assert gone.returncode != 0
+
+
+def test_compose_uses_the_stages_and_asks_for_a_token() -> None:
+    compose = (ROOT / "compose.yaml").read_text()
+    stages = set(re.findall(r"^FROM \S+ AS (\w+)$", DOCKERFILE, re.MULTILINE))
+    assert set(re.findall(r"target: (\w+)", compose)) == {"dashboard", "training"} <= stages
+    assert compose.count("HOOKCORE_TOKEN: ${HOOKCORE_TOKEN:?") == 2
+    assert "127.0.0.1:8642:8642" in compose
