@@ -1,28 +1,20 @@
-"""A PNG of a matrix, by zlib alone: grey where no value is negative, else blue below zero and red above it."""
+"""A PNG of a matrix, grey where no value is negative, else blue below zero and red above it."""
 
 from __future__ import annotations
 
-import struct
-import zlib
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hookcore.pictures import image_of
+
 MAGENTA: Final = (255, 0, 255)  # not a number
-_SIGNATURE: Final = b"\x89PNG\r\n\x1a\n"
-_TRUE_COLOUR: Final = 2
 
 
 def png_of(matrix: NDArray[Any]) -> bytes:
     """A pixel for each value, the first row at the top."""
-    pixels = colours_of(matrix)
-    height, width = matrix.shape
-    lines = np.zeros((height, 1 + 3 * width), np.uint8)  # each line begins with its filter: none
-    lines[:, 1:] = pixels.reshape(height, 3 * width)
-    header = struct.pack(">IIBBBBB", width, height, 8, _TRUE_COLOUR, 0, 0, 0)
-    chunks = (b"IHDR", header), (b"IDAT", zlib.compress(lines.tobytes(), 6)), (b"IEND", b"")
-    return _SIGNATURE + b"".join(_chunk(name, data) for name, data in chunks)
+    return image_of(colours_of(matrix))
 
 
 def colours_of(matrix: NDArray[Any]) -> NDArray[np.uint8]:
@@ -57,7 +49,3 @@ def _diverging(values: NDArray[np.float64]) -> NDArray[np.uint8]:
 
 def _level(share: NDArray[np.float64]) -> NDArray[np.uint8]:
     return np.rint(np.nan_to_num(share) * 255).astype(np.uint8)
-
-
-def _chunk(name: bytes, data: bytes) -> bytes:
-    return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))

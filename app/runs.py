@@ -7,7 +7,7 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -26,6 +26,7 @@ from hookcore.wire import (
     snapshot_of,
 )
 
+from .attention import Attention, Finding
 from .settings import ServerSettings
 
 State = Literal["live", "ended", "lost", "kept"]
@@ -33,6 +34,7 @@ LEAST_RUN_BYTES: Final = 2**20
 LARGEST_SHARE: Final = 4  # one run gets at most a quarter of the memory,
 GOOD_SHARE: Final = 16  # and while older ones can make room at least a sixteenth
 MAX_COMMANDS: Final = 256  # that wait for one trainer
+MAX_ACKNOWLEDGED: Final = 10_000  # findings and events of one run; the oldest are forgotten
 
 
 class Changes:
@@ -92,6 +94,11 @@ class Run:
     on_record: Callable[[Frame | Snapshot | EndItem], None] | None = None  # who writes the run to disk
     commands: deque[Command] = field(default_factory=lambda: deque(maxlen=MAX_COMMANDS))
     lock: threading.Lock = field(default_factory=threading.Lock)
+    attention: Attention = field(init=False)
+    acknowledgements: dict[str, int] = field(default_factory=dict)  # by key, with the step up to which it holds
+
+    def __post_init__(self) -> None:
+        self.attention = Attention(self.store)
 
     @property
     def id(self) -> str:
@@ -123,6 +130,31 @@ class Run:
             with self.lock:
                 self.commands.append(command)
         return command
+
+    def ask_snapshots(self, taps: Sequence[Tap]) -> list[Command]:
+        """Commands that the trainer gets all at once, so that it keeps the tensors of one step."""
+        commands = [Command(next(self.numbers), "snapshot", tap=tap) for tap in taps]
+        if self.local is not None:
+            for command in commands:
+                self.local(command)
+        else:
+            with self.lock:
+                self.commands.extend(commands)
+        return commands
+
+    def acknowledge(self, key: str, yes: bool = True) -> None:
+        """Notes that somebody saw a finding or an event, or takes that back."""
+        with self.lock:
+            self.acknowledgements.pop(key, None)
+            if yes:
+                self.acknowledgements[key] = self.store.steps().newest or 0
+                while len(self.acknowledgements) > MAX_ACKNOWLEDGED:
+                    del self.acknowledgements[next(iter(self.acknowledgements))]
+        self.changes.tell()
+
+    def has_seen(self, finding: Finding) -> bool:
+        """Whether a finding was acknowledged since it began: what comes again is new."""
+        return finding.since_step <= self.acknowledgements.get(finding.key, -1)
 
     def take(self, batch: Batch) -> Answer:
         """Files a batch. What was taken before is not taken again; what does not fit together raises WireError."""

@@ -14,6 +14,7 @@ from hookcore.records import Event, Snapshot, Tap
 from hookcore.store import Heatmap, Histograms, Latest, Series, TapList
 from hookcore.store.names import label_of
 
+from .attention import Finding, Reading, key_of_event
 from .formats import Table, array_json, json_of, plain, rows_json, word_of
 from .runs import Run
 
@@ -66,12 +67,16 @@ def series_as_json(series: Series, columns: Sequence[str] = SERIES_COLUMNS) -> d
     }
 
 
-def series_table(many: Sequence[Series], labels: Sequence[str], columns: Sequence[str] = SERIES_COLUMNS) -> Table:
-    """Many series one below the other; `tap` is -1 for a scalar."""
+def series_table(
+    many: Sequence[Series], labels: Sequence[str], columns: Sequence[str] = SERIES_COLUMNS, *, stats: bool = False
+) -> Table:
+    """Many series one below the other; `tap` is -1 for a scalar. `stats` adds which stat each is of."""
     sizes = [len(series.first_step) for series in many]
     numbers = np.array([-1 if series.tap is None else series.tap for series in many], np.int64)
     names = [label for label, size in zip(labels, sizes, strict=True) for _ in range(size)]
     table: dict[str, Any] = {"tap": np.repeat(numbers, sizes), "label": names}
+    if stats:
+        table["stat"] = [series.name for series, size in zip(many, sizes, strict=True) for _ in range(size)]
     for name in columns:
         parts = [getattr(series, name) for series in many]
         table[name] = np.concatenate(parts) if parts else np.empty(0, np.int64 if "step" in name else np.float64)
@@ -101,14 +106,6 @@ def latest_table(latest: Latest) -> Table:
     return Table(columns)
 
 
-def states_of(heatmap: Heatmap) -> NDArray[np.uint8]:
-    """What a cell is: 0 empty, 1 finite, 2 holds a NaN, 3 holds infinities and no NaN."""
-    states = (heatmap.present > 0).astype(np.uint8)
-    states[heatmap.nonfinite > 0] = 2
-    states[heatmap.infinite] = 3
-    return states
-
-
 def heatmap_as_json(heatmap: Heatmap, counts: bool) -> dict[str, Any]:
     """Matrices [row, column]; `counts` adds in how many steps a cell's taps were there, and not finite."""
     rows = [
@@ -121,7 +118,7 @@ def heatmap_as_json(heatmap: Heatmap, counts: bool) -> dict[str, Any]:
         "first_step": array_json(heatmap.first_step),
         "last_step": array_json(heatmap.last_step),
         "worst": array_json(heatmap.worst),
-        "state": array_json(states_of(heatmap)),
+        "state": array_json(heatmap.state),
     }
     if counts:
         answer |= {"present": array_json(heatmap.present), "nonfinite": array_json(heatmap.nonfinite)}
@@ -149,6 +146,24 @@ def histograms_table(found: Histograms) -> Table:
     return Table(columns, found.counts)
 
 
+def histograms_list(many: Sequence[Histograms]) -> Table:
+    """A row for each bin of each column that holds something: taps have edges of their own."""
+    parts: list[dict[str, NDArray[Any]]] = []
+    for each in many:
+        column, place = np.nonzero(each.counts)
+        parts.append(
+            {
+                "tap": np.full(len(column), each.tap, np.int64),
+                "first_step": each.first_step[column],
+                "last_step": each.last_step[column],
+                "from": each.edges[place],
+                "to": each.edges[place + 1],
+                "count": each.counts[column, place],
+            }
+        )
+    return Table({name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
+
+
 def snapshot_as_json(number: int, snapshot: Snapshot) -> dict[str, Any]:
     """What is known of a snapshot, without its values."""
     return {
@@ -166,9 +181,44 @@ def snapshot_as_json(number: int, snapshot: Snapshot) -> dict[str, Any]:
     }
 
 
-def events_as_json(events: Iterable[Event]) -> list[dict[str, Any]]:
+def event_as_json(run: Run, event: Event) -> dict[str, Any]:
+    """An event, and whether somebody acknowledged it."""
+    key = key_of_event(event)
+    said: dict[str, Any] = plain(asdict(event))
+    return said | {"key": key, "acknowledged": key in run.acknowledgements}
+
+
+def events_as_json(run: Run, events: Iterable[Event]) -> list[dict[str, Any]]:
     """Events, oldest first."""
-    return [plain(asdict(event)) for event in events]
+    return [event_as_json(run, event) for event in events]
+
+
+def finding_as_json(run: Run, finding: Finding, type_: str = "") -> dict[str, Any]:
+    """What needs attention, with the class of its module."""
+    return {
+        "key": finding.key,
+        "rule": finding.rule,
+        "severity": finding.severity,
+        "acknowledged": run.has_seen(finding),
+        "tap": tap_as_json(finding.number, finding.tap),
+        "type": type_,
+        "stat": finding.stat,
+        "value": word_of(finding.value),
+        "usual": word_of(finding.usual),
+        "since_step": finding.since_step,
+        "until_step": finding.until_step,
+        "message": finding.message,
+        "spark": [word_of(value) for value in finding.spark],
+        "downstream": finding.downstream,
+    }
+
+
+def reading_as_json(reading: Reading | None) -> dict[str, Any] | None:
+    """A number and whence it is."""
+    if reading is None:
+        return None
+    tap = None if reading.tap is None else tap_as_json(reading.number, reading.tap)
+    return {"name": reading.name, "value": word_of(reading.value), "step": reading.step, "tap": tap}
 
 
 def run_as_json(run: Run) -> dict[str, Any]:

@@ -120,6 +120,17 @@ def fill(run: Run, scale: float = 1.0, steps: int = STEPS) -> Run:
     return run
 
 
+def attend(run: Run) -> Run:
+    """A layer of attention, and the map of it."""
+    tap = Tap("blocks.0.attn", "output", "1")
+    frame = make_frame(STEPS, [0.5] * (len(TAPS) + 1), new_taps=(tap,))
+    frame.stats[-1, [STAT_COLUMN["min"], STAT_COLUMN["max"]]] = 0.0, 1.0
+    run.store.append(frame)
+    weights = np.full((1, 2, 2, 2), 0.5, np.float32)
+    run.store.add_snapshot(Snapshot(tap, STEPS, 1.0, "float32", weights.shape, weights))
+    return run
+
+
 class World:
     """An application, its runs, and a client without a network."""
 

@@ -182,6 +182,23 @@ def test_an_unknown_tap_is_refused_with_a_hint(world: World, tap: str) -> None:
     assert "tap" in world.error("series", 400, tap=tap, stat="mean")
 
 
+def test_several_stats_come_in_one_answer_and_are_what_each_alone_would_be(world: World) -> None:
+    names = ["min", "p50", "rms", "p99"]
+    said = world.json("series", tap=4, stat=",".join(names), points=7)["series"]
+    assert [one["name"] for one in said] == names
+    assert said == [world.json("series", tap=4, stat=name, points=7)["series"][0] for name in names]
+    lines = world.get("series", tap=4, stat="min,rms", points=7, format="csv").text.splitlines()
+    assert "stat" in lines[0]
+    assert len(lines) == 1 + 2 * len(said[0]["mean"])
+    assert "meen" in world.error("series", 400, tap=4, stat="min,meen")
+
+
+def test_several_taps_come_in_the_order_in_which_they_were_asked_for(world: World) -> None:
+    said = world.json("series", tap=[4, 1], stat="min,rms", points=7)["series"]
+    assert [(one["tap"], one["name"]) for one in said] == [(4, "min"), (4, "rms"), (1, "min"), (1, "rms")]
+    assert said[3] == world.json("series", tap=1, stat="rms", points=7)["series"][0]
+
+
 def test_many_series_come_in_one_answer_in_pages(world: World) -> None:
     said = world.json("series", match="layers.*", stat="mean", limit=2)
     assert [each["tap"] for each in said["series"]] == [1, 2]
@@ -527,13 +544,14 @@ def test_what_does_not_name_two_runs_is_refused(world: World, pair: str) -> None
 def test_every_route_is_described_with_an_example_and_its_errors(world: World) -> None:
     paths = world.app.openapi()["paths"]
     ours = [path for path, methods in paths.items() if any(said.get("tags") == ["runs"] for said in methods.values())]
-    assert len(ours) == 16
+    assert len(ours) == 25
     for path in ours:
         for method, said in paths[path].items():
             assert said["summary"]
             assert {"400", "404", "422"} <= set(said["responses"])
             if method == "get":
-                assert said["responses"]["200"]["content"]["application/json"]["example"], path
+                content = said["responses"]["200"]["content"]
+                assert (content.get("application/json") or content["text/html"])["example"], path
 
 
 def test_the_word_for_what_is_no_number_is_declared_once(world: World) -> None:
@@ -562,6 +580,10 @@ def test_the_word_for_what_is_no_number_is_declared_once(world: World) -> None:
         (models.SettingsAnswer, examples.SETTINGS),
         (models.Accepted, examples.ACCEPTED),
         (models.CompareAnswer, examples.COMPARE),
+        (models.FigureAnswer, examples.FIGURE),
+        (models.AttentionAnswer, examples.ATTENTION),
+        (models.OverviewAnswer, examples.OVERVIEW),
+        (models.AcknowledgedAnswer, examples.ACKNOWLEDGED),
     ],
 )
 def test_an_example_has_the_shape_it_illustrates(model: Any, example: Any) -> None:

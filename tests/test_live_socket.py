@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
+from hookcore.records import ModuleRecord
 from hookcore_app.live.marks import mark_of
 from hookcore_app.live.publisher import Selections
 from hookcore_app.live.requests import Subscribe, read, spec_of
-from hookcore_app.live.views import make
+from hookcore_app.live.views import concern, make
 from hookcore_app.runs import Run, Runs
 from hookcore_app.settings import ServerSettings
 from tests.live_world import PATIENCE_S, Message, Served, event, frame, make_app, open_run, put, serving, until
@@ -391,3 +392,68 @@ def test_a_run_that_is_removed_ends_its_subscriptions_and_not_the_socket() -> No
         open_run(served.runs, "two")
         subscribe(page)
         assert page.next_of(3, "rows").json["run"] == "two"
+
+
+def test_a_first_step_below_zero_counts_back_from_the_last_one() -> None:
+    run = make_run()
+    put(run, *(frame(step, [float(step)], new=int(step == 0)) for step in range(20)))
+    newest = [each for each in bodies_of(run, heatmap(**{"from": -5}), None, mark_of(run)) if each.kind == 1]
+    assert [each.first for each in newest] == [[15, 16, 17, 18, 19]]
+    then = [each for each in bodies_of(run, heatmap(**{"from": -3, "to": 9}), None, mark_of(run)) if each.kind == 1]
+    assert [(each.first, each.values.ravel().tolist()) for each in then] == [([7, 8, 9], [7.0, 8.0, 9.0])]
+    whole = [each for each in bodies_of(run, heatmap(**{"from": -500}), None, mark_of(run)) if each.kind == 1]
+    assert whole[0].first[0] == 0
+
+
+def test_a_view_with_a_last_step_is_told_up_to_it_and_no_further() -> None:
+    run = make_run()
+    put(run, frame(0, [0.0], new=1), frame(1, [1.0]))
+    asked, before = heatmap(to=3), mark_of(run)
+    put(run, *(frame(step, [float(step)]) for step in range(2, 8)))
+    (delta,) = bodies_of(run, asked, before, mark_of(run))
+    assert (delta.first, delta.last) == ([2, 3], [2, 3])
+    beyond = mark_of(run)
+    put(run, frame(8, [8.0]))
+    assert concern(spec_of(asked), beyond) == concern(spec_of(asked), mark_of(run))
+    assert bodies_of(run, asked, beyond, mark_of(run)) == []
+
+
+def test_the_latest_values_at_a_step_are_those_that_each_tap_had_then() -> None:
+    run = make_run()
+    put(run, frame(0, [1.0, 2.0], new=2), frame(1, [3.0], [0]), frame(2, [4.0, 5.0]))
+    asked = heatmap(view="latest", stat=None, stats=["rms"], to=1)
+    found = [each for each in bodies_of(run, asked, None, mark_of(run)) if each.kind == 1]
+    assert [each.values.tolist() for each in found] == [[[3.0, 2.0]]]
+    assert found[0].last == [1]
+
+
+def test_the_latest_values_at_a_step_that_was_merged_are_the_worst_around_it() -> None:
+    run = open_run(Runs(ServerSettings(memory=2**21)))
+    put(run, frame(0, [0.0] * 50, new=50))
+    put(run, *(frame(step, [math.nan if step == 10 else float(step)] * 50) for step in range(1, 3000)))
+    assert run.store.latest(last=10).numbers.size == 0, "this test is about steps that are no longer exact"
+    asked = heatmap(view="latest", stat=None, stats=["rms"], to=10)
+    found = [each for each in bodies_of(run, asked, None, mark_of(run)) if each.kind == 1]
+    assert all(math.isnan(value) for value in found[0].values.ravel())
+    assert ABSENT not in found[0].values.view("<u4")
+
+
+def test_the_rows_say_the_types_of_their_modules() -> None:
+    run = make_run()
+    put(run, frame(0, [1.0, 2.0], new=2))
+    run.store.describe([ModuleRecord("layers.1", "Linear", None)])
+    said = bodies_of(run, heatmap(), None, mark_of(run))[0].json
+    assert [row["type"] for row in said["rows"]] == ["", "Linear"]
+
+
+def test_an_unknown_run_is_no_wrong_request_however_often_it_is_asked_for() -> None:
+    with serving(make_app()) as served, open_page(served) as page:
+        for number in range(1, 15):
+            subscribe(page, number, run="later")
+            said = page.next(ack=False)
+            assert (said.subscription, said.json["type"]) == (number, "error")
+            assert "later" in said.json["error"]
+        run = open_run(served.runs, "later")
+        put(run, frame(0, [1.0], new=1))
+        subscribe(page, 20, run="later")
+        assert page.next_of(3, "rows").subscription == 20

@@ -45,3 +45,14 @@ class SnapshotRequest(BaseModel):
     index: Annotated[str, Field(max_length=1000)] = ""
     call: Annotated[int, Field(ge=0, le=2**31)] = 0
     phase: Phase = "train"
+
+
+class Acknowledgement(BaseModel):
+    """What somebody saw: a finding or an event, by the `key` with which it was told."""
+
+    model_config = ConfigDict(
+        extra="forbid", json_schema_extra={"examples": [{"key": "dead:layers.0 output", "acknowledged": True}]}
+    )
+    run: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,200}$", description="without it the newest run")] | None = None
+    key: Annotated[str, Field(min_length=1, max_length=2200)]
+    acknowledged: Annotated[bool, Field(strict=True)] = True

@@ -127,6 +127,41 @@ _SNAPSHOT: Final = {
     "truncated": False,
     "nbytes": 16,
 }
+TILES: Final = {
+    "run": "run-1",
+    "number": 0,
+    "slice": "",
+    "pool": "worst",
+    "total": 1,
+    "tile_shape": [2, 3],
+    "factors": [1, 2],
+    "values": [[[-2.0, "NaN"], ["Infinity", "-Infinity"]]],
+}
+STATISTICS: Final = {
+    "run": "run-1",
+    "number": 0,
+    "slice": "0",
+    "shape": [3],
+    "statistics": {"count": 3, "nan": 1, "inf": 0, "zero": 0, "mean": -0.75, "std": 1.25, "min": -2.0, "max": 0.5},
+}
+ROLLOUT: Final = {
+    "run": "run-1",
+    "step": 3,
+    "steps": [3],
+    "sample": 0,
+    "samples": 1,
+    "fuse": "mean",
+    "discard": 0.0,
+    "gradient": False,
+    "layers": [{"number": 1, "about": TAP, "heads": 1, "gradient": None}],
+    "matrix": [[0.75, 0.25], [0.25, 0.75]],
+}
+ROLLOUT_REQUESTED: Final = {
+    "run": "run-1",
+    "asked": [{"number": 1767225600000, "about": {**TAP, "number": None}}],
+    "left_out": 0,
+    "look": "/api/v1/rollout?run=run-1",
+}
 SNAPSHOTS: Final = {"run": "run-1", **_PAGE, "snapshots": [_SNAPSHOT]}
 SNAPSHOT: Final = {"run": "run-1", **_SNAPSHOT, "slice": "0,:", "values": [0.5, "-Infinity"]}
 EVENTS: Final = {
@@ -142,6 +177,8 @@ EVENTS: Final = {
             "severity": "warning",
             "module": "",
             "count": 1,
+            "key": "event:0f1e2d3c4b5a697887",
+            "acknowledged": False,
         }
     ],
 }
@@ -167,9 +204,72 @@ COMPARE: Final = {
             "points": 2,
             "parts_at": 1,
             "largest": 0.25,
+            "share": 0.5,
+            "at_step": 1,
             **_SPANS,
             "difference": [0.0, 0.25],
         }
     ],
     "only_in": {"run-1": [], "run-2": [{**TAP, "number": 1, "module": "layers.1", "label": "layers.1 output"}]},
+}
+DIFFERENCES: Final = {
+    "runs": ["run-1", "run-2"],
+    "kind": "output",
+    "stat": "rms",
+    "rows": [{**TAP, "taps": 1, "numbers": [0, 0]}],
+    **_SPANS,
+    "worst": [[0.0, "NaN"]],
+    "state": [[1, 2]],
+}
+_FINDING: Final = {
+    "key": "nonfinite:layers.0 output",
+    "rule": "nonfinite",
+    "severity": "error",
+    "acknowledged": False,
+    "tap": TAP,
+    "type": "Linear",
+    "stat": "rms",
+    "value": "NaN",
+    "usual": "NaN",
+    "since_step": 812,
+    "until_step": None,
+    "message": "NaN in the output since step 812",
+    "spark": [0.5, 0.52, 0.49],
+    "downstream": 208,
+}
+_RULE: Final = {
+    "name": "nonfinite",
+    "severity": "error",
+    "title": "NaN or infinity",
+    "help": "A tensor held a NaN or an infinity.",
+    "limits": {},
+}
+ATTENTION: Final = {"run": "run-1", "total": 1, "newest_step": 820, "findings": [_FINDING], "rules": [_RULE]}
+OVERVIEW: Final = {
+    "run": "run-1",
+    "state": "live",
+    "first_step": 0,
+    "newest_step": 820,
+    "steps": 821,
+    "steps_per_s": 18.5,
+    "loss": {"name": "loss", "value": 0.25, "step": 820, "tap": None},
+    "scalars": [{"name": "loss", "value": 0.25, "step": 820, "tap": None}],
+    "gradient_kind": "output_grad",
+    "gradient_norm": {"name": "gradient norm", "value": "NaN", "step": 820, "tap": None},
+    "smallest_gradient": {"name": "rms", "value": 1e-05, "step": 820, "tap": {**TAP, "kind": "output_grad"}},
+    "largest_gradient": {"name": "rms", "value": 0.125, "step": 820, "tap": {**TAP, "kind": "output_grad"}},
+    "nonfinite": 209,
+    "nonfinite_modules": ["layers.0"],
+    "modules_captured": 300,
+    "modules": 304,
+    "taps": 600,
+    "hook_cost": 0.021,
+    "every": 1,
+    "dropped": {},
+    "findings": {"error": 1, "warning": 0, "info": 0},
+}
+ACKNOWLEDGED: Final = {"run": "run-1", "key": "nonfinite:layers.0 output", "acknowledged": True}
+FIGURE: Final = {
+    "data": [{"type": "scatter", "mode": "lines", "name": "loss", "x": [0, 1], "y": [0.5, 0.25]}],
+    "layout": {"title": {"text": "loss"}, "xaxis": {"title": {"text": "step"}}, "yaxis": {"type": "log"}},
 }

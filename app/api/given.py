@@ -46,11 +46,11 @@ Format = Annotated[
 ]
 # Described as a choice; read as a text, so that a wrong one is answered with the nearest.
 StatName = Annotated[str, Query(max_length=50, json_schema_extra={"enum": list(STAT_NAMES)})]
-StatOrQuantile = Annotated[
+StatsOrQuantiles = Annotated[
     str,
     Query(
-        max_length=50,
-        description="a stat, or a quantile such as p50 or p99.9",
+        max_length=500,
+        description="a stat, or a quantile such as p50 or p99.9; several with commas between them",
         json_schema_extra={"anyOf": [{"enum": list(STAT_NAMES)}, {"pattern": r"^p(\d{1,2}(\.\d{1,6})?|100)$"}]},
     ),
 ]

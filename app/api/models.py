@@ -230,10 +230,9 @@ class HeatmapAnswer(Answer):
     nonfinite: list[list[int]] | None = None
 
 
-class HistogramsAnswer(Answer):
+class HistogramsModel(Answer):
     """The distribution of a tap: counts[i][j] values of column i lie between edges[j] and edges[j + 1]."""
 
-    run: str
     tap: int
     about: TapModel
     first_step: list[int]
@@ -243,6 +242,19 @@ class HistogramsAnswer(Answer):
     nan: list[int]
     negative_infinity: list[int]
     positive_infinity: list[int]
+
+
+class HistogramsAnswer(HistogramsModel):
+    """The distribution of one tap."""
+
+    run: str
+
+
+class ManyHistogramsAnswer(Answer):
+    """The distributions of several taps, in the order they were asked for; each has edges of its own."""
+
+    run: str
+    histograms: list[HistogramsModel]
 
 
 class LatestTap(TapModel):
@@ -291,6 +303,71 @@ class SnapshotAnswer(SnapshotModel):
     values: Any
 
 
+class StatisticsAnswer(Answer):
+    """What a part of a tensor is, of its very values in float64; moments and quantiles are over the finite ones."""
+
+    run: str
+    number: int
+    slice: str
+    shape: list[int]
+    statistics: dict[str, Number] = Field(
+        description="count, nan, inf, zero, mean, std, min, max, rms, p1, p5, p25, p50, p75, p95, p99"
+    )
+
+
+class TilesAnswer(Answer):
+    """A tensor as pictures: `values` are [tile][row][column]; `factors` say how many rows and columns share a cell."""
+
+    run: str
+    number: int
+    slice: str
+    pool: str
+    total: int = Field(description="tiles there are; those from `after` on are in `values`")
+    tile_shape: list[int]
+    factors: list[int]
+    values: Any
+
+
+class AskedSnapshot(Answer):
+    """A tensor that was asked for, and the number it will have."""
+
+    number: int
+    about: TapModel
+
+
+class RolloutRequested(Answer):
+    """The attention maps that were asked for."""
+
+    run: str
+    asked: list[AskedSnapshot]
+    left_out: int = Field(description="how many were too many for one request")
+    look: str
+
+
+class RolloutLayer(Answer):
+    """One layer of a rollout: its snapshot, and that of its gradient."""
+
+    number: int
+    about: TapModel
+    heads: int
+    gradient: int | None
+
+
+class RolloutAnswer(Answer):
+    """What each position of the last layer (row) sees of each position before the first one (column)."""
+
+    run: str
+    step: int | None = Field(description="null where no attention maps are kept")
+    steps: list[int] = Field(description="the steps at which attention maps are kept")
+    sample: int
+    samples: int
+    fuse: str
+    discard: float
+    gradient: bool
+    layers: list[RolloutLayer]
+    matrix: list[list[float]]
+
+
 class EventModel(Answer):
     """An alert, a skipped capture, a change of settings."""
 
@@ -301,6 +378,8 @@ class EventModel(Answer):
     severity: Severity
     module: str
     count: int
+    key: str = Field(description="by which it is acknowledged")
+    acknowledged: bool
 
 
 class EventsAnswer(Answer):
@@ -353,6 +432,8 @@ class ComparedLayer(Answer):
         None, description="the first step in which the two are further apart than the tolerance"
     )
     largest: Number = Field(description="the largest magnitude of the differences")
+    share: Number = Field(description="the largest, as a share of the larger magnitude; infinite if one is not finite")
+    at_step: int | None = Field(None, description="the step of the largest share")
     first_step: list[int]
     last_step: list[int]
     difference: list[Number]
@@ -369,3 +450,111 @@ class CompareAnswer(Page):
     parted: int = Field(description="how many layers part")
     layers: list[ComparedLayer]
     only_in: dict[str, list[TapModel]] = Field(description="taps of one run only, at most 1,000 of each")
+
+
+class DifferenceRow(RowModel):
+    """A row: a tap of both runs, or so many neighbours beginning with it."""
+
+    numbers: list[int] = Field(description="its numbers in the two runs")
+
+
+class DifferencesAnswer(Answer):
+    """By which share of the larger magnitude two runs are apart, the most of each cell [row][column]."""
+
+    runs: list[str]
+    kind: str | None = None
+    stat: str
+    rows: list[DifferenceRow]
+    first_step: list[int]
+    last_step: list[int]
+    worst: Matrix
+    state: list[list[int]] = Field(description="0 nothing in common, 1 compared, 2 finite in one run only")
+
+
+class RuleModel(Answer):
+    """When something is found, and what it means."""
+
+    name: str
+    severity: Severity
+    title: str
+    help: str
+    limits: dict[str, float]
+
+
+class FindingModel(Answer):
+    """What a rule found at a tap."""
+
+    key: str = Field(description="by which it is acknowledged; the same for as long as the rule finds this tap")
+    rule: str
+    severity: Severity
+    acknowledged: bool
+    tap: TapModel
+    type: str = Field(description="the module's class, where it is known")
+    stat: str = Field(description="what `value`, `usual` and `spark` are")
+    value: Number
+    usual: Number = Field(description="what it was before; NaN where nothing is usual")
+    since_step: int
+    until_step: int | None = Field(None, description="the last step, where it is over")
+    message: str
+    spark: list[Number] = Field(description="the newest values that were finite, oldest first")
+    downstream: int = Field(description="how many more modules went the same way after it")
+
+
+class AttentionAnswer(Answer):
+    """What needs attention, the worst first."""
+
+    run: str
+    total: int
+    newest_step: int | None = None
+    findings: list[FindingModel]
+    rules: list[RuleModel]
+
+
+class ReadingModel(Answer):
+    """A number and whence it is: a scalar, or a tap's."""
+
+    name: str
+    value: Number
+    step: int
+    tap: TapModel | None = None
+
+
+class OverviewAnswer(Answer):
+    """How a run is. What there is nothing to tell by is null."""
+
+    run: str
+    state: str
+    first_step: int | None = None
+    newest_step: int | None = None
+    steps: int
+    steps_per_s: Number | None = None
+    loss: ReadingModel | None = None
+    scalars: list[ReadingModel] = Field(description="the newest value of each of the user's scalars, at most 50")
+    gradient_kind: Kind | None = Field(None, description="what the gradients are those of: parameters, else outputs")
+    gradient_norm: ReadingModel | None = None
+    smallest_gradient: ReadingModel | None = Field(None, description="by root mean square")
+    largest_gradient: ReadingModel | None = Field(None, description="by root mean square")
+    nonfinite: int = Field(description="modules whose newest tensors held a NaN or an infinity")
+    nonfinite_modules: list[str] = Field(description="which, at most 100")
+    modules_captured: int
+    modules: int
+    taps: int
+    hook_cost: Number | None = Field(None, description="the share of a step's time that watching adds")
+    every: int | None = Field(None, description="every how many steps are captured")
+    dropped: dict[str, int] = Field(description="by reason, in the store and on the way to it")
+    findings: dict[str, int] = Field(description="how many findings nobody acknowledged, by severity")
+
+
+class AcknowledgedAnswer(Answer):
+    """What holds now."""
+
+    run: str
+    key: str
+    acknowledged: bool
+
+
+class FigureAnswer(Answer):
+    """A chart as Plotly reads it: `plotly.graph_objects.Figure(answer)`, or `Plotly.newPlot(element, answer)`."""
+
+    data: list[dict[str, Any]]
+    layout: dict[str, Any]

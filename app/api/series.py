@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Final
 
 import numpy as np
 from fastapi import APIRouter, Query, Response
+from numpy.typing import NDArray
 from starlette.exceptions import HTTPException
 
 from hookcore.errors import ArgumentError
-from hookcore.records import Kind
-from hookcore.store import STAT_NAMES, Series, Store, TapList
+from hookcore.records import Kind, Tap
+from hookcore.store import STAT_NAMES, Histograms, Series, Store, TapList
 from hookcore.store.names import label_of, matcher, require, unknown
 
 from ..formats import ARRAYS, Table
@@ -21,6 +23,7 @@ from ..schemas import (
     heatmap_as_json,
     heatmap_table,
     histograms_as_json,
+    histograms_list,
     histograms_table,
     latest_as_json,
     latest_table,
@@ -39,19 +42,20 @@ from .given import (
     OfKind,
     Span,
     StatName,
-    StatOrQuantile,
+    StatsOrQuantiles,
     described,
     page_of,
     quantile_of,
     tap_of,
     version_of,
 )
-from .models import HeatmapAnswer, HistogramsAnswer, LatestAnswer, LogsAnswer, SeriesAnswer
+from .models import HeatmapAnswer, HistogramsAnswer, LatestAnswer, LogsAnswer, ManyHistogramsAnswer, SeriesAnswer
 
 MAX_POINTS: Final = 10_000
 MAX_SERIES: Final = 100
 MAX_NUMBERS: Final = 500_000  # points of all series of an answer together
 MAX_CELLS: Final = 2_000_000
+MAX_BINS: Final = 3_000_000  # of all columns of all histograms of an answer
 MAX_NAMES: Final = 1000
 
 router = APIRouter(prefix="/api/v1", default_response_class=StrictJson)
@@ -60,12 +64,18 @@ Points = Annotated[int, Query(ge=1, le=MAX_POINTS, description="points of a seri
 TapText = Annotated[
     str, Query(max_length=2100, description="a tap's number or its label", examples=["0", "layers.0 output"])
 ]
+TapNumbers = Annotated[
+    str | None,
+    Query(
+        max_length=1000, pattern=r"^\d{1,9}(,\d{1,9}){0,49}$", description="numbers of taps, with commas between them"
+    ),
+]
 SeriesLimit = Annotated[int, Query(ge=1, le=MAX_SERIES, description="series in this answer, at most 100")]
 
 
 @router.get(
     "/series",
-    summary="A stat over time",
+    summary="Stats over time",
     response_model=SeriesAnswer,
     responses=described(examples.SERIES, ARRAYS),
 )
@@ -73,8 +83,8 @@ def series(
     run: GivenRun,
     reply: GivenReply,
     span: GivenSpan,
-    stat: StatOrQuantile,
-    tap: Annotated[TapText | None, Query()] = None,
+    stat: StatsOrQuantiles,
+    tap: Annotated[list[TapText] | None, Query(max_length=MAX_SERIES, description="may come several times")] = None,
     match: Match = None,
     kind: OfKind = None,
     points: Points = 1000,
@@ -82,45 +92,61 @@ def series(
     limit: SeriesLimit = 20,
     format: Format = None,
 ) -> Response:
-    """One stat of one tap, or of up to 100 that fit `match` and `kind`, in at most so many points."""
+    """Stats of some taps, or of up to 100 that fit `match` and `kind`, each in at most so many points."""
     if (tap is None) == (match is None and kind is None):
-        raise ArgumentError("ask for one tap= or for those that fit match= and kind=, not for both and not for neither")
-    if tap is None and limit * points > MAX_NUMBERS:
-        raise ArgumentError(f"{limit} series of {points} points are more than {MAX_NUMBERS} numbers: ask for fewer")
-    quantile = quantile_of(stat)
+        raise ArgumentError(
+            "ask for taps by tap= or for those that fit match= and kind=, not for both and not for neither"
+        )
+    quantiles = {name: quantile_of(name) for name in stat.split(",")}
+    many = len(quantiles) * (len(tap) if tap is not None else limit)
+    if many > MAX_SERIES or many * points > MAX_NUMBERS:
+        at_most = f"at most {MAX_SERIES} series and {MAX_NUMBERS} points in all"
+        raise ArgumentError(f"{many} series of {points} points are too many: ask for fewer, {at_most}")
     store = run.store
     if tap is not None:
-        wanted = [tap_of(store, tap)]
+        wanted, limit = [tap_of(store, each) for each in tap], MAX_SERIES
     else:
         fitting = store.taps(match, kind)
         wanted = list(zip(fitting.numbers.tolist(), fitting.taps, strict=True))
     shown, page = page_of(wanted, after, limit)
-    columns = SERIES_COLUMNS if quantile is None else QUANTILE_COLUMNS
 
     def read() -> list[Series]:
-        return [_series_of(store, number, stat, quantile, span, points) for number, _ in shown]
+        return [one for number, _ in shown for one in _series_of(store, number, quantiles, span, points)]
+
+    def columns_of(name: str) -> tuple[str, ...]:
+        return SERIES_COLUMNS if quantiles[name] is None else QUANTILE_COLUMNS
+
+    def abouts() -> list[tuple[int, Tap]]:
+        return [each for each in shown for _ in quantiles]
 
     def content() -> dict[str, Any]:
         found = [
-            {**series_as_json(one, columns), "about": tap_as_json(number, each)}
-            for one, (number, each) in zip(read(), shown, strict=True)
+            {**series_as_json(one, columns_of(one.name)), "about": tap_as_json(number, each)}
+            for one, (number, each) in zip(read(), abouts(), strict=True)
         ]
         return {"run": run.id, "stat": stat, **page, "series": found}
 
     def table() -> Table:
-        return series_table(read(), [label_of(each) for _, each in shown], columns)
+        columns = QUANTILE_COLUMNS if any(each is not None for each in quantiles.values()) else SERIES_COLUMNS
+        return series_table(read(), [label_of(each) for _, each in abouts()], columns, stats=len(quantiles) > 1)
 
     return reply.arrays(format, [version_of(run)], content, table)
 
 
-def _series_of(store: Store, number: int, stat: str, quantile: float | None, span: Span, points: int) -> Series:
-    if quantile is None:
-        return store.series(number, stat, span.first, span.last, points)
-    found = store.quantiles(number, [quantile], span.first, span.last, points)
-    values, unknown_counts = found.values[:, 0], np.zeros(len(found.first_step), np.uint32)
-    return Series(
-        stat, number, found.first_step, found.last_step, values, values, values, unknown_counts, unknown_counts
-    )
+def _series_of(store: Store, number: int, quantiles: dict[str, float | None], span: Span, points: int) -> list[Series]:
+    """One series for each name; all quantiles come from one reading of the sketches."""
+    shares = [share for share in quantiles.values() if share is not None]
+    found = store.quantiles(number, shares, span.first, span.last, points) if shares else None
+    columns: Iterator[NDArray[np.float64]] = iter(found.values.T if found is not None else ())
+    made = []
+    for name, share in quantiles.items():
+        if share is None or found is None:
+            made.append(store.series(number, name, span.first, span.last, points))
+            continue
+        values, no_counts = next(columns), np.zeros(len(found.first_step), np.uint32)
+        steps = found.first_step, found.last_step
+        made.append(Series(name, number, *steps, values, values, values, no_counts, no_counts))
+    return made
 
 
 @router.get(
@@ -158,29 +184,43 @@ def heatmap(
 
 @router.get(
     "/histograms",
-    summary="The distribution of a tap over time",
-    response_model=HistogramsAnswer,
+    summary="The distribution of taps over time",
+    response_model=HistogramsAnswer | ManyHistogramsAnswer,
     responses=described(examples.HISTOGRAMS, ARRAYS),
 )
 def histograms(
     run: GivenRun,
     reply: GivenReply,
     span: GivenSpan,
-    tap: TapText,
+    tap: Annotated[TapText | None, Query()] = None,
+    taps: TapNumbers = None,
     columns: Annotated[int, Query(ge=1, le=2000, description="columns at most: equal spans of steps")] = 200,
     bins: Annotated[int, Query(ge=5, le=1288, description="bins at most")] = 80,
     format: Format = None,
 ) -> Response:
-    """Exact sums of sketches, on edges that all columns share."""
-    number, about = tap_of(run.store, tap)
+    """Exact sums of sketches, on edges that all columns of a tap share. `taps` asks for up to 50 at once."""
+    if (tap is None) == (taps is None):
+        raise ArgumentError("ask for one tap= or for several as taps=1,2,3, not for both and not for neither")
+    store = run.store
+    wanted = [tap_of(store, each) for each in ([tap] if tap is not None else str(taps).split(","))]
+    if len(wanted) * columns * bins > MAX_BINS:
+        told = f"{len(wanted)} taps of {columns} columns and {bins} bins"
+        raise ArgumentError(f"{told} are more than {MAX_BINS} bins: ask for fewer")
 
-    def read() -> Any:
-        return run.store.histograms(number, span.first, span.last, columns, bins)
+    def read() -> list[Histograms]:
+        return [store.histograms(number, span.first, span.last, columns, bins) for number, _ in wanted]
 
     def content() -> dict[str, Any]:
-        return {"run": run.id, **histograms_as_json(read()), "about": tap_as_json(number, about)}
+        found = [
+            {**histograms_as_json(each), "about": tap_as_json(number, about)}
+            for each, (number, about) in zip(read(), wanted, strict=True)
+        ]
+        return {"run": run.id, **found[0]} if tap is not None else {"run": run.id, "histograms": found}
 
-    return reply.arrays(format, [version_of(run)], content, lambda: histograms_table(read()))
+    def table() -> Table:
+        return histograms_table(read()[0]) if tap is not None else histograms_list(read())
+
+    return reply.arrays(format, [version_of(run)], content, table)
 
 
 @router.get(

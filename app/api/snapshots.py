@@ -15,11 +15,13 @@ from hookcore.records import Snapshot, Tap
 from hookcore.store import Store
 from hookcore.store.names import label_of, matcher, unknown
 
-from ..formats import TENSORS, Table, array_json, json_of, npy_of
+from ..formats import TENSORS, Table, array_json, json_of, npy_of, word_of
 from ..png import png_of
 from ..runs import Run
 from ..schemas import StrictJson, snapshot_as_json
 from ..slices import cut
+from ..tiles import Pool, factors_of, real_of, statistics_of, tiles_of
+from ..tiles import pool as pooled
 from . import examples
 from .bodies import SnapshotRequest
 from .given import (
@@ -35,15 +37,20 @@ from .given import (
     tap_of,
     version_of,
 )
-from .models import Accepted, SnapshotAnswer, SnapshotsPage
+from .models import Accepted, SnapshotAnswer, SnapshotsPage, StatisticsAnswer, TilesAnswer
 from .runs import accepted, require_live
 
-MAX_VALUES: Final = 2_000_000  # of a tensor in JSON, CSV or PNG; npy and safetensors hold all
+MAX_VALUES: Final = 2_000_000  # of a tensor in JSON, CSV, PNG or tiles; npy and safetensors hold all
+MAX_TILES: Final = 1024
 
 router = APIRouter(prefix="/api/v1", default_response_class=StrictJson)
 
+Part = Annotated[str, Query(alias="slice", max_length=500, description="a part of it, as NumPy cuts: 0,:,3:7")]
+Number = Annotated[int, Path(ge=0, le=2**62, description="the number that the list or the request told", examples=[0])]
+Pixels = Annotated[int, Query(ge=1, le=4096)]
 
-def _numbered(store: Store) -> list[tuple[int, Snapshot]]:
+
+def numbered(store: Store) -> list[tuple[int, Snapshot]]:
     """The snapshots with the numbers by which they are asked for: the command's, or else their place in time."""
     taken, kept = store.snapshots_after(0)
     first = taken - len(kept)
@@ -65,7 +72,7 @@ def snapshots(
     def content() -> dict[str, Any]:
         found = [
             (number, each)
-            for number, each in _numbered(run.store)
+            for number, each in numbered(run.store)
             if fits(each.tap.module) and kind in (None, each.tap.kind)
         ]
         shown, page = page_of(found, after, limit)
@@ -110,10 +117,8 @@ def _tap_wanted(store: Store, wanted: SnapshotRequest) -> Tap:
 def one_snapshot(
     run: GivenRun,
     reply: GivenReply,
-    number: Annotated[
-        int, Path(ge=0, le=2**62, description="the number that the list or the request told", examples=[0])
-    ],
-    part: Annotated[str, Query(alias="slice", max_length=500, description="a part of it, as NumPy cuts: 0,:,3:7")] = "",
+    number: Number,
+    part: Part = "",
     format: Annotated[
         Literal["json", "npy", "safetensors", "csv", "png"] | None,
         Query(description="the format, whatever the Accept header says"),
@@ -132,8 +137,67 @@ def one_snapshot(
     return reply.any_of(TENSORS, format, [version_of(run)], makers)
 
 
+@router.get(
+    "/snapshots/{number}/tiles",
+    summary="One tensor as pictures",
+    response_model=TilesAnswer,
+    responses=described(examples.TILES, ("json", "npy")),
+)
+def tiles(
+    run: GivenRun,
+    reply: GivenReply,
+    number: Number,
+    part: Part = "",
+    rows: Pixels = 256,
+    columns: Pixels = 256,
+    pool: Annotated[Pool, Query(description="what a cell shows that stands for several values")] = "worst",
+    after: After = 0,
+    limit: Annotated[int, Query(ge=1, le=MAX_TILES, description="tiles in this answer")] = 64,
+    format: Annotated[Literal["json", "npy"] | None, Query(description="the format, whatever Accept says")] = None,
+) -> Response:
+    """The last two dimensions are a tile, all before them count the tiles; larger tiles are pooled to rows x columns.
+
+    The worst of a cell is a NaN, else the largest magnitude. Complex numbers are shown by their magnitude.
+    """
+    snapshot = _find(run, number)
+    every = tiles_of(cut(snapshot.values, part))
+    chosen = every[after : after + limit]
+    factors = factors_of(every.shape, rows, columns)
+    cells = len(chosen) * -(-every.shape[1] // factors[0]) * -(-every.shape[2] // factors[1])
+    if cells > MAX_VALUES:
+        raise ArgumentError(f"{cells} cells are more than {MAX_VALUES}: ask for fewer tiles, rows or columns")
+
+    def read() -> NDArray[Any]:
+        return pooled(real_of(chosen), rows, columns, pool)
+
+    def content() -> dict[str, Any]:
+        about = {"run": run.id, "number": number, "slice": part, "pool": pool, "total": len(every)}
+        shape = {"tile_shape": list(every.shape[1:]), "factors": list(factors)}
+        return {**about, **shape, "values": array_json(read())}
+
+    makers = {"json": lambda: json_of(content()), "npy": lambda: npy_of(read())}
+    return reply.any_of(("json", "npy"), format, [version_of(run)], makers)
+
+
+@router.get(
+    "/snapshots/{number}/statistics",
+    summary="What a part of a tensor is",
+    response_model=StatisticsAnswer,
+    responses=described(examples.STATISTICS),
+)
+def statistics(run: GivenRun, reply: GivenReply, number: Number, part: Part = "") -> Response:
+    """Counts, moments and quantiles of the very values, in float64; of complex ones those of the magnitudes."""
+    values = cut(_find(run, number).values, part)
+
+    def content() -> dict[str, Any]:
+        found = {name: word_of(value) for name, value in statistics_of(values).items()}
+        return {"run": run.id, "number": number, "slice": part, "shape": list(values.shape), "statistics": found}
+
+    return reply.json([version_of(run)], content)
+
+
 def _find(run: Run, number: int) -> Snapshot:
-    found = dict(_numbered(run.store)).get(number)
+    found = dict(numbered(run.store)).get(number)
     if found is not None:
         return found
     with run.lock:

@@ -45,7 +45,7 @@ def events(
         cut = after is not None and len(fitting) > limit
         shown = fitting[-limit:] if after is None else fitting[:limit]
         behind = shown[-1][0] + 1 if cut else taken
-        listed = events_as_json(event for _, event in shown)
+        listed = events_as_json(run, (event for _, event in shown))
         return {"run": run.id, "total": len(fitting), "next": behind, "events": listed}
 
     return reply.json([version_of(run)], content)

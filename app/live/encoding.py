@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from hookcore.records import Event, Tap
 from hookcore.store import Series
 
+from ..attention import key_of_event
+
 _WORDS = {True: "Infinity", False: "-Infinity"}
 
 
@@ -52,8 +54,8 @@ def tap_as_json(tap_number: int, tap: Tap) -> dict[str, Any]:
 
 
 def event_as_json(event: Event) -> dict[str, Any]:
-    """An event; its time may be what JSON cannot say."""
-    return {**asdict(event), "time_s": number(event.time_s)}
+    """An event and the key by which it is acknowledged; its time may be what JSON cannot say."""
+    return {**asdict(event), "time_s": number(event.time_s), "key": key_of_event(event)}
 
 
 def series_as_json(series: Series) -> dict[str, Any]:

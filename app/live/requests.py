@@ -19,6 +19,7 @@ View = Literal["heatmap", "latest", "scalars", "events", "runs"]
 _Id = Annotated[int, msgspec.Meta(ge=0, le=65534)]
 _Sequence = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
 _Number = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
+_First = Annotated[int, msgspec.Meta(gt=-(2**53), lt=2**53)]
 _Name = Annotated[str, msgspec.Meta(max_length=1000)]
 
 
@@ -36,7 +37,8 @@ class Subscribe(_Request, tag="subscribe", frozen=True, kw_only=True):
     stats: Annotated[tuple[_Name, ...], msgspec.Meta(max_length=MOST_STATS)] = ()
     match: _Name | None = None
     rows: _Name | Annotated[tuple[_Number, ...], msgspec.Meta(max_length=MOST_PINNED)] | None = None
-    first: _Number | None = msgspec.field(name="from", default=None)
+    first: _First | None = msgspec.field(name="from", default=None)
+    last: _Number | None = msgspec.field(name="to", default=None)
     columns: Annotated[int, msgspec.Meta(ge=1, le=4000)] = 500
     hz: Annotated[float, msgspec.Meta(ge=1, le=30)] = 10.0
     dtype: Literal["f4", "u8"] = "f4"
@@ -91,7 +93,8 @@ class Spec:
     match: str | None
     stats: tuple[str, ...]
     rows: str | tuple[int, ...] | None
-    first: int | None
+    first: int | None  # below 0: counted back from the last one
+    last: int | None
     columns: int
     dtype: Literal["f4", "u8"]
     scale_kind: Literal["log", "linear"]
@@ -123,6 +126,7 @@ def spec_of(asked: Subscribe) -> Spec:
         tuple(dict.fromkeys(stats)),
         tuple(sorted(set(rows))) if isinstance(rows, tuple) else rows,
         asked.first,
+        asked.last,
         asked.columns,
         asked.dtype,
         asked.scale,

@@ -34,6 +34,12 @@ _log = logging.getLogger("hookcore.live")
 router = APIRouter()
 
 
+class _NoSuchRunError(ArgumentError):
+    def __init__(self, number: int, sentence: str) -> None:
+        super().__init__(sentence)
+        self.number = number
+
+
 class Subscription:
     """One view of one page: how far it was told, and what of it was acknowledged."""
 
@@ -121,6 +127,8 @@ class Session:
             while (message := await self._socket.receive())["type"] == "websocket.receive":
                 try:
                     self._obey(self._read(message))
+                except _NoSuchRunError as error:  # not wrong: a new server learns of its runs
+                    await self._complain(error.number, error)
                 except HookcoreError as error:
                     self._wrong += 1
                     await self._complain(NOBODY, error)
@@ -163,7 +171,7 @@ class Session:
             run = self.publisher.find(asked.run)
             if run is None:
                 known = [each.id for each in self.publisher.runs.all()]
-                raise ArgumentError(names.unknown("run", str(asked.run or "newest"), known))
+                raise _NoSuchRunError(asked.id, names.unknown("run", str(asked.run or "newest"), known))
         if asked.id in self._open:
             self._open.pop(asked.id)[1].cancel()
         subscription = Subscription(self, asked.id, run, spec, asked.hz)

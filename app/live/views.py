@@ -40,6 +40,8 @@ def concern(spec: Spec, mark: Any) -> Any:
         return mark
     if spec.view == "events":
         return mark.events, mark.state
+    if spec.last is not None and mark.steps.newest > spec.last:
+        return mark.taps, mark.state
     return (mark.steps, mark.state) if spec.view == "scalars" else (mark.steps, mark.taps, mark.state)
 
 
@@ -108,9 +110,13 @@ def _starts(rows: int, most: int | None) -> Any:
 
 
 def _span(spec: Spec, told: Mark | None, now: Mark) -> tuple[int, int] | None:
+    newest = now.steps.newest
+    last = newest if spec.last is None else min(newest, spec.last)
     if told is not None:
-        return new_steps(told.steps, now.steps)
-    return (spec.first or 0, now.steps.newest) if now.steps.newest >= 0 else None
+        fresh = new_steps(told.steps, now.steps)
+        return (fresh[0], min(fresh[1], last)) if fresh is not None and fresh[0] <= last else None
+    first = spec.first or 0
+    return (first if first >= 0 else max(0, last + 1 + first), last) if newest >= 0 else None
 
 
 def _cells(kind: int, heat: Heatmap, spec: Spec, rows: int = 0) -> Body:
@@ -128,16 +134,18 @@ def _values(kind: int, values: Any, heat: Heatmap) -> Body:
 
 
 def _latest(run: Run, spec: Spec, wanted: TapList, told: Mark | None, now: Mark) -> tuple[list[Body], Spec]:
-    span = new_steps(told.steps, now.steps) if told is not None else (0, max(0, now.steps.newest))
+    span = _span(spec, told, now) or (None if told is not None else (0, 0))
     if span is None:
         return [], spec
-    found = run.store.latest(first=span[0] if told is not None else None, last=now.steps.newest, wanted=wanted)
+    found = run.store.latest(first=span[0] if told is not None else None, last=span[1], wanted=wanted)
     places = np.searchsorted(wanted.numbers, found.numbers)
     columns = [STAT_NAMES.index(stat) for stat in spec.stats]
     values = np.full((len(columns), len(wanted.taps)), np.nan)
     values[:, places] = found.values[:, columns].T
     absent = np.ones(values.shape, bool)
     absent[:, places] = False
+    if spec.last is not None and told is None and absent.any():
+        _fill_from_merged(run, spec, wanted, span[1], values, absent)
     bad = int((found.values[:, STAT_NAMES.index("nonfinite")] > 0).sum())
     if told is not None and span[0] < span[1]:
         heat = run.store.heatmap("", "nan", None, *span, columns=1, wanted=wanted)
@@ -152,10 +160,26 @@ def _latest(run: Run, spec: Spec, wanted: TapList, told: Mark | None, now: Mark)
     return [json_body(_rows(run, spec, wanted, each, np.ones(len(each), np.int64)), span[0]), body], spec
 
 
+def _fill_from_merged(run: Run, spec: Spec, wanted: TapList, step: int, values: Any, absent: Any) -> None:
+    """The worst around a step that was merged with its neighbours, for the taps that have nothing exact."""
+    for place, stat in enumerate(spec.stats):
+        heat = run.store.heatmap("", stat, None, step, step, columns=1, wanted=wanted)
+        if not len(heat.first_step):
+            continue
+        found = absent[place] & (heat.present[:, 0] > 0)
+        values[place, found] = np.where(heat.infinite[:, 0], np.inf, heat.worst[:, 0])[found]
+        absent[place, found] = False
+
+
 def _rows(run: Run, spec: Spec, wanted: TapList, starts: Any, groups: Any) -> dict[str, Any]:
     """The names of the rows of the snapshot that comes next."""
+    types = {module.path: module.type for module in run.store.modules()}
     rows = [
-        {**tap_as_json(int(wanted.numbers[start]), wanted.taps[start]), "group": int(group)}
+        {
+            **tap_as_json(int(wanted.numbers[start]), wanted.taps[start]),
+            "type": types.get(wanted.taps[start].module, ""),
+            "group": int(group),
+        }
         for start, group in zip(starts, groups, strict=True)
     ]
     return {

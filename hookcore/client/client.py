@@ -16,7 +16,9 @@ from hookcore.client.exchange import Exchange
 from hookcore.client.replies import (
     Accepted,
     CompareReply,
+    DifferencesReply,
     EventsReply,
+    FindingReply,
     FrameNews,
     HeatmapReply,
     HistogramsReply,
@@ -25,12 +27,16 @@ from hookcore.client.replies import (
     LogsReply,
     ModuleReply,
     News,
+    OverviewReply,
+    RolloutReply,
     RunReply,
     SeriesReply,
     SettingsReply,
     SnapshotEntry,
     TapsReply,
+    arrays_of,
     floats_of,
+    library,
     number_of,
     record_of,
     steps_of,
@@ -42,6 +48,7 @@ from hookcore.records import Coverage, Event, HookRecord, Kind, Phase, Severity,
 TapName = int | str
 POLL_S: Final = 0.05
 _MOST_SERIES: Final = 100  # that one answer holds
+_MOST_HISTOGRAMS: Final = 50
 
 
 class Client:
@@ -181,6 +188,23 @@ class Client:
         asked = {"tap": tap, "from": first, "to": last, "columns": columns, "bins": bins, "run": run}
         return HistogramsReply.of(self._get("/api/v1/histograms", asked))
 
+    def many_histograms(
+        self,
+        taps: Sequence[int],
+        first: int | None = None,
+        last: int | None = None,
+        columns: int = 200,
+        bins: int = 80,
+        run: str | None = None,
+    ) -> list[HistogramsReply]:
+        """The distributions of several taps over time, by their numbers; each has edges of its own."""
+        found: list[HistogramsReply] = []
+        for start in range(0, len(taps), _MOST_HISTOGRAMS):
+            some = ",".join(str(tap) for tap in taps[start : start + _MOST_HISTOGRAMS])
+            asked = {"taps": some, "from": first, "to": last, "columns": columns, "bins": bins, "run": run}
+            found += [HistogramsReply.of(said) for said in self._get("/api/v1/histograms", asked)["histograms"]]
+        return found
+
     def latest(
         self,
         match: str | None = None,
@@ -226,11 +250,79 @@ class Client:
         tolerance: float = 0.0,
         points: int = 200,
         limit: int = 1000,
+        sort: Literal["model", "share", "step"] = "model",
+        rename: str | None = None,
     ) -> CompareReply:
-        """Two runs layer by layer, and where they part first; `tolerance` is a share of the larger magnitude."""
-        asked = {"runs": f"{one},{two}", "kind": kind, "stat": stat, "match": match, "from": first, "to": last}
-        said = self._get("/api/v1/compare", {**asked, "tolerance": tolerance, "points": points, "limit": limit})
-        return _comparison_of(said)
+        """Two runs layer by layer, and where they part first; `tolerance` is a share of the larger magnitude.
+
+        `rename` is "expression -> replacement" for the modules of the second run.
+        """
+        asked: dict[str, Any] = {
+            "runs": f"{one},{two}",
+            "kind": kind,
+            "stat": stat,
+            "match": match,
+            "from": first,
+            "to": last,
+        }
+        asked |= {"tolerance": tolerance, "points": points, "limit": limit, "sort": sort, "rename": rename}
+        return _comparison_of(self._get("/api/v1/compare", asked))
+
+    def differences(
+        self,
+        one: str,
+        two: str,
+        kind: Kind | None = None,
+        stat: str = "rms",
+        match: str | None = None,
+        first: int | None = None,
+        last: int | None = None,
+        columns: int = 500,
+        rows: int = 600,
+        rename: str | None = None,
+    ) -> DifferencesReply:
+        """How far two runs are apart, layer by step, in at most `columns` by `rows` cells."""
+        asked: dict[str, Any] = {
+            "runs": f"{one},{two}",
+            "kind": kind,
+            "stat": stat,
+            "match": match,
+            "from": first,
+            "to": last,
+        }
+        asked |= {"columns": columns, "rows": rows, "rename": rename}
+        return DifferencesReply.of(self._get("/api/v1/compare/heatmap", asked))
+
+    # -- at a glance -----------------------------------------------------------------------------------------------
+
+    def attention(self, limit: int = 50, run: str | None = None) -> list[FindingReply]:
+        """What needs attention, the worst first, each the first of all that went the same way."""
+        said = self._get("/api/v1/attention", {"limit": limit, "run": run})
+        return [FindingReply.of(each) for each in said["findings"]]
+
+    def overview(self, run: str | None = None) -> OverviewReply:
+        """The key figures: step and rate, loss, gradients, what is watched, and what that costs."""
+        return OverviewReply.of(self._get("/api/v1/overview", {"run": run}))
+
+    def acknowledge(self, key: str, acknowledged: bool = True, run: str | None = None) -> None:
+        """Notes that you saw a finding or an event, by its `key`, or takes that back."""
+        body = {"key": key, "acknowledged": acknowledged, **({} if run is None else {"run": run})}
+        self._exchange.json("POST", "/api/v1/acknowledgements", body=body)
+
+    def figure(self, chart: str, **asked: Any) -> Any:
+        """A chart as a Plotly figure: heatmap, series, histograms, profile, fan, scalars, compare or tensor.
+
+        The rest is named as at the other methods (tap, kind, stat, match, first, last, run, ...) and in
+        docs/http-api.md. Needs plotly, which a dashboard's machine has.
+        """
+        graphs = library("plotly.graph_objects")
+        names = {"first": "from", "last": "to", "names": "name"}
+        given = {names.get(name, name): value for name, value in asked.items()}
+        return graphs.Figure(arrays_of(self._get("/api/v1/figure", {"chart": chart, **given})))
+
+    def report(self, run: str | None = None) -> bytes:
+        """A report of a run: an HTML file that needs no server and no network."""
+        return self._exchange.send("GET", "/api/v1/report", {"run": run})
 
     # -- tensors ----------------------------------------------------------------------------------------------------
 
@@ -265,6 +357,47 @@ class Client:
         data = self._exchange.send("GET", f"/api/v1/snapshots/{number}", asked)
         values: NDArray[Any] = np.load(io.BytesIO(data), allow_pickle=False)
         return values
+
+    def tiles(
+        self,
+        number: int,
+        slice: str = "",
+        rows: int = 256,
+        columns: int = 256,
+        pool: Literal["worst", "mean", "min", "max"] = "worst",
+        after: int = 0,
+        limit: int = 64,
+        run: str | None = None,
+    ) -> NDArray[Any]:
+        """A snapshot as [tile, row, column]: the last two dimensions are a tile, and large ones are squeezed."""
+        asked = {"slice": slice, "rows": rows, "columns": columns, "pool": pool, "after": after, "limit": limit}
+        data = self._exchange.send("GET", f"/api/v1/snapshots/{number}/tiles", {**asked, "run": run, "format": "npy"})
+        values: NDArray[Any] = np.load(io.BytesIO(data), allow_pickle=False)
+        return values
+
+    def statistics(self, number: int, slice: str = "", run: str | None = None) -> dict[str, float]:
+        """Counts, moments and quantiles of a snapshot or a part of it, in float64 over the very values."""
+        said = self._get(f"/api/v1/snapshots/{number}/statistics", {"slice": slice, "run": run})["statistics"]
+        return {name: number_of(value) for name, value in said.items()}
+
+    def request_attention(self, match: str | None = None, run: str | None = None) -> tuple[int, ...]:
+        """Asks for every output that may be attention, and its gradient, of one step; the numbers they will have."""
+        said = self._exchange.json("POST", "/api/v1/rollout", {"match": match, "run": run})
+        return tuple(each["number"] for each in said["asked"])
+
+    def rollout(
+        self,
+        match: str | None = None,
+        step: int | None = None,
+        sample: int = 0,
+        fuse: Literal["mean", "max", "min"] = "mean",
+        discard: float = 0.0,
+        gradient: bool = False,
+        run: str | None = None,
+    ) -> RolloutReply:
+        """Attention over all layers, of the maps that are kept of one step (the newest that has some)."""
+        asked = {"match": match, "step": step, "sample": sample, "fuse": fuse, "discard": discard}
+        return RolloutReply.of(self._get("/api/v1/rollout", {**asked, "gradient": gradient, "run": run}))
 
     def snapshot(self, tap: TapName | None = None, timeout_s: float = 30.0, **wanted: Any) -> Snapshot:
         """Asks for a tensor (as `request_snapshot`) and waits for it. Its numbers are at `.values`."""
@@ -303,7 +436,8 @@ class Client:
         asked = {"from": first, "to": last, "name": name, "severity": severity, "after": after, "limit": limit}
         said = self._get("/api/v1/events", {**asked, "run": run})
         events = (record_of(Event, {**each, "time_s": number_of(each["time_s"])}) for each in said["events"])
-        return EventsReply(tuple(events), said["next"])
+        marks = (tuple(each[name] for each in said["events"]) for name in ("key", "acknowledged"))
+        return EventsReply(tuple(events), said["next"], *marks)
 
     def settings(self, run: str | None = None) -> SettingsReply:
         """What holds in the trainer, and what waits for it."""
@@ -411,6 +545,8 @@ def _comparison_of(said: dict[str, Any]) -> CompareReply:
             each["points"],
             each["parts_at"],
             number_of(each["largest"]),
+            number_of(each["share"]),
+            each["at_step"],
             steps_of(each["first_step"]),
             steps_of(each["last_step"]),
             floats_of(each["difference"]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from importlib import import_module
@@ -16,6 +17,7 @@ from hookcore.records import Coverage, Event, Tap
 Floats = NDArray[np.float64]
 Steps = NDArray[np.int64]
 Record = TypeVar("Record")
+_COLUMNS = ", or use .columns()"
 
 
 def floats_of(values: Any) -> Floats:
@@ -26,6 +28,18 @@ def floats_of(values: Any) -> Floats:
 def steps_of(values: Any) -> Steps:
     """Whole numbers."""
     return np.array(values, np.int64)
+
+
+def arrays_of(said: Any) -> Any:
+    """A figure with its typed arrays read: Plotly would leave them as texts."""
+    if isinstance(said, list):
+        return [arrays_of(each) for each in said]
+    if not isinstance(said, dict):
+        return said
+    if "bdata" not in said:
+        return {name: arrays_of(each) for name, each in said.items()}
+    values = np.frombuffer(base64.b64decode(said["bdata"]), said["dtype"])
+    return values.reshape([int(size) for size in str(said["shape"]).split(",")]) if "shape" in said else values
 
 
 def number_of(value: Any) -> float:
@@ -55,18 +69,20 @@ class Framed:
 
     def to_pandas(self) -> Any:
         """A pandas DataFrame."""
-        return _library("pandas").DataFrame(self.columns())
+        return library("pandas", _COLUMNS).DataFrame(self.columns())
 
     def to_polars(self) -> Any:
         """A polars DataFrame."""
-        return _library("polars").DataFrame(self.columns())
+        return library("polars", _COLUMNS).DataFrame(self.columns())
 
 
-def _library(name: str) -> Any:
+def library(name: str, otherwise: str = "") -> Any:
+    """A library that not everybody has."""
     try:
         return import_module(name)
     except ImportError:
-        raise ArgumentError(f"{name} is not installed here: `pip install {name}`, or use .columns()") from None
+        package = name.partition(".")[0]
+        raise ArgumentError(f"{package} is not installed here: `pip install {package}`{otherwise}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +281,23 @@ class LatestReply(Framed):
 
 
 @dataclass(frozen=True, slots=True)
+class RolloutReply:
+    """What each position of the last layer (row) sees of each position before the first (column); rows sum to 1."""
+
+    step: int | None  # None where no attention maps are kept: then all is empty
+    steps: tuple[int, ...]  # at which attention maps are kept
+    samples: int
+    layers: tuple[Tap, ...]
+    matrix: Floats
+
+    @classmethod
+    def of(cls, said: Mapping[str, Any]) -> RolloutReply:
+        """From JSON."""
+        layers = tuple(tap_of(layer["about"]) for layer in said["layers"])
+        return cls(said["step"], tuple(said["steps"]), said["samples"], layers, floats_of(said["matrix"]))
+
+
+@dataclass(frozen=True, slots=True)
 class SnapshotEntry:
     """A tensor that was kept, without its values. `number` is what it is asked for by."""
 
@@ -282,10 +315,15 @@ class SnapshotEntry:
 
 @dataclass(frozen=True, slots=True)
 class EventsReply:
-    """Events, oldest first; `next` is the `after` with which to ask for those behind them."""
+    """Events, oldest first; `next` is the `after` with which to ask for those behind them.
+
+    `keys` are what they are acknowledged by, and `acknowledged` whether they were.
+    """
 
     events: tuple[Event, ...]
     next: int
+    keys: tuple[str, ...] = ()
+    acknowledged: tuple[bool, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,6 +362,8 @@ class LayerReply(Framed):
     points: int
     parts_at: int | None
     largest: float
+    share: float
+    at_step: int | None
     first_step: Steps
     last_step: Steps
     difference: Floats
@@ -331,6 +371,43 @@ class LayerReply(Framed):
     def columns(self) -> dict[str, Any]:
         """A row for each point."""
         return {name: getattr(self, name) for name in ("first_step", "last_step", "difference")}
+
+
+@dataclass(frozen=True, slots=True)
+class DifferencesReply(Framed):
+    """By which share of the larger magnitude two runs are apart, the most of each cell [row, column].
+
+    `state` is 0 where they have nothing in common, 1 where they were compared, 2 where one only is finite.
+    """
+
+    runs: tuple[str, str]
+    stat: str
+    taps: tuple[Tap, ...]
+    groups: Steps
+    first_step: Steps
+    last_step: Steps
+    worst: Floats
+    state: NDArray[np.uint8]
+
+    @classmethod
+    def of(cls, said: Mapping[str, Any]) -> DifferencesReply:
+        """From JSON."""
+        shape = len(said["rows"]), len(said["first_step"])
+        return cls(
+            (said["runs"][0], said["runs"][1]),
+            said["stat"],
+            tuple(tap_of(row) for row in said["rows"]),
+            steps_of([row["taps"] for row in said["rows"]]),
+            steps_of(said["first_step"]),
+            steps_of(said["last_step"]),
+            floats_of(said["worst"]).reshape(shape),
+            np.array(said["state"], np.uint8).reshape(shape),
+        )
+
+    def columns(self) -> dict[str, Any]:
+        """A row for each tap, a column for each span of steps."""
+        steps = {str(step): self.worst[:, place] for place, step in enumerate(self.first_step.tolist())}
+        return {"module": [tap.module for tap in self.taps], "kind": [tap.kind for tap in self.taps], **steps}
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,6 +421,89 @@ class CompareReply:
     parted: int
     layers: tuple[LayerReply, ...]
     only_in: dict[str, tuple[Tap, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class FindingReply:
+    """What needs attention: a rule, the tap it holds for, and since when. `usual` is what `value` was before."""
+
+    key: str  # by which it is acknowledged
+    rule: str
+    severity: str
+    acknowledged: bool
+    number: int
+    tap: Tap
+    type: str
+    stat: str
+    value: float
+    usual: float
+    since_step: int
+    until_step: int | None
+    message: str
+    spark: Floats
+    downstream: int
+
+    @classmethod
+    def of(cls, said: Mapping[str, Any]) -> FindingReply:
+        """From JSON."""
+        numbers = {name: number_of(said[name]) for name in ("value", "usual")}
+        about = {"number": said["tap"]["number"], "tap": tap_of(said["tap"]), "spark": floats_of(said["spark"])}
+        return record_of(cls, {**said, **numbers, **about})
+
+
+@dataclass(frozen=True, slots=True)
+class ReadingReply:
+    """A number and whence it is: a scalar, or a tap's."""
+
+    name: str
+    value: float
+    step: int
+    tap: Tap | None
+
+    @classmethod
+    def of(cls, said: Mapping[str, Any] | None) -> ReadingReply | None:
+        """From JSON."""
+        if said is None:
+            return None
+        tap = None if said.get("tap") is None else tap_of(said["tap"])
+        return cls(said["name"], number_of(said["value"]), said["step"], tap)
+
+
+@dataclass(frozen=True, slots=True)
+class OverviewReply:
+    """The key figures of a run; None where there is nothing to tell them by."""
+
+    run: str
+    state: str
+    first_step: int | None
+    newest_step: int | None
+    steps: int
+    steps_per_s: float | None
+    loss: ReadingReply | None
+    scalars: dict[str, float]  # the newest value of each
+    gradient_kind: str | None
+    gradient_norm: ReadingReply | None
+    smallest_gradient: ReadingReply | None
+    largest_gradient: ReadingReply | None
+    nonfinite: int
+    nonfinite_modules: tuple[str, ...]
+    modules_captured: int
+    modules: int
+    taps: int
+    hook_cost: float | None
+    every: int | None
+    dropped: dict[str, int]
+    findings: dict[str, int]  # not acknowledged, by severity
+
+    @classmethod
+    def of(cls, said: Mapping[str, Any]) -> OverviewReply:
+        """From JSON."""
+        names = ("loss", "gradient_norm", "smallest_gradient", "largest_gradient")
+        read: dict[str, Any] = {name: ReadingReply.of(said[name]) for name in names}
+        for name in ("steps_per_s", "hook_cost"):
+            read[name] = None if said[name] is None else number_of(said[name])
+        read["scalars"] = {each["name"]: number_of(each["value"]) for each in said["scalars"]}
+        return record_of(cls, {**said, **read})
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,6 +73,14 @@ class Heatmap:
     present: Counts
     infinite: NDArray[np.bool_]  # where what was not finite were infinities, and no NaN
 
+    @property
+    def state(self) -> NDArray[np.uint8]:
+        """0 where a cell is empty, 1 finite, 2 where it holds a NaN, 3 where it holds infinities and no NaN."""
+        states = (self.present > 0).astype(np.uint8)
+        states[self.nonfinite > 0] = 2
+        states[self.infinite] = 3
+        return states
+
 
 @dataclass(frozen=True, slots=True)
 class Histograms:

@@ -14,33 +14,39 @@ from hookcore.store.sketches import SketchRows
 LEAST_BINS = 5  # too large, negative, around zero, positive, too large
 
 
-def sketches_over_time(entries: Sequence[SketchRows], tap: int, most: int) -> tuple[Steps, Steps, list[Sketch]]:
-    """The sketches of a tap in at most so many equal spans of steps: first steps, last steps, and their exact sums."""
-    found = [(entry, sketch) for entry in entries if (sketch := entry.sketch(tap)) is not None]
+def counts_over_time(entries: Sequence[SketchRows], tap: int, most: int) -> tuple[Steps, Steps, NDArray[np.uint64]]:
+    """The first and last steps of at most so many equal spans, and the exact sums of a tap's sketches [span, BINS]."""
+    found = [(entry, row) for entry in entries if (row := entry.row(tap)) is not None]
     if not found:
-        return np.empty(0, np.int64), np.empty(0, np.int64), []
+        return np.empty(0, np.int64), np.empty(0, np.int64), np.zeros((0, BINS), np.uint64)
     first = np.array([entry.first for entry, _ in found], np.int64)
     last = np.array([entry.last for entry, _ in found], np.int64)
     span = int(last[-1] - first[0]) + 1
     place = (first - first[0]) * min(most, span) // span
-    starts = np.flatnonzero(np.diff(place, prepend=-1))
-    ends = np.append(starts[1:], len(found))
-    sums = [
-        found[start][1].merge(*(sketch for _, sketch in found[start + 1 : end]))
-        for start, end in zip(starts, ends, strict=True)
-    ]
-    return first[starts], last[ends - 1], sums
+    begins = np.diff(place, prepend=-1) > 0
+    # All rows at once: one by one a window of 500 steps takes a hundred times as long.
+    keys = np.repeat((np.cumsum(begins) - 1) * BINS, [len(bins) for _, (bins, _) in found])
+    keys += np.concatenate([bins for _, (bins, _) in found])
+    dense = np.zeros((int(begins.sum()), BINS), np.uint64)
+    np.add.at(dense.reshape(-1), keys, np.concatenate([counts for _, (_, counts) in found]).astype(np.uint64))
+    ends = np.append(np.flatnonzero(begins)[1:], len(found)) - 1
+    return first[begins], last[ends], dense
+
+
+def sketches_over_time(entries: Sequence[SketchRows], tap: int, most: int) -> tuple[Steps, Steps, list[Sketch]]:
+    """The same as sketches."""
+    first, last, dense = counts_over_time(entries, tap, most)
+    return first, last, [Sketch(counts) for counts in dense]
 
 
 def histograms_of(entries: Sequence[SketchRows], tap: int, columns: int, bins: int) -> Histograms:
     """At most so many columns of at most so many bins, on the same edges."""
-    first, last, sketches = sketches_over_time(entries, tap, columns)
-    dense = np.array([sketch.counts for sketch in sketches], np.uint64).reshape(len(sketches), BINS)
+    first, last, dense = counts_over_time(entries, tap, columns)
     starts = _display_groups(dense.sum(axis=0, dtype=np.uint64) > 0, bins)
     if len(starts):  # the last group runs to the end of the array: nothing of the tap is beyond it
         counts = np.add.reduceat(dense[:, :POS_INF], starts[:-1], axis=1, dtype=np.uint64)
     else:
-        counts = np.zeros((len(sketches), 0), np.uint64)
+        counts = np.zeros((len(dense), 0), np.uint64)
     apart = (dense[:, NAN].copy(), dense[:, NEG_INF].copy(), dense[:, POS_INF].copy())
     return Histograms(tap, first, last, EDGES[starts], counts, *apart)
 

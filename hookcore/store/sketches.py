@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookcore.records import SketchBlock
-from hookcore.sketch import BINS, Sketch
+from hookcore.sketch import BINS
 
 FACTOR: Final = 8
 SHARES: Final = (0.25, 0.25, 0.50)  # of the limit: single steps, 8 to 1, and the rest of the run
@@ -37,17 +37,13 @@ class SketchRows:
         arrays = self.taps.nbytes + self.start.nbytes + self.bins.nbytes + self.counts.nbytes
         return arrays + _RECORD_BYTES
 
-    def sketch(self, tap: int) -> Sketch | None:
-        """The sketch of one tap; None where it has none."""
+    def row(self, tap: int) -> tuple[NDArray[np.uint16], NDArray[Any]] | None:
+        """The bins of one tap that hold something, and the counts beside them; None where it has none."""
         row = int(np.searchsorted(self.taps, tap))
         if row == len(self.taps) or self.taps[row] != tap:
             return None
         part = slice(int(self.start[row]), int(self.start[row + 1]))
-        if part.start == part.stop:
-            return None
-        dense = np.zeros(BINS, np.uint64)
-        dense[self.bins[part]] = self.counts[part]
-        return Sketch(dense)
+        return (self.bins[part], self.counts[part]) if part.start < part.stop else None
 
 
 class SketchLadder:

@@ -1,0 +1,282 @@
+"""Any chart as Plotly reads it, for scripts and notebooks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+import numpy as np
+from fastapi import APIRouter, Depends, Query, Response
+from starlette.exceptions import HTTPException
+
+from hookcore.errors import ArgumentError
+from hookcore.records import KINDS
+from hookcore.store import STAT_NAMES, Series, TapList
+from hookcore.store.names import label_of, matcher, require, unknown
+
+from ..runs import Run, Runs
+from ..schemas import StrictJson
+from ..slices import cut
+from . import examples
+from .given import (
+    RUN_PATTERN,
+    GivenReply,
+    GivenRun,
+    GivenRuns,
+    GivenSpan,
+    Match,
+    Span,
+    described,
+    quantile_of,
+    run_named,
+    tap_of,
+    version_of,
+)
+from .models import FigureAnswer
+from .series import MAX_CELLS, TapText
+from .snapshots import numbered
+
+if TYPE_CHECKING:
+    from ..figures import Style
+
+Chart = Literal["heatmap", "series", "histograms", "profile", "fan", "scalars", "compare", "tensor"]
+MAX_LINES: Final = 50
+MAX_VALUES: Final = 500_000
+FAN: Final = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
+
+router = APIRouter(prefix="/api/v1", default_response_class=StrictJson)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a chart is asked to show; each chart reads what concerns it."""
+
+    span: Span
+    kind: str
+    stat: str
+    match: str | None
+    tap: str | None
+    names: tuple[str, ...]
+    step: int | None
+    other: str | None
+    number: int | None
+    part: str
+    points: int
+    columns: int
+    rows: int
+    bins: int
+    scale: Literal["auto", "log", "linear"]
+    smooth: float
+
+    @property
+    def one_kind(self) -> str:
+        """The kind of the taps, of which there is to be one."""
+        require("kind", self.kind, KINDS)
+        return self.kind
+
+
+def _asked(
+    span: GivenSpan,
+    kind: Annotated[
+        str,
+        Query(max_length=200, description="the kind of the taps; for a profile also several, with commas between them"),
+    ] = "output",
+    stat: Annotated[str, Query(max_length=50, description="a stat; in a series also a quantile such as p99")] = "rms",
+    match: Match = None,
+    tap: Annotated[TapText | None, Query(description="for series, histograms and fan: one tap")] = None,
+    name: Annotated[
+        list[Annotated[str, Query(max_length=1000)]] | None,
+        Query(max_length=MAX_LINES, description="for scalars: which; without it those of the user's own"),
+    ] = None,
+    step: Annotated[int | None, Query(ge=0, le=2**53, description="for a profile: the step; else the newest")] = None,
+    other: Annotated[
+        str | None, Query(pattern=RUN_PATTERN, description="for compare: the run to compare `run` with")
+    ] = None,
+    number: Annotated[int | None, Query(ge=0, le=2**62, description="for a tensor: the snapshot's number")] = None,
+    part: Annotated[str, Query(alias="slice", max_length=500, description="for a tensor: a part of it: 0,:,3:7")] = "",
+    points: Annotated[int, Query(ge=1, le=10_000, description="points of a line at most")] = 1000,
+    columns: Annotated[int, Query(ge=1, le=5000, description="columns of a map at most")] = 500,
+    rows: Annotated[int, Query(ge=1, le=5000, description="rows of a map at most; neighbours share one")] = 200,
+    bins: Annotated[int, Query(ge=5, le=1288, description="bins of histograms at most")] = 80,
+    scale: Annotated[Literal["auto", "log", "linear"], Query(description="of the values")] = "auto",
+    smooth: Annotated[float, Query(ge=0, le=1e9, description="half-life in steps; 0 does not smooth")] = 0.0,
+) -> Asked:
+    matcher(match)
+    if columns * rows > MAX_CELLS:
+        raise ArgumentError(f"columns={columns} by rows={rows} are more than {MAX_CELLS} cells: ask for fewer")
+    about = span, kind, stat, match, tap, tuple(name or ()), step, other, number, part
+    return Asked(*about, points, columns, rows, bins, scale, smooth)
+
+
+@router.get(
+    "/figure",
+    summary="A chart for Plotly",
+    response_model=FigureAnswer,
+    responses=described(examples.FIGURE),
+)
+def figure(
+    runs: GivenRuns,
+    run: GivenRun,
+    reply: GivenReply,
+    asked: Annotated[Asked, Depends(_asked)],
+    chart: Annotated[Chart, Query(description="which chart")],
+    theme: Annotated[Literal["light", "dark"], Query(description="its colours")] = "light",
+) -> Response:
+    """The chart as Plotly.js and Plotly for Python read it; its arrays are typed, so that NaN stays NaN."""
+    versions = [version_of(run)]
+    if chart == "compare":
+        versions.append(version_of(_other(runs, asked)))
+
+    def content() -> dict[str, Any]:
+        return make_figure(runs, run, chart, asked, theme)
+
+    return reply.json(versions, content)
+
+
+def make_figure(runs: Runs, run: Run, chart: Chart, asked: Asked, theme: str) -> dict[str, Any]:
+    """A chart of a run. Plotly is loaded at the first one: a server that is never asked does without."""
+    from ..figures import THEMES
+
+    if chart == "compare":
+        return _compare(run, _other(runs, asked), asked, THEMES[theme])
+    return _CHARTS[chart](run, asked, THEMES[theme])
+
+
+def _heatmap(run: Run, asked: Asked, style: Style) -> dict[str, Any]:
+    from ..figures import heatmap
+
+    require("stat", asked.stat, STAT_NAMES)
+    bounds = asked.span.first, asked.span.last
+    found = run.store.heatmap(asked.one_kind, asked.stat, asked.match, *bounds, asked.columns, asked.rows)
+    return heatmap(found, style, f"{asked.stat} of {asked.kind.replace('_', ' ')}", asked.scale)
+
+
+def _series(run: Run, asked: Asked, style: Style) -> dict[str, Any]:
+    from ..figures import series
+
+    quantile = quantile_of(asked.stat)
+    store, (first, last) = run.store, (asked.span.first, asked.span.last)
+    if asked.tap is not None:
+        wanted = [tap_of(store, asked.tap)]
+    else:
+        found = store.taps(asked.match, asked.one_kind)
+        wanted = list(zip(found.numbers.tolist(), found.taps, strict=True))[:MAX_LINES]
+
+    def read(number: int) -> Series:
+        whole = store.series(number, asked.stat if quantile is None else "rms", first, last, asked.points)
+        if quantile is None:
+            return whole
+        told = store.quantiles(number, [quantile], first, last, asked.points)
+        values, bad = told.values[:, 0], np.zeros(len(told.first_step), np.uint32)
+        at = np.clip(np.searchsorted(told.first_step, whole.first_step, side="right") - 1, 0, None)
+        if len(bad):
+            np.add.at(bad, at, whole.nonfinite)
+        return Series(asked.stat, number, told.first_step, told.last_step, values, values, values, bad, bad)
+
+    many = [(label_of(tap), read(number)) for number, tap in wanted]
+    title = many[0][0] if len(many) == 1 else f"{asked.stat} of {asked.kind.replace('_', ' ')}"
+    return series(many, style, title, asked.stat, asked.scale, asked.smooth)
+
+
+def _scalars(run: Run, asked: Asked, style: Style) -> dict[str, Any]:
+    from ..figures import series
+
+    every = run.store.scalar_names()
+    names = asked.names or [name for name in every if not name.startswith("hookcore/")][:MAX_LINES]
+    missing = next((name for name in names if name not in set(every)), None)
+    if missing is not None:
+        raise HTTPException(404, unknown("scalar", missing, every))
+    bounds = asked.span.first, asked.span.last
+    many = [(name, run.store.scalars(name, *bounds, asked.points)) for name in dict.fromkeys(names)]
+    title = many[0][0] if len(many) == 1 else "scalars"
+    return series(many, style, title, "value", asked.scale, asked.smooth)
+
+
+def _histograms(run: Run, asked: Asked, style: Style) -> dict[str, Any]:
+    from ..figures import histograms
+
+    number, tap = tap_of(run.store, _needs(asked.tap, "tap", "histograms"))
+    bounds = asked.span.first, asked.span.last
+    return histograms(run.store.histograms(number, *bounds, asked.columns, asked.bins), style, label_of(tap))
+
+
+def _fan(run: Run, asked: Asked, style: Style) -> dict[str, Any]:
+    from ..figures import fan
+
+    number, tap = tap_of(run.store, _needs(asked.tap, "tap", "fan"))
+    bounds = asked.span.first, asked.span.last
+    found = run.store.quantiles(number, FAN, *bounds, asked.points)
+    counted = run.store.series(number, "nonfinite", *bounds, asked.points)
+    return fan(found, (counted.first_step, counted.nonfinite), style, f"percentiles of {label_of(tap)}")
+
+
+def _profile(run: Run, asked: Asked, style: Style) -> dict[str, Any]:
+    from ..figures import profile
+
+    require("stat", asked.stat, STAT_NAMES)
+    step = asked.step if asked.step is not None else run.store.steps().newest
+    kinds = []
+    for kind in dict.fromkeys(asked.kind.split(",")):
+        require("kind", kind, KINDS)
+        taps = run.store.taps(asked.match, kind)
+        taps = TapList(taps.numbers[: asked.rows], taps.taps[: asked.rows])
+        rows = run.store.rows(taps.numbers, asked.stat, step, step)
+        if not len(rows.first):
+            continue
+        seen = rows.present.sum(axis=0) > 0
+        taps_seen = [tap for tap, here in zip(taps.taps, seen.tolist(), strict=True) if here]
+        kinds.append((kind, taps_seen, rows.mean[-1][seen], (rows.nonfinite.sum(axis=0) > 0)[seen]))
+    return profile(kinds, style, f"{asked.stat} at step {step if step is not None else '-'}", asked.stat, asked.scale)
+
+
+def _tensor(run: Run, asked: Asked, style: Style) -> dict[str, Any]:
+    from ..figures import tensor
+
+    number = asked.number
+    if number is None:
+        raise ArgumentError("chart=tensor needs number=: give the number of a snapshot, which /snapshots lists")
+    found = next((each for told, each in numbered(run.store) if told == number), None)
+    if found is None:
+        raise HTTPException(404, f"there is no snapshot {number} in the run {run.id}: /snapshots lists those there are")
+    values = cut(found.values, asked.part)
+    if values.ndim > 2 or values.size > MAX_VALUES:
+        shape = " x ".join(map(str, values.shape))
+        raise ArgumentError(
+            f"a tensor {shape} is no picture: cut it with slice= to at most two dimensions and {MAX_VALUES} values"
+        )
+    title = f"{label_of(found.tap)} at step {found.step}" + (f" [{asked.part}]" if asked.part else "")
+    return tensor(found, values, style, title, asked.scale)
+
+
+def _other(runs: Runs, asked: Asked) -> Run:
+    return run_named(runs, _needs(asked.other, "other", "compare"))
+
+
+def _compare(run: Run, other: Run, asked: Asked, style: Style) -> dict[str, Any]:
+    from ..figures import difference, same_maps
+
+    require("stat", asked.stat, STAT_NAMES)
+    bounds = asked.span.first, asked.span.last
+    found = same_maps(
+        run.store, other.store, asked.one_kind, asked.stat, asked.match, bounds, asked.columns, asked.rows
+    )
+    title = f"{asked.stat} of {asked.kind.replace('_', ' ')}: {other.name} against {run.name}"
+    return difference(*found, style, title)
+
+
+def _needs(given: str | None, name: str, chart: str) -> str:
+    if given is None:
+        raise ArgumentError(f"chart={chart} needs {name}=: give it")
+    return given
+
+
+_CHARTS: Final[dict[str, Callable[[Run, Asked, Any], dict[str, Any]]]] = {
+    "heatmap": _heatmap,
+    "series": _series,
+    "scalars": _scalars,
+    "histograms": _histograms,
+    "fan": _fan,
+    "profile": _profile,
+    "tensor": _tensor,
+}

@@ -1,0 +1,39 @@
+"""A run as one HTML file."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Response
+
+from .given import GivenRun, problems
+
+router = APIRouter(prefix="/api/v1")
+
+# The file is saved, not shown; whoever shows it all the same gets a page of no origin. It carries its own policy, too.
+_POLICY = (
+    "sandbox allow-scripts; default-src 'none'; "
+    "script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
+)
+
+
+@router.get(
+    "/report",
+    summary="A report to keep",
+    response_class=Response,
+    responses={
+        200: {
+            "content": {"text/html": {"schema": {"type": "string"}, "example": "<!doctype html>..."}},
+            "description": "a file that needs no server",
+        },
+        **problems(),
+    },
+)
+def report(run: GivenRun) -> Response:
+    """Key figures, findings, charts, coverage, settings and events in a file of at most 10 MB that needs no network."""
+    from ..report import report_of  # with it comes Plotly
+
+    headers = {
+        "Content-Disposition": f'attachment; filename="hookcore-{run.id}.html"',
+        "Content-Security-Policy": _POLICY,
+        "Cache-Control": "private, no-store",
+    }
+    return Response(report_of(run), media_type="text/html; charset=utf-8", headers=headers)

@@ -1,0 +1,204 @@
+"""Attention over all layers: a request for the maps of one step, and their rollout."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
+
+import numpy as np
+from fastapi import APIRouter, Query, Response
+from starlette.exceptions import HTTPException
+
+from hookcore.records import Snapshot, Tap
+from hookcore.store import Store
+from hookcore.store.names import matcher
+
+from ..formats import ARRAYS, Table, array_json
+from ..rollout import Fuse, Layer, is_attention, maps_of
+from ..rollout import rollout as roll_out
+from ..runs import Run
+from ..schemas import StrictJson, tap_as_json
+from . import examples
+from .given import MAX_STEP, Format, GivenReply, GivenRun, Match, described, problems, version_of
+from .models import RolloutAnswer, RolloutRequested
+from .runs import require_live
+from .snapshots import numbered
+
+MAX_ASKED: Final = 64  # snapshots that a trainer keeps in mind
+MOST_WEIGHT: Final = 4.0  # attention after dropout has weights above 1
+MEAN_ERROR: Final = 2e-3  # of half floats
+
+router = APIRouter(prefix="/api/v1", default_response_class=StrictJson)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The attention of one layer at one step, and the gradient of it, by the numbers of their snapshots."""
+
+    number: int
+    snapshot: Snapshot
+    gradient: tuple[int, Snapshot] | None
+
+
+def maps_at(store: Store, match: str | None) -> dict[int, list[Kept]]:
+    """The attention maps that are kept of each step, in the order of the model; the newest where one came twice."""
+    fits = matcher(match)
+    found: dict[tuple[int, Tap], tuple[int, Snapshot]] = {}
+    for number, each in numbered(store):
+        found[each.step, each.tap] = number, each
+    order = {module.path: place for place, module in enumerate(store.modules())}
+    steps: dict[int, list[Kept]] = {}
+    for (step, tap), (number, each) in found.items():
+        if tap.kind == "output" and fits(tap.module) and is_attention(each.values):
+            steps.setdefault(step, []).append(Kept(number, each, found.get((step, gradient_of(tap)))))
+    for step, layers in steps.items():
+        layers.sort(key=lambda kept: (order.get(kept.snapshot.tap.module, len(order)), kept.snapshot.tap.call))
+        steps[step] = _each_once(layers)
+    return steps
+
+
+def _each_once(layers: list[Kept]) -> list[Kept]:
+    """Without the maps that a module hands on: its softmax gives them, and then the attention around it."""
+    found: list[Kept] = []
+    for each in layers:
+        if not found or not _hands_on(found[-1].snapshot, each.snapshot):
+            found.append(each)
+        elif found[-1].gradient is None:
+            found[-1] = each
+    return found
+
+
+def _hands_on(outer: Snapshot, inner: Snapshot) -> bool:
+    inside = inner.tap.module.startswith(f"{outer.tap.module}." if outer.tap.module else "")
+    return inside and np.array_equal(outer.values, inner.values, equal_nan=True)
+
+
+def gradient_of(tap: Tap) -> Tap:
+    """The tap of the gradient of an output."""
+    return Tap(tap.module, "output_grad", tap.index, tap.call, tap.phase)
+
+
+def taps_like_attention(store: Store, match: str | None) -> list[Tap]:
+    """Outputs whose newest numbers can be those of attention: none is negative, and rows that sum to 1 give a mean of
+    one over a whole number. Those whose module is named so come first, and with dropout only they count.
+
+    Others may be among them, and are told apart by their shape once they came.
+    """
+    latest = store.latest("output", wanted=store.taps(match, "output"))
+    column = {name: latest.values[:, place] for place, name in enumerate(latest.stats)}
+    types = {module.path: module.type for module in store.modules()}
+    named = np.array([_is_named_so(tap, types.get(tap.module, "")) for tap in latest.taps], bool)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        size = 1 / column["mean"]
+        exact = np.abs(size - np.rint(size)) < MEAN_ERROR * size
+        possible = (column["min"] >= 0) & (column["max"] <= MOST_WEIGHT) & np.isfinite(size) & (size > 1.5)
+    chosen = np.flatnonzero(possible & (exact | (named & (column["zero"] > 0))))
+    return [latest.taps[place] for place in sorted(chosen.tolist(), key=lambda place: not named[place])]
+
+
+def _is_named_so(tap: Tap, type_: str) -> bool:
+    return any(word in f"{tap.module} {type_}".lower() for word in ("att", "softmax"))
+
+
+@router.post(
+    "/rollout",
+    summary="Ask for all attention maps",
+    status_code=202,
+    response_model=RolloutRequested,
+    responses={202: {"content": {"application/json": {"example": examples.ROLLOUT_REQUESTED}}}, **problems(409)},
+)
+def request_maps(run: GivenRun, match: Match = None) -> Response:
+    """Asks the trainer to keep every output that may be attention, and its gradient, all of one step."""
+    require_live(run)
+    store = run.store
+    taps = taps_like_attention(store, match)
+    if not taps:
+        raise HTTPException(404, f"{_none(match)}; {_HELP}")
+    known = set(store.taps(None, "output_grad").taps)
+    gradients = [gradient_of(tap) for tap in taps if gradient_of(tap) in known]
+    wanted = [*taps, *gradients][:MAX_ASKED]
+    commands = run.ask_snapshots(wanted)
+    asked = [
+        {"number": each.number, "about": tap_as_json(None, tap)} for each, tap in zip(commands, wanted, strict=True)
+    ]
+    look = f"/api/v1/rollout?run={run.id}"
+    content = {"run": run.id, "asked": asked, "left_out": len(taps) + len(gradients) - len(wanted), "look": look}
+    return StrictJson(content, 202, {"Location": look})
+
+
+_HELP: Final = (
+    "they are outputs of modules: nn.MultiheadAttention gives them with need_weights=True, transformers with "
+    'attn_implementation="eager", your own attention where its softmax is a module'
+)
+
+
+def _none(match: str | None) -> str:
+    return "no output of this run looks like attention" + (f" among the modules that fit {match!r}" if match else "")
+
+
+@router.get(
+    "/rollout",
+    summary="Attention over all layers",
+    response_model=RolloutAnswer,
+    responses=described(examples.ROLLOUT, ARRAYS),
+)
+def rollout(
+    run: GivenRun,
+    reply: GivenReply,
+    match: Match = None,
+    step: Annotated[int | None, Query(ge=0, le=MAX_STEP, description="without it the newest that has maps")] = None,
+    sample: Annotated[int, Query(ge=0, le=MAX_STEP, description="which of the batch")] = 0,
+    fuse: Annotated[Fuse, Query(description="how the heads of a layer become one map")] = "mean",
+    discard: Annotated[
+        float, Query(ge=0, lt=1, description="the share of the weights of a row that is left out, the smallest")
+    ] = 0.0,
+    gradient: Annotated[bool, Query(description="weight the maps with their gradient")] = False,
+    format: Format = None,
+) -> Response:
+    """Abnar and Zuidema's rollout over the attention maps that are kept of one step; rows sum to 1.
+
+    Where none are kept it is empty: ask for them with POST.
+    """
+    steps, kept = _chosen(run, match, step)
+    layers = [
+        Layer(each.snapshot.tap.module, maps_of(each.snapshot.values), _gradient_maps(each) if gradient else None)
+        for each in kept
+    ]
+    # Made before a format is chosen: what does not fit together is refused whatever the client has already.
+    how: dict[str, Any] = {"fuse": fuse, "discard": discard, "gradient": gradient}
+    matrix = roll_out(layers, sample=sample, **how) if layers else np.zeros((0, 0))
+
+    def content() -> dict[str, Any]:
+        said = [
+            {
+                "number": each.number,
+                "about": tap_as_json(None, each.snapshot.tap),
+                "heads": layer.weights.shape[1],
+                "gradient": None if each.gradient is None else each.gradient[0],
+            }
+            for each, layer in zip(kept, layers, strict=True)
+        ]
+        samples = min((len(layer.weights) for layer in layers), default=0)
+        about = {"run": run.id, "step": kept[0].snapshot.step if kept else None, "steps": steps}
+        return {**about, "sample": sample, "samples": samples, **how, "layers": said, "matrix": array_json(matrix)}
+
+    def table() -> Table:
+        columns = {str(place): np.ascontiguousarray(matrix[:, place]) for place in range(matrix.shape[1])}
+        return Table(columns, matrix)
+
+    return reply.arrays(format, [version_of(run)], content, table)
+
+
+def _chosen(run: Run, match: str | None, step: int | None) -> tuple[list[int], list[Kept]]:
+    maps = maps_at(run.store, match)
+    steps = sorted(maps)
+    if step is None:
+        return steps, maps[steps[-1]] if steps else []
+    if step not in maps:
+        there_are = f"there are those of {steps[-20:]}" if steps else "ask for them with POST /api/v1/rollout"
+        raise HTTPException(404, f"no attention maps are kept of step {step}: {there_are}")
+    return steps, maps[step]
+
+
+def _gradient_maps(kept: Kept) -> Any:
+    return None if kept.gradient is None else maps_of(kept.gradient[1].values)

@@ -1,0 +1,152 @@
+"""The rules with their thresholds, in one table, and what a rule finds."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final, Literal
+
+from hookcore.records import Event, Severity, Tap
+from hookcore.store.names import label_of
+
+RuleName = Literal["nonfinite", "exploding", "vanishing", "dead", "large-update", "stalled", "spike"]
+
+WINDOW: Final = 512  # newest steps that are looked at
+COLUMNS: Final = 128  # into which they are gathered, the largest magnitude of each
+RECENT: Final = 8  # columns that say how things are now
+LEAST_PAST: Final = 16  # columns before them, without which nothing is known of what is usual
+SPARK: Final = 48  # values of a small line
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """When something is found, and what it means. `limits` are its thresholds."""
+
+    name: RuleName
+    severity: Severity
+    title: str
+    help: str
+    limits: Mapping[str, float]
+
+
+def _rule(name: RuleName, severity: Severity, title: str, text: str, **limits: float) -> tuple[RuleName, Rule]:
+    return name, Rule(name, severity, title, text, MappingProxyType(limits))
+
+
+# "spreads" are standard deviations of the logarithm over the past columns, told by its quartiles and never taken as
+# less than `least_spread`; "factor" is a ratio of magnitudes. In the order in which findings of one severity are shown.
+RULES: Final[Mapping[RuleName, Rule]] = MappingProxyType(
+    dict(
+        (
+            _rule(
+                "nonfinite",
+                "error",
+                "NaN or infinity",
+                "A tensor held a NaN or an infinity. The first one is named, by step and then by the order in which "
+                "the model computes; what went bad behind it is counted with it. Gone again it is a warning, and where "
+                "a gradient scaler skipped the step only a note.",
+            ),
+            _rule(
+                "exploding",
+                "warning",
+                "Exploding",
+                "The root mean square is far above what is usual for this very tensor, and stays there.",
+                factor=20.0,
+                spreads=6.0,
+                error_factor=1e4,
+            ),
+            _rule(
+                "vanishing",
+                "warning",
+                "Vanishing",
+                "A gradient is far below what is usual for it; or it is tiny beside the same gradients of the other "
+                "layers and shrinks. Where all of them fell alike, as when a training is done, it is a note.",
+                factor=100.0,
+                spreads=6.0,
+                beside_factor=1e4,
+                shrinks=3.0,
+                alike=10.0,
+            ),
+            _rule(
+                "dead",
+                "warning",
+                "Dead",
+                "Every recent output is zero, as of a ReLU that no input reaches any more.",
+                zero_fraction=0.999,
+                steps=32,
+                least_seen=8,
+            ),
+            _rule(
+                "large-update",
+                "warning",
+                "Too large a step",
+                "The update is a large share of the weight, or far above what is usual for it: the learning rate is "
+                "too high here. About a thousandth is common.",
+                share=0.3,
+                relative_share=0.03,
+                factor=10.0,
+            ),
+            _rule(
+                "stalled",
+                "info",
+                "Stalled",
+                "The update is below the resolution of a 32-bit weight, or nothing beside what is usual: the weight "
+                "does not change any more.",
+                share=6e-8,
+                factor=1e4,
+            ),
+            _rule(
+                "spike",
+                "info",
+                "Spike",
+                "A single step far beyond the spread of the steps around it.",
+                factor=5.0,
+                spreads=8.0,
+                least_spread=0.02,
+                rare=4,
+                warning_factor=100.0,
+            ),
+        )
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a rule found at a tap. `value` is what it is now, `usual` what it was before (NaN where nothing is)."""
+
+    rule: RuleName
+    severity: Severity
+    number: int
+    tap: Tap
+    stat: str
+    value: float
+    usual: float
+    since_step: int
+    until_step: int | None  # the last step, where it is over
+    message: str
+    spark: tuple[float, ...]  # the newest values that were finite, oldest first
+    downstream: int  # how many more modules it went to
+
+    @property
+    def module(self) -> str:
+        """The module's path."""
+        return self.tap.module
+
+    @property
+    def kind(self) -> str:
+        """The tap's kind."""
+        return self.tap.kind
+
+    @property
+    def key(self) -> str:
+        """By which it is acknowledged: the same for as long as the rule finds this tap."""
+        return f"{self.rule}:{label_of(self.tap)}"
+
+
+def key_of_event(event: Event) -> str:
+    """By which an event is acknowledged; the same wherever the event is read."""
+    text = "\n".join((str(event.step), repr(event.time_s), event.name, event.module, event.message))
+    return f"event:{hashlib.blake2b(text.encode('utf-8', 'replace'), digest_size=9).hexdigest()}"

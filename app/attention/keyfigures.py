@@ -1,0 +1,169 @@
+"""The few numbers by which one sees how a run is."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hookcore.records import Kind, Tap
+from hookcore.store import Latest, Store
+
+OWN: Final = "hookcore/"  # how the names of scalars begin that the user did not log
+COST, EVERY, TIME = "hookcore/cost", "hookcore/every", "hookcore/time_s"
+MOST_SCALARS: Final = 50
+_RATE_STEPS: Final = 200  # newest steps that the rate is told by
+_GRADIENTS: Final[tuple[Kind, ...]] = ("param_grad", "output_grad")
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A number and whence it is: a scalar, or a tap's."""
+
+    name: str
+    value: float
+    step: int
+    number: int | None = None
+    tap: Tap | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KeyFigures:
+    """How a run is. None where there is nothing to tell it by."""
+
+    first_step: int | None
+    newest_step: int | None
+    steps: int
+    steps_per_s: float | None
+    loss: Reading | None
+    scalars: tuple[Reading, ...]  # the user's, with the loss
+    gradient_kind: Kind | None  # what the gradients below are: of parameters, else of outputs
+    gradient_norm: Reading | None
+    smallest_gradient: Reading | None  # by root mean square, so that a large layer is not a large gradient
+    largest_gradient: Reading | None
+    nonfinite_modules: tuple[str, ...]  # in the newest values that were captured of each
+    modules_captured: int
+    modules: int
+    taps: int
+    hook_cost: float | None  # share of a step's time; the steps that are not captured bring it down
+    every: int | None  # every how many steps are captured
+    dropped: dict[str, int]  # in the store, by reason
+
+
+def key_figures_of(store: Store) -> KeyFigures:
+    """The key figures of a run."""
+    steps, coverage = store.steps(), store.coverage()
+    scalars = _scalars(store)
+    latest = store.latest()
+    kind, norm, smallest, largest = _gradients(latest)
+    cost, every = _newest(store, COST), _newest(store, EVERY)
+    stride = 1 if every is None else max(1, int(every.value))
+    captured = sum(each.captured for each in coverage)
+    seen = {tap.module for tap in latest.taps}
+    return KeyFigures(
+        first_step=steps.first,
+        newest_step=steps.newest,
+        steps=steps.count,
+        steps_per_s=_rate(store),
+        loss=_loss_of(scalars),
+        scalars=scalars,
+        gradient_kind=kind,
+        gradient_norm=norm,
+        smallest_gradient=smallest,
+        largest_gradient=largest,
+        nonfinite_modules=_nonfinite_modules(latest),
+        modules_captured=captured if coverage else len(seen),
+        modules=max(len(coverage), len(store.modules())) or len(seen),
+        taps=store.taps_announced,
+        hook_cost=None if cost is None or math.isnan(cost.value) else cost.value / stride,
+        every=None if every is None else stride,
+        dropped={reason: count for reason, count in store.usage().dropped.items() if count},
+    )
+
+
+def _newest(store: Store, name: str) -> Reading | None:
+    """The newest value of a scalar; None where there is none."""
+    newest = store.steps().newest
+    if newest is None or name not in store.scalar_names():
+        return None
+    # Mostly it is among the newest steps; a scalar that is logged rarely is looked for in the whole run.
+    for first in (max(0, newest - _RATE_STEPS), None):
+        series = store.scalars(name, first, None, _RATE_STEPS + 1)
+        if len(series.mean):
+            return Reading(name, float(series.mean[-1]), int(series.last_step[-1]))
+    return None
+
+
+def _scalars(store: Store) -> tuple[Reading, ...]:
+    names = [name for name in store.scalar_names() if not name.startswith(OWN)]
+    names.sort(key=lambda name: not _is_loss(name))  # the loss is never among those that are left out
+    found = (_newest(store, name) for name in names[:MOST_SCALARS])
+    return tuple(reading for reading in found if reading is not None)
+
+
+def _is_loss(name: str) -> bool:
+    return name == "loss" or name.rpartition("/")[2] in ("loss", "train_loss")
+
+
+def _loss_of(scalars: tuple[Reading, ...]) -> Reading | None:
+    """What is called the loss, else whatever was logged first."""
+    return next((each for each in scalars if each.name == "loss"), scalars[0] if scalars else None)
+
+
+def _rate(store: Store) -> float | None:
+    """Steps a second over the newest steps."""
+    newest = store.steps().newest
+    if newest is None or TIME not in store.scalar_names():
+        return None
+    series = store.scalars(TIME, max(0, newest - _RATE_STEPS), None, _RATE_STEPS + 1)
+    known = np.flatnonzero(np.isfinite(series.mean))
+    if len(known) < 2:
+        return None
+    begin, end = known[0], known[-1]
+    elapsed_s = float(series.max[end] - series.min[begin])
+    return float(series.last_step[end] - series.first_step[begin]) / elapsed_s if elapsed_s > 0 else None
+
+
+def _gradients(latest: Latest) -> tuple[Kind | None, Reading | None, Reading | None, Reading | None]:
+    """The norm over all gradients of the newest step that has any, the smallest and the largest of them."""
+    column = {stat: place for place, stat in enumerate(latest.stats)}
+    for kind in _GRADIENTS:
+        places = np.array([place for place, tap in enumerate(latest.taps) if tap.kind == kind], np.intp)
+        if not len(places):
+            continue
+        step = int(latest.steps[places].max())
+        places = places[latest.steps[places] == step]
+        values = latest.values[places]
+        bad = bool((values[:, column["nonfinite"]] > 0).any())
+        norm = math.nan if bad else math.hypot(*values[:, column["norm"]].tolist())
+        sizes = values[:, column["rms"]]
+        ends = _ends(latest, places, sizes, step)
+        return kind, Reading("gradient norm", norm, step), *ends
+    return None, None, None, None
+
+
+def _ends(
+    latest: Latest,
+    places: NDArray[np.intp],
+    sizes: NDArray[np.float64],
+    step: int,
+) -> tuple[Reading | None, Reading | None]:
+    """The smallest and the largest of the finite."""
+    known = np.flatnonzero(np.isfinite(sizes))
+    if not len(known):
+        return None, None
+
+    def reading(at: np.intp) -> Reading:
+        place = int(places[at])
+        return Reading("rms", float(sizes[at]), step, int(latest.numbers[place]), latest.taps[place])
+
+    return reading(known[sizes[known].argmin()]), reading(known[sizes[known].argmax()])
+
+
+def _nonfinite_modules(latest: Latest) -> tuple[str, ...]:
+    """The modules whose newest tensors held what is not finite, in the order in which they were met."""
+    bad = np.flatnonzero(latest.values[:, latest.stats.index("nonfinite")] > 0)
+    return tuple(dict.fromkeys(latest.taps[place].module for place in bad.tolist()))

@@ -1,0 +1,210 @@
+"""Rules that compare a magnitude with its own past: exploding, vanishing, spikes, updates too large and too small."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hookcore.records import GRADIENT_KINDS, KINDS, Severity
+
+from .findings import RECENT, RULES, Finding, RuleName
+from .order import Group, groups_of
+from .readings import Logs, Readings
+
+_TOGETHER: Final = 2  # columns within which onsets have one cause
+_WARM_UP: Final = 20  # steps at the beginning of a run, in which nothing is usual yet
+
+Severities = Callable[[int], Severity]
+Sentence = Callable[[RuleName, str, float, float, int], str]  # rule, kind, value, usual, since
+
+
+@dataclass(frozen=True, slots=True)
+class Shift:
+    """What a rule saw: at which places, and since which column each."""
+
+    rule: RuleName
+    places: NDArray[np.intp]
+    onsets: Sequence[int]
+    severity: Severities
+
+
+def find_sizes(readings: Readings) -> list[Finding]:
+    """Exploding, vanishing and spikes; of magnitudes of any kind."""
+    if not readings.have_past:
+        return []
+    exploding, vanishing = _exploding(readings), _vanishing(readings)
+    found = [finding for shift in (exploding, vanishing) for finding in _told(readings, shift, _size_sentence)]
+    return found + _spikes(readings, exploding.places)
+
+
+def find_updates(readings: Readings) -> list[Finding]:
+    """Updates that are too large or nothing, as shares of their weights."""
+    if not readings.have_past:
+        return []
+    shifts = _large(readings), _stalled(readings)
+    return [finding for shift in shifts for finding in _told(readings, shift, _share_sentence)]
+
+
+def _exploding(readings: Readings) -> Shift:
+    limits = RULES["exploding"].limits
+    usual, spread = readings.past.usual, readings.past.below
+    rise = readings.now - usual
+    far = np.maximum(np.log10(limits["factor"]), limits["spreads"] * spread)
+    places = np.flatnonzero(rise > far)  # NaN is not above
+
+    def severity(place: int) -> Severity:
+        return "error" if rise[place] > np.log10(limits["error_factor"]) else RULES["exploding"].severity
+
+    return Shift("exploding", places, _onsets(readings, places, above=True), severity)
+
+
+def _vanishing(readings: Readings) -> Shift:
+    limits = RULES["vanishing"].limits
+    kinds = np.array([KINDS.index(tap.kind) for tap in readings.taps.taps])
+    is_gradient = np.isin(kinds, [KINDS.index(kind) for kind in GRADIENT_KINDS])
+    usual, spread = readings.past.usual, readings.past.above
+    now = readings.now.copy()
+    now[readings.is_nothing] = -np.inf
+    fall = usual - now
+    beside, alike = np.full(len(now), np.nan), np.full(len(now), np.nan)
+    for kind in np.unique(kinds[is_gradient]):
+        same = kinds == kind
+        beside[same], alike[same] = _middle(now[same]), _middle(fall[same])
+    fell = fall > np.maximum(np.log10(limits["factor"]), limits["spreads"] * spread)
+    shrinks = fall > np.maximum(np.log10(limits["shrinks"]), 3 * spread)
+    tiny = now < beside - np.log10(limits["beside_factor"])
+    places = np.flatnonzero(is_gradient & (fell | (tiny & shrinks)))
+
+    def severity(place: int) -> Severity:
+        fell_alike = fall[place] - alike[place] < np.log10(limits["alike"])
+        return "info" if fell_alike else RULES["vanishing"].severity
+
+    return Shift("vanishing", places, _onsets(readings, places, above=False), severity)
+
+
+def _middle(values: Logs) -> float:
+    """The median of what is known."""
+    known = values[~np.isnan(values)]
+    return float(np.sort(known)[len(known) // 2]) if len(known) else float("nan")
+
+
+def _onsets(readings: Readings, places: NDArray[np.intp], above: bool) -> list[int]:
+    """Since when each is nearer to what it is now than to what it was."""
+    usual = readings.past.usual
+    found = []
+    for place in places.tolist():
+        now = readings.now[place]
+        border = (usual[place] + now) / 2 if np.isfinite(now) else usual[place] - 1
+        found.append(min(readings.beyond_from(place, float(border), above), readings.number - 1))
+    return found
+
+
+def _large(readings: Readings) -> Shift:
+    rule = RULES["large-update"]
+    usual, now = readings.past.usual, readings.now
+    absolute = now > np.log10(rule.limits["share"])
+    relative = (now > np.log10(rule.limits["relative_share"])) & (now - usual > np.log10(rule.limits["factor"]))
+    places = np.flatnonzero(absolute | relative)
+    return Shift("large-update", places, _onsets(readings, places, above=True), lambda _: rule.severity)
+
+
+def _stalled(readings: Readings) -> Shift:
+    rule = RULES["stalled"]
+    usual, now = readings.past.usual, readings.now.copy()
+    now[readings.is_nothing] = -np.inf
+    places = np.flatnonzero((now < np.log10(rule.limits["share"])) | (usual - now > np.log10(rule.limits["factor"])))
+    return Shift("stalled", places, _onsets(readings, places, above=False), lambda _: rule.severity)
+
+
+def _told(readings: Readings, shift: Shift, sentence: Sentence) -> list[Finding]:
+    taps, numbers = readings.taps.taps, readings.taps.numbers.tolist()
+    found = []
+    for group in groups_of(list(zip(shift.onsets, shift.places.tolist(), strict=True)), numbers, taps, _TOGETHER):
+        place, since = group.place, readings.first_step(group.column)
+        usual, value = _power(readings.past.usual[place]), _now_of(readings, place)
+        message = sentence(shift.rule, taps[place].kind, value, usual, since)
+        found.append(_finding(readings, shift.rule, shift.severity(place), group, (value, usual), since, message))
+    return found
+
+
+def _finding(
+    readings: Readings,
+    rule: RuleName,
+    severity: Severity,
+    group: Group,
+    sizes: tuple[float, float],
+    since: int,
+    message: str,
+    until: int | None = None,
+) -> Finding:
+    place = group.place
+    number, tap = int(readings.taps.numbers[place]), readings.taps.taps[place]
+    spark = readings.spark(place)
+    return Finding(rule, severity, number, tap, readings.stat, *sizes, since, until, message, spark, group.downstream)
+
+
+def _now_of(readings: Readings, place: int) -> float:
+    row = readings.columns.size[-RECENT:, place]
+    known = np.sort(row[np.isfinite(row)])
+    return float(known[len(known) // 2]) if len(known) else float("nan")
+
+
+def _power(value: float) -> float:
+    return float(10.0 ** float(value))
+
+
+def _size_sentence(rule: RuleName, kind: str, value: float, usual: float, since: int) -> str:
+    name = kind.replace("_", " ")
+    if rule == "exploding":
+        return f"the {name} is {_times(value, usual)} as large as usual since step {since}"
+    if value == 0:
+        return f"the {name} is zero since step {since}"
+    return f"the {name} is {_times(usual, value)} smaller than usual since step {since}"
+
+
+def _share_sentence(rule: RuleName, _kind: str, value: float, usual: float, since: int) -> str:
+    if rule == "stalled":
+        share = f": its update is {value:.0e} of it" if value else ""
+        return f"the weight does not change since step {since}{share}"
+    return f"the update is {value:.2g} of the weight since step {since} (usual: {usual:.2g})"
+
+
+def _times(one: float, two: float) -> str:
+    ratio = one / two if two else float("inf")
+    return f"{ratio:,.0f} times" if ratio < 1e6 else f"{ratio:.0e} times"
+
+
+def _spikes(readings: Readings, exploding: NDArray[np.intp]) -> list[Finding]:
+    """Single columns far beyond a tap's own spread."""
+    limits = RULES["spike"].limits
+    usual, spread = readings.past.usual, readings.past.below
+    far = np.maximum(np.log10(limits["factor"]), limits["spreads"] * np.maximum(spread, limits["least_spread"]))
+    beyond = readings.logs > (usual + far)[:, None]
+    beyond[:, : readings.column_of((readings.steps.first or 0) + _WARM_UP)] = False
+    beyond[exploding] = False
+    beyond[beyond.sum(axis=1) > limits["rare"]] = False
+    columns, places = np.nonzero(beyond.T)
+    if not len(columns):
+        return []
+    onsets = list(zip(columns.tolist(), places.tolist(), strict=True))
+    numbers = readings.taps.numbers.tolist()
+    return [_spike(readings, group) for group in groups_of(onsets, numbers, readings.taps.taps, 0)]
+
+
+def _spike(readings: Readings, group: Group) -> Finding:
+    place, column = group.place, group.column
+    tap = readings.taps.taps[place]
+    bounds = readings.first_step(column), readings.last_step(column)
+    series = readings.store.series(int(readings.taps.numbers[place]), readings.stat, *bounds, WIDEST)
+    step = int(series.first_step[np.nanargmax(np.abs(series.max))]) if np.isfinite(series.max).any() else bounds[0]
+    value, usual = float(readings.columns.size[column, place]), _power(readings.past.usual[place])
+    severe = value > usual * RULES["spike"].limits["warning_factor"]
+    message = f"the {tap.kind.replace('_', ' ')} was {_times(value, usual)} as large as usual at step {step}"
+    return _finding(readings, "spike", "warning" if severe else "info", group, (value, usual), step, message, step)
+
+
+WIDEST: Final = 1000  # points of one column, in which each step is one

@@ -1,0 +1,206 @@
+"""What the rules look at: the magnitudes of all taps over the newest steps, in columns of a few steps each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hookcore.store import StepRange, Store, TapList
+from hookcore.store.rows import Rows
+
+from .findings import COLUMNS, LEAST_PAST, RECENT, SPARK, WINDOW
+
+Logs = NDArray[np.float32]
+Floats = NDArray[np.float64]
+Places = NDArray[np.intp]
+_AT_ONCE: Final = 16  # columns read together: more would not stay in the caches
+_UNKNOWN: Final = np.float32(np.nan)
+_QUARTILE: Final = np.float32(0.6745)  # standard deviations from the median, of a normal distribution
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Columns [column, tap] of `width` steps each, on a grid that never moves; those without a row are left out."""
+
+    width: int
+    at: NDArray[np.int64]  # the place of each on the grid
+    size: Floats  # the largest in it; NaN where something was not finite, or nothing was there
+    logs: Logs  # its decimal logarithm; NaN where there is none
+    bad: NDArray[np.bool_]  # where something was not finite
+
+    @classmethod
+    def empty(cls, width: int, taps: int) -> Columns:
+        """None yet."""
+        none = np.empty((0, taps))
+        return cls(width, np.empty(0, np.int64), none, none.astype(np.float32), none.astype(bool))
+
+    @classmethod
+    def of(cls, rows: Rows, width: int) -> Columns:
+        """Rows gathered; one that stands for many steps counts with its last."""
+        if not len(rows.last):
+            return cls.empty(width, rows.high.shape[1])
+        places = rows.last // width
+        starts = np.flatnonzero(np.diff(places, prepend=-1))
+        ends = [*starts[1:].tolist(), len(places)]
+        taps = rows.high.shape[1]
+        size, bad = np.empty((len(starts), taps)), np.empty((len(starts), taps), bool)
+        for column, (start, end) in enumerate(zip(starts.tolist(), ends, strict=True)):
+            np.fmax.reduce(rows.high[start:end], axis=0, out=size[column])
+            np.greater(rows.nonfinite[start:end].max(axis=0), 0, out=bad[column])
+        size[bad] = np.nan
+        with np.errstate(divide="ignore"):
+            logs = np.log10(size).astype(np.float32)  # what is large as a float64 is small as its logarithm
+        logs[np.isinf(logs)] = _UNKNOWN
+        return cls(width, places[starts], size, logs, bad)
+
+    def then(self, newer: Columns) -> Columns:
+        """These, up to where the newer ones begin, and the newer ones; taps that came since were not there before."""
+        if not len(newer.at):
+            return self
+        kept = slice(0, int(np.searchsorted(self.at, newer.at[0])))
+        more = newer.size.shape[1] - self.size.shape[1]
+        size, logs = (
+            np.pad(each[kept], ((0, 0), (0, more)), constant_values=np.nan) for each in (self.size, self.logs)
+        )
+        bad = np.pad(self.bad[kept], ((0, 0), (0, more)))
+        return Columns(
+            self.width,
+            np.concatenate([self.at[kept], newer.at]),
+            np.concatenate([size, newer.size]),
+            np.concatenate([logs, newer.logs]),
+            np.concatenate([bad, newer.bad]),
+        )
+
+    def since(self, place: int) -> Columns:
+        """Those from a place of the grid on."""
+        kept = slice(int(np.searchsorted(self.at, place)), None)
+        return Columns(self.width, self.at[kept], self.size[kept], self.logs[kept], self.bad[kept])
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What is usual for each tap, and its spread below and above, each for itself: a rise leaves the one below."""
+
+    usual: Logs
+    below: Logs
+    above: Logs
+
+
+@dataclass(frozen=True)
+class Readings:
+    """One stat of some taps over the newest steps [tap, column]. The stat is one that is never below zero."""
+
+    store: Store
+    taps: TapList
+    stat: str
+    steps: StepRange
+    columns: Columns
+
+    @classmethod
+    def of(cls, store: Store, taps: TapList, stat: str, before: Readings | None = None) -> Readings | None:
+        """Read from a store, or only what came since `before`; None where there is nothing to read."""
+        steps = store.steps()
+        if steps.first is None or steps.newest is None or not len(taps.taps):
+            return None
+        width = _width_of(steps.newest - steps.first + 1)
+        oldest = max(0, steps.newest - WINDOW + 1) // width
+        known = Columns.empty(width, len(taps.taps))
+        if before is not None and before.columns.width == width and before.columns.at.size:
+            known = before.columns.since(oldest)
+        # What was the newest column may have grown since.
+        begin = max(oldest, int(known.at[-1])) if known.at.size else oldest
+        for place in range(begin, steps.newest // width + 1, _AT_ONCE):
+            last = min((place + _AT_ONCE) * width - 1, steps.newest)
+            rows = store.rows(taps.numbers, stat, place * width, last)
+            known = known.then(Columns.of(rows, width))
+        return cls(store, taps, stat, steps, known) if known.at.size else None
+
+    @property
+    def number(self) -> int:
+        """How many columns there are."""
+        return len(self.columns.at)
+
+    @property
+    def bad(self) -> NDArray[np.bool_]:
+        """Where something was not finite."""
+        return self.columns.bad.T
+
+    @property
+    def starts_run(self) -> bool:
+        """Whether the first column holds the first step of the run."""
+        return self.first_step(0) <= (self.steps.first or 0)
+
+    def first_step(self, column: int) -> int:
+        """The first step of a column."""
+        return max(int(self.columns.at[column]) * self.columns.width, self.steps.first or 0)
+
+    def last_step(self, column: int) -> int:
+        """The last step of a column."""
+        return min((int(self.columns.at[column]) + 1) * self.columns.width - 1, self.steps.newest or 0)
+
+    def column_of(self, step: int) -> int:
+        """The column that holds a step, or the next one there is."""
+        return int(np.searchsorted(self.columns.at, step // self.columns.width))
+
+    @property
+    def have_past(self) -> bool:
+        """Whether there are enough columns to know what is usual."""
+        return self.number >= RECENT + LEAST_PAST
+
+    @cached_property
+    def logs(self) -> Logs:
+        """The decimal logarithms; NaN where there is no magnitude, or none above zero."""
+        return np.ascontiguousarray(self.columns.logs.T)
+
+    @cached_property
+    def past(self) -> Past:
+        """The columns before the recent ones; NaN where too little is known."""
+        ordered = np.sort(self.logs[:, :-RECENT], axis=1)  # NaN comes last
+        known = (ordered.shape[1] - np.isnan(ordered).sum(axis=1)).astype(np.intp)
+        low, middle, high = (_nth(ordered, (known * quarter) // 4) for quarter in (1, 2, 3))
+        unknown = known < LEAST_PAST
+        middle[unknown] = _UNKNOWN
+        return Past(middle, (middle - low) / _QUARTILE, (high - middle) / _QUARTILE)
+
+    @cached_property
+    def now(self) -> Logs:
+        """Median of the recent columns; NaN where fewer than half of them hold a value."""
+        recent = np.sort(self.logs[:, -RECENT:], axis=1)
+        known = RECENT - np.isnan(recent).sum(axis=1)
+        middle = _nth(recent, (known // 2).astype(np.intp))
+        middle[known * 2 < RECENT] = _UNKNOWN
+        return middle
+
+    @cached_property
+    def is_nothing(self) -> NDArray[np.bool_]:
+        """Which taps were zero in most of the recent columns."""
+        zeros: NDArray[np.bool_] = (self.columns.size[-RECENT:] == 0).sum(axis=0) * 2 > RECENT
+        return zeros
+
+    def beyond_from(self, place: int, border: float, above: bool) -> int:
+        """The column since which a tap is beyond a border, without a break."""
+        row = self.logs[place]
+        inside = row <= border if above else row >= border  # NaN is neither
+        return int(np.flatnonzero(inside)[-1]) + 1 if inside.any() else 0
+
+    def spark(self, place: int) -> tuple[float, ...]:
+        """The newest finite magnitudes, oldest first."""
+        row = self.columns.size[:, place]
+        return tuple(row[np.isfinite(row)][-SPARK:].tolist())
+
+
+def _width_of(steps: int) -> int:
+    """Steps of a column: one in a young run, and never so many that more would be lost than need be."""
+    width = 1
+    while width * COLUMNS < min(steps, WINDOW):
+        width *= 2
+    return width
+
+
+def _nth(ordered: Logs, at: Places) -> Logs:
+    """The value at a place of each row."""
+    return np.take_along_axis(ordered, np.minimum(at, ordered.shape[1] - 1)[:, None], axis=1)[:, 0].copy()

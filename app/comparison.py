@@ -1,0 +1,249 @@
+"""Two stores side by side: which taps they share, how far these are apart, and where they part. Pure; no web."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import re2  # type: ignore[import-untyped]
+from numpy.typing import NDArray
+
+from hookcore.errors import ArgumentError, PatternError
+from hookcore.patterns import expression
+from hookcore.records import Tap
+from hookcore.store import Store
+from hookcore.store.names import matcher
+from hookcore.store.rows import Rows
+
+MAX_COMPARED: Final = 5000  # taps of one question
+_AT_ONCE: Final = 64  # taps read together
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is compared: a stat of the taps that fit, within some steps. Up to `tolerance` two values are equal."""
+
+    stat: str
+    kind: str | None = None
+    match: str | None = None
+    first: int | None = None
+    last: int | None = None
+    tolerance: float = 0.0
+    rename: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """The taps that both have, by the first one's name, with their numbers in both; and those that only one has."""
+
+    taps: tuple[Tap, ...]
+    numbers: tuple[tuple[int, int], ...]
+    alone: tuple[dict[Tap, int], dict[Tap, int]]
+
+    @classmethod
+    def of(cls, one: Store, two: Store, asked: Asked) -> Pairs:
+        """A tap of the second store goes by its module's new name, where `rename` gives it one."""
+        fits, rename = matcher(asked.match), renamer(asked.rename)
+        own = {tap: number for number, tap in _taps(one, asked.kind) if fits(tap.module)}
+        other: dict[Tap, int] = {}
+        for number, tap in _taps(two, asked.kind):
+            module = rename(tap.module)
+            if fits(module):
+                other.setdefault(Tap(module, tap.kind, tap.index, tap.call, tap.phase), number)
+        shared = tuple(tap for tap in own if tap in other)
+        if len(shared) > MAX_COMPARED:
+            raise ArgumentError(f"{len(shared)} taps are more than {MAX_COMPARED}: narrow them with match= or kind=")
+        alone = (_without(own, other), _without(other, own))
+        return cls(shared, tuple((own[tap], other[tap]) for tap in shared), alone)
+
+
+def _without(taps: dict[Tap, int], others: dict[Tap, int]) -> dict[Tap, int]:
+    return {tap: number for tap, number in taps.items() if tap not in others}
+
+
+def _taps(store: Store, kind: str | None) -> Iterator[tuple[int, Tap]]:
+    found = store.taps(None, kind)
+    return zip(found.numbers.tolist(), found.taps, strict=True)
+
+
+def renamer(rule: str) -> Callable[[str], str]:
+    """What "expression -> replacement" makes of a module's path; groups are \\1, \\2, and so on."""
+    if not rule.strip():
+        return lambda module: module
+    pattern, arrow, replacement = (part.strip() for part in rule.partition("->"))
+    if not arrow or not pattern:
+        raise ArgumentError(f"rename={rule[:80]!r} is no rule: write an expression, ->, and what takes its place")
+    expression(pattern)  # refuses what is wrong or too large
+    compiled = re2.compile(pattern)
+    for sign in re.findall(r"\\(.?)", replacement):
+        if sign != "\\" and not (sign.isascii() and sign.isdigit() and 1 <= int(sign) <= compiled.groups):
+            raise PatternError(
+                f"{replacement[:80]!r} cannot take the place: \\{sign} is none of its {compiled.groups} groups"
+            )
+
+    def rename(module: str) -> str:
+        try:
+            return str(compiled.sub(replacement, module))
+        except UnicodeEncodeError:  # half a surrogate pair: no expression can mean it
+            return module
+
+    return rename
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One tap of both: how far they are apart, and at some of the spans of steps that both have."""
+
+    tap: Tap
+    numbers: tuple[int, int]
+    points: int  # that were compared
+    parts_at: int | None  # the first step in which the two part
+    largest: float  # magnitude of the differences; NaN where one was not a number and the other was
+    share: float  # the largest difference as a share of the larger magnitude; infinite where only one was finite
+    at_step: int | None  # where that was
+    first_step: NDArray[np.int64]
+    last_step: NDArray[np.int64]
+    difference: NDArray[np.float64]  # the second one less the first
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """Some taps [row, tap] at the steps of which both speak."""
+
+    first_step: NDArray[np.int64]
+    last_step: NDArray[np.int64]
+    difference: NDArray[np.float64]
+    share: NDArray[np.float64]  # of the larger magnitude; infinite where only one is a number
+    both: NDArray[np.bool_]  # whether both saw the tap
+
+    @classmethod
+    def of(cls, one: Rows, two: Rows) -> Compared:
+        """NaN equals NaN, and an infinity equals itself."""
+        _, in_one, in_two = np.intersect1d(one.first, two.first, return_indices=True)
+        same = one.last[in_one] == two.last[in_two]
+        in_one, in_two = in_one[same], in_two[same]
+        share = np.where(one.nonfinite[in_one] != two.nonfinite[in_two], np.inf, 0.0)
+        for name in ("mean", "low", "high"):  # a point of merged steps parts with its extremes, too
+            share = np.maximum(share, _distance(getattr(one, name)[in_one], getattr(two, name)[in_two]))
+        values = one.mean[in_one], two.mean[in_two]
+        with np.errstate(invalid="ignore", over="ignore"):
+            equal = (values[0] == values[1]) | (np.isnan(values[0]) & np.isnan(values[1]))
+            difference = np.where(equal, 0.0, values[1] - values[0])
+        both = (one.present[in_one] > 0) & (two.present[in_two] > 0)
+        return cls(one.first[in_one], one.last[in_one], difference, share, both)
+
+    def layer(self, place: int, tap: Tap, numbers: tuple[int, int], tolerance: float, points: int) -> Layer:
+        """One tap, thinned to so many points: of neighbours the one with the largest difference stays."""
+        seen = np.flatnonzero(self.both[:, place])
+        difference, share = self.difference[seen, place], self.share[seen, place]
+        apart = np.flatnonzero(share > tolerance)
+        magnitudes = np.abs(difference)
+        kept = _thinned(magnitudes, points)
+        worst = int(share.argmax()) if len(seen) else None
+        return Layer(
+            tap=tap,
+            numbers=numbers,
+            points=len(seen),
+            parts_at=int(self.first_step[seen[apart[0]]]) if len(apart) else None,
+            largest=float(magnitudes.max(initial=0.0)),
+            share=float(share[worst]) if worst is not None else 0.0,
+            at_step=int(self.first_step[seen[worst]]) if worst is not None else None,
+            first_step=self.first_step[seen[kept]],
+            last_step=self.last_step[seen[kept]],
+            difference=difference[kept],
+        )
+
+
+def _thinned(magnitudes: NDArray[np.float64], points: int) -> NDArray[np.intp]:
+    """The places of at most so many points, the largest of each group of neighbours; NaN is larger than all."""
+    size = len(magnitudes)
+    if size <= points or not points:
+        return np.arange(min(size, points))
+    keys = np.where(np.isnan(magnitudes), np.inf, magnitudes)
+    borders = (np.arange(points + 1) * size // points).tolist()
+    return np.array([low + int(keys[low:high].argmax()) for low, high in itertools.pairwise(borders)], np.intp)
+
+
+def _distance(one: NDArray[np.float64], two: NDArray[np.float64]) -> NDArray[np.float64]:
+    """How far two values are apart, in shares of the larger magnitude; infinite where only one is a number."""
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        share = np.abs(two - one) / np.maximum(np.abs(one), np.abs(two))
+        both_nan = np.isnan(one) & np.isnan(two)
+        return np.where((one == two) | both_nan, 0.0, np.where(np.isfinite(share), share, np.inf))
+
+
+def compare(
+    one: Store, two: Store, pairs: Pairs, asked: Asked, points: int, only: Sequence[int] | None = None
+) -> list[Layer]:
+    """Each pair, or only some of them by their place, with so many points."""
+    places = list(range(len(pairs.taps))) if only is None else list(only)
+    layers = []
+    for some, compared in _chunks(one, two, pairs, asked, places):
+        for lane, place in enumerate(some):
+            layers.append(compared.layer(lane, pairs.taps[place], pairs.numbers[place], asked.tolerance, points))
+    return layers
+
+
+def _chunks(
+    one: Store, two: Store, pairs: Pairs, asked: Asked, places: list[int]
+) -> Iterator[tuple[list[int], Compared]]:
+    for start in range(0, len(places), _AT_ONCE):
+        some = places[start : start + _AT_ONCE]
+        rows = []
+        for side, store in enumerate((one, two)):
+            numbers = np.array([pairs.numbers[place][side] for place in some], np.int64)
+            order = np.argsort(numbers)  # a store reads its lanes in their order
+            found = store.rows(numbers[order], asked.stat, asked.first, asked.last)
+            rows.append(found.take(np.argsort(order)))
+        yield some, Compared.of(rows[0], rows[1])
+
+
+@dataclass(frozen=True, slots=True)
+class Differences:
+    """The largest share of each cell [row, column]. A row is so many neighbours, a column a span of steps."""
+
+    starts: NDArray[np.int64]  # the place of the first pair of each row
+    groups: NDArray[np.int64]  # how many pairs are in it
+    first_step: NDArray[np.int64]
+    last_step: NDArray[np.int64]
+    share: NDArray[np.float64]  # NaN where nothing was compared, infinite where only one was finite
+
+
+def differences(one: Store, two: Store, pairs: Pairs, asked: Asked, columns: int, rows: int) -> Differences:
+    """All pairs over all steps that both have."""
+    span = _common(one, two, asked)
+    many, height = len(pairs.taps), min(len(pairs.taps), rows)
+    starts = -(-np.arange(height, dtype=np.int64) * many // height) if height else np.empty(0, np.int64)
+    groups = np.diff(starts, append=many)
+    if span is None:
+        nothing = np.empty(0, np.int64)
+        return Differences(starts, groups, nothing, nothing, np.empty((height, 0)))
+    length = span[1] - span[0] + 1
+    width = min(columns, length)
+    borders = span[0] + -(-np.arange(width + 1, dtype=np.int64) * length // width)
+    share = np.full((width, many), np.nan)
+    for some, compared in _chunks(one, two, pairs, asked, list(range(many))):
+        if not len(compared.first_step):
+            continue
+        cells = np.where(compared.both, compared.share, np.nan)
+        place = np.clip(np.searchsorted(borders, compared.first_step, side="right") - 1, 0, width - 1)
+        begins = np.flatnonzero(np.diff(place, prepend=-1))
+        share[place[begins][:, None], some] = np.fmax.reduceat(cells, begins, axis=0)
+    worst = np.fmax.reduceat(share, starts, axis=1).T if height else np.empty((0, width))
+    return Differences(starts, groups, borders[:-1], borders[1:] - 1, worst)
+
+
+def _common(one: Store, two: Store, asked: Asked) -> tuple[int, int] | None:
+    """The first and the last step that both may have."""
+    ranges = one.steps(), two.steps()
+    if any(each.first is None or each.newest is None for each in ranges):
+        return None
+    first = max(each.first or 0 for each in ranges)
+    last = min(each.newest or 0 for each in ranges)
+    first = max(first, asked.first or 0)
+    last = last if asked.last is None else min(last, asked.last)
+    return (first, last) if first <= last else None

@@ -1,0 +1,98 @@
+"""How the values of a tensor are distributed, over steps."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+
+from hookcore.store import Histograms, Quantiles
+
+from .maps import edges_of
+from .style import BAR, Style, Trace, axis, figure_of, log_ticks, marks, marks_axis, shown
+
+_MOST_TICKS: Final = 9
+
+
+def histograms(found: Histograms, style: Style, title: str) -> dict[str, Any]:
+    """Steps over the values' bins (as wide as their sketch makes them); the colour is how many, as a logarithm."""
+    counts = found.counts.T.astype(np.float64)
+    with np.errstate(divide="ignore"):
+        logs = np.log10(counts)
+    logs[np.isneginf(logs)] = np.nan
+    known = logs[np.isfinite(logs)]
+    places, texts = log_ticks(float(known.min()), float(known.max())) if len(known) else ([0.0], ["1"])
+    bins = len(found.edges) - 1
+    trace: Trace = {
+        "type": "heatmap",
+        "z": logs,
+        "x": edges_of(found.first_step, found.last_step),
+        "y": np.arange(max(bins, 0) + 1) - 0.5,
+        "customdata": counts,
+        "colorscale": "Viridis",
+        "zsmooth": False,
+        "hoverongaps": False,
+        "colorbar": {**BAR, "tickvals": places, "ticktext": texts, "title": {"text": "values"}},
+        "hovertemplate": "step %{x}<br>%{customdata} values<extra></extra>",
+    }
+    bad = (found.nan + found.negative_infinity + found.positive_infinity).astype(np.int64)
+    ticks = np.unique(np.linspace(0, max(bins, 0), _MOST_TICKS).astype(int)) if bins > 0 else np.empty(0, int)
+    return figure_of(
+        style,
+        title,
+        [trace, *_value_marks(style, found, bad)],
+        xaxis=axis(style, "step", showgrid=False),
+        yaxis=axis(
+            style,
+            "value",
+            showgrid=False,
+            tickvals=(ticks - 0.5).tolist(),
+            ticktext=[shown(float(found.edges[tick])) for tick in ticks],
+        ),
+        yaxis2=marks_axis(),
+        showlegend=bool(bad.any()),
+    )
+
+
+def _value_marks(style: Style, found: Histograms, bad: Any) -> list[Trace]:
+    said = "%{customdata} values not finite<extra></extra>"
+    return [{**mark, "hovertemplate": said} for mark in marks(style, found.first_step, bad)]
+
+
+def fan(found: Quantiles, nonfinite: tuple[Any, Any], style: Style, title: str) -> dict[str, Any]:
+    """Quantiles over steps: bands between those that belong together, and the middle one as a line.
+
+    `nonfinite` are the steps, and in how many of them the tensor held what has no place among the others.
+    """
+    colour = style.lines[0]
+    red, green, blue = (int(colour[place : place + 2], 16) for place in (1, 3, 5))
+    traces: list[Trace] = []
+    pairs = len(found.qs) // 2
+    for place in range(pairs):
+        low, high = place, len(found.qs) - 1 - place
+        edge = {"type": "scatter", "mode": "lines", "x": found.first_step, "line": {"width": 0}}
+        fill = f"rgba({red},{green},{blue},{0.12 + 0.12 * place:.2f})"
+        name = f"{_percent(found.qs[low])} to {_percent(found.qs[high])}"
+        hover = {"hovertemplate": "%{y:.5g}"}
+        traces.append(
+            {**edge, **hover, "name": _percent(found.qs[low]), "y": found.values[:, low], "showlegend": False}
+        )
+        traces.append({**edge, **hover, "name": name, "y": found.values[:, high], "fill": "tonexty", "fillcolor": fill})
+    if len(found.qs) % 2:
+        line = {"type": "scatter", "mode": "lines", "x": found.first_step, "line": {"color": colour, "width": 1.8}}
+        hover = {"hovertemplate": "%{y:.5g}"}
+        traces.append({**line, **hover, "name": _percent(found.qs[pairs]), "y": found.values[:, pairs]})
+    traces += marks(style, nonfinite[0], nonfinite[1])
+    return figure_of(
+        style,
+        title,
+        traces,
+        xaxis=axis(style, "step", showgrid=False),
+        yaxis=axis(style, "value"),
+        yaxis2=marks_axis(),
+        hovermode="x unified",
+    )
+
+
+def _percent(q: float) -> str:
+    return f"{100 * float(q):g} %"

@@ -1,0 +1,160 @@
+"""Values over steps, and over the depth of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hookcore.records import Tap
+from hookcore.store import Series
+from hookcore.store.names import label_of
+
+from .style import Scale, Style, Trace, axis, escaped, figure_of, is_log, marks, marks_axis, value_axis
+
+Floats = NDArray[np.float64]
+_RAW: Final = 0.35  # opacity of what is behind a smoothed line
+
+
+def series(
+    many: Sequence[tuple[str, Series]],
+    style: Style,
+    title: str,
+    stat: str = "",
+    scale: Scale = "auto",
+    half_life: float = 0.0,
+) -> dict[str, Any]:
+    """Each series as its mean with the band of its extremes; smoothed, the line as it was stays behind."""
+    known = [np.concatenate([each.min, each.max]) for _, each in many]
+    log = is_log(scale, stat, np.concatenate(known) if known else np.empty(0))
+    traces: list[Trace] = []
+    for place, (name, each) in enumerate(many):
+        colour = style.lines[place % len(style.lines)]
+        traces += [*_band(each, colour), *_line(name, each, colour, half_life)]
+    crosses = [mark for name, each in many for mark in marks(style, each.first_step, each.nonfinite, name)]
+    traces += [{**mark, "showlegend": place == 0} for place, mark in enumerate(crosses)]
+    return figure_of(
+        style,
+        title,
+        traces,
+        xaxis=axis(style, "step", showgrid=False),
+        yaxis=value_axis(style, stat, log, **_range_of(known, log)),
+        yaxis2=marks_axis(),
+        showlegend=len(many) > 1 or bool(crosses),
+        hovermode="x unified" if len(many) <= 8 else "closest",
+    )
+
+
+def _range_of(known: Sequence[Floats], log: bool) -> dict[str, Any]:
+    """Around a value that never changes, where Plotly would show so much that it looks like nothing."""
+    values = np.concatenate(known) if known else np.empty(0)
+    values = values[np.isfinite(values)]
+    if not len(values) or values.min() != values.max() or values[0] == 0:
+        return {}
+    value = float(values[0])
+    ends = sorted((0.8 * value, 1.2 * value))
+    return {"range": [float(np.log10(end)) for end in ends] if log else ends}
+
+
+def _band(one: Series, colour: str) -> list[Trace]:
+    """Nothing where every point is one value."""
+    if np.array_equal(one.min, one.max, equal_nan=True):
+        return []
+    edge = {"type": "scatter", "mode": "lines", "x": one.first_step, "line": {"width": 0}, "hoverinfo": "skip"}
+    fill = "rgba({},{},{},0.18)".format(*(int(colour[place : place + 2], 16) for place in (1, 3, 5)))
+    return [
+        {**edge, "name": "least", "y": one.min, "showlegend": False},
+        {**edge, "name": "largest", "y": one.max, "showlegend": False, "fill": "tonexty", "fillcolor": fill},
+    ]
+
+
+def _line(name: str, one: Series, colour: str, half_life: float) -> list[Trace]:
+    mode = "lines" if len(one.first_step) > 1 else "markers"
+    line = {"type": "scatter", "mode": mode, "x": one.first_step, "line": {"color": colour, "width": 1.6}}
+    plain = {**line, "name": escaped(name), "y": one.mean, "hovertemplate": "%{y:.5g}"}
+    if half_life <= 0:
+        return [plain]
+    behind = {**plain, "opacity": _RAW, "showlegend": False, "name": f"{escaped(name)}, as it was"}
+    return [behind, {**plain, "y": smoothed(one.last_step, one.mean, half_life)}]
+
+
+def smoothed(steps: NDArray[np.int64], values: Floats, half_life: float) -> Floats:
+    """The exponential mean whose weights halve every `half_life` steps, without a bias at the beginning.
+
+    What is not finite has no weight and stays what it is.
+    """
+    total, weight, before = 0.0, 0.0, 0
+    found = np.full(len(values), np.nan)
+    for place, (step, value) in enumerate(zip(steps.tolist(), values.tolist(), strict=True)):
+        keep = 0.5 ** ((step - before) / half_life)
+        total, weight, before = total * keep, weight * keep, step
+        if np.isfinite(value):
+            total, weight = total + value, weight + 1.0
+            found[place] = total / weight
+    return found
+
+
+def profile(
+    kinds: Sequence[tuple[str, Sequence[Tap], Floats, NDArray[np.bool_]]],
+    style: Style,
+    title: str,
+    stat: str,
+    scale: Scale = "auto",
+) -> dict[str, Any]:
+    """A bar for each layer, from the input to the output, each kind beside the others: (kind, taps, values, bad)."""
+    values = np.concatenate([each[2] for each in kinds]) if kinds else np.empty(0)
+    log = is_log(scale, stat, values)
+    order = list(dict.fromkeys(_layer_of(tap) for _, taps, _, _ in kinds for tap in taps))
+    traces: list[Trace] = []
+    for place, (kind, taps, heights, _) in enumerate(kinds):
+        traces.append(
+            {
+                "type": "bar",
+                "name": kind.replace("_", " "),
+                "x": [_layer_of(tap) for tap in taps],
+                "y": heights,
+                "marker": {"color": style.lines[place % len(style.lines)]},
+                "hovertemplate": f"%{{x}}<br>{kind.replace('_', ' ')} %{{y:.5g}}<extra></extra>",
+            }
+        )
+    traces += [mark for each in kinds for mark in _bar_marks(style, each)]
+    layers = axis(style, "", type="category", categoryorder="array", categoryarray=order, showgrid=False)
+    return figure_of(
+        style,
+        title,
+        traces,
+        barmode="group",
+        bargap=0.15,
+        xaxis=layers,
+        yaxis=value_axis(style, stat, log),
+        yaxis2=marks_axis(),
+        showlegend=len(traces) > 1,
+    )
+
+
+def _bar_marks(style: Style, kind: tuple[str, Sequence[Tap], Floats, NDArray[np.bool_]]) -> list[Trace]:
+    name, taps, _, bad = kind
+    places = np.flatnonzero(bad).tolist()
+    if not places:
+        return []
+    return [
+        {
+            "type": "scatter",
+            "mode": "markers",
+            "name": f"{name.replace('_', ' ')}: NaN or infinity",
+            "x": [_layer_of(taps[place]) for place in places],
+            "y": np.zeros(len(places)),
+            "yaxis": "y2",
+            "cliponaxis": False,
+            "marker": {"symbol": "x", "color": style.nan, "size": 8},
+            "hovertemplate": "%{x}: not finite<extra></extra>",
+        }
+    ]
+
+
+def _layer_of(tap: Tap) -> str:
+    """What a bar stands for, whatever its kind: an output and its gradient stand side by side."""
+    label = label_of(tap).removeprefix(tap.module).replace(f" {tap.kind}", "", 1)
+    return escaped((tap.module or "(model)") + label)

@@ -1,0 +1,171 @@
+"""Matrices as colours: layers over steps, the difference of two runs, and tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hookcore.records import Snapshot, Tap
+from hookcore.store import Heatmap
+from hookcore.store.names import label_of
+
+from .style import BAR, NEVER_NEGATIVE, Scale, Style, Trace, axis, escaped, figure_of, is_log, log_ticks
+
+Floats = NDArray[np.float64]
+_COLOURS: Final = "Viridis"
+_MOST_DECADES: Final = 12.0  # of the colours of a difference
+
+
+def heatmap(found: Heatmap, style: Style, title: str, scale: Scale = "auto") -> dict[str, Any]:
+    """Layers from the input (top) to the output over steps; the cell's colour is the magnitude of its worst value."""
+    values = np.abs(found.worst)
+    log = is_log(scale, found.stat if found.stat in NEVER_NEGATIVE else "rms", values)
+    labels = _labels(found.taps, found.groups)
+    edges = edges_of(found.first_step, found.last_step)
+    traces = [_cells(values, edges, labels, log, f"|{found.stat}|" if found.stat not in NEVER_NEGATIVE else found.stat)]
+    traces += _nonfinite_cells(style, edges, labels, (found.nonfinite > 0) & ~found.infinite, found.infinite)
+    return _map_of(style, title, traces)
+
+
+def difference(one: Heatmap, two: Heatmap, style: Style, title: str) -> dict[str, Any]:
+    """How many times as large the second run's values are as the first one's, at the same steps.
+
+    Both maps are of the same taps and columns. Where only one of the two is finite is a mark of its own.
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.log10(np.abs(two.worst)) - np.log10(np.abs(one.worst))
+    ratio[(one.worst == 0) & (two.worst == 0)] = 0.0
+    ratio = np.clip(ratio, -_MOST_DECADES, _MOST_DECADES)
+    seen = (one.present > 0) & (two.present > 0)
+    bad = (one.nonfinite > 0, two.nonfinite > 0)
+    ratio[~seen | bad[0] | bad[1]] = np.nan
+    known = np.abs(ratio[np.isfinite(ratio)])
+    most = max(float(known.max(initial=0.0)), 0.01)
+    labels = _labels(one.taps, one.groups)
+    edges = edges_of(one.first_step, one.last_step)
+    places, texts = log_ticks(-most, most)
+    trace = _trace(ratio, edges, labels, [[0, style.low], [0.5, style.paper], [1, style.high]])
+    trace |= {
+        "zmin": -most,
+        "zmax": most,
+        "customdata": 10.0**ratio,
+        "hovertemplate": "%{y}<br>step %{x}<br>second / first %{customdata:.4g}<extra></extra>",
+        "colorbar": {
+            **BAR,
+            "tickvals": places,
+            "ticktext": [f"x {text}" for text in texts],
+            "title": {"text": "second / first"},
+        },
+    }
+    told = (
+        ("not finite in the second only", seen & bad[1] & ~bad[0], style.nan),
+        ("not finite in the first only", seen & bad[0] & ~bad[1], style.infinite),
+        ("not finite in both", seen & bad[0] & bad[1], style.quiet),
+    )
+    return _map_of(style, title, [trace, *_flat_cells(edges, labels, told)])
+
+
+def tensor(snapshot: Snapshot, values: NDArray[Any], style: Style, title: str, scale: Scale = "auto") -> dict[str, Any]:
+    """A part of a tensor with up to two dimensions: a line, or a picture whose first row is on top."""
+    numbers = np.abs(values) if np.iscomplexobj(values) else values
+    numbers = numbers.astype(np.float64)
+    matrix = np.atleast_2d(numbers)
+    if numbers.ndim < 2:
+        return _vector(matrix[0], style, title)
+    finite = np.isfinite(matrix)
+    known = np.where(finite, matrix, np.nan)
+    signed = bool((known < 0).any())
+    rows, columns = (np.arange(size + 1) - 0.5 for size in matrix.shape)
+    log = scale == "log" and not signed
+    colours: Any = [[0, style.low], [0.5, style.paper], [1, style.high]] if signed else _COLOURS
+    trace = _cells(known, columns, rows, log, snapshot.dtype, colours)
+    if signed:
+        most = float(np.nanmax(np.abs(known)))
+        trace |= {"zmin": -most, "zmax": most}
+    traces = [trace, *_nonfinite_cells(style, columns, rows, np.isnan(matrix), np.isinf(matrix))]
+    return figure_of(
+        style,
+        title,
+        traces,
+        xaxis=axis(style, "last dimension", showgrid=False, constrain="domain"),
+        yaxis=axis(style, "", autorange="reversed", showgrid=False),
+    )
+
+
+def _vector(values: Floats, style: Style, title: str) -> dict[str, Any]:
+    places = np.arange(len(values))
+    finite = np.isfinite(values)
+    line = {"type": "scatter", "mode": "lines" if len(values) > 1 else "markers", "x": places, "name": "value"}
+    traces: list[Trace] = [{**line, "y": np.where(finite, values, np.nan), "hovertemplate": "%{y:.6g}<extra></extra>"}]
+    for name, chosen, colour in (("NaN", np.isnan(values), style.nan), ("infinity", np.isinf(values), style.infinite)):
+        if chosen.any():
+            mark = {"symbol": "x", "color": colour, "size": 8}
+            at = {"x": places[chosen], "y": np.zeros(int(chosen.sum())), "mode": "markers"}
+            traces.append(
+                {"type": "scatter", **at, "name": name, "marker": mark, "hovertemplate": f"{name}<extra></extra>"}
+            )
+    return figure_of(style, title, traces, xaxis=axis(style, "place"), yaxis=axis(style, "value"))
+
+
+def edges_of(first_step: NDArray[np.int64], last_step: NDArray[np.int64]) -> Floats:
+    """Where cells begin, so that a step is in the middle of its own; the last one ends where it ends."""
+    if not len(first_step):
+        return np.empty(0)
+    return np.append(first_step, last_step[-1] + 1).astype(np.float64) - 0.5
+
+
+def _labels(taps: Sequence[Tap], groups: NDArray[np.int64]) -> list[str]:
+    more = (f" + {size - 1}" if size > 1 else "" for size in groups.tolist())
+    return [escaped(_row_name(tap) + rest) for tap, rest in zip(taps, more, strict=True)]
+
+
+def _row_name(tap: Tap) -> str:
+    """All rows are of one kind, which the title says."""
+    return (tap.module or "(model)") + label_of(tap).removeprefix(f"{tap.module} {tap.kind}")
+
+
+def _trace(z: Floats, x: Any, y: Any, colours: Any) -> Trace:
+    z = z.astype(np.float32)  # colours: half the bytes
+    return {"type": "heatmap", "z": z, "x": x, "y": y, "colorscale": colours, "zsmooth": False, "hoverongaps": False}
+
+
+def _cells(values: Floats, x: Any, y: Any, log: bool, name: str, colours: Any = _COLOURS) -> Trace:
+    """Values as colours; a logarithmic colour bar has values at its ticks."""
+    if not log:
+        told = {"hovertemplate": f"%{{y}}<br>step %{{x}}<br>{escaped(name)} %{{z:.5g}}<extra></extra>"}
+        return {**_trace(values, x, y, colours), **told, "colorbar": {**BAR, "exponentformat": "e"}}
+    with np.errstate(divide="ignore"):
+        logs = np.log10(values)
+    known = logs[np.isfinite(logs)]
+    low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 0.0)
+    logs[np.isneginf(logs)] = low  # a zero is as dark as the smallest, and says so
+    places, texts = log_ticks(low, high)
+    return {
+        **_trace(logs, x, y, colours),
+        "customdata": values,
+        "hovertemplate": f"%{{y}}<br>step %{{x}}<br>{escaped(name)} %{{customdata:.5g}}<extra></extra>",
+        "colorbar": {**BAR, "tickvals": places, "ticktext": texts, "title": {"text": escaped(name)}},
+    }
+
+
+def _nonfinite_cells(style: Style, x: Any, y: Any, nan: NDArray[np.bool_], infinite: NDArray[np.bool_]) -> list[Trace]:
+    return _flat_cells(x, y, (("NaN", nan, style.nan), ("infinity", infinite, style.infinite)))
+
+
+def _flat_cells(x: Any, y: Any, told: Sequence[tuple[str, NDArray[np.bool_], str]]) -> list[Trace]:
+    """A map of its own for each (name, cells, colour), with an entry in the legend; none where there is no cell."""
+    traces = []
+    for name, chosen, colour in told:
+        if chosen.any():
+            trace = _trace(np.where(chosen, 1.0, np.nan), x, y, [[0, colour], [1, colour]])
+            about = {"name": name, "showlegend": True, "showscale": False}
+            traces.append({**trace, **about, "hovertemplate": f"%{{y}}<br>step %{{x}}<br>{name}<extra></extra>"})
+    return traces
+
+
+def _map_of(style: Style, title: str, traces: list[Trace]) -> dict[str, Any]:
+    rows = axis(style, "", type="category", autorange="reversed", showgrid=False)
+    return figure_of(style, title, traces, xaxis=axis(style, "step", showgrid=False), yaxis=rows)

@@ -1,0 +1,158 @@
+"""What all figures share: colours, axes, ticks that say values, and the marks of what was not finite."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final, Literal
+
+import numpy as np
+import plotly.graph_objects as go
+from numpy.typing import NDArray
+
+Scale = Literal["auto", "log", "linear"]
+Trace = dict[str, Any]
+NEVER_NEGATIVE: Final = frozenset(
+    {"count", "nan", "inf", "zero", "std", "rms", "norm", "parts", "sketched", "ratio", "zero_fraction", "nonfinite"}
+)
+_LINEAR: Final = frozenset({"zero_fraction"})  # shares: their logarithm says nothing
+BAR: Final = MappingProxyType({"thickness": 14, "outlinewidth": 0})  # of colours
+_MOST_TICKS: Final = 9
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """The colours of a theme: those of the pages."""
+
+    name: str
+    paper: str
+    ink: str
+    quiet: str
+    line: str
+    nan: str
+    infinite: str
+    lines: tuple[str, ...]
+    low: str  # of a difference
+    high: str
+
+
+LIGHT: Final = Style(
+    "light",
+    "#ffffff",
+    "#171b21",
+    "#545d68",
+    "#d8dde3",
+    "#c4009a",
+    "#d9480f",
+    ("#0b5cc0", "#b3470c", "#1a7f46", "#7a3fb8", "#8a5a00", "#00707a", "#b42318", "#545d68"),
+    "#0b5cc0",
+    "#b3470c",
+)
+DARK: Final = Style(
+    "dark",
+    "#161a20",
+    "#e4e8ed",
+    "#9aa4b0",
+    "#2b313a",
+    "#ff5fd2",
+    "#ff9a57",
+    ("#6cb0ff", "#ffa261", "#56c78a", "#c39bff", "#e5b454", "#5ad1dc", "#ff8f85", "#9aa4b0"),
+    "#6cb0ff",
+    "#ffa261",
+)
+THEMES: Final[Mapping[str, Style]] = MappingProxyType({"light": LIGHT, "dark": DARK})
+
+
+def figure_of(style: Style, title: str, traces: list[Trace], **layout: Any) -> dict[str, Any]:
+    """A figure as Plotly reads it; what Plotly does not know raises here. Arrays are typed, so NaN stays NaN."""
+    common = {
+        "template": "none",
+        "title": {"text": escaped(title), "font": {"size": 15}, "x": 0, "xref": "container", "pad": {"l": 14}},
+        "paper_bgcolor": style.paper,
+        "plot_bgcolor": style.paper,
+        "font": {"color": style.ink, "family": "system-ui, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif", "size": 12},
+        "colorway": list(style.lines),
+        "margin": {"l": 64, "r": 24, "t": 48, "b": 48},
+        "hoverlabel": {"font": {"color": style.ink}, "bgcolor": style.paper, "bordercolor": style.quiet},
+        "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 1, "xanchor": "right"},
+    }
+    told: dict[str, Any] = go.Figure({"data": traces, "layout": {**common, **layout}}).to_dict()
+    return told
+
+
+def escaped(text: str) -> str:
+    """A name of the user's: Plotly reads a few tags in texts."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def axis(style: Style, title: str = "", **more: Any) -> dict[str, Any]:
+    """An axis in the colours of the theme."""
+    common = {"gridcolor": style.line, "linecolor": style.line, "zerolinecolor": style.line, "ticks": "outside"}
+    more.setdefault("title", {"text": escaped(title), "font": {"color": style.quiet}})
+    return {**common, "tickcolor": style.line, "automargin": True, "exponentformat": "e", **more}
+
+
+def value_axis(style: Style, title: str, log: bool, **more: Any) -> dict[str, Any]:
+    """An axis of values; a logarithmic one has values at its ticks, no exponents alone."""
+    kind = {"type": "log", "exponentformat": "e", "dtick": "D1" if more.pop("narrow", False) else None} if log else {}
+    return axis(style, title, **{name: value for name, value in kind.items() if value is not None}, **more)
+
+
+def is_log(scale: Scale, stat: str, values: NDArray[np.float64]) -> bool:
+    """Whether a stat is shown on a logarithmic axis: where asked for or usual, and possible."""
+    if scale == "linear" or (scale == "auto" and (stat not in NEVER_NEGATIVE or stat in _LINEAR)):
+        return False
+    known = values[np.isfinite(values)]
+    return bool((known > 0).any() and not (known < 0).any())
+
+
+def shown(value: float) -> str:
+    """A number as a tick says it."""
+    if value == 0 or not math.isfinite(value):
+        return "0" if value == 0 else "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if 0.001 <= abs(value) < 10_000:
+        return f"{value:.4g}"
+    mantissa, exponent = f"{value:.1e}".split("e")
+    return f"{mantissa.removesuffix('.0')}e{int(exponent)}"
+
+
+def log_ticks(low: float, high: float) -> tuple[list[float], list[str]]:
+    """Places (exponents) and values for a colour bar from 10**low to 10**high."""
+    first, last = math.floor(low), math.ceil(high)
+    stride = max(1, math.ceil((last - first) / _MOST_TICKS))
+    places = [float(place) for place in range(first, last + 1, stride) if low - 1e-9 <= place <= high + 1e-9]
+    if len(places) < 2:
+        places = [low, (low + high) / 2, high] if high > low else [low]
+    return places, [shown(10.0**place) for place in places]
+
+
+def marks(
+    style: Style, steps: NDArray[np.int64], nonfinite: NDArray[np.int64] | NDArray[np.uint32], name: str = ""
+) -> list[Trace]:
+    """Crosses at the axis where something was not finite, on an axis of their own (`y2`): no value hides them."""
+    bad = np.flatnonzero(nonfinite)
+    if not len(bad):
+        return []
+    told = f"{escaped(name)}: " if name else ""
+    return [
+        {
+            "type": "scatter",
+            "mode": "markers",
+            "name": "NaN or infinity",
+            "legendgroup": "nonfinite",
+            "x": steps[bad],
+            "y": np.zeros(len(bad)),
+            "yaxis": "y2",
+            "cliponaxis": False,
+            "customdata": nonfinite[bad].astype(np.int32),
+            "marker": {"symbol": "x", "color": style.nan, "size": 8},
+            "hovertemplate": f"{told}not finite in %{{customdata}} steps<extra></extra>",
+        }
+    ]
+
+
+def marks_axis() -> dict[str, Any]:
+    """The axis of `marks`: from the bottom of the chart to its top, and not to be seen."""
+    return {"overlaying": "y", "range": [0, 1], "visible": False, "fixedrange": True}

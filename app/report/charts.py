@@ -1,0 +1,139 @@
+"""Which charts a report has, and how large they may be together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from markupsafe import Markup
+
+from hookcore.records import Kind
+from hookcore.store import Store
+from hookcore.store.names import label_of
+
+from .. import figures
+from ..attention import Finding
+from ..attention.keyfigures import OWN
+from ..formats import json_of
+from .pictures import line_of, picture_of
+
+MOST_CHART_BYTES: Final = 6_000_000
+MAPS: Final[tuple[tuple[Kind, str, str], ...]] = (
+    ("output", "rms", "Activations"),
+    ("output_grad", "norm", "Gradients of activations"),
+    ("param_grad", "norm", "Gradients of parameters"),
+    ("update", "ratio", "Updates as shares of their weights"),
+)
+MAP_ROWS, MAP_COLUMNS = 250, 300
+MOST_BARS: Final = 400
+WORST: Final = 6  # layers with charts of their own
+POINTS: Final = 600
+NOTHING: Final = Markup()
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """One chart: for Plotly as JSON, and what is there without it."""
+
+    name: str
+    title: str
+    figure: bytes
+    text: str  # what it shows, in words
+    line: Markup = NOTHING
+    picture: str = ""
+    bad: bool = False  # whether the picture shows what is not finite
+    tall: bool = False
+
+
+def charts_of(store: Store, findings: tuple[Finding, ...]) -> tuple[list[Chart], list[str]]:
+    """The charts that fit, the most telling first, and the titles of those that were left out."""
+    taken: list[Chart] = []
+    left_out: list[str] = []
+    size = 0
+    for chart in _all(store, findings):
+        size += len(chart.figure) + len(chart.picture)
+        if size > MOST_CHART_BYTES:
+            left_out.append(chart.title)
+        else:
+            taken.append(chart)
+    return taken, left_out
+
+
+def _all(store: Store, findings: tuple[Finding, ...]) -> Iterator[Chart]:
+    yield from _scalars(store)
+    for kind, stat, title in MAPS:
+        yield from _map(store, kind, stat, title)
+    if len(store.taps(None, "output").taps) <= MOST_BARS:
+        yield from _profile(store)
+    for place, finding in enumerate(_worst(findings)):
+        yield from _layer(store, place, finding)
+
+
+def _chart(name: str, title: str, figure: dict[str, Any], text: str, **more: Any) -> Chart:
+    figure["layout"].pop("title", None)  # the page has it, as a heading
+    figure["layout"]["margin"] = {"l": 64, "r": 16, "t": 30, "b": 44}
+    return Chart(name, title, json_of(figure), text, **more)
+
+
+def _scalars(store: Store) -> Iterator[Chart]:
+    names = [name for name in store.scalar_names() if not name.startswith(OWN)]
+    names.sort(key=lambda name: name != "loss")
+    for place, name in enumerate(names[:6]):
+        series = store.scalars(name, points=POINTS)
+        if len(series.mean):
+            figure = figures.series([(name, series)], figures.LIGHT, name, "value")
+            bad = int((series.nonfinite > 0).sum())
+            known = series.mean[np.isfinite(series.mean)]
+            text = f"{name}, steps {series.first_step[0]} to {series.last_step[-1]}"
+            if len(known):
+                text += f": from {figures.shown(float(known[0]))} to {figures.shown(float(known[-1]))}"
+            text += f"; not finite in {bad} place{'s' if bad > 1 else ''}" if bad else ""
+            yield _chart(f"scalar-{place}", name, figure, text, line=line_of(series.mean))
+
+
+def _map(store: Store, kind: Kind, stat: str, title: str) -> Iterator[Chart]:
+    found = store.heatmap(kind, stat, columns=MAP_COLUMNS, rows=MAP_ROWS)
+    bad = int((found.nonfinite > 0).sum())
+    if not bad and not np.isfinite(found.worst).any():
+        return
+    text = f"{len(store.taps(None, kind).taps)} layers, steps {found.first_step[0]} to {found.last_step[-1]}"
+    text += f"; {bad} cells are not finite" if bad else "; everything is finite"
+    figure = figures.heatmap(found, figures.LIGHT, title)
+    yield _chart(f"map-{kind}", f"{title} ({stat})", figure, text, picture=picture_of(found), bad=bad > 0, tall=True)
+
+
+def _worst(findings: tuple[Finding, ...]) -> list[Finding]:
+    """The first finding of each of the worst taps."""
+    by_tap: dict[int, Finding] = {}
+    for finding in findings:
+        by_tap.setdefault(finding.number, finding)
+    return list(by_tap.values())[:WORST]
+
+
+def _layer(store: Store, place: int, finding: Finding) -> Iterator[Chart]:
+    label = label_of(finding.tap)
+    series = store.series(finding.number, finding.stat, points=POINTS)
+    figure = figures.series([(label, series)], figures.LIGHT, label, finding.stat)
+    yield _chart(f"layer-{place}", f"{label}: {finding.stat}", figure, finding.message, line=line_of(series.mean))
+    found = store.histograms(finding.number, columns=150, bins=60)
+    if found.counts.size:
+        shown = figures.histograms(found, figures.LIGHT, label)
+        text = f"how the values of {label} were distributed"
+        yield _chart(f"histogram-{place}", f"{label}: distribution", shown, text, tall=True)
+
+
+def _profile(store: Store) -> Iterator[Chart]:
+    """The newest step from the input to the output, where there are not too many layers for bars."""
+    newest = store.steps().newest
+    kinds = []
+    for kind in ("output", "output_grad"):
+        taps = store.taps(None, kind)
+        rows = store.rows(taps.numbers, "rms", newest, newest) if len(taps.taps) else None
+        if rows is not None and len(rows.first):
+            kinds.append((kind, taps.taps, rows.mean[-1], rows.nonfinite.sum(axis=0) > 0))
+    if kinds:
+        figure = figures.profile(kinds, figures.LIGHT, "", "rms")
+        text = "the newest step, from the input to the output"
+        yield _chart("profile", f"Step {newest}, layer by layer (rms)", figure, text, tall=True)

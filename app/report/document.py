@@ -1,0 +1,169 @@
+"""The report's parts put into one file."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import time
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+import hookcore
+
+from .. import assets, figures
+from ..attention import RULES, key_figures_of
+from ..formats import json_of, plain
+from ..runs import Run
+from .charts import MOST_CHART_BYTES, charts_of
+from .pictures import line_of
+
+MOST_BYTES: Final = MOST_CHART_BYTES + 4_000_000  # with Plotly (1.5 MB) and what is told in tables
+MOST_ROWS: Final = 200  # of a table
+_FOLDER: Final = Path(__file__).parents[1] / "templates" / "report"
+_MOST_TEXT: Final = 500  # characters of a cell
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A script that stands in the page, and the name under which the page's policy lets it run."""
+
+    text: Markup
+    digest: str
+
+
+def report_of(run: Run) -> bytes:
+    """A run as HTML. It asks for nothing from anywhere, and runs no script but its own."""
+    store = run.store
+    findings = run.attention.findings()
+    charts, left_out = charts_of(store, findings)
+    not_captured = [each for each in store.coverage() if not each.captured]
+    events = store.events()
+    scripts = [_plotly(), _draw()]
+    values: dict[str, Any] = {
+        "run": run,
+        "state": run.state,
+        "about": _about(run),
+        "figures": key_figures_of(store),
+        "findings": findings[:MOST_ROWS],
+        "findings_left_out": max(0, len(findings) - MOST_ROWS),
+        "rules": RULES,
+        "charts": charts,
+        "charts_left_out": left_out,
+        "not_captured": not_captured[:MOST_ROWS],
+        "not_captured_left_out": max(0, len(not_captured) - MOST_ROWS),
+        "events": events[: -MOST_ROWS - 1 : -1],
+        "events_left_out": max(0, len(events) - MOST_ROWS),
+        "settings": _pairs(run.info.settings),
+        "versions": _pairs(run.info.versions),
+        "dropped": {name: count for name, count in store.usage().dropped.items() if count},
+        "made_at": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+        "version": hookcore.__version__,
+        "style": Markup((_FOLDER / "style.css").read_text("utf-8")),
+        "scripts": [script.text for script in scripts],
+        "policy": _policy(scripts),
+        "colours": _data(json.dumps(_colours()).encode()),
+        "data": _data,
+        "spark": _spark,
+        "most_bytes": MOST_BYTES,
+    }
+    html: str = _templates().get_template("page.html").render(values)
+    return html.encode("utf-8", "replace")
+
+
+@cache
+def _templates() -> Environment:
+    templates = Environment(
+        loader=FileSystemLoader(_FOLDER),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    templates.filters |= {"shown": figures.shown, "cut": _cut, "time": _time}
+    return templates
+
+
+@cache
+def _plotly() -> Script:
+    asset = assets.read("vendor/plotly-cartesian.min.js")
+    assert asset is not None
+    return _script(asset.content.decode("utf-8"))
+
+
+@cache
+def _draw() -> Script:
+    return _script((_FOLDER / "draw.js").read_text("utf-8"))
+
+
+def _script(text: str) -> Script:
+    """A script must not hold what ends it; in a script of ours such a text can only stand in a string."""
+    safe = text.replace("</script", "<\\/script").replace("<!--", "<\\!--")
+    return Script(Markup(safe), base64.b64encode(hashlib.sha256(safe.encode()).digest()).decode())
+
+
+def _policy(scripts: list[Script]) -> str:
+    """The page may run these scripts and no others, and ask nobody for anything."""
+    allowed = " ".join(f"'sha256-{script.digest}'" for script in scripts)
+    return f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'"
+
+
+def _data(content: bytes) -> Markup:
+    """JSON for a script element: no name that a user gave can end it."""
+    text = content.decode("utf-8")
+    return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
+
+
+def _colours() -> list[list[str]]:
+    """What is one colour by day and another by night."""
+    light, dark = figures.LIGHT, figures.DARK
+    pairs = {getattr(light, name): getattr(dark, name) for name in ("paper", "ink", "quiet", "line", "nan", "infinite")}
+    pairs |= dict(zip(light.lines, dark.lines, strict=True))
+    return [[day, night] for day, night in pairs.items()]
+
+
+def _about(run: Run) -> dict[str, str]:
+    info, steps = run.info, run.store.steps()
+    began = _time(info.started_s)
+    told = {
+        "state": run.state,
+        "steps": f"{steps.first} to {steps.newest} ({steps.count:,} captured)" if steps.count else "none",
+        "began": began,
+        "script": info.script,
+        "host": info.host,
+        "run": run.id,
+        "notes": run.notes,
+    }
+    return {name: _cut(str(value)) for name, value in told.items() if value not in ("", None)} | {
+        name: _cut(text) for name, text in sorted(run.store.labels().items())[:20]
+    }
+
+
+def _pairs(values: Any) -> dict[str, str]:
+    """Settings as texts."""
+    told = plain(values)
+    items = list(told.items())[:MOST_ROWS] if isinstance(told, dict) else []
+    return {str(name): _cut(value if isinstance(value, str) else json_of(value).decode()) for name, value in items}
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MOST_TEXT else text[:_MOST_TEXT] + " ..."
+
+
+def _time(seconds: float) -> str:
+    """A moment; what is none says so."""
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
+    except (ValueError, OverflowError, OSError):
+        return "unknown"
+
+
+def _spark(values: tuple[float, ...]) -> Markup:
+    with np.errstate(divide="ignore"):
+        return line_of(np.log10(np.array(values, np.float64)), 96, 24) if values else Markup("")

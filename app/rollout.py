@@ -1,0 +1,129 @@
+"""Attention rollout: through which positions each one of the last layer sees the first. Arithmetic only, in float64.
+
+A layer mixes what comes to it half by its attention and half by the way around it (Abnar and Zuidema 2020):
+`0.5 * A + 0.5 * I`, rows made to sum to 1. The product of all layers, the last one on the left, is the rollout.
+Weighted with the gradient a head's map is `relu(A * dA)`, so that only what speaks for the outcome is left. Its rows
+are made to sum to 1 before it is mixed, since gradients have no scale of their own; a row that is left with nothing
+goes straight through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hookcore.errors import ArgumentError
+
+Fuse = Literal["mean", "max", "min"]
+Floats = NDArray[np.float64]
+
+ROW_ERROR: Final = 0.02  # a row of half floats may be so far from 1
+DROPPED_ERROR: Final = 0.1  # with dropout only the mean of all rows is near 1
+_FUSES: Final[dict[Fuse, Callable[..., Floats]]] = {"mean": np.mean, "max": np.max, "min": np.min}
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """The attention of one layer, [sample, head, to, from], and the gradient of it."""
+
+    name: str
+    weights: Floats
+    gradient: Floats | None = None
+
+
+def maps_of(values: NDArray[Any]) -> Floats:
+    """A tensor as [sample, head, to, from]; without a dimension for heads there is one head."""
+    if values.ndim not in (3, 4):
+        raise ArgumentError(f"attention of shape {values.shape} is not understood: [sample, (head,) to, from] is")
+    maps = values if values.ndim == 4 else values[:, None]
+    return maps.astype(np.float64)
+
+
+def is_attention(values: NDArray[Any]) -> bool:
+    """Whether a tensor looks like the attention of positions to each other: square, not negative, rows that sum to 1.
+
+    Attention after dropout has rows around 1, and zeros.
+    """
+    if values.ndim not in (3, 4) or values.dtype.kind != "f" or values.shape[-1] != values.shape[-2]:
+        return False
+    if values.shape[-1] < 2 or not values.size:
+        return False
+    numbers = values.astype(np.float64)
+    rows = numbers.sum(axis=-1)
+    rows = rows[np.isfinite(rows)]  # a row that was masked wholly is NaN
+    if not len(rows) or bool((numbers < 0).any()):
+        return False
+    if bool((np.abs(rows - 1) <= ROW_ERROR).all()):
+        return True
+    return abs(float(rows.mean()) - 1) <= DROPPED_ERROR and bool((numbers == 0).any())
+
+
+def rollout(
+    layers: Sequence[Layer], *, sample: int = 0, fuse: Fuse = "mean", discard: float = 0.0, gradient: bool = False
+) -> Floats:
+    """What each position (row) of the last layer sees of each position (column) before the first; rows sum to 1.
+
+    `discard` takes from each row of a layer's map this share of its weights, the smallest; never those of the first
+    position, where class tokens are, nor the largest. Maps of several sizes are refused.
+    """
+    if not layers:
+        raise ArgumentError("a rollout of no layers was asked for: give the attention of at least one")
+    if not 0 <= discard < 1:
+        raise ArgumentError(f"discard={discard} is no share: give a number from 0 to below 1")
+    _require_one_size(layers, sample)
+    found: Floats = np.eye(layers[0].weights.shape[-1])
+    for layer in layers:
+        found = mixed(fused(layer, sample, fuse, gradient), discard) @ found
+    return found
+
+
+def fused(layer: Layer, sample: int, fuse: Fuse, gradient: bool) -> Floats:
+    """One map of a layer's heads; what is not finite counts as no attention."""
+    weights = np.nan_to_num(layer.weights[sample], nan=0.0, posinf=0.0, neginf=0.0)
+    if not gradient:
+        heads: Floats = _FUSES[fuse](weights, axis=0)
+        return heads
+    if layer.gradient is None:
+        raise ArgumentError(
+            f"{layer.name} has no gradient of its attention at this step: ask for it, or take gradient=false"
+        )
+    if layer.gradient.shape != layer.weights.shape:
+        shapes = f"{layer.weights.shape} and {layer.gradient.shape}"
+        raise ArgumentError(f"the attention of {layer.name} and its gradient differ in shape: {shapes}")
+    slope = np.nan_to_num(layer.gradient[sample], nan=0.0, posinf=0.0, neginf=0.0)
+    largest = float(np.abs(slope).max()) or 1.0  # products of small gradients must not vanish
+    weighted: Floats = _FUSES[fuse](np.maximum(weights * (slope / largest), 0.0), axis=0)
+    return _rows_to_one(weighted)
+
+
+def mixed(attention: Floats, discard: float) -> Floats:
+    """Half the attention without its smallest weights, half the way around; rows sum to 1."""
+    kept = np.array(attention)
+    size = kept.shape[-1]
+    many = int(discard * size)
+    if many:
+        smallest = np.argsort(kept, axis=-1, kind="stable")[:, : min(many, size - 1)]
+        first = kept[:, 0].copy()
+        np.put_along_axis(kept, smallest, 0.0, axis=-1)
+        kept[:, 0] = first
+    return _rows_to_one(0.5 * kept + 0.5 * np.eye(size))
+
+
+def _rows_to_one(matrix: Floats) -> Floats:
+    sums = matrix.sum(axis=-1, keepdims=True)
+    found: Floats = np.divide(matrix, sums, out=np.eye(matrix.shape[-1]), where=sums > 0)
+    return found
+
+
+def _require_one_size(layers: Sequence[Layer], sample: int) -> None:
+    sizes = {layer.weights.shape[-2:] for layer in layers}
+    if len(sizes) > 1 or len(set(next(iter(sizes)))) > 1:
+        told = ", ".join(f"{layer.name} {' x '.join(map(str, layer.weights.shape[-2:]))}" for layer in layers[:20])
+        raise ArgumentError(f"a rollout needs square maps of one size, but there are {told}: choose some with match=")
+    samples = min(len(layer.weights) for layer in layers)
+    if not 0 <= sample < samples:
+        raise ArgumentError(f"sample={sample} was not kept: there are {samples}, numbered from 0")

@@ -1,0 +1,45 @@
+// @ts-check
+// Draws the charts of a report when they come into sight, in the colours of the theme.
+(() => {
+  const NARROW = 560;
+  const Plotly = /** @type {any} */ (globalThis).Plotly;
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  const pairs = /** @type {[string, string][]} */ (JSON.parse(document.getElementById("colours")?.textContent ?? "[]"));
+  const rgb = (/** @type {string} */ colour) => [1, 3, 5].map((place) => parseInt(colour.slice(place, place + 2), 16)).join(",");
+  /** @type {Set<Element>} */
+  const drawn = new Set();
+
+  /** A figure in the colours of the day or the night. @param {string} text */
+  function themed(text) {
+    if (!dark.matches) return JSON.parse(text);
+    const known = new Map(pairs.flatMap(([day, night]) => [[`"${day}"`, `"${night}"`], [`rgba(${rgb(day)},`, `rgba(${rgb(night)},`]]));
+    return JSON.parse(text.replace(/"#[0-9a-f]{6}"|rgba\(\d+,\d+,\d+,/g, (found) => known.get(found) ?? found));
+  }
+
+  /** @param {Element} figure */
+  function draw(figure) {
+    const plot = figure.querySelector(".plot");
+    const text = figure.querySelector("script")?.textContent;
+    if (!plot || !text) return;
+    const { data, layout } = themed(text);
+    const names = [layout.xaxis, layout.yaxis].find((axis) => axis?.type === "category");
+    if (names && plot.clientWidth < NARROW) {
+      names.showticklabels = false; // there the names would take all the room
+      layout.margin = { ...layout.margin, l: 36 };
+    }
+    figure.classList.add("drawn");
+    Plotly.react(plot, data, layout, { responsive: true, displaylogo: false, showSendToCloud: false, modeBarButtonsToRemove: ["lasso2d", "select2d"] });
+    drawn.add(figure);
+  }
+
+  const seen = new IntersectionObserver((entries) => {
+    for (const { isIntersecting, target } of entries) {
+      if (!isIntersecting) continue;
+      seen.unobserve(target);
+      draw(target);
+    }
+  }, { rootMargin: "200px" });
+  for (const figure of document.querySelectorAll("figure.chart")) seen.observe(figure);
+  dark.addEventListener("change", () => drawn.forEach(draw));
+  addEventListener("beforeprint", () => document.querySelectorAll("figure.chart").forEach(draw));
+})();

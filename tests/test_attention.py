@@ -1,0 +1,429 @@
+"""What needs attention: the first bad layer leads, a layer is measured by its own past, and noise is no finding."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hookcore.records import KINDS, STAT_COLUMN, STATS, Coverage, Event, Frame, Kind, ModuleRecord, SketchBlock, Tap
+from hookcore.store import Store
+from hookcore_app.attention import RULES, Attention, Finding, attention_of, key_figures_of, key_of_event
+from hookcore_app.attention.findings import WINDOW
+from hookcore_app.attention.order import around, groups_of
+
+STEPS, LAYERS = 60, 6
+OUTPUTS = tuple(Tap(f"layers.{number}", "output") for number in range(LAYERS))
+GRADIENTS = tuple(Tap(f"layers.{number}", "output_grad") for number in range(LAYERS))
+quick = settings(deadline=None, derandomize=True, max_examples=30, suppress_health_check=list(HealthCheck))
+few = settings(quick, max_examples=15)
+
+
+def append(store: Store, step: int, rms: Sequence[float], new: tuple[Tap, ...] = (), **columns: Any) -> None:
+    """A step in which the taps have these magnitudes; NaN and infinities are what the tensors held."""
+    values = np.asarray(rms, float)
+    stats = np.zeros((len(values), len(STATS)))
+    stats[:, STAT_COLUMN["count"]] = 8
+    stats[:, STAT_COLUMN["nan"]] = np.isnan(values)
+    stats[:, STAT_COLUMN["inf"]] = np.isinf(values)
+    stats[:, STAT_COLUMN["ratio"]] = np.nan
+    for name in ("rms", "norm", "max"):
+        stats[:, STAT_COLUMN[name]] = np.where(np.isfinite(values), values, np.nan)
+    scalars = columns.pop("scalars", {})
+    for name, column in columns.items():
+        stats[:, STAT_COLUMN[name]] = column
+    block = SketchBlock(np.zeros(len(values) + 1, np.uint32), np.empty(0, np.uint16), np.empty(0, np.uint32))
+    numbers = np.arange(len(values), dtype=np.uint32)
+    store.append(Frame(step, 100.0 + 0.5 * step, numbers, stats, block, new_taps=new, scalars=scalars))
+
+
+def store_of(rms: Any, taps: tuple[Tap, ...] = OUTPUTS, memory: int = 2**26, **columns: Any) -> Store:
+    """A store in which rms[step, tap] happened; `columns` are further stats of the same shape."""
+    store = Store(memory)
+    for step, row in enumerate(np.asarray(rms, float)):
+        append(store, step, row, taps if step == 0 else (), **{name: each[step] for name, each in columns.items()})
+    return store
+
+
+def steady(steps: int = STEPS, taps: int = LAYERS, noise: float = 0.1, seed: int = 0) -> Any:
+    """Magnitudes that differ from layer to layer by powers of ten, and do not change but for noise."""
+    random = np.random.default_rng(seed)
+    return 10.0 ** np.linspace(-6, 3, taps) * np.exp(noise * random.standard_normal((steps, taps)))
+
+
+def only(findings: Sequence[Finding], rule: str) -> list[Finding]:
+    return [finding for finding in findings if finding.rule == rule]
+
+
+# -- what is not finite ------------------------------------------------------------------------------------------------
+
+
+@quick
+@given(
+    layer=st.integers(0, LAYERS - 1),
+    step=st.integers(0, STEPS - 1),
+    for_ever=st.booleans(),
+    what=st.sampled_from([math.nan, math.inf]),
+    noise=st.floats(0, 0.5),
+    kinds=st.sampled_from([OUTPUTS, GRADIENTS]),
+)
+def test_what_is_not_finite_in_any_layer_at_any_step_leads_the_list(
+    layer: int, step: int, for_ever: bool, what: float, noise: float, kinds: tuple[Tap, ...]
+) -> None:
+    rms = steady(noise=noise)
+    rms[step : None if for_ever else step + 1, layer] = what
+    first, *_ = attention_of(store_of(rms, kinds))
+    lasts = for_ever or step == STEPS - 1
+    assert (first.rule, first.number, first.since_step, first.downstream) == ("nonfinite", layer, step, 0)
+    assert first.until_step == (None if lasts else step)
+    assert first.severity == ("error" if lasts else "warning")
+    assert (math.isnan(first.value), math.isinf(first.value)) == (math.isnan(what), math.isinf(what))
+    assert len(first.spark) <= 48
+    assert all(math.isfinite(value) for value in first.spark)
+
+
+@few
+@given(step=st.integers(0, 700), layer=st.integers(0, LAYERS - 1), spread=st.integers(0, 3), length=st.integers(1, 40))
+def test_what_went_bad_behind_the_first_is_counted_with_it(step: int, layer: int, spread: int, length: int) -> None:
+    rms = steady(step + length)
+    for later in range(layer, LAYERS):
+        rms[step + (later - layer) * spread :, later] = math.nan
+    reached = sum(step + (later - layer) * spread < len(rms) for later in range(layer, LAYERS))
+    (first,) = only(attention_of(store_of(rms)), "nonfinite")
+    assert (first.number, first.since_step, first.downstream) == (layer, step, reached - 1)
+
+
+def test_in_the_forward_pass_the_first_layer_leads_and_in_the_backward_pass_the_last() -> None:
+    rms = steady()
+    rms[30:] = math.nan
+    assert attention_of(store_of(rms, OUTPUTS))[0].module == "layers.0"
+    assert attention_of(store_of(rms, GRADIENTS))[0].module == f"layers.{LAYERS - 1}"
+    both = np.concatenate([rms, rms], axis=1)
+    (first,) = attention_of(store_of(both, GRADIENTS + OUTPUTS))
+    assert (first.module, first.kind, first.downstream) == ("layers.0", "output", LAYERS - 1)
+
+
+def test_a_weight_that_went_bad_in_the_update_leads_what_it_spoils_in_the_next_step() -> None:
+    taps = (Tap("a", "output"), Tap("b", "output"), Tap("b", "param", "weight"))
+    rms = steady(taps=3)
+    rms[20:, 2], rms[21:, 1] = math.nan, math.nan
+    (first,) = attention_of(store_of(rms, taps))
+    assert (first.kind, first.module, first.since_step, first.downstream) == ("param", "b", 20, 0)
+
+
+def test_a_module_that_holds_others_does_not_lead_in_the_backward_pass() -> None:
+    taps = (Tap("block.fc", "output_grad"), Tap("block", "output_grad"), Tap("", "output_grad"))
+    rms = steady(taps=3)
+    rms[20:] = math.nan
+    assert attention_of(store_of(rms, taps))[0].module == "block.fc"
+
+
+def test_the_beginning_is_known_however_long_ago_it_was() -> None:
+    rms = steady(3 * WINDOW)
+    rms[137:, 2:] = math.nan
+    store, attention = Store(2**26), None
+    for step, row in enumerate(rms):
+        append(store, step, row, OUTPUTS if step == 0 else ())
+        if step % 200 == 150:
+            attention = attention or Attention(store)
+            assert attention.findings()[0].since_step == 137
+    (first,) = only(attention_of(store), "nonfinite")
+    assert (first.number, first.since_step, first.downstream) == (2, 137, LAYERS - 3)
+    assert attention is not None
+    assert _told(attention.findings()) == _told(attention_of(store))
+
+
+def test_what_was_bad_long_ago_and_is_fine_again_is_forgotten() -> None:
+    rms = steady(WINDOW + 100)
+    rms[20, 3] = math.nan
+    assert attention_of(store_of(rms)) == ()
+
+
+def test_a_gradient_that_the_scaler_threw_away_is_a_note() -> None:
+    rms = steady()
+    rms[30] = math.inf
+    store = store_of(rms, GRADIENTS)
+    assert attention_of(store)[0].severity == "warning"
+    store.add_event(Event(30, 0.0, "skipped-step", "GradScaler skipped a step", "warning"))
+    assert attention_of(store)[0].severity == "info"
+    assert "skipped" in attention_of(store)[0].message
+
+
+def test_infinities_are_no_nan() -> None:
+    rms = steady()
+    rms[30:, 1], rms[30:, 2] = math.inf, math.nan
+    (first,) = attention_of(store_of(rms))
+    assert first.value == math.inf
+    assert first.message == "an infinity in the output since step 30"
+
+
+# -- what is compared with its own past --------------------------------------------------------------------------------
+
+
+@quick
+@given(
+    noise=st.floats(0, 1.0),
+    seed=st.integers(0, 1000),
+    steps=st.integers(1, 300),
+    kind=st.sampled_from([kind for kind in KINDS if kind != "update"]),
+)
+def test_steady_noise_is_no_finding_whatever_the_sizes_of_the_layers(
+    noise: float, seed: int, steps: int, kind: Kind
+) -> None:
+    taps = tuple(Tap(f"layers.{number}", kind) for number in range(LAYERS))
+    assert attention_of(store_of(steady(steps, noise=noise, seed=seed), taps)) == ()
+
+
+@few
+@given(layer=st.integers(0, LAYERS - 1), step=st.integers(20, 299), noise=st.floats(0, 0.2), size=st.floats(20, 1e9))
+def test_a_spike_is_found_at_its_very_step(layer: int, step: int, noise: float, size: float) -> None:
+    rms = steady(300, noise=noise)
+    rms[step, layer] = 10.0 ** np.linspace(-6, 3, LAYERS)[layer] * size
+    (found,) = attention_of(store_of(rms))
+    assert (found.rule, found.number, found.since_step, found.until_step) == ("spike", layer, step, step)
+    assert found.value == pytest.approx(rms[step, layer])
+    assert found.severity == ("warning" if found.value > 100 * found.usual else "info")
+
+
+@few
+@given(
+    layer=st.integers(0, LAYERS - 1),
+    onset=st.integers(110, 180),
+    size=st.floats(50, 1e6),
+    grows=st.booleans(),
+)
+def test_what_stays_far_above_its_own_past_is_exploding(layer: int, onset: int, size: float, grows: bool) -> None:
+    rms = steady(200)
+    rms[onset:, layer] *= np.geomspace(min(2.0, size), size, 200 - onset) if grows else size
+    found = only(attention_of(store_of(rms)), "exploding")
+    assert [each.number for each in found] == [layer]
+    assert found[0].value > 20 * found[0].usual
+    assert onset - 2 <= found[0].since_step
+    assert f"since step {found[0].since_step}" in found[0].message
+
+
+def test_layers_that_explode_one_after_the_other_are_one_finding_of_the_first() -> None:
+    rms = steady(100)
+    for layer in range(2, LAYERS):
+        rms[80 + layer - 2 :, layer] *= 1e3
+    (found,) = attention_of(store_of(rms))
+    assert (found.rule, found.number, found.since_step, found.downstream) == ("exploding", 2, 80, LAYERS - 3)
+
+
+def test_a_gradient_far_below_its_own_past_vanishes_and_a_small_one_that_is_steady_does_not() -> None:
+    rms = steady(100)
+    rms[80:, 4] *= 1e-4
+    (found,) = attention_of(store_of(rms, GRADIENTS))
+    assert (found.rule, found.number, found.since_step, found.severity) == ("vanishing", 4, 80, "warning")
+    assert attention_of(store_of(rms, OUTPUTS)) == ()  # only of gradients
+
+
+def test_a_gradient_that_is_no_more_vanishes() -> None:
+    rms = steady(100)
+    rms[80:, 4] = 0.0
+    (found,) = attention_of(store_of(rms, GRADIENTS))
+    assert (found.rule, found.number, found.value, found.since_step) == ("vanishing", 4, 0.0, 80)
+    assert found.message == "the output grad is zero since step 80"
+
+
+def test_a_gradient_tiny_beside_the_others_vanishes_when_it_shrinks() -> None:
+    rms = np.ones((100, LAYERS))
+    rms[:, 1] = 1e-6
+    assert attention_of(store_of(rms, GRADIENTS)) == ()
+    rms[85:, 1] = 1e-7
+    assert [(each.rule, each.number) for each in attention_of(store_of(rms, GRADIENTS))] == [("vanishing", 1)]
+
+
+def test_gradients_that_all_fall_alike_are_a_note() -> None:
+    rms = steady(100)
+    rms[70:] *= 1e-4
+    (found,) = attention_of(store_of(rms, GRADIENTS))
+    assert (found.rule, found.severity, found.downstream) == ("vanishing", "info", LAYERS - 1)
+
+
+def test_the_beginning_of_a_run_is_no_spike() -> None:
+    rms = steady(100)
+    rms[:3] *= 1e3
+    assert attention_of(store_of(rms)) == ()
+
+
+# -- dead, stalled, too large ------------------------------------------------------------------------------------------
+
+
+def test_an_output_of_nothing_but_zeros_is_dead_since_its_last_value() -> None:
+    zeros = np.zeros((STEPS, LAYERS))
+    zeros[20:, 2] = 8
+    zeros[:, 4] = 7.9
+    zeros[::2, 5] = 8
+    (found,) = attention_of(store_of(steady(), zero=zeros))
+    assert (found.rule, found.number, found.since_step, found.value) == ("dead", 2, 20, 1.0)
+
+
+UPDATES = tuple(Tap(f"layers.{number}", "update", "weight") for number in range(LAYERS))
+
+
+def test_an_update_that_is_a_large_share_of_its_weight_is_found() -> None:
+    ratio = np.full((STEPS, LAYERS), 1e-3)
+    ratio[40:, 1] = 0.5
+    ratio[:, 4] = 2e-2
+    (found,) = attention_of(store_of(steady(), UPDATES, ratio=ratio))
+    assert (found.rule, found.number, found.since_step, found.stat) == ("large-update", 1, 40, "ratio")
+
+
+def test_weights_that_do_not_change_any_more_are_stalled() -> None:
+    ratio = np.full((STEPS, LAYERS), 1e-3)
+    ratio[40:, 1:3] = 0.0
+    (found,) = attention_of(store_of(steady(), UPDATES, ratio=ratio))
+    assert (found.rule, found.number, found.severity, found.downstream) == ("stalled", 1, "info", 1)
+
+
+# -- the whole ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_store_without_anything_has_no_finding() -> None:
+    assert attention_of(Store(2**20)) == ()
+    assert attention_of(store_of(np.empty((0, LAYERS)))) == ()
+
+
+@few
+@given(
+    events=st.lists(
+        st.tuples(st.integers(1, 599), st.integers(0, LAYERS - 1), st.sampled_from([math.nan, math.inf, 1e4, 0.0])),
+        max_size=4,
+    ),
+    asked=st.sets(st.integers(1, 600), max_size=5),
+)
+def test_what_is_remembered_changes_no_answer(events: list[tuple[int, int, float]], asked: set[int]) -> None:
+    rms = steady(600)
+    for step, layer, factor in events:
+        rms[step : step + 7, layer] *= factor
+    store = Store(2**24)  # in which no row is merged: who looks later sees the same
+    attention = Attention(store)
+    for step, row in enumerate(rms):
+        append(store, step, row, OUTPUTS if step == 0 else ())
+        if step in asked:
+            attention.findings()
+    assert _told(attention.findings()) == _told(attention_of(store))
+
+
+def _told(findings: Sequence[Finding]) -> list[Any]:
+    return [(each.key, each.severity, each.since_step, each.until_step, each.downstream) for each in findings]
+
+
+def test_nothing_new_is_not_looked_at_again() -> None:
+    attention = Attention(store_of(steady()))
+    assert attention.findings() is attention.findings()
+
+
+def test_taps_that_come_later_are_looked_at_too() -> None:
+    store = store_of(steady(40, 3), OUTPUTS[:3])
+    attention = Attention(store)
+    assert attention.findings() == ()
+    rms = steady(20)
+    rms[10:, 5] = math.nan
+    for step, row in enumerate(rms):
+        append(store, 40 + step, row, OUTPUTS[3:] if step == 0 else ())
+    assert [(each.number, each.since_step) for each in attention.findings()] == [(5, 50)]
+
+
+def test_steps_that_were_not_captured_leave_no_gap() -> None:
+    store = Store(2**26)
+    rms = steady(100)
+    rms[80:, 1] *= 1e3
+    for place, row in enumerate(rms):
+        append(store, 5 * place, row, OUTPUTS if place == 0 else ())
+    assert [(each.rule, each.since_step) for each in attention_of(store)] == [("exploding", 400)]
+
+
+def test_long_stretches_that_were_not_captured_are_no_fault() -> None:
+    store = Store(2**26)
+    for place, step in enumerate((0, 1, 2, 300, 301, 500)):
+        append(store, step, steady(1)[0], OUTPUTS if place == 0 else ())
+        assert attention_of(store) == ()
+    append(store, 900, [math.nan] * LAYERS)
+    assert [(each.number, each.since_step) for each in attention_of(store)] == [(0, 900)]
+
+
+def test_keys_are_the_same_for_as_long_as_a_rule_finds_a_tap_and_differ_between_taps() -> None:
+    rms = steady(100)
+    rms[60:, 1] = math.nan
+    one = attention_of(store_of(rms[:70]))[0]
+    two = attention_of(store_of(rms))[0]
+    assert one.key == two.key == "nonfinite:layers.1 output"
+    event = Event(3, 1.5, "note", "text", module="a")
+    assert key_of_event(event) == key_of_event(Event(3, 1.5, "note", "text", module="a"))
+    assert key_of_event(event) != key_of_event(Event(4, 1.5, "note", "text", module="a"))
+
+
+def test_every_rule_says_what_it_means() -> None:
+    for name, rule in RULES.items():
+        assert rule.name == name
+        assert len(rule.help) > 40
+        assert rule.title
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, LAYERS - 1)), max_size=20), st.integers(0, 4))
+def test_every_onset_is_in_one_group_that_the_earliest_leads(onsets: list[tuple[int, int]], gap: int) -> None:
+    groups = groups_of(onsets, range(LAYERS), OUTPUTS, gap)
+    assert all(two.column - one.column > gap for one, two in itertools.pairwise(groups))
+    for column, place in onsets:
+        leader = [group for group in groups if group.column <= column][-1]
+        assert (leader.column, leader.place) <= (column, place)
+
+
+def test_what_is_around_a_module_is_every_path_above_it() -> None:
+    assert around(["a.b.c", "a.d", ""]) == {"a.b", "a", ""}
+
+
+# -- the key figures ---------------------------------------------------------------------------------------------------
+
+
+def test_key_figures_of_a_run() -> None:
+    taps = (Tap("a", "output"), Tap("a", "param_grad", "weight"), Tap("b", "param_grad", "weight"))
+    store = Store(2**24)
+    for step in range(20):
+        scalars = {"lr": 0.1, "loss": 1.0 / (step + 1), "hookcore/cost": 0.04, "hookcore/every": 2.0}
+        append(store, step, [1.0, 3.0, 4.0], taps if step == 0 else (), scalars=scalars)
+    modules = [ModuleRecord("a", "Linear", ""), ModuleRecord("b", "Linear", ""), ModuleRecord("c", "ReLU", "")]
+    store.describe(modules, [Coverage(each.path, each.type, each.path != "c") for each in modules])
+    figures = key_figures_of(store)
+    assert (figures.first_step, figures.newest_step, figures.steps) == (0, 19, 20)
+    assert figures.steps_per_s == pytest.approx(2.0)
+    assert figures.loss is not None
+    assert (figures.loss.name, figures.loss.value, figures.loss.step) == ("loss", pytest.approx(0.05), 19)
+    assert {each.name for each in figures.scalars} == {"loss", "lr"}
+    assert figures.gradient_kind == "param_grad"
+    assert figures.gradient_norm is not None
+    assert figures.gradient_norm.value == pytest.approx(5.0)
+    assert figures.smallest_gradient is not None
+    assert figures.largest_gradient is not None
+    assert (figures.smallest_gradient.tap, figures.largest_gradient.tap) == (taps[1], taps[2])
+    assert (figures.modules_captured, figures.modules, figures.taps) == (2, 3, 3)
+    assert (figures.hook_cost, figures.every) == (pytest.approx(0.02), 2)
+    assert figures.nonfinite_modules == ()
+
+
+def test_the_norm_of_gradients_of_which_one_is_not_finite_is_no_number() -> None:
+    store = store_of([[1.0, math.nan, 2.0]], GRADIENTS[:3])
+    figures = key_figures_of(store)
+    assert figures.gradient_kind == "output_grad"
+    assert figures.gradient_norm is not None
+    assert math.isnan(figures.gradient_norm.value)
+    assert figures.nonfinite_modules == ("layers.1",)
+    assert figures.largest_gradient is not None
+    assert figures.largest_gradient.value == 2.0
+
+
+def test_key_figures_of_nothing_are_none() -> None:
+    figures = key_figures_of(Store(2**20))
+    assert figures.newest_step is None
+    assert figures.loss is None
+    assert figures.gradient_norm is None
+    assert figures.hook_cost is None
+    assert figures.steps_per_s is None

@@ -1,0 +1,157 @@
+"""Two stores side by side, against what is computed cell by cell; and the addresses that tell of it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hookcore.errors import ArgumentError, PatternError
+from hookcore.records import Tap
+from hookcore.store import Store
+from hookcore_app.comparison import Asked, Pairs, compare, differences, renamer
+
+from .api_world import STEPS, TAPS, World, make_frame, open_run, value_at
+
+NAN = math.nan
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def filled(taps: list[Tap], rows: dict[int, list[float]]) -> Store:
+    """A store with these values of rms at these steps."""
+    store = Store(8_000_000)
+    for place, (step, values) in enumerate(rows.items()):
+        store.append(make_frame(step, values, new_taps=tuple(taps) if not place else ()))
+    return store
+
+
+def share(one: float, two: float) -> float:
+    """How far two values are apart; infinite where only one is a number."""
+    if one == two or (math.isnan(one) and math.isnan(two)):
+        return 0.0
+    if not (math.isfinite(one) and math.isfinite(two)):
+        return math.inf
+    return abs(two - one) / max(abs(one), abs(two))
+
+
+def test_every_cell_is_the_largest_share_of_its_layers_and_steps() -> None:
+    rng = np.random.default_rng(3)
+    taps = [Tap(f"m.{place}", "output") for place in range(150)]
+    values = rng.normal(size=(2, 30, 150))
+    values[1, :, ::3] = values[0, :, ::3]
+    values[rng.random(values.shape) < 0.01] = NAN
+    # The second store counts its taps the other way round, and has every second step only.
+    one = filled(taps, {step: values[0, step].tolist() for step in range(30)})
+    two = filled(taps[::-1], {step: values[1, step, ::-1].tolist() for step in range(10, 30, 2)})
+    asked = Asked("rms")
+    pairs = Pairs.of(one, two, asked)
+    for columns, rows in ((100, 200), (7, 40), (1, 1)):
+        found = differences(one, two, pairs, asked, columns, rows)
+        ends = [*found.starts.tolist()[1:], 150]
+        for row, (start, end) in enumerate(zip(found.starts.tolist(), ends, strict=True)):
+            for column, (first, last) in enumerate(zip(found.first_step, found.last_step, strict=True)):
+                steps = [step for step in range(10, 30, 2) if first <= step <= last]
+                cells = [share(*values[:, step, lane].tolist()) for step in steps for lane in range(start, end)]
+                wanted = max(cells) if cells else NAN
+                assert found.share[row, column] == pytest.approx(wanted, nan_ok=True)
+
+
+def test_the_layers_say_their_largest_share_and_its_step() -> None:
+    taps = [Tap("a", "output"), Tap("b", "output")]
+    one = filled(taps, {0: [1.0, 1.0], 1: [1.0, 1.0], 2: [1.0, 1.0]})
+    two = filled(taps, {0: [1.0, 1.0], 1: [2.0, NAN], 2: [1.5, 1.0]})
+    asked = Asked("rms")
+    layers = compare(one, two, Pairs.of(one, two, asked), asked, 10)
+    assert [(layer.share, layer.at_step, layer.parts_at) for layer in layers] == [(0.5, 1, 1), (math.inf, 1, 1)]
+
+
+def test_renamed_modules_find_their_like_and_others_stay_alone() -> None:
+    one = filled([Tap("enc.0", "output"), Tap("enc.1", "output"), Tap("head", "output")], {0: [1.0, 2.0, 3.0]})
+    two = filled([Tap("encoder.block1", "output"), Tap("encoder.block0", "output")], {0: [2.0, 5.0]})
+    assert Pairs.of(one, two, Asked("rms")).taps == ()
+    asked = Asked("rms", rename=r"^encoder\.block(\d+)$ -> enc.\1")
+    pairs = Pairs.of(one, two, asked)
+    assert [(tap.module, numbers) for tap, numbers in zip(pairs.taps, pairs.numbers, strict=True)] == [
+        ("enc.0", (0, 1)),
+        ("enc.1", (1, 0)),
+    ]
+    assert [tap.module for tap in pairs.alone[0]] == ["head"]
+    assert [layer.share for layer in compare(one, two, pairs, asked, 1)] == [0.8, 0.0]
+
+
+@pytest.mark.parametrize("rule", ["no arrow", "-> x", "( -> x", "a -> \\7", "(?=a) -> x"])
+def test_a_rule_that_renames_nothing_says_so(rule: str) -> None:
+    with pytest.raises((ArgumentError, PatternError)):
+        renamer(rule)
+
+
+def test_a_name_that_no_expression_can_mean_stays() -> None:
+    assert renamer("a -> b")("a\ud800") == "a\ud800"
+
+
+def test_runs_without_a_common_step_have_no_column() -> None:
+    taps = [Tap("a", "output")]
+    one, two, asked = filled(taps, {0: [1.0]}), filled(taps, {5: [1.0]}), Asked("rms")
+    found = differences(one, two, Pairs.of(one, two, asked), asked, 10, 10)
+    assert found.share.shape == (1, 0)
+    nothing = Store(8_000_000)
+    assert differences(one, nothing, Pairs.of(one, nothing, asked), asked, 10, 10).share.shape == (0, 0)
+
+
+# -- the addresses -----------------------------------------------------------------------------------------------------
+
+
+def other_run(world: World, changed: dict[tuple[int, int], float]) -> None:
+    """A second run with the values of the first, but for some (step, row)."""
+    run = open_run(world.runs, "two", started_s=0.0)
+    for step in range(STEPS):
+        values = [changed.get((step, row), value_at(step, row)) for row in range(len(TAPS))]
+        run.store.append(make_frame(step, values, new_taps=TAPS if step == 0 else ()))
+
+
+def test_the_matrix_tells_what_is_equal_and_what_is_finite_in_one_only(world: World) -> None:
+    other_run(world, {(3, 0): value_at(3, 0) * 2, (4, 0): NAN})
+    said: dict[str, Any] = world.json("compare/heatmap", runs="one,two")
+    assert (len(said["rows"]), len(said["first_step"])) == (len(TAPS), STEPS)
+    assert said["worst"][0][2:6] == [0.0, 0.5, "NaN", 0.0]
+    assert said["state"][0][2:6] == [1, 1, 2, 1]
+    assert set(said["state"][1]) == {1}  # a NaN in both at one step is no difference
+    assert said["rows"][0]["numbers"] == [0, 0]
+
+
+def test_the_matrix_comes_in_every_format(world: World) -> None:
+    other_run(world, {(3, 0): value_at(3, 0) * 2})
+    matrix = np.load(_file(world.get("compare/heatmap", runs="one,two", format="npy").content), allow_pickle=False)
+    assert matrix.shape == (len(TAPS), STEPS)
+    assert matrix[0, 3] == 0.5
+    lines = world.get("compare/heatmap", runs="one,two", format="csv").text.splitlines()
+    assert len(lines) == 1 + len(TAPS)
+    assert world.get("compare/heatmap", runs="one,two", format="arrow").status_code == 200
+
+
+def _file(data: bytes) -> Any:
+    import io
+
+    return io.BytesIO(data)
+
+
+def test_layers_come_in_the_order_that_was_asked_for(world: World) -> None:
+    other_run(world, {(5, 3): value_at(5, 3) * 2, (9, 1): value_at(9, 1) * 10, (2, 4): value_at(2, 4) * 1.1})
+    order = {
+        sort: [layer["about"]["number"] for layer in world.json("compare", runs="one,two", sort=sort)["layers"]]
+        for sort in ("model", "share", "step")
+    }
+    assert order == {"model": [0, 1, 2, 3, 4], "share": [1, 3, 4, 0, 2], "step": [4, 3, 1, 0, 2]}
+
+
+def test_what_makes_no_sense_is_refused(world: World) -> None:
+    other_run(world, {})
+    assert "cells" in world.error("compare/heatmap", 400, runs="one,two", columns=5000, rows=5000)
+    assert "rename" in world.error("compare/heatmap", 400, runs="one,two", rename="x")
+    assert "stat" in world.error("compare/heatmap", 400, runs="one,two", stat="mena")

@@ -1,0 +1,239 @@
+"""A report needs no server, no network, and trusts no name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request
+
+from hookcore.errors import ArgumentError
+from hookcore.records import Coverage, Event, ModuleRecord, Tap
+from hookcore.store import Store
+from hookcore_app.cli import main
+from hookcore_app.keep import show
+from hookcore_app.report import MOST_BYTES, report_of
+from hookcore_app.report.pictures import line_of, picture_of
+from hookcore_app.runs import Run, Runs
+from hookcore_app.settings import ServerSettings
+from tests.api_world import World, fill, make_info, open_run
+from tests.browser.browsing import chromium
+from tests.serving import TOKEN, Served, served
+from tests.test_attention import append, steady
+
+EVIL = '</script><script>window.stolen = 1</script><img src=http://evil.example/x onerror="window.stolen = 1">\'"&amp;'
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as found:
+        yield found
+
+
+def make_run(name: str = "run-1", layers: int = 5, steps: int = 60, **others: Any) -> Run:
+    """A run in which a NaN comes up in one layer and spreads."""
+    runs = Runs(ServerSettings(memory=500_000_000))
+    run = open_run(runs, name, **others)
+    kinds = ("output", "output_grad", "param_grad", "update")
+    taps = tuple(Tap(f"layers.{number}", kind) for kind in kinds for number in range(layers))
+    rms = np.tile(steady(steps, layers), 4)
+    rms[steps - 10 :, layers // 2 : layers] = np.nan
+    for step, row in enumerate(rms):
+        scalars = {"loss": 1.0 / (step + 1) if step != 7 else float("nan")}
+        append(run.store, step, row, taps if step == 0 else (), scalars=scalars)
+    run.store.describe(
+        [ModuleRecord(f"layers.{number}", "Linear", "layers") for number in range(layers)],
+        [Coverage("layers.9", "Linear", False, (), "it was never called")],
+    )
+    run.store.add_event(Event(3, 100.0, "note", "something happened", "warning"))
+    return run
+
+
+def test_a_report_tells_key_figures_findings_coverage_settings_and_events_without_a_script() -> None:
+    html = re.sub(r"<script.*?</script>", "", report_of(make_run()).decode(), flags=re.DOTALL)
+    for told in (
+        "NaN in the output since step 50",
+        "+2 modules after it",
+        "it was never called",
+        "something happened",
+        "budget",
+        "Gradient norm",
+    ):
+        assert told in html
+    assert "data:image/png;base64," in html
+    assert "<polyline" in html
+
+
+def test_a_name_cannot_break_out_of_where_it_stands() -> None:
+    run = make_run(name="evil", **{"settings": {EVIL: EVIL}, "script": EVIL, "host": EVIL})
+    run.name, run.notes = EVIL, EVIL
+    taps = (Tap(EVIL, "output"),)
+    run.store = Store(2**24)
+    for step in range(40):
+        append(run.store, step, [1.0 if step < 30 else np.nan], taps if step == 0 else (), scalars={EVIL: 1.0})
+    run.store.describe([ModuleRecord(EVIL, EVIL, "")], [Coverage(EVIL, EVIL, False, (), EVIL)])
+    run.store.add_event(Event(1, 1.0, EVIL, EVIL, "error", EVIL))
+    run.__post_init__()
+    html = report_of(run).decode()
+    assert "<img src=http" not in html
+    assert html.count("<script>") == html.count("</script>") - html.count('<script type="application/json"')
+    assert "window.stolen = 1</script>" not in html
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_report_opens_from_a_file_without_a_request_and_without_an_error(
+    browser: Browser, tmp_path: Path, scheme: Any
+) -> None:
+    run = make_run()
+    run.name = EVIL
+    path = tmp_path / "report.html"
+    path.write_bytes(report_of(run))
+    context = browser.new_context(color_scheme=scheme)
+    page, said, asked = listened_to(context.new_page())
+    page.goto(path.as_uri())
+    charts = page.locator("figure.chart")
+    assert charts.count() == 6
+    for place in range(charts.count()):
+        charts.nth(place).scroll_into_view_if_needed()
+        charts.nth(place).locator(".main-svg").first.wait_for()
+    assert page.evaluate("window.stolen") is None
+    assert page.locator("h1").inner_text() == EVIL
+    assert not said
+    assert asked == [path.as_uri()]
+    context.close()
+
+
+@pytest.mark.slow
+def test_a_report_without_scripts_shows_pictures_and_fits_a_phone(browser: Browser, tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    path.write_bytes(report_of(make_run()))
+    context = browser.new_context(java_script_enabled=False, viewport={"width": 390, "height": 800})
+    page = context.new_page()
+    page.goto(path.as_uri())
+    assert page.locator("figure.chart img").first.is_visible()
+    assert page.locator("figure.chart svg.line").first.is_visible()
+    assert not page.locator("figure.bare").first.is_visible()
+    assert page.locator("body").bounding_box()["width"] <= 390  # type: ignore[index]
+    context.close()
+
+
+def listened_to(page: Page) -> tuple[Page, list[str], list[str]]:
+    """A page, what it complained of, and what it asked for."""
+    said: list[str] = []
+    asked: list[str] = []
+
+    def hear(message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning"):
+            said.append(message.text)
+
+    def note(request: Request) -> None:
+        if not request.url.startswith(("data:", "blob:")):
+            asked.append(request.url)
+
+    page.on("console", hear)
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("request", note)
+    return page, said, asked
+
+
+def test_a_report_is_never_larger_than_it_says() -> None:
+    run = make_run("large", layers=300, steps=400)
+    content = report_of(run)
+    assert 1_500_000 < len(content) < MOST_BYTES
+
+
+def test_charts_that_do_not_fit_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hookcore_app.report.charts.MOST_CHART_BYTES", 5_000)
+    html = report_of(make_run()).decode()
+    assert "Left out, so that the report stays below" in html
+    assert "Activations (rms)" in html
+
+
+def test_a_run_that_has_nothing_yet_has_a_report() -> None:
+    html = report_of(open_run(Runs(ServerSettings()), "empty")).decode()
+    assert "Nothing: no tensor" in html
+
+
+def test_the_route_answers_with_a_file_to_save() -> None:
+    world = World()
+    answer = world.get("report", run="one")
+    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    assert answer.headers["content-disposition"] == 'attachment; filename="hookcore-one.html"'
+    assert answer.headers["content-security-policy"].startswith("sandbox")
+    assert b"<h1>run one</h1>" in answer.content
+    assert "unknown run" in world.error("report", 404, run="two")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Served]:
+    with served(lost_after_s=10_000.0) as found:
+        fill(open_run(found.runs, "older", started_s=1.0))
+        fill(open_run(found.runs, "newer", started_s=2.0))
+        yield found
+
+
+def test_the_command_asks_a_server(server: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "report.html"
+    assert main(["report", server.url, "--token", TOKEN, "-o", str(path)]) == 0
+    assert "newer" in capsys.readouterr().out
+    assert b"run newer" in path.read_bytes()
+    assert main(["report", server.url, "--token", TOKEN, "--run", "older", "-o", str(path)]) == 2
+    assert "--force" in capsys.readouterr().err
+    assert main(["report", server.url, "--token", TOKEN, "--run", "older", "-o", str(path), "--force"]) == 0
+    assert b"run older" in path.read_bytes()
+    assert [each.name for each in tmp_path.iterdir()] == ["report.html"]
+
+
+def test_the_command_reads_a_kept_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from hookcore.archive import ArchiveWriter
+
+    world = World()
+    writer = ArchiveWriter(
+        str(tmp_path), msgspec.structs.replace(make_info("kept-1"), name="as it was"), world.run.store
+    )
+    for record in _frames():
+        writer.take(record)
+    writer.close(30.0)
+    shown = show(Runs(ServerSettings()), writer.folder)
+    assert shown.kept
+    out = tmp_path / "out.html"
+    assert main(["report", str(writer.folder), "-o", str(out)]) == 0
+    assert b"as it was" in out.read_bytes()
+    assert main(["report", str(writer.folder), "--run", "other", "-o", "-"]) == 2
+    assert "holds the run 'kept-1'" in capsys.readouterr().err
+    assert main(["report", str(tmp_path / "nowhere")]) == 2
+    assert "no file, no folder" in capsys.readouterr().err
+
+
+def _frames() -> list[Any]:
+    from tests.api_world import TAPS, make_frame, value_at
+
+    rows = range(len(TAPS))
+    return [
+        make_frame(
+            step, [value_at(step, row) for row in rows], new_taps=TAPS if step == 0 else (), scalars={"loss": 1.0}
+        )
+        for step in range(5)
+    ]
+
+
+def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    from hookcore_app.cli.report import _write
+
+    with pytest.raises(ArgumentError, match="cannot be written"):
+        _write(tmp_path / "no" / "such" / "folder.html", b"", False)
+
+
+def test_pictures_mark_what_is_not_finite() -> None:
+    assert line_of(np.array([np.nan, np.nan])) == ""
+    line = str(line_of(np.array([1.0, 2.0, np.nan, 3.0])))
+    assert line.count("<polyline") == 2
+    assert line.count("<circle") == 1
+    world = World()
+    assert picture_of(world.run.store.heatmap("output", "rms")).startswith("data:image/png;base64,iVBOR")
