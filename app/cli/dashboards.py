@@ -1,0 +1,77 @@
+"""`stop`, `status` and `link`: what is asked of a dashboard that runs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from typing import Final
+
+from hookcore import dashboard
+from hookcore.errors import ArgumentError, ServerError
+
+from .flags import Commands, add_command
+
+ASK_S: Final = 10.0
+MOST_ANSWER: Final = 100_000
+LINK_EXAMPLES: Final = """
+  hookcore link                                    for the dashboard of this user
+  HOOKCORE_TOKEN=... hookcore link https://box:8642 --read-only
+                                                   for a server, and somebody who may only look
+"""
+
+
+def add(commands: Commands) -> None:
+    """The sub-commands of this file."""
+    status = add_command(commands, "status", "Say where the dashboard of this user is.", "\n  hookcore status\n")
+    status.set_defaults(run=_status)
+    stop = add_command(commands, "stop", "End the dashboard of this user.", "\n  hookcore stop\n")
+    stop.set_defaults(run=_stop)
+    link = add_command(commands, "link", "Make a link that logs one browser in, once.", LINK_EXAMPLES)
+    link.add_argument("url", nargs="?", default="", help="the server; without it the dashboard of this user")
+    link.add_argument("--token", default="", help="the server's token; else HOOKCORE_TOKEN")
+    link.add_argument("--read-only", action="store_true", help="for somebody who may look and change nothing")
+    link.set_defaults(run=_link)
+
+
+def _stop(_given: argparse.Namespace, environment: Mapping[str, str]) -> str:
+    return dashboard.stop_dashboard(environment)
+
+
+def _status(_given: argparse.Namespace, environment: Mapping[str, str]) -> str:
+    found = dashboard.status(environment)
+    if not found.running:
+        return "no dashboard is running"
+    return f"the dashboard is at {found.url}/ (process {found.pid}); its log is {found.log}"
+
+
+def _link(given: argparse.Namespace, environment: Mapping[str, str]) -> str:
+    url, token = given.url, given.token or environment.get("HOOKCORE_TOKEN", "")
+    if not url:
+        found = dashboard.find(environment)
+        if found is None:
+            raise ArgumentError("no dashboard is running: give the address of a server")
+        url, token = found.url, found.token
+    if not url.startswith(("http://", "https://")):
+        raise ArgumentError(f"{url!r} is no address: it begins with http:// or https://")
+    role = "reader" if given.read_only else "owner"
+    request = urllib.request.Request(f"{url.rstrip('/')}/api/v1/login-link?role={role}", method="POST")
+    if token:
+        request.add_header("Authorization", f"Bearer {token}")
+    try:
+        with urllib.request.urlopen(request, timeout=ASK_S) as answer:
+            return str(json.loads(answer.read(MOST_ANSWER))["url"])
+    except urllib.error.HTTPError as error:
+        raise ServerError(_sentence_of(error)) from None
+    except (OSError, ValueError, KeyError) as error:
+        raise ServerError(f"{url} cannot be reached: {error}; is the server running?") from None
+
+
+def _sentence_of(error: urllib.error.HTTPError) -> str:
+    with error:
+        try:
+            return str(json.loads(error.read(MOST_ANSWER))["error"])
+        except (ValueError, KeyError, TypeError):
+            return f"{error.url} answered {error.code}; is it a hookcore server?"

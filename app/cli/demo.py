@@ -1,0 +1,67 @@
+"""`demo`: a small network that trains on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Final
+
+from .flags import Commands, add_command, add_watch_flags, watch_variables
+
+MODELS: Final = ("cnn", "transformer")
+TROUBLES: Final = ("nan", "vanishing", "exploding", "dead-relu", "spike")
+EXAMPLES: Final = """
+  hookcore demo                                    a CNN learns to read digits, until Ctrl+C
+  hookcore demo --model transformer                a transformer does
+  hookcore demo --trouble nan                      and at step 100 something goes wrong
+  hookcore demo --trouble vanishing --at 300 --most-per-s 0
+                                                   later, and as fast as it can
+"""
+
+
+def add(commands: Commands) -> None:
+    """The sub-command of this file."""
+    demo = add_command(
+        commands,
+        "demo",
+        "Train a small network with the dashboard open at the printed address. It learns scikit-learn's handwritten "
+        "digits, which are on this machine, until Ctrl+C.",
+        EXAMPLES,
+    )
+    demo.add_argument("--model", choices=MODELS, default=MODELS[0], help=f"what is trained (default: {MODELS[0]})")
+    demo.add_argument("--trouble", choices=TROUBLES, default="", help="what goes wrong (default: nothing)")
+    demo.add_argument("--at", type=_count, default=100, help="the step at which it begins (default: 100)")
+    demo.add_argument("--steps", type=_count, default=0, help="end after so many steps (default: 0, never)")
+    demo.add_argument(
+        "--most-per-s", type=_rate, default=25.0, help="steps in a second, 0 for no limit (default: 25, to watch)"
+    )
+    add_watch_flags(demo)
+    demo.set_defaults(run=_demo)
+
+
+def _demo(given: argparse.Namespace, environment: Mapping[str, str]) -> int:
+    os.environ.update(watch_variables(given, environment))
+    try:
+        demo = import_module("hookcore.demo")  # knows torch, which no other command waits for
+        demo.train(demo.Demo(given.model, given.trouble, given.at, given.steps, given.most_per_s))
+    except KeyboardInterrupt:
+        pass  # before the training began, or while it ended
+    return 0
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise argparse.ArgumentTypeError(f"{text!r} is not allowed: give a whole number from 0 on")
+    return int(text)
+
+
+def _rate(text: str) -> float:
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = -1.0
+    if not 0 <= rate < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not allowed: give a number from 0 on")
+    return rate

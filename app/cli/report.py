@@ -1,0 +1,87 @@
+"""`report`: a run as one HTML file."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from hookcore.client import Client
+from hookcore.errors import ArgumentError
+
+from .flags import Commands, add_command
+
+EXAMPLES: Final = """
+  hookcore report                                  the newest run of this user's dashboard
+  hookcore report http://box:8642 --run run-1      a run of a server (token: HOOKCORE_TOKEN)
+  hookcore report runs/x.hookcore -o report.html   a run that was kept
+"""
+TIMEOUT_S: Final = 120.0
+
+
+def add(commands: Commands) -> None:
+    """The sub-command of this file."""
+    told = "Write a report of a run. It is one HTML file of at most 10 MB that needs no server and no network."
+    parser = add_command(commands, "report", told, EXAMPLES)
+    parser.add_argument(
+        "source", nargs="?", default="", help="a kept run, or a server's address; without it this user's dashboard"
+    )
+    parser.add_argument("-o", "--output", default="", help="the file to write (default: hookcore-RUN.html; -: stdout)")
+    parser.add_argument("--run", dest="run_id", default=None, help="a run's id; without it the newest run")
+    parser.add_argument("--token", default="", help="the server's token; else HOOKCORE_TOKEN")
+    parser.add_argument("--force", action="store_true", help="write over a file that is there")
+    parser.set_defaults(run=_report)
+
+
+def _report(given: argparse.Namespace, environment: Mapping[str, str]) -> str:
+    if given.source and not given.source.startswith(("http://", "https://")):
+        run_id, content = _of_file(Path(given.source), given.run_id)
+    else:
+        run_id, content = _of_server(given.source, given.token or environment.get("HOOKCORE_TOKEN", ""), given.run_id)
+    if given.output == "-":
+        sys.stdout.buffer.write(content)
+        sys.stdout.buffer.flush()
+        return ""
+    path = Path(given.output or f"hookcore-{run_id}.html")
+    _write(path, content, given.force)
+    return f"{path} holds the report of {run_id} ({len(content) / 1e6:.1f} MB)"
+
+
+def _of_file(path: Path, run_id: str | None) -> tuple[str, bytes]:
+    if not path.exists():
+        raise ArgumentError(f"{str(path)!r} is no file, no folder and no address: give a kept run, or http://HOST:PORT")
+    from ..keep import show
+    from ..report import report_of
+    from ..runs import Runs
+    from ..settings import ServerSettings
+
+    run = show(Runs(ServerSettings()), path)
+    if run_id not in (None, run.id):
+        raise ArgumentError(f"{str(path)!r} holds the run {run.id!r} and not {run_id!r}: leave --run out")
+    return run.id, report_of(run)
+
+
+def _of_server(url: str, token: str, run_id: str | None) -> tuple[str, bytes]:
+    with Client(url or None, token or None, timeout_s=TIMEOUT_S) as client:
+        if run_id is None:
+            newest = next(iter(client.runs()), None)
+            if newest is None:
+                raise ArgumentError(f"the server at {client.url} shows no run yet: start a training first")
+            run_id = newest.id
+        return run_id, client.report(run_id)
+
+
+def _write(path: Path, content: bytes, over: bool) -> None:
+    """Whole or not at all: a file that is there is not lost to a full disk."""
+    if path.exists() and not over:
+        raise ArgumentError(f"{str(path)!r} is there already: give another name with -o, or --force")
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        beside.write_bytes(content)
+        beside.replace(path)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise ArgumentError(f"{str(path)!r} cannot be written: {error}; give another place with -o") from None

@@ -1,0 +1,62 @@
+"""`serve` and `open`: processes that serve runs until Ctrl+C."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from hookcore.errors import ArgumentError
+
+from .flags import Commands, add_command, add_server_flags, server_settings_of
+
+if TYPE_CHECKING:
+    from ..runs import Runs
+
+SERVE_EXAMPLES: Final = """
+  hookcore serve                                   for this machine, at http://127.0.0.1:8642/
+  hookcore serve --host 0.0.0.0 --certfile box.pem --keyfile box.key
+                                                   for other machines too; it prints a token and a login link
+  hookcore serve --keep runs --keep-limit 50GB     keeps every run on disk
+  HOOKCORE_URL=http://127.0.0.1:8642 python train.py
+                                                   a training that sends to it
+"""
+OPEN_EXAMPLES: Final = """
+  hookcore open runs/2026-05-01.hookcore           one run
+  hookcore open runs/*.hookcore --port 0           several, at any free port
+"""
+
+
+def add(commands: Commands) -> None:
+    """The sub-commands of this file."""
+    serve = add_command(commands, "serve", "Serve runs that trainers send. Goes on until Ctrl+C.", SERVE_EXAMPLES)
+    add_server_flags(serve)
+    serve.set_defaults(run=_serve)
+    show = add_command(commands, "open", "Show runs that were kept. Goes on until Ctrl+C.", OPEN_EXAMPLES)
+    show.add_argument("file", nargs="+", type=Path, help="a kept run: its file or folder")
+    add_server_flags(show)
+    show.set_defaults(run=_open)
+
+
+def _serve(given: argparse.Namespace, environment: Mapping[str, str]) -> str:
+    from ..serve import run  # what only a server needs
+
+    run(server_settings_of(given, environment), environment)
+    return ""
+
+
+def _open(given: argparse.Namespace, environment: Mapping[str, str]) -> str:
+    for path in given.file:
+        if not path.exists():
+            raise ArgumentError(f"{str(path)!r} is no file and no folder: give the path of a kept run")
+    from ..keep import show
+    from ..serve import run
+
+    def fill(runs: Runs) -> None:
+        for path in given.file:
+            show(runs, path)
+
+    run(replace(server_settings_of(given, environment), dashboard=False), environment, fill)
+    return ""

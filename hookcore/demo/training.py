@@ -1,0 +1,131 @@
+"""The demo's training loop."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from hookcore.demo.digits import Digits, batches, load
+from hookcore.demo.models import MODELS
+from hookcore.demo.troubles import TROUBLES, Trouble
+from hookcore.watcher import Watcher, watch
+
+RATE: Final = 2e-3
+TOLD_EVERY: Final = 50  # steps
+
+
+@dataclass(frozen=True, slots=True)
+class Demo:
+    """What is trained, and what goes wrong with it."""
+
+    model: str = "cnn"
+    trouble: str = ""  # one of TROUBLES, or none
+    at: int = 100  # the step at which it begins
+    steps: int = 0  # 0: until it is stopped
+    most_per_s: float = 25.0  # steps in a second, so that there is time to watch; 0: as many as possible
+    device: str = "cpu"
+
+
+def train(demo: Demo, tell: Callable[[str], None] = print) -> Watcher:
+    """Trains as the demo says and answers with the watcher, which is then closed; Ctrl+C ends it early."""
+    digits = load()
+    trouble = TROUBLES.get(demo.trouble, Trouble(""))
+    torch.set_num_threads(1)  # so small a network gains nothing from more, and the page needs a core too
+    torch.manual_seed(0)
+    model = MODELS[demo.model](trouble.plain).to(demo.device)
+    named = os.environ.get("HOOKCORE_NAME", "") or " ".join(filter(None, ("demo", demo.model, demo.trouble)))
+    watcher = watch(model, name=named, **_unlimited())
+    tell(_opening(demo, trouble, model))
+    try:
+        _train(demo, trouble, digits, model, watcher, tell)
+    except KeyboardInterrupt:
+        tell(_closing(watcher))
+    finally:
+        watcher.close()
+    return watcher
+
+
+def _unlimited() -> dict[str, None]:
+    """To watch so small a network costs as much as to train it: within the usual budget few steps would be seen."""
+    return {} if os.environ.get("HOOKCORE_BUDGET") else {"budget": None}
+
+
+def _opening(demo: Demo, trouble: Trouble, model: nn.Module) -> str:
+    count = sum(parameter.numel() for parameter in model.parameters())
+    lines = [f"A {demo.model} with {count:,} weights learns to read digits. Ctrl+C ends it."]
+    if trouble.story:
+        lines.append(f"From step {demo.at} on: {trouble.story}.")
+    return "\n".join(lines)
+
+
+def _closing(watcher: Watcher) -> str:
+    stays = ". Its page stays; `hookcore stop` ends the dashboard" if watcher.delivery else ""
+    return f"\nStopped after {watcher.current_step} steps{stays}."
+
+
+def _train(
+    demo: Demo, trouble: Trouble, digits: Digits, model: nn.Module, watcher: Watcher, tell: Callable[[str], None]
+) -> None:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.0)
+    source = batches(digits, torch.Generator().manual_seed(1))
+    pace = _Pace(demo.most_per_s)
+    for step in range(demo.steps) if demo.steps else itertools.count():
+        since = step - demo.at
+        if since == 0:
+            trouble.begin(model, optimizer)
+        batch = next(source)
+        pictures, labels = trouble.spoil(since, batch) if since >= 0 else batch
+        scores = model(pictures.to(demo.device))
+        loss = nn.functional.cross_entropy(scores, labels.to(demo.device))
+        loss = trouble.reduce(since, loss) if since >= 0 else loss
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        watcher.log(loss=loss, accuracy=_share_right(scores, labels), lr=optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        if (step + 1) % TOLD_EVERY == 0 or step + 1 == demo.steps:
+            tell(_progress(step + 1, loss, _test(model, digits), pace.per_s))
+        pace.keep()
+
+
+def _share_right(scores: Tensor, labels: Tensor) -> Tensor:
+    return (scores.detach().argmax(1) == labels.to(scores.device)).float().mean()
+
+
+def _test(model: nn.Module, digits: Digits) -> float:
+    """The share of right answers on pictures that it never learned from."""
+    device = next(model.parameters()).device
+    with torch.no_grad():
+        return float(_share_right(model(digits.test_pictures.to(device)), digits.test_labels))
+
+
+def _progress(step: int, loss: Tensor, accuracy: float, per_s: float) -> str:
+    return f"step {step:>6}   loss {float(loss.detach()):<9.4g}  right {accuracy:6.1%}   {per_s:.0f} steps/s"
+
+
+class _Pace:
+    """Waits so long after every step that there are at most so many in a second."""
+
+    def __init__(self, most_per_s: float) -> None:
+        self._least_s = 1 / most_per_s if most_per_s else 0.0
+        self._began_s = self._last_s = time.monotonic()
+        self._steps = 0
+
+    @property
+    def per_s(self) -> float:
+        """Steps a second since the beginning."""
+        return self._steps / max(1e-9, time.monotonic() - self._began_s)
+
+    def keep(self) -> None:
+        """Ends a step."""
+        self._steps += 1
+        now = time.monotonic()
+        if now < self._last_s + self._least_s:
+            time.sleep(self._last_s + self._least_s - now)
+        self._last_s = max(now, self._last_s + self._least_s)

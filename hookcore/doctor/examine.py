@@ -1,0 +1,22 @@
+"""The order of the examination."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from importlib import import_module
+
+from hookcore.doctor import machine
+from hookcore.doctor.findings import Finding
+
+
+def examine(model: str = "", environment: Mapping[str, str] = os.environ) -> list[Finding]:
+    """Everything; `model` names a callable as `module:callable` whose model is looked at too."""
+    findings = machine.examine(environment)
+    try:
+        training = import_module("hookcore.doctor.training")
+    except (ImportError, OSError) as error:
+        told = f"cannot be imported ({error}): here runs can be served and shown, not trained"
+        return [*findings, Finding("wrong" if model else "note", "torch", told)]
+    findings += training.examine()
+    return findings + training.examine_model(model) if model else findings

@@ -1,0 +1,130 @@
+"""What needs no torch: versions, settings, the private folder, the dashboard and its port, the server and its token."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import ssl
+import stat
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Final
+
+import hookcore
+from hookcore import dashboard
+from hookcore.config import SETTINGS, Settings
+from hookcore.doctor.findings import Finding
+from hookcore.errors import HookcoreError
+
+ASK_S: Final = 5.0
+_TOGETHER: Final = ("torch", "numpy", "numba", "lightning", "transformers", "accelerate", "scikit-learn")
+
+
+def examine(environment: Mapping[str, str]) -> list[Finding]:
+    """Each in its turn; one that fails says so and leaves the others alone."""
+    return [_versions(), *(_told(about, look, environment) for about, look in _LOOKS)]
+
+
+def _told(about: str, look: Callable[[Mapping[str, str]], Finding], environment: Mapping[str, str]) -> Finding:
+    try:
+        return look(environment)
+    except HookcoreError as error:
+        return Finding("wrong", about, str(error))
+
+
+def _versions() -> Finding:
+    found = {}
+    for name in _TOGETHER:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    named = ", ".join(f"{name} {version}" for name, version in found.items())
+    system = f"Python {platform.python_version()}, {platform.system()} {platform.machine()}"
+    return Finding("ok", "versions", f"hookcore {hookcore.__version__}, {system}, {named}")
+
+
+def _settings(environment: Mapping[str, str]) -> Finding:
+    Settings.of(environment)
+    names = {each.variable for each in SETTINGS} | {"HOOKCORE_URL"}
+    given = [f"{name}={environment[name]}" for name in sorted(names) if environment.get(name, "").strip()]
+    return Finding("ok", "settings", ", ".join(given) or "the defaults; no variable sets one")
+
+
+def _folder(environment: Mapping[str, str]) -> Finding:
+    folder = dashboard.home(environment)
+    mode = stat.S_IMODE(folder.stat().st_mode)
+    if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+        told = f"{folder} (mode {mode:04o}) cannot be written: make it writable, or set HOOKCORE_HOME to another folder"
+        return Finding("wrong", "folder", told)
+    loose = [each.name for each in folder.iterdir() if each.is_file() and stat.S_IMODE(each.stat().st_mode) & 0o077]
+    if loose:
+        told = f"{folder} holds files that others may read: {', '.join(sorted(loose))}; run `chmod 600` on them"
+        return Finding("wrong", "folder", told)
+    return Finding("ok", "folder", f"{folder} is yours alone (mode {mode:04o}) and can be written")
+
+
+def _dashboard(environment: Mapping[str, str]) -> Finding:
+    found = dashboard.status(environment)
+    if not found.running:
+        return _port(environment)
+    if not found.url:
+        told = f"runs, but {found.folder / 'dashboard.json'} does not say where: end the process that holds its lock"
+        return Finding("wrong", "dashboard", told)
+    problem = _problem_of(found.url, environment)
+    if problem:
+        told = f"process {found.pid} at {found.url} {problem}; its log is {found.log}; `hookcore stop` ends it"
+        return Finding("wrong", "dashboard", told)
+    return Finding("ok", "dashboard", f"runs at {found.url}/ (process {found.pid}) and answers")
+
+
+def _port(environment: Mapping[str, str]) -> Finding:
+    port = dashboard.first_port(environment)
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((dashboard.HOST, port))
+        except OSError as error:
+            told = f"none runs; port {port} is taken ({error.strerror}), so one would start at the next free port"
+            return Finding("note", "dashboard", told)
+    return Finding("ok", "dashboard", f"none runs; port {port} is free for one")
+
+
+def _server(environment: Mapping[str, str]) -> Finding:
+    server = Settings.of(environment).server
+    token = environment.get("HOOKCORE_TOKEN", "").strip()
+    said = "HOOKCORE_TOKEN is set" if token else "HOOKCORE_TOKEN is not set"
+    if server is None or "://" not in server:
+        return Finding("ok", "token", f"{said}; the dashboard of this machine makes its own")
+    problem = _problem_of(server, environment, token)
+    if problem:
+        return Finding("wrong", "server", f"{server} {problem}; {said}")
+    return Finding("ok", "server", f"{server} answers; {said}")
+
+
+_LOOKS: Final = (("settings", _settings), ("folder", _folder), ("dashboard", _dashboard), ("server", _server))
+
+
+def _problem_of(url: str, environment: Mapping[str, str], token: str = "") -> str:
+    """What keeps a server from being of use; "" where nothing does."""
+    path = "/api/v1/runs" if token else "/healthz"
+    request = urllib.request.Request(f"{url}{path}", headers={"Authorization": f"Bearer {token}"} if token else {})
+    trusted = environment.get("HOOKCORE_CA_FILE", "").strip() or None
+    if trusted and not Path(trusted).is_file():
+        return f"cannot be asked: HOOKCORE_CA_FILE={trusted!r} is no file"
+    try:
+        context = ssl.create_default_context(cafile=trusted)
+        with urllib.request.urlopen(request, timeout=ASK_S, context=context):
+            return ""
+    except urllib.error.HTTPError as error:
+        with error:
+            return (
+                "refuses the token" if error.code in (401, 403) else f"answers {error.code}: is it a hookcore server?"
+            )
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        return f"does not answer ({reason}): is it running, and is the address right?"

@@ -1,0 +1,66 @@
+"""Waits for a script to import torch, and then watches all that it trains."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any, Final
+
+_TORCH: Final = "torch"
+
+
+class _Finder:
+    """Stands before the finders of modules until torch is found, and finds nothing itself."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The others' answer; where it is torch, its loader is told to call us when it is done."""
+        if name != _TORCH:
+            return None
+        for finder in sys.meta_path:
+            spec = None if finder is self else finder.find_spec(name, path, target)
+            if spec is not None:
+                self._follow(spec.loader)
+                return spec
+        return None
+
+    def _follow(self, loader: Any) -> None:
+        load = getattr(loader, "exec_module", None)
+        if load is None:
+            return
+
+        def load_and_watch(module: ModuleType) -> None:
+            del loader.exec_module
+            sys.meta_path[:] = [each for each in sys.meta_path if each is not self]
+            load(module)
+            _watch()
+
+        loader.exec_module = load_and_watch  # on this one loader, which remains what it was otherwise
+
+
+def watch_when_torch_comes() -> None:
+    """Watches every model of this process from the moment at which torch is there."""
+    sys.meta_path.insert(0, _Finder())
+
+
+def _watch() -> None:
+    """Nothing that goes wrong here may reach the script."""
+    try:
+        from hookcore.watcher import watch
+
+        watch(name=_name())
+    except Exception as error:
+        print(f"hookcore: this run is not watched: {error}", file=sys.stderr, flush=True)
+
+
+def _name() -> str:
+    """Under torchrun every process is a run, so its name says which one it is."""
+    from hookcore.config import Settings
+
+    name, rank = Settings.of().name, os.environ.get("RANK", "")
+    is_alone = not rank or os.environ.get("WORLD_SIZE", "1") == "1"
+    return name if is_alone or os.environ.get("HOOKCORE_NAME") else f"{name} rank {rank}"

@@ -1,0 +1,101 @@
+"""The command: its help, its table of settings, its flags, and what it does not import."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import hookcore
+from hookcore.config import SETTINGS
+from hookcore.errors import ArgumentError
+from hookcore_app import cli
+from hookcore_app.cli import flags, table
+
+ROOT = Path(__file__).parents[1]
+COMMANDS = ("demo", "run", "serve", "open", "status", "stop", "link", "report", "doctor")
+# How our processes hand something to each other; nobody sets them.
+INTERNAL = {"HOOKCORE_LISTEN_FD", "HOOKCORE_LOCK_FD", "HOOKCORE_RUN_PYTHONPATH"}
+
+
+def test_the_help_names_every_command_and_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--help"])
+    assert ended.value.code == 0
+    told = capsys.readouterr().out
+    assert set(re.findall(r"^    ([a-z]+) ", told, re.MULTILINE)) == set(COMMANDS)
+    assert "examples:" in told
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_help_of_a_command_ends_in_examples_of_it(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main([command, "--help"])
+    assert ended.value.code == 0
+    examples = capsys.readouterr().out.partition("\nexamples:\n")[2]
+    assert f"hookcore {command}" in examples
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_every_example_of_the_help_is_understood(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main([*([command] if command else []), "--help"])
+    examples = capsys.readouterr().out.partition("examples:\n")[2]
+    found = re.findall(r"^ .*?\bhookcore ((?:[a-z]+)(?: \S+)*)", examples, re.MULTILINE)
+    assert found
+    parser = cli.make_parser()
+    for words in found:
+        given = words.split("   ")[0].split()
+        assert parser.parse_args(given).run, given
+
+
+def test_no_command_imports_torch_before_it_needs_it() -> None:
+    for arguments in (["--help"], ["run", "--help"], ["demo", "--help"], ["doctor", "--help"], ["status"]):
+        code = (
+            "import sys\nfrom hookcore_app.cli import main\n"
+            f"try:\n    main({arguments!r})\nexcept SystemExit:\n    pass\n"
+            "sys.exit(' '.join(sorted({'torch', 'numba'} & set(sys.modules))) or None)"
+        )
+        subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["--version"])
+    assert capsys.readouterr().out == f"hookcore {hookcore.__version__}\n"
+
+
+@pytest.mark.parametrize("command", ["run", "demo"])
+def test_every_setting_of_watch_has_a_flag_that_says_the_same_as_its_variable(command: str) -> None:
+    parser = cli.make_parser()
+    rest = ["train.py"] if command == "run" else []
+    given = parser.parse_args([command, "--every", "3", "--kinds", "output,param", "--server", "none", *rest])
+    assert flags.watch_variables(given, {}) == {
+        "HOOKCORE_EVERY": "3",
+        "HOOKCORE_KINDS": "output,param",
+        "HOOKCORE_SERVER": "none",
+    }
+    assert {f"watch_{each.name}" for each in SETTINGS} <= set(vars(given))
+
+
+def test_a_flag_of_watch_with_a_wrong_value_is_refused_before_anything_starts() -> None:
+    given = cli.make_parser().parse_args(["run", "--budget", "5%", "train.py"])
+    with pytest.raises(ArgumentError, match="HOOKCORE_BUDGET='5%' is not allowed"):
+        flags.watch_variables(given, {})
+
+
+def test_the_table_of_the_documentation_is_that_of_the_code() -> None:
+    told = table.as_markdown()
+    assert told in (ROOT / "docs" / "settings.md").read_text(), "print it anew: python -m hookcore_app.cli.table"
+    others = [page for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")] if "| allowed |" in page.read_text()]
+    assert [page.name for page in others] == ["settings.md"]
+    assert {line.count(" | ") for line in told.splitlines()} == {len(table.HEAD) - 1}
+
+
+def test_every_variable_that_the_code_reads_is_in_the_table() -> None:
+    files = [*(ROOT / "hookcore").rglob("*.py"), *(ROOT / "app").rglob("*.py")]
+    named = {name for file in files for name in re.findall(r"\bHOOKCORE_[A-Z_]+[A-Z]\b", file.read_text())}
+    assert named - INTERNAL <= set(re.findall(r"`(HOOKCORE_[A-Z_]+)`", table.as_markdown()))

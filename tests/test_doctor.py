@@ -1,0 +1,166 @@
+"""`hookcore doctor` finds what is wrong, and says what to do."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from hookcore.doctor import Finding, as_text, examine, machine, training
+from hookcore.errors import ArgumentError
+from hookcore_app import cli
+from tests.serving import TOKEN, served
+
+
+def levels(environment: dict[str, str]) -> dict[str, Finding]:
+    return {each.about: each for each in machine.examine(environment)}
+
+
+@pytest.fixture
+def well(tmp_path: Path) -> dict[str, str]:
+    """An environment in which nothing is wrong."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    return {"HOOKCORE_HOME": str(tmp_path / "home"), "HOOKCORE_PORT": str(port)}
+
+
+def test_where_nothing_is_wrong_it_says_so(well: dict[str, str]) -> None:
+    findings = machine.examine(well)
+    assert {each.level for each in findings} == {"ok"}
+    assert as_text(findings).endswith("all is well")
+    assert f"port {well['HOOKCORE_PORT']} is free" in as_text(findings)
+
+
+def test_it_names_the_settings_that_variables_give(well: dict[str, str]) -> None:
+    assert "HOOKCORE_EVERY=10" in levels(well | {"HOOKCORE_EVERY": "10"})["settings"].text
+    wrong = levels(well | {"HOOKCORE_EVERY": "often"})["settings"]
+    assert wrong.level == "wrong"
+    assert "HOOKCORE_EVERY='often' is not allowed" in wrong.text
+
+
+def test_it_never_shows_a_token(well: dict[str, str]) -> None:
+    told = as_text(machine.examine(well | {"HOOKCORE_TOKEN": TOKEN}))
+    assert TOKEN not in told
+    assert "HOOKCORE_TOKEN is set" in told
+
+
+def test_a_folder_that_cannot_be_used_is_wrong(well: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    found = levels(well | {"HOOKCORE_HOME": str(tmp_path / "file" / "home")})
+    assert found["folder"].level == found["dashboard"].level == "wrong"
+    assert "HOOKCORE_HOME" in found["folder"].text
+
+
+def test_a_private_file_that_others_may_read_is_wrong(well: dict[str, str], tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    (home / "dashboard.json").touch()
+    (home / "dashboard.json").chmod(0o644)
+    found = levels(well)["folder"]
+    assert found.level == "wrong"
+    assert "dashboard.json" in found.text
+
+
+def test_a_port_that_is_taken_is_noted(well: dict[str, str]) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", int(well["HOOKCORE_PORT"])))
+        other.listen()
+        found = levels(well)["dashboard"]
+    assert found.level == "note"
+    assert "next free port" in found.text
+
+
+def test_a_server_is_asked_whether_it_takes_the_token(well: dict[str, str]) -> None:
+    with served() as server:
+        told = well | {"HOOKCORE_URL": server.url}
+        assert levels(told | {"HOOKCORE_TOKEN": TOKEN})["server"].level == "ok"
+        wrong = levels(told | {"HOOKCORE_TOKEN": "x" * 40})["server"]
+    assert wrong.level == "wrong"
+    assert "refuses the token" in wrong.text
+    gone = levels(told)["server"]
+    assert gone.level == "wrong"
+    assert "does not answer" in gone.text
+
+
+def test_it_works_without_torch_and_says_what_is_missing(well: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "hookcore.doctor.training", None)
+    (found,) = (each for each in examine("", well) if each.about == "torch")
+    assert found.level == "note"
+    assert "not trained" in found.text
+
+
+MODELS = """
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.used, self.around, self.unused = nn.Linear(2, 2), nn.Linear(2, 1), nn.Linear(1, 1)
+
+    def forward(self, points):
+        return self.around.forward(self.used(points))
+
+def make():
+    return Model()
+
+def make_with_inputs():
+    return Model(), torch.ones(3, 2)
+
+def make_with_wrong_inputs():
+    return Model(), torch.ones(3, 5)
+
+def make_a_number():
+    return 3
+"""
+
+
+@pytest.fixture
+def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "models_of_a_user.py").write_text(MODELS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "models_of_a_user", raising=False)
+
+
+@pytest.mark.usefixtures("models")
+def test_of_a_model_that_is_run_it_says_what_was_captured_and_what_not_and_why() -> None:
+    told = as_text(training.examine_model("models_of_a_user:make_with_inputs"))
+    assert "2 of 4 modules were captured in one step" in told
+    assert "around, unused: never called (or by .forward(), which no hook sees)" in told
+
+
+@pytest.mark.usefixtures("models")
+def test_of_a_model_without_inputs_it_says_what_the_settings_choose(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOOKCORE_EXCLUDE", "unused")
+    told = as_text(training.examine_model("models_of_a_user:make"))
+    assert "3 of 4 modules would be captured" in told
+    assert "unused: excluded by" in told
+    assert "was not run" in told
+
+
+@pytest.mark.usefixtures("models")
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("models_of_a_user", "give a module and a callable in it"),
+        ("models_of_a_user:mke", "has no attribute 'mke'"),
+        ("modles:make", "No module named 'modles'"),
+        ("models_of_a_user:make_a_number", "gave a int"),
+        ("models_of_a_user:make_with_wrong_inputs", "does not run on its inputs"),
+    ],
+)
+def test_a_model_that_cannot_be_had_is_an_error_with_its_reason(name: str, words: str) -> None:
+    with pytest.raises(ArgumentError, match=words):
+        training.examine_model(name)
+
+
+@pytest.mark.slow
+def test_what_torch_can_do_here_is_tried(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {each.about: each for each in training.examine()}
+    assert found["kernel"].level == found["torch.compile"].level == "ok"
+    monkeypatch.setattr(training, "_compiler", lambda: Finding("wrong", "torch.compile", "is ill"))
+    assert cli.main(["doctor"]) == 1
+    assert "wrong  torch.compile is ill" in capsys.readouterr().out

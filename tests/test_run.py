@@ -1,0 +1,253 @@
+"""`hookcore run`: a script runs as under plain Python, to the same weights, and is watched."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hookcore.archive import Archive, read_archive
+
+SCRIPTS = Path(__file__).parent / "scripts"
+PLAIN = [sys.executable]
+WATCHED = [sys.executable, "-m", "hookcore_app.cli", "run"]
+PATIENCE_S = 240
+
+
+def run(
+    command: Sequence[str | Path], folder: Path, text: bool = True, **environment: str
+) -> subprocess.CompletedProcess[Any]:
+    """Runs a command in a folder; the frames of one that is watched go nowhere or where `keep` says."""
+    return subprocess.run(
+        [str(word) for word in command],
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        capture_output=True,
+        text=text,
+        timeout=PATIENCE_S,
+    )
+
+
+def both(folder: Path, source: str, *arguments: str, **environment: str) -> tuple[Any, Any]:
+    """What a script does under Python, and what it does under `hookcore run`."""
+    script = folder / "script.py"
+    script.write_text(source)
+    plain = run([*PLAIN, script, *arguments], folder, **environment)
+    return plain, run([*WATCHED, script, *arguments], folder, **environment)
+
+
+def assert_same_weights(one: Mapping[str, Any], other: Mapping[str, Any]) -> None:
+    assert list(one) == list(other)
+    for name, value in one.items():
+        if isinstance(value, Mapping):
+            assert_same_weights(value, other[name])
+        else:
+            assert torch.equal(value, other[name]), name
+
+
+def kept_in(folder: Path) -> Archive:
+    (found,) = folder.iterdir()
+    return read_archive(found)
+
+
+# What each script trains, and in how many steps.
+CASES = {
+    "loop": ({"Sequential/0", "Sequential/3"}, 12),
+    "gan": ({"Generator/net.0", "Discriminator/net.2"}, 20),
+    "accumulation": ({"Sequential/0", "Sequential/2"}, 5),
+    "encoder": ({"Tagger/encoder.layers.1.linear2", "Tagger/head"}, 6),
+    "compiled": ({"Sequential"}, 8),
+    "huggingface": ({"GPT2LMHeadModel/transformer.h.0.mlp.c_fc", "GPT2LMHeadModel/lm_head"}, 4),
+    "lightning_trainer": ({"Lit/net.0", "Lit/net.2"}, 8),
+    "workers": ({"Model/net.0", "Model/net.2"}, 4),
+}
+
+
+def test_every_script_is_run_here() -> None:
+    names = {file.stem for file in SCRIPTS.glob("*.py")} - {"__init__"}
+    assert names == {*CASES, "parallel"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_an_unmodified_script_ends_with_the_same_weights_and_was_seen(name: str, tmp_path: Path) -> None:
+    script, (modules, steps) = SCRIPTS / f"{name}.py", CASES[name]
+    plain = run([*PLAIN, script, tmp_path / "plain"], tmp_path)
+    assert plain.returncode == 0, plain.stderr
+    watched = run([*WATCHED, "--keep", tmp_path / "kept", "--budget", "none", script, tmp_path / "watched"], tmp_path)
+    assert watched.returncode == 0, watched.stderr
+    assert_same_weights(torch.load(tmp_path / "plain"), torch.load(tmp_path / "watched"))
+    archive = kept_in(tmp_path / "kept")
+    assert modules <= {tap.module for tap in archive.taps() if tap.kind == "output_grad"}
+    assert len(list(archive.frames())) == steps
+
+
+@pytest.mark.slow
+def test_torchrun_watches_every_rank_and_changes_no_weight(tmp_path: Path) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    script = SCRIPTS / "parallel.py"
+    plain = run([*torchrun, script, tmp_path / "plain"], tmp_path)
+    assert plain.returncode == 0, plain.stderr
+    command = [*torchrun, "--no-python", *WATCHED, "--keep", tmp_path / "kept", script, tmp_path / "watched"]
+    watched = run(command, tmp_path)
+    assert watched.returncode == 0, watched.stderr
+    for rank in "01":
+        assert_same_weights(torch.load(tmp_path / f"plain{rank}"), torch.load(tmp_path / f"watched{rank}"))
+    names = {read_archive(folder).info.name for folder in (tmp_path / "kept").iterdir()}
+    assert names == {"parallel rank 0", "parallel rank 1"}
+
+
+def test_a_script_finds_its_arguments_paths_and_environment_as_under_python(tmp_path: Path) -> None:
+    source = (
+        "import os, sys\n"
+        "print(sys.argv, sys.path, sys.flags, __name__, __file__, __spec__, sorted(vars()))\n"
+        "print(sys.orig_argv, [type(each) for each in sys.meta_path if 'hookcore' not in type(each).__module__])\n"
+        "print(sorted((name, value) for name, value in os.environ.items()))\n"
+        "print('sitecustomize' in sys.modules)\n"
+    )
+    for variables in ({}, {"PYTHONPATH": str(tmp_path)}, {"PYTHONPATH": ""}, {"PYTHONSAFEPATH": "1"}):
+        plain, watched = both(tmp_path, source, "--epochs", "3", "-m", "--help", "--", "a b", **variables)
+        assert (watched.returncode, watched.stdout, watched.stderr) == (0, plain.stdout, plain.stderr)
+
+
+def test_a_package_runs_as_under_python(tmp_path: Path) -> None:
+    package = tmp_path / "trainer"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "__main__.py").write_text(
+        "import sys\nfrom . import __name__ as name\nprint(sys.argv, __spec__.name, name)\n"
+    )
+    plain = run([*PLAIN, "-m", "trainer", "--lr", "1"], tmp_path)
+    watched = run([*WATCHED, "--every", "2", "-m", "trainer", "--lr", "1"], tmp_path)
+    assert (watched.returncode, watched.stdout, watched.stderr) == (0, plain.stdout, plain.stderr)
+    assert "trainer.__main__" in plain.stdout
+
+
+def test_a_sitecustomize_of_the_users_own_is_still_imported(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.mine = __file__\n")
+    plain, watched = both(tmp_path, "import sys, sitecustomize\nprint(sys.mine)\n", PYTHONPATH=str(tmp_path))
+    assert (watched.stdout, watched.stderr) == (plain.stdout, plain.stderr)
+    assert plain.stdout.strip() == str(tmp_path / "sitecustomize.py")
+
+
+@pytest.mark.slow
+def test_processes_that_a_script_starts_are_plain(tmp_path: Path) -> None:
+    source = (
+        "import subprocess, sys\n"
+        "code = 'import sys, torch; print(\"hookcore.watcher\" in sys.modules)'\n"
+        "print(subprocess.run([sys.executable, '-c', code], capture_output=True, text=True).stdout)\n"
+    )
+    _, watched = both(tmp_path, source)
+    assert watched.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import sys\nsys.exit(3)\n",
+        "import sys\nsys.exit('no data')\n",
+        "import os\nos._exit(7)\n",
+        pytest.param("import torch\n\ndef train():\n    raise KeyError('epoch')\n\ntrain()\n", marks=pytest.mark.slow),
+        "def broken(:\n",
+        "import a_module_that_is_not_there\n",
+        pytest.param("import torch\nfrom torch import a_name_that_is_not_there\n", marks=pytest.mark.slow),
+        "raise KeyboardInterrupt\n",
+        "import os, signal\nos.kill(os.getpid(), signal.SIGTERM)\n",
+    ],
+)
+def test_a_script_ends_as_under_python_and_its_traceback_is_its_own(source: str, tmp_path: Path) -> None:
+    plain, watched = both(tmp_path, source)
+    assert plain.returncode != 0
+    assert (watched.returncode, watched.stdout, watched.stderr) == (plain.returncode, plain.stdout, plain.stderr)
+
+
+@pytest.mark.slow
+def test_an_error_in_a_model_is_told_without_a_line_of_ours(tmp_path: Path) -> None:
+    plain, watched = both(tmp_path, "import torch\ntorch.nn.Linear(2, 3)(torch.ones(1, 4))\n")
+    assert "hookcore" not in watched.stderr
+    # torch itself takes another way through its own functions where there are hooks.
+    for line in (0, 1, 2, -1):
+        assert watched.stderr.splitlines()[line] == plain.stderr.splitlines()[line]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_in_the_midst_of_a_training_does_what_it_does_under_python(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import torch\n"
+        "model = torch.nn.Linear(2, 2)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "try:\n"
+        "    while True:\n"
+        "        model(torch.ones(1, 2)).sum().backward()\n"
+        "        optimizer.step()\n"
+        "        print('step', flush=True)\n"
+        "except KeyboardInterrupt:\n"
+        "    print('interrupted', flush=True)\n"
+        "    raise SystemExit(5)\n"
+    )
+    ends = {}
+    for name, command in (("plain", PLAIN), ("watched", WATCHED)):
+        with subprocess.Popen([*command, script], stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout
+            try:
+                assert process.stdout.readline() == "step\n"
+                process.send_signal(number)
+                told = process.stdout.read().replace("step\n", "")
+                ends[name] = (process.wait(PATIENCE_S), told)
+            finally:
+                process.kill()
+    assert ends["watched"] == ends["plain"] == ((5, "interrupted\n") if number == signal.SIGINT else (-number, ""))
+
+
+def test_a_script_that_never_imports_torch_never_waits_for_it(tmp_path: Path) -> None:
+    source = "import sys\nprint({'torch', 'numpy', 'hookcore.watcher'} & set(sys.modules))\n"
+    _, watched = both(tmp_path, source)
+    assert watched.stdout.strip() == "set()"
+
+
+@pytest.mark.slow
+def test_asking_whether_torch_is_there_watches_nothing(tmp_path: Path) -> None:
+    source = (
+        "import importlib.util, sys\n"
+        "assert importlib.util.find_spec('torch')\n"
+        "print('hookcore.watcher' in sys.modules)\n"
+        "import torch\n"
+        "print('hookcore.watcher' in sys.modules, 'exec_module' in vars(torch.__spec__.loader))\n"
+    )
+    _, watched = both(tmp_path, source)
+    assert watched.stdout.splitlines() == ["False", "True False"]
+
+
+@pytest.mark.slow
+def test_what_goes_wrong_with_watching_is_told_and_does_not_reach_the_script(tmp_path: Path) -> None:
+    source = "import os\nos.environ['HOOKCORE_EVERY'] = 'often'\nimport torch\nprint('trained')\n"
+    _, watched = both(tmp_path, source)
+    assert (watched.returncode, watched.stdout) == (0, "trained\n")
+    assert watched.stderr.startswith("hookcore: this run is not watched: HOOKCORE_EVERY='often' is not allowed")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "nothing to run was given"),
+        (["-m"], "nothing to run was given"),
+        (["--every", "0", "train.py"], "HOOKCORE_EVERY='0' is not allowed|HOOKCORE_EVERY=0 is not allowed"),
+        (["--evry", "2", "train.py"], "unrecognized arguments"),
+    ],
+)
+def test_a_wrong_command_is_answered_with_what_to_change(arguments: list[str], words: str, tmp_path: Path) -> None:
+    told = run([*WATCHED, *arguments], tmp_path)
+    assert told.returncode == 2
+    assert re.search(words, told.stderr)
