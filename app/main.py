@@ -9,15 +9,15 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
-from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 from hookcore.errors import HookcoreError
 
-from . import api, health, ingest, live, login, pages
+from . import api, assets, health, ingest, live, login, pages
 from .access import Access
 from .api.models import Problem
 from .keep import Keeper
+from .pages.error import error_page, wants_page
 from .runs import Runs
 from .security import Guard
 from .settings import ServerSettings
@@ -40,6 +40,7 @@ def create_app(runs: Runs, settings: ServerSettings) -> FastAPI:
     """
     app = App(
         title="hookcore",
+        redirect_slashes=False,  # an address that is not there is 404, not a way to another one
         docs_url=None,
         redoc_url=None,
         openapi_url="/api/v1/openapi.json",
@@ -54,33 +55,34 @@ def create_app(runs: Runs, settings: ServerSettings) -> FastAPI:
     app.add_exception_handler(HTTPException, _explain_refused)
     app.add_exception_handler(ClientDisconnect, _answer_nobody)
     app.add_exception_handler(Exception, _explain_crash)
-    for part in (health, ingest, login, live, api, pages):
+    for part in (health, ingest, login, live, api, assets, pages):
         app.include_router(part.router)
-    app.mount("/static", StaticFiles(directory=pages.FOLDER / "static"), name="static")
     return app
 
 
-def _problem(sentence: str, status: int, headers: Any = None) -> Response:
+def _problem(request: Request, sentence: str, status: int, headers: Any = None) -> Response:
+    if wants_page(request):
+        return error_page(request, sentence, status, headers)
     return JSONResponse({"error": sentence}, status, headers)
 
 
-async def _explain(_request: Request, error: Exception) -> Response:
-    return _problem(str(error), 400)
+async def _explain(request: Request, error: Exception) -> Response:
+    return _problem(request, str(error), 400)
 
 
-async def _explain_invalid(_request: Request, error: Exception) -> Response:
+async def _explain_invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     told = (f"{'.'.join(str(part) for part in each['loc'][1:])}: {each['msg']}" for each in error.errors()[:5])
-    return _problem("; ".join(told), 422)
+    return _problem(request, "; ".join(told), 422)
 
 
-async def _explain_refused(_request: Request, error: Exception) -> Response:
+async def _explain_refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return _problem(str(error.detail), error.status_code, error.headers)
+    return _problem(request, str(error.detail), error.status_code, error.headers)
 
 
-async def _explain_crash(_request: Request, _error: Exception) -> Response:
-    return _problem("something went wrong in the server; its log has the details", 500)
+async def _explain_crash(request: Request, _error: Exception) -> Response:
+    return _problem(request, "something went wrong in the server; its log has the details", 500)
 
 
 async def _answer_nobody(_request: Request, _error: Exception) -> Response:

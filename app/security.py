@@ -14,6 +14,8 @@ from urllib.parse import urlsplit
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from hookcore.errors import ArgumentError
+
 from .access import Access, Visitor, is_same_user
 from .settings import LOOPBACK, ServerSettings
 from .usage import Usage
@@ -29,19 +31,25 @@ UNNOTICED: Final = frozenset({"/healthz", "/readyz", "/metrics"})  # a watchdog'
 SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 PEER: Final = "hookcore_peer"
 FORM_TYPES: Final = frozenset({"application/x-www-form-urlencoded", "multipart/form-data", "text/plain"})
+FRAMES: Final = frozenset({b"iframe", b"frame"})
+# Notebooks that run on this machine, or come through a tunnel to it.
+LOCAL_PAGES: Final = ("http://127.0.0.1:*", "http://localhost:*", "https://127.0.0.1:*", "https://localhost:*")
 ANY_ADDRESS: Final = frozenset({"", "0.0.0.0", "::"})
+POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
+    "connect-src 'self'; font-src 'self'; frame-ancestors {}; base-uri 'self'; form-action 'self'"
+)
 HEADERS: Final = {
-    "content-security-policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
-        "connect-src 'self'; font-src 'self'; frame-ancestors 'none'; base-uri 'self'; form-action 'self'"
-    ),
+    "content-security-policy": POLICY.format("'none'"),
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "x-frame-options": "DENY",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
 }
-_HEADERS: Final = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+Headers = list[tuple[bytes, bytes]]
+_HEADERS: Final[Headers] = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+_ANCESTOR: Final = re.compile(r"local|none|https?://(\*\.)?[A-Za-z0-9.-]+(:(\d{1,5}|\*))?|[a-z][a-z0-9.+-]*:")
 _HOST: Final = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9_.-]+)(:\d{1,5})?")
 
 
@@ -61,6 +69,8 @@ class Guard:
         self.app = app
         self._settings, self._access, self._usage = settings, access, usage
         self._hosts = allowed_hosts(settings)
+        self._ancestors = ancestors_of(settings)
+        self._framed_headers = framed_headers(self._ancestors)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Lets a request through, or answers it."""
@@ -81,14 +91,15 @@ class Guard:
                 await self.app(scope, receive, send)
             else:
                 limit = self._settings.max_body if path == INGEST else MOST_BODY
-                await self.app(scope, _bounded(receive, limit), _with_headers(send))
+                headers = self._framed_headers if is_framed(scope) else _HEADERS
+                await self.app(scope, _bounded(receive, limit), _with_headers(send, headers))
 
     def _judge(self, scope: Scope, path: str) -> Visitor | None:
         _check_size(scope)
         headers = dict(scope["headers"])
         host = self._check_host([value for name, value in scope["headers"] if name == b"host"])
         changes = scope["type"] == "http" and scope["method"] not in SAFE_METHODS
-        _check_fetch_metadata(scope, path, headers)
+        _check_fetch_metadata(scope, path, headers, bool(self._ancestors))
         if changes or path in STREAMS:
             _check_origin(scope, headers, host)
         if path in WITHOUT_TOKEN and not changes:
@@ -136,6 +147,48 @@ def _is_user(scope: Scope) -> bool:
     return peer["is_user"]
 
 
+def is_framed(scope: Scope) -> bool:
+    """Whether a page is asked for that is to stand in a frame. A browser that does not say so shows us in none."""
+    return dict(scope["headers"]).get(b"sec-fetch-dest") in FRAMES
+
+
+def ancestors_of(settings: ServerSettings) -> tuple[str, ...]:
+    """The sources of pages that may show ours in a frame. Raises ArgumentError where one is no origin."""
+    for each in settings.frame_ancestors:
+        if not _ANCESTOR.fullmatch(each):
+            raise ArgumentError(
+                f"frame_ancestors={each!r} is not allowed: give an origin such as https://hub.example, `local` for the "
+                "pages of this machine, or `none`"
+            )
+    if "none" in settings.frame_ancestors:
+        return ()
+    return tuple(
+        source for each in settings.frame_ancestors for source in (LOCAL_PAGES if each == "local" else (each,))
+    )
+
+
+def framed_headers(ancestors: tuple[str, ...]) -> Headers:
+    """What goes with a page in a frame: the browser shows it where every page around it is one of the ancestors."""
+    if not ancestors:
+        return _HEADERS
+    # Kept by no browser: what it got for a frame has no buttons.
+    framed = HEADERS | {
+        "content-security-policy": POLICY.format(f"'self' {' '.join(ancestors)}"),
+        "cache-control": "no-store",
+    }
+    del framed["x-frame-options"]
+    return [(name.encode(), value.encode()) for name, value in framed.items()]
+
+
+def may_change(scope: Scope, access: Access) -> bool:
+    """Whether who asks for a page may also change things: then it has the buttons for it. In a frame it never has:
+    the page around it could make somebody click what they do not see."""
+    if is_framed(scope):
+        return False
+    visitor = access.know(dict(scope["headers"]), lambda: _is_user(scope), True)
+    return visitor is not None and visitor.role == "owner"
+
+
 def _is_address(name: str) -> bool:
     try:
         ipaddress.ip_address(name)
@@ -152,8 +205,9 @@ def _check_size(scope: Scope) -> None:
         raise RefusedError(431, f"the headers are longer than {MOST_HEADER_BYTES} bytes, or more than {MOST_HEADERS}")
 
 
-def _check_fetch_metadata(scope: Scope, path: str, headers: dict[bytes, bytes]) -> None:
-    """What a browser says of where a request comes from. From other pages only a plain link to a page is followed."""
+def _check_fetch_metadata(scope: Scope, path: str, headers: dict[bytes, bytes], may_frame: bool) -> None:
+    """What a browser says of where a request comes from. From other pages only a plain link to a page is followed, and
+    a frame where the settings name pages that may have one."""
     site = headers.get(b"sec-fetch-site", b"none")
     if site in (b"none", b"same-origin"):
         return
@@ -161,7 +215,7 @@ def _check_fetch_metadata(scope: Scope, path: str, headers: dict[bytes, bytes]) 
         scope["type"] == "http"
         and scope["method"] in ("GET", "HEAD")
         and headers.get(b"sec-fetch-mode") == b"navigate"
-        and headers.get(b"sec-fetch-dest") == b"document"
+        and (headers.get(b"sec-fetch-dest") == b"document" or (may_frame and is_framed(scope) and path != "/login"))
     )
     if not is_link or path.startswith("/api/"):
         raise RefusedError(403, "a page of another origin asked for this: only this server's own pages may")
@@ -205,12 +259,12 @@ def _bounded(receive: Receive, limit: int) -> Receive:
     return receive_bounded
 
 
-def _with_headers(send: Send) -> Send:
+def _with_headers(send: Send, headers: Headers = _HEADERS) -> Send:
     async def send_with_headers(message: Message) -> None:
         if message["type"] == "http.response.start":
             given = list(message.get("headers", []))
             known = {name.lower() for name, _ in given}
-            message = {**message, "headers": given + [pair for pair in _HEADERS if pair[0] not in known]}
+            message = {**message, "headers": given + [pair for pair in headers if pair[0] not in known]}
         await send(message)
 
     return send_with_headers

@@ -104,16 +104,26 @@ def _wait_for(server: ServerProcess, started: subprocess.Popen[str]) -> None:
 class Sender:
     """Sends frames of one run as a trainer does: one request after the other on one connection."""
 
-    def __init__(self, url: str, taps: int, sketch_every: int = 10, name: str = "", memory: int = 0) -> None:
+    def __init__(
+        self,
+        url: str,
+        taps: int | tuple[Tap, ...],
+        sketch_every: int = 10,
+        name: str = "",
+        memory: int = 0,
+        description: wire.Description | None = None,
+    ) -> None:
         run_id = name or secrets.token_hex(6)
         self.info = wire.RunInfo(
             id=run_id, key=secrets.token_hex(16), name=run_id, started_s=time.time(), memory=memory
         )
-        self.taps, self.acknowledged, self.step = taps, -1, 0
+        self.names = tuple(Tap(f"layers.{tap}", "output") for tap in range(taps)) if isinstance(taps, int) else taps
+        self.taps, self.acknowledged, self.step = len(self.names), -1, 0
+        self._description = description
         self._every, self._last = sketch_every, b""
         self._address = urllib.parse.urlsplit(url).netloc
         self._connection = http.client.HTTPConnection(self._address, timeout=60)
-        self._items = {sketched: _items(taps, sketched) for sketched in (False, True)}
+        self._items = {sketched: _items(self.taps, sketched) for sketched in (False, True)}
 
     def send(self, frames: int = 1) -> float:
         """Further steps in one request; the time at which the last one ended."""
@@ -122,8 +132,14 @@ class Sender:
             variants = self._items[self._every > 0 and step % self._every == 0]
             item = variants[step % VARIANTS]
             items.append(msgspec.structs.replace(item, number=step, step=step, time_s=ended))
-        new = tuple(Tap(f"layers.{tap}", "output") for tap in range(self.taps)) if self.step == 0 else ()
-        batch = wire.Batch(run=self.info, taps_from=0 if new else self.taps, taps=new, items=tuple(items))
+        first = self.step == 0
+        batch = wire.Batch(
+            run=self.info,
+            taps_from=0 if first else self.taps,
+            taps=self.names if first else (),
+            description=self._description if first else None,
+            items=tuple(items),
+        )
         self._last = wire.encode(batch)
         answer = self.post(self._last)
         self.step += frames

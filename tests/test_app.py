@@ -15,7 +15,9 @@ from starlette.testclient import TestClient
 from hookcore.records import STATS, Coverage, Event, Frame, ModuleRecord, SketchBlock, Tap
 from hookcore.store import Store
 from hookcore.wire import RunInfo
-from hookcore_app.pages import MAX_ROWS, percent, shown
+from hookcore_app.pages.frame import percent, shown
+from hookcore_app.pages.overview import ROWS
+from hookcore_app.runs import Run
 from tests.serving import World, make_batch, make_info, make_world
 
 TAPS = (
@@ -37,9 +39,30 @@ def _frame(step: int, rows: list[list[float]], new_taps: tuple[Tap, ...] = (), *
 
 
 @pytest.fixture
-def store() -> Store:
-    """Two layers, three steps; in the last one a gradient holds a NaN and an infinity."""
-    store = Store(4_000_000)
+def world() -> World:
+    """A run of two layers and three steps; in the last one a gradient holds a NaN and an infinity."""
+    world = make_world()
+    run = world.runs.open(
+        RunInfo(id="one", key="key", name="first try", script="train.py", host="box", memory=4_000_000)
+    )
+    assert run is not None
+    _fill(run.store)
+    return world
+
+
+@pytest.fixture
+def run(world: World) -> Run:
+    run = world.runs.get("one")
+    assert run is not None
+    return run
+
+
+@pytest.fixture
+def store(run: Run) -> Store:
+    return run.store
+
+
+def _fill(store: Store) -> None:
     store.describe(
         [ModuleRecord("net.0", "Linear", "net"), ModuleRecord("net.1", "ReLU", "net")],
         [Coverage("net.0", "Linear", True), Coverage("net.2", "Identity", False, reason="not called")],
@@ -49,16 +72,6 @@ def store() -> Store:
         if step == 3:
             rows[2] = _stats(nan=7, inf=1, zero=0, **dict.fromkeys(("mean", "std", "min", "max"), math.nan))
         store.append(_frame(step, rows, TAPS if step == 1 else ()))
-    return store
-
-
-@pytest.fixture
-def world(store: Store) -> World:
-    world = make_world()
-    run = world.runs.open(RunInfo(id="one", key="key", name="first try", script="train.py", host="box"))
-    assert run is not None
-    run.store = store
-    return world
 
 
 @pytest.fixture
@@ -81,19 +94,18 @@ def test_the_first_page_lists_the_runs_the_newest_first(world: World, client: Te
     newer = world.runs.open(RunInfo(id="two", key="key", name="", started_s=5.0))
     assert newer is not None
     newer.ended_at_step = 0
-    page = _read(client, "/")
-    assert page.rows[0] == ["run", "state", "steps", "newest step", "script", "host"]
-    assert page.rows[1:] == [["two", "ended", "0", "", "", ""], ["first try", "live", "3", "3", "train.py", "box"]]
+    names = [row[1] for row in _read(client, "/").rows[1:]]
+    assert [name.split()[0] for name in names] == ["two", "first"]
     text = client.get("/").text
-    assert text.index('href="/runs/two"') < text.index('href="/runs/one"')
-    assert "script" not in page.tags
+    assert text.index('href="runs/two"') < text.index('href="runs/one"')
 
 
 def test_pages_behind_a_proxy_link_below_its_path(world: World) -> None:
     client = TestClient(world.app, base_url="http://127.0.0.1", root_path="/hookcore")
-    text = client.get("/").text
-    assert 'href="/hookcore/runs/one"' in text
-    assert 'href="/hookcore/static/app.css' in text
+    for path in ("/", "/runs/one", "/runs/one/events"):
+        text = client.get(path).text
+        assert '<base href="/hookcore/">' in text
+        assert not re.findall(r'(?:href|src|action)="/(?!hookcore/)', text)
 
 
 def test_a_run_that_was_captured_nothing_of_is_shown_too(world: World, client: TestClient) -> None:
@@ -121,7 +133,7 @@ def test_a_wrong_question_is_answered_with_what_is_wrong(
 
 
 @pytest.mark.parametrize("method", ["post", "put", "patch", "delete"])
-@pytest.mark.parametrize("path", ["/", "/healthz", "/runs/one", "/static/app.css"])
+@pytest.mark.parametrize("path", ["/", "/healthz", "/runs/one", "/static/now/app.css"])
 def test_nothing_can_be_changed_where_there_is_nothing_to_change(client: TestClient, method: str, path: str) -> None:
     response = client.request(method, path)
     assert response.status_code == 405
@@ -183,6 +195,12 @@ def _read(client: TestClient, path: str = "/runs/one") -> _Page:
     return page
 
 
+def _words(client: TestClient, path: str) -> str:
+    """The text of a page's main part."""
+    main = client.get(path).text.partition("<main")[2].partition("</main>")[0]
+    return " ".join(re.sub(r"<[^>]*>", " ", main.partition(">")[2]).split())
+
+
 def test_the_page_lists_every_layers_newest_activation_and_gradient(client: TestClient) -> None:
     page = _read(client)
     header, *rows = page.rows
@@ -198,15 +216,17 @@ def test_the_page_lists_every_layers_newest_activation_and_gradient(client: Test
     assert page.classes[1:] == ["", "", "", "nonfinite"]
 
 
-def test_the_page_needs_no_script_and_loads_its_style_by_a_versioned_address(client: TestClient) -> None:
+def test_the_page_has_no_inline_script_or_style_and_loads_them_by_versioned_addresses(client: TestClient) -> None:
     page, text = _read(client), client.get("/runs/one").text
-    assert "script" not in page.tags
+    assert re.findall(r"<script[^>]*>([^<]*)<", text) == [""]
     assert "style" not in page.tags
-    address = re.search(r'href="(/static/app\.css\?v=[0-9a-f]{12})"', text)
-    assert address
-    style = client.get(address[1])
-    assert style.headers["content-type"].startswith("text/css")
-    assert "prefers-color-scheme: dark" in style.text
+    assert not re.search(r"\s(?:style|on[a-z]+)=", text)
+    addresses = re.findall(r'(?:href|src)="(static/[0-9a-f]{12}/[^"]+)"', text)
+    assert {address.rpartition("/")[2] for address in addresses} >= {"app.css", "overview.css", "overview.js"}
+    for address in addresses:
+        answer = client.get(f"/{address}")
+        assert answer.status_code == 200
+        assert "immutable" in answer.headers["cache-control"]
 
 
 def test_the_page_can_be_narrowed_to_a_module_and_a_kind(client: TestClient) -> None:
@@ -233,8 +253,9 @@ def test_the_page_shows_events_and_what_was_dropped(client: TestClient, store: S
     store.add_event(Event(3, 0.0, "hook-error", "an output could not be read", "error", "net.1", 2))
     store.append(_frame(1, [_stats()]))
     text = client.get("/runs/one").text
-    assert "error, step 3, 2 times: net.1: an output could not be read" in text
-    assert "too late: 1" in text
+    words = " ".join(re.sub(r"<[^>]*>", " ", text).split())
+    assert "Hook error error, step 3, 2 times net.1 : an output could not be read" in words
+    assert "too late: 1" in words
 
 
 def test_names_from_the_run_are_text_and_never_markup(client: TestClient, store: Store) -> None:
@@ -242,19 +263,63 @@ def test_names_from_the_run_are_text_and_never_markup(client: TestClient, store:
     store.append(_frame(4, [_stats()] * 5, (Tap(nasty, "output", index=nasty),), labels={nasty: nasty}))
     text = client.get("/runs/one", params={"match": "*"}).text
     assert "&lt;script&gt;" in text
-    assert "<script" not in text
-    assert "<script" not in client.get("/runs/one", params={"match": f'"{nasty}'}).text
+    pages = [text, client.get("/runs/one", params={"match": f'"{nasty}', "scalar": nasty}).text]
+    store.add_event(Event(4, 0.0, nasty, nasty, "error", nasty))
+    pages += [
+        client.get("/runs/one/events", params={"f": nasty, "text": nasty}).text,
+        client.get("/runs/one/events").text,
+    ]
+    for each in pages:
+        assert "<script>" not in each
+        assert "alert(&#34;x&#34;)" in each
 
 
-def test_a_model_with_more_taps_than_a_page_holds_says_what_is_left_out() -> None:
-    store, many = Store(256_000_000), MAX_ROWS + 7
-    taps = tuple(Tap(f"layer.{number}", "output") for number in range(many))
-    store.append(_frame(1, [_stats()] * many, taps))
+def test_a_table_of_more_taps_than_fit_has_pages() -> None:
+    many = ROWS + 7
     world = make_world()
     run = world.runs.open(RunInfo(id="one", key="key", name=""))
     assert run is not None
-    run.store = store
-    assert "7 more rows are left out" in world.client.get("/runs/one").text
+    run.store.append(_frame(1, [_stats()] * many, tuple(Tap(f"layer.{number}", "output") for number in range(many))))
+    first, second = _read(world.client), _read(world.client, f"/runs/one?row={ROWS}")
+    assert [row[0] for row in first.rows[1:]] == [f"layer.{number}" for number in range(ROWS)]
+    assert [row[0] for row in second.rows[1:]] == [f"layer.{number}" for number in range(ROWS, many)]
+    assert f"row={ROWS}#values" in world.client.get("/runs/one").text
+
+
+def test_a_part_of_the_page_comes_without_its_frame(client: TestClient) -> None:
+    text = client.get("/runs/one?part=attention&part=figures").text
+    assert "<html" not in text
+    assert re.findall(r'data-part="(\w+)"', text) == ["attention", "figures"]
+
+
+def test_the_key_figures_and_the_findings_are_there_before_any_script(client: TestClient) -> None:
+    words = _words(client, "/runs/one")
+    assert "Modules watched 1 of 2 modules" in words
+    assert "Non-finite layers 1 net.1" in words
+    assert re.search(r"error: net\.1 ReLU NaN or infinity: .+ since step 3", words)
+
+
+def test_what_is_acknowledged_needs_no_attention_any_more(client: TestClient, run: Run) -> None:
+    assert 'id="finding-' in client.get("/runs/one").text
+    for finding in run.attention.findings():
+        run.acknowledge(finding.key)
+    text = client.get("/runs/one").text
+    assert 'id="finding-' not in text
+    assert "all that was found is acknowledged" in text
+
+
+def test_a_run_without_gradients_says_why(world: World) -> None:
+    run = world.runs.open(RunInfo(id="two", key="key", name=""))
+    assert run is not None
+    run.store.append(_frame(0, [_stats()], TAPS[:1]))
+    assert "model.eval()?" in world.client.get("/runs/two").text
+
+
+def test_scalars_are_shown_with_the_loss_first(client: TestClient, store: Store) -> None:
+    store.append(_frame(4, [_stats()] * 4, scalars={"alpha": 1.5, "loss": 0.25, "hookcore/cost": 0.02}))
+    text = client.get("/runs/one").text
+    assert re.findall(r'id="scalar-([^"]+)"', text) == ["loss", "alpha"]
+    assert "2.0%" in re.search(r'id="figure-cost".*?</div>', text, re.S)[0]  # type: ignore[index]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,76 @@
+"""What the pages are made with besides HTML: scripts, styles, icons. Read once, addressed by what they hold."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import mimetypes
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from fastapi import APIRouter, Request
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+FOLDER: Final = Path(__file__).parent / "static"
+FOREVER: Final = "public, max-age=31536000, immutable"
+LEAST_SQUEEZED: Final = 1024
+
+router = APIRouter(include_in_schema=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Asset:
+    """One file, as it is and squeezed."""
+
+    content: bytes
+    squeezed: bytes
+    type: str
+
+
+@cache
+def version() -> str:
+    """A name for all files together; it stands in their addresses, so that a change has a new address."""
+    digest = hashlib.sha256()
+    for path in sorted(FOLDER.rglob("*")):
+        if path.is_file():
+            digest.update(path.relative_to(FOLDER).as_posix().encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+@cache
+def read(name: str) -> Asset | None:
+    """A file by its path below `static`; None where there is none. Squeezed once, not at every request."""
+    path = FOLDER / name
+    if not path.is_file() or FOLDER not in path.resolve().parents:
+        return None
+    content = path.read_bytes()
+    kind = mimetypes.guess_type(name)[0] or "application/octet-stream"
+    text = kind.startswith("text/") or kind in ("image/svg+xml", "application/javascript")
+    squeezed = gzip.compress(content, 9) if text and len(content) >= LEAST_SQUEEZED else b""
+    return Asset(content, squeezed, f"{kind}; charset=utf-8" if text else kind)
+
+
+@cache
+def plotly_version() -> str:
+    """The version of plotly.js that the pages draw with, as its file says."""
+    found = re.search(
+        rb"plotly\.js .{0,40}? v([0-9.]+)", (FOLDER / "vendor" / "plotly-cartesian.min.js").read_bytes()[:500]
+    )
+    return found[1].decode() if found else "unknown"
+
+
+@router.get("/static/{of_version}/{name:path}")
+def asset(request: Request, of_version: str, name: str) -> Response:
+    """A file; kept by the browser forever, since another content has another address."""
+    found = read(name) if ".." not in name else None
+    if found is None:
+        raise HTTPException(404, f"there is no file {name!r}: reload the page")
+    headers = {"Cache-Control": FOREVER if of_version == version() else "no-cache", "Vary": "Accept-Encoding"}
+    if found.squeezed and "gzip" in request.headers.get("accept-encoding", ""):
+        headers["Content-Encoding"] = "gzip"
+        return Response(found.squeezed, media_type=found.type, headers=headers)
+    return Response(found.content, media_type=found.type, headers=headers)

@@ -1,0 +1,11 @@
+"""The pages: HTML by Jinja, whole without a script; the scripts make it live. No JSON here."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from . import compare, events, flow, help, histograms, hooks, layer, overview, runs, settings, tensors
+
+router = APIRouter(include_in_schema=False)
+for page in (runs, overview, flow, layer, histograms, tensors, hooks, events, compare, settings, help):
+    router.include_router(page.router)

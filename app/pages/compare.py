@@ -1,0 +1,215 @@
+"""The page Compare: two runs, layer by layer, aligned by step, and where they part first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal, cast
+from urllib.parse import urlencode
+
+import numpy as np
+from fastapi import APIRouter, Query, Request
+from starlette.responses import HTMLResponse
+
+from hookcore.errors import ArgumentError, PatternError
+from hookcore.records import KINDS, Tap
+from hookcore.store import STAT_NAMES, Store
+
+from ..comparison import Asked, Layer, Pairs, compare
+from ..find import Facts, parse
+from ..formats import plain
+from ..runs import Run, Runs
+from .frame import address_of, render
+
+MOST_LAYERS: Final = 200  # in the table
+MOST_ALONE: Final = 50
+LOSS: Final = "loss"
+
+router = APIRouter(include_in_schema=False)
+
+Text = Annotated[str, Query(max_length=1000)]
+RunId = Annotated[str, Query(max_length=200)]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the address asks for; a form sends its empty fields too."""
+
+    a: str
+    b: str
+    kind: str
+    stat: str
+    tolerance: str
+    rename: str
+    f: str
+    sort: str
+
+    def query(self, **changes: str) -> str:
+        """The address of this view, or of one a little different."""
+        asked = {name: getattr(self, name) for name in self.__slots__} | changes
+        return urlencode({name: value for name, value in asked.items() if value})
+
+    @property
+    def share(self) -> float:
+        """The tolerance as a share."""
+        try:
+            share = float(self.tolerance or 0)
+        except ValueError:
+            share = -1.0
+        if not 0 <= share <= 2:
+            raise ArgumentError(
+                f"tolerance={self.tolerance[:40]!r} is no share: give a number from 0 to 2, such as 0.01"
+            )
+        return share
+
+
+@dataclass(frozen=True, slots=True)
+class Parting:
+    """Where two runs part first, and what they hold there."""
+
+    layer: Layer
+    step: int
+    values: tuple[float, float]
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One setting or fact of the two runs."""
+
+    name: str
+    one: str
+    two: str
+
+    @property
+    def differs(self) -> bool:
+        """Whether they are not the same."""
+        return self.one != self.two
+
+
+@router.get("/compare", response_class=HTMLResponse)
+def compare_page(
+    request: Request,
+    a: RunId = "",
+    b: RunId = "",
+    kind: Text = "output",
+    stat: Text = "rms",
+    tolerance: Text = "",
+    rename: Text = "",
+    f: Text = "",
+    sort: Annotated[Literal["", "model", "step"], Query()] = "",
+) -> HTMLResponse:
+    """Two runs; without a word of which, the two newest."""
+    runs: Runs = request.app.state.runs
+    every = runs.all()
+    one, two, missing = _chosen(runs, every, a, b)
+    ids = (one.id if one else "", two.id if two else "")
+    wanted = Wanted(*ids, kind or "output", stat or "rms", tolerance, rename, f, sort)
+    values: dict[str, Any] = {"every": every, "one": one, "two": two, "wanted": wanted, "missing": missing}
+    values |= {"problem": "", "result": None, "settings": [], "query": wanted.query, "layer_address": _layer_address}
+    if one is not None and two is not None:
+        values["settings"] = settings_of(one, two)
+        try:
+            values["result"] = _result(one, two, wanted)
+        except (ArgumentError, PatternError) as error:
+            values["problem"] = str(error)
+    return render(request, "compare", **values)
+
+
+def _chosen(runs: Runs, every: list[Run], a: str, b: str) -> tuple[Run | None, Run | None, list[str]]:
+    """The two runs, and the names that mean none; what is not named is the newest other one."""
+    one, two = runs.get(a) if a else None, runs.get(b) if b else None
+    missing = [name for name, run in ((a, one), (b, two)) if name and run is None]
+    if missing:
+        return one, two, missing
+    one = one or next((run for run in every if run is not two), None)
+    two = two or next((run for run in every if run is not one), None)
+    return one, two, []
+
+
+def _result(one: Run, two: Run, wanted: Wanted) -> dict[str, Any]:
+    if wanted.kind not in KINDS or wanted.stat not in STAT_NAMES:
+        raise ArgumentError(
+            f"there is no {wanted.stat[:40]!r} of {wanted.kind[:40]!r}: choose a stat and a kind from the lists"
+        )
+    asked = Asked(wanted.stat, wanted.kind, tolerance=wanted.share, rename=wanted.rename)
+    pairs = Pairs.of(one.store, two.store, asked)
+    layers = compare(one.store, two.store, pairs, asked, 0)
+    found = parse(wanted.f)
+    types = {module.path: module.type for module in one.store.modules()}
+    shown = [layer for layer in layers if found.test(Facts(layer.tap.module, types.get(layer.tap.module, "")))]
+    return {
+        "pairs": pairs,
+        "layers": _sorted(shown, wanted.sort)[:MOST_LAYERS],
+        "fitting": len(shown),
+        "parted": sum(layer.parts_at is not None for layer in layers),
+        "points": max((layer.points for layer in layers), default=0),
+        "parting": parting_of(one.store, two.store, layers, asked.stat),
+        "alone": [(run, [*taps][:MOST_ALONE], len(taps)) for run, taps in zip((one, two), pairs.alone, strict=True)],
+        "types": types,
+        "find_problem": found.problem,
+        "has_loss": all(LOSS in run.store.scalar_names() for run in (one, two)),
+    }
+
+
+def _sorted(layers: list[Layer], sort: str) -> list[Layer]:
+    if sort == "step":
+        return sorted(layers, key=_parting_key)
+    return layers if sort == "model" else sorted(layers, key=lambda layer: (-layer.share, *_parting_key(layer)))
+
+
+def _parting_key(layer: Layer) -> tuple[bool, int, int]:
+    return layer.parts_at is None, layer.parts_at or 0, layer.numbers[0]
+
+
+def parting_of(one: Store, two: Store, layers: list[Layer], stat: str) -> Parting | None:
+    """The first step and layer in which two runs part, with both values."""
+    first = min(layers, key=_parting_key, default=None)
+    if first is None or first.parts_at is None:
+        return None
+    step = first.parts_at
+    values = _value(one, first.numbers[0], stat, step), _value(two, first.numbers[1], stat, step)
+    share = abs(values[1] - values[0]) / max(abs(values[0]), abs(values[1]), 1e-300)
+    return Parting(first, step, values, share)
+
+
+def _value(store: Store, number: int, stat: str, step: int) -> float:
+    rows = store.rows(np.array([number]), stat, step, step)
+    return float(rows.mean[0, 0]) if len(rows.first) else float("nan")
+
+
+def settings_of(one: Run, two: Run) -> list[Line]:
+    """What the two were told and ran on, what differs first."""
+    facts = [_facts(run) for run in (one, two)]
+    names = [*facts[0], *(name for name in facts[1] if name not in facts[0])]
+    lines = [Line(name, *(fact.get(name, "") for fact in facts)) for name in names]
+    return sorted(lines, key=lambda line: not line.differs)
+
+
+def _facts(run: Run) -> dict[str, str]:
+    info = run.info
+    modules = run.store.modules()
+    facts = {"script": info.script, "host": info.host, "modules": len(modules), "parameters": _parameters(modules)}
+    facts |= {"steps": run.store.steps().count} | cast("dict[str, Any]", plain(info.versions))
+    facts |= cast("dict[str, Any]", plain(info.settings)) | run.store.labels()
+    return {name: _shown(value) for name, value in facts.items() if name not in ("name", "server", "stride", "cost")}
+
+
+def _parameters(modules: Any) -> int:
+    return sum(module.parameters for module in modules if module.parent is None)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    return (
+        f"{value:,}"
+        if isinstance(value, int) and not isinstance(value, bool)
+        else "none"
+        if value is None
+        else str(value)
+    )
+
+
+def _layer_address(run: Run, tap: Tap, step: int | None = None) -> str:
+    """The layer's page, held at a step."""
+    return address_of(run, "layer", module=tap.module, step=step)

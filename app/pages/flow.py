@@ -1,0 +1,137 @@
+"""The page Gradient flow: activations and gradients from input to output at one step, and over the steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Query, Request
+from starlette.responses import HTMLResponse
+
+from hookcore.records import GRADIENT_KINDS, KINDS, Kind, ModuleRecord, Tap
+from hookcore.store import STAT_NAMES, Store, TapList, names
+
+from ..find import Facts, Found, parse
+from ..runs import Run
+from .frame import render, run_of
+
+ROWS: Final = 100  # of the table on one page
+ACTIVATIONS: Final[Kind] = "output"
+GRADIENTS: Final[Kind] = "output_grad"
+NAMED: Final = {ACTIVATIONS: "activation", GRADIENTS: "gradient"}
+NONFINITE: Final = STAT_NAMES.index("nonfinite")
+
+router = APIRouter(include_in_schema=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One line of the table: a module's call, what came out of it, and the gradient that came back."""
+
+    tap: Tap
+    type: str
+    step: int  # in which these numbers were seen
+    activation: float | None
+    gradient: float | None
+    nonfinite: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What of the page is wanted, as its address says."""
+
+    step: int | None
+    f: str
+    type: str
+    kind: str
+    stat: str
+    act: str
+    grad: str
+
+
+def layers_at(store: Store, asked: Asked, found: Found) -> list[Layer]:
+    """The layers with their numbers at a step (the newest one where none is given), from input to output."""
+    every = store.taps()
+    places = [place for place, tap in enumerate(every.taps) if tap.kind in (ACTIVATIONS, GRADIENTS)]
+    wanted = TapList(every.numbers[places], tuple(every.taps[place] for place in places))
+    latest = store.latest(last=asked.step, wanted=wanted)
+    column = {ACTIVATIONS: STAT_NAMES.index(asked.act), GRADIENTS: STAT_NAMES.index(asked.grad)}
+    modules = {module.path: module for module in store.modules()}
+    layers: dict[tuple[str, str, int, str], Layer] = {}
+    for tap, step, values in zip(latest.taps, latest.steps, latest.values, strict=True):
+        key = tap.module, tap.index, tap.call, tap.phase
+        module = modules.get(tap.module)
+        layer = layers.setdefault(key, Layer(tap, module.type if module else "", int(step), None, None, False))
+        value: dict[str, Any] = {NAMED[tap.kind]: float(values[column[tap.kind]])}
+        bad = layer.nonfinite or bool(values[NONFINITE])
+        layers[key] = replace(layer, **value, step=max(layer.step, int(step)), nonfinite=bad)
+    return [layer for layer in layers.values() if asked.type in ("", layer.type) and _fits(layer, modules, found)]
+
+
+def _fits(layer: Layer, modules: dict[str, ModuleRecord], found: Found) -> bool:
+    path = layer.tap.module
+    module = modules.get(path, ModuleRecord(path, "", None))
+    facts = Facts(path, module.type, module.aliases, module.parameters, module.trainable, True, layer.nonfinite)
+    return found.test(facts)
+
+
+def why_empty(run: Run, kind: str) -> str:
+    """Why there is nothing to see of a kind; empty where there is something."""
+    store = run.store
+    if len(store.taps(None, kind).taps):
+        return ""
+    if store.steps().newest is None:
+        return "Nothing was captured yet: the picture begins with the first step."
+    if kind == "update":
+        return "Updates are not captured: they need a copy of every parameter. Turn them on in Hooks."
+    if kind in GRADIENT_KINDS:
+        return (
+            f"No {kind} was captured: no module has run a backward pass yet (model.eval()? torch.no_grad()?), "
+            "or Hooks leaves this kind out."
+        )
+    return f"No {kind} was captured: Hooks says which kinds are."
+
+
+def _stat_of(given: str, usual: str) -> str:
+    names.require("stat", given or usual, STAT_NAMES)
+    return given or usual
+
+
+@router.get("/runs/{run_id}/flow", response_class=HTMLResponse)
+def flow_page(
+    request: Request,
+    run_id: str,
+    step: Annotated[str, Query(max_length=20, description="the step that is held; empty for the newest")] = "",
+    f: Annotated[str, Query(max_length=1000, description="what is looked for")] = "",
+    type: Annotated[str, Query(max_length=1000, description="only modules of this class")] = "",
+    kind: Annotated[str, Query(max_length=50, description="what the picture over the steps is of")] = "",
+    stat: Annotated[str, Query(max_length=50)] = "",
+    act: Annotated[str, Query(max_length=50, description="the stat of the activations")] = "",
+    grad: Annotated[str, Query(max_length=50, description="the stat of the gradients")] = "",
+    row: Annotated[int, Query(ge=0, le=10**9, description="the first row of the table")] = 0,
+) -> HTMLResponse:
+    """Gradient flow."""
+    run = run_of(request, run_id)
+    names.require_kind(kind or None)
+    held = int(step) if step.isdecimal() else None
+    stats = _stat_of(stat, "norm"), _stat_of(act, "rms"), _stat_of(grad, "norm")
+    asked = Asked(held, f, type, kind or GRADIENTS, *stats)
+    found = parse(f)
+    layers = layers_at(run.store, asked, found)
+    first = row - row % ROWS
+    known = {tap.kind for tap in run.store.taps().taps}
+    return render(
+        request,
+        "flow",
+        run=run,
+        asked=asked,
+        problem=found.problem,
+        layers=layers[first : first + ROWS],
+        rows_first=first,
+        rows_total=len(layers),
+        rows_a_page=ROWS,
+        types=sorted({module.type for module in run.store.modules()}),
+        known_kinds=[each for each in KINDS if each in known],
+        empty=why_empty(run, asked.kind),
+        no_updates=why_empty(run, "update"),
+    )

@@ -1,0 +1,236 @@
+"""What all pages share: the frame around them, its numbers and words, and how a page is rendered."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+from fastapi import Request
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+from starlette.exceptions import HTTPException
+from starlette.responses import HTMLResponse
+
+from hookcore.records import KINDS, Severity
+from hookcore.store import STAT_NAMES
+
+from .. import assets
+from ..attention import RULES, key_of_event
+from ..runs import Run, Runs
+from ..security import may_change
+
+THEMES: Final = ("system", "light", "dark")
+THEME_COOKIE: Final = "hookcore-theme"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One entry of the navigation: its page, its words, the key that leads there after `g`."""
+
+    page: str
+    title: str
+    path: str  # below the run
+    key: str
+    finds: bool = True  # whether what is found is shown on this very page; elsewhere the flow page shows it
+
+
+PLACES: Final = (
+    Place("overview", "Overview", "", "o"),
+    Place("flow", "Gradient flow", "/flow", "f"),
+    Place("layer", "Layer", "/layer", "m", finds=False),
+    Place("histograms", "Histograms", "/histograms", "h"),
+    Place("tensors", "Tensors", "/tensors", "t"),
+    Place("hooks", "Hooks", "/hooks", "k"),
+    Place("events", "Events", "/events", "a"),
+)
+
+
+def shown(value: float) -> str:
+    """A number as a person reads it; NaN and the infinities by their names."""
+    if math.isfinite(value):
+        return f"{value:.4g}"
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def percent(fraction: float) -> str:
+    """A share in percent; a small one that is not zero does not look like zero."""
+    if not math.isfinite(fraction):
+        return shown(fraction)
+    return "< 0.1%" if 0 < fraction < 0.001 else f"{fraction:.1%}"
+
+
+def pace(per_second: float) -> str:
+    """Steps a second; seconds a step where it is slow."""
+    if per_second < 0.2:
+        return f"{1 / per_second:.3g} s a step" if per_second > 0 else ""
+    return f"{per_second:,.0f}/s" if per_second >= 10 else f"{per_second:.2g}/s"
+
+
+def ago(seconds: float) -> str:
+    """How long something is past."""
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{int(seconds // size)} {unit} ago"
+    return "just now" if seconds < 2 else f"{int(seconds)} s ago"
+
+
+def moment(time_s: float) -> str:
+    """A time as machines read it; to the second."""
+    return datetime.fromtimestamp(time_s, UTC).isoformat(timespec="seconds")
+
+
+def size(nbytes: float) -> str:
+    """Bytes in the unit that fits."""
+    units = ["B", "kB", "MB", "GB", "TB"]
+    while abs(nbytes) >= 999.5 and len(units) > 1:
+        nbytes /= 1000
+        units.pop(0)
+    return f"{nbytes:.3g} {units[0]}"
+
+
+def basename(path: str) -> str:
+    """The last part of a path of any system."""
+    return path.replace("\\", "/").rpartition("/")[2]
+
+
+def code(text: str) -> Markup:
+    """A text in which `what stands between backticks` is shown as code."""
+    # split gives text and code in turn; Markup.format escapes what it is given
+    parts = [
+        Markup("<code>{}</code>" if place % 2 else "{}").format(part) for place, part in enumerate(text.split("`"))
+    ]
+    return Markup("").join(parts)
+
+
+def thousands(number: int | float | None) -> str:
+    """A count with commas; a dash where there is none."""
+    return "-" if number is None else f"{number:,}"
+
+
+@dataclass(frozen=True, slots=True)
+class Find:
+    """The find box: what is in it, which page shows what it finds, and what else of the address stays."""
+
+    text: str
+    action: str
+    here: bool
+    kept: list[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Alerts:
+    """The warnings and errors that nobody has acknowledged: findings and events. The first is the worst."""
+
+    severities: tuple[Severity, ...] = ()
+    title: str = ""  # of the worst
+    where: str = ""  # its module
+    message: str = ""
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return len(self.severities)
+
+    @property
+    def worst(self) -> str:
+        """The severity of the worst; empty where there is none."""
+        return self.severities[0] if self.severities else ""
+
+
+def alerts_of(run: Run) -> Alerts:
+    """The alerts of a run, of what its store still has."""
+    found = [
+        (finding.severity, RULES[finding.rule].title, finding.module, finding.message)
+        for finding in run.attention.findings()
+        if finding.severity != "info" and not run.has_seen(finding)
+    ]
+    _, events = run.store.events_after(0)
+    found += [
+        (event.severity, event.name, event.module, event.message)
+        for event in reversed(events)
+        if event.severity != "info" and key_of_event(event) not in run.acknowledgements
+    ]
+    if not found:
+        return Alerts()
+    found.sort(key=lambda alert: alert[0] != "error")  # within one severity findings lead, then the newest events
+    return Alerts(tuple(severity for severity, *_ in found), *found[0][1:])
+
+
+def status_of(run: Run) -> str:
+    """What the header says of a run until the page's script says it anew."""
+    newest = run.store.steps().newest
+    if newest is None and run.state == "live":
+        return "waiting for the first step"
+    return run.state if newest is None or run.state == "kept" else f"{run.state} \u00b7 step {newest:,}"
+
+
+def _find_of(request: Request, page: str, run: Run) -> Find:
+    here = any(place.page == page and place.finds for place in PLACES)
+    query = request.query_params
+    kept = [(name, value) for name, value in query.multi_items() if name != "f"] if here else []
+    return Find(query.get("f", ""), address_of(run, page if here else "flow"), here, kept)
+
+
+def _make_templates() -> Environment:
+    templates = Environment(
+        loader=FileSystemLoader(Path(__file__).parents[1] / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    own = (shown, percent, thousands, pace, ago, moment, size, basename, code)
+    templates.filters |= {each.__name__: each for each in own}
+    templates.globals |= {"places": PLACES, "kinds": KINDS, "stat_names": STAT_NAMES}
+    return templates
+
+
+_TEMPLATES: Final = _make_templates()
+
+
+def run_of(request: Request, run_id: str) -> Run:
+    """The run of an address; `newest` is the one that was started last."""
+    runs: Runs = request.app.state.runs
+    run = runs.get(run_id)
+    if run is None and run_id == "newest":
+        run = next(iter(runs.all()), None)
+    if run is None:
+        raise HTTPException(404, "there is no run of that name: it was removed, or has made room for newer ones")
+    return run
+
+
+def address_of(run: Run, page: str = "overview", **query: Any) -> str:
+    """A page of a run, relative to the root of the server."""
+    path = next((place.path for place in PLACES if place.page == page), "")
+    asked = "&".join(f"{name}={quote(str(value), safe='')}" for name, value in query.items() if value not in (None, ""))
+    return f"runs/{quote(run.id, safe='')}{path}{'?' + asked if asked else ''}"
+
+
+def render(request: Request, page: str, *, run: Run | None = None, **values: Any) -> HTMLResponse:
+    """A page in its frame. Every address in it is relative to `<base>`, so that it works below any prefix."""
+    root = request.scope.get("root_path", "")
+    theme = request.cookies.get(THEME_COOKIE, "system")
+    steps = run.store.steps() if run is not None else None
+    path = request.url.path.removeprefix(root)
+    query = f"?{request.url.query}" if request.url.query else ""
+    common = {
+        "root": root,
+        "static": f"static/{assets.version()}",
+        "here": f"{root}{path}{query}",
+        "url": str(request.base_url).rstrip("/"),
+        "page": page,
+        "theme": theme if theme in THEMES else "system",
+        "run": run,
+        "run_path": address_of(run) if run is not None else "",
+        "steps": steps,
+        "status": status_of(run) if run is not None else "",
+        "alerts": alerts_of(run) if run is not None else Alerts(),
+        "find": _find_of(request, page, run) if run is not None else None,
+        "may_change": may_change(request.scope, request.app.state.access),
+    }
+    html = _TEMPLATES.get_template(f"{page}.html").render(**common, **values)
+    return HTMLResponse(html, headers={"Cache-Control": "no-cache"})

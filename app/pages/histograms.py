@@ -1,0 +1,105 @@
+"""The page Histograms: a wall of layers, each with its values over the steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Final
+
+from fastapi import APIRouter, Query, Request
+from starlette.responses import HTMLResponse
+
+from hookcore.records import KINDS, Kind, ModuleRecord, Tap
+from hookcore.store import Store
+
+from ..find import Facts, parse
+from .frame import render, run_of
+
+MAX_TILES: Final = 200  # that are there before the page's script is
+SHOWN: Final = ("mean", "std", "min", "max", "zero_fraction")
+SORTS: Final = {"model": "model order", "zero": "zero share", "spread": "spread", "drift": "drift", "bad": "not finite"}
+RANGES: Final = {"own": "of its own", "shared": "shared"}
+SIZES: Final = {"s": "small", "m": "medium", "l": "large"}
+VIEWS: Final = {"map": "over steps", "ridges": "ridges", "bars": "one step"}
+KIND_LABELS: Final[dict[Kind, str]] = {
+    "output": "activations",
+    "output_grad": "gradients",
+    "input": "inputs",
+    "input_grad": "gradients of inputs",
+    "param": "parameters",
+    "param_grad": "gradients of parameters",
+    "update": "updates",
+}
+
+router = APIRouter(include_in_schema=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """One layer: its newest numbers, until the script draws its histograms."""
+
+    tap: Tap
+    type: str
+    step: int
+    values: dict[str, float]  # by the names in SHOWN
+    nonfinite: int
+
+
+def tiles_of(store: Store, kind: Kind, text: str) -> tuple[list[Tile], str]:
+    """The layers that fit what is in the find box, in the order of the model, and what is wrong with that text."""
+    found = parse(text)
+    modules = {module.path: module for module in store.modules()}
+    order = {path: place for place, path in enumerate(modules)}
+    latest = store.latest(kind)
+    column = {name: place for place, name in enumerate(latest.stats)}
+    bad = column["nonfinite"]
+    tiles = [
+        Tile(
+            tap,
+            _type_of(modules, tap),
+            int(step),
+            {name: float(values[column[name]]) for name in SHOWN},
+            int(values[bad]),
+        )
+        for tap, step, values in zip(latest.taps, latest.steps, latest.values, strict=True)
+        if found.test(_facts_of(modules, tap, bool(values[bad])))
+    ]
+    return sorted(tiles, key=lambda tile: order.get(tile.tap.module, len(order))), found.problem
+
+
+def _type_of(modules: dict[str, ModuleRecord], tap: Tap) -> str:
+    return modules[tap.module].type if tap.module in modules else ""
+
+
+def _facts_of(modules: dict[str, ModuleRecord], tap: Tap, bad: bool) -> Facts:
+    module = modules.get(tap.module)
+    if module is None:
+        return Facts(tap.module, nan=bad)
+    return Facts(module.path, module.type, module.aliases, module.parameters, module.trainable, True, bad)
+
+
+@router.get("/runs/{run_id}/histograms", response_class=HTMLResponse)
+def histograms_page(
+    request: Request,
+    run_id: str,
+    kind: str = "output",
+    f: Annotated[str, Query(max_length=1000, description="which layers")] = "",
+) -> HTMLResponse:
+    """A wall of layers. What the address says wrongly is as if it were not said."""
+    run = run_of(request, run_id)
+    given = request.query_params
+    choices = {"sort": SORTS, "range": RANGES, "size": SIZES, "view": VIEWS}
+    asked = {name: given.get(name, "") if given.get(name) in of else next(iter(of)) for name, of in choices.items()}
+    chosen = next((each for each in KINDS if each == kind), KINDS[0])
+    tiles, problem = tiles_of(run.store, chosen, f)
+    return render(
+        request,
+        "histograms",
+        run=run,
+        kind=chosen,
+        kind_labels=KIND_LABELS,
+        choices=choices,
+        asked=asked | {"size": asked["size"] if "size" in given else "m"},
+        tiles=tiles[:MAX_TILES],
+        total=len(tiles),
+        problem=problem,
+    )

@@ -1,0 +1,194 @@
+"""The page Hooks: what is captured of each module or why not, what that costs, all hooks, and the switches."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Annotated, Any, Final, Literal
+
+from fastapi import APIRouter, Query, Request
+from starlette.responses import HTMLResponse
+
+from hookcore.config import SETTINGS
+from hookcore.records import Coverage, HookRecord, Kind, ModuleRecord
+from hookcore.store import Store
+
+from ..find import Facts, parse
+from ..runs import Run
+from .frame import render, run_of
+from .settings import share_of, trainer_settings
+
+ROWS: Final = 200  # modules in the table that needs no script
+MOST_HOOKS: Final = 500  # of each list
+ON_MODEL: Final = frozenset({"module", "parameter"})
+COST: Final = "hookcore/cost"
+EVERY: Final = "hookcore/every"
+
+Part = Literal["figures", "reasons", "lists"]
+PARTS: Final[tuple[Part, ...]] = ("figures", "reasons", "lists")
+
+router = APIRouter(include_in_schema=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One module: what is captured of it, and how often it was called in a step."""
+
+    facts: Facts
+    kinds: tuple[Kind, ...]
+    reason: str
+    calls: int
+    values: int  # of the tensors of its newest step
+    hooks: int  # that are not ours
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why some modules are not captured."""
+
+    words: str
+    count: int
+    examples: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What watching costs, as the trainer measured it; None where it told nothing."""
+
+    share: float | None
+    every: int
+    stride: int
+    budget: float | None
+    errors: int
+    dropped: int
+    nbytes: int
+    max_bytes: int
+
+
+@router.get("/runs/{run_id}/hooks", response_class=HTMLResponse)
+def hooks_page(
+    request: Request,
+    run_id: str,
+    f: Annotated[str, Query(max_length=1000)] = "",
+    row: Annotated[int, Query(ge=0, le=10**9)] = 0,
+    part: Annotated[list[Part] | None, Query(max_length=9)] = None,
+) -> HTMLResponse:
+    """The whole page, or only those parts of it that change while a training runs."""
+    run = run_of(request, run_id)
+    hooks = run.store.hooks()
+    on_model = [each for each in hooks if each.scope in ON_MODEL]
+    elsewhere = [each for each in hooks if each.scope not in ON_MODEL]
+    coverage = run.store.coverage()
+    values: dict[str, Any] = {
+        "parts": part or PARTS,
+        "captured": sum(each.captured for each in coverage),
+        "modules": len(coverage),
+        "coverage_tag": blake2b(repr(coverage).encode("utf-8", "replace"), digest_size=8).hexdigest(),
+        "reasons": reasons_of(coverage),
+        "costs": costs_of(run),
+        "lists": (("On modules and parameters", on_model), ("On optimizers, tensors and the process", elsewhere)),
+        "most_hooks": MOST_HOOKS,
+        "whose": whose(hooks),
+        "legacy": [each for each in hooks if each.legacy],
+        "warned": [each for each in hooks if each.warning and not each.legacy],
+    }
+    if part is None:
+        values |= _table(run, f, row) | _switches(run)
+    return render(request, "hooks/parts" if part else "hooks", run=run, **values)
+
+
+def _table(run: Run, text: str, row: int) -> dict[str, Any]:
+    found = parse(text)
+    rows = [each for each in rows_of(run) if found.test(each.facts)]
+    first = min(row - row % ROWS, max(0, (len(rows) - 1) // ROWS * ROWS))
+    shown = rows[first : first + ROWS]
+    return {"rows": shown, "fitting": len(rows), "first": first, "a_page": ROWS, "problem": found.problem}
+
+
+def _switches(run: Run) -> dict[str, Any]:
+    helps = {setting.name: setting.help for setting in SETTINGS}
+    return {"trainer": trainer_settings(run), "helps": helps}
+
+
+def rows_of(run: Run) -> list[Row]:
+    """Every module in the model's order."""
+    store = run.store
+    coverage = {each.path: each for each in store.coverage()}
+    calls, values = _counts(store)
+    foreign = Counter(_module_of(each, coverage) for each in store.hooks() if not each.ours and each.scope in ON_MODEL)
+    found = run.attention.findings()
+    bad = {rule: {each.module for each in found if each.rule == rule} for rule in ("nonfinite", "dead")}
+    rows = []
+    for module in store.modules():
+        covered = coverage.get(module.path, Coverage(module.path, module.type, False, (), "nothing was told of it"))
+        facts = _facts(module, covered, module.path in bad["nonfinite"], module.path in bad["dead"])
+        counted = calls[module.path], values[module.path], foreign[module.path]
+        rows.append(Row(facts, covered.kinds, covered.reason, *counted))
+    return rows
+
+
+def _facts(module: ModuleRecord, covered: Coverage, nan: bool, dead: bool) -> Facts:
+    known = module.path, module.type, module.aliases, module.parameters, module.trainable
+    return Facts(*known, covered.captured, nan, dead)
+
+
+def _counts(store: Store) -> tuple[Counter[str], Counter[str]]:
+    """How often each module was called in a step, and how many values were looked at in its newest one."""
+    calls: Counter[str] = Counter()
+    for tap in store.taps().taps:
+        calls[tap.module] = max(calls[tap.module], tap.call + 1 if tap.kind == "output" else 0)
+    values: Counter[str] = Counter()
+    latest = store.latest(stat="count")
+    for tap, (count,) in zip(latest.taps, latest.values.tolist(), strict=True):
+        values[tap.module] += 0 if math.isnan(count) else int(count)
+    return calls, values
+
+
+def _module_of(hook: HookRecord, paths: Iterable[str]) -> str:
+    """The module on which a hook sits; a parameter's is the module that has it."""
+    return hook.owner if hook.scope == "module" or hook.owner in paths else hook.owner.rpartition(".")[0]
+
+
+def reasons_of(coverage: Iterable[Coverage]) -> list[Reason]:
+    """Why modules are not captured, the most frequent reason first."""
+    found: dict[str, list[str]] = {}
+    for each in coverage:
+        if not each.captured:
+            found.setdefault(each.reason or "no reason was told", []).append(each.path)
+    reasons = [Reason(words, len(paths), tuple(paths[:3])) for words, paths in found.items()]
+    return sorted(reasons, key=lambda reason: -reason.count)
+
+
+def whose(hooks: Iterable[HookRecord]) -> tuple[int, int]:
+    """How many hooks are hookcore's, and how many are not."""
+    counted = Counter(each.ours for each in hooks)
+    return counted[True], counted[False]
+
+
+def costs_of(run: Run) -> Costs:
+    """What the trainer and the store last told of cost, cadence, errors and memory."""
+    told = trainer_settings(run)
+    share = share_of(run)
+    _, events = run.store.events_after(0)
+    return Costs(
+        share=_newest(run.store, COST),
+        every=told["every"] if isinstance(told["every"], int) else 1,
+        stride=int(_newest(run.store, EVERY) or 1),
+        budget=told["budget"] if isinstance(told["budget"], float) else None,
+        errors=sum(event.count for event in events if event.name == "hook-error"),
+        dropped=sum(share.dropped.values()),
+        nbytes=share.nbytes,
+        max_bytes=share.max_bytes,
+    )
+
+
+def _newest(store: Store, name: str) -> float | None:
+    """A scalar of hookcore's own as it was told last."""
+    if name not in store.scalar_names():
+        return None
+    newest = store.steps().newest or 0
+    found = store.scalars(name, max(0, newest - 500), None, 500)
+    return float(found.mean[-1]) if len(found.mean) else None

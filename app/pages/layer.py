@@ -1,0 +1,107 @@
+"""The page Layer: everything of one module; without a module the choice of one. Its parts can be asked for alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, Final, Literal
+
+from fastapi import APIRouter, Query, Request
+from starlette.responses import HTMLResponse
+
+from hookcore.records import Coverage, ModuleRecord
+from hookcore.store import Store
+
+from ..find import Facts, parse
+from ..runs import Run
+from .eventlines import SIGNS
+from .frame import address_of, render, run_of
+from .onelayer import SHOWN_STATS, Layer, alerts_of, hooks_of, layer_of, near, values_of
+from .words import KIND_WORDS, STAT_WORDS
+
+ROWS: Final = 1000  # of the choice
+HALF_LIVES: Final = (5, 20, 100, 500)
+SCALES: Final = ("linear", "log", "symlog")
+KEPT: Final = ("kind", "index", "phase", "smooth", "y", "steps", "step")  # of the address, on the way to another module
+
+Part = Literal["facts", "values", "alerts", "hooks"]
+PARTS: Final[tuple[Part, ...]] = ("facts", "values", "alerts", "hooks")
+STEP: Final = r"^\d{0,15}$"
+
+router = APIRouter(include_in_schema=False)
+
+
+@router.get("/runs/{run_id}/layer", response_class=HTMLResponse)
+def layer_page(
+    request: Request,
+    run_id: str,
+    module: Annotated[str | None, Query(max_length=1000, description="its path; the root's is empty")] = None,
+    step: Annotated[str, Query(pattern=STEP, description="the values in this step; empty: the newest")] = "",
+    f: Annotated[str, Query(max_length=1000, description="which modules to choose from")] = "",
+    part: Annotated[list[Part] | None, Query(max_length=9, description="only these parts, without the frame")] = None,
+) -> HTMLResponse:
+    """One module. Of a form its empty fields come too: they ask for nothing."""
+    run = run_of(request, run_id)
+    if module is None:
+        return render(request, "layer", run=run, layer=None, **_choice(run.store, f))
+    layer = layer_of(run.store, module)
+    if layer is None:
+        unknown = {"unknown": module, "near": near(run.store, module)}
+        answer = render(request, "layer", run=run, layer=None, **(_choice(run.store, "") | unknown))
+        answer.status_code = 404
+        return answer
+    values: dict[str, Any] = {"layer": layer, "parts": part or PARTS, "to": _way(request, run), "held": step}
+    for name in part or PARTS:
+        values |= _MAKERS[name](run, layer, int(step) if step else None)
+    words = {"kind_words": KIND_WORDS, "stat_words": STAT_WORDS, "half_lives": HALF_LIVES, "scales": SCALES}
+    return render(request, "layer/parts" if part else "layer", run=run, query=request.query_params, **words, **values)
+
+
+def _way(request: Request, run: Run) -> Callable[[str], str]:
+    """The address of another module, looked at in the same way. The root's path is empty, and must be said."""
+    kept = {name: request.query_params[name] for name in KEPT if name in request.query_params}
+    others = address_of(run, "layer", **kept).partition("?")[2]
+    return lambda path: "&".join(filter(None, [address_of(run, "layer", module=path) if path else _root(run), others]))
+
+
+def _root(run: Run) -> str:
+    return f"{address_of(run, 'layer')}?module="
+
+
+def _facts(run: Run, layer: Layer, step: int | None) -> dict[str, Any]:
+    return {"shapes": layer.module.shapes}
+
+
+def _values(run: Run, layer: Layer, step: int | None) -> dict[str, Any]:
+    return {"rows": values_of(run.store, layer.taps, step), "shown_stats": SHOWN_STATS}
+
+
+def _alerts(run: Run, layer: Layer, step: int | None) -> dict[str, Any]:
+    return {"lines": alerts_of(run, layer.module.path), "signs": SIGNS}
+
+
+def _hooks(run: Run, layer: Layer, step: int | None) -> dict[str, Any]:
+    own, everywhere = hooks_of(run.store, layer)
+    return {"hooks": own, "hooks_everywhere": everywhere}
+
+
+_MAKERS: Final[dict[Part, Callable[[Run, Layer, int | None], dict[str, Any]]]] = {
+    "facts": _facts,
+    "values": _values,
+    "alerts": _alerts,
+    "hooks": _hooks,
+}
+
+
+def _choice(store: Store, f: str) -> dict[str, Any]:
+    """The modules to choose from, those that fit."""
+    found, modules = parse(f), store.modules()
+    captured = {each.path: each for each in store.coverage()}
+    fitting = [each for each in modules if found.test(_facts_of(each, captured.get(each.path)))]
+    rows = [(each, captured.get(each.path)) for each in fitting[:ROWS]]
+    common: dict[str, Any] = {"unknown": None, "near": [], "asked": f, "problem": found.problem}
+    return {**common, "rows": rows, "fitting": len(fitting), "many": len(modules)}
+
+
+def _facts_of(module: ModuleRecord, coverage: Coverage | None) -> Facts:
+    known = module.path, module.type, module.aliases, module.parameters, module.trainable
+    return Facts(*known, None if coverage is None else coverage.captured)

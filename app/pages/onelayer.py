@@ -1,0 +1,164 @@
+"""One module as the page Layer shows it: what it is, who is around it, and its newest numbers. Reads, never draws."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from hookcore.records import KINDS, Coverage, HookRecord, ModuleRecord, Tap
+from hookcore.store import Store, TapList
+from hookcore.store.names import label_of
+
+from ..runs import Run
+from .eventlines import Line, event_lines, line_of
+
+SHOWN_STATS: Final = ("count", "mean", "std", "min", "max", "rms", "norm", "zero_fraction", "nan", "inf", "ratio")
+MAX_LINES: Final = 30  # of events
+MAX_NEAR: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """One line of the stat table: a tap in the newest step it was seen in; no values where that is too long ago."""
+
+    tap: Tap
+    number: int
+    step: int | None
+    values: dict[str, float]
+
+    @property
+    def label(self) -> str:
+        """The tap without its module: what tells the module's taps apart."""
+        return label_of(self.tap).removeprefix(f"{self.tap.module} ")
+
+    @property
+    def has_nonfinite(self) -> bool:
+        """Whether the tensor held a NaN or an infinity."""
+        return bool(self.values.get("nan") or self.values.get("inf"))
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """Everything about one module but what is drawn."""
+
+    module: ModuleRecord
+    coverage: Coverage | None
+    place: int  # of all modules, from 1
+    many: int
+    crumbs: tuple[tuple[str, str], ...]  # the modules it is in, the outermost first: name and path
+    children: tuple[ModuleRecord, ...]
+    previous: str | None
+    next: str | None
+    taps: TapList
+    missing: tuple[str, ...]  # kinds that are not captured here
+
+    @property
+    def name(self) -> str:
+        """Its path; the root has a word for it."""
+        return self.module.path or "(root)"
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds that were seen, in their order."""
+        return tuple(kind for kind in KINDS if any(tap.kind == kind for tap in self.taps.taps))
+
+    @property
+    def calls(self) -> int:
+        """How often it is called within a step, as far as calls are told apart."""
+        return max((tap.call + 1 for tap in self.taps.taps if tap.kind == "output"), default=0)
+
+    @property
+    def frozen(self) -> bool:
+        """Whether it has parameters, and none that learns."""
+        return bool(self.module.parameters) and not self.module.trainable
+
+
+def layer_of(store: Store, path: str) -> Layer | None:
+    """The module of that path; None where there is none."""
+    modules = store.modules()
+    place = next((place for place, each in enumerate(modules) if each.path == path), None)
+    if place is None:
+        return None
+    module, by_path = modules[place], {each.path: each for each in modules}
+    taps = taps_of(store, path)
+    seen = {tap.kind for tap in taps.taps}
+    return Layer(
+        module,
+        next((each for each in store.coverage() if each.path == path), None),
+        place + 1,
+        len(modules),
+        _crumbs(module, by_path),
+        tuple(each for each in modules if each.parent == path and each is not module),
+        modules[place - 1].path if place else None,
+        modules[place + 1].path if place + 1 < len(modules) else None,
+        taps,
+        tuple(kind for kind in KINDS if kind not in seen and _could_have(module, kind)),
+    )
+
+
+def _could_have(module: ModuleRecord, kind: str) -> bool:
+    """Containers have no parameters of their own, and nothing can be missing of those."""
+    own = {name for name, _ in module.shapes if not name.startswith(("input", "output"))}
+    return bool(own) or not kind.startswith(("param", "update"))
+
+
+def _crumbs(module: ModuleRecord, by_path: dict[str, ModuleRecord]) -> tuple[tuple[str, str], ...]:
+    above: list[tuple[str, str]] = []
+    at = module.parent
+    while at is not None and at in by_path and len(above) < len(by_path):
+        above.append((_last_part(at), at))
+        at = by_path[at].parent
+    return tuple(reversed(above))
+
+
+def _last_part(path: str) -> str:
+    return path.rpartition(".")[2] or "(root)"
+
+
+def taps_of(store: Store, path: str) -> TapList:
+    """The taps of one module, by kind."""
+    every = store.taps()
+    own = [(number, tap) for number, tap in zip(every.numbers.tolist(), every.taps, strict=True) if tap.module == path]
+    own.sort(key=lambda each: (KINDS.index(each[1].kind), each[1].phase, each[1].call))
+    return TapList(np.array([number for number, _ in own], np.int64), tuple(tap for _, tap in own))
+
+
+def values_of(store: Store, taps: TapList, step: int | None) -> list[Values]:
+    """The values of each tap in the newest step it was seen in, up to `step`."""
+    latest = store.latest(None, last=step, wanted=taps)
+    found = {
+        int(number): (int(seen), dict(zip(latest.stats, values.tolist(), strict=True)))
+        for number, seen, values in zip(latest.numbers, latest.steps, latest.values, strict=True)
+    }
+    rows = zip(taps.numbers.tolist(), taps.taps, strict=True)
+    return [Values(tap, number, *found.get(number, (None, {}))) for number, tap in rows]
+
+
+def hooks_of(store: Store, layer: Layer) -> tuple[list[HookRecord], int]:
+    """The hooks on the module and its own parameters, and how many the process has, which see every module."""
+    path = layer.module.path
+    parameters = {f"{path}.{name}".lstrip(".") for name, _ in layer.module.shapes}
+    hooks = store.hooks()
+    own = [
+        hook
+        for hook in hooks
+        if (hook.scope == "module" and hook.owner == path) or (hook.scope != "process" and hook.owner in parameters)
+    ]
+    return own, sum(hook.scope == "process" for hook in hooks)
+
+
+def alerts_of(run: Run, path: str) -> list[Line]:
+    """What was found at the module, then what happened there, the newest first."""
+    found = [line_of(run, finding) for finding in run.attention.findings() if finding.module == path]
+    events = [line for line in event_lines(run) if line.module == path]
+    return [*found, *reversed(events)][:MAX_LINES]
+
+
+def near(store: Store, path: str) -> list[str]:
+    """Modules whose path looks like this one."""
+    paths = [module.path for module in store.modules()]
+    inside = [each for each in paths if path.lower() in each.lower()] if path else []
+    return list(dict.fromkeys([*difflib.get_close_matches(path, paths, MAX_NEAR, 0.5), *inside]))[:MAX_NEAR]

@@ -1,0 +1,192 @@
+"""The page Overview: the run at a glance, and every layer's newest numbers. Its parts can be asked for alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal
+
+from fastapi import APIRouter, Query, Request
+from starlette.responses import HTMLResponse
+
+from hookcore.records import KINDS, Kind, Tap
+from hookcore.store import STAT_NAMES, Latest, Store, TapList
+from hookcore.store.names import require
+
+from ..attention import key_figures_of
+from ..runs import Run
+from .eventlines import Line, event_lines
+from .frame import render, run_of
+from .glance import SHOWN_SCALARS, finding_lines, scalar_lines, tiles_of, why_empty
+
+ROWS: Final = 50  # of the table on one page
+NEWS: Final = 6
+FINDINGS: Final = 8
+MOST_UNCAPTURED: Final = 100
+MAX_REFRESH_S: Final = 3600
+PICTURED: Final[tuple[Kind, ...]] = ("output_grad", "param_grad", "output", "input_grad", "input", "update", "param")
+SHOWN_STATS: Final = ("mean", "std", "min", "max", "norm")
+
+Part = Literal["figures", "attention", "scalars", "news", "values"]
+PARTS: Final[tuple[Part, ...]] = ("figures", "attention", "scalars", "news", "values")
+
+router = APIRouter(include_in_schema=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table: the newest numbers of one tap."""
+
+    tap: Tap
+    type: str
+    step: int
+    stats: tuple[float, ...]  # in the order of SHOWN_STATS
+    zero_fraction: float
+    nan: int
+    inf: int
+
+    @property
+    def has_nonfinite(self) -> bool:
+        """Whether the tensor held a NaN or an infinity."""
+        return bool(self.nan or self.inf)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What of the page is wanted, as its address says."""
+
+    match: str
+    kind: str
+    refresh: int | None
+    row: int
+    scalars: str
+    scalar: str
+
+
+def overview_rows(
+    store: Store, match: str | None = None, kind: str | None = None, first: int = 0, many: int | None = None
+) -> tuple[list[Row], int]:
+    """The newest numbers of the taps that were seen, in the order of the model's modules, each with its kinds together.
+
+    Those from the `first` on, and how many there are in all.
+    """
+    found = store.taps(match, kind)
+    modules = store.modules()
+    places = {
+        path: place
+        for place, path in enumerate(
+            dict.fromkeys([*(each.path for each in modules), *(tap.module for tap in found.taps)])
+        )
+    }
+    order = sorted(
+        range(len(found.taps)), key=lambda each: (places[found.taps[each].module], _order_of(found.taps[each]))
+    )
+    shown = order[first:][:many]
+    wanted = TapList(found.numbers[sorted(shown)], tuple(found.taps[each] for each in sorted(shown)))
+    types = {module.path: module.type for module in modules}
+    rows = {row.tap: row for row in _rows(store.latest(wanted=wanted), types)}
+    return [rows[found.taps[each]] for each in shown if found.taps[each] in rows], len(order)
+
+
+def _order_of(tap: Tap) -> tuple[int, str, str, int]:
+    return KINDS.index(tap.kind), tap.phase, tap.index, tap.call
+
+
+def _rows(latest: Latest, types: dict[str, str]) -> list[Row]:
+    column = {name: place for place, name in enumerate(latest.stats)}
+    chosen = [column[name] for name in SHOWN_STATS]
+    return [
+        Row(
+            tap,
+            types.get(tap.module, ""),
+            int(step),
+            tuple(values[chosen].tolist()),
+            float(values[column["zero_fraction"]]),
+            int(values[column["nan"]]),
+            int(values[column["inf"]]),
+        )
+        for tap, step, values in zip(latest.taps, latest.steps, latest.values, strict=True)
+    ]
+
+
+def usual_kind(store: Store) -> Kind:
+    """What the picture shows where nothing is asked for: gradients, where there are any."""
+    known = {tap.kind for tap in store.taps().taps}
+    return next((kind for kind in PICTURED if kind in known), PICTURED[0])
+
+
+def seconds_of(text: str) -> int | None:
+    """The seconds after which the page reloads; None where that is no number, or none that makes sense."""
+    return min(int(text), MAX_REFRESH_S) if text.isdecimal() and int(text) > 0 else None
+
+
+@router.get("/runs/{run_id}", response_class=HTMLResponse)
+def run_page(
+    request: Request,
+    run_id: str,
+    match: Annotated[str | None, Query(max_length=1000, description="a glob on the module's path")] = None,
+    kind: str | None = None,
+    stat: Annotated[str, Query(max_length=50, description="what the picture of all layers shows")] = "",
+    refresh: Annotated[str, Query(max_length=20, description="seconds after which the page reloads")] = "",
+    row: Annotated[int, Query(ge=0, le=10**9, description="the first row of the table")] = 0,
+    scalar: Annotated[str, Query(max_length=1000, description="the scalar that is drawn large")] = "",
+    scalars: Annotated[Literal["", "all"], Query(description="all of them, not only the first few")] = "",
+    part: Annotated[list[Part] | None, Query(max_length=9, description="only these parts, without the frame")] = None,
+) -> HTMLResponse:
+    """The run at a glance. A form sends its empty fields too: they ask for nothing."""
+    run = run_of(request, run_id)
+    asked = Asked(match or "", kind or "", seconds_of(refresh), row, scalars, scalar)
+    if stat:
+        require("stat", stat, STAT_NAMES)
+    values: dict[str, Any] = {"asked": asked, "parts": part or PARTS, "heat_stat": stat or "norm"}
+    values |= {"usual_kind": usual_kind(run.store), "heat_kind": kind or usual_kind(run.store)}
+    for name in part or PARTS:
+        values |= _MAKERS[name](run, asked)
+    return render(request, "overview/parts" if part else "overview", run=run, **values)
+
+
+def _figures(run: Run, asked: Asked) -> dict[str, Any]:
+    figures = key_figures_of(run.store)
+    return {"tiles": tiles_of(run, figures), "labels": run.store.labels(), "empty": why_empty(run, figures)}
+
+
+def _attention(run: Run, asked: Asked) -> dict[str, Any]:
+    lines = finding_lines(run)
+    fresh = [line for line in lines if not line.acknowledged]
+    return {
+        "findings": fresh[:FINDINGS],
+        "more_findings": max(0, len(fresh) - FINDINGS),
+        "seen": len(lines) - len(fresh),
+    }
+
+
+def _scalars(run: Run, asked: Asked) -> dict[str, Any]:
+    lines, total = scalar_lines(run.store, None if asked.scalars else SHOWN_SCALARS)
+    chosen = asked.scalar or next((line.name for line in lines), "")
+    return {"scalar_lines": lines, "scalars_total": total, "chosen_scalar": chosen}
+
+
+def _news(run: Run, asked: Asked) -> dict[str, Any]:
+    lines: list[Line] = event_lines(run)
+    return {"news": lines[-NEWS:][::-1], "events_total": len(lines)}
+
+
+def _values(run: Run, asked: Asked) -> dict[str, Any]:
+    store = run.store
+    first = asked.row - asked.row % ROWS
+    rows, total = overview_rows(store, asked.match or None, asked.kind or None, first, ROWS)
+    usage = store.usage()
+    not_captured = [each for each in store.coverage() if not each.captured]
+    return {
+        "rows": rows,
+        "rows_first": first,
+        "rows_total": total,
+        "rows_a_page": ROWS,
+        "not_captured": not_captured[:MOST_UNCAPTURED],
+        "not_captured_left_out": max(0, len(not_captured) - MOST_UNCAPTURED),
+        "usage": usage,
+        "dropped": {reason.replace("_", " "): count for reason, count in usage.dropped.items() if count},
+        "stats": SHOWN_STATS,
+    }
+
+
+_MAKERS: Final = {"figures": _figures, "attention": _attention, "scalars": _scalars, "news": _news, "values": _values}

@@ -1,0 +1,178 @@
+"""The page Settings: the reader's, a trainer's, the server's; and what to send along with a question."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass, fields
+from functools import cache
+from importlib import metadata
+from typing import Any, Final
+
+import orjson
+from fastapi import APIRouter, Request
+from starlette.responses import HTMLResponse
+
+import hookcore
+from hookcore.config import SETTINGS
+
+from .. import assets
+from ..formats import plain
+from ..runs import Run, Runs
+from ..settings import ServerSettings
+from .frame import render, size
+
+SECRET: Final = frozenset({"token", "read_token", "certfile", "keyfile"})
+SIZES: Final = frozenset({"memory", "keep_limit", "max_body"})
+CHANGEABLE: Final = ("every", "budget", "include", "exclude", "kinds")
+PACKAGES: Final = (
+    "fastapi",
+    "starlette",
+    "uvicorn",
+    "websockets",
+    "jinja2",
+    "numpy",
+    "pyarrow",
+    "msgspec",
+    "plotly",
+    "torch",
+)
+
+router = APIRouter(include_in_schema=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What a run takes of the memory, and what was dropped on the way to here."""
+
+    run: Run
+    nbytes: int
+    max_bytes: int
+    dropped: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """Something that this is made with."""
+
+    name: str
+    version: str
+    license: str
+
+
+@router.get("/settings", response_class=HTMLResponse)
+def settings_page(request: Request, run: str = "") -> HTMLResponse:
+    """Settings; those of the trainer of a run, or of the newest live one."""
+    state = request.app.state
+    runs: Runs = state.runs
+    every = runs.all()
+    chosen = runs.get(run) or next((each for each in every if each.state == "live"), next(iter(every), None))
+    shares = [share_of(each) for each in every]
+    diagnostics = orjson.dumps(diagnostics_of(state.settings, shares), option=orjson.OPT_INDENT_2).decode()
+    return render(
+        request,
+        "settings",
+        choices=every,
+        chosen=chosen,
+        trainer=trainer_settings(chosen) if chosen is not None else {},
+        helps={setting.name: setting.help for setting in SETTINGS},
+        shares=shares,
+        taken=sum(share.nbytes for share in shares),
+        memory=state.settings.memory,
+        removed=runs.removed,
+        refused=state.intake.refused,
+        server=server_settings(state.settings),
+        packages=packages(),
+        diagnostics=diagnostics,
+    )
+
+
+def trainer_settings(run: Run) -> dict[str, Any]:
+    """What holds in the trainer as it last told, patterns one a line; a setting it did not tell of is its default."""
+    told = run.info.settings
+    given = {name: told.get(name, setting.default) for setting in SETTINGS if (name := setting.name) in CHANGEABLE}
+    lines = {name: "\n".join(map(str, _listed(given[name]))) for name in ("include", "exclude")}
+    return {
+        **given,
+        **lines,
+        "paused": told.get("paused") is True,
+        "cost": told.get("cost"),
+        "stride": told.get("stride"),
+    }
+
+
+def _listed(patterns: object) -> list[object]:
+    if patterns is None:
+        return []
+    return list(patterns) if isinstance(patterns, list | tuple) else [patterns]
+
+
+def share_of(run: Run) -> Share:
+    """What a run takes, and what was dropped, by the store and before by its sender."""
+    usage = run.store.usage()
+    kept = {f"{why} (store)": count for why, count in usage.dropped.items() if count}
+    sent = {f"{why} (trainer)": count for why, count in run.books.dropped.items() if count}
+    return Share(run, usage.nbytes, usage.max_bytes, kept | sent)
+
+
+def server_settings(settings: ServerSettings) -> list[tuple[str, str, str]]:
+    """Name, value and help of each of the server's settings; of what is secret only whether it was given."""
+    return [(each.name, _value_of(settings, each.name), each.metadata["help"]) for each in fields(settings)]
+
+
+def _value_of(settings: ServerSettings, name: str) -> str:
+    value = getattr(settings, name)
+    if name in SECRET:
+        return "given" if value else "not given"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if name in SIZES:
+        return size(value)
+    return ", ".join(value) or "none" if isinstance(value, tuple) else str(value) or "none"
+
+
+@cache
+def packages() -> tuple[Package, ...]:
+    """The packages that are here, with the licences they name."""
+    found = [Package("hookcore", hookcore.__version__, "Apache-2.0")]
+    found.append(Package("plotly.js (in the pages)", assets.plotly_version(), "MIT"))
+    for name in PACKAGES:
+        try:
+            about = metadata.metadata(name)
+        except metadata.PackageNotFoundError:
+            continue
+        found.append(Package(name, about["Version"], _license_of(about)))
+    return tuple(found)
+
+
+def _license_of(about: metadata.PackageMetadata) -> str:
+    """The licence's short name, wherever a package says it; some put the whole text there."""
+    for field in ("License-Expression", "License"):
+        if field in about and about[field] and "\n" not in about[field]:
+            return str(about[field])
+    classes = [value for value in about.get_all("Classifier") or () if value.startswith("License ::")]
+    return classes[0].rpartition(":: ")[2] if classes else "see the package"
+
+
+def diagnostics_of(settings: ServerSettings, shares: list[Share]) -> dict[str, Any]:
+    """What helps to find a fault: versions, settings, sizes. No secrets, no names of modules, no numbers of a model."""
+    runs = [
+        {
+            "state": share.run.state,
+            "steps": share.run.store.steps().count,
+            "taps": share.run.store.taps_announced,
+            "nbytes": share.nbytes,
+            "max_bytes": share.max_bytes,
+            "dropped": share.dropped,
+            "versions": share.run.info.versions,
+            "cost": share.run.info.settings.get("cost"),
+        }
+        for share in shares
+    ]
+    return {
+        "hookcore": hookcore.__version__,
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "packages": {package.name: package.version for package in packages()},
+        "settings": {name: value for name, value, _ in server_settings(settings)},
+        "runs": plain(runs),
+    }

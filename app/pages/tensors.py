@@ -1,0 +1,84 @@
+"""The page Tensors: which tensors were kept, a look at one of them, and a request for another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Final
+
+from fastapi import APIRouter, Query, Request
+from starlette.responses import HTMLResponse
+
+from hookcore.records import KINDS, Snapshot
+from hookcore.store import Store
+from hookcore.store.names import label_of
+
+from ..api.snapshots import MAX_VALUES, numbered
+from ..find import Facts, parse
+from ..tiles import statistics_of
+from .frame import render, run_of
+from .histograms import KIND_LABELS
+
+MAX_SHOWN: Final = 300
+MAX_MODULES: Final = 20_000
+
+router = APIRouter(include_in_schema=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A snapshot without the script: the first matrix of it, and what it is."""
+
+    number: int
+    label: str
+    snapshot: Snapshot
+    part: str  # of which a picture can be made; "-" where of none
+    statistics: dict[str, float]
+
+
+def kept_of(store: Store, text: str) -> list[tuple[int, Snapshot]]:
+    """The snapshots whose module fits what is in the find box, the newest first."""
+    found = parse(text)
+    modules = {module.path: module for module in store.modules()}
+
+    def fits(path: str) -> bool:
+        module = modules.get(path)
+        return found.test(Facts(path) if module is None else Facts(path, module.type, module.aliases))
+
+    return [(number, each) for number, each in reversed(numbered(store)) if fits(each.tap.module)]
+
+
+def shown_of(store: Store, number: int | None) -> Shown | None:
+    """One snapshot to look at."""
+    for each, snapshot in numbered(store):
+        if each == number:
+            part = ",".join(["0"] * (snapshot.values.ndim - 2))
+            cells = snapshot.values[(0,) * max(0, snapshot.values.ndim - 2)] if snapshot.values.size else None
+            drawn = cells is not None and 0 < cells.size <= MAX_VALUES
+            return Shown(each, label_of(snapshot.tap), snapshot, part if drawn else "-", statistics_of(snapshot.values))
+    return None
+
+
+@router.get("/runs/{run_id}/tensors", response_class=HTMLResponse)
+def tensors_page(
+    request: Request,
+    run_id: str,
+    snapshot: str = "",
+    f: Annotated[str, Query(max_length=1000, description="of which modules")] = "",
+) -> HTMLResponse:
+    """What was kept, and one of them. A number that is none is as if it were not said."""
+    run = run_of(request, run_id)
+    kept = kept_of(run.store, f)
+    number = int(snapshot) if snapshot.isascii() and snapshot.isdigit() and len(snapshot) < 20 else None
+    query = request.query_params
+    return render(
+        request,
+        "tensors",
+        run=run,
+        kept=[(each, label_of(one.tap), one) for each, one in kept[:MAX_SHOWN]],
+        kept_total=len(kept),
+        shown=shown_of(run.store, number),
+        asked_for=number,
+        modules=[module.path for module in run.store.modules()[:MAX_MODULES]],
+        wanted={"module": query.get("module", ""), "kind": query.get("kind", KINDS[0])},
+        kind_labels=KIND_LABELS,
+    )

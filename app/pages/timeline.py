@@ -1,0 +1,70 @@
+"""A small line of time: what happened over the steps, gathered into columns of an SVG. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from .eventlines import SEVERITIES, Line
+
+COLUMNS: Final = 100
+HEIGHT: Final = 40
+LEAST: Final = 6  # height of the least column: one thing is to be seen beside thousands
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """What happened in a span of steps, of one severity: a box in COLUMNS by HEIGHT."""
+
+    column: int
+    y: float
+    height: float
+    severity: str
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A span of steps in which something happened."""
+
+    column: int
+    first: int
+    last: int
+    words: str
+    bars: tuple[Bar, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """The spans in which something happened, of the steps from first to last."""
+
+    first: int
+    last: int
+    columns: tuple[Column, ...]
+
+
+def timeline_of(lines: Sequence[Line], first: int, last: int) -> Timeline:
+    """The lines over the steps from first to last."""
+    length = max(1, last - first + 1)
+    counts: dict[int, Counter[str]] = {}
+    for line in lines:
+        if first <= line.step <= last:
+            counts.setdefault((line.step - first) * COLUMNS // length, Counter())[line.severity] += 1
+    most = max((each.total() for each in counts.values()), default=1)
+    return Timeline(first, last, tuple(_column(place, counts[place], most, first, length) for place in sorted(counts)))
+
+
+def _column(place: int, counts: Counter[str], most: int, first: int, length: int) -> Column:
+    begin = first + -(-place * length // COLUMNS)
+    end = max(begin, first + -(-(place + 1) * length // COLUMNS) - 1)
+    bars, y = [], float(HEIGHT)
+    for severity in SEVERITIES:
+        if counts[severity]:
+            height = max(LEAST / len(counts), counts[severity] / most * HEIGHT)
+            height = min(height, y)
+            y -= height
+            bars.append(Bar(place, round(y, 1), round(height, 1), severity))
+    said = ", ".join(f"{counts[severity]:,} {severity}" for severity in SEVERITIES if counts[severity])
+    steps = f"step {begin:,}" if begin == end else f"steps {begin:,} to {end:,}"
+    return Column(place, begin, end, f"{steps}: {said}", tuple(bars))

@@ -1,0 +1,47 @@
+// @ts-check
+/** REST from a page. Numbers that JSON cannot hold come as words and become numbers here. */
+
+const WORDS = new Map([["NaN", NaN], ["Infinity", Infinity], ["-Infinity", -Infinity]]);
+
+/** A number of an answer: "NaN" and the infinities are words there. @param {any} value @returns {number} */
+export function numberOf(value) {
+  return typeof value === "number" ? value : (WORDS.get(value) ?? NaN);
+}
+
+/** What the server said was wrong. */
+export class ApiError extends Error {
+  /** @param {number} status @param {string} sentence */
+  constructor(status, sentence) {
+    super(sentence);
+    this.status = status;
+  }
+}
+
+/** @param {string} path below api/v1 @param {Record<string, any>} [query] null is left out; a list comes several times */
+export function urlOf(path, query = {}) {
+  const asked = Object.entries(query).flatMap(([name, value]) => [value].flat().map((each) => [name, each]));
+  const given = asked.filter(([, value]) => value !== null && value !== undefined && value !== "");
+  const text = new URLSearchParams(given.map(([name, value]) => [name, String(value)])).toString();
+  return `api/v1/${path}${text ? `?${text}` : ""}`;
+}
+
+/** @param {string} path @param {Record<string, any>} [query] @param {AbortSignal} [signal] @returns {Promise<any>} */
+export async function get(path, query, signal) {
+  return answerOf(await fetch(urlOf(path, query), { signal, headers: { Accept: "application/json" } }));
+}
+
+/** @param {"POST" | "PATCH" | "DELETE" | "PUT"} method @param {string} path @param {any} [body] @param {Record<string, any>} [query] @returns {Promise<any>} */
+export async function send(method, path, body, query) {
+  const headers = { "Content-Type": "application/json", Accept: "application/json" };
+  // keepalive: a change that was asked for as the page goes away is made all the same.
+  const request = { method, headers, keepalive: true, body: body === undefined ? undefined : JSON.stringify(body) };
+  return answerOf(await fetch(urlOf(path, query), request));
+}
+
+/** @param {Response} response */
+async function answerOf(response) {
+  const text = await response.text();
+  const said = text ? JSON.parse(text) : null;
+  if (!response.ok) throw new ApiError(response.status, said?.error ?? `the server answered ${response.status}`);
+  return said;
+}

@@ -1,0 +1,47 @@
+// @ts-check
+/** The count of alerts at the entry Events: findings and events that are warnings or errors and that nobody acknowledged. */
+import { get } from "./api.js";
+import { count } from "./format.js";
+
+const LEAST_MS = 4000;
+const SHARE = 20; // of the time a twentieth at most is spent on asking
+const MOST = 1000;
+
+/** Severities of what wants to be seen, of an answer's findings or events. @param {any[]} listed */
+export function unseen(listed) {
+  return listed.filter((each) => each.severity !== "info" && !each.acknowledged).map((each) => each.severity);
+}
+
+/** @param {import("./page.js").Page} page */
+export function startBadge(page) {
+  const badge = document.getElementById("alerts");
+  if (!badge) return;
+  let told = "";
+  let notBefore = 0;
+  const look = async () => {
+    const began = performance.now();
+    notBefore = Infinity;
+    try {
+      const [{ findings }, { events }] = await Promise.all([get("attention", { run: page.run, limit: MOST }), get("events", { run: page.run, limit: MOST })]);
+      show(badge, [...unseen(findings), ...unseen(events)]);
+    } catch {
+      // The banner says what is wrong with the server; the number stays.
+    }
+    notBefore = performance.now() + Math.max(LEAST_MS, SHARE * (performance.now() - began));
+  };
+  page.told.on("run", ({ last_step: step, events, state }) => {
+    const now = `${step} ${events} ${state}`;
+    if (now === told || performance.now() < notBefore || document.hidden) return;
+    told = now;
+    look();
+  });
+  page.told.on("acknowledged", look);
+}
+
+/** @param {HTMLElement} badge @param {string[]} severities */
+function show(badge, severities) {
+  badge.hidden = !severities.length;
+  badge.className = `badge ${severities.includes("error") ? "error" : "warning"}`;
+  const words = badge.querySelector(".quiet-label");
+  badge.replaceChildren(count(severities.length), ...(words ? [words] : []));
+}

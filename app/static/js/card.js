@@ -1,0 +1,144 @@
+// @ts-check
+/** What every chart has: its numbers as a table behind it, and its export as a picture, as numbers, and as Python. */
+import { copyText } from "./copy.js";
+import { h } from "./dom.js";
+import { count, number } from "./format.js";
+import { csvOf, download, fetchFile, fileName, jsonOf } from "./plot/files.js";
+import { Menu } from "./plot/menu.js";
+import { hasPython, pythonOf } from "./plot/python.js";
+import { toast } from "./toast.js";
+
+const MOST_ROWS = 1000;
+
+/** @typedef {import("./plot/python.js").Query} Query */
+
+/**
+ * @typedef {object} CardOptions
+ * @property {string} title
+ * @property {() => {columns: string[], rows: any[][]}} table what is shown, oldest first
+ * @property {() => Promise<Blob>} [png]
+ * @property {() => Promise<string>} [svg]
+ * @property {() => Query | Query[] | null} [query] the same at full resolution, of the server; where there is none CSV and JSON are of the table
+ */
+
+/** The cards of a page, so that one key serves them all. @type {WeakMap<object, Card[]>} */
+const cards = new WeakMap();
+
+export class Card {
+  /** @param {import("./page.js").Page} page @param {HTMLElement} element the figure @param {CardOptions} options */
+  constructor(page, element, options) {
+    this.page = page;
+    this.element = element;
+    this.options = options;
+    this.table = h("div", { class: "wide card-table", tabindex: "0", role: "region", "aria-label": `${options.title}, as a table`, hidden: true });
+    this.toggle = h("button", { class: "button small toggle", type: "button", "aria-pressed": "false", "aria-label": `Table: ${options.title}`, onclick: () => this.showTable(Boolean(this.table.hidden)) }, "Table");
+    this.menu = new Menu("Export", options.title, () => this.items());
+    let header = element.querySelector(":scope > header");
+    if (!header) element.prepend((header = h("header", {}, h("h2", {}, options.title))));
+    header.append(h("span", { class: "card-tools" }, this.toggle, this.menu.element));
+    element.append(this.table);
+    register(page, this);
+  }
+
+  /** @param {boolean} shown */
+  showTable(shown) {
+    this.table.hidden = !shown;
+    this.toggle.setAttribute("aria-pressed", String(shown));
+    this.element.classList.toggle("as-table", shown);
+    this.refresh();
+  }
+
+  /** Writes the table anew where it is open: for when the numbers are others. */
+  refresh() {
+    if (this.table.hidden) return;
+    const { columns, rows } = this.options.table();
+    const head = h("tr", {}, ...columns.map((name, place) => h("th", { scope: "col", class: place ? "number" : null }, name)));
+    const shown = rows.slice(-MOST_ROWS).reverse();
+    const body = shown.map((row) => h("tr", {}, ...row.map((value, place) => (place ? h("td", { class: classOf(value) }, wordOf(value)) : h("th", { scope: "row" }, wordOf(value))))));
+    const more = rows.length > MOST_ROWS ? h("p", { class: "quiet small" }, `The newest ${MOST_ROWS.toLocaleString("en")} of ${rows.length.toLocaleString("en")} rows; the exported files hold all.`) : "";
+    this.table.replaceChildren(h("table", {}, h("caption", { class: "quiet-label" }, this.options.title), h("thead", {}, head), h("tbody", {}, ...body)), more);
+  }
+
+  /** @returns {import("./plot/menu.js").Item[]} */
+  items() {
+    const { png, svg } = this.options;
+    const items = [];
+    if (png) items.push({ words: "PNG", action: () => this.save("png", png) });
+    if (svg) items.push({ words: "SVG", action: () => this.save("svg", async () => new Blob([await svg()], { type: "image/svg+xml" })) });
+    items.push({ words: "CSV", action: () => this.saveNumbers("csv") }, { words: "JSON", action: () => this.saveNumbers("json") });
+    if (hasPython(this.queries)) items.push({ words: "Copy as Python", action: () => this.copyPython() });
+    return items;
+  }
+
+  /** @returns {Query[]} */
+  get queries() {
+    const asked = this.options.query?.() ?? [];
+    return (Array.isArray(asked) ? asked : [asked]).map(({ path, query }) => ({ path, query: { ...query, run: this.page.run } }));
+  }
+
+  /** Takes away what it added. */
+  remove() {
+    this.toggle.parentElement?.remove();
+    this.table.remove();
+    const known = cards.get(this.page) ?? [];
+    known.splice(known.indexOf(this), 1);
+  }
+
+  /** @param {"csv" | "json"} format */
+  async saveNumbers(format) {
+    const asked = this.queries;
+    if (!asked.length) {
+      const { columns, rows } = this.options.table();
+      const text = format === "csv" ? csvOf(columns, rows) : jsonOf(columns, rows);
+      return this.save(format, async () => new Blob([text], { type: format === "csv" ? "text/csv" : "application/json" }));
+    }
+    for (const [place, each] of asked.entries()) await this.save(format, () => fetchFile(each, format), asked.length > 1 ? String(place + 1) : "");
+  }
+
+  /** @param {string} ending @param {() => Promise<Blob>} make @param {string} [part] */
+  async save(ending, make, part = "") {
+    try {
+      download(await make(), `${fileName(this.page.runName || this.page.name, this.options.title, part)}.${ending}`);
+    } catch (error) {
+      toast(`No ${ending.toUpperCase()} of \u201c${this.options.title}\u201d: ${error instanceof Error ? error.message : error}`, { kind: "error" });
+    }
+  }
+
+  async copyPython() {
+    const url = new URL(document.baseURI).href.replace(/\/$/, "");
+    const script = pythonOf(this.queries, url);
+    if (await copyText(script)) toast("Copied a script that asks for the same numbers");
+    else toast(`This browser lets no page copy: ${script}`, { kind: "error" });
+  }
+}
+
+/** @param {import("./page.js").Page} page @param {Card} card */
+function register(page, card) {
+  const known = cards.get(page) ?? [];
+  if (!known.length) page.keys.add("e", "export the chart that is pointed at, or the first one in sight", () => pointedAt(known, page)?.menu.open(), { group: "Charts" });
+  known.push(card);
+  cards.set(page, known);
+}
+
+/** @param {Card[]} known @param {import("./page.js").Page} page */
+function pointedAt(known, page) {
+  const there = known.filter(({ element }) => element.isConnected && element.offsetParent);
+  return there.find(({ element }) => element.contains(document.activeElement)) ?? there.find(({ element }) => element.matches(":hover")) ?? there.find(({ element }) => inSight(element)) ?? there[0] ?? null;
+}
+
+/** @param {HTMLElement} element */
+function inSight(element) {
+  const { top, bottom } = element.getBoundingClientRect();
+  return bottom > 60 && top < innerHeight;
+}
+
+/** @param {unknown} value */
+function wordOf(value) {
+  if (typeof value === "number") return Number.isInteger(value) ? count(value) : number(value);
+  return value === null || value === undefined ? "-" : String(value);
+}
+
+/** @param {unknown} value */
+function classOf(value) {
+  return typeof value === "number" && !Number.isFinite(value) ? (Number.isNaN(value) ? "number nan" : "number inf") : "number";
+}

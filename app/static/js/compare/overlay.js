@@ -1,0 +1,71 @@
+// @ts-check
+/** A layer, and the loss, of both runs in one chart: A as a line, B as a dashed one. */
+import { get, numberOf } from "../api.js";
+import { LineChart } from "../plot.js";
+
+const POINTS = 1000;
+const MOST_TAPS = 4; // of one layer: parameters, calls
+
+/** @typedef {{id: string, name: string}} Side */
+
+/** @param {any} series @param {Side} side @param {boolean} dashed @param {string} more @returns {import("../plot/thin.js").Line} */
+function lineOf(series, side, dashed, more) {
+  const numbers = (/** @type {string} */ name) => series[name].map(numberOf);
+  return { name: `${dashed ? "B" : "A"}: ${side.name}${more}`, first: series.first_step, last: series.last_step, mean: numbers("mean"), min: numbers("min"), max: numbers("max"), nonfinite: series.nonfinite ?? undefined, dashed };
+}
+
+export class Overlay {
+  #asked = "";
+  /** @type {number[][]} the numbers of the layer's taps, in A and in B */
+  #numbers = [[], []];
+
+  /** @param {import("../page.js").Page} page @param {HTMLElement} figure @param {Side[]} sides @param {() => Record<string, any>} asked what is compared */
+  constructor(page, figure, sides, asked) {
+    this.sides = sides;
+    this.asked = asked;
+    this.heading = /** @type {HTMLElement} */ (figure.querySelector("h2"));
+    this.chart = new LineChart(page, figure, { title: "A layer in both runs", y: { title: asked().stat, scale: "log" }, query: () => sides.map((_, place) => this.query(place)) });
+  }
+
+  /** @param {number} place of the run */
+  query(place) {
+    return { path: "series", query: { tap: this.#numbers[place], stat: this.asked().stat, points: POINTS, run: this.sides[place].id } };
+  }
+
+  /** @param {string} module its name in A */
+  async show(module) {
+    this.#asked = module;
+    const { kind, stat } = this.asked();
+    this.heading.textContent = `${module || "The model itself"}: ${kind} ${stat}`;
+    try {
+      const { layers } = await get("compare", { ...this.asked(), match: exactly(module), points: 1, limit: MOST_TAPS });
+      if (this.#asked !== module) return;
+      this.#numbers = [0, 1].map((place) => layers.map((/** @type {any} */ layer) => layer.taps[place]));
+      if (!layers.length) return this.chart.say("The runs do not share this layer.");
+      const answers = await Promise.all([0, 1].map((place) => get("series", this.query(place).query)));
+      if (this.#asked !== module) return;
+      this.chart.show(answers.flatMap(({ series }, place) => series.map((/** @type {any} */ each) => lineOf(each, this.sides[place], place === 1, series.length > 1 ? ` ${each.about.label.slice(each.about.module.length).trim()}` : ""))));
+    } catch (error) {
+      this.chart.say(/** @type {Error} */ (error).message);
+    }
+  }
+}
+
+/** A path as a pattern that means it alone. @param {string} path */
+function exactly(path) {
+  return path.replace(/[[*?]/g, "[$&]");
+}
+
+/** @param {import("../page.js").Page} page @param {HTMLElement | null} figure @param {Side[]} sides @returns {() => Promise<void>} shows the newest */
+export function makeLoss(page, figure, sides) {
+  if (!figure) return async () => {};
+  const chart = new LineChart(page, figure, { title: "Loss in both runs", y: { title: "loss", scale: "linear" }, query: () => sides.map(({ id }) => ({ path: "logs", query: { name: "loss", points: POINTS, run: id } })) });
+  return async () => {
+    try {
+      const answers = await Promise.all(sides.map(({ id }) => get("logs", { run: id, name: "loss", points: POINTS })));
+      chart.show(answers.flatMap(({ series }, place) => series.map((/** @type {any} */ each) => lineOf(each, sides[place], place === 1, ""))));
+    } catch (error) {
+      chart.say(/** @type {Error} */ (error).message);
+    }
+  };
+}

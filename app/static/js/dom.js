@@ -1,0 +1,31 @@
+// @ts-check
+/** Elements without HTML in strings: names of modules are the user's text. */
+
+/**
+ * @param {string} tag
+ * @param {Record<string, any>} [attributes] `class`, `onclick`, ... ; null and false are left out
+ * @param {...(Node | string | number | null)} children
+ * @returns {HTMLElement}
+ */
+export function h(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value === null || value === undefined || value === false) continue;
+    if (typeof value === "function") element.addEventListener(name.slice(2), value);
+    else element.setAttribute(name, value === true ? "" : String(value));
+  }
+  for (const child of children) if (child !== null) element.append(child instanceof Node ? child : String(child));
+  return element;
+}
+
+/** The element with this id; a page without it is a mistake of ours. @param {string} id @returns {any} */
+export function byId(id) {
+  const found = document.getElementById(id);
+  if (!found) throw new Error(`this page has no element #${id}`);
+  return found;
+}
+
+/** What only works with a script is shown by the script. @param {ParentNode} root */
+export function reveal(root) {
+  for (const each of root.querySelectorAll("[data-needs-script]")) each.removeAttribute("hidden");
+}

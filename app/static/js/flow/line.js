@@ -1,0 +1,61 @@
+// @ts-check
+/** The layer that was picked, as a line over the steps; its numbers are those of the heatmap above. */
+import { byId } from "../dom.js";
+import { valueOf } from "../heat/export.js";
+import { labelOf } from "../heat/rows.js";
+import { LineChart } from "../plot.js";
+
+const SHOWN_MS = 500;
+
+export class PickedLine {
+  /** @type {LineChart | null} */
+  #chart = null;
+  #shownAt = -Infinity;
+
+  /** @param {import("../page.js").Page} page @param {import("../heat.js").Heat} heat */
+  constructor(page, heat) {
+    this.page = page;
+    this.heat = heat;
+    this.figure = byId("line");
+    this.pin = byId("line-pin");
+    page.state.on("module", () => this.show(true));
+    page.state.on("pin", () => this.show(true));
+    this.pin.addEventListener("click", () => this.#turnPin());
+    byId("line-close").addEventListener("click", () => page.state.set({ module: "" }));
+  }
+
+  /** The modules that stand at the top. @returns {string[]} */
+  get pins() {
+    return this.page.state.get("pin").split(",").filter(Boolean);
+  }
+
+  #turnPin() {
+    const module = this.page.state.get("module");
+    const pins = this.pins.includes(module) ? this.pins.filter((each) => each !== module) : [...this.pins, module];
+    this.page.state.set({ pin: pins.join(",") });
+  }
+
+  /** @param {boolean} [now] */
+  show(now = false) {
+    const { page, heat, figure } = this;
+    const module = page.state.get("module");
+    figure.hidden = !module;
+    if (!module || (!now && performance.now() - this.#shownAt < SHOWN_MS)) return;
+    this.#shownAt = performance.now();
+    byId("line-title").textContent = module;
+    byId("line-open").href = page.address("layer", { module, ...(page.state.get("step") ? { step: page.state.get("step") } : {}) });
+    this.pin.setAttribute("aria-pressed", String(this.pins.includes(module)));
+    const { columns, rows } = heat;
+    if (!columns?.length) return;
+    this.#chart ??= new LineChart(page, figure, { title: module, y: { title: heat.options.stat, scale: /** @type {any} */ (page.state.get("y")) } });
+    const mine = [...rows.keys()].filter((row) => rows[row].module === module);
+    this.#chart.show(mine.map((row) => lineOf(columns, row, labelOf(rows[row]))));
+  }
+}
+
+/** What was sampled of a row. @param {import("../columns.js").Columns} columns @param {number} row @param {string} name */
+function lineOf(columns, row, name) {
+  const places = Array.from({ length: columns.length }, (_, place) => place).filter((place) => valueOf(columns, place, row) !== null);
+  const mean = places.map((place) => columns.value(place, row));
+  return { name, first: places.map((place) => columns.first(place)), last: places.map((place) => columns.last(place)), mean, nonfinite: mean.map((value) => (Number.isFinite(value) ? 0 : 1)) };
+}

@@ -1,0 +1,94 @@
+// @ts-check
+/** The layers over the steps: what is asked for, which rows are shown, and in what order. */
+import { byId } from "../dom.js";
+import { count } from "../format.js";
+import { Heat } from "../heat.js";
+import { Feed } from "../heat/feed.js";
+import { onsets } from "../heat/rows.js";
+
+const MOST_ROWS = "fit:10000"; // one row a layer: what is sorted and found has to be there
+const SORTED_MS = 1000; // rows that move more often cannot be read
+
+/** @typedef {import("../heat/rows.js").Row} Row */
+/** @typedef {(layer: {module: string, type?: string, nan?: boolean}) => boolean} Fits */
+
+export class OverTime {
+  /** @type {any} */
+  #timer = null;
+  /** Rows that hold or held something that is not finite, of those that are in sight. */
+  bad = new Set();
+
+  /** @param {import("../page.js").Page} page @param {{fits: Fits, onPick: (row: Row, step: number) => void, onRows: () => void, why: (kind: string) => string}} options */
+  constructor(page, options) {
+    this.page = page;
+    this.options = options;
+    this.empty = byId("flow-empty");
+    const query = () => {
+      const span = page.follow.span;
+      return { path: "heatmap", query: { kind: this.kind, stat: this.stat, columns: 1000, rows: 2000, ...(span ? { from: span[0], to: span[1] } : {}) } };
+    };
+    this.heat = new Heat(page, byId("flow"), { title: "Over the steps", kind: this.kind, stat: this.stat, query, onPick: options.onPick });
+    this.feed = new Feed(page, this.heat, () => ({ kind: this.kind, stat: this.stat, rows: MOST_ROWS }), { rows: () => this.choose(), frame: () => this.#later() });
+    const { state } = page;
+    for (const name of ["kind", "stat"]) state.on(name, () => this.#ask());
+    for (const name of ["sort", "pin"]) state.on(name, () => this.choose());
+    state.on("rows", () => this.heat.setFit(this.fit));
+    state.on("y", () => this.heat.setScale(/** @type {any} */ (state.get("y"))));
+    state.on("relative", () => this.heat.setRelative(state.get("relative") === "1"));
+    this.heat.setFit(this.fit);
+    this.heat.setScale(/** @type {any} */ (state.get("y")));
+    this.heat.setRelative(state.get("relative") === "1");
+  }
+
+  get kind() {
+    return this.page.state.get("kind");
+  }
+
+  get stat() {
+    return this.page.state.get("stat");
+  }
+
+  /** @returns {"fit" | "read"} */
+  get fit() {
+    return this.page.state.get("rows") === "read" ? "read" : "fit";
+  }
+
+  #ask() {
+    Object.assign(this.heat.options, { kind: this.kind, stat: this.stat });
+    this.feed.renew();
+  }
+
+  /** The order is looked at again soon, but not while the reader points at a row. */
+  #later() {
+    this.#timer ??= setTimeout(() => {
+      this.#timer = null;
+      if (this.heat.screen.pointing.at === null) this.choose();
+      else this.#later();
+    }, SORTED_MS);
+  }
+
+  /** Which rows are shown, in what order; words where there are none. */
+  choose() {
+    const { heat, page } = this;
+    const { rows, columns } = heat;
+    const at = columns ? onsets(columns) : [];
+    this.bad = new Set(rows.filter((_, row) => Number.isFinite(at[row])).map((row) => row.module));
+    const shown = [...rows.keys()].filter((row) => this.options.fits({ ...rows[row], nan: this.bad.has(rows[row].module) }));
+    const wanted = page.state.get("sort");
+    const pins = new Set(page.state.get("pin").split(",").filter(Boolean));
+    const pinned = [...rows.keys()].filter((row) => pins.has(rows[row].module));
+    const sort = wanted !== "auto" ? wanted : this.bad.size ? "bad" : "model";
+    heat.setOrder(shown, { sort: /** @type {any} */ (sort), pinned });
+    this.#say(shown.length);
+    this.options.onRows();
+  }
+
+  /** @param {number} shown */
+  #say(shown) {
+    const { rows } = this.heat;
+    const why = rows.length ? (shown ? "" : `The filter matches nothing: ${count(rows.length)} layers are hidden. Empty the find box, or choose all types.`) : this.options.why(this.kind);
+    if (this.empty.textContent !== why) this.empty.textContent = why;
+    this.empty.hidden = !why;
+    this.heat.plot.hidden = Boolean(why);
+  }
+}

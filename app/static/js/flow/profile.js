@@ -1,0 +1,125 @@
+// @ts-check
+/** One step from input to output: a bar for each layer's activation, and one for the gradient that came back to it. */
+import { Card } from "../card.js";
+import { h } from "../dom.js";
+import { count } from "../format.js";
+import { drawMarks } from "../heat/pen.js";
+import { colours, onTheme } from "../theme.js";
+import { MISSING } from "../worst.js";
+import { barsIn, barsOf, decadesOf } from "./bars.js";
+import { Hand } from "./hand.js";
+import { blockMarks, boxesOf, panelMarks } from "./marks.js";
+import { merged } from "./order.js";
+import { pngOf, sized, svgOf, tableOf, wordOf } from "./output.js";
+import { Values } from "./values.js";
+
+const TITLES = ["Activations", "Gradients"];
+const LINES = ["line1", "line2"];
+const TABLE_MS = 500; // it is read, not watched
+
+/** @typedef {import("./order.js").Layer} Layer */
+
+export class Profile {
+  /** @type {Layer[]} all of them, from input to output */
+  layers = [];
+  /** @type {Layer[]} those that fit the filter */
+  shown = [];
+  /** @type {Uint32Array[]} of activations and gradients, as `shown` */
+  bits = [];
+  /** @type {([number, number] | null)[]} */
+  #decades = [null, null];
+  /** @type {import("../heat/marks.js").Mark[]} what was drawn last */
+  marks = [];
+  /** @type {import("./marks.js").Box[]} */
+  boxes = [];
+  /** @type {ReturnType<typeof setTimeout> | null} */
+  #table = null;
+  #named = [/** @type {readonly any[]} */ ([]), /** @type {readonly any[]} */ ([])];
+
+  /** @param {import("../page.js").Page} page @param {HTMLElement} element the figure
+   * @param {{fits: (layer: Layer) => boolean, onPick: (layer: Layer) => void, onLayers: () => void}} options */
+  constructor(page, element, options) {
+    this.page = page;
+    this.options = options;
+    this.plot = /** @type {HTMLElement} */ (element.querySelector(".plot"));
+    this.canvas = /** @type {HTMLCanvasElement} */ (h("canvas"));
+    this.over = /** @type {HTMLCanvasElement} */ (h("canvas"));
+    const words = "Activations and gradients from input to output. Arrow keys move over the layers, Enter picks one.";
+    this.pad = h("div", { class: "profile-pad", role: "application", tabindex: "0", "aria-label": words });
+    this.plot.replaceChildren(this.canvas, this.over, this.pad);
+    this.values = [new Values(page, "output", () => page.state.get("act"), () => this.changed()), new Values(page, "output_grad", () => page.state.get("grad"), () => this.changed())];
+    page.state.on("act", () => this.values[0].renew());
+    page.state.on("grad", () => this.values[1].renew());
+    this.card = new Card(page, element, { title: "One step, from input to output", table: () => tableOf(this), png: () => pngOf(this), svg: async () => svgOf(this) });
+    this.hand = new Hand(page, this);
+    new ResizeObserver(() => this.soon()).observe(this.plot);
+    page.schedule.watch(this.plot);
+    this.plot.addEventListener("seen", () => this.soon());
+    onTheme(() => this.soon());
+  }
+
+  soon() {
+    if (this.page.schedule.isSeen(this.plot)) this.page.schedule.soon(this, () => this.draw());
+    if (!this.card.table.hidden) this.#table ??= setTimeout(() => this.#writeTable(), TABLE_MS);
+  }
+
+  #writeTable() {
+    this.#table = null;
+    this.#gather();
+    this.card.refresh();
+  }
+
+  /** The values of the layers that are shown. */
+  #gather() {
+    this.bits = this.values.map(({ bits }, place) => Uint32Array.from(this.shown, ({ rows }) => (rows[place] < 0 ? MISSING : (bits[rows[place]] ?? MISSING))));
+  }
+
+  /** Numbers came, or others are asked for. */
+  changed() {
+    if (this.values.some(({ rows }, place) => rows !== this.#named[place])) {
+      this.#named = this.values.map(({ rows }) => rows);
+      this.layers = merged(this.values[0].rows, this.values[1].rows);
+      this.filter();
+    }
+    this.soon();
+  }
+
+  /** The filter is another one. */
+  filter() {
+    this.shown = this.layers.filter(this.options.fits);
+    this.#decades = [null, null];
+    this.options.onLayers();
+    this.soon();
+  }
+
+  /** The step that the bars are of. @returns {number | null} */
+  get step() {
+    return this.values.reduce((most, { step }) => (step === null ? most : Math.max(most ?? step, step)), /** @type {number | null} */ (null));
+  }
+
+  draw() {
+    const began = performance.now();
+    const { clientWidth: width, clientHeight: height } = this.plot;
+    if (!width || !height) return;
+    this.#gather();
+    this.boxes = boxesOf(width, height, this.bits.length);
+    const page = colours();
+    const many = barsIn(this.shown.length, this.boxes[0].w);
+    this.marks = this.boxes.flatMap((box, place) => {
+      const bars = barsOf(this.bits[place], many);
+      this.#decades[place] = decadesOf(bars, this.#decades[place]);
+      const title = `${TITLES[place]}, ${this.values[place].stat()}`;
+      return panelMarks(box, { title, bars, decades: /** @type {[number, number]} */ (this.#decades[place]), colour: page[LINES[place]] }, page);
+    });
+    this.marks.push(...blockMarks(this.boxes[this.boxes.length - 1], this.shown, page));
+    drawMarks(sized(this.canvas, width, height), this.marks);
+    this.hand.draw();
+    if (this.step !== null) document.dispatchEvent(new CustomEvent("hookcore:drawn", { detail: { kind: "bars", step: this.step, ms: performance.now() - began } }));
+  }
+
+  /** The numbers of a layer, in words. @param {number} place */
+  words(place) {
+    const parts = TITLES.map((title, panel) => `${title.slice(0, -1).toLowerCase()} ${this.values[panel].stat()} ${wordOf(this.bits[panel][place])}`);
+    return `step ${count(this.step)} \u00b7 ${parts.join(", ")}`;
+  }
+}

@@ -1,0 +1,92 @@
+// @ts-check
+/** Which steps the page shows: the newest ones as they come, or held at one step. One for all charts of a page. */
+import { Told } from "./events.js";
+
+/** `live:500` or `1000-1500`.
+ * @param {string} text @returns {{live: number} | {from: number, to: number}} */
+export function readSteps(text) {
+  const live = /^live:(\d{1,9})$/.exec(text);
+  if (live) return { live: Math.max(2, Number(live[1])) };
+  const range = /^(\d{1,15})-(\d{1,15})$/.exec(text);
+  if (range && Number(range[1]) <= Number(range[2])) return { from: Number(range[1]), to: Number(range[2]) };
+  return { live: 500 };
+}
+
+/**
+ * Reads and writes `steps` and `step` of the state. Tells "change" when what is shown has another rule (paused, another
+ * window, another step), and "newest" when a newer step is known.
+ */
+export class Follow extends Told {
+  /** @param {import("./state.js").State} state @param {number | null} newest */
+  constructor(state, newest) {
+    super();
+    this.state = state;
+    /** The newest step that the server has told of. */
+    this.newest = newest;
+    /** Steps that came while it was held. */
+    this.waiting = 0;
+    /** The newest step when it was held; of a page that was opened held, when it was opened. @type {number | null} */
+    this.heldAt = state.get("step") === "" ? null : newest;
+    state.on("steps", () => this.tell("change"));
+    state.on("step", () => this.tell("change"));
+  }
+
+  /** Whether it is held: new steps are counted, not shown. */
+  get paused() {
+    return this.state.get("step") !== "" || !("live" in this.window);
+  }
+
+  /** The steps that are shown. */
+  get window() {
+    return readSteps(this.state.get("steps"));
+  }
+
+  /** The step that is looked at: the one it is held at, or the newest. */
+  get step() {
+    const held = this.state.get("step");
+    return held === "" ? ("to" in this.window ? this.window.to : this.newest) : Number(held);
+  }
+
+  /** First and last step on the axis; null as long as there is none.
+   * @returns {[number, number] | null} */
+  get span() {
+    const window = this.window;
+    if ("from" in window) return [window.from, window.to];
+    const last = this.state.get("step") === "" ? this.newest : this.#heldEnd(Number(this.state.get("step")), window.live);
+    return last === null ? null : [Math.max(0, last - window.live + 1), last];
+  }
+
+  /** Where a held window ends: where it was held, as long as the step is in it. @param {number} step @param {number} length */
+  #heldEnd(step, length) {
+    return Math.min(Math.max(step, this.heldAt ?? 0), step + length - 1);
+  }
+
+  /** @param {number} step */
+  saw(step) {
+    if (this.newest !== null && step <= this.newest) return;
+    if (this.paused && this.newest !== null) this.waiting += step - this.newest;
+    this.newest = step;
+    this.tell("newest", step);
+  }
+
+  /** Holds the page at a step (the newest one if none is given). @param {number | null} [step] */
+  hold(step = this.step) {
+    if (step === null) return;
+    if (!this.paused) this.heldAt = this.newest ?? step;
+    this.state.set({ step: String(step) });
+  }
+
+  /** Shows these steps and holds. @param {number} from @param {number} to */
+  zoom(from, to) {
+    this.state.set({ steps: `${Math.round(from)}-${Math.round(to)}` });
+  }
+
+  /** Goes back to the newest steps. */
+  live() {
+    this.waiting = 0;
+    this.heldAt = null;
+    const window = this.window;
+    const length = "live" in window ? window.live : Math.max(2, window.to - window.from + 1);
+    this.state.set({ step: "", steps: `live:${length}` });
+  }
+}

@@ -1,0 +1,92 @@
+// @ts-check
+/** Numbers and times as a person reads them. Pure. How many digits, and in which style, is the reader's choice (prefs.js). */
+
+/** @typedef {{digits: number, style: "auto" | "scientific"}} Form */
+
+/** @type {Form} */
+const form = { digits: 4, style: "auto" };
+
+/** From now on numbers are written like this. @param {Partial<Form>} wanted */
+export function setForm(wanted) {
+  Object.assign(form, wanted);
+}
+
+/** 0.01235, 1.235e-5, 12,350; NaN and the infinities by name. @param {number | null | undefined} value @param {Partial<Form>} [how] */
+export function number(value, how = form) {
+  if (value === null || value === undefined) return "-";
+  if (!Number.isFinite(value)) return nameOf(value);
+  const { digits, style } = { ...form, ...how };
+  if (value === 0) return "0";
+  const size = Math.abs(value);
+  if (style === "scientific" || size < 1e-3 || size >= 10 ** Math.max(6, digits)) return trimmed(value.toExponential(digits - 1));
+  return Number(value.toPrecision(digits)).toLocaleString("en", { maximumSignificantDigits: digits });
+}
+
+/** @param {number} value */
+function nameOf(value) {
+  return Number.isNaN(value) ? "NaN" : value > 0 ? "Infinity" : "-Infinity";
+}
+
+/** 1.200e-5 is 1.2e-5. @param {string} text */
+function trimmed(text) {
+  return text.replace(/\.?0*e\+?(-?)/, "e$1");
+}
+
+/** 12,345. @param {number | null | undefined} value */
+export function count(value) {
+  return value === null || value === undefined ? "-" : Number.isFinite(value) ? value.toLocaleString("en") : nameOf(value);
+}
+
+/** A share; a small one that is not zero does not look like zero. @param {number | null | undefined} share */
+export function percent(share) {
+  if (share === null || share === undefined) return "-";
+  if (!Number.isFinite(share)) return nameOf(share);
+  return share > 0 && share < 0.001 ? "< 0.1%" : `${(share * 100).toFixed(1)}%`;
+}
+
+/** Seconds: 3.2 ms, 12 s, 2 min 5 s, 3 h 12 min, 2 d 4 h. @param {number} seconds @returns {string} */
+export function duration(seconds) {
+  if (!Number.isFinite(seconds)) return nameOf(seconds);
+  if (seconds < 0) return `-${duration(-seconds)}`;
+  if (seconds < 1e-3) return `${Number((seconds * 1e6).toPrecision(3))} \u00b5s`;
+  if (seconds < 1) return `${Number((seconds * 1e3).toPrecision(3))} ms`;
+  if (seconds < 10) return `${Number(seconds.toPrecision(2))} s`;
+  const whole = Math.round(seconds);
+  if (whole < 60) return `${whole} s`;
+  if (whole < 3600) return two(whole, 60, "min", 1, "s");
+  return whole < 86400 ? two(whole, 3600, "h", 60, "min") : two(whole, 86400, "d", 3600, "h");
+}
+
+/** @param {number} whole @param {number} large @param {string} its @param {number} small @param {string} of */
+function two(whole, large, its, small, of) {
+  const rest = Math.floor((whole % large) / small);
+  return `${Math.floor(whole / large)} ${its}${rest ? ` ${rest} ${of}` : ""}`;
+}
+
+/** 512 B, 1.5 kB, 12 MB. @param {number} size */
+export function bytes(size) {
+  const units = ["B", "kB", "MB", "GB", "TB"];
+  let place = 0;
+  while (Math.abs(size) >= 999.5 && place < units.length - 1) {
+    size /= 1000;
+    place += 1;
+  }
+  return `${Number(size.toPrecision(3))} ${units[place]}`;
+}
+
+/** How long something is past: just now, 12 s ago, 3 h ago. @param {number} seconds */
+export function ago(seconds) {
+  if (!Number.isFinite(seconds)) return "";
+  if (seconds < 2) return "just now";
+  for (const [size, unit] of /** @type {[number, string][]} */ ([[86400, "d"], [3600, "h"], [60, "min"]])) {
+    if (seconds >= size) return `${Math.floor(seconds / size)} ${unit} ago`;
+  }
+  return `${Math.floor(seconds)} s ago`;
+}
+
+/** Steps a second: 18/s, 1.2/s, or seconds for each step where it is slow: 3.5 s a step. @param {number | null} perSecond */
+export function pace(perSecond) {
+  if (perSecond === null || !Number.isFinite(perSecond) || perSecond <= 0) return "";
+  if (perSecond < 0.2) return `${duration(1 / perSecond)} a step`;
+  return `${perSecond >= 10 ? count(Math.round(perSecond)) : Number(perSecond.toPrecision(2))}/s`;
+}

@@ -1,0 +1,140 @@
+// @ts-check
+/** A live heatmap of layers by steps on a canvas: thousands of rows, a new column in a few milliseconds. */
+import { Card } from "./card.js";
+import { Columns } from "./columns.js";
+import { pngOf, svgOf, tableOf } from "./heat/export.js";
+import { Screen } from "./heat/screen.js";
+import { sameRows, sorted } from "./heat/rows.js";
+
+/** @typedef {import("./heat/rows.js").Row} Row */
+/** @typedef {import("./scale.js").Kind} Kind */
+
+/**
+ * @typedef {object} HeatOptions
+ * @property {string} title
+ * @property {string} [kind] of the taps, for the words beside the colours
+ * @property {string} [stat]
+ * @property {(row: Row, step: number) => void} [onPick] a click on a layer
+ * @property {() => [number, number] | null} [span] the steps that are shown; those of the page if not given
+ * @property {() => {path: string, query: Record<string, any>}} [query] the same numbers, asked of the server; for the export
+ */
+
+export class Heat {
+  /** @type {readonly Row[]} */
+  rows = [];
+  /** @type {Columns | null} */
+  columns = null;
+  /** All rows that are shown, from the top, the pinned ones first. */
+  order = new Int32Array(0);
+  pinned = 0;
+  /** Whether they stand in the model's order. */
+  grouped = true;
+  /** @type {import("./heat/layout.js").Fit} */
+  fit = "fit";
+  relative = false;
+  /** @type {Kind} */
+  kind = "log";
+  /** @type {[number, number] | null} null: found in what is shown */
+  range = null;
+  #quantity = "";
+
+  /** @param {import("./page.js").Page} page @param {HTMLElement} element the figure, or what holds the picture @param {HeatOptions} options */
+  constructor(page, element, options) {
+    this.page = page;
+    this.options = options;
+    this.screen = new Screen(page, this, /** @type {HTMLElement} */ (element.querySelector(".plot") ?? element));
+    const query = options.query ? { query: options.query } : {};
+    this.card = element.matches("figure") ? new Card(page, element, { title: options.title, table: () => this.table(), png: () => pngOf(this), svg: async () => svgOf(this), ...query }) : null;
+    page.follow.on("change", () => this.draw());
+  }
+
+  /** What holds the picture. */
+  get plot() {
+    return this.screen.plot;
+  }
+
+  /** What the colours are of, in words. */
+  get words() {
+    const { kind = "", stat = "" } = this.options;
+    const of = [stat, kind.replace("_grad", " gradient")].filter(Boolean).join(" of ");
+    return [of, this.relative ? "relative to the row's own median" : `${this.kind} scale`].filter(Boolean).join(", ");
+  }
+
+  /** The steps that are shown. @returns {[number, number] | null} */
+  get span() {
+    const asked = (this.options.span ?? (() => this.page.follow.span))();
+    if (asked !== null || !this.columns?.length) return asked;
+    return [this.columns.first(0), this.columns.last(this.columns.length - 1)];
+  }
+
+  /** Which layers the rows are. The same ones again keep what is there. @param {readonly Row[]} rows
+   * @param {[number, number]} [capacity] columns, and steps that share one @param {string} [quantity] what the values are: others mean nothing beside them */
+  setRows(rows, [many, width] = [501, 1], quantity = "") {
+    const { columns } = this;
+    // A server that was started again says "none" until the trainer has sent their names: what is there is still true.
+    if (!rows.length && this.rows.length && quantity === this.#quantity) return;
+    const others = !sameRows(this.rows, rows);
+    if (!others && quantity === this.#quantity && columns?.capacity === many && columns.width === width) return;
+    if (quantity !== this.#quantity) this.screen.forgetRange();
+    this.#quantity = quantity;
+    this.rows = rows;
+    this.columns = new Columns(rows.length, many, width);
+    this.screen.forget();
+    if (others) this.setOrder(rows.map((_, row) => row));
+  }
+
+  /** @param {import("./columns.js").Taken} frame */
+  take(frame) {
+    if (this.columns === null) return;
+    const changed = this.columns.take(frame);
+    this.screen.changed(frame.kind === "snapshot" ? null : changed);
+  }
+
+  /** Which rows are shown, and in what order. @param {number[]} shown in the model's order @param {{sort?: import("./heat/rows.js").Sort, pinned?: number[]}} [how] */
+  setOrder(shown, { sort = "model", pinned = [] } = {}) {
+    const alone = new Set(pinned);
+    const rest = alone.size ? shown.filter((row) => !alone.has(row)) : shown;
+    const order = Int32Array.from([...pinned, ...sorted(rest, sort, this.columns)]);
+    const same = order.length === this.order.length && this.pinned === alone.size && order.every((row, place) => row === this.order[place]);
+    this.grouped = sort === "model";
+    this.order = order;
+    this.pinned = alone.size;
+    if (!same) this.screen.arrange();
+  }
+
+  /** @param {import("./heat/layout.js").Fit} fit */
+  setFit(fit) {
+    this.fit = fit;
+    this.screen.arrange();
+  }
+
+  /** @param {Kind} kind @param {[number, number] | null} [range] null: most of what is shown */
+  setScale(kind, range = null) {
+    if (kind !== this.kind) this.screen.forgetRange();
+    this.kind = kind;
+    this.range = range;
+    this.draw();
+  }
+
+  /** Values as multiples of what is usual in their row. @param {boolean} relative */
+  setRelative(relative) {
+    if (relative === this.relative) return;
+    this.relative = relative;
+    this.screen.forgetRange();
+    this.screen.forget();
+  }
+
+  /** Draws in the next frame, if it can be seen. */
+  draw() {
+    this.screen.soon();
+  }
+
+  /** The rows that are shown, with their newest value, extremes, and since when they are not finite. */
+  table() {
+    return tableOf(this);
+  }
+
+  canvasForExport() {
+    return this.screen.copy();
+  }
+}

@@ -1,0 +1,86 @@
+// @ts-check
+/** A heatmap by keyboard: the arrows move over layers and steps, and what is there is read out. */
+import { labelOf } from "./rows.js";
+import { ROW_PX } from "./layout.js";
+import { number } from "../format.js";
+import { valueOf } from "./export.js";
+import { zoom } from "./zoom.js";
+
+const FAR = 10;
+const READ_MS = 400; // a key that is held down is read once, at its end
+const ZOOM = 1.5;
+
+/** @typedef {import("./pointing.js").Pointing} Pointing */
+
+/** Rows and steps that a key moves by. @type {Record<string, [number, number]>} */
+const MOVES = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1], PageUp: [-FAR, 0], PageDown: [FAR, 0] };
+
+/** @type {ReturnType<typeof setTimeout> | undefined} */
+let reading;
+
+/** @param {KeyboardEvent} event @param {Pointing} pointing */
+export function moveBy(event, pointing) {
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  const move = MOVES[event.key];
+  if (move) go(pointing, move[0] * (event.shiftKey ? FAR : 1), move[1] * (event.shiftKey ? FAR : 1));
+  else if (event.key === "Home" || event.key === "End") jump(pointing, event.key === "End");
+  else if (event.key === "+" || event.key === "-") zoom(pointing, event.key === "-" ? ZOOM : 1 / ZOOM, start(pointing)?.step ?? 0);
+  else if (event.key === "Enter") pointing.pick(pointing.at);
+  else return;
+  event.preventDefault();
+  event.stopPropagation();
+}
+
+/** Where it stands, or where it begins: at the first layer, at the step that is looked at. @param {Pointing} pointing */
+function start({ at, heat, page }) {
+  const span = heat.span;
+  if (at !== null) return at;
+  if (span === null || !heat.order.length) return null;
+  return { row: heat.order[0], step: Math.min(span[1], Math.max(span[0], page.follow.step ?? span[1])), sharing: 1 };
+}
+
+/** @param {Pointing} pointing @param {number} rows @param {number} steps */
+function go(pointing, rows, steps) {
+  const { heat } = pointing;
+  const from = start(pointing);
+  const span = heat.span;
+  if (from === null || span === null) return;
+  const begun = pointing.at === null;
+  const place = Math.min(heat.order.length - 1, Math.max(0, heat.order.indexOf(from.row) + (begun ? 0 : rows)));
+  const step = Math.min(span[1], Math.max(span[0], from.step + (begun ? 0 : steps)));
+  reveal(pointing, place);
+  pointing.point({ row: heat.order[place], step, sharing: 1 });
+  read(pointing);
+}
+
+/** @param {Pointing} pointing @param {boolean} end */
+function jump(pointing, end) {
+  const span = pointing.heat.span;
+  const from = start(pointing);
+  if (span === null || from === null) return;
+  pointing.point({ ...from, step: span[end ? 1 : 0], sharing: 1 });
+  read(pointing);
+}
+
+/** Scrolls to a row. @param {Pointing} pointing @param {number} place */
+function reveal({ heat, screen }, place) {
+  const layout = screen.scene?.layout;
+  if (!layout || layout.content <= layout.plot.h || place < layout.pinned) return;
+  const room = layout.shown.length - layout.pinned;
+  const first = Math.round(screen.pad.scrollTop / ROW_PX);
+  const wanted = place - heat.pinned;
+  if (wanted < first) screen.pad.scrollTop = wanted * ROW_PX;
+  else if (wanted >= first + room) screen.pad.scrollTop = (wanted - room + 1) * ROW_PX;
+}
+
+/** @param {Pointing} pointing */
+function read(pointing) {
+  clearTimeout(reading);
+  reading = setTimeout(() => {
+    const { at, heat, page } = pointing;
+    if (at === null || !heat.columns) return;
+    const i = heat.columns.find(at.step);
+    const value = i >= 0 ? valueOf(heat.columns, i, at.row) : null;
+    page.announce(`${labelOf(heat.rows[at.row])}, step ${at.step}, ${value === null ? "not sampled" : number(value)}`);
+  }, READ_MS);
+}

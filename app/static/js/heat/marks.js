@@ -1,0 +1,125 @@
+// @ts-check
+/** What stands around the cells - names, groups, axis, colour bar, legend - as data: a canvas and an SVG draw the same. Pure. */
+import { cssOf, STEPS } from "../colours.js";
+import { count, number } from "../format.js";
+import { evenTicks, ticks } from "../scale.js";
+import { boxOf, xOf } from "./layout.js";
+import { groupsOf, labelOf } from "./rows.js";
+
+const LINE_PX = 14; // names need so much to be read
+const LETTER = 6.05; // about, of the monospaced 10 px
+const SHADES = 48;
+const STEP_TICK_PX = 90;
+
+/**
+ * @typedef {{kind: "rect", x: number, y: number, w: number, h: number, fill: string, hatch?: string}
+ *   | {kind: "text", x: number, y: number, text: string, fill: string, align: "left" | "right" | "center", mono?: boolean, bold?: boolean}} Mark
+ * @typedef {import("./layout.js").Layout} Layout
+ */
+
+/** The end of a name says more than its beginning. @param {string} text @param {number} width */
+export function shortened(text, width) {
+  const letters = Math.max(3, Math.floor(width / LETTER));
+  return text.length <= letters ? text : `\u2026${text.slice(1 - letters)}`;
+}
+
+/** How wide the longest name is. @param {readonly import("./rows.js").Row[]} rows */
+export function widthOf(rows) {
+  return 8 + LETTER * rows.reduce((most, row) => Math.max(most, labelOf(row).length), 6);
+}
+
+/** Names and groups of the rows, as many as can be read. @param {Layout} layout @param {readonly import("./rows.js").Row[]} rows
+ * @param {boolean} grouped whether the rows stand in the model's order @param {Record<string, string>} page colours @returns {Mark[]} */
+export function rowMarks(layout, rows, grouped, page) {
+  const { shown, labels, gutter, pinned } = layout;
+  if (!shown.length) return [];
+  /** @type {Mark[]} */
+  const marks = [];
+  /** @param {string} text @param {number} y @param {boolean} [bold] */
+  const name = (text, y, bold = false) => marks.push({ kind: "text", x: labels, y, text: shortened(text, labels - 4), fill: bold ? page.ink : page.quiet, align: "right", mono: true, bold });
+  for (let place = 0; place < pinned; place += 1) {
+    const box = boxOf(layout, place);
+    name(labelOf(rows[shown[place]]), box.y + box.h / 2, true);
+  }
+  const rest = shown.subarray(pinned);
+  if (!rest.length) return marks;
+  const groups = grouped ? groupsOf(rows, rest) : [];
+  for (const [place, group] of groups.entries()) {
+    const [top, end] = [boxOf(layout, pinned + group.from), boxOf(layout, pinned + group.to - 1)];
+    marks.push({ kind: "rect", x: gutter.x, y: top.y, w: gutter.w - 2, h: Math.max(1, end.y + end.h - top.y - 1), fill: place % 2 ? page.quiet : page.line });
+  }
+  const readable = boxOf(layout, pinned).h >= LINE_PX - 2;
+  const named = grouped && !readable ? groups.map(({ name, from, to }) => ({ text: name || "(root)", place: from, middle: (from + to - 1) / 2 })) : null;
+  let free = -Infinity;
+  for (let place = 0; place < (named?.length ?? rest.length); place += 1) {
+    const at = named ? Math.floor(named[place].middle) : place;
+    const box = boxOf(layout, pinned + at);
+    const y = box.y + box.h / 2;
+    if (y < free || y + 5 > layout.plot.y + layout.plot.h + 4) continue;
+    name(named ? named[place].text : labelOf(rows[rest[place]]), y);
+    free = y + LINE_PX - 2;
+  }
+  return marks;
+}
+
+/** The axis of steps. @param {Layout} layout @param {[number, number]} span @param {Record<string, string>} page @returns {Mark[]} */
+export function stepMarks(layout, span, page) {
+  const { plot } = layout;
+  const bottom = plot.y + plot.h;
+  const many = Math.max(1, plot.w / STEP_TICK_PX);
+  const few = evenTicks(span[0], span[1], many);
+  const whole = (few.length > 1 ? few : evenTicks(span[0], span[1], many * 2)).filter(Number.isInteger);
+  return whole.flatMap((step) => {
+    const x = xOf(layout, span, step + 0.5);
+    const near = x > plot.x + plot.w - 20 ? "right" : x < plot.x + 16 ? "left" : "center";
+    return [
+      { kind: "rect", x: x - 0.5, y: bottom, w: 1, h: 4, fill: page.quiet },
+      { kind: "text", x, y: bottom + 12, text: count(step), fill: page.quiet, align: near },
+    ];
+  });
+}
+
+/** The colour bar, with values at its ticks. @param {Layout} layout @param {import("../scale.js").Scale} scale @param {import("../colours.js").Palette} palette
+ * @param {boolean} relative @param {Record<string, string>} page @returns {Mark[]} */
+export function barMarks(layout, scale, palette, relative, page) {
+  const { bar } = layout;
+  /** @type {Mark[]} */
+  const marks = [];
+  const each = bar.h / SHADES;
+  for (let shade = 0; shade < SHADES; shade += 1) {
+    const colour = palette.table[Math.round((shade / (SHADES - 1)) * (STEPS - 1))];
+    marks.push({ kind: "rect", x: bar.x, y: bar.y + bar.h - (shade + 1) * each, w: bar.w, h: each + 0.6, fill: cssOf(colour) });
+  }
+  for (const value of ticks(scale, Math.max(2, bar.h / 55))) {
+    const y = Math.min(bar.y + bar.h - 5, Math.max(bar.y + 5, bar.y + (1 - scale.place(value)) * bar.h));
+    marks.push({ kind: "rect", x: bar.x + bar.w, y: bar.y + (1 - scale.place(value)) * bar.h - 0.5, w: 4, h: 1, fill: page.quiet });
+    marks.push({ kind: "text", x: bar.x + bar.w + 6, y, text: relative ? timesOf(value) : number(value, { digits: 3, style: "auto" }), fill: page.quiet, align: "left" });
+  }
+  return marks;
+}
+
+/** Ten to that power, as a multiple of what is usual. @param {number} decades */
+export function timesOf(decades) {
+  const times = 10 ** Math.abs(decades);
+  const text = number(times, { digits: 2, style: "auto" });
+  return decades < 0 ? `\u00f7${text}` : `\u00d7${text}`;
+}
+
+/** What no scale holds. @param {Layout} layout @param {string} words what the colours are of @param {import("../colours.js").Palette} palette
+ * @param {Record<string, string>} page @returns {Mark[]} */
+export function legendMarks(layout, words, palette, page) {
+  const y = layout.plot.y + layout.plot.h + 33;
+  const entries = /** @type {[string, number, number | null][]} */ ([["NaN", palette.nan, palette.nanHatch], ["Inf", palette.inf, palette.infHatch], ["not sampled", palette.missing, null]]);
+  /** @type {Mark[]} */
+  const marks = [];
+  let x = layout.plot.x + layout.plot.w;
+  for (const [text, fill, hatch] of entries.reverse()) {
+    marks.push({ kind: "text", x, y, text, fill: page.quiet, align: "right" });
+    x -= text.length * 5.6 + 20;
+    marks.push({ kind: "rect", x, y: y - 5, w: 12, h: 10, fill: cssOf(fill), ...(hatch === null ? {} : { hatch: cssOf(hatch) }) });
+    x -= 12;
+  }
+  const room = Math.floor((x - layout.plot.x - 8) / 6);
+  if (room > 12) marks.push({ kind: "text", x: layout.plot.x, y, text: words.length > room ? `${words.slice(0, room - 1)}\u2026` : words, fill: page.quiet, align: "left" });
+  return marks;
+}

@@ -1,0 +1,60 @@
+// @ts-check
+/** Draws marks: on a canvas, or as SVG. */
+
+const SANS = 'system-ui, "Segoe UI", Roboto, "DejaVu Sans", sans-serif';
+const MONO = 'ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace';
+const SIZE = { sans: 11, mono: 10 };
+
+/** @typedef {import("./marks.js").Mark} Mark */
+
+/** @param {CanvasRenderingContext2D} context @param {readonly Mark[]} marks */
+export function drawMarks(context, marks) {
+  context.textBaseline = "middle";
+  let font = "";
+  for (const mark of marks) {
+    context.fillStyle = mark.fill;
+    if (mark.kind === "rect") {
+      context.fillRect(mark.x, mark.y, mark.w, mark.h);
+      if (mark.hatch) hatch(context, mark, mark.hatch);
+      continue;
+    }
+    const wanted = `${mark.bold ? "600 " : ""}${mark.mono ? SIZE.mono : SIZE.sans}px ${mark.mono ? MONO : SANS}`;
+    if (wanted !== font) context.font = font = wanted;
+    context.textAlign = mark.align;
+    context.fillText(mark.text, mark.x, mark.y);
+  }
+}
+
+/** @param {CanvasRenderingContext2D} context @param {{x: number, y: number, w: number, h: number}} box @param {string} colour */
+function hatch(context, box, colour) {
+  context.save();
+  context.beginPath();
+  context.rect(box.x, box.y, box.w, box.h);
+  context.clip();
+  context.strokeStyle = colour;
+  context.beginPath();
+  for (let x = box.x - box.h; x < box.x + box.w; x += 4) {
+    context.moveTo(x, box.y + box.h);
+    context.lineTo(x + box.h, box.y);
+  }
+  context.stroke();
+  context.restore();
+}
+
+/** @param {readonly Mark[]} marks @returns {string} */
+export function svgOf(marks) {
+  const anchors = { left: "start", right: "end", center: "middle" };
+  return marks
+    .map((mark) => {
+      if (mark.kind === "rect") return `<rect x="${mark.x}" y="${mark.y}" width="${mark.w}" height="${mark.h}" fill="${mark.fill}"/>`;
+      const style = `font-family="${escaped(mark.mono ? MONO : SANS)}" font-size="${mark.mono ? SIZE.mono : SIZE.sans}"${mark.bold ? ' font-weight="600"' : ""}`;
+      return `<text x="${mark.x}" y="${mark.y}" fill="${mark.fill}" text-anchor="${anchors[mark.align]}" dominant-baseline="central" ${style}>${escaped(mark.text)}</text>`;
+    })
+    .join("\n");
+}
+
+/** @param {string} text */
+export function escaped(text) {
+  const words = /** @type {Record<string, string>} */ ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" });
+  return text.replace(/[\u0000-\u0008\u000b\u000c\u000e-\u001f]/g, "\ufffd").replace(/[&<>"]/g, (sign) => words[sign]);
+}

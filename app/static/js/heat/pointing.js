@@ -1,0 +1,156 @@
+// @ts-check
+/** The reader's hand on a heatmap: what is under it, one cursor with the other charts, picking, and zooming. */
+import { worse } from "../worst.js";
+import { moveBy } from "./keys.js";
+import { boxOf, pixelAt, stepAt, xOf } from "./layout.js";
+import { drawCursor, drawDrag } from "./overlay.js";
+import { Tip, wordsOf } from "./tip.js";
+import { turn } from "./zoom.js";
+
+const DRAG_PX = 5; // less is a click
+
+/** @typedef {{row: number, step: number, sharing: number}} Point a row of the data */
+
+export class Pointing {
+  /** Where the reader points. @type {Point | null} */
+  at = null;
+  /** Where a drag began, and where it is. @type {{from: number, to: number} | null} */
+  #drag = null;
+
+  /** @param {import("../page.js").Page} page @param {import("../heat.js").Heat} heat @param {import("./screen.js").Screen} screen */
+  constructor(page, heat, screen) {
+    this.page = page;
+    this.heat = heat;
+    this.screen = screen;
+    this.tip = new Tip();
+    const { pad } = screen;
+    pad.addEventListener("pointermove", (event) => this.#move(event));
+    pad.addEventListener("pointerdown", (event) => this.#press(event));
+    pad.addEventListener("pointerup", (event) => this.#release(event));
+    pad.addEventListener("pointercancel", () => this.#leave());
+    pad.addEventListener("pointerleave", () => this.#leave());
+    pad.addEventListener("wheel", (event) => turn(event, this, this.#placeOf(event).offsetX), { passive: false });
+    pad.addEventListener("keydown", (event) => moveBy(event, this));
+    pad.addEventListener("blur", () => this.#leave());
+    page.cursor.on("move", (point) => {
+      if (point.source !== this) this.draw();
+    });
+  }
+
+  /** What is at a place of the picture: of the rows that share a pixel, the worst one. @param {{offsetX: number, offsetY: number}} place @returns {Point | null} */
+  find({ offsetX, offsetY }) {
+    const { scene } = this.screen;
+    const { columns } = this.heat;
+    if (!scene || !columns?.length) return null;
+    const { layout, span } = scene;
+    const pixel = pixelAt(layout, offsetY);
+    if (pixel < 0 || offsetX > layout.plot.x + layout.plot.w) return null;
+    const step = offsetX < layout.plot.x ? (this.page.follow.step ?? span[1]) : stepAt(layout, span, offsetX);
+    const rows = layout.shown.subarray(layout.starts[pixel], layout.starts[pixel + 1]);
+    const bits = columns.bits(Math.max(0, columns.find(step)));
+    let row = rows[0];
+    for (const each of rows) if (worse(bits[row], bits[each]) !== bits[row]) row = each;
+    return { row, step, sharing: rows.length };
+  }
+
+  /** @param {PointerEvent} event */
+  #move(event) {
+    const place = this.#placeOf(event);
+    if (this.#drag !== null) {
+      this.#drag.to = place.offsetX;
+      this.draw();
+      if (this.#isDragged) return this.hide();
+    }
+    this.point(this.find(place), event.clientX, event.clientY);
+  }
+
+  /** In the picture, whatever is scrolled. @param {MouseEvent} event */
+  #placeOf(event) {
+    const box = this.screen.plot.getBoundingClientRect();
+    return { offsetX: event.clientX - box.left, offsetY: event.clientY - box.top };
+  }
+
+  get #isDragged() {
+    return this.#drag !== null && Math.abs(this.#drag.to - this.#drag.from) > DRAG_PX;
+  }
+
+  /** Points there, for all charts. @param {Point | null} point @param {number} [x] @param {number} [y] of the tip, in the window */
+  point(point, x, y) {
+    this.at = point;
+    if (point === null) return this.hide();
+    const row = this.heat.rows[point.row];
+    this.page.cursor.move({ module: row.module, tap: row.number, step: point.step }, this);
+    this.draw();
+    const [left, top] = x === undefined || y === undefined ? this.#corner(point) : [x, y];
+    this.tip.show(wordsOf(this.heat, point), left, top);
+  }
+
+  /** @param {Point} point @returns {[number, number]} */
+  #corner(point) {
+    const box = this.screen.plot.getBoundingClientRect();
+    const place = this.placeOf(point.row);
+    const { scene } = this.screen;
+    if (!scene || place < 0) return [box.left, box.top];
+    return [box.left + xOf(scene.layout, scene.span, point.step), box.top + boxOf(scene.layout, place).y];
+  }
+
+  /** Where a row is among those that are shown; -1 where it is not. @param {number} row */
+  placeOf(row) {
+    return this.screen.scene?.layout.shown.indexOf(row) ?? -1;
+  }
+
+  /** @param {PointerEvent} event */
+  #press(event) {
+    if (event.button !== 0) return;
+    const { offsetX } = this.#placeOf(event);
+    const plot = this.screen.scene?.layout.plot;
+    if (!plot || offsetX > plot.x + plot.w) return;
+    this.#drag = { from: offsetX, to: offsetX };
+    this.screen.pad.setPointerCapture(event.pointerId);
+  }
+
+  /** @param {PointerEvent} event */
+  #release(event) {
+    const drag = this.#drag;
+    const dragged = this.#isDragged;
+    this.#drag = null;
+    const { scene } = this.screen;
+    if (drag === null || !scene) return;
+    if (!dragged) return this.pick(this.find(this.#placeOf(event)));
+    const [from, to] = [drag.from, drag.to].sort((a, b) => a - b).map((x) => stepAt(scene.layout, scene.span, x));
+    if (to > from) this.page.follow.zoom(from, to);
+    this.draw();
+  }
+
+  /** The reader means this one. @param {Point | null} point */
+  pick(point) {
+    if (point === null) return;
+    const row = this.heat.rows[point.row];
+    this.page.cursor.pin({ module: row.module, tap: row.number, step: point.step });
+    this.heat.options.onPick?.(row, point.step);
+  }
+
+  #leave() {
+    this.#drag = null;
+    this.hide();
+    if (this.at !== null) this.page.cursor.move({ module: null, tap: null, step: null }, this);
+    this.at = null;
+    this.draw();
+  }
+
+  hide() {
+    this.tip.hide();
+  }
+
+  /** The cursor over the picture: the layer and the step that are pointed at, here or in another chart. */
+  draw() {
+    const { scene, over } = this.screen;
+    if (!scene) return;
+    const pen = /** @type {CanvasRenderingContext2D} */ (over.getContext("2d"));
+    const ratio = over.width / Math.max(1, scene.layout.width);
+    pen.setTransform(ratio, 0, 0, ratio, 0, 0);
+    pen.clearRect(0, 0, scene.layout.width, scene.layout.height);
+    drawCursor(pen, this, scene);
+    if (this.#isDragged && this.#drag) drawDrag(pen, this.#drag, scene.layout.plot);
+  }
+}

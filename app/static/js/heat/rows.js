@@ -1,0 +1,97 @@
+// @ts-check
+/** The rows of a heatmap: their names, their groups in the model's tree, and in which order they stand. Pure. */
+import { badness, startOf } from "../worst.js";
+
+/** @typedef {{number: number, module: string, kind: string, index: string, call: number, phase: string, type?: string, group: number}} Row */
+/** @typedef {"model" | "value" | "change" | "bad"} Sort */
+/** @typedef {{name: string, from: number, to: number}} Group rows of the picture, the last one excluded */
+
+const FINITE = 0x7f800000;
+
+/** A row's name: its module, and what else is needed to tell it. @param {Row} row */
+export function labelOf(row) {
+  const index = row.index ? ` [${row.index}]` : "";
+  const call = row.call ? ` #${row.call}` : "";
+  return `${row.module || "(root)"}${index}${call}${row.phase === "eval" ? " (eval)" : ""}`;
+}
+
+/** The block of the model in which a module is: the first part of its path, with the number where it is one of many.
+ * @param {string} path */
+export function blockOf(path) {
+  const parts = path.split(".");
+  const numbered = parts.findIndex((part) => /^\d+$/.test(part));
+  return numbered === 1 || numbered === 2 ? parts.slice(0, numbered + 1).join(".") : parts[0];
+}
+
+/** Neighbouring rows of one block. @param {readonly Row[]} rows @param {ArrayLike<number>} order @returns {Group[]} */
+export function groupsOf(rows, order) {
+  /** @type {Group[]} */
+  const groups = [];
+  for (let place = 0; place < order.length; place += 1) {
+    const name = blockOf(rows[order[place]].module);
+    const last = groups.at(-1);
+    if (last && last.name === name) last.to = place + 1;
+    else groups.push({ name, from: place, to: place + 1 });
+  }
+  return groups;
+}
+
+/** Whether two lists are of the same rows. @param {readonly Row[]} before @param {readonly Row[]} after */
+export function sameRows(before, after) {
+  return before.length === after.length && after.every((row, place) => row.number === before[place].number && row.group === before[place].group);
+}
+
+/** Which rows share a pixel row: the first `alone` have one each, the others share the rest. @param {number} rows @param {number} pixels @param {number} [alone] */
+export function startsOf(rows, pixels, alone = 0) {
+  const rest = rows - alone;
+  const height = Math.max(0, Math.min(rest, pixels));
+  const starts = new Int32Array(alone + height + 1);
+  for (let y = 0; y < alone; y += 1) starts[y] = y;
+  for (let y = 0; y <= height; y += 1) starts[alone + y] = alone + (height ? startOf(y, rest, height) : 0);
+  return starts;
+}
+
+/** The step at which each row first was not finite; Infinity where it always was. @param {import("../columns.js").Columns} columns */
+export function onsets(columns) {
+  const found = new Float64Array(columns.rows).fill(Infinity);
+  for (let place = columns.length - 1; place >= 0; place -= 1) {
+    if (!columns.nonfinite(place)) continue;
+    const bits = columns.bits(place);
+    for (let row = 0; row < bits.length; row += 1) if (badness(bits[row]) >= FINITE) found[row] = columns.first(place);
+  }
+  return found;
+}
+
+/** How bad each row's newest value is, and how much it changed over the window. @param {import("../columns.js").Columns} columns @param {Sort} sort */
+function keysOf(columns, sort) {
+  const keys = new Float64Array(columns.rows).fill(-Infinity);
+  if (!columns.length) return keys;
+  const [begin, newest] = [columns.column(0), columns.column(columns.length - 1)];
+  const bits = columns.bits(columns.length - 1);
+  for (let row = 0; row < keys.length; row += 1) {
+    const bad = badness(bits[row]);
+    if (bad < 0) continue;
+    if (bad >= FINITE) keys[row] = Infinity;
+    else keys[row] = sort === "value" ? Math.abs(newest[row]) : changeOf(Math.abs(begin[row]), Math.abs(newest[row]));
+  }
+  return keys;
+}
+
+/** @param {number} before @param {number} after */
+function changeOf(before, after) {
+  if (!Number.isFinite(before)) return -Infinity;
+  if (before === after) return 0;
+  return Math.abs(Math.log(Math.max(after, 1e-38) / Math.max(before, 1e-38)));
+}
+
+/** Rows in the order that is asked for: those of the model's order that stay equal keep it.
+ * @param {number[]} shown rows, in the model's order @param {Sort} sort @param {import("../columns.js").Columns | null} columns @returns {Int32Array} */
+export function sorted(shown, sort, columns) {
+  if (sort === "model" || columns === null) return Int32Array.from(shown);
+  if (sort === "bad") {
+    const at = onsets(columns);
+    return Int32Array.from(shown.slice().sort((a, b) => (at[a] === at[b] ? 0 : at[a] - at[b])));
+  }
+  const keys = keysOf(columns, sort);
+  return Int32Array.from(shown.slice().sort((a, b) => (keys[a] === keys[b] ? 0 : keys[b] - keys[a])));
+}

@@ -1,0 +1,157 @@
+// @ts-check
+/** The elements of a heatmap, and when what of it is drawn: cells that are new, all cells, or all that stands around them. */
+import { h } from "../dom.js";
+import { prefs } from "../prefs.js";
+import { colours, onTheme } from "../theme.js";
+import { Colouring } from "./colouring.js";
+import { Grid } from "./grid.js";
+import { layOut, ROW_PX } from "./layout.js";
+import { widthOf } from "./marks.js";
+import { drawScene, Texture } from "./picture.js";
+import { Pointing } from "./pointing.js";
+import { relativeTo, usualOf } from "./relative.js";
+
+const TABLE_MS = 1000; // it is read, not watched
+const RENEWED = 8; // times in a window the medians of the rows are found anew
+
+export class Screen {
+  grid = new Grid();
+  texture = new Texture();
+  /** @type {import("./picture.js").Scene | null} what was drawn last */
+  scene = null;
+  /** @type {import("./layout.js").Layout | null} */
+  layout = null;
+  #colouring = new Colouring();
+  #relative = { at: 0, convert: /** @type {((bits: Uint32Array) => Uint32Array) | null} */ (null) };
+  #news = false;
+  /** @type {ReturnType<typeof setTimeout> | null} */
+  #table = null;
+
+  /** @param {import("../page.js").Page} page @param {import("../heat.js").Heat} heat @param {HTMLElement} plot */
+  constructor(page, heat, plot) {
+    this.page = page;
+    this.heat = heat;
+    this.plot = plot;
+    const words = `${heat.options.title}. Arrow keys move over layers and steps, Enter picks the layer, plus and minus zoom.`;
+    this.spacer = h("div", { class: "heat-spacer" });
+    this.pad = h("div", { class: "heat-pad", role: "application", tabindex: "0", "aria-label": words }, this.spacer);
+    this.picture = /** @type {HTMLCanvasElement} */ (h("canvas", { class: "heat-picture" }));
+    this.over = /** @type {HTMLCanvasElement} */ (h("canvas", { class: "heat-over" }));
+    plot.classList.add("heat");
+    plot.replaceChildren(this.picture, this.over, this.pad);
+    this.context = /** @type {CanvasRenderingContext2D} */ (this.picture.getContext("2d"));
+    this.pointing = new Pointing(page, heat, this);
+    new ResizeObserver(() => this.arrange()).observe(plot);
+    this.pad.addEventListener("scroll", () => this.arrange());
+    page.schedule.watch(plot);
+    plot.addEventListener("seen", () => this.soon());
+    onTheme(() => this.#recolour());
+    prefs.on("colours", () => this.#recolour());
+  }
+
+  soon() {
+    if (this.page.schedule.isSeen(this.plot)) this.page.schedule.soon(this, () => this.draw());
+    if (this.heat.card && !this.heat.card.table.hidden) this.#table ??= setTimeout(() => this.#writeTable(), TABLE_MS);
+  }
+
+  #writeTable() {
+    this.#table = null;
+    this.heat.card?.refresh();
+  }
+
+  /** Rows are elsewhere, or there is another room for them. */
+  arrange() {
+    this.layout = null;
+    this.soon();
+  }
+
+  /** All cells have to be made anew. */
+  forget() {
+    this.grid.forget();
+    this.#relative.convert = null;
+    this.soon();
+  }
+
+  forgetRange() {
+    this.#colouring.forget();
+  }
+
+  /** @param {[number, number] | null} steps null: any */
+  changed(steps) {
+    if (steps === null) this.forget();
+    else this.grid.changed(steps);
+    this.#news = true;
+    this.soon();
+  }
+
+  #recolour() {
+    this.#colouring.painter = null;
+    this.soon();
+  }
+
+  draw() {
+    const began = performance.now();
+    const { heat, grid, texture } = this;
+    const { columns, span } = heat;
+    if (columns === null || span === null || !this.plot.clientWidth) return;
+    const ratio = globalThis.devicePixelRatio || 1;
+    const layout = this.layout ?? this.#layOut(ratio);
+    grid.show(span[0], span[1], Math.floor(layout.plot.w * Math.min(1, ratio)));
+    const fresh = grid.fill(columns, this.#convert(columns));
+    const before = this.#colouring.painter;
+    const painter = this.#colouring.choose(heat, grid, began);
+    if (painter !== before && grid.have) texture.paint(grid, painter, grid.have);
+    else if (fresh) texture.paint(grid, painter, fresh);
+    const { rows, grouped, relative, words } = heat;
+    this.scene = { layout, span, grid, painter, rows, grouped, relative, words, page: colours() };
+    drawScene(this.context, texture, this.scene, ratio);
+    this.pointing.draw();
+    if (this.#news && columns.length) tellDrawn(columns.last(columns.length - 1), performance.now() - began);
+    this.#news = false;
+  }
+
+  /** @param {number} ratio */
+  #layOut(ratio) {
+    const { order, pinned, fit } = this.heat;
+    const { clientWidth, clientHeight } = this.plot;
+    for (const canvas of [this.picture, this.over]) {
+      const [width, height] = [Math.round(clientWidth * ratio), Math.round(clientHeight * ratio)];
+      if (canvas.width !== width || canvas.height !== height) Object.assign(canvas, { width, height });
+    }
+    const layout = layOut(clientWidth, clientHeight, order, pinned, fit, Math.round(this.pad.scrollTop / ROW_PX), widthOf(this.heat.rows), Math.min(1, ratio));
+    const more = layout.content - layout.plot.h;
+    this.spacer.style.height = `${clientHeight + more}px`;
+    this.pad.classList.toggle("scrolls", more > 0);
+    this.grid.shape(layout.starts, layout.shown);
+    this.layout = layout;
+    return layout;
+  }
+
+  /** @param {import("../columns.js").Columns} columns */
+  #convert(columns) {
+    if (!this.heat.relative) return null;
+    const held = this.#relative;
+    if (held.convert === null || columns.version - held.at > columns.capacity / RENEWED) {
+      Object.assign(held, { at: columns.version, convert: relativeTo(usualOf(columns)) });
+      this.grid.forget();
+    }
+    return held.convert;
+  }
+
+  /** The picture as it is, on a canvas of its own. @returns {HTMLCanvasElement} */
+  copy() {
+    const canvas = document.createElement("canvas");
+    Object.assign(canvas, { width: this.picture.width, height: this.picture.height });
+    const context = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
+    context.fillStyle = colours().card;
+    context.fillRect(0, 0, canvas.width, canvas.height);
+    context.drawImage(this.picture, 0, 0);
+    return canvas;
+  }
+}
+
+/** For whoever measures: how far the picture is, and what it took. @param {number} step @param {number} ms */
+function tellDrawn(step, ms) {
+  if (!performance.getEntriesByName("hookcore:live").length) performance.mark("hookcore:live");
+  document.dispatchEvent(new CustomEvent("hookcore:drawn", { detail: { kind: "heat", step, ms } }));
+}

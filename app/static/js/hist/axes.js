@@ -1,0 +1,49 @@
+// @ts-check
+/** What stands around the picture of histograms: ticks, steps, and the step that is pointed at. */
+import { count, number } from "../format.js";
+import { colours } from "../theme.js";
+import { STRIP } from "./paint.js";
+
+export const LEFT = 52;
+export const BOTTOM = 16;
+const FONT = "10.5px system-ui, sans-serif";
+const LETTERS = 11;
+
+/** @typedef {{width: number, height: number, ratio: number}} Size in CSS pixels, and device pixels for each */
+
+/** Where a value stands, in CSS pixels from the top. @param {import("./shape.js").SignedLog} axis @param {number} value @param {Size} size */
+export function topOf(axis, value, { height, ratio }) {
+  return STRIP / ratio + (1 - axis.place(value)) * (height - BOTTOM - (2 * STRIP) / ratio);
+}
+
+/** @param {CanvasRenderingContext2D} pen @param {import("./shape.js").SignedLog} axis @param {[number, number]} span @param {Size} size */
+export function drawAxes(pen, axis, span, size) {
+  pen.font = FONT;
+  pen.fillStyle = colours().quiet;
+  pen.textAlign = "right";
+  pen.textBaseline = "middle";
+  let free = Infinity;
+  for (const value of axis.ticks(Math.max(1, Math.floor(size.height / 55)))) {
+    const y = topOf(axis, value, size);
+    if (free - y < LETTERS) continue;
+    free = y;
+    pen.fillText(number(value, { digits: 1 }), LEFT - 7, Math.max(6, Math.min(size.height - BOTTOM - 5, y)));
+    pen.fillRect(LEFT - 4, Math.round(y), 3, 1);
+  }
+  pen.textBaseline = "alphabetic";
+  pen.textAlign = "left";
+  pen.fillText(count(span[0]), LEFT, size.height - 3);
+  pen.textAlign = "right";
+  pen.fillText(count(span[1]), size.width, size.height - 3);
+}
+
+/** @param {CanvasRenderingContext2D} pen @param {number} step @param {[number, number]} span @param {Size} size */
+export function drawCursor(pen, step, span, { width, height }) {
+  if (step < span[0] || step > span[1]) return;
+  const x = Math.floor(LEFT + ((step - span[0] + 0.5) / (span[1] - span[0] + 1)) * (width - LEFT));
+  // Two lines: one of them is seen on every colour.
+  pen.fillStyle = colours().ink;
+  pen.fillRect(x, 0, 1, height - BOTTOM);
+  pen.fillStyle = colours().paper;
+  pen.fillRect(x + 1, 0, 1, height - BOTTOM);
+}

@@ -1,0 +1,47 @@
+// @ts-check
+/** The layers of a wall, as the server has them: what they are, their newest numbers, how far they drifted. */
+import { get, numberOf } from "../api.js";
+import { driftOf } from "./order.js";
+
+const COLUMNS = 12; // of the window, to see how far a layer drifted
+const ROWS = 5000;
+const PAGE = 1000;
+
+/** @typedef {import("./order.js").Layer} Layer */
+
+/** All modules of a run, by path. @param {string} run @returns {Promise<Map<string, any>>} */
+export async function modulesOf(run) {
+  const found = new Map();
+  for (let after = /** @type {number | null} */ (0); after !== null; ) {
+    const page = await get(`runs/${encodeURIComponent(run)}/modules`, { after, limit: PAGE });
+    for (const module of page.modules) found.set(module.path, { ...module, place: found.size });
+    after = page.next;
+  }
+  return found;
+}
+
+/** The layers of a kind with their newest numbers. @param {string} run @param {string} kind @param {Map<string, any>} modules @returns {Promise<Layer[]>} */
+export async function layersOf(run, kind, modules) {
+  const said = await get("latest", { run, kind, limit: 100000 });
+  const column = (/** @type {string} */ name) => said.stats.indexOf(name);
+  const [zero, spread, bad] = ["zero_fraction", "std", "nonfinite"].map(column);
+  return said.taps.map((/** @type {any} */ tap) => ({
+    tap: tap.number,
+    module: tap.module,
+    label: tap.label.slice(tap.module.length).trim(),
+    type: modules.get(tap.module)?.type ?? "",
+    place: modules.get(tap.module)?.place ?? modules.size,
+    zero: numberOf(tap.values[zero]),
+    spread: numberOf(tap.values[spread]),
+    bad: numberOf(tap.values[bad]),
+    drift: NaN,
+  }));
+}
+
+/** Adds how far each layer went in the window. @param {string} run @param {string} kind @param {[number, number] | null} span @param {Layer[]} layers */
+export async function addDrift(run, kind, span, layers) {
+  const said = await get("heatmap", { run, kind, stat: "rms", columns: COLUMNS, rows: ROWS, from: span?.[0], to: span?.[1] });
+  const drifts = driftOf(said.worst.map((/** @type {any[]} */ row) => row.map(numberOf)), said.state);
+  const found = new Map(said.rows.map((/** @type {any} */ row, /** @type {number} */ place) => [row.number, drifts[place]]));
+  for (const layer of layers) layer.drift = found.get(layer.tap) ?? NaN;
+}

@@ -1,0 +1,106 @@
+// @ts-check
+/** The pixels of histograms over steps: steps to the right, values upwards, and how much of a step lies there as the colour. Pure. */
+import { endsOf, middleOf } from "./shape.js";
+
+/** @typedef {import("./shape.js").Shape} Shape */
+/** @typedef {{table: Uint32Array, nan: number, inf: number, missing: number, nanHatch: number, infHatch: number}} Palette */
+
+/** The colours reach from the first share to the second, by the logarithm. */
+export const SHARES = /** @type {const} */ ([1e-4, 0.25]);
+export const STRIP = 5; // rows at the top and the bottom for what is not finite
+const DECADES = Math.log10(SHARES[1] / SHARES[0]);
+
+/** The colour of a share among the 256 of a table. @param {number} share */
+export function levelOf(share) {
+  const level = Math.log10(share / SHARES[0]) / DECADES;
+  return level <= 0 ? 0 : level >= 1 ? 255 : Math.round(level * 255);
+}
+
+/** For each row of pixels the bins that lie on it: the first, and behind the last. Those around zero share the rows of the band.
+ * @param {Shape} shape @param {import("./shape.js").SignedLog} axis @param {number} rows
+ * @returns {{from: Int32Array, to: Int32Array, band: [number, number], about: [number, number]}} `about`: the bins that are summed up in the band */
+export function rowsOf(shape, axis, rows) {
+  const [from, to] = [new Int32Array(rows).fill(-1), new Int32Array(rows).fill(-1)];
+  const row = (/** @type {number} */ value) => (1 - axis.place(value)) * rows;
+  let [low, high] = [-axis.small, axis.small];
+  const about = /** @type {[number, number]} */ ([shape.bins, shape.bins]);
+  for (let bin = 0; bin < shape.bins; bin += 1) {
+    const middle = middleOf(shape, bin);
+    if (Math.abs(middle) <= axis.small) {
+      about[0] = Math.min(about[0], bin);
+      about[1] = bin + 1;
+      // A bin that is only mostly in the band draws it out to its end: no gap is left.
+      [low, high] = [Math.min(low, shape.edges[bin]), Math.max(high, shape.edges[bin + 1])];
+      continue;
+    }
+    const top = Math.max(0, Math.min(rows - 1, Math.round(row(shape.edges[bin + 1]))));
+    const bottom = Math.max(top + 1, Math.min(rows, Math.round(row(shape.edges[bin]))));
+    for (let y = top; y < bottom; y += 1) {
+      if (from[y] < 0 || bin < from[y]) from[y] = bin;
+      to[y] = Math.max(to[y], bin + 1);
+    }
+  }
+  const top = Math.floor(row(high));
+  return { from, to, band: [top, Math.max(top + 1, Math.ceil(row(low)))], about };
+}
+
+/** Fills pixels; where a row holds several bins the fullest one wins, and a column that is not finite is marked at the edges.
+ * @param {Uint32Array} pixels @param {number} width @param {number} height
+ * @param {Shape} shape @param {import("./shape.js").SignedLog} axis @param {[number, number]} span first and last step
+ * @param {Palette} palette @param {number} empty the colour where nothing lies */
+export function paint(pixels, width, height, shape, axis, span, palette, empty) {
+  const inner = height - 2 * STRIP;
+  const rows = rowsOf(shape, axis, inner);
+  const ends = endsOf(shape);
+  const scale = width / (span[1] - span[0] + 1);
+  pixels.fill(palette.missing);
+  for (let column = 0; column < shape.columns; column += 1) {
+    const left = Math.max(0, Math.floor((shape.first[column] - span[0]) * scale));
+    const right = Math.min(width, Math.max(left + 1, Math.floor((ends[column] - span[0]) * scale)));
+    if (right <= 0 || left >= width) continue;
+    const colours = columnOf(shape, column, rows, inner, palette, empty);
+    for (let y = 0; y < inner; y += 1) pixels.fill(colours[y], (y + STRIP) * width + left, (y + STRIP) * width + right);
+  }
+  strips(pixels, width, height, shape, ends, span, palette, empty);
+}
+
+/** @param {Shape} shape @param {number} column @param {ReturnType<typeof rowsOf>} rows @param {number} inner @param {Palette} palette @param {number} empty */
+function columnOf(shape, column, { from, to, band, about }, inner, palette, empty) {
+  const colours = new Uint32Array(inner).fill(empty);
+  const start = column * shape.bins;
+  const total = shape.totals[column] || 1;
+  for (let y = 0; y < inner; y += 1) {
+    let most = 0;
+    for (let bin = Math.max(0, from[y]); bin < to[y]; bin += 1) most = Math.max(most, shape.counts[start + bin]);
+    if (most) colours[y] = palette.table[levelOf(most / total)];
+  }
+  if (shape.nan[column] === shape.totals[column] && shape.nan[column]) return colours.map((_, y) => (y % 4 ? palette.nan : palette.nanHatch)); // nothing but NaN
+  let sum = 0;
+  for (let bin = about[0]; bin < about[1]; bin += 1) sum += shape.counts[start + bin];
+  if (sum) colours.fill(palette.table[levelOf(sum / total)], band[0], band[1]);
+  return colours;
+}
+
+/** NaN and +Infinity above, -Infinity below. A mark lasts no less than a pixel, and no later column takes it away.
+ * @param {Uint32Array} pixels @param {number} width @param {number} height @param {Shape} shape @param {Float64Array} ends
+ * @param {[number, number]} span @param {Palette} palette @param {number} empty */
+function strips(pixels, width, height, shape, ends, span, palette, empty) {
+  const scale = width / (span[1] - span[0] + 1);
+  for (const pass of [0, 1]) {
+    for (let column = 0; column < shape.columns; column += 1) {
+      const [nan, above, below] = [shape.nan[column] > 0, shape.positive[column] > 0, shape.negative[column] > 0];
+      if (pass === 1 && !(nan || above || below)) continue;
+      const left = Math.max(0, Math.floor((shape.first[column] - span[0]) * scale));
+      const right = Math.min(width, Math.max(left + 1, Math.floor((ends[column] - span[0]) * scale)));
+      for (let y = 0; y < STRIP; y += 1) {
+        for (let x = left; x < right; x += 1) {
+          const hatched = (x + y) % 4 === 0;
+          const top = nan ? (hatched ? palette.nanHatch : palette.nan) : above ? (hatched ? palette.infHatch : palette.inf) : empty;
+          if (pass === 0 || nan || above) pixels[y * width + x] = pass === 0 ? empty : top;
+          const bottom = below ? (hatched ? palette.infHatch : palette.inf) : empty;
+          if (pass === 0 || below) pixels[(height - 1 - y) * width + x] = pass === 0 ? empty : bottom;
+        }
+      }
+    }
+  }
+}

@@ -1,0 +1,150 @@
+// @ts-check
+/** Histograms over steps as the page has them, and the axis they stand on. Pure. */
+
+/**
+ * @typedef {object} Shape
+ * @property {number} tap
+ * @property {any} about the tap
+ * @property {number} columns
+ * @property {number} bins
+ * @property {Float64Array} first steps of the columns
+ * @property {Float64Array} last
+ * @property {Float64Array} edges bins + 1 of them
+ * @property {Float64Array} counts column by column
+ * @property {Float64Array} totals of a column: all values, the non-finite ones too
+ * @property {Float64Array} nan
+ * @property {Float64Array} negative infinities
+ * @property {Float64Array} positive infinities
+ */
+
+/** @param {any} said one answer of api/v1/histograms @returns {Shape} */
+export function shapeOf(said) {
+  const [columns, bins] = [said.first_step.length, Math.max(0, said.edges.length - 1)];
+  const counts = new Float64Array(columns * bins);
+  for (let column = 0; column < columns; column += 1) counts.set(said.counts[column], column * bins);
+  const [nan, negative, positive] = [said.nan, said.negative_infinity, said.positive_infinity].map((each) => Float64Array.from(each));
+  const totals = nan.map((held, column) => {
+    let sum = held + negative[column] + positive[column];
+    for (let bin = column * bins; bin < (column + 1) * bins; bin += 1) sum += counts[bin];
+    return sum;
+  });
+  const [first, last, edges] = [said.first_step, said.last_step, said.edges].map((each) => Float64Array.from(each, Number));
+  return { tap: said.tap, about: said.about, columns, bins, first, last, edges, counts, totals, nan, negative, positive };
+}
+
+/** The value in the middle of a bin; of the one around zero it is zero. @param {Shape} shape @param {number} bin */
+export function middleOf(shape, bin) {
+  const [low, high] = [shape.edges[bin], shape.edges[bin + 1]];
+  return low < 0 && high > 0 ? 0 : (low + high) / 2;
+}
+
+/** Where the columns stand: each lasts until the next one, but not over a gap. Ends are exclusive. @param {Shape} shape @returns {Float64Array} */
+export function endsOf({ first, last, columns }) {
+  const gaps = Array.from({ length: Math.max(0, columns - 1) }, (_, column) => first[column + 1] - first[column]).sort((a, b) => a - b);
+  const usual = gaps.length ? gaps[(gaps.length - 1) >> 1] : 1;
+  return last.map((step, column) => {
+    const next = column + 1 < columns ? first[column + 1] : first[column] + usual;
+    return Math.max(step + 1, next - first[column] <= 2 * usual ? next : step + 1);
+  });
+}
+
+/** The column of a step; -1 where none was captured. @param {Shape} shape @param {Float64Array} ends @param {number} step */
+export function columnAt({ first, columns }, ends, step) {
+  let [low, high] = [0, columns];
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (first[middle] <= step) low = middle + 1;
+    else high = middle;
+  }
+  return low > 0 && step < ends[low - 1] ? low - 1 : -1;
+}
+
+const SMALL = 0.005; // of what is not zero: that much may lie in the band around zero
+const MOST_DECADES = 12;
+
+/** What a picture of these histograms must hold: the largest magnitudes of each sign, and below which one all is about zero.
+ * @param {Shape[]} shapes @returns {{small: number, negative: number, positive: number}} */
+export function extentOf(shapes) {
+  /** @type {[number, number][]} */
+  const masses = [];
+  let [negative, positive, all] = [0, 0, 0];
+  for (const shape of shapes) {
+    for (let bin = 0; bin < shape.bins; bin += 1) {
+      let mass = 0;
+      for (let at = bin; at < shape.counts.length; at += shape.bins) mass += shape.counts[at];
+      const [low, high] = [shape.edges[bin], shape.edges[bin + 1]];
+      if (!mass || (low <= 0 && high >= 0 && high - low < 1e-15)) continue; // zeros
+      if (low < 0) negative = Math.max(negative, -low);
+      if (high > 0) positive = Math.max(positive, high);
+      masses.push([Math.min(Math.abs(low), Math.abs(high)), mass]);
+      all += mass;
+    }
+  }
+  const most = Math.max(negative, positive);
+  if (!most) return { small: 0.1, negative: 1, positive: 1 };
+  masses.sort((a, b) => a[0] - b[0]);
+  let [small, below] = [0, 0];
+  for (const [magnitude, mass] of masses) {
+    if (below > SMALL * all) break;
+    small = magnitude;
+    below += mass;
+  }
+  small = Math.min(Math.max(small, most / 10 ** MOST_DECADES), most / 10);
+  // Round numbers: the axis then stays where it is while the values move a little.
+  return { small: roundDown(small), negative: roundUp(negative), positive: roundUp(positive) };
+}
+
+/** @param {number} value */
+function roundDown(value) {
+  const power = 10 ** Math.floor(Math.log10(value) + 1e-9);
+  return Number((([5, 2, 1].find((times) => times * power <= value * 1.001) ?? 1) * power).toPrecision(1));
+}
+
+/** @param {number} value */
+function roundUp(value) {
+  if (!value) return 0;
+  const power = 10 ** Math.floor(Math.log10(value));
+  return (([1, 2, 5, 10].find((times) => times * power >= value * 0.999)) ?? 10) * power;
+}
+
+const BAND = 0.06; // of the axis: the values about zero
+
+/** An axis that is logarithmic on both sides of a band around zero; from 0 at the bottom to 1 at the top. */
+export class SignedLog {
+  /** @param {{small: number, negative: number, positive: number}} extent */
+  constructor({ small, negative, positive }) {
+    this.small = small;
+    const [below, above] = [negative, positive].map((side) => Math.max(0, Math.log10(side / small)) || 0);
+    const half = Math.max(0.1, (below + above) * BAND) / 2;
+    this.negative = negative > small ? -negative : 0;
+    this.positive = positive > small ? positive : 0;
+    this.low = -below - half;
+    this.half = half;
+    this.length = below + above + 2 * half;
+  }
+
+  /** @param {number} value */
+  place(value) {
+    const size = Math.abs(value);
+    const bent = size <= this.small ? (size / this.small) * this.half : this.half + Math.log10(size / this.small);
+    return Math.min(1, Math.max(0, (Math.sign(value) * bent - this.low) / this.length));
+  }
+
+  /** @param {number} place */
+  value(place) {
+    const bent = place * this.length + this.low;
+    const size = Math.abs(bent) <= this.half ? (Math.abs(bent) / this.half) * this.small : this.small * 10 ** (Math.abs(bent) - this.half);
+    return Math.sign(bent) * size;
+  }
+
+  /** Whole powers of ten on both sides, and zero. @param {number} [many] of a side, at most */
+  ticks(many = 3) {
+    const side = (/** @type {number} */ end) => {
+      if (!end) return [];
+      const [from, to] = [Math.ceil(Math.log10(this.small) - 1e-9), Math.floor(Math.log10(end) + 1e-9)];
+      const every = Math.max(1, Math.ceil((to - from + 1) / many));
+      return Array.from({ length: Math.max(0, Math.floor((to - from) / every) + 1) }, (_, place) => Number(`1e${to - place * every}`));
+    };
+    return [...side(-this.negative).map((value) => -value), 0, ...side(this.positive).reverse()];
+  }
+}

@@ -1,0 +1,159 @@
+// @ts-check
+/** One layer's histograms over steps: steps to the right, signed-log values upwards, the share of a step's values as the colour. */
+import { paletteOf, pixelOf } from "./colours.js";
+import { h } from "./dom.js";
+import { BOTTOM, LEFT, drawAxes, drawCursor, topOf } from "./hist/axes.js";
+import { STRIP, paint } from "./hist/paint.js";
+import { say, tableOf } from "./hist/say.js";
+import { SignedLog, endsOf, extentOf, shapeOf } from "./hist/shape.js";
+import { hideTip, showTip } from "./hist/tip.js";
+import { prefs } from "./prefs.js";
+import { colours, onTheme } from "./theme.js";
+
+const MOST_RATIO = 2;
+const PLACES = 40; // steps of the arrow keys from the bottom to the top
+
+/** @typedef {{title: string, height?: number, module?: string, onOpen?: (step: number | null) => void}} Options */
+
+export class HistMap {
+  /** @type {import("./hist/shape.js").Shape | null} */
+  shape = null;
+  /** @type {SignedLog | null} */
+  axis = null;
+  /** First and last step on the axis; null is what there is. @type {[number, number] | null} */
+  span = null;
+  /** An axis shared with others; null is its own. @type {SignedLog | null} */
+  shared = null;
+  /** @type {{step: number, value: number} | null} */
+  #at = null;
+  /** @type {ImageData | null} */
+  #picture = null;
+  #ratio = 1;
+  #ends = new Float64Array();
+
+  /** @param {import("./page.js").Page} page @param {HTMLElement} element gets the canvas @param {Options} options */
+  constructor(page, element, { title, height = 160, module, onOpen }) {
+    this.page = page;
+    this.module = module;
+    this.onOpen = onOpen;
+    this.canvas = /** @type {HTMLCanvasElement} */ (h("canvas", { tabindex: "0", role: "application", class: "histmap" }));
+    this.canvas.setAttribute("aria-label", `${title}: histograms over steps; the arrow keys read them${onOpen ? ", Enter opens the layer" : ""}`);
+    Object.assign(this.canvas.style, { width: "100%", height: `${height}px` });
+    element.append(this.canvas);
+    page.schedule.watch(this.canvas);
+    const again = () => this.draw();
+    const sized = new ResizeObserver(again);
+    sized.observe(this.canvas);
+    const undone = [onTheme(again), prefs.on("colours", again), page.cursor.on("move", () => page.schedule.isSeen(this.canvas) && page.schedule.soon(this.canvas, () => this.#compose()))];
+    /** Takes it off the page. */
+    this.close = () => {
+      sized.disconnect();
+      for (const undo of undone) undo();
+      this.canvas.remove();
+    };
+    this.#listen(again);
+  }
+
+  /** @param {() => void} again */
+  #listen(again) {
+    this.canvas.addEventListener("seen", again);
+    this.canvas.addEventListener("pointermove", (event) => this.#point(this.#placeOf(event), event.clientX, event.clientY));
+    for (const gone of ["pointerleave", "blur"]) this.canvas.addEventListener(gone, () => this.#point(null));
+    this.canvas.addEventListener("click", (event) => this.onOpen?.(this.#placeOf(event)?.step ?? null));
+    this.canvas.addEventListener("keydown", (event) => this.#key(event));
+  }
+
+  /** Shows one answer of `api/v1/histograms`. @param {any} said @param {[number, number] | null} [span] @param {SignedLog | null} [shared] */
+  show(said, span = null, shared = null) {
+    this.shape = shapeOf(said);
+    this.#ends = endsOf(this.shape);
+    this.span = span;
+    this.shared = shared;
+    this.draw();
+  }
+
+  draw() {
+    if (this.page.schedule.isSeen(this.canvas)) this.page.schedule.soon(this, () => this.#paint());
+  }
+
+  /** What is shown, as a table. */
+  table() {
+    return this.shape ? tableOf(this.shape) : { columns: ["step"], rows: [] };
+  }
+
+  /** The steps on the axis. @returns {[number, number] | null} */
+  get shown() {
+    if (this.span || !this.shape?.columns) return this.span;
+    return [this.shape.first[0], this.#ends[this.shape.columns - 1] - 1];
+  }
+
+  get #size() {
+    return { width: this.canvas.clientWidth, height: this.canvas.clientHeight, ratio: this.#ratio };
+  }
+
+  #paint() {
+    const span = this.shown;
+    const { width, height } = this.#size;
+    if (!this.shape || !span || width <= LEFT + 8) return;
+    this.axis = this.shared ?? new SignedLog(extentOf([this.shape]));
+    this.#ratio = Math.min(MOST_RATIO, devicePixelRatio || 1);
+    const [across, down] = [Math.round(width * this.#ratio), Math.round(height * this.#ratio)];
+    if (this.canvas.width !== across) this.canvas.width = across;
+    if (this.canvas.height !== down) this.canvas.height = down;
+    const image = new ImageData(Math.max(1, across - Math.round(LEFT * this.#ratio)), Math.max(4 * STRIP, down - Math.round(BOTTOM * this.#ratio)));
+    const palette = paletteOf(/** @type {any} */ (prefs.get("colours")));
+    paint(new Uint32Array(image.data.buffer), image.width, image.height, this.shape, this.axis, span, palette, pixelOf(colours().band));
+    this.#picture = image;
+    this.#compose();
+  }
+
+  #compose() {
+    const [pen, span] = [this.canvas.getContext("2d"), this.shown];
+    if (!pen || !span || !this.axis || !this.#picture) return;
+    pen.setTransform(1, 0, 0, 1, 0, 0);
+    pen.clearRect(0, 0, this.canvas.width, this.canvas.height);
+    pen.putImageData(this.#picture, Math.round(LEFT * this.#ratio), 0);
+    pen.setTransform(this.#ratio, 0, 0, this.#ratio, 0, 0);
+    drawAxes(pen, this.axis, span, this.#size);
+    const step = this.page.cursor.point.step;
+    if (step !== null && step !== undefined) drawCursor(pen, step, span, this.#size);
+  }
+
+  /** @param {MouseEvent} event */
+  #placeOf(event) {
+    const [box, span] = [this.canvas.getBoundingClientRect(), this.shown];
+    if (!span || !this.axis || event.clientX < box.left + LEFT) return null;
+    const strip = STRIP / this.#ratio;
+    const place = 1 - (event.clientY - box.top - strip) / (box.height - BOTTOM - 2 * strip);
+    const step = Math.floor(span[0] + ((event.clientX - box.left - LEFT) / (box.width - LEFT)) * (span[1] - span[0] + 1));
+    return { step: Math.min(span[1], step), value: this.axis.value(Math.min(1, Math.max(0, place))) };
+  }
+
+  /** @param {{step: number, value: number} | null} at @param {number} [x] @param {number} [y] */
+  #point(at, x = 0, y = 0) {
+    this.#at = at;
+    this.page.cursor.move({ step: at?.step ?? null, ...(this.module === undefined ? {} : { module: at ? this.module : null }) }, this);
+    if (!at || !this.shape || !this.axis) return hideTip();
+    const words = say(this.shape, this.#ends, this.axis, at);
+    showTip(words, x, y);
+    return words;
+  }
+
+  /** @param {KeyboardEvent} event */
+  #key(event) {
+    const span = this.shown;
+    if (event.key === "Enter") return this.onOpen?.(this.#at?.step ?? null);
+    /** @type {Record<string, [number, number]>} */
+    const moves = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, 1], ArrowDown: [0, -1] };
+    const move = moves[event.key];
+    if (!move || !span || !this.axis) return;
+    event.preventDefault();
+    event.stopPropagation();
+    const from = this.#at ?? { step: span[1], value: 0 };
+    const step = Math.max(span[0], Math.min(span[1], from.step + move[0] * (event.shiftKey ? 10 : 1)));
+    const value = this.axis.value(Math.max(0, Math.min(1, this.axis.place(from.value) + move[1] / PLACES)));
+    const box = this.canvas.getBoundingClientRect();
+    const x = box.left + LEFT + ((step - span[0]) / (span[1] - span[0] + 1)) * (box.width - LEFT);
+    this.page.announce(this.#point({ step, value }, x, box.top + topOf(this.axis, value, this.#size)) ?? "");
+  }
+}

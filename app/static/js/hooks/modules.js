@@ -1,0 +1,100 @@
+// @ts-check
+/** The modules as a tree: what is captured of each, what it costs in values, and the box that switches it. */
+import { get } from "../api.js";
+import { Card } from "../card.js";
+import { h } from "../dom.js";
+import { count } from "../format.js";
+import { Tree } from "../tree.js";
+import { nodesOf } from "../treeRows.js";
+import { toast } from "../toast.js";
+import { patternsOf, switched } from "./switch.js";
+
+const A_PAGE = 2000;
+const ON_MODEL = new Set(["module", "parameter"]);
+
+/** @typedef {{path: string, type: string, parent: string | null, captured: boolean, kinds: string[], reason: string, calls: number,
+ *   values: number, hooks: number, nan: boolean, dead: boolean, parameters: number, trainable: number, aliases: string[]}} Seen */
+
+/** @param {string} run @returns {Promise<Seen[]>} */
+export async function load(run) {
+  const [modules, { hooks }, { findings }] = await Promise.all([allModules(run), get("hooks", { run, limit: 10_000 }), get("attention", { run })]);
+  const paths = new Set(modules.map(({ path }) => path));
+  /** @type {Map<string, number>} */
+  const foreign = new Map();
+  for (const { scope, owner, ours } of hooks) {
+    if (ours || !ON_MODEL.has(scope)) continue;
+    const path = paths.has(owner) ? owner : owner.replace(/\.?[^.]*$/, "");
+    foreign.set(path, (foreign.get(path) ?? 0) + 1);
+  }
+  const bad = (/** @type {string} */ rule) => new Set(findings.filter((/** @type {any} */ each) => each.rule === rule).map((/** @type {any} */ each) => each.tap.module));
+  const [nan, dead] = [bad("nonfinite"), bad("dead")];
+  return modules.map((module) => ({ ...seen(module), hooks: foreign.get(module.path) ?? 0, nan: nan.has(module.path), dead: dead.has(module.path) }));
+}
+
+/** @param {string} run @returns {Promise<any[]>} */
+async function allModules(run) {
+  const found = [];
+  for (let after = 0; after !== null; ) {
+    const page = await get(`runs/${encodeURIComponent(run)}/modules`, { after, limit: A_PAGE });
+    found.push(...page.modules);
+    after = page.next;
+  }
+  return found;
+}
+
+/** @param {any} module as the interface tells it */
+function seen({ path, type, parent, coverage, taps, parameters, trainable, aliases }) {
+  let [calls, values] = [0, 0];
+  for (const tap of taps) {
+    if (tap.kind === "output") calls = Math.max(calls, tap.call + 1);
+    values += typeof tap.values === "number" ? tap.values : 0;
+  }
+  return { path, type, parent, parameters, trainable, aliases, captured: coverage?.captured ?? false, kinds: coverage?.kinds ?? [], reason: coverage?.reason ?? "", calls, values };
+}
+
+/** @param {import("../page.js").Page} page @param {HTMLElement} figure @param {import("./capture.js").Capture | null} capture */
+export function makeTree(page, figure, capture) {
+  const place = /** @type {HTMLElement} */ (figure.querySelector("#tree"));
+  const many = (/** @type {number} */ value) => (value ? count(value) : "");
+  /** @type {import("../tree.js").Column[]} */
+  const columns = [
+    { key: "type", title: "Type", width: 165, value: ({ type }) => type },
+    { key: "captured", title: "Captured", width: 208, value: ({ captured, reason }) => (captured ? "yes" : reason || "no"), rank: ({ captured }) => Number(!captured), words: (words, { captured }) => `${captured ? "\u2713" : "\u2013"} ${words}`, help: "Or why not; a closed group shows a module below it that is not" },
+    { key: "kinds", title: "Kinds", width: 264, value: ({ kinds }) => kinds.join(", ") },
+    { key: "calls", title: "Calls", width: 65, number: true, value: ({ calls }) => calls, words: many, rank: ({ calls }) => calls, help: "In a step" },
+    { key: "values", title: "Values", width: 90, number: true, value: ({ values }) => values, words: many, rank: ({ values }) => values, help: "That hookcore read of it in the newest step it was captured in" },
+    { key: "hooks", title: "Other hooks", width: 112, number: true, value: ({ hooks }) => hooks, words: many, rank: ({ hooks }) => hooks, help: "On the module and its parameters, and not hookcore\u2019s" },
+  ];
+  if (capture) columns.unshift({ key: "watch", title: "Watch", width: 70, value: ({ path }) => capture.chosen.paths.has(path), paint: (cell, _module, row) => paintBox(cell, row) });
+
+  /** @param {HTMLElement} cell @param {import("../tree.js").Row} row */
+  function paintBox(cell, row) {
+    if (!cell.firstChild) cell.append(h("button", { type: "button", role: "checkbox", class: "box", tabindex: "-1" }));
+    const box = /** @type {HTMLElement} */ (cell.firstChild);
+    box.setAttribute("aria-checked", stateOf(row));
+    box.setAttribute("aria-label", `Watch ${row.node.path || "the model itself"}${row.expanded === false ? " and all below it" : ""}`);
+    box.onclick = () => flip(row);
+  }
+
+  /** @param {import("../tree.js").Row} row */
+  function stateOf({ node, expanded }) {
+    const members = (expanded === false ? nodesOf([node]) : [node]).flatMap((each) => each.members);
+    const on = members.filter(({ path }) => capture?.chosen.paths.has(path)).length;
+    return on === members.length ? "true" : on ? "mixed" : "false";
+  }
+
+  /** @param {import("../tree.js").Row} row */
+  function flip(row) {
+    if (!capture) return;
+    const on = stateOf(row) !== "true";
+    const now = switched(tree.modules, capture.wanted, patternsOf(row, tree.modules), on, row.node.members[0].path);
+    if (now.blocked) return toast(`${row.node.path || "The model"} is still left out by ${now.blocked}: take that pattern out of Exclude`, { kind: "error" });
+    capture.fill(now);
+    page.announce(document.getElementById("dry-run")?.textContent ?? "");
+  }
+
+  const onPick = (/** @type {any} */ { path }) => location.assign(new URL(page.address("layer", { module: path }), document.baseURI));
+  const tree = new Tree(page, place, { title: "Modules", columns, onPick, onSpace: capture ? flip : undefined, alarming: ({ captured }) => !captured, alarmingWords: "Open to what is not captured" });
+  new Card(page, figure, { title: "Modules", table: () => tree.table() });
+  return tree;
+}

@@ -1,0 +1,75 @@
+// @ts-check
+/** The charts of a module, as the plans say; the same chart stays where the plan stays. */
+import { byId, h } from "../dom.js";
+import { count } from "../format.js";
+import { LineChart } from "../plot.js";
+import { Feed } from "./feed.js";
+import { linesOf } from "./lines.js";
+
+const FULL = 10_000; // points of an export
+
+/** @typedef {import("./plan.js").Plan} Plan */
+
+export class Charts {
+  /** @type {{plan: Plan, chart: LineChart, figure: HTMLElement}[]} */
+  #shown = [];
+
+  /** @param {import("../page.js").Page} page */
+  constructor(page) {
+    this.page = page;
+    this.place = byId("charts");
+    /** One sentence instead of four where nothing came at all. */
+    this.empty = h("p", { class: "empty", role: "status", hidden: true });
+    this.place.append(this.empty);
+    this.feed = new Feed(page);
+    this.feed.on("data", () => this.#draw());
+    this.feed.on("error", (error) => this.#shown.forEach(({ chart }) => chart.say(`${error.message}. What is new is asked for again as soon as there is something.`)));
+  }
+
+  /** @param {Plan[]} plans */
+  show(plans) {
+    this.place.hidden = !plans.length;
+    if (JSON.stringify(plans) !== JSON.stringify(this.#shown.map(({ plan }) => plan))) {
+      for (const { chart, figure } of this.#shown) chart.remove(), figure.remove();
+      this.#shown = plans.map((plan) => this.#make(plan));
+    }
+    this.feed.show(plans.map((plan) => ({ taps: tapsOf(plan), stats: plan.stats })));
+  }
+
+  /** @param {Plan} plan */
+  #make(plan) {
+    const figure = h("figure", { class: "card chart", id: `chart-${plan.id}` }, h("header", {}, h("h2", {}, plan.title)), h("div", { class: "plot" }));
+    this.place.append(figure);
+    return { plan, figure, chart: new LineChart(this.page, figure, { title: plan.title, y: plan.y, query: () => this.#query(plan) }) };
+  }
+
+  /** @param {Plan} plan */
+  #query(plan) {
+    const { span } = this.page.follow;
+    return { path: "series", query: { tap: labelsOf(plan), stat: plan.stats.join(","), from: span?.[0], to: span?.[1], points: FULL } };
+  }
+
+  #draw() {
+    const { span } = this.page.follow;
+    const words = span ? `Nothing was captured in the steps ${count(span[0])} to ${count(span[1])}.` : "No step has come yet.";
+    const lines = this.#shown.map(({ plan }) => linesOf(plan, (tap, stat) => this.feed.find(tap, stat)));
+    const nothing = lines.every((some) => !some.length);
+    this.empty.textContent = nothing ? words : "";
+    this.empty.hidden = !nothing;
+    this.#shown.forEach(({ chart, figure }, place) => {
+      figure.hidden = nothing;
+      if (lines[place].length) chart.show(lines[place]);
+      else chart.say(words);
+    });
+  }
+}
+
+/** @param {Plan} plan */
+function tapsOf(plan) {
+  return [...new Set(plan.parts.map(({ tap }) => tap.number))];
+}
+
+/** @param {Plan} plan */
+function labelsOf(plan) {
+  return [...new Set(plan.parts.map(({ tap }) => tap.label))];
+}

@@ -1,0 +1,94 @@
+// @ts-check
+/** The histograms over steps of a module's tensors. */
+import { get } from "../api.js";
+import { Card } from "../card.js";
+import { byId, h } from "../dom.js";
+import { HistMap } from "../histmap.js";
+import { shortOf } from "./plan.js";
+
+const LEAST_MS = 2000;
+const COLUMNS = 240;
+const BINS = 80;
+const FULL = 2000;
+
+/** @typedef {import("./plan.js").Tap} Tap */
+/** @typedef {{tap: Tap, figure: HTMLElement, map: HistMap, card: Card, words: HTMLElement}} Shown */
+
+export class Distributions {
+  /** @type {Shown[]} */
+  #shown = [];
+  #notBefore = 0;
+  /** @type {ReturnType<typeof setTimeout> | undefined} */
+  #timer;
+  /** @type {AbortController | null} */
+  #asking = null;
+
+  /** @param {import("../page.js").Page} page @param {string} module */
+  constructor(page, module) {
+    this.page = page;
+    this.module = module;
+    this.place = byId("histograms");
+    page.schedule.watch(this.place);
+    this.place.addEventListener("seen", () => this.#soon());
+    page.follow.on("change", () => this.#soon(0));
+    page.follow.on("newest", () => page.follow.paused || this.#soon());
+  }
+
+  /** @param {Tap[]} taps */
+  show(taps) {
+    byId("distributions").hidden = !taps.length;
+    if (taps.map((tap) => tap.number).join() === this.#shown.map(({ tap }) => tap.number).join()) return;
+    for (const { map, card, figure } of this.#shown) map.close(), card.remove(), figure.remove();
+    this.#shown = taps.map((tap) => this.#make(tap));
+    this.#soon(0);
+  }
+
+  /** @param {Tap} tap @returns {Shown} */
+  #make(tap) {
+    const title = `${shortOf(tap)}: distribution`;
+    const words = h("p", { class: "empty", hidden: true });
+    const place = h("div", { class: "plot" }, words);
+    const figure = h("figure", { class: "chart card", id: `distribution-${tap.kind}` }, h("header", {}, h("h3", {}, shortOf(tap))), place);
+    this.place.append(figure);
+    const map = new HistMap(this.page, place, { title: shortOf(tap), module: this.module, onOpen: (step) => step !== null && this.page.follow.hold(step) });
+    const png = () => new Promise((/** @type {(blob: Blob) => void} */ resolve, reject) => map.canvas.toBlob((blob) => (blob ? resolve(blob) : reject(new Error("the browser made no picture")))));
+    const query = () => ({ path: "histograms", query: { tap: tap.label, ...this.#bounds, columns: FULL, bins: BINS } });
+    return { tap, figure, map, words, card: new Card(this.page, figure, { title, table: () => map.table(), png, query }) };
+  }
+
+  get #bounds() {
+    const { span } = this.page.follow;
+    return span ? { from: span[0], to: span[1] } : {};
+  }
+
+  /** @param {number} [wait] milliseconds; without it as long as it must */
+  #soon(wait = Math.max(0, this.#notBefore - performance.now())) {
+    if (this.#timer !== undefined && wait) return;
+    clearTimeout(this.#timer);
+    this.#timer = setTimeout(() => {
+      this.#timer = undefined;
+      this.#load();
+    }, wait);
+  }
+
+  async #load() {
+    if (!this.page.follow.span || document.hidden || !this.page.schedule.isSeen(this.place)) return;
+    this.#notBefore = performance.now() + LEAST_MS;
+    this.#asking?.abort();
+    const asking = (this.#asking = new AbortController());
+    for (const { tap, map, card, words } of this.#shown) {
+      try {
+        const said = await get("histograms", { run: this.page.run, tap: tap.number, ...this.#bounds, columns: COLUMNS, bins: BINS }, asking.signal);
+        words.hidden = said.first_step.length > 0;
+        map.canvas.hidden = !words.hidden;
+        words.textContent = words.hidden ? "" : "No histogram was captured in these steps.";
+        map.show(said, this.page.follow.span);
+        card.refresh();
+      } catch (error) {
+        if (asking.signal.aborted) return;
+        words.hidden = false;
+        words.textContent = /** @type {Error} */ (error).message;
+      }
+    }
+  }
+}

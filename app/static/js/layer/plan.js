@@ -1,0 +1,97 @@
+// @ts-check
+/** Which charts a module gets: by what was captured of it, and by which tensor is looked at. Pure. */
+
+/** @typedef {{number: number, kind: string, index: string, call: number, phase: string, label: string}} Tap */
+/** @typedef {{kind: string, index: string, call: string, phase: string}} Choice what the address says; "" is whatever there is */
+/** @typedef {{tap: Tap, name: string, make: string}} Part one line, or several, of a chart: how is in lines.js */
+/** @typedef {{id: string, title: string, y: import("../plot/lines.js").YAxis, stats: string[], parts: Part[]}} Plan a chart */
+
+export const QUANTILES = ["p1", "p5", "p25", "p50", "p75", "p95", "p99"];
+const SHARES = ["zero_fraction", "nan", "inf", "count"];
+const MOST_LINES = 4;
+
+/** The taps that the choice leaves: of each kind those of one call and phase. @param {Tap[]} taps @param {Choice} choice */
+export function chosen(taps, choice) {
+  const kind = taps.some((tap) => tap.kind === choice.kind) ? choice.kind : "";
+  return taps.filter((tap) => (!kind || tap.kind === kind) && tap.phase === (choice.phase || "train") && tap.call === Number(choice.call || 0));
+}
+
+/** The one tensor that is looked at, null at a glance. @param {Tap[]} taps @param {Choice} choice @returns {Tap | null} */
+export function tensorOf(taps, choice) {
+  const some = taps.filter((tap) => tap.kind === choice.kind);
+  const fits = (/** @type {Tap} */ tap) => [choice.index === "" || tap.index === choice.index, choice.phase === "" || tap.phase === choice.phase, choice.call === "" || tap.call === Number(choice.call)];
+  const scored = some.map((tap) => ({ tap, score: fits(tap).filter(Boolean).length }));
+  return scored.sort((a, b) => b.score - a.score)[0]?.tap ?? null;
+}
+
+/** The charts. @param {Tap[]} taps @param {Choice} choice @returns {Plan[]} at most four */
+export function plansOf(taps, choice) {
+  const tensor = tensorOf(taps, choice);
+  return tensor ? ofTensor(tensor) : atAGlance(chosen(taps, { ...choice, kind: "" }));
+}
+
+/** @param {Tap} tap @returns {Plan[]} */
+function ofTensor(tap) {
+  const one = (/** @type {string} */ make) => [{ tap, name: "", make }];
+  const size = tap.kind === "update" ? ratioOf(one("ratio")) : { id: "size", title: "Size: rms and norm", y: { title: "rms, norm", scale: /** @type {const} */ ("log") }, stats: ["rms", "norm"], parts: [...one("rms"), ...one("norm")] };
+  return [valuesOf(one("values"), "Mean, least and greatest"), size, percentilesOf(one("fan")), sharesOf(one("shares"))];
+}
+
+/** @param {Tap[]} taps @returns {Plan[]} */
+function atAGlance(taps) {
+  const of = (/** @type {string[]} */ ...kinds) => kinds.flatMap((kind) => taps.filter((tap) => tap.kind === kind));
+  const parts = (/** @type {Tap[]} */ some, /** @type {string} */ make) => some.slice(0, MOST_LINES).map((tap) => ({ tap, name: shortOf(tap), make }));
+  const main = of("output").slice(0, 1);
+  const shown = main.length ? main : of("input", "param", "param_grad", "update").slice(0, 1);
+  const gradients = of("output_grad", "param_grad", "input_grad");
+  const updates = of("update");
+  const plans = [];
+  if (shown.length) plans.push(valuesOf(parts(shown, "values"), `${wordOf(shown[0])}: mean, least and greatest`));
+  if (gradients.length) plans.push({ id: "gradients", title: "Gradients: norm", y: { title: "norm", scale: /** @type {const} */ ("log") }, stats: ["norm"], parts: parts(gradients, "norm") });
+  if (updates.length) plans.push(ratioOf(parts(updates, "ratio")));
+  else if (shown.length) plans.push(percentilesOf(parts(shown, "fan"), `${wordOf(shown[0])}: percentiles`));
+  if (shown.length) plans.push(sharesOf(parts([...shown, ...of("output_grad").slice(0, 1)], "shares")));
+  return plans;
+}
+
+/** @param {Part[]} parts @param {string} title @returns {Plan} */
+function valuesOf(parts, title) {
+  return { id: "values", title, y: { title: "value", scale: "linear" }, stats: ["mean", "min", "max"], parts };
+}
+
+/** @param {Part[]} parts @param {string} [title] @returns {Plan} */
+function percentilesOf(parts, title = "Percentiles") {
+  return { id: "percentiles", title, y: { title: "value", scale: "linear" }, stats: QUANTILES, parts };
+}
+
+/** @param {Part[]} parts @returns {Plan} */
+function sharesOf(parts) {
+  return { id: "shares", title: "Share of zeros, NaN and infinities", y: { title: "share of the values", scale: "linear", fixed: true, low: 0, high: 1 }, stats: SHARES, parts };
+}
+
+/** @param {Part[]} parts @returns {Plan} */
+function ratioOf(parts) {
+  return { id: "ratio", title: "Update by weight", y: { title: "norm of the update by norm of the weight", scale: "log" }, stats: ["ratio"], parts };
+}
+
+/** The tensors whose distribution is shown: the one that is looked at, or the first of each kind. @param {Tap[]} taps @param {Choice} choice @returns {Tap[]} */
+export function distributionsOf(taps, choice) {
+  const tensor = tensorOf(taps, choice);
+  if (tensor) return [tensor];
+  const some = chosen(taps, { ...choice, kind: "" });
+  return ["output", "output_grad", "param", "param_grad", "update"].flatMap((kind) => some.filter((tap) => tap.kind === kind).slice(0, 1));
+}
+
+/** A tap within its module, in short: `output`, `weight gradient`. @param {Tap} tap */
+export function shortOf(tap) {
+  const place = tap.index && `${tap.index} `;
+  if (tap.kind.startsWith("param")) return `${place}${tap.kind === "param" ? "" : "gradient"}`.trim() || "parameter";
+  if (tap.kind === "update") return `${place}update`;
+  return `${tap.kind.replace("_grad", " gradient")}${tap.index && ` ${tap.index}`}`;
+}
+
+/** @param {Tap} tap */
+function wordOf(tap) {
+  const word = shortOf(tap);
+  return word[0].toUpperCase() + word.slice(1);
+}

@@ -1,0 +1,34 @@
+// @ts-check
+/** The keys of the page: to other layers, and how the charts are drawn. */
+
+const SCALES = ["", "log", "symlog", "linear"];
+const HALF_LIVES = ["0", "5", "20", "100", "500"];
+
+/** @param {import("../page.js").Page} page */
+export function addWays(page) {
+  for (const [key, id, words] of [["j", "next", "next layer"], ["k", "previous", "previous layer"], ["u", "parent", "parent of this layer"]]) page.keys.add(key, words, () => go(id));
+  page.keys.add("l", "scale: what fits, log, log on both sides, linear", () => turn(page, "y", SCALES), { group: "Charts" });
+  page.keys.add("s", "smoothing: off, 5, 20, 100, 500 steps", () => turn(page, "smooth", HALF_LIVES), { group: "Charts" });
+}
+
+/** The address of a neighbour is looked at in the same way as this one: the links are the server's, the query is the page's of now. @param {string} id */
+function go(id) {
+  const link = /** @type {HTMLAnchorElement | null} */ (document.getElementById(id));
+  if (link) location.assign(addressOf(link.href, location.href));
+}
+
+/** The other page with this page's view. @param {string} other @param {string} here */
+export function addressOf(other, here) {
+  const [to, from] = [new URL(other), new URL(here)];
+  const module = to.searchParams.get("module") ?? "";
+  to.search = from.search;
+  to.searchParams.set("module", module);
+  return to.href;
+}
+
+/** @param {import("../page.js").Page} page @param {string} name @param {string[]} values */
+function turn(page, name, values) {
+  page.state.set({ [name]: values[(values.indexOf(page.state.get(name)) + 1) % values.length] });
+  const picker = /** @type {HTMLSelectElement | null} */ (document.querySelector(`#layer-tools [name=${name}]`));
+  page.announce(`${name === "y" ? "Scale" : "Smoothing"}: ${picker?.selectedOptions[0]?.textContent ?? page.state.get(name)}`);
+}

@@ -1,0 +1,63 @@
+// @ts-check
+/** The keys that lead from page to page and from step to step, and the find box. */
+
+const FAR = 10;
+
+/** @param {import("./page.js").Page} page */
+export function addNavigation(page) {
+  for (const link of /** @type {NodeListOf<HTMLAnchorElement>} */ (document.querySelectorAll("nav.side a[data-key]"))) {
+    page.keys.add(`g ${link.dataset.key}`, link.dataset.title ?? "", () => link.click(), { group: "Go to" });
+  }
+  // On a phone the entries stand in a row that scrolls: the one of this page is to be seen.
+  const nav = /** @type {HTMLElement | null} */ (document.querySelector("nav.side"));
+  const current = /** @type {HTMLElement | null} */ (nav?.querySelector("[aria-current]"));
+  if (nav && current) nav.scrollLeft = current.offsetLeft - nav.offsetLeft - (nav.clientWidth - current.offsetWidth) / 2;
+  startFind(page);
+}
+
+/** @param {import("./page.js").Page} page */
+function startFind(page) {
+  const find = /** @type {HTMLInputElement | null} */ (document.getElementById("find") ?? document.querySelector("main input[type=search]"));
+  const clear = () => {
+    if (find && document.activeElement === find) {
+      if (find.value) {
+        find.value = "";
+        find.dispatchEvent(new Event("input", { bubbles: true }));
+      } else find.blur();
+      return;
+    }
+    page.cursor.clear();
+  };
+  page.keys.add("Escape", "clear what is pointed at, or the find box", clear, { group: "Everywhere" });
+  if (!find) return;
+  page.keys.add("/, Ctrl+k", "find", () => { find.focus(); find.select(); }, { group: "Everywhere" });
+}
+
+/** @param {import("./page.js").Page} page */
+export function addStepping(page) {
+  const { follow, keys } = page;
+  /** @param {number} by */
+  const move = (by) => {
+    if (follow.step === null || follow.newest === null) return;
+    follow.hold(Math.min(follow.newest, Math.max(0, follow.step + by)));
+    page.announce(`Step ${(follow.step ?? 0).toLocaleString("en")}`);
+  };
+  /** @param {number} factor */
+  const zoom = (factor) => {
+    const span = follow.span;
+    if (!span || follow.newest === null) return;
+    const length = Math.max(2, Math.round((span[1] - span[0] + 1) * factor));
+    const window = follow.window;
+    if ("live" in window) return page.state.set({ steps: `live:${Math.min(length, 1_000_000)}` });
+    const middle = follow.step !== null && follow.step >= span[0] && follow.step <= span[1] ? follow.step : (span[0] + span[1]) / 2;
+    const from = Math.max(0, Math.round(middle - length / 2));
+    follow.zoom(from, Math.min(follow.newest, from + length - 1));
+  };
+  const group = { group: "Steps" };
+  keys.add("ArrowLeft", "one step back", () => move(-1), group);
+  keys.add("ArrowRight", "one step on", () => move(1), group);
+  keys.add("Shift+ArrowLeft", "ten steps back", () => move(-FAR), group);
+  keys.add("Shift+ArrowRight", "ten steps on", () => move(FAR), group);
+  keys.add("[", "more steps (zoom out)", () => zoom(2), group);
+  keys.add("]", "fewer steps (zoom in)", () => zoom(0.5), group);
+}

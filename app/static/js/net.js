@@ -1,0 +1,188 @@
+// @ts-check
+/** The page's one connection to what is new: subscriptions on a WebSocket that comes back by itself. */
+import { Told } from "./events.js";
+import { decode } from "./frames.js";
+import { askStatus, openSocket, waitMs } from "./reach.js";
+
+const REFUSED = 1008;
+const UNKNOWN = "The server no longer knows this browser: open the address with the token again.";
+const MOST_IDS = 65000;
+
+/** @typedef {import("./frames.js").Frame} Frame */
+/** @typedef {Record<string, any>} Wish as in docs/live.md, without `op` and `id`; `run` is that of the page if not given */
+/** @typedef {{rows?: (said: any) => void, frame?: (frame: Frame) => void, json?: (said: any) => void}} Handlers */
+/** @typedef {{id: number, sequence: number, failed: number, wish: Wish, handlers: Handlers}} Open */
+
+/** Tells "state" when it changes: connecting, open, waiting (until `retryAt`), or refused (`why` says what to do). */
+export class Stream extends Told {
+  /** @type {"connecting" | "open" | "waiting" | "refused"} */
+  state = "connecting";
+  /** When the next attempt is made, as Date.now() counts. @type {number | null} */
+  retryAt = null;
+  /** A sentence, where the server wants no connection. */
+  why = "";
+  /** @type {WebSocket | null} */
+  #socket = null;
+  /** @type {Set<Open>} */
+  #open = new Set();
+  #failed = 0;
+  #ids = 0;
+  /** @type {any} */
+  #timer = null;
+
+  /** @param {{connect?: () => any, page?: any, chance?: () => number, allowed?: () => Promise<number>}} [world] given by tests */
+  constructor({ connect = openSocket, page = globalThis.document, chance = Math.random, allowed = askStatus } = {}) {
+    super();
+    this.connect = connect;
+    this.page = page;
+    this.chance = chance;
+    this.allowed = allowed;
+    page?.addEventListener("visibilitychange", () => (page.hidden ? this.#quiet() : this.#wake()));
+    globalThis.addEventListener?.("online", () => this.retry());
+    globalThis.addEventListener?.("pageshow", (/** @type {any} */ event) => event.persisted && this.retry());
+  }
+
+  /**
+   * @param {Wish} wish @param {Handlers} handlers `rows` come before a snapshot; `json` is told all else that is not a frame
+   * @returns {{readonly id: number, change: (wish: Wish) => void, close: () => void}}
+   */
+  subscribe(wish, handlers) {
+    /** @type {Open} */
+    const open = { id: 0, sequence: 0, failed: 0, wish, handlers };
+    this.#open.add(open);
+    if (this.#socket === null && this.#timer === null) this.#connect();
+    else this.#begin(open);
+    return {
+      get id() {
+        return open.id;
+      },
+      change: (next) => {
+        this.#end(open);
+        open.wish = next;
+        this.#begin(open);
+      },
+      close: () => {
+        this.#end(open);
+        this.#open.delete(open);
+      },
+    };
+  }
+
+  /** Tries at once. */
+  retry() {
+    if (this.#socket !== null) return;
+    this.#failed = 0;
+    clearTimeout(this.#timer);
+    this.#connect();
+  }
+
+  /** A subscription begins with a number of its own: what is still on its way to an old one reaches nobody. @param {Open} open */
+  #begin(open) {
+    if (this.state !== "open" || this.page?.hidden) return;
+    this.#ids = (this.#ids + 1) % MOST_IDS;
+    open.id = this.#ids;
+    open.sequence = 0;
+    const run = open.wish.run ?? this.page?.body?.dataset?.run;
+    this.#send({ op: "subscribe", id: open.id, ...open.wish, ...(run ? { run } : {}) });
+  }
+
+  /** @param {Open} open */
+  #end(open) {
+    if (this.state === "open" && open.id) this.#send({ op: "unsubscribe", id: open.id });
+    open.id = 0;
+  }
+
+  #quiet() {
+    for (const open of this.#open) this.#end(open);
+  }
+
+  #wake() {
+    if (this.state !== "open") this.retry();
+    else for (const open of this.#open) if (!open.id) this.#begin(open);
+  }
+
+  /** @param {any} request */
+  #send(request) {
+    this.#socket?.send(JSON.stringify(request));
+  }
+
+  #connect() {
+    this.#timer = null;
+    this.retryAt = null;
+    this.#become("connecting");
+    const socket = this.connect();
+    this.#socket = socket;
+    socket.binaryType = "arraybuffer";
+    socket.onopen = () => {
+      this.#become("open");
+      for (const open of this.#open) this.#begin(open);
+    };
+    socket.onmessage = (/** @type {any} */ event) => this.#hear(event.data);
+    socket.onclose = (/** @type {any} */ event) => this.#lose(event);
+  }
+
+  /** @param {any} data */
+  #hear(data) {
+    this.#failed = 0;
+    const frame = decode(data);
+    const open = [...this.#open].find((each) => each.id === frame.id);
+    if (!open) {
+      if (frame.json?.type === "error") console.warn(frame.json.error);
+      return;
+    }
+    if (frame.sequence > open.sequence + 1) {
+      // A hole: TCP leaves none, so a proxy did. A new snapshot has all.
+      this.#end(open);
+      this.#begin(open);
+      return;
+    }
+    open.sequence = Math.max(open.sequence, frame.sequence);
+    if (frame.json?.type === "error") this.#again(open);
+    else open.failed = 0;
+    try {
+      tell(open.handlers, frame);
+    } finally {
+      if (open.id) this.#send({ op: "ack", id: frame.id, sequence: frame.sequence });
+    }
+  }
+
+  /** A subscription that the server refused or gave up is tried again: a server that was started again may not know the run yet.
+   * @param {Open} open */
+  #again(open) {
+    open.id = 0;
+    open.failed += 1;
+    setTimeout(() => this.#open.has(open) && !open.id && this.#begin(open), waitMs(open.failed, this.chance()));
+  }
+
+  /** @param {{code: number, reason?: string}} event */
+  async #lose(event) {
+    this.#socket = null;
+    for (const open of this.#open) open.id = 0;
+    const wait = waitMs(this.#failed, this.chance());
+    this.#failed += 1;
+    this.retryAt = Date.now() + wait;
+    this.#timer = setTimeout(() => this.#connect(), wait);
+    this.#become("waiting");
+    // The browser does not tell a page why a handshake failed; a plain request does.
+    const status = await this.allowed();
+    if (this.state !== "waiting" || (status !== 401 && event.code !== REFUSED)) return;
+    clearTimeout(this.#timer);
+    this.#timer = null;
+    this.retryAt = null;
+    this.why = status === 401 ? UNKNOWN : `The server closed the connection: ${event.reason || "it was asked for nonsense"}. Reload the page.`;
+    this.#become("refused");
+  }
+
+  /** @param {Stream["state"]} state */
+  #become(state) {
+    this.state = state;
+    this.tell("state", state);
+  }
+}
+
+/** @param {Handlers} handlers @param {Frame} frame */
+function tell(handlers, frame) {
+  if (frame.kind !== "json") handlers.frame?.(frame);
+  else if (frame.json.type === "rows") handlers.rows?.(frame.json);
+  else handlers.json?.(frame.json);
+}

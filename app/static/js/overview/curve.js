@@ -1,0 +1,51 @@
+// @ts-check
+/** A scalar over steps as the stream tells it: what comes behind is added, what comes again takes the place of what was
+ * there. Pure. */
+import { numberOf } from "../api.js";
+
+/** @typedef {import("../plot/thin.js").Line} Line */
+
+/** Keys of a series, as docs/http-api.md names them. */
+const VALUES = /** @type {const} */ (["mean", "min", "max"]);
+
+export class Curve {
+  /** @type {{first: number[], last: number[], mean: number[], min: number[], max: number[], nonfinite: number[]}} */
+  #points = empty();
+
+  /** @param {any} series one of `scalars` or of `series` @param {boolean} whole whether it takes the place of all */
+  take(series, whole) {
+    if (whole) this.#points = empty();
+    const points = this.#points;
+    const begin = series.first_step[0];
+    if (begin === undefined) return;
+    // Steps that come again, with all that came behind them.
+    let keep = points.last.length;
+    while (keep > 0 && points.last[keep - 1] >= begin) keep -= 1;
+    for (const column of Object.values(points)) column.length = keep;
+    points.first.push(...series.first_step);
+    points.last.push(...series.last_step);
+    for (const name of VALUES) points[name].push(...series[name].map(numberOf));
+    // Quantiles do not count: there each value says for itself what it is.
+    points.nonfinite.push(...(series.nonfinite ?? series.mean.map((/** @type {any} */ value) => Number(!Number.isFinite(numberOf(value))))));
+  }
+
+  /** Forgets what is before a step. @param {number} step */
+  forget(step) {
+    let gone = 0;
+    while (gone < this.#points.last.length && this.#points.last[gone] < step) gone += 1;
+    if (gone) for (const column of Object.values(this.#points)) column.splice(0, gone);
+  }
+
+  get length() {
+    return this.#points.first.length;
+  }
+
+  /** @param {string} name @returns {Line} */
+  line(name) {
+    return { name, ...this.#points };
+  }
+}
+
+function empty() {
+  return { first: /** @type {number[]} */ ([]), last: /** @type {number[]} */ ([]), mean: /** @type {number[]} */ ([]), min: /** @type {number[]} */ ([]), max: /** @type {number[]} */ ([]), nonfinite: /** @type {number[]} */ ([]) };
+}

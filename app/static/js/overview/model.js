@@ -1,0 +1,84 @@
+// @ts-check
+/** The whole model in one picture: layers by steps, any kind and stat. */
+import { byId } from "../dom.js";
+import { parse } from "../find.js";
+import { Heat } from "../heat.js";
+import { Feed } from "../heat/feed.js";
+
+const MOST_ROWS = 10_000;
+
+export class ModelPicture {
+  /** @type {readonly import("../heat/rows.js").Row[]} */
+  #rows = [];
+
+  /** @param {import("../page.js").Page} page @param {HTMLElement} element */
+  constructor(page, element) {
+    this.page = page;
+    this.usual = element.dataset.kind ?? "";
+    this.empty = byId("model-empty");
+    this.plot = /** @type {HTMLElement} */ (element.querySelector(".plot"));
+    this.found = parse(page.state.get("f"));
+    /** Kept when the first numbers are drawn. @type {Promise<void>} */
+    this.drawn = new Promise((keep) => document.addEventListener("hookcore:drawn", () => keep(), { once: true }));
+    const query = () => {
+      const span = page.follow.span;
+      return { path: "heatmap", query: { run: page.run, kind: this.kind, stat: this.stat, ...(span ? { from: span[0], to: span[1] } : {}) } };
+    };
+    this.heat = new Heat(page, element, { title: "All layers", kind: this.kind, stat: this.stat, query, onPick: (row, step) => this.#open(row, step) });
+    this.feed = new Feed(page, this.heat, () => this.#wish(), { rows: (said) => this.#name(said) });
+    for (const name of ["kind", "stat"]) page.state.on(name, () => this.#change());
+    page.state.on("f", (text) => {
+      this.found = parse(text, this.found);
+      this.feed.renew();
+      this.#choose();
+    });
+  }
+
+  get kind() {
+    return this.page.state.get("kind") || this.usual;
+  }
+
+  get stat() {
+    return this.page.state.get("stat") || "norm";
+  }
+
+  #wish() {
+    const rows = this.page.state.get("f") ? { rows: `idx:0-${MOST_ROWS - 1}` } : {};
+    return { kind: this.kind, stat: this.stat, ...rows };
+  }
+
+  #change() {
+    Object.assign(this.heat.options, { kind: this.kind, stat: this.stat });
+    this.feed.renew();
+    byId("model-larger").href = this.page.address("flow", { kind: this.kind, stat: this.stat });
+  }
+
+  /** @param {any} said */
+  #name(said) {
+    this.#rows = said.rows;
+    this.#choose();
+  }
+
+  /** Those rows that are looked for; words where there are none. */
+  #choose() {
+    const rows = [...this.#rows.keys()].filter((row) => this.found.test({ path: this.#rows[row].module, type: this.#rows[row].type }));
+    this.heat.setOrder(rows);
+    const words = rows.length ? "" : this.#rows.length ? `Nothing found: ${this.#rows.length.toLocaleString("en")} layers are hidden.` : whyNone(this.kind);
+    this.empty.hidden = !words;
+    this.plot.hidden = Boolean(words);
+    if (this.empty.textContent !== words) this.empty.textContent = words;
+  }
+
+  /** @param {import("../heat/rows.js").Row} row @param {number} step */
+  #open(row, step) {
+    const { module, kind, index, call, phase } = /** @type {any} */ (row);
+    const query = { module, kind, ...(index ? { index } : {}), ...(call ? { call } : {}), ...(phase && phase !== "train" ? { phase } : {}), step };
+    location.assign(new URL(this.page.address("layer", query), document.baseURI));
+  }
+}
+
+/** Why there is no layer of a kind. Pure. @param {string} kind */
+export function whyNone(kind) {
+  if (kind.endsWith("_grad")) return `No ${kind} was captured: no module has run a backward pass yet (model.eval()? torch.no_grad()?), or the kind is not among those that are captured (Hooks).`;
+  return `No ${kind} was captured: no module has run yet, or the kind is not among those that are captured (Hooks).`;
+}

@@ -1,0 +1,56 @@
+// @ts-check
+/** Makes what is shown like something newer with as few changes as can be: what has the focus keeps it, and so do scroll,
+ * what was opened, and what was typed. Elements with an id are found again by it wherever they went. */
+
+/** What the reader changes, and the server does not know: it stays as it is shown. */
+const READERS = new Set(["open", "data-busy"]);
+
+/** @param {any} shown @param {any} newer */
+export function morph(shown, newer) {
+  // What stands for a missing script is text here, and elements in what was parsed.
+  if (shown.isEqualNode(newer) || shown.nodeName === "NOSCRIPT") return;
+  if (shown.nodeType !== 1) {
+    if (shown.nodeValue !== newer.nodeValue) shown.nodeValue = newer.nodeValue;
+    return;
+  }
+  attributes(shown, newer);
+  children(shown, newer);
+}
+
+/** @param {any} shown @param {any} newer */
+function attributes(shown, newer) {
+  for (const { name, value } of [...newer.attributes]) if (!READERS.has(name) && shown.getAttribute(name) !== value) shown.setAttribute(name, value);
+  for (const { name } of [...shown.attributes]) if (!READERS.has(name) && !newer.hasAttribute(name)) shown.removeAttribute(name);
+}
+
+/** @param {any} shown @param {any} newer */
+function children(shown, newer) {
+  const known = new Map([...shown.childNodes].filter((each) => each.id).map((each) => [each.id, each]));
+  const wanted = new Set([...newer.childNodes].map((each) => each.id).filter(Boolean));
+  let here = shown.firstChild;
+  for (const next of [...newer.childNodes]) {
+    // One that is gone for good makes room, so that those behind it need not move.
+    while (here?.id && !wanted.has(here.id)) here = dropped(shown, here);
+    const old = next.id ? known.get(next.id) : !here?.id && isAlike(here, next) ? here : null;
+    if (!old) {
+      shown.insertBefore(next, here);
+      continue;
+    }
+    if (old === here) here = here.nextSibling;
+    else shown.insertBefore(old, here);
+    morph(old, next);
+  }
+  while (here) here = dropped(shown, here);
+}
+
+/** @param {any} parent @param {any} child @returns {any} the one behind it */
+function dropped(parent, child) {
+  const next = child.nextSibling;
+  parent.removeChild(child);
+  return next;
+}
+
+/** @param {any} one @param {any} other */
+function isAlike(one, other) {
+  return one?.nodeType === other.nodeType && one.nodeName === other.nodeName;
+}

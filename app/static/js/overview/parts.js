@@ -1,0 +1,132 @@
+// @ts-check
+/** The parts of a page that the server renders, also when something is new: asked for while they are seen, not more often
+ * than they can be made, and put in place without disturbing the reader. */
+import { numberOf } from "../api.js";
+import { reveal } from "../dom.js";
+import { number } from "../format.js";
+import { morph } from "./morph.js";
+
+const LEAST_MS = 1000;
+const SHARE = 10; // of the time at most a tenth is spent on asking
+
+/** Tells of a part that was renewed by the event "renewed" on its element. */
+export class Parts {
+  #asking = false;
+  /** @type {ReturnType<typeof setTimeout> | null} */
+  #timer = null;
+  #notBefore = 0;
+  #held = 0;
+  /** Parts that are not of this moment any more. @type {Set<HTMLElement>} */
+  #old = new Set();
+
+  /** @param {import("../page.js").Page} page @param {string} place of the address: "" is the overview @param {ParentNode} [root] */
+  constructor(page, place, root = document) {
+    this.page = page;
+    this.place = place;
+    /** @type {HTMLElement[]} */
+    this.elements = [...root.querySelectorAll("[data-part]")].map((each) => /** @type {HTMLElement} */ (each));
+    for (const element of this.elements) {
+      page.schedule.watch(element);
+      element.addEventListener("seen", () => this.#old.size && this.#later());
+      dress(element);
+    }
+    reveal(root);
+    document.addEventListener("visibilitychange", () => this.#old.size && this.#later());
+  }
+
+  /** Something is new in the run. @param {string[]} [names] in these parts only */
+  soon(names) {
+    for (const element of this.elements) if (!names || names.includes(element.dataset.part ?? "")) this.#old.add(element);
+    this.#later();
+  }
+
+  /** A person waits for it. @param {string[]} [names] */
+  async now(names) {
+    this.#notBefore = 0;
+    if (this.#timer !== null) clearTimeout(this.#timer);
+    this.#timer = null;
+    this.soon(names);
+  }
+
+  /** Follows the newest steps while the page does, and stands still with it. @param {string[]} [names] these parts only */
+  follow(names) {
+    const { follow } = this.page;
+    let paused = follow.paused;
+    follow.on("newest", () => follow.paused || this.soon(names));
+    follow.on("change", () => {
+      if (follow.paused && !paused) this.#hold();
+      paused = follow.paused;
+      if (!paused) this.soon(names);
+    });
+  }
+
+  /** What is on its way is not shown any more. */
+  #hold() {
+    this.#old.clear();
+    this.#held += 1;
+  }
+
+  #later() {
+    if (this.#timer !== null || this.#asking || document.hidden) return;
+    this.#timer = setTimeout(() => {
+      this.#timer = null;
+      this.#ask();
+    }, Math.max(0, this.#notBefore - performance.now()));
+  }
+
+  async #ask() {
+    const wanted = [...this.#old].filter((each) => this.page.schedule.isSeen(each));
+    if (!wanted.length) return;
+    this.#asking = true;
+    const began = performance.now();
+    const held = this.#held;
+    for (const element of wanted) this.#old.delete(element);
+    try {
+      const query = new URLSearchParams(location.search);
+      query.delete("part");
+      for (const element of wanted) query.append("part", element.dataset.part ?? "");
+      const answer = await fetch(`${this.page.address(this.place)}?${query}`, { headers: { Accept: "text/html" } });
+      const html = await answer.text();
+      if (answer.ok && held === this.#held) this.#take(wanted, html);
+    } catch {
+      // The server is gone: the banner says so, and when it is back the stream has news.
+    }
+    this.#asking = false;
+    this.#notBefore = performance.now() + Math.max(LEAST_MS, SHARE * (performance.now() - began));
+    if (this.#old.size) this.#later();
+  }
+
+  /** @param {HTMLElement[]} wanted @param {string} html */
+  #take(wanted, html) {
+    const newer = new DOMParser().parseFromString(html, "text/html");
+    const active = /** @type {HTMLElement | null} */ (document.activeElement);
+    for (const element of wanted) {
+      const next = /** @type {HTMLElement | null} */ (newer.querySelector(`[data-part="${element.dataset.part}"]`));
+      if (!next) continue;
+      reveal(next);
+      dress(next);
+      morph(element, document.adoptNode(next));
+      element.dispatchEvent(new CustomEvent("renewed", { bubbles: true }));
+    }
+    // Moving an element takes its focus.
+    if (active?.isConnected && document.activeElement !== active) active.focus({ preventScroll: true });
+  }
+}
+
+/** Numbers as the reader wants them, and how they are to be told apart. @param {ParentNode} root */
+export function dress(root) {
+  for (const each of /** @type {NodeListOf<HTMLDataElement>} */ (root.querySelectorAll("data[value]"))) {
+    const value = valueOf(each.value);
+    const words = number(value);
+    if (each.textContent !== words) each.textContent = words;
+    each.classList.toggle("nan", Number.isNaN(value));
+    each.classList.toggle("inf", !Number.isFinite(value) && !Number.isNaN(value));
+    if (!each.className) each.removeAttribute("class");
+  }
+}
+
+/** Python writes nan and inf. @param {string} text */
+export function valueOf(text) {
+  const words = { nan: "NaN", inf: "Infinity", "-inf": "-Infinity" };
+  return text in words ? numberOf(/** @type {any} */ (words)[text]) : Number(text);
+}

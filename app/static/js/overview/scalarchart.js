@@ -1,0 +1,92 @@
+// @ts-check
+/** The large line of one scalar: the loss, or the one that was chosen. */
+import { get } from "../api.js";
+import { byId } from "../dom.js";
+import { LineChart } from "../plot.js";
+import { Curve } from "./curve.js";
+
+const POINTS = 1000;
+const HZ = 4;
+
+export class ScalarChart {
+  /** @type {{close: () => void} | null} */
+  #stream = null;
+  /** @type {AbortController | null} */
+  #asked = null;
+  #shown = "";
+  curve = new Curve();
+
+  /** @param {import("../page.js").Page} page @param {string} name the one that is shown where none was chosen */
+  constructor(page, name) {
+    this.page = page;
+    this.usual = name;
+    const query = () => ({ path: "logs", query: { run: page.run, name: this.name, ...this.#bounds } });
+    this.chart = new LineChart(page, byId("chart"), { title: this.name || "Loss", y: { title: "", scale: "linear" }, legend: false, query });
+    page.state.on("scalar", () => this.show());
+    page.follow.on("change", () => this.show());
+    this.show();
+  }
+
+  /** Scalars may come later than the page. @param {string} usual */
+  know(usual) {
+    this.usual = usual;
+    this.show();
+  }
+
+  get name() {
+    return this.page.state.get("scalar") || this.usual;
+  }
+
+  get #bounds() {
+    const span = this.page.follow.span;
+    return span ? { from: span[0], to: span[1] } : {};
+  }
+
+  /** Begins anew where the scalar or the steps are others. */
+  show() {
+    const { follow } = this.page;
+    const live = !follow.paused && "live" in follow.window ? follow.window.live : null;
+    const shown = JSON.stringify([this.name, live ?? follow.span]);
+    if (shown === this.#shown) return;
+    this.#shown = shown;
+    this.#stream?.close();
+    this.#stream = null;
+    this.#asked?.abort();
+    const title = byId("chart").querySelector("h2");
+    if (title) title.textContent = this.name || "Loss";
+    if (!this.name) return this.chart.say("No scalar was logged. watcher.log(loss=loss.item()) in the loop draws it here.");
+    if (live === null) this.#fetch();
+    else this.#follow(live);
+  }
+
+  /** @param {number} live */
+  #follow(live) {
+    const wish = { view: "scalars", stats: [this.name], columns: POINTS, hz: HZ, from: -live };
+    this.#stream = this.page.stream.subscribe(wish, {
+      json: (said) => {
+        if (said.type !== "scalars") return;
+        const mine = said.scalars.find((/** @type {any} */ each) => each.name === this.name);
+        if (mine) this.curve.take(mine, said.snapshot);
+        else if (said.snapshot) this.curve = new Curve();
+        this.curve.forget((this.page.follow.newest ?? 0) - live + 1);
+        this.#draw();
+      },
+    });
+  }
+
+  async #fetch() {
+    this.#asked = new AbortController();
+    try {
+      const answer = await get("logs", { run: this.page.run, name: this.name, points: POINTS, ...this.#bounds }, this.#asked.signal);
+      this.curve.take(answer.series[0], true);
+      this.#draw();
+    } catch (error) {
+      if (/** @type {Error} */ (error).name !== "AbortError") this.chart.say(/** @type {Error} */ (error).message);
+    }
+  }
+
+  #draw() {
+    if (this.curve.length) this.chart.show([this.curve.line(this.name)]);
+    else this.chart.say(`${this.name} was not logged in these steps.`);
+  }
+}

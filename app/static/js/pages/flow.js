@@ -1,0 +1,112 @@
+// @ts-check
+/** Gradient flow: one step from input to output, and every layer over the steps. */
+import { byId } from "../dom.js";
+import { EVERYTHING, parse } from "../find.js";
+import { count } from "../format.js";
+import { Heat } from "../heat.js";
+import { Feed } from "../heat/feed.js";
+import { PickedLine } from "../flow/line.js";
+import { OverTime } from "../flow/overtime.js";
+import { Profile } from "../flow/profile.js";
+import { startScrub } from "../flow/scrub.js";
+import { open } from "../page.js";
+
+const page = open({ kind: "output_grad", stat: "norm", act: "rms", grad: "norm", type: "", sort: "auto", rows: "fit", y: "log", relative: "0", module: "", pin: "" });
+const { state } = page;
+
+/** @type {import("../find.js").Found} */
+let found = EVERYTHING;
+
+/** @param {{module: string, type?: string, nan?: boolean}} layer */
+const fits = ({ module, type = "", nan }) => found.test({ path: module, type, nan }) && ["", type].includes(state.get("type"));
+
+/** Why there is nothing of a kind. @param {string} kind */
+function whyNone(kind) {
+  if (page.follow.newest === null) return "Nothing was captured yet: the picture begins with the first step.";
+  if (kind === "update") return "Updates are not captured: they need a copy of every parameter. Turn them on in Hooks.";
+  if (kind.endsWith("_grad")) return `No ${kind} was captured: no module has run a backward pass yet (model.eval()? torch.no_grad()?), or Hooks leaves this kind out.`;
+  return `No ${kind} was captured: Hooks says which kinds are.`;
+}
+
+/** @param {string} module */
+const pick = (module) => state.set({ module: state.get("module") === module ? "" : module });
+
+const overTime = new OverTime(page, {
+  fits,
+  onPick: (row) => pick(row.module),
+  onRows: () => line.show(),
+  why: whyNone,
+});
+const line = new PickedLine(page, overTime.heat);
+
+const profile = new Profile(page, byId("profile"), {
+  fits: (layer) => fits({ ...layer, nan: overTime.bad.has(layer.module) }),
+  onPick: (layer) => pick(layer.module),
+  onLayers: () => sayCount(),
+});
+
+const ratio = new Heat(page, byId("ratio"), { title: "Update to weight", kind: "update", stat: "ratio", onPick: (row) => pick(row.module) });
+const ratioEmpty = byId("ratio-empty");
+new Feed(page, ratio, () => ({ kind: "update", stat: "ratio", rows: "fit:10000" }), { rows: () => showRatio() });
+
+function showRatio() {
+  const rows = [...ratio.rows.keys()].filter((row) => fits(ratio.rows[row]));
+  ratio.setOrder(rows);
+  ratioEmpty.hidden = rows.length > 0;
+  ratio.plot.hidden = !rows.length;
+  if (rows.length) return;
+  const words = ratio.rows.length ? "The filter matches no parameter." : whyNone("update");
+  if (!ratioEmpty.textContent?.startsWith(words)) ratioEmpty.textContent = words; // the server's own words end with a link
+}
+
+function sayCount() {
+  const { shown, layers } = profile;
+  const words = found.problem || (shown.length === layers.length ? `${count(layers.length)} layers` : `${count(shown.length)} of ${count(layers.length)} layers`);
+  const element = byId("flow-count");
+  if (element.textContent !== words) element.textContent = words;
+  element.classList.toggle("error", Boolean(found.problem));
+  const empty = byId("profile-empty");
+  empty.hidden = layers.length > 0 || !profile.values.every(({ known }) => known);
+  empty.textContent = empty.hidden ? "" : page.follow.newest === null ? whyNone("output") : "Neither outputs nor their gradients are captured: Hooks says which kinds are.";
+  profile.plot.hidden = !empty.hidden;
+}
+
+/** What is looked for is something else. */
+function filter() {
+  found = parse(state.get("f"), found);
+  profile.filter();
+  overTime.choose();
+  showRatio();
+}
+
+state.on("f", filter);
+state.on("type", filter);
+state.on("module", () => {
+  overTime.heat.draw();
+  ratio.draw();
+});
+startScrub(page);
+filter();
+
+/** The next layer, in the order that is seen. @param {number} by */
+function walk(by) {
+  const { heat } = overTime;
+  const names = [...new Set(Array.from(heat.order, (row) => heat.rows[row].module))];
+  if (!names.length) return;
+  const place = names.indexOf(state.get("module"));
+  const next = names[place < 0 ? 0 : Math.min(names.length - 1, Math.max(0, place + by))];
+  state.set({ module: next });
+  page.announce(next || "(root)");
+}
+
+/** @param {string} name @param {string[]} values */
+const turn = (name, values) => () => {
+  state.set({ [name]: values[(values.indexOf(state.get(name)) + 1) % values.length] });
+  page.announce(`${name}: ${state.get(name)}`);
+};
+
+page.keys.add("j", "next layer", () => walk(1));
+page.keys.add("k", "previous layer", () => walk(-1));
+page.keys.add("l", "log, linear, symmetric log", turn("y", ["log", "linear", "symlog"]));
+page.keys.add("f", "all rows in sight, or readable ones", turn("rows", ["fit", "read"]));
+page.keys.add("r", "relative to what is usual in each row", turn("relative", ["0", "1"]));

@@ -1,0 +1,4 @@
+// @ts-check
+import { open } from "../page.js";
+
+open();

@@ -1,0 +1,60 @@
+// @ts-check
+/** The page Layer: everything of one module, live. */
+import { get } from "../api.js";
+import { Charts } from "../layer/charts.js";
+import { startChoice } from "../layer/choice.js";
+import { Distributions } from "../layer/distributions.js";
+import { distributionsOf, plansOf } from "../layer/plan.js";
+import { startPickers } from "../layer/pickers.js";
+import { addWays } from "../layer/ways.js";
+import { Parts } from "../overview/parts.js";
+import { open } from "../page.js";
+
+const page = open({ kind: "", index: "", call: "", phase: "", smooth: "0", y: "" });
+const layer = document.getElementById("layer");
+
+if (layer) start(layer.dataset.module ?? "");
+else startChoice(page);
+
+/** @param {string} module its path */
+async function start(module) {
+  /** @type {import("../layer/plan.js").Tap[]} */
+  let taps = [];
+  let known = { taps: -1, events: -1 };
+  const charts = new Charts(page);
+  const distributions = new Distributions(page, module);
+  const parts = new Parts(page, "layer");
+  const showPickers = startPickers(page, () => taps);
+  const show = () => {
+    const { kind, index, call, phase } = page.state.values;
+    showPickers();
+    charts.show(plansOf(taps, { kind, index, call, phase }));
+    distributions.show(distributionsOf(taps, { kind, index, call, phase }));
+  };
+  const look = async () => {
+    taps = await tapsOf(module);
+    show();
+  };
+  addWays(page);
+  page.state.on("change", (names) => {
+    if (["kind", "index", "call", "phase"].some((name) => names.includes(name))) show();
+    if (names.includes("step")) parts.now(["values"]);
+  });
+  page.cursor.on("pin", ({ step }) => step !== null && step !== undefined && page.follow.hold(step));
+  page.follow.on("newest", () => page.follow.paused || parts.soon(["values"]));
+  page.told.on("run", (run) => {
+    if (known.taps >= 0 && run.taps !== known.taps) {
+      look();
+      parts.soon();
+    } else if (known.events >= 0 && run.events !== known.events) parts.soon(["alerts"]);
+    known = { taps: run.taps, events: run.events };
+  });
+  await look();
+}
+
+/** @param {string} module */
+async function tapsOf(module) {
+  const match = `re:${module.replace(/[.*+?^${}()|[\]\\]/g, "\\$&")}`;
+  const answer = await get("taps", { run: page.run, match, limit: 1000 });
+  return answer.taps.filter((/** @type {any} */ tap) => tap.module === module);
+}

@@ -1,0 +1,51 @@
+// @ts-check
+/** The page Overview: the server renders its parts, also when something is new; the picture and the line are drawn here. */
+import { byId } from "../dom.js";
+import { open } from "../page.js";
+import { prefs } from "../prefs.js";
+import { ModelPicture } from "../overview/model.js";
+import { Parts, dress } from "../overview/parts.js";
+import { ScalarChart } from "../overview/scalarchart.js";
+import { listenToSeen } from "../overview/seen.js";
+
+const PATIENCE_MS = 1500;
+
+const usual = byId("model").dataset.kind ?? "";
+const page = open({ kind: usual, stat: "norm", y: "linear", smooth: "0", scalar: "", scalars: "", row: "0" });
+const parts = new Parts(page, "");
+
+startParts();
+// The picture first: the line's library is large, and must not keep the first numbers waiting.
+const picture = new ModelPicture(page, byId("model"));
+let chart = /** @type {ScalarChart | null} */ (null);
+const begin = () => (chart ??= new ScalarChart(page, byId("scalars").dataset.usual));
+picture.drawn.then(begin);
+setTimeout(begin, PATIENCE_MS);
+
+function startParts() {
+  parts.follow();
+  page.told.on("run", noticed());
+  page.state.on("scalars", () => parts.now(["scalars"]));
+  page.state.on("scalar", () => parts.now(["scalars"]));
+  page.state.on("row", () => parts.now(["values"]));
+  prefs.on("numbers", () => dress(document));
+  listenToSeen(page, () => parts.now(["attention", "news"]));
+  byId("scalars").addEventListener("renewed", () => chart?.know(byId("scalars").dataset.usual));
+  document.addEventListener("click", (event) => {
+    const link = /** @type {HTMLElement | null} */ (/** @type {Element} */ (event.target).closest("[data-set]"));
+    if (!link || event.ctrlKey || event.metaKey || event.shiftKey) return;
+    event.preventDefault();
+    const [name, ...value] = (link.dataset.set ?? "").split("=");
+    page.state.set({ [name]: value.join("=") }, { push: true });
+  });
+}
+
+/** What changes in a run without a step: its state, its events. @returns {(run: any) => void} */
+function noticed() {
+  let known = "";
+  return (run) => {
+    const now = `${run.state} ${run.events}`;
+    if (known && now !== known) parts.soon(page.follow.paused ? ["news"] : ["figures", "attention", "news"]);
+    known = now;
+  };
+}

@@ -1,0 +1,125 @@
+// @ts-check
+/** The page of all runs: the server renders it, also when something is new; this asks when, and puts it in place. */
+import { byId, reveal } from "../dom.js";
+import { open } from "../page.js";
+import { edit, remove } from "../runs/deeds.js";
+import { transplant } from "../runs/transplant.js";
+
+const LEAST_MS = 1000;
+const MOST_MS = 10_000;
+const SHARE = 10; // of the time at most a tenth is spent on asking
+
+const page = open({ sort: "started" });
+const list = document.getElementById("runs");
+/** Those that are ticked, the last one last. @type {string[]} */
+let ticked = [];
+/** Deleted, but could be taken back. @type {Set<string>} */
+const gone = new Set();
+let looking = false;
+let asked = false;
+let urgent = false;
+/** @type {ReturnType<typeof setTimeout> | undefined} */
+let timer;
+let notBefore = 0;
+let told = "";
+
+reveal(document);
+page.stream.subscribe({ view: "runs", hz: 2 }, { json: hear });
+if (list) start(list);
+
+/** @param {any} said */
+function hear(said) {
+  if (said.type !== "runs") return;
+  if (!list && said.runs.length) return location.reload();
+  const now = JSON.stringify(said.runs);
+  if (list && now !== told) refresh();
+  told = now;
+}
+
+/** @param {HTMLElement} body */
+function start(body) {
+  const compare = /** @type {HTMLButtonElement} */ (byId("compare"));
+  compare.hidden = false;
+  compare.addEventListener("click", () => {
+    const [b, a] = [...body.querySelectorAll("tr")].filter((row) => ticked.includes(row.dataset.run ?? "")).sort((one, other) => Number(other.dataset.started) - Number(one.dataset.started));
+    location.assign(new URL(`compare?${new URLSearchParams({ a: a.dataset.run ?? "", b: b.dataset.run ?? "" })}`, document.baseURI));
+  });
+  body.addEventListener("change", (event) => tick(/** @type {HTMLInputElement} */ (event.target)));
+  body.addEventListener("click", (event) => {
+    const button = /** @type {HTMLElement} */ (event.target).closest("[data-do]");
+    const row = /** @type {HTMLElement | null} */ (button?.closest("tr") ?? null);
+    if (row && button?.getAttribute("data-do") === "edit") edit(row, () => refresh(true));
+    if (row && button?.getAttribute("data-do") === "delete") remove(row, gone, show, () => refresh(true));
+  });
+  document.querySelector("table.runs thead")?.addEventListener("click", (event) => {
+    const link = /** @type {HTMLElement | null} */ (/** @type {HTMLElement} */ (event.target).closest("[data-sort]"));
+    if (!link) return;
+    event.preventDefault();
+    page.state.set({ sort: link.dataset.sort ?? "" }, { push: true });
+  });
+  page.state.on("change", () => refresh(true));
+}
+
+/** Asks for the page as it is now, not more often than it can be made. @param {boolean} [atOnce] a person waits for it */
+function refresh(atOnce = false) {
+  asked = true;
+  urgent ||= atOnce;
+  if (looking) return;
+  clearTimeout(timer);
+  timer = setTimeout(look, urgent ? 0 : Math.max(0, notBefore - performance.now()));
+}
+
+async function look() {
+  looking = true;
+  asked = urgent = false;
+  const began = performance.now();
+  try {
+    const answer = await fetch(`${document.baseURI}${location.search}`, { headers: { Accept: "text/html" } });
+    if (answer.ok) take(new DOMParser().parseFromString(await answer.text(), "text/html"));
+  } catch {
+    // The server is gone: the banner says so, and when it is back the stream has news.
+  }
+  notBefore = performance.now() + Math.min(MOST_MS, Math.max(LEAST_MS, SHARE * (performance.now() - began)));
+  looking = false;
+  if (asked) refresh();
+}
+
+/** @param {Document} newer */
+function take(newer) {
+  const rows = newer.getElementById("runs");
+  if (!list || !rows) return location.reload();
+  reveal(newer);
+  transplant(list, rows);
+  const [heads, newHeads] = [document, newer].map((each) => [...each.querySelectorAll("table.runs thead th")]);
+  heads.forEach((head, place) => {
+    head.setAttribute("aria-sort", newHeads[place].getAttribute("aria-sort") ?? "none");
+    const [link, newLink] = [head, newHeads[place]].map((each) => each.querySelector("a"));
+    if (link && newLink) [link.href, link.dataset.sort] = [newLink.href, newLink.dataset.sort];
+  });
+  byId("total").textContent = newer.getElementById("total")?.textContent ?? "";
+  show();
+}
+
+/** @param {HTMLInputElement} box */
+function tick(box) {
+  const run = box.closest("tr")?.dataset.run;
+  if (!run) return;
+  ticked = ticked.filter((each) => each !== run);
+  if (box.checked) ticked = [...ticked.slice(-1), run];
+  show();
+}
+
+/** What only this page knows: which are ticked, and which are as good as deleted. */
+function show() {
+  const rows = /** @type {NodeListOf<HTMLElement>} */ (list?.querySelectorAll("tr[data-run]"));
+  for (const row of rows) {
+    const run = row.dataset.run ?? "";
+    row.toggleAttribute("data-gone", gone.has(run));
+    const box = /** @type {HTMLInputElement | null} */ (row.querySelector("[data-do=tick]"));
+    if (box) box.checked = ticked.includes(run);
+  }
+  const both = /** @type {HTMLButtonElement} */ (byId("compare"));
+  both.disabled = ticked.length !== 2;
+  both.textContent = ticked.length ? `Compare ${ticked.length} of 2` : "Compare";
+  if (ticked.length === 2) both.textContent = "Compare the two";
+}

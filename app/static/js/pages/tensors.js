@@ -1,0 +1,79 @@
+// @ts-check
+/** The page Tensors: what is kept, a look at it, a request for more, and attention over all layers. */
+import { get } from "../api.js";
+import { byId, h } from "../dom.js";
+import { open } from "../page.js";
+import { Asking } from "../tensors/ask.js";
+import { showList, snapshotsOf } from "../tensors/list.js";
+import { Rolled } from "../tensors/rolled.js";
+import { Viewer } from "../tensors/viewer.js";
+import { toast } from "../toast.js";
+
+const LIVE_MS = 3000;
+const DEFAULTS = { module: "", kind: "output", index: "", phase: "train", call: "", snapshot: "", beside: "", view: "", at: "", scale: "shared", ends: "most", pool: "worst", part: "", after: "" };
+const ROLLOUT = { rollout: "", sample: "0", fuse: "mean", discard: "0", gradient: "0", position: "0" };
+
+const page = open({ ...DEFAULTS, ...ROLLOUT });
+const { state } = page;
+const run = /** @type {string} */ (page.run);
+const viewer = new Viewer(page);
+const rolled = new Rolled(page);
+/** @type {any[]} */
+let kept = [];
+
+/** The snapshots of now; what is shown of them follows. */
+async function load() {
+  const before = kept.map((each) => each.number).join();
+  kept = await snapshotsOf(run);
+  if (before !== kept.map((each) => each.number).join()) {
+    showList(page, kept);
+    if (kept.length) await rolled.look();
+  }
+  return kept;
+}
+
+async function show() {
+  showList(page, kept);
+  const chosen = ["snapshot", "beside"].map((name) => kept.find((each) => String(each.number) === state.get(name))).filter(Boolean);
+  if (state.get("snapshot") && chosen[0]) await viewer.show(chosen);
+  else await viewer.show([]);
+  if (chosen.length) return;
+  const empty = byId("viewer-empty");
+  if (state.get("snapshot")) empty.textContent = `Snapshot ${state.get("snapshot")} is not kept (any more): newer ones took its room. Choose another one, or ask for it again.`;
+  else if (kept.length) empty.textContent = "Choose a tensor to look at it.";
+}
+
+/** Where the module has more than one tensor of this kind: its parameters by name, the places of a nested output. */
+async function places() {
+  const select = byId("ask-form").elements.namedItem("index");
+  const found = state.get("module") ? await indicesOf(state.get("module"), state.get("kind")) : [];
+  byId("ask-index-row").hidden = found.length < 2 && (found[0] ?? "") === "";
+  select.replaceChildren(...(found.length ? found : [""]).map((index) => h("option", { value: index }, index || "the output")));
+  if (found.length && !found.includes(state.get("index"))) state.set({ index: found[0] });
+  select.value = state.get("index");
+}
+
+/** @param {string} module @param {string} kind @returns {Promise<string[]>} */
+async function indicesOf(module, kind) {
+  const match = `re:${module.replace(/[\\^$.|?*+()[\]{}]/g, "\\$&")}`;
+  if (/^param|^update/.test(kind)) {
+    // Also where parameters are not captured: their shapes are known.
+    const { modules } = await get(`runs/${encodeURIComponent(run)}/modules`, { match });
+    return Object.keys(modules[0]?.shapes ?? {}).filter((name) => !/^(in|out)put\b/.test(name));
+  }
+  const { taps } = await get("taps", { run, match, kind });
+  return [...new Set(/** @type {string[]} */ (taps.map((/** @type {any} */ tap) => tap.index)))];
+}
+
+/** @param {() => Promise<any>} work */
+const say = (work) => () => work().catch((error) => toast(`The tensors did not come: ${error.message}`, { kind: "error" }));
+
+new Asking(page, load, (number) => state.set({ snapshot: String(number), beside: "", view: "", at: "", part: "", after: "" }));
+for (const name of ["snapshot", "beside"]) state.on(name, say(show));
+state.on("f", () => showList(page, kept));
+for (const name of ["module", "kind"]) state.on(name, say(places));
+setInterval(() => document.hidden || load().catch(() => undefined), LIVE_MS);
+say(async () => {
+  await Promise.all([load(), places()]);
+  await show();
+})();

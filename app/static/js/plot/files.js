@@ -1,0 +1,55 @@
+// @ts-check
+/** Files that a page hands to the reader. */
+import { ApiError, urlOf } from "../api.js";
+
+/** A name that every file system takes. @param {...string} parts */
+export function fileName(...parts) {
+  const words = parts.filter(Boolean).map((part) => part.replace(/[^A-Za-z0-9._-]+/g, "-").replace(/^-+|-+$/g, ""));
+  return ["hookcore", ...words].filter(Boolean).join("_").slice(0, 150);
+}
+
+/** A field of CSV: in quotes where it needs them; NaN and the infinities as NumPy writes them. @param {unknown} value */
+function field(value) {
+  if (value === null || value === undefined) return "";
+  if (typeof value === "number" && !Number.isFinite(value)) return Number.isNaN(value) ? "nan" : value > 0 ? "inf" : "-inf";
+  const text = String(value);
+  return /[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+}
+
+/** @param {string[]} columns @param {any[][]} rows */
+export function csvOf(columns, rows) {
+  return [columns, ...rows].map((row) => row.map(field).join(",")).join("\r\n") + "\r\n";
+}
+
+/** JSON with the words for what JSON cannot say. @param {string[]} columns @param {any[][]} rows */
+export function jsonOf(columns, rows) {
+  const said = (/** @type {string} */ _, /** @type {any} */ value) => (typeof value === "number" && !Number.isFinite(value) ? (Number.isNaN(value) ? "NaN" : value > 0 ? "Infinity" : "-Infinity") : value);
+  return JSON.stringify({ columns, rows }, said);
+}
+
+/** @param {Blob} blob @param {string} name */
+export function download(blob, name) {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(blob);
+  link.download = name;
+  document.body.append(link);
+  link.click();
+  link.remove();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+}
+
+/** What the server has of this, in a format of its. @param {import("./python.js").Query} asked @param {"csv" | "json"} format */
+export async function fetchFile({ path, query }, format) {
+  const response = await fetch(urlOf(path, { ...query, format }));
+  if (response.ok) return response.blob();
+  const said = await response.json().catch(() => null);
+  throw new ApiError(response.status, said?.error ?? `the server answered ${response.status}`);
+}
+
+/** The bytes of a data: address. @param {string} url */
+export function blobOf(url) {
+  const [head, body] = [url.slice(5, url.indexOf(",")), url.slice(url.indexOf(",") + 1)];
+  const text = head.endsWith(";base64") ? atob(body) : null;
+  const bytes = text === null ? decodeURIComponent(body) : Uint8Array.from(text, (sign) => sign.charCodeAt(0));
+  return new Blob([bytes], { type: head.split(";")[0].split(",")[0] });
+}

@@ -1,0 +1,99 @@
+// @ts-check
+/** What a chart of lines is made of: traces and layout for Plotly, words and a table for readers. No DOM. */
+import { count } from "../format.js";
+import { axisOf, steady } from "./axis.js";
+import { drawn } from "./thin.js";
+import { tracesOf } from "./traces.js";
+import { summaryOf, tableOf } from "./words.js";
+
+/** @typedef {{title?: string, scale?: import("./axis.js").ScaleName, fixed?: boolean, low?: number, high?: number}} YAxis `scale` holds
+ *   where the address says none; where it is `fixed` the address says nothing about it. low and high are always on the axis. */
+
+const MOST_POINTS = 1000;
+export const MARGIN = { l: 54, r: 14, t: 8, b: 28 };
+const FONT = 'system-ui, "Segoe UI", Roboto, "DejaVu Sans", sans-serif';
+
+export class LineFigure {
+  /** @type {import("./thin.js").Line[]} */
+  lines = [];
+  /** @type {import("./thin.js").Drawn[]} */
+  drawn = [];
+  /** @type {[number, number]} */
+  range = [0, 1];
+
+  /** @param {{state: {get(name: string): string}, follow: {span: [number, number] | null}}} page @param {{title: string, y?: YAxis, legend?: boolean}} options */
+  constructor(page, options) {
+    this.page = page;
+    this.options = options;
+  }
+
+  /** @returns {import("./axis.js").ScaleName} */
+  get scale() {
+    const { scale = "linear", fixed = false } = this.options.y ?? {};
+    const asked = fixed ? "" : this.page.state.get("y");
+    return asked === "log" || asked === "symlog" || asked === "linear" ? asked : scale;
+  }
+
+  /** @param {Record<string, string>} colours @param {number} width @param {number} height @param {boolean} [alone] without the page around it: with title and legend */
+  make(colours, width, height, alone = false) {
+    const halfLife = Number(this.page.state.get("smooth")) || 0;
+    const { span } = this.page.follow;
+    this.drawn = this.lines.map((line) => drawn(line, halfLife, MOST_POINTS, span));
+    const { low, high } = this.options.y ?? {};
+    const ends = [low, high].filter((value) => value !== undefined);
+    const axis = axisOf(this.scale, [/** @type {number[]} */ (ends), ...this.drawn.flatMap(({ raw, min, max }) => [raw, min, max])]);
+    this.range = rangeOf(span, this.drawn);
+    const traces = tracesOf(this.lines, this.drawn, axis, colours);
+    return { traces, layout: layoutOf(this, axis, colours, width, height, alone) };
+  }
+
+  /** The newest step that is drawn. */
+  get newest() {
+    return this.drawn.reduce((/** @type {number | null} */ newest, { last }) => (last.length ? Math.max(newest ?? 0, last[last.length - 1]) : newest), null);
+  }
+
+  summary() {
+    return summaryOf(this.lines, this.drawn);
+  }
+
+  table() {
+    return tableOf(this.lines, this.drawn);
+  }
+}
+
+/** The steps on the axis: those of the page, so that all charts of it agree. @param {[number, number] | null} span @param {import("./thin.js").Drawn[]} many @returns {[number, number]} */
+function rangeOf(span, many) {
+  const firsts = many.filter(({ first }) => first.length).map(({ first }) => first[0]);
+  const lasts = many.filter(({ last }) => last.length).map(({ last }) => last[last.length - 1]);
+  const [from, to] = span ?? [Math.min(...firsts, Infinity), Math.max(...lasts, -Infinity)];
+  if (!(from <= to)) return [0, 1];
+  // A run that has just begun does not stand in a corner of its window.
+  const begun = span && firsts.length ? Math.max(from, Math.min(...firsts)) : from;
+  return [Math.min(begun, to) - 0.5, to + 0.5];
+}
+
+/** @param {LineFigure} figure @param {import("./axis.js").Axis} axis @param {Record<string, string>} colours @param {number} width @param {number} height @param {boolean} alone */
+function layoutOf(figure, axis, colours, width, height, alone) {
+  const [from, to] = figure.range;
+  const steps = steady(from, to, Math.max(2, Math.floor(width / 110))).filter(Number.isInteger);
+  const ticks = axis.ticks(Math.max(3, Math.floor(height / 42)));
+  const common = { gridcolor: colours.line, linecolor: colours.line, zeroline: false, tickfont: { color: colours.quiet, size: 11 } };
+  const named = (/** @type {string | undefined} */ text) => (text ? { title: { text, standoff: 6, font: { size: 11, color: colours.quiet } } } : {});
+  const { title, y } = figure.options;
+  return {
+    width,
+    height,
+    uirevision: "page",
+    margin: alone ? { l: 74, r: 20, t: 44, b: 74 } : MARGIN,
+    paper_bgcolor: alone ? colours.card : "rgba(0,0,0,0)",
+    plot_bgcolor: "rgba(0,0,0,0)",
+    font: { family: FONT, size: 12, color: colours.ink },
+    ...(alone ? { title: { text: title, font: { size: 14 }, x: 0.02 } } : {}),
+    showlegend: alone,
+    legend: { orientation: "h", y: -0.22, x: 0 },
+    dragmode: "zoom",
+    hovermode: false,
+    xaxis: { ...common, showgrid: false, range: [from, to], tickvals: steps, ticktext: steps.map((step) => count(step)), ...(alone ? named("step") : {}) },
+    yaxis: { ...common, range: axis.range, fixedrange: true, tickvals: ticks.map(({ at }) => at), ticktext: ticks.map(({ text }) => text), ...(alone ? named(y?.title) : {}) },
+  };
+}

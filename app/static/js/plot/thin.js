@@ -1,0 +1,114 @@
+// @ts-check
+/** Lines as they are drawn: smoothed first, then of no more points than can be seen. No extreme is lost. Pure. */
+import { ema } from "../smooth.js";
+
+/**
+ * @typedef {object} Line
+ * @property {string} name
+ * @property {ArrayLike<number>} first each point speaks of the steps first[i] to last[i]
+ * @property {ArrayLike<number>} last
+ * @property {ArrayLike<number>} [mean] without it there is only a band
+ * @property {ArrayLike<number>} [min]
+ * @property {ArrayLike<number>} [max]
+ * @property {ArrayLike<number>} [nonfinite] in how many of the steps there was a NaN or an infinity; where it is not given
+ *   each value that is not finite says so itself
+ * @property {ArrayLike<boolean | number>} [infinite] where what was not finite were infinities only
+ * @property {string} [colour] a name in colours(), or a colour
+ * @property {boolean} [dashed]
+ * @property {number} [opacity] of the band
+ */
+
+/**
+ * @typedef {object} Drawn
+ * @property {number[]} x the middle of the steps
+ * @property {number[]} first
+ * @property {number[]} last
+ * @property {number[]} raw
+ * @property {number[]} smooth empty where smoothing is off
+ * @property {number[]} min empty where there is no band
+ * @property {number[]} max
+ * @property {{x: number, first: number, last: number, sign: "nan" | "inf" | "-inf"}[]} marks what was not finite
+ */
+
+/** @param {Line} line @param {number} halfLife @param {number} most points @param {[number, number] | null} [span] the steps shown
+ * @returns {Drawn} */
+export function drawn(line, halfLife, most, span = null) {
+  const smooth = halfLife > 0 && line.mean ? ema(line.last, line.mean, halfLife) : null;
+  const [from, to] = within(line, span);
+  const size = Math.max(1, Math.ceil((to - from) / most));
+  const hasBand = Boolean(line.min && line.max) || size > 1;
+  /** @type {Drawn} */
+  const out = { x: [], first: [], last: [], raw: [], smooth: [], min: [], max: [], marks: [] };
+  for (let start = from; start < to; start += size) {
+    const end = Math.min(to, start + size);
+    const x = (line.first[start] + line.last[end - 1]) / 2;
+    out.x.push(x);
+    out.first.push(line.first[start]);
+    out.last.push(line.last[end - 1]);
+    out.raw.push(line.mean ? meanOf(line.mean, start, end) : NaN);
+    if (smooth) out.smooth.push(lastOf(smooth, start, end));
+    if (hasBand) pushExtremes(out, line, start, end);
+    const sign = signOf(line, start, end);
+    if (sign) out.marks.push({ x, first: line.first[start], last: line.last[end - 1], sign });
+  }
+  return out;
+}
+
+/** The points that touch the span. @param {Line} line @param {[number, number] | null} span */
+function within(line, span) {
+  let from = 0;
+  let to = line.first.length;
+  if (span) {
+    while (from < to && line.last[from] < span[0]) from += 1;
+    while (to > from && line.first[to - 1] > span[1]) to -= 1;
+  }
+  return [from, to];
+}
+
+/** @param {ArrayLike<number>} values @param {number} start @param {number} end */
+function meanOf(values, start, end) {
+  if (end - start === 1) return values[start];
+  let sum = 0;
+  let many = 0;
+  for (let i = start; i < end; i += 1) {
+    if (!Number.isFinite(values[i])) continue;
+    sum += values[i];
+    many += 1;
+  }
+  return many ? sum / many : NaN;
+}
+
+/** @param {ArrayLike<number>} values @param {number} start @param {number} end */
+function lastOf(values, start, end) {
+  for (let i = end - 1; i >= start; i -= 1) if (Number.isFinite(values[i])) return values[i];
+  return NaN;
+}
+
+/** @param {Drawn} out @param {Line} line @param {number} start @param {number} end */
+function pushExtremes(out, line, start, end) {
+  const lows = line.min ?? line.mean ?? [];
+  const highs = line.max ?? line.mean ?? [];
+  let low = Infinity;
+  let high = -Infinity;
+  for (let i = start; i < end; i += 1) {
+    if (Number.isFinite(lows[i]) && lows[i] < low) low = lows[i];
+    if (Number.isFinite(highs[i]) && highs[i] > high) high = highs[i];
+  }
+  out.min.push(low <= high ? low : NaN);
+  out.max.push(low <= high ? high : NaN);
+}
+
+/** What was not finite in these points, NaN before infinities. @param {Line} line @param {number} start @param {number} end */
+function signOf(line, start, end) {
+  /** @type {"nan" | "inf" | "-inf" | null} */
+  let sign = null;
+  for (let i = start; i < end; i += 1) {
+    const value = line.mean ? line.mean[i] : 0;
+    const infinite = value === Infinity || value === -Infinity;
+    const counted = line.nonfinite ? line.nonfinite[i] > 0 : Number.isNaN(value);
+    if (!counted && !infinite) continue;
+    if (!infinite && !line.infinite?.[i]) return "nan";
+    sign ??= value === -Infinity ? "-inf" : "inf";
+  }
+  return sign;
+}

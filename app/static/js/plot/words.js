@@ -1,0 +1,92 @@
+// @ts-check
+/** A chart of lines in words and as a table: what a person reads who does not see it. Pure. */
+import { count, number } from "../format.js";
+
+/** @typedef {import("./thin.js").Line} Line */
+/** @typedef {import("./thin.js").Drawn} Drawn */
+
+/** @param {number} first @param {number} last */
+export function stepWords(first, last) {
+  return first === last ? count(first) : `${count(first)} to ${count(last)}`;
+}
+
+/** One sentence on the whole, and one on each line. @param {Line[]} lines @param {Drawn[]} drawn */
+export function summaryOf(lines, drawn) {
+  const firsts = drawn.filter(({ first }) => first.length).map(({ first }) => first[0]);
+  if (!firsts.length) return "No values.";
+  const lasts = drawn.filter(({ last }) => last.length).map(({ last }) => last[last.length - 1]);
+  const span = `Steps ${stepWords(Math.min(...firsts), Math.max(...lasts))}.`;
+  return [span, ...lines.map((line, place) => lineWords(line, drawn[place]))].join(" ");
+}
+
+/** @param {Line} line @param {Drawn} points */
+function lineWords(line, points) {
+  const lows = (points.min.length ? points.min : points.raw).filter(Number.isFinite);
+  const highs = (points.max.length ? points.max : points.raw).filter(Number.isFinite);
+  const bad = points.marks.length ? `, not finite at ${count(points.marks.length)} of ${count(points.x.length)} points` : "";
+  if (!lows.length) return `${line.name}: nothing finite${bad}.`;
+  const now = line.mean ? `${number(points.raw.at(-1))} at the end, ` : "";
+  return `${line.name}: ${now}from ${number(least(lows))} to ${number(-least(highs.map((value) => -value)))}${bad}.`;
+}
+
+/** @param {number[]} values */
+function least(values) {
+  return values.reduce((low, value) => (value < low ? value : low), Infinity);
+}
+
+/** The table behind the chart: what is drawn, a row for each point. @param {Line[]} lines @param {Drawn[]} drawn */
+export function tableOf(lines, drawn) {
+  const columns = ["step", ...lines.flatMap((line, place) => columnsOf(line, drawn[place]).map(([name]) => name))];
+  /** @type {Map<string, {at: number, row: any[]}>} */
+  const rows = new Map();
+  const width = columns.length;
+  let offset = 1;
+  lines.forEach((line, place) => {
+    const points = drawn[place];
+    const own = columnsOf(line, points);
+    points.first.forEach((first, i) => {
+      const key = stepWords(first, points.last[i]);
+      const found = rows.get(key) ?? { at: first, row: [first === points.last[i] ? first : key, ...new Array(width - 1).fill(null)] };
+      own.forEach(([, values], column) => (found.row[offset + column] = values[i]));
+      rows.set(key, found);
+    });
+    offset += own.length;
+  });
+  return { columns, rows: [...rows.values()].sort((a, b) => a.at - b.at).map(({ row }) => row) };
+}
+
+/** @param {Line} line @param {Drawn} points @returns {[string, any[]][]} */
+function columnsOf(line, points) {
+  /** @type {[string, any[]][]} */
+  const columns = [];
+  if (line.mean) columns.push([line.name, points.raw]);
+  if (points.smooth.length) columns.push([`${line.name}, smoothed`, points.smooth]);
+  if (points.min.length) columns.push([`${line.name}, least`, points.min], [`${line.name}, greatest`, points.max]);
+  return columns;
+}
+
+/** The point nearest to a step, by its place; -1 where there is none. @param {Drawn} points @param {number | null} step the last one if it is null */
+export function nearest(points, step) {
+  const { x } = points;
+  if (!x.length || step === null) return x.length - 1;
+  let low = 0;
+  let high = x.length - 1;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (points.last[middle] < step) low = middle + 1;
+    else high = middle;
+  }
+  return low > 0 && Math.abs(x[low - 1] - step) < Math.abs(x[low] - step) ? low - 1 : low;
+}
+
+/** What a line says at a point. @param {Line} line @param {Drawn} points @param {number} place */
+export function valueWords(line, points, place) {
+  if (place < 0) return "-";
+  const value = line.mean ? (points.smooth.length ? points.smooth[place] : points.raw[place]) : NaN;
+  const mark = points.marks.find(({ x }) => x === points.x[place]);
+  const band = line.mean && Number.isFinite(points.min[place]) ? ` (${number(points.min[place])} to ${number(points.max[place])})` : "";
+  if (Number.isFinite(value)) return number(value) + band + (mark ? ", not finite in part" : "");
+  if (mark) return { nan: "NaN", inf: "Infinity", "-inf": "-Infinity" }[mark.sign];
+  if (line.mean || !Number.isFinite(points.min[place])) return "-";
+  return `${number(points.min[place])} to ${number(points.max[place])}`;
+}

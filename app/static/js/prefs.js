@@ -1,0 +1,120 @@
+// @ts-check
+/** What the reader prefers, kept in this browser. One table; the settings page and its export come from it. */
+import { Told } from "./events.js";
+import { setForm } from "./format.js";
+
+const KEPT = "hookcore-prefs";
+
+/** @typedef {{words: string, help: string, choices: [string, string][]}} Preference the first choice is the default */
+
+/** @type {Record<string, Preference>} */
+export const PREFERENCES = {
+  density: { words: "Density", help: "How close the lines of tables stand.", choices: [["comfortable", "comfortable"], ["compact", "compact"]] },
+  numbers: { words: "Numbers", help: "How numbers are written everywhere.", choices: [["auto", "0.01235, and 1.235e-5 when small"], ["short", "short: 0.012, 1.2e-5"], ["scientific", "always 1.235e-2"], ["long", "eight digits"]] },
+  colours: { words: "Colour map", help: "Of heatmaps and histograms. NaN, infinities and what was not sampled keep colours of their own.", choices: [["viridis", "viridis"], ["cividis", "cividis, for all kinds of colour vision"]] },
+  rate: { words: "Updates", help: "How often the page asks for what is new. Fewer need less of this machine.", choices: [["10", "10 a second"], ["20", "20 a second"], ["4", "4 a second"], ["1", "1 a second"]] },
+  window: { words: "Window", help: "How many of the newest steps a page shows that is opened without saying so.", choices: [["500", "500 steps"], ["200", "200 steps"], ["1000", "1,000 steps"], ["2000", "2,000 steps"]] },
+  smooth: { words: "Smoothing", help: "Half-life in steps; the line as it came stays behind it.", choices: [["0", "off"], ["5", "5 steps"], ["20", "20 steps"], ["100", "100 steps"]] },
+  keys: { words: "Keys of one letter", help: "Turn them off where speech input or a screen reader types them.", choices: [["on", "on"], ["off", "off"]] },
+};
+
+/** The default of a preference. @param {string} name */
+function first(name) {
+  return PREFERENCES[name].choices[0][0];
+}
+
+/** What of `given` is a preference with a value that it may have. @param {any} given @returns {Record<string, string>} */
+export function readPrefs(given) {
+  const values = given !== null && typeof given === "object" ? given : {};
+  const allowed = Object.entries(PREFERENCES).filter(([name, { choices }]) => choices.some(([value]) => value === values[name]));
+  return Object.fromEntries(allowed.map(([name]) => [name, values[name]]));
+}
+
+const FORMS = { auto: { digits: 4, style: "auto" }, short: { digits: 2, style: "auto" }, scientific: { digits: 4, style: "scientific" }, long: { digits: 8, style: "auto" } };
+
+/** Tells "change" with the name, and the name itself. */
+class Prefs extends Told {
+  /** @type {Record<string, string>} */
+  #chosen = {};
+
+  constructor() {
+    super();
+    this.#load();
+    globalThis.addEventListener?.("storage", (event) => {
+      if (event.key === KEPT) this.#load();
+    });
+  }
+
+  /** @param {string} name @returns {string} */
+  get(name) {
+    return this.#chosen[name] ?? first(name);
+  }
+
+  /** Undefined where it was left as it is. @param {string} name @returns {string | undefined} */
+  chosen(name) {
+    return this.#chosen[name];
+  }
+
+  /** @param {string} name @param {string} value */
+  set(name, value) {
+    this.#put({ ...this.#chosen, ...readPrefs({ [name]: value }) });
+  }
+
+  /** All as they are by default. */
+  reset() {
+    this.#put({});
+  }
+
+  /** What was chosen, as JSON; what is left as it was is not in it. */
+  get text() {
+    return JSON.stringify({ hookcore: 1, ...this.#chosen }, null, 2);
+  }
+
+  /** Takes what `text` gave; says what is wrong with anything else. @param {string} text @returns {number} how many were taken */
+  take(text) {
+    let given;
+    try {
+      given = JSON.parse(text);
+    } catch {
+      throw new Error("this is not JSON: choose a file that was exported here");
+    }
+    const read = readPrefs(given);
+    if (given?.hookcore !== 1) throw new Error("this JSON holds no settings of hookcore: choose a file that was exported here");
+    this.#put(read);
+    return Object.keys(read).length;
+  }
+
+  /** @param {Record<string, string>} chosen */
+  #put(chosen) {
+    const kept = Object.fromEntries(Object.entries(chosen).filter(([name, value]) => value !== first(name)));
+    try {
+      localStorage.setItem(KEPT, JSON.stringify(kept));
+    } catch {
+      // A browser that keeps nothing: they hold for this page.
+    }
+    this.#show(kept);
+  }
+
+  #load() {
+    try {
+      this.#show(readPrefs(JSON.parse(localStorage.getItem(KEPT) ?? "{}")));
+    } catch {
+      this.#show({});
+    }
+  }
+
+  /** @param {Record<string, string>} chosen */
+  #show(chosen) {
+    const before = Object.keys(PREFERENCES).map((name) => this.get(name));
+    this.#chosen = chosen;
+    setForm(/** @type {any} */ (FORMS)[this.get("numbers")]);
+    if (globalThis.document) document.documentElement.dataset.density = this.get("density");
+    for (const [place, name] of Object.keys(PREFERENCES).entries()) {
+      if (before[place] === this.get(name)) continue;
+      this.tell(name, this.get(name));
+      this.tell("change", name);
+    }
+  }
+}
+
+export const prefs = new Prefs();

@@ -1,0 +1,72 @@
+// @ts-check
+/** What can be done with a run in the list: another name, notes, and away with it. */
+import { get, send } from "../api.js";
+import { h } from "../dom.js";
+import { toast } from "../toast.js";
+
+/** A form in the place of the name. @param {HTMLElement} row @param {() => void} refresh */
+export async function edit(row, refresh) {
+  const cell = /** @type {HTMLElement} */ (row.querySelector(".name"));
+  if ("editing" in row.dataset) return;
+  row.dataset.editing = "";
+  const path = `runs/${row.dataset.run}`;
+  const name = /** @type {HTMLInputElement} */ (h("input", { "aria-label": "Name", maxlength: 1000, required: true }));
+  const notes = /** @type {HTMLTextAreaElement} */ (h("textarea", { "aria-label": "Notes", rows: 2, maxlength: 20000, placeholder: "Notes" }));
+  const before = [...cell.childNodes];
+  const end = () => {
+    delete row.dataset.editing;
+    cell.replaceChildren(...before);
+    /** @type {HTMLElement | null} */ (row.querySelector("[data-do=edit]"))?.focus();
+    refresh();
+  };
+  const save = async (/** @type {Event} */ asked) => {
+    asked.preventDefault();
+    try {
+      await send("PATCH", path, { name: name.value.trim(), notes: notes.value });
+      end();
+    } catch (error) {
+      toast(`Not saved: ${/** @type {Error} */ (error).message}`, { kind: "error" });
+    }
+  };
+  const buttons = h("div", {}, h("button", { class: "button main" }, "Save"), h("button", { class: "button", type: "button", onclick: end }, "Cancel"));
+  const form = h("form", { class: "edit", onsubmit: save }, name, notes, buttons);
+  form.addEventListener("keydown", (event) => {
+    if (event.key === "Escape") end();
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) save(event);
+  });
+  name.value = row.dataset.name ?? "";
+  cell.replaceChildren(form);
+  name.select();
+  name.focus();
+  try {
+    const run = await get(path);
+    notes.value = run.notes;
+  } catch (error) {
+    toast(`${/** @type {Error} */ (error).message}`, { kind: "error" });
+    end();
+  }
+}
+
+/** Gone from the list at once, from the server when nobody took it back.
+ * @param {HTMLElement} row @param {Set<string>} gone @param {() => void} show @param {() => void} refresh */
+export function remove(row, gone, show, refresh) {
+  const run = row.dataset.run ?? "";
+  const next = /** @type {HTMLElement | null} */ (row.nextElementSibling ?? row.previousElementSibling);
+  gone.add(run);
+  show();
+  /** @type {HTMLElement | null | undefined} */ (next?.querySelector("a"))?.focus();
+  const back = () => {
+    gone.delete(run);
+    show();
+  };
+  const forGood = async () => {
+    try {
+      await send("DELETE", `runs/${run}`);
+      refresh();
+    } catch (error) {
+      back();
+      toast(`Not deleted: ${/** @type {Error} */ (error).message}`, { kind: "error" });
+    }
+  };
+  toast(`Deleted ${row.dataset.name}. What was kept on disk stays.`, { undo: back, done: forGood });
+}

@@ -1,0 +1,155 @@
+// @ts-check
+/** From a value to a place between 0 and 1, from values to a range, and the ticks of an axis. Pure. */
+export { INFINITE, MISSING, NAN } from "./worst.js";
+
+/** @typedef {"log" | "linear" | "symlog"} Kind */
+
+const LEAST = 1e-300;
+const DECADES = 4; // of a symlog scale, between its straight part and its end
+
+export class Scale {
+  /** A log scale is of the magnitude. @param {Kind} kind @param {number} low @param {number} high */
+  constructor(kind, low, high) {
+    this.kind = kind;
+    this.low = low;
+    this.high = high;
+    /** A symlog scale is straight between minus and plus this. */
+    this.linear = Math.max(Math.abs(low), Math.abs(high)) / 10 ** DECADES || 1;
+    this.from = this.#bend(low);
+    this.span = this.#bend(high) - this.from || 1;
+  }
+
+  /** @param {number} value */
+  #bend(value) {
+    if (this.kind === "linear") return value;
+    if (this.kind === "log") return Math.log10(Math.max(LEAST, Math.abs(value)));
+    return Math.sign(value) * Math.log10(1 + Math.abs(value) / this.linear);
+  }
+
+  /** Where a value is: 0 at the low end, 1 at the high one, and no further; NaN for NaN. @param {number} value */
+  place(value) {
+    const place = (this.#bend(value) - this.from) / this.span;
+    return place < 0 ? 0 : place > 1 ? 1 : place;
+  }
+
+  /** The value at a place. @param {number} place */
+  value(place) {
+    const bent = this.from + place * this.span;
+    if (this.kind === "linear") return bent;
+    if (this.kind === "log") return 10 ** bent;
+    return Math.sign(bent) * this.linear * (10 ** Math.abs(bent) - 1);
+  }
+
+  /** Whether another scale shows the same. @param {Scale | null} other */
+  equals(other) {
+    return other !== null && this.kind === other.kind && this.low === other.low && this.high === other.high;
+  }
+}
+
+/** A range in which most values are: from p1 to p99 of what is finite; never empty. Of a log scale it is of the magnitude,
+ * without zeros. @param {ArrayLike<number>} values @param {Kind} [kind] @param {number} [most] values that are looked at
+ * @returns {[number, number]} */
+export function percentiles(values, kind = "log", most = 20000) {
+  const stride = Math.max(1, Math.ceil(values.length / most));
+  const found = [];
+  for (let place = 0; place < values.length; place += stride) {
+    const value = kind === "log" ? Math.abs(values[place]) : values[place];
+    if (Number.isFinite(value) && (kind !== "log" || value > 0)) found.push(value);
+  }
+  if (!found.length) return kind === "log" ? [1e-6, 1] : [0, 1];
+  const sorted = Float64Array.from(found).sort();
+  const at = (/** @type {number} */ share) => sorted[Math.round(share * (sorted.length - 1))];
+  return widened(at(0.01), at(0.99), kind);
+}
+
+/** @param {number} low @param {number} high @param {Kind} kind @returns {[number, number]} */
+function widened(low, high, kind) {
+  if (kind === "log") return high >= low * 2 ? [low, high] : [low / 3, high * 3];
+  if (kind === "symlog" && low < 0 && high > 0) low = -(high = Math.max(high, -low));
+  const least = 1e-6 * Math.max(Math.abs(low), Math.abs(high));
+  return high - low > least ? [low, high] : [low - (Math.abs(low) / 2 || 0.5), high + (Math.abs(high) / 2 || 0.5)];
+}
+
+const LEAST_CHANGE = 0.2; // of the range's width: less would only make colours flicker
+const LEAST_MS = 1000;
+
+/** The range of a picture as its values change: a new one only where it is really another one, and not at every frame. */
+export class Range {
+  /** @type {[number, number] | null} */
+  #held = null;
+  #since = -Infinity;
+
+  /** The range, where it is too early to look for another one. @param {number} now milliseconds */
+  held(now) {
+    return now - this.#since < LEAST_MS ? this.#held : null;
+  }
+
+  /** @param {ArrayLike<number>} values @param {Kind} kind @param {number} now milliseconds @returns {[number, number]} */
+  of(values, kind, now) {
+    const held = this.held(now);
+    if (held !== null) return held;
+    const next = percentiles(values, kind);
+    this.#since = now;
+    if (this.#held === null || changes(this.#held, next, kind)) this.#held = next;
+    return this.#held;
+  }
+
+  /** Another quantity: what was held means nothing. */
+  forget() {
+    this.#held = null;
+    this.#since = -Infinity;
+  }
+}
+
+/** @param {[number, number]} before @param {[number, number]} after @param {Kind} kind */
+function changes(before, after, kind) {
+  const scale = new Scale(kind, ...before);
+  const straight = new Scale(kind, ...after);
+  const [low, high] = [straight.from - scale.from, straight.from + straight.span - scale.from - scale.span];
+  return Math.max(Math.abs(low), Math.abs(high)) >= LEAST_CHANGE * scale.span;
+}
+
+/** p1 to p99; where a range is given that was held before, a change of less than a fifth changes nothing.
+ * @param {ArrayLike<number>} values @param {Kind} [kind] @param {[number, number] | null} [before] @returns {[number, number]} */
+export function rangeOf(values, kind = "log", before = null) {
+  const next = percentiles(values, kind);
+  return before !== null && !changes(before, next, kind) ? before : next;
+}
+
+/** Round values in a scale's range, ascending: 1, 2, 5 times a power of ten. @param {Scale} scale @param {number} [many] about so many at most
+ * @returns {number[]} */
+export function ticks(scale, many = 6) {
+  if (scale.kind === "linear") return evenTicks(scale.low, scale.high, many);
+  if (scale.kind === "log") return logTicks(Math.abs(scale.low), Math.abs(scale.high), many);
+  const side = logTicks(scale.linear, Math.max(Math.abs(scale.low), Math.abs(scale.high)), Math.max(2, many / 2));
+  const inside = [...side.map((value) => -value).reverse(), 0, ...side].filter((value) => value >= scale.low && value <= scale.high);
+  return inside.length > 1 ? inside : evenTicks(scale.low, scale.high, many);
+}
+
+/** @param {number} low @param {number} high @param {number} [many] @returns {number[]} */
+export function evenTicks(low, high, many = 6) {
+  if (!(high > low)) return [low];
+  const rough = (high - low) / Math.max(1, many);
+  const size = 10 ** Math.floor(Math.log10(rough));
+  const step = [1, 2, 5, 10].map((times) => times * size).find((each) => each >= rough * 0.999) ?? size * 10;
+  const found = [];
+  // Counted in whole steps: sums of fractions drift.
+  for (let place = Math.ceil(low / step - 1e-9); place * step <= high + step * 1e-9; place += 1) found.push(Number((place * step).toPrecision(12)));
+  return found;
+}
+
+/** @param {number} low @param {number} high @param {number} many @returns {number[]} */
+function logTicks(low, high, many) {
+  const [from, to] = [Math.log10(Math.max(LEAST, low)), Math.log10(Math.max(LEAST, high))];
+  const decades = to - from;
+  if (decades < 0.7) return evenTicks(low, high, many);
+  const times = decades * 3 <= many ? [1, 2, 5] : decades * 2 <= many ? [1, 3] : [1];
+  const every = Math.max(1, Math.ceil(decades / many));
+  const found = [];
+  for (let power = Math.floor(from); power <= Math.ceil(to); power += 1) {
+    if (((power % every) + every) % every) continue;
+    for (const each of times) found.push(Number(`${each}e${power}`));
+  }
+  const inside = found.filter((value) => value >= low * 0.999 && value <= high * 1.001);
+  return inside.length > 1 ? inside : evenTicks(low, high, many);
+}

@@ -1,0 +1,99 @@
+// @ts-check
+/** One painter for the page: each thing is drawn at most once in a frame, and only while it can be seen. */
+
+const QUICK_MS = 12; // a picture that takes no longer needs no rest
+const SLOW_MS = 40; // from here on it is worth a word
+const REST = 2; // times as long as the picture took,
+const MOST_REST_MS = 250; // but a first picture, which is slow once, does not hold up the others
+
+export class Schedule {
+  /** @type {Map<object, () => void>} */
+  #due = new Map();
+  /** @type {Map<object, () => void>} */
+  #turns = new Map();
+  /** @type {WeakMap<Element, boolean>} */
+  #seen = new WeakMap();
+  #asked = false;
+  #restsUntil = 0;
+  /** Milliseconds that a frame's drawing took, smoothed. */
+  cost = 0;
+
+  constructor() {
+    this.#watch = new IntersectionObserver((entries) => {
+      for (const entry of entries) {
+        this.#seen.set(entry.target, entry.isIntersecting);
+        if (entry.isIntersecting) entry.target.dispatchEvent(new CustomEvent("seen"));
+      }
+    }, { rootMargin: "100px" });
+    document.addEventListener("visibilitychange", () => this.#ask());
+  }
+
+  /** @type {IntersectionObserver} */
+  #watch;
+
+  /** Draws in the next frame, every time it is asked. @param {object} key @param {() => void} draw */
+  soon(key, draw) {
+    this.#due.set(key, draw);
+    this.#ask();
+  }
+
+  /** Draws in one of the next frames, one such thing a frame: for what is slow to draw. @param {object} key @param {() => void} draw */
+  inTurn(key, draw) {
+    // Who waits keeps its place: asking again must not put it behind those that were drawn since.
+    this.#turns.set(key, draw);
+    this.#ask();
+  }
+
+  /** Begins to watch whether an element can be seen; it gets the event "seen" when it comes into view. @param {Element} element */
+  watch(element) {
+    this.#watch.observe(element);
+  }
+
+  /** @param {Element} element */
+  isSeen(element) {
+    return this.#seen.get(element) ?? true;
+  }
+
+  /** Pictures a second where drawing is slow, null where it is not: the status tells. */
+  get rate() {
+    return this.cost < SLOW_MS ? null : Math.max(1, Math.round(1000 / (this.cost * (1 + REST))));
+  }
+
+  #ask() {
+    if (this.#asked || document.hidden || !(this.#due.size + this.#turns.size)) return;
+    this.#asked = true;
+    requestAnimationFrame((now) => this.#frame(now));
+  }
+
+  /** After a slow picture comes a rest, in which the page answers to hands. @param {number} now */
+  #frame(now) {
+    this.#asked = false;
+    if (now < this.#restsUntil) this.#ask();
+    else this.#draw();
+  }
+
+  #draw() {
+    const began = performance.now();
+    const due = [...this.#due.values()];
+    this.#due.clear();
+    for (const draw of due) this.#try(draw);
+    const [turn] = this.#turns;
+    if (turn) {
+      this.#turns.delete(turn[0]);
+      this.#try(turn[1]);
+    }
+    const took = performance.now() - began;
+    this.cost += 0.1 * (took - this.cost);
+    this.#restsUntil = took > QUICK_MS ? performance.now() + Math.min(took * REST, MOST_REST_MS) : 0;
+    this.#ask();
+  }
+
+  /** A chart that fails must not stop the others. @param {() => void} draw */
+  #try(draw) {
+    try {
+      draw();
+    } catch (error) {
+      console.error(error);
+    }
+  }
+}

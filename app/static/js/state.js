@@ -1,0 +1,80 @@
+// @ts-check
+/** The view in the address: what a page shows is what its query string says, and a link shows the same. */
+import { Told } from "./events.js";
+
+/** @param {string} query @param {Record<string, string>} defaults @returns {Record<string, string>} */
+export function read(query, defaults) {
+  const given = new URLSearchParams(query);
+  const names = Object.keys(defaults);
+  return Object.fromEntries(names.map((name) => [name, given.get(name) ?? defaults[name]]));
+}
+
+/** The query string of a view; what is as it would be without saying is left out. Foreign parameters stay.
+ * @param {Record<string, string>} values @param {Record<string, string>} defaults @param {string} [query] */
+export function write(values, defaults, query = "") {
+  const kept = new URLSearchParams(query);
+  for (const [name, value] of Object.entries(values)) {
+    if (value === defaults[name]) kept.delete(name);
+    else kept.set(name, value);
+  }
+  const text = kept.toString();
+  return text ? `?${text}` : "";
+}
+
+/** Tells "change" with the names that changed, and each of those names. */
+export class State extends Told {
+  /** @param {Record<string, string>} defaults */
+  constructor(defaults) {
+    super();
+    this.defaults = defaults;
+    this.values = read(location.search, defaults);
+    addEventListener("popstate", () => this.#take(read(location.search, this.defaults)));
+  }
+
+  /** @param {string} name */
+  get(name) {
+    return this.values[name];
+  }
+
+  /** `push` makes a new entry in the browser's history: for what feels like going somewhere.
+   * @param {Record<string, string>} changes @param {{push?: boolean}} [how] */
+  set(changes, { push = false } = {}) {
+    const before = location.search;
+    const names = this.#changed(changes);
+    if (!names.length) return;
+    const after = write({ ...this.values, ...changes }, this.defaults, before);
+    history[push ? "pushState" : "replaceState"](null, "", location.pathname + after);
+    this.#take({ ...this.values, ...changes });
+  }
+
+  /** Ties the form controls that carry `data-state` (their name is the state's) to the state, both ways. */
+  bind(root = document) {
+    for (const control of root.querySelectorAll("[data-state]")) {
+      const input = /** @type {HTMLInputElement} */ (control);
+      const show = () => {
+        if (input.type === "checkbox") input.checked = this.get(input.name) === "1";
+        else input.value = this.get(input.name);
+      };
+      show();
+      this.on(input.name, show);
+      const event = input.type === "search" || input.type === "range" ? "input" : "change";
+      input.addEventListener(event, () => {
+        this.set({ [input.name]: input.type === "checkbox" ? (input.checked ? "1" : "0") : input.value });
+      });
+      input.form?.addEventListener("submit", (asked) => asked.preventDefault());
+    }
+  }
+
+  /** @param {Record<string, string>} values */
+  #changed(values) {
+    return Object.keys(values).filter((name) => values[name] !== this.values[name]);
+  }
+
+  /** @param {Record<string, string>} values */
+  #take(values) {
+    const names = this.#changed(values);
+    this.values = values;
+    for (const name of names) this.tell(name, values[name]);
+    if (names.length) this.tell("change", names);
+  }
+}

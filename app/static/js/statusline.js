@@ -1,0 +1,109 @@
+// @ts-check
+/** The pill and the banner of the frame, live. They change at most once a second, and at once when the state does. */
+import { byId } from "./dom.js";
+import { count } from "./format.js";
+import { prefs } from "./prefs.js";
+import { Rate } from "./rate.js";
+import { bannerOf, pillOf } from "./status.js";
+import { toast } from "./toast.js";
+
+const CALM_MS = 1000;
+
+export class Status {
+  rate = new Rate();
+  heardAt = "";
+  /** Whether the connection broke, until it is there again: attempts to connect change nothing of that. */
+  broken = false;
+  /** @type {ReturnType<typeof setTimeout> | null} */
+  timer = null;
+  spoken = "";
+
+  /** @param {import("./page.js").Page} page */
+  constructor(page) {
+    this.page = page;
+  }
+
+  start() {
+    const { stream, follow, run } = this.page;
+    if (run !== null) stream.subscribe({ view: "runs", hz: Number(prefs.get("rate")) }, { json: (said) => this.hear(said) });
+    stream.on("state", (state) => {
+      this.broken = state !== "open" && (this.broken || state !== "connecting");
+      this.show();
+    });
+    follow.on("change", () => this.show());
+    follow.on("newest", () => this.soon());
+    byId("banner-retry").addEventListener("click", () => stream.retry());
+    this.show();
+  }
+
+  /** @param {any} said */
+  hear(said) {
+    if (said.type !== "runs") return;
+    const { page } = this;
+    this.heardAt = new Date().toLocaleTimeString();
+    const mine = said.runs.find((/** @type {any} */ each) => each.run === page.run);
+    const before = page.runState;
+    page.runState = mine ? mine.state : "removed";
+    if (mine && mine.last_step !== null) {
+      this.rate.saw(mine.last_step, performance.now());
+      page.follow.saw(mine.last_step);
+    }
+    page.told.tell("runs", said.runs);
+    if (mine) page.told.tell("run", mine);
+    if (before === "live" && page.runState === "ended") toast(`The run ended at step ${count(page.follow.newest)}`);
+    if (before === page.runState) this.soon();
+    else this.show();
+  }
+
+  soon() {
+    this.timer ??= setTimeout(() => this.show(), CALM_MS);
+  }
+
+  show() {
+    if (this.timer !== null) clearTimeout(this.timer);
+    this.timer = null;
+    const { page } = this;
+    const { stream, follow } = page;
+    const now = {
+      run: page.runState,
+      broken: this.broken,
+      refused: stream.state === "refused" ? stream.why : "",
+      newest: follow.newest,
+      step: follow.step,
+      held: follow.paused,
+      waiting: follow.waiting,
+      rate: this.rate.at(performance.now()),
+      drawing: page.schedule.rate,
+      retryS: stream.retryAt ? Math.max(0, (stream.retryAt - Date.now()) / 1000) : 0,
+      heardAt: this.heardAt,
+    };
+    const { state, words } = pillOf(now);
+    if (page.run !== null) {
+      byId("status").className = `pill ${state}`;
+      setText(byId("status-words"), words);
+    }
+    const banner = bannerOf(now);
+    this.#showBanner(banner);
+    document.body.dataset.connection = this.broken ? "broken" : "open";
+    // Pill and countdown change all the time; what is worth a word to who cannot see them is another state.
+    const what = banner?.kind ?? state;
+    if (this.spoken && this.spoken !== what) page.announce(banner?.words ?? words);
+    this.spoken = what;
+    // A countdown goes on, and so does a run that says nothing.
+    if (this.broken || now.run === "live") this.soon();
+  }
+
+  /** @param {{kind: string, words: string} | null} banner */
+  #showBanner(banner) {
+    const element = byId("banner");
+    element.hidden = banner === null;
+    element.className = `banner ${banner?.kind ?? ""}`;
+    setText(byId("banner-words"), banner?.words ?? "");
+    byId("banner-retry").hidden = banner?.kind !== "disconnected";
+  }
+}
+
+/** @param {HTMLElement} element @param {string} text */
+function setText(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}

@@ -1,0 +1,132 @@
+// @ts-check
+/** A request for a tensor and what became of it: asked, waiting, came, or why not. */
+import { get, send } from "../api.js";
+import { byId, h } from "../dom.js";
+import { toast } from "../toast.js";
+
+const POLL_MS = 500;
+const CLOCKS_S = 2; // that the trainer's clock may be behind
+const SHORT_MS = 6000; // what came or is gone leaves the list
+
+/** @typedef {"asked" | "waiting" | "came" | "gone"} Fate */
+
+export const WORDS = /** @type {Record<Fate, string>} */ ({
+  asked: "asked: the trainer hears of it with its next frame",
+  waiting: "waiting: the trainer keeps it when it passes the module",
+  came: "\u2713 came",
+  gone: "\u2715 the trainer is gone",
+});
+
+/** What became of a request. Pure. @param {number} number @param {{kept: Set<number>, waiting: Set<number>, state: string}} known @returns {Fate} */
+export function fateOf(number, { kept, waiting, state }) {
+  if (kept.has(number)) return "came";
+  if (state !== "live") return "gone";
+  return waiting.has(number) ? "asked" : "waiting";
+}
+
+/** What became of several that were asked for together: the fate of the slowest. Pure. @param {Fate[]} fates @returns {Fate} */
+export function fateOfAll(fates) {
+  return /** @type {Fate[]} */ (["gone", "asked", "waiting"]).find((fate) => fates.includes(fate)) ?? "came";
+}
+
+/** @typedef {{numbers: number[], label: string, module: string, since: number, line: HTMLElement, words: HTMLElement}} Request */
+
+export class Asking {
+  /** @type {Set<Request>} */
+  #open = new Set();
+  /** @type {any} */
+  #timer = null;
+
+  /** @param {import("../page.js").Page} page @param {() => Promise<any[]>} look gives the snapshots of now @param {(number: number) => void} show */
+  constructor(page, look, show) {
+    this.page = page;
+    this.look = look;
+    this.show = show;
+    this.#allow(page.runState);
+    page.told.on("run", (run) => this.#allow(run.state));
+    byId("ask-form").addEventListener("submit", (/** @type {Event} */ event) => {
+      event.preventDefault();
+      this.one();
+    });
+    byId("ask-attention").addEventListener("click", () => this.attention());
+  }
+
+  /** @param {string} state of the run */
+  #allow(state) {
+    const may = this.page.mayChange && state === "live";
+    for (const id of ["ask-button", "ask-attention"]) byId(id).disabled = !may;
+    if (state !== "live") byId("ask-words").textContent = state === "lost" ? "The trainer does not answer: what is asked now cannot reach it." : "The training has ended: nothing more can be kept of it.";
+    else if (may) byId("ask-words").textContent = "The trainer copies it at its next step; the training does not wait.";
+  }
+
+  /** The tensor that the form names. */
+  async one() {
+    if (byId("ask-button").disabled) return;
+    const { state } = this.page;
+    const body = { module: state.get("module"), kind: state.get("kind"), index: state.get("index"), phase: state.get("phase"), call: Number(state.get("call")) || 0 };
+    await this.#try(async () => {
+      const said = await send("POST", "snapshots", body, { run: this.page.run });
+      this.#add([said.number], `${body.module || "the model"} ${body.kind}${body.index ? ` [${body.index}]` : ""}`, body.module);
+    });
+  }
+
+  /** Every map of attention, all of one step. */
+  async attention() {
+    await this.#try(async () => {
+      const said = await send("POST", "rollout", undefined, { run: this.page.run });
+      const numbers = said.asked.map((/** @type {any} */ each) => each.number);
+      this.#add(numbers, `${numbers.length} tensors that may be attention`, null);
+      if (said.left_out) toast(`${said.left_out} more are too many for one request: search for some of the layers`);
+    });
+  }
+
+  /** @param {() => Promise<void>} work */
+  async #try(work) {
+    try {
+      await work();
+      this.#wait();
+    } catch (error) {
+      toast(/** @type {any} */ (error).message, { kind: "error" });
+    }
+  }
+
+  /** @param {number[]} numbers @param {string} label @param {string | null} module */
+  #add(numbers, label, module) {
+    const words = h("span", { class: "state" }, "asked");
+    const line = h("li", {}, h("span", {}, label), words);
+    this.#open.add({ numbers, label, module: module ?? "", since: Date.now() / 1000, line, words });
+    byId("asked").append(line);
+  }
+
+  #wait() {
+    clearTimeout(this.#timer);
+    this.#timer = setTimeout(() => this.#poll(), POLL_MS);
+  }
+
+  async #poll() {
+    try {
+      const run = this.page.run;
+      const [settings, snapshots, missed] = await Promise.all([get("settings", { run }), this.look(), get("events", { run, name: "snapshot-missed", limit: 50 })]);
+      const known = { kept: new Set(snapshots.map((each) => each.number)), waiting: new Set(settings.waiting.map((/** @type {any} */ each) => each.number)), state: settings.state };
+      for (const request of [...this.#open]) this.#tell(request, request.numbers.map((number) => fateOf(number, known)), missed.events);
+    } catch {
+      // The page says already that the server does not answer; the requests stay.
+    }
+    if (this.#open.size) this.#wait();
+  }
+
+  /** @param {Request} request @param {Fate[]} fates @param {any[]} missed events, oldest first */
+  #tell(request, fates, missed) {
+    const why = missed.findLast((event) => event.time_s > request.since - CLOCKS_S && (request.numbers.length > 1 || event.module === request.module));
+    const came = fates.filter((fate) => fate === "came").length;
+    const fate = fateOfAll(fates);
+    const over = fate === "came" || fate === "gone" || (why && fate === "waiting");
+    request.words.textContent = over && fate !== "came" ? (why?.message ?? "the trainer is gone") : fates.length > 1 ? `${came} of ${fates.length} came` : fate;
+    request.words.title = WORDS[fate];
+    request.line.className = over && fate !== "came" ? "gone" : fate;
+    if (!over) return;
+    if (came) this.show(request.numbers[fates.indexOf("came")]);
+    this.#open.delete(request);
+    setTimeout(() => request.line.remove(), fate === "came" ? SHORT_MS : 4 * SHORT_MS);
+  }
+}

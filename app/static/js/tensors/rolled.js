@@ -1,0 +1,122 @@
+// @ts-check
+/** Attention over all layers: what each position of the last one sees of each before the first. */
+import { get } from "../api.js";
+import { Card } from "../card.js";
+import { byId, h } from "../dom.js";
+import { count, number, percent } from "../format.js";
+import { Tiles } from "../tiles.js";
+import { showScale } from "./scalebar.js";
+import { Trace } from "./trace.js";
+
+const TRIFLES = ["rollout", "sample", "fuse", "discard", "gradient"];
+
+/** Positions without the class token in a square, where they are one: those of a picture. Pure. @param {number} positions @returns {{side: number, from: number} | null} */
+export function squareOf(positions) {
+  for (const from of [1, 0]) {
+    const side = Math.round(Math.sqrt(positions - from));
+    if (side > 2 && side * side === positions - from) return { side, from };
+  }
+  return null;
+}
+
+export class Rolled {
+  /** @type {any} */
+  said = null;
+  /** @type {Tiles | Trace | null} */
+  row = null;
+
+  /** @param {import("../page.js").Page} page */
+  constructor(page) {
+    this.page = page;
+    const { state } = page;
+    this.figure = byId("rollout");
+    this.matrix = new Tiles(page, byId("rollout-matrix"), { title: "Attention rollout", height: 420, onPoint: (cell) => this.#say(cell) });
+    this.card = new Card(page, this.figure, {
+      title: "Attention rollout",
+      table: () => this.table(),
+      query: () => ({ path: "rollout", query: this.query }),
+      png: () => this.#png(),
+    });
+    for (const name of TRIFLES) state.on(name, () => this.look());
+    state.on("position", () => this.#showRow());
+    byId("rollout-step").addEventListener("change", (/** @type {any} */ event) => state.set({ rollout: event.target.value }));
+    this.matrix.canvas.addEventListener("click", (event) => {
+      const cell = this.matrix.cellOf(event);
+      if (cell) state.set({ position: String(cell.row) });
+    });
+  }
+
+  get query() {
+    const { state } = this.page;
+    return { run: this.page.run, step: state.get("rollout"), sample: state.get("sample"), fuse: state.get("fuse"), discard: state.get("discard"), gradient: state.get("gradient") === "1" };
+  }
+
+  /** Asks for it; where no maps are kept there is nothing to see. */
+  async look() {
+    byId("discard-words").textContent = percent(Number(this.page.state.get("discard"))).replace(".0", "");
+    const problem = byId("rollout-problem");
+    try {
+      this.said = await get("rollout", this.query);
+      problem.hidden = true;
+      this.figure.hidden = !this.said.layers.length;
+      if (this.said.layers.length) this.#show();
+    } catch (error) {
+      problem.hidden = false;
+      problem.textContent = /** @type {any} */ (error).message;
+      this.figure.hidden = false;
+      if (this.page.state.get("gradient") === "1") byId("gradient-row").hidden = false;
+    }
+  }
+
+  #show() {
+    const { layers, matrix, step, steps, sample, samples } = this.said;
+    const size = matrix.length;
+    byId("rollout-step").replaceChildren(...[...steps].reverse().map((/** @type {number} */ each) => h("option", { value: each, selected: each === step }, count(each))));
+    const heads = layers.reduce((/** @type {number} */ sum, /** @type {any} */ layer) => sum + layer.heads, 0);
+    const differ = layers.every((/** @type {any} */ layer) => layer.gradient !== null);
+    byId("gradient-row").hidden = !differ && this.page.state.get("gradient") !== "1";
+    byId("rollout-about").textContent = `${layers.map((/** @type {any} */ layer) => layer.about.module).join(" \u2192 ")}. ${heads} heads, ${size} positions, sample ${sample} of ${samples}. A row shows where a position of the last layer looks in the first; rows sum to 1. Leaving out takes the smallest weights of each row, never those of the first position.${differ ? "" : " Without their gradients: no loss flows through these outputs, or they were not kept."}`;
+    this.matrix.show({ values: Float32Array.from(matrix.flat()), shape: [1, size, size], shared: true });
+    showScale(byId("rollout-scale"), this.matrix);
+    this.#showRow();
+    this.card.refresh();
+  }
+
+  /** The row of one position: as the picture that the positions are of, or as a line. */
+  #showRow() {
+    if (!this.said) return;
+    const { matrix } = this.said;
+    const place = Math.max(0, Math.min(matrix.length - 1, Number(this.page.state.get("position")) || 0));
+    const square = squareOf(matrix.length);
+    this.row?.close();
+    const element = byId("rollout-row");
+    element.replaceChildren(h("p", { class: "quiet small" }, square ? `Where position ${place} looks, as the ${square.side} \u00d7 ${square.side} picture they are (click a row to choose another)` : `Where position ${place} looks (click a row to choose another)`));
+    const title = `What position ${place} sees`;
+    if (square) {
+      this.row = new Tiles(this.page, element, { title, height: 380, onPoint: (cell) => this.#say(cell && { row: place, column: cell.row * square.side + cell.column + square.from }) });
+      this.row.show({ values: Float32Array.from(matrix[place].slice(square.from)), shape: [1, square.side, square.side], shared: true });
+    } else {
+      this.row = new Trace(this.page, element, { title, onPoint: (at) => this.#say(at < 0 ? null : { row: place, column: at }) });
+      this.row.show(matrix[place], matrix[place]);
+    }
+  }
+
+  /** @param {{row: number, column: number} | null} cell */
+  #say(cell) {
+    const words = cell ? `position ${cell.row} sees ${cell.column}: ${number(this.said?.matrix[cell.row]?.[cell.column])}` : "\u00a0";
+    byId("rollout-words").textContent = words;
+    if (cell && this.figure.contains(document.activeElement)) this.page.announce(words);
+  }
+
+  table() {
+    const matrix = this.said?.matrix ?? [];
+    return { columns: ["position", ...matrix.map((/** @type {any} */ _, /** @type {number} */ place) => String(place))], rows: matrix.map((/** @type {number[]} */ row, /** @type {number} */ place) => [place, ...row]).reverse() };
+  }
+
+  /** @returns {Promise<Blob>} */
+  async #png() {
+    const blob = await new Promise((done) => this.matrix.canvas.toBlob(done, "image/png"));
+    if (!blob) throw new Error("the browser made no picture of it");
+    return blob;
+  }
+}

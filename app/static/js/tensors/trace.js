@@ -1,0 +1,134 @@
+// @ts-check
+/** A row of values as a line. Where it is squeezed, from the least to the largest; what is not finite stands at the edge. */
+import { h } from "../dom.js";
+import { number } from "../format.js";
+import { evenTicks } from "../scale.js";
+import { colours, onTheme } from "../theme.js";
+
+const [LEFT, BOTTOM, TOP] = [56, 18, 8];
+
+export class Trace {
+  /** @type {{low: ArrayLike<number>, high: ArrayLike<number>, factor: number, length: number} | null} */
+  data = null;
+  at = -1;
+
+  /** @param {import("../page.js").Page} page @param {HTMLElement} element
+   * @param {{title: string, height?: number, onPoint: (place: number, x: number, y: number) => void}} options */
+  constructor(page, element, { title, height = 260, onPoint }) {
+    this.page = page;
+    this.onPoint = onPoint;
+    this.canvas = /** @type {HTMLCanvasElement} */ (h("canvas", { tabindex: "0", role: "application", "aria-label": `${title}: arrow keys read the values` }));
+    Object.assign(this.canvas.style, { width: "100%", height: `${height}px` });
+    element.append(this.canvas);
+    const again = () => this.draw();
+    const sized = new ResizeObserver(again);
+    sized.observe(element);
+    const ended = onTheme(again);
+    this.close = () => {
+      sized.disconnect();
+      ended();
+      this.canvas.remove();
+    };
+    this.canvas.addEventListener("pointermove", (event) => this.#point(this.#placeOf(event.clientX), event.clientX, event.clientY));
+    for (const gone of ["pointerleave", "blur"]) this.canvas.addEventListener(gone, () => this.#point(-1, 0, 0));
+    this.canvas.addEventListener("keydown", (event) => {
+      const move = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+      if (!move || !this.data) return;
+      event.preventDefault();
+      const box = this.canvas.getBoundingClientRect();
+      this.#point(Math.max(0, Math.min(this.data.low.length - 1, this.at + move * (event.shiftKey ? 10 : 1))), box.left + LEFT, box.top);
+    });
+  }
+
+  /** @param {ArrayLike<number>} low @param {ArrayLike<number>} high @param {number} factor values to a place @param {number} length values in all */
+  show(low, high, factor = 1, length = low.length) {
+    this.data = { low, high, factor, length };
+    this.draw();
+  }
+
+  draw() {
+    this.page.schedule.soon(this, () => this.#paint());
+  }
+
+  /** @param {number} x of the window */
+  #placeOf(x) {
+    const box = this.canvas.getBoundingClientRect();
+    const many = this.data?.low.length ?? 0;
+    return Math.max(-1, Math.min(many - 1, Math.floor(((x - box.left - LEFT) / (box.width - LEFT)) * many)));
+  }
+
+  /** @param {number} place @param {number} x @param {number} y */
+  #point(place, x, y) {
+    this.at = place;
+    this.onPoint(place, x, y);
+    this.draw();
+  }
+
+  #paint() {
+    const [width, height, ratio] = [this.canvas.clientWidth, this.canvas.clientHeight, Math.min(2, devicePixelRatio || 1)];
+    const pen = this.canvas.getContext("2d");
+    if (!pen || !this.data || width < LEFT + 20) return;
+    Object.assign(this.canvas, { width: Math.round(width * ratio), height: Math.round(height * ratio) });
+    pen.scale(ratio, ratio);
+    const { low, high, length } = this.data;
+    const page = colours();
+    const finite = [...Array.from(low), ...Array.from(high)].filter(Number.isFinite);
+    let [least, most] = finite.length ? [finite.reduce((a, b) => Math.min(a, b)), finite.reduce((a, b) => Math.max(a, b))] : [0, 1];
+    if (most === least) [least, most] = [least - 1, most + 1];
+    const x = (/** @type {number} */ place) => LEFT + ((place + 0.5) / low.length) * (width - LEFT);
+    const y = (/** @type {number} */ value) => TOP + (1 - (value - least) / (most - least)) * (height - BOTTOM - TOP);
+    axis(pen, width, height, evenTicks(least, most, 5), y, length, page);
+    this.#line(pen, x, y, page);
+    if (this.at < 0) return;
+    pen.fillStyle = page.ink;
+    pen.fillRect(Math.round(x(this.at)), 0, 1, height - BOTTOM);
+  }
+
+  /** @param {CanvasRenderingContext2D} pen @param {(place: number) => number} x @param {(value: number) => number} y @param {Record<string, string>} page */
+  #line(pen, x, y, page) {
+    const { low, high } = /** @type {NonNullable<Trace["data"]>} */ (this.data);
+    pen.strokeStyle = page.line1;
+    pen.lineWidth = 1.5;
+    pen.beginPath();
+    let open = false;
+    for (let place = 0; place < low.length; place += 1) {
+      const finite = Number.isFinite(low[place]) && Number.isFinite(high[place]);
+      if (!finite) {
+        pen.fillStyle = Number.isNaN(low[place]) || Number.isNaN(high[place]) ? page.nan : page.inf;
+        pen.fillRect(x(place) - 2, 0, 4, TOP - 1);
+      } else {
+        if (open) pen.lineTo(x(place), y(low[place]));
+        else pen.moveTo(x(place), y(low[place]));
+        pen.lineTo(x(place), y(high[place]));
+      }
+      open = finite;
+    }
+    pen.stroke();
+    if (low.length <= 64) for (let place = 0; place < low.length; place += 1) if (Number.isFinite(low[place])) dot(pen, x(place), y(low[place]), page.line1);
+  }
+}
+
+/** @param {CanvasRenderingContext2D} pen @param {number} x @param {number} y @param {string} colour */
+function dot(pen, x, y, colour) {
+  pen.fillStyle = colour;
+  pen.beginPath();
+  pen.arc(x, y, 2.5, 0, 7);
+  pen.fill();
+}
+
+/** @param {CanvasRenderingContext2D} pen @param {number} width @param {number} height @param {number[]} ticks @param {(value: number) => number} y @param {number} length @param {Record<string, string>} page */
+function axis(pen, width, height, ticks, y, length, page) {
+  pen.font = "10.5px system-ui, sans-serif";
+  pen.textAlign = "right";
+  pen.textBaseline = "middle";
+  for (const value of ticks) {
+    pen.fillStyle = page.line;
+    pen.fillRect(LEFT, Math.round(y(value)), width - LEFT, 1);
+    pen.fillStyle = page.quiet;
+    pen.fillText(number(value, { digits: 3 }), LEFT - 6, y(value));
+  }
+  pen.textBaseline = "alphabetic";
+  pen.fillText(String(length - 1), width, height - 4);
+  pen.textAlign = "left";
+  pen.fillText("0", LEFT, height - 4);
+}

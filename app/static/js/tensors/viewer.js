@@ -1,0 +1,152 @@
+// @ts-check
+/** The snapshot that is looked at, and another one beside it: one view, one part, one scale for both. */
+import { Card } from "../card.js";
+import { byId, h } from "../dom.js";
+import { toast } from "../toast.js";
+import { rangeOf } from "./layout.js";
+import { viewsOf } from "./plan.js";
+import { Side, TILES } from "./side.js";
+import { zoomed } from "./zoom.js";
+
+const TRIFLES = ["view", "at", "pool", "scale", "ends", "part", "after"];
+
+export class Viewer {
+  /** @type {Side[]} */
+  sides = [];
+  /** @type {AbortController | null} */
+  #asking = null;
+
+  /** @param {import("../page.js").Page} page */
+  constructor(page) {
+    this.page = page;
+    this.figure = byId("viewer");
+    this.card = new Card(page, this.figure, {
+      title: "Tensor",
+      table: () => this.table(),
+      png: () => this.png(),
+    });
+    for (const name of TRIFLES) page.state.on(name, () => this.look());
+    byId("view").addEventListener("change", (/** @type {any} */ event) => page.state.set({ view: event.target.value, at: "", part: "", after: "" }));
+    for (const button of byId("zoom").querySelectorAll("button")) button.addEventListener("click", () => this.zoom(button.dataset.zoom, null));
+    byId("panes").addEventListener("dblclick", (/** @type {MouseEvent} */ event) => this.zoom("in", event));
+    page.keys.add("+", "zoom into the matrix", () => this.zoom("in", null), { group: "Tensor" });
+    page.keys.add("-", "zoom out of it", () => this.zoom("out", null), { group: "Tensor" });
+  }
+
+  /** @param {any[]} entries one snapshot, or two */
+  show(entries) {
+    for (const side of this.sides) side.close();
+    this.sides = entries.map((entry) => new Side(this.page, entry));
+    byId("panes").replaceChildren(...this.sides.map((side) => side.element));
+    this.figure.hidden = !entries.length;
+    byId("viewer-empty").hidden = entries.length > 0;
+    byId("viewer-tools").hidden = !entries.length;
+    if (entries.length) return this.look();
+  }
+
+  /** What the address says of how to look at it. @returns {import("./side.js").Look} */
+  get wanted() {
+    const { state } = this.page;
+    const { kept_shape: shape, tap } = this.sides[0].entry;
+    const views = viewsOf(shape, tap.label);
+    const view = views.find(({ name }) => name === state.get("view")) ?? views[0];
+    const given = state.get("at").split(",").map(Number);
+    const picks = view.pickers.map(({ size }, place) => Math.max(0, Math.min(size - 1, Math.floor(given[place]) || 0)));
+    const part = /^(\d+):(\d+),(\d+):(\d+)$/.exec(state.get("part"))?.slice(1).map(Number);
+    return {
+      view,
+      picks,
+      part: part ? { rows: [part[0], part[1]], columns: [part[2], part[3]] } : null,
+      pool: state.get("pool"),
+      scale: state.get("scale"),
+      ends: state.get("ends"),
+      after: Math.max(0, Number(state.get("after")) || 0),
+    };
+  }
+
+  /** Asks for it and draws it. */
+  async look() {
+    if (!this.sides.length) return;
+    const look = this.wanted;
+    this.#controls(look);
+    this.#asking?.abort();
+    const { signal } = (this.#asking = new AbortController());
+    try {
+      await Promise.all(this.sides.map((side) => side.load(look, signal)));
+    } catch (error) {
+      if (/** @type {any} */ (error).name === "AbortError") return;
+      return toast(`This tensor cannot be shown: ${/** @type {any} */ (error).message}`, { kind: "error" });
+    }
+    const range = this.sides.length > 1 ? rangeOf(Float64Array.from(this.sides.flatMap((side) => Array.from(side.data?.values ?? []))), look.ends === "all") : undefined;
+    for (const side of this.sides) side.draw(range);
+    byId("pool-row").hidden = !this.sides.some((side) => side.data && side.data.factors[0] * side.data.factors[1] > 1) || look.view.draws === "trace";
+    this.#pages(look);
+    this.card.refresh();
+  }
+
+  /** @param {import("./side.js").Look} look */
+  #controls({ view, picks }) {
+    const { entry } = this.sides[0];
+    byId("viewer-title").textContent = entry.tap.label;
+    const views = viewsOf(entry.kept_shape, entry.tap.label);
+    byId("view").replaceChildren(...views.map(({ name, words }) => h("option", { value: name, selected: name === view.name }, words)));
+    const inputs = view.pickers.map(({ words, size }, place) => {
+      const input = /** @type {HTMLInputElement} */ (h("input", { type: "number", min: 0, max: size - 1, value: picks[place], size: 5 }));
+      input.addEventListener("change", () => this.pick(place, Number(input.value)));
+      return h("label", {}, words, " ", input, h("span", { class: "quiet" }, `of ${size}`));
+    });
+    // A hand that is in a field keeps it.
+    if (!byId("pickers").contains(document.activeElement) || byId("pickers").childElementCount !== inputs.length) byId("pickers").replaceChildren(...inputs);
+    for (const name of ["scale", "ends"]) /** @type {HTMLElement} */ (document.querySelector(`#viewer-tools [name=${name}]`)?.closest("label")).hidden = view.draws === "trace";
+    byId("zoom").hidden = view.draws === "trace" || entry.kept_shape.length < 2;
+  }
+
+  /** @param {number} place @param {number} value */
+  pick(place, value) {
+    const picks = [...this.wanted.picks];
+    picks[place] = Math.max(0, Math.floor(value) || 0);
+    this.page.state.set({ at: picks.every((each) => each === 0) ? "" : picks.join(","), after: "" });
+  }
+
+  /** @param {string | undefined} how @param {MouseEvent | null} event */
+  zoom(how, event) {
+    const [side] = this.sides;
+    if (!side?.data || side.entry.kept_shape.length < 2 || this.wanted.view.draws === "trace") return;
+    const cell = event ? /** @type {any} */ (side.picture)?.cellOf?.(event) : null;
+    const next = zoomed(side.entry.kept_shape.slice(-2), this.wanted.part, how ?? "whole", cell, side.data.factors);
+    this.page.state.set({ part: next ? `${next.rows.join(":")},${next.columns.join(":")}` : "" });
+  }
+
+  /** @param {import("./side.js").Look} look */
+  #pages({ after }) {
+    const total = this.sides[0].total;
+    const go = (/** @type {number} */ to, /** @type {string} */ words, /** @type {boolean} */ off) => h("button", { class: "button", type: "button", disabled: off, onclick: () => this.page.state.set({ after: to > 0 ? String(to) : "" }) }, words);
+    byId("pages").hidden = total <= TILES;
+    byId("pages").replaceChildren(go(after - TILES, "Previous", after <= 0), h("span", { class: "quiet" }, `${after}\u2013${Math.min(total, after + TILES) - 1} of ${total}`), go(after + TILES, "Next", after + TILES >= total));
+  }
+
+  /** What is in the picture: the values of a matrix, of many tiles what each is. */
+  table() {
+    const data = this.sides[0]?.data;
+    if (!data) return { columns: ["row"], rows: [] };
+    const [tiles, rows, columns] = data.shape;
+    if (tiles === 1 && rows * columns <= 20000) {
+      const line = (/** @type {number} */ row) => [row, ...data.values.subarray(row * columns, (row + 1) * columns)];
+      return { columns: ["row", ...Array.from({ length: columns }, (_, column) => String(column))], rows: Array.from({ length: rows }, (_, row) => line(rows - 1 - row)) };
+    }
+    const told = Array.from({ length: tiles }, (_, tile) => {
+      const part = data.values.subarray(tile * rows * columns, (tile + 1) * rows * columns);
+      const finite = part.filter(Number.isFinite);
+      const sum = finite.reduce((a, b) => a + b, 0);
+      return [tile + (this.wanted.after || 0), finite.length ? finite.reduce((a, b) => Math.min(a, b)) : NaN, sum / finite.length, finite.length ? finite.reduce((a, b) => Math.max(a, b)) : NaN, part.length - finite.length];
+    });
+    return { columns: ["tile", "least", "mean", "largest", "not finite"], rows: told.reverse() };
+  }
+
+  /** @returns {Promise<Blob>} */
+  async png() {
+    const blob = await new Promise((done) => (this.sides[0]?.picture ? this.sides[0].picture.canvas.toBlob(done, "image/png") : done(null)));
+    if (!blob) throw new Error("nothing is shown");
+    return blob;
+  }
+}

@@ -1,0 +1,55 @@
+// @ts-check
+/** Light or dark: by the system, or by hand in a cookie, which the server reads so that nothing flashes. */
+
+const COOKIE = "hookcore-theme";
+const YEAR_S = 31536000;
+export const THEMES = /** @type {const} */ (["system", "light", "dark"]);
+
+/** @type {Set<() => void>} */
+const listeners = new Set();
+/** @type {Record<string, string> | null} */
+let known = null;
+
+/** system, light or dark: what was chosen. */
+export function theme() {
+  return document.documentElement.dataset.theme ?? "system";
+}
+
+/** @param {string} name one of THEMES */
+export function setTheme(name) {
+  const path = new URL(document.baseURI).pathname;
+  document.cookie = `${COOKIE}=${name}; path=${path}; max-age=${name === "system" ? 0 : YEAR_S}; samesite=strict`;
+  document.documentElement.dataset.theme = name;
+  changed();
+}
+
+/** Calls when the colours are others; to draw again. @param {() => void} listener @returns {() => void} ends it */
+export function onTheme(listener) {
+  listeners.add(listener);
+  return () => listeners.delete(listener);
+}
+
+const NAMES = ["paper", "card", "ink", "quiet", "line", "band", "accent", "good", "warn", "bad", "nan", "inf", "missing"];
+const LINES = ["line-1", "line-2", "line-3", "line-4"];
+
+/** The colours of the page for what CSS does not reach: canvas and Plotly. line1 to line4 are those of lines.
+ * @returns {Record<string, string>} */
+export function colours() {
+  if (known) return known;
+  const style = getComputedStyle(document.documentElement);
+  const entries = [...NAMES, ...LINES].map((name) => [name.replace("-", ""), style.getPropertyValue(`--${name}`).trim()]);
+  known = Object.fromEntries(entries);
+  return /** @type {Record<string, string>} */ (known);
+}
+
+/** Whether the page is dark now. */
+export function isDark() {
+  return getComputedStyle(document.documentElement).colorScheme === "dark";
+}
+
+function changed() {
+  known = null;
+  for (const listener of [...listeners]) listener();
+}
+
+if (globalThis.document) matchMedia("(prefers-color-scheme: dark)").addEventListener("change", changed);

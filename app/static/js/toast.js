@@ -1,0 +1,39 @@
+// @ts-check
+/** A short word at the edge of the page, with a way back where there is one. */
+import { h } from "./dom.js";
+
+const SHORT_MS = 4000;
+const LONG_MS = 8000;
+
+/**
+ * @param {string} text
+ * @param {{undo?: () => void, done?: () => void, kind?: "error"}} [how] `done` is called when nobody took it back: when the
+ *   word goes away, or the page does
+ */
+export function toast(text, { undo, done, kind } = {}) {
+  const place = document.getElementById("toasts");
+  if (!place) return;
+  let timer = 0;
+  /** @param {(() => void) | undefined} then */
+  const end = (then) => {
+    if (!element.isConnected) return;
+    clearTimeout(timer);
+    removeEventListener("pagehide", leave);
+    element.remove();
+    then?.();
+  };
+  const leave = () => end(done);
+  const wait = () => {
+    clearTimeout(timer);
+    timer = setTimeout(leave, undo || kind === "error" ? LONG_MS : SHORT_MS);
+  };
+  const element = h("div", { class: `toast${kind ? ` ${kind}` : ""}`, role: kind === "error" ? "alert" : null }, h("span", {}, text));
+  if (undo) element.append(h("button", { class: "button", type: "button", onclick: () => end(undo) }, "Undo"));
+  element.append(h("button", { class: "button icon", type: "button", "aria-label": "Close", onclick: leave }, "\u00d7"));
+  // Whoever reads it, or is on the way to its button, has all the time.
+  for (const begin of ["mouseenter", "focusin"]) element.addEventListener(begin, () => clearTimeout(timer));
+  for (const over of ["mouseleave", "focusout"]) element.addEventListener(over, wait);
+  place.append(element);
+  addEventListener("pagehide", leave);
+  wait();
+}

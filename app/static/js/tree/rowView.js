@@ -1,0 +1,90 @@
+// @ts-check
+/** One row's element, used again for whichever row is in sight. */
+import { h } from "../dom.js";
+
+export const ROW_PX = 28;
+const NAME_PX = 220; // of the first column, at least
+
+const LONG = 16; // letters, from which on a cell may be too narrow
+
+let made = 0;
+
+/** @param {import("../tree.js").Column[]} columns */
+export function layoutOf(columns) {
+  return columns.map(({ width }) => (width ? `${width}px` : `minmax(${NAME_PX}px, 1fr)`)).join(" ");
+}
+
+/** The least width of a row. @param {import("../tree.js").Column[]} columns */
+export function widthOf(columns) {
+  return columns.reduce((sum, { width }) => sum + (width || NAME_PX), 0);
+}
+
+export class RowView {
+  place = -1;
+
+  /** @param {import("../tree.js").Tree} tree @param {HTMLElement} body */
+  constructor(tree, body) {
+    made += 1;
+    this.tree = tree;
+    this.twist = h("span", { class: "tree-twist", "aria-hidden": "true" });
+    this.name = h("span", { class: "tree-name" });
+    this.many = h("span", { class: "tree-many" });
+    const first = h("div", { role: "rowheader", class: "tree-cell" }, this.twist, this.name, this.many);
+    const others = tree.columns.slice(1).map((column) => h("div", { role: "gridcell", class: `tree-cell${column.number ? " number" : ""}` }));
+    this.cells = [first, ...others];
+    this.element = h("div", { role: "row", class: "tree-row", id: `tree-row-${made}` }, ...this.cells);
+    body.append(this.element);
+  }
+
+  /** @param {number} place of the row that is shown; -1 none */
+  show(place) {
+    this.place = place;
+    this.element.hidden = place < 0;
+    if (place < 0) return;
+    const row = this.tree.rows[place];
+    this.element.style.transform = `translateY(${place * ROW_PX}px)`;
+    this.#describe(row, place);
+    this.#name(row);
+    for (const [at, column] of this.tree.columns.entries()) if (at) this.#fill(this.cells[at], column, row);
+  }
+
+  /** @param {import("../tree.js").Row} row @param {number} place */
+  #describe(row, place) {
+    const given = { "aria-rowindex": place + 2, "aria-level": row.level, "aria-posinset": row.place, "aria-setsize": row.siblings, "aria-expanded": row.expanded, "aria-selected": place === this.tree.active };
+    for (const [name, value] of Object.entries(given)) {
+      if (value === null) this.element.removeAttribute(name);
+      else if (this.element.getAttribute(name) !== String(value)) this.element.setAttribute(name, String(value));
+    }
+    this.element.classList.toggle("context", !row.matches);
+    this.element.style.setProperty("--level", String(row.level - 1));
+  }
+
+  /** @param {import("../tree.js").Row} row */
+  #name({ node, expanded }) {
+    const isList = this.tree.sorting !== null;
+    write(this.name, isList ? node.path || node.name : node.name);
+    write(this.twist, expanded === null ? "" : expanded ? "\u25be" : "\u25b8");
+    write(this.many, node.members.length > 1 ? `(${node.members.length.toLocaleString("en")})` : "");
+    const title = node.path || "the model itself";
+    if (this.cells[0].title !== title) this.cells[0].title = title;
+  }
+
+  /** @param {HTMLElement} cell @param {import("../tree.js").Column} column @param {import("../tree.js").Row} row */
+  #fill(cell, column, row) {
+    const { node, expanded } = row;
+    const isMany = (expanded === false || node.members.length > 1) && column.rank;
+    const worst = isMany ? this.tree.worst(column, node) : null;
+    const module = worst && worst.rank > -Infinity ? worst.module : node.members[0];
+    if (column.paint) return column.paint(cell, module, row);
+    const value = column.value(module);
+    const text = value === null || value === undefined ? "" : column.words ? column.words(value, module) : String(value);
+    write(cell, text);
+    const title = [text.length > LONG ? text : "", worst && module !== node.members[0] ? `the worst here: ${module.path}` : ""].filter(Boolean).join("\n");
+    if (cell.title !== title) cell.title = title;
+  }
+}
+
+/** @param {HTMLElement} element @param {string} text */
+export function write(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}

@@ -1,0 +1,336 @@
+"""The pages in a real headless Chromium: how soon something is seen, how smoothly it follows, what it takes in memory.
+
+python -m benchmarks.browser             # every part: about fifteen minutes
+python -m benchmarks.browser --quick     # small numbers: does it work at all
+python -m benchmarks.browser --only load follow large huge memory hidden tabs
+"""
+
+from __future__ import annotations
+
+import argparse
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+
+from benchmarks import traffic
+from hookcore import wire
+from hookcore.records import Coverage, ModuleRecord, Tap
+from tests.browser.browsing import launch
+
+PARTS_OF_A_BLOCK: Final = ("attn.q", "attn.k", "attn.v", "attn.out", "mlp.up", "mlp.act", "mlp.down", "norm")
+HZ: Final = 10.0
+PATIENCE_MS: Final = 30_000
+# What the pages tell of their drawing, with the time at which it could be seen.
+LISTEN: Final = """
+window.drawn = []; window.long = [];
+document.addEventListener("hookcore:drawn", ({detail}) => {
+  const {kind, step, ms} = detail;
+  requestAnimationFrame(() => setTimeout(() =>
+    window.drawn.push([kind, step, performance.timeOrigin + performance.now(), ms ?? 0])));
+});
+new PerformanceObserver((list) => {
+  for (const entry of list.getEntries()) window.long.push([entry.startTime, entry.duration]);
+}).observe({type: "longtask"});
+"""
+FRAMES: Final = """(ms) => new Promise((done) => {
+  const began = performance.now(); let frames = 0;
+  const count = (now) => {
+    frames++;
+    if (now - began < ms) requestAnimationFrame(count);
+    else done(1000 * frames / (now - began));
+  };
+  requestAnimationFrame(count);
+})"""
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much of everything."""
+
+    modules: int
+    large: int
+    huge: int
+    rounds: int
+    seconds: float
+    steps_played: int  # 30 minutes at 10 a second
+
+
+FULL: Final = Size(1000, 5000, 10_000, 5, 30.0, 18_000)
+QUICK: Final = Size(100, 300, 600, 2, 4.0, 600)
+
+
+@dataclass
+class Feed:
+    """A run whose steps come at a steady rate, from a thread; and when each of them ended."""
+
+    sender: traffic.Sender
+    ended: dict[int, float] = field(default_factory=dict)
+    stopped: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def page(self) -> str:
+        """The address of its overview."""
+        return f"runs/{self.sender.info.id}"
+
+    def step(self, frames: int = 1) -> None:
+        """Sends further steps."""
+        first = self.sender.step
+        when = self.sender.send(frames)
+        self.ended |= dict.fromkeys(range(first, first + frames), when)
+
+    @contextmanager
+    def flowing(self, hz: float = HZ, frames: int = 1) -> Iterator[None]:
+        """Sends steps until the end of the block."""
+        self.stopped.clear()
+
+        def flow() -> None:
+            for _ in traffic.pace(hz, 10**9):
+                if self.stopped.is_set():
+                    return
+                self.step(frames)
+
+        thread = threading.Thread(target=flow, name="feed", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self.stopped.set()
+            thread.join()
+
+
+def make_feed(url: str, modules: int, history: int = 600) -> Feed:
+    """A run of a model with so many modules, with outputs and their gradients, that has made some steps."""
+    paths = [f"layers.{place // 8}.{PARTS_OF_A_BLOCK[place % 8]}" for place in range(modules)]
+    parents = sorted({path.rsplit(".", cut)[0] for path in paths for cut in range(1, path.count(".") + 1)}, key=len)
+    records = tuple(
+        ModuleRecord(path, "Linear" if path in set(paths) else "Block", path.rpartition(".")[0] or None)
+        for path in [*parents, *paths]
+    )
+    coverage = tuple(Coverage(path, "Linear", True, ("output", "output_grad")) for path in paths)
+    taps = tuple(Tap(path, kind) for path in paths for kind in ("output", "output_grad"))
+    description = wire.Description(version=1, modules=records, coverage=coverage, hooks=())
+    feed = Feed(traffic.Sender(url, taps, sketch_every=50, name=f"model-{modules}", description=description))
+    for _ in range(history // 20):
+        feed.step(20)
+    return feed
+
+
+@dataclass
+class Bench:
+    """A server, a browser, and how much to do."""
+
+    server: traffic.ServerProcess
+    browser: Browser
+    size: Size
+    link: str = ""
+
+    @contextmanager
+    def context(self) -> Iterator[BrowserContext]:
+        """A browser session with nothing in its cache."""
+        context = self.browser.new_context(viewport={"width": 1440, "height": 900})
+        context.set_default_timeout(PATIENCE_MS)
+        context.add_init_script(LISTEN)
+        try:
+            yield context
+        finally:
+            context.close()
+
+    def open(self, context: BrowserContext, path: str) -> Page:
+        """A tab that shows a page."""
+        page = context.new_page()
+        page.goto(f"{self.server.url}/{path}", wait_until="commit")
+        return page
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs the parts and prints their figures."""
+    parts: dict[str, Callable[[Bench], None]] = {
+        "load": load,
+        "follow": follow,
+        "large": follow_a_large_model,
+        "huge": use_a_huge_model,
+        "memory": play_half_an_hour,
+        "hidden": hide,
+        "tabs": open_nine_tabs,
+    }
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="small numbers")
+    parser.add_argument("--only", nargs="+", choices=list(parts), default=list(parts))
+    given = parser.parse_args(arguments)
+    with sync_playwright() as playwright:
+        browser = launch(playwright)
+        for name in given.only:
+            print(f"{name}: {(parts[name].__doc__ or '').splitlines()[0]}", flush=True)
+            with traffic.server_process("--memory", "4GB") as server:
+                parts[name](Bench(server, browser, QUICK if given.quick else FULL))
+        browser.close()
+
+
+def _mark(page: Page, name: str) -> float:
+    """When the page told that, in ms since its navigation began."""
+    page.wait_for_function("(name) => performance.getEntriesByName(name).length > 0", arg=name)
+    found: float = page.evaluate("(name) => performance.getEntriesByName(name)[0].startTime", name)
+    return found
+
+
+def load(bench: Bench) -> None:
+    """A page that is opened: its first paint, its first live data, its first chart; cold, and with a warm cache."""
+    feed = make_feed(bench.server.url, bench.size.modules)
+    names = ("first-contentful-paint", "hookcore:live", "hookcore:plot")
+    found: dict[tuple[str, str], list[float]] = {}
+    with feed.flowing():
+        for _ in range(bench.size.rounds):
+            with bench.context() as context:
+                for cache in ("cold", "warm"):
+                    page = bench.open(context, feed.page)
+                    for name in names:
+                        found.setdefault((cache, name), []).append(_mark(page, name))
+                    page.close()
+    targets = dict(zip(names, ((500, 500), (1000, 1000), (1500, 300)), strict=True))
+    for (cache, name), times in found.items():
+        traffic.judge(f"{name}, {cache}: median", float(np.median(times)), targets[name][cache == "warm"], "ms")
+
+
+def _watch(page: Page, seconds: float) -> tuple[list[Any], list[Any]]:
+    """What the page drew and its long tasks, from now on for so long."""
+    page.evaluate("window.drawn.length = 0; window.long.length = 0")
+    page.wait_for_timeout(seconds * 1000)
+    drawn, long = page.evaluate("[window.drawn, window.long]")
+    return drawn, long
+
+
+def _settle(page: Page) -> None:
+    _mark(page, "hookcore:live")
+    page.wait_for_timeout(3000)
+
+
+def _longest(long: Sequence[Any]) -> float:
+    return max((duration for _, duration in long), default=0.0)
+
+
+def follow(bench: Bench) -> None:
+    """From the end of a step to the pixel, at 10 steps a second; and whether the page is ever held up."""
+    feed = make_feed(bench.server.url, bench.size.modules)
+    with feed.flowing(), bench.context() as context:
+        page = bench.open(context, feed.page)
+        _settle(page)
+        drawn, long = _watch(page, bench.size.seconds)
+    late = _lateness(feed, [each for each in drawn if each[0] == "heat"])
+    figures = traffic.describe("step to pixel", late)
+    traffic.judge("step to pixel, p50", figures["p50"], 100, "ms")
+    traffic.judge("step to pixel, p95", figures["p95"], 250, "ms")
+    traffic.judge("longest task", _longest(long), 100, "ms")
+
+
+def _lateness(feed: Feed, drawn: Sequence[Any]) -> list[float]:
+    """For each step the seconds until it was first seen; one that was drawn together with later ones counts too."""
+    seen, late = -1, []
+    for _, step, at, _ in drawn:
+        if seen >= 0:
+            late += [at / 1000 - feed.ended[each] for each in range(seen + 1, step + 1) if each in feed.ended]
+        seen = max(seen, step)
+    return late
+
+
+def follow_a_large_model(bench: Bench) -> None:
+    """5,000 modules: a heatmap's update, and whether scrolling and typing are ever held up."""
+    feed = make_feed(bench.server.url, bench.size.large, 500)
+    with feed.flowing(5), bench.context() as context:
+        page = bench.open(context, feed.page + "/flow")
+        _settle(page)
+        page.evaluate("window.drawn.length = 0; window.long.length = 0")
+        for letter in "layers.1":
+            page.locator("#find").press_sequentially(letter)
+            page.wait_for_timeout(250)
+        for turn in range(20):
+            page.mouse.wheel(0, 400 if turn < 10 else -400)
+            page.wait_for_timeout(100)
+        page.locator("#find").fill("")
+        typed = page.evaluate("window.long")
+        drawn, long = _watch(page, bench.size.seconds)
+    took = [ms / 1000 for kind, _, _, ms in drawn if kind == "heat"]
+    figures = traffic.describe("heatmap update", took)
+    traffic.judge("heatmap update, p95", figures["p95"], 50, "ms")
+    traffic.judge("longest task while typing and scrolling", _longest(typed), 100, "ms")
+    traffic.judge("longest task while following", _longest(long), 100, "ms")
+
+
+def use_a_huge_model(bench: Bench) -> None:
+    """10,000 modules: pictures a second on the overview."""
+    feed = make_feed(bench.server.url, bench.size.huge, 300)
+    with feed.flowing(5), bench.context() as context:
+        page = bench.open(context, feed.page)
+        _settle(page)
+        frames = page.evaluate(FRAMES, bench.size.seconds * 500)
+    traffic.judge("frames a second", frames, 30, "/s", at_least=True)
+
+
+def play_half_an_hour(bench: Bench) -> None:
+    """The page's memory over 30 minutes of steps, played fast."""
+    feed = make_feed(bench.server.url, bench.size.modules)
+    heap = []
+    with bench.context() as context:
+        page = bench.open(context, feed.page)
+        _settle(page)
+        session = context.new_cdp_session(page)
+        for _ in range(7):
+            session.send("HeapProfiler.collectGarbage")
+            heap.append(session.send("Runtime.getHeapUsage")["usedSize"] / 2**20)
+            goal = feed.sender.step + bench.size.steps_played // 6
+            while len(heap) < 7 and feed.sender.step < goal:
+                feed.step(4)
+                page.wait_for_timeout(20)
+    print("  heap after each sixth, MiB:", *(f"{each:.1f}" for each in heap), flush=True)
+    traffic.judge("growth after the first sixth", heap[-1] - heap[1], 5, "MiB")
+
+
+def hide(bench: Bench) -> None:
+    """A tab that is hidden draws nothing, and catches up when it is shown."""
+    feed = make_feed(bench.server.url, bench.size.modules)
+    with feed.flowing(), bench.context() as context:
+        page = bench.open(context, feed.page)
+        _settle(page)
+        _show(page, False)
+        page.wait_for_timeout(500)
+        drawn, _ = _watch(page, 3)
+        traffic.judge("pictures while it was hidden", len(drawn), 0, "")
+        newest, began = feed.sender.step - 1, time.monotonic()
+        _show(page, True)
+        page.wait_for_function("(step) => window.drawn.some((each) => each[1] >= step)", arg=newest)
+        traffic.judge("until it has caught up", 1000 * (time.monotonic() - began), 1000, "ms")
+
+
+def _show(page: Page, shown: bool) -> None:
+    """A headless browser hides no tab; the page is told what it would be told."""
+    page.evaluate(
+        """(hidden) => {
+          Object.defineProperty(document, "hidden", {configurable: true, get: () => hidden});
+          const state = hidden ? "hidden" : "visible";
+          Object.defineProperty(document, "visibilityState", {configurable: true, get: () => state});
+          document.dispatchEvent(new Event("visibilitychange"));
+        }""",
+        not shown,
+    )
+
+
+def open_nine_tabs(bench: Bench) -> None:
+    """Nine tabs at once, all live."""
+    feed = make_feed(bench.server.url, bench.size.modules)
+    with feed.flowing(2), bench.context() as context:
+        pages = [bench.open(context, feed.page + place) for place in ("", "/flow", "") * 3]
+        for page in pages:
+            _mark(page, "hookcore:live")
+        newest = feed.sender.step + 4
+        for page in pages:
+            page.wait_for_function("(step) => window.drawn.some((each) => each[1] >= step)", arg=newest)
+    traffic.judge("tabs that follow", len(pages), 9, "", at_least=True)
+
+
+if __name__ == "__main__":
+    main()

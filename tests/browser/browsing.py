@@ -1,0 +1,102 @@
+"""Pages in headless Chromium, and what must hold on every one of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.resources import files
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from playwright.sync_api import Browser, Page, Playwright, expect, sync_playwright
+
+CHROMIUM = "/usr/bin/chromium"
+FLAGS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+PATIENCE_MS = 30_000
+expect.set_options(timeout=PATIENCE_MS)
+AXE_TAGS = ("wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice")
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    """A browser."""
+    with sync_playwright() as playwright:
+        browser = launch(playwright)
+        yield browser
+        browser.close()
+
+
+def launch(playwright: Playwright) -> Browser:
+    """Debian's Chromium, without what calls home."""
+    return playwright.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
+
+
+@dataclass
+class Visit:
+    """One tab, and what it told that it should not have."""
+
+    page: Page
+    host: str
+    faults: list[str] = field(default_factory=list)
+    forgiven: tuple[str, ...] = ()  # parts of messages that a test expects, such as those of a server that is killed
+
+    def goto(self, path: str) -> None:
+        """Opens a page of the site."""
+        answer = self.page.goto(f"http://{self.host}/{path.lstrip('/')}", wait_until="load")
+        assert answer is not None
+
+    def check(self) -> None:
+        """No error was told, and nothing was asked of another host."""
+        left = [fault for fault in self.faults if not any(part in fault for part in self.forgiven)]
+        assert not left, left
+
+    def axe(self) -> list[str]:
+        """What axe-core finds wrong, a line each."""
+        source = (files("axe_playwright_python") / "axe.min.js").read_text("utf-8")
+        self.page.evaluate(source)
+        asked = json.dumps({"runOnly": {"type": "tag", "values": AXE_TAGS}})
+        found: dict[str, Any] = self.page.evaluate(f"axe.run(document, {asked})")
+        return [
+            f"{each['id']} ({each['impact']}): {node['target']} {node['failureSummary']}"
+            for each in found["violations"]
+            for node in each["nodes"]
+        ]
+
+
+@contextmanager
+def visiting(
+    browser: Browser, url: str, *, theme: Literal["light", "dark"] = "light", size: tuple[int, int] = (1440, 900), **more: Any
+) -> Iterator[Visit]:
+    """A tab of its own, in a session of its own. At the end nothing wrong may have been told."""
+    context = browser.new_context(color_scheme=theme, viewport={"width": size[0], "height": size[1]}, **more)
+    context.set_default_timeout(PATIENCE_MS)
+    visit = Visit(context.new_page(), urlsplit(url).netloc)
+    listen(visit, visit.page)
+    try:
+        yield visit
+        visit.check()
+    finally:
+        context.close()
+
+
+def listen(visit: Visit, page: Page) -> None:
+    """Notes what a page tells."""
+    page.on("console", lambda told: visit.faults.append(f"console: {told.text}") if told.type == "error" else None)
+    page.on("pageerror", lambda error: visit.faults.append(f"error: {error}"))
+    page.on("request", lambda asked: _note_host(visit, asked.url))
+
+
+def _note_host(visit: Visit, url: str) -> None:
+    parts = urlsplit(url)
+    if parts.scheme not in ("data", "blob") and parts.netloc != visit.host:
+        visit.faults.append(f"another host was asked: {url}")

@@ -1,0 +1,107 @@
+"""A real server as a process, and the trainings that send to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+PATIENCE_S = 90.0
+
+
+def until(holds: Callable[[], Any], what: str) -> Any:
+    """Waits for something to become true, and gives it back."""
+    end = time.monotonic() + PATIENCE_S
+    while True:
+        found = holds()
+        if found:
+            return found
+        assert time.monotonic() < end, f"it did not happen: {what}"
+        time.sleep(0.05)
+
+
+@dataclass
+class Site:
+    """A server, its trainers, and where they write what they say."""
+
+    folder: Path
+    port: int = 0
+    server: subprocess.Popen[bytes] | None = None
+    trainers: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    @property
+    def url(self) -> str:
+        """Its address, without a slash at the end."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        """Starts the server; at the port it had before, if there is one."""
+        log = self.folder / "server.log"
+        with log.open("wb") as out:
+            command = [sys.executable, "-m", "hookcore_app.cli", "serve", "--port", str(self.port)]
+            self.server = subprocess.Popen(command, cwd=ROOT, env=self._environment(), stdout=out, stderr=out)
+        found = until(lambda: re.search(r"http://127\.0\.0\.1:(\d+)/", log.read_text()), "the server tells its address")
+        self.port = int(found[1])
+
+    def kill(self) -> None:
+        """The server dies at once."""
+        assert self.server is not None
+        self.server.kill()
+        self.server.wait()
+
+    def train(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
+        """A training of that name, with the arguments of `tests.browser.trainer`."""
+        with (self.folder / f"{name}.log").open("wb") as out:
+            command = [sys.executable, "-m", "tests.browser.trainer", self.url, "--name", name, *arguments]
+            trainer = subprocess.Popen(command, cwd=ROOT, env=self._environment(), stdout=out, stderr=out)
+        self.trainers.append(trainer)
+        return trainer
+
+    def get(self, path: str) -> Any:
+        """An answer of the interface."""
+        with urllib.request.urlopen(f"{self.url}/api/v1/{path}", timeout=PATIENCE_S) as answer:
+            return json.load(answer)
+
+    def run(self, name: str, steps: int = 1, state: str = "") -> dict[str, Any]:
+        """The run of a training, as soon as it has made so many steps (and has that state)."""
+
+        def look() -> Any:
+            for run in self.get("runs")["runs"]:
+                if run["name"] == name and (run["newest_step"] or -1) >= steps - 1 and state in ("", run["state"]):
+                    return run
+            return None
+
+        found: dict[str, Any] = until(look, f"run {name} with {steps} steps; see {self.folder}/{name}.log")
+        return found
+
+    def stop(self) -> None:
+        """Ends all processes."""
+        for process in [*self.trainers, *([self.server] if self.server else [])]:
+            if process.poll() is None:
+                process.send_signal(signal.SIGKILL)
+            process.wait()
+
+    def _environment(self) -> dict[str, str]:
+        return {**os.environ, "OMP_NUM_THREADS": "1", "HOOKCORE_HOME": str(self.folder)}
+
+
+@contextmanager
+def running(folder: Path) -> Iterator[Site]:
+    """A site with nothing in it."""
+    site = Site(folder)
+    try:
+        site.start()
+        yield site
+    finally:
+        site.stop()

@@ -1,0 +1,109 @@
+"""The page Compare: where two runs part, by how much, and what they were told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from playwright.sync_api import expect
+
+from .conftest import Open
+from .site import Site
+
+Paths = Callable[[str], dict[str, str]]
+
+
+def test_the_first_step_and_layer_are_told_with_links_to_both_runs(visit: Open, paths: Paths, site: Site) -> None:
+    with visit(java_script_enabled=False) as tab:
+        tab.goto(paths("ended")["compare"])
+        verdict = tab.page.locator(".verdict")
+        expect(verdict).to_contain_text("They part first at step 40")
+        expect(verdict).to_contain_text("encoder.layers.1.linear1")
+        links = [link.get_attribute("href") or "" for link in verdict.get_by_role("link").all()]
+        for name in ("ended", "bad"):
+            wanted = f"runs/{site.run(name)['id']}/layer?module=encoder.layers.1.linear1&step=40"
+            assert wanted in links
+
+
+def test_the_layers_are_sorted_by_how_far_they_are_apart_or_by_when_they_part(visit: Open, paths: Paths) -> None:
+    with visit(java_script_enabled=False) as tab:
+        page = tab.page
+        tab.goto(paths("ended")["compare"])
+        expect(page.locator("#layers tbody th").first).to_have_text("encoder.layers.1.linear1")
+        expect(page.locator("#layers tbody tr").first).to_contain_text("finite in one only")
+        page.get_by_role("columnheader", name="Layer").get_by_role("link").click()
+        expect(page.locator("#layers tbody th").first).to_have_text("features.0")
+        assert "sort=model" in page.url
+
+
+def test_a_run_beside_itself_does_not_part(visit: Open, paths: Paths, site: Site) -> None:
+    run = site.run("ended")["id"]
+    with visit() as tab:
+        tab.goto(f"compare?a={run}&b={run}")
+        expect(tab.page.locator(".verdict")).to_contain_text("equal to the last bit at all 60 steps")
+
+
+def test_swapping_and_other_choices_keep_what_was_chosen(visit: Open, paths: Paths, site: Site) -> None:
+    ended, bad = site.run("ended")["id"], site.run("bad")["id"]
+    with visit() as tab:
+        page = tab.page
+        tab.goto(f"compare?a={ended}&b={bad}&tolerance=0.5")
+        page.locator("[name=kind]").select_option("param_grad")
+        page.wait_for_url("**kind=param_grad**")
+        expect(page.locator("[name=tolerance]")).to_have_value("0.5")
+        page.get_by_role("link", name="Swap").click()
+        page.wait_for_url(f"**a={bad}&b={ended}**")
+        expect(page.locator("[name=kind]")).to_have_value("param_grad")
+        expect(page.locator("#run-a")).to_have_value(bad)
+
+
+def test_the_heatmap_and_both_lines_are_drawn_and_a_layer_is_picked(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        page = tab.page
+        tab.goto(paths("ended")["compare"])
+        expect(page.locator("#differences canvas").first).to_be_visible()
+        expect(page.locator("#layer-lines h2")).to_have_text("encoder.layers.1.linear1: output rms")
+        expect(page.locator("#layer-lines svg").first).to_be_visible()
+        expect(page.locator("#loss-lines svg").first).to_be_visible()
+        page.locator("#layers").get_by_role("link", name="head", exact=True).click()
+        expect(page.locator("#layer-lines h2")).to_have_text("head: output rms")
+        expect(page.locator("tr.picked")).to_contain_text("head")
+        assert "module=head" in page.url
+        page.get_by_role("button", name="Table: Difference by layer and step").click()
+        expect(page.locator("#differences table")).to_contain_text("encoder.layers.1.linear1")
+
+
+def test_what_cannot_be_asked_is_said_and_nothing_breaks(visit: Open, paths: Paths, site: Site) -> None:
+    ended = site.run("ended")["id"]
+    with visit(java_script_enabled=False) as tab:
+        for query, words in [
+            ("tolerance=lots", "is no share"),
+            ("rename=(+->+x", "not a regular expression"),
+            ("kind=outputs", "choose a stat and a kind"),
+            ("kind=update", "Neither run captured this kind"),
+            ("f=/(/", "not a regular expression"),
+            ("f=nothing-at-all", "36 layers are hidden"),
+        ]:
+            tab.goto(f"{paths('ended')['compare']}&{query}")
+            expect(tab.page.locator("main")).to_contain_text(words)
+        tab.goto(f"compare?a={ended}&b=gone")
+        expect(tab.page.locator("main")).to_contain_text("There is no run gone")
+
+
+def test_settings_stand_side_by_side(visit: Open, paths: Paths, site: Site) -> None:
+    site.train("other", "--steps", "5", "--rate", "0.5")
+    other = site.run("other", 5, "ended")["id"]
+    with visit() as tab:
+        tab.goto(f"compare?a={site.run('ended')['id']}&b={other}&stat=norm")
+        differing = tab.page.locator("#settings tr.differs")
+        expect(differing).to_have_count(1)
+        expect(differing).to_contain_text("steps")
+        expect(tab.page.locator(".verdict")).to_contain_text("They part first at step 1")
+
+
+def test_a_server_without_two_runs_says_what_to_do(visit: Open, empty_site: Site, browser: object) -> None:
+    from .browsing import visiting
+
+    with visiting(browser, empty_site.url) as tab:  # type: ignore[arg-type]
+        tab.goto("compare")
+        expect(tab.page.locator("main")).to_contain_text("a comparison needs two")
+        assert tab.axe() == []

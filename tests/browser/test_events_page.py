@@ -1,0 +1,109 @@
+"""The page Events: filtered, walked, acknowledged and copied, live."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from playwright.sync_api import expect
+
+from .conftest import Open
+from .site import Site
+
+Paths = Callable[[str], dict[str, str]]
+
+
+def test_the_first_bad_layer_is_explained(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        tab.goto(paths("bad")["events"])
+        detail = tab.page.locator("#detail")
+        expect(detail).to_contain_text("encoder.layers.1")
+        expect(detail).to_contain_text("Phase")
+        expect(detail).to_contain_text("What followed")
+        assert detail.locator(".strip rect.bad").count() >= 1
+        detail.get_by_role("link", name="Open the layer").click()
+        tab.page.wait_for_url(re.compile(r"/layer\?module=encoder\.layers\.1"))
+
+
+def test_filters_stand_in_the_address_and_hold_after_a_reload(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        tab.goto(paths("bad")["events"])
+        tab.page.locator("select[name=severity]").select_option("error")
+        tab.page.wait_for_url(re.compile("severity=error"))
+        tab.page.locator("input[name=text]").fill("nothing has this text")
+        expect(tab.page.locator("#list .empty")).to_contain_text("Nothing fits")
+        tab.page.reload()
+        expect(tab.page.locator("#list .empty")).to_contain_text("Nothing fits")
+        expect(tab.page.locator("select[name=severity]")).to_have_value("error")
+        tab.page.locator("#list .empty a").click()
+        expect(tab.page.locator("#list tr[data-key]").first).to_be_visible()
+
+
+def test_modules_are_found_by_the_box_of_the_header(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        tab.goto(paths("bad")["events"])
+        tab.page.keyboard.press("/")
+        tab.page.keyboard.type("no.such.module")
+        expect(tab.page.locator("#list .empty")).to_contain_text("Nothing fits")
+        tab.page.locator("#find").fill("encoder")
+        expect(tab.page.locator("#list tr[data-key]").first).to_contain_text("encoder")
+
+
+def test_keys_go_from_line_to_line(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        tab.goto(paths("bad")["events"] + "?event=none")
+        rows = tab.page.locator("#list tr[data-key]")
+        tab.page.keyboard.press("p")
+        expect(rows.last).to_have_attribute("aria-current", "true")
+        for _ in range(rows.count() + 1):
+            tab.page.keyboard.press("n")
+        expect(rows.last).to_have_attribute("aria-current", "true")
+        key = rows.last.get_attribute("data-key")
+        tab.page.wait_for_function("key => new URLSearchParams(location.search).get('event') === key", arg=key)
+        expect(tab.page.locator("#detail h2")).not_to_contain_text("Not there")
+
+
+def test_what_is_acknowledged_can_be_hidden_and_taken_back(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        tab.goto(paths("bad")["events"])
+        rows = tab.page.locator("#list tr[data-key]")
+        many = rows.count()
+        rows.first.locator("[data-seen]").click()
+        expect(rows.first.locator("[data-seen]")).to_have_attribute("aria-pressed", "true")
+        tab.page.get_by_label("Hide acknowledged").check()
+        expect(rows).to_have_count(many - 1)
+        tab.page.get_by_label("Hide acknowledged").uncheck()
+        expect(rows).to_have_count(many)
+        rows.first.locator("[data-seen]").click()
+        expect(rows.first.locator("[data-seen]")).to_have_attribute("aria-pressed", "false")
+
+
+def test_a_click_on_the_timeline_shows_its_steps_only(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        tab.goto(paths("bad")["events"])
+        tab.page.locator("#timeline svg a rect.hit").first.click()
+        tab.page.wait_for_url(re.compile(r"in=\d+-\d+"))
+        expect(tab.page.locator("#list tr[data-key]").first).to_be_visible()
+        tab.page.locator("#timeline header a").click()
+        tab.page.wait_for_function("() => !location.search.includes('in=')")
+
+
+def test_the_list_is_copied_as_markdown(visit: Open, paths: Paths) -> None:
+    with visit(permissions=["clipboard-read", "clipboard-write"]) as tab:
+        tab.goto(paths("bad")["events"])
+        tab.page.locator("#copy").click()
+        expect(tab.page.locator(".toast")).to_contain_text("Copied")
+        text = tab.page.evaluate("navigator.clipboard.readText()")
+        assert "| step | severity | what | module | message |" in text
+        assert "`encoder.layers.1" in text
+
+
+def test_a_new_event_comes_by_itself(visit: Open, paths: Paths, site: Site) -> None:
+    with visit() as tab:
+        tab.goto(paths("live")["events"])
+        run = paths("live")["events"].split("/")[1]
+        changed = tab.page.request.patch(f"{site.url}/api/v1/settings?run={run}", data={"every": 2})
+        assert changed.status == 202
+        row = tab.page.locator("#list tr", has_text="Settings changed")
+        expect(row.first).to_be_visible()
+        tab.page.request.patch(f"{site.url}/api/v1/settings?run={run}", data={"every": 1})

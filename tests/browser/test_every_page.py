@@ -1,0 +1,69 @@
+"""What holds on every page: no error is told, no other host is asked, and everybody can use it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from .conftest import Open
+from .site import Site
+
+PAGES = (
+    "runs",
+    "overview",
+    "flow",
+    "layers",
+    "layer",
+    "histograms",
+    "tensors",
+    "hooks",
+    "events",
+    "compare",
+    "settings",
+    "help",
+)
+Paths = Callable[[str], dict[str, str]]
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_tells_no_error_and_axe_finds_nothing(visit: Open, paths: Paths, page: str, theme: str) -> None:
+    with visit(theme=theme) as tab:
+        tab.goto(paths("bad")[page])
+        tab.page.wait_for_timeout(1500)
+        assert tab.axe() == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_fits_a_phone(visit: Open, paths: Paths, page: str) -> None:
+    with visit(size=(390, 844)) as tab:
+        tab.goto(paths("bad")[page])
+        tab.page.wait_for_timeout(1000)
+        assert tab.page.evaluate("document.documentElement.scrollWidth") <= 390
+        assert tab.axe() == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_is_whole_without_javascript(visit: Open, paths: Paths, page: str) -> None:
+    with visit(java_script_enabled=False) as tab:
+        tab.goto(paths("bad")[page])
+        assert tab.page.locator("h1").inner_text()
+        assert len(tab.page.locator("main").inner_text()) > 100
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_of_a_live_run_follows_it_without_an_error(visit: Open, paths: Paths, page: str) -> None:
+    with visit() as tab:
+        tab.goto(paths("live")[page])
+        tab.page.wait_for_timeout(2500)
+        tab.check()
+
+
+def test_a_server_with_nothing_says_how_to_begin(empty_site: Site, browser: object) -> None:
+    from .browsing import visiting
+
+    with visiting(browser, empty_site.url) as tab:  # type: ignore[arg-type]
+        tab.goto("")
+        assert "hookcore.watch" in tab.page.locator("main").inner_text()
+        assert tab.axe() == []

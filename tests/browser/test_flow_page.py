@@ -1,0 +1,188 @@
+"""The page Gradient flow: one step from input to output, every layer over the steps, and the view in the address."""
+
+from __future__ import annotations
+
+import re
+import urllib.request
+from collections.abc import Callable
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from .conftest import Open
+from .site import Site, until
+
+Paths = Callable[[str], dict[str, str]]
+DRAWN = """() => new Promise((done) => {
+  const { canvas } = { canvas: document.querySelector('#flow .heat-picture') };
+  const look = () => {
+    if (!canvas.width || !canvas.height) return setTimeout(look, 50);
+    const pixels = new Uint32Array(canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data.buffer);
+    return new Set(pixels).size > 40 ? done(true) : setTimeout(look, 50);
+  };
+  look();
+})"""
+
+
+def becomes(page: Page, expression: str) -> None:
+    """Waits for something on the page."""
+    until(lambda: page.evaluate(expression), expression)
+
+
+def opened(tab: Page) -> Page:
+    """The page, as soon as its numbers are drawn."""
+    expect(tab.locator("#flow-count")).to_have_text(re.compile(r"\d+ layers$"))
+    tab.evaluate(DRAWN)
+    return tab
+
+
+def test_without_javascript_the_page_has_every_layer_of_the_step_with_both_numbers(
+    visit: Open, paths: Paths, site: Site
+) -> None:
+    with visit(java_script_enabled=False) as tab:
+        tab.goto(paths("bad")["flow"] + "?step=20")
+        row = tab.page.locator("#layers tbody tr", has_text="encoder.layers.1.linear1").first
+        words = row.inner_text().split("\t")
+        assert words[1:3] == ["Linear", "20"]
+        assert 0 < float(words[4]) < 1e3
+        expect(tab.page.locator("#layers h2")).to_have_text("The layers at step 20")
+        tab.goto(paths("bad")["flow"])
+        assert "not finite" in tab.page.locator("#layers tbody").inner_text()
+
+
+def test_the_server_finds_what_the_find_box_finds_and_says_what_it_cannot_read(paths: Paths, site: Site) -> None:
+    def page(query: str) -> str:
+        with urllib.request.urlopen(f"{site.url}/{paths('ended')['flow']}?{query}") as answer:
+            return str(answer.read().decode())
+
+    assert "head</a>" not in page("f=layers.1")
+    assert "encoder.layers.1.norm1" in page("f=layers.1")
+    assert "encoder.layers.2.norm1" in page("f=*.norm1")
+    assert "linear1" not in page("f=*.norm1").partition("<tbody>")[2]
+    assert "The filter matches no layer" in page("f=nowhere")
+    assert "regular expression" in page("f=/((/")
+    assert "encoder.layers.0.linear1" in page("type=Linear")
+
+
+def test_by_default_the_layers_that_went_bad_first_stand_at_the_top_and_the_order_can_be_chosen(
+    visit: Open, paths: Paths
+) -> None:
+    with visit() as tab:
+        tab.goto(paths("bad")["flow"] + "?kind=output&stat=rms&rows=read")
+        opened(tab.page)
+        table = tab.page.locator("#flow .card-table tbody th")
+        tab.page.get_by_role("button", name="Table: Over the steps").click()
+        expect(table.first).to_have_text("encoder.layers.1.linear1")
+        tab.page.get_by_label("Sort").select_option("model")
+        expect(table.first).to_have_text("features.0")
+        assert "sort=model" in tab.page.url
+
+
+def test_every_control_stands_in_the_address_and_the_address_sets_every_control(visit: Open, paths: Paths) -> None:
+    query = "kind=output&stat=mean&act=norm&grad=rms&type=Linear&sort=value&rows=read&y=symlog&relative=1&step=30"
+    with visit() as tab:
+        tab.goto(f"{paths('ended')['flow']}?{query}")
+        expect(tab.page.locator("#flow-count")).to_have_text(re.compile("of"))
+        found = tab.page.evaluate(
+            "() => Object.fromEntries([...document.querySelectorAll('main [data-state]')]"
+            ".map((each) => [each.name, each.type === 'checkbox' ? Number(each.checked) + '' : each.value]))"
+        )
+        assert found == dict(pair.split("=") for pair in query.split("&") if not pair.startswith("step"))
+        expect(tab.page.locator("#scrub-words")).to_have_text("step 30")
+        tab.page.get_by_label("Kind").select_option("param_grad")
+        tab.page.get_by_label("relative").uncheck()
+        assert "kind=param_grad" in tab.page.url
+        assert "relative" not in tab.page.url
+
+
+def test_the_scrubber_holds_the_page_at_its_step_and_the_bars_are_of_that_step(
+    visit: Open, paths: Paths, site: Site
+) -> None:
+    with visit() as tab:
+        tab.goto(paths("bad")["flow"])
+        opened(tab.page)
+        tab.page.get_by_role("button", name="Table: One step, from input to output").click()
+        cell = (
+            tab.page.locator("#profile .card-table tbody tr", has_text="encoder.layers.1.linear2").locator("td").nth(2)
+        )
+        expect(cell).to_have_text("NaN")
+        tab.page.locator("#scrub").fill("30")
+        expect(tab.page.locator("#status-words")).to_have_text(re.compile("held at step 30"))
+        expect(cell).not_to_have_text("NaN")
+        assert "step=30" in tab.page.url
+        run = paths("bad")["flow"].split("/")[1]
+        said = site.get(f"series?run={run}&tap=encoder.layers.1.linear2%20output_grad&stat=norm&from=30&to=30&points=1")
+        exact = said["mean"][0] if "mean" in said else said["series"][0]["mean"][0]
+        assert float(cell.inner_text().replace("e-", "E-")) == pytest.approx(exact, rel=1e-3)
+
+
+def test_the_find_box_and_the_type_leave_only_what_is_looked_for_everywhere(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        tab.goto(paths("ended")["flow"])
+        opened(tab.page)
+        tab.page.locator("#find").fill("type:LayerNorm layers.1")
+        expect(tab.page.locator("#flow-count")).to_have_text(re.compile(r"^2 of \d+ layers"))
+        tab.page.locator("#find").fill("nowhere")
+        expect(tab.page.locator("#flow-empty")).to_contain_text("The filter matches nothing")
+        tab.page.locator("#find").fill("/((/")
+        expect(tab.page.locator("#flow-count")).to_contain_text("regular expression")
+        tab.page.locator("#find").fill("")
+        expect(tab.page.locator("#flow-empty")).to_be_hidden()
+        tab.page.get_by_label("Type").select_option("Linear")
+        expect(tab.page.locator("#flow-count")).to_have_text(re.compile(r"^\d of \d+ layers"))
+
+
+def test_a_layer_is_picked_by_click_or_key_drawn_as_a_line_and_can_be_pinned(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        tab.goto(paths("ended")["flow"])
+        page = opened(tab.page)
+        page.locator("#profile [role=application]").hover()
+        page.locator("#profile [role=application]").click(position={"x": 62, "y": 60})
+        expect(page.locator("#line-title")).to_have_text("features.0")
+        page.locator("#line").scroll_into_view_if_needed()
+        page.locator("#line .js-plotly-plot").wait_for()
+        page.keyboard.press("Escape")
+        page.locator("h1").click()
+        page.keyboard.press("j")
+        expect(page.locator("#line-title")).to_have_text("features.1")
+        page.get_by_role("button", name="Pin").click()
+        assert "pin=features.1" in page.url
+        page.get_by_role("button", name="Table: Over the steps").click()
+        expect(page.locator("#flow .card-table tbody th").first).to_have_text("features.1")
+        page.get_by_role("button", name="Close").click()
+        expect(page.locator("#line")).to_be_hidden()
+
+
+def test_a_live_run_moves_on_and_stands_still_while_it_is_paused(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        tab.goto(paths("live")["flow"])
+        page = opened(tab.page)
+        listen = "window.steps = []; document.addEventListener('hookcore:drawn', ({ detail }) => steps.push(detail))"
+        page.evaluate(listen)
+        becomes(page, "new Set(steps.filter(({ kind }) => kind === 'heat').map(({ step }) => step)).size > 3")
+        becomes(page, "new Set(steps.filter(({ kind }) => kind === 'bars').map(({ step }) => step)).size > 3")
+        page.get_by_role("button", name="Pause").click()
+        words = page.locator("#scrub-words")
+        held = words.inner_text()
+        expect(page.locator("#status-words")).to_have_text(re.compile(r"[2-9] new steps|\d\d new steps"))
+        assert words.inner_text() == held
+        page.get_by_role("button", name="Jump to live").click()
+        expect(words).not_to_have_text(held)
+
+
+def test_where_nothing_is_shown_the_page_says_why(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        tab.goto(paths("ended")["flow"] + "?kind=update")
+        expect(tab.page.locator("#flow-empty")).to_contain_text("Updates are not captured")
+        expect(tab.page.locator("#ratio-empty")).to_contain_text("Turn them on in Hooks")
+        expect(tab.page.locator("#ratio-empty a")).to_have_attribute("href", re.compile("/hooks$"))
+
+
+def test_keys_change_scale_rows_and_relative(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        tab.goto(paths("ended")["flow"])
+        page = opened(tab.page)
+        for key in "lfr":
+            page.keyboard.press(key)
+        assert {"y=linear", "rows=read", "relative=1"} <= set(page.url.partition("?")[2].split("&"))
+        expect(page.locator("#flow [name=y]")).to_have_value("linear")

@@ -1,0 +1,249 @@
+"""The frame around every page, in a browser: status, follow, keys, find, theme, links, and a server that goes away."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+
+from playwright.sync_api import Browser, Page, expect
+
+from hookcore_app.pages.words import KEYS
+
+from .browsing import visiting
+from .conftest import Open
+from .site import Site
+
+Paths = Callable[[str], dict[str, str]]
+
+
+def _status(page: Page) -> str:
+    return page.locator("#status-words").inner_text()
+
+
+def _connected(page: Page) -> None:
+    """Waits until the page has heard of the server."""
+    page.wait_for_function("() => document.body.dataset.connection === 'open'")
+
+
+def test_the_status_follows_a_live_run_with_its_step_and_rate(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        tab.goto(paths("live")["hooks"])
+        expect(tab.page.locator("#status")).to_have_class("pill live")
+        expect(tab.page.locator("#status-words")).to_have_text(
+            re.compile(r"^live · step [\d,]+ · [\d.]+(/s| m?s a step)")
+        )
+        before = _status(tab.page)
+        tab.page.wait_for_function(
+            "before => document.getElementById('status-words').textContent !== before", arg=before
+        )
+
+
+def test_the_status_of_a_run_that_ended_says_where(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        tab.goto(paths("ended")["hooks"])
+        expect(tab.page.locator("#status-words")).to_have_text("ended · step 59")
+        expect(tab.page.locator("#follow")).to_be_hidden()
+        expect(tab.page.locator("#banner")).to_be_hidden()
+
+
+def test_space_holds_the_page_counts_new_steps_and_goes_back_to_live(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        tab.goto(paths("live")["hooks"])
+        expect(tab.page.locator("#follow")).to_have_text("Pause")
+        tab.page.locator("h1").click()
+        tab.page.keyboard.press("Space")
+        expect(tab.page.locator("#status")).to_have_class("pill paused")
+        expect(tab.page.locator("#status-words")).to_have_text(re.compile(r"paused · \d+ new step"))
+        assert re.search(r"[?&]step=\d+", tab.page.url)
+        tab.page.get_by_role("button", name="Jump to live").click()
+        expect(tab.page.locator("#status")).to_have_class("pill live")
+        assert "step=" not in tab.page.url
+
+
+def test_arrows_move_by_steps_and_brackets_zoom(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        tab.goto(f"{paths('ended')['hooks']}?step=30")
+        expect(tab.page.locator("#status-words")).to_have_text("held at step 30 · ended")
+        tab.page.keyboard.press("ArrowRight")
+        tab.page.keyboard.press("Shift+ArrowRight")
+        expect(tab.page.locator("#status-words")).to_have_text("held at step 41 · ended")
+        tab.page.keyboard.press("Shift+ArrowLeft")
+        tab.page.keyboard.press("]")
+        tab.page.wait_for_url(re.compile(r"steps=live(%3A|:)30$"))
+        expect(tab.page.locator("#status-words")).to_have_text("held at step 31 · ended")
+
+
+def test_a_link_shows_the_same_step_to_somebody_else(visit: Open, paths: Paths) -> None:
+    with visit(permissions=["clipboard-read", "clipboard-write"]) as tab:
+        tab.goto(f"{paths('live')['hooks']}?f=encoder")
+        expect(tab.page.locator("#status")).to_have_class("pill live")
+        tab.page.get_by_role("button", name="Link").click()
+        expect(tab.page.locator(".toast")).to_contain_text("held at step")
+        link = tab.page.evaluate("navigator.clipboard.readText()")
+        assert "f=encoder" in link
+        assert "theme" not in link
+        tab.page.goto(link)
+        expect(tab.page.locator("#status")).to_have_class("pill paused")
+        expect(tab.page.locator("#find")).to_have_value("encoder")
+
+
+def test_a_theme_by_hand_holds_on_every_page_and_from_the_first_byte(visit: Open, paths: Paths) -> None:
+    with visit(theme="light") as tab:
+        tab.goto(paths("ended")["hooks"])
+        light = tab.page.evaluate("getComputedStyle(document.body).color")
+        tab.page.get_by_role("button", name="Theme: system").click()
+        tab.page.keyboard.press("t")
+        expect(tab.page.locator("html")).to_have_attribute("data-theme", "dark")
+        assert tab.page.evaluate("getComputedStyle(document.body).color") != light
+        tab.goto("help")
+        assert 'data-theme="dark"' in tab.page.request.get(tab.page.url).text()
+        expect(tab.page.get_by_role("button", name="Theme: dark")).to_be_visible()
+        tab.page.keyboard.press("t")
+        expect(tab.page.locator("html")).to_have_attribute("data-theme", "system")
+        assert 'data-theme="system"' in tab.page.request.get(tab.page.url).text()
+
+
+def test_the_dialog_lists_the_keys_and_gives_the_focus_back(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        tab.goto(paths("ended")["hooks"])
+        button = tab.page.get_by_role("button", name="Keys")
+        button.click()
+        dialog = tab.page.get_by_role("dialog", name="Keys")
+        expect(dialog).to_contain_text("pause, or follow the newest step")
+        expect(dialog).to_contain_text("Gradient flow")
+        assert tab.axe() == []
+        tab.page.keyboard.press("Escape")
+        expect(dialog).to_have_count(0)
+        expect(button).to_be_focused()
+        tab.page.keyboard.press("?")
+        expect(dialog).to_be_visible()
+
+
+def test_the_help_page_knows_the_keys_of_every_page(visit: Open, paths: Paths) -> None:
+    known = {words for _, lines in KEYS for _, words in lines}
+    with visit() as tab:
+        tab.goto(paths("ended")["hooks"])
+        tab.page.keyboard.press("?")
+        everywhere = tab.page.locator("dialog section", has_text="Everywhere").locator("dd").all_inner_texts()
+        assert set(everywhere) - known == set()
+        assert len(everywhere) >= 5
+
+
+def test_g_and_a_letter_go_to_a_page(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        tab.goto(paths("ended")["hooks"])
+        _connected(tab.page)
+        for letter, end in (("o", paths("ended")["overview"]), ("a", paths("ended")["events"]), ("r", "/")):
+            tab.page.keyboard.press("g")
+            tab.page.keyboard.press(letter)
+            tab.page.wait_for_url(re.compile(re.escape(end) + "$"))
+            tab.page.wait_for_load_state("load")
+            expect(tab.page.locator("#keys")).to_be_visible()
+
+
+def test_keys_are_text_where_somebody_types(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        tab.goto(paths("ended")["hooks"])
+        _connected(tab.page)
+        tab.page.keyboard.press("/")
+        find = tab.page.locator("#find")
+        expect(find).to_be_focused()
+        tab.page.keyboard.type("t?gr /")
+        expect(find).to_have_value("t?gr /")
+        expect(tab.page.locator("dialog")).to_have_count(0)
+        tab.page.wait_for_url(re.compile(r"f=t%3Fgr"))
+        tab.page.keyboard.press("Escape")
+        expect(find).to_have_value("")
+        tab.page.keyboard.press("Escape")
+        expect(find).not_to_be_focused()
+        tab.page.keyboard.press("Control+k")
+        expect(find).to_be_focused()
+
+
+def test_what_is_found_on_a_page_without_a_list_is_shown_by_the_flow_page(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        tab.goto(paths("ended")["layer"])
+        tab.page.locator("#find").fill("linear")
+        tab.page.keyboard.press("Enter")
+        tab.page.wait_for_url(re.compile(r"/flow\?f=linear$"))
+
+
+def test_a_server_that_dies_is_told_and_the_page_goes_on_when_it_is_back(browser: Browser, empty_site: Site) -> None:
+    empty_site.train("one", "--pause", "0.05")
+    run = empty_site.run("one", 3)["id"]
+    with visiting(browser, empty_site.url) as tab:
+        tab.forgiven = ("WebSocket connection", "ERR_CONNECTION_REFUSED", "ERR_CONNECTION_RESET", "ERR_EMPTY_RESPONSE")
+        tab.goto(f"runs/{run}/hooks")
+        expect(tab.page.locator("#status")).to_have_class("pill live")
+        expect(tab.page.locator("#status-words")).to_contain_text("step")
+        empty_site.kill()
+        banner = tab.page.locator("#banner")
+        expect(banner).to_contain_text(
+            re.compile(r"does not answer.*until step [\d,]+, as of .*(Trying again in \d+ s|Trying now)")
+        )
+        expect(tab.page.locator("#status")).to_have_class("pill disconnected")
+        assert [fault for fault in tab.axe() if "#banner" in fault or "#status" in fault] == []
+        assert tab.page.locator("h1").inner_text()
+        empty_site.start()
+        expect(banner).to_be_hidden()
+        expect(tab.page.locator("#status")).to_have_class("pill live")
+
+
+def test_a_run_that_is_removed_while_somebody_looks_is_told(browser: Browser, empty_site: Site) -> None:
+    empty_site.train("one", "--steps", "3")
+    run = empty_site.run("one", 3, "ended")["id"]
+    with visiting(browser, empty_site.url) as tab:
+        tab.goto(f"runs/{run}/hooks")
+        expect(tab.page.locator("#status")).to_have_class("pill ended")
+        tab.page.evaluate(f"fetch('api/v1/runs/{run}', {{method: 'DELETE'}})")
+        expect(tab.page.locator("#banner")).to_contain_text("was removed")
+
+
+def test_the_entry_of_the_events_counts_what_nobody_acknowledged(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        tab.goto(paths("bad")["hooks"])
+        badge = tab.page.locator("#alerts")
+        expect(badge).to_be_visible()
+        assert int(re.sub(r"\D", "", badge.inner_text())) >= 1
+        expect(badge).to_have_class("badge error")
+
+
+def test_a_notice_with_a_way_back_waits_while_somebody_is_on_it(visit: Open) -> None:
+    with visit() as tab:
+        tab.goto("help")
+        _connected_or_loaded(tab.page)
+        folder = tab.page.evaluate("document.body.dataset.static")
+        done = tab.page.evaluate(
+            "async folder => { const {toast} = await import(new URL(folder + '/js/toast.js', document.baseURI));"
+            " window.said = []; toast('gone', {undo: () => said.push('undo'), done: () => said.push('done')});"
+            " toast('other', {undo: () => said.push('undo 2'), done: () => said.push('done 2')}); return said }",
+            folder,
+        )
+        assert done == []
+        tab.page.locator(".toast", has_text="gone").get_by_role("button", name="Undo").click()
+        tab.page.locator(".toast", has_text="other").get_by_role("button", name="Close").click()
+        expect(tab.page.locator(".toast")).to_have_count(0)
+        assert json.loads(tab.page.evaluate("JSON.stringify(said)")) == ["undo", "done 2"]
+
+
+def _connected_or_loaded(page: Page) -> None:
+    expect(page.locator("#keys")).to_be_visible()
+
+
+def test_nothing_moves_for_those_who_asked_for_stillness(visit: Open, paths: Paths) -> None:
+    with visit(reduced_motion="reduce") as tab:
+        tab.goto(paths("live")["hooks"])
+        _connected(tab.page)
+        moving = "[...document.getAnimations()].filter(each => each.playState === 'running').length"
+        assert tab.page.evaluate(moving) == 0
+
+
+def test_everything_in_the_header_is_large_enough_to_hit(visit: Open, paths: Paths) -> None:
+    with visit(size=(390, 844)) as tab:
+        tab.goto(paths("live")["hooks"])
+        expect(tab.page.locator("#follow")).to_be_visible()
+        for each in tab.page.locator("header.top :is(a, button, input:not([type=hidden])), nav.side a").all():
+            box = each.bounding_box()
+            assert box is not None
+            assert min(box["width"], box["height"]) >= 24, each.inner_html()

@@ -1,0 +1,193 @@
+"""The page Histograms: a wall of layers that shows every NaN, in the order and on the axis that is wanted."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from .conftest import Open
+from .site import Site, until
+
+Paths = Callable[[str], dict[str, str]]
+COLOURS = """(place) => {
+  const canvas = document.querySelectorAll('.tile canvas')[place];
+  if (!canvas?.width) return [];
+  const pixels = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
+  const found = new Set();
+  for (let at = 0; at < pixels.length; at += 4) if (pixels[at + 3] === 255) found.add(pixels.slice(at, at + 3).join());
+  return [...found];
+}"""
+
+
+def drawn(page: Page, place: int = 0) -> set[str]:
+    """The colours of a tile, as soon as it has many."""
+    return set(until(lambda: len(found := page.evaluate(COLOURS, place)) > 12 and found, f"tile {place} is drawn"))
+
+
+def nan_colour(page: Page) -> str:
+    """NaN's colour on this page."""
+    script = "getComputedStyle(document.documentElement).getPropertyValue('--nan').trim().slice(1)"
+    found = str(page.evaluate(script))
+    return ",".join(str(int(found[at : at + 2], 16)) for at in (0, 2, 4))
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_every_layer_in_sight_is_drawn_and_a_nan_is_in_its_own_colour(visit: Open, paths: Paths, theme: str) -> None:
+    with visit(theme=theme) as tab:
+        tab.goto(paths("bad")["histograms"] + "?sort=bad")
+        assert nan_colour(tab.page) in drawn(tab.page)
+        tab.goto(paths("ended")["histograms"])
+        assert nan_colour(tab.page) not in drawn(tab.page)
+        assert tab.page.locator(".tile canvas").count() < tab.page.locator(".tile").count() + 1
+        assert tab.axe() == []
+
+
+def test_tiles_out_of_sight_have_no_canvas_until_they_are_seen(visit: Open, paths: Paths) -> None:
+    with visit(size=(900, 500)) as tab:
+        tab.goto(paths("ended")["histograms"] + "?size=l")
+        drawn(tab.page)
+        tiles, before = tab.page.locator(".tile"), tab.page.locator(".tile canvas").count()
+        assert before < tiles.count()
+        assert tiles.last.locator("canvas").count() == 0
+        tiles.last.scroll_into_view_if_needed()
+        expect(tiles.last.locator("canvas")).to_have_count(1)
+        expect(tiles.first.locator("canvas")).to_have_count(0)
+
+
+def test_one_request_asks_for_all_that_is_in_sight(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        asked: list[str] = []
+        tab.page.on("request", lambda request: asked.append(request.url) if "/histograms?" in request.url else None)
+        tab.goto(paths("ended")["histograms"])
+        drawn(tab.page)
+        tab.page.wait_for_timeout(500)
+        numbers = [set(re.search(r"taps=([\d%C,]+)", url)[1].split("%2C")) for url in asked if "taps=" in url]  # type: ignore[index]
+        assert numbers
+        assert len(numbers) <= 3
+        assert max(map(len, numbers)) > 5
+
+
+def test_the_pointer_and_the_arrow_keys_read_step_bin_and_count(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        tab.goto(paths("ended")["histograms"])
+        drawn(tab.page)
+        canvas = tab.page.locator(".tile canvas").nth(1)
+        canvas.hover()
+        tip = tab.page.locator(".tip:visible")
+        expect(tip).to_contain_text(re.compile(r"step \d+\n.* of [\d,]+, [\d.< ]+%"))
+        tab.page.mouse.move(5, 5)
+        canvas.focus()
+        tab.page.keyboard.press("ArrowLeft")
+        expect(tab.page.locator("#announcer")).to_contain_text("step 58")
+        tab.page.keyboard.press("Shift+ArrowLeft")
+        expect(tab.page.locator("#announcer")).to_contain_text("step 48")
+
+
+def test_a_click_opens_the_layer_at_the_step_and_its_name_is_a_link(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        tab.goto(paths("ended")["histograms"] + "?f=head")
+        drawn(tab.page)
+        link = tab.page.locator(".tile a").first
+        assert "layer?module=head" in str(link.get_attribute("href"))
+        tab.page.locator(".tile canvas").first.click(position={"x": 150, "y": 50})
+        tab.page.wait_for_url(re.compile(r"/layer\?module=head&step=\d+"))
+
+
+def test_the_view_is_in_the_address_and_comes_back_from_it(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        tab.goto(paths("ended")["histograms"])
+        drawn(tab.page)
+        tab.page.select_option("select[name=kind]", "param_grad")
+        expect(tab.page.locator("#wall-title")).to_have_text("Gradients of parameters of each layer")
+        for name, value in (("sort", "spread"), ("range", "shared"), ("size", "s"), ("view", "ridges")):
+            tab.page.select_option(f"select[name={name}]", value)
+            assert f"{name}={value}" in tab.page.url
+        drawn(tab.page)
+        names = tab.page.locator(".tile h3").all_inner_texts()
+        tab.page.reload()
+        drawn(tab.page)
+        assert tab.page.locator(".tile h3").all_inner_texts() == names
+        assert tab.page.input_value("select[name=view]") == "ridges"
+        tab.page.keyboard.press("v")
+        expect(tab.page.locator("select[name=view]")).to_have_value("bars")
+        drawn(tab.page)
+
+
+def test_layers_are_sorted_by_their_zeros_and_by_drift(visit: Open, paths: Paths, site: Site) -> None:
+    run = site.run("ended")["id"]
+    said = site.get(f"latest?run={run}&kind=output&sort=zero_fraction&limit=1")["taps"][0]
+    with visit() as tab:
+        tab.goto(paths("ended")["histograms"] + "?sort=zero")
+        expect(tab.page.locator(".tile a").first).to_have_text(said["module"])
+        tab.page.select_option("select[name=sort]", "drift")
+        expect(tab.page.locator("#wall-card .button", has_text="Table")).to_be_visible()
+        drawn(tab.page)
+        tab.page.locator("#wall-card .button", has_text="Table").click()
+        drifts = [
+            float(text)
+            for text in tab.page.locator(".card-table tbody tr td:nth-child(5)").all_inner_texts()
+            if text[0].isdigit()
+        ]
+        assert len(drifts) > 5
+        assert drifts == sorted(drifts, reverse=True)
+
+
+def test_the_find_box_chooses_and_says_when_nothing_fits(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        tab.goto(paths("ended")["histograms"])
+        drawn(tab.page)
+        tab.page.fill("#find", "type:Linear")
+        expect(tab.page.locator("#total")).to_have_text(re.compile(r"\d+ of \d+ layers"))
+        assert {text.split()[-1] for text in tab.page.locator(".tile h3").all_inner_texts()} == {"Linear"}
+        tab.page.fill("#find", "nothing.of.this.name")
+        expect(tab.page.locator("#wall-empty")).to_contain_text("matches none of")
+        tab.page.get_by_role("button", name="Clear it").click()
+        expect(tab.page.locator("#wall-empty")).to_be_hidden()
+
+
+def test_a_kind_that_is_not_captured_says_which_setting(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        tab.goto(paths("ended")["histograms"] + "?kind=input_grad")
+        expect(tab.page.locator("#empty-words")).to_contain_text("The setting kinds says what is captured")
+        expect(tab.page.locator("#wall-empty a")).to_have_attribute("href", re.compile("/hooks$"))
+        assert tab.axe() == []
+
+
+def test_a_live_wall_follows_and_a_held_one_stands_still(visit: Open, paths: Paths) -> None:
+    asked: list[str] = []
+    with visit() as tab:
+        tab.page.on("request", lambda request: asked.append(request.url) if "taps=" in request.url else None)
+        tab.goto(paths("live")["histograms"])
+        drawn(tab.page)
+        until(lambda: tab.page.wait_for_timeout(200) or len(asked) >= 3, "it asks again as steps come")
+        tab.page.click("#follow")
+        tab.page.wait_for_timeout(1500)
+        held = len(asked)
+        tab.page.wait_for_timeout(5000)
+        assert len(asked) == held
+
+
+def test_the_wall_is_exported_as_picture_and_numbers(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        tab.goto(paths("ended")["histograms"])
+        drawn(tab.page)
+        for name, start in (("PNG", b"\x89PNG"), ("CSV", b'"tap"'), ("JSON", b"{")):
+            tab.page.locator("#wall-card .button", has_text="Export").click()
+            with tab.page.expect_download() as coming:
+                tab.page.get_by_text(name, exact=True).click()
+            content = coming.value.path().read_bytes()
+            assert content.startswith(start)
+        assert len(json.loads(content)["histograms"]) > 5
+
+
+def test_without_javascript_every_layer_has_its_numbers(visit: Open, paths: Paths) -> None:
+    with visit(java_script_enabled=False) as tab:
+        tab.goto(paths("bad")["histograms"] + "?f=linear1&kind=output")
+        tiles = tab.page.locator(".tile")
+        assert tiles.count() == 3
+        expect(tiles.nth(1)).to_contain_text("not finite")
+        expect(tiles.first).to_contain_text("zeros")

@@ -1,0 +1,163 @@
+"""The page Hooks: what is captured, why not, and switching it while a training runs."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from collections.abc import Callable
+from typing import Any
+
+from playwright.sync_api import Page, expect
+
+from .conftest import Open
+from .site import Site, until
+
+Paths = Callable[[str], dict[str, str]]
+
+
+def settings(site: Site) -> dict[str, Any]:
+    """What holds in the trainer of the live run."""
+    run = site.run("live")["id"]
+    found: dict[str, Any] = site.get(f"settings?run={run}")["settings"]
+    return found
+
+
+def change(site: Site, **changes: Any) -> None:
+    """Puts settings of the live run in order, and waits until they hold."""
+    run = site.run("live")["id"]
+    asked = urllib.request.Request(
+        f"{site.url}/api/v1/settings?run={run}",
+        json.dumps(changes).encode(),
+        {"Content-Type": "application/json"},
+        method="PATCH",
+    )
+    with urllib.request.urlopen(asked) as answer:
+        assert answer.status == 202
+    until(lambda: not site.get(f"settings?run={run}")["waiting"], "the trainer obeys")
+
+
+def row(page: Page, path: str) -> Any:
+    """The row of a module in the tree."""
+    return page.get_by_role("row").filter(has=page.locator(f'.tree-cell[title="{path}"]'))
+
+
+def watched(page: Page, path: str) -> Any:
+    """The box that switches a module."""
+    return page.get_by_role("checkbox", name=f"Watch {path}", exact=True)
+
+
+def test_every_module_is_there_with_what_is_captured_of_it_or_why_not(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        tab.goto(paths("ended")["hooks"])
+        expect(row(tab.page, "features.0")).to_contain_text("param_grad")
+        expect(row(tab.page, "attention.out_proj")).to_contain_text("never called")
+        expect(tab.page.locator("#hook-reasons")).to_contain_text("6")
+        expect(tab.page.locator("#hook-figures")).to_contain_text("35 of 41")
+
+
+def test_the_inventory_says_whose_each_hook_is_and_where_it_was_written(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        tab.goto(paths("ended")["hooks"])
+        inventory = tab.page.locator("#inventory")
+        expect(inventory.locator(".label.ours").first).to_be_visible()
+        expect(inventory).to_contain_text("attachment.py:")
+        expect(inventory).to_contain_text("step pre")
+
+
+def test_an_ended_run_says_why_its_switches_are_off(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        tab.goto(paths("ended")["hooks"])
+        expect(tab.page.locator("#why-off")).to_contain_text("this run is ended")
+        expect(tab.page.locator("#capture")).to_have_count(0)
+        expect(tab.page.get_by_role("checkbox", name="Watch", exact=False)).to_have_count(0)
+
+
+def test_without_a_script_there_is_a_table_that_the_address_filters(visit: Open, paths: Paths) -> None:
+    with visit(java_script_enabled=False) as tab:
+        tab.goto(paths("bad")["hooks"] + "?f=type:Conv2d")
+        expect(tab.page.locator("#tree tbody tr")).to_have_count(2)
+        expect(tab.page.locator("#modules-said")).to_have_text("2 of 41 modules")
+        tab.goto(paths("bad")["hooks"] + "?f=is:nosuch")
+        expect(tab.page.locator("#modules .error")).to_contain_text("is:frozen")
+        tab.goto(paths("bad")["hooks"] + "?f=nothing-at-all")
+        expect(tab.page.locator("#tree")).to_contain_text("41 modules are hidden")
+
+
+def test_a_module_is_switched_off_and_what_was_before_is_put_back(visit: Open, paths: Paths, site: Site) -> None:
+    change(site, include=None, exclude=[])
+    with visit() as tab:
+        page = tab.page
+        tab.goto(paths("live")["hooks"])
+        watched(page, "features.1").click()
+        expect(page.locator("#exclude")).to_have_value("features.1")
+        expect(page.locator("#dry-run")).to_have_text("Would watch 40 of 41 modules (now 41)")
+        page.get_by_role("button", name="Apply").click()
+        expect(page.locator("#capture-told")).to_have_attribute("data-state", "obeyed")
+        until(lambda: settings(site)["exclude"] == ["features.1"], "the trainer leaves it out")
+        expect(row(page, "features.1")).to_contain_text("excluded by")
+        page.get_by_role("button", name="Put back what was before").click()
+        until(lambda: settings(site)["exclude"] == [], "what was before holds again")
+        expect(watched(page, "features.1")).to_have_attribute("aria-checked", "true")
+        expect(row(page, "features.1")).to_contain_text("yes")
+
+
+def test_a_closed_group_is_switched_as_a_whole_by_key(visit: Open, paths: Paths, site: Site) -> None:
+    change(site, include=None, exclude=[])
+    with visit() as tab:
+        page = tab.page
+        tab.goto(paths("live")["hooks"])
+        expect(row(page, "encoder")).to_be_visible()
+        row(page, "encoder").locator(".tree-twist").click()
+        page.keyboard.press("Space")
+        expect(page.locator("#exclude")).to_have_value("encoder\nencoder.*")
+        expect(page.get_by_role("checkbox", name="Watch encoder and all below it")).to_have_attribute(
+            "aria-checked", "false"
+        )
+        page.get_by_role("button", name="Discard").click()
+        expect(page.locator("#exclude")).to_have_value("")
+        expect(page.locator("#dry-run")).to_have_text("Watches 41 of 41 modules")
+
+
+def test_kinds_and_cadence_hold_in_the_trainer_once_they_are_applied(visit: Open, paths: Paths, site: Site) -> None:
+    with visit() as tab:
+        page = tab.page
+        tab.goto(paths("live")["hooks"])
+        page.get_by_label("update", exact=True).check()
+        page.locator("#every").fill("2")
+        page.get_by_role("button", name="Apply").click()
+        expect(page.locator("#capture-told")).to_have_attribute("data-state", "obeyed")
+        until(lambda: settings(site)["every"] == 2 and "update" in settings(site)["kinds"], "kinds and cadence hold")
+    change(site, every=1, kinds=["output", "output_grad", "param_grad"])
+
+
+def test_what_the_trainer_would_refuse_is_said_before_and_its_refusal_after(
+    visit: Open, paths: Paths, site: Site
+) -> None:
+    with visit() as tab:
+        page = tab.page
+        tab.goto(paths("live")["hooks"])
+        expect(page.locator("#dry-run")).to_contain_text("41")
+        page.locator("#include").fill("no.such.module")
+        expect(page.locator("#dry-run")).to_contain_text("matches no module: the trainer would refuse it")
+        page.get_by_role("button", name="Apply").click()
+        expect(page.locator("#capture-told")).to_have_attribute("data-state", "failed")
+        expect(page.locator("#capture-told")).to_contain_text("The trainer refused")
+    assert settings(site)["include"] == []
+
+
+def test_the_capture_is_paused_and_resumed(visit: Open, paths: Paths, site: Site) -> None:
+    with visit() as tab:
+        page = tab.page
+        tab.goto(paths("live")["hooks"])
+        page.get_by_role("button", name="Pause the capture").click()
+        until(lambda: settings(site)["paused"], "it is paused")
+        page.get_by_role("button", name="Resume the capture").click()
+        until(lambda: not settings(site)["paused"], "it goes on")
+        expect(page.get_by_role("button", name="Pause the capture")).to_be_visible()
+
+
+def test_the_trainer_looks_for_hooks_again(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        tab.goto(paths("live")["hooks"])
+        tab.page.get_by_role("button", name="Look for hooks again").click()
+        expect(tab.page.locator("#stock-told")).to_contain_text("Done")

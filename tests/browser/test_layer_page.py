@@ -1,0 +1,184 @@
+"""The page Layer: everything of one module, with and without a script."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from playwright.sync_api import expect
+
+from .browsing import PATIENCE_MS
+from .conftest import Open
+from .site import PATIENCE_S, Site
+
+Paths = Callable[[str], dict[str, str]]
+
+
+def test_without_a_script_a_layer_has_its_facts_and_its_newest_values(visit: Open, paths: Paths, site: Site) -> None:
+    run = site.run("ended")["id"]
+    found = site.get(f"latest?run={run}&match=encoder.layers.1.linear1&kind=output")
+    values = dict(zip(found["stats"], found["taps"][0]["values"], strict=True))
+    with visit(java_script_enabled=False) as tab:
+        tab.goto(paths("ended")["layer"])
+        page = tab.page
+        expect(page.locator("h1")).to_contain_text("encoder.layers.1.linear1 Linear")
+        facts = page.locator("dl.facts")
+        expect(facts).to_contain_text("544")
+        expect(facts).to_contain_text("32 \u00d7 16")
+        expect(facts).to_contain_text("32 \u00d7 36 \u00d7 32")
+        row = page.locator("#values tbody tr").filter(has=page.get_by_role("rowheader", name="output", exact=True))
+        expect(row.locator("td").first).to_have_text("59")
+        assert float(row.locator("data").first.get_attribute("value") or "nan") == values["mean"]
+        kinds = page.locator("#values tbody th").all_inner_texts()
+        assert [kind.split()[0] for kind in kinds] == ["output", "output_grad", "param_grad", "param_grad"]
+
+
+def test_the_keys_lead_to_the_neighbours_and_keep_the_view(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        tab.goto(paths("ended")["layer"] + "&kind=output&smooth=5")
+        page = tab.page
+        expect(page.locator("#charts figure")).to_have_count(4)
+        page.keyboard.press("j")
+        expect(page.locator("h1")).to_contain_text("encoder.layers.1.dropout")
+        assert "kind=output&smooth=5" in page.url
+        expect(page.locator("#charts figure")).to_have_count(4)
+        page.keyboard.press("k")
+        expect(page.locator("h1")).to_contain_text("encoder.layers.1.linear1")
+        expect(page.locator("#charts figure")).to_have_count(4)
+        page.keyboard.press("u")
+        expect(page.locator("h1")).to_contain_text("TransformerEncoderLayer")
+        expect(page.locator(".children")).to_contain_text("linear1")
+
+
+def test_the_root_has_a_page_of_its_own(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        tab.goto(paths("ended")["layers"] + "?module=")
+        expect(tab.page.locator("h1")).to_contain_text("(root) Net")
+        expect(tab.page.locator("#chart-values .main-svg").first).to_be_attached(timeout=PATIENCE_MS)
+
+
+def test_a_module_that_is_not_there_is_named_with_those_that_look_like_it(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        tab.forgiven = ("404",)
+        tab.goto(paths("ended")["layers"] + "?module=encoder.layers.1.linaer1")
+        alert = tab.page.get_by_role("alert")
+        expect(alert).to_contain_text("no module encoder.layers.1.linaer1")
+        alert.get_by_role("link", name="encoder.layers.1.linear1").click()
+        expect(tab.page.locator("h1")).to_contain_text("encoder.layers.1.linear1 Linear")
+
+
+def test_what_is_not_captured_says_why(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        tab.goto(paths("ended")["layers"] + "?module=unused")
+        page = tab.page
+        expect(page.locator(".why")).to_contain_text("never called")
+        expect(page.locator("#values")).to_contain_text("not seen")
+        expect(page.locator("#charts > .empty")).to_contain_text("Nothing was captured", timeout=PATIENCE_MS)
+        expect(page.locator("#charts figure:visible")).to_have_count(0)
+        expect(page.locator("#missing")).to_contain_text("param")
+
+
+def test_the_choice_of_a_layer_is_filtered_as_one_types(visit: Open, paths: Paths, site: Site) -> None:
+    many = site.get(f"runs/{site.run('ended')['id']}/modules?limit=1")["total"]
+    with visit() as tab:
+        tab.goto(paths("ended")["layers"])
+        page = tab.page
+        rows = page.locator("#modules tbody tr:visible")
+        expect(rows).to_have_count(many)
+        page.get_by_label("Show").fill("type:LayerNorm")
+        expect(rows).to_have_count(6)
+        expect(page.locator("#found")).to_have_text(f"6 of {many}")
+        assert "f=type%3ALayerNorm" in page.url
+        page.get_by_label("Show").fill("/[/")
+        expect(page.locator("#problem")).not_to_be_empty()
+        expect(rows).to_have_count(6)
+        page.get_by_label("Show").fill("head")
+        page.get_by_role("link", name="head", exact=True).click()
+        expect(page.locator("h1")).to_contain_text("head Linear")
+
+
+def test_the_choice_is_filtered_by_the_server_too(visit: Open, paths: Paths) -> None:
+    with visit(java_script_enabled=False) as tab:
+        tab.goto(paths("ended")["layers"] + "?f=type%3ALayerNorm")
+        expect(tab.page.locator("#modules tbody tr")).to_have_count(6)
+
+
+def test_a_tensor_is_chosen_by_kind_and_place_and_the_address_says_it(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        tab.goto(paths("ended")["layer"])
+        page = tab.page
+        expect(page.locator("#charts figure")).to_have_count(4)
+        expect(page.locator("#index-label")).to_be_hidden()
+        page.locator("#layer-tools [name=kind]").select_option("param_grad")
+        expect(page.locator("#chart-size h2")).to_have_text("Size: rms and norm")
+        expect(page.locator("#layer-tools [name=index]")).to_have_value("weight")
+        page.locator("#layer-tools [name=index]").select_option("bias")
+        assert "kind=param_grad&index=bias" in page.url
+        expect(page.locator("#distributions h3")).to_have_text(["bias gradient"])
+        page.reload()
+        expect(page.locator("#layer-tools [name=index]")).to_have_value("bias")
+        expect(page.locator("#layer-tools [name=kind]")).to_have_value("param_grad")
+
+
+def test_values_at_a_step_are_those_of_that_step(visit: Open, paths: Paths, site: Site) -> None:
+    run = site.run("ended")["id"]
+    said = site.get(f"series?run={run}&tap=encoder.layers.1.linear1%20output&stat=mean&from=20&to=20")["series"][0]
+    with visit() as tab:
+        tab.goto(paths("ended")["layer"])
+        page = tab.page
+        field = page.get_by_label("Values at step")
+        field.fill("20")
+        field.press("Enter")
+        page.locator("#values").scroll_into_view_if_needed()
+        expect(page.locator("#values h2")).to_have_text("At step 20")
+        first = page.locator("#values tbody tr").first
+        expect(first.locator("td").first).to_have_text("20")
+        assert float(first.locator("data").first.get_attribute("value") or "nan") == said["mean"][0]
+        assert "step=20" in page.url
+        page.keyboard.press("Escape")
+        page.locator("h1").click()
+        page.keyboard.press("ArrowRight")
+        page.locator("#values").scroll_into_view_if_needed()
+        expect(page.locator("#values h2")).to_have_text("At step 21")
+        expect(field).to_have_value("21")
+
+
+def test_a_layer_that_is_not_finite_tells_its_alert_and_since_when(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        tab.goto(paths("bad")["layer"])
+        expect(tab.page.locator("#alerts-here li").first).to_contain_text("step 40")
+        expect(tab.page.locator("#values tbody tr").first).to_contain_text("not finite")
+
+
+def test_the_distributions_are_drawn_as_they_come_into_sight(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        tab.goto(paths("ended")["layer"])
+        page = tab.page
+        canvases = page.locator("#histograms canvas")
+        expect(canvases).to_have_count(3, timeout=PATIENCE_MS)
+        with page.expect_response(re.compile(r"api/v1/histograms"), timeout=PATIENCE_MS) as answer:
+            page.locator("#distributions").scroll_into_view_if_needed()
+        assert answer.value.ok
+        colours = """(canvas) => {
+            const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+            return new Set(new Uint32Array(pixels.buffer)).size;
+        }"""
+        page.locator("#histograms figure").first.get_by_role("button", name="Table").click()
+        expect(page.locator("#histograms .card-table").first.get_by_role("row").nth(2)).to_be_attached()
+        assert canvases.first.evaluate(colours) > 10
+
+
+def test_the_newest_values_of_a_live_run_come_by_themselves(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        tab.goto(paths("live")["layer"])
+        step = tab.page.locator("#values tbody tr").first.locator("td").first
+        step.scroll_into_view_if_needed()
+        before = step.inner_text()
+        # Where the machine is busy the page asks less often.
+        expect(step).not_to_have_text(before, timeout=1000 * PATIENCE_S)
+
+
+def test_hooks_of_the_module_or_that_there_are_none_are_told(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        tab.goto(paths("ended")["layer"])
+        expect(tab.page.locator("#hooks-here")).to_contain_text("hooks of the whole process see it")

@@ -1,0 +1,174 @@
+"""The page Overview: drawn early, live without disturbing the reader, and every part of it leads on."""
+
+from __future__ import annotations
+
+import re
+import urllib.request
+from collections.abc import Callable
+from typing import Any
+
+from playwright.sync_api import Page, expect
+
+from hookcore import wire
+from tests.serving import BATCH, make_batch, make_info
+
+from .browsing import visiting
+from .conftest import Open
+from .site import Site
+
+Paths = Callable[[str], dict[str, str]]
+DRAWN = """() => {
+  const canvas = document.querySelector("#model canvas");
+  if (!canvas || !canvas.width) return false;
+  const seen = new Set();
+  const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+  for (let i = 0; i < data.length; i += 4) seen.add((data[i] << 16) | (data[i + 1] << 8) | data[i + 2]);
+  return seen.size > 20;
+}"""
+
+LATER = """before => {
+  const [, newest] = /step ([\\d,]+)/.exec(document.querySelector("#figures").innerText);
+  return Number(newest.replaceAll(",", "")) > before + 3;
+}"""
+
+
+def _newest(page: Page) -> int:
+    found = re.search(r"Newest step ([\d,]+)", page.locator("#figures").inner_text())
+    assert found
+    return int(found[1].replace(",", ""))
+
+
+def test_the_picture_and_the_line_are_drawn(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        tab.goto(paths("bad")["overview"])
+        tab.page.wait_for_function(DRAWN)
+        expect(tab.page.locator("#chart .main-svg").first).to_be_visible()
+        expect(tab.page.locator("#chart h2")).to_have_text("loss")
+
+
+def test_the_key_figures_and_findings_lead_to_the_layer_at_its_step(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        tab.goto(paths("bad")["overview"])
+        finding = tab.page.locator("#attention li").first
+        expect(finding).to_contain_text("NaN")
+        expect(finding).to_contain_text("after it")
+        address = finding.locator("a").first.get_attribute("href")
+        assert address
+        assert re.search(r"/layer\?module=encoder\.layers\.1\..*step=\d+$", address)
+        expect(tab.page.locator("#figure-nonfinite .value")).not_to_have_text("0")
+
+
+def test_figures_follow_a_live_run_and_keep_focus_and_scroll(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        tab.goto(paths("live")["overview"])
+        before = _newest(tab.page)
+        link = tab.page.locator("#figure-watched a")
+        link.focus()
+        tab.page.evaluate("scrollTo(0, 40)")
+        tab.page.evaluate("window.kept = document.activeElement")
+        tab.page.wait_for_function(LATER, arg=before)
+        assert tab.page.evaluate("window.kept === document.activeElement && window.kept.isConnected")
+        assert tab.page.evaluate("scrollY") == 40
+
+
+def test_a_paused_page_does_not_change(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        tab.goto(paths("live")["overview"])
+        tab.page.locator("#follow").click()
+        expect(tab.page.locator("#status")).to_contain_text("paused")
+        tab.page.wait_for_timeout(1500)  # what was under way arrives
+        before = _newest(tab.page)
+        tab.page.wait_for_function(
+            "() => /[3-9] new steps|\\d\\d new steps/.test(document.querySelector('#status').innerText)"
+        )
+        assert _newest(tab.page) == before
+        tab.page.locator("#follow").click()
+        tab.page.wait_for_function(
+            f"() => !document.querySelector('#figures').innerText.includes('Newest step {before:,},')"
+        )
+
+
+def test_the_kind_and_the_stat_of_the_picture_stand_in_the_address(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        tab.goto(paths("bad")["overview"])
+        tab.page.wait_for_function(DRAWN)
+        tab.page.locator("#model select[name=kind]").select_option("output")
+        tab.page.locator("#model select[name=stat]").select_option("mean")
+        tab.page.wait_for_url(re.compile("kind=output&stat=mean"))
+        tab.page.wait_for_function(DRAWN)
+        assert "kind=output&stat=mean" in str(tab.page.locator("#model-larger").get_attribute("href"))
+        tab.page.reload()
+        expect(tab.page.locator("#model select[name=stat]")).to_have_value("mean")
+
+
+def test_a_kind_that_was_not_captured_says_why_instead_of_an_empty_picture(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        tab.goto(paths("bad")["overview"] + "?kind=input_grad")
+        expect(tab.page.locator("#model-empty")).to_contain_text("model.eval()?")
+        tab.page.locator("#model select[name=kind]").select_option("output")
+        tab.page.wait_for_function(DRAWN)
+        expect(tab.page.locator("#model-empty")).to_be_hidden()
+
+
+def test_a_scalar_is_drawn_large_when_it_is_chosen(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        tab.goto(paths("bad")["overview"])
+        tab.page.locator("#scalars a", has_text="lr").click()
+        expect(tab.page.locator("#chart h2")).to_have_text("lr")
+        expect(tab.page.locator("#scalars a[aria-current]")).to_contain_text("lr")
+        assert "scalar=lr" in tab.page.url
+        tab.page.go_back()
+        expect(tab.page.locator("#chart h2")).to_have_text("loss")
+
+
+def test_the_table_turns_its_pages_without_loading_the_page_anew(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        tab.goto(paths("bad")["overview"])
+        tab.page.evaluate("window.same = true")
+        first = tab.page.locator("#values tbody th").first.inner_text()
+        tab.page.locator("#values nav a", has_text="Next").click()
+        expect(tab.page.locator("#values header")).to_contain_text("rows 51 to")
+        assert tab.page.evaluate("window.same")
+        tab.page.locator("#values nav a", has_text="Previous").click()
+        expect(tab.page.locator("#values tbody th").first).to_have_text(first)
+
+
+def test_a_finding_is_acknowledged_and_taken_back(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        tab.goto(paths("bad")["overview"])
+        findings = tab.page.locator("#attention li")
+        expect(findings.first).to_be_visible()
+        many = findings.count()
+        key = findings.first.get_attribute("id")
+        findings.first.get_by_role("button").click()
+        expect(tab.page.locator(f'[id="{key}"]')).to_have_count(0)
+        tab.page.locator(".toast").get_by_role("button", name="Undo").click()
+        expect(findings).to_have_count(many)
+
+
+def test_following_moves_nothing_that_is_seen(visit: Open, paths: Paths) -> None:
+    watch = """() => {
+      window.moved = [];
+      const note = (list) => window.moved.push(...list.getEntries().map((each) => each.value));
+      new PerformanceObserver(note).observe({ type: "layout-shift" });
+    }"""
+    with visit() as tab:
+        tab.goto(paths("live")["overview"])
+        tab.page.wait_for_function(DRAWN)
+        tab.page.wait_for_timeout(1000)
+        before = _newest(tab.page)
+        tab.page.evaluate(watch)
+        tab.page.wait_for_function(LATER, arg=before)
+        assert tab.page.evaluate("window.moved") == []
+
+
+def test_a_run_without_a_step_says_what_is_waited_for(empty_site: Site, browser: Any) -> None:
+    body = wire.encode(make_batch(make_info("waiting"), [], taps=0))
+    asked = urllib.request.Request(f"{empty_site.url}/api/v1/ingest", body, BATCH)
+    with urllib.request.urlopen(asked, timeout=30) as answer:
+        assert answer.status == 200
+    with visiting(browser, empty_site.url) as tab:
+        tab.goto("runs/waiting")
+        expect(tab.page.locator("#figures .empty")).to_contain_text("No step has been captured yet")
+        expect(tab.page.locator("#model-empty")).to_contain_text("no module has run")
+        assert tab.axe() == []

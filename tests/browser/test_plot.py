@@ -1,0 +1,267 @@
+"""The charts that a person inspects: what they show, how they are read and handled, and what they are exported as."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Download, Locator, Page, expect
+
+from .browsing import PATIENCE_MS, Visit
+from .conftest import Open
+from .site import Site, until
+
+Paths = Callable[[str], dict[str, str]]
+BAD_AT = 40  # from then on there are NaNs in the run "bad"
+GRADIENTS = "#chart-gradients"
+VALUES = "#chart-values"
+
+
+def open_layer(tab: Visit, paths: Paths, run: str = "bad", more: str = "") -> Page:
+    """The page of a layer, with its charts drawn."""
+    tab.goto(paths(run)["layer"] + more)
+    for figure in tab.page.locator("#charts figure").all():
+        expect(figure.locator(".main-svg").first).to_be_attached(timeout=PATIENCE_MS)
+    expect(tab.page.locator(f"{VALUES} .plot-legend b").first).not_to_be_empty()
+    return tab.page
+
+
+def choose(page: Page, figure: str, words: str) -> None:
+    """An entry of a chart's export."""
+    page.locator(figure).get_by_role("button", name="Export").click()
+    page.locator(figure).get_by_role("menuitem", name=words, exact=True).click()
+
+
+def exported(page: Page, figure: str, words: str, folder: Path) -> bytes:
+    """What an entry of a chart's export downloads."""
+    with page.expect_download(timeout=PATIENCE_MS) as found:
+        choose(page, figure, words)
+    download: Download = found.value
+    download.save_as(folder / download.suggested_filename)
+    return (folder / download.suggested_filename).read_bytes()
+
+
+def ticks(page: Page, figure: str, axis: str = "y") -> list[str]:
+    """What the axis of a chart says."""
+    return page.locator(f"{figure} .{axis}tick text").all_text_contents()
+
+
+def area(page: Page, figure: str) -> tuple[float, float, float, float]:
+    """Where the drawing of a chart is."""
+    page.locator(figure).scroll_into_view_if_needed()
+    box = page.locator(f"{figure} .plot-area").bounding_box()
+    assert box is not None
+    return box["x"], box["y"], box["width"], box["height"]
+
+
+def drag(page: Page, figure: str, begin: float, end: float) -> None:
+    """From one share of a chart's width to another."""
+    left, top, width, height = area(page, figure)
+    page.mouse.move(left + begin * width, top + height / 2)
+    page.mouse.down()
+    page.mouse.move(left + end * width, top + height / 2, steps=6)
+    page.mouse.up()
+
+
+def legend(page: Page, figure: str) -> Locator:
+    """What a chart says of the step that is pointed at."""
+    return page.locator(f"{figure} .plot-legend li").first
+
+
+def test_no_chart_offers_to_be_shared_elsewhere(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        page = open_layer(tab, paths)
+        contexts = page.evaluate("[...document.querySelectorAll('.js-plotly-plot')].map((plot) => plot._context)")
+        assert len(contexts) == 4
+        assert all(not each["showSendToCloud"] and not each["displaylogo"] for each in contexts)
+        assert page.locator("[data-title*='hare'], [data-title*='loud']").count() == 0
+
+
+def test_the_numbers_that_are_exported_are_those_of_the_server(
+    visit: Open, paths: Paths, site: Site, tmp_path: Path
+) -> None:
+    run = site.run("bad")["id"]
+    with visit(accept_downloads=True) as tab:
+        page = open_layer(tab, paths)
+        as_json = json.loads(exported(page, VALUES, "JSON", tmp_path))
+        as_csv = list(csv.DictReader(io.StringIO(exported(page, VALUES, "CSV", tmp_path).decode())))
+    tap = as_json["series"][0]["tap"]
+    truth = site.get(f"series?run={run}&tap={tap}&stat=mean,min,max&points=10000")["series"]
+    assert [each["about"]["label"] for each in truth] == ["encoder.layers.1.linear1 output"] * 3
+    assert as_json["series"] == truth
+    assert [row["stat"] for row in as_csv] == [each["name"] for each in truth for _ in each["mean"]]
+    words = [word for each in truth for word in each["mean"]]
+    assert [float(row["mean"]) for row in as_csv if row["mean"] != "nan"] == [each for each in words if each != "NaN"]
+    assert sum(row["mean"] == "nan" for row in as_csv) == words.count("NaN") > 0
+
+
+def test_a_picture_is_exported_with_its_title_and_its_legend(visit: Open, paths: Paths, tmp_path: Path) -> None:
+    with visit(accept_downloads=True) as tab:
+        page = open_layer(tab, paths)
+        svg = exported(page, GRADIENTS, "SVG", tmp_path).decode()
+        png = exported(page, GRADIENTS, "PNG", tmp_path)
+    assert svg.startswith("<svg")
+    assert "Gradients: norm" in svg
+    assert "weight gradient" in svg
+    assert png.startswith(b"\x89PNG")
+    width, height = struct.unpack(">II", png[16:24])
+    assert width >= 900
+    assert height >= 400
+
+
+def test_the_script_that_is_copied_asks_for_the_same_numbers(visit: Open, paths: Paths, site: Site) -> None:
+    hookcore = pytest.importorskip("hookcore")
+    run = site.run("bad")["id"]
+    with visit(permissions=["clipboard-read", "clipboard-write"]) as tab:
+        page = open_layer(tab, paths)
+        choose(page, GRADIENTS, "Copy as Python")
+        expect(page.locator(".toast")).to_contain_text("Copied")
+        script = page.evaluate("navigator.clipboard.readText()")
+    found: dict[str, Any] = {}
+    exec(script, found)  # what a reader would do with it
+    labels = [
+        f"encoder.layers.1.linear1 {name}" for name in ("output_grad", "param_grad [weight]", "param_grad [bias]")
+    ]
+    assert list(found["series"]) == labels
+    assert found["client"].url == site.url
+    client = hookcore.Client(site.url)
+    for label in labels:
+        truth = client.series(label, "norm", run=run, points=10_000)
+        assert found["series"][label].mean.tolist()[:BAD_AT] == truth.mean.tolist()[:BAD_AT]
+    client.close()
+    found["client"].close()
+
+
+def test_a_log_axis_says_values_and_no_exponents(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        page = open_layer(tab, paths, "ended")
+        said = [float(text.replace(",", "")) for text in ticks(page, GRADIENTS)]
+        assert len(said) >= 2
+        assert said == sorted(said)
+        assert all(value > 0 for value in said)
+        before = ticks(page, VALUES)
+        assert "0" in before
+        page.keyboard.press("l")
+        expect(page.locator("#layer-tools [name=y]")).to_have_value("log")
+        assert "y=log" in page.url
+        # The output has values below zero: its log axis goes to both sides.
+        expect(page.locator(f"{VALUES} .ytick text").first).not_to_have_text(before[0])
+        signed = [float(text.replace(",", "")) for text in ticks(page, VALUES)]
+        assert min(signed) < 0 < max(signed)
+
+
+def test_smoothing_leaves_the_line_as_it_came_behind_it(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        page = open_layer(tab, paths, "ended")
+        lines = page.locator(f"{GRADIENTS} .scatterlayer .trace")
+        expect(lines).to_have_count(3)
+        page.locator("#layer-tools [name=smooth]").select_option("5")
+        expect(lines).to_have_count(6)
+        assert "smooth=5" in page.url
+        faint = page.locator(f"{GRADIENTS} .scatterlayer .trace[style*='0.35']")
+        expect(faint).to_have_count(3)
+
+
+def test_a_zoom_in_one_chart_is_a_zoom_in_all_and_holds_the_page(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        page = open_layer(tab, paths, "live")
+        drag(page, VALUES, 0.3, 0.7)
+        page.wait_for_url("**steps=*-*", timeout=PATIENCE_MS)
+        steps = page.evaluate("new URLSearchParams(location.search).get('steps')")
+        first, last = (int(each) for each in steps.split("-"))
+        expect(page.locator("#follow")).to_have_attribute("data-does", "live")
+        for figure in page.locator("#charts figure").all():
+            name = f"#{figure.get_attribute('id')}"
+            expect(page.locator(f"{name} .main-svg").first).to_be_attached()
+            shown = f"document.querySelector('{name} .js-plotly-plot').layout.xaxis.range"
+            until(lambda shown=shown: page.evaluate(shown) == [first - 0.5, last + 0.5], f"{name} shows these steps")
+        page.locator("#follow").click()
+        page.wait_for_url("**steps=live*", timeout=PATIENCE_MS)
+
+
+def test_what_is_pointed_at_is_pointed_at_in_every_chart(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        page = open_layer(tab, paths, "ended")
+        left, top, width, height = area(page, VALUES)
+        page.mouse.move(left + width / 2, top + height / 2)
+        cursors = page.locator("#charts .plot-cursor")
+        expect(cursors.nth(1)).to_be_visible()
+        said = {each.inner_text() for each in page.locator("#charts .plot-legend li:first-child").all()}
+        assert len(said) == 1, said
+        step = int(said.pop().removeprefix("step "))
+        assert 20 <= step <= 40
+        page.mouse.move(2, 2)
+        expect(cursors.first).to_be_hidden()
+
+
+def test_what_is_not_finite_is_marked_at_the_foot_and_breaks_the_line(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        page = open_layer(tab, paths)
+        plot = f"document.querySelector('{VALUES} .js-plotly-plot')"
+        marks = page.evaluate(f"{plot}.data.find((trace) => trace.name === 'NaN')")
+        assert marks["x"] == list(range(BAD_AT, 60))
+        assert marks["marker"]["symbol"] == "x-thin"
+        line = page.evaluate(f"{plot}.data.find((trace) => trace.name === 'mean').y")
+        # In the first bad step one of its channels was NaN; what is finite of it is there, and marked.
+        assert all(value is not None for value in line[: BAD_AT + 1])
+        assert line[BAD_AT + 1 :] == [None] * 19
+        expect(page.locator(f"{VALUES} .plot-legend")).to_contain_text("NaN in this span")
+
+
+def test_a_chart_has_a_name_words_and_a_table_behind_it(visit: Open, paths: Paths, site: Site) -> None:
+    with visit() as tab:
+        page = open_layer(tab, paths, "ended")
+        picture = page.get_by_role("img", name="Gradients: norm")
+        described = picture.get_attribute("aria-describedby")
+        expect(page.locator(f"#{described}")).to_contain_text("Steps 0 to 59. output gradient:")
+        page.locator(GRADIENTS).get_by_role("button", name="Table").click()
+        table = page.get_by_role("table", name="Gradients: norm")
+        expect(table.get_by_role("row")).to_have_count(61)
+        expect(table.get_by_role("columnheader")).to_have_text(
+            ["step", "output gradient", "weight gradient", "bias gradient"]
+        )
+        expect(table.get_by_role("rowheader").first).to_have_text("59")
+
+
+def test_the_export_is_reached_and_left_with_the_keyboard(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        page = open_layer(tab, paths, "ended")
+        page.locator(GRADIENTS).get_by_role("button", name="Table").focus()
+        page.keyboard.press("e")
+        entries = page.locator(f"{GRADIENTS} [role=menuitem]")
+        expect(entries.first).to_be_focused()
+        page.keyboard.press("End")
+        expect(entries.last).to_be_focused()
+        page.keyboard.press("ArrowDown")
+        expect(entries.first).to_be_focused()
+        page.keyboard.press("Escape")
+        expect(entries.first).to_be_hidden()
+        expect(page.locator(GRADIENTS).get_by_role("button", name="Export")).to_be_focused()
+
+
+def test_another_theme_is_another_colour_in_every_chart(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        page = open_layer(tab, paths, "ended")
+        tick = page.locator(f"{VALUES} .ytick text").first
+        before = tick.evaluate("(text) => getComputedStyle(text).fill")
+        page.emulate_media(color_scheme="dark")
+        expect(tick).not_to_have_css("fill", before)
+
+
+def test_the_charts_of_a_live_run_go_on(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        page = open_layer(tab, paths, "live")
+        before = legend(page, VALUES).inner_text()
+        expect(legend(page, VALUES)).not_to_have_text(before, timeout=PATIENCE_MS)
+        page.keyboard.press("Space")
+        expect(page.locator("#follow")).to_have_attribute("data-does", "live")
+        plot = f"document.querySelector('{VALUES} .js-plotly-plot')"
+        held = int(page.evaluate("new URLSearchParams(location.search).get('step')"))
+        expect(page.locator("#status")).to_contain_text("new step", timeout=PATIENCE_MS)
+        assert page.evaluate(f"{plot}.layout.xaxis.range")[1] <= held + 1

@@ -1,0 +1,124 @@
+"""The page of all runs, in a browser."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from playwright.sync_api import Browser, expect
+
+from .browsing import visiting
+from .conftest import Open
+from .site import Site
+
+
+def test_a_live_run_goes_on_in_the_list(visit: Open) -> None:
+    with visit() as tab:
+        tab.goto("")
+        steps = tab.page.locator("tr[data-name='live'] .steps")
+        before = steps.inner_text()
+        expect(steps).not_to_have_text(before)
+        expect(tab.page.locator("tr[data-name='live'] .pace")).to_be_visible()
+        expect(tab.page.locator("tr[data-run]")).to_have_count(3)
+
+
+def test_typing_narrows_the_list_and_the_address_says_so(visit: Open) -> None:
+    with visit() as tab:
+        tab.goto("")
+        tab.page.keyboard.press("/")
+        tab.page.keyboard.type("ended")
+        expect(tab.page.locator("tr[data-run]")).to_have_count(2)  # one has that name; all that ended have that state
+        tab.page.keyboard.press("Escape")
+        expect(tab.page.locator("tr[data-run]")).to_have_count(3)
+        tab.page.locator("#search").fill("nothing of that kind")
+        expect(tab.page.locator("main")).to_contain_text("3 are hidden")
+        assert "f=nothing" in tab.page.url
+        tab.page.reload()
+        expect(tab.page.locator("main")).to_contain_text("3 are hidden")
+
+
+def test_a_click_on_a_head_sorts_and_back_undoes_it(visit: Open) -> None:
+    with visit() as tab:
+        tab.goto("")
+        names = "[...document.querySelectorAll('tr[data-run]')].map(row => row.dataset.name).join()"
+        first = tab.page.evaluate(names)
+        tab.page.get_by_role("columnheader", name="Run").get_by_role("link").click()
+        tab.page.wait_for_function(f"() => {names} === 'bad,ended,live'")
+        expect(tab.page.locator("th[aria-sort='ascending']")).to_have_text("Run")
+        tab.page.get_by_role("columnheader", name="Run").get_by_role("link").click()
+        tab.page.wait_for_function(f"() => {names} === 'live,ended,bad'")
+        tab.page.go_back()
+        tab.page.go_back()
+        tab.page.wait_for_function(f"() => {names} === '{first}'")
+
+
+def test_two_ticked_runs_are_compared_the_older_one_first(visit: Open, site: Site) -> None:
+    with visit() as tab:
+        tab.goto("")
+        button = tab.page.locator("#compare")
+        expect(button).to_be_disabled()
+        for name in ("live", "ended", "bad"):
+            tab.page.get_by_role("checkbox", name=f"Compare {name}", exact=True).check()
+        expect(tab.page.locator("[data-do=tick]:checked")).to_have_count(2)
+        button.click()
+        tab.page.wait_for_url(re.compile(r"compare\?"))
+        ids = [site.run(name)["id"] for name in ("ended", "bad")]
+        assert [tab.page.url.split("a=")[1].split("&")[0], tab.page.url.split("b=")[1]] == sorted(ids)
+
+
+@pytest.fixture
+def small_site(empty_site: Site) -> Site:
+    empty_site.train("first", "--steps", "3")
+    empty_site.run("first", 3, "ended")
+    return empty_site
+
+
+def test_a_run_gets_another_name_and_notes(browser: Browser, small_site: Site) -> None:
+    with visiting(browser, small_site.url) as tab:
+        tab.goto("")
+        tab.page.get_by_role("button", name="Rename first").click()
+        name = tab.page.get_by_label("Name", exact=True)
+        expect(name).to_be_focused()
+        name.fill("<b>better</b>")
+        tab.page.get_by_label("Notes", exact=True).fill("lr 3e-4\nsecond line")
+        assert tab.axe() == []
+        tab.page.get_by_role("button", name="Save").click()
+        expect(tab.page.get_by_role("link", name="<b>better</b>")).to_be_visible()
+        expect(tab.page.locator(".notes")).to_have_text("lr 3e-4\nsecond line")
+        assert small_site.get("runs")["runs"][0]["name"] == "<b>better</b>"
+        tab.page.get_by_role("button", name="Rename <b>better</b>").click()
+        tab.page.keyboard.press("Escape")
+        expect(tab.page.get_by_role("link", name="<b>better</b>")).to_be_visible()
+
+
+def test_a_deleted_run_can_be_taken_back_and_goes_when_nobody_does(browser: Browser, small_site: Site) -> None:
+    with visiting(browser, small_site.url) as tab:
+        tab.goto("")
+        row = tab.page.locator("tr[data-name='first']")
+        tab.page.get_by_role("button", name="Delete first").click()
+        expect(row).to_be_hidden()
+        assert small_site.get("runs")["total"] == 1
+        tab.page.get_by_role("button", name="Undo").click()
+        expect(row).to_be_visible()
+        tab.page.get_by_role("button", name="Delete first").click()
+        tab.page.locator(".toast").get_by_role("button", name="Close").click()
+        expect(tab.page.locator("main")).to_contain_text("No run has come yet")
+        assert small_site.get("runs")["total"] == 0
+
+
+def test_a_deleted_run_goes_too_when_the_page_does(browser: Browser, small_site: Site) -> None:
+    with visiting(browser, small_site.url) as tab:
+        tab.goto("")
+        tab.page.get_by_role("button", name="Delete first").click()
+        expect(tab.page.locator("tr[data-name='first']")).to_be_hidden()
+        tab.goto("help")
+        tab.page.wait_for_function("async () => (await (await fetch('api/v1/runs')).json()).total === 0")
+
+
+def test_the_first_run_appears_by_itself(browser: Browser, empty_site: Site) -> None:
+    with visiting(browser, empty_site.url) as tab:
+        tab.goto("")
+        expect(tab.page.locator("main")).to_contain_text("hookcore.watch(model)")
+        empty_site.train("one", "--steps", "3")
+        empty_site.run("one", 3)
+        expect(tab.page.get_by_role("link", name="one", exact=True)).to_be_visible()

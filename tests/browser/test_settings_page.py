@@ -1,0 +1,121 @@
+"""Settings, Help and the page of errors, in a browser."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from playwright.sync_api import expect
+
+from .conftest import Open
+from .site import Site, until
+
+
+def test_what_is_chosen_holds_on_every_page_of_this_browser(visit: Open) -> None:
+    with visit() as tab:
+        tab.goto("settings")
+        tab.page.get_by_label("Theme", exact=True).select_option("dark")
+        tab.page.get_by_label("Density").select_option("compact")
+        tab.page.get_by_label("Colour map").select_option("cividis")
+        tab.goto("help")
+        expect(tab.page.locator("html")).to_have_attribute("data-theme", "dark")
+        expect(tab.page.locator("html")).to_have_attribute("data-density", "compact")
+        tab.goto("settings")
+        expect(tab.page.get_by_label("Colour map")).to_have_value("cividis")
+        tab.page.get_by_role("button", name="Reset").click()
+        expect(tab.page.get_by_label("Colour map")).to_have_value("viridis")
+        tab.page.get_by_role("button", name="Undo").click()
+        expect(tab.page.get_by_label("Colour map")).to_have_value("cividis")
+
+
+def test_a_preferred_window_stands_in_the_address_so_that_a_link_shows_the_same(visit: Open, site: Site) -> None:
+    with visit() as tab:
+        tab.goto("settings")
+        tab.page.get_by_label("Window").select_option("200")
+        tab.goto(f"runs/{site.run('ended')['id']}/hooks")
+        tab.page.wait_for_url("**steps=live%3A200*")
+
+
+def test_settings_are_exported_and_imported_and_a_foreign_file_changes_nothing(visit: Open, tmp_path: Path) -> None:
+    with visit() as tab:
+        tab.goto("settings")
+        tab.page.get_by_label("Updates").select_option("1")
+        with tab.page.expect_download() as started:
+            tab.page.get_by_role("button", name="Export").click()
+        file = tmp_path / "settings.json"
+        started.value.save_as(file)
+        assert json.loads(file.read_text()) == {"hookcore": 1, "rate": "1"}
+        tab.page.get_by_label("Updates").select_option("20")
+        tab.page.locator("#prefs-file").set_input_files(file)
+        expect(tab.page.get_by_label("Updates")).to_have_value("1")
+        foreign = tmp_path / "foreign.json"
+        foreign.write_text('{"rate": "20"}')
+        tab.page.locator("#prefs-file").set_input_files(foreign)
+        expect(tab.page.locator(".toast.error")).to_contain_text("no settings of hookcore")
+        expect(tab.page.get_by_label("Updates")).to_have_value("1")
+
+
+def test_what_is_captured_is_changed_while_the_training_goes_on(visit: Open, site: Site) -> None:
+    run = site.run("live")["id"]
+    with visit() as tab:
+        tab.goto(f"settings?run={run}")
+        tab.page.get_by_role("button", name="Apply").click()
+        expect(tab.page.locator("#capture-told")).to_have_text("Nothing was changed.")
+        tab.page.get_by_label("Every", exact=True).fill("2")
+        tab.page.get_by_role("button", name="Apply").click()
+        expect(tab.page.locator("#capture-told")).to_contain_text("Done")
+        until(lambda: site.get(f"settings?run={run}")["settings"]["every"] == 2, "every second step is captured")
+        tab.page.get_by_role("button", name="Pause the capture").click()
+        expect(tab.page.get_by_role("button", name="Resume the capture")).to_be_visible()
+        until(lambda: site.get(f"settings?run={run}")["settings"]["paused"], "the capture is paused")
+        tab.page.get_by_role("button", name="Resume the capture").click()
+        tab.page.get_by_label("Every", exact=True).fill("1")
+        tab.page.get_by_role("button", name="Apply").click()
+        until(lambda: site.get(f"settings?run={run}")["settings"]["every"] == 1, "each step is captured again")
+        until(lambda: not site.get(f"settings?run={run}")["settings"]["paused"], "the capture goes on")
+
+
+def test_a_pattern_that_means_nothing_is_told_where_it_was_typed(visit: Open, site: Site) -> None:
+    with visit() as tab:
+        tab.forgiven = ("400",)
+        tab.goto(f"settings?run={site.run('live')['id']}")
+        tab.page.get_by_label("Include").fill("re:(")
+        tab.page.get_by_role("button", name="Apply").click()
+        expect(tab.page.locator("#capture-told")).to_contain_text("re:(")
+
+
+def test_a_run_that_ended_has_settings_to_look_at(visit: Open, site: Site) -> None:
+    with visit() as tab:
+        tab.goto("settings")
+        tab.page.locator("#run").select_option(site.run("ended")["id"])
+        expect(tab.page.locator("#why-not")).to_contain_text("This run is ended")
+        expect(tab.page.get_by_label("Every", exact=True)).to_be_disabled()
+
+
+def test_diagnostics_are_copied_with_the_browser(visit: Open) -> None:
+    with visit(permissions=["clipboard-read", "clipboard-write"]) as tab:
+        tab.goto("settings")
+        tab.page.get_by_role("button", name="Copy diagnostics").click()
+        expect(tab.page.locator(".toast")).to_contain_text("Copied the diagnostics")
+        copied = tab.page.evaluate("navigator.clipboard.readText()")
+        assert '"numpy"' in copied
+        assert "Chrome" in copied
+
+
+def test_an_anchor_of_the_help_page_shows_what_it_is_about(visit: Open) -> None:
+    with visit() as tab:
+        tab.goto("help#stat-rms")
+        expect(tab.page.locator("#stat-rms")).to_be_in_viewport()
+        for shape in ("spike", "vanishing", "nan"):
+            expect(tab.page.locator(f"#shape-{shape} svg")).to_be_attached()
+
+
+def test_an_address_that_leads_nowhere_has_a_way_on(visit: Open) -> None:
+    for theme in ("light", "dark"):
+        with visit(theme=theme) as tab:
+            tab.forgiven = ("404",)
+            tab.goto("runs/nowhere/flow")
+            expect(tab.page.locator("h1")).to_have_text("There is nothing here")
+            assert tab.axe() == []
+            tab.page.get_by_role("link", name="All runs").click()
+            expect(tab.page.locator("h1")).to_have_text("Runs")

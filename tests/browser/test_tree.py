@@ -1,0 +1,159 @@
+"""The tree of modules: keys, filter, folding, order, and that its rows are few however many modules there are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from playwright.sync_api import Page, expect
+
+from .conftest import Open
+
+Paths = Callable[[str], dict[str, str]]
+
+
+def grid(page: Page) -> Any:
+    """The tree."""
+    return page.get_by_role("treegrid", name="Modules")
+
+
+def active(page: Page) -> str:
+    """The path of the row that the keys speak of."""
+    found: str = page.evaluate(
+        "document.getElementById(document.querySelector('[role=treegrid]').getAttribute('aria-activedescendant'))"
+        ".querySelector('.tree-cell').title"
+    )
+    return found
+
+
+def names(page: Page) -> list[str]:
+    """The paths of the rows that are there, from the top."""
+    found: list[str] = page.evaluate(
+        "[...document.querySelectorAll('.tree-body .tree-row:not([hidden])')]"
+        ".sort((one, two) => one.ariaRowIndex - two.ariaRowIndex).map((row) => row.firstChild.title)"
+    )
+    return found
+
+
+def test_the_arrows_walk_open_and_close(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        page = tab.page
+        tab.goto(paths("bad")["hooks"])
+        expect(grid(page)).to_have_attribute("aria-rowcount", "42")
+        grid(page).focus()
+        for key, path in [
+            ("ArrowDown", "features"),
+            ("ArrowRight", "features.0"),
+            ("ArrowDown", "features.1"),
+            ("ArrowLeft", "features"),
+            ("ArrowLeft", "features"),
+            ("ArrowDown", "attention"),
+            ("End", "unused"),
+            ("Home", "the model itself"),
+        ]:
+            page.keyboard.press(key)
+            page.wait_for_function(
+                "(path) => document.getElementById(document.querySelector('[role=treegrid]')"
+                ".getAttribute('aria-activedescendant'))?.firstChild.title === path",
+                arg=path,
+            )
+            assert active(page) == path
+        assert "features.0" not in names(page)
+        expect(grid(page)).to_have_attribute("aria-rowcount", "39")
+
+
+def test_enter_opens_the_layer(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        tab.goto(paths("bad")["hooks"])
+        expect(grid(tab.page)).to_have_attribute("aria-rowcount", "42")
+        grid(tab.page).focus()
+        tab.page.keyboard.press("ArrowDown")
+        tab.page.keyboard.press("Enter")
+        tab.page.wait_for_url("**/layer?module=features")
+
+
+def test_what_is_typed_filters_and_a_wrong_expression_keeps_the_last_result(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        page = tab.page
+        tab.goto(paths("bad")["hooks"])
+        page.locator("#find").fill("linear1")
+        expect(page.locator(".tree-said")).to_have_text("3 of 41 modules")
+        assert page.url.endswith("f=linear1")
+        page.locator("#find").fill("linear1 /(/")
+        expect(page.locator(".tree-said")).to_contain_text("no regular expression")
+        expect(grid(page)).to_have_attribute("aria-rowcount", "10")  # three, the six groups they are in, the heading
+        page.locator("#find").fill("nothing at all")
+        expect(page.get_by_text("41 modules are hidden")).to_be_visible()
+        page.get_by_role("button", name="Clear the filter").click()
+        expect(page.locator(".tree-said")).to_have_text("41 modules")
+
+
+def test_the_type_is_chosen_and_is_a_part_of_the_filter(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        page = tab.page
+        tab.goto(paths("bad")["hooks"])
+        page.get_by_label("Type of module").select_option("Conv2d")
+        expect(page.locator("#find")).to_have_value("type:Conv2d")
+        expect(page.locator(".tree-said")).to_have_text("2 of 41 modules")
+
+
+def test_equal_blocks_are_folded_to_one_row(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        page = tab.page
+        tab.goto(paths("bad")["hooks"])
+        page.get_by_label("Fold equal blocks").check()
+        expect(page.get_by_role("row").filter(has=page.locator('[title="encoder.layers.*"]'))).to_contain_text("(3)")
+        assert "fold=1" in page.url
+        tab.goto(page.url.split("/", 3)[3])
+        expect(page.get_by_label("Fold equal blocks")).to_be_checked()
+
+
+def test_a_click_on_a_heading_sorts_and_the_address_says_so(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        page = tab.page
+        tab.goto(paths("bad")["hooks"])
+        page.get_by_role("button", name="Values").click()
+        expect(page.get_by_role("columnheader", name="Values")).to_have_attribute("aria-sort", "descending")
+        assert "sort=-values" in page.url
+        page.wait_for_function("document.querySelector('.tree-body .tree-row').firstChild.title === 'attention'")
+        page.get_by_role("button", name="Values").click()
+        expect(page.get_by_role("columnheader", name="Values")).to_have_attribute("aria-sort", "ascending")
+        page.get_by_role("button", name="Values").click()
+        assert "sort" not in page.url
+
+
+def test_a_closed_group_tells_of_what_is_not_captured_in_it(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        page = tab.page
+        tab.goto(paths("bad")["hooks"])
+        row = page.get_by_role("row").filter(has=page.locator('.tree-cell[title="attention"]'))
+        expect(row).to_contain_text("yes")
+        row.locator(".tree-twist").click()
+        expect(row).to_contain_text("never called")
+        page.get_by_role("button", name="Open to what is not captured").click()
+        page.wait_for_function("document.querySelector('.tree-row [title=\"attention.out_proj\"]')")
+        assert "features.0" not in names(page)
+
+
+def test_ten_thousand_modules_are_few_rows_and_all_can_be_reached(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        page = tab.page
+        tab.goto(paths("bad")["hooks"])
+        expect(grid(page)).to_have_attribute("aria-rowcount", "42")
+        page.evaluate(
+            """async () => {
+              const get = (name) => import(new URL(`${document.body.dataset.static}/js/${name}.js`, document.baseURI));
+              const [{ Tree }, { State }, { Schedule }] = await Promise.all(["tree", "state", "schedule"].map(get));
+              const state = new State({ f: "" });
+              const page = { state, schedule: new Schedule(), cursor: { move() {}, pin() {} } };
+              const columns = [{ key: "type", title: "Type", width: 90, value: ({ type }) => type }];
+              const tree = new Tree(page, document.getElementById("tree"), { title: "Modules", columns });
+              tree.show(Array.from({ length: 10000 }, (_, at) => ({ path: `layers.${at}`, type: "Linear" })));
+            }"""
+        )
+        expect(grid(page)).to_have_attribute("aria-rowcount", "10001")
+        assert page.locator(".tree-body .tree-row").count() < 60
+        grid(page).focus()
+        page.keyboard.press("End")
+        expect(page.locator('.tree-row [title="layers.9999"]')).to_be_visible()
+        assert page.locator(".tree-body .tree-row").count() < 60

@@ -1,0 +1,82 @@
+"""A real training that the page tests watch: a small CNN whose features a small transformer reads.
+
+    python -m tests.browser.trainer URL [--name NAME] [--steps N] [--pause SECONDS] [--bad-at STEP]
+
+It trains until it has made its steps, or for ever. `--bad-at` makes one layer's weights NaN at that step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import torch
+from torch import Tensor, nn
+
+import hookcore
+
+SIDE, FEATURES, CLASSES = 8, 16, 4
+
+
+class Net(nn.Module):
+    """Pictures in, classes out; with feature maps, attention weights, ReLUs and a module that never fires."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(nn.Conv2d(1, FEATURES, 3, padding=1), nn.ReLU(), nn.Conv2d(FEATURES, FEATURES, 3))
+        self.attention = nn.MultiheadAttention(FEATURES, 2, batch_first=True)
+        layer = nn.TransformerEncoderLayer(FEATURES, 2, 32, batch_first=True, dropout=0.0)
+        self.encoder = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
+        self.head = nn.Linear(FEATURES, CLASSES)
+        self.unused = nn.Linear(2, 2)
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        """Scores of the classes."""
+        sequence = self.features(pictures).flatten(2).transpose(1, 2)
+        mixed, _ = self.attention(sequence, sequence, sequence, need_weights=True, average_attn_weights=False)
+        found: Tensor = self.head(self.encoder(sequence + mixed).mean(1))
+        return found
+
+
+def draw(generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Pictures with a bright quarter, and which quarter it is."""
+    quarters = torch.randint(0, CLASSES, (32,), generator=generator)
+    pictures = torch.randn(32, 1, SIDE, SIDE, generator=generator) * 0.3
+    half = SIDE // 2
+    for picture, quarter in zip(pictures, quarters.tolist(), strict=True):
+        top, left = half * (quarter // 2), half * (quarter % 2)
+        picture[0, top : top + half, left : left + half] += 1.0
+    return pictures, quarters
+
+
+def main() -> None:
+    """Trains."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("url")
+    parser.add_argument("--name", default="quarters")
+    parser.add_argument("--steps", type=int, default=10**9)
+    parser.add_argument("--pause", type=float, default=0.0)
+    parser.add_argument("--bad-at", type=int, default=-1)
+    parser.add_argument("--rate", type=float, default=0.01)
+    given = parser.parse_args()
+    torch.manual_seed(1)
+    generator = torch.Generator().manual_seed(2)
+    model = Net()
+    optimizer = torch.optim.Adam(model.parameters(), lr=given.rate)
+    watcher = hookcore.watch(model, server=given.url, name=given.name, budget=None)
+    for step in range(given.steps):
+        pictures, quarters = draw(generator)
+        if step == given.bad_at:
+            with torch.no_grad():
+                model.encoder.layers[1].linear1.weight[0, 0] = float("nan")
+        loss = nn.functional.cross_entropy(model(pictures), quarters)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        watcher.log(loss=loss.item(), lr=given.rate)
+        time.sleep(given.pause)
+    watcher.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,18 @@
+import assert from "node:assert/strict";
+import test from "node:test";
+import { bitsOf } from "../../app/static/js/compare/bits.js";
+import { MISSING, NAN } from "../../app/static/js/worst.js";
+
+test("cells become columns, and what is no number is told apart from what is not there", () => {
+  const bits = bitsOf([[0.5, "NaN", 0], ["NaN", "NaN", 2]], [[1, 2, 1], [0, 2, 1]]);
+  const values = new Float32Array(bits.buffer);
+  assert.equal(values[0], 0.5);
+  assert.equal(bits[1], MISSING);
+  assert.deepEqual([...bits.slice(2, 4)], [NAN, NAN]);
+  assert.deepEqual([...values.slice(4)], [0, 2]);
+});
+
+test("nothing is nothing", () => {
+  assert.equal(bitsOf([], []).length, 0);
+  assert.equal(bitsOf([[], []], [[], []]).length, 0);
+});

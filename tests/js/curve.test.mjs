@@ -1,0 +1,45 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { Curve } from "../../app/static/js/overview/curve.js";
+
+/** A series whose values are the steps themselves. */
+const series = (steps, values = steps) => ({ first_step: steps, last_step: steps, mean: values, min: values, max: values, nonfinite: steps.map(() => 0) });
+
+test("what is new is added behind", () => {
+  const curve = new Curve();
+  curve.take(series([1, 2]), true);
+  curve.take(series([3]), false);
+  assert.deepEqual(curve.line("loss").first, [1, 2, 3]);
+});
+
+test("a step that comes again takes the place of what was there", () => {
+  const curve = new Curve();
+  curve.take(series([1, 2, 3]), true);
+  curve.take(series([3, 4], [30, 40]), false);
+  assert.deepEqual(curve.line("loss").first, [1, 2, 3, 4]);
+  assert.deepEqual(curve.line("loss").mean, [1, 2, 30, 40]);
+});
+
+test("a snapshot takes the place of all, and an empty one leaves nothing", () => {
+  const curve = new Curve();
+  curve.take(series([1, 2]), true);
+  curve.take(series([7]), true);
+  assert.deepEqual(curve.line("loss").first, [7]);
+  curve.take(series([]), true);
+  assert.equal(curve.length, 0);
+});
+
+test("words of JSON become numbers again", () => {
+  const curve = new Curve();
+  curve.take(series([1, 2], ["NaN", "Infinity"]), true);
+  assert.deepEqual(curve.line("loss").mean, [NaN, Infinity]);
+});
+
+test("old steps are forgotten in every column", () => {
+  const curve = new Curve();
+  curve.take(series([1, 2, 3, 4]), true);
+  curve.forget(3);
+  const line = curve.line("loss");
+  for (const column of [line.first, line.last, line.mean, line.min, line.max, line.nonfinite]) assert.equal(column.length, 2);
+});

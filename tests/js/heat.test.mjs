@@ -1,0 +1,189 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { Columns } from "../../app/static/js/columns.js";
+import { Grid } from "../../app/static/js/heat/grid.js";
+import { boxOf, layOut, pixelAt, ROW_PX, stepAt, xOf } from "../../app/static/js/heat/layout.js";
+import { shortened } from "../../app/static/js/heat/marks.js";
+import { Painter } from "../../app/static/js/heat/paint.js";
+import { relativeTo, usualOf } from "../../app/static/js/heat/relative.js";
+import { blockOf, groupsOf, labelOf, onsets, sorted, startsOf } from "../../app/static/js/heat/rows.js";
+import { Scale } from "../../app/static/js/scale.js";
+import { badness, MISSING, NAN } from "../../app/static/js/worst.js";
+import { dice } from "./dice.mjs";
+
+const PALETTE = { table: Uint32Array.from({ length: 256 }, (_, place) => place), nan: 1001, inf: 1002, missing: 1003, nanHatch: 1004, infHatch: 1005 };
+
+/** @param {number} first @param {ArrayLike<number>} values @param {string} [kind] */
+function column(first, values, kind = "delta") {
+  const floats = Float32Array.from(values);
+  const bits = new Uint32Array(floats.buffer);
+  return { kind, k: 1, n: floats.length, bits, first: [first], last: [first], nonfinite: [floats.filter((value) => !Number.isFinite(value)).length] };
+}
+
+/** @param {number} many */
+const identity = (many) => Int32Array.from({ length: many }, (_, row) => row);
+
+/** @param {string} module @param {number} number */
+const row = (module, number) => ({ number, module, kind: "output", index: "", call: 0, phase: "train", group: 1 });
+
+test("what is filled in step by step is what is filled in at once", () => {
+  for (let seed = 0; seed < 40; seed += 1) {
+    const { whole, chance } = dice(seed);
+    const [rows, window, pixels] = [1 + whole(40), 5 + whole(60), 4 + whole(50)];
+    const columns = new Columns(rows, window + 1);
+    const order = identity(rows).sort(() => chance() - 0.5);
+    const starts = startsOf(rows, 1 + whole(30), whole(2));
+    const live = new Grid();
+    live.shape(starts, order);
+    for (let step = 0; step < 150; step += 1) {
+      const again = step > 0 && chance() < 0.1 ? step - 1 : step;
+      if (chance() < 0.85) live.changed(columns.take(column(again, Array.from({ length: rows }, () => (chance() < 0.01 ? NaN : chance())))));
+      if (!columns.length || chance() < 0.3) continue;
+      const span = [Math.max(0, step - window + 1), step];
+      live.show(span[0], span[1], pixels);
+      live.fill(columns);
+      const whole_ = new Grid();
+      whole_.shape(starts, order);
+      whole_.show(span[0], span[1], pixels);
+      whole_.fill(columns);
+      // Steps in which nothing was captured show the one before, for about as long as steps usually are apart: that may differ.
+      for (let cell = live.shown[0] + 1; cell <= live.shown[1]; cell += 1) {
+        const touched = Array.from({ length: live.per }, (_, offset) => cell * live.per + offset).some((each) => columns.find(each) >= 0 && columns.last(columns.find(each)) >= each);
+        if (touched) assert.deepEqual([...live.at(cell)], [...whole_.at(cell)], `seed ${seed} step ${step} cell ${cell}`);
+      }
+    }
+  }
+});
+
+test("one NaN among thousands of layers and steps is one whole cell of its own colour", () => {
+  for (let seed = 0; seed < 8; seed += 1) {
+    const { whole, chance } = dice(seed);
+    const rows = 500 + whole(4500);
+    const [at, when] = [whole(rows), whole(120)];
+    const columns = new Columns(rows, 121);
+    for (let step = 0; step < 120; step += 1) columns.take(column(step, Float32Array.from({ length: rows }, (_, each) => (step === when && each === at ? NaN : 0.1 + chance()))));
+    const grid = new Grid();
+    grid.shape(startsOf(rows, 60 + whole(300)), identity(rows));
+    grid.show(0, 119, 10 + whole(150));
+    grid.fill(columns);
+    const [from, to] = grid.shown;
+    const pixels = new Uint32Array((to - from + 1) * grid.height);
+    new Painter(new Scale("log", 0.1, 1), PALETTE).paint(grid, from, to, pixels);
+    assert.equal(pixels.filter((each) => each === PALETTE.nan).length, 1, `seed ${seed}`);
+  }
+});
+
+test("what was captured every few steps stands until the next time, but not for ever", () => {
+  const columns = new Columns(1, 50);
+  for (const step of [0, 10, 20, 30]) columns.take(column(step, [step + 1]));
+  const grid = new Grid();
+  grid.shape(startsOf(1, 10), identity(1));
+  grid.show(0, 99, 200);
+  grid.fill(columns);
+  const values = Array.from({ length: 100 }, (_, cell) => new Float32Array(grid.at(cell).slice().buffer)[0]);
+  assert.deepEqual([values[5], values[10], values[29], values[55]], [1, 11, 21, 31]);
+  assert.equal(grid.at(80)[0], MISSING);
+});
+
+test("the table of colours says what the scale says", () => {
+  const { chance, pick } = dice(5);
+  for (let time = 0; time < 40; time += 1) {
+    const kind = pick(["log", "linear", "symlog"]);
+    const low = kind === "log" ? 10 ** (-6 * chance()) : -chance();
+    const scale = new Scale(kind, low, kind === "log" ? low * 1e4 : 1 + chance());
+    const painter = new Painter(scale, PALETTE);
+    for (let each = 0; each < 200; each += 1) {
+      const floats = Float32Array.of(scale.value(chance()));
+      const colour = painter.colour(new Uint32Array(floats.buffer)[0]);
+      assert.ok(Math.abs(colour - scale.place(floats[0]) * 255) <= 3, `${kind} ${low} ${floats[0]}: ${colour}`);
+    }
+  }
+});
+
+test("a narrow linear range is not blurred by the table", () => {
+  const painter = new Painter(new Scale("linear", 100, 100.5), PALETTE);
+  const colours = [100, 100.125, 100.25, 100.375, 100.5].map((value) => painter.colour(new Uint32Array(Float32Array.of(value).buffer)[0]));
+  assert.deepEqual(colours, [0, 64, 128, 191, 255]);
+});
+
+test("wide stretches of NaN are hatched, and every cell of them is NaN's own colour or its hatch", () => {
+  const columns = new Columns(3, 30);
+  for (let step = 0; step < 20; step += 1) columns.take(column(step, [NaN, step % 2 ? Infinity : 1, Infinity]));
+  const grid = new Grid();
+  grid.shape(startsOf(3, 10), identity(3));
+  grid.show(0, 19, 40);
+  grid.fill(columns);
+  const pixels = new Uint32Array(60);
+  new Painter(new Scale("log", 0.1, 1), PALETTE).paint(grid, 0, 19, pixels);
+  const [top, middle, low] = [0, 1, 2].map((y) => [...pixels.subarray(y * 20, (y + 1) * 20)]);
+  assert.deepEqual([...new Set(top)].sort(), [PALETTE.nan, PALETTE.nanHatch]);
+  assert.ok(!middle.includes(PALETTE.infHatch), "single cells keep the full colour");
+  assert.deepEqual([...new Set(low)].sort(), [PALETTE.inf, PALETTE.infHatch]);
+});
+
+test("relative to its own median a row that is always small looks usual, and what is not finite stays", () => {
+  const columns = new Columns(3, 50);
+  for (let step = 0; step < 40; step += 1) columns.take(column(step, [1e-8, 5, 0]));
+  const convert = relativeTo(usualOf(columns));
+  const bits = new Uint32Array(Float32Array.of(1e-8, 50, 0).buffer);
+  const found = new Float32Array(convert(bits).slice().buffer);
+  assert.ok(Math.abs(found[0]) < 0.03 && Math.abs(found[1] - 1) < 0.05 && found[2] === 0, String(found));
+  assert.deepEqual([...convert(Uint32Array.of(NAN, MISSING, 0x7f800000))], [NAN, MISSING, 0x7f800000]);
+});
+
+test("rows stand by the step at which they first were not finite, the others behind them in the model's order", () => {
+  const columns = new Columns(4, 20);
+  for (let step = 0; step < 10; step += 1) columns.take(column(step, [1, step >= 7 ? NaN : 1, step >= 3 ? Infinity : 1, 2]));
+  assert.deepEqual([...onsets(columns)], [Infinity, 7, 3, Infinity]);
+  assert.deepEqual([...sorted([0, 1, 2, 3], "bad", columns)], [2, 1, 0, 3]);
+  assert.deepEqual([...sorted([0, 1, 2, 3], "model", columns)], [0, 1, 2, 3]);
+  assert.deepEqual([...sorted([0, 3], "value", columns)], [3, 0]);
+});
+
+test("by change the row that grew or shrank most comes first", () => {
+  const columns = new Columns(3, 20);
+  columns.take(column(0, [1, 1, 1]));
+  columns.take(column(1, [2, 0.01, 1]));
+  assert.deepEqual([...sorted([0, 1, 2], "change", columns)], [1, 0, 2]);
+});
+
+test("the block of a module is its first part, with the number where there are many", () => {
+  assert.deepEqual(["layers.12.mlp.gate", "encoder.layers.3.norm", "head", "0", "", "a.b.c.7"].map(blockOf), ["layers.12", "encoder.layers.3", "head", "0", "", "a"]);
+  const rows = ["embed", "layers.0.a", "layers.0.b", "layers.1.a", "head"].map(row);
+  assert.deepEqual(groupsOf(rows, identity(5)), [
+    { name: "embed", from: 0, to: 1 }, { name: "layers.0", from: 1, to: 3 }, { name: "layers.1", from: 3, to: 4 }, { name: "head", from: 4, to: 5 },
+  ]);
+  assert.equal(labelOf({ ...row("", 0), index: "1", call: 2, phase: "eval" }), "(root) [1] #2 (eval)");
+  assert.equal(shortened("layers.12.mlp.gate_proj", 80), "\u2026lp.gate_proj");
+});
+
+test("every row is in exactly one pixel row, whatever is pinned and wherever it is scrolled to", () => {
+  const { whole } = dice(9);
+  for (let time = 0; time < 200; time += 1) {
+    const rows = 1 + whole(3000);
+    const pinned = Math.min(rows, whole(4));
+    const fit = whole(2) ? "fit" : "read";
+    const layout = layOut(400 + whole(1200), 200 + whole(600), identity(rows), pinned, fit, whole(rows), 120);
+    assert.equal(layout.starts[0], 0);
+    assert.equal(layout.starts[layout.starts.length - 1], layout.shown.length);
+    for (let y = 1; y < layout.starts.length; y += 1) assert.ok(layout.starts[y] > layout.starts[y - 1]);
+    for (let each = 0; each < 5; each += 1) {
+      const place = whole(layout.shown.length);
+      const box = boxOf(layout, place);
+      const pixel = pixelAt(layout, box.y + box.h / 2);
+      assert.ok(layout.starts[pixel] <= place && place < layout.starts[pixel + 1]);
+    }
+    if (fit === "read") assert.ok(boxOf(layout, layout.shown.length - 1).h >= Math.min(ROW_PX, layout.plot.h / layout.shown.length) - 0.01);
+  }
+});
+
+test("a place on the axis and a step are the same there and back", () => {
+  const layout = layOut(900, 400, identity(10), 0, "fit", 0, 120);
+  for (const span of /** @type {[number, number][]} */ ([[0, 499], [1000, 1007], [5, 100000]])) {
+    for (const step of [span[0], span[1], Math.floor((span[0] + span[1]) / 2)]) assert.equal(stepAt(layout, span, xOf(layout, span, step + 0.5)), step);
+  }
+});
+
+test("badness of what is not sampled is below everything", () => {
+  assert.ok(badness(MISSING) < badness(0));
+});

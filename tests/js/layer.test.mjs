@@ -1,0 +1,97 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { fanOf, linesOf } from "../../app/static/js/layer/lines.js";
+import { QUANTILES, distributionsOf, plansOf, shortOf, tensorOf } from "../../app/static/js/layer/plan.js";
+import { addressOf } from "../../app/static/js/layer/ways.js";
+
+let number = 0;
+const tap = (kind, index = "", more = {}) => ({ number: (number += 1), kind, index, call: 0, phase: "train", label: `m ${kind} ${index}`, ...more });
+const NOTHING = { kind: "", index: "", call: "", phase: "" };
+const LINEAR = [tap("param_grad", "weight"), tap("param_grad", "bias"), tap("output"), tap("output_grad"), tap("update", "weight"), tap("param", "weight")];
+
+test("a module with everything gets its output, gradients, update ratio and shares at a glance", () => {
+  assert.deepEqual(plansOf(LINEAR, NOTHING).map(({ id }) => id), ["values", "gradients", "ratio", "shares"]);
+});
+
+test("a module without parameters gets the percentiles of its output instead of a ratio", () => {
+  assert.deepEqual(plansOf(LINEAR.slice(2, 4), NOTHING).map(({ id }) => id), ["values", "gradients", "percentiles", "shares"]);
+});
+
+test("a module that was never called, with gradients of its parameters, gets what there is of those", () => {
+  assert.deepEqual(plansOf(LINEAR.slice(0, 2), NOTHING).map(({ id }) => id), ["values", "gradients", "percentiles", "shares"]);
+});
+
+test("nothing captured is no chart", () => {
+  assert.deepEqual(plansOf([], NOTHING), []);
+});
+
+test("never are there more than four charts", () => {
+  for (const choice of [NOTHING, ...LINEAR.map(({ kind, index }) => ({ ...NOTHING, kind, index }))]) assert.ok(plansOf(LINEAR, choice).length <= 4);
+});
+
+test("the address names the tensor; what it does not say, or says wrongly, is the first there is", () => {
+  assert.equal(tensorOf(LINEAR, { ...NOTHING, kind: "param_grad", index: "bias" }), LINEAR[1]);
+  assert.equal(tensorOf(LINEAR, { ...NOTHING, kind: "param_grad" }), LINEAR[0]);
+  assert.equal(tensorOf(LINEAR, { ...NOTHING, kind: "param_grad", index: "gone" }), LINEAR[0]);
+  assert.equal(tensorOf(LINEAR, { ...NOTHING, kind: "input" }), null);
+});
+
+test("call and phase choose among the taps of a kind", () => {
+  const taps = [tap("output"), tap("output", "", { call: 1 }), tap("output", "", { phase: "eval" })];
+  assert.equal(tensorOf(taps, { ...NOTHING, kind: "output", call: "1" }), taps[1]);
+  assert.equal(tensorOf(taps, { ...NOTHING, kind: "output", phase: "eval" }), taps[2]);
+  assert.equal(plansOf(taps, { ...NOTHING, phase: "eval" })[0].parts[0].tap, taps[2]);
+});
+
+test("distributions are of the first tensor of each kind, or of the one that is looked at", () => {
+  assert.deepEqual(distributionsOf(LINEAR, NOTHING).map(({ kind }) => kind), ["output", "output_grad", "param", "param_grad", "update"]);
+  assert.deepEqual(distributionsOf(LINEAR, { ...NOTHING, kind: "update" }), [LINEAR[4]]);
+});
+
+test("a tensor has a short name", () => {
+  assert.deepEqual(LINEAR.map(shortOf), ["weight gradient", "bias gradient", "output", "output gradient", "weight update", "weight"]);
+});
+
+const series = (mean, more = {}) => ({ name: "", first: mean.map((_, step) => step), last: mean.map((_, step) => step), mean, min: mean, max: mean, nonfinite: mean.map(() => 0), ...more });
+
+test("every stat that a chart's lines are made of is asked for", () => {
+  for (const choice of [NOTHING, ...LINEAR.map(({ kind, index }) => ({ ...NOTHING, kind, index }))]) {
+    for (const plan of plansOf(LINEAR, choice)) {
+      const used = new Set();
+      const lines = linesOf(plan, (_, stat) => (used.add(stat), series([1, 2])));
+      assert.ok(lines.length > 0, plan.id);
+      assert.deepEqual([...used].sort(), [...plan.stats].sort(), plan.id);
+    }
+  }
+});
+
+test("the band of the values is from the tensor's least to its greatest, not of the mean's", () => {
+  const [plan] = plansOf(LINEAR, NOTHING);
+  const [line] = linesOf(plan, (_, stat) => series({ mean: [1, 2], min: [-5, -6], max: [7, 8] }[stat]));
+  assert.deepEqual([line.mean, line.min, line.max], [[1, 2], [-5, -6], [7, 8]]);
+});
+
+test("the fan has three bands about the median", () => {
+  const values = Object.fromEntries(QUANTILES.map((name, place) => [name, series([place, place + 1])]));
+  const lines = fanOf((name) => values[name]);
+  assert.deepEqual(lines.map(({ name }) => name), ["p1 to p99", "p5 to p95", "p25 to p75", "median"]);
+  assert.deepEqual(lines[0].min, [0, 1]);
+  assert.deepEqual(lines[0].max, [6, 7]);
+  assert.deepEqual(lines[3].mean, [3, 4]);
+});
+
+test("shares of NaN are of all values, and there only where there is one", () => {
+  const plan = plansOf([LINEAR[2]], NOTHING).at(-1);
+  const of = (nan) => linesOf(plan, (_, stat) => series({ zero_fraction: [0.5, 0.5], nan, inf: [0, 0], count: [10, 10] }[stat]));
+  assert.deepEqual(of([0, 0]).length, 1);
+  const lines = of([0, 5]);
+  assert.deepEqual(lines[1].mean, [0, 0.5]);
+  assert.equal(lines[1].colour, "nan");
+});
+
+test("the way to a neighbour keeps the view and changes the module", () => {
+  const there = addressOf("http://h/runs/r/layer?module=a.b", "http://h/runs/r/layer?module=x&kind=output&smooth=5");
+  assert.equal(there, "http://h/runs/r/layer?module=a.b&kind=output&smooth=5");
+  assert.equal(addressOf("http://h/runs/r/layer?module=", "http://h/l?module=x&y=log"), "http://h/runs/r/layer?module=&y=log");
+});

@@ -1,0 +1,220 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { csvOf, fileName, jsonOf } from "../../app/static/js/plot/files.js";
+import { Axis, axisOf, steady } from "../../app/static/js/plot/axis.js";
+import { LineFigure } from "../../app/static/js/plot/lines.js";
+import { hasPython, pythonOf } from "../../app/static/js/plot/python.js";
+import { drawn } from "../../app/static/js/plot/thin.js";
+import { colourOf, faint, stretches, tracesOf } from "../../app/static/js/plot/traces.js";
+import { nearest, summaryOf, tableOf, valueWords } from "../../app/static/js/plot/words.js";
+
+const COLOURS = { line1: "#112233", line2: "#abc", nan: "#c4009a", inf: "#d9480f", card: "#fff", ink: "#000", quiet: "#555", line: "#ddd" };
+const counted = (many) => Array.from({ length: many }, (_, place) => place);
+const line = (mean, more = {}) => ({ name: "x", first: counted(mean.length), last: counted(mean.length), mean, ...more });
+const page = (values, span = null) => ({ state: { get: (name) => values[name] ?? "" }, follow: { span } });
+
+test("of more points than can be drawn each extreme stays, and no step is left out", () => {
+  const mean = counted(5000).map((step) => Math.sin(step));
+  mean[3333] = 1000;
+  mean[4001] = -2000;
+  const points = drawn(line(mean), 0, 1000);
+  assert.ok(points.x.length <= 1000);
+  assert.equal(Math.max(...points.max), 1000);
+  assert.equal(Math.min(...points.min), -2000);
+  assert.equal(points.first[0], 0);
+  assert.equal(points.last.at(-1), 4999);
+  points.first.slice(1).forEach((first, place) => assert.equal(first, points.last[place] + 1));
+});
+
+test("one NaN among many points is marked, and so is an infinity by its sign", () => {
+  const mean = new Array(5000).fill(1);
+  mean[2500] = NaN;
+  mean[100] = Infinity;
+  mean[200] = -Infinity;
+  const { marks } = drawn(line(mean), 0, 1000);
+  assert.deepEqual(marks.map(({ sign }) => sign), ["inf", "-inf", "nan"]);
+  assert.ok(marks[2].first <= 2500 && marks[2].last >= 2500);
+});
+
+test("a line that counts what was not finite is marked there and nowhere else", () => {
+  const { marks } = drawn(line([1, 2, NaN, 4], { nonfinite: [0, 3, 0, 1], infinite: [0, 1, 0, 0] }), 0, 1000);
+  assert.deepEqual(marks.map(({ first, sign }) => [first, sign]), [[1, "inf"], [3, "nan"]]);
+});
+
+test("smoothing sees what is before the window, and all points rather than those that are drawn", () => {
+  const mean = counted(4000).map((step) => (step < 2000 ? 0 : 1));
+  const whole = drawn(line(mean), 50, 10_000);
+  const part = drawn(line(mean), 50, 500, [2000, 3999]);
+  assert.equal(part.first[0], 2000);
+  assert.equal(part.smooth[0], whole.smooth[part.last[0]]);
+  assert.ok(part.smooth[0] < 0.2);
+});
+
+test("a log axis says values in round powers of ten", () => {
+  const axis = axisOf("log", [[1e-6, 3e-2, 0]]);
+  assert.equal(axis.kind, "log");
+  const texts = axis.ticks(5).map(({ text }) => text);
+  assert.ok(texts.length >= 3);
+  assert.ok(texts.every((text) => /^(1e-\d+|0\.0*1|10*)$/.test(text)), texts.join(" "));
+  assert.ok(Math.abs(axis.place(1e-4) - axis.place(1e-5) - 1) < 1e-9);
+});
+
+test("zero on a log axis stands at its foot, in sight", () => {
+  const axis = axisOf("log", [[0, 1e-3, 1]]);
+  assert.equal(axis.place(0), axis.range[0]);
+  assert.ok(axis.place(1e-3) > axis.range[0]);
+});
+
+test("a log axis of values below zero is one on both sides of zero", () => {
+  const axis = axisOf("log", [[-1, 1e-3, 100]]);
+  assert.equal(axis.kind, "symlog");
+  assert.equal(axis.place(0), 0);
+  assert.equal(axis.place(-1), -axis.place(1));
+  assert.deepEqual(axis.ticks(5).map(({ text }) => text).filter((text) => text === "0"), ["0"]);
+});
+
+for (const [low, high] of [[2, 3], [1.1, 1.2], [0.999, 1.001]]) {
+  test(`a log axis from ${low} to ${high} has ticks all the same`, () => {
+    const axis = new Axis("log", low, high);
+    const ticks = axis.ticks(5);
+    assert.ok(ticks.length >= 2, JSON.stringify(ticks));
+    assert.ok(ticks.every(({ at }) => at >= axis.range[0] - 1e-9 && at <= axis.range[1] + 1e-9));
+  });
+}
+
+test("an axis of nothing, of one value and of zeros can be drawn", () => {
+  for (const kind of ["linear", "log", "symlog"]) {
+    for (const values of [[], [NaN], [0], [5], [-3, -3]]) {
+      const axis = axisOf(kind, [values]);
+      assert.ok(axis.range[0] < axis.range[1] && axis.range.every(Number.isFinite), `${kind} of ${values}`);
+      assert.ok(axis.ticks().every(({ at }) => Number.isFinite(at)));
+    }
+  }
+});
+
+test("steady values are round and within", () => {
+  assert.deepEqual(steady(0, 1, 5), [0, 0.2, 0.4, 0.6, 0.8, 1]);
+  assert.deepEqual(steady(-3, 7, 4), [-2.5, 0, 2.5, 5]);
+});
+
+test("a hole parts the line and its band; nothing is drawn across it", () => {
+  const one = line([1, 2, NaN, 4, 5], { min: [0, 1, NaN, 3, 4], max: [2, 3, NaN, 5, 6] });
+  const points = drawn(one, 0, 1000);
+  const axis = axisOf("linear", [points.min, points.max]);
+  const [band, stroke, marks] = tracesOf([one], [points], axis, COLOURS);
+  assert.deepEqual(stretches(points.raw), [[0, 2], [3, 5]]);
+  assert.equal(stroke.y[2], null);
+  assert.equal(stroke.connectgaps, false);
+  assert.equal(band.x.filter((x) => x === null).length, 1);
+  assert.equal(band.fill, "toself");
+  assert.deepEqual(marks.x, [2]);
+  assert.equal(marks.marker.color, COLOURS.nan);
+});
+
+test("NaN and infinities have symbols of their own, at the foot of the axis", () => {
+  const one = line([1, NaN, Infinity, -Infinity]);
+  const points = drawn(one, 0, 1000);
+  const axis = axisOf("linear", [points.raw]);
+  const marks = tracesOf([one], [points], axis, COLOURS).filter(({ mode }) => mode === "markers");
+  assert.deepEqual(marks.map(({ name, marker }) => [name, marker.symbol]), [["NaN", "x-thin"], ["Infinity", "triangle-up"], ["-Infinity", "triangle-down"]]);
+  assert.ok(marks.every(({ y }) => y[0] < axis.place(1)));
+});
+
+test("smoothed, the line as it came stays behind at 35 %", () => {
+  const one = line([1, 5, 2, 8]);
+  const figure = new LineFigure(page({ smooth: "5" }), { title: "x" });
+  figure.lines = [one];
+  const { traces } = figure.make(COLOURS, 600, 300);
+  const [raw, smooth] = traces.filter(({ mode }) => mode === "lines");
+  assert.equal(raw.opacity, 0.35);
+  assert.deepEqual(raw.y, one.mean);
+  assert.notDeepEqual(smooth.y, one.mean);
+});
+
+test("a value that stands alone between holes is a dot", () => {
+  const one = line([NaN, 3, NaN, 1, 2]);
+  const points = drawn(one, 0, 1000);
+  const stroke = tracesOf([one], [points], axisOf("linear", [points.raw]), COLOURS).find(({ name }) => name === "x");
+  assert.deepEqual(stroke.marker.size, [0, 4, 0, 0, 0]);
+});
+
+test("the address decides the scale, except where the chart has only one", () => {
+  const scaleOf = (y, options) => new LineFigure(page({ y }), { title: "x", y: options }).scale;
+  assert.equal(scaleOf("", { scale: "log" }), "log");
+  assert.equal(scaleOf("linear", { scale: "log" }), "linear");
+  assert.equal(scaleOf("log", { scale: "linear", fixed: true }), "linear");
+  assert.equal(scaleOf("nonsense", { scale: "log" }), "log");
+});
+
+test("the steps on the axis are those of the page, whatever a line holds", () => {
+  const figure = new LineFigure(page({}, [10, 19]), { title: "x" });
+  figure.lines = [line(counted(30))];
+  const { layout } = figure.make(COLOURS, 600, 300);
+  assert.deepEqual(layout.xaxis.range, [9.5, 19.5]);
+  assert.ok(layout.xaxis.tickvals.every(Number.isInteger));
+  assert.deepEqual(figure.drawn[0].first, counted(30).slice(10, 20));
+});
+
+test("words say from where to where, and how often it was not finite", () => {
+  const one = line([1, NaN, 3]);
+  const words = summaryOf([one], [drawn(one, 0, 1000)]);
+  assert.equal(words, "Steps 0 to 2. x: 3 at the end, from 1 to 3, not finite at 1 of 3 points.");
+});
+
+test("the table has a row for each step of any line", () => {
+  const lines = [line([1, 2]), { ...line([5, 6]), name: "y", first: [1, 2], last: [1, 2] }];
+  const { columns, rows } = tableOf(lines, lines.map((each) => drawn(each, 0, 1000)));
+  assert.deepEqual(columns, ["step", "x", "y"]);
+  assert.deepEqual(rows, [[0, 1, null], [1, 2, 5], [2, null, 6]]);
+});
+
+test("the nearest point is found for any step", () => {
+  const points = drawn({ ...line(counted(5)), first: [0, 10, 20, 30, 40], last: [9, 19, 29, 39, 49] }, 0, 1000);
+  for (const step of [-5, 0, 4, 14, 15, 33, 49, 500]) {
+    const gaps = points.x.map((x) => Math.abs(x - step));
+    assert.equal(gaps[nearest(points, step)], Math.min(...gaps), `step ${step}`);
+  }
+  assert.equal(nearest(points, null), 4);
+});
+
+test("what is not finite is said by its name", () => {
+  const one = line([NaN, Infinity, 2], { nonfinite: [1, 0, 1] });
+  const points = drawn(one, 0, 1000);
+  assert.deepEqual([0, 1, 2].map((place) => valueWords(one, points, place)), ["NaN", "Infinity", "2, not finite in part"]);
+});
+
+test("colours may be short, and those of lines go round", () => {
+  assert.equal(faint("#abc", 0.5), "rgba(170,187,204,0.5)");
+  assert.equal(faint("#112233", 1), "rgba(17,34,51,1)");
+  assert.equal(colourOf({ colour: "nan" }, 0, COLOURS), COLOURS.nan);
+  assert.equal(colourOf({}, 4, COLOURS), COLOURS.line1);
+});
+
+test("CSV puts into quotes what needs it, and has NumPy's words", () => {
+  assert.equal(csvOf(["a", "b,c"], [[1, NaN], ['say "x"', -Infinity], [null, "l\nm"]]), 'a,"b,c"\r\n1,nan\r\n"say ""x""",-inf\r\n,"l\nm"\r\n');
+});
+
+test("JSON of a table can be read by any parser", () => {
+  assert.deepEqual(JSON.parse(jsonOf(["a"], [[NaN], [Infinity], [-Infinity], [1]])).rows, [["NaN"], ["Infinity"], ["-Infinity"], [1]]);
+});
+
+test("a file's name has nothing in it that a system refuses", () => {
+  assert.equal(fileName("my run: a/b", "Gradients: norm", ""), "hookcore_my-run-a-b_Gradients-norm");
+});
+
+test("Python asks for one series as the page does", () => {
+  const script = pythonOf([{ path: "series", query: { tap: ["layers.0 output"], stat: "rms", from: 3, to: 9, points: 10000, run: "run-1" } }], "http://box:1");
+  assert.equal(script, 'import hookcore\n\nclient = hookcore.Client("http://box:1")\nseries = client.series("layers.0 output", stat="rms", first=3, last=9, points=10000, run="run-1")\n');
+});
+
+test("Python asks for several by a loop", () => {
+  const script = pythonOf([{ path: "series", query: { tap: ["a output", "b output"], stat: "min,max", from: null } }], "u");
+  assert.ok(script.includes("(tap, stat): client.series(tap, stat=stat)\n    for tap in [\"a output\", \"b output\"]\n    for stat in [\"min\", \"max\"]\n"));
+});
+
+test("what the client has no call for is not offered", () => {
+  assert.ok(hasPython([{ path: "heatmap", query: {} }]));
+  assert.ok(!hasPython([{ path: "nonsense", query: {} }]));
+  assert.ok(!hasPython([]));
+});

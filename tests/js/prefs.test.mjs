@@ -1,0 +1,38 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { prefs, PREFERENCES, readPrefs } from "../../app/static/js/prefs.js";
+
+test("each preference is its first choice until another is chosen, and after a reset", () => {
+  const told = [];
+  const end = prefs.on("change", (name) => told.push(name));
+  assert.equal(prefs.get("colours"), "viridis");
+  assert.equal(prefs.chosen("colours"), undefined);
+  prefs.set("colours", "cividis");
+  assert.equal(prefs.get("colours"), "cividis");
+  prefs.set("colours", "cividis");
+  prefs.reset();
+  end();
+  assert.equal(prefs.get("colours"), PREFERENCES.colours.choices[0][0]);
+  assert.deepEqual(told, ["colours", "colours"]);
+});
+
+test("what is exported can be taken again", () => {
+  prefs.set("rate", "1");
+  prefs.set("density", "compact");
+  const { text } = prefs;
+  prefs.reset();
+  assert.equal(prefs.take(text), 2);
+  assert.deepEqual([prefs.get("rate"), prefs.get("density")], ["1", "compact"]);
+  prefs.reset();
+});
+
+test("a value that a preference cannot have is left out, and a foreign file is refused and changes nothing", () => {
+  assert.deepEqual(readPrefs({ rate: "1000", colours: "cividis", other: "x" }), { colours: "cividis" });
+  assert.deepEqual(readPrefs(null), {});
+  prefs.set("rate", "4");
+  assert.throws(() => prefs.take("{"), /not JSON/);
+  assert.throws(() => prefs.take('{"rate": "1"}'), /no settings of hookcore/);
+  assert.throws(() => prefs.take("null"), /no settings of hookcore/);
+  assert.equal(prefs.get("rate"), "4");
+  prefs.reset();
+});

@@ -1,0 +1,85 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { Rate } from "../../app/static/js/rate.js";
+import { bannerOf, pillOf } from "../../app/static/js/status.js";
+
+const live = { run: "live", broken: false, refused: "", newest: 12345, step: 12345, held: false, waiting: 0, rate: 18.2, drawing: null, retryS: 0, heardAt: "14:02:11" };
+
+test("the pill says the step and the rate of a live run", () => {
+  assert.deepEqual(pillOf(live), { state: "live", words: "live \u00b7 step 12,345 \u00b7 18/s" });
+  assert.equal(pillOf({ ...live, rate: null }).words, "live \u00b7 step 12,345");
+});
+
+test("the pill says that drawing is slow", () => {
+  assert.equal(pillOf({ ...live, drawing: 4 }).words, "live \u00b7 step 12,345 \u00b7 18/s \u00b7 drawing at 4/s");
+});
+
+test("a held page counts the steps that came since", () => {
+  assert.deepEqual(pillOf({ ...live, held: true, waiting: 214 }), { state: "paused", words: "paused \u00b7 214 new steps" });
+  assert.equal(pillOf({ ...live, held: true, waiting: 1 }).words, "paused \u00b7 1 new step");
+  assert.equal(pillOf({ ...live, held: true, step: 40 }).words, "paused \u00b7 step 40");
+});
+
+test("every state of a run has its words", () => {
+  const words = (run, more) => pillOf({ ...live, run, ...more }).words;
+  assert.equal(words("ended"), "ended \u00b7 step 12,345");
+  assert.equal(words("lost"), "lost \u00b7 step 12,345");
+  assert.equal(words("kept"), "kept");
+  assert.equal(words("removed"), "removed");
+  assert.equal(words("ended", { held: true, step: 40 }), "held at step 40 \u00b7 ended");
+  assert.deepEqual(pillOf({ ...live, newest: null, step: null }), { state: "empty", words: "waiting for the first step" });
+});
+
+test("a broken connection is told before all else, with what is shown and when it is tried again", () => {
+  const broken = { ...live, broken: true, retryS: 3.2 };
+  assert.deepEqual(pillOf(broken), { state: "disconnected", words: "disconnected \u00b7 step 12,345" });
+  const { kind, words } = bannerOf(broken);
+  assert.equal(kind, "disconnected");
+  assert.match(words, /until step 12,345, as of 14:02:11/);
+  assert.match(words, /Trying again in 4 s/);
+  assert.match(bannerOf({ ...broken, retryS: 0 }).words, /Trying now/);
+});
+
+test("a page without a run says of a broken connection only that", () => {
+  assert.equal(bannerOf({ ...live, run: "", newest: null, broken: true, retryS: 1 }).words, "The dashboard does not answer. Trying again in 1 s.");
+});
+
+test("the banner says why the server wants no connection, at which step a run was lost, and that one was removed", () => {
+  assert.deepEqual(bannerOf({ ...live, broken: true, refused: "Log in." }), { kind: "refused", words: "Log in." });
+  assert.match(bannerOf({ ...live, run: "lost" }).words, /since step 12,345/);
+  assert.equal(bannerOf({ ...live, run: "removed" }).kind, "removed");
+  assert.equal(bannerOf(live), null);
+  assert.equal(bannerOf({ ...live, run: "ended" }), null);
+});
+
+test("the rate is told by the last ten seconds, and by nothing shorter than one", () => {
+  const rate = new Rate();
+  rate.saw(100, 0);
+  assert.equal(rate.at(500), null);
+  rate.saw(110, 500);
+  assert.equal(rate.at(500), null);
+  rate.saw(120, 1000);
+  assert.equal(rate.at(1000), 20);
+  for (let second = 2; second <= 30; second += 1) rate.saw(120 + 5 * (second - 1), second * 1000);
+  assert.equal(rate.at(30_000), 5);
+});
+
+test("a training that stands still has a rate that falls, a slow one has not", () => {
+  const rate = new Rate();
+  rate.saw(0, 0);
+  rate.saw(10, 2000);
+  assert.equal(rate.at(2500), 5);
+  assert.ok(rate.at(60_000) < 0.2);
+  const slow = new Rate();
+  slow.saw(0, 0);
+  slow.saw(1, 8000);
+  assert.equal(slow.at(15_000), 1 / 8);
+});
+
+test("a run that begins anew has a new rate", () => {
+  const rate = new Rate();
+  rate.saw(1000, 0);
+  rate.saw(2000, 2000);
+  rate.saw(0, 3000);
+  assert.equal(rate.at(3000), null);
+});

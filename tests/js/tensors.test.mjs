@@ -1,0 +1,98 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { cellAt, cornerOf, isCausal, layoutOf, pixelsOf, rangeOf } from "../../app/static/js/tensors/layout.js";
+import { readNpy } from "../../app/static/js/tensors/npy.js";
+import { indicesOf, isAttention, sliceOf, viewsOf } from "../../app/static/js/tensors/plan.js";
+import { zoomed } from "../../app/static/js/tensors/zoom.js";
+
+test("a tensor is looked at by its shape, and each view asks for what it draws", () => {
+  const first = (/** @type {number[]} */ shape, label = "m output") => viewsOf(shape, label)[0];
+  assert.deepEqual([first([8, 16, 32, 32]).name, first([8, 16, 32, 32]).words], ["tiles", "feature maps"]);
+  assert.equal(first([8, 4, 65, 65], "blocks.0.attn output [1]").words, "attention heads");
+  assert.equal(first([8, 65, 64]).name, "matrix");
+  assert.equal(first([8, 65, 65], "attention output [1]").words, "attention maps");
+  assert.equal(first([64, 32]).name, "matrix");
+  assert.equal(first([64]).name, "trace");
+  assert.equal(first([]).draws, "trace");
+  assert.equal(first([32, 16, 3, 3], "stem.2 param [weight]").words, "filters of one output");
+  assert.equal(sliceOf([8, 16, 32, 32], first([8, 16, 32, 32]), [5]), "5");
+  assert.equal(sliceOf([8, 16, 32, 32], first([8, 16, 32, 32]), [99]), "7");
+  assert.equal(sliceOf([8, 65, 64], viewsOf([8, 65, 64])[1], [2, 7]), "2,:,7");
+  assert.equal(sliceOf([64, 32], first([64, 32]), [], { rows: [8, 16], columns: [0, 32] }), "8:16,0:32");
+  assert.equal(sliceOf([8, 16, 32, 32], viewsOf([8, 16, 32, 32])[1], []), "");
+  assert.ok(!isAttention([8, 16, 32, 32], "conv output"));
+  assert.ok(!isAttention([4, 64, 64], "attn.qkv param [weight]"));
+});
+
+test("every cell of a view leads to the indices of its values in the tensor", () => {
+  const shape = [3, 4, 5, 6];
+  const [tiles, every] = viewsOf(shape);
+  assert.deepEqual(indicesOf(shape, tiles, [2], { tile: 3, row: 1, column: 4 }, [1, 1]), ["2", "3", "1", "4"]);
+  assert.deepEqual(indicesOf(shape, every, [], { tile: 9, row: 1, column: 4 }, [1, 1]), ["2", "1", "1", "4"]);
+  assert.deepEqual(indicesOf(shape, tiles, [0], { tile: 0, row: 1, column: 1 }, [2, 4]), ["0", "0", "2\u20133", "4\u20135"]);
+  assert.deepEqual(indicesOf([64, 32], viewsOf([64, 32])[0], [], { tile: 0, row: 1, column: 2 }, [1, 1], { rows: [8, 16], columns: [4, 32] }), ["9", "6"]);
+  assert.deepEqual(indicesOf([9], viewsOf([9])[0], [], { tile: 0, row: 0, column: 7 }, [1, 1]), ["7"]);
+  assert.deepEqual(indicesOf([3, 5, 7], viewsOf([3, 5, 7])[1], [1, 6], { tile: 0, row: 0, column: 4 }, [1, 1]), ["1", "4", "6"]);
+});
+
+test("tiles lie beside each other without touching, inside of the width, and a point finds its cell", () => {
+  for (const [tiles, rows, columns] of [[1, 256, 64], [16, 32, 32], [64, 3, 3], [5, 8, 400], [7, 400, 8]]) {
+    const layout = layoutOf(700, 500, tiles, rows, columns);
+    for (let tile = 0; tile < tiles; tile += 1) {
+      const [left, top] = cornerOf(layout, tile);
+      assert.ok(left + layout.tileWidth <= 700 && top + layout.tileHeight <= layout.height + 1);
+      assert.deepEqual(cellAt(layout, left + layout.tileWidth - 0.5, top + layout.tileHeight - 0.5, [tiles, rows, columns]), { tile, row: rows - 1, column: columns - 1 });
+      assert.deepEqual(cellAt(layout, left, top, [tiles, rows, columns]), { tile, row: 0, column: 0 });
+    }
+    assert.equal(cellAt(layout, -1, 0, [tiles, rows, columns]), null);
+    if (tiles > 1) assert.equal(cellAt(layout, layout.tileWidth + layout.gap / 2, 1, [tiles, rows, columns]), null);
+  }
+});
+
+test("signed values get a range that is as wide on both sides, and one outlier does not make all else one colour", () => {
+  assert.deepEqual(rangeOf([-1, 3, NaN, Infinity], true), { low: -3, high: 3, signed: true, clipped: [false, false] });
+  const values = Float32Array.from({ length: 10000 }, (_, place) => place / 10000);
+  values[77] = 1e6;
+  const range = rangeOf(values);
+  assert.ok(range.high < 2 && range.clipped[1]);
+  assert.equal(rangeOf(values, true).high, 1e6);
+  assert.ok(rangeOf([2, 2, 2]).high > rangeOf([2, 2, 2]).low);
+  assert.ok(rangeOf([NaN]).high > 0);
+});
+
+test("NaN, infinities and what is masked have colours that no value has", () => {
+  const palette = { table: Uint32Array.from({ length: 256 }, (_, level) => 1000 + level), nan: 1, inf: 2, missing: 3, nanHatch: 4, infHatch: 5 };
+  const pixels = pixelsOf([0, NaN, Infinity, -Infinity, 1, 0.5], 0, 2, 3, { low: 0, high: 1 }, palette, false);
+  assert.deepEqual([...pixels], [1000, 1, 2, 2, 1255, 1128]);
+  const causal = [1, 0, 0, 0.5, 0.5, 0, 0.2, 0.3, 0.5];
+  assert.ok(isCausal(causal, [1, 3, 3]));
+  assert.ok(!isCausal([1, 0.1, 0, 0.5, 0.5, 0, 0.2, 0.3, 0.5], [1, 3, 3]));
+  assert.ok(!isCausal(Array(9).fill(0), [1, 3, 3]));
+  assert.equal(pixelsOf(causal, 0, 3, 3, { low: 0, high: 1 }, palette, true)[1], 3);
+});
+
+test("a NumPy file is read, of either width", () => {
+  for (const [type, Kind] of /** @type {[string, any][]} */ ([["<f4", Float32Array], ["<f8", Float64Array]])) {
+    const text = `{'descr': '${type}', 'fortran_order': False, 'shape': (1, 2, 3), }`.padEnd(117) + "\n";
+    const values = Kind.from([1, NaN, -Infinity, 0.5, -0, 9]);
+    const head = Uint8Array.from([0x93, ...[..."NUMPY"].map((letter) => letter.charCodeAt(0)), 1, 0, 118, 0, ...[...text].map((letter) => letter.charCodeAt(0))]);
+    const bytes = new Uint8Array(head.length + values.byteLength);
+    bytes.set(head);
+    bytes.set(new Uint8Array(values.buffer), head.length);
+    const read = readNpy(bytes.buffer);
+    assert.deepEqual(read.shape, [1, 2, 3]);
+    assert.deepEqual([...read.values], [...values]);
+  }
+  assert.throws(() => readNpy(new TextEncoder().encode("<html>no</html>").buffer), /no NumPy file/);
+});
+
+test("zooming halves and doubles what is seen, stays inside, and ends at the whole", () => {
+  assert.deepEqual(zoomed([100, 80], null, "in"), { rows: [25, 75], columns: [20, 60] });
+  assert.deepEqual(zoomed([100, 80], null, "in", { row: 0, column: 79 }), { rows: [0, 50], columns: [40, 80] });
+  assert.deepEqual(zoomed([100, 80], { rows: [25, 75], columns: [20, 60] }, "out"), null);
+  assert.equal(zoomed([100, 80], { rows: [25, 75], columns: [20, 60] }, "whole"), null);
+  let part = null;
+  for (let times = 0; times < 20; times += 1) part = zoomed([100, 80], part, "in");
+  assert.deepEqual([part.rows[1] - part.rows[0], part.columns[1] - part.columns[0]], [4, 4]);
+  assert.equal(zoomed([3, 2], null, "in"), null);
+});

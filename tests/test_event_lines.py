@@ -1,0 +1,192 @@
+"""The page Events: lines of findings and events, their filter, the timeline, and where a finding comes from."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import pytest
+
+from hookcore.records import Event, Kind, Tap
+from hookcore_app.pages.eventlines import Filter, Line, all_lines, markdown_of, modules_of
+from hookcore_app.pages.provenance import provenance_of
+from hookcore_app.pages.timeline import COLUMNS, timeline_of
+from hookcore_app.runs import Run
+from tests.live_world import frame
+from tests.serving import World, make_info, make_world
+
+BAD_FROM = 60
+
+
+@pytest.fixture
+def world() -> World:
+    return make_world()
+
+
+def _run(world: World, kinds: tuple[Kind, ...] = ("output", "output", "output"), bad: tuple[int, ...] = (1, 2)) -> Run:
+    """A run of 100 steps, of which some taps are NaN from BAD_FROM on."""
+    run = world.runs.open(make_info("one"))
+    assert run is not None
+    taps = tuple(Tap(f"layers.{place}" if len(set(kinds)) == 1 else "layer", kind) for place, kind in enumerate(kinds))
+    run.store.announce(taps)
+    for step in range(100):
+        values = [1.0 + step % 3] * len(kinds)
+        if step >= BAD_FROM:
+            values = [math.nan if place in bad else value for place, value in enumerate(values)]
+        run.store.append(frame(step, values))
+    return run
+
+
+def _line(step: int = 5, **changes: Any) -> Line:
+    given: dict[str, Any] = {
+        "key": f"event:{step}",
+        "sort": "hook-error",
+        "title": "Hook error",
+        "severity": "error",
+        "until": None,
+        "module": "net.0",
+        "message": "it broke",
+        "count": 1,
+        "time_s": 0.0,
+        "acknowledged": False,
+    }
+    return Line(step=step, **{**given, **changes})
+
+
+def test_findings_and_events_are_one_list_the_newest_first(world: World) -> None:
+    run = _run(world)
+    run.store.add_event(Event(80, 1.0, "settings-changed", "every 1 -> 2"))
+    lines = all_lines(run)
+    assert [(line.step, line.sort) for line in lines] == [(80, "settings-changed"), (BAD_FROM, "nonfinite")]
+    assert lines[1].module == "layers.1"
+    run.acknowledge(lines[0].key)
+    assert [line.acknowledged for line in all_lines(run)] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "fits"),
+    [
+        (Filter(), True),
+        (Filter(severity="error"), True),
+        (Filter(severity="warning"), False),
+        (Filter(name="hook-error"), True),
+        (Filter(name="finding"), False),
+        (Filter(text="BROKE"), True),
+        (Filter(text="held"), False),
+        (Filter(fits_module=modules_of("net")), True),
+        (Filter(fits_module=modules_of("net 1")), False),
+        (Filter(fits_module=modules_of("net.*")), True),
+        (Filter(fits_module=modules_of("n*t")), False),
+        (Filter(fits_module=modules_of(r"/\d$/")), True),
+        (Filter(first=6), False),
+        (Filter(first=5, last=5), True),
+        (Filter(last=4), False),
+        (Filter(hides_seen=True), True),
+    ],
+)
+def test_a_filter_takes_what_fits_all_that_it_asks_for(wanted: Filter, fits: bool) -> None:
+    assert wanted.fits(_line()) is fits
+
+
+def test_what_lasted_fits_all_steps_it_lasted_over() -> None:
+    assert Filter(first=8, last=9).fits(_line(5, until=10))
+    assert not Filter(hides_seen=True).fits(_line(acknowledged=True))
+
+
+def test_a_copy_is_a_table_whatever_the_messages_hold() -> None:
+    text = markdown_of([_line(message="a | b\n*c* <d>", module="net`|0")], "Events of [x]", "http://box/")
+    row = text.splitlines()[-1]
+    assert len(re.findall(r"(?<!\\)\|", row)) == 6
+    assert r"a \| b \*c\* \<d\>" in row
+    assert r"# Events of \[x\]" in text
+    assert "Nothing happened." in markdown_of([], "Events", "http://box/")
+
+
+def test_the_timeline_shows_one_error_among_thousands_of_notes() -> None:
+    lines = [_line(step, severity="info") for step in range(1000) for _ in range(3)] + [_line(500)]
+    timeline = timeline_of(lines, 0, 999)
+    assert len(timeline.columns) == COLUMNS
+    column = next(each for each in timeline.columns if each.first <= 500 <= each.last)
+    assert {bar.severity for bar in column.bars} == {"error", "info"}
+    assert all(bar.height >= 2 and bar.y >= 0 for each in timeline.columns for bar in each.bars)
+    assert column.words.endswith("1 error, 30 info")
+
+
+def test_the_columns_of_a_timeline_part_the_steps() -> None:
+    for length in (1, 7, 100, 333):
+        columns = timeline_of([_line(step) for step in range(10, 10 + length)], 10, 9 + length).columns
+        assert [each.first for each in columns[1:]] == [each.last + 1 for each in columns[:-1]]
+        assert (columns[0].first, columns[-1].last) == (10, 9 + length)
+
+
+def test_the_provenance_names_the_phase_what_went_before_and_what_followed(world: World) -> None:
+    run = _run(world)
+    (finding,) = run.attention.findings()
+    found = provenance_of(run.store, finding)
+    assert found.phase == "forward"
+    assert found.before == (
+        "Its input was not captured. All that was captured before it in that step, the one tensor, was finite."
+    )
+    assert [(each.tap.module, each.step) for each in found.followers] == [("layers.2", BAD_FROM)]
+    assert [(each.first, each.last, each.state) for each in found.strip] == [(10, 59, "finite"), (60, 99, "bad")]
+    assert found.merged == 1
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [((1,), "Its input was finite: it began here."), ((0, 1), "")],
+)
+def test_the_provenance_says_whether_the_input_was_finite(world: World, bad: tuple[int, ...], words: str) -> None:
+    run = _run(world, ("input", "output"), bad)
+    (finding,) = run.attention.findings()
+    found = provenance_of(run.store, finding)
+    assert finding.kind == ("output" if words else "input")
+    if words:
+        assert found.before == words
+    assert found.phase == "forward"
+
+
+def test_the_page_shows_the_worst_finding_and_filters_by_its_address(world: World) -> None:
+    run = _run(world)
+    run.store.add_event(Event(80, 1.0, "settings-changed", "every 1 -> 2"))
+    text = world.client.get("/runs/one/events").text
+    assert "What followed" in text
+    assert "2 in all" in text
+    assert "1 of 2" in world.client.get("/runs/one/events?severity=info").text
+    assert "1 of 2" in world.client.get("/runs/one/events?f=layers.1").text
+    assert "Nothing fits" in world.client.get("/runs/one/events?text=nowhere&in=3-4").text
+    assert "Not there any more" in world.client.get("/runs/one/events?event=gone").text
+
+
+def test_the_page_hides_what_is_acknowledged_when_asked(world: World) -> None:
+    run = _run(world)
+    run.acknowledge(run.attention.findings()[0].key)
+    assert "1 in all" in world.client.get("/runs/one/events").text
+    assert "1 acknowledged" in world.client.get("/runs/one/events?hide=1").text
+
+
+def test_the_list_can_be_had_as_markdown(world: World) -> None:
+    _run(world)
+    answer = world.client.get("/runs/one/events?severity=error&format=markdown")
+    assert answer.headers["content-type"].startswith("text/markdown")
+    assert "| 60 | error | NaN or infinity | `layers.1` |" in answer.text
+    assert "runs/one/events?severity=error>" in answer.text
+
+
+def test_a_run_in_which_nothing_happened_says_so(world: World) -> None:
+    run = world.runs.open(make_info("one"))
+    assert run is not None
+    assert "No step has been captured yet" in world.client.get("/runs/one/events").text
+    run.store.append(frame(0, [1.0], new=1))
+    assert "Nothing happened" in world.client.get("/runs/one/events").text
+
+
+def test_a_long_list_has_pages(world: World) -> None:
+    run = _run(world, bad=())
+    for number in range(130):
+        run.store.add_event(Event(number % 100, float(number), "note", f"note {number}"))
+    first = world.client.get("/runs/one/events").text
+    last = world.client.get("/runs/one/events?row=100").text
+    beyond = world.client.get("/runs/one/events?row=5000").text
+    assert (first.count('id="row-'), last.count('id="row-'), beyond.count('id="row-')) == (100, 30, 30)

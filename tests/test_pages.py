@@ -1,0 +1,333 @@
+"""The frame of the pages, and the pages Runs, Settings, Help and of errors, as the server writes them."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from starlette.testclient import TestClient
+
+from hookcore.config import SETTINGS
+from hookcore.records import KINDS, STAT_COLUMN, Event, Tap
+from hookcore.store import STAT_NAMES
+from hookcore_app import assets
+from hookcore_app.attention import RULES
+from hookcore_app.pages import frame, settings
+from hookcore_app.pages.spark import HEIGHT, WIDTH, spark_of
+from hookcore_app.pages.words import KIND_WORDS, STAT_WORDS
+from tests.serving import READ_TOKEN, TOKEN, World, make_batch, make_frame, make_info, make_world
+
+HTML = {"Accept": "text/html,application/xhtml+xml"}
+
+
+def _open(world: World, run: str, losses: tuple[float, ...] = (), **info: Any) -> Any:
+    opened = world.runs.open(make_info(run, **info))
+    assert opened is not None
+    for step, loss in enumerate(losses):
+        new: dict[str, Any] = {"new_taps": (Tap("a", "output"), Tap("b", "output"))} if step == 0 else {}
+        made = make_frame(step, scalars={"loss": loss, "lr": 0.1}, **new)
+        made.stats[:, [STAT_COLUMN["nan"], STAT_COLUMN["inf"]]] = 0
+        opened.store.append(made)
+    return opened
+
+
+@pytest.fixture
+def world() -> World:
+    world = make_world()
+    _open(world, "old", (3.0, 2.0, 1.0), name="baseline", script="/home/me/train.py", host="box", started_s=10.0)
+    newer = _open(world, "new", (0.5, math.nan), name="second try", started_s=20.0)
+    newer.ended_at_step = 1
+    return world
+
+
+@pytest.fixture
+def client(world: World) -> TestClient:
+    return world.client
+
+
+def _names(client: TestClient, query: str = "") -> list[str]:
+    return re.findall(r'data-run="\w+" data-name="([^"]+)"', client.get(f"/{query}").text)
+
+
+def test_the_runs_page_has_every_run_with_what_one_sees_at_a_glance(client: TestClient) -> None:
+    text = client.get("/").text
+    assert _names(client) == ["second try", "baseline"]
+    assert text.count('<svg class="spark"') == 2
+    assert "train.py" in text
+    assert ">box<" in text
+    assert re.search(r'class="pill ended">.*?ended', text)
+    assert re.search(r'class="pill live">.*?live</span> <span class="quiet small pace">1/s', text, re.DOTALL)
+    assert re.search(r'<span class="number nan" title="loss">NaN</span>', text)
+
+
+@pytest.mark.parametrize(
+    ("query", "names"),
+    [
+        ("?f=BASE", ["baseline"]),
+        ("?f=second+try", ["second try"]),
+        ("?f=train.py+box", ["baseline"]),
+        ("?f=nothing", []),
+        ("?sort=name", ["baseline", "second try"]),
+        ("?sort=-name", ["second try", "baseline"]),
+        ("?sort=-started", ["baseline", "second try"]),
+        ("?sort=state", ["baseline", "second try"]),
+        ("?sort=loss", ["baseline", "second try"]),
+        ("?sort=steps", ["baseline", "second try"]),
+        ("?sort=nonsense", ["second try", "baseline"]),
+    ],
+)
+def test_runs_are_searched_and_sorted_by_the_address(client: TestClient, query: str, names: list[str]) -> None:
+    assert _names(client, query) == names
+
+
+def test_a_search_that_finds_nothing_says_how_many_are_hidden(client: TestClient) -> None:
+    assert "2 are hidden" in client.get("/?f=nothing").text
+
+
+def test_the_head_of_a_column_says_how_it_is_sorted_and_asks_for_the_other_way(client: TestClient) -> None:
+    text = client.get("/?sort=name&f=b").text
+    assert re.search(r'aria-sort="ascending"[^>]*>\s*<a href="\?f=b&amp;sort=-name"', text)
+    assert text.count('aria-sort="none"') == 5
+
+
+def test_a_run_shows_its_worst_alert_until_it_is_acknowledged(world: World, client: TestClient) -> None:
+    run = world.runs.get("old")
+    assert run is not None
+    run.store.add_event(Event(2, 0.0, "skipped-step", "the scaler skipped", "warning"))
+    run.store.add_event(Event(2, 0.0, "hook-error", "it broke", "error", "a.b"))
+    alerts = frame.alerts_of(run)
+    assert alerts.worst == "error"
+    assert (alerts.title, alerts.where) == ("hook-error", "a.b")
+    assert '<span class="badge error" id="alerts">' in client.get("/runs/old/events").text
+    for event in run.store.events():
+        run.acknowledge(frame.key_of_event(event))
+    left = frame.alerts_of(run)
+    assert left.count == alerts.count - 2
+
+
+def test_what_a_visitor_may_not_do_has_no_button() -> None:
+    world = make_world(token=TOKEN, read_token=READ_TOKEN)
+    _open(world, "one", (1.0,))
+    reader = world.client.get("/", headers={"Authorization": f"Bearer {READ_TOKEN}"}).text
+    owner = world.client.get("/", headers={"Authorization": f"Bearer {TOKEN}"}).text
+    assert 'data-may-change="no"' in reader
+    assert 'data-do="delete"' not in reader
+    assert 'data-do="edit"' in owner
+    reading = world.client.get("/settings", headers={"Authorization": f"Bearer {READ_TOKEN}"}).text
+    assert "You may look, and not change" in reading
+    assert "capture-save" not in reading
+
+
+def test_a_server_without_runs_shows_three_lines_of_code() -> None:
+    text = make_world().client.get("/").text
+    assert "hookcore.watch(model)" in text
+    assert "HOOKCORE_URL=http://127.0.0.1:8642" in text
+
+
+def test_a_spark_has_gaps_and_marks_where_it_is_not_finite() -> None:
+    values = np.array([1.0, 2.0, np.nan, np.inf, np.nan, 3.0, np.nan])
+    spark = spark_of(np.arange(7), values)
+    assert spark is not None
+    assert spark.path.count("M") == 2
+    assert len(spark.bad_x) == 3  # both ends of the long stretch, and the short one
+    numbers = [float(each) for each in re.findall(r"[\d.]+", spark.path.replace("h.1", ""))]
+    assert max(numbers[0::2]) <= WIDTH
+    assert max(numbers[1::2]) <= HEIGHT
+
+
+@pytest.mark.parametrize("values", [[5.0, 5.0], [np.nan, np.nan], [1e308, -1e308], [7.0]])
+def test_a_spark_of_anything_stays_in_its_box(values: list[float]) -> None:
+    spark = spark_of(np.arange(len(values)), np.array(values))
+    assert spark is not None
+    assert "nan" not in spark.path
+    assert "inf" not in spark.path
+
+
+def test_nothing_has_no_spark() -> None:
+    assert spark_of(np.empty(0, np.int64), np.empty(0)) is None
+
+
+def test_the_find_box_keeps_what_else_is_in_the_address(client: TestClient) -> None:
+    text = client.get("/runs/old/flow?f=layers.*&kind=output&other=%22x").text
+    assert 'value="layers.*"' in text
+    assert '<input type="hidden" name="kind" value="output">' in text
+    assert '<input type="hidden" name="other" value="&#34;x">' in text
+    elsewhere = client.get("/runs/old/layer?kind=output").text
+    assert 'action="runs/old/flow"' in elsewhere
+    assert 'type="hidden"' not in elsewhere.split("</form>")[0]
+
+
+def test_the_theme_of_the_cookie_is_in_the_first_byte_of_the_page(client: TestClient) -> None:
+    assert '<html lang="en" data-theme="system">' in client.get("/").text
+    client.cookies.set("hookcore-theme", "dark")
+    assert '<html lang="en" data-theme="dark">' in client.get("/").text
+    client.cookies.set("hookcore-theme", '"><script>')
+    assert '<html lang="en" data-theme="system">' in client.get("/").text
+
+
+def test_the_header_says_where_a_run_is_before_any_script(world: World, client: TestClient) -> None:
+    assert "live · step 2" in client.get("/runs/old/flow").text
+    assert "ended · step 1" in client.get("/runs/new/flow").text
+    _open(world, "empty")
+    assert "waiting for the first step" in client.get("/runs/empty/flow").text
+
+
+def test_settings_show_what_the_trainer_told_and_hide_what_is_secret() -> None:
+    world = make_world(token=TOKEN)
+    told = {"every": 7, "budget": 0.02, "include": ["blocks.*", "head"], "kinds": ["update"], "cost": 0.013}
+    world.client.headers["Authorization"] = f"Bearer {TOKEN}"
+    world.post(make_batch(make_info("one", settings=told), [0]))
+    text = world.client.get("/settings").text
+    assert 'value="7"' in text
+    assert 'value="2"' in text  # percent
+    assert "blocks.*\nhead</textarea>" in text
+    assert re.findall(r'name="kinds" value="(\w+)" checked', text) == ["update"]
+    assert "Now it costs 1.3%" in text
+    assert TOKEN not in text
+    assert "2 GB" in text
+
+
+def test_a_trainer_that_told_nothing_has_the_defaults(world: World) -> None:
+    run = world.runs.get("old")
+    assert run is not None
+    known = settings.trainer_settings(run)
+    defaults = {setting.name: setting.default for setting in SETTINGS}
+    assert (known["every"], known["budget"]) == (defaults["every"], defaults["budget"])
+    assert known["include"] == ""
+
+
+def test_settings_of_a_run_that_is_not_there_are_those_of_a_live_one(client: TestClient) -> None:
+    text = client.get("/settings?run=nowhere").text
+    assert re.search(r'<option value="old" selected>', text)
+    ended = client.get("/settings?run=new").text
+    assert "This run is ended" in ended
+    assert "<fieldset disabled>" in ended
+
+
+def test_settings_tell_memory_versions_and_licences(client: TestClient) -> None:
+    text = client.get("/settings").text
+    assert "of at most 2 GB" in text
+    assert assets.plotly_version() in text
+    assert "vendor/plotly-LICENSE.txt" in text
+    packages = {package.name: package for package in settings.packages()}
+    assert packages["fastapi"].license == "MIT"
+    assert all(package.version and package.license for package in packages.values())
+
+
+def test_diagnostics_hold_no_secret_and_no_name_of_a_module() -> None:
+    world = make_world(token=TOKEN, read_token=READ_TOKEN)
+    run = _open(world, "one", (1.0,), name="secret plan")
+    run.store.append(make_frame(5, 1, new_taps=(Tap("secret.layer", "output"),)))
+    told = str(settings.diagnostics_of(world.runs.settings, [settings.share_of(run)]))
+    for secret in (TOKEN, READ_TOKEN, "secret"):
+        assert secret not in told
+    assert "'numpy'" in told
+
+
+def test_help_explains_every_stat_kind_and_rule_under_an_anchor_of_its_own(client: TestClient) -> None:
+    text = client.get("/help").text
+    anchors = re.findall(r'\bid="([\w-]+)"', text)
+    wanted = (
+        {f"stat-{name}" for name in STAT_NAMES}
+        | {f"kind-{name}" for name in KINDS}
+        | {f"rule-{name}" for name in RULES}
+    )
+    assert wanted <= set(anchors)
+    assert len(anchors) == len(set(anchors))
+    assert {"begin", "shapes", "keys-list", "nothing", "shape-spike", "shape-vanishing", "shape-nan"} <= set(anchors)
+    assert set(KIND_WORDS) == set(KINDS)
+    assert set(STAT_WORDS) == set(STAT_NAMES)
+    for target in re.findall(r'href="help#([\w-]+)"', text):
+        assert target in anchors
+
+
+@pytest.mark.parametrize(("path", "status"), [("/nowhere", 404), ("/runs/nowhere", 404), ("/runs/nowhere/flow", 404)])
+def test_a_person_gets_a_page_of_what_is_wrong_with_a_way_on(client: TestClient, path: str, status: int) -> None:
+    response = client.get(path, headers=HTML)
+    assert response.status_code == status
+    assert response.headers["content-type"].startswith("text/html")
+    assert '<a class="button main" href="">All runs</a>' in response.text
+    assert 'href="runs/new"' in response.text
+
+
+@pytest.mark.parametrize("path", ["/api/v1/runs/nowhere", "/static/x/nothing.js"])
+def test_what_scripts_ask_for_is_answered_as_data_whoever_asks(client: TestClient, path: str) -> None:
+    response = client.get(path, headers=HTML)
+    assert response.status_code == 404
+    assert list(response.json()) == ["error"]
+
+
+def test_a_crash_is_told_to_a_person_as_a_page_and_to_a_script_as_data(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(world.runs.get("old"), "store", None)
+    page = world.client.get("/runs/old/flow", headers=HTML)
+    assert page.status_code == 500
+    assert "Something went wrong" in page.text
+    assert list(world.client.get("/runs/old/flow").json()) == ["error"]
+
+
+def test_what_was_wrong_is_text_and_never_markup(client: TestClient) -> None:
+    text = client.get("/runs/old?kind=<script>x", headers=HTML).text
+    assert "<script>x" not in text
+
+
+def test_pages_work_below_the_path_of_a_proxy(world: World) -> None:
+    client = TestClient(world.app, base_url="http://127.0.0.1", root_path="/hookcore")
+    for path in ("/", "/settings", "/help", "/runs/old/flow"):
+        text = client.get(path).text
+        assert '<base href="/hookcore/">' in text
+        inside = re.findall(r'(?:href|src|action)="([^"]*)"', text.split("<base", 1)[1])
+        absolute = [each for each in inside if each.startswith("/") and not each.startswith("/hookcore/")]
+        assert not absolute
+    assert client.get("/nowhere", headers=HTML).status_code == 404
+
+
+def test_an_asset_is_kept_forever_under_the_name_of_what_it_holds(client: TestClient) -> None:
+    address = f"/static/{assets.version()}/app.css"
+    kept = client.get(address, headers={"Accept-Encoding": "gzip"})
+    assert "immutable" in kept.headers["cache-control"]
+    assert kept.headers["content-encoding"] == "gzip"
+    plain = client.get(address, headers={"Accept-Encoding": "identity"})
+    assert "content-encoding" not in plain.headers
+    assert plain.text == kept.text
+    assert client.get("/static/other/app.css").headers["cache-control"] == "no-cache"
+
+
+@pytest.mark.parametrize("name", ["../main.py", "..%2fmain.py", "nothing.css", "", "js"])
+def test_only_files_of_the_folder_are_assets(client: TestClient, name: str) -> None:
+    assert client.get(f"/static/x/{name}").status_code == 404
+
+
+def test_every_script_is_an_asset_that_a_browser_takes_as_one(client: TestClient) -> None:
+    response = client.get(f"/static/{assets.version()}/js/page.js")
+    assert response.headers["content-type"].startswith("text/javascript")
+
+
+@pytest.mark.parametrize(
+    ("text", "html"),
+    [("a `b*` c", "a <code>b*</code> c"), ("<i> `<b>`", "&lt;i&gt; <code>&lt;b&gt;</code>"), ("none", "none")],
+)
+def test_code_between_backticks_is_code_and_all_of_it_is_text(text: str, html: str) -> None:
+    assert frame.code(text) == html
+
+
+@pytest.mark.parametrize(
+    ("function", "value", "words"),
+    [
+        (frame.pace, 18.4, "18/s"),
+        (frame.pace, 0.1, "10 s a step"),
+        (frame.ago, 0.5, "just now"),
+        (frame.ago, 7300, "2 h ago"),
+        (frame.size, 12_345_678, "12.3 MB"),
+        (frame.size, 5e13, "50 TB"),
+        (frame.basename, "C:\\work\\train.py", "train.py"),
+        (frame.moment, 0.0, "1970-01-01T00:00:00+00:00"),
+        (frame.thousands, None, "-"),
+    ],
+)
+def test_numbers_are_written_for_people(function: Any, value: Any, words: str) -> None:
+    assert function(value) == words
