@@ -331,3 +331,10 @@ def test_code_between_backticks_is_code_and_all_of_it_is_text(text: str, html: s
 )
 def test_numbers_are_written_for_people(function: Any, value: Any, words: str) -> None:
     assert function(value) == words
+
+
+def test_a_constant_that_was_rounded_differently_is_drawn_as_a_flat_line() -> None:
+    values = np.where(np.arange(50) % 3, 0.01, np.nextafter(0.01, 1))
+    spark = spark_of(np.arange(50), values)
+    assert spark is not None
+    assert len({float(y) for y in re.findall(r" ([\d.]+)", spark.path)}) == 1

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 WIDTH: Final = 120
 HEIGHT: Final = 28
 MARGIN: Final = 3
+ROUNDING: Final = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +30,11 @@ def spark_of(steps: NDArray[np.int64], values: NDArray[np.float64]) -> Spark | N
     x = MARGIN + (steps - steps[0]) / span * (WIDTH - 2 * MARGIN)
     good = np.isfinite(values)
     low, high = (values[good].min(), values[good].max()) if good.any() else (0.0, 0.0)
+    if high / 2 - low / 2 <= ROUNDING * max(abs(low), abs(high)):
+        low = high = 0.0  # a constant that was rounded differently is not a wave
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        share = np.nan_to_num((values / 2 - low / 2) / (high / 2 - low / 2), nan=0.5).clip(0, 1)
+        share = (values / 2 - low / 2) / (high / 2 - low / 2) if high > low else np.full(len(values), 0.5)
+        share = np.nan_to_num(share, nan=0.5).clip(0, 1)
     y = HEIGHT - MARGIN - share * (HEIGHT - 2 * MARGIN)
     words = []
     for place in np.flatnonzero(good):

@@ -6,6 +6,8 @@ import argparse
 import tempfile
 from pathlib import Path
 
+from playwright.sync_api import Page
+
 from .browsing import chromium, visiting
 from .conftest import paths_of
 from .site import Site, running
@@ -42,7 +44,17 @@ def take(site: Site, run: str, only: str, folder: Path) -> None:
                     with visiting(browser, site.url, theme=theme, size=size) as tab:
                         tab.goto(path)
                         tab.page.wait_for_timeout(SETTLED_MS)
+                        _show_all(tab.page)
                         tab.page.screenshot(path=folder / f"{page}-{theme}-{words}.png", full_page=True)
+
+
+def _show_all(page: Page) -> None:
+    """What is out of sight is not drawn: scrolls through the page once."""
+    height = page.evaluate("document.documentElement.scrollHeight")
+    for top in range(0, height, 600):
+        page.evaluate(f"scrollTo(0, {top})")
+        page.wait_for_timeout(250)
+    page.evaluate("scrollTo(0, 0)")
 
 
 if __name__ == "__main__":
