@@ -121,6 +121,12 @@ class Run:
         """Whether nothing more is to be expected of it."""
         return self.state in ("ended", "kept", "lost")
 
+    @property
+    def claimed_bytes(self) -> int:
+        """What it may come to take in memory; of a run that grows no more that is what it takes."""
+        usage = self.store.usage()
+        return usage.nbytes if self.state in ("ended", "kept") else usage.max_bytes
+
     def ask(self, name: Literal["settings", "snapshot", "inventory"], **what: Any) -> Command:
         """A command for the trainer; its effect shows once the trainer obeyed."""
         command = Command(next(self.numbers), name, **what)
@@ -277,7 +283,7 @@ class Runs:
     @property
     def free_bytes(self) -> int:
         """What no run has claimed."""
-        return self.settings.memory - sum(run.store.usage().max_bytes for run in self._runs.values())
+        return self.settings.memory - sum(run.claimed_bytes for run in self._runs.values())
 
     def _make_room(self, asked: int) -> int | None:
         """The bytes a new run gets; runs that ended make room where it would be too little, the oldest first."""

@@ -149,6 +149,15 @@ def test_a_run_that_ended_makes_room() -> None:
     assert [run.id for run in world.runs.all()] == ["two"]
 
 
+def test_many_short_runs_stay_side_by_side() -> None:
+    """A run that ended claims what it takes, not what it might have taken."""
+    world = make_world(memory=64_000_000)
+    for number in range(20):
+        world.take(make_batch(make_info(f"run-{number}"), [0, 1]))
+        world.take(make_batch(make_info(f"run-{number}"), [], first=False, items=(wire.EndItem(2, 1),)))
+    assert len(world.runs.all()) == 20
+
+
 @pytest.mark.parametrize("kind", ["application/json", "", "text/plain", "application/octet-stream"])
 def test_a_body_of_another_type_is_refused(world: World, kind: str) -> None:
     assert world.post(make_batch(INFO, [0]), **{"Content-Type": kind}).status_code == 415
