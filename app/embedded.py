@@ -38,7 +38,10 @@ class Embedded:
 
     def __init__(self, host: str, port: int) -> None:
         listening = listen(host, port)
-        self.settings = complete(ServerSettings(host=host, port=port), listening)
+        told = os.environ.get("HOOKCORE_FRAME_ANCESTORS") or "local"  # in a notebook the page stands in a cell
+        self.settings = complete(
+            ServerSettings.of({"host": host, "port": port, "frame_ancestors": told}, {}), listening
+        )
         self.runs = Runs(self.settings)
         self.url = url_of(self.settings)
         self.token = self.settings.token

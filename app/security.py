@@ -171,11 +171,7 @@ def framed_headers(ancestors: tuple[str, ...]) -> Headers:
     """What goes with a page in a frame: the browser shows it where every page around it is one of the ancestors."""
     if not ancestors:
         return _HEADERS
-    # Kept by no browser: what it got for a frame has no buttons.
-    framed = HEADERS | {
-        "content-security-policy": POLICY.format(f"'self' {' '.join(ancestors)}"),
-        "cache-control": "no-store",
-    }
+    framed = HEADERS | {"content-security-policy": POLICY.format(f"'self' {' '.join(ancestors)}")}
     del framed["x-frame-options"]
     return [(name.encode(), value.encode()) for name, value in framed.items()]
 

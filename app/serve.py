@@ -27,7 +27,7 @@ from .live import publisher_of
 from .main import create_app
 from .protocol import MOST_MESSAGE, SocketProtocol, protocol_for
 from .runs import Runs
-from .security import ANY_ADDRESS
+from .security import ANY_ADDRESS, ancestors_of
 from .settings import ServerSettings
 from .usage import Usage
 
@@ -136,10 +136,13 @@ def complete(settings: ServerSettings, listening: socket.socket) -> ServerSettin
             raise ArgumentError(f"the {name} is shorter than {LEAST_TOKEN} characters: give a longer one, or none")
     if settings.read_token and settings.read_token == settings.token:
         raise ArgumentError("token and read_token are the same: give two different ones")
+    ancestors_of(settings)
     idle_s = settings.idle_stop_s or (DASHBOARD_IDLE_S if settings.dashboard else 0.0)
     port = listening.getsockname()[1]
     token = settings.token or secrets.token_urlsafe(32)
-    return dataclasses.replace(settings, port=port, token=token, idle_stop_s=idle_s)
+    # A dashboard of somebody's own is what notebooks on the same machine show; see docs/security.md.
+    ancestors = settings.frame_ancestors or (("local",) if settings.dashboard else ())
+    return dataclasses.replace(settings, port=port, token=token, idle_stop_s=idle_s, frame_ancestors=ancestors)
 
 
 def url_of(settings: ServerSettings) -> str:

@@ -36,6 +36,9 @@ class ServerSettings:
     token: str = _setting("", "who shows it may read and change everything; made and printed once if needed")
     read_token: str = _setting("", "who shows it may read, and change nothing")
     allowed_hosts: tuple[str, ...] = _setting((), "further names under which the server may be asked for")
+    frame_ancestors: tuple[str, ...] = _setting(
+        (), "whose pages may show ours in a frame: origins such as https://hub.example, `local` or `none`"
+    )
     certfile: str = _setting("", "a certificate for TLS, in PEM")
     keyfile: str = _setting("", "the certificate's key, in PEM")
     root_path: str = _setting("", "the path before which a reverse proxy stands, such as /hookcore")
@@ -79,6 +82,17 @@ def _read(name: str, raw: Any, default: Any) -> Any:
             return _WORDS[raw.lower()]
         return str(Path(raw).expanduser()) if name in ("keep", "certfile", "keyfile") and raw else type(default)(raw)
     except (TypeError, ValueError, AttributeError, KeyError) as error:
-        expected = "a size such as 512MB" if name in _SIZES else _EXPECTED[type(default)]
         detail = str(error) if name in _SIZES else ""
-        raise ArgumentError(f"{name}={raw!r} is not allowed: give {expected}. {detail}".strip()) from None
+        raise ArgumentError(
+            f"{name}={raw!r} is not allowed: give {_expected(name, default)}. {detail}".strip()
+        ) from None
+
+
+def allowed_of(name: str) -> str:
+    """What a setting may be, in words."""
+    (default,) = (each.default for each in fields(ServerSettings) if each.name == name)
+    return _expected(name, default)
+
+
+def _expected(name: str, default: Any) -> str:
+    return "a size such as 512MB" if name in _SIZES else _EXPECTED[type(default)]

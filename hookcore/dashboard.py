@@ -263,7 +263,7 @@ def _start(folder: Path, lock: int, environment: Mapping[str, str]) -> Dashboard
 
 
 def _bind(environment: Mapping[str, str]) -> socket.socket:
-    first = _first_port(environment)
+    first = first_port(environment)
     for port in [*range(first, min(first + PORTS_TRIED, 65536)), 0]:
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -277,7 +277,8 @@ def _bind(environment: Mapping[str, str]) -> socket.socket:
     raise ServerError(f"no port of {HOST} is free for the dashboard: give server=None, or another server's address")
 
 
-def _first_port(environment: Mapping[str, str]) -> int:
+def first_port(environment: Mapping[str, str] = os.environ) -> int:
+    """The first port that a new dashboard tries. Raises ArgumentError where HOOKCORE_PORT is none."""
     text = environment.get("HOOKCORE_PORT", "") or str(PORT)
     if not (text.isascii() and text.isdigit() and int(text[:6]) < 65536):
         raise ArgumentError(f"HOOKCORE_PORT={text[:80]!r} is not allowed: it is a port from 0 to 65535")

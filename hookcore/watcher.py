@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import hookcore
+from hookcore.bridges import Bridged, bridge_for
 from hookcore.compiled import guard_functions
 from hookcore.config import Pattern, Settings
 from hookcore.delivery import deliver, to_the_store
@@ -28,10 +29,12 @@ from hookcore.wire import Books
 
 if TYPE_CHECKING:
     from hookcore.client import Client
+    from hookcore.notebook import Card
 
 logger = logging.getLogger("hookcore")
 
 EXIT_DEADLINE_S: Final = 2.0
+CARD_S: Final = 0.5  # how long a notebook's cell waits for the newest steps
 _watchers: set[Watcher] = set()  # open ones; a watcher works on when nobody holds it
 
 
@@ -39,10 +42,13 @@ class Watcher:
     """A running watch: what was seen is at `.url` or in `.store`, what went wrong inside hookcore in `.errors`."""
 
     def __init__(self, model: nn.Module | None, settings: Settings) -> None:
+        open_bridge = bridge_for(settings.bridge, settings.name)
         self._delivery = deliver(settings, _versions())
         self._recorder = Recorder(settings, self._delivery.sink)
         self._observed: dict[str, Plan] = {}
         try:
+            if open_bridge is not None:
+                self._recorder.sink = Bridged(self._delivery.sink, open_bridge, self._recorder.capture.failed)
             if model is None:
                 self._recorder.models.discovers = True
             else:
@@ -60,7 +66,10 @@ class Watcher:
         except ServerError as error:
             logger.warning("hookcore: no dashboard: %s. The run is kept in watcher.store.", error)
             self._delivery = to_the_store(self._delivery, self.settings)
-            self._recorder.sink = self._delivery.sink
+            if isinstance(self._recorder.sink, Bridged):
+                self._recorder.sink.sink = self._delivery.sink
+            else:
+                self._recorder.sink = self._delivery.sink
             self._recorder.sink.describe(self._recorder.models.records())
 
     def step(self) -> None:
@@ -153,6 +162,20 @@ class Watcher:
         client: Client = import_module("hookcore.client").Client(address.url, address.token or None)
         return client
 
+    def _repr_html_(self) -> str:
+        """In a notebook: the live page, and a picture of how it stood."""
+        return self._card().html()
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        """In a notebook: the same, and for front ends without HTML the picture alone."""
+        return self._card().bundle(repr(self))
+
+    def _card(self) -> Card:
+        if not self._recorder.closed:
+            self.flush(CARD_S)
+        card: Card = import_module("hookcore.notebook").card_of(self._delivery)
+        return card
+
     @property
     def errors(self) -> list[Event]:
         """The first errors inside hookcore, with their tracebacks. None of them reached the training."""
@@ -222,7 +245,8 @@ def watch(
 
     Its page is printed and is `watcher.url`. include, exclude: patterns on the dotted module path ("blocks.*.attn",
     "re:.*drop.*", "type:Linear", "is:leaf") or module classes. Further settings, with their defaults, are listed in
-    docs/guide.md: kinds, every, budget, memory, attach, compiled, phases, calls, sketch_values, server, keep, name.
+    docs/settings.md: kinds, every, budget, memory, attach, compiled, phases, calls, sketch_values, server, keep,
+    bridge, name.
     """
     if model is not None and not isinstance(model, nn.Module):
         raise ArgumentError(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hookcore.config import SETTINGS, Settings, as_markdown, bytes_of, nearest
+from hookcore.config import SETTINGS, Settings, bytes_of, nearest
 from hookcore.errors import ArgumentError, HookcoreError
 from hookcore.records import KINDS
 
@@ -43,6 +42,7 @@ def test_defaults_are_what_the_documentation_promises() -> None:
         "sketch_values": 65536,
         "server": "auto",
         "keep": None,
+        "bridge": None,
         "name": Path(sys.argv[0]).parent.name if sys.argv[0].endswith("__main__.py") else Path(sys.argv[0]).stem,
     }
 
@@ -313,13 +313,3 @@ def test_a_huge_argument_does_not_flood_the_message() -> None:
 def test_nearest_names_come_in_order_and_keep_their_case() -> None:
     assert nearest("linaer", ["LayerNorm", "Linear", "Bilinear"]) == ["Linear", "Bilinear"]
     assert nearest("qqq", ["Linear"]) == []
-
-
-def test_the_module_prints_the_table_of_settings() -> None:
-    printed = subprocess.run(
-        [sys.executable, "-m", "hookcore.config"], check=True, capture_output=True, text=True
-    ).stdout
-    assert printed == as_markdown()
-    rows = printed.splitlines()[2:]
-    assert [row.split("`")[1] for row in rows] == [setting.name for setting in SETTINGS]
-    assert all(row.count(" | ") == 3 for row in rows)

@@ -15,6 +15,7 @@ from starlette.websockets import WebSocketDisconnect
 from hookcore.errors import ArgumentError
 from hookcore_app import access, security
 from hookcore_app.access import Access
+from hookcore_app.serve import complete
 from hookcore_app.settings import ServerSettings
 from tests.serving import BEARER, PATIENCE_S, READ_TOKEN, TOKEN, World, make_batch, make_info, make_world, served
 
@@ -104,6 +105,65 @@ def test_a_link_from_another_site_opens_a_page_but_an_image_or_a_frame_does_not(
     assert (
         local.client.get("/", headers={"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"}).status_code == 403
     )
+
+
+FRAMED = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": "iframe"}
+
+
+@pytest.mark.parametrize(
+    ("ancestors", "told"),
+    [
+        (("https://hub.example",), "'self' https://hub.example;"),
+        (("local",), "'self' http://127.0.0.1:* http://localhost:* https://127.0.0.1:* https://localhost:*;"),
+    ],
+)
+def test_a_server_that_was_told_to_is_framed_by_those_pages_alone(ancestors: tuple[str, ...], told: str) -> None:
+    client = make_world(token=TOKEN, frame_ancestors=ancestors).client
+    framed = client.get("/", headers=FRAMED)
+    assert framed.status_code == 200
+    assert f"frame-ancestors {told}" in framed.headers["content-security-policy"]
+    assert "x-frame-options" not in framed.headers
+    assert framed.headers["cache-control"] == "no-cache"  # what came without buttons is not shown without a frame
+    for headers in ({}, {**FRAMED, "sec-fetch-dest": "document"}):  # nor by a browser that says nothing
+        page = client.get("/", headers=headers)
+        assert page.headers["x-frame-options"] == "DENY"
+        assert "frame-ancestors 'none';" in page.headers["content-security-policy"]
+    for path in ("/api/v1/runs", "/login?code=x"):
+        assert client.get(path, headers=FRAMED).status_code == 403
+    assert client.post(LINK, headers={**FRAMED, **BEARER}).status_code == 403
+
+
+def test_a_page_in_a_frame_has_no_buttons_even_for_the_owner() -> None:
+    client = make_world(token=TOKEN, frame_ancestors=("local",)).client
+    assert 'data-may-change="yes"' in client.get("/", headers=BEARER).text
+    for site in ("cross-site", "same-site", "same-origin", "none"):
+        framed = client.get("/", headers={**FRAMED, **BEARER, "sec-fetch-site": site})
+        assert 'data-may-change="no"' in framed.text
+
+
+@pytest.mark.parametrize("ancestors", [(), ("none",), ("none", "https://hub.example")])
+def test_a_server_that_was_not_told_to_is_framed_by_nobody(ancestors: tuple[str, ...]) -> None:
+    client = make_world(frame_ancestors=ancestors).client
+    assert client.get("/", headers=FRAMED).status_code == 403
+    same = client.get("/", headers={**FRAMED, "sec-fetch-site": "same-origin"})
+    assert "frame-ancestors 'none';" in same.headers["content-security-policy"]
+
+
+@pytest.mark.parametrize("wrong", ["https://hub.example; script-src *", "hub.example", "*", "https://a b", "x\r\ny:"])
+def test_an_ancestor_that_is_no_origin_is_refused_when_the_server_starts(wrong: str) -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listening,
+        pytest.raises(ArgumentError, match=r"give an origin such as https://hub\.example"),
+    ):
+        complete(ServerSettings(frame_ancestors=(wrong,)), listening)
+
+
+def test_a_dashboard_of_somebodys_own_is_framed_by_pages_of_this_machine_unless_told_otherwise() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        for given, ancestors in (((), ("local",)), (("none",), ("none",))):
+            settings = ServerSettings(dashboard=True, frame_ancestors=given)
+            assert complete(settings, listening).frame_ancestors == ancestors
+        assert complete(ServerSettings(), listening).frame_ancestors == ()
 
 
 @pytest.mark.parametrize(

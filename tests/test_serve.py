@@ -27,6 +27,7 @@ from hookcore import wire
 from hookcore.errors import ArgumentError
 from hookcore_app import cli, serve
 from hookcore_app.access import Access
+from hookcore_app.cli import flags
 from hookcore_app.settings import ServerSettings
 from tests.serving import (
     BATCH,
@@ -439,18 +440,20 @@ def test_the_state_of_no_dashboard_is_told(
 def test_every_setting_has_a_flag_and_is_read_from_flags_and_variables() -> None:
     parser = cli.make_parser()
     given = parser.parse_args(["serve", "--max-runs", "3", "--allowed-hosts", "a,b", "--dashboard"])
-    found = cli.settings_of(given, {"HOOKCORE_MEMORY": "64MB", "HOOKCORE_MAX_RUNS": "9", "HOOKCORE_DASHBOARD": "0"})
+    found = flags.server_settings_of(
+        given, {"HOOKCORE_MEMORY": "64MB", "HOOKCORE_MAX_RUNS": "9", "HOOKCORE_DASHBOARD": "0"}
+    )
     assert (found.max_runs, found.allowed_hosts, found.memory, found.dashboard) == (3, ("a", "b"), 64_000_000, True)
-    assert not cli.settings_of(parser.parse_args(["serve"]), {"HOOKCORE_DASHBOARD": "0"}).dashboard
+    assert not flags.server_settings_of(parser.parse_args(["serve"]), {"HOOKCORE_DASHBOARD": "0"}).dashboard
     with pytest.raises(ArgumentError, match="1 or 0"):
-        cli.settings_of(parser.parse_args(["serve"]), {"HOOKCORE_DASHBOARD": "perhaps"})
+        flags.server_settings_of(parser.parse_args(["serve"]), {"HOOKCORE_DASHBOARD": "perhaps"})
 
 
 def test_a_token_is_read_from_a_file(tmp_path: Path) -> None:
     (tmp_path / "token").write_text(TOKEN + "\n")
     parser = cli.make_parser()
     given = parser.parse_args(["serve", "--token-file", str(tmp_path / "token")])
-    assert cli.settings_of(given, {}).token == TOKEN
+    assert flags.server_settings_of(given, {}).token == TOKEN
 
 
 def test_a_link_is_made_from_the_command_line(

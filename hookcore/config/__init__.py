@@ -1,12 +1,11 @@
 """What a user can set, in one table: the name, the default, what is allowed, and how a given value is read.
 
-`Settings.of` reads the arguments of a call against the table, and where one is missing a variable of its name;
-`python -m hookcore.config` prints the table in Markdown.
+`Settings.of` reads the arguments of a call against the table, and where one is missing a variable of its name.
 """
 
 from hookcore.config.readers import Pattern, bytes_of, did_you_mean, nearest
 from hookcore.config.settings import Settings
-from hookcore.config.table import SETTINGS, Attach, Compiled, Setting, as_markdown
+from hookcore.config.table import SETTINGS, Attach, Compiled, Setting
 
 __all__ = [
     "SETTINGS",
@@ -15,7 +14,6 @@ __all__ = [
     "Pattern",
     "Setting",
     "Settings",
-    "as_markdown",
     "bytes_of",
     "did_you_mean",
     "nearest",

@@ -19,6 +19,7 @@ MIN_SKETCH_VALUES: Final = 1024
 MIN_MEMORY_BYTES: Final = 2_000_000  # three quarters of it must be a store
 MAX_BUDGET: Final = 10.0
 MAX_NAME: Final = 200  # characters of a run's name
+BRIDGES: Final = ("tensorboard", "wandb", "mlflow")
 _UNIT_BYTES: Final = {
     "": 1,
     "b": 1,
@@ -189,6 +190,20 @@ def read_keep(given: object) -> str | None:
     if not isinstance(given, str | os.PathLike) or not os.fspath(given):
         raise _reject()
     return str(Path(os.fsdecode(given)).expanduser().absolute())
+
+
+def read_bridge(given: object) -> str | None:
+    """A tool and what it calls the place, with a colon between them, or None."""
+    if given is None:
+        return None
+    if not isinstance(given, str):
+        raise _reject()
+    tool, colon, target = given.partition(":")
+    if tool not in BRIDGES:
+        raise ValueError(did_you_mean(tool, BRIDGES))
+    if not colon or not target.strip():
+        raise _reject(f"Say where to: {tool}:{'runs/x' if tool == 'tensorboard' else 'my-project'}.")
+    return given
 
 
 def read_name(given: object) -> str:

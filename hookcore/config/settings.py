@@ -30,6 +30,7 @@ class Settings:
     sketch_values: int | None
     server: str | None
     keep: str | None
+    bridge: str | None
     name: str
 
     @classmethod

@@ -15,6 +15,7 @@ from hookcore.config.readers import (
     integer_or_none,
     number_or_none,
     or_none,
+    read_bridge,
     read_budget,
     read_choice,
     read_include,
@@ -193,6 +194,15 @@ SETTINGS: Final = (
         or_none,
     ),
     Setting(
+        "bridge",
+        None,
+        "tensorboard:FOLDER, wandb:PROJECT, mlflow:EXPERIMENT, or None",
+        "Where the scalars, the norm of all gradients and the counts of ill modules are written too, for each step. "
+        "The tool must be installed; of a distributed training rank 0 writes.",
+        read_bridge,
+        or_none,
+    ),
+    Setting(
         "name",
         None,
         f"a text of 1 to {MAX_NAME} characters, or None for the script's name",
@@ -200,10 +210,3 @@ SETTINGS: Final = (
         read_name,
     ),
 )
-
-
-def as_markdown() -> str:
-    """The table of settings for the documentation."""
-    lines = ["| setting | default | allowed | what it does |", "|---|---|---|---|"]
-    lines += [f"| `{one.name}` | `{one.default!r}` | {one.allowed} | {one.help} |" for one in SETTINGS]
-    return "\n".join(lines) + "\n"

@@ -1,0 +1,9 @@
+"""Bridges out: the few numbers that tell how a run is, step by step, into a tool that somebody has already.
+
+A bridge follows the frames behind the recorder, on a thread of its own. It is no store, and no way back.
+"""
+
+from hookcore.bridges.follower import Bridged, bridge_for
+from hookcore.bridges.summary import Summary
+
+__all__ = ["Bridged", "Summary", "bridge_for"]

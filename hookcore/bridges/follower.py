@@ -1,0 +1,124 @@
+"""A sink that hands every frame on, and tells a bridge of it on the side."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from importlib.util import find_spec
+from typing import Final
+
+from hookcore.bridges.summary import Step, Summary
+from hookcore.bridges.writers import WRITERS, Writer
+from hookcore.errors import ArgumentError
+from hookcore.records import Command, Coverage, Frame, HookRecord, ModuleRecord, Snapshot
+from hookcore.sinks import Sink
+
+logger = logging.getLogger("hookcore")
+
+THREAD: Final = "hookcore-bridge"
+MOST_WAITING: Final = 1000  # steps; later ones are dropped and counted
+FLUSH_S: Final = 2.0
+CLOSE_S: Final = 2.0
+
+Failed = Callable[[str, Exception], None]
+
+
+class Bridged:
+    """Hands everything to the sink behind it; what goes wrong with the bridge is told, and stops neither."""
+
+    def __init__(self, sink: Sink, open_writer: Callable[[], Writer], failed: Failed) -> None:
+        self.dropped = 0
+        self.sink = sink
+        self._open, self._failed = open_writer, failed
+        self._warned = False
+        self._summary = Summary()
+        self._steps: queue.Queue[Step | None] = queue.Queue(MOST_WAITING)
+        self._thread = threading.Thread(target=self._run, name=THREAD, daemon=True)
+        self._thread.start()
+
+    def send(self, frame: Frame) -> None:
+        """Hands a frame on; never waits for the bridge."""
+        if self._thread.is_alive():
+            self._guarded(lambda: self._put(self._summary.add(frame)))
+        self.sink.send(frame)
+
+    def _put(self, steps: Iterable[Step]) -> None:
+        for step in steps:
+            try:
+                self._steps.put_nowait(step)
+            except queue.Full:
+                self.dropped += 1
+                if self.dropped == 1:
+                    raise RuntimeError(f"{MOST_WAITING} steps wait to be written: later ones are dropped") from None
+
+    def describe(
+        self, modules: Sequence[ModuleRecord], coverage: Sequence[Coverage] = (), hooks: Sequence[HookRecord] = ()
+    ) -> None:
+        """Hands the modules on."""
+        self.sink.describe(modules, coverage, hooks)
+
+    def add_snapshot(self, snapshot: Snapshot) -> None:
+        """Hands a snapshot on."""
+        self.sink.add_snapshot(snapshot)
+
+    def listen(self, obey: Callable[[Command], None]) -> None:
+        """The sink behind is asked for commands."""
+        self.sink.listen(obey)
+
+    def close(self) -> None:
+        """Ends both; the bridge has a few seconds to write what waits."""
+        if self._thread.is_alive():
+            self._guarded(lambda: self._put(self._summary.end()))
+            with contextlib.suppress(queue.Full):
+                self._steps.put(None, timeout=CLOSE_S)
+        self.sink.close()
+        self._thread.join(CLOSE_S)
+
+    # -- on the bridge's own thread ---------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            writer = self._open()
+        except Exception as error:
+            self._tell(error)
+            return
+        flushed = time.monotonic()
+        while (step := self._steps.get()) is not None:
+            self._guarded(partial(writer.write, *step))
+            if time.monotonic() - flushed > FLUSH_S:
+                self._guarded(writer.flush)
+                flushed = time.monotonic()
+        self._guarded(writer.close)
+
+    def _guarded(self, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except Exception as error:
+            self._tell(error)
+
+    def _tell(self, error: Exception) -> None:
+        self._failed("bridge", error)
+        if not self._warned:
+            self._warned = True
+            logger.warning("hookcore: the bridge failed: %s. The training goes on, and so does the run.", error)
+
+
+def bridge_for(given: str | None, name: str) -> Callable[[], Writer] | None:
+    """What opens the bridge that a setting such as "tensorboard:runs/x" names; None where there is none to be.
+
+    Raises ArgumentError where the tool is not installed. Of a distributed training rank 0 alone has a bridge.
+    """
+    rank = os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or "0"  # torchrun's; Lightning's own launcher's
+    if given is None or rank != "0":
+        return None
+    tool, _, target = given.partition(":")
+    module, package, make = WRITERS[tool]
+    if find_spec(module) is None:
+        raise ArgumentError(f"bridge={given!r} needs {package}, which is not installed: pip install {package}")
+    return lambda: make(target, name)

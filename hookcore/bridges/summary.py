@@ -1,0 +1,73 @@
+"""A step in a few numbers: the scalars, the norm of all gradients, and how many modules are ill."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hookcore.records import STAT_COLUMN, Frame, Tap
+
+GRADIENT_NORM: Final = "hookcore/gradient_norm"
+NONFINITE: Final = "hookcore/nonfinite_modules"
+ZERO: Final = "hookcore/zero_modules"
+STEP_TIME: Final = "hookcore/time_s"
+_COUNT, _NAN, _INF, _ZERO, _NORM = (STAT_COLUMN[name] for name in ("count", "nan", "inf", "zero", "norm"))
+
+Step = tuple[int, float, dict[str, float]]  # its number, when it was, its numbers
+
+
+class Summary:
+    """Puts the frames of a step together; a step is over when a later one comes."""
+
+    def __init__(self) -> None:
+        self._taps: list[Tap] = []
+        self._step, self._time_s = -1, 0.0
+        self._numbers: dict[str, float] = {}
+        self._squares: dict[int, float] = {}  # of each parameter's gradient; in a later part it comes anew
+        self._nonfinite: set[str] = set()
+        self._zero: set[str] = set()
+        self._captured = False
+
+    def add(self, frame: Frame) -> Iterator[Step]:
+        """Takes a frame; gives the step before it, where that one is over."""
+        if frame.step > self._step:
+            yield from self.end()
+            self._step = frame.step
+        self._taps += frame.new_taps
+        self._time_s = frame.time_s
+        self._numbers |= frame.scalars
+        if math.isfinite(frame.elapsed_s):
+            self._numbers[STEP_TIME] = frame.elapsed_s
+        if len(frame.taps):
+            self._captured = True
+            self._add_rows(frame.taps, frame.stats)
+
+    def _add_rows(self, numbers: NDArray[np.uint32], stats: NDArray[np.float64]) -> None:
+        ill = (stats[:, _NAN] > 0) | (stats[:, _INF] > 0)
+        zero = (stats[:, _COUNT] > 0) & (stats[:, _ZERO] == stats[:, _COUNT])
+        for row, number in enumerate(numbers.tolist()):
+            tap = self._taps[number] if number < len(self._taps) else None
+            if tap is None:
+                continue
+            if ill[row]:
+                self._nonfinite.add(tap.module)
+            if zero[row] and tap.kind == "output":
+                self._zero.add(tap.module)
+            if tap.kind == "param_grad":
+                self._squares[number] = math.nan if ill[row] else float(stats[row, _NORM]) ** 2
+
+    def end(self) -> Iterator[Step]:
+        """Gives the step that was begun, if there is one."""
+        numbers = self._numbers
+        if self._captured:
+            numbers |= {NONFINITE: float(len(self._nonfinite)), ZERO: float(len(self._zero))}
+        if self._squares:
+            numbers[GRADIENT_NORM] = math.sqrt(math.fsum(self._squares.values()))
+        if numbers:
+            yield self._step, self._time_s, numbers
+        self._numbers, self._squares, self._nonfinite, self._zero = {}, {}, set(), set()
+        self._captured = False

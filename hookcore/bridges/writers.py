@@ -1,0 +1,96 @@
+"""The tools that a bridge leads to, each behind three calls. None is imported before a bridge needs it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any, Final, Protocol
+
+
+class Writer(Protocol):
+    """Takes the numbers of one run."""
+
+    def write(self, step: int, time_s: float, numbers: Mapping[str, float]) -> None:
+        """The numbers of a step."""
+
+    def flush(self) -> None:
+        """What was written can be seen."""
+
+    def close(self) -> None:
+        """The run is over."""
+
+
+class TensorBoard:
+    """An event file in a folder."""
+
+    def __init__(self, folder: str, name: str) -> None:
+        self._writer: Any = import_module("torch.utils.tensorboard").SummaryWriter(folder)
+
+    def write(self, step: int, time_s: float, numbers: Mapping[str, float]) -> None:
+        """A point on each scalar's curve."""
+        for name, value in numbers.items():
+            self._writer.add_scalar(name, value, step, time_s)
+
+    def flush(self) -> None:
+        """To the disk."""
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Ends the file."""
+        self._writer.close()
+
+
+class WeightsAndBiases:
+    """A run of its own in a project; the script's own run, where it has one, is not touched."""
+
+    def __init__(self, project: str, name: str) -> None:
+        wandb = import_module("wandb")
+        # What the script prints is not the bridge's business.
+        settings = wandb.Settings(console="off", silent=True)
+        self._run: Any = wandb.init(project=project, name=name, reinit="create_new", settings=settings)
+
+    def write(self, step: int, time_s: float, numbers: Mapping[str, float]) -> None:
+        """A row of the run's history."""
+        self._run.log(dict(numbers), step=step, commit=True)
+
+    def flush(self) -> None:
+        """Its own process sends as it goes on."""
+
+    def close(self) -> None:
+        """Ends the run."""
+        self._run.finish()
+
+
+class MLflow:
+    """A run of its own in an experiment, at the address that MLFLOW_TRACKING_URI or MLflow's default names."""
+
+    def __init__(self, experiment: str, name: str) -> None:
+        tracking = import_module("mlflow.tracking")
+        self._metric: Any = import_module("mlflow.entities").Metric
+        self._client: Any = tracking.MlflowClient()
+        found = self._client.get_experiment_by_name(experiment)
+        number = found.experiment_id if found else self._client.create_experiment(experiment)
+        self._run: str = self._client.create_run(number, run_name=name).info.run_id
+
+    def write(self, step: int, time_s: float, numbers: Mapping[str, float]) -> None:
+        """The step's metrics at once."""
+        moment = int(time_s * 1000)
+        metrics = [self._metric(name, value, moment, step) for name, value in numbers.items()]
+        self._client.log_batch(self._run, metrics=metrics)
+
+    def flush(self) -> None:
+        """Each step is sent as it comes."""
+
+    def close(self) -> None:
+        """Ends the run."""
+        with contextlib.suppress(Exception):  # a server that is gone has been complained about
+            self._client.set_terminated(self._run)
+
+
+# What stands before the colon; the module that it needs; what is installed for it; who writes.
+WRITERS: Final[dict[str, tuple[str, str, Callable[[str, str], Writer]]]] = {
+    "tensorboard": ("tensorboard", "tensorboard", TensorBoard),
+    "wandb": ("wandb", "wandb", WeightsAndBiases),
+    "mlflow": ("mlflow", "mlflow", MLflow),
+}

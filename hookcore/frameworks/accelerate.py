@@ -1,0 +1,46 @@
+"""Accelerate: `Accelerator(log_with=HookcoreTracker(model))`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from accelerate.tracking import GeneralTracker
+from torch import nn
+
+from hookcore.frameworks.watching import Watching
+from hookcore.watcher import Watcher
+
+
+class HookcoreTracker(Watching, GeneralTracker):  # type: ignore[misc]
+    """Watches the model from `init_trackers` to `end_training`. Takes the settings of `hookcore.watch`.
+
+    What `accelerator.log` is given arrives as scalars. A `with` around the loop ends the run also when it raises.
+    """
+
+    name = "hookcore"
+    requires_logging_directory = False
+
+    def __init__(self, model: nn.Module | None = None, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._model = model
+
+    @property
+    def tracker(self) -> Watcher | None:
+        """The watcher."""
+        return self.watcher
+
+    def start(self) -> None:
+        """Begins a run."""
+        self.begin(self._model)
+
+    def store_init_configuration(self, values: Mapping[str, object]) -> None:
+        """Of the script's configuration nothing is kept."""
+
+    def log(self, values: Mapping[str, object], step: int | None = None, **kwargs: Any) -> None:
+        """Scalars of the step that just ended; `step` is the script's own count, and not ours."""
+        self.log_numbers(values)
+
+    def finish(self) -> None:
+        """Ends the run."""
+        self.close()

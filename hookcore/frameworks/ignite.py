@@ -1,0 +1,40 @@
+"""Ignite: `HookcoreHandler(model).attach(trainer)`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ignite.engine import Engine, Events
+from torch import nn
+
+from hookcore.frameworks.watching import Watching
+
+
+class HookcoreHandler(Watching):
+    """Watches the model while an engine runs. Takes the settings of `hookcore.watch`.
+
+    The engine's metrics, and its output where that is a number or a dictionary of numbers, arrive as scalars.
+    """
+
+    def __init__(self, model: nn.Module, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._model = model
+
+    def attach(self, engine: Engine) -> None:
+        """Follows the engine from now on."""
+        engine.add_event_handler(Events.STARTED, lambda: self.begin(self._model))
+        engine.add_event_handler(Events.ITERATION_COMPLETED, self._log_output)
+        engine.add_event_handler(Events.EPOCH_COMPLETED, lambda found: self.log_numbers(found.state.metrics))
+        engine.add_event_handler(Events.COMPLETED | Events.TERMINATE, self.close)
+        engine.add_event_handler(Events.EXCEPTION_RAISED, self._end_raised)
+
+    def _log_output(self, engine: Engine) -> None:
+        output = engine.state.output
+        self.log_numbers(output if isinstance(output, Mapping) else {"loss": output})
+
+    def _end_raised(self, engine: Engine, error: BaseException) -> None:
+        self.close()
+        # An engine raises only what nobody handles; what it would have raised without us it raises with us.
+        if len(engine._event_handlers[Events.EXCEPTION_RAISED]) == 1:
+            raise error

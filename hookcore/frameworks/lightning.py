@@ -1,0 +1,66 @@
+"""Lightning: `Trainer(callbacks=[HookcoreCallback()])`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.util import find_spec
+from typing import Any
+
+from hookcore.frameworks.watching import Watching
+
+if find_spec("lightning") is not None:
+    from lightning.pytorch import Callback, LightningModule, Trainer
+else:
+    from pytorch_lightning import Callback, LightningModule, Trainer
+
+
+class HookcoreCallback(Watching, Callback):  # type: ignore[misc]
+    """Watches the module from the start of `fit` to its end. Takes the settings of `hookcore.watch`.
+
+    What the module logs arrives as scalars: in training at the step in which it was logged, the rest when it is known.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._told: dict[str, object] = {}  # the metrics as they were told last
+        self._later: set[str] = set()  # those that validation and the ends of epochs bring
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Begins a run."""
+        self._told.clear()
+        self._later.clear()
+        self.begin(pl_module)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """The loss, and what the training step logged."""
+        metrics = {name: value for name, value in trainer.callback_metrics.items() if name not in self._later}
+        loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+        self._log_news({"loss": loss} | metrics)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """What validation logged."""
+        self._log_late(trainer)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Means over the epoch."""
+        self._log_late(trainer)
+
+    def _log_late(self, trainer: Trainer) -> None:
+        self._later |= trainer.callback_metrics.keys() - self._told.keys()
+        self._log_news({name: trainer.callback_metrics[name] for name in self._later & trainer.callback_metrics.keys()})
+
+    def _log_news(self, metrics: dict[str, Any]) -> None:
+        """Lightning keeps a metric until there is a newer one, which is another tensor."""
+        news = {name: value for name, value in metrics.items() if self._told.get(name) is not value}
+        self._told |= news
+        self.log_numbers(news)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Ends the run of a training that raised."""
+        self.close()
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Ends the run."""
+        self.close()

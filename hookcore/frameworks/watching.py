@@ -1,0 +1,63 @@
+"""What all callbacks have in common: a watcher that begins and ends with a training."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import nn
+
+from hookcore.config import Settings
+from hookcore.watcher import Watcher, watch
+
+
+class Watching:
+    """Holds the settings of `hookcore.watch`, and the watcher of the training that runs or ran last.
+
+    As a context manager it ends the run on the way out, whatever happened inside.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        Settings.of(**settings)  # a wrong one is told here, not hours later
+        super().__init__()
+        self.settings = settings
+        self.watcher: Watcher | None = None
+
+    def begin(self, model: nn.Module | None) -> None:
+        """Ends a run that was left open, and watches the model."""
+        self.close()
+        self.watcher = watch(model, **self.settings)
+
+    def log_numbers(self, found: Mapping[str, object]) -> None:
+        """Those of the values that are single numbers, as scalars of the step."""
+        if self.watcher is not None:
+            numbers = {name: value for name, value in found.items() if _is_number(value) and name != "self"}
+            if numbers:
+                self.watcher.log(**numbers)  # type: ignore[arg-type]
+
+    def close(self) -> None:
+        """Ends the run; the watcher stays readable. A second call does nothing."""
+        if self.watcher is not None:
+            self.watcher.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        # Who raised out of a training and threw the trainer away has no other way left to end the run.
+        with contextlib.suppress(Exception):
+            self.close()
+
+
+def _is_number(value: object) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.numel() == 1 and not value.is_complex()
+    return isinstance(value, int | float)

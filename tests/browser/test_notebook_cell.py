@@ -1,0 +1,90 @@
+"""What a watcher shows in a notebook's cell, in a page of another server as Jupyter's is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from playwright.sync_api import Browser, Page, expect
+
+import hookcore
+from hookcore_app import embedded
+from tests.harness import watch
+from tests.serving import PATIENCE_S
+from tests.test_security_browser import _page
+from tests.zoo.case import mean_square, mlp
+
+BUTTONS = "button[data-seen], form button[type=submit]"
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], hookcore.Watcher]]:
+    """A watcher that serves from this process, with some steps."""
+    monkeypatch.setattr("hookcore.delivery.PORT", 0)
+    open_ones: list[hookcore.Watcher] = []
+
+    def make() -> hookcore.Watcher:
+        model = mlp()
+        watcher = watch(model, server="thread", name="cell")
+        open_ones.append(watcher)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(30):
+            mean_square(model(torch.randn(4, 6))).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            watcher.log(loss=1 / (1 + step))
+        assert watcher.flush(PATIENCE_S)
+        return watcher
+
+    yield make
+    for watcher in open_ones:
+        watcher.close()
+    embedded.start(port=0).stop()
+
+
+@contextmanager
+def notebook(browser: Browser, cell: str) -> Iterator[Page]:
+    """The cell in a page of another server; `localhost` is another site than 127.0.0.1."""
+    context = browser.new_context(viewport={"width": 1000, "height": 900})
+    html = f"<!doctype html><meta charset=utf-8><body style='font: 14px sans-serif'><h1>A notebook</h1>{cell}"
+    try:
+        with _page(html) as address:
+            page = context.new_page()
+            page.goto(address.replace("127.0.0.1", "localhost"))
+            yield page
+    finally:
+        context.close()
+
+
+def test_the_live_page_is_in_the_cell_without_buttons_and_goes_on(
+    browser: Browser, watched: Callable[[], hookcore.Watcher], tmp_path: Path
+) -> None:
+    watcher = watched()
+    with notebook(browser, watcher._repr_html_()) as page:
+        inside = page.frame_locator("iframe")
+        expect(inside.locator("body")).to_have_attribute("data-may-change", "no")
+        expect(inside.locator("h1, h2").first).to_be_visible()
+        expect(inside.locator(BUTTONS)).to_have_count(0)
+        expect(inside.locator("body")).to_contain_text("29")
+        watcher.log(loss=7.5)
+        watcher.step()
+        expect(inside.locator("body")).to_contain_text("30")  # by the stream, in the same page
+        page.locator("summary").last.click()
+        expect(page.locator("img").first).to_be_visible()
+        page.screenshot(path=tmp_path / "cell.png", full_page=True)
+
+
+def test_a_server_that_is_told_none_stays_out_of_the_frame(
+    browser: Browser, watched: Callable[[], hookcore.Watcher], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOOKCORE_FRAME_ANCESTORS", "none")
+    watcher = watched()
+    cell = watcher._repr_html_()
+    assert "<iframe" not in cell
+    with notebook(browser, f'{cell}<iframe src="{watcher.url}"></iframe>') as page:
+        expect(page.locator("img").first).to_be_visible()
+        expect(page.frame_locator("iframe").locator("[data-may-change]")).to_have_count(0)
+        assert not [frame for frame in page.frames if frame.url == watcher.url and frame.locator("header").count()]

@@ -1,0 +1,276 @@
+"""Bridges out: what they write for each step, and that nothing that goes wrong with them reaches the training."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections.abc import Mapping
+from importlib import import_module
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import hookcore
+from hookcore.bridges import Bridged, Summary, follower
+from hookcore.bridges.writers import WRITERS, WeightsAndBiases
+from hookcore.config import Settings
+from hookcore.config.readers import BRIDGES
+from hookcore.errors import ArgumentError
+from hookcore.records import STAT_COLUMN, STATS, Frame, SketchBlock, Tap
+from hookcore.sinks import Sink, StoreSink
+from hookcore.store import Store
+from tests.harness import digest, seed_all, watch
+from tests.zoo.case import mean_square, mlp
+
+TAPS = (Tap("a", "output"), Tap("a", "param_grad", "weight"), Tap("b", "output"), Tap("b", "param_grad", "weight"))
+PATIENCE_S = 30.0
+
+
+def frame_of(step: int, rows: Mapping[int, Mapping[str, float]], **others: Any) -> Frame:
+    stats = np.zeros((len(rows), len(STATS)))
+    stats[:, STAT_COLUMN["count"]] = 4
+    for place, row in enumerate(rows.values()):
+        for name, value in row.items():
+            stats[place, STAT_COLUMN[name]] = value
+    empty = SketchBlock(np.zeros(len(rows) + 1, np.uint32), np.empty(0, np.uint16), np.empty(0, np.uint32))
+    return Frame(step, float(step), np.array(list(rows), np.uint32), stats, empty, **others)
+
+
+def train(steps: int = 3, bridge: str | None = None, **settings: Any) -> tuple[nn.Module, hookcore.Watcher]:
+    seed_all()
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watch(model, bridge=bridge, **settings) as watcher:
+        for _ in range(steps):
+            loss = mean_square(model(torch.randn(4, 6)))
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            watcher.log(loss=loss)
+    return model, watcher
+
+
+class Recording:
+    """Keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.steps: dict[int, dict[str, float]] = {}
+        self.closed = threading.Event()
+
+    def write(self, step: int, time_s: float, numbers: Mapping[str, float]) -> None:
+        self.steps[step] = dict(numbers)
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+# -- the summary --
+
+
+def test_a_step_is_summed_up_when_the_next_one_comes_with_all_its_parts() -> None:
+    summary = Summary()
+    gradients = {0: {"zero": 4.0}, 1: {"norm": 3.0}, 2: {"zero": 3.0}, 3: {"norm": 4.0}}
+    assert list(summary.add(frame_of(0, gradients, new_taps=TAPS, elapsed_s=0.5))) == []
+    assert list(summary.add(frame_of(0, {}, scalars={"loss": 2.0}))) == []
+    (step,) = summary.add(frame_of(1, {2: {"nan": 1.0}, 3: {"inf": 2.0, "norm": 1.0}, 1: {"norm": 1.0}}))
+    assert step == (
+        0,
+        0.0,
+        {
+            "loss": 2.0,
+            "hookcore/time_s": 0.5,
+            "hookcore/gradient_norm": 5.0,
+            "hookcore/nonfinite_modules": 0.0,
+            "hookcore/zero_modules": 1.0,
+        },
+    )
+    (step,) = summary.end()
+    assert step[:2] == (1, 1.0)
+    assert step[2]["hookcore/nonfinite_modules"] == 1.0
+    assert math.isnan(step[2]["hookcore/gradient_norm"])
+    assert list(summary.end()) == []
+
+
+def test_a_step_that_was_not_captured_has_its_scalars_alone() -> None:
+    summary = Summary()
+    assert list(summary.add(frame_of(4, {}, scalars={"loss": 1.0}))) == []
+    assert list(summary.end()) == [(4, 4.0, {"loss": 1.0})]
+
+
+# -- TensorBoard --
+
+
+def test_what_tensorboard_reads_is_what_the_store_has(tmp_path: Path) -> None:
+    _, watcher = train(bridge=f"tensorboard:{tmp_path}", kinds=["output", "param_grad"])
+    assert watcher.errors == []
+    accumulator = import_module("tensorboard.backend.event_processing.event_accumulator").EventAccumulator
+    events = accumulator(str(tmp_path))
+    events.Reload()
+    losses = events.Scalars("loss")
+    assert [each.step for each in losses] == [0, 1, 2]
+    assert [each.value for each in losses] == pytest.approx(watcher.store.scalars("loss").mean.tolist())
+    store = watcher.store
+    norms = [store.series(int(number), "norm").mean for number in store.taps(kind="param_grad").numbers]
+    whole = np.sqrt(np.sum(np.square(norms), axis=0)).tolist()
+    assert [each.value for each in events.Scalars("hookcore/gradient_norm")] == pytest.approx(whole)
+
+
+# -- the others, where they are installed --
+
+
+def test_mlflow_has_a_run_with_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tracking = pytest.importorskip("mlflow.tracking")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", tmp_path.as_uri())
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    writer = WRITERS["mlflow"][2]("digits", "mine")
+    for step in range(3):
+        writer.write(step, 100.0 + step, {"loss": step / 2, "hookcore/gradient_norm": math.nan})
+    writer.flush()
+    writer.close()
+    client = tracking.MlflowClient()
+    (run,) = client.search_runs([client.get_experiment_by_name("digits").experiment_id])
+    assert (run.info.run_name, run.info.status) == ("mine", "FINISHED")
+    found = client.get_metric_history(run.info.run_id, "loss")
+    assert [(each.step, each.value, each.timestamp) for each in found] == [
+        (0, 0.0, 100_000),
+        (1, 0.5, 101_000),
+        (2, 1.0, 102_000),
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_weights_and_biases_has_a_run_of_its_own_beside_the_scripts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wandb = pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.chdir(tmp_path)
+    scripts = wandb.init(project="script")
+    writer = WRITERS["wandb"][2]("digits", "mine")
+    for step in range(3):
+        writer.write(step, 0.0, {"loss": step / 2})
+    assert isinstance(writer, WeightsAndBiases)
+    run = writer._run
+    assert wandb.run is scripts
+    assert (run.project, run.name, run.summary["loss"]) == ("digits", "mine", 1.0)
+    writer.close()
+    assert scripts.step == 0
+    scripts.finish()
+    wandb.teardown()
+
+
+def test_a_bridge_changes_no_bit_of_the_training(tmp_path: Path) -> None:
+    plain, _ = train()
+    bridged, _ = train(bridge=f"tensorboard:{tmp_path}")
+    assert digest(list(plain.parameters())) == digest(list(bridged.parameters()))
+
+
+# -- what goes wrong --
+
+
+def test_a_tool_that_is_not_installed_is_told_with_the_command_before_anything_is_registered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def find_nothing(name: str) -> ModuleSpec | None:
+        return None
+
+    monkeypatch.setattr(follower, "find_spec", find_nothing)
+    for tool in BRIDGES:
+        with pytest.raises(ArgumentError, match=rf"not installed: pip install {tool}$"):
+            watch(mlp(), bridge=f"{tool}:x")
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("tensorbord:runs", "Did you mean 'tensorboard'"),
+        ("tensorboard", "Say where to: tensorboard:runs/x"),
+        ("wandb: ", "Say where to: wandb:my-project"),
+        (7, "tensorboard:FOLDER"),
+    ],
+)
+def test_a_wrong_bridge_is_answered_with_what_is_allowed(given: object, told: str) -> None:
+    with pytest.raises(ArgumentError, match=told):
+        Settings.of(bridge=given)
+
+
+def test_every_bridge_that_is_allowed_can_be_opened() -> None:
+    assert set(WRITERS) == set(BRIDGES)
+    assert Settings.of({"HOOKCORE_BRIDGE": "none"}).bridge is None
+    assert Settings.of({"HOOKCORE_BRIDGE": "wandb:digits"}).bridge == "wandb:digits"
+
+
+def test_of_a_distributed_training_rank_0_alone_has_a_bridge(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("RANK", "LOCAL_RANK"):
+        with monkeypatch.context() as changed:
+            changed.setenv(variable, "1")
+            assert follower.bridge_for("tensorboard:x", "run") is None
+    monkeypatch.setenv("RANK", "0")
+    assert follower.bridge_for("tensorboard:x", "run") is not None
+
+
+def test_a_bridge_that_cannot_be_opened_is_complained_about_once_and_the_run_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("in the way")
+    with caplog.at_level(logging.WARNING, "hookcore"):
+        _, watcher = train(bridge=f"tensorboard:{file}/runs")
+    assert watcher.current_step == 3
+    assert watcher.store.scalars("loss").first_step.tolist() == [0, 1, 2]
+    assert [error.name for error in watcher.errors] == ["hook-error"]
+    assert [record.message.startswith("hookcore: the bridge failed") for record in caplog.records] == [True]
+
+
+def test_a_step_that_cannot_be_written_costs_no_other_step() -> None:
+    class Failing(Recording):
+        def write(self, step: int, time_s: float, numbers: Mapping[str, float]) -> None:
+            if step == 1:
+                raise OSError("disk full")
+            super().write(step, time_s, numbers)
+
+    writer, told, store = Failing(), list[Exception](), Store(16_000_000)
+    sink = Bridged(StoreSink(store), lambda: writer, lambda where, error: told.append(error))
+    assert isinstance(sink, Sink)
+    for step in range(3):
+        sink.send(frame_of(step, {}, scalars={"loss": float(step)}))
+    sink.close()
+    assert writer.closed.is_set()
+    assert writer.steps == {0: {"loss": 0.0}, 2: {"loss": 2.0}}
+    assert [str(error) for error in told] == ["disk full"]
+    assert store.scalars("loss").first_step.tolist() == [0, 1, 2]
+
+
+def test_a_bridge_that_is_stuck_drops_steps_and_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follower, "MOST_WAITING", 2)
+    entered, release = threading.Event(), threading.Event()
+
+    class Stuck(Recording):
+        def write(self, step: int, time_s: float, numbers: Mapping[str, float]) -> None:
+            entered.set()
+            release.wait(PATIENCE_S)
+            super().write(step, time_s, numbers)
+
+    writer, told, store = Stuck(), list[Exception](), Store(16_000_000)
+    sink = Bridged(StoreSink(store), lambda: writer, lambda where, error: told.append(error))
+    for step in range(2):
+        sink.send(frame_of(step, {}, scalars={"loss": 1.0}))
+    assert entered.wait(PATIENCE_S)
+    for step in range(2, 8):
+        sink.send(frame_of(step, {}, scalars={"loss": 1.0}))
+    assert store.steps().newest == 7
+    assert sink.dropped == 4  # step 0 is being written, 1 and 2 wait, 7 is not over
+    assert ["later ones are dropped" in str(error) for error in told] == [True]
+    release.set()
+    sink.close()
+    assert writer.closed.wait(PATIENCE_S)
