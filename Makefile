@@ -9,6 +9,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DEMO := $(VENV)/.demo
 CODE := hookcore app tests benchmarks examples
 PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
@@ -18,12 +19,15 @@ export TOKENIZERS_PARALLELISM ?= false
 # Nothing is fetched while tests run.
 export HF_HUB_OFFLINE := 1
 
-.PHONY: help test lint types quick slow bench format clean
+.PHONY: help demo test lint types scripts quick pages slow bench image format clean
 
 help:  ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
 
-test: lint types quick slow  ## everything that CI checks, with all set-up
+demo: $(DEMO)  ## train a small network with the dashboard open, with all set-up; DEMO_FLAGS="--trouble nan"
+	$(BIN)/hookcore demo $(DEMO_FLAGS)
+
+test: lint types scripts quick pages slow  ## everything that CI checks, with all set-up
 
 lint: $(STAMP)  ## style, and the direction of imports
 	$(BIN)/ruff check $(CODE)
@@ -33,15 +37,24 @@ types: $(STAMP)  ## mypy --strict
 	$(BIN)/mypy --strict
 
 quick: $(STAMP)  ## the tests that take seconds
-	$(BIN)/python -m pytest -q -m "not slow"
+	$(BIN)/python -m pytest -q -m "not slow and not browser"
+
+scripts: $(STAMP)  ## the tests of the pages' pure modules, in Node
+	node --test tests/js/*.test.mjs
+
+pages: $(STAMP)  ## the pages in a real browser
+	$(BIN)/python -m pytest -q -m browser tests/browser
 
 slow: $(STAMP)  ## the tests that take longer: whole models, compilers, several processes
-	$(BIN)/python -m pytest -q -m slow
+	$(BIN)/python -m pytest -q -m "slow and not browser"
 
 bench: $(STAMP)  ## measure the cost on this machine; takes minutes
 	$(BIN)/python -m benchmarks.kernels
 	$(BIN)/python -m benchmarks.store
 	$(BIN)/python -m benchmarks.overhead
+
+image:  ## build the dashboard's image and run it, without a Docker engine; as root, on Debian
+	docker/prove.sh
 
 format: $(STAMP)  ## put the code into shape
 	$(BIN)/ruff check --fix $(CODE)
@@ -53,20 +66,32 @@ clean:  ## remove all that was built
 
 # torch goes first and alone, so that the resolver finds it there and never looks for another build of it.
 $(STAMP): pyproject.toml constraints.txt
-	@$(call need_system_packages)
+	@$(call need,$(HAS_ALL),$(ALL_PACKAGES))
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP_INSTALL) torch==2.13.0
-	$(PIP_INSTALL) -e '.[dev,frameworks]'
+	$(PIP_INSTALL) -e '.[demo,dev,frameworks]'
 	touch $@
 
-# Python's venv module to install with, a C++ compiler with Python's headers for torch.compile's tests, a browser for the
-# pages' tests, and openssl for the certificates of those that speak TLS.
-define need_system_packages
-ready() { command -v g++ >/dev/null && command -v chromium >/dev/null && command -v openssl >/dev/null && $(PYTHON) -c 'import ensurepip, os, sysconfig, venv; os.stat(sysconfig.get_path("include") + "/Python.h")' 2>/dev/null; }; \
-if ! ready; then \
-	packages="python3-venv python3-dev g++ chromium openssl"; \
+# All that `make demo` needs: no compiler, no browser, none of the tests' packages.
+$(DEMO): pyproject.toml constraints.txt
+	@$(call need,$(HAS_VENV),python3-venv)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP_INSTALL) torch==2.13.0
+	$(PIP_INSTALL) -e '.[demo]'
+	touch $@
+
+# What is looked for, and the packages that bring it: Python's venv module to install with; a C++ compiler with Python's
+# headers for torch.compile's tests, a browser for the pages' tests, openssl for the certificates of those that speak TLS.
+HAS_VENV = $(PYTHON) -c 'import ensurepip, venv'
+HAS_ALL = command -v g++ && command -v chromium && command -v openssl && command -v node && \
+	$(PYTHON) -c 'import ensurepip, os, sysconfig, venv; os.stat(sysconfig.get_path("include") + "/Python.h")'
+ALL_PACKAGES = python3-venv python3-dev g++ chromium openssl nodejs
+
+# Installs packages of Debian's unless a command says that they are there.
+define need
+if ! { $(1); } >/dev/null 2>&1; then \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-		apt-get update -qq && apt-get install -qq -y --no-install-recommends $$packages >/dev/null; \
-	else echo "Install these first: $$packages" >&2; exit 1; fi; \
+		apt-get update -qq && apt-get install -qq -y --no-install-recommends $(2) >/dev/null; \
+	else echo "Install these first: $(2)" >&2; exit 1; fi; \
 fi
 endef

@@ -17,7 +17,6 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 import hookcore
-from hookcore.config import as_markdown
 from hookcore_app import embedded
 
 ROOT = Path(__file__).parents[1]
@@ -103,10 +102,3 @@ def test_the_commands_of_make_that_a_page_names_exist(page: Path) -> None:
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     named = set(re.findall(r"`make ([a-z]+)`", page.read_text()))
     assert named <= targets
-
-
-def test_the_guide_has_the_table_of_settings() -> None:
-    pages = [page for page in PAGES if "| setting | default | allowed | what it does |" in page.read_text()]
-    assert pages, "no page holds the table of settings; `python -m hookcore.config` prints it"
-    for page in pages:
-        assert as_markdown() in page.read_text(), f"{_name(page)}: print it anew with `python -m hookcore.config`"

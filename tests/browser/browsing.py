@@ -75,7 +75,12 @@ class Visit:
 
 @contextmanager
 def visiting(
-    browser: Browser, url: str, *, theme: Literal["light", "dark"] = "light", size: tuple[int, int] = (1440, 900), **more: Any
+    browser: Browser,
+    url: str,
+    *,
+    theme: Literal["light", "dark"] = "light",
+    size: tuple[int, int] = (1440, 900),
+    **more: Any,
 ) -> Iterator[Visit]:
     """A tab of its own, in a session of its own. At the end nothing wrong may have been told."""
     context = browser.new_context(color_scheme=theme, viewport={"width": size[0], "height": size[1]}, **more)
