@@ -15,6 +15,8 @@ from fastapi import APIRouter, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from . import joined
+
 FOLDER: Final = Path(__file__).parent / "static"
 FOREVER: Final = "public, max-age=31536000, immutable"
 LEAST_SQUEEZED: Final = 1024
@@ -35,23 +37,40 @@ class Asset:
 def version() -> str:
     """A name for all files together; it stands in their addresses, so that a change has a new address."""
     digest = hashlib.sha256()
-    for path in sorted(FOLDER.rglob("*")):
+    for path in (*sorted(FOLDER.rglob("*")), Path(joined.__file__)):
         if path.is_file():
-            digest.update(path.relative_to(FOLDER).as_posix().encode() + b"\0" + path.read_bytes())
+            digest.update(path.relative_to(FOLDER.parent).as_posix().encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:12]
 
 
 @cache
 def read(name: str) -> Asset | None:
-    """A file by its path below `static`; None where there is none. Squeezed once, not at every request."""
-    path = FOLDER / name
+    """A file by its path below `static`; None where there is none. Squeezed once, not at every request.
+
+    `joined/flow.js` is `js/pages/flow.js` with all that it imports.
+    """
+    whole = re.fullmatch(r"joined/(\w+\.js)", name)
+    path = FOLDER / (f"js/pages/{whole[1]}" if whole else name)
     if not path.is_file() or FOLDER not in path.resolve().parents:
         return None
-    content = path.read_bytes()
+    content = joined.join(f"js/pages/{whole[1]}", _text_of).encode() if whole else path.read_bytes()
     kind = mimetypes.guess_type(name)[0] or "application/octet-stream"
     text = kind.startswith("text/") or kind in ("image/svg+xml", "application/javascript")
     squeezed = gzip.compress(content, 9) if text and len(content) >= LEAST_SQUEEZED else b""
     return Asset(content, squeezed, f"{kind}; charset=utf-8" if text else kind)
+
+
+def read_all() -> None:
+    """Reads all that pages ask for, so that their first readers need not wait."""
+    version()
+    for path in (*FOLDER.glob("*.*"), *FOLDER.glob("css/*"), *FOLDER.glob("vendor/*.js")):
+        read(path.relative_to(FOLDER).as_posix())
+    for path in FOLDER.glob("js/pages/*.js"):
+        read(f"joined/{path.name}")
+
+
+def _text_of(name: str) -> str:
+    return (FOLDER / name).read_text(encoding="utf-8")
 
 
 @cache
@@ -64,7 +83,7 @@ def plotly_version() -> str:
 
 
 @router.get("/static/{of_version}/{name:path}")
-def asset(request: Request, of_version: str, name: str) -> Response:
+async def asset(request: Request, of_version: str, name: str) -> Response:
     """A file; kept by the browser forever, since another content has another address."""
     found = read(name) if ".." not in name else None
     if found is None:

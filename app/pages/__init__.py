@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
+from .. import assets
 from . import compare, events, flow, help, histograms, hooks, layer, overview, runs, settings, tensors
+from .frame import compile_templates
 
 router = APIRouter(include_in_schema=False)
 for page in (runs, overview, flow, layer, histograms, tensors, hooks, events, compare, settings, help):
     router.include_router(page.router)
+
+
+def prepare() -> None:
+    """Compiles the templates and squeezes the files of all pages; else their first readers wait for it."""
+    compile_templates()
+    assets.read_all()

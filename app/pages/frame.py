@@ -192,6 +192,12 @@ def _make_templates() -> Environment:
 _TEMPLATES: Final = _make_templates()
 
 
+def compile_templates() -> None:
+    """Compiles all pages; else each is compiled when it is asked for first. The report has its own ways."""
+    for name in _TEMPLATES.list_templates(filter_func=lambda name: not name.startswith("report/")):
+        _TEMPLATES.get_template(name)
+
+
 def run_of(request: Request, run_id: str) -> Run:
     """The run of an address; `newest` is the one that was started last."""
     runs: Runs = request.app.state.runs

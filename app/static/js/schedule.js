@@ -3,8 +3,7 @@
 
 const QUICK_MS = 12; // a picture that takes no longer needs no rest
 const SLOW_MS = 40; // from here on it is worth a word
-const REST = 2; // times as long as the picture took,
-const MOST_REST_MS = 250; // but a first picture, which is slow once, does not hold up the others
+const REST = 2; // times as long as pictures take; smoothed, since a first one, which is slow once, must not hold up the others
 
 export class Schedule {
   /** @type {Map<object, () => void>} */
@@ -84,7 +83,7 @@ export class Schedule {
     }
     const took = performance.now() - began;
     this.cost += 0.1 * (took - this.cost);
-    this.#restsUntil = took > QUICK_MS ? performance.now() + Math.min(took * REST, MOST_REST_MS) : 0;
+    this.#restsUntil = this.cost > QUICK_MS ? performance.now() + Math.min(took, this.cost) * REST : 0;
     this.#ask();
   }
 

@@ -1,0 +1,90 @@
+"""A page's script is all of its modules as one."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from hookcore_app import assets, pages
+from hookcore_app.joined import join
+
+PAGES = sorted((assets.FOLDER / "js" / "pages").glob("*.js"))
+
+
+def run(files: dict[str, str], folder: Path) -> str:
+    """What the joined script of main.js prints."""
+    script = folder / "joined.mjs"
+    script.write_text(join("main.js", files.__getitem__))
+    done = subprocess.run(["node", script], capture_output=True, text=True, timeout=60, check=False)
+    assert not done.stderr, done.stderr
+    return done.stdout
+
+
+def test_what_a_module_exports_is_there_where_it_is_imported_under_each_of_its_names(tmp_path: Path) -> None:
+    files = {
+        "main.js": 'import { Box, LEAST as least } from "./of/box.js";\n'
+        'import { twice } from "./again.js";\n'
+        'import { later } from "./of/later.js";\n'
+        "console.log(new Box(least).open(), twice(4), typeof later);",
+        "of/box.js": 'import { twice } from "../again.js";\n'
+        "const value = 1; // of this module alone\n"
+        "export const LEAST = value + 1;\n"
+        "export class Box {\n"
+        "  constructor(held) {\n    this.held = held;\n  }\n\n"
+        "  open() {\n    return twice(this.held);\n  }\n"
+        "}",
+        "again.js": 'export { twice } from "./of/numbers.js";',
+        "of/numbers.js": "const value = 2;\nexport function twice(number) {\n  return value * number;\n}",
+        "of/later.js": 'export async function later() {\n  return "later";\n}',
+    }
+    assert run(files, tmp_path) == "4 8 function\n"
+
+
+def test_a_module_is_run_once_and_after_those_that_it_needs(tmp_path: Path) -> None:
+    files = {
+        "main.js": 'import { a } from "./a.js";\nimport { b } from "./b.js";\nconsole.log(a, b);',
+        "a.js": 'import { once } from "./once.js";\nexport const a = once.push(1);',
+        "b.js": 'import { once } from "./once.js";\nexport const b = once.push(1);',
+        "once.js": "export const once = [];",
+    }
+    assert run(files, tmp_path) == "1 2\n"
+
+
+@pytest.mark.parametrize(
+    "form", ["import * as a from './a.js';", "export default 1;", 'import "./a.js";', "export { a };"]
+)
+def test_a_form_that_it_cannot_join_is_refused_with_its_line(form: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(form)):
+        join("main.js", {"main.js": form}.__getitem__)
+
+
+def test_modules_that_import_each_other_are_refused_by_name() -> None:
+    files = {"main.js": 'import { a } from "./a.js";', "a.js": 'import { b } from "./main.js";\nexport const a = 1;'}
+    with pytest.raises(ValueError, match=re.escape("main.js -> a.js -> main.js")):
+        join("main.js", files.__getitem__)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.stem))
+def test_the_script_of_each_page_is_whole(page: Path, tmp_path: Path) -> None:
+    found = assets.read(f"joined/{page.name}")
+    assert found is not None
+    script = tmp_path / "page.mjs"
+    script.write_bytes(found.content)
+    done = subprocess.run(["node", "--check", script], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_page_that_is_not_there_has_no_script() -> None:
+    assert assets.read("joined/nowhere.js") is None
+
+
+def test_what_pages_ask_for_is_read_beforehand() -> None:
+    assets.read.cache_clear()
+    pages.prepare()
+    asked = assets.read.cache_info().misses
+    for name in ("app.css", "css/card.css", "joined/flow.js", "vendor/plotly-cartesian.min.js"):
+        assert assets.read(name) is not None
+    assert assets.read.cache_info().misses == asked
