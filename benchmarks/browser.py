@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import numpy as np
@@ -21,11 +22,12 @@ from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 from benchmarks import traffic
 from hookcore import wire
 from hookcore.records import Coverage, ModuleRecord, Tap
-from tests.browser.browsing import launch
+from tests.browser.browsing import CHROMIUM, FLAGS, launch
 
 PARTS_OF_A_BLOCK: Final = ("attn.q", "attn.k", "attn.v", "attn.out", "mlp.up", "mlp.act", "mlp.down", "norm")
 HZ: Final = 10.0
 PATIENCE_MS: Final = 30_000
+SETTLE_MS: Final = 2500
 # What the pages tell of their drawing, with the time at which it could be seen.
 LISTEN: Final = """
 window.drawn = []; window.long = [];
@@ -116,8 +118,9 @@ def make_feed(url: str, modules: int, history: int = 600) -> Feed:
     taps = tuple(Tap(path, kind) for path in paths for kind in ("output", "output_grad"))
     description = wire.Description(version=1, modules=records, coverage=coverage, hooks=())
     feed = Feed(traffic.Sender(url, taps, sketch_every=50, name=f"model-{modules}", description=description))
-    for _ in range(history // 20):
-        feed.step(20)
+    at_once = min(20, 100_000 // len(taps))  # a request has a limit
+    for _ in range(history // at_once):
+        feed.step(at_once)
     return feed
 
 
@@ -128,7 +131,6 @@ class Bench:
     server: traffic.ServerProcess
     browser: Browser
     size: Size
-    link: str = ""
 
     @contextmanager
     def context(self) -> Iterator[BrowserContext]:
@@ -140,6 +142,21 @@ class Bench:
             yield context
         finally:
             context.close()
+
+    @contextmanager
+    def person(self) -> Iterator[BrowserContext]:
+        """A browser of somebody who has never been here; its profile keeps files, and what scripts were compiled to."""
+        with TemporaryDirectory() as folder:
+            context = self.browser.browser_type.launch_persistent_context(
+                folder, executable_path=CHROMIUM, args=list(FLAGS), viewport={"width": 1440, "height": 900}
+            )
+            context.set_default_timeout(PATIENCE_MS)
+            context.add_init_script(LISTEN)
+            try:
+                context.pages[0].wait_for_timeout(SETTLE_MS)  # what a browser does when it starts is not the page's
+                yield context
+            finally:
+                context.close()
 
     def open(self, context: BrowserContext, path: str) -> Page:
         """A tab that shows a page."""
@@ -186,15 +203,24 @@ def load(bench: Bench) -> None:
     found: dict[tuple[str, str], list[float]] = {}
     with feed.flowing():
         for _ in range(bench.size.rounds):
-            with bench.context() as context:
-                for cache in ("cold", "warm"):
+            with bench.person() as context:
+                for cache in (
+                    "cold",
+                    "filling",
+                    "filling",
+                    "warm",
+                ):  # a script's compiled form is kept at its second use
                     page = bench.open(context, feed.page)
                     for name in names:
                         found.setdefault((cache, name), []).append(_mark(page, name))
+                    page.wait_for_timeout(500)
                     page.close()
     targets = dict(zip(names, ((500, 500), (1000, 1000), (1500, 300)), strict=True))
     for (cache, name), times in found.items():
-        traffic.judge(f"{name}, {cache}: median", float(np.median(times)), targets[name][cache == "warm"], "ms")
+        if cache != "filling":
+            traffic.judge(f"{name}, {cache}: median", float(np.median(times)), targets[name][cache == "warm"], "ms")
+    after = np.subtract(found["warm", "hookcore:plot"], found["warm", "hookcore:live"])
+    print(f"  first chart, warm, after the first live data: median {np.median(after):.0f} ms", flush=True)
 
 
 def _watch(page: Page, seconds: float) -> tuple[list[Any], list[Any]]:
