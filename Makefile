@@ -81,11 +81,13 @@ $(DEMO): pyproject.toml constraints.txt
 	touch $@
 
 # What is looked for, and the packages that bring it: Python's venv module to install with; a C++ compiler with Python's
-# headers for torch.compile's tests, a browser for the pages' tests, openssl for the certificates of those that speak TLS.
+# headers for torch.compile's tests, a browser for the pages' tests, openssl for the certificates of those that speak TLS,
+# nginx for those of a reverse proxy, curl for the commands in the documentation.
 HAS_VENV = $(PYTHON) -c 'import ensurepip, venv'
-HAS_ALL = command -v g++ && command -v chromium && command -v openssl && command -v node && \
+HAS_ALL = command -v g++ && command -v chromium && command -v openssl && command -v node && command -v curl && \
+	PATH="$$PATH:/usr/sbin" command -v nginx && \
 	$(PYTHON) -c 'import ensurepip, os, sysconfig, venv; os.stat(sysconfig.get_path("include") + "/Python.h")'
-ALL_PACKAGES = python3-venv python3-dev g++ chromium openssl nodejs
+ALL_PACKAGES = python3-venv python3-dev g++ chromium openssl nodejs nginx curl
 
 # Installs packages of Debian's unless a command says that they are there.
 define need

@@ -25,8 +25,11 @@ SESSION_S: Final = 30 * 24 * 3600
 CODE_S: Final = 3600.0
 MOST_CODES: Final = 100
 ESTABLISHED: Final = "01"
-# Whoever forwards requests of others says so; then the user at the other end is only the messenger.
-FORWARDED: Final = frozenset({b"forwarded", b"via", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip"})
+# Whoever forwards requests of others says so; then the user at the other end is only the messenger, and who asks may be
+# on any machine.
+FORWARDED: Final = frozenset(
+    {b"forwarded", b"via", b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto", b"x-real-ip"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +69,12 @@ class Access:
         role = self._role_of_cookie(headers.get(b"cookie", b""))
         if role:
             return Visitor(role, "cookie")
-        if not self.settings.is_loopback:
+        if not self.settings.is_loopback or not FORWARDED.isdisjoint(headers):
             return None
         reads_freely = not self.settings.read_token
         if reads_freely and not changes:
             return Visitor("reader", "open")
-        if FORWARDED.isdisjoint(headers) and is_user():
+        if is_user():
             return Visitor("owner", "user")
         return Visitor("reader", "open") if reads_freely else None
 

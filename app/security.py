@@ -77,6 +77,7 @@ class Guard:
         if scope["type"] not in ("http", "websocket"):
             await self.app(scope, receive, send)
             return
+        _place(scope)
         path = path_of(scope)
         try:
             scope["hookcore"] = self._judge(scope, path)
@@ -137,6 +138,19 @@ def path_of(scope: Scope) -> str:
     """The path below the one at which a proxy serves us."""
     path, root = str(scope["path"]), str(scope.get("root_path", ""))
     return path[len(root) :] if root and path.startswith(root + "/") else path
+
+
+def _place(scope: Scope) -> None:
+    """Puts a request where it was made: before the proxy that it came through, if it did.
+
+    Anybody may say that they came by https; who lies gets a cookie that their own browser does not send. A prefix that
+    the proxy left is there twice, because uvicorn adds it; so the address without a proxy may have it too.
+    """
+    if dict(scope["headers"]).get(b"x-forwarded-proto", b"").lower() in (b"https", b"wss"):
+        scope["scheme"] = "wss" if scope["type"] == "websocket" else "https"
+    root = scope.get("root_path", "")
+    if root and scope["path"].startswith(f"{root}{root}/"):
+        scope["path"] = scope["path"][len(root) :]
 
 
 def _is_user(scope: Scope) -> bool:
@@ -223,7 +237,7 @@ def _check_origin(scope: Scope, headers: dict[bytes, bytes], host: str) -> None:
         return
     parts = urlsplit(origin.decode("latin-1").lower())
     secure = scope["scheme"] in ("https", "wss")
-    # Behind a proxy that ends TLS the page is https and we are not; a secure page of the same host is never foreign.
+    # A proxy that ends TLS may not say so; a secure page of the same host is never foreign.
     if parts.netloc != host or parts.scheme not in (("https",) if secure else ("http", "https")):
         raise RefusedError(403, "a page of another origin asked for this: only this server's own pages may")
 

@@ -10,7 +10,8 @@ import sys
 import tomllib
 from pathlib import Path
 
-from tests.serving import served
+from hookcore_app.settings import ServerSettings
+from tests.serving import TOKEN, make_world, served
 
 ROOT = Path(__file__).parents[1]
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
@@ -51,6 +52,15 @@ def test_the_health_check_asks_the_server_where_it_is() -> None:
         assert subprocess.run(command, env=environment, check=False).returncode == 0
     gone = subprocess.run(command, env=environment, capture_output=True, check=False)
     assert gone.returncode != 0
+
+
+def test_the_dashboard_of_compose_answers_to_the_name_by_which_its_training_asks() -> None:
+    compose = (ROOT / "compose.yaml").read_text()
+    (host,) = re.findall(r"HOOKCORE_SERVER: http://(\S+)", compose)
+    (allowed,) = re.findall(r"HOOKCORE_ALLOWED_HOSTS: (\S+)", compose)
+    settings = ServerSettings.of({}, {"HOOKCORE_HOST": "0.0.0.0", "HOOKCORE_ALLOWED_HOSTS": allowed})
+    world = make_world(token=TOKEN, host=settings.host, allowed_hosts=settings.allowed_hosts)
+    assert world.client.get("/healthz", headers={"Host": host}).status_code == 200
 
 
 def test_compose_uses_the_stages_and_asks_for_a_token() -> None:

@@ -221,7 +221,8 @@ def test_the_user_who_runs_the_server_needs_no_token_unless_others_may_stand_beh
     with served() as server:
         assert server.ask(post).startswith(b"HTTP/1.1 200")
         for header in ("X-Forwarded-For: 10.0.0.9", "Forwarded: for=10.0.0.9", "Via: 1.1 proxy", "X-Real-IP: 10.0.0.9"):
-            assert server.ask(f"{post}\n{header}").startswith(b"HTTP/1.1 403")
+            assert server.ask(f"{post}\n{header}").startswith(b"HTTP/1.1 401")
+            assert server.ask(f"{post.replace('POST', 'GET')}\n{header}").startswith(b"HTTP/1.1 401")
         assert server.ask(f"{post}\nAuthorization: Bearer wrong").startswith(b"HTTP/1.1 401")
 
 

@@ -15,7 +15,8 @@ VARIABLES: Final = {
     "HOOKCORE_URL": "Another word for `HOOKCORE_SERVER`: the address of the server that a training sends to.",
     "HOOKCORE_HOME": "The private folder by which the dashboard of this user is found. Where it is not set: "
     "`~/.local/state/hookcore/` and the name of the machine.",
-    "HOOKCORE_CA_FILE": "Certificates, in PEM, by which a training trusts a server with `https`.",
+    "HOOKCORE_CA_FILE": "Certificates, in PEM, by which a training, a client and `hookcore link` trust a server with "
+    "`https`.",
 }
 HEAD: Final = ("of", "`watch()`", "flag", "variable", "default", "allowed", "what it does")
 

@@ -12,6 +12,7 @@ from urllib.parse import quote, urlencode, urlsplit
 import msgspec
 
 from hookcore.errors import ArgumentError, ServerError
+from hookcore.trust import trusted
 
 STREAM_TIMEOUT_S: Final = 60.0  # a live stream beats every 15 s
 FIRST_WAIT_S: Final = 0.2
@@ -138,8 +139,9 @@ class Exchange:
         return {"Accept": "*/*"} | ({"Authorization": f"Bearer {self._token}"} if self._token else {})
 
     def _connect(self, timeout_s: float) -> http.client.HTTPConnection:
-        kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
-        return kind(self._host, self._port, timeout=timeout_s)
+        if not self._secure:
+            return http.client.HTTPConnection(self._host, self._port, timeout=timeout_s)
+        return http.client.HTTPSConnection(self._host, self._port, timeout=timeout_s, context=trusted())
 
     def _unreachable(self, error: Exception) -> ServerError:
         return ServerError(

@@ -5,20 +5,19 @@ from __future__ import annotations
 import os
 import platform
 import socket
-import ssl
 import stat
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
 from importlib import metadata
-from pathlib import Path
 from typing import Final
 
 import hookcore
 from hookcore import dashboard
 from hookcore.config import SETTINGS, Settings
 from hookcore.doctor.findings import Finding
-from hookcore.errors import HookcoreError
+from hookcore.errors import ArgumentError, HookcoreError
+from hookcore.trust import trusted
 
 ASK_S: Final = 5.0
 _TOGETHER: Final = ("torch", "numpy", "numba", "lightning", "transformers", "accelerate", "scikit-learn")
@@ -113,13 +112,11 @@ def _problem_of(url: str, environment: Mapping[str, str], token: str = "") -> st
     """What keeps a server from being of use; "" where nothing does."""
     path = "/api/v1/runs" if token else "/healthz"
     request = urllib.request.Request(f"{url}{path}", headers={"Authorization": f"Bearer {token}"} if token else {})
-    trusted = environment.get("HOOKCORE_CA_FILE", "").strip() or None
-    if trusted and not Path(trusted).is_file():
-        return f"cannot be asked: HOOKCORE_CA_FILE={trusted!r} is no file"
     try:
-        context = ssl.create_default_context(cafile=trusted)
-        with urllib.request.urlopen(request, timeout=ASK_S, context=context):
+        with urllib.request.urlopen(request, timeout=ASK_S, context=trusted(environment)):
             return ""
+    except ArgumentError as error:
+        return f"cannot be asked: {error}"
     except urllib.error.HTTPError as error:
         with error:
             return (

@@ -6,11 +6,11 @@ import contextlib
 import http.client
 import os
 import socket
-import ssl
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
 
+from hookcore.trust import trusted
 from hookcore.wire import CONTENT_TYPE
 
 CONNECT_S: Final = 1.0
@@ -103,8 +103,7 @@ class Connection:
     def _new(self) -> http.client.HTTPConnection:
         if not self._https:
             return http.client.HTTPConnection(self._host, self._port, timeout=self._connect_s)
-        context = ssl.create_default_context(cafile=os.environ.get("HOOKCORE_CA_FILE") or None)
-        return http.client.HTTPSConnection(self._host, self._port, timeout=self._connect_s, context=context)
+        return http.client.HTTPSConnection(self._host, self._port, timeout=self._connect_s, context=trusted())
 
     def _packed(self, body: bytes) -> tuple[bytes, dict[str, str]]:
         headers = {"Content-Type": CONTENT_TYPE, "Accept": CONTENT_TYPE, "User-Agent": "hookcore"}

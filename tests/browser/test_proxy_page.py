@@ -1,0 +1,48 @@
+"""A page in a browser that sees the server through nginx only, below a prefix and by TLS."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from urllib.request import Request, urlopen
+
+from playwright.sync_api import Browser, expect
+
+from tests.proxying import ROOT, Proxied, proxied
+from tests.serving import BEARER
+
+from .browsing import visiting
+
+
+def _link(proxy: Proxied) -> str:
+    asked = Request(f"{proxy.url}/api/v1/login-link", method="POST", headers=BEARER)
+    with urlopen(asked, timeout=30, context=proxy.trust) as answer:
+        return str(json.load(answer)["url"])
+
+
+def test_a_browser_logs_in_through_a_proxy_and_sees_what_is_new(browser: Browser, tmp_path: Path) -> None:
+    with proxied(tmp_path) as proxy:
+        command = [sys.executable, "-m", "tests.browser.trainer", proxy.url, "--name", "far", "--pause", "0.1"]
+        with (tmp_path / "trainer.log").open("wb") as out:
+            trainer = subprocess.Popen(command, cwd=ROOT, env=proxy.environment, stdout=out, stderr=out)
+        try:
+            with visiting(browser, proxy.url, ignore_https_errors=True) as tab:
+                tab.page.goto(_link(proxy))
+                expect(tab.page).to_have_url(f"{proxy.url}/")
+                row = tab.page.get_by_role("link", name="far").first
+                while not row.is_visible():  # the training has to begin first
+                    tab.page.wait_for_timeout(500)
+                    tab.page.reload()
+                row.click()
+                expect(tab.page.locator("#status.live")).to_be_visible()
+                newest = "() => Number(document.querySelector('[data-newest]').dataset.newest)"
+                before = tab.page.evaluate(newest)
+                tab.page.wait_for_function(
+                    "(before) => document.querySelector('#status-words').textContent.match(/\\d+/) > before + 5",
+                    arg=before,
+                )
+        finally:
+            trainer.kill()
+            trainer.wait()
