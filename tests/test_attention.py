@@ -208,6 +208,31 @@ def test_what_stays_far_above_its_own_past_is_exploding(layer: int, onset: int, 
     assert f"since step {found[0].since_step}" in found[0].message
 
 
+def test_what_exploded_long_ago_is_still_found_beside_the_beginning_of_the_run() -> None:
+    rms = steady(1500)
+    rms[120:, 2:] *= np.geomspace(1, 1e9, 1500 - 120)[:, None] ** 0.2 * 1e4
+    store = store_of(rms[:700])
+    attention = Attention(store)
+    assert only(attention.findings(), "exploding")
+    for step in range(700, 1500):
+        append(store, step, rms[step])
+    (found,) = attention.findings()
+    assert _told(attention.findings()) == _told(attention_of(store))
+    assert (found.rule, found.severity, found.module, found.downstream) == (
+        "exploding",
+        "error",
+        "layers.2",
+        LAYERS - 3,
+    )
+    assert found.value > 1e4 * found.usual
+    assert found.message.endswith("since step 988 or earlier")
+
+
+def test_what_grew_a_hundredfold_over_a_long_run_is_no_finding() -> None:
+    rms = steady(1500) * np.geomspace(1, 100, 1500)[:, None]
+    assert attention_of(store_of(rms)) == ()
+
+
 def test_layers_that_explode_one_after_the_other_are_one_finding_of_the_first() -> None:
     rms = steady(100)
     for layer in range(2, LAYERS):
@@ -230,6 +255,18 @@ def test_a_gradient_that_is_no_more_vanishes() -> None:
     (found,) = attention_of(store_of(rms, GRADIENTS))
     assert (found.rule, found.number, found.value, found.since_step) == ("vanishing", 4, 0.0, 80)
     assert found.message == "the output grad is zero since step 80"
+
+
+def test_a_gradient_that_has_been_nothing_for_long_still_vanishes_and_one_that_never_was_does_not() -> None:
+    rms = steady(800)
+    rms[200:, 4] = 0.0
+    rms[:, 2] = 0.0
+    (found,) = attention_of(store_of(rms, GRADIENTS))
+    assert (found.rule, found.number, found.message) == (
+        "vanishing",
+        4,
+        "the output grad is zero since step 288 or earlier",
+    )
 
 
 def test_a_gradient_tiny_beside_the_others_vanishes_when_it_shrinks() -> None:

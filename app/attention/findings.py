@@ -17,6 +17,8 @@ WINDOW: Final = 512  # newest steps that are looked at
 COLUMNS: Final = 128  # into which they are gathered, the largest magnitude of each
 RECENT: Final = 8  # columns that say how things are now
 LEAST_PAST: Final = 16  # columns before them, without which nothing is known of what is usual
+WARM_UP: Final = 20  # steps at the beginning of a run, in which nothing is usual yet
+EARLY: Final = 128  # steps behind them: what was usual at first, before the window moved on
 SPARK: Final = 48  # values of a small line
 
 
@@ -52,7 +54,8 @@ RULES: Final[Mapping[RuleName, Rule]] = MappingProxyType(
                 "exploding",
                 "warning",
                 "Exploding",
-                "The root mean square is far above what is usual for this very tensor, and stays there.",
+                "The root mean square is far above what is usual for this very tensor, and stays there; or it is very "
+                "far above what it was early in the run.",
                 factor=20.0,
                 spreads=6.0,
                 error_factor=1e4,

@@ -11,24 +11,24 @@ from numpy.typing import NDArray
 
 from hookcore.records import GRADIENT_KINDS, KINDS, Severity
 
-from .findings import RECENT, RULES, Finding, RuleName
+from .findings import RECENT, RULES, WARM_UP, Finding, RuleName
 from .order import Group, groups_of
 from .readings import Logs, Readings
 
 _TOGETHER: Final = 2  # columns within which onsets have one cause
-_WARM_UP: Final = 20  # steps at the beginning of a run, in which nothing is usual yet
 
 Severities = Callable[[int], Severity]
-Sentence = Callable[[RuleName, str, float, float, int], str]  # rule, kind, value, usual, since
+Sentence = Callable[[RuleName, str, float, float, str], str]  # rule, kind, value, usual, since when
 
 
 @dataclass(frozen=True, slots=True)
 class Shift:
-    """What a rule saw: at which places, and since which column each."""
+    """What a rule saw: at which places, since which column each, and beside what is usual for every tap."""
 
     rule: RuleName
     places: NDArray[np.intp]
     onsets: Sequence[int]
+    usual: Logs
     severity: Severities
 
 
@@ -54,19 +54,25 @@ def _exploding(readings: Readings) -> Shift:
     usual, spread = readings.past.usual, readings.past.below
     rise = readings.now - usual
     far = np.maximum(np.log10(limits["factor"]), limits["spreads"] * spread)
-    places = np.flatnonzero(rise > far)  # NaN is not above
+    # What exploded long ago is its own past by now; beside the beginning of the run it still is far too large.
+    since_early = readings.now - readings.early > np.log10(limits["error_factor"])
+    usual = np.where(since_early, readings.early, usual)
+    rise = readings.now - usual
+    places = np.flatnonzero(since_early | (rise > far))  # NaN is not above
 
     def severity(place: int) -> Severity:
         return "error" if rise[place] > np.log10(limits["error_factor"]) else RULES["exploding"].severity
 
-    return Shift("exploding", places, _onsets(readings, places, above=True), severity)
+    return Shift("exploding", places, _onsets(readings, places, usual, above=True), usual, severity)
 
 
 def _vanishing(readings: Readings) -> Shift:
     limits = RULES["vanishing"].limits
     kinds = np.array([KINDS.index(tap.kind) for tap in readings.taps.taps])
     is_gradient = np.isin(kinds, [KINDS.index(kind) for kind in GRADIENT_KINDS])
-    usual, spread = readings.past.usual, readings.past.above
+    # Of what has been nothing for the whole window only the beginning of the run tells what it was.
+    usual = np.where(np.isnan(readings.past.usual), readings.early, readings.past.usual)
+    spread = np.nan_to_num(readings.past.above)
     now = readings.now.copy()
     now[readings.is_nothing] = -np.inf
     fall = usual - now
@@ -80,10 +86,12 @@ def _vanishing(readings: Readings) -> Shift:
     places = np.flatnonzero(is_gradient & (fell | (tiny & shrinks)))
 
     def severity(place: int) -> Severity:
+        if np.isinf(alike[place]):  # most are nothing at all: no training is done so thoroughly
+            return RULES["vanishing"].severity
         fell_alike = fall[place] - alike[place] < np.log10(limits["alike"])
         return "info" if fell_alike else RULES["vanishing"].severity
 
-    return Shift("vanishing", places, _onsets(readings, places, above=False), severity)
+    return Shift("vanishing", places, _onsets(readings, places, usual, above=False), usual, severity)
 
 
 def _middle(values: Logs) -> float:
@@ -92,9 +100,8 @@ def _middle(values: Logs) -> float:
     return float(np.sort(known)[len(known) // 2]) if len(known) else float("nan")
 
 
-def _onsets(readings: Readings, places: NDArray[np.intp], above: bool) -> list[int]:
+def _onsets(readings: Readings, places: NDArray[np.intp], usual: Logs, above: bool) -> list[int]:
     """Since when each is nearer to what it is now than to what it was."""
-    usual = readings.past.usual
     found = []
     for place in places.tolist():
         now = readings.now[place]
@@ -109,7 +116,7 @@ def _large(readings: Readings) -> Shift:
     absolute = now > np.log10(rule.limits["share"])
     relative = (now > np.log10(rule.limits["relative_share"])) & (now - usual > np.log10(rule.limits["factor"]))
     places = np.flatnonzero(absolute | relative)
-    return Shift("large-update", places, _onsets(readings, places, above=True), lambda _: rule.severity)
+    return Shift("large-update", places, _onsets(readings, places, usual, above=True), usual, lambda _: rule.severity)
 
 
 def _stalled(readings: Readings) -> Shift:
@@ -117,7 +124,7 @@ def _stalled(readings: Readings) -> Shift:
     usual, now = readings.past.usual, readings.now.copy()
     now[readings.is_nothing] = -np.inf
     places = np.flatnonzero((now < np.log10(rule.limits["share"])) | (usual - now > np.log10(rule.limits["factor"])))
-    return Shift("stalled", places, _onsets(readings, places, above=False), lambda _: rule.severity)
+    return Shift("stalled", places, _onsets(readings, places, usual, above=False), usual, lambda _: rule.severity)
 
 
 def _told(readings: Readings, shift: Shift, sentence: Sentence) -> list[Finding]:
@@ -125,8 +132,8 @@ def _told(readings: Readings, shift: Shift, sentence: Sentence) -> list[Finding]
     found = []
     for group in groups_of(list(zip(shift.onsets, shift.places.tolist(), strict=True)), numbers, taps, _TOGETHER):
         place, since = group.place, readings.first_step(group.column)
-        usual, value = _power(readings.past.usual[place]), _now_of(readings, place)
-        message = sentence(shift.rule, taps[place].kind, value, usual, since)
+        usual, value = _power(shift.usual[place]), _now_of(readings, place)
+        message = sentence(shift.rule, taps[place].kind, value, usual, readings.since(group.column))
         found.append(_finding(readings, shift.rule, shift.severity(place), group, (value, usual), since, message))
     return found
 
@@ -157,20 +164,20 @@ def _power(value: float) -> float:
     return float(10.0 ** float(value))
 
 
-def _size_sentence(rule: RuleName, kind: str, value: float, usual: float, since: int) -> str:
+def _size_sentence(rule: RuleName, kind: str, value: float, usual: float, since: str) -> str:
     name = kind.replace("_", " ")
     if rule == "exploding":
-        return f"the {name} is {_times(value, usual)} as large as usual since step {since}"
+        return f"the {name} is {_times(value, usual)} as large as usual {since}"
     if value == 0:
-        return f"the {name} is zero since step {since}"
-    return f"the {name} is {_times(usual, value)} smaller than usual since step {since}"
+        return f"the {name} is zero {since}"
+    return f"the {name} is {_times(usual, value)} smaller than usual {since}"
 
 
-def _share_sentence(rule: RuleName, _kind: str, value: float, usual: float, since: int) -> str:
+def _share_sentence(rule: RuleName, _kind: str, value: float, usual: float, since: str) -> str:
     if rule == "stalled":
         share = f": its update is {value:.0e} of it" if value else ""
-        return f"the weight does not change since step {since}{share}"
-    return f"the update is {value:.2g} of the weight since step {since} (usual: {usual:.2g})"
+        return f"the weight does not change {since}{share}"
+    return f"the update is {value:.2g} of the weight {since} (usual: {usual:.2g})"
 
 
 def _times(one: float, two: float) -> str:
@@ -184,7 +191,7 @@ def _spikes(readings: Readings, exploding: NDArray[np.intp]) -> list[Finding]:
     usual, spread = readings.past.usual, readings.past.below
     far = np.maximum(np.log10(limits["factor"]), limits["spreads"] * np.maximum(spread, limits["least_spread"]))
     beyond = readings.logs > (usual + far)[:, None]
-    beyond[:, : readings.column_of((readings.steps.first or 0) + _WARM_UP)] = False
+    beyond[:, : readings.column_of((readings.steps.first or 0) + WARM_UP)] = False
     beyond[exploding] = False
     beyond[beyond.sum(axis=1) > limits["rare"]] = False
     columns, places = np.nonzero(beyond.T)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from hookcore.store import StepRange, Store, TapList
 from hookcore.store.rows import Rows
 
-from .findings import COLUMNS, LEAST_PAST, RECENT, SPARK, WINDOW
+from .findings import COLUMNS, EARLY, LEAST_PAST, RECENT, SPARK, WARM_UP, WINDOW
 
 Logs = NDArray[np.float32]
 Floats = NDArray[np.float64]
@@ -99,6 +99,7 @@ class Readings:
     stat: str
     steps: StepRange
     columns: Columns
+    early: Logs  # what was usual for each tap early in the run; NaN where that is not known
 
     @classmethod
     def of(cls, store: Store, taps: TapList, stat: str, before: Readings | None = None) -> Readings | None:
@@ -117,7 +118,9 @@ class Readings:
             last = min((place + _AT_ONCE) * width - 1, steps.newest)
             rows = store.rows(taps.numbers, stat, place * width, last)
             known = known.then(Columns.of(rows, width))
-        return cls(store, taps, stat, steps, known) if known.at.size else None
+        return (
+            cls(store, taps, stat, steps, known, _early_of(store, taps, stat, steps, before)) if known.at.size else None
+        )
 
     @property
     def number(self) -> int:
@@ -128,6 +131,10 @@ class Readings:
     def bad(self) -> NDArray[np.bool_]:
         """Where something was not finite."""
         return self.columns.bad.T
+
+    def since(self, column: int) -> str:
+        """Since when something is that began in a column; nobody looked at what lies before the first one."""
+        return f"since step {self.first_step(column)}" + (" or earlier" if not column and not self.starts_run else "")
 
     @property
     def starts_run(self) -> bool:
@@ -191,6 +198,24 @@ class Readings:
         """The newest finite magnitudes, oldest first."""
         row = self.columns.size[:, place]
         return tuple(row[np.isfinite(row)][-SPARK:].tolist())
+
+
+def _early_of(store: Store, taps: TapList, stat: str, steps: StepRange, before: Readings | None) -> Logs:
+    """Read once, as soon as it is over: until then the window holds it too."""
+    first = (steps.first or 0) + WARM_UP
+    unknown = np.full(len(taps.taps), _UNKNOWN)
+    if (steps.newest or 0) < first + EARLY:
+        return unknown
+    if before is not None and len(before.early) == len(unknown) and (before.steps.newest or 0) >= first + EARLY:
+        return before.early
+    rows = store.rows(taps.numbers, stat, first, first + EARLY - 1)
+    if not len(rows.last):
+        return unknown
+    ordered = np.sort(Columns.of(rows, 1).logs, axis=0).T
+    known = (ordered.shape[1] - np.isnan(ordered).sum(axis=1)).astype(np.intp)
+    middle = _nth(ordered, known // 2)
+    middle[(known == 0) | (rows.present.sum(axis=0) < LEAST_PAST)] = _UNKNOWN
+    return middle
 
 
 def _width_of(steps: int) -> int:

@@ -12,7 +12,8 @@ from .findings import RULES, SPARK, WINDOW, Finding
 
 def find_dead(store: Store, outputs: TapList) -> list[Finding]:
     """Every output that was zero throughout the recent steps."""
-    newest, rule = store.steps().newest, RULES["dead"]
+    steps, rule = store.steps(), RULES["dead"]
+    newest = steps.newest
     if newest is None or not len(outputs.taps):
         return []
     rows = store.rows(outputs.numbers, "zero_fraction", max(0, newest - int(rule.limits["steps"]) + 1))
@@ -21,18 +22,20 @@ def find_dead(store: Store, outputs: TapList) -> list[Finding]:
     places = np.flatnonzero(~alive.any(axis=0) & (rows.present.sum(axis=0) >= rule.limits["least_seen"]))
     if not len(places):
         return []
-    longer = store.rows(outputs.numbers[places], "zero_fraction", max(0, newest - WINDOW + 1))
-    return [_told(outputs, place, lane, longer) for lane, place in enumerate(places.tolist())]
+    begin = max(0, newest - WINDOW + 1)
+    longer = store.rows(outputs.numbers[places], "zero_fraction", begin)
+    is_cut = begin > (steps.first or 0)
+    return [_told(outputs, place, lane, longer, is_cut) for lane, place in enumerate(places.tolist())]
 
 
-def _told(outputs: TapList, place: int, lane: int, rows: Rows) -> Finding:
+def _told(outputs: TapList, place: int, lane: int, rows: Rows, is_cut: bool) -> Finding:
     rule = RULES["dead"]
     seen = rows.present[:, lane] > 0
     low, firsts = rows.low[seen, lane], rows.first[seen]
     alive = np.flatnonzero(~(low >= rule.limits["zero_fraction"]))
     begun = int(alive[-1]) + 1 if len(alive) else 0
     since = int(firsts[min(begun, len(firsts) - 1)])
-    message = f"every value of the output is zero since step {since}"
+    message = f"every value of the output is zero since step {since}" + (" or earlier" if is_cut and not begun else "")
     spark = tuple(low[np.isfinite(low)][-SPARK:].tolist())
     usual = float(low[alive[-1]]) if len(alive) else float("nan")
     number, tap = int(outputs.numbers[place]), outputs.taps[place]
