@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from hookcore.records import Command, Event, Frame, Snapshot, Tap
+from hookcore.records import Command, Event, Frame, Severity, Snapshot, Tap
 from hookcore.store import Store
 from hookcore.wire import (
     MAX_TEXT,
@@ -34,6 +34,8 @@ LEAST_RUN_BYTES: Final = 2**20
 LARGEST_SHARE: Final = 4  # one run gets at most a quarter of the memory,
 GOOD_SHARE: Final = 16  # and while older ones can make room at least a sixteenth
 MAX_COMMANDS: Final = 256  # that wait for one trainer
+SILENCE_S: Final = 5.0  # a trainer gives a sign of life every second
+UNSENT_EVERY_S: Final = 10.0  # between two events about frames that were not sent
 MAX_ACKNOWLEDGED: Final = 10_000  # findings and events of one run; the oldest are forgotten
 
 
@@ -96,6 +98,9 @@ class Run:
     lock: threading.Lock = field(default_factory=threading.Lock)
     attention: Attention = field(init=False)
     acknowledgements: dict[str, int] = field(default_factory=dict)  # by key, with the step up to which it holds
+    _met: bool = False  # a batch has come
+    _unsent: int = 0  # that the trainer dropped and no event has told of
+    _unsent_due: float = 0.0
 
     def __post_init__(self) -> None:
         self.attention = Attention(self.store)
@@ -165,6 +170,7 @@ class Run:
     def take(self, batch: Batch) -> Answer:
         """Files a batch. What was taken before is not taken again; what does not fit together raises WireError."""
         with self.lock:
+            self._notice(batch.books)
             self.seen_at = self.clock()
             self.info, self.books = batch.run, batch.books
             while self.commands and self.commands[0].number <= batch.commands_done:
@@ -180,6 +186,25 @@ class Run:
             )
         self.changes.tell()
         return answer
+
+    def _notice(self, books: Books) -> None:
+        """Puts what happened on the way to here among the events: it explains a hole in the steps."""
+        silent_s = self.clock() - self.seen_at
+        if self._met and silent_s > SILENCE_S:
+            say(self, "reconnected", f"the trainer is back after {silent_s:.0f} s without a sign of life")
+        elif not self._met and books.acknowledged:
+            sent = f"{books.acknowledged:,} frames and snapshots"
+            say(
+                self,
+                "reconnected",
+                f"the trainer comes from a server that is gone, and with it {sent} that it sent there",
+            )
+        self._met = True
+        self._unsent += max(0, sum(books.dropped.values()) - sum(self.books.dropped.values()))
+        if self._unsent and self.clock() >= self._unsent_due:
+            told = f"the trainer dropped {self._unsent:,} frames or snapshots that it could not send"
+            say(self, "frame-dropped", told, "warning", self._unsent)
+            self._unsent, self._unsent_due = 0, self.clock() + UNSENT_EVERY_S
 
     def _take_all(self, batch: Batch, new_taps: tuple[Tap, ...]) -> None:
         # All is read before anything is kept: a damaged batch leaves no trace.
@@ -306,7 +331,7 @@ class Runs:
         return None if left < 0 or free < least else max(least, (free - least * left) // 2)
 
 
-def say(run: Run, name: str, message: str, severity: Any = "info") -> None:
+def say(run: Run, name: str, message: str, severity: Severity = "info", count: int = 1) -> None:
     """Puts an event of the server's own beside those of the trainer."""
-    run.store.add_event(Event(run.store.steps().newest or 0, time.time(), name, message, severity))
+    run.store.add_event(Event(run.store.steps().newest or 0, time.time(), name, message, severity, count=count))
     run.changes.tell()

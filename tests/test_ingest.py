@@ -436,3 +436,39 @@ def test_many_large_batches_at_once_are_told_to_come_again() -> None:
         wait_for(lambda: server.app.state.intake.waiting_bytes == 0)
         body = wire.encode(make_batch(INFO, [0]))
         assert httpx2.post(f"{server.url}/api/v1/ingest", content=body, headers={**BATCH, **BEARER}).status_code == 200
+
+
+def _events(world: World) -> list[tuple[str, str, int]]:
+    run = world.runs.get("one")
+    assert run is not None
+    return [(event.name, event.message, event.count) for event in run.store.events_after(0)[1]]
+
+
+def test_a_trainer_that_comes_back_after_a_silence_is_an_event() -> None:
+    now = [0.0]
+    world = make_world(lambda: now[0])
+    for step, at in enumerate((0.0, 1.0, 2.0)):
+        now[0] = at
+        world.take(make_batch(INFO, [step], first=step == 0))
+    assert _events(world) == []
+    now[0] = 14.0
+    world.take(make_batch(INFO, [3], first=False))
+    assert _events(world) == [("reconnected", "the trainer is back after 12 s without a sign of life", 1)]
+
+
+def test_a_trainer_that_comes_from_another_server_is_an_event_once(world: World) -> None:
+    books = wire.Books(produced=8, acknowledged=7, in_flight=1)
+    for step in (7, 8):
+        world.take(make_batch(INFO, [step], first=step == 7, books=books))
+    [(name, message, _)] = _events(world)
+    assert name == "reconnected"
+    assert "7 frames and snapshots that it sent there" in message
+
+
+def test_frames_that_a_trainer_could_not_send_are_one_event_in_ten_seconds() -> None:
+    now = [0.0]
+    world = make_world(lambda: now[0])
+    for step, dropped in enumerate((0, 3, 5, 5, 9, 9)):
+        now[0] = 4.0 * step
+        world.take(make_batch(INFO, [step], first=step == 0, books=wire.Books(dropped={"queue-full": dropped})))
+    assert [(name, count) for name, _, count in _events(world)] == [("frame-dropped", 3), ("frame-dropped", 6)]
