@@ -99,3 +99,13 @@ def test_every_variable_that_the_code_reads_is_in_the_table() -> None:
     files = [*(ROOT / "hookcore").rglob("*.py"), *(ROOT / "app").rglob("*.py")]
     named = {name for file in files for name in re.findall(r"\bHOOKCORE_[A-Z_]+[A-Z]\b", file.read_text())}
     assert named - INTERNAL <= set(re.findall(r"`(HOOKCORE_[A-Z_]+)`", table.as_markdown()))
+
+
+def test_a_reader_that_has_seen_enough_gets_no_traceback() -> None:
+    command = [sys.executable, "-m", "hookcore_app.cli", "status"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as started:
+        assert started.stdout is not None
+        assert started.stderr is not None
+        started.stdout.close()
+        said = started.stderr.read()
+    assert (started.returncode, said) == (141, "")

@@ -2,53 +2,37 @@
 
 The Python blocks of a page are run in one namespace, from top to bottom. A comment of `<!-- setup`, code and `-->` is
 run too, for what a reader has and a test has not; `<!-- not run: reason -->` exempts the block below it.
+`tests/test_docs_commands.py` does the same for the shell.
 """
 
 from __future__ import annotations
 
+import ast
 import re
 import threading
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from markdown_it import MarkdownIt
-from markdown_it.token import Token
 
 import hookcore
 from hookcore_app import embedded
+from tests.manual import PAGES, ROOT, blocks_of, inline_code_of, name_of, tokens_of
 
-ROOT = Path(__file__).parents[1]
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
-NOT_RUN = re.compile(r"<!-- not run: (.+) -->")
-SETUP = re.compile(r"<!-- setup\n(.+)-->", re.DOTALL)
+WITH_CODE = [page for page in PAGES if blocks_of(page, "python")]
+# What is in a fence, and who runs it; `text` is no code.
+LANGUAGES = {
+    "python": "tests/test_docs.py",
+    "sh": "tests/test_docs_commands.py",
+    "js": "tests/browser/test_live_example.py",
+    "nginx": "tests/test_proxy.py",
+    "text": "",
+}
 MOST_EXEMPT = 3  # of all pages together: examples are there to be run
-
-
-def _tokens(page: Path) -> list[Token]:
-    tokens: list[Token] = MarkdownIt("commonmark", {"html": True}).enable("table").parse(page.read_text())
-    return tokens
-
-
-def _blocks(page: Path) -> list[tuple[int, str, bool]]:
-    """The Python blocks of a page: their first line, their text, and whether a comment exempts them."""
-    blocks, before = [], ""
-    for token in _tokens(page):
-        setup = SETUP.fullmatch(token.content.strip()) if token.type == "html_block" else None
-        if setup or (token.type == "fence" and token.info.split()[:1] == ["python"]):
-            assert token.map is not None
-            text = setup[1] if setup else token.content
-            blocks.append((token.map[0] + 1, text, bool(NOT_RUN.fullmatch(before.strip()))))
-        before = token.content if token.type == "html_block" else ""
-    return blocks
-
-
-WITH_CODE = [page for page in PAGES if _blocks(page)]
-
-
-def _name(page: Path) -> str:
-    return str(page.relative_to(ROOT))
+LINKS = ("link_open", "image")
+FOLDERS = ("hookcore", "app", "tests", "docs", "benchmarks", "examples", "docker")
 
 
 @pytest.fixture
@@ -62,7 +46,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             embedded.start().stop()
 
 
-@pytest.mark.parametrize("page", WITH_CODE, ids=_name)
+@pytest.mark.parametrize("page", WITH_CODE, ids=name_of)
 @pytest.mark.usefixtures("served")
 def test_the_code_of_a_page_runs_from_top_to_bottom(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
@@ -70,10 +54,10 @@ def test_the_code_of_a_page_runs_from_top_to_bottom(
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": "__example__"}
     try:
-        for line, text, exempt in _blocks(page):
-            if not exempt:
+        for block in blocks_of(page, "python"):
+            if not block.exempt:
                 # Blank lines before it, so that a traceback shows the line of the page.
-                exec(compile("\n" * line + text, str(page), "exec"), names)
+                exec(compile("\n" * block.line + block.text, str(page), "exec"), names)
     finally:
         for value in names.values():
             if isinstance(value, hookcore.Watcher):
@@ -85,20 +69,85 @@ def test_the_readme_shows_code() -> None:
 
 
 def test_hardly_any_code_is_exempt_from_being_run() -> None:
-    assert sum(exempt for page in PAGES for _, _, exempt in _blocks(page)) <= MOST_EXEMPT
+    assert sum(block.exempt for page in PAGES for block in blocks_of(page, "python")) <= MOST_EXEMPT
 
 
-@pytest.mark.parametrize("page", PAGES, ids=_name)
-def test_the_links_of_a_page_lead_to_files_that_exist(page: Path) -> None:
-    children = [child for token in _tokens(page) for child in token.children or []]
-    links = [str(child.attrGet("href")) for child in children if child.type == "link_open"]
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_block_of_a_page_is_in_a_language_that_somebody_runs(page: Path) -> None:
+    for block in blocks_of(page):
+        assert block.language in LANGUAGES, f"{name_of(page)}:{block.line} is {block.language or 'in no language'}"
+        assert (ROOT / LANGUAGES[block.language]).exists()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_the_links_and_pictures_of_a_page_lead_to_what_exists(page: Path) -> None:
+    children = [child for token in tokens_of(page) for child in token.children or []]
+    links = [str(child.attrGet("href") or child.attrGet("src")) for child in children if child.type in LINKS]
     for link in links:
-        if "://" not in link and not link.startswith("#"):
-            assert (page.parent / link.partition("#")[0]).exists(), f"{_name(page)} links to {link}"
+        if "://" not in link:
+            name, _, anchor = link.partition("#")
+            target = page.parent / name if name else page
+            assert target.exists(), f"{name_of(page)} links to {link}"
+            assert not anchor or anchor in _anchors_of(target), f"{name_of(page)} links to {link}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=_name)
+def _anchors_of(page: Path) -> set[str]:
+    """What GitHub makes of the headings: small letters, no signs, hyphens for spaces."""
+    tokens = tokens_of(page)
+    titles = [tokens[place + 1].content for place, token in enumerate(tokens) if token.type == "heading_open"]
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_the_files_of_ours_that_a_page_names_exist(page: Path) -> None:
+    for code in inline_code_of(page):
+        # A scalar's name may begin like a folder's; a file has an ending, a folder a slash.
+        if re.fullmatch(rf"({'|'.join(FOLDERS)})/([\w/-]*/|[\w/-]+\.\w+)?", code):
+            assert (ROOT / code).exists(), f"{name_of(page)} names {code}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_the_commands_of_make_that_a_page_names_exist(page: Path) -> None:
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     named = set(re.findall(r"`make ([a-z]+)`", page.read_text()))
     assert named <= targets
+
+
+def test_the_readme_says_which_releases_were_run_and_no_older_ones_can_be_installed() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    run = re.search(r"^torch==(\d+\.\d+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert run is not None
+    python = project["requires-python"].removeprefix(">=")
+    assert f"with Python {python} and the CPU build of torch {run[1]}" in (ROOT / "README.md").read_text()
+    assert f"torch>={run[1]}" in project["dependencies"]
+    classified = re.findall(r"Python :: (\d\.\d+)", " ".join(project["classifiers"]))
+    assert classified == [python]
+
+
+def _said_by_the_code() -> Iterator[str]:
+    """Every text in our code; what is put into one when it is said is a NUL."""
+    for file in sorted(path for folder in ("hookcore", "app") for path in (ROOT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                yield "".join(part.value if isinstance(part, ast.Constant) else "\0" for part in node.values)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value.replace("%s", "\0")
+    for file in (ROOT / "app" / "static" / "js").rglob("*.js"):
+        yield re.sub(r"\$\{[^}]*\}", "\0", file.read_text())
+
+
+def _quoted_messages() -> list[str]:
+    """The headings of the page that are a message."""
+    tokens = tokens_of(ROOT / "docs" / "troubleshooting.md")
+    titles = [tokens[place + 1] for place, token in enumerate(tokens) if token.type == "heading_open"]
+    return [title.content[1:-1] for title in titles if re.fullmatch("`[^`]+`", title.content)]
+
+
+def test_the_messages_of_the_troubleshooting_page_are_those_of_the_code() -> None:
+    texts, messages = list(_said_by_the_code()), _quoted_messages()
+    assert len(messages) > 20
+    for message in messages:
+        # Three dots stand for what was put in; it may be followed by words of ours before the quotation goes on.
+        parts = [re.escape(part.strip()) for part in re.split(r"\.\.\.", message)]
+        wanted = re.compile(r"[^\n]*?\0[^\n]*?".join(parts))
+        assert any(wanted.search(text) for text in texts), f"nothing in the code says: {message}"

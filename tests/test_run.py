@@ -245,6 +245,7 @@ def test_what_goes_wrong_with_watching_is_told_and_does_not_reach_the_script(tmp
         (["-m"], "nothing to run was given"),
         (["--every", "0", "train.py"], "HOOKCORE_EVERY='0' is not allowed|HOOKCORE_EVERY=0 is not allowed"),
         (["--evry", "2", "train.py"], "unrecognized arguments"),
+        (["--epochs", "2", "train.py"], "flags stand before the script, its own arguments behind it"),
     ],
 )
 def test_a_wrong_command_is_answered_with_what_to_change(arguments: list[str], words: str, tmp_path: Path) -> None:

@@ -97,10 +97,17 @@ def _copy_of_the_source(folder: Path) -> Path:
 
 
 def _call(python: Path, user: Path, *arguments: str) -> str:
+    """What is seen in the terminal."""
     done = subprocess.run(
-        [python, *arguments], cwd=user, env=_environment(user), capture_output=True, text=True, timeout=PATIENCE_S
+        [python, *arguments],
+        cwd=user,
+        env=_environment(user),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=PATIENCE_S,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == 0, done.stdout
     return done.stdout
 
 

@@ -15,6 +15,7 @@ from . import dashboards, demo, doctor, report, run, servers
 
 WRONG: Final = 2
 INTERRUPTED: Final = 130
+UNREAD: Final = 141  # as a shell says of a command whose pipe was closed
 # Each adds its sub-commands to the parser, in the order of the help.
 FAMILIES: Final = (demo.add, run.add, servers.add, dashboards.add, report.add, doctor.add)
 EXAMPLES: Final = """examples:
@@ -34,18 +35,26 @@ EXAMPLES: Final = """examples:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; its exit code: its own, or 2 with a sentence about what to change."""
-    given = make_parser().parse_args(arguments)
+    parser = make_parser()
+    given, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}: {given.advice}")
     try:
         told = given.run(given, os.environ)
+        if isinstance(told, int):
+            return told
+        if told:
+            sys.stdout.write(told + "\n")
+            sys.stdout.flush()
     except HookcoreError as error:
         sys.stderr.write(f"hookcore: {error}\n")
         return WRONG
     except KeyboardInterrupt:
         return INTERRUPTED
-    if isinstance(told, int):
-        return told
-    if told:
-        sys.stdout.write(told + "\n")
+    except BrokenPipeError:
+        # Whoever read, such as `head`, has seen enough. What is still to be written at exit goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return UNREAD
     return 0
 
 

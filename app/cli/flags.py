@@ -18,7 +18,7 @@ Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def add_command(commands: Commands, name: str, told: str, examples: str) -> argparse.ArgumentParser:
     """A sub-command with its line in the help of all, and a help of its own that ends in examples."""
-    return commands.add_parser(
+    parser = commands.add_parser(
         name,
         help=told[0].lower() + told[1:].partition(".")[0],
         description=told,
@@ -26,6 +26,8 @@ def add_command(commands: Commands, name: str, told: str, examples: str) -> argp
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    parser.set_defaults(advice=f"`hookcore {name} --help` lists what there is")
+    return parser
 
 
 def add_server_flags(parser: argparse.ArgumentParser) -> None:

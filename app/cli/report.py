@@ -40,7 +40,7 @@ def _report(given: argparse.Namespace, environment: Mapping[str, str]) -> str:
     if given.source and not given.source.startswith(("http://", "https://")):
         run_id, content = _of_file(Path(given.source), given.run_id)
     else:
-        run_id, content = _of_server(given.source, given.token or environment.get("HOOKCORE_TOKEN", ""), given.run_id)
+        run_id, content = _of_server(given.source, given.token, given.run_id)
     if given.output == "-":
         sys.stdout.buffer.write(content)
         sys.stdout.buffer.flush()

@@ -35,7 +35,8 @@ def add(commands: Commands) -> None:
     add_watch_flags(run)
     run.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="...", help="a module and its arguments")
     run.add_argument("script", nargs=argparse.REMAINDER, help="a script and its arguments")
-    run.set_defaults(run=_run)
+    told = "flags stand before the script, its own arguments behind it; `hookcore run --help` lists the flags"
+    run.set_defaults(run=_run, advice=told)
 
 
 def _run(given: argparse.Namespace, environment: Mapping[str, str]) -> int:

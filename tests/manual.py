@@ -1,0 +1,59 @@
+"""The documentation as data: its pages, the blocks of code in them, and what they name in passing."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+NOT_RUN = re.compile(r"<!-- not run: (.+) -->")
+SETUP = re.compile(r"<!-- setup(?: (\w+))?\n(.+)-->", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A fenced block, or what a comment says is to be run in its place; `exempt` where a comment says why it is not."""
+
+    language: str
+    line: int
+    text: str
+    exempt: bool = False
+
+
+def tokens_of(page: Path) -> list[Token]:
+    """A page as its parser sees it."""
+    tokens: list[Token] = MarkdownIt("commonmark", {"html": True}).enable("table").parse(page.read_text())
+    return tokens
+
+
+def blocks_of(page: Path, language: str = "") -> list[Block]:
+    """The blocks of a page in one language, or in all; one that is indented has the language "indented"."""
+    blocks, before = [], ""
+    for token in tokens_of(page):
+        line = token.map[0] + 1 if token.map else 0
+        setup = SETUP.fullmatch(token.content.strip()) if token.type == "html_block" else None
+        if setup:
+            blocks.append(Block(setup[1] or "python", line, setup[2]))
+        elif token.type == "fence":
+            name = (token.info.split() or [""])[0]
+            blocks.append(Block(name, line, token.content, bool(NOT_RUN.fullmatch(before.strip()))))
+        elif token.type == "code_block":
+            blocks.append(Block("indented", line, token.content))
+        before = token.content if token.type == "html_block" else ""
+    return [block for block in blocks if language in ("", block.language)]
+
+
+def inline_code_of(page: Path) -> list[str]:
+    """What stands between single backticks, in text and in tables."""
+    children = (child for token in tokens_of(page) for child in token.children or [])
+    return [child.content for child in children if child.type == "code_inline"]
+
+
+def name_of(page: Path) -> str:
+    """A page's path in the checkout."""
+    return str(page.relative_to(ROOT))
