@@ -124,11 +124,11 @@ def test_what_tensorboard_reads_is_what_the_store_has(tmp_path: Path) -> None:
     assert [each.value for each in events.Scalars("hookcore/gradient_norm")] == pytest.approx(whole)
 
 
-# -- the others, where they are installed --
+# -- the others --
 
 
 def test_mlflow_has_a_run_with_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tracking = pytest.importorskip("mlflow.tracking")
+    tracking = import_module("mlflow.tracking")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", tmp_path.as_uri())
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     writer = WRITERS["mlflow"][2]("digits", "mine")
@@ -152,7 +152,7 @@ def test_mlflow_has_a_run_with_every_step(tmp_path: Path, monkeypatch: pytest.Mo
 def test_weights_and_biases_has_a_run_of_its_own_beside_the_scripts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wandb = pytest.importorskip("wandb")
+    wandb = import_module("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.chdir(tmp_path)
     scripts = wandb.init(project="script")

@@ -8,6 +8,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ def steps_of(points: list[tuple[int, float]]) -> list[int]:
 
 
 def train_with_lightning(*callbacks: Any, wrong_at: int = -1, epochs: int = 2) -> nn.Module:
-    lightning = pytest.importorskip("lightning")
+    lightning = import_module("lightning")
 
     class Lit(lightning.LightningModule):  # type: ignore[misc,name-defined]
         def __init__(self) -> None:
@@ -122,7 +123,7 @@ def test_lightning_ends_the_run_of_a_training_that_raises_and_begins_another() -
 
 
 def train_with_transformers(folder: Path, *callbacks: Any, wrong: bool = False) -> nn.Module:
-    transformers = pytest.importorskip("transformers")
+    transformers = import_module("transformers")
     config = transformers.GPT2Config(
         n_layer=1, n_embd=16, n_head=2, vocab_size=20, n_positions=16, bos_token_id=1, eos_token_id=2
     )
@@ -181,7 +182,7 @@ def test_a_run_that_nobody_ended_ends_when_the_callback_is_thrown_away_or_trains
 
 
 def train_with_accelerate(tracker_of: Callable[[nn.Module], Any] | None = None, wrong: bool = False) -> nn.Module:
-    accelerate = pytest.importorskip("accelerate")
+    accelerate = import_module("accelerate")
     model, data = mlp(), DataLoader(TensorDataset(torch.randn(16, 6)), batch_size=4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     accelerator = accelerate.Accelerator(cpu=True, log_with=tracker_of(model) if tracker_of else None)
@@ -223,7 +224,7 @@ def test_a_loop_of_accelerate_that_raises_ends_the_run_by_the_context() -> None:
 
 
 def train_with_ignite(handler_of: Callable[[nn.Module], Any] | None, *handlers: Any, wrong: bool = False) -> nn.Module:
-    engines = pytest.importorskip("ignite.engine")
+    engines = import_module("ignite.engine")
     model, data = mlp(), DataLoader(TensorDataset(torch.randn(12, 6)), batch_size=4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ def parts_of(watcher: hookcore.Watcher, module: str, kind: str) -> list[float]:
 
 
 def test_lightning_with_accumulation_and_validation() -> None:
-    lightning = pytest.importorskip("lightning")
+    lightning = import_module("lightning")
 
     class Lit(lightning.LightningModule):  # type: ignore[misc,name-defined]
         def __init__(self) -> None:
@@ -82,7 +83,7 @@ def test_lightning_with_accumulation_and_validation() -> None:
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_the_trainer_of_transformers_with_accumulation_and_evaluation(tmp_path: Path, checkpointing: bool) -> None:
-    transformers = pytest.importorskip("transformers")
+    transformers = import_module("transformers")
 
     def train() -> nn.Module:
         config = transformers.GPT2Config(
@@ -108,7 +109,7 @@ def test_the_trainer_of_transformers_with_accumulation_and_evaluation(tmp_path: 
 
 
 def test_a_loop_of_accelerate_with_accumulation() -> None:
-    accelerate = pytest.importorskip("accelerate")
+    accelerate = import_module("accelerate")
 
     def train() -> nn.Module:
         accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)

@@ -8,6 +8,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, Final
 
 import pytest
@@ -19,7 +20,7 @@ from hookcore.records import KINDS
 from tests.harness import assert_stats, digest, process_state, random_state, read_step, seed_all, watch
 from tests.twin import TwinHooks
 
-transformers = pytest.importorskip("transformers")
+transformers = import_module("transformers")
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 STEPS: Final = 3

@@ -10,8 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 from playwright.sync_api import Download, Locator, Page, expect
+
+import hookcore
 
 from .browsing import PATIENCE_MS, Visit
 from .conftest import Open
@@ -116,7 +117,6 @@ def test_a_picture_is_exported_with_its_title_and_its_legend(visit: Open, paths:
 
 
 def test_the_script_that_is_copied_asks_for_the_same_numbers(visit: Open, paths: Paths, site: Site) -> None:
-    hookcore = pytest.importorskip("hookcore")
     run = site.run("bad")["id"]
     with visit(permissions=["clipboard-read", "clipboard-write"]) as tab:
         page = open_layer(tab, paths)
