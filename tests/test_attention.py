@@ -225,7 +225,21 @@ def test_what_exploded_long_ago_is_still_found_beside_the_beginning_of_the_run()
         LAYERS - 3,
     )
     assert found.value > 1e4 * found.usual
-    assert found.message.endswith("since step 988 or earlier")
+    assert found.message.endswith("since step 120")
+
+
+def test_the_layer_that_exploded_first_leads_however_long_ago_it_was() -> None:
+    rms = steady(2000)
+    for later, layer in enumerate((4, 3, 5, 2, 1, 0)):
+        rms[200 + 60 * later :, layer] *= 1e6
+    store = store_of(rms[:900])
+    attention = Attention(store)
+    attention.findings()
+    for step in range(900, 2000):
+        append(store, step, rms[step])
+    first = only(attention.findings(), "exploding")[-1]
+    assert _told(attention.findings()) == _told(attention_of(store))
+    assert (first.module, first.since_step) == ("layers.4", 200)
 
 
 def test_what_grew_a_hundredfold_over_a_long_run_is_no_finding() -> None:
@@ -265,7 +279,7 @@ def test_a_gradient_that_has_been_nothing_for_long_still_vanishes_and_one_that_n
     assert (found.rule, found.number, found.message) == (
         "vanishing",
         4,
-        "the output grad is zero since step 288 or earlier",
+        "the output grad is zero since step 200",
     )
 
 

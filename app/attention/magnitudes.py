@@ -102,12 +102,9 @@ def _middle(values: Logs) -> float:
 
 def _onsets(readings: Readings, places: NDArray[np.intp], usual: Logs, above: bool) -> list[int]:
     """Since when each is nearer to what it is now than to what it was."""
-    found = []
-    for place in places.tolist():
-        now = readings.now[place]
-        border = (usual[place] + now) / 2 if np.isfinite(now) else usual[place] - 1
-        found.append(min(readings.beyond_from(place, float(border), above), readings.number - 1))
-    return found
+    before, now = usual[places].astype(float), readings.now[places].astype(float)
+    borders = np.where(np.isfinite(now), (before + now) / 2, before - 1)
+    return readings.beyond_from(places, borders, above)
 
 
 def _large(readings: Readings) -> Shift:

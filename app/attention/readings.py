@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -100,6 +100,7 @@ class Readings:
     steps: StepRange
     columns: Columns
     early: Logs  # what was usual for each tap early in the run; NaN where that is not known
+    begun: dict[tuple[int, bool], int]  # the column in which something began that now is older than the window
 
     @classmethod
     def of(cls, store: Store, taps: TapList, stat: str, before: Readings | None = None) -> Readings | None:
@@ -118,9 +119,10 @@ class Readings:
             last = min((place + _AT_ONCE) * width - 1, steps.newest)
             rows = store.rows(taps.numbers, stat, place * width, last)
             known = known.then(Columns.of(rows, width))
-        return (
-            cls(store, taps, stat, steps, known, _early_of(store, taps, stat, steps, before)) if known.at.size else None
-        )
+        if not known.at.size:
+            return None
+        begun = before.begun if before is not None and before.columns.width == width else {}
+        return cls(store, taps, stat, steps, known, _early_of(store, taps, stat, steps, before), begun)
 
     @property
     def number(self) -> int:
@@ -133,8 +135,8 @@ class Readings:
         return self.columns.bad.T
 
     def since(self, column: int) -> str:
-        """Since when something is that began in a column; nobody looked at what lies before the first one."""
-        return f"since step {self.first_step(column)}" + (" or earlier" if not column and not self.starts_run else "")
+        """Since when something is that began in a column."""
+        return f"since step {self.first_step(column)}"
 
     @property
     def starts_run(self) -> bool:
@@ -142,8 +144,9 @@ class Readings:
         return self.first_step(0) <= (self.steps.first or 0)
 
     def first_step(self, column: int) -> int:
-        """The first step of a column."""
-        return max(int(self.columns.at[column]) * self.columns.width, self.steps.first or 0)
+        """The first step of a column; one below zero is that of a place on the grid before the window."""
+        place = int(self.columns.at[max(column, 0)]) + min(column, 0)
+        return max(place * self.columns.width, self.steps.first or 0)
 
     def last_step(self, column: int) -> int:
         """The last step of a column."""
@@ -188,11 +191,29 @@ class Readings:
         zeros: NDArray[np.bool_] = (self.columns.size[-RECENT:] == 0).sum(axis=0) * 2 > RECENT
         return zeros
 
-    def beyond_from(self, place: int, border: float, above: bool) -> int:
-        """The column since which a tap is beyond a border, without a break."""
-        row = self.logs[place]
-        inside = row <= border if above else row >= border  # NaN is neither
-        return int(np.flatnonzero(inside)[-1]) + 1 if inside.any() else 0
+    def beyond_from(self, places: Places, borders: Floats, above: bool) -> list[int]:
+        """For each tap the column since which it is beyond its border, without a break; see `first_step`."""
+        columns = _behind_last(_within(self.logs[places].T, borders, above))
+        if not self.starts_run:
+            self._look_back(places, borders, above, columns)
+        found: list[int] = np.minimum(columns, self.number - 1).tolist()
+        return found
+
+    def _look_back(self, places: Places, borders: Floats, above: bool, columns: Places) -> None:
+        """What fills the window began before it. Read once for each tap: later the rows are merged."""
+        keys = [(int(number), above) for number in self.taps.numbers[places]]
+        old = np.flatnonzero(columns == 0).tolist()
+        for key in {key for key in self.begun if key[1] == above} - {keys[each] for each in old}:
+            del self.begun[key]
+        unknown = np.array([each for each in old if keys[each] not in self.begun], np.intp)
+        if len(unknown):
+            rows = self.store.rows(self.taps.numbers[places[unknown]], self.stat, None, self.first_step(0) - 1)
+            with np.errstate(divide="ignore"):
+                behind = _behind_last(_within(np.log10(rows.high), borders[unknown], above))
+            begins = np.append(rows.first, self.first_step(0))[behind] // self.columns.width
+            self.begun.update(zip((keys[each] for each in unknown), begins.tolist(), strict=True))
+        for each in old:
+            columns[each] = self.begun[keys[each]] - self.columns.at[0]
 
     def spark(self, place: int) -> tuple[float, ...]:
         """The newest finite magnitudes, oldest first."""
@@ -216,6 +237,19 @@ def _early_of(store: Store, taps: TapList, stat: str, steps: StepRange, before: 
     middle = _nth(ordered, known // 2)
     middle[(known == 0) | (rows.present.sum(axis=0) < LEAST_PAST)] = _UNKNOWN
     return middle
+
+
+def _within(logs: NDArray[np.floating[Any]], borders: Floats, above: bool) -> NDArray[np.bool_]:
+    """Which [column, tap] are on the usual side of each tap's border; NaN is on none."""
+    inside: NDArray[np.bool_] = logs <= borders if above else logs >= borders
+    return inside
+
+
+def _behind_last(marked: NDArray[np.bool_]) -> Places:
+    """For each column of a table the row behind the last one that is marked; the first where none is."""
+    rows = np.arange(1, len(marked) + 1)[:, None]
+    behind: Places = np.where(marked, rows, 0).max(axis=0, initial=0).astype(np.intp)
+    return behind
 
 
 def _width_of(steps: int) -> int:
