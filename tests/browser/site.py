@@ -85,6 +85,12 @@ class Site:
         found: dict[str, Any] = until(look, f"run {name} with {steps} steps; see {self.folder}/{name}.log")
         return found
 
+    def remove(self, run: str) -> None:
+        """The server forgets a run: what all tests share stays as it was."""
+        address = f"{self.url}/api/v1/runs/{run}"
+        request = urllib.request.Request(address, method="DELETE", headers={"Origin": self.url})
+        urllib.request.urlopen(request, timeout=PATIENCE_S).close()
+
     def stop(self) -> None:
         """Ends all processes."""
         for process in [*self.trainers, *([self.server] if self.server else [])]:

@@ -98,6 +98,7 @@ def test_settings_stand_side_by_side(visit: Open, paths: Paths, site: Site) -> N
         expect(differing).to_have_count(1)
         expect(differing).to_contain_text("steps")
         expect(tab.page.locator(".verdict")).to_contain_text("They part first at step 1")
+    site.remove(other)
 
 
 def test_a_server_without_two_runs_says_what_to_do(visit: Open, empty_site: Site, browser: object) -> None:

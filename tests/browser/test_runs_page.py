@@ -62,8 +62,8 @@ def test_two_ticked_runs_are_compared_the_older_one_first(visit: Open, site: Sit
         expect(tab.page.locator("[data-do=tick]:checked")).to_have_count(2)
         button.click()
         tab.page.wait_for_url(re.compile(r"compare\?"))
-        ids = [site.run(name)["id"] for name in ("ended", "bad")]
-        assert [tab.page.url.split("a=")[1].split("&")[0], tab.page.url.split("b=")[1]] == sorted(ids)
+        runs = sorted((site.run(name) for name in ("ended", "bad")), key=lambda run: run["started_s"])
+        assert [tab.page.url.split("a=")[1].split("&")[0], tab.page.url.split("b=")[1]] == [run["id"] for run in runs]
 
 
 @pytest.fixture
