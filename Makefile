@@ -16,6 +16,8 @@ PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c c
 # One thread a process: the tests compare bits, and two cores are all that CI has.
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
+# Tests at a time.
+AT_ONCE ?= 2
 # Nothing is fetched while tests run.
 export HF_HUB_OFFLINE := 1
 
@@ -37,16 +39,16 @@ types: $(STAMP)  ## mypy --strict
 	$(BIN)/mypy --strict
 
 quick: $(STAMP)  ## the tests that take seconds
-	$(BIN)/python -m pytest -q -m "not slow and not browser"
+	$(BIN)/python -m pytest -q -n $(AT_ONCE) -m "not slow and not browser"
 
 scripts: $(STAMP)  ## the tests of the pages' pure modules, in Node
 	node --test tests/js/*.test.mjs
 
 pages: $(STAMP)  ## the pages in a real browser
-	$(BIN)/python -m pytest -q -m browser tests/browser
+	$(BIN)/python -m pytest -q -n $(AT_ONCE) --dist loadfile -m browser tests/browser
 
 slow: $(STAMP)  ## the tests that take longer: whole models, compilers, several processes
-	$(BIN)/python -m pytest -q -m "slow and not browser"
+	$(BIN)/python -m pytest -q -n $(AT_ONCE) -m "slow and not browser"
 
 bench: $(STAMP)  ## measure the cost on this machine; takes minutes
 	$(BIN)/python -m benchmarks.kernels
@@ -84,10 +86,10 @@ $(DEMO): pyproject.toml constraints.txt
 # headers for torch.compile's tests, a browser for the pages' tests, openssl for the certificates of those that speak TLS,
 # nginx for those of a reverse proxy, curl for the commands in the documentation.
 HAS_VENV = $(PYTHON) -c 'import ensurepip, venv'
-HAS_ALL = command -v g++ && command -v chromium && command -v openssl && command -v node && command -v curl && \
+HAS_ALL = command -v g++ && command -v chromium-headless-shell && command -v openssl && command -v node && command -v curl && \
 	PATH="$$PATH:/usr/sbin" command -v nginx && \
 	$(PYTHON) -c 'import ensurepip, os, sysconfig, venv; os.stat(sysconfig.get_path("include") + "/Python.h")'
-ALL_PACKAGES = python3-venv python3-dev g++ chromium openssl nodejs nginx curl
+ALL_PACKAGES = python3-venv python3-dev g++ chromium-headless-shell openssl nodejs nginx curl
 
 # Installs packages of Debian's unless a command says that they are there.
 define need

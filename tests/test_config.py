@@ -26,7 +26,8 @@ def test_the_table_and_the_fields_name_the_same_settings() -> None:
     assert [field.name for field in dataclasses.fields(Settings)] == [setting.name for setting in SETTINGS]
 
 
-def test_defaults_are_what_the_documentation_promises() -> None:
+def test_defaults_are_what_the_documentation_promises(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["folder/train.py"])
     settings = Settings.of({})
     assert dataclasses.asdict(settings) == {
         "include": (),
@@ -43,7 +44,7 @@ def test_defaults_are_what_the_documentation_promises() -> None:
         "server": "auto",
         "keep": None,
         "bridge": None,
-        "name": Path(sys.argv[0]).parent.name if sys.argv[0].endswith("__main__.py") else Path(sys.argv[0]).stem,
+        "name": "train",
     }
 
 

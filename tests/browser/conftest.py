@@ -39,7 +39,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         site.train("bad", "--steps", "60", "--bad-at", "40")
         site.run("ended", 60, "ended")
         site.run("bad", 60, "ended")
-        site.train("live", "--pause", "0.1")
+        site.train("live", "--pause", "0.2")
         site.run("live", 5)
         yield site
 

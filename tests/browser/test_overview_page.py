@@ -155,6 +155,7 @@ def test_following_moves_nothing_that_is_seen(visit: Open, paths: Paths) -> None
     with visit() as tab:
         tab.goto(paths("live")["overview"])
         tab.page.wait_for_function(DRAWN)
+        expect(tab.page.locator("#chart .main-svg").first).to_be_attached()
         tab.page.wait_for_timeout(1000)
         before = _newest(tab.page)
         tab.page.evaluate(watch)

@@ -229,5 +229,6 @@ def test_without_javascript_a_tensor_is_a_picture_with_its_statistics(
     with visit(java_script_enabled=False) as tab:
         tab.goto(paths("live")["tensors"])
         tab.page.locator("#kept a", has_text="features.0 output").first.click()
-        assert tab.page.evaluate("document.querySelector('img.plain').naturalWidth") == 8
+        width = "document.querySelector('img.plain')?.naturalWidth"
+        until(lambda: tab.page.evaluate(width) == 8, "the picture is there, 8 values wide")
         expect(tab.page.locator("dl")).to_contain_text("mean")
