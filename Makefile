@@ -11,13 +11,15 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEMO := $(VENV)/.demo
 CODE := hookcore app tests benchmarks examples
-PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
+# Nothing is compiled beforehand: a tenth of what is installed is ever imported.
+PIP_INSTALL := $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check -c constraints.txt
 
 # One thread a process: the tests compare bits, and two cores are all that CI has.
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
-# Tests at a time.
+# Tests at a time; and how often one of a whole browser or process may fail on a machine that others use too.
 AT_ONCE ?= 2
+AGAIN ?= --reruns 2
 # Nothing is fetched while tests run.
 export HF_HUB_OFFLINE := 1
 
@@ -29,7 +31,11 @@ help:  ## this list
 demo: $(DEMO)  ## train a small network with the dashboard open, with all set-up; DEMO_FLAGS="--trouble nan"
 	$(BIN)/hookcore demo $(DEMO_FLAGS)
 
-test: lint types scripts quick pages slow  ## everything that CI checks, with all set-up
+test: $(STAMP)  ## everything that CI checks, with all set-up
+	$(MAKE) --no-print-directory --jobs 2 --output-sync lint types scripts
+	$(MAKE) --no-print-directory quick
+	$(MAKE) --no-print-directory pages
+	$(MAKE) --no-print-directory slow
 
 lint: $(STAMP)  ## style, and the direction of imports
 	$(BIN)/ruff check $(CODE)
@@ -45,10 +51,10 @@ scripts: $(STAMP)  ## the tests of the pages' pure modules, in Node
 	node --test tests/js/*.test.mjs
 
 pages: $(STAMP)  ## the pages in a real browser
-	$(BIN)/python -m pytest -q -n $(AT_ONCE) --dist loadfile -m browser tests/browser
+	$(BIN)/python -m pytest -q -n $(AT_ONCE) --dist loadfile $(AGAIN) -m browser tests/browser
 
 slow: $(STAMP)  ## the tests that take longer: whole models, compilers, several processes
-	$(BIN)/python -m pytest -q -n $(AT_ONCE) -m "slow and not browser"
+	$(BIN)/python -m pytest -q -n $(AT_ONCE) $(AGAIN) -m "slow and not browser"
 
 bench: $(STAMP)  ## measure the cost on this machine; takes minutes
 	$(BIN)/python -m benchmarks.kernels

@@ -51,6 +51,8 @@ Headers = list[tuple[bytes, bytes]]
 _HEADERS: Final[Headers] = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
 _ANCESTOR: Final = re.compile(r"local|none|https?://(\*\.)?[A-Za-z0-9.-]+(:(\d{1,5}|\*))?|[a-z][a-z0-9.+-]*:")
 _HOST: Final = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9_.-]+)(:\d{1,5})?")
+NO_TOKEN: Final = "this server asks for a token: send it as `Authorization: Bearer TOKEN`, or log in"
+UNKNOWN_TOKEN: Final = "the token that was sent is not this server's: take the one it was started with, or log in"
 
 
 class RefusedError(Exception):
@@ -107,7 +109,7 @@ class Guard:
             return None
         visitor = self._access.know(headers, lambda: _is_user(scope), changes)
         if visitor is None:
-            raise RefusedError(401, "this server asks for a token: send it as `Authorization: Bearer TOKEN`, or log in")
+            raise RefusedError(401, UNKNOWN_TOKEN if b"authorization" in headers else NO_TOKEN)
         if changes:
             _check_change(visitor, headers, path)
         return visitor

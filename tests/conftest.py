@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import random
 import shutil
@@ -47,6 +48,12 @@ def _process_state() -> dict[str, Any]:
 
 def _threads() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if thread.name.startswith("hookcore")}
+
+
+def pytest_collection_finish() -> None:
+    """What was imported lives as long as the tests: no garbage collection looks at it again. There are many of them."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -207,7 +207,9 @@ def test_on_loopback_all_may_read_and_only_the_user_or_the_token_may_change(loca
     assert local.client.get("/").status_code == 200
     assert local.client.post(LINK).status_code == 403
     assert local.client.post(LINK, headers=BEARER).status_code == 200
-    assert local.client.get("/", headers={"Authorization": "Bearer wrong"}).status_code == 401
+    refused = local.client.get("/", headers={"Authorization": "Bearer wrong"})
+    assert refused.status_code == 401
+    assert "the token that was sent is not this server's" in refused.text
 
 
 def test_a_read_only_token_closes_reading_on_loopback_too() -> None:

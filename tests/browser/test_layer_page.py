@@ -9,7 +9,7 @@ from playwright.sync_api import expect
 
 from .browsing import PATIENCE_MS
 from .conftest import Open
-from .site import PATIENCE_S, Site
+from .site import PATIENCE_S, Site, until
 
 Paths = Callable[[str], dict[str, str]]
 
@@ -165,7 +165,7 @@ def test_the_distributions_are_drawn_as_they_come_into_sight(visit: Open, paths:
         }"""
         page.locator("#histograms figure").first.get_by_role("button", name="Table").click()
         expect(page.locator("#histograms .card-table").first.get_by_role("row").nth(2)).to_be_attached()
-        assert canvases.first.evaluate(colours) > 10
+        until(lambda: canvases.first.evaluate(colours) > 10, "the first distribution is drawn")
 
 
 def test_the_newest_values_of_a_live_run_come_by_themselves(visit: Open, paths: Paths) -> None:
