@@ -7,6 +7,7 @@ import gc
 import os
 import random
 import shutil
+import signal
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -24,6 +25,10 @@ for _name in [name for name in os.environ if name.startswith("HOOKCORE_")]:
 os.environ["HOOKCORE_SERVER"] = "none"
 os.environ["HOOKCORE_HOME"] = tempfile.mkdtemp(prefix="hookcore-tests-")
 atexit.register(shutil.rmtree, os.environ["HOOKCORE_HOME"], ignore_errors=True)
+
+# What a shell starts in the background ignores Ctrl+C, and so would all processes that tests start.
+if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 MODULE_TABLES = (
     "_global_buffer_registration_hooks",
