@@ -257,15 +257,8 @@ class Client:
 
         `rename` is "expression -> replacement" for the modules of the second run.
         """
-        asked: dict[str, Any] = {
-            "runs": f"{one},{two}",
-            "kind": kind,
-            "stat": stat,
-            "match": match,
-            "from": first,
-            "to": last,
-        }
-        asked |= {"tolerance": tolerance, "points": points, "limit": limit, "sort": sort, "rename": rename}
+        asked = _asked_of_two((one, two), kind, stat, match, (first, last), rename)
+        asked |= {"tolerance": tolerance, "points": points, "limit": limit, "sort": sort}
         return _comparison_of(self._get("/api/v1/compare", asked))
 
     def differences(
@@ -282,15 +275,8 @@ class Client:
         rename: str | None = None,
     ) -> DifferencesReply:
         """How far two runs are apart, layer by step, in at most `columns` by `rows` cells."""
-        asked: dict[str, Any] = {
-            "runs": f"{one},{two}",
-            "kind": kind,
-            "stat": stat,
-            "match": match,
-            "from": first,
-            "to": last,
-        }
-        asked |= {"columns": columns, "rows": rows, "rename": rename}
+        asked = _asked_of_two((one, two), kind, stat, match, (first, last), rename)
+        asked |= {"columns": columns, "rows": rows}
         return DifferencesReply.of(self._get("/api/v1/compare/heatmap", asked))
 
     # -- at a glance -----------------------------------------------------------------------------------------------
@@ -563,3 +549,17 @@ def _comparison_of(said: dict[str, Any]) -> CompareReply:
         layers,
         {run: tuple(tap_of(tap) for tap in taps) for run, taps in said["only_in"].items()},
     )
+
+
+def _asked_of_two(
+    runs: tuple[str, str],
+    kind: Kind | None,
+    stat: str,
+    match: str | None,
+    steps: tuple[int | None, int | None],
+    rename: str | None,
+) -> dict[str, Any]:
+    """What both comparisons ask for."""
+    first, last = steps
+    asked = {"runs": ",".join(runs), "kind": kind, "stat": stat, "match": match, "rename": rename}
+    return {**asked, "from": first, "to": last}

@@ -1,10 +1,10 @@
 // @ts-check
 /** What a heatmap is fed with: the steps that the page shows, as they come while it follows, and those it is held at. */
 import { prefs } from "../prefs.js";
+import { Wish } from "../wish.js";
 
 const MOST_COLUMNS = 2000;
 const MOST_CELLS = 8e6; // of four bytes
-const LEAST_MS = 60; // between two questions: a scrubber moves faster than answers come
 
 /** The columns that so many rows may have. @param {number} rows */
 function mostColumns(rows) {
@@ -32,21 +32,15 @@ export function capacityOf(follow, rows = 0) {
 
 /** Subscribes for a heatmap, anew whenever the steps or the wish are others. */
 export class Feed {
-  /** @type {ReturnType<import("../net.js").Stream["subscribe"]> | null} */
-  #open = null;
-  #asked = "";
-  #askedAt = -Infinity;
-  /** @type {any} */
-  #timer = null;
-
   /** @param {import("../page.js").Page} page @param {import("../heat.js").Heat} heat
    * @param {() => Record<string, any> | null} wish kind, stat, rows, match; null while there is nothing to ask for
    * @param {{rows?: (said: any) => void, frame?: (frame: import("../frames.js").Frame) => void, json?: (said: any) => void}} [also] told after the heatmap was */
   constructor(page, heat, wish, also = {}) {
-    this.page = page;
-    this.heat = heat;
-    this.wish = wish;
-    this.handlers = {
+    const whole = () => {
+      const wanted = wish();
+      return wanted && { view: "heatmap", hz: Number(prefs.get("rate")), rows: "fit:600", ...windowOf(page.follow, heat.rows.length), ...wanted };
+    };
+    this.wish = new Wish(page, whole, {
       rows: (/** @type {any} */ said) => {
         heat.setRows(said.rows, capacityOf(page.follow, said.rows.length), JSON.stringify([said.kind, said.stats]));
         also.rows?.(said);
@@ -56,37 +50,16 @@ export class Feed {
         also.frame?.(frame);
       },
       json: (/** @type {any} */ said) => also.json?.(said),
-    };
-    page.follow.on("change", () => this.renew());
+    });
     this.renew();
   }
 
   /** Asks anew where the wish is another one. */
   renew() {
-    if (this.#timer !== null) return;
-    const wait = this.#askedAt + LEAST_MS - performance.now();
-    if (wait <= 0) return this.#ask();
-    this.#timer = setTimeout(() => {
-      this.#timer = null;
-      this.#ask();
-    }, wait);
-  }
-
-  #ask() {
-    const wish = this.wish();
-    if (wish === null) return this.close();
-    const whole = { view: "heatmap", hz: Number(prefs.get("rate")), rows: "fit:600", ...windowOf(this.page.follow, this.heat.rows.length), ...wish };
-    const asked = JSON.stringify(whole);
-    if (asked === this.#asked) return;
-    this.#asked = asked;
-    this.#askedAt = performance.now();
-    if (this.#open === null) this.#open = this.page.stream.subscribe(whole, this.handlers);
-    else this.#open.change(whole);
+    this.wish.renew();
   }
 
   close() {
-    this.#open?.close();
-    this.#open = null;
-    this.#asked = "";
+    this.wish.close();
   }
 }
