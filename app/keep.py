@@ -8,8 +8,9 @@ import threading
 import time
 from pathlib import Path
 from typing import Final
+from weakref import WeakSet
 
-from hookcore.archive import SUFFIX, ArchiveWriter, load_into, read_archive
+from hookcore.archive import SUFFIX, ArchiveWriter, Scribe, load_into, read_archive
 from hookcore.errors import HookcoreError
 from hookcore.records import Frame, Snapshot
 from hookcore.store import Store
@@ -34,8 +35,10 @@ class Keeper:
         self._writers: dict[str, tuple[Run, ArchiveWriter]] = {}
         self._uses: dict[str, DiskUse] = {}
         self._lock = threading.Lock()
-        self._closing: list[threading.Thread] = []
+        self._scribe = Scribe()  # one thread for all runs
+        self._closing: WeakSet[ArchiveWriter] = WeakSet()  # the scribe holds each until it is finished
         self._closed = False
+        runs.on_removed = self.removed
         if settings.keep:
             threading.Thread(target=self._show_kept, name="hookcore-kept-runs", daemon=True).start()
 
@@ -60,31 +63,37 @@ class Keeper:
                 tell=lambda name, message: say(run, name, message, "warning"),
                 limit_bytes=self._settings.keep_limit,
                 used_elsewhere=lambda: use.besides(writer.folder.name),
+                scribe=self._scribe,
             )
             self._writers[run.id] = run, writer
         run.on_record = _Follower(self, run, writer)
 
     def ended(self, run: Run) -> None:
-        """The run is over: what is left of it is written, away from whoever told."""
+        """Write the rest of a run that is over, in the background."""
+        self._release(run)
+
+    def removed(self, run: Run) -> None:
+        """Let go of a run that is no longer shown: a writer of its own would keep its store in memory."""
+        run.on_record = None
+        self._release(run)
+
+    def _release(self, run: Run) -> None:
         with self._lock:
             known, writer = self._writers.get(run.id, (None, None))
             if known is not run or writer is None:
                 return
             del self._writers[run.id]
-            thread = threading.Thread(target=writer.close, args=(CLOSE_S,), name="hookcore-keeper-close", daemon=True)
-            self._closing = [each for each in self._closing if each.is_alive()] + [thread]
-            thread.start()
+            self._closing.add(writer)
+        writer.close(0)
 
     def close(self) -> None:
-        """Writes what is left of all runs."""
+        """Write what is left of all runs."""
         with self._lock:
             self._closed = True
-            writers, self._writers = [writer for _, writer in self._writers.values()], {}
-            closing, self._closing = self._closing, []
+            writers = [*self._closing, *(writer for _, writer in self._writers.values())]
+            self._writers = {}
         for writer in writers:
             writer.close(CLOSE_S)
-        for thread in closing:
-            thread.join(CLOSE_S)
 
     def _show_kept(self) -> None:
         folders = sorted(Path(self._settings.keep).glob(f"*{SUFFIX}"), key=_changed_at, reverse=True)

@@ -252,6 +252,7 @@ class Runs:
         self.settings = settings
         self.changes = Changes()
         self.removed = 0
+        self.on_removed: Callable[[Run], None] = lambda run: None  # the one who writes runs to disk lets go of it
         self._clock = clock
         self._lock = threading.Lock()
         self._runs: dict[str, Run] = {}
@@ -301,9 +302,11 @@ class Runs:
     def remove(self, run_id: str) -> bool:
         """Forgets a run; False where there is none. A trainer that still sends makes it anew."""
         with self._lock:
-            found = self._runs.pop(run_id, None) is not None
+            found = self._runs.pop(run_id, None)
+            if found is not None:
+                self.on_removed(found)
         self.changes.tell()
-        return found
+        return found is not None
 
     @property
     def free_bytes(self) -> int:
@@ -321,6 +324,7 @@ class Runs:
             if oldest is None:
                 break
             del self._runs[oldest.id]
+            self.on_removed(oldest)
             self.removed += 1
         return None if offered is None else max(min(wanted, offered), LEAST_RUN_BYTES)
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import itertools
+import threading
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -145,3 +149,29 @@ def test_a_damaged_part_of_a_kept_run_is_told_on_its_page(tmp_path: Path) -> Non
     run = show(Runs(ServerSettings()), kept_in(tmp_path)[0])
     assert run.store.steps().count == STEPS
     assert any(event.name == "damaged" and "sketches" in event.message for event in run.store.events())
+
+
+def keeper_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("hookcore-keeper")]
+
+
+def test_runs_that_never_end_share_one_thread_and_leave_nothing_behind(tmp_path: Path) -> None:
+    settings = ServerSettings(keep=str(tmp_path), max_runs=8, lost_after_s=0.0)
+    now = itertools.count()
+    runs = Runs(settings, clock=lambda: float(next(now)))
+    keeper = Keeper(runs, settings)
+    stores = []
+    for number in range(40):
+        run = train(runs, keeper, RunInfo(id=f"run-{number}", key="k", name="r", memory=4_000_000), ends=False)
+        stores.append(weakref.ref(run.store))
+        assert len(keeper_threads()) == 1
+    del run
+    until(lambda: len(kept_in(tmp_path)) == 40)
+    for name in [each.id for each in runs.all()]:
+        runs.remove(name)
+    until(lambda: not keeper_threads())
+    gc.collect()
+    assert [store for store in stores if store() is not None] == []
+    keeper.close()
+    for folder in kept_in(tmp_path):
+        assert len(list(read_archive(folder).frames())) == STEPS

@@ -1,4 +1,4 @@
-"""Writes a run to disk as it goes on, from a thread of its own. What goes wrong is told, and stops nothing else."""
+"""Writes a run to disk while it goes on. Failures are reported, and stop nothing else."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ import pyarrow as pa
 
 from hookcore.archive.files import last_frame, merge_parts, remove_unfinished, write_json, write_table
 from hookcore.archive.layout import FORMAT, RUN_FILE, TABLES, folder_name, part_name, parts_in
+from hookcore.archive.scribe import PART_S, Scribe
 from hookcore.archive.tables import frame_tables, records_table, snapshots_table, taps_table
 from hookcore.records import Event, Frame, Snapshot
 from hookcore.store import Store
 from hookcore.wire import EndItem, RunInfo
 
-PART_S: Final = 5.0  # so much of a run a crash may cost
 PART_BYTES: Final = 16 * 2**20  # of records, in memory
 MAX_QUEUE_BYTES: Final = 64 * 2**20
 RETRY_S: Final = 30.0
@@ -64,13 +64,14 @@ class ArchiveWriter:
         retry_s: float = RETRY_S,
         clock: Callable[[], float] = time.monotonic,
         start: bool = True,
+        scribe: Scribe | None = None,
     ) -> None:
         self.folder = Path(parent).expanduser().absolute() / folder_name(info.name, info.id)
         self._info = info
         self._store = store
         self._tell = tell or (lambda name, message: store.add_event(_event(store, name, message)))
         self._limit, self._used_elsewhere = limit_bytes, used_elsewhere
-        self._part_s, self._retry_s, self._clock = part_s, retry_s, clock
+        self._retry_s, self._clock = retry_s, clock
         self._changed = threading.Condition()
         self._queue: deque[tuple[int, Frame | Snapshot]] = deque()
         self._queued_bytes = 0
@@ -85,9 +86,10 @@ class ArchiveWriter:
         self._try_at = 0.0
         self._ending = False
         self._state = "live"
-        self._thread = threading.Thread(target=self._run, name="hookcore-keeper", daemon=True)
-        if start:
-            self._thread.start()
+        self._finished = threading.Event()
+        self._scribe = (scribe or Scribe(part_s)) if start else None
+        if self._scribe is not None:
+            self._scribe.add(self)
 
     @property
     def kept(self) -> Kept:
@@ -100,7 +102,6 @@ class ArchiveWriter:
         with self._changed:
             if isinstance(record, EndItem):
                 self._state = "ended"
-                self._changed.notify_all()
                 return
             self._taken += 1
             if self._ending:
@@ -112,32 +113,40 @@ class ArchiveWriter:
             while self._queued_bytes > MAX_QUEUE_BYTES and len(self._queue) > 1:
                 self._queued_bytes -= _size_of(self._queue.popleft()[1])
                 self._lost += 1
-            if self._queued_bytes > PART_BYTES:
-                self._changed.notify_all()
+            is_full = self._queued_bytes > PART_BYTES
+        if is_full:
+            self._poke()
+
+    def _poke(self) -> None:
+        if self._scribe is not None:
+            self._scribe.poke()
 
     def close(self, deadline_s: float = CLOSE_S) -> None:
-        """Writes what waits, and ends the thread; what is not written in time is lost. A second call does nothing."""
+        """Write what waits and stop. Records that are not on disk in time are lost. A second call does nothing.
+
+        With a deadline of 0 the writing goes on in the background.
+        """
         with self._changed:
             self._ending = True
-            self._changed.notify_all()
-        if self._thread.is_alive() and self._thread is not threading.current_thread():
-            self._thread.join(deadline_s)
+        self._poke()
+        if self._scribe is not None and deadline_s:
+            self._finished.wait(deadline_s)
 
     def abandon(self) -> None:
-        """In a forked child: nothing is written, and no lock of the parent's is waited for."""
+        """In a forked child: write nothing, and wait for no lock of the parent."""
         self._changed = threading.Condition()
         self._queue.clear()
         self._ending = True
+        self._scribe = None
 
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                if not self._ending:
-                    self._changed.wait(self._part_s)
-                ending = self._ending
-            self.write()
-            if ending:
-                return
+    def write_part(self) -> bool:
+        """Write one part; called by the scribe. Return False after the last one."""
+        with self._changed:
+            ending = self._ending
+        self.write()
+        if ending:
+            self._finished.set()
+        return not ending
 
     def write(self) -> None:
         """Writes one part of all that waits; called by the thread. Lets no exception out."""
