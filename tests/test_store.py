@@ -301,7 +301,7 @@ def test_snapshots_are_copied_and_the_oldest_make_room() -> None:
 
 
 def test_modules_and_coverage_are_replaced_by_path_and_bounded() -> None:
-    store = Store(2**20)
+    store = Store(2**20, names_bytes=50_000)
     store.describe([ModuleRecord("a", "Linear", None)], [Coverage("a", "Linear", False, reason="unused")])
     store.describe([ModuleRecord("a", "Linear", None, parameters=3)], [Coverage("a", "Linear", True)])
     assert [module.parameters for module in store.modules()] == [3]
@@ -310,6 +310,51 @@ def test_modules_and_coverage_are_replaced_by_path_and_bounded() -> None:
     usage = store.usage()
     assert usage.dropped["names_refused"] == 1001 - len(store.modules()) > 0
     assert usage.parts["names"].nbytes <= usage.parts["names"].limit
+
+
+def test_names_and_coverage_of_a_large_model_fit_into_a_small_store() -> None:
+    store = Store(2**20)
+    paths = [f"encoder.layers.{number}.attention.projection" for number in range(5000)]
+    store.describe(
+        [ModuleRecord(path, "Linear", None, shapes=(("weight", (3, 3)),)) for path in paths],
+        [Coverage(path, "Linear", False, reason="not called in this step") for path in paths],
+    )
+    store.append(frame(4, {0: [1.0]}, (Tap("a", "output"),)))
+    assert len(store.modules()) == len(store.coverage()) == 5000
+    assert not any(store.usage().dropped.values())
+
+
+@pytest.mark.parametrize("share", [0.5, 0.1, 0.01])
+def test_a_store_that_shrinks_loses_resolution_and_nothing_else(share: float) -> None:
+    rng = np.random.default_rng(7)
+    store = Store(8 * 2**20)
+    store.announce(tuple(Tap(f"m{number}", "output") for number in range(50)))
+    steps, sketch = 1200, Sketch.of(rng.standard_normal(1000).astype(np.float32))
+    means = rng.standard_normal((steps, 50))
+    for step in range(steps):
+        stats = np.ones((50, len(STATS)))
+        stats[:, STAT_COLUMN["mean"]] = means[step]
+        store.append(
+            Frame(step, 0.0, np.arange(50, dtype=np.uint32), stats, block_of([sketch] * 50), scalars={"loss": step})
+        )
+    store.add_event(Event(5, 0.0, "note", "text"))
+    before = store.usage()
+    saved = store.shrink(int(store.usage().max_bytes * share))
+    after = store.usage()
+    assert before.nbytes - after.nbytes == saved > 0
+    assert all(part.nbytes <= part.limit for part in after.parts.values())
+    assert after.dropped == before.dropped
+    assert (store.steps().first, store.steps().newest, store.steps().count) == (0, steps - 1, steps)
+    series = store.series(3, "mean", points=100_000)
+    assert series.present.sum() == steps
+    assert (series.min.min(), series.max.max()) == (means[:, 3].min(), means[:, 3].max())
+    assert store.histograms(3, columns=1).counts.sum() == steps * 1000
+    assert [event.name for event in store.events()] == ["note"]
+    for step in range(steps, steps + 300):  # and it goes on
+        stats = np.ones((50, len(STATS)))
+        store.append(Frame(step, 0.0, np.arange(50, dtype=np.uint32), stats, block_of([sketch] * 50)))
+    assert store.usage().dropped == before.dropped
+    assert store.series(3, "mean", points=100_000).present.sum() == steps + 300
 
 
 def test_labels_show_their_newest_text(store: Store) -> None:

@@ -52,12 +52,26 @@ class Recent(Generic[Item]):
             return self.taken, [self._items[place][1] for place in range(len(self._items) - fresh, len(self._items))]
 
 
-class Catalogue(Generic[Item]):
-    """Named items within a limit; once it is full, new names are refused and counted."""
+class Room:
+    """Bytes that several catalogues share. The caller holds their lock."""
 
-    def __init__(self, max_bytes: int, lock: threading.Lock) -> None:
+    def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.nbytes = 0
+
+    def take(self, nbytes: int) -> bool:
+        """Take so many bytes, or give them back; False if they are not free."""
+        if self.nbytes + nbytes > self.max_bytes:
+            return False
+        self.nbytes += nbytes
+        return True
+
+
+class Catalogue(Generic[Item]):
+    """Named items; once their room is full, new names are refused and counted."""
+
+    def __init__(self, room: Room, lock: threading.Lock) -> None:
+        self._room = room
         self.refused = 0
         self._lock = lock
         self._items: dict[Hashable, tuple[int, Item]] = {}
@@ -66,11 +80,10 @@ class Catalogue(Generic[Item]):
         """Keeps an item under its name, in place of the one before; False where it found no room."""
         with self._lock:
             old = self._items.get(name, (0, None))[0]
-            if self.nbytes - old + nbytes > self.max_bytes:
+            if not self._room.take(nbytes - old):
                 self.refused += 1
                 return False
             self._items[name] = (nbytes, item)
-            self.nbytes += nbytes - old
             return True
 
     def get(self, name: Hashable) -> Item | None:

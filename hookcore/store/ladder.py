@@ -67,6 +67,24 @@ class Ladder:
             ahead = lanes if self._lanes == 0 else max(lanes, self._lanes + self._lanes // 8)
             self._lanes = min(self.max_lanes, -(-ahead // _GRANULE) * _GRANULE)
 
+    @property
+    def least_bytes(self) -> int:
+        """The limit below which the lanes that there are would not fit."""
+        return _least_bytes(self.schema, self._lanes)
+
+    def shrink(self, max_bytes: int) -> None:
+        """Lower the limit, and merge rows until they fit."""
+        if max_bytes >= self.max_bytes:
+            return
+        self.max_bytes, self.max_lanes = max_bytes, _most_lanes(self.schema, max_bytes)
+        self._limits = [int(max_bytes * share) for share in SHARES]
+        if self._exact:
+            self._trim(self._exact[-1])
+        while self._exact_bytes() > self._limits[0] and len(self._exact) > 1:
+            self._promote_exact(keep=1)
+        for tier in range(len(self._merged)):
+            self._make_room(tier, 0)
+
     def append(self, step: int, lanes: Lanes, values: Floats) -> None:
         """A new newest step; `values` is [column, lane]."""
         segment = self._room_for_row()
@@ -194,7 +212,7 @@ class Ladder:
         while self._merged[tier] and self._bytes[tier + 1] + wanted > self._limits[tier + 1]:
             if tier + 1 < len(self._merged):
                 self._promote(tier)
-            elif len(self._merged[tier]) > 1:
+            elif sum(part.used for part in self._merged[tier]) > 1:
                 self._halve()
             else:
                 break
@@ -216,14 +234,14 @@ class Ladder:
     def _halve(self) -> None:
         """Merges the rows of two neighbours of the last tier in pairs: the oldest of those merged the least."""
         level = self._merged[-1]
-        at = min(range(len(level) - 1), key=lambda i: max(level[i].level, level[i + 1].level))
+        at = min(range(len(level) - 1), key=lambda i: max(level[i].level, level[i + 1].level), default=0)
         pair = level[at : at + 2]
         merged = merge(pair, 2)
         merged.level += 1
-        self.merged_rows += pair[0].used + pair[1].used - merged.used
+        self.merged_rows += sum(part.used for part in pair) - merged.used
         with self._lock:
             level[at : at + 2] = [merged]
-            self._bytes[-1] += merged.nbytes - pair[0].nbytes - pair[1].nbytes
+            self._bytes[-1] += merged.nbytes - sum(part.nbytes for part in pair)
 
     def _join(self, tier: int, merged: MergedRows) -> tuple[MergedRows, int]:
         """The rows with the tier's last segment before them if both are short, and how many segments they replace."""
@@ -255,6 +273,14 @@ def _most_lanes(schema: Schema, max_bytes: int) -> int:
     exact = (max_bytes * SHARES[0] - 16) / (schema.exact_row_bytes(1) * 3 + 8)
     merged = (max_bytes * min(SHARES[1:]) - 32) / (2 * (schema.merged_row_bytes(1) - 16))
     return max(0, int(min(exact, merged)) // _GRANULE * _GRANULE)
+
+
+def _least_bytes(schema: Schema, lanes: int) -> int:
+    """The inverse of `_most_lanes`: the bytes in which so many lanes fit."""
+    lanes += _GRANULE
+    exact = (lanes * (schema.exact_row_bytes(1) * 3 + 8) + 16) / SHARES[0]
+    merged = (lanes * 2 * (schema.merged_row_bytes(1) - 16) + 32) / min(SHARES[1:])
+    return int(max(exact, merged)) + 1
 
 
 def _note_latest(part: ExactRows, steps: Steps, values: Floats) -> None:

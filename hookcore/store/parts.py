@@ -10,7 +10,7 @@ from typing import Final
 from hookcore.errors import ArgumentError
 from hookcore.records import Coverage, Event, HookRecord, ModuleRecord, Snapshot, Tap
 from hookcore.store.answers import PartUsage, StepRange, Usage
-from hookcore.store.kept import Catalogue, Recent, bytes_of, texts_bytes
+from hookcore.store.kept import Catalogue, Recent, Room, bytes_of, texts_bytes
 from hookcore.store.ladder import Ladder
 from hookcore.store.schemas import SCALAR_SCHEMA, STAT_SCHEMA
 from hookcore.store.sketches import SketchLadder
@@ -22,19 +22,20 @@ SHARES: Final = {  # of max_bytes
     "snapshots": 0.14,
     "scalars": 0.04,
     "events": 0.02,
-    "names": 0.05,  # taps, scalars, modules, coverage, hooks, labels
 }
-_NAMES: Final = {"taps": 0.6, "modules": 0.15, "coverage": 0.1, "hooks": 0.05, "scalars": 0.05, "labels": 0.05}
+# Taps, scalars, modules, coverage, hooks and labels do not compete with values: values without names are worthless.
+# This limit is there for whoever sends nonsense; a model of 100,000 modules stays far below it.
+NAMES_BYTES: Final = 256 * 2**20
 
 
 class Parts:
     """The state of a store. `lock` is held for short copies only; see Ladder."""
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, names_bytes: int = NAMES_BYTES) -> None:
         if max_bytes < LEAST_BYTES:
             raise ArgumentError(f"max_bytes={max_bytes} is too small for a store: give at least {LEAST_BYTES} (1 MiB)")
         limits = {part: int(max_bytes * share) for part, share in SHARES.items()}
-        names = {part: int(limits["names"] * share) for part, share in _NAMES.items()}
+        self.names = Room(names_bytes)
         self.max_bytes = max_bytes
         self.lock = threading.Lock()
         self.stats = Ladder(STAT_SCHEMA, limits["stats"], self.lock)
@@ -42,10 +43,10 @@ class Parts:
         self.sketches = SketchLadder(limits["sketches"], self.lock)
         self.snapshots: Recent[Snapshot] = Recent(limits["snapshots"], self.lock)
         self.events: Recent[Event] = Recent(limits["events"], self.lock)
-        self.scalar_lanes: Catalogue[int] = Catalogue(names["scalars"], self.lock)
-        self.modules: Catalogue[ModuleRecord] = Catalogue(names["modules"], self.lock)
-        self.coverage: Catalogue[Coverage] = Catalogue(names["coverage"], self.lock)
-        self.labels: Catalogue[tuple[str, str]] = Catalogue(names["labels"], self.lock)
+        self.scalar_lanes: Catalogue[int] = Catalogue(self.names, self.lock)
+        self.modules: Catalogue[ModuleRecord] = Catalogue(self.names, self.lock)
+        self.coverage: Catalogue[Coverage] = Catalogue(self.names, self.lock)
+        self.labels: Catalogue[tuple[str, str]] = Catalogue(self.names, self.lock)
         self.taps: list[Tap] = []  # only ever appended to
         self.tap_numbers: dict[Tap, int] = {}
         self.taps_announced = 0  # those that found no room keep their number
@@ -53,9 +54,6 @@ class Parts:
         self.dropped: Counter[str] = Counter()
         self.hooks: tuple[HookRecord, ...] = ()
         self._hook_bytes = 0
-        self._most_hook_bytes = names["hooks"]
-        self._tap_bytes = 0
-        self._most_tap_bytes = names["taps"]
 
     def add_taps(self, taps: tuple[Tap, ...]) -> int:
         """Numbers further taps; how many of them found no room."""
@@ -65,10 +63,9 @@ class Parts:
                 nbytes = bytes_of(tap)
                 full = self.taps_announced > len(self.taps) or len(self.taps) >= self.stats.max_lanes
                 self.taps_announced += 1
-                if full or self._tap_bytes + nbytes > self._most_tap_bytes:
+                if full or not self.names.take(nbytes):
                     refused += 1  # numbers have no gaps: after the first refusal all are
                     continue
-                self._tap_bytes += nbytes
                 self.tap_numbers[tap] = len(self.taps)
                 self.taps.append(tap)
         self.stats.grow(len(self.taps))
@@ -79,14 +76,15 @@ class Parts:
         """Keeps the hooks that there are now, as many as find room."""
         kept: list[HookRecord] = []
         taken = 0
-        for hook in hooks:
-            nbytes = bytes_of(hook)
-            if taken + nbytes > self._most_hook_bytes:
-                self.dropped["hooks_refused"] += 1
-                continue
-            taken += nbytes
-            kept.append(hook)
         with self.lock:
+            self.names.take(-self._hook_bytes)
+            for hook in hooks:
+                nbytes = bytes_of(hook)
+                if not self.names.take(nbytes):
+                    self.dropped["hooks_refused"] += 1
+                    continue
+                taken += nbytes
+                kept.append(hook)
             self.hooks, self._hook_bytes = tuple(kept), taken
 
     def lane_of_scalar(self, name: str) -> int | None:
@@ -100,6 +98,13 @@ class Parts:
             self.scalars.grow(lane + 1)
         return lane
 
+    def shrink(self, max_bytes: int) -> None:
+        """Keep the values in fewer bytes, at a coarser resolution. Events, snapshots and names stay."""
+        self.max_bytes = min(self.max_bytes, max_bytes)
+        for part in ("stats", "scalars", "sketches"):
+            ladder: Ladder | SketchLadder = getattr(self, part)
+            ladder.shrink(max(int(max_bytes * SHARES[part]), ladder.least_bytes))
+
     def usage(self) -> Usage:
         """The bytes of each part against its limit, and what was dropped or merged."""
         catalogues = (self.modules, self.coverage, self.labels, self.scalar_lanes)
@@ -109,9 +114,10 @@ class Parts:
             "snapshots": self.snapshots.nbytes,
             "scalars": self.scalars.nbytes,
             "events": self.events.nbytes,
-            "names": self._tap_bytes + self._hook_bytes + sum(each.nbytes for each in catalogues),
+            "names": self.names.nbytes,
         }
-        parts = {part: PartUsage(taken[part], int(self.max_bytes * share)) for part, share in SHARES.items()}
+        limits = {part: getattr(self, part).max_bytes for part in taken}
+        parts = {part: PartUsage(nbytes, limits[part]) for part, nbytes in taken.items()}
         dropped = Counter(self.dropped)
         dropped["sketches_refused"] = self.sketches.refused
         dropped["events_dropped"] = self.events.dropped + self.events.refused

@@ -68,6 +68,26 @@ class SketchLadder:
         with self._lock:
             return list(zip((len(level) for level in self._levels), self._bytes, self._limits, strict=True))
 
+    @property
+    def least_bytes(self) -> int:
+        """The limit below which sketches would be cut instead of merged; sums have more bins than single steps."""
+        largest = max((entry.nbytes for level in self._levels for entry in level), default=0)
+        return int(largest * 2 / (_LARGEST * min(SHARES)))
+
+    def shrink(self, max_bytes: int) -> None:
+        """Lower the limit, and sum up entries until they fit."""
+        if max_bytes >= self.max_bytes:
+            return
+        self.max_bytes = max_bytes
+        self._limits = [int(max_bytes * share) for share in SHARES]
+        last = len(self._levels) - 1
+        for level, entries in enumerate(self._levels):
+            while self._bytes[level] > self._limits[level] and len(entries) > (level == last):
+                if level < last:
+                    self._promote(level)
+                else:
+                    self._merge_pair()
+
     def append(self, step: int, taps: NDArray[np.uint32], block: SketchBlock) -> None:
         """The sketches of a step, or of a part of one; the arrays are kept, or copied if they are views."""
         if not block.bins.size:

@@ -15,7 +15,7 @@ from hookcore.errors import ArgumentError
 from hookcore.records import STATS, Coverage, Event, Frame, HookRecord, ModuleRecord, SketchBlock, Snapshot, Tap
 from hookcore.store.answers import StepRange, Usage
 from hookcore.store.kept import bytes_of, texts_bytes
-from hookcore.store.parts import Parts
+from hookcore.store.parts import NAMES_BYTES, Parts
 from hookcore.store.queries import Queries
 from hookcore.store.schemas import ELAPSED, GRAD_SCALE, MICRO_BATCHES, TIME, later_wins, merge_stats
 from hookcore.store.segments import Floats, Lanes
@@ -24,13 +24,19 @@ DEFAULT_BYTES: Final = 512 * 2**20
 
 
 class Store(Queries):
-    """The frames of one run within `max_bytes`; see docs/store.md for what is kept how finely.
+    """The frames of one run within `max_bytes`, and names within `names_bytes`. See docs/store.md.
 
     Writing never raises on a frame that comes too late or finds no room: that is counted, and told once by an event.
     """
 
-    def __init__(self, max_bytes: int = DEFAULT_BYTES, *, clock: Callable[[], float] = time.time) -> None:
-        super().__init__(Parts(max_bytes))
+    def __init__(
+        self,
+        max_bytes: int = DEFAULT_BYTES,
+        *,
+        names_bytes: int = NAMES_BYTES,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        super().__init__(Parts(max_bytes, names_bytes))
         self._clock = clock
         self._writer = threading.Lock()  # frames from several threads are taken one after the other
         self._told: set[str] = set()
@@ -80,6 +86,13 @@ class Store(Queries):
         owned = replace(snapshot, values=np.array(snapshot.values))
         owned.values.flags.writeable = False
         self._parts.snapshots.add(owned, bytes_of(owned))
+
+    def shrink(self, max_bytes: int) -> int:
+        """Merge values until they take about `max_bytes`; nothing but resolution is lost. Return the bytes saved."""
+        with self._writer:
+            before = self._parts.usage().nbytes
+            self._parts.shrink(max_bytes)
+            return before - self._parts.usage().nbytes
 
     def usage(self) -> Usage:
         """The bytes of each part against its limit, and what was dropped or merged."""
