@@ -64,21 +64,42 @@ class Cells:
         counts = np.zeros(shape, np.uint32), np.zeros(shape, np.uint32)
         return cls(np.full(shape, np.nan), np.full(shape, np.nan), *counts)
 
-    def add(self, columns: Columns, rows: Rows) -> None:
-        """Puts rows into every cell whose steps they touch."""
+    def add(self, columns: Columns, rows: Rows, streaks: Streaks) -> None:
+        """Put the values of rows into every cell whose steps they touch, and count each of their steps in one cell."""
         begin_column, end_column = columns.of(rows.first), columns.of(rows.last)
         touched = np.arange(begin_column[0], end_column[-1] + 1)
         begin = np.searchsorted(end_column, touched, side="left").tolist()
         end = np.searchsorted(begin_column, touched, side="right").tolist()
         for column, rows_from, rows_to in zip(touched.tolist(), begin, end, strict=True):
             if rows_from < rows_to:
-                self._add_to_column(column, rows, slice(rows_from, rows_to))
+                _combine(np.fmin, self.low[column], rows.low[rows_from:rows_to])
+                _combine(np.fmax, self.high[column], rows.high[rows_from:rows_to])
+                whole = _within(column, begin_column, end_column, slice(rows_from, rows_to))
+                if whole.start < whole.stop:
+                    _combine(np.add, self.nonfinite[column], rows.nonfinite[whole])
+                    _combine(np.add, self.present[column], rows.present[whole])
+        for row in np.flatnonzero(begin_column < end_column).tolist():
+            self._spread(columns, rows, row, streaks)
 
-    def _add_to_column(self, column: int, rows: Rows, picked: slice) -> None:
-        _combine(np.fmin, self.low[column], rows.low[picked])
-        _combine(np.fmax, self.high[column], rows.high[picked])
-        _combine(np.add, self.nonfinite[column], rows.nonfinite[picked])
-        _combine(np.add, self.present[column], rows.present[picked])
+    def _spread(self, columns: Columns, rows: Rows, row: int, streaks: Streaks) -> None:
+        """Share the steps of a row among the columns that it touches, in whole numbers that add up.
+
+        Non-finite steps go to the columns of their streaks; other steps are taken as evenly spaced.
+        """
+        ends = np.array([rows.first[row], rows.last[row]])
+        begin, end = columns.of(ends).tolist()
+        touched = slice(begin, end + 1)
+        borders = np.append(np.maximum(columns.first_steps()[touched], ends[0]), ends[1] + 1)
+        borders[0] = ends[0]  # what is outside counts with the nearest column
+        bad = streaks.steps_before(borders)
+        room = bad[-1]
+        nonfinite = rows.nonfinite[row].astype(np.int64)
+        unknown = room < nonfinite  # more streaks than are remembered: those steps may be anywhere in the row
+        bad[:, unknown] = (borders - ends[0])[:, None]
+        shared = _share(nonfinite, bad)
+        fine = (borders - ends[0])[:, None] - bad * ~unknown
+        self.nonfinite[touched] += shared
+        self.present[touched] += shared + _share(rows.present[row] - nonfinite, fine)
 
     def group(self, most: int) -> tuple[Cells, Steps]:
         """Neighbouring lanes merged into at most so many, with the first lane of each."""
@@ -95,8 +116,38 @@ class Cells:
         """The value of the largest magnitude; NaN where a tensor was not finite, and where there is none."""
         worst = self.high.copy()
         np.copyto(worst, self.low, where=-self.low > self.high)
-        np.copyto(worst, np.nan, where=self.nonfinite > 0)
+        np.copyto(worst, np.nan, where=(self.nonfinite > 0) | (self.present == 0))
         return worst
+
+
+@dataclass(frozen=True, slots=True)
+class Streaks:
+    """The steps between which each lane was non-finite [streak, lane], ascending; (0, -1) is none."""
+
+    first: Steps
+    last: Steps
+
+    def steps_before(self, borders: Steps) -> Steps:
+        """Return how many steps of streaks lie between the first border and each [border, lane]."""
+        passed = np.minimum(borders[:, None, None], self.last + 1) - np.maximum(borders[0], self.first)
+        steps: Steps = np.maximum(passed, 0).sum(axis=1)
+        return steps
+
+
+def _within(column: int, begin_column: Steps, end_column: Steps, rows: slice) -> slice:
+    """Of rows that touch a column, those that touch no other: only the first and the last can reach beyond."""
+    start, stop = rows.start, rows.stop
+    start += int(begin_column[start] < column or end_column[start] > column)
+    stop -= int(stop > start and end_column[stop - 1] > column)
+    return slice(start, stop)
+
+
+def _share(steps: NDArray[Any], passed: Steps) -> Counts:
+    """Share steps [lane] in proportion to what lies between two borders, of `passed` [border, lane]."""
+    total = np.maximum(passed[-1], 1)
+    until = steps * passed // total
+    shared: Counts = np.diff(until, axis=0).astype(np.uint32)
+    return shared
 
 
 def _fold(operation: np.ufunc, cells: NDArray[Any], starts: Steps) -> NDArray[Any]:

@@ -12,16 +12,18 @@ from hookcore.records import Coverage, Event, HookRecord, ModuleRecord, Snapshot
 from hookcore.store.answers import PartUsage, StepRange, Usage
 from hookcore.store.kept import Catalogue, Recent, Room, bytes_of, texts_bytes
 from hookcore.store.ladder import Ladder
+from hookcore.store.ledger import Ledger
 from hookcore.store.schemas import SCALAR_SCHEMA, STAT_SCHEMA
 from hookcore.store.sketches import SketchLadder
 
 LEAST_BYTES: Final = 2**20
 SHARES: Final = {  # of max_bytes
     "stats": 0.45,
-    "sketches": 0.30,
+    "sketches": 0.29,
     "snapshots": 0.14,
     "scalars": 0.04,
     "events": 0.02,
+    "ledger": 0.01,
 }
 # Taps, scalars, modules, coverage, hooks and labels do not compete with values: values without names are worthless.
 # This limit is there for whoever sends nonsense; a model of 100,000 modules stays far below it.
@@ -40,6 +42,7 @@ class Parts:
         self.lock = threading.Lock()
         self.stats = Ladder(STAT_SCHEMA, limits["stats"], self.lock)
         self.scalars = Ladder(SCALAR_SCHEMA, limits["scalars"], self.lock)
+        self.ledger = Ledger(limits["ledger"], self.lock)
         self.sketches = SketchLadder(limits["sketches"], self.lock)
         self.snapshots: Recent[Snapshot] = Recent(limits["snapshots"], self.lock)
         self.events: Recent[Event] = Recent(limits["events"], self.lock)
@@ -114,6 +117,7 @@ class Parts:
             "snapshots": self.snapshots.nbytes,
             "scalars": self.scalars.nbytes,
             "events": self.events.nbytes,
+            "ledger": self.ledger.nbytes,
             "names": self.names.nbytes,
         }
         limits = {part: getattr(self, part).max_bytes for part in taken}
@@ -128,5 +132,6 @@ class Parts:
             "stats": self.stats.merged_rows,
             "scalars": self.scalars.merged_rows,
             "sketches": self.sketches.merged,
+            "ledger": self.ledger.dropped,
         }
         return Usage(self.max_bytes, sum(taken.values()), parts, dict(dropped), merged)

@@ -13,8 +13,9 @@ from hookcore.records import Coverage, Event, HookRecord, ModuleRecord, Severity
 from hookcore.store import names
 from hookcore.store.answers import Heatmap, Histograms, Latest, Quantiles, Series, StepRange, TapList
 from hookcore.store.distributions import LEAST_BINS, histograms_of, quantiles_of
-from hookcore.store.heatmap import Cells, Columns, columns_over
+from hookcore.store.heatmap import Cells, Columns, Streaks, columns_over
 from hookcore.store.ladder import Ladder
+from hookcore.store.ledger import Episode, NonfiniteTaps
 from hookcore.store.parts import Parts
 from hookcore.store.rows import Rows, down_sample
 from hookcore.store.schemas import SCALAR_SCHEMA, STAT_SCHEMA
@@ -103,8 +104,9 @@ class Queries:
         if over is None:
             return _empty_heatmap(stat)
         cells = Cells.make(over.number, len(wanted.taps))
+        streaks = self._streaks_of(wanted.numbers)
         for part in parts:
-            cells.add(over, part)
+            cells.add(over, part, streaks)
         cells, starts = cells.group(rows or len(wanted.taps))
         groups = np.diff(np.append(starts, len(wanted.taps)))
         shown = tuple(wanted.taps[start] for start in starts)
@@ -121,6 +123,19 @@ class Queries:
             self._infinite(wanted, over, cells, (first, last)).T,
         )
 
+    def _streaks_of(self, numbers: NDArray[np.int64]) -> Streaks:
+        """Return the first and the newest streak of non-finite steps of taps; nothing more is known exactly."""
+        known = self._parts.ledger.taps()
+        place = np.searchsorted(known.numbers, numbers)
+        place[place == len(known.numbers)] = 0
+        first, last = np.zeros((2, len(numbers)), np.int64), np.full((2, len(numbers)), -1, np.int64)
+        found = np.flatnonzero(known.numbers[place] == numbers) if len(known.numbers) else np.empty(0, np.intp)
+        at = place[found]
+        first[0, found], last[0, found] = known.first_step[at], known.first_until[at]
+        several = known.streaks[at] > 1
+        first[1, found[several]], last[1, found[several]] = known.since[at[several]], known.last_step[at[several]]
+        return Streaks(first, last)
+
     def _infinite(
         self, wanted: TapList, over: Columns, cells: Cells, bounds: tuple[int | None, int | None]
     ) -> NDArray[np.bool_]:
@@ -129,7 +144,7 @@ class Queries:
         if infinite.any():
             nans = Cells.make(over.number, len(wanted.taps))
             for part in self._parts.stats.gather(STAT_NAMES.index("nan"), _lanes(wanted.numbers), *bounds):
-                nans.add(over, part)
+                nans.add(over, part, self._streaks_of(wanted.numbers))
             infinite &= ~(nans.group(cells.low.shape[1])[0].high > 0)
         return infinite
 
@@ -176,6 +191,22 @@ class Queries:
         chosen = STAT_NAMES if stat is None else (stat,)
         values = np.stack([_column_of(stored, name, numbers) for name in chosen], axis=1)
         return Latest(chosen, numbers, tuple(self._parts.taps[number] for number in numbers), steps[numbers], values)
+
+    def nonfinite_taps(self) -> NonfiniteTaps:
+        """Return the exact record of every tap that was ever non-finite."""
+        return self._parts.ledger.taps()
+
+    def episodes(self) -> list[Episode]:
+        """Return the kept stretches of steps with non-finite values, oldest first, each with its exact steps."""
+        return self._parts.ledger.episodes()
+
+    def captured(self, first: int | None = None) -> int:
+        """Return how many steps were captured, of the whole run or from `first` on (of the newest 1,024)."""
+        return self._parts.ledger.captured(first)
+
+    def captured_step(self, back: int) -> int | None:
+        """Return the captured step so many before the newest one, or the oldest of the newest 1,024."""
+        return self._parts.ledger.captured_step(back)
 
     def events(
         self,

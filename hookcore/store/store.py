@@ -17,7 +17,7 @@ from hookcore.store.answers import StepRange, Usage
 from hookcore.store.kept import bytes_of, texts_bytes
 from hookcore.store.parts import NAMES_BYTES, Parts
 from hookcore.store.queries import Queries
-from hookcore.store.schemas import ELAPSED, GRAD_SCALE, MICRO_BATCHES, TIME, later_wins, merge_stats
+from hookcore.store.schemas import ELAPSED, GRAD_SCALE, MICRO_BATCHES, SKIPPED_STEP, TIME, later_wins, merge_stats
 from hookcore.store.segments import Floats, Lanes
 
 DEFAULT_BYTES: Final = 512 * 2**20
@@ -76,7 +76,9 @@ class Store(Queries):
                 self._parts.coverage.put(covered.path, covered, bytes_of(covered))
 
     def add_event(self, event: Event) -> None:
-        """Keeps an event; the oldest ones make room."""
+        """Keep an event; the oldest ones make room."""
+        if event.name == SKIPPED_STEP:
+            self._parts.ledger.note_skipped(event.step)
         self._parts.events.add(event, bytes_of(event))
 
     def add_snapshot(self, snapshot: Snapshot) -> None:
@@ -141,6 +143,7 @@ class Store(Queries):
         else:
             ladder.append(step, lanes, stats.T)
         self._parts.sketches.append(step, taps, block)
+        self._parts.ledger.append(step, taps, stats)
 
     def _take_scalars(self, frame: Frame) -> None:
         named = {TIME: frame.time_s, **frame.scalars}

@@ -1,0 +1,230 @@
+"""The ledger against brute force: the exact steps of non-finite values are known however long ago they were."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hookcore.records import STAT_COLUMN, STATS, Event, Frame, SketchBlock, Tap
+from hookcore.store import Episode, Store
+from hookcore.store.ledger import FIRST_KEPT, NEWEST_KEPT
+
+TAPS = 5
+quick = settings(deadline=None, derandomize=True, max_examples=150, suppress_health_check=list(HealthCheck))
+
+# What one part of a step holds of each tap: None (absent), 0 (finite), or how many NaN (positive) or infinities.
+Part = tuple[int | None, ...]
+values = st.sampled_from([None, 0, 0, 0, 3, -2])
+steps = st.lists(
+    st.tuples(st.integers(1, 40), st.lists(st.tuples(*[values] * TAPS), min_size=1, max_size=2)),
+    min_size=1,
+    max_size=60,
+)
+
+
+def part(step: int, held: Part, *, new: bool = False) -> Frame:
+    """A frame in which each tap holds what `held` says."""
+    numbers = np.array([tap for tap, each in enumerate(held) if each is not None], np.uint32)
+    given = np.array([held[tap] for tap in numbers], float)
+    stats = np.ones((len(numbers), len(STATS)))
+    stats[:, STAT_COLUMN["count"]] = 8
+    stats[:, STAT_COLUMN["nan"]] = np.maximum(given, 0)
+    stats[:, STAT_COLUMN["inf"]] = np.maximum(-given, 0)
+    block = SketchBlock(np.zeros(len(numbers) + 1, np.uint32), np.empty(0, np.uint16), np.empty(0, np.uint32))
+    taps = tuple(Tap(f"m{number}", "output") for number in range(len(held))) if new else ()
+    return Frame(step, 0.0, numbers, stats, block, new_taps=taps)
+
+
+def store_of(run: list[tuple[int, list[Part]]]) -> tuple[Store, dict[int, list[Part]]]:
+    """A small store that was given a run of gaps and parts, and the same by step."""
+    store, told, step = Store(2**20), {}, 0
+    for gap, parts in run:
+        step += gap
+        told[step] = parts
+        for held in parts:
+            store.append(part(step, held, new=step == gap and held is parts[0] and not len(store.taps().taps)))
+    return store, told
+
+
+def streaks_of(bad: list[int], seen: list[int]) -> list[tuple[int, int]]:
+    """The first and last step of each streak: a step in which the tap was seen finite ends it."""
+    found = [[bad[0], bad[0]]]
+    for one, two in pairwise(bad):
+        if any(one < step < two for step in seen if step not in bad):
+            found.append([two, two])
+        found[-1][1] = two
+    return [(first, last) for first, last in found]
+
+
+@quick
+@given(run=steps)
+def test_every_tap_keeps_its_exact_steps_and_counts(run: list[tuple[int, list[Part]]]) -> None:
+    store, told = store_of(run)
+    known = store.nonfinite_taps()
+    expected = []
+    for tap in range(TAPS):
+        held = {step: [each[tap] for each in parts if each[tap] is not None] for step, parts in told.items()}
+        seen = [step for step, each in held.items() if each]
+        bad = [step for step in seen if any(held[step])]
+        if not bad:
+            continue
+        streaks = streaks_of(bad, seen)
+        nan = sum(max(0, each) for step in seen for each in held[step])
+        inf = sum(max(0, -each) for step in seen for each in held[step])
+        expected.append(
+            (tap, bad[0], bad[-1], streaks[-1][0], streaks[0][1], len(streaks), len(bad), nan, inf, seen[-1] != bad[-1])
+        )
+    columns = (
+        known.numbers,
+        known.first_step,
+        known.last_step,
+        known.since,
+        known.first_until,
+        known.streaks,
+        known.steps,
+        known.nan,
+        known.inf,
+        known.is_over,
+    )
+    assert [tuple(row) for row in zip(*(column.tolist() for column in columns), strict=True)] == expected
+    assert store.captured() == sum(any(each is not None for held in parts for each in held) for parts in told.values())
+
+
+def episodes_of(told: dict[int, list[Part]]) -> list[tuple[int, int, int, bool, set[int], set[int]]]:
+    """The episodes by brute force: begin, last, steps, whether over, the taps of the first step, all taps."""
+    found: list[tuple[int, int, int, bool, set[int], set[int]]] = []
+    for step, parts in told.items():
+        bad = {tap for held in parts for tap, each in enumerate(held) if each}
+        fine = {tap for held in parts for tap, each in enumerate(held) if each == 0}
+        goes_on = bool(found) and not found[-1][3]
+        if bad and goes_on:
+            begin, _, number, _, first, taps = found[-1]
+            found[-1] = (begin, step, number + 1, False, first, taps | bad)
+        elif bad:
+            found.append((step, step, 1, False, bad, bad))
+        elif goes_on and found[-1][5] & fine:
+            found[-1] = (*found[-1][:3], True, *found[-1][4:])
+    return found
+
+
+def as_told(episode: Episode) -> tuple[int, int, int, bool, set[int], set[int]]:
+    ends = episode.begin, episode.last, episode.steps, episode.is_over
+    return (*ends, set(episode.first.tolist()), set(episode.taps.tolist()))
+
+
+@quick
+@given(run=steps)
+def test_episodes_are_exact_and_only_those_between_the_first_and_the_newest_are_left_out(
+    run: list[tuple[int, list[Part]]],
+) -> None:
+    store, told = store_of(run)
+    expected = episodes_of(told)
+    found = [as_told(each) for each in store.episodes()]
+    if len(expected) <= FIRST_KEPT + NEWEST_KEPT:
+        assert found == expected
+    else:
+        assert found[:FIRST_KEPT] == expected[:FIRST_KEPT]
+        assert found[FIRST_KEPT:] == expected[FIRST_KEPT - len(found) :]
+    assert len(found) + store.usage().merged["ledger"] == len(expected)
+
+
+def test_the_exact_steps_are_known_after_forty_thousand_steps_with_gaps_in_a_store_that_merges() -> None:
+    store = Store(2**20)
+    random = np.random.default_rng(0)
+    step, seen = 0, []
+    for place in range(40_000):
+        step += int(random.integers(1, 4))
+        seen.append(step)
+        held = (
+            3 if place == 7 else 0,
+            1 if 900 <= place < 950 or place == 30_000 else 0,
+            0,
+            -1 if place > 39_990 else 0,
+            0,
+        )
+        store.append(part(step, held, new=place == 0))
+    assert store.usage().merged["stats"] > 30_000
+    known = store.nonfinite_taps()
+    assert known.numbers.tolist() == [0, 1, 3]
+    assert known.first_step.tolist() == [seen[7], seen[900], seen[39_991]]
+    assert known.last_step.tolist() == [seen[7], seen[30_000], seen[-1]]
+    assert known.since.tolist() == [seen[7], seen[30_000], seen[39_991]]
+    assert known.steps.tolist() == [1, 51, 9]
+    assert known.is_over.tolist() == [True, True, False]
+    assert [(each.begin, each.last, each.previous) for each in store.episodes()] == [
+        (seen[7], seen[7], seen[6]),
+        (seen[900], seen[949], seen[899]),
+        (seen[30_000], seen[30_000], seen[29_999]),
+        (seen[39_991], seen[-1], seen[39_990]),
+    ]
+    assert store.captured() == 40_000
+
+
+def test_a_tensor_that_turns_non_finite_again_and_again_takes_no_more_memory() -> None:
+    store = Store(2**20)
+    for step in range(1000):
+        store.append(part(step, (step % 2, 0, 0, 0, 0), new=step == 0))
+        if step == 200:
+            taken = store.usage().parts["ledger"].nbytes
+    assert store.usage().parts["ledger"].nbytes <= taken + 16
+    assert store.usage().parts["ledger"].nbytes <= store.usage().parts["ledger"].limit
+    assert len(store.episodes()) == FIRST_KEPT + NEWEST_KEPT + 1
+    assert store.usage().merged["ledger"] == 500 - len(store.episodes())
+    assert [each.begin for each in store.episodes()][:3] == [1, 3, 5]
+
+
+def test_steps_that_a_scaler_skipped_make_room_first() -> None:
+    store = Store(2**20)
+    for step in range(200):
+        store.append(part(step, (-1 if step % 3 == 1 else 0, 0, 0, 0, 0), new=step == 0))
+        if step % 3 == 1 and step != 100:
+            store.add_event(Event(step, 0.0, "skipped-step", "skipped", "warning"))
+    kept = {each.begin: each.skipped for each in store.episodes()}
+    assert kept[100] is False
+    assert sum(not skipped for skipped in kept.values()) == 1
+
+
+def test_a_heatmap_counts_every_step_in_one_column_and_a_non_finite_one_in_its_own() -> None:
+    store, steps = Store(2**20), 9000
+    for step in range(steps):
+        held = (3 if step == 2999 else 0, 1 if step in (4000, 4001, 8000) else 0, 0, -1 if step >= 6000 else 0, 0)
+        store.append(part(step, held, new=step == 0))
+    assert store.usage().merged["stats"] > 8000
+    for columns in (1, 7, 500, 1000):
+        shown = store.heatmap("output", "rms", columns=columns)
+        assert shown.present.sum(axis=1).tolist() == [steps] * TAPS
+        width = shown.last_step - shown.first_step + 1
+        assert (shown.present == width).all()
+        for tap, bad in enumerate(([2999], [4000, 4001, 8000], [], range(6000, steps), [])):
+            ends = zip(shown.first_step.tolist(), shown.last_step.tolist(), strict=True)
+            expected = [sum(first <= step <= last for step in bad) for first, last in ends]
+            assert shown.nonfinite[tap].tolist() == expected
+
+
+@quick
+@given(run=steps, columns=st.integers(1, 200), often=st.integers(1, 8))
+def test_counts_in_a_heatmap_add_up_however_the_rows_were_merged(
+    run: list[tuple[int, list[Part]]], columns: int, often: int
+) -> None:
+    store, told = store_of(run * often)
+    if not store.captured():
+        return
+    shown = store.heatmap("output", "rms", columns=columns)
+    held = [[[each[tap] for each in parts if each[tap] is not None] for parts in told.values()] for tap in range(TAPS)]
+    assert shown.present.sum(axis=1).tolist() == [sum(bool(each) for each in steps) for steps in held]
+    assert shown.nonfinite.sum(axis=1).tolist() == [sum(any(each) for each in steps) for steps in held]
+    assert (shown.nonfinite <= shown.present).all()
+    assert (shown.present <= shown.last_step - shown.first_step + 1).all()
+    assert ((shown.state == 0) == (shown.present == 0)).all()
+
+
+def test_a_healthy_run_takes_nothing() -> None:
+    store = Store(2**20)
+    for step in range(100):
+        store.append(part(step, (0,) * TAPS, new=step == 0))
+    assert store.usage().parts["ledger"].nbytes == 0
+    assert store.episodes() == []
+    assert not len(store.nonfinite_taps().numbers)
