@@ -99,12 +99,12 @@ def make_server(app: FastAPI) -> Server:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket on this port, the next free one, or any; ArgumentError where the address is none of this machine's."""
+    """Return a socket on this port, the next free one, or any; raise ArgumentError if the host isn't this machine."""
     address = "127.0.0.1" if host == "localhost" else host
     for candidate in (*range(port, min(port + PORTS_TRIED, 65536)), 0) if port else (0,):
         try:
             family = socket.AF_INET6 if ":" in address else socket.AF_INET
-            return socket.create_server((address, candidate), family=family)
+            return _with_protocol(socket.create_server((address, candidate), family=family))
         except PermissionError as error:
             raise ArgumentError(f"port={port} may not be listened on: {error}; take one above 1023") from None
         except OSError as error:
@@ -112,6 +112,15 @@ def listen(host: str, port: int) -> socket.socket:
             if isinstance(error, socket.gaierror) or "assign" in str(error):
                 break
     raise ArgumentError(f"host={host!r} cannot be listened on: {last}; give an address of this machine's")
+
+
+def _with_protocol(listening: socket.socket) -> socket.socket:
+    """Return the same socket with its protocol filled in.
+
+    asyncio sets TCP_NODELAY only on connections whose listening socket says that it is TCP. Without it, every answer
+    on a kept connection waits 40 ms for the peer's delayed acknowledgement.
+    """
+    return socket.socket(fileno=listening.detach())
 
 
 def inherited(environment: Mapping[str, str]) -> socket.socket | None:

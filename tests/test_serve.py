@@ -53,6 +53,15 @@ def _half_open(server: Served, stack: ExitStack, count: int, begin: bytes) -> li
     return opened
 
 
+def test_answers_on_kept_connections_leave_at_once() -> None:
+    with served() as server, server.connect() as connection:
+        connection.sendall(GET)
+        assert connection.recv(12) == b"HTTP/1.1 200"
+        (accepted,) = server.server.server_state.connections
+        sock = accepted.transport.get_extra_info("socket")
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
 POST = f"POST /api/v1/ingest HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {TOKEN}\r\n".encode()
 KIND = b"Content-Type: application/vnd.hookcore.v1+msgpack\r\n"
 SLOW = {
