@@ -7,6 +7,7 @@ import hmac
 import threading
 import time
 import zlib
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from io import BytesIO
 from typing import Any, Final
@@ -20,12 +21,14 @@ from hookcore.errors import HookcoreError, WireError
 
 from . import limits
 from .runs import Run, Runs
+from .settings import ServerSettings
 
 RETRY_S: Final = 5
 MOST_WAITING: Final = 4  # bodies of the largest size at once
 ENCODINGS: Final = ("identity", "zstd", "gzip")
+SMALL_BYTES: Final = 2**20
 _PIECE: Final = 2**20
-_LARGEST_WINDOW: Final = 2**27  # bytes that unpacking itself may take
+_LARGEST_WINDOW: Final = 2**23  # bytes that unpacking itself may take; what every reader of zstd must allow
 
 router = APIRouter()
 
@@ -40,6 +43,7 @@ class Intake:
     seconds: float = 0.0
     waiting_bytes: int = 0  # of bodies that are coming, or are being filed; only the loop changes it
     refused: dict[int, int] = field(default_factory=dict)  # by status
+    one_large: asyncio.Lock = field(default_factory=asyncio.Lock)  # held while a large batch is unpacked and filed
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def took(self, batch: wire.Batch, nbytes: int, seconds: float) -> None:
@@ -64,7 +68,7 @@ class Intake:
     response_class=Response,
 )
 async def ingest(request: Request) -> Response:
-    """Takes a batch of a trainer; hookcore's own sender speaks this, as hookcore.wire says."""
+    """Take a batch from a trainer, in the format of hookcore.wire."""
     state = request.app.state
     intake: Intake = state.intake
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -73,28 +77,31 @@ async def ingest(request: Request) -> Response:
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ENCODINGS:
         raise intake.refuse(415, f"content-encoding {encoding[:100]!r} is not read: use one of {', '.join(ENCODINGS)}")
-    pieces, nbytes = [], 0
+    body, nbytes = bytearray(), 0
     try:
         async for piece in request.stream():  # the guard bounds it
-            pieces.append(piece)
+            body += piece
             nbytes += len(piece)
             intake.waiting_bytes += len(piece)
             if intake.waiting_bytes > MOST_WAITING * state.settings.max_body:
                 sentence = "too many large batches come at once: send this one again"
                 raise intake.refuse(429, sentence, {"Retry-After": "1", "Connection": "close"})
-        # In a thread: the streams must go on while a large batch is filed.
-        return await asyncio.to_thread(_file, request, b"".join(pieces), encoding)
+        # A small batch can't take much memory. Large ones, and those whose size isn't known yet, come one at a time.
+        is_small = encoding == "identity" and nbytes <= SMALL_BYTES
+        async with nullcontext() if is_small else intake.one_large:
+            # In a thread: the streams must go on while a large batch is filed.
+            return await asyncio.to_thread(_file, request, body, encoding)
     finally:
         intake.waiting_bytes -= nbytes
 
 
-def _file(request: Request, body: bytes, encoding: str) -> Response:
+def _file(request: Request, body: bytearray, encoding: str) -> Response:
     state = request.app.state
     intake: Intake = state.intake
     began = time.perf_counter()
     try:
         data = unpack(body, encoding, state.settings.max_body)
-        batch = wire.decode_batch(data)
+        batch = wire.decode_batch(data, most_decoded(state.settings))
         limits.check(batch)
     except OverflowError as error:
         raise intake.refuse(413, str(error)) from None
@@ -136,9 +143,14 @@ def is_empty(run: Run) -> bool:
     return run.acknowledged < 0 and run.described < 0 and not run.store.taps_announced
 
 
-def unpack(body: bytes, encoding: str, limit: int) -> bytes:
-    """The body as it was before it was compressed; OverflowError where that is more than `limit` bytes."""
-    data: bytes = body
+def most_decoded(settings: ServerSettings) -> int:
+    """Return how many bytes of memory a batch may take once decoded."""
+    return min(wire.MAX_DECODED_BYTES, 2 * settings.max_body + settings.memory // 8)
+
+
+def unpack(body: bytearray, encoding: str, limit: int) -> bytearray:
+    """Return the body as it was before it was compressed; raise OverflowError if that is more than `limit` bytes."""
+    data = body
     if encoding == "gzip":
         data = _unpack_gzip(body, limit)
     elif encoding == "zstd":
@@ -148,7 +160,7 @@ def unpack(body: bytes, encoding: str, limit: int) -> bytes:
     return data
 
 
-def _unpack_gzip(body: bytes, limit: int) -> bytes:
+def _unpack_gzip(body: bytearray, limit: int) -> bytearray:
     unpacker = zlib.decompressobj(16 + zlib.MAX_WBITS)
     try:
         data = unpacker.decompress(body, limit + 1)
@@ -156,17 +168,16 @@ def _unpack_gzip(body: bytes, limit: int) -> bytes:
         raise WireError(f"the body is no gzip: {error}") from None
     if len(data) <= limit and (not unpacker.eof or unpacker.unused_data):
         raise WireError("the body is no whole gzip stream: it was cut, or something follows it")
-    return data
+    return bytearray(data)
 
 
-def _unpack_zstd(body: bytes, limit: int) -> bytes:
-    pieces, size = [], 0
+def _unpack_zstd(body: bytearray, limit: int) -> bytearray:
+    data = bytearray()
     try:
         unpacker = zstandard.ZstdDecompressor(max_window_size=_LARGEST_WINDOW)
         with unpacker.stream_reader(BytesIO(body), read_across_frames=False) as reader:
-            while size <= limit and (piece := reader.read(min(_PIECE, limit + 1 - size))):
-                pieces.append(piece)
-                size += len(piece)
+            while len(data) <= limit and (piece := reader.read(min(_PIECE, limit + 1 - len(data)))):
+                data += piece
     except zstandard.ZstdError as error:
         raise WireError(f"the body is no zstd: {error}") from None
-    return b"".join(pieces)
+    return data

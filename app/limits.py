@@ -6,11 +6,9 @@ import re
 from collections.abc import Iterable
 from typing import Any, Final
 
-import msgspec
-
 from hookcore.errors import WireError
 from hookcore.records import Event, Tap
-from hookcore.wire import MAX_TEXT, Batch, Books, Description, FrameItem, Item, RunInfo, SnapshotItem
+from hookcore.wire import LATEST_TIME_S, MAX_TEXT, Batch, Books, Description, FrameItem, Item, RunInfo, SnapshotItem
 
 MOST_TAPS: Final = 200_000  # of a run
 MOST_DESCRIBED: Final = 200_000  # modules, and hooks
@@ -21,8 +19,10 @@ MOST_LABELS: Final = 100
 MOST_VERSIONS: Final = 100
 MOST_REASONS: Final = 100
 MAX_LONG_TEXT: Final = 16_384  # a message with its traceback
-MAX_SETTINGS_BYTES: Final = 65_536
+MOST_IN_SETTINGS: Final = 5_000  # values
 DEEPEST_SETTINGS: Final = 6
+PATTERNS: Final = frozenset({"include", "exclude", "kinds", "phases"})
+NUMBERS: Final = frozenset({"every", "budget"})
 WHOLE: Final = 2**53  # numbers that JSON can say
 _ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
@@ -55,10 +55,28 @@ def _check_run(run: RunInfo) -> None:
     _require(len(run.versions) <= MOST_VERSIONS, f"{len(run.versions)} versions")
     _check_texts((*run.versions, *run.versions.values()))
     _require(0 <= run.pid < WHOLE and 0 <= run.memory < WHOLE, "a run's process or memory out of range")
-    _require(abs(run.started_s) < 1e15, f"a run that started at {run.started_s}")
-    _require(_is_plain(run.settings, DEEPEST_SETTINGS), "settings that JSON cannot say, or too deep")
-    size = len(msgspec.msgpack.encode(run.settings))
-    _require(size <= MAX_SETTINGS_BYTES, f"{size} bytes of settings")
+    _require(0 <= run.started_s < LATEST_TIME_S, f"a run that started {run.started_s} s after 1970")
+    _check_settings(run.settings)
+
+
+def _check_settings(settings: dict[str, Any]) -> None:
+    """Settings are plain values. Those that pages read have the type that a trainer gives them."""
+    _require(_is_plain(settings, DEEPEST_SETTINGS), "settings that JSON cannot say, or too deep")
+    _require(_count(settings) <= MOST_IN_SETTINGS, f"more than {MOST_IN_SETTINGS} values in its settings")
+    for name, value in settings.items():
+        if name in PATTERNS:
+            texts = [value] if isinstance(value, str) or value is None else value
+            fits = isinstance(texts, list) and all(each is None or isinstance(each, str) for each in texts)
+            _require(fits, f"{name}={str(value)[:80]} in its settings, where texts are expected")
+        elif name in NUMBERS:
+            fits = value is None or isinstance(value, int | float)
+            _require(fits, f"{name}={str(value)[:80]} in its settings, where a number is expected")
+
+
+def _count(value: Any) -> int:
+    if isinstance(value, dict):
+        return 1 + sum(map(_count, value.values()))
+    return 1 + sum(map(_count, value)) if isinstance(value, list) else 1
 
 
 def _is_plain(value: Any, depth: int) -> bool:
@@ -120,6 +138,7 @@ def _check_item(item: Item) -> None:
 
 
 def _check_event(event: Event) -> None:
+    _require(0 <= event.time_s < LATEST_TIME_S, f"an event {event.time_s} s after 1970")
     _check_texts((event.name, event.module))
     _check_texts((event.message,), MAX_LONG_TEXT)
     _require(abs(event.step) < WHOLE and 0 <= event.count < WHOLE, "an event with a number out of range")

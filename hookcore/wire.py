@@ -8,6 +8,7 @@ that sending twice stores once.
 
 from __future__ import annotations
 
+import math
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -28,16 +29,24 @@ from hookcore.records import (
     Tap,
 )
 from hookcore.sketch import BINS
+from hookcore.weigh import weigh
 
 SCHEMA: Final = 1
 CONTENT_TYPE: Final = "application/vnd.hookcore.v1+msgpack"
 MAX_BATCH_BYTES: Final = 64 * 2**20  # decoded; a receiver refuses more
+MAX_DECODED_BYTES: Final = 384 * 2**20  # of a batch in memory, once decoded
+MAX_SETTINGS_BYTES: Final = 65_536
+WEIGHED_FROM_BYTES: Final = 256 * 2**10  # a smaller message can't take much memory
+MAX_DIMENSIONS: Final = 64
 MAX_TEXT: Final = 1000  # characters of a name; longer ones are refused
 # The types a snapshot may have on its way: numbers and truth values, no objects.
 _DTYPE_NAMES: Final = (
     "bool uint8 int8 uint16 int16 uint32 int32 uint64 int64 float16 float32 float64 complex64 complex128"
 )
 DTYPES: Final = frozenset(_DTYPE_NAMES.split())
+LATEST_TIME_S: Final = 253_402_300_800.0  # the year 10000, which no calendar on a page can show
+_MOST: Final = 2**53  # whole numbers that JSON can say
+_COUNTS: Final = (slice(0, 4), slice(10, 12))  # the columns of STATS that count something
 _FRAME_ARRAYS: Final = {"taps": "<u4", "start": "<u4", "bins": "<u2", "counts": "<u4"}
 
 
@@ -133,6 +142,16 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     commands_done: int = -1  # the highest command that was carried out
 
 
+class _RunSize(msgspec.Struct):
+    settings: msgspec.Raw = msgspec.Raw(b"\x80")
+
+
+class _Size(msgspec.Struct):
+    """The parts of a batch that may hold anything, not decoded yet."""
+
+    run: _RunSize
+
+
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """What the receiver has. Where `taps` is below the batch's `taps_from` nothing of the batch was taken."""
 
@@ -143,9 +162,10 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _encoder = msgspec.msgpack.Encoder()
+_sizes = msgspec.msgpack.Decoder(_Size)
 _batches = msgspec.msgpack.Decoder(Batch)
 _answers = msgspec.msgpack.Decoder(Answer)
-Message = TypeVar("Message", Batch, Answer)
+Message = TypeVar("Message", Batch, Answer, _Size)
 
 
 def encode(message: Batch | Answer) -> bytes:
@@ -153,8 +173,15 @@ def encode(message: Batch | Answer) -> bytes:
     return _encoder.encode(message)
 
 
-def decode_batch(data: bytes) -> Batch:
-    """A batch from bytes; raises WireError with what is wrong."""
+def decode_batch(data: bytes | bytearray, most_bytes: int = MAX_DECODED_BYTES) -> Batch:
+    """Return the batch that these bytes hold; raise WireError with what is wrong.
+
+    A batch that would take more than `most_bytes` of memory is refused before it is decoded.
+    """
+    if len(data) > WEIGHED_FROM_BYTES:
+        weigh(data, most_bytes)
+    settings = len(_decode(_sizes, data).run.settings)
+    _require(settings <= MAX_SETTINGS_BYTES, f"{settings} bytes of settings, and {MAX_SETTINGS_BYTES} are allowed")
     batch = _decode(_batches, data)
     if batch.schema != SCHEMA:
         raise WireError(f"a batch of schema {batch.schema}; this server reads schema {SCHEMA}: use the same hookcore")
@@ -166,7 +193,7 @@ def decode_answer(data: bytes) -> Answer:
     return _decode(_answers, data)
 
 
-def _decode(decoder: msgspec.msgpack.Decoder[Message], data: bytes) -> Message:
+def _decode(decoder: msgspec.msgpack.Decoder[Message], data: bytes | bytearray) -> Message:
     try:
         return decoder.decode(data)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError, OverflowError) as error:
@@ -199,24 +226,29 @@ def frame_item(number: int, frame: Frame) -> FrameItem:
 
 
 def frame_of(item: FrameItem, new_taps: tuple[Tap, ...] = ()) -> Frame:
-    """The frame of an item, checked: raises WireError where its arrays do not belong together."""
+    """Return the frame of an item; raise WireError if its arrays don't fit together or its numbers can't be true."""
     taps, start, bins, counts = (_unpack(getattr(item, name), kind, name) for name, kind in _FRAME_ARRAYS.items())
     stats = _unpack(item.stats, "<f8", "stats")
     rows = len(taps)
     _require(len(stats) == rows * len(STATS), f"{len(stats)} stats for {rows} taps of {len(STATS)}")
+    stats = stats.reshape(rows, len(STATS))
+    _require_counts(stats)
     # A tap that came many times in one frame would cost its reader far more than its bytes.
     _require(bool((taps[1:] > taps[:-1]).all()) or len(np.unique(taps)) == rows, "a tap twice in a frame")
     _require(len(start) == rows + 1, f"{len(start)} starts of sketches for {rows} taps")
     _require(len(bins) == len(counts) == int(start[-1]), f"{len(bins)} bins, {len(counts)} counts, {start[-1]} said")
     _require(start[0] == 0 and bool((start[1:] >= start[:-1]).all()), "starts of sketches that do not ascend")
     _require_ascending_bins(start, bins)
-    _require(0 <= item.step < 2**53, f"step {item.step}")
-    _require(item.micro_batches >= 0, f"{item.micro_batches} micro-batches")
+    _require(0 <= item.step < _MOST, f"step {item.step}")
+    _require(0 <= item.micro_batches < _MOST, f"{item.micro_batches} micro-batches")
+    _require_time(item.time_s)
+    elapsed_s = item.elapsed_s
+    _require(elapsed_s != elapsed_s or 0 <= elapsed_s < LATEST_TIME_S, f"a step of {elapsed_s} s")
     return Frame(
         item.step,
         item.time_s,
         taps,
-        stats.reshape(rows, len(STATS)),
+        stats,
         SketchBlock(start, bins, counts),
         new_taps,
         item.events,
@@ -246,14 +278,20 @@ def snapshot_item(number: int, snapshot: Snapshot) -> SnapshotItem:
 
 
 def snapshot_of(item: SnapshotItem) -> Snapshot:
-    """The snapshot of an item, checked. The kept values are `shape`, or where truncated its first rows, or flat."""
+    """Return the snapshot of an item; raise WireError if it can't be true.
+
+    The values have the shape `shape`. Those of a truncated snapshot are flat.
+    """
     _require(item.stored in DTYPES, f"a snapshot of type {item.stored!r}")
     kind = np.dtype(item.stored).newbyteorder("<")
     values = _unpack(item.values, kind, "values")
-    _require(all(0 <= size < 2**53 for size in item.shape) and len(item.shape) <= 64, f"shape {item.shape}")
-    expected = 1
-    for size in item.shape:
-        expected *= size
+    _require(0 <= item.step < _MOST, f"step {item.step}")
+    _require_time(item.time_s)
+    _require(len(item.shape) <= MAX_DIMENSIONS, f"a tensor of {len(item.shape)} dimensions")
+    # NumPy multiplies the sizes of an empty tensor too, so its other sizes count as well.
+    sizes = math.prod(max(1, size) for size in item.shape)
+    _require(min(item.shape, default=0) >= 0 and sizes < _MOST, f"a tensor of shape {item.shape[:8]}")
+    expected = math.prod(item.shape)
     whole = len(values) == expected
     _require(whole or (item.truncated and len(values) < expected), f"{len(values)} values of {expected}")
     return Snapshot(
@@ -266,6 +304,18 @@ def snapshot_of(item: SnapshotItem) -> Snapshot:
         item.truncated,
         item.request,
     )
+
+
+def _require_counts(stats: NDArray[np.float64]) -> None:
+    """Counts are counts. A row without a count at all says nothing, and the store drops it."""
+    for columns in _COUNTS:
+        numbers = stats[:, columns]
+        counts = ((numbers >= 0) & (numbers <= _MOST)).all(axis=1)
+        _require(bool((counts | np.isnan(stats[:, 0])).all()), "a count that is negative, too large, or no number")
+
+
+def _require_time(time_s: float) -> None:
+    _require(0 <= time_s < LATEST_TIME_S, f"a time of {time_s} s since 1970")
 
 
 def _require_ascending_bins(start: NDArray[Any], bins: NDArray[Any]) -> None:

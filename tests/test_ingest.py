@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import tracemalloc
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -215,7 +216,7 @@ def _frame_item(**others: Any) -> wire.FrameItem:
     return msgspec.structs.replace(wire.frame_item(0, make_frame(0)), **others)
 
 
-WRONG = {
+WRONG: dict[str, dict[str, Any]] = {
     "a huge name of a layer": {"taps": (Tap("x" * 10_000_000, "output"),)},
     "a huge name of a run": {"run": make_info(name="x" * 1001)},
     "a run without a key": {"run": make_info(key="")},
@@ -224,6 +225,15 @@ WRONG = {
     "settings that JSON cannot say": {"run": make_info(settings={"x": b"bytes"})},
     "settings with NaN": {"run": make_info(settings={"x": float("nan")})},
     "a start at no time": {"run": make_info(started_s=float("nan"))},
+    "a start before 1970": {"run": make_info(started_s=-1e13)},
+    "a start after all calendars": {"run": make_info(started_s=1e13)},
+    "a frame of no time": {"items": (_frame_item(time_s=float("inf")),)},
+    "an event after all calendars": {"items": (_frame_item(events=(Event(0, 1e13, "told", ""),)),)},
+    "settings of a type that pages do not expect": {"run": make_info(settings={"kinds": 7})},
+    "a list where a number is expected": {"run": make_info(settings={"every": [1]})},
+    "settings of many small values": {"run": make_info(settings={"x": [[]] * 6000})},
+    "a snapshot of a shape that no array has": {"items": (_snapshot(shape=(2**52, 2**52, 0), values=b""),)},
+    "counts below zero": {"items": (_frame_item(stats=np.full(26, -1.0).tobytes()),)},
     "too many taps": {"taps_from": 200_000},
     "taps from below zero": {"taps_from": -1},
     "items that do not ascend": {"items": (_frame_item(number=1), _frame_item(number=1))},
@@ -413,6 +423,25 @@ def test_every_refusal_is_counted(world: World) -> None:
     intake = world.app.state.intake
     assert (intake.refused, intake.batches, intake.items) == ({422: 1, 415: 1}, 1, 2)
     assert json.dumps(world.client.get("/metrics").text).count("hookcore_items_total 2.0") == 1
+
+
+def test_small_bodies_that_unpack_to_millions_of_values_take_little_memory() -> None:
+    empty_maps = b"\xdd\x01\x00\x00\x00" + b"\x80" * 2**24
+    run = {"id": "a", "key": "k", "name": "n", "settings": {"x": msgspec.Raw(empty_maps)}}
+    body = zstandard.compress(msgspec.msgpack.encode({"schema": 1, "run": run}))
+    assert len(body) < 5000
+    headers = {**BATCH, **BEARER, "Content-Encoding": "zstd"}
+    with served(memory=50_000_000) as server, ThreadPoolExecutor(6) as pool:
+        tracemalloc.start()
+        try:
+            url = f"{server.url}/api/v1/ingest"
+            answers = list(pool.map(lambda _: httpx2.post(url, content=body, headers=headers), range(6)))
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert {answer.status_code for answer in answers} == {422}
+        assert peak < 50_000_000  # one is unpacked at a time, and none is decoded
+        assert server.runs.all() == []
 
 
 def test_many_large_batches_at_once_are_told_to_come_again() -> None:

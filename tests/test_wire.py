@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import tracemalloc
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -15,6 +18,7 @@ from hypothesis.extra import numpy as hnp
 from hookcore.errors import HookcoreError, WireError
 from hookcore.records import (
     KINDS,
+    STAT_COLUMN,
     STATS,
     Command,
     Coverage,
@@ -27,6 +31,7 @@ from hookcore.records import (
     Tap,
 )
 from hookcore.sketch import BINS
+from hookcore.weigh import weigh
 from hookcore.wire import (
     DTYPES,
     SCHEMA,
@@ -62,6 +67,27 @@ events = st.builds(
 )
 
 
+def counted(stats: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Any numbers at all, but counts in the columns of counts; a row whose count is NaN may hold anything."""
+    for name in COUNTS:
+        column = stats[:, STAT_COLUMN[name]]
+        with np.errstate(invalid="ignore"):
+            wrong = ~((column >= 0) & (column <= 2**53)) & ~np.isnan(stats[:, 0])
+        column[wrong] = 0 if name != "count" else np.nan
+    return stats
+
+
+def _stats(numbers: dict[str, float]) -> bytes:
+    """One row of stats as it travels."""
+    row = np.zeros((1, len(STATS)))
+    for name, number in numbers.items():
+        row[0, STAT_COLUMN[name]] = number
+    return row.tobytes()
+
+
+COUNTS = ("count", "nan", "inf", "zero", "parts", "sketched")
+
+
 @st.composite
 def frames(draw: st.DrawFn) -> Frame:
     rows = draw(st.integers(0, 5))
@@ -71,7 +97,7 @@ def frames(draw: st.DrawFn) -> Frame:
         step=draw(st.integers(0, 2**50)),
         time_s=draw(st.floats(0, 2e9)),
         taps=draw(hnp.arrays(np.uint32, rows, unique=True)),
-        stats=draw(hnp.arrays(np.float64, (rows, len(STATS)))),
+        stats=draw(hnp.arrays(np.float64, (rows, len(STATS))).map(counted)),
         sketches=SketchBlock(
             np.cumsum([0, *map(len, bins)]).astype(np.uint32), flat, draw(hnp.arrays(np.uint32, len(flat)))
         ),
@@ -195,6 +221,16 @@ def test_damage_is_refused_or_harmless_but_never_another_error(frame: Frame, dat
         ({"step": -1}, "step -1"),
         ({"step": 2**60}, "step"),
         ({"micro_batches": -1}, "micro-batches"),
+        ({"time_s": 1e13}, "time of"),
+        ({"time_s": float("nan")}, "time of"),
+        ({"elapsed_s": -1.0}, "step of -1.0 s"),
+        ({"elapsed_s": float("inf")}, "step of inf s"),
+        *(
+            ({"stats": _stats({"count": 8.0, name: number})}, "a count that")
+            for name in COUNTS
+            for number in (-1.0, 1e300, float("inf"), float("-inf"))
+        ),
+        *(({"stats": _stats({"count": 8.0, name: float("nan")})}, "a count that") for name in COUNTS[1:]),
     ],
 )
 def test_arrays_that_do_not_belong_together_are_refused(change: dict[str, Any], words: str) -> None:
@@ -202,6 +238,82 @@ def test_arrays_that_do_not_belong_together_are_refused(change: dict[str, Any], 
     item = frame_item(0, Frame(0, 0.0, np.zeros(1, np.uint32), np.zeros((1, len(STATS))), block))
     with pytest.raises(WireError, match=words):
         frame_of(msgspec.structs.replace(item, **change))
+
+
+@pytest.mark.parametrize(
+    ("shape", "holds"),
+    [
+        ((0, 2**52), True),
+        ((3, 0, 5), True),
+        ((0, 2**53), False),
+        ((2**52, 2**52, 0), False),
+        ((2**30, 2**30, 0), False),
+        ((0,) * 65, False),
+        ((0, -1), False),
+    ],
+)
+def test_shapes_of_empty_tensors_are_checked_size_by_size(shape: tuple[int, ...], holds: bool) -> None:
+    item = snapshot_item(0, Snapshot(Tap("a", "output"), 0, 0.0, "float32", (0,), np.zeros(0, np.float32)))
+    changed = msgspec.structs.replace(item, shape=shape)
+    if holds:
+        assert snapshot_of(changed).values.shape == shape
+    else:
+        with pytest.raises(WireError, match="tensor of"):
+            snapshot_of(changed)
+
+
+EMPTY_MAPS = b"\xdd\x00\x60\x00\x00" + b"\x80" * 0x600000
+HOSTILE = {
+    "settings of empty maps": {"run": {"id": "a", "key": "k", "name": "", "settings": {"x": msgspec.Raw(EMPTY_MAPS)}}},
+    "shapes of nothing": {"description": {"version": 1, "modules": msgspec.Raw(EMPTY_MAPS)}},
+    "a field nobody knows": {"strange": msgspec.Raw(EMPTY_MAPS)},
+    "scalars that are long lists": {"items": msgspec.Raw(EMPTY_MAPS)},
+    "one long text": {"run": {"id": "a", "key": "k", "name": "\N{OWL}" * 2_000_000}},
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_a_batch_that_would_take_much_memory_is_refused_before_it_is_decoded(case: str) -> None:
+    run = {"id": "a", "key": "k", "name": "n"}
+    data = msgspec.msgpack.encode({"schema": SCHEMA, "run": run, **HOSTILE[case]})
+    assert len(data) > 6_000_000
+    tracemalloc.start()
+    try:
+        with pytest.raises(WireError):
+            decode_batch(data, 100_000_000)
+        assert tracemalloc.get_traced_memory()[1] < 10_000_000
+    finally:
+        tracemalloc.stop()
+
+
+plain_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | texts | st.binary(max_size=40),
+    lambda inner: st.lists(inner, max_size=20) | st.dictionaries(texts, inner, max_size=20),
+    max_leaves=60,
+)
+
+
+@given(plain_values)
+def test_a_message_weighs_at_least_what_its_values_take(value: Any) -> None:
+    data = msgspec.msgpack.encode(value)
+    assert weigh(data, 2**40) >= sum(40 for _ in _leaves(value))
+    with pytest.raises(WireError):
+        weigh(data[:-1], 2**40)
+    with pytest.raises(WireError, match="more than 1 bytes"):
+        weigh(msgspec.msgpack.encode([value]), 1)
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, list | dict):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _leaves(each)
+    yield value
+
+
+@given(st.binary(max_size=300))
+def test_whatever_comes_has_a_weight_or_is_refused(data: bytes) -> None:
+    with contextlib.suppress(WireError):
+        assert weigh(data, 10**6) <= 10**6
 
 
 def test_another_schema_is_named() -> None:
