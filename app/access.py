@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from hookcore.errors import ArgumentError
+from hookcore.trust import proof_of
 
 from .settings import ServerSettings
 
@@ -90,6 +91,10 @@ class Access:
             if known and hmac.compare_digest(token, known.encode()) and found is None:
                 found = role
         return found
+
+    def proofs(self, nonce: str) -> list[str]:
+        """Return for each token what proves that this server knows it."""
+        return [proof_of(token, nonce) for token in (self.settings.token, self.settings.read_token) if token]
 
     def make_session(self, role: Role) -> str:
         """The value of a session's cookie. It is signed, so that nothing needs to be kept, and ends with the token."""

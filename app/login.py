@@ -1,4 +1,4 @@
-"""How a browser logs in: by a link that works once and turns into a cookie, so that no token stays in an address."""
+"""How a browser logs in, by a link that works once, and how a server proves to a program that it knows the token."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse, Response
+
+from hookcore.trust import MAX_NONCE, PROOF_PATH
 
 from .access import CODE_S, SESSION_S, Access
 
@@ -55,3 +57,16 @@ def login_link(
         raise HTTPException(409, "this server asks for no token: open its address")
     base = f"{request.url.scheme}://{request.headers['host']}{request.scope.get('root_path', '')}"
     return LoginLink(url=f"{base}/login?code={access.make_code(role)}", expires_s=CODE_S)
+
+
+class Identity(BaseModel):
+    """For each token of the server, the proof that the server knows it."""
+
+    proofs: list[str]
+
+
+@router.get(PROOF_PATH, include_in_schema=False)
+def identity(request: Request, nonce: Annotated[str, Query(min_length=16, max_length=MAX_NONCE)]) -> Identity:
+    """Answer a challenge; trainers and clients send nothing else before they have this."""
+    access: Access = request.app.state.access
+    return Identity(proofs=access.proofs(nonce))

@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hookcore.errors import ArgumentError
+from hookcore.trust import PROOF_PATH
 
 from .access import Access, Visitor, is_same_user
 from .settings import LOOPBACK, ServerSettings
@@ -26,8 +27,8 @@ MOST_HEADERS: Final = 100
 MOST_BODY: Final = 2**20  # of a reader; batches have a limit of their own
 INGEST: Final = "/api/v1/ingest"
 STREAMS: Final = frozenset({"/api/v1/live", "/api/v1/socket"})
-WITHOUT_TOKEN: Final = frozenset({"/healthz", "/login"})
-UNNOTICED: Final = frozenset({"/healthz", "/readyz", "/metrics"})  # a watchdog's questions keep no server alive
+WITHOUT_TOKEN: Final = frozenset({"/healthz", "/login", PROOF_PATH})
+UNNOTICED: Final = frozenset({"/healthz", "/readyz", "/metrics", PROOF_PATH})  # these requests keep no server alive
 SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 PEER: Final = "hookcore_peer"
 FORM_TYPES: Final = frozenset({"application/x-www-form-urlencoded", "multipart/form-data", "text/plain"})

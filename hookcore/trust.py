@@ -1,16 +1,29 @@
-"""Which servers with `https` are believed: those of the machine's own authorities, or of HOOKCORE_CA_FILE."""
+"""Which servers a client trusts: over TLS by their certificate, and with a token by a proof that they know it too."""
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+import http.client
+import json
 import os
+import secrets
 import ssl
 from collections.abc import Mapping
+from functools import lru_cache
+from typing import Final
 
-from hookcore.errors import ArgumentError
+from hookcore.errors import ArgumentError, ServerError
+
+PROOF_PATH: Final = "/api/v1/identity"
+MAX_NONCE: Final = 100
+_BUSY: Final = frozenset({429, 502, 503, 504})
+_MAX_ANSWER: Final = 10_000
+_ROUNDS: Final = 100_000  # anyone may ask a server for a proof, so guessing a token from one must be slow
 
 
 def trusted(environment: Mapping[str, str] = os.environ) -> ssl.SSLContext:
-    """What a client needs to speak TLS. Raises ArgumentError where the variable names no certificates."""
+    """Return what a client needs to speak TLS. Raises ArgumentError if HOOKCORE_CA_FILE holds no certificates."""
     file = environment.get("HOOKCORE_CA_FILE", "").strip() or None
     try:
         return ssl.create_default_context(cafile=file)
@@ -18,3 +31,40 @@ def trusted(environment: Mapping[str, str] = os.environ) -> ssl.SSLContext:
         raise ArgumentError(
             f"HOOKCORE_CA_FILE={file!r} cannot be used ({error.strerror or error}): name a file of certificates in PEM"
         ) from None
+
+
+def proof_of(token: str, nonce: str) -> str:
+    """Return the answer to a challenge that only someone who knows the token can give."""
+    return hmac.new(_key_of(token), f"hookcore identity {nonce}".encode(), "sha256").hexdigest()
+
+
+@lru_cache(maxsize=8)
+def _key_of(token: str) -> bytes:
+    return hashlib.pbkdf2_hmac("sha256", token.encode("utf-8", "surrogateescape"), b"hookcore identity", _ROUNDS)
+
+
+def require_proof(connection: http.client.HTTPConnection, prefix: str, token: str) -> None:
+    """Check that the other end of an open connection knows the token; raises ServerError if it doesn't prove it.
+
+    The token itself stays here. The proof holds for this connection only, so the connection never reconnects by itself.
+    """
+    nonce = secrets.token_urlsafe(32)
+    connection.auto_open = 0
+    connection.request("GET", f"{prefix}{PROOF_PATH}?nonce={nonce}", headers={"Accept": "application/json"})
+    with connection.getresponse() as response:
+        body, status = response.read(_MAX_ANSWER), response.status
+    why = _flaw_in(body, status, proof_of(token, nonce)) or ("it closed the connection" if not connection.sock else "")
+    if why:
+        raise ServerError(
+            f"the server at {connection.host}:{connection.port} did not prove that it knows this token ({why}), so "
+            "neither the token nor data was sent: give the token of that server, or check the address",
+            status if status in _BUSY else 401,
+        )
+
+
+def _flaw_in(body: bytes, status: int, expected: str) -> str:
+    try:
+        proofs = [str(each).encode("utf-8", "replace") for each in json.loads(body)["proofs"]]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return f"it answered {status}"
+    return "" if any([hmac.compare_digest(expected.encode(), each) for each in proofs]) else "its proof is wrong"

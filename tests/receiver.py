@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from hookcore.records import STATS, Frame, SketchBlock, Tap
+from hookcore.trust import PROOF_PATH, proof_of
 from hookcore.wire import CONTENT_TYPE, Answer, Batch, RunInfo, decode_batch, encode, frame_of
 from hookcore_app.runs import Run, Runs
 from hookcore_app.settings import ServerSettings
@@ -55,6 +56,8 @@ class Receiver:
         self.before: Callable[[Batch], int | None] = lambda batch: None
         self.after: Callable[[Batch], int | None] = lambda batch: None
         self.extra: dict[str, str] = {}
+        self.tokens: tuple[str, ...] = ()  # it proves that it knows these
+        self.hangs_up = False  # after a proof
         self.forget()
 
     def forget(self) -> None:
@@ -101,14 +104,34 @@ class Receiver:
         return status, msgspec.json.encode({"error": "as the test wants it"})
 
 
+class _Proving(BaseHTTPRequestHandler):
+    """Answers the challenge of a client that has a token."""
+
+    receiver: Receiver
+
+    def do_GET(self) -> None:
+        path, _, nonce = self.path.partition("?nonce=")
+        data = msgspec.json.encode({"proofs": [proof_of(token, nonce) for token in self.receiver.tokens]})
+        self.send_response(200 if path.endswith(PROOF_PATH) else 404)
+        self.send_header("Content-Length", str(len(data)))
+        if self.receiver.hangs_up:
+            self.send_header("Connection", "close")
+        self.end_headers()
+        self.wfile.write(data)
+
+
 @contextmanager
 def serving(receiver: Receiver, port: int = 0, tls: ssl.SSLContext | None = None) -> Iterator[str]:
     """The receiver behind a port of this machine; gives its address."""
 
-    class Handler(BaseHTTPRequestHandler):
+    asked = receiver  # a class body doesn't see the argument of the same name
+
+    class Handler(_Proving):
         protocol_version = "HTTP/1.1"
         wbufsize = -1
         disable_nagle_algorithm = True
+
+        receiver = asked
 
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))

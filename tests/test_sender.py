@@ -122,6 +122,7 @@ def test_one_connection_is_kept(receiver: Receiver, url: str, sink: HttpSink) ->
 
 
 def test_the_token_is_shown_and_the_content_is_named(receiver: Receiver, url: str, sink: HttpSink) -> None:
+    receiver.tokens = ("the-token",)
     sink.start(Address(f"{url}/hookcore", "the-token"))
     wait_for(lambda: receiver.headers)
     headers = receiver.headers[0]
@@ -133,6 +134,7 @@ def test_the_token_is_shown_and_the_content_is_named(receiver: Receiver, url: st
 
 
 def test_a_token_that_no_header_can_hold_is_no_harm(receiver: Receiver, url: str, sink: HttpSink) -> None:
+    receiver.tokens = ("two\nlines",)
     sink.start(Address(url, "two\nlines"))
     _send(sink, range(2))
     wait_for(lambda: sink._failures > 2)
@@ -427,6 +429,7 @@ def test_a_server_that_forgets_while_nothing_is_sent_is_told_by_the_next_sign_of
 
 def test_a_server_that_moved_is_found_again(receiver: Receiver, sink: HttpSink) -> None:
     addresses: list[Address] = []
+    receiver.tokens = ("old", "new")
     with serving(receiver) as first:
         addresses.append(Address(first, "old"))
         sink.start(lambda: addresses[-1])

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import json
-import urllib.error
-import urllib.request
 from collections.abc import Mapping
 from typing import Final
 
 from hookcore import dashboard
-from hookcore.errors import ArgumentError, ServerError
-from hookcore.trust import trusted
+from hookcore.client.exchange import Exchange
+from hookcore.errors import ArgumentError
 
 from .flags import Commands, add_command
 
 ASK_S: Final = 10.0
-MOST_ANSWER: Final = 100_000
 LINK_EXAMPLES: Final = """
   hookcore link                                    for the dashboard of this user
   HOOKCORE_TOKEN=... hookcore link https://box:8642 --read-only
@@ -55,24 +51,9 @@ def _link(given: argparse.Namespace, environment: Mapping[str, str]) -> str:
         if found is None:
             raise ArgumentError("no dashboard is running: give the address of a server")
         url, token = found.url, found.token
-    if not url.startswith(("http://", "https://")):
-        raise ArgumentError(f"{url!r} is no address: it begins with http:// or https://")
     role = "reader" if given.read_only else "owner"
-    request = urllib.request.Request(f"{url.rstrip('/')}/api/v1/login-link?role={role}", method="POST")
-    if token:
-        request.add_header("Authorization", f"Bearer {token}")
+    exchange = Exchange(url, token or None, ASK_S)
     try:
-        with urllib.request.urlopen(request, timeout=ASK_S, context=trusted(environment)) as answer:
-            return str(json.loads(answer.read(MOST_ANSWER))["url"])
-    except urllib.error.HTTPError as error:
-        raise ServerError(_sentence_of(error)) from None
-    except (OSError, ValueError, KeyError) as error:
-        raise ServerError(f"{url} cannot be reached: {error}; is the server running?") from None
-
-
-def _sentence_of(error: urllib.error.HTTPError) -> str:
-    with error:
-        try:
-            return str(json.loads(error.read(MOST_ANSWER))["error"])
-        except (ValueError, KeyError, TypeError):
-            return f"{error.url} answered {error.code}; is it a hookcore server?"
+        return str(exchange.json("POST", "/api/v1/login-link", {"role": role})["url"])
+    finally:
+        exchange.close()

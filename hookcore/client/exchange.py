@@ -12,7 +12,7 @@ from urllib.parse import quote, urlencode, urlsplit
 import msgspec
 
 from hookcore.errors import ArgumentError, ServerError
-from hookcore.trust import trusted
+from hookcore.trust import require_proof, trusted
 
 STREAM_TIMEOUT_S: Final = 60.0  # a live stream beats every 15 s
 FIRST_WAIT_S: Final = 0.2
@@ -46,20 +46,24 @@ class Exchange:
         """The bytes of the answer. Parameters that are None are left out."""
         data = None if body is None else msgspec.json.encode(body)
         address = self._prefix + quote(path) + query_of(asked or {})
-        connection, used = self._take()
         try:
-            status, answer = self._once(connection, method, address, data)
+            status, answer = self._answer_to(method, address, data)
         except _BROKEN as error:
-            # The server may have closed a connection that lay idle. What changes something is not sent twice.
-            if not used or method != "GET":
-                raise self._unreachable(error) from None
-            try:
-                status, answer = self._once(self._connect(self._timeout_s), method, address, data)
-            except _BROKEN as again:
-                raise self._unreachable(again) from None
+            raise self._unreachable(error) from None
         if status >= 400:
             raise ServerError(sentence_of(status, answer), status)
         return answer
+
+    def _answer_to(self, method: str, address: str, data: bytes | None) -> tuple[int, bytes]:
+        idle = self._take()
+        if idle is not None:
+            try:
+                return self._once(idle, method, address, data)
+            except _BROKEN:
+                # The server may have closed an idle connection. A request that changes something is not sent twice.
+                if method != "GET":
+                    raise
+        return self._once(self._connect(self._timeout_s), method, address, data)
 
     def close(self) -> None:
         """Closes the connections; the next request makes a new one."""
@@ -74,8 +78,9 @@ class Exchange:
         """Name, id and data of server-sent events, without end: a stream that breaks is taken up where it was."""
         wait_s, address, was_there = FIRST_WAIT_S, self._prefix + path + query_of(asked), False
         while True:
-            connection = self._connect(STREAM_TIMEOUT_S)
+            connection = None
             try:
+                connection = self._connect(STREAM_TIMEOUT_S)
                 for name, told, data in self._events(connection, address, last):
                     wait_s, last, was_there = FIRST_WAIT_S, told or last, True
                     yield name, told, data
@@ -87,7 +92,8 @@ class Exchange:
                 if error.status not in (429, 502, 503, 504):
                     raise
             finally:
-                connection.close()
+                if connection is not None:
+                    connection.close()
             time.sleep(wait_s)
             wait_s = min(2 * wait_s, MOST_WAIT_S)
 
@@ -124,21 +130,32 @@ class Exchange:
         except BaseException:
             connection.close()  # half an answer must not be read as the beginning of the next one
             raise
-        with self._lock:
-            self._idle.append(connection)
+        if connection.sock is not None:
+            with self._lock:
+                self._idle.append(connection)
         return status, body
 
-    def _take(self) -> tuple[http.client.HTTPConnection, bool]:
-        """A connection, and whether it was used before."""
+    def _take(self) -> http.client.HTTPConnection | None:
         with self._lock:
-            if self._idle:
-                return self._idle.pop(), True
-        return self._connect(self._timeout_s), False
+            return self._idle.pop() if self._idle else None
 
     def _headers(self) -> dict[str, str]:
         return {"Accept": "*/*"} | ({"Authorization": f"Bearer {self._token}"} if self._token else {})
 
     def _connect(self, timeout_s: float) -> http.client.HTTPConnection:
+        """Open a connection; if there is a token, to a server that proves that it knows it."""
+        connection = self._new(timeout_s)
+        connection.auto_open = 0
+        try:
+            connection.connect()
+            if self._token:
+                require_proof(connection, self._prefix, self._token)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _new(self, timeout_s: float) -> http.client.HTTPConnection:
         if not self._secure:
             return http.client.HTTPConnection(self._host, self._port, timeout=timeout_s)
         return http.client.HTTPSConnection(self._host, self._port, timeout=timeout_s, context=trusted())

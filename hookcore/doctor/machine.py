@@ -6,18 +6,16 @@ import os
 import platform
 import socket
 import stat
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping
 from importlib import metadata
 from typing import Final
 
 import hookcore
 from hookcore import dashboard
+from hookcore.client.exchange import Exchange
 from hookcore.config import SETTINGS, Settings
 from hookcore.doctor.findings import Finding
-from hookcore.errors import ArgumentError, HookcoreError
-from hookcore.trust import trusted
+from hookcore.errors import ArgumentError, HookcoreError, ServerError
 
 ASK_S: Final = 5.0
 _TOGETHER: Final = ("torch", "numpy", "numba", "lightning", "transformers", "accelerate", "scikit-learn")
@@ -74,7 +72,7 @@ def _dashboard(environment: Mapping[str, str]) -> Finding:
     if not found.url:
         told = f"runs, but {found.folder / 'dashboard.json'} does not say where: end the process that holds its lock"
         return Finding("wrong", "dashboard", told)
-    problem = _problem_of(found.url, environment)
+    problem = _problem_of(found.url)
     if problem:
         told = f"process {found.pid} at {found.url} {problem}; its log is {found.log}; `hookcore stop` ends it"
         return Finding("wrong", "dashboard", told)
@@ -99,7 +97,7 @@ def _server(environment: Mapping[str, str]) -> Finding:
     said = "HOOKCORE_TOKEN is set" if token else "HOOKCORE_TOKEN is not set"
     if server is None or "://" not in server:
         return Finding("ok", "token", f"{said}; the dashboard of this machine makes its own")
-    problem = _problem_of(server, environment, token)
+    problem = _problem_of(server, token)
     if problem:
         return Finding("wrong", "server", f"{server} {problem}; {said}")
     return Finding("ok", "server", f"{server} answers; {said}")
@@ -108,20 +106,18 @@ def _server(environment: Mapping[str, str]) -> Finding:
 _LOOKS: Final = (("settings", _settings), ("folder", _folder), ("dashboard", _dashboard), ("server", _server))
 
 
-def _problem_of(url: str, environment: Mapping[str, str], token: str = "") -> str:
-    """What keeps a server from being of use; "" where nothing does."""
-    path = "/api/v1/runs" if token else "/healthz"
-    request = urllib.request.Request(f"{url}{path}", headers={"Authorization": f"Bearer {token}"} if token else {})
+def _problem_of(url: str, token: str = "") -> str:
+    """Return what keeps a server from being used, or an empty string."""
     try:
-        with urllib.request.urlopen(request, timeout=ASK_S, context=trusted(environment)):
-            return ""
+        exchange = Exchange(url, token or None, ASK_S)
+        exchange.send("GET", "/api/v1/runs" if token else "/healthz")
+        exchange.close()
     except ArgumentError as error:
         return f"cannot be asked: {error}"
-    except urllib.error.HTTPError as error:
-        with error:
-            return (
-                "refuses the token" if error.code in (401, 403) else f"answers {error.code}: is it a hookcore server?"
-            )
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "reason", error)
-        return f"does not answer ({reason}): is it running, and is the address right?"
+    except ServerError as error:
+        if error.status is None:
+            return f"does not answer: {error}"
+        if error.status in (401, 403):
+            return f"refuses the token: {error}"
+        return f"answers {error.status}: is it a hookcore server?"
+    return ""

@@ -1,4 +1,4 @@
-"""One connection that is kept alive, and what can come of a request on it."""
+"""One connection to a server that has proved its identity, and what can come of a request on it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
 
-from hookcore.trust import trusted
+from hookcore.errors import ServerError
+from hookcore.trust import require_proof, trusted
 from hookcore.wire import CONTENT_TYPE
 
 CONNECT_S: Final = 1.0
@@ -64,20 +65,19 @@ class Connection:
         parts = urlsplit(address.url)
         self._https = parts.scheme == "https"
         self._host, self._port = parts.hostname or "", parts.port
-        self._path = parts.path.rstrip("/") + _PATH
-        self._compress = not is_loopback(self._host)
+        self._prefix = parts.path.rstrip("/")
+        self.is_here = is_loopback(self._host)
         self._http: http.client.HTTPConnection | None = None
         self._socket: socket.socket | None = None
 
     def post(self, body: bytes) -> Reply:
-        """Sends a body; raises NotSentError or UnansweredError."""
-        if self._http is None:
-            self._http = self._connect()
+        """Send a body and return the answer; raises NotSentError or UnansweredError."""
+        connection = self._http or self._connect()
         try:
             packed, headers = self._packed(body)
-            self._http.sock.settimeout(self._request_s + len(packed) / SLOWEST)
-            self._http.request("POST", self._path, packed, headers)
-            with self._http.getresponse() as response:
+            connection.sock.settimeout(self._request_s + len(packed) / SLOWEST)
+            connection.request("POST", self._prefix + _PATH, packed, headers)
+            with connection.getresponse() as response:
                 data = response.read(MAX_ANSWER_BYTES)
                 reply = Reply(response.status, data, _seconds(response.headers.get("Retry-After", "")))
                 closes = response.will_close or not response.isclosed()
@@ -92,12 +92,17 @@ class Connection:
         return reply
 
     def _connect(self) -> http.client.HTTPConnection:
+        """Open a connection. Nothing but a challenge leaves before the server has proved that it knows the token."""
         try:
-            connection = self._new()
+            self._http = connection = self._new()
             connection.connect()
-        except (OSError, http.client.HTTPException, ValueError) as error:
+            self._socket = connection.sock
+            connection.sock.settimeout(self._request_s)
+            if self.address.token:
+                require_proof(connection, self._prefix, self.address.token)
+        except (OSError, http.client.HTTPException, ValueError, ServerError) as error:
+            self.close()
             raise NotSentError(_said(error)) from None
-        self._socket = connection.sock
         return connection
 
     def _new(self) -> http.client.HTTPConnection:
@@ -109,7 +114,7 @@ class Connection:
         headers = {"Content-Type": CONTENT_TYPE, "Accept": CONTENT_TYPE, "User-Agent": "hookcore"}
         if self.address.token:
             headers["Authorization"] = f"Bearer {self.address.token}"
-        if self._compress and len(body) >= COMPRESS_FROM_BYTES:
+        if not self.is_here and len(body) >= COMPRESS_FROM_BYTES:
             # Only who sends over a network needs it.
             import zstandard
 
@@ -142,6 +147,8 @@ class Connection:
 
 def _said(error: Exception) -> str:
     text = str(error)
+    if isinstance(error, ServerError):
+        return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 

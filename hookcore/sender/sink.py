@@ -39,6 +39,7 @@ CLOSE_S: Final = 2.0
 SIGN_OF_LIFE_S: Final = 1.0
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 30.0
+LONGEST_PAUSE_HERE_S: Final = 1.0  # on this machine, where a refused connection costs nothing
 LONGEST_PAUSE_AT_END_S: Final = 0.2
 WARN_AFTER_S: Final = 10.0  # without an answer
 _REFUSALS: Final[dict[int, Reason]] = {400: "refused", 413: "too-large", 422: "refused"}
@@ -78,7 +79,7 @@ class HttpSink:
         self._fine_at = 0.0  # when an answer came last
         self._answered = False
         self._not_before = 0.0
-        self._sent_at = 0.0
+        self._sent_at = float("-inf")
         self._ends_at = float("inf")
         self._warned = False
         self._thread: threading.Thread | None = None
@@ -214,8 +215,9 @@ class HttpSink:
             reply = self._connected().post(body)
         except NotSentError as error:
             self._outbox.not_sent(parcel)
+            is_here = self._connection is not None and self._connection.is_here
             self._connection = None  # it may have moved
-            self._failed(str(error))
+            self._failed(str(error), longest_s=LONGEST_PAUSE_HERE_S if is_here else LONGEST_PAUSE_S)
         except UnansweredError as error:
             self._outbox.unanswered(parcel)
             self._failed(str(error))
@@ -284,10 +286,10 @@ class HttpSink:
                 logger.warning("hookcore: a command from the dashboard failed", exc_info=True)
             self._commands_done = command.number
 
-    def _failed(self, trouble: str, at_least_s: float = 0.0) -> None:
-        """Sets the pause before the next attempt: at random up to a limit that doubles."""
+    def _failed(self, trouble: str, at_least_s: float = 0.0, longest_s: float = LONGEST_PAUSE_S) -> None:
+        """Set the pause before the next attempt: at random up to a limit that doubles."""
         self.trouble = trouble
-        limit = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(self._failures, 20))
+        limit = min(longest_s, FIRST_PAUSE_S * 2.0 ** min(self._failures, 20))
         longest = LONGEST_PAUSE_AT_END_S if self._ending else LONGEST_PAUSE_S
         self._failures += 1
         now = time.monotonic()
