@@ -29,6 +29,7 @@ MEDIA_TYPES: Final = {
 ARRAYS: Final = ("json", "arrow", "csv", "npy")
 TENSORS: Final = ("json", "npy", "safetensors", "csv", "png")
 _OPTIONS: Final = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
+_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r", "\n")  # what a cell that a spreadsheet runs begins with
 _MOST_RANGES: Final = 50  # of one Accept header
 
 
@@ -151,9 +152,13 @@ class Table:
         return sink.getvalue()
 
     def as_csv(self) -> bytes:
-        """CSV with a line of names."""
+        """CSV with a line of names, and no cell that a spreadsheet would run as a formula."""
         sink = io.BytesIO()
-        pa.csv.write_csv(self._arrow(), sink)
+        columns = {
+            inert(name): [inert(text) for text in values] if isinstance(values, list) else values
+            for name, values in self.columns.items()
+        }
+        pa.csv.write_csv(Table(columns)._arrow(), sink)
         return sink.getvalue()
 
     def as_npy(self) -> bytes:
@@ -175,6 +180,22 @@ class Table:
         for name, values in numbers.items():
             records[name] = values
         return records
+
+
+def inert(text: str) -> str:
+    """Return the text, led by a quote mark if a spreadsheet would take it for a formula."""
+    return f"'{text}" if text.startswith(_FORMULA) else text
+
+
+def csv_of(matrix: NDArray[Any]) -> bytes:
+    """Return a matrix of real numbers as CSV, its columns named by their place."""
+    numbers = matrix.astype(np.float32) if matrix.dtype == np.float16 else matrix
+    native = np.ascontiguousarray(numbers, numbers.dtype.newbyteorder("=")).ravel()
+    texts = pa.array(native).cast(pa.string()).to_pylist()
+    rows, columns = matrix.shape
+    lines = [",".join(f'"{place}"' for place in range(columns))]
+    lines += [",".join(texts[row * columns : (row + 1) * columns]) for row in range(rows)]
+    return "\n".join([*lines, ""]).encode()
 
 
 def npy_of(values: NDArray[Any]) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from types import EllipsisType
 from typing import Any, Final
@@ -13,6 +14,11 @@ from hookcore.errors import ArgumentError
 Part = int | slice | EllipsisType
 _NUMBER: Final = r"\s*(-?\d{1,18})?\s*"
 _SLICE: Final = re.compile(f"{_NUMBER}:{_NUMBER}(?::{_NUMBER})?")
+
+
+def cells_of(values: NDArray[Any]) -> int:
+    """Return how many places a text of the array would have: an empty array of a million rows has a million."""
+    return math.prod(max(1, size) for size in values.shape)
 
 
 def read_slice(text: str) -> tuple[Part, ...]:

@@ -81,6 +81,31 @@ def test_an_empty_tensor_is_an_empty_list(world: World) -> None:
     assert "pixel" in world.error(path, 406, format="png")
 
 
+@pytest.mark.parametrize("shape", [(0, 2**52), (2**52, 0), (0, 2**40, 2**12), (2**22, 0, 1)])
+def test_an_empty_tensor_of_a_huge_shape_has_no_text(world: World, shape: tuple[int, ...]) -> None:
+    path = _add(world, np.empty(shape, np.float32))
+    for name in ("json", "csv", "png"):
+        assert "more than 2000000" in world.error(path, 400, format=name)
+    assert npy(world.get(path, format="npy").content).shape == shape
+    assert world.json(f"{path}/statistics")["statistics"]["count"] == 0
+    assert world.get(f"{path}/tiles").status_code == 200
+    assert "no picture" in world.error("figure", 400, chart="tensor", number=77)
+    assert world.client.get("/runs/one/tensors?snapshot=77").status_code == 200
+
+
+@pytest.mark.parametrize("shape", [(1, 30_000), (30_000, 1), (3, 2), (7,), (), (0, 3), (2, 0)])
+def test_a_csv_has_a_line_for_each_row_however_many_columns_there_are(world: World, shape: tuple[int, ...]) -> None:
+    values = np.linspace(-1e30, 1e-30, int(np.prod(shape))).reshape(shape).astype(np.float32)
+    if values.size > 1:
+        values.flat[0], values.flat[1] = np.nan, -np.inf
+    names, *rows = world.get(_add(world, values), format="csv").text.splitlines()
+    matrix = values.reshape(-1, 1) if values.ndim < 2 else values
+    assert names == ",".join(f'"{place}"' for place in range(matrix.shape[1]))
+    assert len(rows) == len(matrix)
+    found = np.array([cell for row in rows for cell in row.split(",") if cell], np.float32)
+    assert same(found, matrix.ravel())
+
+
 def test_what_was_cut_off_is_said(world: World) -> None:
     path = _add(world, np.arange(4.0), shape=(100, 100), truncated=True)
     said = world.json(path, slice="1:")

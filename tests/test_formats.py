@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from contextlib import suppress
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 from starlette.exceptions import HTTPException
 
-from hookcore_app.formats import MEDIA_TYPES, array_json, choose, json_of, plain
+from hookcore_app.formats import MEDIA_TYPES, Table, array_json, choose, json_of, plain
 from tests.api_world import strict
 
 FLOATS = st.sampled_from([np.float16, np.float32, np.float64])
@@ -73,3 +76,12 @@ def test_a_refusal_names_all_that_is_offered() -> None:
 
 def test_json_is_what_the_standard_library_reads() -> None:
     assert json.loads(json_of({1: [np.int64(2)], "x": None})) == {"1": [2], "x": None}
+
+
+@pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "\n=1"])
+def test_no_cell_of_a_csv_is_run_as_a_formula(text: str) -> None:
+    table = Table({text: [text, "a" + text], "number": np.array([-1.5, 2.0])})
+    names, *rows = list(csv.reader(io.StringIO(table.as_csv().decode(), newline="")))
+    assert names == [f"'{text}", "number"]
+    assert rows == [[f"'{text}", "-1.5"], ["a" + text, "2"]]
+    assert pa.ipc.open_stream(table.as_arrow()).read_all()[text].to_pylist() == [text, "a" + text]

@@ -17,7 +17,7 @@ from hookcore.store.names import label_of, matcher, require, unknown
 
 from ..runs import Run, Runs
 from ..schemas import StrictJson
-from ..slices import cut
+from ..slices import cells_of, cut
 from . import examples
 from .given import (
     RUN_PATTERN,
@@ -240,7 +240,7 @@ def _tensor(run: Run, asked: Asked, style: Style) -> dict[str, Any]:
     if found is None:
         raise HTTPException(404, f"there is no snapshot {number} in the run {run.id}: /snapshots lists those there are")
     values = cut(found.values, asked.part)
-    if values.ndim > 2 or values.size > MAX_VALUES:
+    if values.ndim > 2 or cells_of(values) > MAX_VALUES:
         shape = " x ".join(map(str, values.shape))
         raise ArgumentError(
             f"a tensor {shape} is no picture: cut it with slice= to at most two dimensions and {MAX_VALUES} values"

@@ -15,11 +15,11 @@ from hookcore.records import Snapshot, Tap
 from hookcore.store import Store
 from hookcore.store.names import label_of, matcher, unknown
 
-from ..formats import TENSORS, Table, array_json, json_of, npy_of, word_of
+from ..formats import TENSORS, array_json, csv_of, json_of, npy_of, word_of
 from ..png import png_of
 from ..runs import Run
 from ..schemas import StrictJson, snapshot_as_json
-from ..slices import cut
+from ..slices import cells_of, cut
 from ..tiles import Pool, factors_of, real_of, statistics_of, tiles_of
 from ..tiles import pool as pooled
 from . import examples
@@ -207,9 +207,10 @@ def _find(run: Run, number: int) -> Snapshot:
 
 
 def _few(values: NDArray[Any]) -> NDArray[Any]:
-    if values.size > MAX_VALUES:
+    cells = cells_of(values)
+    if cells > MAX_VALUES:
         raise ArgumentError(
-            f"{values.size} values are more than {MAX_VALUES}, which this format may hold: cut it with slice=, or ask "
+            f"{cells} values are more than {MAX_VALUES}, which this format may hold: cut it with slice=, or ask "
             "for npy or safetensors"
         )
     return values
@@ -230,10 +231,7 @@ def _as_csv(values: NDArray[Any]) -> bytes:
     if values.ndim > 2 or values.dtype.kind == "c":
         raise HTTPException(406, "CSV holds up to two dimensions of real numbers: cut it with slice=, or ask for npy")
     matrix = values.reshape(-1, 1) if values.ndim < 2 else values
-    if matrix.dtype == np.float16:
-        matrix = matrix.astype(np.float32)
-    columns = {str(place): np.ascontiguousarray(matrix[:, place]) for place in range(matrix.shape[1])}
-    return Table(columns).as_csv()
+    return csv_of(matrix)
 
 
 def _as_picture(values: NDArray[Any]) -> NDArray[Any]:

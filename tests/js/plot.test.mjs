@@ -192,6 +192,7 @@ test("colours may be short, and those of lines go round", () => {
 });
 
 test("CSV puts into quotes what needs it, and has NumPy's words", () => {
+  assert.equal(csvOf(["-x"], [["=1+1"], ["-1.5"], [-1.5], ["@a"], ["\tb"], ["a=b"]]), "'-x\r\n'=1+1\r\n-1.5\r\n-1.5\r\n'@a\r\n'\tb\r\na=b\r\n");
   assert.equal(csvOf(["a", "b,c"], [[1, NaN], ['say "x"', -Infinity], [null, "l\nm"]]), 'a,"b,c"\r\n1,nan\r\n"say ""x""",-inf\r\n,"l\nm"\r\n');
 });
 

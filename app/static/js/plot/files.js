@@ -8,11 +8,15 @@ export function fileName(...parts) {
   return ["hookcore", ...words].filter(Boolean).join("_").slice(0, 150);
 }
 
-/** A field of CSV: in quotes where it needs them; NaN and the infinities as NumPy writes them. @param {unknown} value */
+/**
+ * A field of CSV: quoted if needed, NaN and the infinities as NumPy writes them, and no text that a spreadsheet would run as a formula.
+ * @param {unknown} value
+ */
 function field(value) {
   if (value === null || value === undefined) return "";
   if (typeof value === "number" && !Number.isFinite(value)) return Number.isNaN(value) ? "nan" : value > 0 ? "inf" : "-inf";
-  const text = String(value);
+  const isFormula = typeof value === "string" && /^[=+\-@\t\r\n]/.test(value) && Number.isNaN(Number(value));
+  const text = isFormula ? `'${value}` : String(value);
   return /[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
 }
 
