@@ -6,7 +6,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import re2  # type: ignore[import-untyped]
@@ -94,17 +94,35 @@ def renamer(rule: str) -> Callable[[str], str]:
     return rename
 
 
-@dataclass(frozen=True, slots=True)
-class Layer:
-    """One tap of both: how far they are apart, and at some of the spans of steps that both have."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Apart:
+    """How far one thing that both runs have is apart, over the steps that both have of it."""
+
+    points: int  # spans of steps that were compared; 0: nothing is known of a difference
+    steps: int  # the steps in these spans
+    parts_at: int | None  # the first step in which the two differ
+    largest: float  # magnitude of the differences; NaN if one was not a number and the other was
+    share: float  # the largest difference as a share of the larger magnitude; infinite if only one was finite
+    at_step: int | None  # the step of that share
+    nonfinite: int  # points at which both are NaN or infinite: equal, and still nothing to be content with
+    nonfinite_at: int | None  # the first of them
+
+    @property
+    def outcome(self) -> str:
+        """One of "different", "not compared", "NaN in both" and "no difference"."""
+        if self.parts_at is not None:
+            return "different"
+        if not self.points:
+            return "not compared"
+        return "NaN in both" if self.nonfinite else "no difference"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer(Apart):
+    """One tap of both runs, and its differences at some of the spans of steps that both have."""
 
     tap: Tap
     numbers: tuple[int, int]
-    points: int  # that were compared
-    parts_at: int | None  # the first step in which the two part
-    largest: float  # magnitude of the differences; NaN where one was not a number and the other was
-    share: float  # the largest difference as a share of the larger magnitude; infinite where only one was finite
-    at_step: int | None  # where that was
     first_step: NDArray[np.int64]
     last_step: NDArray[np.int64]
     difference: NDArray[np.float64]  # the second one less the first
@@ -112,46 +130,59 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """Some taps [row, tap] at the steps of which both speak."""
+    """Some lanes [row, lane] at the spans of steps that both runs have."""
 
     first_step: NDArray[np.int64]
     last_step: NDArray[np.int64]
     difference: NDArray[np.float64]
-    share: NDArray[np.float64]  # of the larger magnitude; infinite where only one is a number
-    both: NDArray[np.bool_]  # whether both saw the tap
+    share: NDArray[np.float64]  # of the larger magnitude; infinite if only one is a number
+    steps: NDArray[np.int64]  # how many steps both saw in a span; 0 if they did not see the same number of them
+    nonfinite: NDArray[np.bool_]  # whether both hold NaN or infinities
 
     @classmethod
     def of(cls, one: Rows, two: Rows) -> Compared:
-        """NaN equals NaN, and an infinity equals itself."""
+        """NaN equals NaN, and an infinity equals itself. Spans are compared if both saw equally many of their steps."""
         _, in_one, in_two = np.intersect1d(one.first, two.first, return_indices=True)
         same = one.last[in_one] == two.last[in_two]
         in_one, in_two = in_one[same], in_two[same]
-        share = np.where(one.nonfinite[in_one] != two.nonfinite[in_two], np.inf, 0.0)
-        for name in ("mean", "low", "high"):  # a point of merged steps parts with its extremes, too
+        bad = one.nonfinite[in_one], two.nonfinite[in_two]
+        share = np.where(bad[0] != bad[1], np.inf, 0.0)
+        for name in ("mean", "low", "high"):  # the extremes tell merged steps apart that agree in their mean
             share = np.maximum(share, _distance(getattr(one, name)[in_one], getattr(two, name)[in_two]))
         values = one.mean[in_one], two.mean[in_two]
         with np.errstate(invalid="ignore", over="ignore"):
             equal = (values[0] == values[1]) | (np.isnan(values[0]) & np.isnan(values[1]))
             difference = np.where(equal, 0.0, values[1] - values[0])
-        both = (one.present[in_one] > 0) & (two.present[in_two] > 0)
-        return cls(one.first[in_one], one.last[in_one], difference, share, both)
+        present = one.present[in_one], two.present[in_two]
+        steps = np.where(present[0] == present[1], present[0], 0).astype(np.int64)
+        return cls(one.first[in_one], one.last[in_one], difference, share, steps, (bad[0] > 0) & (bad[1] > 0))
+
+    def apart(self, place: int, tolerance: float) -> dict[str, Any]:
+        """The fields of an `Apart` for one lane."""
+        seen = np.flatnonzero(self.steps[:, place])
+        share, first = self.share[seen, place], self.first_step[seen]
+        apart, bad = np.flatnonzero(share > tolerance), np.flatnonzero(self.nonfinite[seen, place])
+        worst = int(share.argmax()) if len(seen) else None
+        return {
+            "points": len(seen),
+            "steps": int(self.steps[seen, place].sum()),
+            "parts_at": int(first[apart[0]]) if len(apart) else None,
+            "largest": float(np.abs(self.difference[seen, place]).max()) if len(seen) else np.nan,
+            "share": np.nan if worst is None else float(share[worst]),
+            "at_step": None if worst is None else int(first[worst]),
+            "nonfinite": len(bad),
+            "nonfinite_at": int(first[bad[0]]) if len(bad) else None,
+        }
 
     def layer(self, place: int, tap: Tap, numbers: tuple[int, int], tolerance: float, points: int) -> Layer:
-        """One tap, thinned to so many points: of neighbours the one with the largest difference stays."""
-        seen = np.flatnonzero(self.both[:, place])
-        difference, share = self.difference[seen, place], self.share[seen, place]
-        apart = np.flatnonzero(share > tolerance)
-        magnitudes = np.abs(difference)
-        kept = _thinned(magnitudes, points)
-        worst = int(share.argmax()) if len(seen) else None
+        """One tap, thinned to so many points: of neighbors the one with the largest difference stays."""
+        seen = np.flatnonzero(self.steps[:, place])
+        difference = self.difference[seen, place]
+        kept = _thinned(np.abs(difference), points)
         return Layer(
+            **self.apart(place, tolerance),
             tap=tap,
             numbers=numbers,
-            points=len(seen),
-            parts_at=int(self.first_step[seen[apart[0]]]) if len(apart) else None,
-            largest=float(magnitudes.max(initial=0.0)),
-            share=float(share[worst]) if worst is not None else 0.0,
-            at_step=int(self.first_step[seen[worst]]) if worst is not None else None,
             first_step=self.first_step[seen[kept]],
             last_step=self.last_step[seen[kept]],
             difference=difference[kept],
@@ -179,18 +210,26 @@ def _distance(one: NDArray[np.float64], two: NDArray[np.float64]) -> NDArray[np.
 def compare(
     one: Store, two: Store, pairs: Pairs, asked: Asked, points: int, only: Sequence[int] | None = None
 ) -> list[Layer]:
-    """Each pair, or only some of them by their place, with so many points."""
+    """Compare each pair, or only some of them by their place, with so many points each."""
     places = list(range(len(pairs.taps))) if only is None else list(only)
     layers = []
-    for some, compared in _chunks(one, two, pairs, asked, places):
-        for lane, place in enumerate(some):
-            layers.append(compared.layer(lane, pairs.taps[place], pairs.numbers[place], asked.tolerance, points))
+    for some, _, compared in chunks(one, two, pairs, asked, places):
+        layers += layers_of(some, compared, pairs, asked, points)
     return layers
 
 
-def _chunks(
+def layers_of(some: list[int], compared: Compared, pairs: Pairs, asked: Asked, points: int) -> list[Layer]:
+    """The layers of one chunk."""
+    return [
+        compared.layer(lane, pairs.taps[place], pairs.numbers[place], asked.tolerance, points)
+        for lane, place in enumerate(some)
+    ]
+
+
+def chunks(
     one: Store, two: Store, pairs: Pairs, asked: Asked, places: list[int]
-) -> Iterator[tuple[list[int], Compared]]:
+) -> Iterator[tuple[list[int], tuple[Rows, Rows], Compared]]:
+    """Some pairs at a time, by their place: what each run has of them, and how that compares."""
     for start in range(0, len(places), _AT_ONCE):
         some = places[start : start + _AT_ONCE]
         rows = []
@@ -199,7 +238,7 @@ def _chunks(
             order = np.argsort(numbers)  # a store reads its lanes in their order
             found = store.rows(numbers[order], asked.stat, asked.first, asked.last)
             rows.append(found.take(np.argsort(order)))
-        yield some, Compared.of(rows[0], rows[1])
+        yield some, (rows[0], rows[1]), Compared.of(rows[0], rows[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +249,8 @@ class Differences:
     groups: NDArray[np.int64]  # how many pairs are in it
     first_step: NDArray[np.int64]
     last_step: NDArray[np.int64]
-    share: NDArray[np.float64]  # NaN where nothing was compared, infinite where only one was finite
+    share: NDArray[np.float64]  # NaN if nothing was compared, infinite if only one was finite
+    nonfinite: NDArray[np.bool_]  # whether a value of the cell is NaN or infinite in both
 
 
 def differences(one: Store, two: Store, pairs: Pairs, asked: Asked, columns: int, rows: int) -> Differences:
@@ -221,20 +261,25 @@ def differences(one: Store, two: Store, pairs: Pairs, asked: Asked, columns: int
     groups = np.diff(starts, append=many)
     if span is None:
         nothing = np.empty(0, np.int64)
-        return Differences(starts, groups, nothing, nothing, np.empty((height, 0)))
+        return Differences(starts, groups, nothing, nothing, np.empty((height, 0)), np.empty((height, 0), np.bool_))
     length = span[1] - span[0] + 1
     width = min(columns, length)
     borders = span[0] + -(-np.arange(width + 1, dtype=np.int64) * length // width)
     share = np.full((width, many), np.nan)
-    for some, compared in _chunks(one, two, pairs, asked, list(range(many))):
+    bad = np.zeros((width, many), np.bool_)
+    for some, _, compared in chunks(one, two, pairs, asked, list(range(many))):
         if not len(compared.first_step):
             continue
-        cells = np.where(compared.both, compared.share, np.nan)
+        cells = np.where(compared.steps > 0, compared.share, np.nan)
         place = np.clip(np.searchsorted(borders, compared.first_step, side="right") - 1, 0, width - 1)
         begins = np.flatnonzero(np.diff(place, prepend=-1))
         share[place[begins][:, None], some] = np.fmax.reduceat(cells, begins, axis=0)
-    worst = np.fmax.reduceat(share, starts, axis=1).T if height else np.empty((0, width))
-    return Differences(starts, groups, borders[:-1], borders[1:] - 1, worst)
+        in_both = compared.nonfinite & (compared.steps > 0)
+        bad[place[begins][:, None], some] = np.logical_or.reduceat(in_both, begins, axis=0)
+    if not height:
+        return Differences(starts, groups, borders[:-1], borders[1:] - 1, share.T, bad.T)
+    worst, nonfinite = np.fmax.reduceat(share, starts, axis=1).T, np.logical_or.reduceat(bad, starts, axis=1).T
+    return Differences(starts, groups, borders[:-1], borders[1:] - 1, worst, nonfinite)
 
 
 def _common(one: Store, two: Store, asked: Asked) -> tuple[int, int] | None:

@@ -166,7 +166,10 @@ def test_two_runs_are_compared(world: Served, client: Client) -> None:
     assert found.first == (0, TAPS[0])
     assert found.parted == len(TAPS)
     assert found.only_in == {"one": (), "two": ()}
-    assert client.compare("one", "one").first is None
+    assert (found.outcome, found.logged["loss"].outcome) == ("different", "NaN in both")
+    same = client.compare("one", "one")
+    assert (same.first, same.outcome, same.steps_compared, same.steps_not_comparable) == (None, "no difference", 20, 0)
+    assert same.message.startswith("No difference in the 20 steps that both runs captured.")
 
 
 def test_the_tail_follows_from_where_it_was(world: Served, client: Client) -> None:

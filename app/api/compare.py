@@ -1,4 +1,4 @@
-"""Two runs side by side: which layers they share, and where they part first."""
+"""Two runs side by side: what they share, how much of it was compared, and where they first differ."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from hookcore.records import Tap
 from hookcore.store import STAT_NAMES
 from hookcore.store.names import label_of, matcher, require
 
-from ..comparison import Asked, Differences, Layer, Pairs, compare, differences, renamer
+from ..comparison import Apart, Asked, Differences, Layer, Pairs, compare, differences, renamer
 from ..formats import ARRAYS, Table, array_json, word_of
 from ..runs import Run
 from ..schemas import StrictJson, tap_as_json, tap_columns
+from ..verdict import Logged, Verdict, compare_runs, parting_key, share_key
 from . import examples
 from .given import (
     RUN_PATTERN,
@@ -89,93 +90,110 @@ GivenAsked = Annotated[Asked, Depends(_asked)]
     response_model=CompareAnswer,
     responses=described(examples.COMPARE, ARRAYS),
 )
-def compare_runs(
+def compare_two_runs(
     reply: GivenReply,
     pair: TwoRuns,
     asked: GivenAsked,
     points: Annotated[int, Query(ge=1, le=10_000, description="points of each layer at most")] = 200,
     sort: Annotated[
         Literal["model", "share", "step"],
-        Query(description="in the model's order, the largest share of a difference first, or who parts first"),
+        Query(description="the model's order, the largest difference first, or the earliest difference first"),
     ] = "model",
     after: After = 0,
     limit: Annotated[int, Query(ge=1, le=1000, description="layers in this answer, at most 1,000")] = 50,
     format: Format = None,
 ) -> Response:
-    """Taps of the same module, kind, index, call and phase, at the same steps, and where the two runs part first.
+    """Taps of the same module, kind, index, call and phase, and every value that both runs logged, at the same steps.
 
-    Where older steps were merged they are compared as they were merged: by mean, least and largest value.
+    `verdict` says how much was compared. Older steps that were merged are compared by their mean, min and max, if both
+    runs merged the same steps.
     """
     one, two = pair
     if limit * points > MAX_NUMBERS:
         raise ArgumentError(f"{limit} layers of {points} points are more than {MAX_NUMBERS} numbers: ask for fewer")
 
-    def read() -> tuple[Pairs, list[Layer], list[int]]:
-        pairs = Pairs.of(one.store, two.store, asked)
-        layers = compare(one.store, two.store, pairs, asked, 0)
-        return pairs, layers, _order(layers, sort)
+    def read() -> tuple[Verdict, list[int]]:
+        verdict = compare_runs(one.store, two.store, asked)
+        return verdict, _order(verdict.layers, sort)
 
     def shown(pairs: Pairs, order: Sequence[int]) -> list[Layer]:
         return compare(one.store, two.store, pairs, asked, points, order)
 
     def content() -> dict[str, Any]:
-        pairs, layers, order = read()
+        verdict, order = read()
         places, page = page_of(order, after, limit)
         return {
             "runs": [one.id, two.id],
             "kind": asked.kind,
             "stat": asked.stat,
             "tolerance": asked.tolerance,
-            "first": first_parting(layers),
-            "parted": sum(layer.parts_at is not None for layer in layers),
+            "verdict": _verdict_as_json(verdict),
+            "first": first_parting(verdict),
+            "parted": sum(layer.parts_at is not None for layer in verdict.layers),
             **page,
-            "layers": [_layer_as_json(layer) for layer in shown(pairs, places)],
-            "only_in": {run.id: _alone(taps) for run, taps in zip((one, two), pairs.alone, strict=True)},
+            "layers": [_layer_as_json(layer) for layer in shown(verdict.pairs, places)],
+            "logged": [_logged_as_json(each) for each in verdict.logged],
+            "only_in": {run.id: _alone(taps) for run, taps in zip((one, two), verdict.pairs.alone, strict=True)},
         }
 
     def table() -> Table:
-        pairs, _, order = read()
-        return _table(shown(pairs, order[after : after + limit]))
+        verdict, order = read()
+        return _table(shown(verdict.pairs, order[after : after + limit]))
 
     return reply.arrays(format, [version_of(one), version_of(two)], content, table)
 
 
 def _order(layers: Sequence[Layer], sort: str) -> list[int]:
     """The places of the layers, as they are to be shown."""
+    key = {"share": share_key, "step": parting_key}.get(sort)
     places = range(len(layers))
-    if sort == "share":
-        return sorted(places, key=lambda place: (-layers[place].share, *_parting_key(layers[place])))
-    if sort == "step":
-        return sorted(places, key=lambda place: _parting_key(layers[place]))
-    return list(places)
+    return list(places) if key is None else sorted(places, key=lambda place: key(layers[place]))
 
 
-def _parting_key(layer: Layer) -> tuple[bool, int, int]:
-    """The earliest first, of those that part at one step who was seen first; behind them those that never part."""
-    return layer.parts_at is None, layer.parts_at or 0, layer.numbers[0]
+def first_parting(verdict: Verdict) -> dict[str, Any] | None:
+    """The earliest step in which a layer differs, and that layer."""
+    layer = verdict.parting
+    return None if layer is None else {"step": layer.parts_at, "layer": tap_as_json(layer.numbers[0], layer.tap)}
 
 
-def first_parting(layers: Sequence[Layer]) -> dict[str, Any] | None:
-    """The earliest step, and of the layers that part there the one that was seen first."""
-    first = min(layers, key=_parting_key, default=None)
-    if first is None or first.parts_at is None:
-        return None
-    return {"step": first.parts_at, "layer": tap_as_json(first.numbers[0], first.tap)}
+def _verdict_as_json(verdict: Verdict) -> dict[str, Any]:
+    extent = verdict.extent
+    return {
+        "outcome": verdict.outcome,
+        "message": " ".join(verdict.say()),
+        "steps_compared": extent.compared,
+        "steps_captured": list(extent.captured),
+        "steps_not_comparable": extent.not_comparable,
+    }
 
 
 def _alone(taps: dict[Tap, int]) -> list[dict[str, Any]]:
     return [tap_as_json(number, tap) for tap, number in taps.items()][:MAX_ALONE]
 
 
+def _apart_as_json(apart: Apart) -> dict[str, Any]:
+    return {
+        "outcome": apart.outcome,
+        "points": apart.points,
+        "steps": apart.steps,
+        "parts_at": apart.parts_at,
+        "largest": word_of(apart.largest),
+        "share": word_of(apart.share),
+        "at_step": apart.at_step,
+        "nonfinite": apart.nonfinite,
+        "nonfinite_at": apart.nonfinite_at,
+    }
+
+
+def _logged_as_json(logged: Logged) -> dict[str, Any]:
+    return {"name": logged.name, **_apart_as_json(logged)}
+
+
 def _layer_as_json(layer: Layer) -> dict[str, Any]:
     return {
         "about": tap_as_json(layer.numbers[0], layer.tap),
         "taps": list(layer.numbers),
-        "points": layer.points,
-        "parts_at": layer.parts_at,
-        "largest": word_of(layer.largest),
-        "share": word_of(layer.share),
-        "at_step": layer.at_step,
+        **_apart_as_json(layer),
         **{name: array_json(getattr(layer, name)) for name in ("first_step", "last_step", "difference")},
     }
 
@@ -232,6 +250,7 @@ def _differences_as_json(pairs: Pairs, found: Differences) -> dict[str, Any]:
         rows.append({**tap_as_json(numbers[0], pairs.taps[place]), "taps": group, "numbers": list(numbers)})
     one_only = np.isinf(found.share)
     state = (~np.isnan(found.share)).astype(np.uint8) + one_only
+    state[found.nonfinite & (found.share == 0)] = 3
     return {
         "rows": rows,
         "first_step": array_json(found.first_step),

@@ -189,27 +189,35 @@ SETTINGS: Final = {
     "waiting": [{"number": 1767225600000, "name": "settings", "changes": {"every": 10}}],
 }
 ACCEPTED: Final = {"run": "run-1", "number": 1767225600000, "look": "/api/v1/settings?run=run-1"}
+_APART: Final = {
+    "outcome": "different",
+    "points": 2,
+    "steps": 2,
+    "parts_at": 1,
+    "largest": 0.25,
+    "share": 0.5,
+    "at_step": 1,
+    "nonfinite": 0,
+    "nonfinite_at": None,
+}
 COMPARE: Final = {
     "runs": ["run-1", "run-2"],
     "kind": "output",
     "stat": "rms",
     "tolerance": 0.0,
+    "verdict": {
+        "outcome": "different",
+        "message": "The runs first differ at step 1, in layers.0 output. 1 of 1 layers differs in the 2 steps that "
+        "both runs captured. loss differs from step 1 on.",
+        "steps_compared": 2,
+        "steps_captured": [2, 2],
+        "steps_not_comparable": 0,
+    },
     "first": {"step": 1, "layer": TAP},
     "parted": 1,
     **_PAGE,
-    "layers": [
-        {
-            "about": TAP,
-            "taps": [0, 0],
-            "points": 2,
-            "parts_at": 1,
-            "largest": 0.25,
-            "share": 0.5,
-            "at_step": 1,
-            **_SPANS,
-            "difference": [0.0, 0.25],
-        }
-    ],
+    "layers": [{"about": TAP, "taps": [0, 0], **_APART, **_SPANS, "difference": [0.0, 0.25]}],
+    "logged": [{"name": "loss", **_APART}],
     "only_in": {"run-1": [], "run-2": [{**TAP, "number": 1, "module": "layers.1", "label": "layers.1 output"}]},
 }
 DIFFERENCES: Final = {

@@ -422,18 +422,46 @@ class Parting(Answer):
     layer: TapModel
 
 
-class ComparedLayer(Answer):
+class ApartModel(Answer):
+    """How far one thing that both runs have is apart."""
+
+    outcome: Literal["different", "not compared", "NaN in both", "no difference"]
+    points: int = Field(description="how many points were compared: steps, or older steps that were merged")
+    steps: int = Field(description="how many steps these points hold")
+    parts_at: int | None = Field(None, description="the first step with a difference larger than the tolerance")
+    largest: Number = Field(description="the largest magnitude of the differences; NaN if nothing was compared")
+    share: Number = Field(
+        description="the largest, as a share of the larger magnitude; Infinity if only one run has a finite value, "
+        "NaN if nothing was compared"
+    )
+    at_step: int | None = Field(None, description="the step of the largest share")
+    nonfinite: int = Field(description="points at which both runs hold NaN or infinities")
+    nonfinite_at: int | None = Field(None, description="the first step at which they do")
+
+
+class ComparedLogged(ApartModel):
+    """A value that both runs logged."""
+
+    name: str
+
+
+class VerdictModel(Answer):
+    """What follows from the comparison, and how much was compared."""
+
+    outcome: Literal["different", "no difference", "unknown"] = Field(
+        description="unknown if no step of a layer was captured by both runs and no logged value differs"
+    )
+    message: str = Field(description="the verdict in sentences")
+    steps_compared: int = Field(description="steps that both runs captured")
+    steps_captured: list[int] = Field(description="steps that each run captured")
+    steps_not_comparable: int = Field(description="the other steps from the first to the newest step of either run")
+
+
+class ComparedLayer(ApartModel):
     """One tap of both runs; item i of each list speaks of the steps first_step[i] to last_step[i], in both."""
 
     about: TapModel
     taps: list[int] = Field(description="its numbers in the two runs")
-    points: int = Field(description="how many points were compared")
-    parts_at: int | None = Field(
-        None, description="the first step in which the two are further apart than the tolerance"
-    )
-    largest: Number = Field(description="the largest magnitude of the differences")
-    share: Number = Field(description="the largest, as a share of the larger magnitude; infinite if one is not finite")
-    at_step: int | None = Field(None, description="the step of the largest share")
     first_step: list[int]
     last_step: list[int]
     difference: list[Number]
@@ -446,9 +474,11 @@ class CompareAnswer(Page):
     kind: str | None = None
     stat: str
     tolerance: float
-    first: Parting | None = None
-    parted: int = Field(description="how many layers part")
+    verdict: VerdictModel
+    first: Parting | None = Field(None, description="the earliest difference in a layer")
+    parted: int = Field(description="how many layers differ")
     layers: list[ComparedLayer]
+    logged: list[ComparedLogged] = Field(description="every value that both runs logged, such as the loss")
     only_in: dict[str, list[TapModel]] = Field(description="taps of one run only, at most 1,000 of each")
 
 
@@ -468,7 +498,9 @@ class DifferencesAnswer(Answer):
     first_step: list[int]
     last_step: list[int]
     worst: Matrix
-    state: list[list[int]] = Field(description="0 nothing in common, 1 compared, 2 finite in one run only")
+    state: list[list[int]] = Field(
+        description="0 not compared, 1 compared, 2 finite in one run only, 3 NaN or infinite in both and no difference"
+    )
 
 
 class RuleModel(Answer):

@@ -13,6 +13,7 @@ from hookcore.records import ModuleRecord
 from hookcore.store import Store
 from hookcore.store.names import matcher
 
+from ..facts import facts_as_json, facts_of
 from ..formats import array_json, plain
 from ..runs import Run
 from ..schemas import StrictJson, run_as_json, tap_as_json
@@ -119,6 +120,12 @@ def modules(run: PathRun, reply: GivenReply, match: Match = None, after: After =
         return {"run": run.id, **page, "modules": _tree_rows(run.store, shown)}
 
     return reply.json([version_of(run)], content)
+
+
+@router.get("/runs/{run}/facts", include_in_schema=False)  # of the pages alone: their find box asks it
+def module_facts(run: PathRun, reply: GivenReply) -> Response:
+    """What the find box can ask of each module."""
+    return reply.json([version_of(run)], lambda: {"modules": facts_as_json(facts_of(run))})
 
 
 def _tree_rows(store: Store, shown: Any) -> list[dict[str, Any]]:

@@ -1,7 +1,8 @@
-"""The page Compare: two runs, layer by layer, aligned by step, and where they part first."""
+"""The page Compare: two runs, layer by layer, aligned by step; where they first differ, and how much was compared."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, cast
 from urllib.parse import urlencode
@@ -14,14 +15,16 @@ from hookcore.errors import ArgumentError, PatternError
 from hookcore.records import KINDS, Tap
 from hookcore.store import STAT_NAMES, Store
 
-from ..comparison import Asked, Layer, Pairs, compare
-from ..find import Facts, parse
+from ..comparison import Asked, Layer
+from ..facts import finder_of
 from ..formats import plain
 from ..runs import Run, Runs
-from .frame import address_of, render
+from ..verdict import Verdict, compare_runs, parting_key, share_key
+from .frame import address_of, render, shortened
 
 MOST_LAYERS: Final = 200  # in the table
 MOST_ALONE: Final = 50
+LABEL_LETTERS: Final = 48
 LOSS: Final = "loss"
 
 router = APIRouter(include_in_schema=False)
@@ -64,7 +67,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Parting:
-    """Where two runs part first, and what they hold there."""
+    """The first difference in a layer, and what the two runs hold there."""
 
     layer: Layer
     step: int
@@ -98,13 +101,13 @@ def compare_page(
     f: Text = "",
     sort: Annotated[Literal["", "model", "step"], Query()] = "",
 ) -> HTMLResponse:
-    """Two runs; without a word of which, the two newest."""
+    """Two runs; if the address names none, the two newest of the same model."""
     runs: Runs = request.app.state.runs
     every = runs.all()
     one, two, missing = _chosen(runs, every, a, b)
     ids = (one.id if one else "", two.id if two else "")
     wanted = Wanted(*ids, kind or "output", stat or "rms", tolerance, rename, f, sort)
-    values: dict[str, Any] = {"every": every, "one": one, "two": two, "wanted": wanted, "missing": missing}
+    values: dict[str, Any] = {"every": labels_of(every), "one": one, "two": two, "wanted": wanted, "missing": missing}
     values |= {"problem": "", "result": None, "settings": [], "query": wanted.query, "layer_address": _layer_address}
     if one is not None and two is not None:
         values["settings"] = settings_of(one, two)
@@ -115,15 +118,48 @@ def compare_page(
     return render(request, "compare", **values)
 
 
+def labels_of(runs: list[Run]) -> list[tuple[str, str]]:
+    """Each run's id and what a list calls it: no two runs of a list have the same label."""
+    names = Counter(run.name or run.id for run in runs)
+    return [(run.id, _label_of(run, names[run.name or run.id] > 1)) for run in runs]
+
+
+def _label_of(run: Run, ambiguous: bool) -> str:
+    name = shortened(run.name or run.id, LABEL_LETTERS)
+    which = f" \u00b7 {run.id}" if ambiguous else ""
+    return f"{name}{which} ({run.state}, {run.store.steps().count:,} steps)"
+
+
 def _chosen(runs: Runs, every: list[Run], a: str, b: str) -> tuple[Run | None, Run | None, list[str]]:
-    """The two runs, and the names that mean none; what is not named is the newest other one."""
+    """The two runs, and the names that mean none. What is not named is the newest other run of the same model."""
     one, two = runs.get(a) if a else None, runs.get(b) if b else None
     missing = [name for name, run in ((a, one), (b, two)) if name and run is None]
-    if missing:
+    if missing or (one is not None and two is not None):
         return one, two, missing
-    one = one or next((run for run in every if run is not two), None)
-    two = two or next((run for run in every if run is not one), None)
-    return one, two, []
+    given = one or two
+    pair = _newest_pair(every) if given is None else (given, _like(given, every))
+    return (pair[0], pair[1], []) if two is None else (pair[1], pair[0], [])
+
+
+def _newest_pair(every: list[Run]) -> tuple[Run | None, Run | None]:
+    """The newest two runs of one model; if there are none, the newest two."""
+    newest: dict[frozenset[tuple[str, str]], Run] = {}
+    for run in every:
+        model = _model_of(run)
+        if model and model in newest:
+            return newest[model], run
+        newest[model] = run
+    return next(iter(every), None), next(iter(every[1:]), None)
+
+
+def _like(given: Run, every: list[Run]) -> Run | None:
+    """The newest other run of the same model, else the newest other run."""
+    others, model = [run for run in every if run is not given], _model_of(given)
+    return next((run for run in others if _model_of(run) == model), next(iter(others), None))
+
+
+def _model_of(run: Run) -> frozenset[tuple[str, str]]:
+    return frozenset((module.path, module.type) for module in run.store.modules())
 
 
 def _result(one: Run, two: Run, wanted: Wanted) -> dict[str, Any]:
@@ -132,38 +168,30 @@ def _result(one: Run, two: Run, wanted: Wanted) -> dict[str, Any]:
             f"there is no {wanted.stat[:40]!r} of {wanted.kind[:40]!r}: choose a stat and a kind from the lists"
         )
     asked = Asked(wanted.stat, wanted.kind, tolerance=wanted.share, rename=wanted.rename)
-    pairs = Pairs.of(one.store, two.store, asked)
-    layers = compare(one.store, two.store, pairs, asked, 0)
-    found = parse(wanted.f)
-    types = {module.path: module.type for module in one.store.modules()}
-    shown = [layer for layer in layers if found.test(Facts(layer.tap.module, types.get(layer.tap.module, "")))]
+    verdict = compare_runs(one.store, two.store, asked)
+    finder = finder_of(one, wanted.f)
+    shown = [layer for layer in verdict.layers if finder.fits(layer.tap.module)]
     return {
-        "pairs": pairs,
+        "verdict": verdict,
         "layers": _sorted(shown, wanted.sort)[:MOST_LAYERS],
         "fitting": len(shown),
-        "parted": sum(layer.parts_at is not None for layer in layers),
-        "points": max((layer.points for layer in layers), default=0),
-        "parting": parting_of(one.store, two.store, layers, asked.stat),
-        "alone": [(run, [*taps][:MOST_ALONE], len(taps)) for run, taps in zip((one, two), pairs.alone, strict=True)],
-        "types": types,
-        "find_problem": found.problem,
-        "has_loss": all(LOSS in run.store.scalar_names() for run in (one, two)),
+        "parting": parting_of(one.store, two.store, verdict, asked.stat),
+        "alone": [
+            (run, [*taps][:MOST_ALONE], len(taps)) for run, taps in zip((one, two), verdict.pairs.alone, strict=True)
+        ],
+        "types": {module.path: module.type for module in one.store.modules()},
+        "find_problem": finder.problem,
+        "has_loss": any(logged.name == LOSS for logged in verdict.logged),
     }
 
 
 def _sorted(layers: list[Layer], sort: str) -> list[Layer]:
-    if sort == "step":
-        return sorted(layers, key=_parting_key)
-    return layers if sort == "model" else sorted(layers, key=lambda layer: (-layer.share, *_parting_key(layer)))
+    return layers if sort == "model" else sorted(layers, key=parting_key if sort == "step" else share_key)
 
 
-def _parting_key(layer: Layer) -> tuple[bool, int, int]:
-    return layer.parts_at is None, layer.parts_at or 0, layer.numbers[0]
-
-
-def parting_of(one: Store, two: Store, layers: list[Layer], stat: str) -> Parting | None:
-    """The first step and layer in which two runs part, with both values."""
-    first = min(layers, key=_parting_key, default=None)
+def parting_of(one: Store, two: Store, verdict: Verdict, stat: str) -> Parting | None:
+    """The first step and layer in which two runs differ, with both values."""
+    first = verdict.parting
     if first is None or first.parts_at is None:
         return None
     step = first.parts_at

@@ -8,10 +8,10 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Query, Request
 from starlette.responses import HTMLResponse
 
-from hookcore.records import GRADIENT_KINDS, KINDS, Kind, ModuleRecord, Tap
+from hookcore.records import GRADIENT_KINDS, KINDS, Kind, Tap
 from hookcore.store import STAT_NAMES, Store, TapList, names
 
-from ..find import Facts, Found, parse
+from ..facts import Finder, finder_of
 from ..runs import Run
 from .frame import render, run_of
 
@@ -49,30 +49,22 @@ class Asked:
     grad: str
 
 
-def layers_at(store: Store, asked: Asked, found: Found) -> list[Layer]:
+def layers_at(store: Store, asked: Asked, finder: Finder) -> list[Layer]:
     """The layers with their numbers at a step (the newest one where none is given), from input to output."""
     every = store.taps()
     places = [place for place, tap in enumerate(every.taps) if tap.kind in (ACTIVATIONS, GRADIENTS)]
     wanted = TapList(every.numbers[places], tuple(every.taps[place] for place in places))
     latest = store.latest(last=asked.step, wanted=wanted)
     column = {ACTIVATIONS: STAT_NAMES.index(asked.act), GRADIENTS: STAT_NAMES.index(asked.grad)}
-    modules = {module.path: module for module in store.modules()}
+    types = {module.path: module.type for module in store.modules()}
     layers: dict[tuple[str, str, int, str], Layer] = {}
     for tap, step, values in zip(latest.taps, latest.steps, latest.values, strict=True):
         key = tap.module, tap.index, tap.call, tap.phase
-        module = modules.get(tap.module)
-        layer = layers.setdefault(key, Layer(tap, module.type if module else "", int(step), None, None, False))
+        layer = layers.setdefault(key, Layer(tap, types.get(tap.module, ""), int(step), None, None, False))
         value: dict[str, Any] = {NAMED[tap.kind]: float(values[column[tap.kind]])}
         bad = layer.nonfinite or bool(values[NONFINITE])
         layers[key] = replace(layer, **value, step=max(layer.step, int(step)), nonfinite=bad)
-    return [layer for layer in layers.values() if asked.type in ("", layer.type) and _fits(layer, modules, found)]
-
-
-def _fits(layer: Layer, modules: dict[str, ModuleRecord], found: Found) -> bool:
-    path = layer.tap.module
-    module = modules.get(path, ModuleRecord(path, "", None))
-    facts = Facts(path, module.type, module.aliases, module.parameters, module.trainable, True, layer.nonfinite)
-    return found.test(facts)
+    return [layer for layer in layers.values() if asked.type in ("", layer.type) and finder.fits(layer.tap.module)]
 
 
 def why_empty(run: Run, kind: str) -> str:
@@ -116,8 +108,8 @@ def flow_page(
     held = int(step) if step.isdecimal() else None
     stats = _stat_of(stat, "norm"), _stat_of(act, "rms"), _stat_of(grad, "norm")
     asked = Asked(held, f, type, kind or GRADIENTS, *stats)
-    found = parse(f)
-    layers = layers_at(run.store, asked, found)
+    finder = finder_of(run, f)
+    layers = layers_at(run.store, asked, finder)
     first = row - row % ROWS
     known = {tap.kind for tap in run.store.taps().taps}
     return render(
@@ -125,7 +117,7 @@ def flow_page(
         "flow",
         run=run,
         asked=asked,
-        problem=found.problem,
+        problem=finder.problem,
         layers=layers[first : first + ROWS],
         rows_first=first,
         rows_total=len(layers),

@@ -97,6 +97,14 @@ def basename(path: str) -> str:
     return path.replace("\\", "/").rpartition("/")[2]
 
 
+def shortened(text: str, letters: int) -> str:
+    """A long text without its middle: what tells names apart mostly stands at their ends."""
+    if len(text) <= letters:
+        return text
+    head = (letters - 1) // 2
+    return f"{text[:head]}\u2026{text[len(text) - (letters - 1 - head) :]}"
+
+
 def code(text: str) -> Markup:
     """A text in which `what stands between backticks` is shown as code."""
     # split gives text and code in turn; Markup.format escapes what it is given

@@ -8,10 +8,10 @@ from typing import Annotated, Final
 from fastapi import APIRouter, Query, Request
 from starlette.responses import HTMLResponse
 
-from hookcore.records import KINDS, Kind, ModuleRecord, Tap
-from hookcore.store import Store
+from hookcore.records import KINDS, Kind, Tap
 
-from ..find import Facts, parse
+from ..facts import finder_of
+from ..runs import Run
 from .frame import render, run_of
 
 MAX_TILES: Final = 200  # that are there before the page's script is
@@ -44,37 +44,26 @@ class Tile:
     nonfinite: int
 
 
-def tiles_of(store: Store, kind: Kind, text: str) -> tuple[list[Tile], str]:
+def tiles_of(run: Run, kind: Kind, text: str) -> tuple[list[Tile], str]:
     """The layers that fit what is in the find box, in the order of the model, and what is wrong with that text."""
-    found = parse(text)
-    modules = {module.path: module for module in store.modules()}
-    order = {path: place for place, path in enumerate(modules)}
-    latest = store.latest(kind)
+    finder = finder_of(run, text)
+    types = {module.path: module.type for module in run.store.modules()}
+    order = {path: place for place, path in enumerate(types)}
+    latest = run.store.latest(kind)
     column = {name: place for place, name in enumerate(latest.stats)}
     bad = column["nonfinite"]
     tiles = [
         Tile(
             tap,
-            _type_of(modules, tap),
+            types.get(tap.module, ""),
             int(step),
             {name: float(values[column[name]]) for name in SHOWN},
             int(values[bad]),
         )
         for tap, step, values in zip(latest.taps, latest.steps, latest.values, strict=True)
-        if found.test(_facts_of(modules, tap, bool(values[bad])))
+        if finder.fits(tap.module)
     ]
-    return sorted(tiles, key=lambda tile: order.get(tile.tap.module, len(order))), found.problem
-
-
-def _type_of(modules: dict[str, ModuleRecord], tap: Tap) -> str:
-    return modules[tap.module].type if tap.module in modules else ""
-
-
-def _facts_of(modules: dict[str, ModuleRecord], tap: Tap, bad: bool) -> Facts:
-    module = modules.get(tap.module)
-    if module is None:
-        return Facts(tap.module, nan=bad)
-    return Facts(module.path, module.type, module.aliases, module.parameters, module.trainable, True, bad)
+    return sorted(tiles, key=lambda tile: order.get(tile.tap.module, len(order))), finder.problem
 
 
 @router.get("/runs/{run_id}/histograms", response_class=HTMLResponse)
@@ -90,7 +79,7 @@ def histograms_page(
     choices = {"sort": SORTS, "range": RANGES, "size": SIZES, "view": VIEWS}
     asked = {name: given.get(name, "") if given.get(name) in of else next(iter(of)) for name, of in choices.items()}
     chosen = next((each for each in KINDS if each == kind), KINDS[0])
-    tiles, problem = tiles_of(run.store, chosen, f)
+    tiles, problem = tiles_of(run, chosen, f)
     return render(
         request,
         "histograms",

@@ -13,9 +13,10 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import HTMLResponse
 
 from hookcore.config import SETTINGS
-from hookcore.records import Coverage, HookRecord, Kind, ModuleRecord
+from hookcore.records import Coverage, HookRecord, Kind
 from hookcore.store import Store
 
+from ..facts import facts_of
 from ..find import Facts, parse
 from ..runs import Run
 from .frame import render, run_of
@@ -119,20 +120,11 @@ def rows_of(run: Run) -> list[Row]:
     coverage = {each.path: each for each in store.coverage()}
     calls, values = _counts(store)
     foreign = Counter(_module_of(each, coverage) for each in store.hooks() if not each.ours and each.scope in ON_MODEL)
-    found = run.attention.findings()
-    bad = {rule: {each.module for each in found if each.rule == rule} for rule in ("nonfinite", "dead")}
     rows = []
-    for module in store.modules():
-        covered = coverage.get(module.path, Coverage(module.path, module.type, False, (), "nothing was told of it"))
-        facts = _facts(module, covered, module.path in bad["nonfinite"], module.path in bad["dead"])
-        counted = calls[module.path], values[module.path], foreign[module.path]
-        rows.append(Row(facts, covered.kinds, covered.reason, *counted))
+    for path, facts in facts_of(run).items():
+        covered = coverage.get(path, Coverage(path, facts.type, False, (), "not reported"))
+        rows.append(Row(facts, covered.kinds, covered.reason, calls[path], values[path], foreign[path]))
     return rows
-
-
-def _facts(module: ModuleRecord, covered: Coverage, nan: bool, dead: bool) -> Facts:
-    known = module.path, module.type, module.aliases, module.parameters, module.trainable
-    return Facts(*known, covered.captured, nan, dead)
 
 
 def _counts(store: Store) -> tuple[Counter[str], Counter[str]]:

@@ -8,10 +8,7 @@ from typing import Annotated, Any, Final, Literal
 from fastapi import APIRouter, Query, Request
 from starlette.responses import HTMLResponse
 
-from hookcore.records import Coverage, ModuleRecord
-from hookcore.store import Store
-
-from ..find import Facts, parse
+from ..facts import finder_of
 from ..runs import Run
 from .eventlines import SIGNS
 from .frame import address_of, render, run_of
@@ -42,11 +39,11 @@ def layer_page(
     """One module. Of a form its empty fields come too: they ask for nothing."""
     run = run_of(request, run_id)
     if module is None:
-        return render(request, "layer", run=run, layer=None, **_choice(run.store, f))
+        return render(request, "layer", run=run, layer=None, **_choice(run, f))
     layer = layer_of(run.store, module)
     if layer is None:
         unknown = {"unknown": module, "near": near(run.store, module)}
-        answer = render(request, "layer", run=run, layer=None, **(_choice(run.store, "") | unknown))
+        answer = render(request, "layer", run=run, layer=None, **(_choice(run, "") | unknown))
         answer.status_code = 404
         return answer
     values: dict[str, Any] = {"layer": layer, "parts": part or PARTS, "to": _way(request, run), "held": step}
@@ -92,16 +89,11 @@ _MAKERS: Final[dict[Part, Callable[[Run, Layer, int | None], dict[str, Any]]]] =
 }
 
 
-def _choice(store: Store, f: str) -> dict[str, Any]:
+def _choice(run: Run, f: str) -> dict[str, Any]:
     """The modules to choose from, those that fit."""
-    found, modules = parse(f), store.modules()
-    captured = {each.path: each for each in store.coverage()}
-    fitting = [each for each in modules if found.test(_facts_of(each, captured.get(each.path)))]
+    finder, modules = finder_of(run, f), run.store.modules()
+    captured = {each.path: each for each in run.store.coverage()}
+    fitting = [each for each in modules if finder.fits(each.path)]
     rows = [(each, captured.get(each.path)) for each in fitting[:ROWS]]
-    common: dict[str, Any] = {"unknown": None, "near": [], "asked": f, "problem": found.problem}
+    common: dict[str, Any] = {"unknown": None, "near": [], "asked": f, "problem": finder.problem}
     return {**common, "rows": rows, "fitting": len(fitting), "many": len(modules)}
-
-
-def _facts_of(module: ModuleRecord, coverage: Coverage | None) -> Facts:
-    known = module.path, module.type, module.aliases, module.parameters, module.trainable
-    return Facts(*known, None if coverage is None else coverage.captured)

@@ -13,7 +13,8 @@ from hookcore.store import Store
 from hookcore.store.names import label_of
 
 from ..api.snapshots import MAX_VALUES, numbered
-from ..find import Facts, parse
+from ..facts import finder_of
+from ..runs import Run
 from ..tiles import statistics_of
 from .frame import render, run_of
 from .histograms import KIND_LABELS
@@ -35,16 +36,10 @@ class Shown:
     statistics: dict[str, float]
 
 
-def kept_of(store: Store, text: str) -> list[tuple[int, Snapshot]]:
+def kept_of(run: Run, text: str) -> list[tuple[int, Snapshot]]:
     """The snapshots whose module fits what is in the find box, the newest first."""
-    found = parse(text)
-    modules = {module.path: module for module in store.modules()}
-
-    def fits(path: str) -> bool:
-        module = modules.get(path)
-        return found.test(Facts(path) if module is None else Facts(path, module.type, module.aliases))
-
-    return [(number, each) for number, each in reversed(numbered(store)) if fits(each.tap.module)]
+    finder = finder_of(run, text)
+    return [(number, each) for number, each in reversed(numbered(run.store)) if finder.fits(each.tap.module)]
 
 
 def shown_of(store: Store, number: int | None) -> Shown | None:
@@ -67,7 +62,7 @@ def tensors_page(
 ) -> HTMLResponse:
     """What was kept, and one of them. A number that is none is as if it were not said."""
     run = run_of(request, run_id)
-    kept = kept_of(run.store, f)
+    kept = kept_of(run, f)
     number = int(snapshot) if snapshot.isascii() and snapshot.isdigit() and len(snapshot) < 20 else None
     query = request.query_params
     return render(

@@ -6,6 +6,7 @@ import io
 import os
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -15,6 +16,7 @@ from hookcore import dashboard
 from hookcore.client.exchange import Exchange
 from hookcore.client.replies import (
     Accepted,
+    ApartReply,
     CompareReply,
     DifferencesReply,
     EventsReply,
@@ -253,7 +255,9 @@ class Client:
         sort: Literal["model", "share", "step"] = "model",
         rename: str | None = None,
     ) -> CompareReply:
-        """Two runs layer by layer, and where they part first; `tolerance` is a share of the larger magnitude.
+        """Compare two runs layer by layer, and by the values that both logged.
+
+        `tolerance` is a share of the larger magnitude: differences up to it don't count.
 
         `rename` is "expression -> replacement" for the modules of the second run.
         """
@@ -526,29 +530,35 @@ def _entry_of(said: dict[str, Any]) -> SnapshotEntry:
 def _comparison_of(said: dict[str, Any]) -> CompareReply:
     layers = tuple(
         LayerReply(
-            tap_of(each["about"]),
-            (each["taps"][0], each["taps"][1]),
-            each["points"],
-            each["parts_at"],
-            number_of(each["largest"]),
-            number_of(each["share"]),
-            each["at_step"],
-            steps_of(each["first_step"]),
-            steps_of(each["last_step"]),
-            floats_of(each["difference"]),
+            **_apart_of(each),
+            tap=tap_of(each["about"]),
+            numbers=(each["taps"][0], each["taps"][1]),
+            first_step=steps_of(each["first_step"]),
+            last_step=steps_of(each["last_step"]),
+            difference=floats_of(each["difference"]),
         )
         for each in said["layers"]
     )
-    first = said["first"]
+    first, verdict = said["first"], said["verdict"]
     return CompareReply(
         (said["runs"][0], said["runs"][1]),
         said["stat"],
         said["tolerance"],
+        verdict["outcome"],
+        verdict["message"],
+        verdict["steps_compared"],
+        verdict["steps_not_comparable"],
         None if first is None else (first["step"], tap_of(first["layer"])),
         said["parted"],
         layers,
+        {each["name"]: ApartReply(**_apart_of(each)) for each in said["logged"]},
         {run: tuple(tap_of(tap) for tap in taps) for run, taps in said["only_in"].items()},
     )
+
+
+def _apart_of(said: dict[str, Any]) -> dict[str, Any]:
+    found = {each.name: said[each.name] for each in fields(ApartReply)}
+    return {**found, "largest": number_of(said["largest"]), "share": number_of(said["share"])}
 
 
 def _asked_of_two(

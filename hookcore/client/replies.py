@@ -6,7 +6,7 @@ import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from importlib import import_module
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -353,17 +353,27 @@ class Accepted:
     look: str
 
 
-@dataclass(frozen=True, slots=True)
-class LayerReply(Framed):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApartReply:
+    """How far one thing that both runs have is apart: a layer, or a logged value."""
+
+    outcome: Literal["different", "not compared", "NaN in both", "no difference"]
+    points: int  # compared: steps, or older steps that were merged
+    steps: int  # in these points
+    parts_at: int | None  # the first step with a difference larger than the tolerance
+    largest: float  # magnitude of the differences; NaN if nothing was compared
+    share: float  # the largest, as a share of the larger magnitude; NaN if nothing was compared
+    at_step: int | None
+    nonfinite: int  # points at which both runs hold NaN or infinities
+    nonfinite_at: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerReply(ApartReply, Framed):
     """One tap of two runs; `difference` is the second run's value less the first one's."""
 
     tap: Tap
     numbers: tuple[int, int]
-    points: int
-    parts_at: int | None
-    largest: float
-    share: float
-    at_step: int | None
     first_step: Steps
     last_step: Steps
     difference: Floats
@@ -377,7 +387,7 @@ class LayerReply(Framed):
 class DifferencesReply(Framed):
     """By which share of the larger magnitude two runs are apart, the most of each cell [row, column].
 
-    `state` is 0 where they have nothing in common, 1 where they were compared, 2 where one only is finite.
+    `state` is 0 if nothing was compared, 1 if it was, 2 if only one is finite, 3 if both hold NaN or infinities.
     """
 
     runs: tuple[str, str]
@@ -412,14 +422,22 @@ class DifferencesReply(Framed):
 
 @dataclass(frozen=True, slots=True)
 class CompareReply:
-    """Two runs layer by layer; `first` is the step and the tap where they part first, None where they do not."""
+    """Two runs layer by layer. `outcome` is "unknown" if nothing could be compared; `message` says what was.
+
+    `first` is the earliest step with a difference in a layer, and its tap; None if no layer differs.
+    """
 
     runs: tuple[str, str]
     stat: str
     tolerance: float
+    outcome: Literal["different", "no difference", "unknown"]
+    message: str
+    steps_compared: int
+    steps_not_comparable: int
     first: tuple[int, Tap] | None
     parted: int
     layers: tuple[LayerReply, ...]
+    logged: dict[str, ApartReply]  # by name: every value that both runs logged
     only_in: dict[str, tuple[Tap, ...]]
 
 

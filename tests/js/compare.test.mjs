@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 import { bitsOf } from "../../app/static/js/compare/bits.js";
-import { MISSING, NAN } from "../../app/static/js/worst.js";
+import { INFINITE, MISSING, NAN } from "../../app/static/js/worst.js";
 
 test("cells become columns, and what is no number is told apart from what is not there", () => {
   const bits = bitsOf([[0.5, "NaN", 0], ["NaN", "NaN", 2]], [[1, 2, 1], [0, 2, 1]]);
@@ -10,6 +10,10 @@ test("cells become columns, and what is no number is told apart from what is not
   assert.equal(bits[1], MISSING);
   assert.deepEqual([...bits.slice(2, 4)], [NAN, NAN]);
   assert.deepEqual([...values.slice(4)], [0, 2]);
+});
+
+test("NaN in both runs is neither equal nor a difference", () => {
+  assert.deepEqual([...bitsOf([[0, 0]], [[3, 1]])], [INFINITE, 0]);
 });
 
 test("nothing is nothing", () => {

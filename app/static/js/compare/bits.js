@@ -1,8 +1,9 @@
 // @ts-check
 /** An answer of /compare/heatmap as the columns of a heatmap. Pure. */
-import { MISSING, NAN } from "../worst.js";
+import { INFINITE, MISSING, NAN } from "../worst.js";
 
-/** The bits of float32, column by column: of what both runs lack, and of what is finite in one only, those that mean it.
+/** The bits of float32, column by column. Three states are no numbers: not compared, finite in one run only (NaN), and
+ * NaN or infinite in both (infinity).
  * @param {(number | string)[][]} worst [row][column] @param {number[][]} state the same @returns {Uint32Array} */
 export function bitsOf(worst, state) {
   const [n, k] = [worst.length, worst[0]?.length ?? 0];
@@ -12,7 +13,7 @@ export function bitsOf(worst, state) {
     for (let column = 0; column < k; column += 1) {
       const place = column * n + row;
       if (state[row][column] === 1) values[place] = Number(worst[row][column]);
-      else bits[place] = state[row][column] === 2 ? NAN : MISSING;
+      else bits[place] = [MISSING, 0, NAN, INFINITE][state[row][column]];
     }
   }
   return bits;

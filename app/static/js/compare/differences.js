@@ -1,7 +1,7 @@
 // @ts-check
 /** How far two runs are apart, layer by step, as a heatmap. */
 import { get } from "../api.js";
-import { EVERYTHING, parse } from "../find.js";
+import { Finder } from "../finder.js";
 import { Heat } from "../heat.js";
 import { bitsOf } from "./bits.js";
 
@@ -9,8 +9,6 @@ const COLUMNS = 300;
 const ROWS = 2000;
 
 export class Differences {
-  found = EVERYTHING;
-
   /** @param {import("../page.js").Page} page @param {HTMLElement} figure @param {() => Record<string, any>} asked @param {(module: string) => void} onPick */
   constructor(page, figure, asked, onPick) {
     this.page = page;
@@ -18,7 +16,7 @@ export class Differences {
     this.said = /** @type {HTMLElement} */ (figure.querySelector("#differences-said"));
     const query = () => ({ path: "compare/heatmap", query: { ...asked(), columns: COLUMNS, rows: ROWS } });
     this.heat = new Heat(page, figure, { title: "Difference by layer and step", kind: "", stat: "relative difference", onPick: (row) => onPick(row.module), query });
-    page.state.on("f", () => this.arrange());
+    this.finder = new Finder(page, () => this.arrange(), page.state.get("a") || null);
   }
 
   async load() {
@@ -34,11 +32,10 @@ export class Differences {
 
   /** Which rows are found. */
   arrange() {
-    this.found = parse(this.page.state.get("f"), this.found);
     const { rows } = this.heat;
-    const shown = [...rows.keys()].filter((row) => this.found.test({ path: rows[row].module, type: rows[row].type }));
+    const shown = [...rows.keys()].filter((row) => this.finder.fits(rows[row].module));
     this.heat.setOrder(shown);
-    this.said.textContent = this.found.problem || (shown.length < rows.length ? `${shown.length.toLocaleString("en")} of ${rows.length.toLocaleString("en")} rows` : "");
+    this.said.textContent = this.finder.problem || (shown.length < rows.length ? `${shown.length.toLocaleString("en")} of ${rows.length.toLocaleString("en")} rows` : "");
     this.heat.draw();
   }
 }

@@ -10,7 +10,7 @@ const MOST_ROWS = "fit:10000"; // one row a layer: what is sorted and found has 
 const SORTED_MS = 1000; // rows that move more often cannot be read
 
 /** @typedef {import("../heat/rows.js").Row} Row */
-/** @typedef {(layer: {module: string, type?: string, nan?: boolean}) => boolean} Fits */
+/** @typedef {(layer: {module: string, type?: string}) => boolean} Fits */
 
 export class OverTime {
   /** @type {any} */
@@ -73,7 +73,7 @@ export class OverTime {
     const { rows, columns } = heat;
     const at = columns ? onsets(columns) : [];
     this.bad = new Set(rows.filter((_, row) => Number.isFinite(at[row])).map((row) => row.module));
-    const shown = [...rows.keys()].filter((row) => this.options.fits({ ...rows[row], nan: this.bad.has(rows[row].module) }));
+    const shown = [...rows.keys()].filter((row) => this.options.fits(rows[row]));
     const wanted = page.state.get("sort");
     const pins = new Set(page.state.get("pin").split(",").filter(Boolean));
     const pinned = [...rows.keys()].filter((row) => pins.has(rows[row].module));

@@ -3,6 +3,7 @@
 import { get } from "../api.js";
 import { Card } from "../card.js";
 import { h } from "../dom.js";
+import { modulesOf } from "../finder.js";
 import { count } from "../format.js";
 import { Tree } from "../tree.js";
 import { nodesOf } from "../treeRows.js";
@@ -12,12 +13,12 @@ import { patternsOf, switched } from "./switch.js";
 const A_PAGE = 2000;
 const ON_MODEL = new Set(["module", "parameter"]);
 
-/** @typedef {{path: string, type: string, parent: string | null, captured: boolean, kinds: string[], reason: string, calls: number,
+/** @typedef {{path: string, type: string, parent: string | null, captured?: boolean, kinds: string[], reason: string, calls: number,
  *   values: number, hooks: number, nan: boolean, dead: boolean, parameters: number, trainable: number, aliases: string[]}} Seen */
 
 /** @param {string} run @returns {Promise<Seen[]>} */
 export async function load(run) {
-  const [modules, { hooks }, { findings }] = await Promise.all([allModules(run), get("hooks", { run, limit: 10_000 }), get("attention", { run })]);
+  const [modules, { hooks }, said] = await Promise.all([allModules(run), get("hooks", { run, limit: 10_000 }), get(`runs/${encodeURIComponent(run)}/facts`)]);
   const paths = new Set(modules.map(({ path }) => path));
   /** @type {Map<string, number>} */
   const foreign = new Map();
@@ -26,9 +27,8 @@ export async function load(run) {
     const path = paths.has(owner) ? owner : owner.replace(/\.?[^.]*$/, "");
     foreign.set(path, (foreign.get(path) ?? 0) + 1);
   }
-  const bad = (/** @type {string} */ rule) => new Set(findings.filter((/** @type {any} */ each) => each.rule === rule).map((/** @type {any} */ each) => each.tap.module));
-  const [nan, dead] = [bad("nonfinite"), bad("dead")];
-  return modules.map((module) => ({ ...seen(module), hooks: foreign.get(module.path) ?? 0, nan: nan.has(module.path), dead: dead.has(module.path) }));
+  const facts = modulesOf(said.modules);
+  return modules.map((module) => ({ ...seen(module), ...facts.get(module.path), hooks: foreign.get(module.path) ?? 0 }));
 }
 
 /** @param {string} run @returns {Promise<any[]>} */
@@ -49,7 +49,7 @@ function seen({ path, type, parent, coverage, taps, parameters, trainable, alias
     if (tap.kind === "output") calls = Math.max(calls, tap.call + 1);
     values += typeof tap.values === "number" ? tap.values : 0;
   }
-  return { path, type, parent, parameters, trainable, aliases, captured: coverage?.captured ?? false, kinds: coverage?.kinds ?? [], reason: coverage?.reason ?? "", calls, values };
+  return { path, type, parent, parameters, trainable, aliases, captured: coverage?.captured, kinds: coverage?.kinds ?? [], reason: coverage?.reason ?? "", calls, values };
 }
 
 /** @param {import("../page.js").Page} page @param {HTMLElement} figure @param {import("./capture.js").Capture | null} capture */

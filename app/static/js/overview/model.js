@@ -1,7 +1,7 @@
 // @ts-check
 /** The whole model in one picture: layers by steps, any kind and stat. */
 import { byId } from "../dom.js";
-import { parse } from "../find.js";
+import { Finder } from "../finder.js";
 import { Heat } from "../heat.js";
 import { Feed } from "../heat/feed.js";
 
@@ -17,7 +17,7 @@ export class ModelPicture {
     this.usual = element.dataset.kind ?? "";
     this.empty = byId("model-empty");
     this.plot = /** @type {HTMLElement} */ (element.querySelector(".plot"));
-    this.found = parse(page.state.get("f"));
+    this.finder = new Finder(page, () => this.#choose());
     /** Kept when the first numbers are drawn. @type {Promise<void>} */
     this.drawn = new Promise((keep) => document.addEventListener("hookcore:drawn", () => keep(), { once: true }));
     const query = () => {
@@ -27,11 +27,7 @@ export class ModelPicture {
     this.heat = new Heat(page, element, { title: "All layers", kind: this.kind, stat: this.stat, query, onPick: (row, step) => this.#open(row, step) });
     this.feed = new Feed(page, this.heat, () => this.#wish(), { rows: (said) => this.#name(said) });
     for (const name of ["kind", "stat"]) page.state.on(name, () => this.#change());
-    page.state.on("f", (text) => {
-      this.found = parse(text, this.found);
-      this.feed.renew();
-      this.#choose();
-    });
+    page.state.on("f", () => this.feed.renew());
   }
 
   get kind() {
@@ -61,9 +57,9 @@ export class ModelPicture {
 
   /** Those rows that are looked for; words where there are none. */
   #choose() {
-    const rows = [...this.#rows.keys()].filter((row) => this.found.test({ path: this.#rows[row].module, type: this.#rows[row].type }));
+    const rows = [...this.#rows.keys()].filter((row) => this.finder.fits(this.#rows[row].module));
     this.heat.setOrder(rows);
-    const words = rows.length ? "" : this.#rows.length ? `Nothing found: ${this.#rows.length.toLocaleString("en")} layers are hidden.` : whyNone(this.kind);
+    const words = rows.length || !this.finder.ready ? "" : this.#rows.length ? `Nothing found: ${this.#rows.length.toLocaleString("en")} layers are hidden.` : whyNone(this.kind);
     this.empty.hidden = !words;
     this.plot.hidden = Boolean(words);
     if (this.empty.textContent !== words) this.empty.textContent = words;

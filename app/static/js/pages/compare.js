@@ -28,15 +28,16 @@ function startPictures() {
   const sides = [{ id: held.a ?? "", name: held.aName ?? "A" }, { id: held.b ?? "", name: held.bName ?? "B" }];
   page.follow.saw(last);
   const pick = (/** @type {string} */ module) => state.set({ module });
-  const differences = new Differences(page, byId("differences"), asked, pick);
-  const overlay = new Overlay(page, byId("layer-lines"), sides, asked);
+  const [figure, lines] = ["differences", "layer-lines"].map((id) => document.getElementById(id));
+  const differences = figure && new Differences(page, figure, asked, pick);
+  const overlay = lines && new Overlay(page, lines, sides, asked);
   const showLoss = makeLoss(page, document.getElementById("loss-lines"), sides);
   const showLayer = () => {
     for (const row of /** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll("#layers tbody tr"))) row.classList.toggle("picked", row.dataset.module === state.get("module"));
-    void overlay.show(state.get("module"));
+    void overlay?.show(state.get("module"));
   };
   const all = () => {
-    void differences.load();
+    void differences?.load();
     void showLoss();
     showLayer();
   };
@@ -52,4 +53,4 @@ function startPictures() {
 }
 
 reveal(document);
-if (document.getElementById("differences")) startPictures();
+if (held.a) startPictures();

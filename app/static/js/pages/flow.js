@@ -1,7 +1,7 @@
 // @ts-check
 /** Gradient flow: one step from input to output, and every layer over the steps. */
 import { byId } from "../dom.js";
-import { EVERYTHING, parse } from "../find.js";
+import { Finder } from "../finder.js";
 import { count } from "../format.js";
 import { Heat } from "../heat.js";
 import { Feed } from "../heat/feed.js";
@@ -14,11 +14,10 @@ import { open } from "../page.js";
 const page = open({ kind: "output_grad", stat: "norm", act: "rms", grad: "norm", type: "", sort: "auto", rows: "fit", y: "log", relative: "0", module: "", pin: "" });
 const { state } = page;
 
-/** @type {import("../find.js").Found} */
-let found = EVERYTHING;
+const finder = new Finder(page, () => filter());
 
-/** @param {{module: string, type?: string, nan?: boolean}} layer */
-const fits = ({ module, type = "", nan }) => found.test({ path: module, type, nan }) && ["", type].includes(state.get("type"));
+/** @param {{module: string, type?: string}} layer */
+const fits = ({ module, type = "" }) => finder.fits(module) && ["", type].includes(state.get("type"));
 
 /** Why there is nothing of a kind. @param {string} kind */
 function whyNone(kind) {
@@ -40,7 +39,7 @@ const overTime = new OverTime(page, {
 const line = new PickedLine(page, overTime.heat);
 
 const profile = new Profile(page, byId("profile"), {
-  fits: (layer) => fits({ ...layer, nan: overTime.bad.has(layer.module) }),
+  fits,
   onPick: (layer) => pick(layer.module),
   onLayers: () => sayCount(),
 });
@@ -61,25 +60,23 @@ function showRatio() {
 
 function sayCount() {
   const { shown, layers } = profile;
-  const words = found.problem || (shown.length === layers.length ? `${count(layers.length)} layers` : `${count(shown.length)} of ${count(layers.length)} layers`);
+  const words = finder.problem || (shown.length === layers.length ? `${count(layers.length)} layers` : `${count(shown.length)} of ${count(layers.length)} layers`);
   const element = byId("flow-count");
   if (element.textContent !== words) element.textContent = words;
-  element.classList.toggle("error", Boolean(found.problem));
+  element.classList.toggle("error", Boolean(finder.problem));
   const empty = byId("profile-empty");
   empty.hidden = layers.length > 0 || !profile.values.every(({ known }) => known);
   empty.textContent = empty.hidden ? "" : page.follow.newest === null ? whyNone("output") : "Neither outputs nor their gradients are captured: Hooks says which kinds are.";
   profile.plot.hidden = !empty.hidden;
 }
 
-/** What is looked for is something else. */
+/** Other layers are found. */
 function filter() {
-  found = parse(state.get("f"), found);
   profile.filter();
   overTime.choose();
   showRatio();
 }
 
-state.on("f", filter);
 state.on("type", filter);
 state.on("module", () => {
   overTime.heat.draw();

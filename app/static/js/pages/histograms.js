@@ -2,7 +2,7 @@
 /** The page Histograms: which layers, in which order, and how they are shown. */
 import { Card } from "../card.js";
 import { byId, h } from "../dom.js";
-import { parse } from "../find.js";
+import { Finder } from "../finder.js";
 import { count } from "../format.js";
 import { pngOf } from "../hist/export.js";
 import { addDrift, layersOf, modulesOf } from "../hist/layers.js";
@@ -22,7 +22,7 @@ const wall = new Wall(page, byId("wall"));
 let layers = [];
 /** @type {Map<string, any>} */
 let modules = new Map();
-let found = parse(state.get("f"));
+const finder = new Finder(page, () => say(arrange)());
 
 const title = () => `${byId("wall-form").elements.namedItem("kind").selectedOptions[0].textContent} of each layer`;
 const card = new Card(page, byId("wall-card"), {
@@ -38,14 +38,13 @@ const WORDS = /** @type {Record<string, string>} */ ({ ridges: "brighter is newe
 
 /** Which layers fit the find box, in the order that is wanted. */
 async function arrange() {
-  found = parse(state.get("f"), found);
-  const fits = layers.filter((layer) => found.test({ path: layer.module, nan: layer.bad > 0, dead: layer.zero === 1, captured: true, ...modules.get(layer.module) }));
+  const fits = layers.filter((layer) => finder.fits(layer.module));
   if (state.get("sort") === "drift") await addDrift(/** @type {string} */ (page.run), state.get("kind"), follow.span, fits);
   const problem = byId("problem");
-  problem.hidden = !found.problem;
-  problem.textContent = found.problem;
+  problem.hidden = !finder.problem;
+  problem.textContent = finder.problem;
   byId("total").textContent = fits.length === layers.length ? `${count(layers.length)} layers` : `${count(fits.length)} of ${count(layers.length)} layers`;
-  byId("wall-empty").hidden = fits.length > 0;
+  byId("wall-empty").hidden = fits.length > 0 || !finder.ready;
   byId("empty-words").replaceChildren(...whyEmpty());
   byId("wall-title").textContent = title().replace(/^./, (letter) => letter.toUpperCase());
   byId("legend").replaceChildren(state.get("view") === "map" ? legend : h("span", { class: "quiet small" }, WORDS[state.get("view")] ?? ""));
@@ -79,8 +78,7 @@ async function load() {
 const say = (work) => () => work().catch((error) => toast(`The histograms did not come: ${error.message}`, { kind: "error" }));
 
 state.on("kind", say(load));
-for (const name of ["f", "sort"]) state.on(name, say(arrange));
-for (const name of ["size", "view"]) state.on(name, say(arrange));
+for (const name of ["sort", "size", "view"]) state.on(name, say(arrange));
 state.on("range", () => {
   wall.forget();
   wall.soon(true);

@@ -2,6 +2,7 @@
 /** The page Tensors: what is kept, a look at it, a request for more, and attention over all layers. */
 import { get } from "../api.js";
 import { byId, h } from "../dom.js";
+import { Finder } from "../finder.js";
 import { open } from "../page.js";
 import { Asking } from "../tensors/ask.js";
 import { showList, snapshotsOf } from "../tensors/list.js";
@@ -20,20 +21,21 @@ const viewer = new Viewer(page);
 const rolled = new Rolled(page);
 /** @type {any[]} */
 let kept = [];
+const finder = new Finder(page, () => showList(page, kept, finder));
 
 /** The snapshots of now; what is shown of them follows. */
 async function load() {
   const before = kept.map((each) => each.number).join();
   kept = await snapshotsOf(run);
   if (before !== kept.map((each) => each.number).join()) {
-    showList(page, kept);
+    showList(page, kept, finder);
     if (kept.length) await rolled.look();
   }
   return kept;
 }
 
 async function show() {
-  showList(page, kept);
+  showList(page, kept, finder);
   const chosen = ["snapshot", "beside"].map((name) => kept.find((each) => String(each.number) === state.get(name))).filter(Boolean);
   if (state.get("snapshot") && chosen[0]) await viewer.show(chosen);
   else await viewer.show([]);
@@ -70,7 +72,6 @@ const say = (work) => () => work().catch((error) => toast(`The tensors did not c
 
 new Asking(page, load, (number) => state.set({ snapshot: String(number), beside: "", view: "", at: "", part: "", after: "" }));
 for (const name of ["snapshot", "beside"]) state.on(name, say(show));
-state.on("f", () => showList(page, kept));
 for (const name of ["module", "kind"]) state.on(name, say(places));
 setInterval(() => document.hidden || load().catch(() => undefined), LIVE_MS);
 say(async () => {

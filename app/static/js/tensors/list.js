@@ -2,7 +2,6 @@
 /** The snapshots that are kept: to choose one, and another one to stand beside it. */
 import { get } from "../api.js";
 import { byId, h } from "../dom.js";
-import { parse } from "../find.js";
 import { count } from "../format.js";
 import { aboutOf } from "./side.js";
 
@@ -19,11 +18,10 @@ export async function snapshotsOf(run) {
   return found;
 }
 
-/** @param {import("../page.js").Page} page @param {any[]} snapshots */
-export function showList(page, snapshots) {
+/** @param {import("../page.js").Page} page @param {any[]} snapshots @param {import("../finder.js").Finder} finder */
+export function showList(page, snapshots, finder) {
   const { state } = page;
-  const { test } = parse(state.get("f"));
-  const fits = snapshots.filter((each) => test({ path: each.tap.module })).reverse();
+  const fits = snapshots.filter((each) => finder.fits(each.tap.module)).reverse();
   const chosen = snapshots.find((each) => String(each.number) === state.get("snapshot"));
   const lines = fits.slice(0, MOST).map((each) => lineOf(page, each, chosen));
   byId("kept").replaceChildren(...lines);

@@ -1,0 +1,55 @@
+"""What the find box can ask of a run's modules. Every page and its script get these facts from here, and only here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .find import Facts, parse
+from .runs import Run
+
+
+def facts_of(run: Run) -> dict[str, Facts]:
+    """What is known of each module, by its path, in the model's order."""
+    captured = {each.path: each.captured for each in run.store.coverage()}
+    nonfinite = run.nonfinite.modules()
+    dead = {each.module for each in run.attention.findings() if each.rule == "dead"}
+    return {
+        module.path: Facts(
+            module.path,
+            module.type,
+            module.aliases,
+            module.parameters,
+            module.trainable,
+            captured.get(module.path),
+            module.path in nonfinite,
+            module.path in dead,
+        )
+        for module in run.store.modules()
+    }
+
+
+def facts_as_json(facts: Mapping[str, Facts]) -> list[list[Any]]:
+    """A row for each module, with the fields of `Facts` in their order; js/finder.js reads it."""
+    return [
+        [each.path, each.type, each.aliases, each.parameters, each.trainable, each.captured, each.nan, each.dead]
+        for each in facts.values()
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Finder:
+    """Which modules a text finds; if it can't be read, `problem` says why and every module fits."""
+
+    problem: str
+    fits: Callable[[str], bool]  # given a module's path
+
+
+def finder_of(run: Run, text: str) -> Finder:
+    """Read what is typed into the find box as a question about the modules of a run."""
+    found = parse(text)
+    if found.problem or not text.strip():
+        return Finder(found.problem, lambda _path: True)
+    facts = facts_of(run)
+    return Finder("", lambda path: found.test(facts.get(path) or Facts(path)))

@@ -1,0 +1,228 @@
+"""What may be said of two runs: where they first differ, how much of them was compared, and what could not be. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hookcore.store import Series, Store
+from hookcore.store.names import label_of
+from hookcore.store.rows import Rows
+
+from .attention.keyfigures import OWN
+from .comparison import Apart, Asked, Compared, Layer, Pairs, chunks, layers_of
+
+MOST_NAMED: Final = 5  # logged values of one sentence
+_EVERY_POINT: Final = 1 << 40
+
+Outcome = Literal["different", "no difference", "unknown"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Logged(Apart):
+    """A value that both runs logged."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """How many steps were compared, of how many."""
+
+    compared: int  # captured by both runs
+    captured: tuple[int, int]
+    not_comparable: int  # the other steps from the first to the newest of either run
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Two runs compared: the layers and logged values, how much was looked at, and what follows from it."""
+
+    pairs: Pairs
+    layers: list[Layer]
+    logged: list[Logged]
+    extent: Extent
+
+    @property
+    def outcome(self) -> Outcome:
+        """Two runs of which no step of a layer was compared are never said to be without a difference."""
+        if self.parting is not None or any(each.parts_at is not None for each in self.logged):
+            return "different"
+        return "no difference" if self.extent.compared else "unknown"
+
+    @property
+    def parting(self) -> Layer | None:
+        """The layer that differs first; of several, the one that the model passes first."""
+        first = min(self.layers, key=parting_key, default=None)
+        return None if first is None or first.parts_at is None else first
+
+    @property
+    def logged_first(self) -> Logged | None:
+        """The logged value that differs in the earliest step."""
+        apart = [each for each in self.logged if each.parts_at is not None]
+        return min(apart, key=lambda each: each.parts_at or 0, default=None)
+
+    def say(self) -> list[str]:
+        """The verdict in sentences, the most important one first."""
+        return [self._headline(), *(sentence for sentence in self._details() if sentence)]
+
+    def _headline(self) -> str:
+        layer, logged = self.parting, self.logged_first
+        if layer is not None and (logged is None or layer.parts_at <= logged.parts_at):  # type: ignore[operator]
+            return f"The runs first differ at step {layer.parts_at:,}, in {label_of(layer.tap)}."
+        if logged is not None:
+            return f"The runs first differ at step {logged.parts_at:,}, in the logged value {logged.name}."
+        if self.outcome == "no difference":
+            return f"No difference in the {_count(self.extent.compared, 'step')} that both runs captured."
+        return "Nothing was compared: " + ("no step was captured by both runs." if self.pairs.taps else _NO_PAIR)
+
+    def _details(self) -> list[str]:
+        return [self._layers(), self._rest(), *self._values(), self._nonfinite(), self._left_out()]
+
+    def _layers(self) -> str:
+        """What is known of the layers, unless the headline says it."""
+        if not self.pairs.taps or self.outcome != "different":
+            return ""
+        steps = f"the {_count(self.extent.compared, 'step')} that both runs captured"
+        differing = sum(each.parts_at is not None for each in self.layers)
+        if differing:
+            verb = "differs" if differing == 1 else "differ"
+            return f"{differing:,} of {len(self.layers):,} layers {verb} in {steps}."
+        if self.extent.compared:
+            return f"The layers do not differ in {steps}."
+        return "No layer was compared: no step was captured by both runs."
+
+    def _rest(self) -> str:
+        many = self.extent.not_comparable
+        if not many or not self.pairs.taps:
+            return ""
+        one, two = self.extent.captured
+        why = f"run A captured {one:,} steps, run B {two:,}, and {self.extent.compared:,} of these are the same"
+        return f"{_count(many, 'step')} could not be compared: {why}."
+
+    def _values(self) -> list[str]:
+        compared = [each for each in self.logged if each.points]
+        apart = sorted((each for each in compared if each.parts_at is not None), key=lambda each: each.parts_at or 0)
+        equal = [each for each in compared if each.parts_at is None]
+        said = [f"{each.name} differs from step {each.parts_at:,} on." for each in apart[:MOST_NAMED]]
+        if len(apart) > MOST_NAMED:
+            said.append(f"{len(apart) - MOST_NAMED:,} more logged values differ.")
+        if equal:
+            steps = min(each.steps for each in equal)
+            least = "" if len({each.steps for each in equal}) == 1 else "at least "
+            said.append(f"{_names(equal)} {_same(equal)} in {least}{_count(steps, 'step')} that both runs logged.")
+        return said or ["Neither loss nor any other logged value was compared: the runs share none."]
+
+    def _nonfinite(self) -> str:
+        bad: list[Apart] = [each for each in self.layers if each.nonfinite]
+        bad_logged = [each for each in self.logged if each.nonfinite]
+        if not bad and not bad_logged:
+            return ""
+        first = min(each.nonfinite_at or 0 for each in (*bad, *bad_logged))
+        what = [_count(len(bad), "layer")] * bool(bad) + [_names(bad_logged)] * bool(bad_logged)
+        verb = "is" if len(bad) + len(bad_logged) == 1 else "are"
+        return f"{' and '.join(what)} {verb} NaN or infinite in both runs, first at step {first:,}."
+
+    def _left_out(self) -> str:
+        without = sum(not each.points for each in self.layers)
+        if not without or not self.extent.compared:
+            return ""
+        return f"{_count(without, 'layer')} {'was' if without == 1 else 'were'} not compared: no step in common."
+
+
+_NO_PAIR: Final = "no layer of one run is in the other."
+
+
+def _count(many: int, noun: str) -> str:
+    return f"{many:,} {noun}" if many == 1 else f"{many:,} {noun}s"
+
+
+def _names(values: Sequence[Logged]) -> str:
+    names = [each.name for each in values]
+    more = len(names) - MOST_NAMED
+    return ", ".join(names[:MOST_NAMED]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def _same(values: Sequence[Logged]) -> str:
+    return "is the same" if len(values) == 1 else "are the same"
+
+
+def parting_key(layer: Layer) -> tuple[bool, int, int]:
+    """Sort the earliest difference first, then the model's order; layers without a difference come last."""
+    return layer.parts_at is None, layer.parts_at or 0, layer.numbers[0]
+
+
+def share_key(layer: Layer) -> tuple[bool, float, bool, int, int]:
+    """Sort the largest difference first; what was not compared comes last."""
+    return not layer.points, -layer.share if layer.points else 0.0, *parting_key(layer)
+
+
+def compare_runs(one: Store, two: Store, asked: Asked) -> Verdict:
+    """Compare the layers that fit and all logged values of two runs."""
+    pairs = Pairs.of(one, two, asked)
+    layers: list[Layer] = []
+    compared, captured = _Steps(), (_Steps(), _Steps())
+    for some, rows, chunk in chunks(one, two, pairs, asked, list(range(len(pairs.taps)))):
+        layers += layers_of(some, chunk, pairs, asked, 0)
+        compared.add(chunk.first_step, chunk.steps)
+        for side in (0, 1):
+            captured[side].add(rows[side].first, rows[side].present)
+    both, either = compared.count(), (captured[0].count(), captured[1].count())
+    extent = Extent(both, either, max(0, _span(one, two, asked) - both))
+    return Verdict(pairs, layers, _compare_logged(one, two, asked), extent)
+
+
+@dataclass(slots=True)
+class _Steps:
+    """The steps of some spans, which are met once for every chunk of lanes."""
+
+    firsts: list[NDArray[np.int64]] = field(default_factory=list)
+    counts: list[NDArray[np.integer[Any]]] = field(default_factory=list)
+
+    def add(self, first: NDArray[np.int64], steps: NDArray[np.integer[Any]]) -> None:
+        """Spans, and how many steps of each the lanes saw [span, lane]."""
+        if steps.size:
+            self.firsts.append(first)
+            self.counts.append(steps.max(axis=1))
+
+    def count(self) -> int:
+        """Return how many steps at least one lane saw."""
+        if not self.firsts:
+            return 0
+        first, counts = np.concatenate(self.firsts), np.concatenate(self.counts)
+        order = np.argsort(first, kind="stable")
+        starts = np.flatnonzero(np.diff(first[order], prepend=first[order][0] - 1))
+        return int(np.maximum.reduceat(counts[order], starts).sum(dtype=np.int64))
+
+
+def _span(one: Store, two: Store, asked: Asked) -> int:
+    """How many steps lie between the first and the newest one of either run."""
+    ranges = [each for each in (one.steps(), two.steps()) if each.newest is not None]
+    if not ranges:
+        return 0
+    first = max(min(each.first or 0 for each in ranges), asked.first or 0)
+    last = max(each.newest or 0 for each in ranges)
+    last = last if asked.last is None else min(last, asked.last)
+    return max(0, last - first + 1)
+
+
+def _compare_logged(one: Store, two: Store, asked: Asked) -> list[Logged]:
+    """Every value that both runs logged, but for hookcore's own."""
+    there = set(two.scalar_names())
+    names = [name for name in one.scalar_names() if name in there and not name.startswith(OWN)]
+    found = []
+    for name in names:
+        lanes = [_lane(store.scalars(name, asked.first, asked.last, _EVERY_POINT)) for store in (one, two)]
+        found.append(Logged(**Compared.of(*lanes).apart(0, asked.tolerance), name=name))
+    return found
+
+
+def _lane(series: Series) -> Rows:
+    """A logged value as rows of one lane."""
+    mean, low, high = (each[:, None] for each in (series.mean, series.min, series.max))
+    present, bad = series.present[:, None], series.nonfinite[:, None]
+    return Rows(series.first_step, series.last_step, mean, low, high, present - bad, present, bad)

@@ -1,0 +1,135 @@
+"""A verdict over two runs says what was compared and what could not be; what was not looked at is never equal."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from hookcore.records import Tap
+from hookcore.store import Store
+from hookcore_app.comparison import Asked
+from hookcore_app.verdict import Verdict, compare_runs
+
+from .api_world import make_frame
+
+NAN = math.nan
+TAPS = (Tap("0", "output"), Tap("1", "output"))
+
+
+def run_of(
+    captured: dict[int, list[float]], losses: dict[int, float] | None = None, taps: tuple[Tap, ...] = TAPS
+) -> Store:
+    """A run that captured some steps, and logged a loss in some."""
+    store = Store(8_000_000)
+    losses = losses or {}
+    for step in sorted({*captured, *losses}):
+        scalars = {"loss": losses[step]} if step in losses else {}
+        values = captured.get(step, [])
+        new = taps if step == min({*captured, *losses}) else ()
+        store.append(make_frame(step, values, new_taps=new, scalars=scalars))
+    return store
+
+
+def verdict_of(one: Store, two: Store, tolerance: float = 0.0) -> Verdict:
+    return compare_runs(one, two, Asked("rms", tolerance=tolerance))
+
+
+def losses(values: dict[int, float] | None = None, steps: int = 150) -> dict[int, float]:
+    """A loss in every step, some of them others."""
+    return {step: 1.0 / (step + 1) for step in range(steps)} | (values or {})
+
+
+def test_equal_captured_steps_do_not_hide_a_loss_that_differs() -> None:
+    captured = {step: [1.0, 2.0] for step in range(0, 150, 3)}
+    verdict = verdict_of(run_of(captured, losses()), run_of(captured, losses({101: 1e29, 102: NAN})))
+    assert verdict.outcome == "different"
+    assert verdict.say() == [
+        "The runs first differ at step 101, in the logged value loss.",
+        "The layers do not differ in the 50 steps that both runs captured.",
+        "100 steps could not be compared: run A captured 50 steps, run B 50, and 50 of these are the same.",
+        "loss differs from step 101 on.",
+    ]
+
+
+def test_runs_without_a_common_step_are_never_equal() -> None:
+    even, odd = ({step: [1.0, 2.0] for step in range(start, 100, 2)} for start in (0, 1))
+    verdict = verdict_of(run_of(even), run_of(odd))
+    assert verdict.outcome == "unknown"
+    assert verdict.say()[:2] == [
+        "Nothing was compared: no step was captured by both runs.",
+        "100 steps could not be compared: run A captured 50 steps, run B 50, and 0 of these are the same.",
+    ]
+    assert [(layer.outcome, layer.points, layer.parts_at) for layer in verdict.layers] == [
+        ("not compared", 0, None)
+    ] * 2
+    assert all(math.isnan(layer.share) for layer in verdict.layers)
+
+
+def test_equal_losses_without_a_common_captured_step_are_no_verdict_over_the_layers() -> None:
+    even, odd = ({step: [1.0, 2.0] for step in range(start, 20, 2)} for start in (0, 1))
+    verdict = verdict_of(run_of(even, losses(steps=20)), run_of(odd, losses(steps=20)))
+    assert verdict.outcome == "unknown"
+    assert "loss is the same in 20 steps that both runs logged." in verdict.say()
+
+
+def test_nan_in_both_runs_is_told_as_nan_and_not_as_equal() -> None:
+    captured = {0: [1.0, 2.0], 1: [NAN, 2.0], 2: [NAN, 2.0]}
+    verdict = verdict_of(run_of(captured, {2: NAN}), run_of(captured, {2: NAN}))
+    assert verdict.outcome == "no difference"
+    assert [layer.outcome for layer in verdict.layers] == ["NaN in both", "no difference"]
+    assert (verdict.layers[0].nonfinite, verdict.layers[0].nonfinite_at) == (2, 1)
+    assert verdict.say()[-1] == "1 layer and loss are NaN or infinite in both runs, first at step 1."
+
+
+def test_a_verdict_without_a_difference_says_how_much_was_compared() -> None:
+    captured = {step: [1.0, 2.0] for step in range(50)}
+    verdict = verdict_of(run_of(captured, losses(steps=50)), run_of(captured, losses(steps=50)))
+    assert verdict.outcome == "no difference"
+    assert verdict.say() == [
+        "No difference in the 50 steps that both runs captured.",
+        "loss is the same in 50 steps that both runs logged.",
+    ]
+
+
+def test_it_is_said_if_no_logged_value_was_compared() -> None:
+    verdict = verdict_of(run_of({0: [1.0, 2.0]}, {0: 1.0}), run_of({0: [1.0, 2.0]}))
+    assert verdict.say()[-1] == "Neither loss nor any other logged value was compared: the runs share none."
+
+
+def test_a_layer_that_shares_no_step_is_counted_among_others_that_do() -> None:
+    one = run_of({0: [1.0, 2.0], 1: [1.0, 2.0]})
+    two = run_of({0: [1.0], 1: [1.0]}, taps=TAPS[:1])
+    two.append(make_frame(2, [1.0, 2.0], new_taps=TAPS[1:]))
+    assert "1 layer was not compared: no step in common." in verdict_of(one, two).say()
+
+
+def test_merged_steps_are_compared_only_if_both_runs_merged_as_many() -> None:
+    every = {step: [1.0, 2.0] for step in range(4000)}
+    some = {step: [1.0, 2.0] for step in range(4000) if step % 3}
+    one, two = Store(1 << 20), Store(1 << 20)  # so small that old steps are merged
+    for store, captured in ((one, every), (two, some)):
+        for step, values in captured.items():
+            store.append(make_frame(step, values, new_taps=TAPS if not store.taps().taps else ()))
+    assert (one.series(0, "rms").last_step > one.series(0, "rms").first_step).any()
+    verdict = verdict_of(one, two)
+    assert 0 < verdict.extent.compared <= len(some)
+    assert verdict.extent.compared + verdict.extent.not_comparable == 4000
+
+
+@pytest.mark.parametrize(("tolerance", "outcome"), [(0.0, "different"), (0.6, "no difference")])
+def test_the_tolerance_holds_for_logged_values_too(tolerance: float, outcome: str) -> None:
+    one, two = (run_of({0: [1.0, 2.0]}, {0: loss}) for loss in (1.0, 2.0))
+    assert verdict_of(one, two, tolerance).outcome == outcome
+
+
+def test_hookcores_own_numbers_are_no_part_of_a_verdict() -> None:
+    one, two = run_of({0: [1.0, 2.0]}), run_of({0: [1.0, 2.0]})
+    assert one.scalar_names()
+    assert verdict_of(one, two).logged == []
+
+
+def test_a_run_with_no_step_is_not_compared() -> None:
+    verdict = verdict_of(run_of({0: [1.0, 2.0]}), Store(8_000_000))
+    assert verdict.outcome == "unknown"
+    assert verdict.say()[0] == "Nothing was compared: no layer of one run is in the other."
