@@ -13,7 +13,9 @@ from .runs import Run
 def facts_of(run: Run) -> dict[str, Facts]:
     """What is known of each module, by its path, in the model's order."""
     captured = {each.path: each.captured for each in run.store.coverage()}
-    nonfinite = run.nonfinite.modules()
+    taps = run.store.taps()
+    modules = dict(zip(taps.numbers.tolist(), (tap.module for tap in taps.taps), strict=True))
+    nonfinite = {modules[number] for number in run.store.nonfinite_taps().numbers.tolist() if number in modules}
     dead = {each.module for each in run.attention.findings() if each.rule == "dead"}
     return {
         module.path: Facts(

@@ -27,7 +27,6 @@ from hookcore.wire import (
 )
 
 from .attention import Attention, Finding
-from .nonfinite import Nonfinite
 from .settings import ServerSettings
 
 State = Literal["live", "ended", "lost", "kept"]
@@ -98,7 +97,6 @@ class Run:
     commands: deque[Command] = field(default_factory=lambda: deque(maxlen=MAX_COMMANDS))
     lock: threading.Lock = field(default_factory=threading.Lock)
     attention: Attention = field(init=False)
-    nonfinite: Nonfinite = field(init=False)
     acknowledgements: dict[str, int] = field(default_factory=dict)  # by key, with the step up to which it holds
     _met: bool = False  # a batch has come
     _unsent: int = 0  # that the trainer dropped and no event has told of
@@ -106,7 +104,6 @@ class Run:
 
     def __post_init__(self) -> None:
         self.attention = Attention(self.store)
-        self.nonfinite = Nonfinite(self.store)
 
     @property
     def id(self) -> str:
