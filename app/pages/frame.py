@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,6 +19,7 @@ from hookcore.store import STAT_NAMES
 
 from .. import assets
 from ..attention import RULES, key_of_event
+from ..numerals import ago, pace, percent, shown, size, thousands
 from ..runs import Run, Runs
 from ..security import may_change
 
@@ -49,47 +49,9 @@ PLACES: Final = (
 )
 
 
-def shown(value: float) -> str:
-    """A number as a person reads it; NaN and the infinities by their names."""
-    if math.isfinite(value):
-        return f"{value:.4g}"
-    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-
-
-def percent(fraction: float) -> str:
-    """A share in percent; a small one that is not zero does not look like zero."""
-    if not math.isfinite(fraction):
-        return shown(fraction)
-    return "< 0.1%" if 0 < fraction < 0.001 else f"{fraction:.1%}"
-
-
-def pace(per_second: float) -> str:
-    """Steps a second; seconds a step where it is slow."""
-    if per_second < 0.2:
-        return f"{1 / per_second:.3g} s a step" if per_second > 0 else ""
-    return f"{per_second:,.0f}/s" if per_second >= 10 else f"{per_second:.2g}/s"
-
-
-def ago(seconds: float) -> str:
-    """How long something is past."""
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{int(seconds // size)} {unit} ago"
-    return "just now" if seconds < 2 else f"{int(seconds)} s ago"
-
-
 def moment(time_s: float) -> str:
     """A time as machines read it; to the second."""
     return datetime.fromtimestamp(time_s, UTC).isoformat(timespec="seconds")
-
-
-def size(nbytes: float) -> str:
-    """Bytes in the unit that fits."""
-    units = ["B", "kB", "MB", "GB", "TB"]
-    while abs(nbytes) >= 999.5 and len(units) > 1:
-        nbytes /= 1000
-        units.pop(0)
-    return f"{nbytes:.3g} {units[0]}"
 
 
 def basename(path: str) -> str:
@@ -112,11 +74,6 @@ def code(text: str) -> Markup:
         Markup("<code>{}</code>" if place % 2 else "{}").format(part) for place, part in enumerate(text.split("`"))
     ]
     return Markup("").join(parts)
-
-
-def thousands(number: int | float | None) -> str:
-    """A count with commas; a dash where there is none."""
-    return "-" if number is None else f"{number:,}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,10 @@ from hookcore.records import Tap
 from hookcore.store import Store
 
 from ..attention import Finding, KeyFigures, Reading
+from ..numerals import percent, shown, thousands
 from ..runs import Run
 from .eventlines import Line, line_of
-from .frame import address_of, percent, shown, thousands
+from .frame import address_of
 from .spark import Spark, spark_of
 
 SHOWN_SCALARS: Final = 12

@@ -3,8 +3,11 @@
 
 /** @typedef {{digits: number, style: "auto" | "scientific"}} Form */
 
+/** As the server writes numbers (app/numerals.py). @type {Form} */
+const AUTO = { digits: 4, style: "auto" };
+
 /** @type {Form} */
-const form = { digits: 4, style: "auto" };
+const form = { ...AUTO };
 
 /** From now on numbers are written like this. @param {Partial<Form>} wanted */
 export function setForm(wanted) {
@@ -41,7 +44,8 @@ export function count(value) {
 export function percent(share) {
   if (share === null || share === undefined) return "-";
   if (!Number.isFinite(share)) return nameOf(share);
-  return share > 0 && share < 0.001 ? "< 0.1%" : `${(share * 100).toFixed(1)}%`;
+  if (share > 0 && share < 0.001) return "< 0.1%";
+  return Math.abs(share) >= 1e4 ? `${number(share * 100, AUTO)}%` : `${(share * 100).toFixed(1)}%`;
 }
 
 /** Seconds: 3.2 ms, 12 s, 2 min 5 s, 3 h 12 min, 2 d 4 h. @param {number} seconds @returns {string} */
@@ -65,6 +69,7 @@ function two(whole, large, its, small, of) {
 
 /** 512 B, 1.5 kB, 12 MB. @param {number} size */
 export function bytes(size) {
+  if (!Number.isFinite(size)) return nameOf(size);
   const units = ["B", "kB", "MB", "GB", "TB"];
   let place = 0;
   while (Math.abs(size) >= 999.5 && place < units.length - 1) {

@@ -1,0 +1,112 @@
+"""Numbers and times as a person reads them: letter for letter what js/format.js writes once the page's script runs."""
+
+from __future__ import annotations
+
+import math
+from decimal import ROUND_HALF_UP, Context, Decimal
+from typing import Final
+
+DIGITS: Final = 4
+_SMALL: Final = 1e-3  # below it, and from _LARGE on, a number has an exponent
+_LARGE: Final = 1e6
+
+
+def shown(value: float) -> str:
+    """Write a number with four digits: 0.01235, 1.235e-5, 12,350; NaN and the infinities by name."""
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if value == 0:
+        return "0"
+    rounded = _significant(value, DIGITS)
+    if _SMALL <= abs(value) < _LARGE:
+        return _plain(rounded, commas=True)
+    digits, exponent = f"{rounded:.{DIGITS - 1}e}".split("e")
+    return f"{digits.rstrip('0').rstrip('.')}e{int(exponent)}"
+
+
+def _significant(value: float, digits: int) -> Decimal:
+    """Round to so many digits; a tie goes away from zero, as in a browser."""
+    return Context(prec=digits, rounding=ROUND_HALF_UP).create_decimal(Decimal(value))
+
+
+def _plain(value: Decimal, *, commas: bool = False) -> str:
+    """Write without an exponent and without zeros at the end."""
+    text = f"{value:,f}" if commas else f"{value:f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def percent(fraction: float) -> str:
+    """Write a share in percent; a small one that is not zero does not look like zero."""
+    if not math.isfinite(fraction):
+        return shown(fraction)
+    if 0 < fraction < 0.001:
+        return "< 0.1%"
+    if abs(fraction) >= 1e4:
+        return f"{shown(fraction * 100)}%"
+    rounded = Decimal(fraction * 100 or 0.0).quantize(Decimal("0.1"), ROUND_HALF_UP)
+    return f"{rounded:f}%"
+
+
+def thousands(number: int | float | None) -> str:
+    """Write a count with commas; a dash if there is none."""
+    if number is None:
+        return "-"
+    if not math.isfinite(number):
+        return shown(number)
+    return f"{number:,}" if isinstance(number, int) else _plain(Decimal(number).quantize(Decimal("0.001")), commas=True)
+
+
+def duration(seconds: float) -> str:
+    """Write a time with at most two units: 3.2 ms, 12 s, 2 min 5 s, 3 h 12 min, 2 d 4 h."""
+    if not math.isfinite(seconds):
+        return shown(seconds)
+    if seconds < 0:
+        return f"-{duration(-seconds)}"
+    for below, digits, scale, unit in ((1e-3, 3, 1e6, "\u00b5s"), (1, 3, 1e3, "ms"), (10, 2, 1, "s")):
+        if seconds < below:
+            return f"{_plain(_significant(seconds * scale, digits))} {unit}"
+    return _long(math.floor(seconds + 0.5))
+
+
+def _long(whole: int) -> str:
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return _two(whole, 60, "min", 1, "s")
+    return _two(whole, 3600, "h", 60, "min") if whole < 86400 else _two(whole, 86400, "d", 3600, "h")
+
+
+def _two(whole: int, large: int, its: str, small: int, unit: str) -> str:
+    rest = whole % large // small
+    return f"{whole // large} {its}" + (f" {rest} {unit}" if rest else "")
+
+
+def pace(per_second: float) -> str:
+    """Write steps a second: 18/s, 1.2/s; for slow trainings the time of a step: 3.5 s a step."""
+    if not math.isfinite(per_second) or per_second <= 0:
+        return ""
+    if per_second < 0.2:
+        return f"{duration(1 / per_second)} a step"
+    text = f"{math.floor(per_second + 0.5):,}" if per_second >= 10 else _plain(_significant(per_second, 2))
+    return f"{text}/s"
+
+
+def ago(seconds: float) -> str:
+    """Write how long ago something was: just now, 12 s ago, 3 h ago."""
+    if not math.isfinite(seconds):
+        return ""
+    for size_s, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size_s:
+            return f"{int(seconds // size_s)} {unit} ago"
+    return "just now" if seconds < 2 else f"{int(seconds)} s ago"
+
+
+def size(nbytes: float) -> str:
+    """Write bytes in the unit that fits: 512 B, 1.5 kB, 12 MB."""
+    if not math.isfinite(nbytes):
+        return shown(nbytes)
+    units = ["B", "kB", "MB", "GB", "TB"]
+    while abs(nbytes) >= 999.5 and len(units) > 1:
+        nbytes /= 1000
+        units.pop(0)
+    return f"{_plain(_significant(nbytes, 3))} {units[0]}"
