@@ -11,9 +11,9 @@ WORKDIR /source
 COPY constraints.txt pyproject.toml docker/requirements.py ./
 # What a server needs is what hookcore needs, without what only a trainer does: one list, in pyproject.toml.
 RUN python3 -m venv /opt/hookcore \
-    && python3 requirements.py torch numba > /opt/requirements.txt \
+    && python3 requirements.py torch > /opt/requirements.txt \
     && /opt/hookcore/bin/pip install --no-cache-dir -c constraints.txt -r /opt/requirements.txt
-COPY README.md LICENSE ./
+COPY setup.py README.md LICENSE ./
 COPY hookcore hookcore
 COPY app app
 RUN /opt/hookcore/bin/pip install --no-cache-dir --no-deps -c constraints.txt . \
@@ -31,13 +31,12 @@ COPY constraints.txt ./
 # The default index has the build with CUDA; it takes several gigabytes.
 RUN python3 -m venv /opt/hookcore \
     && /opt/hookcore/bin/pip install --no-cache-dir -c constraints.txt torch==2.13.0
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml setup.py README.md LICENSE ./
 COPY hookcore hookcore
 COPY app app
 RUN /opt/hookcore/bin/pip install --no-cache-dir -c constraints.txt '.[cuda,demo]'
 ENV PATH=/opt/hookcore/bin:$PATH \
     HOME=/tmp \
-    NUMBA_CACHE_DIR=/tmp/numba \
     PYTHONUNBUFFERED=1
 WORKDIR /work
 USER 10001:10001

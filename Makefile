@@ -11,6 +11,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEMO := $(VENV)/.demo
 CODE := hookcore app tests benchmarks examples
+# What is compiled, by the compiler that pip brings along.
+KERNEL := setup.py hookcore/observe/_kernel.c hookcore/observe/_loops.h
 # Nothing is compiled beforehand: a tenth of what is installed is ever imported.
 PIP_INSTALL := $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check -c constraints.txt
 
@@ -69,11 +71,11 @@ format: $(STAMP)  ## put the code into shape
 	$(BIN)/ruff format $(CODE)
 
 clean:  ## remove all that was built
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist *.egg-info hookcore/observe/*.so .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torch goes first and alone, so that the resolver finds it there and never looks for another build of it.
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt $(KERNEL)
 	@$(call need,$(HAS_ALL),$(ALL_PACKAGES))
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP_INSTALL) torch==2.13.0
@@ -81,7 +83,7 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 # All that `make demo` needs: no compiler, no browser, none of the tests' packages.
-$(DEMO): pyproject.toml constraints.txt
+$(DEMO): pyproject.toml constraints.txt $(KERNEL)
 	@$(call need,$(HAS_VENV),python3-venv)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP_INSTALL) torch==2.13.0

@@ -1,4 +1,4 @@
-"""Prints what pyproject.toml depends on, without the packages that are named: `python requirements.py torch numba`."""
+"""Prints what pyproject.toml depends on, without the packages that are named: `python requirements.py torch`."""
 
 import re
 import sys

@@ -71,7 +71,7 @@ ROOMS: dict[str, set[str]] = {
     },
     "frameworks": {"config", "watcher"},
     "demo": {"errors", "watcher"},
-    "doctor": {"errors", "records", "client", "config", "dashboard", "watcher"},
+    "doctor": {"errors", "records", "client", "config", "dashboard", "observe", "watcher"},
     "run": {"errors", "config", "watcher"},
     "__init__": {"errors", "watcher", "client", "hooks"},
 }

@@ -44,14 +44,16 @@ def expect(values: np.ndarray) -> dict[str, float]:
         "zero": (x == 0).sum(),
     }
     if finite.size:
-        mean = math.fsum(finite) / finite.size
+        unit = np.ldexp(1.0, np.frexp(np.abs(finite).max())[1] - 1)  # squares of the rest neither overflow nor vanish
+        near = finite / unit
+        mean = math.fsum(near) / near.size
         answer |= {
-            "mean": mean,
-            "std": math.sqrt(math.fsum((finite - mean) ** 2) / finite.size),
+            "mean": mean * unit,
+            "std": math.sqrt(math.fsum((near - mean) ** 2) / near.size) * unit,
             "min": finite.min(),
             "max": finite.max(),
-            "rms": math.sqrt(math.fsum(finite**2) / finite.size),
-            "norm": math.sqrt(math.fsum(finite**2)),
+            "rms": math.sqrt(math.fsum(near**2) / near.size) * unit,
+            "norm": math.sqrt(math.fsum(near**2)) * unit,
         }
     return {name: float(value) for name, value in answer.items()}
 
@@ -75,7 +77,7 @@ floats32 = hnp.arrays(
     elements=st.floats(width=32, allow_nan=True, allow_infinity=True, allow_subnormal=True),
 )
 floats64 = hnp.arrays(
-    np.float64, st.integers(1, 40), elements=st.floats(-1e150, 1e150) | st.sampled_from([math.nan, math.inf, -math.inf])
+    np.float64, st.integers(1, 40), elements=st.floats(-1e307, 1e307) | st.sampled_from([math.nan, math.inf, -math.inf])
 )
 
 
@@ -89,6 +91,28 @@ def test_every_stat_of_any_float32_is_what_float64_says(values: np.ndarray) -> N
 @given(floats64)
 def test_every_stat_of_any_float64_is_what_numpy_says(values: np.ndarray) -> None:
     check(values, torch.from_numpy(values))
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(floats64, min_size=2, max_size=4))
+def test_parts_of_any_magnitude_merge_to_the_stats_of_the_whole(parts: list[np.ndarray]) -> None:
+    check(np.concatenate(parts), *[torch.from_numpy(part) for part in parts])
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+@pytest.mark.parametrize("step", [1, 2])
+def test_a_complex_tensor_is_measured_by_its_magnitudes(dtype: torch.dtype, step: int) -> None:
+    tensor = torch.randn(5000, dtype=dtype, generator=torch.Generator().manual_seed(0))[::step]
+    check(np.abs(tensor.numpy().astype(np.complex128)), tensor)
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_a_finite_complex_value_is_finite(dtype: torch.dtype) -> None:
+    largest = torch.finfo(dtype).max
+    tensor = torch.tensor([complex(largest, largest), complex(1, 0), complex(math.inf, math.nan)], dtype=dtype)
+    stats, _ = measure(tensor)
+    assert (stats["count"], stats["inf"], stats["nan"]) == (3, 1, 0)
+    assert stats["max"] >= largest
 
 
 @settings(deadline=None, max_examples=100)
@@ -127,7 +151,7 @@ def test_one_odd_value_among_many_is_counted_and_the_rest_stays_exact(special: f
     check(values, torch.from_numpy(values))
 
 
-@pytest.mark.parametrize("dtype", [dtype for dtype in CODES if not dtype.is_floating_point])
+@pytest.mark.parametrize("dtype", [dtype for dtype in CODES if not (dtype.is_floating_point or dtype.is_complex)])
 def test_integers_and_bools_are_measured_as_numbers(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)
     tensor = torch.randint(0, 2 if dtype is torch.bool else 100, (5000,), generator=generator).to(dtype)

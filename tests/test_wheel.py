@@ -85,11 +85,11 @@ def user(tmp_path: Path) -> Path:
 
 def _copy_of_the_source(folder: Path) -> Path:
     """A build leaves folders beside the source, and must not find those of another."""
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         folder.mkdir(exist_ok=True)
         (folder / name).write_bytes((ROOT / name).read_bytes())
     for file in [*(ROOT / "hookcore").rglob("*"), *(ROOT / "app").rglob("*")]:
-        if file.is_file() and "__pycache__" not in file.parts:
+        if file.is_file() and "__pycache__" not in file.parts and file.suffix != ".so":
             target = folder / file.relative_to(ROOT)
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(file.read_bytes())
@@ -143,6 +143,20 @@ def test_the_wheel_holds_the_pages_and_nothing_of_the_checkouts(wheel: Path) -> 
     assert {f"hookcore_app/{file.relative_to(ROOT / 'app')}" for file in pages} <= names
     assert {"hookcore/py.typed", "hookcore_app/py.typed"} <= names
     assert not [name for name in names if name.startswith(("app/", "tests/", "benchmarks/"))]
+
+
+def test_the_wheel_holds_the_compiled_kernel_and_runs_on_every_python_since_3_11(wheel: Path) -> None:
+    _, _, python_tag, abi_tag, platform_tag = wheel.stem.split("-")
+    assert (python_tag, abi_tag) == ("cp311", "abi3")
+    assert "manylinux_2_17" in platform_tag
+    with zipfile.ZipFile(wheel) as archive:
+        assert "hookcore/observe/_kernel.abi3.so" in archive.namelist()
+
+
+def test_the_installed_kernel_is_the_compiled_one(python: Path, user: Path) -> None:
+    code = "from hookcore.observe import cpu; print(repr(cpu.FALLBACK_REASON), cpu.observe)"
+    told = _call(python, user, "-c", code)
+    assert told.startswith("'' <built-in"), told
 
 
 def test_it_stands_beside_a_users_own_app(python: Path, user: Path) -> None:

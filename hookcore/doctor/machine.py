@@ -18,7 +18,7 @@ from hookcore.doctor.findings import Finding
 from hookcore.errors import ArgumentError, HookcoreError, ServerError
 
 ASK_S: Final = 5.0
-_TOGETHER: Final = ("torch", "numpy", "numba", "lightning", "transformers", "accelerate", "scikit-learn")
+_TOGETHER: Final = ("torch", "numpy", "lightning", "transformers", "accelerate", "scikit-learn")
 
 
 def examine(environment: Mapping[str, str]) -> list[Finding]:

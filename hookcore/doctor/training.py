@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from hookcore.doctor.findings import Finding
 from hookcore.errors import ArgumentError
+from hookcore.observe import cpu
 from hookcore.records import Coverage
 from hookcore.watcher import Watcher, watch
 
@@ -49,7 +50,7 @@ def _has_triton() -> bool:
 
 
 def _kernel() -> Finding:
-    """Measures a tensor whose numbers are known."""
+    """Measure a tensor whose numbers are known."""
     model = nn.Identity()
     with watch(model, server=None, budget=None, name="doctor") as watcher:
         model(torch.tensor([1.0, 2.0, 3.0, float("nan")], requires_grad=True)).nansum().backward()
@@ -61,7 +62,9 @@ def _kernel() -> Finding:
             return Finding("wrong", "kernel", f"cannot measure: {watcher.errors[0].message.splitlines()[-1]}")
     if (found.get("mean"), found.get("nan"), found.get("max")) != (2.0, 1.0, 3.0):
         return Finding("wrong", "kernel", f"measures wrongly here: [1, 2, 3, NaN] gave {found}; please report it")
-    return Finding("ok", "kernel", "measures a tensor of known numbers rightly")
+    if cpu.FALLBACK_REASON:
+        return Finding("note", "kernel", cpu.SLOW_KERNEL)
+    return Finding("ok", "kernel", f"measures a tensor of known numbers correctly; compiled for {cpu.INSTRUCTIONS}")
 
 
 def _compiler() -> Finding:

@@ -25,6 +25,8 @@ CODES: Final[dict[torch.dtype, int]] = {
     torch.int32: cpu.INT32,
     torch.int64: cpu.INT64,
     torch.bool: cpu.BOOL,
+    torch.complex64: cpu.COMPLEX64,
+    torch.complex128: cpu.COMPLEX128,
 }
 _MAX_DIMENSIONS: Final = 64
 _RUNTIMES: Final = ("libgomp", "libomp", "libiomp")
@@ -56,7 +58,6 @@ class CpuArena:
         self._control[cpu.THREADS] = threads
         if runtime:
             self._control[cpu.FORK_CALL], self._control[cpu.THREAD_NUM] = runtime
-            self._control[cpu.BODY] = cpu.BODY_ADDRESS
         self._threads_seen = torch.get_num_threads()
 
     def begin_step(self) -> None:

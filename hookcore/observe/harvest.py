@@ -1,4 +1,3 @@
-# mypy: disable-error-code="no-untyped-def,call-arg,attr-defined"
 """Taking a step's numbers out of an arena, in two halves.
 
 `Packer.pack` runs on the training thread and does the least: it copies what was written, packed, and leaves the rows
@@ -12,16 +11,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numba import carray, njit
 from numpy.typing import NDArray
 
-from hookcore.observe import layout
-from hookcore.observe.pointer import OPTIONS, pointer
+from hookcore.observe import cpu, layout
 from hookcore.sketch import BINS
 
-_PARTS, _SKETCHED, _CELLS = layout.PARTS, layout.SKETCHED, layout.CELLS
-_HIST_OFFSET, _ROW_BYTES = layout.HIST_OFFSET, layout.ROW_BYTES
-_PAIRS = BINS // 2
+_CELLS = layout.CELLS
 # A packed row: slot and number of filled bins (int64), the cells, then (bin << 32 | count) for each filled bin.
 _WORDS_BEFORE_BINS = 2 + _CELLS
 _MAX_ROW_WORDS = _WORDS_BEFORE_BINS + BINS
@@ -35,58 +30,6 @@ class Harvest(NamedTuple):
     start: NDArray[np.uint32]
     bins: NDArray[np.uint16]
     counts: NDArray[np.uint32]
-
-
-@njit("int64(intp, int64, intp)", **OPTIONS)
-def _pack(base, used, target):
-    """Pack the written ones of `used` rows to `target` and leave them empty; answer the number of words."""
-    end = target
-    for slot in range(used):
-        address = base + slot * _ROW_BYTES
-        row = carray(pointer(address), (_CELLS,), np.float64)
-        if row[_PARTS] == 0:
-            continue
-        words = carray(pointer(end), (_MAX_ROW_WORDS,), np.int64)
-        cells = carray(pointer(end + 16), (_CELLS,), np.float64)
-        filled = 0
-        if row[_SKETCHED] > 0:
-            pairs = carray(pointer(address + _HIST_OFFSET), (_PAIRS,), np.int64)
-            for i in range(_PAIRS):
-                pair = pairs[i]
-                if pair != 0:
-                    low, high = pair & 0xFFFFFFFF, (pair >> 32) & 0xFFFFFFFF
-                    words[_WORDS_BEFORE_BINS + filled] = (2 * i) << 32 | low
-                    filled += low != 0
-                    words[_WORDS_BEFORE_BINS + filled] = (2 * i + 1) << 32 | high
-                    filled += high != 0
-            pairs[:] = 0
-        words[0], words[1] = slot, filled
-        cells[:] = row
-        row[:] = 0.0
-        end += (_WORDS_BEFORE_BINS + filled) * 8
-    return (end - target) // 8
-
-
-@njit("int64(int64[::1], uint32[::1], float64[:,::1], uint32[::1], uint16[::1], uint32[::1])", nogil=True, **OPTIONS)
-def _unpack(words, slots, cells, start, bins, counts):
-    rows, filled, at = 0, 0, 0
-    floats = words.view(np.float64)
-    while at + _WORDS_BEFORE_BINS <= words.size:
-        slots[rows] = words[at]
-        size = words[at + 1]
-        if size < 0 or size > words.size - at - _WORDS_BEFORE_BINS:
-            break  # not what `pack` wrote: better no numbers than wrong ones
-        for cell in range(_CELLS):
-            cells[rows, cell] = floats[at + 2 + cell]
-        at += _WORDS_BEFORE_BINS
-        for i in range(size):
-            bins[filled] = words[at + i] >> 32
-            counts[filled] = words[at + i] & 0xFFFFFFFF
-            filled += 1
-        at += size
-        rows += 1
-        start[rows] = filled
-    return rows
 
 
 class Packer:
@@ -103,7 +46,7 @@ class Packer:
             if self._buffer.size < used * _MAX_ROW_WORDS:
                 self._buffer = np.empty(2 * used * _MAX_ROW_WORDS, np.int64)
                 self._address = self._buffer.ctypes.data
-            return self._buffer[: _pack(base, used, self._address)].copy()
+            return self._buffer[: cpu.pack(base, used, self._address)].copy()
 
 
 def unpack(packed: Sequence[NDArray[np.int64]]) -> list[Harvest]:
@@ -112,7 +55,9 @@ def unpack(packed: Sequence[NDArray[np.int64]]) -> list[Harvest]:
     most = words.size // _WORDS_BEFORE_BINS
     slots, cells, start = np.empty(most, np.uint32), np.empty((most, _CELLS)), np.zeros(most + 1, np.uint32)
     bins, counts = np.empty(words.size, np.uint16), np.empty(words.size, np.uint32)
-    rows = _unpack(words, slots, cells, start, bins, counts)
+    rows = cpu.unpack(
+        words.ctypes.data, words.size, *(array.ctypes.data for array in (slots, cells, start, bins, counts))
+    )
     # A step ends where its words end: rows and words grow together.
     row_ends = np.searchsorted(
         _WORDS_BEFORE_BINS * np.arange(rows + 1) + start[: rows + 1], np.cumsum([part.size for part in packed])

@@ -24,10 +24,16 @@ ZERO_COUNT: Final = 8
 PARTS: Final = 9  # how many tensors were merged; 0 means an empty row
 SKETCHED: Final = 10  # how many values went into the sketch
 RATIO: Final = 11  # |update| / |parameter|, written by the recorder
+SCALE: Final = 12  # 0, or the power of two that is the unit of MEAN; DEVIATION is in units of its square
 CELLS: Final = 16
 
 HIST_OFFSET: Final = CELLS * 8
 ROW_BYTES: Final = -(-(HIST_OFFSET + BINS * 4) // 64) * 64  # whole cache lines: 5312
+
+# Squares of float64s beyond these magnitudes overflow or vanish, so their moments are kept in another unit.
+HUGE: Final = 2.0**480
+TINY: Final = 2.0**-450
+FAR_EXPONENT: Final = 600
 
 ROW_DTYPE: Final = np.dtype(
     {
@@ -37,3 +43,10 @@ ROW_DTYPE: Final = np.dtype(
         "itemsize": ROW_BYTES,
     }
 )
+
+
+def scale_of(magnitude: float) -> int:
+    """Return the SCALE for finite values of which this is the largest magnitude."""
+    if magnitude > HUGE:
+        return FAR_EXPONENT
+    return -FAR_EXPONENT if 0 < magnitude < TINY else 0

@@ -14,6 +14,7 @@ import torch
 from torch._C import DisableTorchFunction
 from torch.utils._python_dispatch import _disable_current_modes
 
+from hookcore.observe import reference
 from hookcore.observe.arena import CODES
 
 _COMPRESSED: Final = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
@@ -41,7 +42,8 @@ def make_plain(tensor: torch.Tensor) -> torch.Tensor | str:
         tensor = tensor.dequantize()
     tensor = tensor.resolve_conj().resolve_neg()
     if tensor.is_complex():
-        tensor = tensor.to(torch.complex64).abs() if tensor.dtype == torch.complex32 else tensor.abs()
+        tensor = tensor.to(torch.complex64) if tensor.dtype == torch.complex32 else tensor
+        tensor = tensor if tensor.is_cpu else reference.magnitudes(tensor)  # the CPU kernel reads complex numbers
     if tensor.dtype not in CODES:
         if not tensor.is_floating_point() and tensor.dtype not in _UNSIGNED:
             return f"values of type {tensor.dtype} have no magnitude"

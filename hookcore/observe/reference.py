@@ -39,8 +39,17 @@ def measure(tensor: Tensor) -> Tensor:
 
 
 def flat(tensor: Tensor) -> Tensor:
-    """The values in one dimension; copied only where they do not lie in order."""
-    return tensor.detach().reshape(-1)
+    """Return the values in one dimension, copied only if they don't lie in order; of complex ones the magnitudes."""
+    values = tensor.detach().reshape(-1)
+    return magnitudes(values) if values.is_complex() else values
+
+
+def magnitudes(tensor: Tensor) -> Tensor:
+    """Return the magnitudes of complex numbers; those of finite numbers are finite."""
+    if tensor.device.type == "mps":  # has no float64
+        return tensor.abs()
+    sizes = tensor.to(torch.complex128).abs()
+    return torch.where(tensor.isfinite(), sizes.clamp(max=torch.finfo(sizes.dtype).max), sizes)
 
 
 def _pieces(values: Tensor) -> Iterator[Tensor]:
@@ -52,16 +61,21 @@ def _measure_piece(values: Tensor) -> Tensor:
     finite = x.isfinite()
     number = finite.sum(dtype=x.dtype)
     some = number.clamp(min=1)
+    least = _zero_where_none(torch.where(finite, x, torch.inf).amin(), number)
+    most = _zero_where_none(torch.where(finite, x, -torch.inf).amax(), number)
+    scale = _scale_of(torch.maximum(most, -least)) if values.dtype == torch.float64 else torch.zeros_like(number)
+    near = torch.ldexp(torch.where(finite, x, 0), -scale) if values.dtype == torch.float64 else x
     # The second pass measures from the mean that the first one found, so that nothing cancels.
-    rough = (torch.where(finite, x, 0) / some).sum()
-    away = torch.where(finite, x - rough, 0)
+    rough = (torch.where(finite, near, 0) / some).sum()
+    away = torch.where(finite, near - rough, 0)
     rest = away.sum() / some
     row = torch.zeros(layout.CELLS, dtype=x.dtype, device=x.device)
     row[layout.FINITE] = number
     row[layout.MEAN] = rough + rest
     row[layout.DEVIATION] = ((away * away).sum() - number * rest * rest).clamp(min=0)
-    row[layout.MIN] = _zero_where_none(torch.where(finite, x, torch.inf).amin(), number)
-    row[layout.MAX] = _zero_where_none(torch.where(finite, x, -torch.inf).amax(), number)
+    row[layout.MIN] = least
+    row[layout.MAX] = most
+    row[layout.SCALE] = scale
     row[layout.NAN_COUNT] = x.isnan().sum()
     row[layout.POS_INF_COUNT] = x.isposinf().sum()
     row[layout.NEG_INF_COUNT] = x.isneginf().sum()
@@ -71,21 +85,41 @@ def _measure_piece(values: Tensor) -> Tensor:
 
 def combine(rows: Tensor) -> Tensor:
     """Merge rows, [..., rows, CELLS] to [..., CELLS], by Chan's formula: as if their values had been one tensor."""
-    number, mean = rows[..., layout.FINITE], rows[..., layout.MEAN]
+    number = rows[..., layout.FINITE]
     empty = number == 0
+    mean, deviation, scale = _in_one_unit(rows)
     total = number.sum(-1)
     merged_mean = (mean * (number / total.clamp(min=1)[..., None])).sum(-1)
     apart = mean - merged_mean[..., None]
     merged = torch.zeros_like(rows[..., 0, :])
     merged[..., layout.FINITE] = total
     merged[..., layout.MEAN] = merged_mean
-    merged[..., layout.DEVIATION] = (rows[..., layout.DEVIATION] + number * apart * apart).sum(-1)
+    merged[..., layout.DEVIATION] = (deviation + number * apart * apart).sum(-1)
     least = rows[..., layout.MIN].masked_fill(empty, torch.inf).amin(-1)
     most = rows[..., layout.MAX].masked_fill(empty, -torch.inf).amax(-1)
     merged[..., layout.MIN] = _zero_where_none(least, total)
     merged[..., layout.MAX] = _zero_where_none(most, total)
+    merged[..., layout.SCALE] = scale
     merged[..., _COUNTS] = rows[..., _COUNTS].sum(-2)
     return merged
+
+
+def _scale_of(magnitude: Tensor) -> Tensor:
+    """`layout.scale_of` without waiting for the device."""
+    far = torch.where(magnitude > layout.HUGE, layout.FAR_EXPONENT, 0)
+    return torch.where((magnitude > 0) & (magnitude < layout.TINY), -layout.FAR_EXPONENT, far).to(magnitude.dtype)
+
+
+def _in_one_unit(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return means, deviations, and the one scale in which they are: the largest of all rows that are not zero."""
+    mean, deviation, scale = (rows[..., cell] for cell in (layout.MEAN, layout.DEVIATION, layout.SCALE))
+    if rows.dtype != torch.float64:
+        return mean, deviation, torch.zeros_like(scale[..., 0])
+    some = (mean != 0) | (deviation != 0)
+    largest = scale.masked_fill(~some, -torch.inf).amax(-1)
+    largest = largest.masked_fill(largest.isinf(), 0)
+    by = torch.where(some, scale - largest[..., None], 0)
+    return torch.ldexp(mean, by), torch.ldexp(torch.ldexp(deviation, by), by), largest
 
 
 def _zero_where_none(extreme: Tensor, number: Tensor) -> Tensor:

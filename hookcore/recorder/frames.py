@@ -47,18 +47,19 @@ def stats_of(cells: NDArray[np.float64]) -> NDArray[np.float64]:
     nans = cells[:, layout.NAN_COUNT]
     stats = np.empty((len(cells), len(STATS)))
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        unit = np.ldexp(1.0, cells[:, layout.SCALE].astype(int))
         squares = deviation + finite * mean * mean
         columns = {
             "count": finite + nans + infinite,
             "nan": nans,
             "inf": infinite,
             "zero": cells[:, layout.ZERO_COUNT],
-            "mean": mean,
-            "std": np.sqrt(deviation / finite),
+            "mean": mean * unit,
+            "std": np.sqrt(deviation / finite) * unit,
             "min": cells[:, layout.MIN],
             "max": cells[:, layout.MAX],
-            "rms": np.sqrt(squares / finite),
-            "norm": np.sqrt(squares),
+            "rms": np.sqrt(squares / finite) * unit,
+            "norm": np.sqrt(squares) * unit,
             "parts": cells[:, layout.PARTS],
             "sketched": cells[:, layout.SKETCHED],
             "ratio": np.full(len(cells), np.nan),

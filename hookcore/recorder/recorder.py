@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from hookcore import hooks
 from hookcore.compiled import guard_functions
 from hookcore.config import Settings
-from hookcore.observe import layout
+from hookcore.observe import cpu, layout
 from hookcore.observe.arena import CpuArena
 from hookcore.recorder.attachment import Attachment, InsideAttachment, ModuleAttachment, ProcessAttachment
 from hookcore.recorder.cadence import Cadence
@@ -103,6 +103,8 @@ class Recorder:
     def attach(self) -> None:
         """Put the hooks on."""
         self._worker.start()
+        if cpu.FALLBACK_REASON:
+            self.say("slow-kernel", cpu.SLOW_KERNEL, "warning")
         self._process_handles = [
             hooks.on_optimizer_step_pre(None, self.saw_step_begin),
             hooks.on_optimizer_step(None, self.saw_step_end),

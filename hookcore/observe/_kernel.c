@@ -1,0 +1,551 @@
+/* The CPU kernel: adds tensors, given by address, to rows of an arena, and takes the rows out again.
+ *
+ * Written for any C compiler with GNU's vector types. The loops in _loops.h are compiled for several instruction sets,
+ * and the module picks one when it is loaded. The few functions of Python's stable interface that are needed are
+ * declared here, so that a build needs no headers of Python's and one build serves every Python since 3.11.
+ */
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#define ALWAYS_INLINE __attribute__((always_inline)) inline
+
+enum { INTERFACE = 1 }; /* raised with every change of the functions or of the layout; cpu.py compares */
+
+/* -- Rows (hookcore/observe/layout.py) and bins (hookcore/sketch.py) ----------------------------------------------- */
+
+enum { FINITE, MEAN, DEVIATION, MIN, MAX, NAN_COUNT, POS_INF_COUNT, NEG_INF_COUNT, ZERO_COUNT, PARTS, SKETCHED, RATIO, SCALE };
+enum { CELLS = 16, HISTOGRAM_OFFSET = CELLS * 8, ROW_BYTES = 5312 };
+enum { STEPS_PER_OCTAVE = 8, MIN_EXPONENT = -56, MAGNITUDES = 640, BINS = 1288 };
+enum { BIN_NEG_INF = 0, BIN_ZERO = 643, POS_FIRST = 645, BIN_POS_INF = 1286, BIN_NAN = 1287 };
+enum { LOW32 = (127 + MIN_EXPONENT) * STEPS_PER_OCTAVE, LOW64 = (1023 + MIN_EXPONENT) * STEPS_PER_OCTAVE };
+
+/* Moments of float64s that are too far from 1 are those of the values times 2 ** -SCALE, where SCALE is +-FAR_EXPONENT. */
+enum { FAR_EXPONENT = 600 };
+#define FAR 0x1p600
+#define HUGE_SIZE 0x1p480
+#define TINY_SIZE 0x1p-450
+
+/* Element types; hookcore/observe/cpu.py has the same list. */
+enum { FLOAT32, FLOAT64, BFLOAT16, FLOAT16, UINT8, INT8, INT16, INT32, INT64, BOOL, COMPLEX64, COMPLEX128, TYPES };
+static const int64_t ITEM_BYTES[TYPES] = {4, 8, 2, 2, 1, 1, 2, 4, 8, 1, 8, 16};
+
+/* The control block that every call gets by address. */
+struct control {
+    int64_t limit;   /* values that a sketch takes at least; -1: every value; 0: no sketch */
+    int64_t jitter;  /* where the sampling stride begins: another place in every step */
+    int64_t scratch; /* address of the scratch memory, one part a thread */
+    int64_t threads;
+    int64_t fork_call, thread_num; /* addresses of two functions in torch's OpenMP runtime */
+    int64_t task_source, task_size, task_code; /* the tensor that the threads share at the moment */
+};
+
+enum { BLOCK = 2048, MAX_DIMENSIONS = 64, MAX_THREADS = 64 };
+enum { PARALLEL_FROM = 1 << 15, COPIES_FROM = 1 << 11, COPIES = 4, COPY_CELLS = 1312 };
+
+/* One thread's scratch memory. */
+enum {
+    COPIES_OFFSET = ROW_BYTES,
+    BINS_OFFSET = COPIES_OFFSET + COPIES * COPY_CELLS * 4,
+    KEPT_OFFSET = BINS_OFFSET + BLOCK * 4,
+    LOADED_OFFSET = KEPT_OFFSET + BLOCK * 8,
+    GATHERED_OFFSET = LOADED_OFFSET + BLOCK * 8,
+    SCRATCH_BYTES = GATHERED_OFFSET + BLOCK * 16,
+};
+
+/* What is done with one tensor. */
+struct task {
+    const char *source;
+    int64_t n, code, stride, jitter;
+    double *cells;
+    uint32_t *histogram;
+    uint32_t *copies; /* sub-histograms, or NULL where the values are too few */
+    char *scratch;
+};
+
+struct moments {
+    double shift, s1, s2, low, high;
+    int64_t zeros;
+};
+
+struct pair {
+    uint64_t first, second;
+};
+
+typedef float f8 __attribute__((vector_size(32)));
+typedef double d8 __attribute__((vector_size(64)));
+typedef int32_t i8 __attribute__((vector_size(32)));
+typedef int64_t l8 __attribute__((vector_size(64)));
+
+/* `chosen ? a : b` in each lane, which not every compiler has for vectors; compiled to one minimum or maximum. */
+#define PICK(chosen, a, b) ((__typeof__(a))(((chosen) & (__typeof__(chosen))(a)) | (~(chosen) & (__typeof__(chosen))(b))))
+
+/* -- What does not depend on the instruction set ------------------------------------------------------------------- */
+
+/* Bring moments with SCALE `from` to the larger one `to`; what vanishes is far below the rounding of the rest. */
+static void rescale(double *mean, double *m2, double from, double to)
+{
+    for (; from < to; from += FAR_EXPONENT) {
+        *mean /= FAR;
+        *m2 = *m2 / FAR / FAR;
+    }
+}
+
+/* Merge the moments of n > 0 finite values into a row. */
+static void merge(double *cells, double n, double mean, double m2, double low, double high, double scale)
+{
+    double old = cells[FINITE];
+    if (old == 0) {
+        cells[FINITE] = n;
+        cells[MEAN] = mean;
+        cells[DEVIATION] = m2;
+        cells[MIN] = low;
+        cells[MAX] = high;
+        cells[SCALE] = scale;
+        return;
+    }
+    if (scale != cells[SCALE]) {
+        if (mean == 0 && m2 == 0) /* nothing but zeros, which fit any scale */
+            scale = cells[SCALE];
+        else if (cells[MEAN] == 0 && cells[DEVIATION] == 0)
+            cells[SCALE] = scale;
+        rescale(&mean, &m2, scale, cells[SCALE]);
+        rescale(&cells[MEAN], &cells[DEVIATION], cells[SCALE], scale);
+        cells[SCALE] = scale > cells[SCALE] ? scale : cells[SCALE];
+    }
+    double delta = mean - cells[MEAN], share = n / (old + n);
+    cells[FINITE] = old + n;
+    cells[MEAN] += delta * share;
+    cells[DEVIATION] += m2 + delta * (delta * old * share);
+    cells[MIN] = low < cells[MIN] ? low : cells[MIN];
+    cells[MAX] = high > cells[MAX] ? high : cells[MAX];
+}
+
+static void add_moments(double *cells, int64_t n, const struct moments *m, int scale)
+{
+    double mean = m->s1 / (double)n, m2 = m->s2 - m->s1 * mean;
+    cells[ZERO_COUNT] += (double)m->zeros;
+    merge(cells, (double)n, m->shift + mean, m2 > 0 ? m2 : 0, m->low, m->high, scale);
+}
+
+static int scale_of(const struct moments *m)
+{
+    double size = m->high > -m->low ? m->high : -m->low;
+    return size > HUGE_SIZE ? FAR_EXPONENT : size < TINY_SIZE && size > 0 ? -FAR_EXPONENT : 0;
+}
+
+/* The magnitude of a complex number; that of a finite one is finite. */
+static double magnitude_of(double re, double im)
+{
+    double size = hypot(re, im);
+    return size == INFINITY && fabs(re) < INFINITY && fabs(im) < INFINITY ? 0x1.fffffffffffffp1023 : size;
+}
+
+/* Where in the block that begins at value `start` the sampling stride hits first. */
+static int64_t first_taken(const struct task *task, int64_t start)
+{
+    int64_t first = (task->jitter - start) % task->stride;
+    return first < 0 ? first + task->stride : first;
+}
+
+/* -- The loops, for each instruction set --------------------------------------------------------------------------- */
+
+struct loops {
+    void (*scan)(const struct task *, int64_t, int64_t);
+    void (*scan_strided)(const struct task *, const int64_t *, const int64_t *, int64_t);
+    void (*fold)(const uint32_t *, uint32_t *);
+    const char *name;
+};
+#define LOOPS(label) {NAME(scan), NAME(scan_strided), NAME(fold), label}
+
+#define NAME(f) f##_base
+#include "_loops.h"
+static const struct loops base_loops = LOOPS("baseline");
+#undef NAME
+
+#if defined(__x86_64__)
+
+#include <cpuid.h>
+
+#ifdef __clang__
+#pragma clang attribute push(__attribute__((target("avx2,fma,f16c,bmi,bmi2,lzcnt,movbe,popcnt"))), apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("avx2,fma,f16c,bmi,bmi2,lzcnt,movbe,popcnt")
+#endif
+#define NAME(f) f##_v3
+#include "_loops.h"
+static const struct loops v3_loops = LOOPS("x86-64-v3");
+#undef NAME
+#ifdef __clang__
+#pragma clang attribute pop
+#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512cd,avx512dq,avx512vl,avx2,fma,f16c,bmi,bmi2,lzcnt,movbe,popcnt"))), apply_to = function)
+#else
+#pragma GCC pop_options
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512bw,avx512cd,avx512dq,avx512vl,avx2,fma,f16c,bmi,bmi2,lzcnt,movbe,popcnt")
+#endif
+#define NAME(f) f##_v4
+#include "_loops.h"
+static const struct loops v4_loops = LOOPS("x86-64-v4");
+#undef NAME
+#ifdef __clang__
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+
+/* The levels of the psABI: what the processor has, and what the system saves between threads. */
+static int x86_level(void)
+{
+    unsigned a, b, c, d, low, high;
+    const unsigned v3_ecx = bit_FMA | bit_MOVBE | bit_OSXSAVE | bit_AVX | bit_F16C | bit_POPCNT;
+    const unsigned v3_ebx = bit_BMI | bit_AVX2 | bit_BMI2;
+    const unsigned v4_ebx = bit_AVX512F | bit_AVX512DQ | bit_AVX512CD | bit_AVX512BW | bit_AVX512VL;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || (c & v3_ecx) != v3_ecx)
+        return 1;
+    __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    if ((low & 6) != 6 || !__get_cpuid_count(7, 0, &a, &b, &c, &d) || (b & v3_ebx) != v3_ebx)
+        return 1;
+    int level = (b & v4_ebx) == v4_ebx && (low & 0xE0) == 0xE0 ? 4 : 3;
+    return __get_cpuid(0x80000001, &a, &b, &c, &d) && (c & bit_LZCNT) ? level : 1;
+}
+
+static const struct loops *pick_loops(int most)
+{
+    int level = x86_level();
+    level = level < most ? level : most;
+    return level >= 4 ? &v4_loops : level == 3 ? &v3_loops : &base_loops;
+}
+
+#else
+
+static const struct loops *pick_loops(int most)
+{
+    return &base_loops;
+}
+
+#endif
+
+static const struct loops *loops;
+
+/* -- Whole tensors ------------------------------------------------------------------------------------------------- */
+
+/* 0: no sketch; 1: every value; else an odd number of values from one taken value to the next. */
+static int64_t stride_of(int64_t n, int64_t limit)
+{
+    if (limit == 0)
+        return 0;
+    if (limit < 0 || n < 2 * limit)
+        return 1;
+    int64_t stride = n / limit;
+    return stride - 1 + stride % 2;
+}
+
+static struct task new_task(const struct control *control, int64_t source, int64_t n, int64_t code, int64_t row)
+{
+    return (struct task){
+        .source = (const char *)source,
+        .n = n,
+        .code = code,
+        .stride = stride_of(n, control->limit),
+        .jitter = control->jitter,
+        .cells = (double *)row,
+        .histogram = (uint32_t *)(row + HISTOGRAM_OFFSET),
+        .scratch = (char *)control->scratch,
+    };
+}
+
+static void use_copies(struct task *task)
+{
+    task->copies = (uint32_t *)(task->scratch + COPIES_OFFSET);
+    memset(task->copies, 0, COPIES * COPY_CELLS * 4);
+}
+
+/* One thread's share of a large tensor. Its numbers begin the thread's scratch memory, as a row does. */
+static void run_share(void *address)
+{
+    struct control *control = address;
+    int64_t thread = ((int (*)(void))control->thread_num)(), threads = control->threads;
+    int64_t scratch = control->scratch + thread * SCRATCH_BYTES;
+    int64_t blocks = (control->task_size + BLOCK - 1) / BLOCK;
+    struct task task = new_task(control, control->task_source, control->task_size, control->task_code, scratch);
+    task.scratch = (char *)scratch;
+    memset(task.cells, 0, CELLS * 8);
+    use_copies(&task);
+    loops->scan(&task, blocks * thread / threads, blocks * (thread + 1) / threads);
+}
+
+/* Give every thread of torch's team a part, then merge the parts. */
+static void share(struct control *control, const struct task *task)
+{
+    typedef void (*fork_function)(void (*)(void *), void *, unsigned, unsigned);
+    static const int counts[] = {NAN_COUNT, POS_INF_COUNT, NEG_INF_COUNT, ZERO_COUNT, SKETCHED};
+    control->task_source = (int64_t)task->source;
+    control->task_size = task->n;
+    control->task_code = task->code;
+    ((fork_function)control->fork_call)(run_share, control, (unsigned)control->threads, 0);
+    for (int64_t thread = 0; thread < control->threads; thread++) {
+        const char *scratch = (const char *)control->scratch + thread * SCRATCH_BYTES;
+        const double *part = (const double *)scratch;
+        if (part[FINITE] > 0)
+            merge(task->cells, part[FINITE], part[MEAN], part[DEVIATION], part[MIN], part[MAX], part[SCALE]);
+        for (int i = 0; i < 5; i++)
+            task->cells[counts[i]] += part[counts[i]];
+        if (task->stride > 0)
+            loops->fold((const uint32_t *)(scratch + COPIES_OFFSET), task->histogram);
+    }
+}
+
+static void observe(int64_t source, int64_t n, int64_t code, int64_t row, int64_t control_address)
+{
+    struct control *control = (struct control *)control_address;
+    struct task task = new_task(control, source, n, code, row);
+    task.cells[PARTS] += 1;
+    if (n >= PARALLEL_FROM && control->threads > 1) {
+        share(control, &task);
+        return;
+    }
+    if (n >= COPIES_FROM && task.stride > 0)
+        use_copies(&task);
+    loops->scan(&task, 0, (n + BLOCK - 1) / BLOCK);
+    if (task.copies)
+        loops->fold(task.copies, task.histogram);
+}
+
+/* `shape`: the address of the number of axes, their sizes, and their strides in items. */
+static void observe_strided(int64_t source, int64_t n, int64_t code, int64_t shape, int64_t row, int64_t control)
+{
+    const int64_t *geometry = (const int64_t *)shape, dims = geometry[0];
+    struct task task = new_task((struct control *)control, source, n, code, row);
+    task.cells[PARTS] += 1;
+    if (n >= COPIES_FROM && task.stride > 0)
+        use_copies(&task);
+    if (n > 0)
+        loops->scan_strided(&task, geometry + 1, geometry + 1 + dims, dims);
+    if (task.copies)
+        loops->fold(task.copies, task.histogram);
+}
+
+/* -- The end of a step --------------------------------------------------------------------------------------------- */
+
+/* A packed row: slot and number of filled bins (int64), the cells, then (bin << 32 | count) for each filled bin. */
+enum { HEAD_WORDS = 2 + CELLS };
+
+/* Pack the written ones of `used` rows to `target` and leave them empty; answer the number of words. */
+static int64_t pack(int64_t base, int64_t used, int64_t target)
+{
+    int64_t *end = (int64_t *)target;
+    for (int64_t slot = 0; slot < used; slot++) {
+        double *cells = (double *)(base + slot * ROW_BYTES);
+        uint32_t *histogram = (uint32_t *)(cells + CELLS);
+        if (cells[PARTS] == 0)
+            continue;
+        int64_t *bins = end + HEAD_WORDS, filled = 0;
+        for (int64_t i = 0; i < BINS && cells[SKETCHED] > 0; i += 8) {
+            uint64_t eight[4];
+            memcpy(eight, histogram + i, sizeof eight);
+            if ((eight[0] | eight[1] | eight[2] | eight[3]) == 0)
+                continue;
+            for (int64_t bin = i; bin < i + 8; bin++) {
+                bins[filled] = bin << 32 | histogram[bin];
+                filled += histogram[bin] != 0;
+            }
+            memset(histogram + i, 0, sizeof eight);
+        }
+        end[0] = slot;
+        end[1] = filled;
+        memcpy(end + 2, cells, CELLS * 8);
+        memset(cells, 0, CELLS * 8);
+        end += HEAD_WORDS + filled;
+    }
+    return end - (int64_t *)target;
+}
+
+/* The other way: where the arrays of a harvest are. Answer the number of rows. */
+struct harvest {
+    uint32_t *slots;
+    double *cells;
+    uint32_t *start;
+    uint16_t *bins;
+    uint32_t *counts;
+};
+
+static int64_t unpack(const int64_t *words, int64_t size, const struct harvest *to)
+{
+    int64_t rows = 0, filled = 0;
+    to->start[0] = 0;
+    for (int64_t at = 0; at + HEAD_WORDS <= size;) {
+        int64_t bins = words[at + 1];
+        if (bins < 0 || bins > size - at - HEAD_WORDS)
+            break; /* not what `pack` wrote: no numbers are better than wrong ones */
+        to->slots[rows] = (uint32_t)words[at];
+        memcpy(to->cells + rows * CELLS, words + at + 2, CELLS * 8);
+        at += HEAD_WORDS;
+        for (int64_t i = 0; i < bins; i++, filled++) {
+            to->bins[filled] = (uint16_t)(words[at + i] >> 32);
+            to->counts[filled] = (uint32_t)words[at + i];
+        }
+        at += bins;
+        to->start[++rows] = (uint32_t)filled;
+    }
+    return rows;
+}
+
+/* -- The module: the part of Python's stable interface that is used ------------------------------------------------ */
+
+typedef struct _object PyObject;
+typedef intptr_t Py_ssize_t;
+typedef PyObject *(*PyCFunctionFast)(PyObject *, PyObject *const *, Py_ssize_t);
+
+typedef struct {
+    const char *name;
+    PyCFunctionFast function;
+    int flags;
+    const char *doc;
+} PyMethodDef;
+
+typedef struct {
+    struct {
+        Py_ssize_t references;
+        void *type;
+        PyObject *(*init)(void);
+        Py_ssize_t index;
+        PyObject *copy;
+    } base;
+    const char *name, *doc;
+    Py_ssize_t size;
+    PyMethodDef *methods;
+    void *slots, *traverse, *clear, *free;
+} PyModuleDef;
+
+enum { METH_FASTCALL = 0x80, PYTHON_ABI_VERSION = 3 };
+
+extern PyObject _Py_NoneStruct, *PyExc_TypeError;
+void Py_IncRef(PyObject *);
+long long PyLong_AsLongLong(PyObject *);
+PyObject *PyLong_FromLongLong(long long);
+PyObject *PyErr_Format(PyObject *, const char *, ...);
+PyObject *PyErr_Occurred(void);
+PyObject *PyModule_Create2(PyModuleDef *, int);
+int PyModule_AddIntConstant(PyObject *, const char *, long);
+int PyModule_AddStringConstant(PyObject *, const char *, const char *);
+void *PyEval_SaveThread(void);
+void PyEval_RestoreThread(void *);
+
+/* Read `wanted` integers; 0 where that cannot be, with an exception set. */
+static int read_integers(PyObject *const *arguments, Py_ssize_t given, Py_ssize_t wanted, int64_t *numbers)
+{
+    if (given != wanted) {
+        PyErr_Format(PyExc_TypeError, "%zd arguments were given: this function takes %zd", given, wanted);
+        return 0;
+    }
+    for (Py_ssize_t i = 0; i < wanted; i++) {
+        numbers[i] = PyLong_AsLongLong(arguments[i]);
+        if (numbers[i] == -1 && PyErr_Occurred())
+            return 0;
+    }
+    return 1;
+}
+
+static PyObject *none(void)
+{
+    Py_IncRef(&_Py_NoneStruct);
+    return &_Py_NoneStruct;
+}
+
+static PyObject *call_observe(PyObject *self, PyObject *const *arguments, Py_ssize_t given)
+{
+    int64_t a[4];
+    if (!read_integers(arguments, given, 4, a))
+        return NULL;
+    observe(a[0], a[1], FLOAT32, a[2], a[3]);
+    return none();
+}
+
+static int is_type(int64_t code)
+{
+    if (code >= 0 && code < TYPES)
+        return 1;
+    PyErr_Format(PyExc_TypeError, "%lld is not the code of an element type: codes are 0 to %d", (long long)code, TYPES - 1);
+    return 0;
+}
+
+static PyObject *call_observe_other(PyObject *self, PyObject *const *arguments, Py_ssize_t given)
+{
+    int64_t a[5];
+    if (!read_integers(arguments, given, 5, a) || !is_type(a[2]))
+        return NULL;
+    observe(a[0], a[1], a[2], a[3], a[4]);
+    return none();
+}
+
+static PyObject *call_observe_strided(PyObject *self, PyObject *const *arguments, Py_ssize_t given)
+{
+    int64_t a[6];
+    if (!read_integers(arguments, given, 6, a) || !is_type(a[2]))
+        return NULL;
+    observe_strided(a[0], a[1], a[2], a[3], a[4], a[5]);
+    return none();
+}
+
+static PyObject *call_pack(PyObject *self, PyObject *const *arguments, Py_ssize_t given)
+{
+    int64_t a[3];
+    if (!read_integers(arguments, given, 3, a))
+        return NULL;
+    return PyLong_FromLongLong(pack(a[0], a[1], a[2]));
+}
+
+static PyObject *call_unpack(PyObject *self, PyObject *const *arguments, Py_ssize_t given)
+{
+    int64_t a[7];
+    if (!read_integers(arguments, given, 7, a))
+        return NULL;
+    struct harvest to = {(uint32_t *)a[2], (double *)a[3], (uint32_t *)a[4], (uint16_t *)a[5], (uint32_t *)a[6]};
+    void *thread = PyEval_SaveThread();
+    int64_t rows = unpack((const int64_t *)a[0], a[1], &to);
+    PyEval_RestoreThread(thread);
+    return PyLong_FromLongLong(rows);
+}
+
+/* For tests: use no newer instructions than those of x86-64-v<n>. */
+static PyObject *call_limit_instructions(PyObject *self, PyObject *const *arguments, Py_ssize_t given)
+{
+    int64_t a[1];
+    if (!read_integers(arguments, given, 1, a))
+        return NULL;
+    loops = pick_loops((int)a[0]);
+    return none();
+}
+
+static PyMethodDef methods[] = {
+    {"observe", call_observe, METH_FASTCALL, "Add n float32s that lie side by side at an address to a row."},
+    {"observe_other", call_observe_other, METH_FASTCALL, "Add n values of any type that lie side by side to a row."},
+    {"observe_strided", call_observe_strided, METH_FASTCALL, "Add n values of a tensor with gaps to a row."},
+    {"pack", call_pack, METH_FASTCALL, "Move rows of an arena to a buffer and return its number of words."},
+    {"unpack", call_unpack, METH_FASTCALL, "Read packed rows into arrays and return the number of rows."},
+    {"limit_instructions", call_limit_instructions, METH_FASTCALL, "Use no newer instructions than x86-64-v<n>."},
+    {0},
+};
+
+static PyModuleDef definition = {
+    .base = {.references = 1},
+    .name = "_kernel",
+    .doc = "The CPU kernel: addresses in, numbers added to rows of an arena.",
+    .size = -1,
+    .methods = methods,
+};
+
+__attribute__((visibility("default"))) PyObject *PyInit__kernel(void)
+{
+    loops = pick_loops(4);
+    PyObject *module = PyModule_Create2(&definition, PYTHON_ABI_VERSION);
+    if (module == NULL || PyModule_AddIntConstant(module, "INTERFACE", INTERFACE) ||
+        PyModule_AddIntConstant(module, "SCRATCH_BYTES", SCRATCH_BYTES) ||
+        PyModule_AddIntConstant(module, "MAX_THREADS", MAX_THREADS) ||
+        PyModule_AddStringConstant(module, "INSTRUCTIONS", loops->name))
+        return NULL;
+    return module;
+}

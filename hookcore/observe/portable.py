@@ -1,0 +1,204 @@
+"""The functions of the compiled CPU kernel in NumPy, for machines on which the extension was not built.
+
+Same arguments and same results as `_kernel.c`, about ten times slower, in one thread.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from hookcore import sketch
+from hookcore.observe import layout
+
+INSTRUCTIONS: Final = "NumPy"
+MAX_THREADS: Final = 1
+SCRATCH_BYTES: Final = 64
+# By code (see `hookcore.observe.cpu`); bfloat16 is unknown to NumPy and is read as its bits.
+_DTYPES: Final = ("f4", "f8", "u2", "f2", "u1", "i1", "i2", "i4", "i8", "u1", "c8", "c16")
+_BFLOAT16: Final = 2
+_PIECE: Final = 1 << 20  # values at a time, so that the float64 copies stay small
+_HEAD: Final = 2 + layout.CELLS
+
+
+def observe(address: int, n: int, row: int, control: int) -> None:
+    """Add n float32s without gaps to a row."""
+    observe_other(address, n, 0, row, control)
+
+
+def observe_other(address: int, n: int, code: int, row: int, control: int) -> None:
+    """Add n values of any type without gaps to a row."""
+    _add(_array(address, n, _DTYPES[code]), code, row, control)
+
+
+def observe_strided(address: int, n: int, code: int, shape: int, row: int, control: int) -> None:
+    """Add n values of a tensor with gaps to a row; `shape` is the address of the axes' number, sizes and strides."""
+    axes = int(_array(shape, 1, np.int64)[0])
+    sizes, strides = _array(shape + 8, 2 * axes, np.int64).reshape(2, axes)
+    dtype = np.dtype(_DTYPES[code])
+    reach = int(((sizes - 1) * strides).sum()) + 1 if n else 0
+    base = _array(address, reach, dtype)
+    view = np.lib.stride_tricks.as_strided(base, sizes.tolist(), (strides * dtype.itemsize).tolist(), writeable=False)
+    _add(view.reshape(-1), code, row, control)
+
+
+def pack(base: int, used: int, target: int) -> int:
+    """Pack the written ones of `used` rows to `target`, leave them empty, and return the number of words."""
+    rows = _rows(base, used)
+    end = target
+    for slot in np.flatnonzero(rows["cells"][:, layout.PARTS]).tolist():
+        cells, counts = rows["cells"][slot], rows["bins"][slot]
+        bins = np.flatnonzero(counts)
+        words = _array(end, _HEAD + bins.size, np.int64)
+        words[:2] = slot, bins.size
+        words[2:_HEAD] = cells.view(np.int64)
+        words[_HEAD:] = bins << 32 | counts[bins]
+        cells[:] = 0
+        counts[:] = 0
+        end += words.nbytes
+    return (end - target) // 8
+
+
+def unpack(words: int, size: int, slots: int, cells: int, start: int, bins: int, counts: int) -> int:
+    """Read packed rows into the arrays at these addresses and return the number of rows."""
+    given = _array(words, size, np.int64)
+    most = size // _HEAD
+    to_slots, to_start = _array(slots, most, np.uint32), _array(start, most + 1, np.uint32)
+    to_cells = _array(cells, most * layout.CELLS, np.int64).reshape(most, layout.CELLS)
+    to_bins, to_counts = _array(bins, size, np.uint16), _array(counts, size, np.uint32)
+    rows, filled, at = 0, 0, 0
+    to_start[0] = 0
+    while at + _HEAD <= size:
+        length = int(given[at + 1])
+        if not 0 <= length <= size - at - _HEAD:
+            break  # not what `pack` wrote: no numbers are better than wrong ones
+        to_slots[rows] = given[at]
+        to_cells[rows] = given[at + 2 : at + _HEAD]
+        pairs = given[at + _HEAD : at + _HEAD + length]
+        to_bins[filled : filled + length] = pairs >> 32
+        to_counts[filled : filled + length] = pairs & 0xFFFFFFFF
+        filled, rows, at = filled + length, rows + 1, at + _HEAD + length
+        to_start[rows] = filled
+    return rows
+
+
+class _Moments(NamedTuple):
+    """Moments of finite values, in units of 2 ** scale, and their extremes."""
+
+    number: int
+    mean: float
+    deviation: float
+    least: float
+    most: float
+    scale: int
+
+
+def _array(address: int, n: int, dtype: DTypeLike) -> NDArray[Any]:
+    kind = np.dtype(dtype)
+    if not n:
+        return np.empty(0, kind)
+    return np.frombuffer(memoryview((ctypes.c_ubyte * (n * kind.itemsize)).from_address(address)), kind)
+
+
+def _rows(base: int, used: int) -> NDArray[Any]:
+    return _array(base, used, layout.ROW_DTYPE)
+
+
+def _add(values: NDArray[Any], code: int, row: int, control: int) -> None:
+    limit, jitter = _array(control, 2, np.int64).tolist()
+    (found,) = _rows(row, 1)
+    cells = found["cells"]
+    cells[layout.PARTS] += 1
+    stride = _stride_of(values.size, limit)
+    for first, piece in _pieces(values, code):
+        _add_piece(piece, cells)
+        if stride:
+            taken = piece[(jitter - first) % stride :: stride]
+            found["bins"][:] += np.bincount(sketch.bins_of(taken), minlength=sketch.BINS).astype(np.uint32)
+            cells[layout.SKETCHED] += taken.size
+
+
+def _pieces(values: NDArray[Any], code: int) -> Iterator[tuple[int, NDArray[np.float64]]]:
+    for first in range(0, values.size, _PIECE):
+        piece = values[first : first + _PIECE]
+        if code == _BFLOAT16:
+            piece = (piece.astype(np.uint32) << 16).view(np.float32)
+        if piece.dtype.kind == "c":
+            piece = _magnitudes(piece.astype(np.complex128))
+        with np.errstate(invalid="ignore"):  # signaling NaNs
+            yield first, piece.astype(np.float64)
+
+
+def _magnitudes(values: NDArray[np.complex128]) -> NDArray[np.float64]:
+    """The magnitudes of complex numbers; those of finite numbers are finite."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        sizes = np.abs(values)
+    sizes[np.isfinite(values) & np.isinf(sizes)] = np.finfo(np.float64).max
+    return sizes
+
+
+def _add_piece(x: NDArray[np.float64], cells: NDArray[np.float64]) -> None:
+    finite = np.isfinite(x)
+    cells[layout.NAN_COUNT] += np.isnan(x).sum()
+    cells[layout.POS_INF_COUNT] += np.isposinf(x).sum()
+    cells[layout.NEG_INF_COUNT] += np.isneginf(x).sum()
+    cells[layout.ZERO_COUNT] += (x == 0).sum()
+    kept = x[finite]
+    if kept.size:
+        _merge(cells, _measure(kept))
+
+
+def _measure(x: NDArray[np.float64]) -> _Moments:
+    least, most = float(x.min()), float(x.max())
+    scale = layout.scale_of(max(most, -least))
+    x = np.ldexp(x, -scale)
+    shift = float(x[0])
+    away = x - shift
+    rest = float(away.mean())
+    deviation = float((away * away).sum()) - x.size * rest * rest
+    return _Moments(x.size, shift + rest, max(0.0, deviation), least, most, scale)
+
+
+def _merge(cells: NDArray[np.float64], new: _Moments) -> None:
+    """Merge by Chan's formula, in the larger one of the two scales."""
+    number, mean, deviation = cells[[layout.FINITE, layout.MEAN, layout.DEVIATION]].tolist()
+    if number == 0:
+        cells[[layout.FINITE, layout.MEAN, layout.DEVIATION, layout.MIN, layout.MAX, layout.SCALE]] = new
+        return
+    scale = _common_scale((cells[layout.SCALE], mean or deviation), (new.scale, new.mean or new.deviation))
+    mean, deviation = _rescaled(mean, deviation, int(cells[layout.SCALE]) - scale)
+    new_mean, new_deviation = _rescaled(new.mean, new.deviation, new.scale - scale)
+    delta, share = new_mean - mean, new.number / (number + new.number)
+    cells[layout.FINITE] = number + new.number
+    cells[layout.MEAN] = mean + delta * share
+    cells[layout.DEVIATION] = deviation + new_deviation + delta * (delta * number * share)
+    cells[layout.MIN] = min(cells[layout.MIN], new.least)
+    cells[layout.MAX] = max(cells[layout.MAX], new.most)
+    cells[layout.SCALE] = scale
+
+
+def _common_scale(*parts: tuple[float, float]) -> int:
+    """The largest scale; parts of nothing but zeros fit any."""
+    return int(max((scale for scale, moments in parts if moments), default=0))
+
+
+def _rescaled(mean: float, deviation: float, by: int) -> tuple[float, float]:
+    return (
+        (float(np.ldexp(mean, by)), float(np.ldexp(deviation, 2 * by)))
+        if by and (mean or deviation)
+        else (mean, deviation)
+    )
+
+
+def _stride_of(n: int, limit: int) -> int:
+    """0: no sketch; 1: every value; else an odd number of values from one taken value to the next."""
+    if limit == 0:
+        return 0
+    if limit < 0 or n < 2 * limit:
+        return 1
+    stride = n // limit
+    return stride - 1 + stride % 2

@@ -1,0 +1,169 @@
+"""The compiled CPU kernel on every instruction set, and NumPy in its place: the same numbers."""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hookcore import sketch
+from hookcore.observe import _kernel, cpu, layout, portable
+from hookcore.observe.arena import CODES, CpuArena
+from tests.test_kernels import check, expect, floats32, floats64, measure
+
+SOURCE = Path(cpu.__file__).with_name("_kernel.c").read_text()
+
+
+@pytest.fixture(params=[1, 3, 4])
+def level(request: pytest.FixtureRequest) -> Iterator[int]:
+    """The newest instructions that the kernel may use; a processor without them uses the next older ones."""
+    _kernel.limit_instructions(request.param)
+    yield request.param
+    _kernel.limit_instructions(4)
+
+
+@pytest.mark.parametrize("dtype", list(CODES))
+@pytest.mark.parametrize("size", [1, 15, 16, 2049, 70_001])
+def test_every_type_is_measured_the_same_with_every_instruction_set(level: int, dtype: torch.dtype, size: int) -> None:
+    tensor = (torch.randn(size, generator=torch.Generator().manual_seed(size)) * 30).to(dtype)
+    values = tensor.float() if dtype is torch.bfloat16 else tensor.abs() if dtype.is_complex else tensor
+    if dtype is torch.complex64:
+        values = tensor.to(torch.complex128).abs()
+    check(values.numpy(), tensor)
+
+
+def test_non_finite_values_are_counted_with_every_instruction_set(level: int) -> None:
+    values = np.random.default_rng(level).normal(size=10_000)
+    values[[3, 2047, 5000]] = [math.nan, math.inf, -math.inf]
+    values[6000:6010] = 0
+    for each in (values, values.astype(np.float32), values.astype(np.float16)):
+        check(each, torch.from_numpy(each))
+
+
+@pytest.fixture
+def by_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NumPy instead of the extension."""
+    for name in ("observe", "observe_other", "observe_strided", "pack", "unpack"):
+        monkeypatch.setattr(cpu, name, getattr(portable, name))
+
+
+@pytest.mark.parametrize("dtype", list(CODES))
+@pytest.mark.parametrize("limit", [None, 0, 1000])
+@pytest.mark.parametrize("step", [1, 3])
+def test_numpy_adds_what_the_extension_adds(by_numpy: None, dtype: torch.dtype, limit: int | None, step: int) -> None:
+    rows = []
+    tensor = (torch.randn(40, 150, generator=torch.Generator().manual_seed(0)) * 30).to(dtype)[:, ::step]
+    for kernel in (portable, _kernel):
+        arena = CpuArena(4, limit)
+        arena._control[cpu.JITTER] = 12345
+        for name in ("observe", "observe_other", "observe_strided"):
+            setattr(cpu, name, getattr(kernel, name))
+        arena.observe(tensor, arena.row(1))
+        arena.observe(tensor[:3], arena.row(1))
+        rows.append(arena._packer.pack(arena.base, 4))
+    by_numpy_alone, compiled = rows
+    head = 2 + layout.CELLS
+    assert by_numpy_alone[:2].tolist() == compiled[:2].tolist()
+    np.testing.assert_allclose(by_numpy_alone[2:head].view(np.float64), compiled[2:head].view(np.float64), rtol=1e-9)
+    np.testing.assert_array_equal(by_numpy_alone[head:], compiled[head:])
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(floats32 | floats64, min_size=1, max_size=4))
+def test_numpy_measures_any_value(parts: list[np.ndarray]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("observe", "observe_other", "pack", "unpack"):
+            patch.setattr(cpu, name, getattr(portable, name))
+        check(np.concatenate(parts), *[torch.from_numpy(part) for part in parts])
+
+
+def test_numpy_takes_long_tensors_in_pieces(by_numpy: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(portable, "_PIECE", 1000)
+    values = np.random.default_rng(0).normal(size=10_001).astype(np.float32)
+    values[5000] = math.nan
+    check(values, torch.from_numpy(values))
+
+
+def test_the_extension_knows_the_layout_and_the_bins() -> None:
+    listed = ast.literal_eval
+    for name in ("ROW_BYTES", "FAR_EXPONENT"):
+        assert int(re.search(rf"\b{name} = (\d+)", SOURCE)[1]) == getattr(layout, name)  # type: ignore[index]
+    for name, value in {
+        "BINS": sketch.BINS,
+        "MAGNITUDES": sketch.MAGNITUDES,
+        "POS_FIRST": sketch.POS_FIRST,
+        "BIN_ZERO": sketch.ZERO,
+        "BIN_NAN": sketch.NAN,
+        "BIN_POS_INF": sketch.POS_INF,
+        "BIN_NEG_INF": sketch.NEG_INF,
+        "MIN_EXPONENT": sketch.MIN_EXPONENT,
+    }.items():
+        assert listed(re.search(rf"\b{name} = (-?\d+)", SOURCE)[1]) == value, name  # type: ignore[index]
+    cells = re.search(r"enum \{ (FINITE, [^}]+) \}", SOURCE)[1].split(", ")  # type: ignore[index]
+    assert [getattr(layout, name) for name in cells] == list(range(len(cells)))
+    assert float.fromhex(re.search(r"HUGE_SIZE (\S+)", SOURCE)[1]) == layout.HUGE  # type: ignore[index]
+    assert float.fromhex(re.search(r"TINY_SIZE (\S+)", SOURCE)[1]) == layout.TINY  # type: ignore[index]
+
+
+def test_a_missing_extension_and_one_of_another_version_are_replaced_with_a_reason() -> None:
+    module, reason = cpu.load_kernel("hookcore.observe._no_such_kernel")
+    assert module is portable
+    assert "_no_such_kernel" in reason
+    module, reason = cpu.load_kernel("hookcore.observe.layout")
+    assert module is portable
+    assert "another version" in reason
+    loaded: tuple[ModuleType, str] = cpu.load_kernel()
+    assert loaded == (_kernel, "")
+
+
+@pytest.mark.parametrize(
+    ("call", "arguments"),
+    [("observe", (1, 2)), ("observe", ("a", 1, 1, 1)), ("observe_other", (0, 0, 99, 0, 0)), ("pack", (2**70, 0, 0))],
+)
+def test_wrong_arguments_raise_instead_of_reading_memory(call: str, arguments: tuple[object, ...]) -> None:
+    with pytest.raises((TypeError, OverflowError)):
+        getattr(_kernel, call)(*arguments)
+
+
+def test_a_run_without_the_extension_has_the_same_numbers_and_says_so() -> None:
+    code = """
+import sys
+sys.modules["hookcore.observe._kernel"] = None
+import hookcore, torch
+from torch import nn
+from hookcore.doctor import training
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+with hookcore.watch(model, server=None, budget=None) as watcher:
+    model(torch.ones(3, 4)).sum().backward()
+    watcher.step()
+    watcher.flush()
+    latest = watcher.store.latest(kind="output")
+    print(latest.values[latest.taps.index(next(tap for tap in latest.taps if tap.module == "1"))].tolist()[:2])
+    print([event.message for event in watcher.store.events() if event.name == "slow-kernel"])
+    print(training._kernel())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    numbers, events, finding = done.stdout.splitlines()
+    assert len(ast.literal_eval(numbers)) == 2
+    assert "about ten times slower" in ast.literal_eval(events)[0]
+    assert "note" in finding
+    assert "pip install" in finding
+
+
+def test_the_stats_of_a_measured_tensor_are_those_of_numpy_without_the_extension(by_numpy: None) -> None:
+    tensor = torch.randn(100, 30, generator=torch.Generator().manual_seed(2)).T[::2]
+    stats, _ = measure(tensor)
+    for name, value in expect(tensor.numpy()).items():
+        assert stats[name] == pytest.approx(value, rel=1e-9), name
