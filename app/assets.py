@@ -7,7 +7,7 @@ import hashlib
 import mimetypes
 import re
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -20,6 +20,7 @@ from . import joined
 FOLDER: Final = Path(__file__).parent / "static"
 FOREVER: Final = "public, max-age=31536000, immutable"
 LEAST_SQUEEZED: Final = 1024
+MOST_NAMES: Final = 1024  # that are remembered; anybody may ask for names that are none
 
 router = APIRouter(include_in_schema=False)
 
@@ -44,6 +45,11 @@ def version() -> str:
 
 
 @cache
+def _files() -> frozenset[Path]:
+    return frozenset(path for path in FOLDER.rglob("*") if path.is_file())
+
+
+@lru_cache(MOST_NAMES)
 def read(name: str) -> Asset | None:
     """A file by its path below `static`; None where there is none. Squeezed once, not at every request.
 
@@ -51,7 +57,7 @@ def read(name: str) -> Asset | None:
     """
     whole = re.fullmatch(r"joined/(\w+\.js)", name)
     path = FOLDER / (f"js/pages/{whole[1]}" if whole else name)
-    if not path.is_file() or FOLDER not in path.resolve().parents:
+    if path not in _files():
         return None
     content = joined.join(f"js/pages/{whole[1]}", _text_of).encode() if whole else path.read_bytes()
     kind = mimetypes.guess_type(name)[0] or "application/octet-stream"
@@ -87,7 +93,7 @@ async def asset(request: Request, of_version: str, name: str) -> Response:
     """A file; kept by the browser forever, since another content has another address."""
     found = read(name) if ".." not in name else None
     if found is None:
-        raise HTTPException(404, f"there is no file {name!r}: reload the page")
+        raise HTTPException(404, f"there is no file {name[:200]!r}: reload the page")
     headers = {"Cache-Control": FOREVER if of_version == version() else "no-cache", "Vary": "Accept-Encoding"}
     if found.squeezed and "gzip" in request.headers.get("accept-encoding", ""):
         headers["Content-Encoding"] = "gzip"

@@ -33,7 +33,7 @@ def login(request: Request, code: Annotated[str, Query(max_length=200)] = "") ->
     if role is None:
         raise HTTPException(403, "this link was used before, or is too old: make a new one with `hookcore link`")
     root = request.scope.get("root_path", "")
-    answer = RedirectResponse(f"{root}/", 303, {"Cache-Control": "no-store"})
+    answer = RedirectResponse(f"{root}/", 303, {"Cache-Control": "private, no-store"})
     answer.set_cookie(
         access.cookie,
         access.make_session(role),

@@ -22,6 +22,23 @@ class SocketProtocol(WriteDeadline, WebSocketsSansIOProtocol):
 
     close_timeout = 0.3
 
+    def send_receive_event_to_app(self) -> None:
+        """Hand a message on, unless it is a text that isn't UTF-8, for which uvicorn would log a traceback."""
+        if self.curr_msg_data_type == "text" and not _is_utf8(self.frames):
+            self.frames = []
+            self.conn.send_close(1007, "the text of a message was not UTF-8")
+            self.handle_parser_exception()
+            return
+        super().send_receive_event_to_app()
+
+
+def _is_utf8(pieces: list[bytes]) -> bool:
+    try:
+        b"".join(pieces).decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
 
 class HttpProtocol(WriteDeadline, HttpToolsProtocol):
     """A connection on which a request must arrive in time, and that gives way where there are too many.

@@ -47,6 +47,7 @@ HEADERS: Final = {
     "x-frame-options": "DENY",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
+    "cache-control": "private, no-store",  # unless a route says otherwise
 }
 Headers = list[tuple[bytes, bytes]]
 _HEADERS: Final[Headers] = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
@@ -194,10 +195,15 @@ def framed_headers(ancestors: tuple[str, ...]) -> Headers:
 
 
 def may_change(scope: Scope, access: Access) -> bool:
-    """Whether who asks for a page may also change things: then it has the buttons for it. In a frame it never has:
-    the page around it could make somebody click what they do not see."""
-    if is_framed(scope):
-        return False
+    """Return whether the page that is asked for gets buttons that change things.
+
+    In a frame it never does: the page around it could make somebody click on what they don't see.
+    """
+    return not is_framed(scope) and is_owner(scope, access)
+
+
+def is_owner(scope: Scope, access: Access) -> bool:
+    """Return whether an owner asks."""
     visitor = access.know(dict(scope["headers"]), lambda: _is_user(scope), True)
     return visitor is not None and visitor.role == "owner"
 
@@ -291,7 +297,6 @@ async def _refuse(scope: Scope, send: Send, refusal: RefusedError) -> None:
     headers: list[tuple[bytes, bytes]] = [
         (b"content-type", kind),
         (b"content-length", str(len(body)).encode()),
-        (b"cache-control", b"no-store"),
     ]
     if refusal.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,9 @@ from hookcore_app import live
 from hookcore_app.live import frames, publisher
 from hookcore_app.live.encoding import json_of, numbers
 from hookcore_app.live.marks import Steps, mark_of, new_steps
-from hookcore_app.live.publisher import Pulse, Selections, Shared
+from hookcore_app.live.publisher import Publisher, Pulse, Selections, Shared
 from hookcore_app.live.requests import Scale
+from hookcore_app.live.socket import Pace
 from hookcore_app.runs import Changes, Runs
 from hookcore_app.settings import ServerSettings
 from tests.live_world import frame, make_app, open_run, put
@@ -100,6 +102,39 @@ def test_what_could_not_be_made_is_tried_again() -> None:
         assert await shared.get("one", make, len) == b"made"
 
     asyncio.run(ask())
+
+
+def test_an_owner_finds_a_place_and_no_reader_takes_all_of_the_others() -> None:
+    publisher = Publisher(Runs(ServerSettings()), ServerSettings(max_clients=16))
+    with ExitStack() as stack:
+        taken = {reader: 0 for reader in ("greedy", "modest", "third")}
+        for reader in taken:
+            for _ in range(20):
+                taken[reader] += stack.enter_context(publisher.client(reader))
+        assert taken == {"greedy": 8, "modest": 4, "third": 0}
+        assert [stack.enter_context(publisher.client()) for _ in range(5)] == [True] * 4 + [False]
+        assert (publisher.clients, publisher.refused) == (16, 49)
+    assert publisher.clients == 0
+    with publisher.client("third") as room:
+        assert room
+
+
+@pytest.mark.parametrize("most", [1, 2, 3])
+def test_a_few_places_are_enough_for_one_reader(most: int) -> None:
+    publisher = Publisher(Runs(ServerSettings()), ServerSettings(max_clients=most))
+    with publisher.client("reader") as room:
+        assert room
+
+
+def test_requests_come_in_a_burst_and_then_at_an_even_rate() -> None:
+    pace = Pace(rate=20.0, burst=10)
+    assert [pace.rest_s(5.0) for _ in range(9)] == [0.0] * 9
+    now, came = 5.0, 9
+    while now < 15.0:
+        now += pace.rest_s(now) + 1e-6
+        came += 1
+    assert 205 <= came <= 213
+    assert pace.rest_s(100.0) == 0.0
 
 
 def test_taps_are_searched_once_until_there_are_more() -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import httpx2
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -15,14 +17,18 @@ from hypothesis import strategies as st
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
+from hookcore import wire
 from hookcore.records import ModuleRecord
+from hookcore_app.live import publisher_of
 from hookcore_app.live.marks import mark_of
 from hookcore_app.live.publisher import Selections
 from hookcore_app.live.requests import Subscribe, read, spec_of
-from hookcore_app.live.views import concern, make
+from hookcore_app.live.views import Made, concern, make
 from hookcore_app.runs import Run, Runs
 from hookcore_app.settings import ServerSettings
 from tests.live_world import PATIENCE_S, Message, Served, event, frame, make_app, open_run, put, serving, until
+from tests.serving import BATCH, BEARER, make_batch, make_info
+from tests.serving import served as whole_server
 
 ABSENT = 0x7FC00001
 VALUE = st.sampled_from([0.5, -2.0, 1e-30, math.nan, math.inf, 1e300, None])
@@ -360,6 +366,69 @@ def test_a_socket_has_sixteen_subscriptions_at_most() -> None:
         while (message := page.next()).sequence:
             pass
         assert "16 subscriptions" in message.json["error"]
+
+
+def test_a_flood_of_subscriptions_has_one_message_in_the_making(monkeypatch: pytest.MonkeyPatch) -> None:
+    may_go_on, made = threading.Event(), []
+
+    def slow_make(*given: Any) -> Made:
+        made.append(given)
+        assert may_go_on.wait(PATIENCE_S)
+        return make(*given)
+
+    monkeypatch.setattr("hookcore_app.live.socket.make", slow_make)
+    with serving(make_app()) as served, open_page(served) as page:
+        run = open_run(served.runs)
+        for number in range(60):
+            put(run, frame(number, [1.0], new=number == 0))
+            subscribe(page, 1, columns=number + 1)
+        until(lambda: made)
+        page.ask("nonsense")  # is answered once all before it was read
+        assert "not a request" in page.next_of(3, "error").json["error"]
+        assert len(made) == 1
+        may_go_on.set()
+        assert page.next_of(1).columns == 60
+        assert len(made) == 2
+
+
+def test_batches_are_taken_while_every_maker_of_messages_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    may_go_on, made = threading.Event(), []
+
+    def slow_make(*given: Any) -> Made:
+        made.append(given)
+        assert may_go_on.wait(PATIENCE_S)
+        return make(*given)
+
+    monkeypatch.setattr("hookcore_app.live.socket.make", slow_make)
+    with whole_server() as server, ExitStack() as stack:
+        body = wire.encode(make_batch(make_info(), [0]))
+        httpx2.post(f"{server.url}/api/v1/ingest", content=body, headers={**BATCH, **BEARER})
+        address = f"ws://127.0.0.1:{server.port}/api/v1/socket"
+        for number in range(40):
+            bearer = {"Authorization": BEARER["Authorization"]}
+            socket = stack.enter_context(connect(address, compression=None, proxy=None, additional_headers=bearer))
+            wish = {"view": "heatmap", "kind": "output", "stat": "rms", "columns": number + 1}
+            socket.send(json.dumps({"op": "subscribe", "id": 1, **wish}))
+        until(lambda: made)
+        for step in range(1, 5):
+            body = wire.encode(make_batch(make_info(), [step], first=False))
+            answer = httpx2.post(f"{server.url}/api/v1/ingest", content=body, headers={**BATCH, **BEARER})
+            assert answer.status_code == 200
+        may_go_on.set()
+
+
+def test_a_text_that_is_not_utf_8_closes_the_socket_and_leaves_no_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    with whole_server() as server:
+        address = f"ws://127.0.0.1:{server.port}/api/v1/socket"
+        for pieces in ([b"\xff\xfe"], [b"{", b"\xc3", b"}"]):
+            with connect(address, compression=None, proxy=None) as socket:
+                socket.send(pieces if len(pieces) > 1 else pieces[0], text=True)
+                with pytest.raises(ConnectionClosed) as closed:
+                    socket.recv(PATIENCE_S)
+                assert closed.value.rcvd is not None
+                assert closed.value.rcvd.code == 1007
+        until(lambda: publisher_of(server.app).clients == 0)
+    assert caplog.text == ""
 
 
 def test_sockets_count_among_the_clients_and_a_server_that_stops_closes_them() -> None:

@@ -13,7 +13,7 @@ from fastapi import Request
 from starlette.websockets import WebSocketDisconnect
 
 from hookcore.errors import ArgumentError
-from hookcore_app import access, security
+from hookcore_app import access, assets, security
 from hookcore_app.access import Access
 from hookcore_app.serve import complete
 from hookcore_app.settings import ServerSettings
@@ -123,7 +123,9 @@ def test_a_server_that_was_told_to_is_framed_by_those_pages_alone(ancestors: tup
     assert framed.status_code == 200
     assert f"frame-ancestors {told}" in framed.headers["content-security-policy"]
     assert "x-frame-options" not in framed.headers
-    assert framed.headers["cache-control"] == "no-cache"  # what came without buttons is not shown without a frame
+    assert (
+        framed.headers["cache-control"] == "private, no-store"
+    )  # what came without buttons is not shown without a frame
     for headers in ({}, {**FRAMED, "sec-fetch-dest": "document"}):  # nor by a browser that says nothing
         page = client.get("/", headers=headers)
         assert page.headers["x-frame-options"] == "DENY"
@@ -291,7 +293,7 @@ def test_a_link_logs_a_browser_in_once_and_leaves_a_clean_address(remote: World)
     for flag in ("httponly", "samesite=strict", "path=/"):
         assert flag in flags
     assert TOKEN not in flags
-    assert answer.headers["cache-control"] == "no-store"
+    assert answer.headers["cache-control"] == "private, no-store"
     assert remote.client.get("/").status_code == 200  # the client keeps cookies
     remote.client.cookies.clear()
     assert remote.client.get("/").status_code == 401
@@ -363,6 +365,31 @@ def test_every_answer_forbids_foreign_scripts_framing_and_sniffing(local: World,
         assert headers[name] == value
     assert "script-src 'self';" in headers["content-security-policy"]
     assert not [name for name in headers if name.startswith("access-control")]
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/", "/settings", "/help", "/compare", "/metrics", "/readyz", "/api/v1/runs", "/api/v1/report", "/static/x/y"],
+)
+def test_no_cache_between_keeps_an_answer_that_only_one_visitor_may_see(path: str) -> None:
+    client = make_world(token=TOKEN, read_token=READ_TOKEN).client
+    for headers in ({}, BEARER):
+        told = client.get(path, headers=headers).headers["cache-control"].split(", ")
+        assert "private" in told
+        assert not {"no-store", "no-cache"}.isdisjoint(told)
+
+
+@pytest.mark.parametrize(
+    "name", ["x" * 990, "x" * 5000, "a/" * 400, "%00", "%ff", "joined/" + "x" * 990 + ".js", "..", "."]
+)
+def test_a_file_that_is_not_there_is_a_404_whatever_its_name(local: World, name: str) -> None:
+    assert local.client.get(f"/static/x/{name}").status_code == 404
+
+
+def test_names_of_files_that_are_not_there_are_not_remembered_for_ever(local: World) -> None:
+    for number in range(assets.MOST_NAMES + 10):
+        assert assets.read(f"nothing-{number}") is None
+    assert assets.read.cache_info().currsize <= assets.MOST_NAMES
 
 
 def test_refusals_and_crashes_have_the_same_headers(local: World) -> None:

@@ -5,22 +5,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Generator, Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
 from starlette.datastructures import State
+from starlette.types import Scope
 
 from hookcore.store import Store, TapList
 
 from ..runs import Changes, Run, Runs
+from ..security import is_owner
 from ..settings import ServerSettings
 from .marks import Mark, mark_of, token_of
 
 IDLE_S: Final = 0.5  # how long a state that nobody tells of, such as "lost", may go unseen
 EARLY: Final = 2  # looks
 SOONER: Final = 0.9
+MAKERS: Final = 2  # messages in the making at once
 MOST_MADE: Final = 64  # messages kept for the next follower that asks for the same
 MOST_MADE_BYTES: Final = 32 * 2**20
 MOST_SELECTIONS: Final = 256
@@ -81,24 +84,35 @@ class Pulse:
 
 
 class Shared:
-    """Messages by what they say: the second who asks gets the first one's bytes. Bounded, the oldest go."""
+    """Messages by what they say: the second who asks gets the first one's bytes. Bounded, the oldest go.
+
+    A few are made at a time, so that threads are left for batches, however many subscriptions there are.
+    """
 
     def __init__(self) -> None:
         self.made = 0
+        self._turns = asyncio.Semaphore(MAKERS)
         self._kept: OrderedDict[Hashable, tuple[asyncio.Future[Any], int]] = OrderedDict()
         self._bytes = 0
 
     async def get(self, key: Hashable, make: Callable[[], Any], size: Callable[[Any], int]) -> Any:
-        """What `make` gives, made in a thread, once for all who ask for the same key."""
+        """Return what `make` gives, made in a thread, once for all who ask for the same key."""
+        return await asyncio.shield(self.begin(key, make, size))
+
+    def begin(self, key: Hashable, make: Callable[[], Any], size: Callable[[Any], int]) -> asyncio.Future[Any]:
+        """Return a future of what `make` gives. It is made even if nobody waits for it any more: don't cancel it."""
         found = self._kept.get(key)
-        if found is None:
-            self.made += 1
-            future: asyncio.Future[Any] = asyncio.ensure_future(asyncio.to_thread(make))
-            self._kept[key] = future, 0
-            future.add_done_callback(lambda done: self._weigh(key, done, size))
-        else:
-            future = found[0]
-        return await asyncio.shield(future)
+        if found is not None:
+            return found[0]
+        self.made += 1
+        future = asyncio.ensure_future(self._make(make))
+        self._kept[key] = future, 0
+        future.add_done_callback(lambda done: self._weigh(key, done, size))
+        return future
+
+    async def _make(self, make: Callable[[], Any]) -> Any:
+        async with self._turns:
+            return await asyncio.to_thread(make)
 
     def _weigh(self, key: Hashable, done: asyncio.Future[Any], size: Callable[[Any], int]) -> None:
         kept = self._kept.pop(key, None)
@@ -144,6 +158,7 @@ class Publisher:
         self.settings = settings
         self.clients = 0
         self.refused = 0
+        self._readers: Counter[str] = Counter()  # clients by the address of a reader; "" is an owner's
         self.stopping = False
         self.shared = Shared()
         self.selections = Selections()
@@ -151,23 +166,39 @@ class Publisher:
         self._ears: dict[Ear, asyncio.AbstractEventLoop] = {}
 
     @contextmanager
-    def client(self) -> Generator[bool, None, None]:
-        """Counts a client while it is there; False where there is no room for it."""
-        if self.clients >= self.settings.max_clients or self.stopping:
+    def client(self, reader: str = "") -> Generator[bool, None, None]:
+        """Count a client while it is there; give False if there is no room for it.
+
+        `reader` is the address of a reader. An owner has none: a quarter of the places is kept for owners, and one
+        address of readers gets at most half of all.
+        """
+        if self._is_full(reader):
             self.refused += 1
             yield False
             return
         self.clients += 1
+        self._readers[reader] += 1
         try:
             yield True
         finally:
             self.clients -= 1
+            self._readers[reader] -= 1
+            if not self._readers[reader]:
+                del self._readers[reader]
+
+    def _is_full(self, reader: str) -> bool:
+        most = self.settings.max_clients
+        if self.stopping or self.clients >= most:
+            return True
+        readers = self.clients - self._readers[""]
+        return reader != "" and (readers >= most - most // 4 or self._readers[reader] >= max(1, most // 2))
 
     def why_full(self) -> str:
-        """What a client is told that finds no room."""
+        """Return the sentence for a client that finds no room."""
         if self.stopping:
             return "this server is stopping: connect again in a moment"
-        return f"{self.clients} live streams are open, and max_clients={self.settings.max_clients}: close one"
+        most = self.settings.max_clients
+        return f"{self.clients} live streams are open, and this client gets no more of max_clients={most}: close one"
 
     @contextmanager
     def hearing(self) -> Iterator[Ear]:
@@ -218,6 +249,13 @@ class Publisher:
         for ear, loop in list(self._ears.items()):
             if not loop.is_closed():
                 loop.call_soon_threadsafe(ear.set)
+
+
+def reader_of(scope: Scope, state: State) -> str:
+    """Return the address of a reader who asks; "" for an owner."""
+    if not hasattr(state, "access") or is_owner(scope, state.access):
+        return ""
+    return str((scope.get("client") or ("somewhere",))[0])
 
 
 def publisher_of(state: Any) -> Publisher:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
+from collections.abc import Callable, Hashable
 from typing import Any, Final
 
 from fastapi import APIRouter, WebSocket
@@ -18,13 +19,15 @@ from hookcore.store import names
 from ..runs import Run
 from .frames import NOBODY, json_body
 from .marks import token_of
-from .publisher import Publisher, publisher_of
+from .publisher import Publisher, publisher_of, reader_of
 from .requests import Ack, Request, Resume, Spec, Subscribe, Unsubscribe, read, spec_of
 from .views import Made, concern, make
 
 MOST_SUBSCRIPTIONS: Final = 16
 MOST_UNACKNOWLEDGED: Final = 2
 MOST_WRONG: Final = 10
+MOST_REQUESTS_S: Final = 20.0
+MOST_AT_ONCE: Final = 100
 MOST_TEXT: Final = 2**16
 SEND_S: Final = 60.0  # the last resort, for a server without WriteDeadline
 MOST_HISTORY: Final = 64
@@ -94,9 +97,7 @@ class Subscription:
     async def _tell(self, now: Any) -> None:
         publisher, run, spec, told = self._session.publisher, self._run, self._spec, self._told
         key = ("socket", token_of(run.store) if run else "", spec, told, now)
-        made: Made = await publisher.shared.get(
-            key, lambda: make(publisher.selections, run, spec, told, now), lambda done: int(done.nbytes)
-        )
+        made = await self._session.made(key, lambda: make(publisher.selections, run, spec, told, now))
         for body in made.bodies:
             self._sequence += 1
             await self._session.send(body.frame(self._number, self._sequence, time.time()))
@@ -104,6 +105,19 @@ class Subscription:
         self._history[self._sequence] = now
         while len(self._history) > MOST_HISTORY:
             self._history.popitem(last=False)
+
+
+class Pace:
+    """How fast requests may come: `burst` at once, then `rate` a second."""
+
+    def __init__(self, rate: float, burst: int) -> None:
+        self._period_s, self._ahead_s = 1 / rate, (burst - 1) / rate
+        self._due = 0.0  # when all requests so far would have come at an even rate
+
+    def rest_s(self, now: float) -> float:
+        """Return how long to wait after a request at this time before the next one is read."""
+        self._due = max(self._due, now) + self._period_s
+        return max(0.0, self._due - now - self._ahead_s)
 
 
 class Session:
@@ -114,6 +128,8 @@ class Session:
         self.sending = asyncio.Lock()  # one frame at a time: the next is made when this one is on its way
         self._socket = socket
         self._wrong = 0
+        self._making = asyncio.Lock()
+        self._pace = Pace(MOST_REQUESTS_S, MOST_AT_ONCE)
         self._open: dict[int, tuple[Subscription, asyncio.Task[None]]] = {}
 
     async def send(self, frame: bytes) -> None:
@@ -121,12 +137,31 @@ class Session:
         async with asyncio.timeout(SEND_S):
             await self._socket.send_bytes(frame)
 
+    async def made(self, key: Hashable, make: Callable[[], Made]) -> Made:
+        """Return a message, made or found.
+
+        A socket has one message in the making. The next one waits until it is done, even if its subscription is
+        replaced in the meantime, because a thread that works can't be stopped.
+        """
+        await self._making.acquire()
+        try:
+            future = self.publisher.shared.begin(key, make, lambda done: int(done.nbytes))
+        except BaseException:
+            self._making.release()
+            raise
+        future.add_done_callback(lambda _: self._making.release())
+        found: Made = await asyncio.shield(future)
+        return found
+
     async def listen(self) -> None:
-        """Reads requests until the page goes, or asks nonsense too often."""
+        """Read requests until the page goes, or asks nonsense too often."""
         try:
             while (message := await self._socket.receive())["type"] == "websocket.receive":
                 try:
-                    self._obey(self._read(message))
+                    request = self._read(message)
+                    self._obey(request)
+                    if not isinstance(request, Ack):  # of which a page sends one for each frame
+                        await asyncio.sleep(self._pace.rest_s(asyncio.get_running_loop().time()))
                 except _NoSuchRunError as error:  # not wrong: a new server learns of its runs
                     await self._complain(error.number, error)
                 except HookcoreError as error:
@@ -206,7 +241,7 @@ class Session:
 async def socket(websocket: WebSocket) -> None:
     """Subscriptions in, binary frames out; see docs/live.md."""
     publisher = publisher_of(websocket.app)
-    with publisher.client() as room:
+    with publisher.client(reader_of(websocket.scope, websocket.app.state)) as room:
         if not room:
             refusal = JSONResponse({"error": publisher.why_full()}, 503, {"Retry-After": "5"})
             await websocket.send_denial_response(refusal)

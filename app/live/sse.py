@@ -18,7 +18,7 @@ from hookcore.store import STAT_NAMES, names
 from ..runs import Run
 from .marks import Cursor, Mark
 from .news import Wish, begin, block, is_told, make_blocks
-from .publisher import Ear, Publisher, Pulse, publisher_of
+from .publisher import Ear, Publisher, Pulse, publisher_of, reader_of
 
 HEARTBEAT_S: Final = 15.0
 NEWER_RUN_S: Final = 1.0  # how often the newest run is looked for
@@ -32,13 +32,13 @@ class LiveResponse(StreamingResponse):
     """A stream that holds one of the places for clients for as long as it lasts."""
 
     def __init__(self, publisher: Publisher, content: AsyncGenerator[bytes, None]) -> None:
-        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        headers = {"Cache-Control": "private, no-store", "X-Accel-Buffering": "no"}
         super().__init__(content, headers=headers, media_type="text/event-stream")
         self._publisher, self._content = publisher, content
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(self._content):
-            with self._publisher.client() as room:
+            with self._publisher.client(reader_of(scope, scope["app"].state)) as room:
                 if room:
                     await super().__call__(scope, receive, send)
                     return

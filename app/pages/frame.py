@@ -204,4 +204,4 @@ def render(request: Request, page: str, *, run: Run | None = None, **values: Any
         "may_change": may_change(request.scope, request.app.state.access),
     }
     html = _TEMPLATES.get_template(f"{page}.html").render(**common, **values)
-    return HTMLResponse(html, headers={"Cache-Control": "no-cache"})
+    return HTMLResponse(html)
