@@ -18,7 +18,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from hookcore import wire
-from hookcore.records import ModuleRecord
+from hookcore.records import STAT_COLUMN, ModuleRecord
 from hookcore_app.live import publisher_of
 from hookcore_app.live.marks import mark_of
 from hookcore_app.live.publisher import Selections
@@ -269,6 +269,19 @@ def test_the_view_of_the_latest_values_has_a_column_for_each_stat() -> None:
         delta = page.next_of(2)
         assert delta.values.view("<u4").tolist()[0] == [ABSENT, ABSENT, 0x40A00000, ABSENT]
         assert (delta.first, delta.last) == ([1, 1], [1, 1])
+
+
+def test_the_latest_measures_of_a_tensor_with_a_nan_are_nan_and_its_counts_are_not() -> None:
+    with serving(make_app()) as served, open_page(served) as page:
+        run = open_run(served.runs)
+        partly = frame(0, [1.0, 2.0, 3.0], new=3)  # finite over the values that were finite
+        partly.stats[1, STAT_COLUMN["nan"]] = 64
+        partly.stats[2, STAT_COLUMN["inf"]] = 1
+        put(run, partly)
+        subscribe(page, view="latest", stat=None, stats=["rms", "nan", "zero_fraction"])
+        _, snapshot = page.next(), page.next()
+        assert snapshot.values.view("<u4").tolist()[0] == [0x3F800000, 0x7FC00000, 0x7F800000]
+        assert snapshot.values[1].tolist() == [0.0, 64.0, 0.0]
 
 
 def test_scalars_events_and_runs_come_as_json() -> None:

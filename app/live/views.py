@@ -19,6 +19,7 @@ from .requests import MOST_ROWS, Spec, read_rows
 
 MOST_COLUMNS: Final = 4  # of a delta; where more steps are new they become one column
 MOST_SCALARS: Final = 200
+MEASURES: Final = ("mean", "std", "rms", "norm", "min", "max", "ratio")  # the other stats are counts and shares
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +142,7 @@ def _latest(run: Run, spec: Spec, wanted: TapList, told: Mark | None, now: Mark)
     places = np.searchsorted(wanted.numbers, found.numbers)
     columns = [STAT_NAMES.index(stat) for stat in spec.stats]
     values = np.full((len(columns), len(wanted.taps)), np.nan)
-    values[:, places] = found.values[:, columns].T
+    values[:, places] = _flagged(found.values, columns).T
     absent = np.ones(values.shape, bool)
     absent[:, places] = False
     if spec.last is not None and told is None and absent.any():
@@ -158,6 +159,16 @@ def _latest(run: Run, spec: Spec, wanted: TapList, told: Mark | None, now: Mark)
         return [body], spec
     each = np.arange(len(wanted.taps))
     return [json_body(_rows(run, spec, wanted, each, np.ones(len(each), np.int64)), span[0]), body], spec
+
+
+def _flagged(stats: Any, columns: list[int]) -> Any:
+    """Return some stats; a measure of a tensor with NaN or infinities is one, though it is over finite values alone."""
+    values = stats[:, columns]
+    nan, inf = (stats[:, STAT_NAMES.index(name)] > 0 for name in ("nan", "inf"))
+    measures = [place for place, column in enumerate(columns) if STAT_NAMES[column] in MEASURES]
+    values[np.ix_(inf, measures)] = np.inf
+    values[np.ix_(nan, measures)] = np.nan
+    return values
 
 
 def _fill_from_merged(run: Run, spec: Spec, wanted: TapList, step: int, values: Any, absent: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, cast
@@ -18,6 +19,7 @@ from hookcore.store import STAT_NAMES, Store
 from ..comparison import Asked, Layer
 from ..facts import finder_of
 from ..formats import plain
+from ..numerals import ago
 from ..runs import Run, Runs
 from ..verdict import Verdict, compare_runs, parting_key, share_key
 from .frame import address_of, render, shortened
@@ -126,8 +128,9 @@ def labels_of(runs: list[Run]) -> list[tuple[str, str]]:
 
 def _label_of(run: Run, ambiguous: bool) -> str:
     name = shortened(run.name or run.id, LABEL_LETTERS)
-    which = f" \u00b7 {run.id}" if ambiguous else ""
-    return f"{name}{which} ({run.state}, {run.store.steps().count:,} steps)"
+    which = f" \u00b7 {run.id.rpartition('-')[2]}" if ambiguous else ""
+    when = f", started {ago(time.time() - run.info.started_s)}" if run.info.started_s else ""
+    return f"{name}{which} ({run.state}, {run.store.steps().count:,} steps{when})"
 
 
 def _chosen(runs: Runs, every: list[Run], a: str, b: str) -> tuple[Run | None, Run | None, list[str]]:

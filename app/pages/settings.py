@@ -17,9 +17,10 @@ from hookcore.config import SETTINGS
 
 from .. import assets
 from ..formats import plain
+from ..numerals import size
 from ..runs import Run, Runs
 from ..settings import ServerSettings
-from .frame import render, size
+from .frame import render
 
 SECRET: Final = frozenset({"token", "read_token", "certfile", "keyfile"})
 SIZES: Final = frozenset({"memory", "keep_limit", "max_body"})

@@ -16,7 +16,7 @@ def test_the_first_step_and_layer_are_told_with_links_to_both_runs(visit: Open, 
     with visit(java_script_enabled=False) as tab:
         tab.goto(paths("ended")["compare"])
         verdict = tab.page.locator(".verdict")
-        expect(verdict).to_contain_text("They part first at step 40")
+        expect(verdict).to_contain_text("The runs first differ at step 40")
         expect(verdict).to_contain_text("encoder.layers.1.linear1")
         links = [link.get_attribute("href") or "" for link in verdict.get_by_role("link").all()]
         for name in ("ended", "bad"):
@@ -39,7 +39,7 @@ def test_a_run_beside_itself_does_not_part(visit: Open, paths: Paths, site: Site
     run = site.run("ended")["id"]
     with visit() as tab:
         tab.goto(f"compare?a={run}&b={run}")
-        expect(tab.page.locator(".verdict")).to_contain_text("equal to the last bit at all 60 steps")
+        expect(tab.page.locator(".verdict")).to_contain_text("No difference in the 60 steps that both runs captured")
 
 
 def test_swapping_and_other_choices_keep_what_was_chosen(visit: Open, paths: Paths, site: Site) -> None:
@@ -79,9 +79,9 @@ def test_what_cannot_be_asked_is_said_and_nothing_breaks(visit: Open, paths: Pat
             ("tolerance=lots", "is no share"),
             ("rename=(+->+x", "not a regular expression"),
             ("kind=outputs", "choose a stat and a kind"),
-            ("kind=update", "Neither run captured this kind"),
+            ("kind=update", "Neither run captured update"),
             ("f=/(/", "not a regular expression"),
-            ("f=nothing-at-all", "36 layers are hidden"),
+            ("f=nothing-at-all", "none of 36 layers"),
         ]:
             tab.goto(f"{paths('ended')['compare']}&{query}")
             expect(tab.page.locator("main")).to_contain_text(words)
@@ -97,7 +97,7 @@ def test_settings_stand_side_by_side(visit: Open, paths: Paths, site: Site) -> N
         differing = tab.page.locator("#settings tr.differs")
         expect(differing).to_have_count(1)
         expect(differing).to_contain_text("steps")
-        expect(tab.page.locator(".verdict")).to_contain_text("They part first at step 1")
+        expect(tab.page.locator(".verdict")).to_contain_text("The runs first differ at step 1")
     site.remove(other)
 
 

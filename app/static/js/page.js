@@ -16,7 +16,9 @@ export const SHARED = { f: "", steps: "live:500", step: "" };
 /** @param {Record<string, string>} [defaults] */
 export function open(defaults = {}) {
   const { run = null, runName = "", runPath = "", mayChange, newest = "", static: folder = "", page: name = "", runState = "" } = document.body.dataset;
-  const state = new State({ ...SHARED, ...defaults });
+  // A run that is over opens whole: its newest steps alone would hide where the loss fell.
+  const whole = runState && runState !== "live" && newest !== "" ? { steps: `live:${Math.max(2, Number(newest) + 1)}` } : {};
+  const state = new State({ ...SHARED, ...whole, ...defaults });
   if (run !== null) prefer(state);
   const page = {
     name,

@@ -1,14 +1,14 @@
 // @ts-check
 /** The bars of one step as marks: two panels above each other, one axis of layers below both. Pure. */
 import { number } from "../format.js";
-import { blockOf } from "../heat/rows.js";
+import { blockOf, shortName } from "../heat/rows.js";
 
 const LEFT = 58;
 const RIGHT = 12;
 const HEAD = 16;
 const FOOT = 24;
 const SPLIT = 10;
-const LABEL_PX = 64;
+const LABEL_PX = 110;
 const SIGN_PX = 7;
 
 /** @typedef {import("./bars.js").Bar} Bar */
@@ -100,8 +100,7 @@ export function blockMarks(box, layers, page) {
 /** @param {string} name @param {number} width */
 function shortest(name, width) {
   const letters = Math.floor(width / 6.1);
-  const text = name || "(root)";
-  return text.length <= letters ? text : `\u2026${text.slice(1 - letters)}`;
+  return shortName(name || "(root)", letters);
 }
 
 /** The layer at a place; -1 where there is none. @param {Box} box @param {number} layers @param {number} x */

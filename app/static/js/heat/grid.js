@@ -2,8 +2,6 @@
 /** The cells of a heatmap as they are seen: pixel rows by spans of steps, the worst of each, in a ring. Only what is new is made. Pure. */
 import { MISSING } from "../worst.js";
 
-const HELD = 3; // times the usual distance of two columns: for so long the last one stands for what was not captured
-
 /** @typedef {import("../columns.js").Columns} Columns */
 
 export class Grid {
@@ -15,6 +13,8 @@ export class Grid {
   ring = 1;
   /** One cell after the other, each of `height`. */
   bits = new Uint32Array(0);
+  /** Which cells of the ring hold no captured step: they show the nearest one before them. */
+  #skipped = new Uint8Array(1);
   /** The cells that are made, by their number: step / per. @type {[number, number] | null} */
   have = null;
   /** The cells that are shown. @type {[number, number]} */
@@ -51,6 +51,7 @@ export class Grid {
   #resize(ring) {
     this.ring = ring;
     if (this.bits.length !== ring * this.height) this.bits = new Uint32Array(ring * this.height);
+    this.#skipped = new Uint8Array(ring);
     this.forget();
   }
 
@@ -95,13 +96,23 @@ export class Grid {
     const [first, last] = [cell * this.per, (cell + 1) * this.per - 1];
     const into = this.at(cell).fill(MISSING);
     let place = columns.find(last);
-    const held = place >= 0 && first - columns.last(place) <= HELD * columns.pace;
-    let empty = true;
-    for (; place >= 0 && (columns.last(place) >= first || (empty && held)); place -= 1) {
+    const skipped = place >= 0 && columns.last(place) < first;
+    this.#skipped[this.#slot(cell)] = Number(skipped);
+    for (let more = true; more && place >= 0; place -= 1) {
       const bits = columns.bits(place);
       this.#add(into, convert === null ? bits : convert(bits));
-      empty = false;
+      more = !skipped && place > 0 && columns.last(place - 1) >= first;
     }
+  }
+
+  /** Whether no step of a cell was captured: what it shows is older. @param {number} cell */
+  isSkipped(cell) {
+    return this.#skipped[this.#slot(cell)] === 1;
+  }
+
+  /** @param {number} cell */
+  #slot(cell) {
+    return ((cell % this.ring) + this.ring) % this.ring;
   }
 
   /** `worstOf` for every pixel row: written out, for this is where the time goes. @param {Uint32Array} into @param {Uint32Array} column */
@@ -125,7 +136,7 @@ export class Grid {
 
   /** The values of a cell, from the first pixel row on; -1 is in the ring too. @param {number} cell */
   at(cell) {
-    const place = (((cell % this.ring) + this.ring) % this.ring) * this.height;
+    const place = this.#slot(cell) * this.height;
     return this.bits.subarray(place, place + this.height);
   }
 

@@ -4,7 +4,7 @@ import { cssOf, STEPS } from "../colours.js";
 import { count, number } from "../format.js";
 import { evenTicks, ticks } from "../scale.js";
 import { boxOf, xOf } from "./layout.js";
-import { groupsOf, labelOf } from "./rows.js";
+import { groupsOf, labelOf, shortName } from "./rows.js";
 
 const LINE_PX = 14; // names need so much to be read
 const LETTER = 6.05; // about, of the monospaced 10 px
@@ -17,10 +17,9 @@ const STEP_TICK_PX = 90;
  * @typedef {import("./layout.js").Layout} Layout
  */
 
-/** The end of a name says more than its beginning. @param {string} text @param {number} width */
+/** @param {string} text @param {number} width */
 export function shortened(text, width) {
-  const letters = Math.max(3, Math.floor(width / LETTER));
-  return text.length <= letters ? text : `\u2026${text.slice(1 - letters)}`;
+  return shortName(text, Math.max(3, Math.floor(width / LETTER)));
 }
 
 /** How wide the longest name is. @param {readonly import("./rows.js").Row[]} rows */
@@ -109,7 +108,7 @@ export function timesOf(decades) {
  * @param {Record<string, string>} page @returns {Mark[]} */
 export function legendMarks(layout, words, palette, page) {
   const y = layout.plot.y + layout.plot.h + 33;
-  const entries = /** @type {[string, number, number | null][]} */ ([["NaN", palette.nan, palette.nanHatch], ["Inf", palette.inf, palette.infHatch], ["not sampled", palette.missing, null]]);
+  const entries = /** @type {[string, number, number | null][]} */ ([["NaN", palette.nan, palette.nanHatch], ["Inf", palette.inf, palette.infHatch], ["faded: not captured", palette.missing, null]]);
   /** @type {Mark[]} */
   const marks = [];
   let x = layout.plot.x + layout.plot.w;

@@ -1,11 +1,11 @@
 // @ts-check
 /** From values to pixels. A table of 65,536 colours, one for each upper half of a float32, spares a logarithm a cell. Pure. */
-import { STEPS } from "../colours.js";
+import { mixed, STEPS } from "../colours.js";
 import { MISSING } from "../worst.js";
 
 const EXPONENT = 0x7f800000;
 const MANTISSA = 0x007fffff;
-const EVERY = 4; // a line of the hatch in so many diagonals
+const FADED = 0.55; // of the colour for "not captured" in a cell that shows an older value
 const NARROW = 0.25; // of a range's size: there half a float32 is too coarse
 
 /** @typedef {import("../colours.js").Palette} Palette */
@@ -30,28 +30,46 @@ export class Painter {
     return this.palette.table[Math.round(this.scale.place(this.float[0]) * (STEPS - 1))];
   }
 
-  /** Cells as an image, row by row. @param {import("./grid.js").Grid} grid @param {number} from @param {number} to @param {Uint32Array} pixels */
-  paint(grid, from, to, pixels) {
+  /** Cells as an image, row by row. In `hatch` stretches of values that are not finite get the colour of their hatch.
+   * @param {import("./grid.js").Grid} grid @param {number} from @param {number} to @param {Uint32Array} pixels @param {Uint32Array} [hatch]
+   * @returns {boolean} whether there are such stretches */
+  paint(grid, from, to, pixels, hatch) {
+    let hatched = false;
     const width = to - from + 1;
     let left = grid.at(from - 1);
     for (let cell = from; cell <= to; cell += 1) {
       const values = grid.at(cell);
+      const skipped = grid.isSkipped(cell);
       for (let y = 0, place = cell - from; y < values.length; y += 1, place += width) {
         const bits = values[y];
-        pixels[place] = (bits & EXPONENT) === EXPONENT ? this.#special(bits, left[y], cell, y) : this.table !== null ? this.table[bits >>> 16] : this.colour(bits);
+        const special = (bits & EXPONENT) === EXPONENT;
+        const colour = special || this.table === null ? this.colour(bits) : this.table[bits >>> 16];
+        pixels[place] = skipped ? this.#fade(colour) : colour;
+        if (special && hatch && sameKind(bits, left[y])) {
+          hatch[place] = bits & MANTISSA ? this.palette.nanHatch : this.palette.infHatch;
+          hatched = true;
+        }
       }
       left = values;
     }
+    return hatched;
   }
 
-  /** What is not finite is hatched where it is wide; alone it keeps its own colour. @param {number} bits @param {number} left @param {number} cell @param {number} y */
-  #special(bits, left, cell, y) {
-    if (bits === MISSING) return this.palette.missing;
-    const isNan = (bits & MANTISSA) !== 0;
-    const same = left !== MISSING && (left & EXPONENT) === EXPONENT && ((left & MANTISSA) !== 0) === isNan;
-    if (isNan) return same && (cell + y) % EVERY === 0 ? this.palette.nanHatch : this.palette.nan;
-    return same && (cell - y) % EVERY === 0 ? this.palette.infHatch : this.palette.inf;
+  /** The colour of a step that was not captured. @param {number} colour of the nearest one before it */
+  #fade(colour) {
+    let faded = this.#faded.get(colour);
+    if (faded === undefined) this.#faded.set(colour, (faded = mixed(colour, this.palette.missing, FADED)));
+    return faded;
   }
+
+  /** @type {Map<number, number>} */
+  #faded = new Map();
+}
+
+/** Whether both are NaN, or both infinite. @param {number} bits @param {number} left */
+function sameKind(bits, left) {
+  if (bits === MISSING || left === MISSING || (left & EXPONENT) !== EXPONENT) return false;
+  return ((bits & MANTISSA) !== 0) === ((left & MANTISSA) !== 0);
 }
 
 /** @param {Scale} scale @param {Palette} palette */

@@ -4,6 +4,8 @@ import { xOf } from "./layout.js";
 import { barMarks, legendMarks, rowMarks, stepMarks } from "./marks.js";
 import { drawMarks } from "./pen.js";
 
+const HATCH_PX = 6;
+
 /** @typedef {import("./grid.js").Grid} Grid */
 /** @typedef {import("./layout.js").Layout} Layout */
 
@@ -42,15 +44,27 @@ export class Texture {
       this.canvas.height = grid.height;
     }
     for (const [first, last] of pieces(from, to, grid.ring)) {
-      const image = new ImageData(last - first + 1, grid.height);
-      painter.paint(grid, first, last, new Uint32Array(image.data.buffer));
+      const [image, hatch] = [0, 1].map(() => new ImageData(last - first + 1, grid.height));
+      const hatched = painter.paint(grid, first, last, ...[image, hatch].map(({ data }) => new Uint32Array(data.buffer)));
       this.#context.putImageData(image, first % grid.ring, 0);
+      if (hatched || this.#hatched) this.#hatch(grid).putImageData(hatch, first % grid.ring, 0);
     }
+  }
+
+  /** @type {CanvasRenderingContext2D | null} the colours of hatches, cell by cell; made when the first one is needed */
+  #hatched = null;
+
+  /** @param {Grid} grid */
+  #hatch(grid) {
+    this.#hatched ??= /** @type {CanvasRenderingContext2D} */ (document.createElement("canvas").getContext("2d"));
+    const { canvas } = this.#hatched;
+    if (canvas.width !== grid.ring || canvas.height !== grid.height) Object.assign(canvas, { width: grid.ring, height: grid.height });
+    return this.#hatched;
   }
 
   /** Stretches what is shown to the plot. @param {CanvasRenderingContext2D} context @param {Scene} scene @param {number} ratio device pixels of a CSS pixel */
   blit(context, { layout, grid, span }, ratio) {
-    const { plot, bands } = layout;
+    const { plot } = layout;
     if (!grid.height) return;
     context.save();
     context.beginPath();
@@ -58,15 +72,49 @@ export class Texture {
     context.clip();
     context.setTransform(1, 0, 0, 1, 0, 0);
     context.imageSmoothingEnabled = false;
+    this.#stretch(context, this.canvas, { layout, grid, span }, ratio);
+    if (this.#hatched) context.drawImage(this.#lines(this.#hatched.canvas, { layout, grid, span }, context.canvas, ratio), 0, 0);
+    context.restore();
+  }
+
+  /** The hatches as lines of one width: drawn in the screen's pixels, for a stretched pattern shows stripes that mean nothing.
+   * @param {HTMLCanvasElement} cells @param {Pick<Scene, "layout" | "grid" | "span">} scene @param {HTMLCanvasElement} like @param {number} ratio */
+  #lines(cells, scene, like, ratio) {
+    const canvas = Object.assign(document.createElement("canvas"), { width: like.width, height: like.height });
+    const context = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
+    context.imageSmoothingEnabled = false;
+    this.#stretch(context, cells, scene, ratio);
+    context.globalCompositeOperation = "destination-in";
+    context.fillStyle = diagonals(context, ratio);
+    context.fillRect(0, 0, canvas.width, canvas.height);
+    return canvas;
+  }
+
+  /** @param {CanvasRenderingContext2D} context @param {HTMLCanvasElement} cells @param {Pick<Scene, "layout" | "grid" | "span">} scene @param {number} ratio */
+  #stretch(context, cells, { layout, grid, span }, ratio) {
+    const { bands } = layout;
     for (const [first, last] of pieces(...grid.shown, grid.ring)) {
       const [left, right] = [first, last + 1].map((cell) => Math.round(xOf(layout, span, cell * grid.per) * ratio));
       for (const band of bands) {
         const [top, bottom] = [band.y, band.y + band.h].map((y) => Math.round(y * ratio));
-        context.drawImage(this.canvas, first % grid.ring, band.from, last - first + 1, band.to - band.from, left, top, right - left, bottom - top);
+        context.drawImage(cells, first % grid.ring, band.from, last - first + 1, band.to - band.from, left, top, right - left, bottom - top);
       }
     }
-    context.restore();
   }
+}
+
+/** @param {CanvasRenderingContext2D} context @param {number} ratio @returns {CanvasPattern | string} */
+function diagonals(context, ratio) {
+  const size = Math.round(HATCH_PX * ratio);
+  const canvas = Object.assign(document.createElement("canvas"), { width: size, height: size });
+  const pen = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
+  pen.lineWidth = ratio;
+  for (const shift of [-size, 0, size]) {
+    pen.moveTo(shift, size);
+    pen.lineTo(shift + size, 0);
+  }
+  pen.stroke();
+  return context.createPattern(canvas, "repeat") ?? "transparent";
 }
 
 /** Cells in runs that do not go over the ring's end. @param {number} from @param {number} to @param {number} ring @returns {[number, number][]} */

@@ -15,6 +15,14 @@ export function labelOf(row) {
   return `${row.module || "(root)"}${index}${call}${row.phase === "eval" ? " (eval)" : ""}`;
 }
 
+/** A name in so many letters: without its first parts where what is left says enough, else without its end. @param {string} name @param {number} letters */
+export function shortName(name, letters) {
+  if (name.length <= letters) return name;
+  let text = name;
+  while (text.length >= letters && text.includes(".")) text = text.slice(text.indexOf(".") + 1);
+  return text.length < letters && text !== name ? `\u2026${text}` : `${text.slice(0, Math.max(1, letters - 1))}\u2026`;
+}
+
 /** The block of the model in which a module is: the first part of its path, with the number where it is one of many.
  * @param {string} path */
 export function blockOf(path) {
