@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from .coverage import coverage_of
 from .find import Facts, parse
 from .runs import Run
 
 
 def facts_of(run: Run) -> dict[str, Facts]:
     """What is known of each module, by its path, in the model's order."""
-    captured = {each.path: each.captured for each in run.store.coverage()}
+    captured = {each.path: each.captured for each in coverage_of(run.store)}
     taps = run.store.taps()
     modules = dict(zip(taps.numbers.tolist(), (tap.module for tap in taps.taps), strict=True))
     nonfinite = {modules[number] for number in run.store.nonfinite_taps().numbers.tolist() if number in modules}

@@ -456,7 +456,6 @@ def test_key_figures_of_a_run() -> None:
     assert figures.largest_gradient is not None
     assert (figures.smallest_gradient.tap, figures.largest_gradient.tap) == (taps[1], taps[2])
     assert (figures.modules_captured, figures.modules, figures.taps) == (2, 3, 3)
-    assert (figures.hook_cost, figures.every) == (pytest.approx(0.02), 2)
     assert figures.nonfinite_modules == ()
 
 
@@ -476,5 +475,4 @@ def test_key_figures_of_nothing_are_none() -> None:
     assert figures.newest_step is None
     assert figures.loss is None
     assert figures.gradient_norm is None
-    assert figures.hook_cost is None
     assert figures.steps_per_s is None

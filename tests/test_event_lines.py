@@ -100,7 +100,7 @@ def test_a_copy_is_a_table_whatever_the_messages_hold() -> None:
     assert len(re.findall(r"(?<!\\)\|", row)) == 6
     assert r"a \| b \*c\* \<d\>" in row
     assert r"# Events of \[x\]" in text
-    assert "Nothing happened." in markdown_of([], "Events", "http://box/")
+    assert "No events." in markdown_of([], "Events", "http://box/")
 
 
 def test_the_timeline_shows_one_error_among_thousands_of_notes() -> None:
@@ -151,18 +151,18 @@ def test_the_page_shows_the_worst_finding_and_filters_by_its_address(world: Worl
     run = _run(world)
     run.store.add_event(Event(80, 1.0, "settings-changed", "every 1 -> 2"))
     text = world.client.get("/runs/one/events").text
-    assert "What followed" in text
-    assert "2 in all" in text
-    assert "1 of 2" in world.client.get("/runs/one/events?severity=info").text
-    assert "1 of 2" in world.client.get("/runs/one/events?f=layers.1").text
-    assert "Nothing fits" in world.client.get("/runs/one/events?text=nowhere&in=3-4").text
-    assert "Not there any more" in world.client.get("/runs/one/events?event=gone").text
+    assert "Affected afterwards" in text
+    assert "2 events" in text
+    assert "1 of 2 events" in world.client.get("/runs/one/events?severity=info").text
+    assert "1 of 2 events" in world.client.get("/runs/one/events?f=layers.1").text
+    assert "No events match" in world.client.get("/runs/one/events?text=nowhere&in=3-4").text
+    assert "No longer available" in world.client.get("/runs/one/events?event=gone").text
 
 
 def test_the_page_hides_what_is_acknowledged_when_asked(world: World) -> None:
     run = _run(world)
     run.acknowledge(run.attention.findings()[0].key)
-    assert "1 in all" in world.client.get("/runs/one/events").text
+    assert "1 event" in world.client.get("/runs/one/events").text
     assert "1 acknowledged" in world.client.get("/runs/one/events?hide=1").text
 
 
@@ -179,7 +179,7 @@ def test_a_run_in_which_nothing_happened_says_so(world: World) -> None:
     assert run is not None
     assert "No step has been captured yet" in world.client.get("/runs/one/events").text
     run.store.append(frame(0, [1.0], new=1))
-    assert "Nothing happened" in world.client.get("/runs/one/events").text
+    assert "No events." in world.client.get("/runs/one/events").text
 
 
 def test_a_long_list_has_pages(world: World) -> None:

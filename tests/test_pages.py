@@ -14,7 +14,7 @@ from hookcore.config import SETTINGS
 from hookcore.records import KINDS, STAT_COLUMN, Event, Tap
 from hookcore.store import STAT_NAMES
 from hookcore_app import assets
-from hookcore_app.attention import RULES
+from hookcore_app.attention import RULES, key_of_event
 from hookcore_app.pages import frame, settings
 from hookcore_app.pages.spark import HEIGHT, WIDTH, spark_of
 from hookcore_app.pages.words import KIND_WORDS, STAT_WORDS
@@ -100,10 +100,10 @@ def test_a_run_shows_its_worst_alert_until_it_is_acknowledged(world: World, clie
     run.store.add_event(Event(2, 0.0, "hook-error", "it broke", "error", "a.b"))
     alerts = frame.alerts_of(run)
     assert alerts.worst == "error"
-    assert (alerts.title, alerts.where) == ("hook-error", "a.b")
+    assert (alerts.title, alerts.where) == ("Hook error", "a.b")
     assert '<span class="badge error" id="alerts">' in client.get("/runs/old/events").text
     for event in run.store.events():
-        run.acknowledge(frame.key_of_event(event))
+        run.acknowledge(key_of_event(event))
     left = frame.alerts_of(run)
     assert left.count == alerts.count - 2
 
@@ -117,7 +117,7 @@ def test_what_a_visitor_may_not_do_has_no_button() -> None:
     assert 'data-do="delete"' not in reader
     assert 'data-do="edit"' in owner
     reading = world.client.get("/settings", headers={"Authorization": f"Bearer {READ_TOKEN}"}).text
-    assert "You may look, and not change" in reading
+    assert "You have read-only access" in reading
     assert "capture-save" not in reading
 
 
@@ -177,7 +177,7 @@ def test_the_header_says_where_a_run_is_before_any_script(world: World, client: 
 
 def test_settings_show_what_the_trainer_told_and_hide_what_is_secret() -> None:
     world = make_world(token=TOKEN)
-    told = {"every": 7, "budget": 0.02, "include": ["blocks.*", "head"], "kinds": ["update"], "cost": 0.013}
+    told = {"every": 7, "budget": 0.02, "include": ["blocks.*", "head"], "kinds": ["update"], "effective_cost": 0.013}
     world.client.headers["Authorization"] = f"Bearer {TOKEN}"
     world.post(make_batch(make_info("one", settings=told), [0]))
     text = world.client.get("/settings").text
@@ -185,7 +185,7 @@ def test_settings_show_what_the_trainer_told_and_hide_what_is_secret() -> None:
     assert 'value="2"' in text  # percent
     assert "blocks.*\nhead</textarea>" in text
     assert re.findall(r'name="kinds" value="(\w+)" checked', text) == ["update"]
-    assert "Now it costs 1.3%" in text
+    assert "Now: adds 1.3%, limit 2%; captures every 7th step." in text
     assert TOKEN not in text
     assert "2 GB" in text
 
@@ -203,13 +203,13 @@ def test_settings_of_a_run_that_is_not_there_are_those_of_a_live_one(client: Tes
     text = client.get("/settings?run=nowhere").text
     assert re.search(r'<option value="old" selected>', text)
     ended = client.get("/settings?run=new").text
-    assert "This run is ended" in ended
+    assert "This run has ended" in ended
     assert "<fieldset disabled>" in ended
 
 
 def test_settings_tell_memory_versions_and_licences(client: TestClient) -> None:
     text = client.get("/settings").text
-    assert "of at most 2 GB" in text
+    assert "of 2 GB used" in text
     assert assets.plotly_version() in text
     assert "vendor/plotly-LICENSE.txt" in text
     packages = {package.name: package for package in settings.packages()}

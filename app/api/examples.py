@@ -272,7 +272,10 @@ OVERVIEW: Final = {
     "modules": 304,
     "taps": 600,
     "hook_cost": 0.021,
-    "every": 1,
+    "every": 2,
+    "budget": 0.05,
+    "steps_left_out": 410,
+    "cost": "adds 2.1%, limit 5%; captures every 2nd step",
     "dropped": {},
     "findings": {"error": 1, "warning": 0, "info": 0},
 }

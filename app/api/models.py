@@ -571,8 +571,13 @@ class OverviewAnswer(Answer):
     modules_captured: int
     modules: int
     taps: int
-    hook_cost: Number | None = Field(None, description="the share of a step's time that watching adds")
-    every: int | None = Field(None, description="every how many steps are captured")
+    hook_cost: Number | None = Field(
+        None, description="the share of the run's time that watching adds, over all steps; null until it is measured"
+    )
+    every: int = Field(description="which steps are captured: every n-th")
+    budget: float | None = Field(None, description="the largest share that watching may add; null is no limit")
+    steps_left_out: int | None = Field(None, description="steps that were not captured; null if not reported")
+    cost: str = Field(description="the cost in one sentence, as every page shows it")
     dropped: dict[str, int] = Field(description="by reason, in the store and on the way to it")
     findings: dict[str, int] = Field(description="how many findings nobody acknowledged, by severity")
 

@@ -11,6 +11,7 @@ from hookcore.errors import ArgumentError
 from hookcore.records import Severity
 
 from ..attention import RULES, KeyFigures, Rule, key_figures_of
+from ..cost import cost_of
 from ..formats import plain, word_of
 from ..runs import Run
 from ..schemas import StrictJson, finding_as_json, reading_as_json
@@ -82,6 +83,7 @@ def overview_as_json(run: Run, figures: KeyFigures) -> dict[str, Any]:
     for reason, count in run.books.dropped.items():
         lost[f"sender {reason}"] += int(count)
     unseen = Counter(finding.severity for finding in run.attention.findings() if not run.has_seen(finding))
+    cost = cost_of(run)
     return {
         "run": run.id,
         "state": run.state,
@@ -100,8 +102,11 @@ def overview_as_json(run: Run, figures: KeyFigures) -> dict[str, Any]:
         "modules_captured": figures.modules_captured,
         "modules": figures.modules,
         "taps": figures.taps,
-        "hook_cost": _number(figures.hook_cost),
-        "every": figures.every,
+        "hook_cost": _number(cost.added),
+        "every": cost.stride,
+        "budget": cost.budget,
+        "steps_left_out": cost.left_out,
+        "cost": cost.sentence,
         "dropped": plain(dict(lost)),
         "findings": {severity: unseen[severity] for severity in _SEVERITIES},
     }

@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 from hookcore.records import Kind, Tap
 from hookcore.store import Latest, Store
 
+from ..coverage import coverage_of
+
 OWN: Final = "hookcore/"  # how the names of scalars begin that the user did not log
-COST, EVERY, TIME = "hookcore/cost", "hookcore/every", "hookcore/time_s"
+TIME: Final = "hookcore/time_s"
 MOST_SCALARS: Final = 50
 _RATE_STEPS: Final = 200  # newest steps that the rate is told by
 _GRADIENTS: Final[tuple[Kind, ...]] = ("param_grad", "output_grad")
@@ -48,19 +50,15 @@ class KeyFigures:
     modules_captured: int
     modules: int
     taps: int
-    hook_cost: float | None  # share of a step's time; the steps that are not captured bring it down
-    every: int | None  # every how many steps are captured
     dropped: dict[str, int]  # in the store, by reason
 
 
-def key_figures_of(store: Store) -> KeyFigures:
-    """The key figures of a run."""
-    steps, coverage = store.steps(), store.coverage()
-    scalars = _scalars(store)
-    latest = store.latest()
+def key_figures_of(store: Store, last: int | None = None) -> KeyFigures:
+    """Return the key figures of a run, as they were at step `last` or as they are now."""
+    steps, coverage = store.steps(), coverage_of(store)
+    scalars = _scalars(store, last)
+    latest = store.latest(last=last)
     kind, norm, smallest, largest = _gradients(latest)
-    cost, every = _newest(store, COST), _newest(store, EVERY)
-    stride = 1 if every is None else max(1, int(every.value))
     captured = sum(each.captured for each in coverage)
     seen = {tap.module for tap in latest.taps}
     return KeyFigures(
@@ -76,31 +74,29 @@ def key_figures_of(store: Store) -> KeyFigures:
         largest_gradient=largest,
         nonfinite_modules=_nonfinite_modules(latest),
         modules_captured=captured if coverage else len(seen),
-        modules=max(len(coverage), len(store.modules())) or len(seen),
+        modules=len(coverage) or len(seen),
         taps=store.taps_announced,
-        hook_cost=None if cost is None or math.isnan(cost.value) else cost.value / stride,
-        every=None if every is None else stride,
         dropped={reason: count for reason, count in store.usage().dropped.items() if count},
     )
 
 
-def _newest(store: Store, name: str) -> Reading | None:
-    """The newest value of a scalar; None where there is none."""
-    newest = store.steps().newest
+def _newest(store: Store, name: str, last: int | None) -> Reading | None:
+    """Return the newest value of a scalar up to a step, or None."""
+    newest = store.steps().newest if last is None else last
     if newest is None or name not in store.scalar_names():
         return None
     # Mostly it is among the newest steps; a scalar that is logged rarely is looked for in the whole run.
     for first in (max(0, newest - _RATE_STEPS), None):
-        series = store.scalars(name, first, None, _RATE_STEPS + 1)
+        series = store.scalars(name, first, last, _RATE_STEPS + 1)
         if len(series.mean):
             return Reading(name, float(series.mean[-1]), int(series.last_step[-1]))
     return None
 
 
-def _scalars(store: Store) -> tuple[Reading, ...]:
+def _scalars(store: Store, last: int | None) -> tuple[Reading, ...]:
     names = [name for name in store.scalar_names() if not name.startswith(OWN)]
     names.sort(key=lambda name: not _is_loss(name))  # the loss is never among those that are left out
-    found = (_newest(store, name) for name in names[:MOST_SCALARS])
+    found = (_newest(store, name, last) for name in names[:MOST_SCALARS])
     return tuple(reading for reading in found if reading is not None)
 
 

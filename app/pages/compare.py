@@ -222,7 +222,11 @@ def _facts(run: Run) -> dict[str, str]:
     facts = {"script": info.script, "host": info.host, "modules": len(modules), "parameters": _parameters(modules)}
     facts |= {"steps": run.store.steps().count} | cast("dict[str, Any]", plain(info.versions))
     facts |= cast("dict[str, Any]", plain(info.settings)) | run.store.labels()
-    return {name: _shown(value) for name, value in facts.items() if name not in ("name", "server", "stride", "cost")}
+    return {
+        name: _shown(value)
+        for name, value in facts.items()
+        if name not in ("name", "server", "stride", "cost", "effective_cost")
+    }
 
 
 def _parameters(modules: Any) -> int:

@@ -1,4 +1,4 @@
-"""Findings and events as lines of one list: what the pages Events and Overview show. Pure but for the run it reads."""
+"""Findings and events as lines of one list, which every page shows and counts in the same way."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ FINDING: Final = "finding"
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One thing that happened, or that was found."""
+    """A finding or an event."""
 
-    key: str  # by which it is acknowledged
+    key: str  # to acknowledge it; a finding keeps its key when it comes back
     sort: str  # the name of the event, or the rule's
     title: str
     severity: Severity
@@ -35,13 +35,23 @@ class Line:
     finding: Finding | None = None
 
     @property
+    def id(self) -> str:
+        """Its id in the list. A rule may find the same tensor at several steps."""
+        return self.key if self.finding is None else f"{self.key}@{self.step}"
+
+    @property
     def sign(self) -> str:
         """A mark that needs no colour."""
         return SIGNS[self.severity]
 
     @property
+    def is_alert(self) -> bool:
+        """Whether it needs attention: a warning or an error that nobody has acknowledged."""
+        return self.severity != "info" and not self.acknowledged
+
+    @property
     def layer(self) -> dict[str, str | int]:
-        """What of an address leads to its layer at its step."""
+        """Return the part of an address that leads to its layer at its step."""
         if self.finding is None:
             return {"module": self.module, "step": self.step}
         tap = self.finding.tap
@@ -57,7 +67,7 @@ class Line:
 
 
 def line_of(run: Run, finding: Finding) -> Line:
-    """A finding."""
+    """Return the line of a finding."""
     return Line(
         finding.key,
         finding.rule,
@@ -75,17 +85,16 @@ def line_of(run: Run, finding: Finding) -> Line:
 
 
 def event_lines(run: Run) -> list[Line]:
-    """The events of a run, the oldest first."""
+    """Return the events of a run, the oldest first."""
     _, events = run.store.events_after(0)
     found = []
     for event in events:
         key = key_of_event(event)
-        words = event.name.replace("-", " ").capitalize()
         found.append(
             Line(
                 key,
                 event.name,
-                words,
+                title_of(event.name),
                 event.severity,
                 event.step,
                 None,
@@ -99,15 +108,27 @@ def event_lines(run: Run) -> list[Line]:
     return found
 
 
+def title_of(name: str) -> str:
+    """Return the name of an event as a title."""
+    return name.replace("-", " ").capitalize()
+
+
+def alert_lines(run: Run) -> list[Line]:
+    """Return what needs attention: errors first, then findings in their order, then events from the newest."""
+    findings = [line_of(run, finding) for finding in run.attention.findings()]
+    found = [line for line in (*findings, *reversed(event_lines(run))) if line.is_alert]
+    return sorted(found, key=lambda line: line.severity != "error")
+
+
 def all_lines(run: Run) -> list[Line]:
-    """Findings and events, the newest first; of one step the worst first."""
+    """Return findings and events, the newest first, and within a step the worst first."""
     lines = [line_of(run, finding) for finding in run.attention.findings()] + event_lines(run)
     return sorted(lines, key=lambda line: (-line.step, line.finding is None, SEVERITIES.index(line.severity)))
 
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which lines are wanted; what is empty asks for nothing."""
+    """Which lines to show. An empty field matches everything."""
 
     severity: str = ""
     name: str = ""
@@ -118,7 +139,7 @@ class Filter:
     hides_seen: bool = False
 
     def fits(self, line: Line) -> bool:
-        """Whether a line is wanted."""
+        """Return whether a line is shown."""
         return (
             self.severity in ("", line.severity)
             and self.name in ("", line.sort, FINDING if line.finding is not None else "")
@@ -131,9 +152,9 @@ class Filter:
 
 
 def modules_of(text: str) -> Callable[[str], bool]:
-    """Which modules are meant: those with every one of these words in their path.
+    """Return a test for module paths that contain every word of a text.
 
-    A word may be a glob, or an expression between slashes.
+    A word may be a glob, or a regular expression between slashes.
     """
     fitting = [_fits(word) for word in text.split()]
     return lambda path: all(fits(path) for fits in fitting)
@@ -148,24 +169,22 @@ def _fits(word: str) -> Callable[[str], bool]:
 
 
 def names_of(lines: Iterable[Line]) -> dict[str, str]:
-    """What lines can be filtered by: the name of each sort, and its words."""
+    """Return the sorts that lines can be filtered by, each with its title."""
     return dict(sorted({line.sort: line.title for line in lines}.items(), key=lambda each: each[1]))
 
 
 def markdown_of(lines: Sequence[Line], title: str, address: str) -> str:
-    """The lines as a table for a report."""
+    """Return the lines as a Markdown table."""
     rows = [
         f"| {line.step:,} | {line.severity} | {_cell(line.title)} | {_code(line.module)} | {_cell(line.message)} |"
         for line in lines
     ]
-    head = ["| step | severity | what | module | message |", "| ---: | --- | --- | --- | --- |"]
-    return "\n".join(
-        [f"# {_cell(title)}", "", f"<{address}>", "", *(head + rows if rows else ["Nothing happened."]), ""]
-    )
+    head = ["| step | severity | event | module | message |", "| ---: | --- | --- | --- | --- |"]
+    return "\n".join([f"# {_cell(title)}", "", f"<{address}>", "", *(head + rows if rows else ["No events."]), ""])
 
 
 def _cell(text: str) -> str:
-    """Text that ends no cell, no row, and begins no markup."""
+    """Escape text so that it stays in its cell and contains no markup."""
     flat = " ".join(text.split())
     return "".join(f"\\{each}" if each in "\\|*_`<>[]#~" else each for each in flat)
 

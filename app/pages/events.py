@@ -1,4 +1,4 @@
-"""The page Events: findings and events, filtered, over the steps; and where a finding comes from."""
+"""The page Events: findings and events, filtered and over the steps, and the origin of a finding."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ Text = Annotated[str, Query(max_length=1000)]
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A line, and where it leads."""
+    """A line and the addresses it leads to."""
 
     line: Line
     layer: str
-    here: str  # this page, with the line's details
+    here: str  # this page with the line's details
 
 
 @router.get("/runs/{run_id}/events", response_class=HTMLResponse)
@@ -43,17 +43,17 @@ def events_page(
     severity: Text = "",
     name: Text = "",
     f: Annotated[
-        str, Query(max_length=1000, description="modules: a part of the path, a glob, or /an expression/")
+        str, Query(max_length=1000, description="modules: part of the path, a glob, or /a regular expression/")
     ] = "",
     text: Text = "",
-    span: Annotated[str, Query(alias="in", max_length=40, description="steps, such as 100-200")] = "",
-    hide: Annotated[Literal["", "0", "1"], Query(description="1: without what is acknowledged")] = "",
-    event: Annotated[str, Query(max_length=2300, description="the key of the one whose details are shown")] = "",
+    span: Annotated[str, Query(alias="in", max_length=40, description="a range of steps, such as 100-200")] = "",
+    hide: Annotated[Literal["", "0", "1"], Query(description="1 hides acknowledged lines")] = "",
+    event: Annotated[str, Query(max_length=2300, description="the id of the line whose details are shown")] = "",
     row: Annotated[int, Query(ge=0, le=10**9)] = 0,
-    format: Annotated[Literal["", "markdown"], Query(description="the list as a table for a report")] = "",
+    format: Annotated[Literal["", "markdown"], Query(description="the list as a Markdown table")] = "",
     part: Annotated[list[Literal["timeline", "list", "detail"]] | None, Query(max_length=9)] = None,
 ) -> Response:
-    """All that happened, the newest first. A form sends its empty fields too: they ask for nothing."""
+    """Show findings and events, the newest first. Empty fields of the form match everything."""
     run = run_of(request, run_id)
     lines = all_lines(run)
     wanted = _filter_of(severity, name, f, text, span, hide)
@@ -68,6 +68,7 @@ def events_page(
         "severities": SEVERITIES,
         "finding_name": FINDING,
         "total": len(lines),
+        "alerting": sum(line.is_alert for line in lines),
         "fitting": len(fitting),
         "hidden_seen": sum(line.acknowledged for line in lines) if wanted.hides_seen else 0,
         "query": urlencode({key: value for key, value in asked.items() if value}),
@@ -109,11 +110,11 @@ def _list(run: Run, lines: list[Line], row: int, asked: dict[str, str]) -> dict[
 
 def _shown(run: Run, line: Line, asked: dict[str, str]) -> Shown:
     layer = address_of(run, "layer", **line.layer) if line.module else address_of(run, "flow", step=line.step)
-    return Shown(line, layer, address_of(run, "events", **asked, event=line.key))
+    return Shown(line, layer, address_of(run, "events", **asked, event=line.id))
 
 
 def _timeline(run: Run, lines: list[Line], wanted: Filter) -> dict[str, Any]:
-    """Over all steps, of all that fits but for its step."""
+    """Return the timeline of all lines that match apart from their step."""
     steps = run.store.steps()
     anywhere = replace(wanted, first=None, last=None)
     first, last = steps.first or 0, steps.newest or 0
@@ -121,9 +122,13 @@ def _timeline(run: Run, lines: list[Line], wanted: Filter) -> dict[str, Any]:
 
 
 def _chosen(lines: list[Line], fitting: list[Line], key: str) -> Line | None:
-    """The one that was asked for; without asking the worst finding that nobody saw."""
+    """Return the line that was asked for, or else the worst finding that nobody has acknowledged.
+
+    A finding whose onset moved since the link was made is still found by its key.
+    """
     if key:
-        return next((each for each in lines if each.key == key), None)
+        kept = key.rpartition("@")[0]
+        return next((each for wanted in (key, kept) for each in lines if wanted in (each.id, each.key)), None)
     findings = [each for each in fitting if each.finding is not None and not each.acknowledged]
     return min(findings, key=lambda each: SEVERITIES.index(each.severity), default=None)
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 from fastapi import Request
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -18,10 +19,10 @@ from hookcore.records import KINDS, Severity
 from hookcore.store import STAT_NAMES
 
 from .. import assets
-from ..attention import RULES, key_of_event
 from ..numerals import ago, pace, percent, shown, size, thousands
 from ..runs import Run, Runs
 from ..security import may_change
+from .eventlines import alert_lines
 
 THEMES: Final = ("system", "light", "dark")
 THEME_COOKIE: Final = "hookcore-theme"
@@ -76,6 +77,24 @@ def code(text: str) -> Markup:
     return Markup("").join(parts)
 
 
+def breakable(path: str) -> Markup:
+    """Return a path that wraps after its dots and slashes, never inside a name that fits on a line."""
+    return Markup("<wbr>").join(re.split(r"(?<=[./])(?=\w)", path))
+
+
+def middle(text: str, most: int) -> str:
+    """Return a text cut in its middle to so many characters: names often differ at both ends."""
+    if len(text) <= most:
+        return text
+    end = (most - 1) * 3 // 5
+    return f"{text[: most - 1 - end]}\u2026{text[-end:]}"
+
+
+def camels(name: str) -> Markup:
+    """Return the name of a class that wraps before its words."""
+    return Markup("<wbr>").join(re.findall(r"[A-Z]?[^A-Z]+|[A-Z]+(?![a-z])", name) or [name])
+
+
 @dataclass(frozen=True, slots=True)
 class Find:
     """The find box: what is in it, which page shows what it finds, and what else of the address stays."""
@@ -88,7 +107,7 @@ class Find:
 
 @dataclass(frozen=True, slots=True)
 class Alerts:
-    """The warnings and errors that nobody has acknowledged: findings and events. The first is the worst."""
+    """The unacknowledged warnings and errors of a run, findings and events alike. The first is the worst."""
 
     severities: tuple[Severity, ...] = ()
     title: str = ""  # of the worst
@@ -107,22 +126,11 @@ class Alerts:
 
 
 def alerts_of(run: Run) -> Alerts:
-    """The alerts of a run, of what its store still has."""
-    found = [
-        (finding.severity, RULES[finding.rule].title, finding.module, finding.message)
-        for finding in run.attention.findings()
-        if finding.severity != "info" and not run.has_seen(finding)
-    ]
-    _, events = run.store.events_after(0)
-    found += [
-        (event.severity, event.name, event.module, event.message)
-        for event in reversed(events)
-        if event.severity != "info" and key_of_event(event) not in run.acknowledgements
-    ]
-    if not found:
+    """Return the alerts of a run that its store still has."""
+    lines = alert_lines(run)
+    if not lines:
         return Alerts()
-    found.sort(key=lambda alert: alert[0] != "error")  # within one severity findings lead, then the newest events
-    return Alerts(tuple(severity for severity, *_ in found), *found[0][1:])
+    return Alerts(tuple(line.severity for line in lines), lines[0].title, lines[0].module, lines[0].message)
 
 
 def status_of(run: Run) -> str:
@@ -131,6 +139,24 @@ def status_of(run: Run) -> str:
     if newest is None and run.state == "live":
         return "waiting for the first step"
     return run.state if newest is None or run.state == "kept" else f"{run.state} \u00b7 step {newest:,}"
+
+
+def no_change_words(run: Run) -> str:
+    """Return why the settings of a run can't be changed, or nothing if its trainer is there."""
+    words = {
+        "ended": "This run has ended, so its settings can't be changed.",
+        "crashed": "This run has crashed, so its settings can't be changed.",
+        "lost": "This run's trainer isn't responding, so its settings can't be changed.",
+        "kept": "This run was read from disk, so its settings can't be changed.",
+    }
+    return words.get(run.state, "")
+
+
+def _held_of(request: Request) -> str:
+    """Return the steps that the address names, for the links to the run's other pages."""
+    query = request.query_params
+    given = {name: query[name] for name in ("steps", "step") if query.get(name)}
+    return f"?{urlencode(given)}" if given else ""
 
 
 def _find_of(request: Request, page: str, run: Run) -> Find:
@@ -148,7 +174,7 @@ def _make_templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    own = (shown, percent, thousands, pace, ago, moment, size, basename, code)
+    own = (shown, percent, thousands, breakable, camels, middle, pace, ago, moment, size, basename, code)
     templates.filters |= {each.__name__: each for each in own}
     templates.globals |= {"places": PLACES, "kinds": KINDS, "stat_names": STAT_NAMES}
     return templates
@@ -200,6 +226,7 @@ def render(request: Request, page: str, *, run: Run | None = None, **values: Any
         "steps": steps,
         "status": status_of(run) if run is not None else "",
         "alerts": alerts_of(run) if run is not None else Alerts(),
+        "held": _held_of(request),
         "find": _find_of(request, page, run) if run is not None else None,
         "may_change": may_change(request.scope, request.app.state.access),
     }

@@ -1,4 +1,4 @@
-"""What the overview says at a glance: key figures as tiles, findings and scalars with their small lines."""
+"""What the overview shows at a glance: key figures as tiles, findings and scalars with their small lines."""
 
 from __future__ import annotations
 
@@ -12,52 +12,54 @@ from hookcore.records import Tap
 from hookcore.store import Store
 
 from ..attention import Finding, KeyFigures, Reading
-from ..numerals import percent, shown, thousands
+from ..cost import Cost, cost_of
+from ..numerals import shown, thousands
 from ..runs import Run
-from .eventlines import Line, line_of
+from .eventlines import Line, alert_lines, line_of
 from .frame import address_of
+from .span import Span
 from .spark import Spark, spark_of
 
 SHOWN_SCALARS: Final = 12
 POINTS: Final = 90  # of a small line
-WINDOW: Final = 500  # steps of a small line
+AROUND: Final = 60  # steps before and after the onset of a finding, in its small line
 OWN: Final = "hookcore/"
 _KINDS: Final = {"param_grad": "parameters", "output_grad": "outputs"}
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """One key figure: its number, what is said below it, and where a click leads."""
+    """One key figure: its number, a line of detail, and where a click leads."""
 
     key: str
     title: str
     text: str
     detail: str = ""
     address: str = ""
-    value: float | None = None  # where it is a plain number, which the reader's choice of digits holds for
+    value: float | None = None  # of a plain number, written as the reader prefers
     tone: str = ""  # bad, nan: with words, never alone
     help: str = ""
+    is_words: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class FindingLine:
-    """A finding with its small line."""
+class AlertLine:
+    """An alert with its small line."""
 
     line: Line
-    finding: Finding
     spark: Spark | None
     address: str
     type: str
 
     @property
-    def acknowledged(self) -> bool:
-        """Whether somebody saw it."""
-        return self.line.acknowledged
+    def finding(self) -> Finding | None:
+        """The finding, if it is one."""
+        return self.line.finding
 
 
 @dataclass(frozen=True, slots=True)
 class ScalarLine:
-    """A scalar of the user's: its newest value and its small line."""
+    """A scalar that the user logged: its newest value and its small line."""
 
     name: str
     value: float
@@ -65,24 +67,24 @@ class ScalarLine:
     spark: Spark | None
 
 
-def tiles_of(run: Run, figures: KeyFigures) -> list[Tile]:
-    """The key figures of a run."""
+def tiles_of(run: Run, figures: KeyFigures, at: int | None) -> list[Tile]:
+    """Return the key figures of a run, `at` the step that the page shows."""
     return [
-        _loss(run, figures),
+        _loss(figures, at),
         _norm(run, figures),
         _gradient(run, figures, "smallest", figures.smallest_gradient),
         _gradient(run, figures, "largest", figures.largest_gradient),
         _nonfinite(run, figures),
         _watched(run, figures),
-        _cost(run, figures),
+        _cost(run, cost_of(run)),
     ]
 
 
-def _loss(run: Run, figures: KeyFigures) -> Tile:
+def _loss(figures: KeyFigures, at: int | None) -> Tile:
     loss = figures.loss
     if loss is None:
-        return Tile("loss", "Loss", "-", "watcher.log(loss=...) shows it here")
-    older = f"step {loss.step:,}" if loss.step != figures.newest_step else ""
+        return Tile("loss", "Loss", "-", "not logged: watcher.log(loss=...)")
+    older = f"step {loss.step:,}" if loss.step != at else ""
     return _number(Tile("loss", loss.name, "", older), loss.value)
 
 
@@ -94,7 +96,7 @@ def _norm(run: Run, figures: KeyFigures) -> Tile:
         "-",
         f"of all {_KINDS[kind]}" if kind else "no backward pass yet",
         address_of(run, "flow", kind=kind, stat="norm"),
-        help="The root of the sum of squares of every gradient that was captured in one step.",
+        help="The root of the sum of squares of all gradients captured in one step.",
     )
     return tile if norm is None else _number(tile, norm.value)
 
@@ -104,7 +106,7 @@ def _gradient(run: Run, figures: KeyFigures, which: str, found: Reading | None) 
         which,
         f"{which.capitalize()} gradient",
         "-",
-        "no finite one" if figures.gradient_kind else "",
+        "all non-finite" if figures.gradient_kind else "",
         help="By root mean square.",
     )
     if found is None or found.tap is None:
@@ -115,32 +117,36 @@ def _gradient(run: Run, figures: KeyFigures, which: str, found: Reading | None) 
 
 def _nonfinite(run: Run, figures: KeyFigures) -> Tile:
     found = figures.nonfinite_modules
-    detail = (
-        f"{found[0] or '(root)'}{f' and {len(found) - 1:,} more' if len(found) > 1 else ''}"
-        if found
-        else "all is finite"
-    )
-    if figures.newest_step is None:
-        detail = ""
+    detail = ""
+    if found:
+        first = next((each for each in run.attention.findings() if each.rule == "nonfinite"), None)
+        detail = f"first: {first.module or '(root)'}" if first is not None else _few(found)
+    elif figures.newest_step is not None:
+        detail = "all newest values are finite"
     address = address_of(run, "flow", f="is:nan") if found else address_of(run, "flow")
     return Tile("nonfinite", "Non-finite layers", thousands(len(found)), detail, address, tone="nan" if found else "")
 
 
+def _few(paths: tuple[str, ...]) -> str:
+    more = f" and {len(paths) - 1:,} more" if len(paths) > 1 else ""
+    return f"{paths[0] or '(root)'}{more}"
+
+
 def _watched(run: Run, figures: KeyFigures) -> Tile:
-    share = f"of {figures.modules:,} modules" if figures.modules else ""
-    return Tile("watched", "Modules watched", thousands(figures.modules_captured), share, address_of(run, "hooks"))
+    share = f"of {figures.modules:,} {'module' if figures.modules == 1 else 'modules'}" if figures.modules else ""
+    return Tile("watched", "Modules captured", thousands(figures.modules_captured), share, address_of(run, "hooks"))
 
 
-def _cost(run: Run, figures: KeyFigures) -> Tile:
-    lost = sum(figures.dropped.values()) + sum(int(count) for count in run.books.dropped.values())
-    every = figures.every
-    words = ["not measured"] if every is None else ["every step" if every == 1 else f"every {every:,} steps"]
-    words.append(f"{lost:,} dropped" if lost else "nothing dropped")
-    text = "-" if figures.hook_cost is None else percent(figures.hook_cost)
-    tile_help = (
-        "The share of a step's time that watching adds, over all steps; how often a step is captured; what was lost."
+def _cost(run: Run, cost: Cost) -> Tile:
+    return Tile(
+        "cost",
+        "Cost of watching",
+        cost.headline,
+        cost.terms,
+        address_of(run, "hooks"),
+        help="The share of the run's time that hookcore adds, averaged over all steps.",
+        is_words=cost.added is None,
     )
-    return Tile("cost", "Cost of the hooks", text, ", ".join(words), address_of(run, "hooks"), help=tile_help)
 
 
 def _number(tile: Tile, value: float) -> Tile:
@@ -149,70 +155,73 @@ def _number(tile: Tile, value: float) -> Tile:
 
 
 def layer_address(run: Run, tap: Tap, step: int) -> str:
-    """The layer of a tap, at a step."""
+    """Return the address of a tap's layer at a step."""
     phase = "" if tap.phase == "train" else tap.phase
     return address_of(
         run, "layer", module=tap.module, kind=tap.kind, index=tap.index, call=tap.call or "", phase=phase, step=step
     )
 
 
-def finding_lines(run: Run) -> list[FindingLine]:
-    """What needs attention, the worst first."""
-    findings = run.attention.findings()
-    modules = {finding.module for finding in findings}
-    types = {module.path: module.type for module in run.store.modules() if module.path in modules}
-    return [
-        FindingLine(
-            line_of(run, finding),
-            finding,
-            spark_of_finding(finding),
-            layer_address(run, finding.tap, finding.since_step),
-            types.get(finding.module, ""),
-        )
-        for finding in findings
+def shown_alerts(run: Run, last: int | None, most: int) -> tuple[list[AlertLine], int, int]:
+    """Return the worst alerts that began by a step, how many there are, and how many notes were found besides."""
+    alerts = [line for line in alert_lines(run) if last is None or line.step <= last]
+    notes = [
+        line
+        for line in (line_of(run, finding) for finding in run.attention.findings() if finding.severity == "info")
+        if not line.acknowledged and (last is None or line.step <= last)
     ]
+    listed = (alerts + notes)[:most]
+    modules = {line.module for line in listed}
+    types = {module.path: module.type for module in run.store.modules() if module.path in modules}
+    return [_alert(run, line, types) for line in listed], len(alerts), len(notes)
 
 
-def spark_of_finding(finding: Finding) -> Spark | None:
-    """Its last finite stretch; behind it a mark where nothing finite came."""
-    values = [*finding.spark, math.nan] if not math.isfinite(finding.value) else list(finding.spark)
-    return spark_of(np.arange(len(values), dtype=np.int64), np.array(values, float))
+def _alert(run: Run, line: Line, types: dict[str, str]) -> AlertLine:
+    if line.finding is None:
+        return AlertLine(line, None, address_of(run, "events", event=line.id), types.get(line.module, ""))
+    address = layer_address(run, line.finding.tap, line.finding.since_step)
+    return AlertLine(line, spark_of_finding(run.store, line.finding), address, types.get(line.module, ""))
 
 
-def scalar_lines(store: Store, most: int | None) -> tuple[list[ScalarLine], int]:
-    """The user's scalars, the loss first, and how many there are."""
+def spark_of_finding(store: Store, finding: Finding) -> Spark | None:
+    """Return the line around the onset of a finding, with marks where the tensor was not finite."""
+    begin, end = max(0, finding.since_step - AROUND), finding.since_step + AROUND
+    series = store.series(finding.number, finding.stat, begin, end, POINTS)
+    values = np.where(series.nonfinite > 0, np.nan, series.mean)
+    return spark_of(series.last_step, values, finding.since_step, may_be_log=True)
+
+
+def scalar_lines(store: Store, most: int | None, span: Span | None) -> tuple[list[ScalarLine], int]:
+    """Return the user's scalars in these steps, the loss first, and how many there are."""
     names = [name for name in store.scalar_names() if not name.startswith(OWN)]
     names.sort(key=lambda name: "loss" not in name.casefold())
-    newest = store.steps().newest or 0
-    found = (_scalar_line(store, name, max(0, newest - WINDOW + 1)) for name in names[:most])
+    found = (_scalar_line(store, name, span) for name in names[:most])
     return [line for line in found if line is not None], len(names)
 
 
-def _scalar_line(store: Store, name: str, first: int) -> ScalarLine | None:
-    series = store.scalars(name, first, points=POINTS)
+def _scalar_line(store: Store, name: str, span: Span | None) -> ScalarLine | None:
+    first, last = (span.first, span.last) if span is not None else (None, None)
+    series = store.scalars(name, first, last, POINTS)
     if not len(series.mean):
-        series = store.scalars(name, points=POINTS)
+        series = store.scalars(name, None, last, POINTS)
     if not len(series.mean):
         return None
     step = int(series.last_step[-1])
-    newest = store.scalars(name, first=step, points=1)
+    newest = store.scalars(name, step, last, 1)
     return ScalarLine(name, float(newest.mean[-1]), step, spark_of(series.last_step, series.mean))
 
 
 def why_empty(run: Run, figures: KeyFigures) -> str:
-    """Why there is nothing to see, and what to do; nothing where there is something."""
+    """Return why there is nothing to see and what to do, or nothing if there is something."""
     if figures.newest_step is None:
         if run.state == "live":
-            return (
-                "No step has been captured yet. The first numbers come with the first step of the optimizer, "
-                "or with watcher.step()."
-            )
+            return "No step has been captured yet. Numbers appear after the first optimizer step or watcher.step()."
         return "No step has been captured: the run was over before its first step ended."
     if figures.taps == 0:
-        return "No module has run a forward pass yet under this watcher: was the model replaced, or compiled before?"
+        return "No module has run a forward pass under this watcher yet. Was the model replaced, or compiled before?"
     if figures.gradient_kind is None:
         return (
-            "No module has run a backward pass yet (model.eval()? torch.no_grad()? kinds without gradients?). "
-            "Activations are shown; gradients come with loss.backward()."
+            "No backward pass yet (model.eval()? torch.no_grad()? kinds without gradients?). "
+            "Activations are shown; gradients appear after loss.backward()."
         )
     return ""

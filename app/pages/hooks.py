@@ -1,4 +1,4 @@
-"""The page Hooks: what is captured of each module or why not, what that costs, all hooks, and the switches."""
+"""The page Hooks: what is captured of each module, what that costs, all hooks, and the capture settings."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from hookcore.config import SETTINGS
 from hookcore.records import Coverage, HookRecord, Kind
 from hookcore.store import Store
 
+from ..cost import cost_of
+from ..coverage import coverage_of
 from ..facts import facts_of
 from ..find import Facts, parse
 from ..runs import Run
-from .frame import render, run_of
+from .frame import no_change_words, render, run_of
 from .settings import share_of, trainer_settings
 
 ROWS: Final = 200  # modules in the table that needs no script
 MOST_HOOKS: Final = 500  # of each list
 ON_MODEL: Final = frozenset({"module", "parameter"})
-COST: Final = "hookcore/cost"
-EVERY: Final = "hookcore/every"
 
 Part = Literal["figures", "reasons", "lists"]
 PARTS: Final[tuple[Part, ...]] = ("figures", "reasons", "lists")
@@ -56,13 +56,9 @@ class Reason:
 
 
 @dataclass(frozen=True, slots=True)
-class Costs:
-    """What watching costs, as the trainer measured it; None where it told nothing."""
+class Health:
+    """Errors in hooks, lost records, and memory of a run."""
 
-    share: float | None
-    every: int
-    stride: int
-    budget: float | None
     errors: int
     dropped: int
     nbytes: int
@@ -82,14 +78,15 @@ def hooks_page(
     hooks = run.store.hooks()
     on_model = [each for each in hooks if each.scope in ON_MODEL]
     elsewhere = [each for each in hooks if each.scope not in ON_MODEL]
-    coverage = run.store.coverage()
+    coverage = coverage_of(run.store)
     values: dict[str, Any] = {
         "parts": part or PARTS,
         "captured": sum(each.captured for each in coverage),
         "modules": len(coverage),
         "coverage_tag": blake2b(repr(coverage).encode("utf-8", "replace"), digest_size=8).hexdigest(),
         "reasons": reasons_of(coverage),
-        "costs": costs_of(run),
+        "cost": cost_of(run),
+        "health": health_of(run),
         "lists": (("On modules and parameters", on_model), ("On optimizers, tensors and the process", elsewhere)),
         "most_hooks": MOST_HOOKS,
         "whose": whose(hooks),
@@ -111,18 +108,18 @@ def _table(run: Run, text: str, row: int) -> dict[str, Any]:
 
 def _switches(run: Run) -> dict[str, Any]:
     helps = {setting.name: setting.help for setting in SETTINGS}
-    return {"trainer": trainer_settings(run), "helps": helps}
+    return {"trainer": trainer_settings(run), "helps": helps, "no_change_words": no_change_words(run)}
 
 
 def rows_of(run: Run) -> list[Row]:
     """Every module in the model's order."""
     store = run.store
-    coverage = {each.path: each for each in store.coverage()}
+    coverage = {each.path: each for each in coverage_of(store)}
     calls, values = _counts(store)
     foreign = Counter(_module_of(each, coverage) for each in store.hooks() if not each.ours and each.scope in ON_MODEL)
     rows = []
     for path, facts in facts_of(run).items():
-        covered = coverage.get(path, Coverage(path, facts.type, False, (), "not reported"))
+        covered = coverage[path]
         rows.append(Row(facts, covered.kinds, covered.reason, calls[path], values[path], foreign[path]))
     return rows
 
@@ -149,7 +146,7 @@ def reasons_of(coverage: Iterable[Coverage]) -> list[Reason]:
     found: dict[str, list[str]] = {}
     for each in coverage:
         if not each.captured:
-            found.setdefault(each.reason or "no reason was told", []).append(each.path)
+            found.setdefault(each.reason or "no reason given", []).append(each.path)
     reasons = [Reason(words, len(paths), tuple(paths[:3])) for words, paths in found.items()]
     return sorted(reasons, key=lambda reason: -reason.count)
 
@@ -160,27 +157,13 @@ def whose(hooks: Iterable[HookRecord]) -> tuple[int, int]:
     return counted[True], counted[False]
 
 
-def costs_of(run: Run) -> Costs:
-    """What the trainer and the store last told of cost, cadence, errors and memory."""
-    told = trainer_settings(run)
+def health_of(run: Run) -> Health:
+    """Return what the trainer and the store last reported about errors, losses, and memory."""
     share = share_of(run)
     _, events = run.store.events_after(0)
-    return Costs(
-        share=_newest(run.store, COST),
-        every=told["every"] if isinstance(told["every"], int) else 1,
-        stride=int(_newest(run.store, EVERY) or 1),
-        budget=told["budget"] if isinstance(told["budget"], float) else None,
+    return Health(
         errors=sum(event.count for event in events if event.name == "hook-error"),
         dropped=sum(share.dropped.values()),
         nbytes=share.nbytes,
         max_bytes=share.max_bytes,
     )
-
-
-def _newest(store: Store, name: str) -> float | None:
-    """A scalar of hookcore's own as it was told last."""
-    if name not in store.scalar_names():
-        return None
-    newest = store.steps().newest or 0
-    found = store.scalars(name, max(0, newest - 500), None, 500)
-    return float(found.mean[-1]) if len(found.mean) else None

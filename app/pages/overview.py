@@ -1,4 +1,4 @@
-"""The page Overview: the run at a glance, and every layer's newest numbers. Its parts can be asked for alone."""
+"""The page Overview: the run at a glance and every layer's newest numbers. Its parts can be requested alone."""
 
 from __future__ import annotations
 
@@ -13,18 +13,21 @@ from hookcore.store import STAT_NAMES, Latest, Store, TapList
 from hookcore.store.names import require
 
 from ..attention import key_figures_of
+from ..coverage import coverage_of
 from ..runs import Run
-from .eventlines import Line, event_lines
+from .eventlines import Line, all_lines
 from .frame import render, run_of
-from .glance import SHOWN_SCALARS, finding_lines, scalar_lines, tiles_of, why_empty
+from .glance import SHOWN_SCALARS, scalar_lines, shown_alerts, tiles_of, why_empty
+from .span import Span, span_of
+from .verdict import claim_of, progress_of
 
 ROWS: Final = 50  # of the table on one page
 NEWS: Final = 6
-FINDINGS: Final = 8
+ALERTS: Final = 8
 MOST_UNCAPTURED: Final = 100
 MAX_REFRESH_S: Final = 3600
 PICTURED: Final[tuple[Kind, ...]] = ("output_grad", "param_grad", "output", "input_grad", "input", "update", "param")
-SHOWN_STATS: Final = ("mean", "std", "min", "max", "norm")
+SHOWN_STATS: Final = ("norm", "mean", "std", "min", "max")
 
 Part = Literal["figures", "attention", "scalars", "news", "values"]
 PARTS: Final[tuple[Part, ...]] = ("figures", "attention", "scalars", "news", "values")
@@ -52,7 +55,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What of the page is wanted, as its address says."""
+    """What the address of the page asks for."""
 
     match: str
     kind: str
@@ -60,14 +63,25 @@ class Asked:
     row: int
     scalars: str
     scalar: str
+    span: Span | None
+
+    @property
+    def last(self) -> int | None:
+        """The step that the page is held at, if any."""
+        return self.span.last if self.span is not None and self.span.held else None
 
 
 def overview_rows(
-    store: Store, match: str | None = None, kind: str | None = None, first: int = 0, many: int | None = None
+    store: Store,
+    match: str | None = None,
+    kind: str | None = None,
+    first: int = 0,
+    many: int | None = None,
+    last: int | None = None,
 ) -> tuple[list[Row], int]:
-    """The newest numbers of the taps that were seen, in the order of the model's modules, each with its kinds together.
+    """Return the newest numbers up to step `last` of the taps from the `first` on, and how many taps there are.
 
-    Those from the `first` on, and how many there are in all.
+    They are in the order of the model's modules, and each module's kinds stand together.
     """
     found = store.taps(match, kind)
     modules = store.modules()
@@ -83,7 +97,7 @@ def overview_rows(
     shown = order[first:][:many]
     wanted = TapList(found.numbers[sorted(shown)], tuple(found.taps[each] for each in sorted(shown)))
     types = {module.path: module.type for module in modules}
-    rows = {row.tap: row for row in _rows(store.latest(wanted=wanted), types)}
+    rows = {row.tap: row for row in _rows(store.latest(wanted=wanted, last=last), types)}
     return [rows[found.taps[each]] for each in shown if found.taps[each] in rows], len(order)
 
 
@@ -109,13 +123,13 @@ def _rows(latest: Latest, types: dict[str, str]) -> list[Row]:
 
 
 def usual_kind(store: Store) -> Kind:
-    """What the picture shows where nothing is asked for: gradients, where there are any."""
+    """Return the kind that the heatmap shows by default: gradients, if there are any."""
     known = {tap.kind for tap in store.taps().taps}
     return next((kind for kind in PICTURED if kind in known), PICTURED[0])
 
 
 def seconds_of(text: str) -> int | None:
-    """The seconds after which the page reloads; None where that is no number, or none that makes sense."""
+    """Return the seconds after which the page reloads, or None if the text is no sensible number."""
     return min(int(text), MAX_REFRESH_S) if text.isdecimal() and int(text) > 0 else None
 
 
@@ -131,10 +145,12 @@ def run_page(
     scalar: Annotated[str, Query(max_length=1000, description="the scalar that is drawn large")] = "",
     scalars: Annotated[Literal["", "all"], Query(description="all of them, not only the first few")] = "",
     part: Annotated[list[Part] | None, Query(max_length=9, description="only these parts, without the frame")] = None,
+    steps: Annotated[str, Query(max_length=50, description="the steps shown: 100-200, or live:500")] = "",
+    step: Annotated[str, Query(max_length=20, description="the step that the page is held at")] = "",
 ) -> HTMLResponse:
-    """The run at a glance. A form sends its empty fields too: they ask for nothing."""
+    """Show the run at a glance. Empty fields of a form ask for nothing."""
     run = run_of(request, run_id)
-    asked = Asked(match or "", kind or "", seconds_of(refresh), row, scalars, scalar)
+    asked = Asked(match or "", kind or "", seconds_of(refresh), row, scalars, scalar, span_of(run, steps, step))
     if stat:
         require("stat", stat, STAT_NAMES)
     values: dict[str, Any] = {"asked": asked, "parts": part or PARTS, "heat_stat": stat or "norm"}
@@ -145,42 +161,52 @@ def run_page(
 
 
 def _figures(run: Run, asked: Asked) -> dict[str, Any]:
-    figures = key_figures_of(run.store)
-    return {"tiles": tiles_of(run, figures), "labels": run.store.labels(), "empty": why_empty(run, figures)}
+    figures = key_figures_of(run.store, asked.last)
+    at = asked.span.last if asked.span is not None else None
+    return {
+        "tiles": tiles_of(run, figures, at),
+        "progress": progress_of(run),
+        "held_at": asked.last,
+        "labels": run.store.labels(),
+        "empty": why_empty(run, figures),
+    }
 
 
 def _attention(run: Run, asked: Asked) -> dict[str, Any]:
-    lines = finding_lines(run)
-    fresh = [line for line in lines if not line.acknowledged]
+    listed, alerts, notes = shown_alerts(run, asked.last, ALERTS)
     return {
-        "findings": fresh[:FINDINGS],
-        "more_findings": max(0, len(fresh) - FINDINGS),
-        "seen": len(lines) - len(fresh),
+        "listed": listed,
+        "alerts_total": alerts,
+        "notes_total": notes,
+        "held_at": asked.last,
+        "claim": claim_of(run, asked.last),
     }
 
 
 def _scalars(run: Run, asked: Asked) -> dict[str, Any]:
-    lines, total = scalar_lines(run.store, None if asked.scalars else SHOWN_SCALARS)
+    lines, total = scalar_lines(run.store, None if asked.scalars else SHOWN_SCALARS, asked.span)
     chosen = asked.scalar or next((line.name for line in lines), "")
-    return {"scalar_lines": lines, "scalars_total": total, "chosen_scalar": chosen}
+    return {"span": asked.span, "scalar_lines": lines, "scalars_total": total, "chosen_scalar": chosen}
 
 
 def _news(run: Run, asked: Asked) -> dict[str, Any]:
-    lines: list[Line] = event_lines(run)
-    return {"news": lines[-NEWS:][::-1], "events_total": len(lines)}
+    lines: list[Line] = all_lines(run)
+    shown = [line for line in lines if asked.last is None or line.step <= asked.last]
+    return {"news": shown[:NEWS], "events_total": len(lines), "held_at": asked.last}
 
 
 def _values(run: Run, asked: Asked) -> dict[str, Any]:
     store = run.store
     first = asked.row - asked.row % ROWS
-    rows, total = overview_rows(store, asked.match or None, asked.kind or None, first, ROWS)
+    rows, total = overview_rows(store, asked.match or None, asked.kind or None, first, ROWS, asked.last)
     usage = store.usage()
-    not_captured = [each for each in store.coverage() if not each.captured]
+    not_captured = [each for each in coverage_of(store) if not each.captured]
     return {
         "rows": rows,
         "rows_first": first,
         "rows_total": total,
         "rows_a_page": ROWS,
+        "span": asked.span,
         "not_captured": not_captured[:MOST_UNCAPTURED],
         "not_captured_left_out": max(0, len(not_captured) - MOST_UNCAPTURED),
         "usage": usage,

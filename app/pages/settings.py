@@ -16,11 +16,12 @@ import hookcore
 from hookcore.config import SETTINGS
 
 from .. import assets
+from ..cost import cost_of
 from ..formats import plain
 from ..numerals import size
 from ..runs import Run, Runs
 from ..settings import ServerSettings
-from .frame import render
+from .frame import no_change_words, render
 
 SECRET: Final = frozenset({"token", "read_token", "certfile", "keyfile"})
 SIZES: Final = frozenset({"memory", "keep_limit", "max_body"})
@@ -75,6 +76,8 @@ def settings_page(request: Request, run: str = "") -> HTMLResponse:
         choices=every,
         chosen=chosen,
         trainer=trainer_settings(chosen) if chosen is not None else {},
+        no_change_words=no_change_words(chosen) if chosen is not None else "",
+        cost=cost_of(chosen) if chosen is not None else None,
         helps={setting.name: setting.help for setting in SETTINGS},
         shares=shares,
         taken=sum(share.nbytes for share in shares),
@@ -96,8 +99,6 @@ def trainer_settings(run: Run) -> dict[str, Any]:
         **given,
         **lines,
         "paused": told.get("paused") is True,
-        "cost": told.get("cost"),
-        "stride": told.get("stride"),
     }
 
 
@@ -165,7 +166,7 @@ def diagnostics_of(settings: ServerSettings, shares: list[Share]) -> dict[str, A
             "max_bytes": share.max_bytes,
             "dropped": share.dropped,
             "versions": share.run.info.versions,
-            "cost": share.run.info.settings.get("cost"),
+            "cost": cost_of(share.run).sentence,
         }
         for share in shares
     ]

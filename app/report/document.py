@@ -19,6 +19,7 @@ import hookcore
 
 from .. import assets, figures
 from ..attention import RULES, key_figures_of
+from ..cost import cost_of
 from ..formats import json_of, plain
 from ..runs import Run
 from .charts import MOST_CHART_BYTES, charts_of
@@ -51,6 +52,7 @@ def report_of(run: Run) -> bytes:
         "state": run.state,
         "about": _about(run),
         "figures": key_figures_of(store),
+        "cost": cost_of(run),
         "findings": findings[:MOST_ROWS],
         "findings_left_out": max(0, len(findings) - MOST_ROWS),
         "rules": RULES,

@@ -508,8 +508,11 @@ class OverviewReply:
     modules_captured: int
     modules: int
     taps: int
-    hook_cost: float | None
-    every: int | None
+    hook_cost: float | None  # share of the run's time, over all steps; None until it is measured
+    every: int
+    budget: float | None
+    steps_left_out: int | None
+    cost: str  # in one sentence
     dropped: dict[str, int]
     findings: dict[str, int]  # not acknowledged, by severity
 

@@ -67,7 +67,7 @@ class Commands:
         if not reason and tap is not None and not self._snapshots.ask(tap, number):
             reason = "too many snapshots are pending: wait for those that were asked for"
         if reason:
-            self._say("snapshot-missed", reason, "warning", module)
+            self._say("snapshot-missed", reason, "info", module)
         return not reason
 
     def _why_not(self, tap: Tap) -> str:
@@ -93,13 +93,13 @@ class Commands:
             if not _OF_HOOKS.isdisjoint(kept):
                 choice = self._models.choose(coming)
         except (ArgumentError, PatternError) as error:
-            self._say("settings-refused", str(error), "warning", "")
+            self._say("settings-refused", str(error), "info", "")
             return
         except RuntimeError as error:  # its dictionaries changed while they were read
-            self._say("settings-refused", f"the model changed in this moment ({error}): ask again", "warning", "")
+            self._say("settings-refused", f"the model changed in this moment ({error}): ask again", "info", "")
             return
         if len(self.changes) >= MAX_WAITING:
-            self._say("settings-refused", f"{MAX_WAITING} changes wait for a step to end already", "warning", "")
+            self._say("settings-refused", f"{MAX_WAITING} changes wait for a step to end already", "info", "")
             return
         self._coming = coming
         self.changes.append(Change(values, choice))

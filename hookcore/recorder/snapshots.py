@@ -155,7 +155,7 @@ class Snapshots:
     def _miss(self, request: Request, reason: str) -> None:
         request.taken, request.before = True, None
         hint = f": {request.hint}" if request.hint else ""
-        self._say("snapshot-missed", f"{_name(request.tap)}: {reason}{hint}", "warning", request.tap.module)
+        self._say("snapshot-missed", f"{_name(request.tap)}: {reason}{hint}", "info", request.tap.module)
 
     # -- modules ----------------------------------------------------------------------------------------------------
 

@@ -19,9 +19,9 @@ def test_the_first_bad_layer_is_explained(visit: Open, paths: Paths) -> None:
         detail = tab.page.locator("#detail")
         expect(detail).to_contain_text("encoder.layers.1")
         expect(detail).to_contain_text("Phase")
-        expect(detail).to_contain_text("What followed")
+        expect(detail).to_contain_text("Affected afterwards")
         assert detail.locator(".strip rect.bad").count() >= 1
-        detail.get_by_role("link", name="Open the layer").click()
+        detail.get_by_role("link", name="Open layer").click()
         tab.page.wait_for_url(re.compile(r"/layer\?module=encoder\.layers\.1"))
 
 
@@ -31,9 +31,9 @@ def test_filters_stand_in_the_address_and_hold_after_a_reload(visit: Open, paths
         tab.page.locator("select[name=severity]").select_option("error")
         tab.page.wait_for_url(re.compile("severity=error"))
         tab.page.locator("input[name=text]").fill("nothing has this text")
-        expect(tab.page.locator("#list .empty")).to_contain_text("Nothing fits")
+        expect(tab.page.locator("#list .empty")).to_contain_text("No events match")
         tab.page.reload()
-        expect(tab.page.locator("#list .empty")).to_contain_text("Nothing fits")
+        expect(tab.page.locator("#list .empty")).to_contain_text("No events match")
         expect(tab.page.locator("select[name=severity]")).to_have_value("error")
         tab.page.locator("#list .empty a").click()
         expect(tab.page.locator("#list tr[data-key]").first).to_be_visible()
@@ -44,7 +44,7 @@ def test_modules_are_found_by_the_box_of_the_header(visit: Open, paths: Paths) -
         tab.goto(paths("bad")["events"])
         tab.page.keyboard.press("/")
         tab.page.keyboard.type("no.such.module")
-        expect(tab.page.locator("#list .empty")).to_contain_text("Nothing fits")
+        expect(tab.page.locator("#list .empty")).to_contain_text("No events match")
         tab.page.locator("#find").fill("encoder")
         expect(tab.page.locator("#list tr[data-key]").first).to_contain_text("encoder")
 
@@ -60,7 +60,7 @@ def test_keys_go_from_line_to_line(visit: Open, paths: Paths) -> None:
         expect(rows.last).to_have_attribute("aria-current", "true")
         key = rows.last.get_attribute("data-key")
         tab.page.wait_for_function("key => new URLSearchParams(location.search).get('event') === key", arg=key)
-        expect(tab.page.locator("#detail h2")).not_to_contain_text("Not there")
+        expect(tab.page.locator("#detail h2")).not_to_contain_text("No longer")
 
 
 def test_what_is_acknowledged_can_be_hidden_and_taken_back(visit: Open, paths: Paths) -> None:
@@ -94,7 +94,7 @@ def test_the_list_is_copied_as_markdown(visit: Open, paths: Paths) -> None:
         tab.page.locator("#copy").click()
         expect(tab.page.locator(".toast")).to_contain_text("Copied")
         text = tab.page.evaluate("navigator.clipboard.readText()")
-        assert "| step | severity | what | module | message |" in text
+        assert "| step | severity | event | module | message |" in text
         assert "`encoder.layers.1" in text
 
 

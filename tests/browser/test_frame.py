@@ -180,7 +180,7 @@ def test_a_server_that_dies_is_told_and_the_page_goes_on_when_it_is_back(browser
         empty_site.kill()
         banner = tab.page.locator("#banner")
         expect(banner).to_contain_text(
-            re.compile(r"does not answer.*until step [\d,]+, as of .*(Trying again in \d+ s|Trying now)")
+            re.compile(r"isn't responding.*up to step [\d,]+, received at .*(Next attempt in \d+ s|Reconnecting)")
         )
         expect(tab.page.locator("#status")).to_have_class("pill disconnected")
         assert [fault for fault in tab.axe() if "#banner" in fault or "#status" in fault] == []

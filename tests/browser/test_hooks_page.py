@@ -67,7 +67,7 @@ def test_the_inventory_says_whose_each_hook_is_and_where_it_was_written(visit: O
 def test_an_ended_run_says_why_its_switches_are_off(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("ended")["hooks"])
-        expect(tab.page.locator("#why-off")).to_contain_text("this run is ended")
+        expect(tab.page.locator("#why-off")).to_contain_text("This run has ended")
         expect(tab.page.locator("#capture")).to_have_count(0)
         expect(tab.page.get_by_role("checkbox", name="Watch", exact=False)).to_have_count(0)
 
@@ -95,7 +95,7 @@ def test_a_module_is_switched_off_and_what_was_before_is_put_back(visit: Open, p
         expect(page.locator("#capture-told")).to_have_attribute("data-state", "obeyed")
         until(lambda: settings(site)["exclude"] == ["features.1"], "the trainer leaves it out")
         expect(row(page, "features.1")).to_contain_text("excluded by")
-        page.get_by_role("button", name="Put back what was before").click()
+        page.get_by_role("button", name="Restore previous settings").click()
         until(lambda: settings(site)["exclude"] == [], "what was before holds again")
         expect(watched(page, "features.1")).to_have_attribute("aria-checked", "true")
         expect(row(page, "features.1")).to_contain_text("yes")
@@ -110,7 +110,7 @@ def test_a_closed_group_is_switched_as_a_whole_by_key(visit: Open, paths: Paths,
         row(page, "encoder").locator(".tree-twist").click()
         page.keyboard.press("Space")
         expect(page.locator("#exclude")).to_have_value("encoder\nencoder.*")
-        expect(page.get_by_role("checkbox", name="Watch encoder and all below it")).to_have_attribute(
+        expect(page.get_by_role("checkbox", name="Watch encoder and everything below it")).to_have_attribute(
             "aria-checked", "false"
         )
         page.get_by_role("button", name="Discard").click()
@@ -138,7 +138,7 @@ def test_what_the_trainer_would_refuse_is_said_before_and_its_refusal_after(
         tab.goto(paths("live")["hooks"])
         expect(page.locator("#dry-run")).to_contain_text("41")
         page.locator("#include").fill("no.such.module")
-        expect(page.locator("#dry-run")).to_contain_text("matches no module: the trainer would refuse it")
+        expect(page.locator("#dry-run")).to_contain_text("matches no module, so the trainer would refuse it")
         page.get_by_role("button", name="Apply").click()
         expect(page.locator("#capture-told")).to_have_attribute("data-state", "failed")
         expect(page.locator("#capture-told")).to_contain_text("The trainer refused")
@@ -149,15 +149,15 @@ def test_the_capture_is_paused_and_resumed(visit: Open, paths: Paths, site: Site
     with visit() as tab:
         page = tab.page
         tab.goto(paths("live")["hooks"])
-        page.get_by_role("button", name="Pause the capture").click()
+        page.get_by_role("button", name="Pause capture").click()
         until(lambda: settings(site)["paused"], "it is paused")
-        page.get_by_role("button", name="Resume the capture").click()
+        page.get_by_role("button", name="Resume capture").click()
         until(lambda: not settings(site)["paused"], "it goes on")
-        expect(page.get_by_role("button", name="Pause the capture")).to_be_visible()
+        expect(page.get_by_role("button", name="Pause capture")).to_be_visible()
 
 
 def test_the_trainer_looks_for_hooks_again(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("live")["hooks"])
-        tab.page.get_by_role("button", name="Look for hooks again").click()
+        tab.page.get_by_role("button", name="Search for hooks again").click()
         expect(tab.page.locator("#stock-told")).to_contain_text("Done")

@@ -27,13 +27,13 @@ DRAWN = """() => {
 }"""
 
 LATER = """before => {
-  const [, newest] = /step ([\\d,]+)/.exec(document.querySelector("#figures").innerText);
+  const [, newest] = /\\bto ([\\d,]+)/.exec(document.querySelector("#figures").innerText);
   return Number(newest.replaceAll(",", "")) > before + 3;
 }"""
 
 
 def _newest(page: Page) -> int:
-    found = re.search(r"Newest step ([\d,]+)", page.locator("#figures").inner_text())
+    found = re.search(r"\bto ([\d,]+)", page.locator("#figures").inner_text())
     assert found
     return int(found[1].replace(",", ""))
 
@@ -83,9 +83,7 @@ def test_a_paused_page_does_not_change(visit: Open, paths: Paths) -> None:
         )
         assert _newest(tab.page) == before
         tab.page.locator("#follow").click()
-        tab.page.wait_for_function(
-            f"() => !document.querySelector('#figures').innerText.includes('Newest step {before:,},')"
-        )
+        tab.page.wait_for_function(f"() => !document.querySelector('#figures').innerText.includes('to {before:,}')")
 
 
 def test_the_kind_and_the_stat_of_the_picture_stand_in_the_address(visit: Open, paths: Paths) -> None:

@@ -16,23 +16,23 @@ def test_what_is_chosen_holds_on_every_page_of_this_browser(visit: Open) -> None
         tab.goto("settings")
         tab.page.get_by_label("Theme", exact=True).select_option("dark")
         tab.page.get_by_label("Density").select_option("compact")
-        tab.page.get_by_label("Colour map").select_option("cividis")
+        tab.page.get_by_label("Color map").select_option("cividis")
         tab.goto("help")
         expect(tab.page.locator("html")).to_have_attribute("data-theme", "dark")
         expect(tab.page.locator("html")).to_have_attribute("data-density", "compact")
         tab.goto("settings")
-        expect(tab.page.get_by_label("Colour map")).to_have_value("cividis")
+        expect(tab.page.get_by_label("Color map")).to_have_value("cividis")
         tab.page.get_by_role("button", name="Reset").click()
-        expect(tab.page.get_by_label("Colour map")).to_have_value("viridis")
+        expect(tab.page.get_by_label("Color map")).to_have_value("viridis")
         tab.page.get_by_role("button", name="Undo").click()
-        expect(tab.page.get_by_label("Colour map")).to_have_value("cividis")
+        expect(tab.page.get_by_label("Color map")).to_have_value("cividis")
 
 
 def test_a_preferred_window_stands_in_the_address_so_that_a_link_shows_the_same(visit: Open, site: Site) -> None:
     with visit() as tab:
         tab.goto("settings")
-        tab.page.get_by_label("Window").select_option("200")
-        tab.goto(f"runs/{site.run('ended')['id']}/hooks")
+        tab.page.get_by_label("Steps shown").select_option("200")
+        tab.goto(f"runs/{site.run('live')['id']}/hooks")
         tab.page.wait_for_url("**steps=live%3A200*")
 
 
@@ -60,15 +60,15 @@ def test_what_is_captured_is_changed_while_the_training_goes_on(visit: Open, sit
     with visit() as tab:
         tab.goto(f"settings?run={run}")
         tab.page.get_by_role("button", name="Apply").click()
-        expect(tab.page.locator("#capture-told")).to_have_text("Nothing was changed.")
+        expect(tab.page.locator("#capture-told")).to_have_text("No changes.")
         tab.page.get_by_label("Every", exact=True).fill("2")
         tab.page.get_by_role("button", name="Apply").click()
-        expect(tab.page.locator("#capture-told")).to_contain_text("Done")
+        expect(tab.page.locator("#capture-told")).to_contain_text("Applied")
         until(lambda: site.get(f"settings?run={run}")["settings"]["every"] == 2, "every second step is captured")
-        tab.page.get_by_role("button", name="Pause the capture").click()
-        expect(tab.page.get_by_role("button", name="Resume the capture")).to_be_visible()
+        tab.page.get_by_role("button", name="Pause capture").click()
+        expect(tab.page.get_by_role("button", name="Resume capture")).to_be_visible()
         until(lambda: site.get(f"settings?run={run}")["settings"]["paused"], "the capture is paused")
-        tab.page.get_by_role("button", name="Resume the capture").click()
+        tab.page.get_by_role("button", name="Resume capture").click()
         tab.page.get_by_label("Every", exact=True).fill("1")
         tab.page.get_by_role("button", name="Apply").click()
         until(lambda: site.get(f"settings?run={run}")["settings"]["every"] == 1, "each step is captured again")
@@ -88,7 +88,7 @@ def test_a_run_that_ended_has_settings_to_look_at(visit: Open, site: Site) -> No
     with visit() as tab:
         tab.goto("settings")
         tab.page.locator("#run").select_option(site.run("ended")["id"])
-        expect(tab.page.locator("#why-not")).to_contain_text("This run is ended")
+        expect(tab.page.locator("#why-not")).to_contain_text("This run has ended")
         expect(tab.page.get_by_label("Every", exact=True)).to_be_disabled()
 
 

@@ -75,7 +75,7 @@ def test_a_server_that_is_killed_and_started_again_leaves_no_hole(own_tab: Visit
     wait_for_step(page, 30)
     before = newest(page)
     empty_site.kill()
-    expect(page.locator("#banner")).to_contain_text("does not answer")
+    expect(page.locator("#banner")).to_contain_text("isn't responding")
     becomes(page, "seen.stream.state === 'waiting' && seen.stream.retryAt > 0")
     empty_site.start()
     wait_for_step(page, before + 30)

@@ -130,7 +130,7 @@ def test_a_closed_group_tells_of_what_is_not_captured_in_it(visit: Open, paths: 
         expect(row).to_contain_text("yes")
         row.locator(".tree-twist").click()
         expect(row).to_contain_text("never called")
-        page.get_by_role("button", name="Open to what is not captured").click()
+        page.get_by_role("button", name="Expand uncaptured").click()
         page.wait_for_function("document.querySelector('.tree-row [title=\"attention.out_proj\"]')")
         assert "features.0" not in names(page)
 

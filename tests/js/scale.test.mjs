@@ -65,3 +65,11 @@ test("a range that changes by less than a fifth, or too soon, stays", () => {
   assert.ok(wider[1] > 1e5);
   assert.equal(rangeOf(of(1100), "log", first), first);
 });
+
+test("a picture that was empty at first takes the range of its first values at once", () => {
+  const range = new Range();
+  range.of([], "log", 0);
+  range.of([NaN, 0], "log", 10);
+  const [low, high] = range.of([1e-42, 1e-20, 1], "log", 20);
+  assert.ok(low < 1e-40 && high > 0.1, `${low} ${high}`);
+});

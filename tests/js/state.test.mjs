@@ -5,6 +5,7 @@ import { unseen } from "../../app/static/js/badge.js";
 import { Cursor } from "../../app/static/js/cursor.js";
 import { Told } from "../../app/static/js/events.js";
 import { Follow, readSteps } from "../../app/static/js/follow.js";
+import { stepsOf } from "../../app/static/js/page.js";
 import { changesOf } from "../../app/static/js/settings/changes.js";
 import { read, write } from "../../app/static/js/state.js";
 
@@ -94,4 +95,12 @@ test("only what was changed is asked of the trainer, as the interface takes it",
 test("an alert counts until it is acknowledged, and a note never does", () => {
   const listed = [{ severity: "error", acknowledged: false }, { severity: "warning", acknowledged: true }, { severity: "info", acknowledged: false }];
   assert.deepEqual(unseen(listed), ["error"]);
+});
+
+test("a finished run is shown whole and a live one by its newest steps", () => {
+  assert.equal(stepsOf("live", "0", "9000"), "live:500");
+  assert.equal(stepsOf("ended", "0", "699"), "live:700");
+  assert.equal(stepsOf("crashed", "100", "129"), "live:30");
+  assert.equal(stepsOf("ended", "", ""), "live:500");
+  assert.equal(stepsOf("kept", "5", "5"), "live:2");
 });

@@ -11,7 +11,7 @@ test("the pill says the step and the rate of a live run", () => {
 });
 
 test("the pill says that drawing is slow", () => {
-  assert.equal(pillOf({ ...live, drawing: 4 }).words, "live \u00b7 step 12,345 \u00b7 18/s \u00b7 drawing at 4/s");
+  assert.equal(pillOf({ ...live, drawing: 4 }).words, "live \u00b7 step 12,345 \u00b7 18/s \u00b7 display 4 fps");
 });
 
 test("a held page counts the steps that came since", () => {
@@ -23,11 +23,12 @@ test("a held page counts the steps that came since", () => {
 test("every state of a run has its words", () => {
   const words = (run, more) => pillOf({ ...live, run, ...more }).words;
   assert.equal(words("ended"), "ended \u00b7 step 12,345");
+  assert.equal(words("crashed"), "crashed \u00b7 step 12,345");
   assert.equal(words("lost"), "lost \u00b7 step 12,345");
   assert.equal(words("kept"), "kept");
   assert.equal(words("removed"), "removed");
   assert.equal(words("ended", { held: true, step: 40 }), "held at step 40 \u00b7 ended");
-  assert.deepEqual(pillOf({ ...live, newest: null, step: null }), { state: "empty", words: "waiting for the first step" });
+  assert.deepEqual(pillOf({ ...live, newest: null, step: null }), { state: "waiting", words: "waiting for the first step" });
 });
 
 test("a broken connection is told before all else, with what is shown and when it is tried again", () => {
@@ -35,13 +36,13 @@ test("a broken connection is told before all else, with what is shown and when i
   assert.deepEqual(pillOf(broken), { state: "disconnected", words: "disconnected \u00b7 step 12,345" });
   const { kind, words } = bannerOf(broken);
   assert.equal(kind, "disconnected");
-  assert.match(words, /until step 12,345, as of 14:02:11/);
-  assert.match(words, /Trying again in 4 s/);
-  assert.match(bannerOf({ ...broken, retryS: 0 }).words, /Trying now/);
+  assert.match(words, /up to step 12,345, received at 14:02:11/);
+  assert.match(words, /Next attempt in 4 s/);
+  assert.match(bannerOf({ ...broken, retryS: 0 }).words, /Reconnecting/);
 });
 
 test("a page without a run says of a broken connection only that", () => {
-  assert.equal(bannerOf({ ...live, run: "", newest: null, broken: true, retryS: 1 }).words, "The dashboard does not answer. Trying again in 1 s.");
+  assert.equal(bannerOf({ ...live, run: "", newest: null, broken: true, retryS: 1 }).words, "The dashboard isn't responding. Next attempt in 1 s.");
 });
 
 test("the banner says why the server wants no connection, at which step a run was lost, and that one was removed", () => {

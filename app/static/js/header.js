@@ -1,5 +1,5 @@
 // @ts-check
-/** The frame around every page, live: status, follow, link, theme, keys, banner. The words are in status.js. */
+/** The live frame around every page: status, follow, link, theme, keys, banner. Its words are in status.js. */
 import { startBadge } from "./badge.js";
 import { byId } from "./dom.js";
 import { copyText } from "./copy.js";
@@ -45,7 +45,7 @@ function startTheme(page) {
   page.keys.add("t", "theme: system, light, dark", next, { group: "Everywhere" });
 }
 
-/** The address of what is shown, held at its step; of a run that goes on, with the steps of this moment. @param {import("./page.js").Page} page */
+/** The address of this view, held at its step. For a live run it includes the steps shown right now. @param {import("./page.js").Page} page */
 export function linkOf(page) {
   const url = new URL(location.href);
   const { step, span } = page.follow;
@@ -60,8 +60,8 @@ function startLink(page) {
   const copy = async () => {
     const link = linkOf(page);
     const held = page.follow.step === null ? "" : `, held at step ${page.follow.step.toLocaleString("en")}`;
-    if (await copyText(link)) toast(`Copied the address of this view${held}`);
-    else toast(`This browser lets no page copy: ${link}`, { kind: "error" });
+    if (await copyText(link)) toast(`Link copied${held}`);
+    else toast(`Your browser blocked copying. The link is ${link}`, { kind: "error" });
   };
   button.hidden = false;
   button.addEventListener("click", copy);

@@ -1,5 +1,6 @@
 // @ts-check
 /** The keys that lead from page to page and from step to step, and the find box. */
+import { write } from "./state.js";
 
 const FAR = 10;
 
@@ -12,7 +13,20 @@ export function addNavigation(page) {
   const nav = /** @type {HTMLElement | null} */ (document.querySelector("nav.side"));
   const current = /** @type {HTMLElement | null} */ (nav?.querySelector("[aria-current]"));
   if (nav && current) nav.scrollLeft = current.offsetLeft - nav.offsetLeft - (nav.clientWidth - current.offsetWidth) / 2;
+  keepSteps(page);
   startFind(page);
+}
+
+/** Links to the run's other pages show the steps that this page shows. @param {import("./page.js").Page} page */
+function keepSteps({ state }) {
+  const links = /** @type {NodeListOf<HTMLAnchorElement>} */ (document.querySelectorAll("a[data-keeps-steps]"));
+  const show = () => {
+    const query = write({ steps: state.get("steps"), step: state.get("step") }, state.defaults);
+    for (const link of links) link.setAttribute("href", (link.getAttribute("href") ?? "").split("?")[0] + query);
+  };
+  state.on("steps", show);
+  state.on("step", show);
+  show();
 }
 
 /** @param {import("./page.js").Page} page */

@@ -10,16 +10,15 @@ import { prefs } from "./prefs.js";
 import { Schedule } from "./schedule.js";
 import { State } from "./state.js";
 
-/** Every page has these in its address; a page adds its own. */
+/** Every page has these in its address; a page adds its own. The steps of a finished run are all it has. */
 export const SHARED = { f: "", steps: "live:500", step: "" };
 
 /** @param {Record<string, string>} [defaults] */
 export function open(defaults = {}) {
-  const { run = null, runName = "", runPath = "", mayChange, newest = "", static: folder = "", page: name = "", runState = "" } = document.body.dataset;
-  // A run that is over opens whole: its newest steps alone would hide where the loss fell.
-  const whole = runState && runState !== "live" && newest !== "" ? { steps: `live:${Math.max(2, Number(newest) + 1)}` } : {};
-  const state = new State({ ...SHARED, ...whole, ...defaults });
-  if (run !== null) prefer(state);
+  const { run = null, runName = "", runPath = "", mayChange, first = "", newest = "", static: folder = "", page: name = "", runState = "" } = document.body.dataset;
+  const steps = stepsOf(runState, first, newest);
+  const state = new State({ ...SHARED, steps, ...defaults });
+  if (run !== null) prefer(state, runState);
   const page = {
     name,
     run,
@@ -52,11 +51,18 @@ export function open(defaults = {}) {
   return page;
 }
 
-/** What the reader chose holds where the address says nothing, and then stands in it: a link shows the same to others.
- * @param {State} state */
-function prefer(state) {
+/** The steps shown unless the address says otherwise: the newest ones of a live run, all of a finished one.
+ * @param {string} runState @param {string} first @param {string} newest */
+export function stepsOf(runState, first, newest) {
+  return runState === "live" || newest === "" ? SHARED.steps : `live:${Math.max(2, Number(newest) - Number(first) + 1)}`;
+}
+
+/** The reader's preferences apply if the address says nothing else. They are written to it, so that a link shows the same to others.
+ * @param {State} state @param {string} runState */
+function prefer(state, runState) {
   const given = new URLSearchParams(location.search);
-  const chosen = { steps: prefs.chosen("window") && `live:${prefs.chosen("window")}`, smooth: prefs.chosen("smooth") };
+  const window = runState === "live" ? prefs.chosen("window") : "";
+  const chosen = { steps: window && `live:${window}`, smooth: prefs.chosen("smooth") };
   for (const [name, value] of Object.entries(chosen)) if (value && name in state.defaults && !given.has(name)) state.set({ [name]: value });
 }
 

@@ -9,13 +9,13 @@ const KEPT = "hookcore-prefs";
 
 /** @type {Record<string, Preference>} */
 export const PREFERENCES = {
-  density: { words: "Density", help: "How close the lines of tables stand.", choices: [["comfortable", "comfortable"], ["compact", "compact"]] },
-  numbers: { words: "Numbers", help: "How numbers are written everywhere.", choices: [["auto", "0.01235, and 1.235e-5 when small"], ["short", "short: 0.012, 1.2e-5"], ["scientific", "always 1.235e-2"], ["long", "eight digits"]] },
-  colours: { words: "Colour map", help: "Of heatmaps and histograms. NaN, infinities and what was not sampled keep colours of their own.", choices: [["viridis", "viridis"], ["cividis", "cividis, for all kinds of colour vision"]] },
-  rate: { words: "Updates", help: "How often the page asks for what is new. Fewer need less of this machine.", choices: [["10", "10 a second"], ["20", "20 a second"], ["4", "4 a second"], ["1", "1 a second"]] },
-  window: { words: "Window", help: "How many of the newest steps a page shows that is opened without saying so.", choices: [["500", "500 steps"], ["200", "200 steps"], ["1000", "1,000 steps"], ["2000", "2,000 steps"]] },
-  smooth: { words: "Smoothing", help: "Half-life in steps; the line as it came stays behind it.", choices: [["0", "off"], ["5", "5 steps"], ["20", "20 steps"], ["100", "100 steps"]] },
-  keys: { words: "Keys of one letter", help: "Turn them off where speech input or a screen reader types them.", choices: [["on", "on"], ["off", "off"]] },
+  density: { words: "Density", help: "Row height of tables.", choices: [["comfortable", "comfortable"], ["compact", "compact"]] },
+  numbers: { words: "Numbers", help: "Number format on all pages.", choices: [["auto", "0.01235, and 1.235e-5 when small"], ["short", "short: 0.012, 1.2e-5"], ["scientific", "always 1.235e-2"], ["long", "eight digits"]] },
+  colours: { words: "Color map", help: "For heatmaps and histograms. NaN, infinities, and steps that were not captured have their own colors.", choices: [["viridis", "viridis"], ["cividis", "cividis (safe for all types of color vision)"]] },
+  rate: { words: "Updates", help: "How often live pages refresh. Slower updates use less CPU.", choices: [["10", "10 a second"], ["20", "20 a second"], ["4", "4 a second"], ["1", "1 a second"]] },
+  window: { words: "Steps shown", help: "Steps shown when you open a run that is still training. A finished run is shown from its first step.", choices: [["500", "500 steps"], ["200", "200 steps"], ["1000", "1,000 steps"], ["2000", "2,000 steps"]] },
+  smooth: { words: "Smoothing", help: "Half-life in steps. The raw line stays visible behind the smoothed one.", choices: [["0", "off"], ["5", "5 steps"], ["20", "20 steps"], ["100", "100 steps"]] },
+  keys: { words: "Single-letter shortcuts", help: "Turn off if they clash with voice control or a screen reader.", choices: [["on", "on"], ["off", "off"]] },
 };
 
 /** The default of a preference. @param {string} name */
@@ -76,10 +76,10 @@ class Prefs extends Told {
     try {
       given = JSON.parse(text);
     } catch {
-      throw new Error("this is not JSON: choose a file that was exported here");
+      throw new Error("not a JSON file: choose a file exported from this page");
     }
     const read = readPrefs(given);
-    if (given?.hookcore !== 1) throw new Error("this JSON holds no settings of hookcore: choose a file that was exported here");
+    if (given?.hookcore !== 1) throw new Error("no settings of hookcore in this file: choose a file exported from this page");
     this.#put(read);
     return Object.keys(read).length;
   }

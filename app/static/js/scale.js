@@ -50,16 +50,22 @@ export class Scale {
  * without zeros. @param {ArrayLike<number>} values @param {Kind} [kind] @param {number} [most] values that are looked at
  * @returns {[number, number]} */
 export function percentiles(values, kind = "log", most = 20000) {
+  const found = sampleOf(values, kind, most);
+  if (!found.length) return kind === "log" ? [1e-6, 1] : [0, 1];
+  const sorted = Float64Array.from(found).sort();
+  const at = (/** @type {number} */ share) => sorted[Math.round(share * (sorted.length - 1))];
+  return widened(at(0.01), at(0.99), kind);
+}
+
+/** The values that a range is found by. @param {ArrayLike<number>} values @param {Kind} kind @param {number} most */
+function sampleOf(values, kind, most) {
   const stride = Math.max(1, Math.ceil(values.length / most));
   const found = [];
   for (let place = 0; place < values.length; place += stride) {
     const value = kind === "log" ? Math.abs(values[place]) : values[place];
     if (Number.isFinite(value) && (kind !== "log" || value > 0)) found.push(value);
   }
-  if (!found.length) return kind === "log" ? [1e-6, 1] : [0, 1];
-  const sorted = Float64Array.from(found).sort();
-  const at = (/** @type {number} */ share) => sorted[Math.round(share * (sorted.length - 1))];
-  return widened(at(0.01), at(0.99), kind);
+  return found;
 }
 
 /** @param {number} low @param {number} high @param {Kind} kind @returns {[number, number]} */
@@ -89,6 +95,7 @@ export class Range {
     const held = this.held(now);
     if (held !== null) return held;
     const next = percentiles(values, kind);
+    if (!sampleOf(values, kind, 1000).length) return this.#held ?? next; // nothing to see yet: no range to keep
     this.#since = now;
     if (this.#held === null || changes(this.#held, next, kind)) this.#held = next;
     return this.#held;

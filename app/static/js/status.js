@@ -4,15 +4,15 @@ import { count, pace } from "./format.js";
 
 /**
  * @typedef {object} Situation
- * @property {string} run the run's state: live, ended, lost, kept, removed
+ * @property {string} run the run's state: live, ended, crashed, lost, kept, removed
  * @property {boolean} broken the connection to the server is
- * @property {string} refused why the server wants none
+ * @property {string} refused why the server refuses the connection
  * @property {number | null} newest
  * @property {number | null} step the one that is looked at
  * @property {boolean} held
- * @property {number} waiting steps that came while it was held
+ * @property {number} waiting steps that arrived while the page was held
  * @property {number | null} rate steps a second
- * @property {number | null} drawing pictures a second, where drawing is slow
+ * @property {number | null} drawing frames drawn per second, if drawing is slow
  * @property {number} retryS seconds until the next attempt to connect
  * @property {string} heardAt when the server was last heard of
  */
@@ -25,12 +25,12 @@ export function pillOf(now) {
   const at = newest === null ? "" : `step ${count(newest)}`;
   if (now.broken) return { state: "disconnected", words: joined("disconnected", at) };
   if (run !== "live") {
-    const where = run === "ended" || run === "lost" ? at : "";
+    const where = run === "kept" || run === "removed" ? "" : at;
     return { state: run, words: held ? joined(`held at step ${count(step)}`, run) : joined(run, where) };
   }
-  if (newest === null) return { state: "empty", words: "waiting for the first step" };
+  if (newest === null) return { state: "waiting", words: "waiting for the first step" };
   if (held) return { state: "paused", words: joined("paused", now.waiting ? `${count(now.waiting)} new ${now.waiting === 1 ? "step" : "steps"}` : `step ${count(step)}`) };
-  const slow = now.drawing === null ? "" : `drawing at ${now.drawing}/s`;
+  const slow = now.drawing === null ? "" : `display ${now.drawing} fps`;
   return { state: "live", words: joined("live", at, pace(now.rate), slow) };
 }
 
@@ -41,17 +41,17 @@ function joined(...parts) {
 
 /** The banner, where there is something to say that needs a sentence. @param {Situation} now @returns {{kind: string, words: string} | null} */
 export function bannerOf(now) {
-  const until = now.newest === null ? "before the first step" : `until step ${count(now.newest)}`;
+  const until = now.newest === null ? "from before the first step" : `up to step ${count(now.newest)}`;
   if (now.refused) return { kind: "refused", words: now.refused };
   if (now.broken) {
-    const retry = now.retryS > 0 ? `Trying again in ${Math.ceil(now.retryS)} s.` : "Trying now.";
-    const asOf = now.heardAt ? `, as of ${now.heardAt}` : "";
-    const shown = now.run ? ` What is shown is what came ${until}${asOf}.` : "";
-    return { kind: "disconnected", words: `The dashboard does not answer.${shown} ${retry}` };
+    const retry = now.retryS > 0 ? `Next attempt in ${Math.ceil(now.retryS)} s.` : "Reconnecting \u2026";
+    const asOf = now.heardAt ? `, received at ${now.heardAt}` : "";
+    const shown = now.run ? ` This page shows data ${until}${asOf}.` : "";
+    return { kind: "disconnected", words: `The dashboard isn't responding.${shown} ${retry}` };
   }
   if (now.run === "lost") {
-    return { kind: "lost", words: `No sign of life from the training since ${now.newest === null ? "before its first step" : `step ${count(now.newest)}`}. It was killed, stands still, or cannot reach this server; if it comes back, the page goes on by itself.` };
+    return { kind: "lost", words: `Nothing received from the training since ${now.newest === null ? "before its first step" : `step ${count(now.newest)}`}. It was killed, is stuck, or can't reach this server. If it reconnects, this page resumes automatically.` };
   }
-  if (now.run === "removed") return { kind: "removed", words: "This run was removed from the server. What is shown is what this page still has." };
+  if (now.run === "removed") return { kind: "removed", words: "This run was removed from the server. This page shows the data it had already loaded." };
   return null;
 }

@@ -1,5 +1,5 @@
 // @ts-check
-/** A short word at the edge of the page, with a way back where there is one. */
+/** A short message at the edge of the page, with an Undo button if the action can be undone. */
 import { h } from "./dom.js";
 
 const SHORT_MS = 4000;
@@ -7,8 +7,8 @@ const LONG_MS = 8000;
 
 /**
  * @param {string} text
- * @param {{undo?: () => void, done?: () => void, kind?: "error"}} [how] `done` is called when nobody took it back: when the
- *   word goes away, or the page does
+ * @param {{undo?: () => void, done?: () => void, kind?: "error"}} [how] `done` is called if it was not undone: when the
+ *   message or the page closes
  */
 export function toast(text, { undo, done, kind } = {}) {
   const place = document.getElementById("toasts");
@@ -30,7 +30,7 @@ export function toast(text, { undo, done, kind } = {}) {
   const element = h("div", { class: `toast${kind ? ` ${kind}` : ""}`, role: kind === "error" ? "alert" : null }, h("span", {}, text));
   if (undo) element.append(h("button", { class: "button", type: "button", onclick: () => end(undo) }, "Undo"));
   element.append(h("button", { class: "button icon", type: "button", "aria-label": "Close", onclick: leave }, "\u00d7"));
-  // Whoever reads it, or is on the way to its button, has all the time.
+  // It stays while the pointer or the focus is on it.
   for (const begin of ["mouseenter", "focusin"]) element.addEventListener(begin, () => clearTimeout(timer));
   for (const over of ["mouseleave", "focusout"]) element.addEventListener(over, wait);
   place.append(element);

@@ -1,5 +1,5 @@
 // @ts-check
-/** The switches as a form: what would be watched, asked of the trainer, obeyed or refused, and put back. */
+/** The form of capture settings: previews a change, sends it to the trainer, reports the outcome, and undoes it. */
 import { get, send } from "../api.js";
 import { byId } from "../dom.js";
 import { changesOf } from "../settings/changes.js";
@@ -61,8 +61,8 @@ export class Capture {
     const [all, many] = [this.modules.length, this.chosen.paths.size];
     const now = choose(this.modules, this.held).paths.size;
     const count = `${many.toLocaleString("en")} of ${all.toLocaleString("en")} modules`;
-    const unsure = this.chosen.unsure ? "; of type: patterns the trainer counts sub-classes, too" : "";
-    const wrong = this.chosen.problem || (this.chosen.unmatched.length && all ? `${this.chosen.unmatched[0]} matches no module: the trainer would refuse it` : "") || (wanted.kinds.length ? "" : "No kind is left: tick one, or pause the capture");
+    const unsure = this.chosen.unsure ? "; the trainer also counts subclasses for type: patterns" : "";
+    const wrong = this.chosen.problem || (this.chosen.unmatched.length && all ? `${this.chosen.unmatched[0]} matches no module, so the trainer would refuse it` : "") || (wanted.kinds.length ? "" : "Select at least one kind, or pause capture");
     byId("dry-run").textContent = wrong || (changes.length ? `Would watch ${count} (now ${now.toLocaleString("en")})${unsure}` : `Watches ${count}${unsure}`);
     byId("dry-run").className = wrong ? "error" : changes.length ? "drafted" : "quiet";
     this.buttons.save.disabled = Boolean(wrong) && !this.chosen.unmatched.length ? true : !changes.length;
@@ -78,7 +78,7 @@ export class Capture {
     this.held = wanted;
     this.before = before;
     this.fill(wanted);
-    toast("The trainer has taken the new settings", { undo: () => void this.putBack() });
+    toast("Applied the new settings", { undo: () => void this.putBack() });
     return true;
   }
 
@@ -105,7 +105,7 @@ export class Capture {
     const paused = this.buttons.pause.dataset.paused !== "yes";
     if (!(await this.#ask({ paused }))) return;
     this.buttons.pause.dataset.paused = paused ? "yes" : "no";
-    this.buttons.pause.textContent = paused ? "Resume the capture" : "Pause the capture";
+    this.buttons.pause.textContent = paused ? "Resume capture" : "Pause capture";
   }
 
   /** @param {Record<string, any>} changes */
@@ -115,9 +115,9 @@ export class Capture {
     try {
       const { next } = await get("events", { run, limit: 1 });
       const { number } = await send("PATCH", "settings", changes, { run });
-      this.#say("Waiting for the trainer\u2019s next step \u2026", "waiting");
+      this.#say("Waiting for the next step \u2026", "waiting");
       await obeyed(run, number, next, (why) => this.#say(why, "waiting"));
-      this.#say("Done: it holds in the trainer.", "obeyed");
+      this.#say("Applied.", "obeyed");
       this.tell.obeyed();
       return true;
     } catch (error) {

@@ -59,11 +59,11 @@ export function makeTree(page, figure, capture) {
   /** @type {import("../tree.js").Column[]} */
   const columns = [
     { key: "type", title: "Type", width: 165, value: ({ type }) => type },
-    { key: "captured", title: "Captured", width: 208, value: ({ captured, reason }) => (captured ? "yes" : reason || "no"), rank: ({ captured }) => Number(!captured), words: (words, { captured }) => `${captured ? "\u2713" : "\u2013"} ${words}`, help: "Or why not; a closed group shows a module below it that is not" },
+    { key: "captured", title: "Captured", width: 208, value: ({ captured, reason }) => (captured ? "yes" : reason || "no"), rank: ({ captured }) => Number(!captured), words: (words, { captured }) => `${captured ? "\u2713" : "\u2013"} ${words}`, help: "If not, the reason. A collapsed group shows the first uncaptured module in it." },
     { key: "kinds", title: "Kinds", width: 264, value: ({ kinds }) => kinds.join(", ") },
-    { key: "calls", title: "Calls", width: 65, number: true, value: ({ calls }) => calls, words: many, rank: ({ calls }) => calls, help: "In a step" },
-    { key: "values", title: "Values", width: 90, number: true, value: ({ values }) => values, words: many, rank: ({ values }) => values, help: "That hookcore read of it in the newest step it was captured in" },
-    { key: "hooks", title: "Other hooks", width: 112, number: true, value: ({ hooks }) => hooks, words: many, rank: ({ hooks }) => hooks, help: "On the module and its parameters, and not hookcore\u2019s" },
+    { key: "calls", title: "Calls", width: 65, number: true, value: ({ calls }) => calls, words: many, rank: ({ calls }) => calls, help: "Calls per step" },
+    { key: "values", title: "Values", width: 90, number: true, value: ({ values }) => values, words: many, rank: ({ values }) => values, help: "Values read in the newest captured step" },
+    { key: "hooks", title: "Other hooks", width: 112, number: true, value: ({ hooks }) => hooks, words: many, rank: ({ hooks }) => hooks, help: "Hooks on the module and its parameters that are not from hookcore" },
   ];
   if (capture) columns.unshift({ key: "watch", title: "Watch", width: 70, value: ({ path }) => capture.chosen.paths.has(path), paint: (cell, _module, row) => paintBox(cell, row) });
 
@@ -72,7 +72,7 @@ export function makeTree(page, figure, capture) {
     if (!cell.firstChild) cell.append(h("button", { type: "button", role: "checkbox", class: "box", tabindex: "-1" }));
     const box = /** @type {HTMLElement} */ (cell.firstChild);
     box.setAttribute("aria-checked", stateOf(row));
-    box.setAttribute("aria-label", `Watch ${row.node.path || "the model itself"}${row.expanded === false ? " and all below it" : ""}`);
+    box.setAttribute("aria-label", `Watch ${row.node.path || "(root)"}${row.expanded === false ? " and everything below it" : ""}`);
     box.onclick = () => flip(row);
   }
 
@@ -88,13 +88,13 @@ export function makeTree(page, figure, capture) {
     if (!capture) return;
     const on = stateOf(row) !== "true";
     const now = switched(tree.modules, capture.wanted, patternsOf(row, tree.modules), on, row.node.members[0].path);
-    if (now.blocked) return toast(`${row.node.path || "The model"} is still left out by ${now.blocked}: take that pattern out of Exclude`, { kind: "error" });
+    if (now.blocked) return toast(`${row.node.path || "The model"} is still excluded by ${now.blocked}. Remove that pattern from Exclude.`, { kind: "error" });
     capture.fill(now);
     page.announce(document.getElementById("dry-run")?.textContent ?? "");
   }
 
   const onPick = (/** @type {any} */ { path }) => location.assign(new URL(page.address("layer", { module: path }), document.baseURI));
-  const tree = new Tree(page, place, { title: "Modules", columns, onPick, onSpace: capture ? flip : undefined, alarming: ({ captured }) => !captured, alarmingWords: "Open to what is not captured" });
+  const tree = new Tree(page, place, { title: "Modules", columns, onPick, onSpace: capture ? flip : undefined, alarming: ({ captured }) => !captured, alarmingWords: "Expand uncaptured" });
   new Card(page, figure, { title: "Modules", table: () => tree.table() });
   return tree;
 }

@@ -16,7 +16,7 @@ export async function obeyed(run, number, from, wait) {
     const refused = said("settings-refused");
     if (refused) throw new Error(`The trainer refused: ${refused}`);
     if (!waits && said("settings-changed") !== undefined) return;
-    if (now.state !== "live") throw new Error(`The run is ${now.state} now: nobody was there to obey.`);
+    if (now.state !== "live") throw new Error(`The run is ${now.state} now, so the change was not applied.`);
     if (said("settings-waiting")) wait(`Waiting: ${said("settings-waiting")}`);
     await new Promise((go) => setTimeout(go, ASK_MS));
   }

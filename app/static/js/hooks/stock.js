@@ -13,10 +13,10 @@ export function startStock(page, show) {
   const told = byId("stock-told");
   button.addEventListener("click", async () => {
     button.setAttribute("disabled", "");
-    told.textContent = "Asked: the trainer looks \u2026";
+    told.textContent = "Searching \u2026";
     try {
       const { number } = await send("POST", "hooks", undefined, { run: page.run });
-      told.textContent = (await isDone(page.run, number)) ? "Done: this is what there is now." : "Not yet: the trainer has not answered; it looks with its next step.";
+      told.textContent = (await isDone(page.run, number)) ? "Done." : "The trainer has not answered yet; it searches at its next step.";
       await show();
     } catch (error) {
       told.textContent = /** @type {Error} */ (error).message;

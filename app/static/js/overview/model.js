@@ -59,7 +59,7 @@ export class ModelPicture {
   #choose() {
     const rows = [...this.#rows.keys()].filter((row) => this.finder.fits(this.#rows[row].module));
     this.heat.setOrder(rows);
-    const words = rows.length || !this.finder.ready ? "" : this.#rows.length ? `Nothing found: ${this.#rows.length.toLocaleString("en")} layers are hidden.` : whyNone(this.kind);
+    const words = rows.length || !this.finder.ready ? "" : this.#rows.length ? `No layers match the filter; ${this.#rows.length.toLocaleString("en")} are hidden.` : whyNone(this.kind);
     this.empty.hidden = !words;
     this.plot.hidden = Boolean(words);
     if (this.empty.textContent !== words) this.empty.textContent = words;
@@ -75,6 +75,6 @@ export class ModelPicture {
 
 /** Why there is no layer of a kind. Pure. @param {string} kind */
 export function whyNone(kind) {
-  if (kind.endsWith("_grad")) return `No ${kind} was captured: no module has run a backward pass yet (model.eval()? torch.no_grad()?), or the kind is not among those that are captured (Hooks).`;
-  return `No ${kind} was captured: no module has run yet, or the kind is not among those that are captured (Hooks).`;
+  if (kind.endsWith("_grad")) return `No ${kind} was captured: no module has run a backward pass yet (model.eval()? torch.no_grad()?), or this kind is not selected on the Hooks page.`;
+  return `No ${kind} was captured: no module has run yet, or this kind is not selected on the Hooks page.`;
 }

@@ -48,15 +48,16 @@ export class Parts {
     this.soon(names);
   }
 
-  /** Follows the newest steps while the page does, and stands still with it. @param {string[]} [names] these parts only */
-  follow(names) {
+  /** Follows the newest steps while the page does, and stops with it. @param {string[]} [names] these parts only
+   * @param {{held?: boolean}} [how] `held`: the parts show the step that the page is held at */
+  follow(names, { held = false } = {}) {
     const { follow } = this.page;
     let paused = follow.paused;
     follow.on("newest", () => follow.paused || this.soon(names));
     follow.on("change", () => {
       if (follow.paused && !paused) this.#hold();
       paused = follow.paused;
-      if (!paused) this.soon(names);
+      if (!paused || held) this.soon(names);
     });
   }
 

@@ -16,8 +16,10 @@ export class ScalarChart {
   #shown = "";
   curve = new Curve();
 
-  /** @param {import("../page.js").Page} page @param {string} name the one that is shown where none was chosen */
-  constructor(page, name) {
+  /** @param {import("../page.js").Page} page @param {string} name shown unless another one is chosen
+   * @param {(name: string, value: number) => void} [told] called with the newest value that is drawn */
+  constructor(page, name, told = () => {}) {
+    this.told = told;
     this.page = page;
     this.usual = name;
     const query = () => ({ path: "logs", query: { run: page.run, name: this.name, ...this.#bounds } });
@@ -54,7 +56,7 @@ export class ScalarChart {
     this.#asked?.abort();
     const title = byId("chart").querySelector("h2");
     if (title) title.textContent = this.name || "Loss";
-    if (!this.name) return this.chart.say("No scalar was logged. watcher.log(loss=loss.item()) in the loop draws it here.");
+    if (!this.name) return this.chart.say("No scalars logged. Call watcher.log(loss=loss.item()) in your training loop to plot it here.");
     if (live === null) this.#fetch();
     else this.#follow(live);
   }
@@ -86,7 +88,10 @@ export class ScalarChart {
   }
 
   #draw() {
-    if (this.curve.length) this.chart.show([this.curve.line(this.name)]);
-    else this.chart.say(`${this.name} was not logged in these steps.`);
+    if (this.curve.length) {
+      const line = this.curve.line(this.name);
+      this.chart.show([line]);
+      if (line.first.at(-1) === line.last.at(-1)) this.told(this.name, /** @type {number} */ (line.mean.at(-1)));
+    } else this.chart.say(`${this.name} was not logged in these steps`);
   }
 }

@@ -14,7 +14,7 @@ export function listenToSeen(page, renew) {
       renew();
       return true;
     } catch (error) {
-      toast(`It was not acknowledged: ${/** @type {Error} */ (error).message}`, { kind: "error" });
+      toast(`Could not acknowledge it: ${/** @type {Error} */ (error).message}`, { kind: "error" });
       return false;
     }
   };
@@ -26,6 +26,6 @@ export function listenToSeen(page, renew) {
     if (!(await note(key, undone === undefined))) return;
     // The line goes away, and the focus goes on to the next one.
     if (document.activeElement === button) next?.focus({ preventScroll: true });
-    if (undone === undefined) toast("Acknowledged. It is told anew if it comes again.", { undo: () => note(key, false) });
+    if (undone === undefined) toast("Acknowledged. You will be alerted if it happens again.", { undo: () => note(key, false) });
   });
 }

@@ -40,7 +40,7 @@ byId("copy").addEventListener("click", async (/** @type {MouseEvent} */ event) =
   query.set("format", "markdown");
   const answer = await fetch(`${page.address("events")}?${query}`);
   const copied = answer.ok && (await copyText(await answer.text()));
-  toast(copied ? "Copied the list as a Markdown table" : "It could not be copied: open the button's link in a new tab instead", copied ? {} : { kind: "error" });
+  toast(copied ? "Copied the list as a Markdown table" : "Copying failed. Open the button's link in a new tab instead", copied ? {} : { kind: "error" });
 });
 
 document.addEventListener("click", (event) => {

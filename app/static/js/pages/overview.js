@@ -18,12 +18,12 @@ startParts();
 // The picture first: the line's library is large, and must not keep the first numbers waiting.
 const picture = new ModelPicture(page, byId("model"));
 let chart = /** @type {ScalarChart | null} */ (null);
-const begin = () => (chart ??= new ScalarChart(page, byId("scalars").dataset.usual));
+const begin = () => (chart ??= new ScalarChart(page, byId("scalars").dataset.usual, showNewest));
 picture.drawn.then(begin);
 setTimeout(begin, PATIENCE_MS);
 
 function startParts() {
-  parts.follow();
+  parts.follow(undefined, { held: true });
   page.told.on("run", noticed());
   page.state.on("scalars", () => parts.now(["scalars"]));
   page.state.on("scalar", () => parts.now(["scalars"]));
@@ -40,12 +40,24 @@ function startParts() {
   });
 }
 
+/** The cards of a scalar show what its chart shows. @param {string} name @param {number} value */
+function showNewest(name, value) {
+  const title = document.querySelector("#figure-loss dt")?.textContent;
+  const cards = [document.querySelector(`#scalars [id="scalar-${CSS.escape(name)}"]`), title === name ? byId("figure-loss") : null];
+  for (const card of cards) {
+    const data = card?.querySelector("data");
+    if (!card || !data) continue;
+    data.setAttribute("value", String(value));
+    dress(card);
+  }
+}
+
 /** What changes in a run without a step: its state, its events. @returns {(run: any) => void} */
 function noticed() {
   let known = "";
   return (run) => {
     const now = `${run.state} ${run.events}`;
-    if (known && now !== known) parts.soon(page.follow.paused ? ["news"] : ["figures", "attention", "news"]);
+    if (known && now !== known) parts.soon(page.follow.paused ? [] : ["figures", "attention", "news"]);
     known = now;
   };
 }

@@ -23,9 +23,9 @@ export function startCapture(page) {
     const run = form.dataset.run;
     try {
       const { number } = await send("PATCH", "settings", changes, { run });
-      told.textContent = "Waiting for the trainer\u2019s next step \u2026";
+      told.textContent = "Waiting for the next step \u2026";
       await obeyed(run, number);
-      told.textContent = "Done: it holds in the trainer.";
+      told.textContent = "Applied.";
       return true;
     } catch (error) {
       told.textContent = /** @type {Error} */ (error).message;
@@ -36,15 +36,15 @@ export function startCapture(page) {
     event.preventDefault();
     const wanted = read(form);
     const changes = changesOf(before, wanted);
-    if (!Object.keys(changes).length) return void (told.textContent = "Nothing was changed.");
-    if (!wanted.kinds.length) return void (told.textContent = "No kind is left: tick one, or pause the capture.");
+    if (!Object.keys(changes).length) return void (told.textContent = "No changes.");
+    if (!wanted.kinds.length) return void (told.textContent = "Select at least one kind, or pause capture.");
     if (await ask(changes)) before = wanted;
   });
   pause.addEventListener("click", async () => {
     const paused = pause.dataset.paused !== "yes";
     if (!(await ask({ paused }))) return;
     pause.dataset.paused = paused ? "yes" : "no";
-    pause.textContent = paused ? "Resume the capture" : "Pause the capture";
+    pause.textContent = paused ? "Resume capture" : "Pause capture";
     page.announce(told.textContent ?? "");
   });
 }
@@ -54,7 +54,7 @@ async function obeyed(run, number) {
   for (;;) {
     const now = await get("settings", { run });
     if (!now.waiting.some((/** @type {any} */ each) => each.number === number)) return now.settings;
-    if (now.state !== "live") throw new Error(`The run is ${now.state} now: nobody was there to obey.`);
+    if (now.state !== "live") throw new Error(`The run is ${now.state} now, so the change was not applied.`);
     await new Promise((go) => setTimeout(go, ASK_MS));
   }
 }

@@ -5,7 +5,7 @@ import { PREFERENCES, prefs } from "../prefs.js";
 import { setTheme, theme } from "../theme.js";
 import { toast } from "../toast.js";
 
-const THEME = { words: "Theme", help: "Light or dark; by itself as your system says.", choices: [["system", "as the system"], ["light", "light"], ["dark", "dark"]] };
+const THEME = { words: "Theme", help: "Light, dark, or the same as your system.", choices: [["system", "system"], ["light", "light"], ["dark", "dark"]] };
 
 export function startPreferences() {
   const form = byId("prefs");
@@ -33,7 +33,7 @@ function field(name, about, chosen, change) {
 function reset() {
   const before = prefs.text;
   prefs.reset();
-  toast("Your settings are as they were at first", { undo: () => prefs.take(before) });
+  toast("Settings reset to their defaults", { undo: () => prefs.take(before) });
 }
 
 function save() {
@@ -50,7 +50,7 @@ async function take(event) {
   const before = prefs.text;
   try {
     const taken = prefs.take(await file.text());
-    toast(`Taken over: ${taken} ${taken === 1 ? "setting" : "settings"}`, { undo: () => prefs.take(before) });
+    toast(`Imported ${taken} ${taken === 1 ? "setting" : "settings"}`, { undo: () => prefs.take(before) });
   } catch (error) {
     toast(`${file.name}: ${/** @type {Error} */ (error).message}`, { kind: "error" });
   }

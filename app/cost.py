@@ -1,0 +1,128 @@
+"""What watching a run costs: the numbers, and the one sentence that every page and the API use for them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Final
+
+from hookcore.store import Store
+
+from .runs import Run
+
+EFFECTIVE: Final = "hookcore/effective_cost"
+PER_CAPTURE: Final = "hookcore/cost"
+STRIDE: Final = "hookcore/every"
+LEFT_OUT: Final = "hookcore/skipped_steps"
+_NEWEST_STEPS: Final = 500  # in which a scalar is looked up before the whole run is read
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What watching adds to a run's time. `added` is a share averaged over all steps, captured or not."""
+
+    added: float | None  # None until it has been measured
+    budget: float | None  # None is no limit
+    every: int  # as asked for
+    stride: int  # as captured
+    left_out: int | None  # steps that were not captured; None if the trainer doesn't report it
+    paused: bool = False
+
+    @property
+    def headline(self) -> str:
+        """What watching adds, or that this isn't known yet."""
+        return "cost not measured yet" if self.added is None else f"adds {_percent(self.added)}"
+
+    @property
+    def limit(self) -> str:
+        """The budget in words."""
+        return "no limit" if self.budget is None else f"limit {100 * self.budget:.3g}%"
+
+    @property
+    def captures(self) -> str:
+        """Which steps are captured, in words."""
+        if self.paused:
+            return "capture paused"
+        return "captures every step" if self.stride <= 1 else f"captures every {ordinal(self.stride)} step"
+
+    @property
+    def terms(self) -> str:
+        """Everything in the sentence that follows the headline."""
+        return f"{self.limit}; {self.captures}"
+
+    @property
+    def sentence(self) -> str:
+        """The cost in one sentence."""
+        return f"{self.headline}, {self.terms}"
+
+    @property
+    def ordinal(self) -> str:
+        """The stride as an ordinal number."""
+        return ordinal(self.stride)
+
+    @property
+    def asked(self) -> str:
+        """The stride that was asked for, as an ordinal number."""
+        return ordinal(self.every)
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether the budget allows fewer steps than were asked for."""
+        return self.stride > self.every
+
+
+def cost_of(run: Run) -> Cost:
+    """Return the cost of a run: the newest scalars that its trainer sent, else the settings it last reported."""
+    told, store = run.info.settings, run.store
+    every = _whole(told.get("every")) or 1
+    stride = _whole(_newest(store, STRIDE)) or _whole(told.get("stride")) or every
+    return Cost(
+        added=_added(told, store, stride),
+        budget=_share(told.get("budget")),
+        every=every,
+        stride=stride,
+        left_out=_whole(_newest(store, LEFT_OUT)),
+        paused=told.get("paused") is True,
+    )
+
+
+def _added(told: dict[str, Any], store: Store, stride: int) -> float | None:
+    effective = _share(_newest(store, EFFECTIVE))
+    effective = _share(told.get("effective_cost")) if effective is None else effective
+    if effective is not None:
+        return effective
+    per_capture = _share(_newest(store, PER_CAPTURE))
+    per_capture = _share(told.get("cost")) if per_capture is None else per_capture
+    return None if per_capture is None else per_capture / stride
+
+
+def _newest(store: Store, name: str) -> float | None:
+    newest = store.steps().newest
+    if newest is None or name not in store.scalar_names():
+        return None
+    for first in (max(0, newest - _NEWEST_STEPS), None):
+        found = store.scalars(name, first, None, _NEWEST_STEPS + 1)
+        if len(found.mean):
+            return float(found.mean[-1])
+    return None
+
+
+def _share(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0 else None
+
+
+def _whole(value: Any) -> int | None:
+    share = _share(value)
+    return None if share is None or not math.isfinite(share) else int(share)
+
+
+def _percent(share: float) -> str:
+    if not math.isfinite(share):
+        return "more than can be measured"
+    return "less than 0.1%" if 0 < share < 0.001 else f"{share:.1%}"
+
+
+def ordinal(number: int) -> str:
+    """Return 1st, 2nd, 3rd, 11th, 1,000th."""
+    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number:,}{ending}"

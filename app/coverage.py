@@ -1,0 +1,37 @@
+"""What is captured of a model, one record for every module, so that all pages count the same modules."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hookcore.records import Coverage, Kind
+from hookcore.store import Store
+
+UNREPORTED = "not reported by the trainer yet"
+_SAMPLED = 32  # taps by which merged rows are counted
+
+
+def coverage_of(store: Store) -> list[Coverage]:
+    """Return the coverage of every known module in the model's order, also of those the trainer hasn't reported."""
+    known = {each.path: each for each in store.coverage()}
+    modules = store.modules()
+    if len(known) >= len(modules):
+        return list(known.values())
+    kinds: dict[str, list[Kind]] = {}
+    for tap in store.taps().taps:
+        kinds.setdefault(tap.module, []).append(tap.kind)
+    for module in modules:
+        if module.path not in known:
+            seen = tuple(dict.fromkeys(kinds.get(module.path, ())))
+            known[module.path] = Coverage(module.path, module.type, bool(seen), seen, "" if seen else UNREPORTED)
+    order = {module.path: place for place, module in enumerate(modules)}
+    return sorted(known.values(), key=lambda each: order.get(each.path, len(order)))
+
+
+def captured_steps(store: Store, first: int, last: int) -> int:
+    """Return how many of these steps were captured; old steps, which are merged, count as far as sampled taps show."""
+    numbers = store.taps().numbers
+    rows = store.rows(numbers[:: max(1, len(numbers) // _SAMPLED)], "count", first, last)
+    single = rows.first == rows.last
+    most = rows.present.max(axis=1, initial=1)
+    return int(np.where(single, 1, most).sum())

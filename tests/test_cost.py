@@ -1,0 +1,123 @@
+"""What watching costs: one sentence with one meaning, wherever it is shown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from hookcore.records import Coverage, ModuleRecord, Tap
+from hookcore_app.cost import Cost, cost_of, ordinal
+from hookcore_app.coverage import UNREPORTED, captured_steps, coverage_of
+from tests.live_world import frame
+from tests.serving import World, make_batch, make_frame, make_info, make_world
+
+MEASURED: dict[str, float] = {
+    "hookcore/cost": 0.81,
+    "hookcore/every": 27.0,
+    "hookcore/effective_cost": 0.03,
+    "hookcore/skipped_steps": 195.0,
+}
+SENTENCE = "adds 3.0%, limit 5%; captures every 27th step"
+
+
+def _world(settings: dict[str, Any], scalars: dict[str, float] | None = None) -> World:
+    world = make_world()
+    world.post(make_batch(make_info("one", settings=settings), []))
+    run = world.runs.get("one")
+    assert run is not None
+    run.store.append(make_frame(0, new_taps=(Tap("a", "output"), Tap("b", "output")), scalars=scalars or {}))
+    return world
+
+
+def _cost(settings: dict[str, Any], scalars: dict[str, float] | None = None) -> Cost:
+    run = _world(settings, scalars).runs.get("one")
+    assert run is not None
+    return cost_of(run)
+
+
+def test_every_page_the_report_and_the_api_say_the_same_sentence() -> None:
+    client = _world({"budget": 0.05, "every": 1}, MEASURED).client
+    headline, terms = SENTENCE.split(", ", 1)
+    for path in ("/runs/one", "/runs/one/hooks", "/api/v1/report?run=one"):
+        text = client.get(path).text
+        assert headline in text, path
+        assert terms in text, path
+    assert f"Now: {SENTENCE}." in client.get("/settings?run=one").text
+    answer = client.get("/api/v1/overview?run=one").json()
+    assert answer["cost"] == SENTENCE
+    assert (answer["hook_cost"], answer["every"], answer["budget"], answer["steps_left_out"]) == (0.03, 27, 0.05, 195)
+
+
+def test_the_pages_say_how_many_steps_were_left_out() -> None:
+    client = _world({"budget": 0.05, "every": 1}, MEASURED).client
+    assert "195 of them not captured" in client.get("/runs/one").text
+    hooks = client.get("/runs/one/hooks").text
+    assert "You asked for every step; limited by the budget. 195 steps left out." in hooks
+
+
+@pytest.mark.parametrize(
+    ("settings", "scalars", "sentence"),
+    [
+        ({"budget": 0.05}, {}, "cost not measured yet, limit 5%; captures every step"),
+        ({"budget": None}, {"hookcore/effective_cost": 0.8}, "adds 80.0%, no limit; captures every step"),
+        ({"budget": 0.05, "cost": 0.6, "stride": 20}, {}, "adds 3.0%, limit 5%; captures every 20th step"),
+        (
+            {"effective_cost": 0.0001, "budget": 0.005, "every": 2},
+            {},
+            "adds less than 0.1%, limit 0.5%; captures every 2nd step",
+        ),
+        (
+            {"effective_cost": 0.01, "cost": 9.0, "budget": 0.05, "paused": True},
+            {},
+            "adds 1.0%, limit 5%; capture paused",
+        ),
+        (
+            {"cost": "x", "stride": -1, "budget": "x"},
+            {},
+            "cost not measured yet, no limit; captures every step",
+        ),
+    ],
+)
+def test_the_sentence_says_what_is_known(settings: dict[str, Any], scalars: dict[str, float], sentence: str) -> None:
+    assert _cost(settings, scalars).sentence == sentence
+
+
+@pytest.mark.parametrize(
+    ("number", "words"), [(1, "1st"), (2, "2nd"), (3, "3rd"), (11, "11th"), (113, "113th"), (1021, "1,021st")]
+)
+def test_ordinals_are_english(number: int, words: str) -> None:
+    assert ordinal(number) == words
+
+
+def test_all_pages_count_the_same_modules_also_those_that_were_not_reported() -> None:
+    world = _world({})
+    run = world.runs.get("one")
+    assert run is not None
+    modules = [ModuleRecord(path, "Linear", "") for path in ("a", "b", "c", "d")]
+    run.store.describe(
+        modules, [Coverage("a", "Linear", True, ("output",)), Coverage("c", "Linear", False, (), "unused")]
+    )
+    found = {each.path: (each.captured, each.reason) for each in coverage_of(run.store)}
+    assert found == {"a": (True, ""), "b": (True, ""), "c": (False, "unused"), "d": (False, UNREPORTED)}
+    client: TestClient = world.client
+    answer = client.get("/api/v1/overview?run=one").json()
+    assert (answer["modules_captured"], answer["modules"]) == (2, 4)
+    overview = client.get("/runs/one").text
+    assert "of 4 modules" in overview
+    assert "2 modules are not captured" in overview
+    hooks = client.get("/runs/one/hooks").text
+    assert "2 not captured" in hooks
+    assert " of 4</span>" in hooks
+
+
+def test_captured_steps_are_counted_and_not_those_that_only_logged() -> None:
+    world = make_world()
+    run = world.runs.open(make_info("one"))
+    assert run is not None
+    run.store.announce((Tap("a", "output"), Tap("b", "output")))
+    for step in range(90):
+        run.store.append(frame(step, [1.0, 2.0] if step % 3 == 0 else [], scalars={"loss": 1.0}))
+    assert captured_steps(run.store, 0, 89) == 30
+    assert captured_steps(run.store, 60, 89) == 10
