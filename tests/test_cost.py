@@ -11,7 +11,7 @@ from hookcore.records import Coverage, ModuleRecord, Tap
 from hookcore_app.cost import Cost, cost_of, ordinal
 from hookcore_app.coverage import UNREPORTED, captured_steps, coverage_of
 from tests.live_world import frame
-from tests.serving import World, make_batch, make_frame, make_info, make_world
+from tests.serving import World, make_frame, make_info, make_world
 
 MEASURED: dict[str, float] = {
     "hookcore/cost": 0.81,
@@ -24,8 +24,7 @@ SENTENCE = "adds 3.0%, limit 5%; captures every 27th step"
 
 def _world(settings: dict[str, Any], scalars: dict[str, float] | None = None) -> World:
     world = make_world()
-    world.post(make_batch(make_info("one", settings=settings), []))
-    run = world.runs.get("one")
+    run = world.runs.open(make_info("one", settings=settings))
     assert run is not None
     run.store.append(make_frame(0, new_taps=(Tap("a", "output"), Tap("b", "output")), scalars=scalars or {}))
     return world
