@@ -326,7 +326,7 @@ def test_scalars_are_shown_with_the_loss_first(client: TestClient, store: Store)
     ("value", "text"),
     [
         (0.0, "0"),
-        (1234567.0, "1.235e+06"),
+        (1234567.0, "1.235e6"),
         (-1e-300, "-1e-300"),
         (math.nan, "NaN"),
         (math.inf, "Infinity"),

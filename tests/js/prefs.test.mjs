@@ -30,7 +30,7 @@ test("a value that a preference cannot have is left out, and a foreign file is r
   assert.deepEqual(readPrefs({ rate: "1000", colours: "cividis", other: "x" }), { colours: "cividis" });
   assert.deepEqual(readPrefs(null), {});
   prefs.set("rate", "4");
-  assert.throws(() => prefs.take("{"), /not JSON/);
+  assert.throws(() => prefs.take("{"), /not a JSON file/);
   assert.throws(() => prefs.take('{"rate": "1"}'), /no settings of hookcore/);
   assert.throws(() => prefs.take("null"), /no settings of hookcore/);
   assert.equal(prefs.get("rate"), "4");
