@@ -14,7 +14,7 @@ from hookcore.records import Event, Snapshot, Tap
 from hookcore.store import Heatmap, Histograms, Latest, Series, TapList
 from hookcore.store.names import label_of
 
-from .attention import Finding, Reading, key_of_event
+from .attention import Finding, Reading, Scope, key_of_event
 from .formats import Table, array_json, json_of, plain, rows_json, word_of
 from .runs import Run
 
@@ -210,7 +210,13 @@ def finding_as_json(run: Run, finding: Finding, type_: str = "") -> dict[str, An
         "message": finding.message,
         "spark": [word_of(value) for value in finding.spark],
         "downstream": finding.downstream,
+        "last_step": finding.last_step,
     }
+
+
+def scope_as_json(scope: Scope) -> dict[str, Any]:
+    """Return how much the findings are based on."""
+    return asdict(scope) | {"unjudged": [asdict(each) | {"sentence": each.sentence} for each in scope.unjudged]}
 
 
 def reading_as_json(reading: Reading | None) -> dict[str, Any] | None:

@@ -139,10 +139,12 @@ def test_the_beginning_is_known_however_long_ago_it_was() -> None:
     assert _told(attention.findings()) == _told(attention_of(store))
 
 
-def test_what_was_bad_long_ago_and_is_fine_again_is_forgotten() -> None:
+def test_what_was_bad_long_ago_and_is_fine_again_is_a_note_with_its_exact_step() -> None:
     rms = steady(WINDOW + 100)
     rms[20, 3] = math.nan
-    assert attention_of(store_of(rms)) == ()
+    (found,) = attention_of(store_of(rms))
+    assert (found.severity, found.since_step, found.until_step, found.last_step) == ("info", 20, 20, 20)
+    assert found.message == "NaN in the output at step 20; finite again"
 
 
 def test_a_gradient_that_the_scaler_threw_away_is_a_note() -> None:
@@ -268,7 +270,7 @@ def test_a_gradient_that_is_no_more_vanishes() -> None:
     rms[80:, 4] = 0.0
     (found,) = attention_of(store_of(rms, GRADIENTS))
     assert (found.rule, found.number, found.value, found.since_step) == ("vanishing", 4, 0.0, 80)
-    assert found.message == "the output grad is zero since step 80"
+    assert found.message == "the output gradient is zero since step 80"
 
 
 def test_a_gradient_that_has_been_nothing_for_long_still_vanishes_and_one_that_never_was_does_not() -> None:
@@ -279,7 +281,7 @@ def test_a_gradient_that_has_been_nothing_for_long_still_vanishes_and_one_that_n
     assert (found.rule, found.number, found.message) == (
         "vanishing",
         4,
-        "the output grad is zero since step 200",
+        "the output gradient is zero since step 200",
     )
 
 

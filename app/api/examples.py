@@ -244,6 +244,7 @@ _FINDING: Final = {
     "message": "NaN in the output since step 812",
     "spark": [0.5, 0.52, 0.49],
     "downstream": 208,
+    "last_step": None,
 }
 _RULE: Final = {
     "name": "nonfinite",
@@ -252,7 +253,34 @@ _RULE: Final = {
     "help": "A tensor held a NaN or an infinity.",
     "limits": {},
 }
-ATTENTION: Final = {"run": "run-1", "total": 1, "newest_step": 820, "findings": [_FINDING], "rules": [_RULE]}
+_UNJUDGED: Final = {
+    "rule": "dead",
+    "layers": 3,
+    "of": 100,
+    "captured": 9,
+    "needed": 16,
+    "sentence": "Not enough captured to judge dead layers in 3 of 100 layers: at most 9 captured steps, 16 needed.",
+}
+_SCOPE: Final = {
+    "verdict": "problems",
+    "sentence": f"1 problem found in the last 512 steps (36 captured). {_UNJUDGED['sentence']}",
+    "first_step": 309,
+    "last_step": 820,
+    "steps": 512,
+    "captured": 36,
+    "captured_in_run": 58,
+    "layers": 300,
+    "uncaptured": 4,
+    "unjudged": [_UNJUDGED],
+}
+ATTENTION: Final = {
+    "run": "run-1",
+    "total": 1,
+    "newest_step": 820,
+    "scope": _SCOPE,
+    "findings": [_FINDING],
+    "rules": [_RULE],
+}
 OVERVIEW: Final = {
     "run": "run-1",
     "state": "live",

@@ -530,6 +530,33 @@ class FindingModel(Answer):
     message: str
     spark: list[Number] = Field(description="the newest values that were finite, oldest first")
     downstream: int = Field(description="how many more modules went the same way after it")
+    last_step: int | None = Field(None, description="the last step with this tensor non-finite, if it is over")
+
+
+class UnjudgedModel(Answer):
+    """A rule that some layers were captured too seldom for."""
+
+    rule: str
+    layers: int = Field(description="layers that the rule can't judge")
+    of: int = Field(description="layers that it is about")
+    captured: int = Field(description="captured steps of the one that was captured most")
+    needed: int = Field(description="captured steps that the rule needs")
+    sentence: str
+
+
+class ScopeModel(Answer):
+    """How much the findings are based on."""
+
+    verdict: Literal["problems", "clear", "unknown"] = Field(description="unknown: too little was captured to judge")
+    sentence: str = Field(description="the verdict with its scope, as the pages show it")
+    first_step: int | None = Field(None, description="the first step that was looked at")
+    last_step: int | None = None
+    steps: int = Field(description="steps from the first to the last")
+    captured: int = Field(description="captured steps among them")
+    captured_in_run: int
+    layers: int = Field(description="layers with captured tensors")
+    uncaptured: int = Field(description="modules that /coverage lists as not captured")
+    unjudged: list[UnjudgedModel]
 
 
 class AttentionAnswer(Answer):
@@ -538,6 +565,7 @@ class AttentionAnswer(Answer):
     run: str
     total: int
     newest_step: int | None = None
+    scope: ScopeModel
     findings: list[FindingModel]
     rules: list[RuleModel]
 

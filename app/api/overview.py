@@ -14,7 +14,7 @@ from ..attention import RULES, KeyFigures, Rule, key_figures_of
 from ..cost import cost_of
 from ..formats import plain, word_of
 from ..runs import Run
-from ..schemas import StrictJson, finding_as_json, reading_as_json
+from ..schemas import StrictJson, finding_as_json, reading_as_json, scope_as_json
 from . import examples
 from .bodies import Acknowledgement
 from .given import GivenReply, GivenRun, GivenRuns, described, problems, run_named, version_of
@@ -38,10 +38,11 @@ def attention(
     reply: GivenReply,
     limit: Annotated[int, Query(ge=1, le=MAX_FINDINGS, description="findings in this answer, at most 1,000")] = 50,
 ) -> Response:
-    """Findings, the worst first, each the first of all that went the same way; and the rules they come from."""
+    """Return the findings, the worst first, with how much they are based on, and the rules they come from."""
 
     def content() -> dict[str, Any]:
-        found = run.attention.findings()
+        diagnosis = run.attention.diagnosis()
+        found = diagnosis.findings
         shown = found[:limit]
         wanted = {finding.module for finding in shown}
         types = {module.path: module.type for module in run.store.modules() if module.path in wanted}
@@ -49,6 +50,7 @@ def attention(
             "run": run.id,
             "total": len(found),
             "newest_step": run.store.steps().newest,
+            "scope": scope_as_json(diagnosis.scope),
             "findings": [finding_as_json(run, finding, types.get(finding.module, "")) for finding in shown],
             "rules": [_rule_as_json(rule) for rule in RULES.values()],
         }

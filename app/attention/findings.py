@@ -11,9 +11,12 @@ from typing import Final, Literal
 from hookcore.records import Event, Severity, Tap
 from hookcore.store.names import label_of
 
-RuleName = Literal["nonfinite", "exploding", "vanishing", "dead", "large-update", "stalled", "spike"]
+RuleName = Literal[
+    "nonfinite", "loss", "exploding", "vanishing", "no-gradient", "dead", "large-update", "stalled", "spike"
+]
 
 WINDOW: Final = 512  # newest steps that are looked at
+LEAST_CAPTURED: Final = 64  # and more of them, if fewer were captured in these
 COLUMNS: Final = 128  # into which they are gathered, the largest magnitude of each
 RECENT: Final = 8  # columns that say how things are now
 LEAST_PAST: Final = 16  # columns before them, without which nothing is known of what is usual
@@ -24,7 +27,7 @@ SPARK: Final = 48  # values of a small line
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """When something is found, and what it means. `limits` are its thresholds."""
+    """The conditions of a finding, and what it means. `limits` are its thresholds."""
 
     name: RuleName
     severity: Severity
@@ -47,39 +50,69 @@ RULES: Final[Mapping[RuleName, Rule]] = MappingProxyType(
                 "error",
                 "NaN or infinity",
                 "A tensor held a NaN or an infinity. The first one is named, by step and then by the order in which "
-                "the model computes; what went bad behind it is counted with it. Gone again it is a warning, and where "
-                "a gradient scaler skipped the step only a note.",
+                "the model computes, and the modules that followed are counted. The step stays exact for the whole "
+                "run. An episode that is over is a warning; if it is long past or a scaler skipped it, a note.",
+            ),
+            _rule(
+                "loss",
+                "error",
+                "Loss",
+                "The loss is NaN or infinite, or far above its lowest value and still near its peak: the training "
+                'diverged. Only scalars with "loss" in their name count, and only positive ones can diverge.',
+                factor=100.0,
+                least_logged=16,
             ),
             _rule(
                 "exploding",
                 "warning",
                 "Exploding",
-                "The root mean square is far above what is usual for this very tensor, and stays there; or it is very "
-                "far above what it was early in the run.",
+                "The root mean square is far above what is usual for this very tensor, and stays there, while the loss "
+                "gets worse; or it is above 10,000, or 10,000 times what it was. Growth under a falling loss is "
+                "learning. If no loss is logged, growth alone is a note. Also found: values that grow with depth.",
                 factor=20.0,
                 spreads=6.0,
                 error_factor=1e4,
+                large=1e4,
+                worse=1.2,
+                decades=5.0,
+                least_layers=8,
+                monotone=0.8,
             ),
             _rule(
                 "vanishing",
                 "warning",
                 "Vanishing",
-                "A gradient is far below what is usual for it; or it is tiny beside the same gradients of the other "
-                "layers and shrinks. Where all of them fell alike, as when a training is done, it is a note.",
+                "A gradient is far below what is usual for it; or it is tiny compared with the same gradients of the "
+                "other layers and shrinks. If all of them fell alike, as at the end of a training, it is a note. Also "
+                "found, from the first steps on: gradients or outputs that fade by 5 decades from layer to layer.",
                 factor=100.0,
                 spreads=6.0,
                 beside_factor=1e4,
                 shrinks=3.0,
                 alike=10.0,
+                decades=5.0,
+                least_layers=8,
+                monotone=0.8,
+            ),
+            _rule(
+                "no-gradient",
+                "error",
+                "No gradient",
+                "At least half of the layers got a gradient of exactly zero in each of their newest captured steps: "
+                "these layers no longer learn.",
+                share=0.5,
+                captured_steps=8,
+                among=32,
             ),
             _rule(
                 "dead",
                 "warning",
                 "Dead",
-                "Every recent output is zero, as of a ReLU that no input reaches any more.",
+                "The output is zero in each of the newest captured steps of this layer, as of a ReLU that no input "
+                "reaches any more.",
                 zero_fraction=0.999,
-                steps=32,
-                least_seen=8,
+                captured_steps=16,
+                among=64,
             ),
             _rule(
                 "large-update",
@@ -118,7 +151,7 @@ RULES: Final[Mapping[RuleName, Rule]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a rule found at a tap. `value` is what it is now, `usual` what it was before (NaN where nothing is)."""
+    """A problem at a tap. `value` is what it is now, `usual` what it was before (NaN if that is not known)."""
 
     rule: RuleName
     severity: Severity
@@ -132,6 +165,7 @@ class Finding:
     message: str
     spark: tuple[float, ...]  # the newest values that were finite, oldest first
     downstream: int  # how many more modules it went to
+    last_step: int | None = None  # the last step in which this very tensor was non-finite, if it was finite later
 
     @property
     def module(self) -> str:

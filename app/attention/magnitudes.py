@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hookcore.records import GRADIENT_KINDS, KINDS, Severity
+from hookcore.records import GRADIENT_KINDS, KINDS, Kind, Severity
 
 from .findings import RECENT, RULES, WARM_UP, Finding, RuleName
+from .loss import Losses
 from .order import Group, groups_of
 from .readings import Logs, Readings
+from .words import kind_word
 
 _TOGETHER: Final = 2  # columns within which onsets have one cause
 
 Severities = Callable[[int], Severity]
-Sentence = Callable[[RuleName, str, float, float, str], str]  # rule, kind, value, usual, since when
+Sentence = Callable[[RuleName, Kind, float, float, str], str]  # rule, kind, value, usual, since when
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +34,24 @@ class Shift:
     severity: Severities
 
 
-def find_sizes(readings: Readings) -> list[Finding]:
-    """Exploding, vanishing and spikes; of magnitudes of any kind."""
+def find_sizes(readings: Readings, losses: Losses) -> list[Finding]:
+    """Return what explodes and vanishes, and spikes; magnitudes of any kind."""
     if not readings.have_past:
         return []
     exploding, vanishing = _exploding(readings), _vanishing(readings)
-    found = [finding for shift in (exploding, vanishing) for finding in _told(readings, shift, _size_sentence)]
-    return found + _spikes(readings, exploding.places)
+    grown = [judged for each in _told(readings, exploding, _size_sentence) if (judged := _weigh(each, losses))]
+    return grown + _told(readings, vanishing, _size_sentence) + _spikes(readings, exploding.places)
+
+
+def _weigh(finding: Finding, losses: Losses) -> Finding | None:
+    """Weigh growth by what it did to the loss: under a loss that does not get worse it is learning."""
+    limits = RULES["exploding"].limits
+    if finding.value > limits["error_factor"] * finding.usual or finding.value > limits["large"]:
+        return finding
+    worsened = losses.worsened(finding.since_step)
+    if worsened is None:
+        return replace(finding, severity="info", message=f"{finding.message}; no loss is logged that says if it harms")
+    return finding if worsened else None
 
 
 def find_updates(readings: Readings) -> list[Finding]:
@@ -161,8 +174,8 @@ def _power(value: float) -> float:
     return float(10.0 ** float(value))
 
 
-def _size_sentence(rule: RuleName, kind: str, value: float, usual: float, since: str) -> str:
-    name = kind.replace("_", " ")
+def _size_sentence(rule: RuleName, kind: Kind, value: float, usual: float, since: str) -> str:
+    name = kind_word(kind)
     if rule == "exploding":
         return f"the {name} is {_times(value, usual)} as large as usual {since}"
     if value == 0:
@@ -170,7 +183,7 @@ def _size_sentence(rule: RuleName, kind: str, value: float, usual: float, since:
     return f"the {name} is {_times(usual, value)} smaller than usual {since}"
 
 
-def _share_sentence(rule: RuleName, _kind: str, value: float, usual: float, since: str) -> str:
+def _share_sentence(rule: RuleName, _kind: Kind, value: float, usual: float, since: str) -> str:
     if rule == "stalled":
         share = f": its update is {value:.0e} of it" if value else ""
         return f"the weight does not change {since}{share}"
@@ -207,7 +220,7 @@ def _spike(readings: Readings, group: Group) -> Finding:
     step = int(series.first_step[np.nanargmax(np.abs(series.max))]) if np.isfinite(series.max).any() else bounds[0]
     value, usual = float(readings.columns.size[column, place]), _power(readings.past.usual[place])
     severe = value > usual * RULES["spike"].limits["warning_factor"]
-    message = f"the {tap.kind.replace('_', ' ')} was {_times(value, usual)} as large as usual at step {step}"
+    message = f"the {kind_word(tap.kind)} was {_times(value, usual)} as large as usual at step {step}"
     return _finding(readings, "spike", "warning" if severe else "info", group, (value, usual), step, message, step)
 
 

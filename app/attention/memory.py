@@ -8,7 +8,8 @@ from typing import Final
 from hookcore.store import StepRange, Store
 
 from .findings import Finding
-from .ranking import Memory, attention_of
+from .ranking import Diagnosis, Memory, examine
+from .scope import Scope
 
 _ALL: Final = 2**62
 
@@ -21,13 +22,21 @@ class Attention:
         self._lock = threading.Lock()
         self._mark: tuple[StepRange, int, int, int] | None = None
         self._memory = Memory()
-        self._findings: tuple[Finding, ...] = ()
+        self._diagnosis: Diagnosis | None = None
 
     def findings(self) -> tuple[Finding, ...]:
-        """What needs attention now, the worst first."""
+        """Return what needs attention now, the worst first."""
+        return self.diagnosis().findings
+
+    def scope(self) -> Scope:
+        """Return how much the findings are based on."""
+        return self.diagnosis().scope
+
+    def diagnosis(self) -> Diagnosis:
+        """Return the findings and their scope, looked at anew only if something came."""
         with self._lock:  # of several that ask at once one looks
             steps = self._store.steps()
             mark = steps, steps.frames, self._store.taps_announced, self._store.events_after(_ALL)[0]
-            if mark != self._mark:
-                self._findings, self._mark = attention_of(self._store, self._memory), mark
-            return self._findings
+            if self._diagnosis is None or mark != self._mark:
+                self._diagnosis, self._mark = examine(self._store, self._memory), mark
+            return self._diagnosis

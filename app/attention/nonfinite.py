@@ -1,121 +1,128 @@
-"""The first tensor that was not finite, and how many went bad behind it."""
+"""The tensor that was non-finite first, and how many modules followed it. Read from the store's exact ledger."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hookcore.records import GRADIENT_KINDS, Severity
+from hookcore.records import GRADIENT_KINDS, Severity, Tap
+from hookcore.store import Episode, NonfiniteTaps, Store, TapList
 
 from .findings import Finding
 from .order import around, rank_of
-from .readings import Places, Readings
+from .words import kind_word
 
-MOST: Final = 10  # that are over and are still told, the newest
+MOST: Final = 10  # past episodes that are shown: the newest
+STAT: Final = "rms"
 
-First = tuple[int, int]  # a tap's number, and the step
+Spark = Callable[[int], tuple[float, ...]]  # the newest finite values of a tap, by its number
 
 
 @dataclass(frozen=True, slots=True)
-class Episode:
-    """Neighbouring columns, in each of which something was not finite."""
+class _Leader:
+    """The tap that was non-finite first in an episode, and what the ledger knows of it."""
 
-    begin: int
-    end: int  # the column behind the last one
-    places: Places
+    number: int
+    tap: Tap
+    first_step: int
+    last_step: int
+    streaks: int
+    steps: int
+    nan: int
+    inf: int
+    is_over: bool
 
 
-def find_nonfinite(readings: Readings, known: First | None = None) -> list[Finding]:
-    """One finding for each episode's first tap; a tap that leads several is told once, of its newest.
+def find_nonfinite(store: Store, taps: TapList, window_first: int, spark: Spark) -> list[Finding]:
+    """Return one finding for the first tap of each episode; a tap that leads several stands for its newest one.
 
-    `known` is what was found to be the first before, of an episode that was not over then.
+    An episode that ended before the window is a note: its step is known, but it says nothing about now.
     """
-    if not readings.columns.bad.any():
+    episodes = store.episodes()
+    if not episodes:
         return []
+    known, names = store.nonfinite_taps(), dict(zip(taps.numbers.tolist(), taps.taps, strict=True))
+    past = [each for each in episodes if each.is_over][-MOST:]
     found: dict[int, Finding] = {}
-    for episode in _episodes(readings):
-        finding = _told(readings, episode, _first_of(readings, episode, known))
-        found.setdefault(finding.number, finding)
+    for episode in reversed([*past, *(each for each in episodes if not each.is_over)]):
+        leader = _leader_of(episode, known, names)
+        if leader is not None and leader.number not in found:
+            found[leader.number] = _finding(store, episode, leader, names, window_first, spark(leader.number))
     return list(found.values())
 
 
-def _episodes(readings: Readings) -> list[Episode]:
-    """The newest first."""
-    touched = readings.columns.bad.any(axis=1).astype(np.int8)
-    borders = np.flatnonzero(np.diff(touched, prepend=0, append=0)).tolist()
-    spans = list(pairwise(borders))[::2][-MOST:]
-    return [
-        Episode(begin, end, np.flatnonzero(readings.columns.bad[begin:end].any(axis=0)))
-        for begin, end in reversed(spans)
-    ]
-
-
-def _first_of(readings: Readings, episode: Episode, known: First | None) -> First:
-    """The tap that was bad first, and in which step."""
-    older = episode.begin == 0 and not readings.starts_run  # it may have begun before what we look at
-    if older and known is not None:
-        return known
-    steps, places = _first_ones(readings, episode.begin, older)
-    taps, numbers = readings.taps.taps, readings.taps.numbers
-    holders = around({taps[place].module for place in places})
-    step, place = min(
-        zip(steps, places, strict=True),
-        key=lambda each: rank_of(each[0], int(numbers[each[1]]), taps[each[1]], holders),
+def _leader_of(episode: Episode, known: NonfiniteTaps, names: dict[int, Tap]) -> _Leader | None:
+    """Return the tap of the first step that can have caused the others; None if the store has none of their names."""
+    numbers = [number for number in episode.first.tolist() if number in names]
+    if not numbers:
+        return None
+    holders = around({names[number].module for number in numbers})
+    number = min(numbers, key=lambda each: rank_of(episode.begin, each, names[each], holders))
+    place = int(np.searchsorted(known.numbers, number))
+    return _Leader(
+        number,
+        names[number],
+        first_step=int(known.first_step[place]),
+        last_step=int(known.last_step[place]),
+        streaks=int(known.streaks[place]),
+        steps=int(known.steps[place]),
+        nan=int(known.nan[place]),
+        inf=int(known.inf[place]),
+        is_over=bool(known.is_over[place]),
     )
-    return int(numbers[place]), step
 
 
-def _first_ones(readings: Readings, column: int, older: bool) -> tuple[list[int], list[int]]:
-    """The taps that were bad in a column, each with the very step in which it began."""
-    places = np.flatnonzero(readings.columns.bad[column])
-    first = None if older else readings.first_step(column)
-    rows = readings.store.rows(readings.taps.numbers[places], "nan", first, readings.last_step(column))
-    if not len(rows.first):  # they were merged into older ones in this moment
-        return [readings.first_step(column)] * len(places), places.tolist()
-    begun = _streak_begins(rows.nonfinite, rows.present) if older else (rows.nonfinite > 0).argmax(axis=0)
-    return rows.first[begun].tolist(), places.tolist()
+def _finding(
+    store: Store, episode: Episode, leader: _Leader, names: dict[int, Tap], window_first: int, spark: tuple[float, ...]
+) -> Finding:
+    until = episode.last if episode.is_over else None
+    skipped = episode.is_over and episode.skipped and leader.tap.kind in GRADIENT_KINDS
+    is_note = skipped or (episode.is_over and episode.last < window_first)
+    severity: Severity = "info" if is_note else "warning" if episode.is_over else "error"
+    infinite = _is_infinite(store, episode, leader)
+    modules = {names[number].module for number in episode.taps.tolist() if number in names} - {leader.tap.module}
+    return Finding(
+        "nonfinite",
+        severity,
+        leader.number,
+        leader.tap,
+        STAT,
+        float("inf") if infinite else float("nan"),
+        float("nan"),
+        episode.begin,
+        until,
+        _message(episode, leader, "an infinity" if infinite else "NaN", skipped),
+        spark,
+        len(modules),
+        leader.last_step if leader.is_over else None,
+    )
 
 
-def _streak_begins(nonfinite: NDArray[np.uint32], present: NDArray[np.uint32]) -> Places:
-    """For each lane, the row in which its last stretch of bad rows begins; where it was absent the stretch goes on."""
-    place = np.arange(len(nonfinite))[:, None]
-    last_bad = np.where(nonfinite > 0, place, -1).max(axis=0)
-    fine_before = (present > 0) & (nonfinite == 0) & (place < last_bad)
-    last_fine = np.where(fine_before, place, -1).max(axis=0)
-    begins: Places = ((nonfinite > 0) & (place > last_fine)).argmax(axis=0)
-    return begins
+def _is_infinite(store: Store, episode: Episode, leader: _Leader) -> bool:
+    """Return whether the tap held infinities and no NaN."""
+    if not leader.nan or not leader.inf:
+        return not leader.nan
+    seen = store.series(leader.number, "nan", episode.begin, episode.last, 1)  # it held both: when?
+    return not (len(seen.max) and seen.max[0] > 0)
 
 
-def _told(readings: Readings, episode: Episode, first: First) -> Finding:
-    number, step = first
-    place = int(np.searchsorted(readings.taps.numbers, number))
-    tap, taps = readings.taps.taps[place], readings.taps.taps
-    is_over = episode.end < readings.number
-    until = readings.last_step(episode.end - 1) if is_over else None
-    seen = readings.store.series(number, "nan", step, until, 1)
-    infinite = not (len(seen.max) and seen.max[0] > 0)
-    skipped = is_over and tap.kind in GRADIENT_KINDS and _was_skipped(readings, step, until)
-    severity: Severity = ("info" if skipped else "warning") if is_over else "error"
-    value = float("inf") if infinite else float("nan")
-    message = _sentence("an infinity" if infinite else "NaN", tap.kind, step, until, skipped)
-    modules = {taps[each].module for each in episode.places.tolist()} - {tap.module}
-    about = number, tap, readings.stat, value, float("nan"), step, until, message
-    return Finding("nonfinite", severity, *about, readings.spark(place), len(modules))
-
-
-def _sentence(what: str, kind: str, step: int, until: int | None, skipped: bool) -> str:
-    name = kind.replace("_", " ")
-    if until is None:
-        return f"{what} in the {name} since step {step}"
-    when = f"at step {step}" if until <= step else f"between steps {step} and {until}"
-    return f"{what} in the {name} {when}" + ("; the gradient scaler skipped the step" if skipped else "; finite again")
-
-
-def _was_skipped(readings: Readings, step: int, until: int | None) -> bool:
-    """Whether a gradient scaler skipped a step there: then infinite gradients are how it finds its scale."""
-    last = step if until is None else until
-    return bool(readings.store.events(max(0, step - 1), last + 1, "skipped-step", limit=1))
+def _message(episode: Episode, leader: _Leader, what: str, skipped: bool) -> str:
+    begin, name = episode.begin, kind_word(leader.tap.kind)
+    if episode.is_over:
+        when = f"at step {begin}" if episode.last <= begin else f"between steps {begin} and {episode.last}"
+        tail = "; the gradient scaler skipped the step" if skipped else "; finite again"
+    elif leader.is_over and leader.first_step >= begin:
+        last = leader.last_step
+        when = f"at step {begin}" if last <= begin else f"between steps {begin} and {last}"
+        tail = "; finite again there, but not in the layers that it reached"
+    else:
+        when, tail = f"since step {begin}", ""
+    unseen = 0 if episode.previous is None else begin - episode.previous - 1
+    gap = f" (the {unseen:,} steps before it were not captured)" if unseen > 0 else ""
+    message = f"{what} in the {name} {when}{gap}{tail}"
+    if leader.streaks > 1:
+        message += f"; non-finite in {leader.steps:,} captured steps since step {leader.first_step}"
+    return message

@@ -10,11 +10,14 @@ import numpy as np
 from hookcore.records import Tap
 from hookcore.store import Store, TapList
 
+from .depth import find_depth
 from .findings import RULES, Finding
+from .loss import Losses, find_loss
 from .magnitudes import find_sizes, find_updates
-from .nonfinite import First, find_nonfinite
-from .readings import Readings
-from .zeros import find_dead
+from .nonfinite import find_nonfinite
+from .readings import Readings, window_first
+from .scope import Scope, scope_of
+from .zeros import find_dead, find_no_gradient
 
 _SEVERITIES: Final = ("error", "warning", "info")
 _RULES: Final = tuple(RULES)
@@ -26,23 +29,49 @@ class Memory:
 
     sizes: Readings | None = None
     updates: Readings | None = None
-    first: First | None = None  # that was not finite, and still is not
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """The findings, the worst first, and how much they are based on."""
+
+    findings: tuple[Finding, ...]
+    scope: Scope
 
 
 def attention_of(store: Store, memory: Memory | None = None) -> tuple[Finding, ...]:
-    """What needs attention, the worst first: what is not finite now, then errors, warnings and notes."""
+    """Return what needs attention, the worst first: non-finite values, then errors, warnings and notes."""
+    return examine(store, memory).findings
+
+
+def examine(store: Store, memory: Memory | None = None) -> Diagnosis:
+    """Return the findings of a run and their scope."""
     memory = Memory() if memory is None else memory
     taps = store.taps()
+    outputs = _of_kind(taps, "output")
     memory.sizes = Readings.of(store, taps, "rms", memory.sizes)
     memory.updates = Readings.of(store, _of_kind(taps, "update"), "ratio", memory.updates)
-    found = find_dead(store, _of_kind(taps, "output"))
+    losses = Losses(store)
+    found = [*find_dead(store, outputs), *find_no_gradient(store, _of_kind(taps, "param_grad"))]
+    found += find_loss(losses, taps)
     if memory.sizes is not None:
-        bad = find_nonfinite(memory.sizes, memory.first)
-        memory.first = next(((each.number, each.since_step) for each in bad if each.until_step is None), None)
-        found += bad + find_sizes(memory.sizes)
+        found += _of_sizes(store, taps, memory.sizes, losses)
     if memory.updates is not None:
         found += find_updates(memory.updates)
-    return tuple(sorted(found, key=_urgency))
+    ordered = tuple(sorted(found, key=_urgency))
+    return Diagnosis(ordered, scope_of(store, taps, outputs, memory.sizes, ordered))
+
+
+def _of_sizes(store: Store, taps: TapList, sizes: Readings, losses: Losses) -> list[Finding]:
+    """Return what magnitudes say; a stack that fades or grows as a whole stands for what its layers do one by one."""
+
+    def spark(number: int) -> tuple[float, ...]:
+        return sizes.spark(int(np.searchsorted(taps.numbers, number)))
+
+    stacks = find_depth(sizes)
+    covered = {(each.rule, each.kind) for each in stacks}
+    single = [each for each in find_sizes(sizes, losses) if (each.rule, each.kind) not in covered]
+    return [*find_nonfinite(store, taps, window_first(store), spark), *stacks, *single]
 
 
 def _of_kind(taps: TapList, kind: str) -> TapList:
@@ -53,7 +82,7 @@ def _of_kind(taps: TapList, kind: str) -> TapList:
 
 
 def _urgency(finding: Finding) -> tuple[bool, int, int, int, int]:
-    """What is not finite leads, be it over or not; of equals the newest, and then what the model computes first."""
+    """Order findings: non-finite values first, even if over; then the newest, then what the model computes first."""
     leads = finding.rule == "nonfinite" and finding.severity != "info"
     severity = _SEVERITIES.index(finding.severity)
     return not leads, severity, _RULES.index(finding.rule), -finding.since_step, finding.number

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from hookcore.store import StepRange, Store, TapList
 from hookcore.store.rows import Rows
 
-from .findings import COLUMNS, EARLY, LEAST_PAST, RECENT, SPARK, WARM_UP, WINDOW
+from .findings import COLUMNS, EARLY, LEAST_CAPTURED, LEAST_PAST, RECENT, SPARK, WARM_UP, WINDOW
 
 Logs = NDArray[np.float32]
 Floats = NDArray[np.float64]
@@ -108,8 +108,9 @@ class Readings:
         steps = store.steps()
         if steps.first is None or steps.newest is None or not len(taps.taps):
             return None
-        width = _width_of(steps.newest - steps.first + 1)
-        oldest = max(0, steps.newest - WINDOW + 1) // width
+        begin = window_first(store)
+        width = _width_of(steps.newest - begin + 1)
+        oldest = begin // width
         known = Columns.empty(width, len(taps.taps))
         if before is not None and before.columns.width == width and before.columns.at.size:
             known = before.columns.since(oldest)
@@ -129,10 +130,11 @@ class Readings:
         """How many columns there are."""
         return len(self.columns.at)
 
-    @property
-    def bad(self) -> NDArray[np.bool_]:
-        """Where something was not finite."""
-        return self.columns.bad.T
+    @cached_property
+    def seen(self) -> NDArray[np.intp]:
+        """How many columns each tap was captured in."""
+        known = ~np.isnan(self.columns.size) | self.columns.bad
+        return np.asarray(known.sum(axis=0), np.intp)
 
     def since(self, column: int) -> str:
         """Since when something is that began in a column."""
@@ -221,6 +223,14 @@ class Readings:
         return tuple(row[np.isfinite(row)][-SPARK:].tolist())
 
 
+def window_first(store: Store) -> int:
+    """Return the first step that is looked at: as many steps as there are columns for, or enough captured ones."""
+    steps = store.steps()
+    newest, captured = steps.newest or 0, store.captured_step(LEAST_CAPTURED - 1)
+    begin = newest - WINDOW + 1
+    return max(steps.first or 0, begin if captured is None else min(begin, captured))
+
+
 def _early_of(store: Store, taps: TapList, stat: str, steps: StepRange, before: Readings | None) -> Logs:
     """Read once, as soon as it is over: until then the window holds it too."""
     first = (steps.first or 0) + WARM_UP
@@ -253,9 +263,9 @@ def _behind_last(marked: NDArray[np.bool_]) -> Places:
 
 
 def _width_of(steps: int) -> int:
-    """Steps of a column: one in a young run, and never so many that more would be lost than need be."""
+    """Return the steps of a column: one in a young run, and no more than it takes."""
     width = 1
-    while width * COLUMNS < min(steps, WINDOW):
+    while width * COLUMNS < steps:
         width *= 2
     return width
 

@@ -1,43 +1,95 @@
-"""Outputs that are nothing but zeros."""
+"""Outputs and gradients that are nothing but zeros, judged by the steps in which they were captured."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 import numpy as np
+from numpy.typing import NDArray
 
 from hookcore.store import Store, TapList
 from hookcore.store.rows import Rows
 
-from .findings import RULES, SPARK, WINDOW, Finding
+from .findings import RULES, SPARK, Finding, RuleName
+from .readings import window_first
+from .words import kind_word
+
+
+@dataclass(frozen=True, slots=True)
+class Zeros:
+    """Which taps were zero in each of their newest captured steps, and which were captured too seldom to judge."""
+
+    places: NDArray[np.intp]
+    unknown: NDArray[np.intp]
+    judged: NDArray[np.intp]
 
 
 def find_dead(store: Store, outputs: TapList) -> list[Finding]:
-    """Every output that was zero throughout the recent steps."""
-    steps, rule = store.steps(), RULES["dead"]
-    newest = steps.newest
-    if newest is None or not len(outputs.taps):
+    """Return every output that is dead."""
+    places = zeros_of(store, outputs, "dead").places
+    return [_finding(outputs, "dead", each, 0) for each in _since(store, outputs, places)]
+
+
+def find_no_gradient(store: Store, gradients: TapList) -> list[Finding]:
+    """Return one finding if so many gradients of parameters are zero that most layers no longer learn."""
+    zeros = zeros_of(store, gradients, "no-gradient")
+    layers = {gradients.taps[place].module for place in zeros.judged.tolist()}
+    alive = {gradients.taps[place].module for place in np.setdiff1d(zeros.judged, zeros.places).tolist()}
+    still = layers - alive
+    if len(layers) < 2 or len(still) < RULES["no-gradient"].limits["share"] * len(layers):
         return []
-    rows = store.rows(outputs.numbers, "zero_fraction", max(0, newest - int(rule.limits["steps"]) + 1))
-    seen = rows.present > 0
-    alive = seen & ~(rows.low >= rule.limits["zero_fraction"])  # what is not finite is not dead either
-    places = np.flatnonzero(~alive.any(axis=0) & (rows.present.sum(axis=0) >= rule.limits["least_seen"]))
+    places = np.array([place for place in zeros.places.tolist() if gradients.taps[place].module in still], np.intp)
+    since = _since(store, gradients, places)
+    begun = sorted(since, key=lambda each: each[2])[0]
+    found = _finding(gradients, "no-gradient", begun, len(still) - 1)
+    text = f"the gradient is exactly zero in {len(still)} of {len(layers)} layers since step {found.since_step}"
+    return [replace(found, message=text + begun[3])]
+
+
+def zeros_of(store: Store, taps: TapList, rule: RuleName) -> Zeros:
+    """Judge taps by the newest captured steps, of which a tap must be in enough."""
+    limits = RULES[rule].limits
+    first = store.captured_step(int(limits["among"]) - 1)
+    if first is None or not len(taps.taps):
+        none = np.empty(0, np.intp)
+        return Zeros(none, np.arange(len(taps.taps)), none)
+    rows = store.rows(taps.numbers, "zero_fraction", first)
+    is_zero = rows.low >= limits.get("zero_fraction", 1.0)  # a non-finite tensor is not dead either
+    seen = rows.present.astype(np.int64)
+    newest = seen[::-1].cumsum(axis=0)[::-1]  # how many steps from each row on
+    alive = ((seen > 0) & ~is_zero & (newest - seen < limits["captured_steps"])).any(axis=0)
+    enough = seen.sum(axis=0) >= limits["captured_steps"]
+    return Zeros(np.flatnonzero(enough & ~alive), np.flatnonzero(~enough & ~alive), np.flatnonzero(enough))
+
+
+Since = tuple[int, Rows, int, str]  # a tap's place, its rows, the step since which it is zero, " or earlier"
+
+
+def _since(store: Store, taps: TapList, places: NDArray[np.intp]) -> list[Since]:
+    """Look further back for the steps in which zeros began."""
     if not len(places):
         return []
-    begin = max(0, newest - WINDOW + 1)
-    longer = store.rows(outputs.numbers[places], "zero_fraction", begin)
-    is_cut = begin > (steps.first or 0)
-    return [_told(outputs, place, lane, longer, is_cut) for lane, place in enumerate(places.tolist())]
+    begin = window_first(store)
+    is_cut = begin > (store.steps().first or 0)
+    rows = store.rows(taps.numbers[places], "zero_fraction", begin)
+    found = []
+    for lane, place in enumerate(places.tolist()):
+        mine = Rows.join([rows.take(np.array([lane]))])
+        alive = np.flatnonzero(~(mine.low[:, 0] >= RULES["dead"].limits["zero_fraction"]))
+        begun = int(alive[-1]) + 1 if len(alive) else 0
+        since = int(mine.first[min(begun, len(mine.first) - 1)])
+        found.append((place, mine, since, " or earlier" if is_cut and not begun else ""))
+    return found
 
 
-def _told(outputs: TapList, place: int, lane: int, rows: Rows, is_cut: bool) -> Finding:
-    rule = RULES["dead"]
-    seen = rows.present[:, lane] > 0
-    low, firsts = rows.low[seen, lane], rows.first[seen]
-    alive = np.flatnonzero(~(low >= rule.limits["zero_fraction"]))
-    begun = int(alive[-1]) + 1 if len(alive) else 0
-    since = int(firsts[min(begun, len(firsts) - 1)])
-    message = f"every value of the output is zero since step {since}" + (" or earlier" if is_cut and not begun else "")
-    spark = tuple(low[np.isfinite(low)][-SPARK:].tolist())
+def _finding(taps: TapList, rule: RuleName, about: Since, more: int) -> Finding:
+    place, rows, since, older = about
+    low = rows.low[:, 0]
+    alive = np.flatnonzero(~(low >= RULES["dead"].limits["zero_fraction"]))
+    captured = int(rows.present[rows.first >= since, 0].sum())
+    number, tap = int(taps.numbers[place]), taps.taps[place]
+    message = f"every value of the {kind_word(tap.kind)} is zero since step {since}{older} ({captured} captured)"
     usual = float(low[alive[-1]]) if len(alive) else float("nan")
-    number, tap = int(outputs.numbers[place]), outputs.taps[place]
-    value = float(low[-1])
-    return Finding("dead", rule.severity, number, tap, "zero_fraction", value, usual, since, None, message, spark, 0)
+    spark = tuple(low[np.isfinite(low)][-SPARK:].tolist())
+    values = "zero_fraction", float(low[-1]), usual, since
+    return Finding(rule, RULES[rule].severity, number, tap, *values, None, message, spark, more)

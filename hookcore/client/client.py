@@ -20,7 +20,7 @@ from hookcore.client.replies import (
     CompareReply,
     DifferencesReply,
     EventsReply,
-    FindingReply,
+    FindingsReply,
     FrameNews,
     HeatmapReply,
     HistogramsReply,
@@ -285,10 +285,9 @@ class Client:
 
     # -- at a glance -----------------------------------------------------------------------------------------------
 
-    def attention(self, limit: int = 50, run: str | None = None) -> list[FindingReply]:
-        """What needs attention, the worst first, each the first of all that went the same way."""
-        said = self._get("/api/v1/attention", {"limit": limit, "run": run})
-        return [FindingReply.of(each) for each in said["findings"]]
+    def attention(self, limit: int = 50, run: str | None = None) -> FindingsReply:
+        """Return the findings, the worst first, as a sequence; its `scope` says how much they are based on."""
+        return FindingsReply.of(self._get("/api/v1/attention", {"limit": limit, "run": run}))
 
     def overview(self, run: str | None = None) -> OverviewReply:
         """The key figures: step and rate, loss, gradients, what is watched, and what that costs."""

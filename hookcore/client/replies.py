@@ -6,7 +6,7 @@ import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from importlib import import_module
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -460,6 +460,7 @@ class FindingReply:
     message: str
     spark: Floats
     downstream: int
+    last_step: int | None = None  # the last step in which this very tensor was non-finite, if it is over
 
     @classmethod
     def of(cls, said: Mapping[str, Any]) -> FindingReply:
@@ -467,6 +468,62 @@ class FindingReply:
         numbers = {name: number_of(said[name]) for name in ("value", "usual")}
         about = {"number": said["tap"]["number"], "tap": tap_of(said["tap"]), "spark": floats_of(said["spark"])}
         return record_of(cls, {**said, **numbers, **about})
+
+
+@dataclass(frozen=True, slots=True)
+class UnjudgedReply:
+    """A rule that some layers were captured too seldom for."""
+
+    rule: str
+    layers: int
+    of: int
+    captured: int
+    needed: int
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class ScopeReply:
+    """How much the findings are based on. `verdict` is "problems", "clear", or "unknown"."""
+
+    verdict: str
+    sentence: str
+    first_step: int | None
+    last_step: int | None
+    steps: int
+    captured: int
+    captured_in_run: int
+    layers: int
+    uncaptured: int
+    unjudged: tuple[UnjudgedReply, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FindingsReply(Sequence[FindingReply]):
+    """The findings, the worst first: a sequence of at most as many as were asked for, out of `total`."""
+
+    findings: tuple[FindingReply, ...]
+    total: int
+    scope: ScopeReply
+
+    @classmethod
+    def of(cls, said: Mapping[str, Any]) -> FindingsReply:
+        """Make it from JSON."""
+        unjudged = tuple(record_of(UnjudgedReply, each) for each in said["scope"]["unjudged"])
+        scope = record_of(ScopeReply, {**said["scope"], "unjudged": unjudged})
+        return cls(tuple(FindingReply.of(each) for each in said["findings"]), said["total"], scope)
+
+    @overload
+    def __getitem__(self, place: int) -> FindingReply: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> tuple[FindingReply, ...]: ...
+
+    def __getitem__(self, place: int | slice) -> FindingReply | tuple[FindingReply, ...]:
+        return self.findings[place]
+
+    def __len__(self) -> int:
+        return len(self.findings)
 
 
 @dataclass(frozen=True, slots=True)

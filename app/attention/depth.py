@@ -1,0 +1,146 @@
+"""What fades or grows from layer to layer: the one comparison between layers, and it needs no past.
+
+A stack that is ill from its first step never changes, so no rule that compares a layer with its own past finds it.
+Healthy layers differ by powers of ten too, but not steadily in one direction, and not by 5 decades.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hookcore.records import Kind, Tap
+
+from .findings import RECENT, RULES, Finding, RuleName
+from .order import around
+from .readings import Readings
+from .words import kind_word
+
+_LEAST_COLUMNS: Final = 4  # with a value, of the recent ones
+_FLOOR: Final = -46.0  # the logarithm that zero counts as: below the smallest 32-bit float
+_KINDS: Final[tuple[tuple[Kind, ...], ...]] = (("output",), ("output_grad", "param_grad"))  # the first one with layers
+
+Levels = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """The layers of one kind in the order of the forward pass, and their decimal logarithms [column, layer]."""
+
+    kind: Kind
+    places: NDArray[np.intp]
+    levels: Levels
+
+    def fall(self) -> Levels:
+        """Return by how many decades the first layers are below the last ones, in each column."""
+        quarter = max(1, self.levels.shape[1] // 4)
+        with np.errstate(invalid="ignore"):
+            ends = (_medians(part) for part in (self.levels[:, -quarter:], self.levels[:, :quarter]))
+            last, first = ends
+            return np.asarray(last - first, np.float64)
+
+    def trend(self) -> float:
+        """Return how steadily the recent levels rise with depth: the rank correlation, -1 to 1."""
+        now = _medians(self.levels[-RECENT:].T)
+        known = now[np.isfinite(now)]
+        if len(known) < 2 or known.min() == known.max():
+            return 0.0
+        return float(np.corrcoef(_ranks(known), np.arange(len(known)))[0, 1])
+
+
+def find_depth(readings: Readings) -> list[Finding]:
+    """Return what fades or grows with depth now; one finding of each kind of tensor."""
+    found = []
+    for kinds in _KINDS:
+        stack = next((stack for kind in kinds if (stack := _stack_of(readings, kind)) is not None), None)
+        finding = None if stack is None else _judge(readings, stack)
+        if finding is not None:
+            found.append(finding)
+    return found
+
+
+def _stack_of(readings: Readings, kind: Kind) -> Stack | None:
+    """Return the layers of a kind that have recent values; None if there are too few."""
+    taps = readings.taps.taps
+    places = [place for place, tap in enumerate(taps) if tap.kind == kind and _is_main(tap)]
+    holders = around({taps[place].module for place in places})
+    leaves = np.array([place for place in places if taps[place].module not in holders], np.intp)
+    levels = _levels_of(readings, leaves)
+    known = np.flatnonzero((~np.isnan(levels[-RECENT:])).sum(axis=0) >= _LEAST_COLUMNS)
+    if len({taps[place].module for place in leaves[known].tolist()}) < RULES["vanishing"].limits["least_layers"]:
+        return None
+    return Stack(kind, leaves[known], levels[:, known])
+
+
+def _is_main(tap: Tap) -> bool:
+    """Whether a tap is the one that stands for its layer: the weight, or the first output."""
+    return tap.phase == "train" and (tap.index in ("", "0") or tap.index.endswith("weight"))
+
+
+def _levels_of(readings: Readings, places: NDArray[np.intp]) -> Levels:
+    size = readings.columns.size[:, places]
+    with np.errstate(divide="ignore"):
+        levels: Levels = np.maximum(np.log10(size), _FLOOR)
+    return levels
+
+
+def _judge(readings: Readings, stack: Stack) -> Finding | None:
+    fall, trend = stack.fall(), stack.trend()
+    now = _medians(fall[None, -RECENT:])[0]
+    limits = RULES["vanishing"].limits
+    if not abs(now) >= limits["decades"] or not np.sign(now) * trend >= limits["monotone"]:
+        return None
+    is_gradient = stack.kind != "output"
+    rule: RuleName = "vanishing" if (now > 0) == is_gradient else "exploding"
+    beyond = np.sign(now) * fall >= limits["decades"]
+    healthy = np.flatnonzero(~beyond & ~np.isnan(fall))
+    begun = int(healthy[-1]) + 1 if len(healthy) else 0
+    return _finding(readings, stack, rule, float(now), begun)
+
+
+def _finding(readings: Readings, stack: Stack, rule: RuleName, fall: float, begun: int) -> Finding:
+    now = _medians(stack.levels[-RECENT:].T)
+    layers = len(stack.places)
+    far = 0 if stack.kind != "output" else layers - 1  # the gradient fades on its way to the first layer
+    near = layers - 1 - far
+    place = int(stack.places[far])
+    tap, other = readings.taps.taps[place], readings.taps.taps[int(stack.places[near])]
+    since = readings.first_step(begun)
+    older = "" if begun or readings.starts_run else " or earlier"
+    verb = "shrinks" if rule == "vanishing" else "grows"
+    ends = (_size(now[near]), other.module or "(root)", _size(now[far]), tap.module or "(root)")
+    message = (
+        f"the {kind_word(stack.kind)} {verb} by {abs(fall):.0f} decades over {layers} layers, "
+        f"{abs(fall) / max(1, layers - 1):.1g} a layer: {ends[0]} in {ends[1]}, {ends[2]} in {ends[3]}, "
+        f"since step {since}{older}"
+    )
+    level = float(readings.columns.size[-1, place])
+    large, small = (now.max(), now.min())
+    reached = (now < large - 2) if rule == "vanishing" else (now > small + 2)
+    modules = {readings.taps.taps[each].module for each in stack.places[reached].tolist()} - {tap.module}
+    severity = "error" if abs(fall) >= 2 * RULES["vanishing"].limits["decades"] else RULES[rule].severity
+    about = (readings.stat, level, float("nan"), since, None, message, readings.spark(place), len(modules))
+    return Finding(rule, severity, int(readings.taps.numbers[place]), tap, *about)
+
+
+def _size(level: float) -> str:
+    return "zero" if level <= _FLOOR else f"{10.0**level:.1g}"
+
+
+def _medians(values: Levels) -> Levels:
+    """Return the median of what is known in each row; NaN if nothing is."""
+    ordered = np.sort(values, axis=1)
+    known = (~np.isnan(ordered)).sum(axis=1)
+    at = np.maximum(known - 1, 0) // 2
+    return np.take_along_axis(ordered, at[:, None], axis=1)[:, 0]
+
+
+def _ranks(values: Levels) -> Levels:
+    """Return the rank of each value; equal ones share the mean of theirs."""
+    _, place, count = np.unique(values, return_inverse=True, return_counts=True)
+    end = np.cumsum(count)
+    ranks: Levels = (end - (count + 1) / 2)[place]
+    return ranks

@@ -1,0 +1,102 @@
+"""What the logged losses say: whether they are finite, whether training diverged, and whether growth came with harm."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from hookcore.store import Series, Store, TapList
+
+from .findings import RULES, SPARK, Finding
+from .readings import window_first
+
+_NOW = 8  # newest logged values
+_BEFORE = 64  # steps before an onset
+_POINTS = 1000
+
+
+@dataclass(frozen=True)
+class Losses:
+    """The scalars with "loss" in their name. Ours are none of them."""
+
+    store: Store
+
+    @cached_property
+    def series(self) -> tuple[Series, ...]:
+        """The losses over the whole run; values of old steps are merged."""
+        names = [name for name in self.store.scalar_names() if is_loss(name)]
+        return tuple(self.store.scalars(name, points=_POINTS) for name in names)
+
+    def worsened(self, since: int) -> bool | None:
+        """Return whether every loss is worse now than before a step; None if no loss can tell."""
+        known = [answer for each in self.series if (answer := _worsened(each, since)) is not None]
+        return all(known) if known else None
+
+    def now(self, series: Series) -> Series:
+        """Return the newest steps of a loss, each for itself as far as the store has them."""
+        return self.store.scalars(series.name, window_first(self.store), points=_POINTS)
+
+
+def is_loss(name: str) -> bool:
+    """Return whether a scalar is called a loss."""
+    return "loss" in name.rpartition("/")[2].casefold() and not name.startswith("hookcore/")
+
+
+def _worsened(series: Series, since: int) -> bool | None:
+    before = series.mean[(series.last_step < since) & (series.last_step >= since - _BEFORE)]
+    if not np.isfinite(before).any():
+        before = series.mean[: max(1, len(series.mean) // 8)]
+    now, finite = series.mean[-_NOW:], np.isfinite(before)
+    if not len(now) or not finite.any():
+        return None
+    if not np.isfinite(now).all():
+        return True
+    one, two = float(np.median(before[finite])), float(np.median(now))
+    return two - one > (RULES["exploding"].limits["worse"] - 1) * abs(one)
+
+
+def find_loss(losses: Losses, taps: TapList) -> list[Finding]:
+    """Return a finding for the first loss that is non-finite or diverged; it stands at the model's last output."""
+    outputs = [place for place, tap in enumerate(taps.taps) if tap.kind == "output" and tap.phase == "train"]
+    place = outputs[-1] if outputs else 0
+    if not len(taps.taps):
+        return []
+    for series in losses.series:
+        told = _nonfinite(losses.now(series)) or _diverged(losses.now(series), series)
+        if told is not None:
+            value, usual, since, message = told
+            shown = series.mean[np.isfinite(series.mean)][-SPARK:]
+            about = ("rms", value, usual, since, None, f"{series.name} {message}", tuple(shown.tolist()), 0)
+            return [Finding("loss", RULES["loss"].severity, int(taps.numbers[place]), taps.taps[place], *about)]
+    return []
+
+
+Told = tuple[float, float, int, str]  # value, usual, since, message
+
+
+def _nonfinite(series: Series) -> Told | None:
+    bad = series.nonfinite > 0
+    if not len(bad) or not bad[-1]:
+        return None
+    fine = np.flatnonzero(~bad)
+    begun = int(fine[-1]) + 1 if len(fine) else 0
+    since = int(series.first_step[begun])
+    usual = float(series.mean[fine[-1]]) if len(fine) else float("nan")
+    return float("nan"), usual, since, f"is non-finite since step {since}" + ("" if begun else " or earlier")
+
+
+def _diverged(now: Series, run: Series) -> Told | None:
+    """Return what shows that a positive loss is far above its lowest value and still near its peak."""
+    limits = RULES["loss"].limits
+    finite = run.mean[np.isfinite(run.mean)]
+    if len(now.mean) < limits["least_logged"] or not len(finite) or np.nanmin(run.min) <= 0:
+        return None
+    value, best = float(np.median(now.mean[-_NOW:])), float(np.median(np.sort(finite)[: max(1, len(finite) // 4)]))
+    if not (value > limits["factor"] * best and value > finite.max() / 10):
+        return None
+    below = np.flatnonzero(run.mean < np.sqrt(best * value))
+    since = int(run.first_step[min(int(below[-1]) + 1, len(run.mean) - 1)])
+    times = f"{value / best:,.0f}" if value < 1e6 * best else f"{value / best:.0e}"
+    return value, best, since, f"is {value:.3g} since step {since}, {times} times its low of {best:.3g}"

@@ -1,0 +1,110 @@
+"""How much the findings are based on: "no problems" is said only of what was looked at, and may be "unknown"."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from hookcore.store import Store, TapList
+
+from .findings import LEAST_PAST, RECENT, RULES, Finding, RuleName
+from .readings import Readings, window_first
+from .zeros import zeros_of
+
+Verdict = Literal["problems", "clear", "unknown"]
+
+LEAST_KNOWN: Final = 0.5  # of the layers: if fewer can be judged, nothing is said about the run
+NEEDED: Final[dict[RuleName, int]] = {
+    "exploding": RECENT + LEAST_PAST,
+    "dead": int(RULES["dead"].limits["captured_steps"]),
+}
+_ABOUT: Final[dict[RuleName, str]] = {"exploding": "changes over time", "dead": "dead layers"}
+
+
+@dataclass(frozen=True, slots=True)
+class Unjudged:
+    """A rule that some layers were captured too seldom for: `captured` is of the layer seen most among them."""
+
+    rule: RuleName
+    layers: int
+    of: int
+    captured: int
+    needed: int
+
+    @property
+    def sentence(self) -> str:
+        """Return it in words."""
+        none = self.layers == self.of
+        which = "any layer" if none else f"{self.layers:,} of {self.of:,} layers"
+        steps = f"{'' if none else 'at most '}{_many(self.captured, 'captured step')}"
+        return f"Not enough captured to judge {_ABOUT[self.rule]} in {which}: {steps}, {self.needed} needed."
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What was looked at. `steps` counts the steps from first to last, `captured` those of them that were captured."""
+
+    verdict: Verdict
+    sentence: str
+    first_step: int | None
+    last_step: int | None
+    steps: int
+    captured: int
+    captured_in_run: int
+    layers: int
+    uncaptured: int  # modules that coverage lists as not captured
+    unjudged: tuple[Unjudged, ...]
+
+
+def scope_of(store: Store, taps: TapList, outputs: TapList, sizes: Readings | None, found: Sequence[Finding]) -> Scope:
+    """Return how much was looked at for these findings."""
+    newest = store.steps().newest
+    uncaptured = sum(not each.captured for each in store.coverage())
+    if newest is None or not len(taps.taps) or sizes is None:
+        nothing = "No step has been captured yet: there is nothing to judge."
+        return Scope("unknown", nothing, None, newest, 0, 0, 0, 0, uncaptured, ())
+    first = window_first(store)
+    captured, steps = store.captured(first), newest - first + 1
+    layers = len({tap.module for tap in taps.taps})
+    unjudged = tuple(each for each in (_growth(taps, sizes), _dead(store, outputs)) if each is not None)
+    problems = sum(each.severity != "info" for each in found)
+    too_little = any(each.layers > LEAST_KNOWN * each.of for each in unjudged)
+    verdict: Verdict = "problems" if problems else "unknown" if too_little else "clear"
+    window = f"in the last {_many(steps, 'step')} ({captured:,} captured)"
+    opening = {
+        "problems": f"{_many(problems, 'problem')} found {window}.",
+        "clear": f"No problems found {window}.",
+        "unknown": f"No NaN or infinity {window}.",
+    }[verdict]
+    sentence = " ".join([opening, *(each.sentence for each in unjudged)])
+    about = (first, newest, steps, captured, store.captured(), layers, uncaptured)
+    return Scope(verdict, sentence, *about, unjudged)
+
+
+def _growth(taps: TapList, sizes: Readings) -> Unjudged | None:
+    """Return the layers that no tensor of is known well enough to compare it with its past."""
+    most: dict[str, int] = {}
+    for tap, seen in zip(sizes.taps.taps, sizes.seen.tolist(), strict=True):
+        most[tap.module] = max(most.get(tap.module, 0), seen)
+    return _unjudged("exploding", [seen for seen in most.values() if seen < NEEDED["exploding"]], len(most))
+
+
+def _dead(store: Store, outputs: TapList) -> Unjudged | None:
+    places = zeros_of(store, outputs, "dead").unknown
+    if not len(places):
+        return None
+    limits = RULES["dead"].limits
+    first = store.captured_step(int(limits["among"]) - 1)
+    rows = store.rows(outputs.numbers[places], "zero_fraction", first)
+    seen = rows.present.sum(axis=0)
+    layers = {outputs.taps[place].module: int(count) for place, count in zip(places.tolist(), seen, strict=True)}
+    return _unjudged("dead", list(layers.values()), len({tap.module for tap in outputs.taps}))
+
+
+def _unjudged(rule: RuleName, seen: Sequence[int], of: int) -> Unjudged | None:
+    return Unjudged(rule, len(seen), of, max(seen), NEEDED[rule]) if seen else None
+
+
+def _many(number: int, word: str) -> str:
+    return f"{number:,} {word}" + ("" if number == 1 else "s")

@@ -1,0 +1,22 @@
+"""What the kinds of taps are called in sentences."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from hookcore.records import Kind
+
+_KINDS: Final[dict[Kind, str]] = {
+    "output": "output",
+    "output_grad": "output gradient",
+    "input": "input",
+    "input_grad": "input gradient",
+    "param": "parameter",
+    "param_grad": "parameter gradient",
+    "update": "update",
+}
+
+
+def kind_word(kind: Kind) -> str:
+    """Return a kind as it is called in a sentence."""
+    return _KINDS[kind]

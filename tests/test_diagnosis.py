@@ -1,0 +1,228 @@
+"""Findings in real trainings: healthy ones are quiet, sick ones are found, and too little to judge is said."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.diagnosis import HEALTHY, SICK, Case, diagnose, problems_of
+from hookcore.archive.reader import load_into, read_archive
+from hookcore.records import STAT_COLUMN, STATS, Coverage, Event, Frame, SketchBlock, Tap
+from hookcore.store import Store
+from hookcore_app.attention import Attention, Finding, attention_of, examine
+
+from .archive_world import keep, kept_in
+
+CHAIN = tuple(Tap(name, "output") for name in ("standardize", "stem", "blocks.0", "head"))
+
+
+def frame(step: int, rms: list[float], taps: tuple[Tap, ...] = (), loss: float | None = None, zero: float = 0) -> Frame:
+    """A step in which the taps have these magnitudes; NaN and infinities are what the tensors held."""
+    values = np.array(rms)
+    stats = np.zeros((len(values), len(STATS)))
+    stats[:, STAT_COLUMN["count"]] = 8
+    stats[:, STAT_COLUMN["nan"]] = np.isnan(values)
+    stats[:, STAT_COLUMN["inf"]] = np.isinf(values)
+    stats[-1, STAT_COLUMN["zero"]] = zero
+    stats[:, STAT_COLUMN["rms"]] = np.where(np.isfinite(values), values, np.nan)
+    block = SketchBlock(np.zeros(len(values) + 1, np.uint32), np.empty(0, np.uint16), np.empty(0, np.uint32))
+    scalars = {} if loss is None else {"loss": loss}
+    return Frame(step, 0.0, np.arange(len(values), dtype=np.uint32), stats, block, new_taps=taps, scalars=scalars)
+
+
+def chain(store: Store, first: int, last: int, *, bad: int, heals: bool) -> None:
+    """Steps of a chain of layers: the first one makes a NaN in one step, the others keep it or heal too."""
+    for step in range(first, last):
+        is_bad = step == bad or (step > bad and not heals)
+        rms = [math.nan if step == bad else 1.0, *([math.nan if is_bad else 1.0] * 3)]
+        store.append(frame(step, rms, CHAIN if step == 0 else ()))
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_healthy_training_is_quiet(name: str) -> None:
+    diagnosis = diagnose(HEALTHY[name])
+    assert problems_of(diagnosis) == []
+    assert diagnosis.scope.verdict == "clear"
+    steps = HEALTHY[name].steps
+    assert diagnosis.scope.sentence == f"No problems found in the last {steps} steps ({steps} captured)."
+
+
+@pytest.mark.parametrize("name", SICK)
+def test_a_sick_training_is_found(name: str) -> None:
+    case = SICK[name]
+    diagnosis = diagnose(case)
+    found = [(rule, module) for rule, module, *_ in problems_of(diagnosis) if rule in case.expected]
+    assert found
+    assert case.module in (None, found[0][1])
+    assert diagnosis.scope.verdict == "problems"
+
+
+def test_a_stack_that_fades_from_the_first_step_on_is_found_under_a_cadence_too() -> None:
+    (found, *_) = diagnose(SICK["sigmoid, 60 layers"], every=5).findings
+    assert (found.rule, found.severity, found.module, found.since_step) == ("vanishing", "error", "0", 0)
+    assert "shrinks by" in found.message
+
+
+def test_a_dead_layer_is_found_by_captured_steps_where_few_are_captured() -> None:
+    found = [each for each in diagnose(SICK["dead relu from step 0"], every=7).findings if each.rule == "dead"]
+    assert [(each.module, each.since_step) for each in found] == [("3", 0)]
+    assert "29 captured" in found[0].message
+
+
+def told(finding: Finding) -> tuple[str, int, int | None, int | None, int]:
+    return finding.module, finding.since_step, finding.until_step, finding.last_step, finding.downstream
+
+
+@pytest.mark.parametrize("heals", [True, False], ids=["heals", "goes on"])
+def test_the_layer_that_made_a_nan_is_named_after_fifty_thousand_steps_and_after_reopening(
+    heals: bool, tmp_path: Path
+) -> None:
+    store = Store(2**20)
+    chain(store, 0, 50_000, bad=100, heals=heals)
+    expected = ("standardize", 100, 100 if heals else None, 100, 3)
+    (found,) = attention_of(store)
+    assert told(found) == expected
+    assert found.severity == ("info" if heals else "error")
+    sink, kept = keep(tmp_path)
+    for step in range(300):
+        is_bad = step == 100 or (step > 100 and not heals)
+        rms = [math.nan if step == 100 else 1.0, *([math.nan if is_bad else 1.0] * 3)]
+        sink.send(frame(step, rms, CHAIN if step == 0 else ()))
+    sink.close()
+    reopened = Store(2**20)
+    load_into(reopened, read_archive(kept_in(tmp_path)))
+    assert [told(each) for each in attention_of(reopened)] == [told(each) for each in attention_of(kept)] == [expected]
+
+
+def test_a_nan_of_one_step_is_one_step_in_its_layer_and_goes_on_where_it_went() -> None:
+    store = Store(2**24)
+    chain(store, 0, 800, bad=100, heals=False)
+    (found,) = attention_of(store)
+    assert found.message == "NaN in the output at step 100; finite again there, but not in the layers that it reached"
+    assert (found.until_step, found.last_step) == (None, 100)
+
+
+def test_steps_that_were_not_captured_before_the_first_nan_are_told() -> None:
+    store = Store(2**24)
+    for place, step in enumerate((0, 10, 20)):
+        store.append(frame(step, [1.0, math.nan if step == 20 else 1.0], CHAIN[:2] if place == 0 else ()))
+    assert attention_of(store)[0].message == "NaN in the output since step 20 (the 9 steps before it were not captured)"
+
+
+def test_an_infinite_gradient_of_a_skipped_step_is_a_note_however_long_ago_it_was() -> None:
+    store = Store(2**20)
+    taps = (Tap("a", "output_grad"), Tap("b", "output_grad"))
+    for step in range(3000):
+        store.append(frame(step, [math.inf if step == 50 else 1.0, 1.0], taps if step == 0 else ()))
+        if step == 50:
+            store.add_event(Event(50, 0.0, "skipped-step", "skipped", "warning"))
+    (found,) = attention_of(store)
+    assert (found.severity, found.since_step) == ("info", 50)
+    assert "the gradient scaler skipped the step" in found.message
+
+
+# -- growth and the loss -----------------------------------------------------------------------------------------------
+
+
+def grown(losses: list[float] | None, factor: float = 60.0) -> tuple[Finding, ...]:
+    """A layer whose output grows late, beside a loss."""
+    store = Store(2**24)
+    for step in range(200):
+        rms = [1.0, factor if step >= 150 else 1.0]
+        loss = None if losses is None else losses[step]
+        store.append(frame(step, rms, CHAIN[:2] if step == 0 else (), loss))
+    return attention_of(store)
+
+
+def test_growth_is_an_explosion_only_if_the_loss_gets_worse() -> None:
+    falls, rises = np.geomspace(2, 0.1, 200).tolist(), [1.0] * 150 + [1.5] * 50
+    assert grown(falls) == ()
+    assert [(each.rule, each.severity) for each in grown(rises)] == [("exploding", "warning")]
+    assert [(each.rule, each.severity) for each in grown(falls, 1e5)] == [("exploding", "error")]
+    (unsure,) = grown(None)
+    assert unsure.severity == "info"
+    assert "no loss is logged" in unsure.message
+
+
+@pytest.mark.parametrize("name", ["loss", "train/loss", "loss_d"])
+def test_a_loss_that_is_nan_or_diverges_is_found(name: str) -> None:
+    for values, words in (
+        ([1.0] * 30 + [math.nan] * 5, "non-finite since step 30"),
+        ([1.0] * 30 + [1e6] * 20, "1e+06"),
+    ):
+        store = Store(2**24)
+        for step, loss in enumerate(values):
+            one = frame(step, [1.0, 1.0], CHAIN[:2] if step == 0 else ())
+            store.append(Frame(**{**{k: getattr(one, k) for k in one.__slots__}, "scalars": {name: loss}}))
+        (found,) = [each for each in attention_of(store) if each.rule == "loss"]
+        assert words in found.message
+        assert found.message.startswith(name)
+        assert (found.severity, found.since_step) == ("error", 30)
+
+
+# -- how much was looked at --------------------------------------------------------------------------------------------
+
+
+def test_too_little_to_judge_is_said_and_is_not_called_clear() -> None:
+    store = Store(2**24)
+    assert examine(store).scope.verdict == "unknown"
+    for step in range(5):
+        store.append(frame(10 * step, [1.0, 1.0], CHAIN[:2] if step == 0 else ()))
+    scope = examine(store).scope
+    assert (scope.verdict, scope.captured, scope.steps) == ("unknown", 5, 41)
+    assert scope.sentence == (
+        "No NaN or infinity in the last 41 steps (5 captured). "
+        "Not enough captured to judge changes over time in any layer: 5 captured steps, 24 needed."
+    )
+
+
+def test_a_layer_that_is_seldom_captured_is_counted_as_not_judged() -> None:
+    store = Store(2**24)
+    for step in range(200):
+        whole = frame(step, [1.0, 1.0, 1.0], CHAIN[:3] if step == 0 else ())
+        if step % 40:
+            parts = {name: getattr(whole, name) for name in whole.__slots__}
+            block = SketchBlock(np.zeros(3, np.uint32), whole.sketches.bins, whole.sketches.counts)
+            whole = Frame(**{**parts, "taps": whole.taps[:2], "stats": whole.stats[:2], "sketches": block})
+        store.append(whole)
+    scope = examine(store).scope
+    assert scope.verdict == "clear"
+    assert [(each.rule, each.layers, each.of) for each in scope.unjudged] == [("exploding", 1, 3)]
+
+
+def test_a_layer_that_was_zero_in_too_few_captured_steps_is_not_judged_and_not_called_alive() -> None:
+    for steps, dead, unjudged in ((15, 0, 1), (16, 1, 0)):
+        store = Store(2**24)
+        for step in range(steps):
+            store.append(frame(10 * step, [1.0, 0.0], CHAIN[:2] if step == 0 else (), zero=8))
+        diagnosis = examine(store)
+        assert sum(each.rule == "dead" for each in diagnosis.findings) == dead
+        assert sum(each.rule == "dead" for each in diagnosis.scope.unjudged) == unjudged
+
+
+def test_where_few_steps_are_captured_more_steps_are_looked_at() -> None:
+    store = Store(2**24)
+    for place in range(100):
+        store.append(
+            frame(1000 * place, [1.0, 1e3 if place >= 90 else 1.0], CHAIN[:2] if place == 0 else (), 1.0 + place)
+        )
+    diagnosis = Attention(store).diagnosis()
+    assert [(each.rule, each.number) for each in diagnosis.findings] == [("exploding", 1)]
+    assert (diagnosis.scope.captured, diagnosis.scope.captured_in_run) == (64, 100)
+    assert diagnosis.scope.steps == 63_001
+
+
+def test_modules_that_are_not_captured_are_counted() -> None:
+    store = Store(2**24)
+    store.describe((), (Coverage("a", "Linear", True), Coverage("b", "Linear", False, reason="not called")))
+    store.append(frame(0, [1.0], (Tap("a", "output"),)))
+    assert examine(store).scope.uncaptured == 1
+
+
+def test_a_budget_that_captures_few_steps_leaves_a_healthy_training_quiet() -> None:
+    case = Case(HEALTHY["mlp, small rate"].make, steps=250)
+    diagnosis = diagnose(case, every=7)
+    assert diagnosis.scope.sentence == "No problems found in the last 250 steps (36 captured)."
