@@ -192,6 +192,23 @@ def test_a_map_that_a_module_hands_on_counts_once(world: World) -> None:
     assert len(world.json("rollout")["layers"]) == 2
 
 
+def test_a_model_that_lists_the_maps_of_all_its_layers_adds_none(world: World) -> None:
+    for place, layer in enumerate(ATTENTION):
+        weights = attention(place).astype(np.float32)
+        keep(world, layer, 20, weights, 110 + place)
+        keep(world, Tap("", "output", f"attentions.{place}"), 20, weights, 120 + place)
+        keep(world, Tap("blocks", "output", f"attentions.{place}"), 20, weights, 130 + place)
+    assert [each["number"] for each in world.json("rollout")["layers"]] == [110, 111]
+
+
+def test_a_gradient_that_never_came_is_not_asked_for(world: World) -> None:
+    without = Tap("blocks.1.attn", "output_grad", "1")
+    world.run.store.append(make_frame(21, [0.1] * 5, new_taps=(without,)))
+    asked = [each["about"] for each in world.client.post("/api/v1/rollout").json()["asked"]]
+    gradients = [each["module"] for each in asked if each["kind"] == "output_grad"]
+    assert gradients == ["blocks.0.attn"]
+
+
 ATTENTION = (Tap("blocks.0.attn", "output", "1"), Tap("blocks.1.attn", "output", "1"))
 GRADIENT = Tap("blocks.0.attn", "output_grad", "1")
 

@@ -58,14 +58,24 @@ def maps_at(store: Store, match: str | None) -> dict[int, list[Kept]]:
 
 
 def _each_once(layers: list[Kept]) -> list[Kept]:
-    """Without the maps that a module hands on: its softmax gives them, and then the attention around it."""
+    """Return each map once: a softmax gives it, then the attention around it, then a model that lists all its maps."""
     found: list[Kept] = []
     for each in layers:
-        if not found or not _hands_on(found[-1].snapshot, each.snapshot):
+        same = next((place for place, other in enumerate(found) if _is_same(other.snapshot, each.snapshot)), None)
+        if same is None:
             found.append(each)
-        elif found[-1].gradient is None:
-            found[-1] = each
+        elif _rank(each) > _rank(found[same]):
+            found[same] = each
     return found
+
+
+def _rank(kept: Kept) -> tuple[bool, int]:
+    """Of equal maps the one with a gradient is used, else the innermost."""
+    return kept.gradient is not None, len(kept.snapshot.tap.module)
+
+
+def _is_same(one: Snapshot, two: Snapshot) -> bool:
+    return _hands_on(one, two) or _hands_on(two, one)
 
 
 def _hands_on(outer: Snapshot, inner: Snapshot) -> bool:
@@ -108,13 +118,13 @@ def _is_named_so(tap: Tap, type_: str) -> bool:
     responses={202: {"content": {"application/json": {"example": examples.ROLLOUT_REQUESTED}}}, **problems(409)},
 )
 def request_maps(run: GivenRun, match: Match = None) -> Response:
-    """Asks the trainer to keep every output that may be attention, and its gradient, all of one step."""
+    """Ask the trainer for a snapshot of every output that may be attention, and of its gradient if it has one."""
     require_live(run)
     store = run.store
     taps = taps_like_attention(store, match)
     if not taps:
         raise HTTPException(404, f"{_none(match)}; {_HELP}")
-    known = set(store.taps(None, "output_grad").taps)
+    known = set(store.latest("output_grad").taps)  # those that came: weights that no loss flows through have none
     gradients = [gradient_of(tap) for tap in taps if gradient_of(tap) in known]
     wanted = [*taps, *gradients][:MAX_ASKED]
     commands = run.ask_snapshots(wanted)

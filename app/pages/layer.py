@@ -15,7 +15,7 @@ from .frame import address_of, render, run_of
 from .onelayer import SHOWN_STATS, Layer, alerts_of, hooks_of, layer_of, near, values_of
 from .words import KIND_WORDS, STAT_WORDS
 
-ROWS: Final = 1000  # of the choice
+ROWS: Final = 100  # of the choice on one page
 HALF_LIVES: Final = (5, 20, 100, 500)
 SCALES: Final = ("linear", "log", "symlog")
 KEPT: Final = ("kind", "index", "phase", "smooth", "y", "steps", "step")  # of the address, on the way to another module
@@ -34,16 +34,17 @@ def layer_page(
     module: Annotated[str | None, Query(max_length=1000, description="its path; the root's is empty")] = None,
     step: Annotated[str, Query(pattern=STEP, description="the values in this step; empty: the newest")] = "",
     f: Annotated[str, Query(max_length=1000, description="which modules to choose from")] = "",
+    row: Annotated[int, Query(ge=0, le=10**9, description="the first module on this page of the choice")] = 0,
     part: Annotated[list[Part] | None, Query(max_length=9, description="only these parts, without the frame")] = None,
 ) -> HTMLResponse:
     """One module. Of a form its empty fields come too: they ask for nothing."""
     run = run_of(request, run_id)
     if module is None:
-        return render(request, "layer", run=run, layer=None, **_choice(run, f))
+        return render(request, "layer", run=run, layer=None, **_choice(run, f, row))
     layer = layer_of(run.store, module)
     if layer is None:
         unknown = {"unknown": module, "near": near(run.store, module)}
-        answer = render(request, "layer", run=run, layer=None, **(_choice(run, "") | unknown))
+        answer = render(request, "layer", run=run, layer=None, **(_choice(run, "", 0) | unknown))
         answer.status_code = 404
         return answer
     values: dict[str, Any] = {"layer": layer, "parts": part or PARTS, "to": _way(request, run), "held": step}
@@ -89,11 +90,12 @@ _MAKERS: Final[dict[Part, Callable[[Run, Layer, int | None], dict[str, Any]]]] =
 }
 
 
-def _choice(run: Run, f: str) -> dict[str, Any]:
+def _choice(run: Run, f: str, row: int) -> dict[str, Any]:
     """The modules to choose from, those that fit."""
     finder, modules = finder_of(run, f), run.store.modules()
     captured = {each.path: each for each in run.store.coverage()}
     fitting = [each for each in modules if finder.fits(each.path)]
-    rows = [(each, captured.get(each.path)) for each in fitting[:ROWS]]
+    first = min(row - row % ROWS, max(0, (len(fitting) - 1) // ROWS * ROWS))
+    rows = [(each, captured.get(each.path)) for each in fitting[first : first + ROWS]]
     common: dict[str, Any] = {"unknown": None, "near": [], "asked": f, "problem": finder.problem}
-    return {**common, "rows": rows, "fitting": len(fitting), "many": len(modules)}
+    return {**common, "rows": rows, "fitting": len(fitting), "many": len(modules), "first": first, "a_page": ROWS}

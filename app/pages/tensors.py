@@ -37,9 +37,10 @@ class Shown:
 
 
 def kept_of(run: Run, text: str) -> list[tuple[int, Snapshot]]:
-    """The snapshots whose module fits what is in the find box, the newest first."""
+    """Return the snapshots whose module fits what is in the find box, the newest step first."""
     finder = finder_of(run, text)
-    return [(number, each) for number, each in reversed(numbered(run.store)) if finder.fits(each.tap.module)]
+    found = [(number, each) for number, each in numbered(run.store) if finder.fits(each.tap.module)]
+    return sorted(found, key=lambda pair: -pair[1].step)  # of one step in the order in which they were asked for
 
 
 def shown_of(store: Store, number: int | None) -> Shown | None:
@@ -71,7 +72,7 @@ def tensors_page(
         run=run,
         kept=[(each, label_of(one.tap), one) for each, one in kept[:MAX_SHOWN]],
         kept_total=len(kept),
-        shown=shown_of(run.store, number),
+        shown=shown_of(run.store, number if number is not None or not kept else kept[0][0]),
         asked_for=number,
         modules=[module.path for module in run.store.modules()[:MAX_MODULES]],
         wanted={"module": query.get("module", ""), "kind": query.get("kind", KINDS[0])},

@@ -168,7 +168,7 @@ def test_the_export_has_the_title_the_names_and_the_legend_and_the_table_every_l
             ">layers.1<",
             ">NaN<",
             ">Inf<",
-            ">not sampled<",
+            ">faded: not captured<",
             "norm of output gradient",
             "data:image/png",
         ):

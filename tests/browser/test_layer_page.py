@@ -87,7 +87,7 @@ def test_the_choice_of_a_layer_is_filtered_as_one_types(visit: Open, paths: Path
         expect(rows).to_have_count(many)
         page.get_by_label("Show").fill("type:LayerNorm")
         expect(rows).to_have_count(6)
-        expect(page.locator("#found")).to_have_text(f"6 of {many}")
+        expect(page.locator("#found")).to_have_text(f"6 of {many} modules")
         assert "f=type%3ALayerNorm" in page.url
         page.get_by_label("Show").fill("/[/")
         expect(page.locator("#problem")).not_to_be_empty()

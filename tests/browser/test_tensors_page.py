@@ -153,8 +153,8 @@ def test_two_snapshots_stand_beside_each_other_on_one_scale(visit: Open, paths: 
         )
         expect(tab.page.locator("select[name=index] option")).to_have_count(2)
         tab.page.click("#ask-button")
-        expect(tab.page.locator("#kept .button", has_text="Beside").first).to_be_visible()
-        tab.page.locator("#kept .button", has_text="Beside").first.click()
+        expect(tab.page.locator("#kept .button", has_text="Compare").first).to_be_visible()
+        tab.page.locator("#kept .button", has_text="Compare").first.click()
         expect(tab.page.locator("#panes .pane")).to_have_count(2)
         scales = tab.page.locator("#panes .scale-bar")
         expect(scales.nth(1)).not_to_be_empty()
@@ -184,17 +184,17 @@ def test_all_attention_maps_are_asked_for_and_rolled_out(
     with visit() as tab:
         tab.goto(paths("live")["tensors"])
         tab.page.click("#ask-attention")
-        expect(tab.page.locator("#asked li").last).to_contain_text("may be attention")
+        expect(tab.page.locator("#asked li").last).to_contain_text("possible attention map")
         expect(tab.page.locator("#rollout")).to_be_visible()
-        expect(tab.page.locator("#rollout-about")).to_contain_text("attention. 2 heads, 36 positions")
+        expect(tab.page.locator("#rollout-about")).to_contain_text("2 heads, 36 positions")
         tab.page.locator("#rollout-matrix canvas").hover(position={"x": 10, "y": 10})
-        expect(tab.page.locator("#rollout-words")).to_have_text(re.compile(r"position \d+ sees \d+: 0?\.?\d"))
+        expect(tab.page.locator("#rollout-words")).to_have_text(re.compile(r"position \d+ \u2192 \d+: 0?\.?\d"))
         tab.page.locator("input[name=discard]").fill("0.5")
         expect(tab.page.locator("#discard-words")).to_have_text("50%")
         assert "discard=0.5" in tab.page.url
         tab.page.fill("input[name=position]", "7")
         tab.page.keyboard.press("Tab")
-        expect(tab.page.locator("#rollout-row")).to_contain_text("position 7 looks")
+        expect(tab.page.locator("#rollout-row")).to_contain_text("position 7 attends to")
         tab.page.locator("#rollout .button", has_text="Table").click()
         row = [float(text) for text in tab.page.locator("#rollout tbody tr").first.locator("td").all_inner_texts()]
         assert sum(row) == pytest.approx(1, abs=1e-2)
@@ -206,7 +206,7 @@ def test_a_run_that_ended_takes_no_requests_and_a_missing_snapshot_says_so(visit
         tab.goto(paths("ended")["tensors"] + "?snapshot=12345")
         expect(tab.page.locator("#ask-button")).to_be_disabled()
         expect(tab.page.locator("#ask-words")).to_contain_text("has ended")
-        expect(tab.page.locator("#viewer-empty")).to_contain_text("Snapshot 12345 is not kept")
+        expect(tab.page.locator("#viewer-empty")).to_contain_text("Snapshot 12345 was discarded")
         assert tab.axe() == []
 
 

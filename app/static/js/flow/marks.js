@@ -10,6 +10,7 @@ const FOOT = 24;
 const SPLIT = 10;
 const LABEL_PX = 110;
 const SIGN_PX = 7;
+const HATCHED_PX = 8; // a hatch in narrower bars becomes stripes over all of them
 
 /** @typedef {import("./bars.js").Bar} Bar */
 /** @typedef {import("../heat/marks.js").Mark} Mark */
@@ -63,7 +64,7 @@ function barMarks(box, bar, place, { bars, decades, colour }, page) {
   const signs = w >= SIGN_PX;
   if (bar.state === "missing") return [{ kind: "rect", x, y: bottom - 2, w, h: 2, fill: page.missing }];
   if (bar.state === "zero") return [{ kind: "rect", x, y: bottom - 3, w, h: 3, fill: page.warn }, ...sign("\u25cb", middle, bottom - 9, page.warn, signs)];
-  if (bar.state === "nan") return [{ kind: "rect", x, y: box.y, w, h: box.h, fill: page.nan, hatch: page.card }, ...sign("\u2715", middle, box.y + 8, page.card, signs)];
+  if (bar.state === "nan") return [{ kind: "rect", x, y: box.y, w, h: box.h, fill: page.nan, ...(w < HATCHED_PX ? {} : { hatch: page.card }) }, ...sign("\u2715", middle, box.y + 8, page.card, signs)];
   if (bar.state === "inf") return [{ kind: "rect", x, y: box.y, w, h: box.h, fill: page.inf }, ...sign("\u25b2", middle, box.y + 8, page.card, signs)];
   const share = (Math.log10(Math.abs(bar.value)) - decades[0]) / (decades[1] - decades[0]);
   const h = Math.max(2, Math.min(1, share) * box.h);

@@ -28,7 +28,7 @@ export function valueOf(bits) {
 /** @param {number | undefined} bits */
 export function wordOf(bits) {
   const value = valueOf(bits);
-  return value === null ? "not sampled" : number(value);
+  return value === null ? "not captured" : number(value);
 }
 
 /** @param {Profile} profile @returns {{columns: string[], rows: any[][]}} the first layer last: tables are read from their end */

@@ -81,6 +81,6 @@ function read(pointing) {
     if (at === null || !heat.columns) return;
     const i = heat.columns.find(at.step);
     const value = i >= 0 ? valueOf(heat.columns, i, at.row) : null;
-    page.announce(`${labelOf(heat.rows[at.row])}, step ${at.step}, ${value === null ? "not sampled" : number(value)}`);
+    page.announce(`${labelOf(heat.rows[at.row])}, step ${at.step}, ${value === null ? "not captured" : number(value)}`);
   }, READ_MS);
 }

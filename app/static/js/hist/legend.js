@@ -30,6 +30,6 @@ export function histLegend() {
     h("span", { class: "scale" }, "share of a step's values: \u2264", `${100 * SHARES[0]}%`, bar, `\u2265 ${percent(SHARES[1]).replace(".0", "")}`),
     sign("nan", "NaN"),
     sign("inf", "infinite"),
-    sign("missing", "not sampled"),
+    sign("missing", "not captured"),
   );
 }

@@ -20,7 +20,7 @@ export function stepsOf(shape, column) {
 /** @param {Shape} shape @param {Float64Array} ends @param {import("./shape.js").SignedLog} axis @param {{step: number, value: number}} at @returns {string} lines */
 export function say(shape, ends, axis, { step, value }) {
   const column = columnAt(shape, ends, step);
-  if (column < 0) return `step ${count(step)}\nnot sampled`;
+  if (column < 0) return `step ${count(step)}\nnot captured`;
   const total = shape.totals[column];
   const lines = [stepsOf(shape, column), lineOf(shape, column, axis, value, total)];
   for (const [words, held] of /** @type {[string, number][]} */ ([["NaN", shape.nan[column]], ["Infinity", shape.positive[column]], ["-Infinity", shape.negative[column]]])) {

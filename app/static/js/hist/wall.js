@@ -7,6 +7,8 @@ import { HistProfile } from "./profile.js";
 import { SignedLog, extentOf, shapeOf } from "./shape.js";
 
 const CHUNK = 120; // tiles that are made at once; more as the reader comes near the end
+const NARROW_CHUNK = 16; // where one stands below the other
+const NARROW_PX = 700;
 const MOST_ASKED = 50;
 const MOST_KEPT = 300; // answers, for tiles that come into sight again
 const COLUMNS = 160;
@@ -66,7 +68,8 @@ export class Wall {
 
   #more() {
     const made = this.tiles.length;
-    for (const layer of this.layers.slice(made, made + CHUNK)) {
+    const many = innerWidth < NARROW_PX ? NARROW_CHUNK : CHUNK;
+    for (const layer of this.layers.slice(made, made + many)) {
       const plot = h("div", { class: "plot" });
       const address = this.page.address("layer", { module: layer.module });
       const element = h("article", { class: "tile" }, h("h3", { title: `${layer.module} ${layer.label}` }, h("a", { href: address }, layer.module || "(the model)"), h("span", { class: "quiet" }, ` ${layer.type} ${shortOf(layer.label)}`)), plot);

@@ -1,31 +1,36 @@
 // @ts-check
-/** The modules to choose from: what fits is shown as one types. The server did the same for the first picture. */
+/** The modules to choose from: the server finds what is typed, page by page, and its list takes the place of the one before. */
 import { byId } from "../dom.js";
-import { parse } from "../find.js";
-import { count } from "../format.js";
+
+const TYPED_MS = 150;
+const RENEWED = ["found", "problem", "choice"];
 
 /** @param {import("../page.js").Page} page */
 export function startChoice(page) {
-  const table = document.getElementById("modules");
-  if (!table) return;
-  const rows = /** @type {HTMLTableRowElement[]} */ ([...table.querySelectorAll("tbody tr")]);
-  const shownAll = new URLSearchParams(location.search).get("f") === null && !byId("found").dataset.more;
-  let found = parse("");
-  const show = () => {
-    found = parse(page.state.get("f"), found);
-    byId("problem").textContent = found.problem ?? "";
-    const fitting = rows.filter((row) => {
-      const { path = "", type = "", parameters, trainable, captured } = row.dataset;
-      return !(row.hidden = !found.test({ path, type, parameters: Number(parameters), trainable: Number(trainable), captured: captured === "yes" }));
-    });
-    byId("found").textContent = `${count(fitting.length)} of ${count(Number(byId("found").dataset.many))}`;
-  };
-  // What the server left out only the server can show.
-  if (shownAll) page.state.on("f", show);
-  else page.state.on("f", () => later());
+  if (!document.getElementById("choice")) return;
   let timer = 0;
-  const later = () => {
-    clearTimeout(timer);
-    timer = setTimeout(() => location.reload(), 600);
+  let asking = new AbortController();
+  const show = async () => {
+    asking.abort();
+    asking = new AbortController();
+    try {
+      const answer = await fetch(page.address("layer", { f: page.state.get("f") }), { signal: asking.signal });
+      if (answer.ok) renew(await answer.text());
+    } catch {
+      // Another letter was typed; or the server does not answer, which the page says.
+    }
   };
+  page.state.on("f", () => {
+    clearTimeout(timer);
+    timer = setTimeout(show, TYPED_MS);
+  });
+}
+
+/** @param {string} html a whole page */
+function renew(html) {
+  const said = new DOMParser().parseFromString(html, "text/html");
+  for (const id of RENEWED) {
+    const fresh = said.getElementById(id);
+    if (fresh) byId(id).replaceChildren(...fresh.childNodes);
+  }
 }

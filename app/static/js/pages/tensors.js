@@ -5,14 +5,14 @@ import { byId, h } from "../dom.js";
 import { Finder } from "../finder.js";
 import { open } from "../page.js";
 import { Asking } from "../tensors/ask.js";
-import { showList, snapshotsOf } from "../tensors/list.js";
+import { listed, showList, snapshotsOf } from "../tensors/list.js";
 import { Rolled } from "../tensors/rolled.js";
 import { Viewer } from "../tensors/viewer.js";
 import { toast } from "../toast.js";
 
 const LIVE_MS = 3000;
 const DEFAULTS = { module: "", kind: "output", index: "", phase: "train", call: "", snapshot: "", beside: "", view: "", at: "", scale: "shared", ends: "most", pool: "worst", part: "", after: "" };
-const ROLLOUT = { rollout: "", sample: "0", fuse: "mean", discard: "0", gradient: "0", position: "0" };
+const ROLLOUT = { image: "0", rollout: "", sample: "0", fuse: "mean", discard: "0", gradient: "0", position: "0" };
 
 const page = open({ ...DEFAULTS, ...ROLLOUT });
 const { state } = page;
@@ -21,28 +21,35 @@ const viewer = new Viewer(page);
 const rolled = new Rolled(page);
 /** @type {any[]} */
 let kept = [];
-const finder = new Finder(page, () => showList(page, kept, finder));
+/** What is looked at as long as the reader chose nothing: the newest one there was first. @type {any} */
+let first = null;
+const finder = new Finder(page, () => showList(page, kept, finder, chosen()));
+
+/** The snapshot that is looked at. */
+function chosen() {
+  if (state.get("snapshot")) return kept.find((each) => String(each.number) === state.get("snapshot"));
+  return kept.find((each) => each.number === first?.number) ?? (first = listed(kept).find((each) => finder.fits(each.tap.module)) ?? null);
+}
 
 /** The snapshots of now; what is shown of them follows. */
 async function load() {
   const before = kept.map((each) => each.number).join();
   kept = await snapshotsOf(run);
   if (before !== kept.map((each) => each.number).join()) {
-    showList(page, kept, finder);
+    if (!before && !state.get("snapshot")) await show();
+    else showList(page, kept, finder, chosen());
     if (kept.length) await rolled.look();
   }
   return kept;
 }
 
 async function show() {
-  showList(page, kept, finder);
-  const chosen = ["snapshot", "beside"].map((name) => kept.find((each) => String(each.number) === state.get(name))).filter(Boolean);
-  if (state.get("snapshot") && chosen[0]) await viewer.show(chosen);
-  else await viewer.show([]);
-  if (chosen.length) return;
+  const one = chosen();
+  showList(page, kept, finder, one);
+  await viewer.show(one ? [one, ...kept.filter((each) => String(each.number) === state.get("beside"))] : []);
+  if (one) return;
   const empty = byId("viewer-empty");
-  if (state.get("snapshot")) empty.textContent = `Snapshot ${state.get("snapshot")} is not kept (any more): newer ones took its room. Choose another one, or ask for it again.`;
-  else if (kept.length) empty.textContent = "Choose a tensor to look at it.";
+  if (state.get("snapshot")) empty.textContent = `Snapshot ${state.get("snapshot")} was discarded to make room for newer ones. Choose another one, or capture it again.`;
 }
 
 /** Where the module has more than one tensor of this kind: its parameters by name, the places of a nested output. */
@@ -68,7 +75,7 @@ async function indicesOf(module, kind) {
 }
 
 /** @param {() => Promise<any>} work */
-const say = (work) => () => work().catch((error) => toast(`The tensors did not come: ${error.message}`, { kind: "error" }));
+const say = (work) => () => work().catch((error) => toast(`Can\u2019t load the snapshots: ${error.message}`, { kind: "error" }));
 
 new Asking(page, load, (number) => state.set({ snapshot: String(number), beside: "", view: "", at: "", part: "", after: "" }));
 for (const name of ["snapshot", "beside"]) state.on(name, say(show));

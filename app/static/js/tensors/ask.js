@@ -11,10 +11,10 @@ const SHORT_MS = 6000; // what came or is gone leaves the list
 /** @typedef {"asked" | "waiting" | "came" | "gone"} Fate */
 
 export const WORDS = /** @type {Record<Fate, string>} */ ({
-  asked: "asked: the trainer hears of it with its next frame",
-  waiting: "waiting: the trainer keeps it when it passes the module",
-  came: "\u2713 came",
-  gone: "\u2715 the trainer is gone",
+  asked: "Requested: the trainer gets the request with its next frame",
+  waiting: "Waiting: the trainer captures it when the module runs",
+  came: "\u2713 Captured",
+  gone: "\u2715 The trainer is gone",
 });
 
 /** What became of a request. Pure. @param {number} number @param {{kept: Set<number>, waiting: Set<number>, state: string}} known @returns {Fate} */
@@ -55,8 +55,8 @@ export class Asking {
   #allow(state) {
     const may = this.page.mayChange && state === "live";
     for (const id of ["ask-button", "ask-attention"]) byId(id).disabled = !may;
-    if (state !== "live") byId("ask-words").textContent = state === "lost" ? "The trainer does not answer: what is asked now cannot reach it." : "The training has ended: nothing more can be kept of it.";
-    else if (may) byId("ask-words").textContent = "The trainer copies it at its next step; the training does not wait.";
+    if (state !== "live") byId("ask-words").textContent = state === "lost" ? "The trainer does not answer, so no tensor can be captured." : "The training has ended, so no more tensors can be captured.";
+    else if (may) byId("ask-words").textContent = "The trainer copies the tensor in its next step. The training does not wait.";
   }
 
   /** The tensor that the form names. */
@@ -75,8 +75,8 @@ export class Asking {
     await this.#try(async () => {
       const said = await send("POST", "rollout", undefined, { run: this.page.run });
       const numbers = said.asked.map((/** @type {any} */ each) => each.number);
-      this.#add(numbers, `${numbers.length} tensors that may be attention`, null);
-      if (said.left_out) toast(`${said.left_out} more are too many for one request: search for some of the layers`);
+      this.#add(numbers, numbers.length === 1 ? "1 possible attention map" : `${numbers.length} possible attention maps`, null);
+      if (said.left_out) toast(`${said.left_out} more do not fit into one request`);
     });
   }
 
@@ -121,7 +121,7 @@ export class Asking {
     const came = fates.filter((fate) => fate === "came").length;
     const fate = fateOfAll(fates);
     const over = fate === "came" || fate === "gone" || (why && fate === "waiting");
-    request.words.textContent = over && fate !== "came" ? (why?.message ?? "the trainer is gone") : fates.length > 1 ? `${came} of ${fates.length} came` : fate;
+    request.words.textContent = over && fate !== "came" ? (why?.message ?? "The trainer is gone") : fates.length > 1 ? `${came} of ${fates.length} captured` : fate;
     request.words.title = WORDS[fate];
     request.line.className = over && fate !== "came" ? "gone" : fate;
     if (!over) return;

@@ -18,24 +18,29 @@ export async function snapshotsOf(run) {
   return found;
 }
 
-/** @param {import("../page.js").Page} page @param {any[]} snapshots @param {import("../finder.js").Finder} finder */
-export function showList(page, snapshots, finder) {
+/** The newest step first; of one step in the order in which they were asked for, attention before its gradients. Pure. @param {any[]} snapshots */
+export function listed(snapshots) {
+  return [...snapshots].sort((one, two) => two.step - one.step || one.number - two.number);
+}
+
+/** @param {import("../page.js").Page} page @param {any[]} snapshots @param {import("../finder.js").Finder} finder @param {any} chosen the one that is looked at */
+export function showList(page, snapshots, finder, chosen) {
   const { state } = page;
-  const fits = snapshots.filter((each) => finder.fits(each.tap.module)).reverse();
-  const chosen = snapshots.find((each) => String(each.number) === state.get("snapshot"));
+  const fits = listed(snapshots).filter((each) => finder.fits(each.tap.module));
   const lines = fits.slice(0, MOST).map((each) => lineOf(page, each, chosen));
   byId("kept").replaceChildren(...lines);
-  byId("kept-total").textContent = fits.length === snapshots.length ? `${count(fits.length)} kept` : `${count(fits.length)} of ${count(snapshots.length)} kept`;
+  const noun = snapshots.length === 1 ? "snapshot" : "snapshots";
+  byId("kept-total").textContent = fits.length === snapshots.length ? `${count(fits.length)} ${noun}` : `${count(fits.length)} of ${count(snapshots.length)} ${noun}`;
   const empty = byId("kept-empty");
   empty.hidden = fits.length > 0;
-  empty.textContent = snapshots.length ? "None of the modules that fit the search." : "None yet. Choose a module above, and look at its tensor as soon as it comes.";
+  empty.textContent = snapshots.length ? "No snapshot of the modules that you search for." : "None yet. Choose a module above; its tensor appears here as soon as it arrives.";
 }
 
 /** @param {import("../page.js").Page} page @param {any} each @param {any} chosen */
 function lineOf(page, each, chosen) {
   const { state } = page;
   const number = String(each.number);
-  const current = number === state.get("snapshot");
+  const current = each === chosen;
   const besides = number === state.get("beside");
   const link = h("a", { href: page.address("tensors", { snapshot: number }) }, h("strong", {}, each.tap.label), h("span", { class: "quiet small" }, aboutOf(each)));
   link.addEventListener("click", (event) => {
@@ -44,7 +49,7 @@ function lineOf(page, each, chosen) {
     state.set({ snapshot: number, beside: "", ...(same(chosen, each) ? {} : { view: "", at: "", part: "", after: "" }) }, { push: true });
   });
   const alike = chosen && !current && same(chosen, each);
-  const beside = alike && h("button", { class: "button toggle", type: "button", "aria-pressed": String(besides), "aria-label": `Beside: ${each.tap.label}, step ${each.step}`, onclick: () => state.set({ beside: besides ? "" : number }) }, "Beside");
+  const beside = alike && h("button", { class: "button toggle", type: "button", "aria-pressed": String(besides), "aria-label": `Compare: ${each.tap.label}, step ${each.step}`, onclick: () => state.set({ beside: besides ? "" : number }) }, "Compare");
   return h("li", { "aria-current": current ? "true" : null }, link, beside || null);
 }
 

@@ -9,6 +9,7 @@ import { showScale } from "./scalebar.js";
 import { Trace } from "./trace.js";
 
 const TRIFLES = ["rollout", "sample", "fuse", "discard", "gradient"];
+const LISTED = 3; // layers that are named
 
 /** Positions without the class token in a square, where they are one: those of a picture. Pure. @param {number} positions @returns {{side: number, from: number} | null} */
 export function squareOf(positions) {
@@ -17,6 +18,12 @@ export function squareOf(positions) {
     if (side > 2 && side * side === positions - from) return { side, from };
   }
   return null;
+}
+
+/** @param {any[]} layers */
+function namesOf(layers) {
+  const names = layers.map((layer) => layer.about.module || "(root)");
+  return names.length <= LISTED ? names.join(", ") : `${names[0]} to ${names[names.length - 1]}`;
 }
 
 export class Rolled {
@@ -38,7 +45,7 @@ export class Rolled {
       png: () => this.#png(),
     });
     for (const name of TRIFLES) state.on(name, () => this.look());
-    state.on("position", () => this.#showRow());
+    for (const name of ["position", "image"]) state.on(name, () => this.#showRow());
     byId("rollout-step").addEventListener("change", (/** @type {any} */ event) => state.set({ rollout: event.target.value }));
     this.matrix.canvas.addEventListener("click", (event) => {
       const cell = this.matrix.cellOf(event);
@@ -75,23 +82,26 @@ export class Rolled {
     const heads = layers.reduce((/** @type {number} */ sum, /** @type {any} */ layer) => sum + layer.heads, 0);
     const differ = layers.every((/** @type {any} */ layer) => layer.gradient !== null);
     byId("gradient-row").hidden = !differ && this.page.state.get("gradient") !== "1";
-    byId("rollout-about").textContent = `${layers.map((/** @type {any} */ layer) => layer.about.module).join(" \u2192 ")}. ${heads} heads, ${size} positions, sample ${sample} of ${samples}. A row shows where a position of the last layer looks in the first; rows sum to 1. Leaving out takes the smallest weights of each row, never those of the first position.${differ ? "" : " Without their gradients: no loss flows through these outputs, or they were not kept."}`;
+    byId("rollout-about").textContent = `${layers.length} ${layers.length === 1 ? "layer" : "layers"} (${namesOf(layers)}), ${heads} heads, ${size} positions, sample ${sample} of ${samples}. Each row shows what a position of the last layer attends to before the first; rows sum to 1. Discard drops the smallest weights of each row, but never those of the first position.${differ ? "" : " Gradient weighting isn\u2019t available: no gradient reaches these weights."}`;
     this.matrix.show({ values: Float32Array.from(matrix.flat()), shape: [1, size, size], shared: true });
     showScale(byId("rollout-scale"), this.matrix);
     this.#showRow();
     this.card.refresh();
   }
 
-  /** The row of one position: as the picture that the positions are of, or as a line. */
+  /** The row of one position: a line; if the reader says that the positions are those of an image, an image. */
   #showRow() {
     if (!this.said) return;
     const { matrix } = this.said;
     const place = Math.max(0, Math.min(matrix.length - 1, Number(this.page.state.get("position")) || 0));
-    const square = squareOf(matrix.length);
+    const fits = squareOf(matrix.length);
+    const square = this.page.state.get("image") === "1" ? fits : null;
+    byId("image-row").hidden = fits === null;
+    if (fits) byId("image-words").textContent = `show as a ${fits.side} \u00d7 ${fits.side} image`;
     this.row?.close();
     const element = byId("rollout-row");
-    element.replaceChildren(h("p", { class: "quiet small" }, square ? `Where position ${place} looks, as the ${square.side} \u00d7 ${square.side} picture they are (click a row to choose another)` : `Where position ${place} looks (click a row to choose another)`));
-    const title = `What position ${place} sees`;
+    element.replaceChildren(h("p", { class: "quiet small" }, `What position ${place} attends to${square ? ` (as a ${square.side} \u00d7 ${square.side} image)` : ""}. Click a row of the matrix to choose another position.`));
+    const title = `What position ${place} attends to`;
     if (square) {
       this.row = new Tiles(this.page, element, { title, height: 380, onPoint: (cell) => this.#say(cell && { row: place, column: cell.row * square.side + cell.column + square.from }) });
       this.row.show({ values: Float32Array.from(matrix[place].slice(square.from)), shape: [1, square.side, square.side], shared: true });
@@ -103,7 +113,7 @@ export class Rolled {
 
   /** @param {{row: number, column: number} | null} cell */
   #say(cell) {
-    const words = cell ? `position ${cell.row} sees ${cell.column}: ${number(this.said?.matrix[cell.row]?.[cell.column])}` : "\u00a0";
+    const words = cell ? `position ${cell.row} \u2192 ${cell.column}: ${number(this.said?.matrix[cell.row]?.[cell.column])}` : "\u00a0";
     byId("rollout-words").textContent = words;
     if (cell && this.figure.contains(document.activeElement)) this.page.announce(words);
   }
