@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import json
 import logging
 import os
 import secrets
@@ -20,7 +19,7 @@ from typing import Any, Final
 import uvicorn
 from fastapi import FastAPI
 
-from hookcore.dashboard import home
+from hookcore import dashboard
 from hookcore.errors import ArgumentError, HookcoreError
 
 from . import pages
@@ -204,13 +203,17 @@ def run(
         if fill is not None:
             fill(runs)
         server = make_server(app)
+        if settings.dashboard and environment.get("HOOKCORE_LOCK_FD"):
+            with suppress(HookcoreError):  # its starter has said it, or says why not
+                dashboard.announce(url_of(settings), settings.token, environment)
         threading.Thread(target=_prepare_for_readers, args=(app,), name="hookcore-prepare", daemon=True).start()
         (told or _say)(greeting(given, settings, app.state.access))
         try:
             server.run(sockets=[listening])
         finally:
             if settings.dashboard:
-                _forget_private_file(environment)
+                with suppress(HookcoreError):
+                    dashboard.forget(environment)
 
 
 def _say(text: str) -> None:
@@ -238,14 +241,6 @@ def _prepare_for_readers(app: FastAPI) -> None:
     for route in app.routes:
         route.matches(nowhere)  # FastAPI makes a route's parameters out when it is asked for it first
     pages.prepare()
-
-
-def _forget_private_file(environment: Mapping[str, str]) -> None:
-    """Removes the file by which trainers find this dashboard, if it still speaks of this process."""
-    with suppress(OSError, ValueError, KeyError, HookcoreError):
-        file = home(environment) / "dashboard.json"
-        if json.loads(file.read_text("utf-8"))["pid"] == os.getpid():
-            file.unlink()
 
 
 __all__ = ["Server", "complete", "greeting", "listen", "make_server", "run", "url_of"]

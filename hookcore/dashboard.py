@@ -15,7 +15,6 @@ import re
 import secrets
 import signal
 import socket
-import stat
 import subprocess
 import sys
 import time
@@ -26,15 +25,19 @@ from typing import Any, Final
 
 import hookcore
 from hookcore.config import SETTINGS
-from hookcore.errors import ArgumentError, ServerError
+from hookcore.errors import ArgumentError, HookcoreError, ServerError
+from hookcore.private import PrivateFolder
 
 HOST: Final = "127.0.0.1"
 PORT: Final = 8642
 PORTS_TRIED: Final = 50
-FIND_S: Final = 2.0  # how long another's start is waited for
+FIND_S: Final = 2.0  # how long to wait for a file that says where a dashboard is
 STOP_S: Final = 10.0
+CONNECT_S: Final = 1.0
 POLL_S: Final = 0.02
 BACKLOG: Final = 512
+FILE: Final = "dashboard.json"
+LOG: Final = "dashboard.log"
 # A dashboard is for this machine alone, and settings of a training are not its own.
 _NOT_FOR_THE_SERVER: Final = ("HOST", "CERTFILE", "KEYFILE", "ROOT_PATH", "URL")
 
@@ -67,7 +70,7 @@ class Status:
 class _Entry:
     url: str
     token: str
-    pid: int
+    pid: int  # 0 until the process has begun
 
 
 class _Detached(subprocess.Popen[bytes]):
@@ -81,85 +84,92 @@ _children: list[_Detached] = []  # so that those that ended can be reaped
 
 
 def home(environment: Mapping[str, str] = os.environ) -> Path:
-    """The user's private folder, made where it is missing; raises ServerError where it is not private or not ours."""
-    given = environment.get("HOOKCORE_HOME", "")
-    folder = Path(given).expanduser().absolute() if given else _default_folder(environment)
+    """Return the user's private folder, made if missing. Raises ServerError if it is not private or can't be used."""
+    with _opened(environment) as folder:
+        return folder.path
+
+
+@contextlib.contextmanager
+def _opened(environment: Mapping[str, str]) -> Iterator[PrivateFolder]:
+    """Open the private folder for a while. What fails meanwhile is a ServerError that says what to do."""
+    path: Path | str = environment.get("HOOKCORE_HOME", "")
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = folder.stat()
-        if found.st_uid != os.getuid():
-            raise ServerError(
-                f"{folder} belongs to another user; hookcore keeps its token there: set HOOKCORE_HOME to a folder of "
-                "your own"
-            )
-        if stat.S_IMODE(found.st_mode) & 0o077:
-            folder.chmod(0o700)
-    except (OSError, RuntimeError) as error:
-        raise _no_folder(folder, error) from None
-    return folder
+        path = Path(path).expanduser().absolute() if path else _default_folder(environment)
+        with PrivateFolder(path) as folder:
+            yield folder
+    except (OSError, RuntimeError, ValueError) as error:
+        if isinstance(error, HookcoreError):
+            raise
+        raise _no_folder(path, error) from None
 
 
 def _default_folder(environment: Mapping[str, str]) -> Path:
     state = environment.get("XDG_STATE_HOME", "")
-    base = Path(state) if os.path.isabs(state) else Path(environment.get("HOME") or "~").expanduser() / ".local/state"
+    if os.path.isabs(state):
+        base = Path(state)
+    else:
+        base = Path(environment.get("HOME") or "~").expanduser().absolute() / ".local/state"
     # Machines may share the home folder, but not their loopback.
     return base / "hookcore" / (re.sub(r"[^\w.-]", "_", socket.gethostname()) or "localhost")
 
 
-def _no_folder(folder: Path, error: Exception) -> ServerError:
+def _no_folder(path: Path | str, error: Exception) -> ServerError:
+    why = f"{error.strerror}: {error.filename!r}" if isinstance(error, OSError) and error.filename else error
+    if isinstance(error, OSError) and not error.filename and error.strerror:
+        why = error.strerror
+    what = f"{path} can't be used ({why})" if path else f"this user (uid {os.getuid()}) has no home folder ({why})"
     return ServerError(
-        f"{folder} cannot be used ({error}); hookcore finds its dashboard through this folder: make it writable, set "
-        "HOOKCORE_HOME to another one, or give server=None or a server's address"
+        f"{what}; hookcore finds its dashboard through a private folder: set HOOKCORE_HOME to a folder that you can "
+        f"write to and others can't, such as /tmp/hookcore-{os.getuid()}, or give server=None or a server's address"
     )
 
 
 def join_or_start(environment: Mapping[str, str] = os.environ) -> Dashboard:
-    """This user's dashboard, started if none runs. Raises ServerError where there is none to be had."""
-    folder = home(environment)
+    """Return this user's dashboard, started if none runs. Raises ServerError if that is impossible."""
     deadline = time.monotonic() + FIND_S
-    try:
+    with _opened(environment) as folder:
         while True:
-            with _locked(folder) as lock:
+            with _locked(folder, fcntl.LOCK_EX) as lock:
                 if lock is not None:
                     return _start(folder, lock, environment)
             entry = _read(folder)
-            if entry is not None and _lives(entry.pid):
-                return Dashboard(entry.url, entry.token, False, _log(folder))
+            if entry is not None and (not entry.pid or _lives(entry.pid)) and _is_locked(folder):
+                return Dashboard(entry.url, entry.token, False, _log(folder.path))
             if time.monotonic() > deadline:
-                raise _unreadable(folder)
+                raise _unreadable(folder.path)
             time.sleep(POLL_S)
-    except OSError as error:
-        raise _no_folder(folder, error) from None
 
 
 def find(environment: Mapping[str, str] = os.environ) -> Dashboard | None:
-    """This user's dashboard where one runs; starts nothing."""
-    folder = home(environment)
-    entry = _read(folder) if _is_locked(folder) else None
-    return Dashboard(entry.url, entry.token, False, _log(folder)) if entry is not None else None
+    """Return this user's dashboard if one runs; start nothing."""
+    with _opened(environment) as folder:
+        entry = _read(folder) if _is_locked(folder) else None
+        return Dashboard(entry.url, entry.token, False, _log(folder.path)) if entry is not None else None
 
 
 def status(environment: Mapping[str, str] = os.environ) -> Status:
-    """Whether this user's dashboard runs, and where."""
-    folder = home(environment)
-    running = _is_locked(folder)
-    entry = _read(folder) if running else None
-    if entry is None:
-        return Status(running, "", 0, folder, _log(folder))
-    return Status(running, entry.url, entry.pid, folder, _log(folder))
+    """Return whether this user's dashboard runs, and where."""
+    with _opened(environment) as folder:
+        running = _is_locked(folder)
+        entry = _read(folder) if running else None
+        log = _log(folder.path)
+        if entry is None:
+            return Status(running, "", 0, folder.path, log)
+        return Status(running, entry.url, entry.pid, folder.path, log)
 
 
 def stop_dashboard(environment: Mapping[str, str] = os.environ) -> str:
-    """Asks this user's dashboard to end and waits for it. Says what happened; raises ServerError where it goes on."""
-    found = status(environment)
+    """Ask this user's dashboard to end and wait for it. Says what happened; raises ServerError if it doesn't end."""
+    deadline = time.monotonic() + STOP_S
+    while (found := status(environment)).url and not found.pid and time.monotonic() < deadline:
+        time.sleep(POLL_S)  # its starter was killed; it says its number when it is up
     if not found.running:
         return "no dashboard is running"
     if not found.pid:
         raise _unreadable(found.folder)
     with contextlib.suppress(ProcessLookupError):
         os.kill(found.pid, signal.SIGTERM)
-    deadline = time.monotonic() + STOP_S
-    while _is_locked(found.folder):
+    while status(environment).running:
         _reap()
         if time.monotonic() > deadline:
             raise ServerError(
@@ -170,56 +180,70 @@ def stop_dashboard(environment: Mapping[str, str] = os.environ) -> str:
     return f"the dashboard at {found.url} (process {found.pid}) has ended"
 
 
+def announce(url: str, token: str, environment: Mapping[str, str] = os.environ) -> None:
+    """Say where this process, which holds the lock, serves: whoever started it may have been killed before it could."""
+    with _opened(environment) as folder:
+        entry = _read(folder)
+        if entry is None or entry != _Entry(url, token, os.getpid()):
+            _write(folder, url, token, os.getpid())
+
+
+def forget(environment: Mapping[str, str] = os.environ) -> None:
+    """Remove what says where this process serves, unless it speaks of another process by now."""
+    with _opened(environment) as folder:
+        said = _said(folder)
+        if said is not None and said.get("pid") == os.getpid():
+            folder.remove(FILE)
+
+
 # -- the folder -----------------------------------------------------------------------------------------------------
 
 
 def _log(folder: Path) -> Path:
-    return folder / "dashboard.log"
+    return folder / LOG
 
 
 @contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[int | None]:
-    """The descriptor of the lock's file, with the lock; None where another process has it."""
-    lock = os.open(folder / "dashboard.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+def _locked(folder: PrivateFolder, kind: int) -> Iterator[int | None]:
+    """Take the lock and give its descriptor; None if another process holds it."""
+    lock = folder.open("dashboard.lock", os.O_RDWR | os.O_CREAT)
     try:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, kind | fcntl.LOCK_NB)
         except BlockingIOError:
             yield None
         else:
             yield lock
+            if kind == fcntl.LOCK_SH:
+                fcntl.flock(lock, fcntl.LOCK_UN)  # also for a child that another thread has forked meanwhile
     finally:
         # A child that was given the descriptor goes on holding the lock.
         os.close(lock)
 
 
-def _is_locked(folder: Path) -> bool:
-    try:
-        with _locked(folder) as lock:
-            return lock is None
-    except OSError as error:
-        raise _no_folder(folder, error) from None
+def _is_locked(folder: PrivateFolder) -> bool:
+    # A shared lock, so that two that look at the same moment don't take each other for the dashboard.
+    with _locked(folder, fcntl.LOCK_SH) as lock:
+        return lock is None
 
 
-def _read(folder: Path) -> _Entry | None:
-    """What the dashboard's file says; None where it is missing, unreadable, half written or not ours."""
-    file = folder / "dashboard.json"
+def _said(folder: PrivateFolder) -> dict[str, Any] | None:
     try:
-        if file.stat().st_uid != os.getuid():
-            return None
-        said: dict[str, Any] = json.loads(file.read_text("utf-8"))
-        entry = _Entry(said["url"], said["token"], said["pid"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        said = json.loads(folder.read(FILE))
+    except (OSError, ValueError, RecursionError):
         return None
-    is_sound = (
-        isinstance(entry.url, str)
-        and re.fullmatch(r"http://127\.0\.0\.1:\d{1,5}", entry.url)
-        and isinstance(entry.token, str)
-        and re.fullmatch(r"[\w-]{16,200}", entry.token)
-        and type(entry.pid) is int
-        and entry.pid > 1
-    )
-    return entry if is_sound else None
+    return said if isinstance(said, dict) else None
+
+
+def _read(folder: PrivateFolder) -> _Entry | None:
+    """Return what the dashboard's file says, or None if it is missing, damaged or not this user's own."""
+    said = _said(folder) or {}
+    url, token, pid = said.get("url"), said.get("token"), said.get("pid")
+    if not isinstance(url, str) or not re.fullmatch(r"http://127\.0\.0\.1:\d{1,5}", url):
+        return None
+    if not isinstance(token, str) or not re.fullmatch(r"[\w-]{16,200}", token, re.ASCII):
+        return None
+    return _Entry(url, token, pid) if type(pid) is int and 0 <= pid < 2**31 and pid != 1 else None
 
 
 def _unreadable(folder: Path) -> ServerError:
@@ -242,16 +266,17 @@ def _lives(pid: int) -> bool:
 # -- the process ----------------------------------------------------------------------------------------------------
 
 
-def _start(folder: Path, lock: int, environment: Mapping[str, str]) -> Dashboard:
+def _start(folder: PrivateFolder, lock: int, environment: Mapping[str, str]) -> Dashboard:
     _reap()
+    folder.remove_drafts(FILE)
     listener = _bind(environment)
     try:
         url = f"http://{HOST}:{listener.getsockname()[1]}"
         token = secrets.token_urlsafe(32)
+        _write(folder, url, token, 0)  # before the process is there: whoever is killed from now on leaves it findable
         process = _spawn(folder, lock, listener, token, environment)
         try:
-            said = {"url": url, "token": token, "pid": process.pid, "started_s": time.time()}
-            _write(folder, said | {"version": hookcore.__version__})
+            _write(folder, url, token, process.pid)
         except OSError:
             process.kill()  # nobody would ever find it
             process.wait()
@@ -259,7 +284,7 @@ def _start(folder: Path, lock: int, environment: Mapping[str, str]) -> Dashboard
         _children.append(process)
     finally:
         listener.close()
-    return Dashboard(url, token, True, _log(folder))
+    return Dashboard(url, token, True, _log(folder.path))
 
 
 def _bind(environment: Mapping[str, str]) -> socket.socket:
@@ -273,8 +298,21 @@ def _bind(environment: Mapping[str, str]) -> socket.socket:
         except OSError:
             listener.close()
         else:
-            return listener
+            return _reachable(listener)
     raise ServerError(f"no port of {HOST} is free for the dashboard: give server=None, or another server's address")
+
+
+def _reachable(listener: socket.socket) -> socket.socket:
+    """Return the socket if it can be connected to: a port can be bound on an interface that is down."""
+    try:
+        socket.create_connection(listener.getsockname(), CONNECT_S).close()
+    except OSError as error:
+        listener.close()
+        raise ServerError(
+            f"{HOST} can't be reached on this machine ({error.strerror or error}): turn its loopback interface on, or "
+            "give server=None"
+        ) from None
+    return listener
 
 
 def first_port(environment: Mapping[str, str] = os.environ) -> int:
@@ -285,7 +323,9 @@ def first_port(environment: Mapping[str, str] = os.environ) -> int:
     return int(text)
 
 
-def _spawn(folder: Path, lock: int, listener: socket.socket, token: str, environment: Mapping[str, str]) -> _Detached:
+def _spawn(
+    folder: PrivateFolder, lock: int, listener: socket.socket, token: str, environment: Mapping[str, str]
+) -> _Detached:
     if not sys.executable:
         raise ServerError("this Python does not know its own program, so no dashboard can be started: give server=None")
     taken_out = {f"HOOKCORE_{name}" for name in (*_NOT_FOR_THE_SERVER, *(each.name.upper() for each in SETTINGS))}
@@ -298,8 +338,9 @@ def _spawn(folder: Path, lock: int, listener: socket.socket, token: str, environ
     if variables.get("PYTHONPATH"):
         # It works elsewhere.
         paths = variables["PYTHONPATH"].split(os.pathsep)
-        variables["PYTHONPATH"] = os.pathsep.join(os.path.abspath(path) for path in paths)
-    errors = os.open(_log(folder), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with contextlib.suppress(FileNotFoundError):  # the current folder was removed
+            variables["PYTHONPATH"] = os.pathsep.join(os.path.abspath(path) for path in paths)
+    errors = folder.open_empty(LOG)
     try:
         return _Detached(
             [sys.executable, "-P", "-m", "hookcore_app.cli", "serve", "--dashboard"],
@@ -317,16 +358,9 @@ def _spawn(folder: Path, lock: int, listener: socket.socket, token: str, environ
         os.close(errors)
 
 
-def _write(folder: Path, what: dict[str, Any]) -> None:
-    """Whole or not at all."""
-    draft = folder / f"dashboard.json.{os.getpid()}"
-    try:
-        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w") as file:
-            json.dump(what, file)
-        draft.rename(folder / "dashboard.json")
-    except OSError:
-        draft.unlink(missing_ok=True)
-        raise
+def _write(folder: PrivateFolder, url: str, token: str, pid: int) -> None:
+    said = {"url": url, "token": token, "pid": pid, "started_s": time.time(), "version": hookcore.__version__}
+    folder.write(FILE, json.dumps(said).encode())
 
 
 def _reap() -> None:

@@ -63,8 +63,11 @@ class Watcher:
     def _begin_delivery(self) -> None:
         try:
             self._delivery.begin(self._recorder.current_settings)
-        except ServerError as error:
-            logger.warning("hookcore: no dashboard: %s. The run is kept in watcher.store.", error)
+        except ArgumentError:
+            raise
+        except Exception as error:  # such as no thread to send from: never a reason not to train
+            why = str(error) if isinstance(error, ServerError) else f"{type(error).__name__}: {error}"
+            logger.warning("hookcore: no dashboard: %s. The run is kept in watcher.store.", why)
             self._delivery = to_the_store(self._delivery, self.settings)
             if isinstance(self._recorder.sink, Bridged):
                 self._recorder.sink.sink = self._delivery.sink

@@ -41,6 +41,8 @@ def _status(_given: argparse.Namespace, environment: Mapping[str, str]) -> str:
     found = dashboard.status(environment)
     if not found.running:
         return "no dashboard is running"
+    if not found.url:
+        return f"a dashboard is starting, or {found.folder / dashboard.FILE} is damaged; its log is {found.log}"
     return f"the dashboard is at {found.url}/ (process {found.pid}); its log is {found.log}"
 
 
