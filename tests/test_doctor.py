@@ -129,7 +129,7 @@ def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_of_a_model_that_is_run_it_says_what_was_captured_and_what_not_and_why() -> None:
     told = as_text(training.examine_model("models_of_a_user:make_with_inputs"))
     assert "2 of 4 modules were captured in one step" in told
-    assert "around, unused: never called (or by .forward(), which no hook sees)" in told
+    assert "unused: not called in any captured step (direct calls to .forward() bypass hooks)" in told
 
 
 @pytest.mark.usefixtures("models")

@@ -25,7 +25,7 @@ class Twin:
 
 
 class TwinHooks:
-    """Plain per-module hooks that know nothing of hookcore.
+    """Plain per-module hooks that know nothing of hookcore. They stand after the hooks that the module has already.
 
     Each output is kept as a copy, its gradient by `retain_grad`; what goes on is a clone, so that nothing that is done
     to it in place can reach the tensor that the module returned.
@@ -37,7 +37,7 @@ class TwinHooks:
         self._calls: dict[str, int] = {}
         self._copies: dict[Key, list[Tensor]] = {}
         self._live: dict[Key, list[Tensor]] = {}
-        self._handles = [module.register_forward_hook(self._saw, prepend=True) for module in model.modules()]
+        self._handles = [module.register_forward_hook(self._saw) for module in model.modules()]
 
     def _saw(self, module: nn.Module, args: Any, output: Any) -> Any:
         path = self._paths.get(id(module))

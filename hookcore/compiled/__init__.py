@@ -7,12 +7,15 @@ from hookcore.compiled.aside import QuietHooks, StepAside
 from hookcore.compiled.inside import Inside, Observer
 from hookcore.compiled.regions import (
     clean_path,
+    compiled_functions,
     compiled_regions,
     forget_graphs,
     guard_functions,
     is_dynamo_graph,
     is_inside,
     is_region,
+    runs_uncompiled,
+    runs_under_dynamo,
     unwrap,
 )
 
@@ -22,11 +25,14 @@ __all__ = [
     "QuietHooks",
     "StepAside",
     "clean_path",
+    "compiled_functions",
     "compiled_regions",
     "forget_graphs",
     "guard_functions",
     "is_dynamo_graph",
     "is_inside",
     "is_region",
+    "runs_uncompiled",
+    "runs_under_dynamo",
     "unwrap",
 ]

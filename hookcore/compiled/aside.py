@@ -37,15 +37,16 @@ class StepAside:
 
     def enter(self, module: nn.Module) -> None:
         """Called by the pre-hook of a region's root."""
-        # Prepended, to see the output before a hook of the user's replaces it, as a global hook would.
-        self._handles.append(hooks.on_forward(module, self._leave, prepend=True, always_call=True))
+        # The last of the module's hooks, to see what it returns after hooks of the user's.
+        self._handles.append(hooks.on_forward(module, self._leave, always_call=True))
         if len(self._handles) == 1:
             self._off()
 
-    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+    def _leave(self, module: nn.Module, args: Any, *rest: Any) -> None:
         """The region's root has returned or raised."""
         if torch.compiler.is_compiling():
             return
+        output = rest[-1]
         self.close()
         if output is not None:  # it is None after an exception
             self._saw_output(module, args, output)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterable
-from types import CodeType, FunctionType
+from types import CodeType, FrameType, FunctionType
 from typing import Any, Final
 
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 
 _WRAPPER: Final = "OptimizedModule"  # by name, for the class itself is in torch._dynamo
 _ORIGINAL: Final = "_orig_mod"
+_TORCH: Final = os.path.dirname(torch.__file__)
 
 
 def guard_functions(*functions: Callable[..., Any]) -> None:
@@ -39,6 +41,30 @@ def code_of(function: Callable[..., Any]) -> CodeType:
 def is_region(module: nn.Module) -> bool:
     """Whether calling this module enters a compiled region: `torch.compile(module)` or `module.compile()`."""
     return _is_wrapper(module) or module.__dict__.get("_compiled_call_impl") is not None
+
+
+def runs_uncompiled(module: nn.Module) -> bool:
+    """Whether this region's root is a module of torch's own that was compiled in place.
+
+    Dynamo does not compile the forward of such a module, only what it calls of the user's; but with a hook on the
+    module it would.
+    """
+    return (
+        not _is_wrapper(module)
+        and type(module).__module__.startswith(("torch.nn.", "torch.ao."))
+        and not (module._forward_hooks or module._forward_pre_hooks)
+    )
+
+
+def runs_under_dynamo() -> bool:
+    """Whether a compiled function or module is running in this thread, so that Dynamo compiles what is called now."""
+    eval_frame = sys.modules.get("torch._dynamo.eval_frame")
+    frame: FrameType | None = sys._getframe(1)
+    while eval_frame is not None and frame is not None:
+        if frame.f_code.co_name == "compile_wrapper" and frame.f_globals is eval_frame.__dict__:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def is_dynamo_graph(module: nn.Module) -> bool:
@@ -105,3 +131,20 @@ def forget_graphs(modules: Iterable[nn.Module]) -> bool:
 def _file_of(module: nn.Module) -> str | None:
     code = getattr(type(module).forward, "__code__", None)
     return None if code is None else code.co_filename
+
+
+def compiled_functions(modules: Iterable[nn.Module]) -> list[str]:
+    """Functions of the user's that Dynamo has compiled, with their places; not the forwards of these modules."""
+    codes = getattr(sys.modules.get("torch._dynamo.convert_frame"), "input_codes", None)
+    if codes is None:  # not imported, or just being imported in another thread
+        return []
+    forwards = {getattr(getattr(type(module), "forward", None), "__code__", None) for module in modules}
+    count_entries = torch._C._dynamo.eval_frame._get_total_cache_entry_count
+    names: dict[str, None] = {}
+    for reference in list(codes.seen):
+        code = reference()
+        if code is None or code in forwards or code.co_name.startswith("torch_dynamo_resume"):
+            continue
+        if not code.co_filename.startswith(_TORCH) and count_entries(code) > 0:
+            names[f"{code.co_name}, {os.path.basename(code.co_filename)}:{code.co_firstlineno}"] = None
+    return list(names)

@@ -19,7 +19,7 @@ from hookcore.records import Coverage
 from hookcore.watcher import Watcher, watch
 
 SHOWN: Final = 12  # modules that are named for one reason
-_UNSEEN: Final = "never called"
+_UNSEEN: Final = "not called"
 
 
 def examine() -> list[Finding]:

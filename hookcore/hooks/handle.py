@@ -110,6 +110,33 @@ registry = _Registry()
 os.register_at_fork(after_in_child=registry.renew_lock)
 
 
+def take_free_number(module: nn.Module) -> None:
+    """Make torch's next hook number one that this module does not use yet.
+
+    A module that was pickled with hooks keeps the numbers of the process that pickled it. Torch would overwrite such a
+    hook, or call a new one as if it had been registered with the options of the old one. Call it under the lock.
+    """
+    tables = [table for name, table in module.__dict__.items() if "_hooks" in name and isinstance(table, dict)]
+    used = max((number for table in tables for number in table if isinstance(number, int)), default=-1)
+    RemovableHandle.next_id = max(RemovableHandle.next_id, used + 1)
+
+
+def take_private_number(handle: RemovableHandle, *tables: dict[int, Any]) -> None:
+    """Give a hook on the process a number that no hook on a module has.
+
+    Torch looks the number of a global hook up in the tables of each module, too, and the numbers of a module that was
+    unpickled are those of another process: it would call the hook with other arguments than it was registered for.
+    """
+    number = next(_private_numbers)
+    for table in tables:
+        if handle.id in table:
+            table[number] = table.pop(handle.id)
+    handle.id = number
+
+
+_private_numbers = itertools.count(-1, -1)  # torch counts from 0 upwards
+
+
 def registering() -> AbstractContextManager[Any]:
     """Serialises registrations: torch numbers its handles without a lock, and equal numbers overwrite each other."""
     if registry.deferred:

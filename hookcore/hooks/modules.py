@@ -12,7 +12,15 @@ from torch.nn.modules import module as torch_modules
 
 from hookcore.errors import HookError
 from hookcore.hooks.checks import refuse_globally, require_callable, require_module
-from hookcore.hooks.handle import FORWARD_LOOP, REGISTRATION_LOOP, HookHandle, registering, registry
+from hookcore.hooks.handle import (
+    FORWARD_LOOP,
+    REGISTRATION_LOOP,
+    HookHandle,
+    registering,
+    registry,
+    take_free_number,
+    take_private_number,
+)
 
 Hook = Callable[..., Any]
 
@@ -32,6 +40,9 @@ class KeywordPreHook:
     def __call__(self, module: nn.Module, args: Any, *rest: Any) -> Any:
         return self.fn(module, args, *rest) if len(rest) == 1 else None
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reduce_to(self.fn) or (KeywordPreHook, (self.fn,))
+
 
 class KeywordHook:
     """The same for a forward hook; `on_error` for one that torch calls without the keyword inputs after an error."""
@@ -49,6 +60,15 @@ class KeywordHook:
             return self.fn(module, args, {}, *rest)
         return None
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reduce_to(self.fn) or (KeywordHook, (self.fn, self.on_error))
+
+
+def _reduce_to(fn: Any) -> tuple[Any, ...] | None:
+    """What stands for a function in copies of the model, where it says so itself (as the recorder's hooks do)."""
+    inert = getattr(type(fn), "inert", None)
+    return None if inert is None else inert(fn)
+
 
 def on_forward_pre(
     module: nn.Module | None, fn: Hook, *, prepend: bool = False, with_kwargs: bool = False
@@ -62,9 +82,11 @@ def on_forward_pre(
         refuse_globally(prepend=prepend, with_kwargs=with_kwargs)
         with registering():
             handle = torch_modules.register_module_forward_pre_hook(fn)
+            take_private_number(handle, torch_modules._global_forward_pre_hooks)
             return HookHandle("forward pre", (handle,), loops=FORWARD_LOOP)
     require_module(module)
     with registering():
+        take_free_number(module)
         handle = module.register_forward_pre_hook(
             KeywordPreHook(fn) if with_kwargs else fn, prepend=prepend, with_kwargs=with_kwargs
         )
@@ -96,6 +118,12 @@ def on_forward(
             # Torch forgets this table on removal, and would then believe for ever that a global hook is there.
             leaked = weakref.ref(torch_modules._global_forward_hooks_with_kwargs)
             handle.extra_dict_ref = (*handle.extra_dict_ref, leaked)
+        take_private_number(
+            handle,
+            torch_modules._global_forward_hooks,
+            torch_modules._global_forward_hooks_with_kwargs,
+            torch_modules._global_forward_hooks_always_called,
+        )
         return HookHandle("forward", (handle,), loops=FORWARD_LOOP)
 
 
@@ -103,6 +131,7 @@ def _on_module_forward(module: nn.Module, fn: Hook, prepend: bool, with_kwargs: 
     require_module(module)
     hook = KeywordHook(fn, False) if with_kwargs else fn
     with registering():
+        take_free_number(module)
         handle = module.register_forward_hook(hook, prepend=prepend, with_kwargs=with_kwargs, always_call=always_call)
         return HookHandle("forward", (handle,), loops=FORWARD_LOOP)
 
@@ -121,6 +150,7 @@ def on_full_backward_pre(module: nn.Module | None, fn: Hook, *, prepend: bool = 
             return HookHandle("full backward pre", (handle,))
     require_module(module)
     with registering():
+        take_free_number(module)
         handle = module.register_full_backward_pre_hook(fn, prepend=prepend)
         return HookHandle("full backward pre", (handle,))
 
@@ -142,6 +172,7 @@ def on_full_backward(module: nn.Module | None, fn: Hook, *, prepend: bool = Fals
                 "backward hook beside it. Remove that hook and set the module's _is_full_backward_hook to None, or "
                 "use on_gradient on its output."
             )
+        take_free_number(module)
         handle = module.register_full_backward_hook(fn, prepend=prepend)
         return HookHandle("full backward", (handle,), undo=_clear_module_flag, module=module)
 

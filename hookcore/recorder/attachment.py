@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -11,12 +10,27 @@ from torch import Tensor, nn
 from torch._C import DisableTorchFunction
 
 from hookcore import hooks
-from hookcore.compiled import Inside, QuietHooks, StepAside, guard_functions, is_region, unwrap
+from hookcore.compiled import (
+    Inside,
+    QuietHooks,
+    StepAside,
+    guard_functions,
+    is_region,
+    runs_uncompiled,
+    runs_under_dynamo,
+    unwrap,
+)
+from hookcore.hooks.headroom import hold_headroom, release_headroom
+from hookcore.hooks.modules import KeywordHook
 from hookcore.recorder.capture import Capture, TensorHook
+from hookcore.recorder.companions import LATE_PRE_HOOK, Companions, inert_hook
 from hookcore.recorder.models import Models
 from hookcore.recorder.plans import Plan
 
 _is_compiling = torch.compiler.is_compiling
+
+
+LATE_HOOK = "a hook was added to it after hookcore's: its output of that call is not known"
 
 
 class Attachment(Protocol):
@@ -46,24 +60,44 @@ class ProcessAttachment:
         self._models = models
         self._handles: list[hooks.HookHandle] = []
         self._wants_inputs = models.wants_inputs
+        self._companions = Companions(capture, self._saw_real_input, self._saw_real_output)
+        self._calls_regions = False  # whether a module was seen that runs uncompiled and calls compiled ones
+        self._has_headroom = False
         self._before, self._after = self._make_before(), self._make_after()
-        self._looks = LookHooks(capture)
+        self._looks = LookHooks(capture, self._companions)
         guard_functions(self._before, self._after)
         self._quiet = QuietHooks(self._before, self._after, *self._looks.functions)
         self._aside = StepAside(self._take_off, self._put_on, self._saw_region)
 
     def on(self) -> None:
+        if not self._has_headroom:
+            self._has_headroom = True
+            hold_headroom()
+        self._models.unsure = True
         if not self._aside.active:
             self._put_on()
+        self._begin_companions()
 
     def off(self) -> None:
         self._aside.close()
         self._take_off()
+        self._companions.close()
+        if self._has_headroom:
+            self._has_headroom = False
+            release_headroom()
 
     def look(self) -> None:
         if self._handles:
             self._take_off()
             self._put_on()
+            self._begin_companions()
+
+    def _begin_companions(self) -> None:
+        capture = self._capture
+        wanted = capture.snapshots.by_path if capture.snapshots.wants_inputs else {}
+        if wanted or self._wants_inputs:
+            plans = list(capture.plans.values())
+            self._companions.begin_step(plan for plan in plans if plan.wants_input or plan.path in wanted)
 
     def close(self) -> None:
         self.off()
@@ -91,61 +125,109 @@ class ProcessAttachment:
             if plan.wants_output:
                 self._capture.saw_output(plan, output)
 
+    def _saw_real_input(self, plan: Plan, args: Any) -> None:
+        if plan.wants_input:
+            self._capture.saw_input(plan, args)
+        if self._capture.snapshots.wants_inputs:
+            self._capture.snapshots.saw_input(plan, args)
+
+    def _saw_real_output(self, plan: Plan, kwargs: Any, output: Any) -> None:
+        if kwargs and self._capture.snapshots.wants_inputs:
+            self._capture.snapshots.saw_input(plan, kwargs)
+        if self._capture.snapshots.by_path:
+            self._capture.snapshots.saw_output(plan, output)
+        _after(self._capture, plan, kwargs, output)
+
     def _enter_region(self, module: nn.Module) -> None:
         inner = unwrap(module)
         if id(inner) not in self._capture.plans:
             self._models.found(inner)
         plan = self._capture.plans.get(id(inner))
+        if runs_uncompiled(module):
+            self._calls_regions = True
+            return
         if plan is not None:
             self._models.make_boundary(plan)
         self._aside.enter(module)
 
     def _make_before(self) -> Callable[[nn.Module, Any], None]:
         """Plain functions over local names: what torch calls most often must look up least."""
-        capture, models = self._capture, self._models
-        plans_get, enter_region = capture.plans.get, self._enter_region
+        capture, models, companions = self._capture, self._models, self._companions
+        plans_get, is_entered = capture.plans.get, self._is_entered
 
-        def before_call(module: nn.Module, args: Any) -> None:
+        # More arguments come if a module brings a table of its own in which it has the numbers of our hooks.
+        def before_call(module: nn.Module, args: Any, *rest: Any) -> None:
             if _is_compiling():
                 return
-            plan = plans_get(id(module))
+            plan, entered = plans_get(id(module)), False
             try:
-                if plan is None:
-                    if is_region(module):
-                        enter_region(module)
-                    else:
-                        with DisableTorchFunction():
-                            models.found(module)
-                    plan = plans_get(id(unwrap(module)))
-                elif module.__dict__.get("_compiled_call_impl") is not None:
-                    enter_region(module)
-                if plan is not None and plan.acts_before:
-                    _before(capture, plan, args)
+                if models.unsure or (plan is not None and plan.is_root):
+                    models.check()
+                    plan = plans_get(id(module))
+                if plan is None or self._calls_regions or module.__dict__.get("_compiled_call_impl") is not None:
+                    entered = is_entered(module)
+                    plan = self._find(module)
+                if plan is not None:
+                    if plan.acts_before:
+                        self._act_before(plan, module, args)
+                    if module._forward_hooks and not entered:
+                        companions.enter(module, plan)
             except Exception as error:
                 capture.failed("forward pre-hook", error, plan)
 
         return before_call
 
+    def _act_before(self, plan: Plan, module: nn.Module, args: Any) -> None:
+        if plan.is_root:
+            _enter_root(self._capture, plan)
+        if plan.wants_input:
+            if not module._forward_pre_hooks:
+                self._capture.saw_input(plan, args)
+            elif id(module) not in self._companions.before:
+                self._companions.missed_input(module, plan)
+
+    def _find(self, module: nn.Module) -> Plan | None:
+        """The plan of a module that has none yet; None if it belongs to no watched model."""
+        plans, key = self._capture.plans, id(unwrap(module))
+        if key not in plans and not is_region(module):
+            with DisableTorchFunction():
+                self._models.found(module)
+        return plans.get(key)
+
+    def _is_entered(self, module: nn.Module) -> bool:
+        """Whether a compiled region begins with this call; its root is then seen from outside alone."""
+        attributes = module.__dict__
+        if attributes.get("_compiled_call_impl") is None and "_orig_mod" not in module._modules:
+            # What a module of torch's own calls that was compiled in place, and is compiled by itself.
+            if not self._calls_regions or runs_uncompiled(module) or not runs_under_dynamo():
+                return False
+        elif not is_region(module):
+            return False
+        self._enter_region(module)
+        return self._aside.active
+
     def _make_after(self) -> Callable[..., None]:
         capture = self._capture
         plans_get, saw_output = capture.plans.get, capture.saw_output
+        accompanied = self._companions.after  # these modules are seen behind their own hooks
 
-        def after_call(module: nn.Module, args: Any, output: Any) -> None:
+        # More arguments come if a module brings a table of its own in which it has the numbers of our hooks.
+        def after_call(module: nn.Module, args: Any, *rest: Any) -> None:
             if _is_compiling():
                 return
             plan = plans_get(id(module))
-            if plan is not None:
+            if plan is not None and not (accompanied and id(module) in accompanied):
                 if plan.wants_output:
-                    saw_output(plan, output)
+                    saw_output(plan, rest[-1])
                 if plan.is_root:
                     plan.root.entered_with_grad = False
 
-        def after_call_with_keywords(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        def after_call_with_keywords(module: nn.Module, args: Any, *rest: Any) -> None:
             if _is_compiling():
                 return
             plan = plans_get(id(module))
-            if plan is not None:
-                _after(capture, plan, kwargs, output)
+            if plan is not None and not (accompanied and id(module) in accompanied):
+                _after(capture, plan, rest[0] if len(rest) > 1 else {}, rest[-1])
 
         return after_call_with_keywords if self._wants_inputs else after_call
 
@@ -153,22 +235,26 @@ class ProcessAttachment:
 class LookHooks:
     """The hooks that look for snapshots, beside those of the capture: nobody pays for them while none is pending."""
 
-    def __init__(self, capture: Capture) -> None:
+    def __init__(self, capture: Capture, companions: Companions) -> None:
         plans_get, snapshots = capture.plans.get, capture.snapshots
 
-        def before(module: nn.Module, args: Any) -> None:
-            if not _is_compiling() and (plan := plans_get(id(module))) is not None:
+        def before(module: nn.Module, args: Any, *rest: Any) -> None:
+            if not _is_compiling() and (plan := plans_get(id(module))) is not None and not module._forward_pre_hooks:
                 snapshots.saw_input(plan, args)
 
-        def after(module: nn.Module, args: Any, output: Any) -> None:
-            if not _is_compiling() and (plan := plans_get(id(module))) is not None:
-                snapshots.saw_output(plan, output)
+        def after(module: nn.Module, args: Any, *rest: Any) -> None:
+            if _is_compiling() or id(module) in companions.after:
+                return
+            if (plan := plans_get(id(module))) is not None:
+                snapshots.saw_output(plan, rest[-1])
 
-        def after_with_keywords(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            if not _is_compiling() and (plan := plans_get(id(module))) is not None:
-                if kwargs:
-                    snapshots.saw_input(plan, kwargs)
-                snapshots.saw_output(plan, output)
+        def after_with_keywords(module: nn.Module, args: Any, *rest: Any) -> None:
+            if _is_compiling() or id(module) in companions.after:
+                return
+            if (plan := plans_get(id(module))) is not None:
+                if len(rest) > 1 and rest[0]:
+                    snapshots.saw_input(plan, rest[0])
+                snapshots.saw_output(plan, rest[-1])
 
         self._before, self._after, self._after_with_keywords = before, after, after_with_keywords
         self._snapshots = snapshots
@@ -194,21 +280,39 @@ class ModuleAttachment:
 
     def __init__(self, capture: Capture, models: Models) -> None:
         self._capture = capture
+        self._models = models
         self._handles: list[hooks.HookHandle] = []
         self._looking: list[hooks.HookHandle] = []
-        for plan in list(capture.plans.values()):
+        self._attached: set[int] = set()  # by id(plan)
+        self._tree = -1  # the state of the models' trees that the hooks follow
+        self._has_headroom = True
+        hold_headroom()
+        self._follow_tree()
+
+    def _follow_tree(self) -> None:
+        if self._tree == self._models.changes:
+            return
+        self._tree = self._models.changes
+        for plan in list(self._capture.plans.values()):
             module = plan.ref()
-            if module is None or not (plan.wants_output or plan.acts_before):
+            if module is None or id(plan) in self._attached or not (plan.wants_output or plan.acts_before):
                 continue
+            self._attached.add(id(plan))
             try:
                 if plan.acts_before:
-                    self._handles.append(hooks.on_forward_pre(module, ModulePreHook(capture, plan)))
-                self._handles.append(hooks.on_forward(module, ModuleHook(capture, plan)))
+                    self._handles.append(hooks.on_forward_pre(module, ModulePreHook(self._capture, plan, self)))
+                hook = ModuleHook(self._capture, plan)
+                self._handles.append(hooks.on_forward(module, hook, with_kwargs=plan.wants_input))
             except (RuntimeError, AttributeError) as error:  # a scripted or traced module takes no hook of ours
-                capture.note(plan, f"takes no hook: {error}")
+                self._capture.note(plan, f"takes no hook: {error}")
+
+    def check_tree(self) -> None:
+        """Follow what changed in the models' trees; called when a model runs and when a captured step begins."""
+        self._models.check()
+        self._follow_tree()
 
     def on(self) -> None:
-        pass
+        self.check_tree()
 
     def off(self) -> None:
         pass
@@ -237,23 +341,41 @@ class ModuleAttachment:
             handle.remove()
         self._handles.clear()
         self._looking.clear()
+        if self._has_headroom:
+            self._has_headroom = False
+            release_headroom()
 
 
 class ModulePreHook:
     """The forward pre-hook of one module."""
 
-    __slots__ = ("capture", "plan")
+    __slots__ = ("attachment", "capture", "plan")
 
-    def __init__(self, capture: Capture, plan: Plan) -> None:
+    def __init__(self, capture: Capture, plan: Plan, attachment: ModuleAttachment) -> None:
+        self.attachment = attachment
         self.capture = capture
         self.plan = plan
 
-    def __call__(self, module: nn.Module, args: Any) -> None:
-        if not _is_compiling() and self.capture.on:
-            _before(self.capture, self.plan, args)
+    def __call__(self, module: nn.Module, args: Any, *rest: Any) -> None:
+        capture, plan = self.capture, self.plan
+        if _is_compiling() or not capture.on:
+            return
+        try:
+            if plan.is_root:
+                self.attachment.check_tree()
+                _enter_root(capture, plan)
+            if plan.wants_input:
+                if stands_last(module._forward_pre_hooks, self):
+                    capture.saw_input(plan, args)
+                else:
+                    capture.note(plan, LATE_PRE_HOOK)
+        except Exception as error:
+            capture.failed("forward pre-hook", error, plan)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _inert_hook()
+        return inert_hook()
+
+    inert = __reduce__
 
 
 class ModuleHook:
@@ -265,22 +387,29 @@ class ModuleHook:
         self.capture = capture
         self.plan = plan
 
-    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        if _is_compiling() or not self.capture.on:
+    def __call__(self, module: nn.Module, args: Any, *rest: Any) -> None:
+        capture, plan = self.capture, self.plan
+        if _is_compiling() or not capture.on:
             return
-        _after(self.capture, self.plan, {}, output)
+        if stands_last(module._forward_hooks, self):
+            _after(capture, plan, rest[0] if len(rest) > 1 else {}, rest[-1])
+        else:
+            plan.calls += 1
+            capture.note(plan, LATE_HOOK)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _inert_hook()
+        return inert_hook()
+
+    inert = __reduce__
 
 
-class LookPreHook(ModulePreHook):
+class LookPreHook(ModuleHook):
     """Looks for the inputs that a snapshot asks for, at one module."""
 
     __slots__ = ()
 
-    def __call__(self, module: nn.Module, args: Any) -> None:
-        if not _is_compiling():
+    def __call__(self, module: nn.Module, args: Any, *rest: Any) -> None:
+        if not _is_compiling() and stands_last(module._forward_pre_hooks, self):
             self.capture.snapshots.saw_input(self.plan, args)
 
 
@@ -289,14 +418,23 @@ class LookHook(ModuleHook):
 
     __slots__ = ()
 
-    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        if not _is_compiling():
-            self.capture.snapshots.saw_output(self.plan, output)
+    def __call__(self, module: nn.Module, args: Any, *rest: Any) -> None:
+        if not _is_compiling() and stands_last(module._forward_hooks, self):
+            self.capture.snapshots.saw_output(self.plan, rest[-1])
 
 
-def _inert_hook() -> tuple[Any, ...]:
-    """What a copy or a checkpoint of the model gets instead: it does nothing, and needs no hookcore to be read."""
-    return getattr, (contextlib.nullcontext(), "__exit__")
+def stands_last(table: dict[int, Any], hook: Any) -> bool:
+    """Whether no hook of the user's comes after this one. If one does, this one goes to the end for the next call."""
+    for other in reversed(table.values()):
+        inner = getattr(other, "fn", other) if type(other) is KeywordHook else other
+        if inner is hook:
+            return True
+        if not isinstance(inner, (ModuleHook, ModulePreHook)):
+            break
+    for number, other in list(table.items()):
+        if other is hook or getattr(other, "fn", None) is hook:
+            table[number] = table.pop(number)
+    return False
 
 
 class InsideAttachment:
@@ -304,6 +442,8 @@ class InsideAttachment:
 
     def __init__(self, capture: Capture, models: Models) -> None:
         plans = {key: plan for key, plan in enumerate(capture.plans.values()) if plan.wants_output}
+        hold_headroom()
+        self._has_headroom = True
         self._inside = Inside(_Observer(capture, plans))
         modules = [(key, module) for key, plan in plans.items() if (module := plan.ref()) is not None]
         self.compiled_before = self._inside.attach(modules)
@@ -324,6 +464,9 @@ class InsideAttachment:
 
     def close(self) -> None:
         self._inside.close()
+        if self._has_headroom:
+            self._has_headroom = False
+            release_headroom()
 
 
 class _Observer:
@@ -351,13 +494,10 @@ class _Observer:
             self._capture.snapshots.saw_traced_gradient(self._plans[key], self._capture.taps[ticket], gradient)
 
 
-def _before(capture: Capture, plan: Plan, args: Any) -> None:
-    if plan.is_root:
-        root = plan.root
-        root.entered_with_grad = torch.is_grad_enabled()
-        capture.root_ran = capture.root_ran or (root.entered_with_grad and root.phase(True) == "train")
-    if plan.wants_input:
-        capture.saw_input(plan, args)
+def _enter_root(capture: Capture, plan: Plan) -> None:
+    root = plan.root
+    root.entered_with_grad = torch.is_grad_enabled()
+    capture.root_ran = capture.root_ran or (root.entered_with_grad and root.phase(True) == "train")
 
 
 def _after(capture: Capture, plan: Plan, kwargs: Any, output: Any) -> None:

@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 import traceback
-from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,7 +24,7 @@ from hookcore.observe import cpu
 from hookcore.observe.arena import CODES, CpuArena
 from hookcore.observe.plain import make_plain, unseen
 from hookcore.recorder.outputs import find_tensors
-from hookcore.recorder.plans import Plan
+from hookcore.recorder.plans import Departed, Plan
 from hookcore.recorder.snapshots import Snapshots
 from hookcore.records import Event, Kind, Phase, Tap
 
@@ -103,12 +102,14 @@ class Capture:
         self.began_backward = False  # a gradient came in this step
         self.ignores_gradients = False
         self.plans: dict[int, Plan] = {}  # by id(module); a dead module's plan is taken out by its weak reference
-        self.departed: deque[Plan] = deque(maxlen=MAX_DEPARTED)  # of modules that are gone
+        self.departed = Departed(MAX_DEPARTED)  # the plans of modules that are gone
         self.named: list[Plan] = []  # of tensors that the user named
         self.regions: list[str] = []  # compiled regions that were seen to run
         self.taps: list[Tap] = []  # by slot
         self.numbers: list[int] = []  # a slot's tap number in the frames; -1 for what no frame shows
         self.filled: set[int] = set()  # tap numbers that came with a frame
+        self.newest: set[int] = set()  # those of the newest step
+        self.newest_step = -1
         self._slot_by_tap: dict[Tap, int] = {}
         self._gradient_hooks: dict[int, TensorHook] = {}
         self._shown = 0
@@ -166,6 +167,14 @@ class Capture:
             slot = self.slot_of(plan, "output", "", number, tensor=output)
             plan.lone.append(TensorHook(self, plan, slot, self.slot_of(plan, "output_grad", "", number)))
         return plan.lone[call]
+
+    def saw_frame(self, step: int, numbers: list[int]) -> None:
+        """A frame, or a part of one, goes to the sink."""
+        if step > self.newest_step:
+            self.newest_step, self.newest = step, set()
+        if step == self.newest_step:
+            self.newest = self.newest.union(numbers)
+        self.filled.update(numbers)
 
     # -- outputs ----------------------------------------------------------------------------------------------------
 

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from hookcore.compiled import clean_path, is_dynamo_graph, is_region, unwrap
+from hookcore.compiled import clean_path, is_dynamo_graph, unwrap
 from hookcore.config import Settings
 from hookcore.errors import PatternError
 from hookcore.names import select, unique_root_name
 from hookcore.recorder.capture import Capture
+from hookcore.recorder.coverage import coverage_of, joined, records_of
 from hookcore.recorder.parameters import Parameters
-from hookcore.recorder.plans import Plan, Root
+from hookcore.recorder.plans import Plan, Root, fingerprint
 from hookcore.recorder.tree import parameters_of, walk
 from hookcore.records import Coverage, Kind, ModuleRecord
 
 Choice = list[tuple[Plan, str]]  # each plan with "", or the reason why its module is left out
 
 _NO_KINDS: frozenset[Kind] = frozenset()
-_MODULE_KINDS: frozenset[Kind] = frozenset(("output", "output_grad", "input", "input_grad"))
 _BOUNDARY_KINDS: frozenset[Kind] = frozenset(("output", "output_grad"))
 
 
@@ -40,8 +40,11 @@ class Models:
         self._changed = changed
         self.roots: list[Root] = []
         self.discovers = False  # whether models that nobody named are watched too
+        self.unsure = True  # whether the models' trees are to be compared with the plans at the next call
+        self._gone: dict[str, int] = {}  # the calls of modules that departed within this step, by path
+        self.changes = 0  # how often a tree was found changed
         self._lock = threading.RLock()
-        self.refused = ""  # why a model that was found could not be planned
+        self.refused = ""  # which model that was found could not be planned, and why
         self._ignored: dict[int, weakref.ref[nn.Module]] = {}
         # By identity: a module of the user's may compare or hash as it likes.
         self._owners: dict[int, tuple[weakref.ref[nn.Module], weakref.ref[nn.Module]]] = {}
@@ -76,10 +79,59 @@ class Models:
                 continue
             self._ignored.pop(key, None)
             kinds = _NO_KINDS if reason else self._settings.kinds
-            plan = Plan(_joined(root.name, path), module, root, kinds, reason)
+            plan = Plan(joined(root.name, path), module, root, kinds, reason)
             plan.ref = weakref.ref(module, partial(self._departed, key))
             plans[key] = plan
             self._parameters.adopt(plan)
+
+    # -- changes of the tree ----------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Look the paths up again if a module was added, removed, renamed, wrapped or exchanged."""
+        if self.unsure:
+            self.unsure = False
+            self._gone.clear()
+        changed = {
+            id(plan.root): plan.root
+            for plan in list(self._capture.plans.values())
+            if (module := plan.ref()) is not None
+            and (module._modules or plan.children)
+            and fingerprint(module) != plan.children
+        }
+        for root in changed.values():
+            with self._lock:
+                self._follow(root)
+        if changed:
+            self.changes += 1
+            self._changed()
+
+    def _follow(self, root: Root) -> None:
+        """Bring the plans of a model in line with its tree. What was captured keeps its name."""
+        plans, modules = self._capture.plans, _modules_of(root)
+        selection = _Everything(self._settings)
+        mine = [(key, plan) for key, plan in list(plans.items()) if plan.root is root]
+        calls = self._gone | {plan.path: plan.calls for _, plan in mine}
+        paths = {id(module): path for path, module in modules.items()}
+        for key, plan in mine:
+            module, path = plan.ref(), paths.get(key)
+            if module is None or path is None:
+                plan.leaves("no longer part of the model")
+                self._departed(key, None)
+            elif joined(root.name, path) != plan.path:
+                self._rename(plan, joined(root.name, path), selection.reason(path, module))
+        self._plan_all(root, {path: (module, selection.reason(path, module)) for path, module in modules.items()})
+        for plan in [plan for plan in list(plans.values()) if plan.root is root]:
+            # A module that took the place of another within a pass: their calls must not share a tap.
+            plan.calls = max(plan.calls, calls.get(plan.path, 0))
+            if (module := plan.ref()) is not None:
+                plan.children = fingerprint(module)
+
+    def _rename(self, plan: Plan, path: str, reason: str) -> None:
+        """A module has another place in the tree: its next values get taps of that name."""
+        self._capture.departed.append(plan.left_behind(f"called {path} since then"))
+        plan.path = path
+        plan.choose(_NO_KINDS if reason else self._settings.kinds, reason)
+        self._parameters.rename(plan)
 
     def choose(self, settings: Settings) -> Choice:
         """What other settings would choose of the models that are known; raises PatternError as `add` does.
@@ -144,6 +196,7 @@ class Models:
         """A module is gone; what is known of it stays."""
         plan = self._capture.plans.pop(key, None)
         if plan is not None:
+            self._gone[plan.path] = plan.calls
             self._capture.departed.append(plan)
 
     # -- finding ----------------------------------------------------------------------------------------------------
@@ -162,7 +215,8 @@ class Models:
         for root in self.roots:
             top = root.ref()
             if top is not None and any(child is module for _, child in walk(top)):
-                self._extend(root, top)
+                self._follow(root)
+                self._changed()
                 return
         if self.discovers and "_is_replica" not in module.__dict__:
             with self._lock:  # two threads may meet two models of one name
@@ -175,14 +229,7 @@ class Models:
         try:
             self.add(top, unique_root_name(type(top).__name__, {root.name for root in self.roots}))
         except PatternError as error:
-            self.refused = str(error)  # the patterns were meant for another model
-
-    def _extend(self, root: Root, top: nn.Module) -> None:
-        """Plan what was added to a known model after its first plan."""
-        selection = _Everything(self._settings)
-        modules = {clean_path(path): child for path, child in walk(top)}
-        self._plan_all(root, {path: (child, selection.reason(path, child)) for path, child in modules.items()})
-        self._changed()
+            self.refused = f"{type(top).__name__}: {error}"  # the patterns were meant for another model
 
     def _topmost(self, module: nn.Module) -> nn.Module:
         seen = {id(module)}
@@ -208,15 +255,11 @@ class Models:
     def records(self) -> list[ModuleRecord]:
         """The tree of every watched model."""
         plans = self._capture.plans
-        return [record for root in self.roots for record in _tree(root, plans)]
+        return [record for root in self.roots for record in records_of(root, plans)]
 
     def coverage(self) -> list[Coverage]:
         """Every module: captured, or not and why."""
-        plans = [*self._capture.departed, *self._capture.plans.values()]
-        regions = list(self._capture.regions)
-        if self._settings.compiled == "boundary":
-            regions += [plan.path for plan in plans if (module := plan.ref()) is not None and is_region(module)]
-        return [_coverage_of(plan, regions, self._capture) for plan in [*plans, *self._capture.named]]
+        return coverage_of(self._capture, boundary=self._settings.compiled == "boundary")
 
 
 class _Everything:
@@ -235,39 +278,6 @@ class _Everything:
             return "matched by no include pattern"
 
 
-def _tree(root: Root, plans: Mapping[int, Plan]) -> Iterator[ModuleRecord]:
-    top = root.ref()
-    if top is None:
-        return
-    aliases: dict[int, list[str]] = {}
-    for path, module in walk(top, every_path=True):
-        aliases.setdefault(id(module), []).append(_joined(root.name, clean_path(path)))
-    for path, module in walk(top):
-        clean = clean_path(path)
-        sizes = [
-            (p.numel(), p.requires_grad) for p in parameters_of(module) if not isinstance(p, nn.UninitializedParameter)
-        ]
-        full, *others = dict.fromkeys(aliases[id(module)])
-        yield ModuleRecord(
-            path=full,
-            type=type(module).__name__,
-            parent=None if clean == "" else _joined(root.name, clean.rpartition(".")[0]),
-            parameters=sum(size for size, _ in sizes),
-            trainable=sum(size for size, trainable in sizes if trainable),
-            aliases=tuple(others),
-            shapes=_shapes_of(module, plans.get(id(module))),
-        )
-
-
-def _shapes_of(module: nn.Module, plan: Plan | None) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """Of its own parameters, and of what went in and came out first."""
-    known: dict[str, tuple[int, ...]] = {}
-    for name, parameter in dict(module._parameters).items():
-        if parameter is not None and not isinstance(parameter, nn.UninitializedParameter):
-            known[name] = tuple(parameter.shape)
-    return (*known.items(), *(dict(plan.shapes).items() if plan else ()))
-
-
 def _modules_of(root: Root) -> dict[str, nn.Module]:
     top = root.ref()
     return {} if top is None else {clean_path(path): child for path, child in walk(top)}
@@ -275,30 +285,3 @@ def _modules_of(root: Root) -> dict[str, nn.Module]:
 
 def _leaves(modules: dict[str, nn.Module]) -> set[str]:
     return {path for path, child in modules.items() if not child._modules}
-
-
-def _joined(root: str, path: str) -> str:
-    return f"{root}/{path}" if root and path else root or path
-
-
-def _coverage_of(plan: Plan, regions: list[str], capture: Capture) -> Coverage:
-    slots = {key: slot for key, slot in plan.taps.items() if slot >= 0 and key[0] in plan.kinds}
-    filled = {key[0] for key, slot in slots.items() if capture.numbers[slot] in capture.filled}
-    reasons = list(plan.reasons)
-    if "output" in filled and "output_grad" not in filled and any(key[0] == "output_grad" for key in slots):
-        reasons.append("no gradient came: its output is unused, detached, or a view that was changed in place")
-    reason = plan.skipped_by or "; ".join(reasons)
-    if not reason and not plan.seen:
-        reason = _why_unseen(plan, regions)
-    elif not reason and not filled:
-        reason = "no step has ended since it ran"
-    # A module whose parameters alone were seen is not captured where its activations were asked for.
-    asked = plan.kinds & _MODULE_KINDS or plan.kinds
-    return Coverage(plan.path, plan.type_name, not filled.isdisjoint(asked), tuple(sorted(filled)), reason)
-
-
-def _why_unseen(plan: Plan, regions: list[str]) -> str:
-    for path in regions:
-        if path != plan.path and (path == "" or plan.path.startswith(f"{path}.")):
-            return f"inside the compiled region {path or '(the whole model)'}, whose boundary is captured"
-    return "never called (or by .forward(), which no hook sees)"

@@ -84,6 +84,12 @@ class Parameters:
         for parameter in self.all():
             parameter.choose(self._capture)
 
+    def rename(self, plan: Plan) -> None:
+        """The module of this plan has another path: so do the rows of its parameters."""
+        for parameter in self.all():
+            if parameter.plan is plan:
+                parameter.choose(self._capture)
+
     def all(self) -> list[Parameter]:
         """Every watched parameter."""
         return list(self._known.values())

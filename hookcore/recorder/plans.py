@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from torch import nn
@@ -11,6 +13,12 @@ from hookcore.records import Kind, Phase
 
 if TYPE_CHECKING:
     from hookcore.recorder.capture import TensorHook
+
+
+def fingerprint(module: nn.Module) -> tuple[object, ...]:
+    """A module's children by name and identity: it differs when one is added, removed, renamed or exchanged."""
+    children = module._modules
+    return (*children.keys(), *map(id, children.values())) if children else ()
 
 
 class Root:
@@ -51,6 +59,7 @@ class Plan:
     __slots__ = (
         "acts_before",
         "calls",
+        "children",
         "errors",
         "eval_calls",
         "first_index",
@@ -91,6 +100,19 @@ class Plan:
         self.errors = 0
         self.first_index: str | None = None  # of a traced output: by it the calls are counted
         self.recomputed = 0  # calls that a checkpoint repeated
+        self.children = fingerprint(module)
+
+    def leaves(self, reason: str) -> None:
+        """Remember why its module has no more values under this path."""
+        self.reasons = self.reasons | {reason: 1}
+
+    def left_behind(self, reason: str) -> Plan:
+        """Answer with a plan that keeps what was captured under this path; begin again without any."""
+        old = copy.copy(self)
+        self.taps, self.shapes, self.reasons, self.pending = {}, {}, {}, []
+        self.seen, self.first_index = False, None
+        old.leaves(reason)
+        return old
 
     def choose(self, kinds: frozenset[Kind], skipped_by: str) -> None:
         """What is captured of it from now on; called between two steps."""
@@ -100,3 +122,29 @@ class Plan:
         self.wants_output = not self.muted and not kinds.isdisjoint(("output", "output_grad"))
         self.wants_input = not self.muted and not kinds.isdisjoint(("input", "input_grad"))
         self.acts_before = self.wants_input or self.is_root  # whether its call is of interest before it runs
+
+
+class Departed:
+    """The plans of modules that are gone, one for each path and type: a loop may make its model anew in every step."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._plans: dict[tuple[str, str], Plan] = {}
+
+    def append(self, plan: Plan) -> None:
+        """Remember what is known of a module."""
+        plan.lone, plan.pending = [], []
+        known = self._plans.setdefault((plan.path, plan.type_name), plan)
+        if known is not plan:
+            known.taps |= plan.taps
+            known.seen = known.seen or plan.seen
+            for reason, times in plan.reasons.items():
+                known.reasons[reason] = known.reasons.get(reason, 0) + times
+        elif len(self._plans) > self._limit:
+            del self._plans[next(iter(self._plans))]
+
+    def __iter__(self) -> Iterator[Plan]:
+        return iter(list(self._plans.values()))
+
+    def __len__(self) -> int:
+        return len(self._plans)

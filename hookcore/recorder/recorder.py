@@ -27,6 +27,7 @@ from hookcore.recorder.commands import Change, Commands, describe_change
 from hookcore.recorder.frames import RawFrame, build_frames
 from hookcore.recorder.inventory import list_hooks
 from hookcore.recorder.models import Models
+from hookcore.recorder.notices import Notices
 from hookcore.recorder.parameters import Parameter, Parameters, ScaleFinder, applied_scale
 from hookcore.recorder.scalars import number_of, scalar_of
 from hookcore.recorder.snapshots import Snapshots
@@ -67,6 +68,7 @@ class Recorder:
         self.scales = ScaleFinder()
         self.snapshots = self.capture.snapshots = Snapshots(self.capture, self.say, self._scale_of)
         self.commands = Commands(settings, self.models, self.snapshots, self.say)
+        self.notices = Notices(self.capture, self.models, self.say)
         self.step = 0
         self.paused = False
         self.closed = False
@@ -411,6 +413,7 @@ class Recorder:
 
     def _describe_all(self) -> None:
         try:
+            self.notices.look()
             self._hooks = list_hooks(self.models.roots, self._known_optimizers())
             self.sink.describe(self.models.records(), self.models.coverage(), self._hooks)
         except Exception as error:
@@ -457,7 +460,7 @@ class Recorder:
         for raw in raws:
             raw.scalars = {name: number_of(value) for name, value in raw.scalars.items()}
         for frame in build_frames(raws, capture.taps, capture.numbers):
-            capture.filled.update(frame.taps.tolist())
+            capture.saw_frame(frame.step, frame.taps.tolist())
             self._send(frame)
         self.cadence.took((time.thread_time() - began) / max(1, len(raws)))
         if (began := time.monotonic()) > self._describe_at:

@@ -9,19 +9,24 @@ from torch import Tensor, nn
 
 def walk(root: nn.Module, *, every_path: bool = False) -> Iterator[tuple[str, nn.Module]]:
     """The modules below `root`, itself first, in torch's order; a shared one once, or under each of its paths."""
-    yield from _walk(root, "", set(), every_path)
-
-
-def _walk(module: nn.Module, path: str, seen: set[int], every_path: bool) -> Iterator[tuple[str, nn.Module]]:
-    if id(module) in seen:
-        return
-    seen.add(id(module))
-    yield path, module
-    for name, child in module._modules.items():
-        if child is not None:
-            yield from _walk(child, f"{path}.{name}" if path else name, seen, every_path)
-    if every_path:
-        seen.discard(id(module))  # only a module inside itself is cut off
+    # Without recursion: a model may be nested more deeply than Python's stack allows.
+    seen = {id(root)}
+    yield "", root
+    stack = [("", root, iter(list(root._modules.items())))]
+    while stack:
+        path, module, children = stack[-1]
+        for name, child in children:
+            if child is None or id(child) in seen:
+                continue
+            seen.add(id(child))
+            below = f"{path}.{name}" if path else name
+            yield below, child
+            stack.append((below, child, iter(list(child._modules.items()))))
+            break
+        else:
+            stack.pop()
+            if every_path:
+                seen.discard(id(module))  # only a module inside itself is cut off
 
 
 def parameters_of(module: nn.Module) -> Iterator[Tensor]:

@@ -129,7 +129,7 @@ def test_a_closed_group_tells_of_what_is_not_captured_in_it(visit: Open, paths: 
         row = page.get_by_role("row").filter(has=page.locator('.tree-cell[title="attention"]'))
         expect(row).to_contain_text("yes")
         row.locator(".tree-twist").click()
-        expect(row).to_contain_text("never called")
+        expect(row).to_contain_text("uses its weight directly")
         page.get_by_role("button", name="Expand uncaptured").click()
         page.wait_for_function("document.querySelector('.tree-row [title=\"attention.out_proj\"]')")
         assert "features.0" not in names(page)

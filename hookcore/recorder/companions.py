@@ -1,0 +1,134 @@
+"""Hooks next to those that a module has of its own.
+
+Torch calls the hooks on the process before those on a module. Where a module's own hooks replace what it receives or
+returns, a hook on the process sees what was there before. A companion stands behind the module's own hooks and sees
+what the module really receives and returns. Modules without hooks of their own never get one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from hookcore import hooks
+from hookcore.compiled import guard_functions
+from hookcore.recorder.capture import Capture
+from hookcore.recorder.plans import Plan
+
+_is_compiling = torch.compiler.is_compiling
+
+SawInput = Callable[[Plan, Any], None]
+SawOutput = Callable[[Plan, Any, Any], None]  # plan, keyword inputs, output
+
+LATE_PRE_HOOK = "a hook was added to it within the step: its input of that call is not known"
+
+
+class Companions:
+    """The companions of one attachment to the process."""
+
+    def __init__(self, capture: Capture, saw_input: SawInput, saw_output: SawOutput) -> None:
+        self._capture = capture
+        self.saw_input = saw_input
+        self.saw_output = saw_output
+        self.after: dict[int, AfterCompanion] = {}  # by id(module), while the module runs
+        self.before: dict[int, hooks.HookHandle] = {}  # by id(module), during a captured step
+
+    def begin_step(self, plans: Iterable[Plan]) -> None:
+        """Put a pre-hook on each module that has some of its own: within a call that would be too late."""
+        for plan in plans:
+            if (module := plan.ref()) is not None and module._forward_pre_hooks:
+                self.add_before(module, plan)
+
+    def add_before(self, module: nn.Module, plan: Plan) -> None:
+        """See the inputs of the module's next calls."""
+        if id(module) not in self.before:
+            with contextlib.suppress(RuntimeError, AttributeError):  # a scripted module takes no hook
+                self.before[id(module)] = hooks.on_forward_pre(module, BeforeCompanion(self, plan))
+
+    def missed_input(self, module: nn.Module, plan: Plan) -> None:
+        """The module has pre-hooks of its own that came since the step began."""
+        self._capture.note(plan, LATE_PRE_HOOK)
+        self.add_before(module, plan)
+
+    def enter(self, module: nn.Module, plan: Plan) -> None:
+        """The module, which has forward hooks of its own, is about to run."""
+        companion = self.after.get(id(module))
+        if companion is None:
+            companion = AfterCompanion(self, plan)
+            with contextlib.suppress(RuntimeError, AttributeError):  # a scripted module takes no hook
+                companion.handle = hooks.on_forward(module, companion, always_call=True, with_kwargs=plan.wants_input)
+                self.after[id(module)] = companion
+        companion.calls += 1
+
+    def close(self) -> None:
+        """Take them all off."""
+        for handle in self.before.values():
+            handle.remove()
+        self.before.clear()
+        for companion in list(self.after.values()):
+            companion.leave()
+        self.after.clear()
+
+
+class BeforeCompanion:
+    """The last pre-hook of a module with pre-hooks of its own."""
+
+    __slots__ = ("companions", "plan")
+
+    def __init__(self, companions: Companions, plan: Plan) -> None:
+        self.companions = companions
+        self.plan = plan
+
+    def __call__(self, module: nn.Module, args: Any, *rest: Any) -> None:
+        if not _is_compiling():
+            self.companions.saw_input(self.plan, args)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return inert_hook()
+
+    inert = __reduce__
+
+
+class AfterCompanion:
+    """The last forward hook of a module with forward hooks of its own, for as long as the module runs."""
+
+    __slots__ = ("calls", "companions", "handle", "plan")
+
+    def __init__(self, companions: Companions, plan: Plan) -> None:
+        self.companions = companions
+        self.plan = plan
+        self.calls = 0  # a module may run inside itself
+        self.handle: hooks.HookHandle | None = None
+
+    def __call__(self, module: nn.Module, args: Any, *rest: Any) -> None:
+        if _is_compiling():
+            return
+        output = rest[-1]
+        self.calls -= 1
+        if self.calls <= 0:
+            self.companions.after.pop(id(module), None)
+            self.leave()
+        if output is not None:  # it is None after an exception
+            self.companions.saw_output(self.plan, rest[0] if len(rest) > 1 else {}, output)
+
+    def leave(self) -> None:
+        """Take it off the module."""
+        if self.handle is not None:
+            self.handle.remove()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return inert_hook()
+
+    inert = __reduce__
+
+
+def inert_hook() -> tuple[Any, ...]:
+    """What a copy or a checkpoint of the model gets instead: it does nothing, and needs no hookcore to be read."""
+    return getattr, (contextlib.nullcontext(), "__exit__")
+
+
+guard_functions(BeforeCompanion.__call__, AfterCompanion.__call__)

@@ -1,0 +1,250 @@
+"""The tree of a watched model, and for each of its modules whether it is captured, or why not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch._C import DisableTorchFunction
+from torch.nn.modules import module as torch_module
+
+from hookcore.compiled import clean_path, compiled_functions, is_region, runs_uncompiled
+from hookcore.recorder.capture import Capture
+from hookcore.recorder.plans import Plan, Root
+from hookcore.recorder.tree import parameters_of, walk
+from hookcore.records import Coverage, Kind, ModuleRecord
+
+NO_ROOM = "no room for its values: give hookcore more memory, or watch fewer modules"
+NOT_CALLED = "not called in any captured step (direct calls to .forward() bypass hooks)"
+
+_MODULE_KINDS: frozenset[Kind] = frozenset(("output", "output_grad", "input", "input_grad"))
+_STEPPED_KINDS: frozenset[Kind] = frozenset(("param_grad", "update"))
+
+
+def joined(root: str, path: str) -> str:
+    """A module's path in the run: below the name of its root, if that has one."""
+    return f"{root}/{path}" if root and path else root or path
+
+
+# -- the tree --------------------------------------------------------------------------------------------------------
+
+
+def records_of(root: Root, plans: Mapping[int, Plan]) -> Iterator[ModuleRecord]:
+    """Every module of a model."""
+    top = root.ref()
+    if top is None:
+        return
+    aliases: dict[int, list[str]] = {}
+    for path, module in walk(top, every_path=True):
+        aliases.setdefault(id(module), []).append(joined(root.name, clean_path(path)))
+    for path, module in walk(top):
+        clean = clean_path(path)
+        sizes = [
+            (p.numel(), p.requires_grad) for p in parameters_of(module) if not isinstance(p, nn.UninitializedParameter)
+        ]
+        full, *others = dict.fromkeys(aliases[id(module)])
+        yield ModuleRecord(
+            path=full,
+            type=type(module).__name__,
+            parent=None if clean == "" else joined(root.name, clean.rpartition(".")[0]),
+            parameters=sum(size for size, _ in sizes),
+            trainable=sum(size for size, trainable in sizes if trainable),
+            aliases=tuple(others),
+            shapes=_shapes_of(module, plans.get(id(module))),
+        )
+
+
+def _shapes_of(module: nn.Module, plan: Plan | None) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """Of its own parameters, and of what went in and came out first."""
+    known: dict[str, tuple[int, ...]] = {}
+    for name, parameter in dict(module._parameters).items():
+        if parameter is not None and not isinstance(parameter, nn.UninitializedParameter):
+            known[name] = tuple(parameter.shape)
+    return (*known.items(), *(dict(plan.shapes).items() if plan else ()))
+
+
+# -- coverage --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _World:
+    """What the reasons are told from."""
+
+    capture: Capture
+    by_path: Mapping[str, Plan]
+    regions: Sequence[str]
+    functions: Sequence[str]  # compiled ones, which no hook sees into
+    seen_roots: frozenset[int]  # of which any module was seen to run
+
+
+def coverage_of(capture: Capture, boundary: bool) -> list[Coverage]:
+    """Every module: captured, or not and why. `boundary`: whether compiled regions are seen from outside alone."""
+    live = list(capture.plans.values())
+    paths = {plan.path for plan in live}
+    departed = {plan.path: plan for plan in capture.departed}
+    regions = list(capture.regions)
+    if boundary:
+        regions += [plan.path for plan in live if _hides_its_parts(plan)]
+    everyone = [*(plan for plan in departed.values() if plan.path not in paths), *live, *capture.named]
+    world = _World(
+        capture,
+        {plan.path: plan for plan in live},
+        regions,
+        compiled_functions(module for plan in live if (module := plan.ref()) is not None),
+        frozenset(id(plan.root) for plan in live if plan.seen),
+    )
+    return [_coverage_of(plan, world, departed.get(plan.path)) for plan in everyone]
+
+
+def hidden_roots(capture: Capture) -> list[tuple[str, str]]:
+    """Models that seem to run inside compiled functions alone: name, and the functions."""
+    live = list(capture.plans.values())
+    seen = {id(plan.root) for plan in live if plan.seen}
+    hidden = [plan for plan in live if plan.is_root and id(plan.root) not in seen and _ran_unseen(plan, live, capture)]
+    if not hidden:
+        return []
+    functions = compiled_functions(module for plan in live if (module := plan.ref()) is not None)
+    return [(plan.path, ", ".join(functions)) for plan in hidden] if functions else []
+
+
+def _ran_unseen(root: Plan, live: Sequence[Plan], capture: Capture) -> bool:
+    return any(plan.root is root.root and _got_gradients(plan, _filled(plan, capture)) for plan in live)
+
+
+def _hides_its_parts(plan: Plan) -> bool:
+    module = plan.ref()
+    return module is not None and is_region(module) and not runs_uncompiled(module)
+
+
+def _filled(plan: Plan, capture: Capture, before: Plan | None = None) -> dict[Kind, bool]:
+    """The kinds that came, and whether they did in the newest frame."""
+    filled: dict[Kind, bool] = {}
+    for source in (plan, before) if before is not None else (plan,):
+        for key, slot in list(source.taps.items()):
+            if slot >= 0 and key[0] in plan.kinds and (number := capture.numbers[slot]) in capture.filled:
+                filled[key[0]] = filled.get(key[0], False) or number in capture.newest
+    return filled
+
+
+def _coverage_of(plan: Plan, world: _World, before: Plan | None) -> Coverage:
+    """`before`: the plan of a module that is gone and had the same path."""
+    capture = world.capture
+    filled = _filled(plan, capture, before if before is not plan else None)
+    # A module whose parameters alone were seen is not captured where its activations were asked for.
+    asked = plan.kinds & _MODULE_KINDS or plan.kinds
+    captured = not asked.isdisjoint(filled)
+    reasons = list(plan.reasons)
+    if any(slot < 0 for slot in list(plan.taps.values())):
+        reasons.append(NO_ROOM)
+    if "output" in filled and "output_grad" not in filled and any(key[0] == "output_grad" for key in list(plan.taps)):
+        reasons.append("no gradient came: its output is unused, detached, or a view that was changed in place")
+    if not plan.seen and not captured:
+        reasons.append(_why_unseen(plan, world, _got_gradients(plan, filled)))
+    reason = plan.skipped_by or "; ".join(reasons)
+    if not reason and not filled:
+        reason = "no step has ended since it ran"
+    if not reason and captured and not any(filled[kind] for kind in asked if kind in filled):
+        reason = f"not reached in step {capture.newest_step}, the last one captured"
+    return Coverage(plan.path, plan.type_name, captured, tuple(sorted(filled)), reason)
+
+
+def _got_gradients(plan: Plan, filled: Mapping[Kind, bool]) -> bool:
+    """Whether an optimizer or a backward pass was seen to reach the module's own weights."""
+    if not _STEPPED_KINDS.isdisjoint(filled):
+        return True
+    module = plan.ref()
+    try:
+        with DisableTorchFunction():
+            own = list(module._parameters.values()) if module is not None else []
+            return any(weight is not None and weight.is_leaf and weight.grad is not None for weight in own)
+    except Exception:  # a lazy parameter, or a table that changes right now
+        return False
+
+
+def _why_unseen(plan: Plan, world: _World, got_gradients: bool) -> str:
+    """Why no call of this module was seen."""
+    known = _why_out_of_sight(plan, world)
+    if known:
+        return known
+    unseen_model = id(plan.root) not in world.seen_roots and len(world.by_path) > 1
+    if world.functions and (got_gradients or unseen_model):
+        return _hidden_in_function(plan, world)
+    tied = _tied_to(plan, world)
+    if tied is not None:
+        return f"not called: its weight is tied to {tied or 'the root'}; using a weight directly calls no module"
+    if got_gradients:
+        return (
+            "not called, but its weights got gradients: its parent uses them directly, or calls .forward(), which "
+            "bypasses hooks"
+        )
+    return NOT_CALLED
+
+
+def _why_out_of_sight(plan: Plan, world: _World) -> str:
+    """The reason that lies in what the module is, or in what it is a part of; "" if there is none."""
+    module, parent = plan.ref(), _parent_of(plan, world)
+    if module is not None and _is_container(module):
+        return f"a container ({plan.type_name}), which is not called: see its children"
+    for path in world.regions:
+        if path != plan.path and (path == "" or plan.path.startswith((f"{path}.", f"{path}/"))):
+            return f"inside the compiled region {path or '(the whole model)'}, whose boundary is captured"
+    owner = parent.ref() if parent is not None else None
+    if parent is not None and isinstance(owner, torch.jit.ScriptModule):
+        return f"inside TorchScript ({parent.path or 'the whole model'}), whose parts call no hooks"
+    if isinstance(owner, nn.MultiheadAttention) and plan.path.endswith("out_proj"):
+        return "its parent (MultiheadAttention) uses its weight directly and does not call it"
+    while parent is not None:
+        if _has_compiled_forward(parent):
+            return f"inside the compiled forward of {parent.path or 'the model'}, which is seen from outside"
+        parent = _parent_of(parent, world)
+    return ""
+
+
+def _hidden_in_function(plan: Plan, world: _World) -> str:
+    names = ", ".join(world.functions)
+    if id(plan.root) not in world.seen_roots:
+        return f"inside a compiled function ({names}): hooks see into compiled models, but not into functions"
+    return (
+        "not called where hooks see it, but its weights got gradients: its parent uses them directly or calls "
+        f".forward(), or it runs inside a compiled function ({names})"
+    )
+
+
+def _is_container(module: nn.Module) -> bool:
+    """Whether neither the class nor the object has a forward of its own."""
+    if "forward" in module.__dict__:
+        return False
+    found = next((base.__dict__["forward"] for base in type(module).__mro__ if "forward" in base.__dict__), None)
+    return found is torch_module._forward_unimplemented
+
+
+def _has_compiled_forward(plan: Plan) -> bool:
+    """Whether only the forward was given to `torch.compile`, and not the module."""
+    module = plan.ref()
+    if module is None:
+        return False
+    forward = module.__dict__.get("forward") or getattr(type(module), "forward", None)
+    return hasattr(forward, "_torchdynamo_orig_callable")
+
+
+def _parent_of(plan: Plan, world: _World) -> Plan | None:
+    root = plan.root.name
+    below = plan.path.removeprefix(f"{root}/") if root else plan.path
+    return None if plan.is_root else world.by_path.get(joined(root, below.rpartition(".")[0]))
+
+
+def _tied_to(plan: Plan, world: _World) -> str | None:
+    """The module that has the same weights and comes first."""
+    module = plan.ref()
+    own = {id(weight) for weight in module._parameters.values() if weight is not None} if module is not None else set()
+    if not own:
+        return None
+    for other in world.by_path.values():
+        twin = other.ref()
+        if twin is None or other is plan or other.root is not plan.root:
+            continue
+        if not own.isdisjoint(id(weight) for weight in list(twin._parameters.values()) if weight is not None):
+            return other.path
+    return None

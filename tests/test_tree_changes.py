@@ -1,0 +1,183 @@
+# mypy: disable-error-code="no-untyped-call"
+"""A model whose tree changes while it is watched: each value is under the name that its module has in that moment."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hookcore
+from hookcore.records import KINDS
+from tests.harness import Key, assert_stats, digest, read_step, watch
+
+ATTACH = ("global", "module")
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 1))
+
+
+class Lora(nn.Module):
+    """A low-rank correction around a layer."""
+
+    def __init__(self, base: nn.Module) -> None:
+        super().__init__()
+        self.base, self.up = base, nn.Linear(4, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + 1000 * self.up(x)
+
+
+class Seen:
+    """What plain hooks see at each module in one step, by its path in that moment."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.outputs: dict[Key, list[Tensor]] = {}
+        self._paths = {id(module): path for path, module in model.named_modules()}
+        # Before other hooks on the modules: with attach="module" hookcore's stay the last ones.
+        self._handles = [module.register_forward_hook(self._saw, prepend=True) for module in model.modules()]
+
+    def _saw(self, module: nn.Module, args: Any, output: Tensor) -> None:
+        key = self._paths[id(module)], "output", "", 0
+        self.outputs.setdefault(key, []).append(output.detach().clone())
+
+    def close(self) -> dict[Key, list[Tensor]]:
+        for handle in self._handles:
+            handle.remove()
+        return self.outputs
+
+
+def check_steps(model: nn.Module, changes: list[Callable[[], Any]], attach: str) -> hookcore.Watcher:
+    """One step after each change; all outputs must be under the paths that the modules have then."""
+    expected = []
+    with watch(model, kinds={"output"}, attach=attach) as watcher:
+        for change in changes:
+            change()
+            seen = Seen(model)
+            model(torch.randn(5, 4)).sum().backward()
+            expected.append(seen.close())
+            watcher.step()
+        assert watcher.flush()
+        for number, outputs in enumerate(expected):
+            step = read_step(watcher, number)
+            assert step.keys() == outputs.keys(), number
+            for key, parts in outputs.items():
+                assert_stats(step[key], parts, (number, key))
+        coverage = watcher.coverage()
+        assert len(coverage) == len({(item.path, item.type) for item in coverage})
+        assert watcher.error_count == 0
+    return watcher
+
+
+@pytest.mark.parametrize("attach", ATTACH)
+def test_a_layer_that_is_wrapped_gets_a_path_below_its_wrapper(attach: str) -> None:
+    model = net()
+    watcher = check_steps(model, [lambda: None, lambda: model.__setitem__(0, Lora(model[0])), lambda: None], attach)
+    assert {item.path for item in watcher.coverage()} == {path for path, _ in model.named_modules()}
+
+
+@pytest.mark.parametrize("attach", ATTACH)
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: model.__setitem__(2, nn.Linear(5, 3)),
+        lambda model: model.__delitem__(1),
+        lambda model: model.insert(0, nn.Tanh()),
+        lambda model: model.append(nn.Linear(1, 2)),
+        lambda model: model._modules.update({"1": nn.Sequential(nn.GELU(), nn.Tanh())}),
+        lambda model: setattr(model, "0", Lora(Lora(model[0]))),
+        lambda model: model._modules.__setitem__("0", copy.deepcopy(model[0])),
+    ],
+    ids=["exchanged", "deleted", "inserted", "appended", "written into the table", "wrapped twice", "copied"],
+)
+def test_paths_are_looked_up_again_when_the_tree_changes(change: Callable[[nn.Sequential], Any], attach: str) -> None:
+    model = net()
+    check_steps(model, [lambda: None, lambda: change(model), lambda: None], attach)
+
+
+def test_modules_that_exchange_their_names_are_seen_under_the_new_ones() -> None:
+    model = nn.ModuleDict({"a": nn.Linear(4, 4), "b": nn.Linear(4, 4)})
+    with watch(model, kinds={"output", "param_grad"}) as watcher:
+        model["a"](torch.ones(1, 4)).sum().backward()
+        watcher.step()
+        model["a"], model["b"] = model["b"], model["a"]
+        model.zero_grad()
+        (3 * model["a"](torch.ones(2, 4))).sum().backward()
+        watcher.step()
+        watcher.flush()
+        assert read_step(watcher, 0)["a", "output", "", 0]["count"] == 4
+        step = read_step(watcher, 1)
+    assert {key[0] for key in step if key[1] == "output"} == {"a"}
+    assert step["a", "output", "", 0]["count"] == 8
+    assert step["a", "param_grad", "bias", 0]["max"] == 6
+    assert ("b", "param_grad", "bias", 0) not in step
+
+
+def test_a_module_that_takes_anothers_place_within_a_pass_does_not_share_its_tap() -> None:
+    model = net()
+    with watch(model, kinds={"output"}) as watcher:
+        first = model[0](torch.ones(5, 4))
+        model[0] = nn.Linear(4, 7)
+        second = model[0](torch.ones(5, 4))
+        (first.sum() + second.sum()).backward()
+        watcher.step()
+        watcher.flush()
+        step = read_step(watcher, 0)
+    assert (step["0", "output", "", 0]["count"], step["0", "output", "", 1]["count"]) == (25, 35)
+    assert all(stats["parts"] == 1 for stats in step.values())
+
+
+def test_what_left_the_model_is_in_the_coverage_with_the_reason() -> None:
+    model = net()
+    with watch(model) as watcher:
+        model(torch.ones(5, 4)).sum().backward()
+        watcher.step()
+        removed = model[2]
+        del model[2]
+        model(torch.ones(5, 4)).sum().backward()
+        watcher.step()
+        removed(torch.ones(1, 5))
+        coverage = {item.path: item for item in watcher.coverage()}
+    assert "no longer part of the model" in coverage["2"].reason
+    assert coverage["2"].captured
+
+
+def test_patterns_hold_for_a_modules_new_path() -> None:
+    model = net()
+    with watch(model, include=["0", "2"], kinds={"output"}) as watcher:
+        model(torch.ones(5, 4)).sum().backward()
+        watcher.step()
+        model[0] = Lora(model[0])
+        model(torch.ones(5, 4)).sum().backward()
+        watcher.step()
+        watcher.flush()
+        assert {key[0] for key in read_step(watcher, 1)} == {"0", "2"}
+        reasons = {item.path: item.reason for item in watcher.coverage()}
+    assert "include" in reasons["0.base"]
+
+
+@pytest.mark.parametrize("attach", ATTACH)
+def test_training_that_wraps_its_layers_computes_the_same_bits_watched(attach: str) -> None:
+    def train(**settings: Any) -> str:
+        model = net()
+        watcher = watch(model, kinds=KINDS, attach=attach) if settings else None
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for number in range(4):
+            if number == 2:
+                model[0] = Lora(model[0])
+                optimizer = torch.optim.SGD(model.parameters(), 0.1)
+            optimizer.zero_grad()
+            model(torch.ones(5, 4)).square().mean().backward()
+            optimizer.step()
+        if watcher is not None:
+            assert watcher.error_count == 0
+            watcher.close()
+        return digest(dict(model.state_dict()))
+
+    assert train() == train(watched=True)
