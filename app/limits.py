@@ -31,6 +31,7 @@ def check(batch: Batch) -> None:
     """Raises WireError where a part of a batch is larger than anything that hookcore sends."""
     _check_run(batch.run)
     _check_books(batch.books)
+    _require(-1 <= batch.commands_done < WHOLE // 2, f"commands done up to number {batch.commands_done}")
     _require(batch.taps_from >= 0, f"taps from number {batch.taps_from} on")
     _require(
         batch.taps_from + len(batch.taps) <= MOST_TAPS,

@@ -98,6 +98,7 @@ class Run:
     lock: threading.Lock = field(default_factory=threading.Lock)
     attention: Attention = field(init=False)
     acknowledgements: dict[str, int] = field(default_factory=dict)  # by key, with the step up to which it holds
+    _newest_command: int = -1  # the highest number of a command, of this server's or one before it
     _met: bool = False  # a batch has come
     _unsent: int = 0  # that the trainer dropped and no event has told of
     _unsent_due: float = 0.0
@@ -134,7 +135,7 @@ class Run:
 
     def ask(self, name: Literal["settings", "snapshot", "inventory"], **what: Any) -> Command:
         """A command for the trainer; its effect shows once the trainer obeyed."""
-        command = Command(next(self.numbers), name, **what)
+        command = Command(self._new_number(), name, **what)
         if self.local is not None:
             self.local(command)
         else:
@@ -142,9 +143,15 @@ class Run:
                 self.commands.append(command)
         return command
 
+    def _new_number(self) -> int:
+        """Return a number above those of all commands that the trainer knows, whatever the clock says."""
+        with self.lock:
+            self._newest_command = max(next(self.numbers), self._newest_command + 1)
+            return self._newest_command
+
     def ask_snapshots(self, taps: Sequence[Tap]) -> list[Command]:
         """Commands that the trainer gets all at once, so that it keeps the tensors of one step."""
-        commands = [Command(next(self.numbers), "snapshot", tap=tap) for tap in taps]
+        commands = [Command(self._new_number(), "snapshot", tap=tap) for tap in taps]
         if self.local is not None:
             for command in commands:
                 self.local(command)
@@ -173,6 +180,7 @@ class Run:
             self._notice(batch.books)
             self.seen_at = self.clock()
             self.info, self.books = batch.run, batch.books
+            self._newest_command = max(self._newest_command, batch.commands_done)
             while self.commands and self.commands[0].number <= batch.commands_done:
                 self.commands.popleft()
             known = self.store.taps_announced
@@ -256,7 +264,7 @@ class Runs:
         self._clock = clock
         self._lock = threading.Lock()
         self._runs: dict[str, Run] = {}
-        # Commands of a server that was started again must not look like old ones to a trainer that went on.
+        # Far above the places by which snapshots without a command are numbered.
         self._numbers = itertools.count(int(time.time() * 1000))
 
     def all(self) -> list[Run]:

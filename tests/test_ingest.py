@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import time
 import tracemalloc
 import zlib
 from concurrent.futures import ThreadPoolExecutor
@@ -67,6 +68,17 @@ def test_a_batch_without_items_is_a_sign_of_life_and_brings_commands(world: Worl
     assert world.take(make_batch(INFO, [], first=False)).commands == (asked,)
     done = make_batch(INFO, [], first=False, commands_done=asked.number)
     assert world.take(done).commands == ()
+
+
+def test_commands_are_new_to_a_trainer_that_obeyed_a_server_whose_clock_was_ahead(world: World) -> None:
+    done = int(time.time() * 1000) + 2 * 3600 * 1000
+    world.take(make_batch(INFO, [], commands_done=done))
+    run = world.runs.get("one")
+    assert run is not None
+    asked = [run.ask("settings", changes={"every": 5}), *run.ask_snapshots(make_taps(2)), run.ask("inventory")]
+    assert [command.number for command in asked] == [done + 1, done + 2, done + 3, done + 4]
+    assert world.take(make_batch(INFO, [], first=False, commands_done=done)).commands == tuple(asked)
+    assert world.take(make_batch(INFO, [], first=False, commands_done=done + 3)).commands == tuple(asked[3:])
 
 
 def test_what_comes_twice_or_late_is_stored_once(world: World) -> None:
@@ -254,6 +266,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "a snapshot of another size": {"items": (_snapshot(shape=(2, 4)),)},
     "a snapshot larger than all memory": {"items": (_snapshot(shape=(2**40, 2**40), truncated=False),)},
     "a snapshot of a shape below zero": {"items": (_snapshot(shape=(-2, -3)),)},
+    "commands of a time that never comes": {"commands_done": 2**60},
     "accounts below zero": {"books": wire.Books(produced=-1)},
     "another schema": {"schema": 99},
 }
