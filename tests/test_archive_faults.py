@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import os
+import tracemalloc
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import duckdb
+import numpy as np
 import polars
+import pyarrow as pa
 import pyarrow.dataset
+import pyarrow.parquet
 import pytest
 
 from hookcore.archive import Archive, ArchiveWriter, load_into, read_archive
 from hookcore.archive import files as archive_files
+from hookcore.archive.layout import TABLES, WHOLE
 from hookcore.errors import ArgumentError
+from hookcore.records import Event
 from hookcore.store import Store
-from hookcore_app.keep import Keeper
+from hookcore_app.keep import Keeper, show
 from hookcore_app.runs import Runs
 from hookcore_app.settings import ServerSettings
 from tests.archive_world import STORE_BYTES, make_info, plain_frame
@@ -122,6 +130,113 @@ def test_an_id_that_is_not_safe_in_an_address_is_refused_when_read(tmp_path: Pat
     file.write_text(json.dumps(content))
     with pytest.raises(ArgumentError, match="id"):
         read_archive(kept.folder)
+
+
+def _is_a_pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def _has_no_end(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def _is_a_folder(path: Path) -> None:
+    path.mkdir()
+
+
+def _is_huge(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(2**40)
+
+
+NO_FILES = pytest.mark.parametrize("put", [_is_a_pipe, _has_no_end, _is_a_folder, _is_huge])
+
+
+@NO_FILES
+@pytest.mark.parametrize(
+    "name", ["stats/part-000001-000001.parquet", "taps.parquet", "events/part-000000-000000.parquet"]
+)
+def test_a_part_that_is_no_file_is_left_out_and_the_rest_is_read(
+    tmp_path: Path, put: Callable[[Path], None], name: str
+) -> None:
+    kept, store = writer(tmp_path)
+    store.add_event(Event(0, 0.0, "note", "something"))
+    write_each(kept, store, range(3))
+    path = kept.folder / name
+    path.unlink()
+    put(path)
+    found, archive = read(kept.folder)
+    assert any(name.rpartition("/")[2] in each for each in archive.damages)
+    if name.startswith("stats"):
+        require_each_once(found, [0, 2])
+
+
+@NO_FILES
+def test_a_folder_without_a_readable_run_file_hides_no_other_run(tmp_path: Path, put: Callable[[Path], None]) -> None:
+    kept, store = writer(tmp_path)
+    write_each(kept, store, range(3))
+    other = tmp_path / "other.hookcore"
+    other.mkdir()
+    put(other / "run.json")
+    with pytest.raises(ArgumentError, match=r"run\.json"):
+        read_archive(other)
+    runs = Runs(ServerSettings(keep=str(tmp_path)))
+    with suppress(ArgumentError):
+        show(runs, other)
+    assert show(runs, kept.folder).store.steps().count == 3
+
+
+def _crafted(schema: pa.Schema, rows: int, text: str) -> pa.Table:
+    """Rows that repeat one text: a few kilobytes on disk."""
+    columns = []
+    for field in schema:
+        if pa.types.is_list(field.type) or pa.types.is_map(field.type):
+            columns.append(pa.nulls(rows, field.type))
+        elif pa.types.is_string(field.type) or pa.types.is_dictionary(field.type):
+            words = pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int32)), pa.array([text]))
+            columns.append(words)
+        else:
+            columns.append(pa.array(np.zeros(rows, np.int8)).cast(field.type))
+    return pa.table(columns, schema.names)
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "letters"),
+    [("events", 2_000_000, 4000), ("scalars", 2_000_000, 4000), ("taps", 2_000_000, 1), ("modules", 100_000, 4000)],
+)
+def test_a_small_file_that_unpacks_to_a_large_table_is_left_out(
+    tmp_path: Path, name: str, rows: int, letters: int
+) -> None:
+    kept, store = writer(tmp_path)
+    write_each(kept, store, range(3))
+    schema = TABLES.get(name) or WHOLE[name]
+    path = kept.folder / (f"{name}/part-000001-000001.parquet" if name in TABLES else f"{name}.parquet")
+    pyarrow.parquet.write_table(_crafted(schema, rows, "x" * letters), path, compression="zstd", store_schema=False)
+    assert path.stat().st_size < 4_000_000
+    tracemalloc.start()
+    allocated = pa.default_memory_pool().max_memory()
+    try:
+        archive = read(kept.folder)[1]
+        assert tracemalloc.get_traced_memory()[1] < 50_000_000
+    finally:
+        tracemalloc.stop()
+    assert any(path.name in each and "are read" in each for each in archive.damages)
+    assert pa.default_memory_pool().max_memory() - allocated < 300_000_000
+
+
+def test_many_tiny_frames_are_read_without_an_object_for_each(tmp_path: Path) -> None:
+    kept, store = writer(tmp_path)
+    write_each(kept, store, range(3))
+    path = kept.folder / "steps" / "part-000001-000001.parquet"
+    pyarrow.parquet.write_table(_crafted(TABLES["steps"], 500_000, ""), path, compression="zstd", store_schema=False)
+    frames = read_archive(kept.folder).frames()
+    tracemalloc.start()
+    try:
+        taken = [frame.step for frame, _ in zip(frames, range(5), strict=False)]
+        assert tracemalloc.get_traced_memory()[1] < 60_000_000
+    finally:
+        tracemalloc.stop()
+    assert taken == [0] * 5
 
 
 def test_what_came_too_late_is_told_as_often_after_reading_as_before(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -17,6 +18,20 @@ from hookcore.archive.layout import part_name, parts_in
 MERGE_AT: Final = 8  # parts of about one size become one
 MERGED_BYTES: Final = 64 * 2**20  # larger ones are left as they are
 _UNFINISHED: Final = ".unfinished"  # at the end of the name, so that no pattern for Parquet files matches it
+
+
+def open_regular(path: Path, most_bytes: int) -> BinaryIO:
+    """Open a file for reading; raise OSError if it is a pipe, a device, or larger than `most_bytes`.
+
+    A folder may be somebody else's. A pipe in it would wait for a writer, and a device may have no end.
+    """
+    file = os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb")
+    about = os.fstat(file.fileno())
+    if stat.S_ISREG(about.st_mode) and about.st_size <= most_bytes:
+        return file
+    file.close()
+    what = f"{about.st_size} bytes large" if stat.S_ISREG(about.st_mode) else "not a regular file"
+    raise OSError(f"{path.name} is {what}: at most {most_bytes} bytes of a regular file are read")
 
 
 def write_whole(path: Path, write: Callable[[BinaryIO], None]) -> int:

@@ -7,12 +7,14 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, BinaryIO, Final, TypeVar
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from hookcore.archive.files import open_regular
 from hookcore.archive.layout import FORMAT, RUN_FILE, TABLES, WHOLE, parts_in
 from hookcore.archive.tables import events_of, frames_of, snapshots_of
 from hookcore.errors import ArgumentError, HookcoreError
@@ -20,9 +22,13 @@ from hookcore.records import Coverage, Frame, HookRecord, ModuleRecord, Snapshot
 from hookcore.store import Store
 from hookcore.wire import RunInfo
 
-MAX_PART_BYTES: Final = 2**31  # unpacked; a file that says more is not read
+MAX_RUN_FILE_BYTES: Final = 2**22
+MAX_FILE_BYTES: Final = 2**29
+MAX_PART_BYTES: Final = 2**30  # unpacked; a file that holds more is not read
+MAX_WHOLE_BYTES: Final = 2**26  # unpacked, of a table whose rows become objects all at once
 MAX_PART_ROWS: Final = 50_000_000
-MAX_TAPS: Final = 1_000_000
+MAX_WHOLE_ROWS: Final = 300_000
+ROWS_AT_ONCE: Final = 2**16
 _ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 # Whatever a file that somebody else made can bring about while it is read.
 _READ_ERRORS: Final = (
@@ -53,7 +59,7 @@ class Archive:
     def taps(self) -> tuple[Tap, ...]:
         """All taps, by their numbers."""
         rows = self._whole("taps")
-        if [row.pop("tap") for row in rows] != list(range(len(rows))) or len(rows) > MAX_TAPS:
+        if [row.pop("tap") for row in rows] != list(range(len(rows))):
             self.damages.append("taps.parquet: the numbers of the taps have gaps")
             return ()
         return tuple(self._records("taps", rows, Tap))
@@ -104,7 +110,7 @@ class Archive:
         # What the store told of itself while it was filled, it told then too.
         told = {(event.step, event.name, event.message) for event in store.events()}
         for _, _, path in parts_in(self.folder / "events"):
-            for event in self._each(iter(events_of(self._read(path, TABLES["events"]))), path.name):
+            for event in self._each(events_of(self._read(path, TABLES["events"])), path.name):
                 if (event.step, event.name, event.message) not in told:
                     store.add_event(event)
 
@@ -115,7 +121,7 @@ class Archive:
 
     def _whole(self, name: str) -> list[dict[str, Any]]:
         path = self.folder / f"{name}.parquet"
-        rows: list[dict[str, Any]] = self._read(path, WHOLE[name]).to_pylist() if path.exists() else []
+        rows: list[dict[str, Any]] = self._read(path, WHOLE[name], True).to_pylist() if path.exists() else []
         return rows
 
     def _records(self, name: str, rows: list[dict[str, Any]], kind: type[Record]) -> list[Record]:
@@ -125,20 +131,52 @@ class Archive:
             self.damages.append(f"{name}.parquet: {error}")
             return []
 
-    def _read(self, path: Path, schema: pa.Schema) -> pa.Table:
+    def _read(self, path: Path, schema: pa.Schema, whole: bool = False) -> pa.Table:
+        most_bytes, most_rows = (MAX_WHOLE_BYTES, MAX_WHOLE_ROWS) if whole else (MAX_PART_BYTES, MAX_PART_ROWS)
         try:
-            with pq.ParquetFile(path) as file:
-                groups = (file.metadata.row_group(number) for number in range(file.metadata.num_row_groups))
-                size = sum(group.total_byte_size for group in groups)
-                if size > MAX_PART_BYTES or file.metadata.num_rows > MAX_PART_ROWS:
-                    said = f"{size} bytes in {file.metadata.num_rows} rows"
-                    raise ArgumentError(f"it holds {said}, more than {MAX_PART_BYTES} in {MAX_PART_ROWS}")
-                table = file.read(columns=schema.names)
-            table.validate(full=True)
-            return table.select(schema.names).cast(schema)
+            with open_regular(path, MAX_FILE_BYTES) as file:
+                return _table_of(file, schema, most_bytes, most_rows)
         except _READ_ERRORS as error:
             self.damages.append(f"{path.relative_to(self.folder)}: {error}")
             return schema.empty_table()
+
+
+def _table_of(file: BinaryIO, schema: pa.Schema, most_bytes: int, most_rows: int) -> pa.Table:
+    """Read a table piece by piece, so that a small file that unpacks to a large table is refused on the way.
+
+    What the file says of its size is checked, but not relied on. Texts stay in dictionaries until it is known how long
+    they are together: a file may repeat one long text in every row.
+    """
+    parts = pq.ParquetFile(file)
+    about = parts.metadata
+    size = sum(about.row_group(number).total_byte_size for number in range(about.num_row_groups))
+    _require_size(size, about.num_rows, most_bytes, most_rows)
+    columns = [parts.schema.column(place) for place in range(len(parts.schema))]
+    texts = [column.path for column in columns if column.physical_type == "BYTE_ARRAY"]
+    batches, size = [], 0
+    for batch in pq.ParquetFile(file, read_dictionary=texts).iter_batches(ROWS_AT_ONCE, columns=schema.names):
+        batch.validate(full=True)
+        size += batch.nbytes + sum(map(_text_bytes, batch.columns))
+        _require_size(size, about.num_rows, most_bytes, most_rows)
+        batches.append(batch.select(schema.names))
+    table = pa.Table.from_batches(batches) if batches else schema.empty_table()
+    return table.cast(schema).unify_dictionaries()
+
+
+def _require_size(size: int, rows: int, most_bytes: int, most_rows: int) -> None:
+    if size > most_bytes or rows > most_rows:
+        said = f"{size} bytes or more in {rows} rows"
+        raise ArgumentError(f"it holds {said}, and {most_bytes} bytes in {most_rows} rows are read")
+
+
+def _text_bytes(array: pa.Array) -> int:
+    """Return the bytes of all texts of an array, each counted as often as it occurs."""
+    if pa.types.is_dictionary(array.type):
+        lengths = pc.fill_null(pc.binary_length(array.dictionary), 0)
+        return pc.sum(pc.take(lengths, array.indices)).as_py() or 0
+    if pa.types.is_map(array.type):
+        return _text_bytes(array.keys) + _text_bytes(array.items)
+    return _text_bytes(array.flatten()) if pa.types.is_list(array.type) else 0
 
 
 def read_archive(folder: str | Path) -> Archive:
@@ -147,7 +185,8 @@ def read_archive(folder: str | Path) -> Archive:
     if path.is_file():
         path = path.parent if path.parent.name not in TABLES else path.parent.parent
     try:
-        content = json.loads((path / RUN_FILE).read_bytes())
+        with open_regular(path / RUN_FILE, MAX_RUN_FILE_BYTES) as file:
+            content = json.loads(file.read(MAX_RUN_FILE_BYTES))
         if content["format"] != FORMAT:
             raise ArgumentError(f"{path} is of format {content['format']}; this hookcore reads format {FORMAT}")
         info = msgspec.convert({**content["run"], "key": ""}, RunInfo)

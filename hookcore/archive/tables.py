@@ -15,6 +15,7 @@ from hookcore.records import STATS, Event, Frame, SketchBlock, Snapshot, Tap
 from hookcore.wire import SnapshotItem, frame_item, frame_of, snapshot_item, snapshot_of
 
 Numbered = tuple[int, Frame]
+ROWS_AT_ONCE: Final = 1000
 _NO_BLOCK: Final = SketchBlock(np.zeros(1, np.uint32), np.empty(0, np.uint16), np.empty(0, np.uint32))
 
 
@@ -151,14 +152,20 @@ def snapshots_table(snapshots: Sequence[Snapshot]) -> pa.Table:
 # -- and back ----------------------------------------------------------------------------------------------------------
 
 
-def events_of(table: pa.Table) -> list[Event]:
-    """Events as they were."""
-    return [Event(**row) for row in table.to_pylist()]
+def events_of(table: pa.Table) -> Iterator[Event]:
+    """Yield events as they were."""
+    return (Event(**row) for row in _rows(table))
+
+
+def _rows(table: pa.Table) -> Iterator[dict[str, Any]]:
+    """Yield the rows; only some of them are Python objects at a time."""
+    for batch in table.to_batches(max_chunksize=ROWS_AT_ONCE):
+        yield from batch.to_pylist()
 
 
 def snapshots_of(table: pa.Table) -> Iterator[Snapshot]:
     """Snapshots as they were; raises WireError where bytes, type and shape do not belong together."""
-    for row in table.to_pylist():
+    for row in _rows(table):
         tap = Tap(**{name: row[name] for name in (*TAP_COLUMNS, "call")})
         shape, number = tuple(row["shape"]), row["number"]
         rest = (row["step"], row["time_s"], row["dtype"], shape, row["stored"], row["values"], row["truncated"])
@@ -167,14 +174,13 @@ def snapshots_of(table: pa.Table) -> Iterator[Snapshot]:
 
 def frames_of(tables: dict[str, pa.Table]) -> Iterator[Frame]:
     """The frames whose rows are in some tables, in order, checked like those that come over the network."""
-    steps = tables["steps"].to_pylist()
-    order = np.array([row["frame"] for row in steps], np.int64)
+    order = _numbers(tables["steps"]["frame"])
     cut = {name: _cuts(tables[name], order) for name in ("stats", "sketches", "scalars")}
     stats = np.stack([_floats(tables["stats"][name]) for name in STATS], axis=1)
     taps = _numbers(tables["stats"]["tap"])
     blocks = _Blocks(tables["sketches"])
-    names, values = tables["scalars"]["name"].to_pylist(), _floats(tables["scalars"]["value"])
-    for place, row in enumerate(steps):
+    names, values = tables["scalars"]["name"], _floats(tables["scalars"]["value"])
+    for place, row in enumerate(_rows(tables["steps"])):
         mine, logged = slice(*cut["stats"][place]), slice(*cut["scalars"][place])
         frame = Frame(
             row["step"],
@@ -182,7 +188,7 @@ def frames_of(tables: dict[str, pa.Table]) -> Iterator[Frame]:
             taps[mine].astype(np.uint32),
             stats[mine],
             blocks.of(taps[mine], slice(*cut["sketches"][place])),
-            scalars=dict(zip(names[logged], values[logged].tolist(), strict=True)),
+            scalars=dict(zip(names[logged].to_pylist(), values[logged].tolist(), strict=True)),
             micro_batches=row["micro_batches"] or 0,
             grad_scale=row["grad_scale"],
             elapsed_s=float("nan") if row["elapsed_s"] is None else row["elapsed_s"],
@@ -209,10 +215,10 @@ class _Blocks:
         return SketchBlock((start - start[0]).astype(np.uint32), self._bins[picked], self._counts[picked])
 
 
-def _cuts(table: pa.Table, order: NDArray[np.int64]) -> list[tuple[int, int]]:
+def _cuts(table: pa.Table, order: NDArray[np.int64]) -> NDArray[np.intp]:
+    """Return the first row of each frame, and the one after its last."""
     frames = _numbers(table["frame"])
-    first = np.searchsorted(frames, order, side="left").tolist()
-    return list(zip(first, np.searchsorted(frames, order, side="right").tolist(), strict=True))
+    return np.stack([np.searchsorted(frames, order, side="left"), np.searchsorted(frames, order, side="right")], axis=1)
 
 
 def _numbers(column: pa.ChunkedArray) -> NDArray[np.int64]:
