@@ -190,3 +190,47 @@ def test_a_long_list_has_pages(world: World) -> None:
     last = world.client.get("/runs/one/events?row=100").text
     beyond = world.client.get("/runs/one/events?row=5000").text
     assert (first.count('id="row-'), last.count('id="row-'), beyond.count('id="row-')) == (100, 30, 30)
+
+
+def test_the_overview_the_badge_and_the_events_page_count_the_same_alerts(world: World) -> None:
+    run = _run(world)
+    run.store.add_event(Event(80, 1.0, "hook-error", "it broke", "error", "layers.0"))
+    run.store.add_event(Event(81, 1.0, "settings-changed", "every 1 -> 2"))
+    run.store.add_event(Event(82, 1.0, "snapshot-missed", "no gradient reaches it", "info", "layers.0"))
+    overview = world.client.get("/runs/one").text
+    assert 'id="alerts">2<' in overview
+    assert 'Needs attention <span class="badge">2</span>' in overview
+    assert "All 4</a>" in overview
+    assert "No events" not in overview
+    events = world.client.get("/runs/one/events").text
+    assert "4 events" in events
+    assert "2 need attention" in events
+
+
+def test_two_spikes_of_one_tensor_are_two_lines_of_which_one_is_selected(world: World) -> None:
+    run = world.runs.open(make_info("one"))
+    assert run is not None
+    run.store.announce((Tap("blocks.2.relu", "output"),))
+    for step in range(200):
+        run.store.append(frame(step, [500.0 if step in (120, 160) else 1.0 + step % 3 * 0.01]))
+    spikes = [line for line in all_lines(run) if line.sort == "spike"]
+    assert [line.step for line in spikes] == [160, 120]
+    assert len({line.id for line in spikes}) == 2
+    text = world.client.get("/runs/one/events", params={"event": spikes[1].id}).text
+    assert text.count('aria-current="true"') == 1
+    assert "blocks.<wbr>2.<wbr>relu" in text
+
+
+def test_a_page_says_how_much_it_looked_at_when_nothing_was_found(world: World) -> None:
+    run = _run(world, bad=())
+    assert "No problems found in 100 steps (100 captured)." in world.client.get("/runs/one").text
+    for step in range(100, 1000):
+        run.store.append(frame(step, [1.0 + step % 3] * 3 if step % 4 == 0 else []))
+    assert "No problems found in the last 512 steps (128 captured)." in world.client.get("/runs/one").text
+    few = world.runs.open(make_info("two"))
+    assert few is not None
+    few.store.announce((Tap("a", "output"),))
+    for step in range(5):
+        few.store.append(frame(step, [1.0]))
+    text = world.client.get("/runs/two").text
+    assert "Not enough captured steps to judge anything else: 5 of 5 captured, 24 needed." in text

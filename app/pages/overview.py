@@ -19,7 +19,7 @@ from .eventlines import Line, all_lines
 from .frame import render, run_of
 from .glance import SHOWN_SCALARS, scalar_lines, shown_alerts, tiles_of, why_empty
 from .span import Span, span_of
-from .verdict import claim_of, progress_of
+from .verdict import claim_of, progress_of, stop_of
 
 ROWS: Final = 50  # of the table on one page
 NEWS: Final = 6
@@ -166,6 +166,7 @@ def _figures(run: Run, asked: Asked) -> dict[str, Any]:
     return {
         "tiles": tiles_of(run, figures, at),
         "progress": progress_of(run),
+        "stop": stop_of(run),
         "held_at": asked.last,
         "labels": run.store.labels(),
         "empty": why_empty(run, figures),

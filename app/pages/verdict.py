@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final
+from dataclasses import dataclass
+from typing import Any, Final
 
 from ..attention.findings import LEAST_PAST, RECENT, WINDOW
 from ..cost import cost_of
@@ -14,9 +15,27 @@ _STATES: Final = {
     "live": "Live",
     "ended": "Ended",
     "crashed": "Crashed",
+    "interrupted": "Interrupted",
     "lost": "Lost, nothing received from the training any more",
     "kept": "Read from disk",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Why a run ended before its time."""
+
+    title: str
+    error: str
+    traceback: str
+
+
+def stop_of(run: Run) -> Stop | None:
+    """Return why a run ended before its time, or None if it didn't."""
+    failure: Any = getattr(run, "failure", None)
+    if failure is None:
+        return None
+    return Stop(f"{_STATES[failure.outcome]} at step {failure.step:,}", failure.error, failure.traceback)
 
 
 def progress_of(run: Run) -> str:
@@ -48,4 +67,5 @@ def claim_of(run: Run, last: int | None = None) -> str:
             f"{captured:,} of {looked_at:,} captured, {ENOUGH} needed."
         )
     scope = f"the last {looked_at:,} steps" if looked_at < total else f"{total:,} steps"
-    return f"No {new}problems found in {scope} ({captured:,} captured)."
+    stopped = "This run crashed. " if stop_of(run) is not None and run.state != "live" else ""
+    return f"{stopped}No {new}problems found in {scope} ({captured:,} captured)."
