@@ -58,12 +58,12 @@ export function makeTree(page, figure, capture) {
   const many = (/** @type {number} */ value) => (value ? count(value) : "");
   /** @type {import("../tree.js").Column[]} */
   const columns = [
-    { key: "type", title: "Type", width: 165, value: ({ type }) => type },
-    { key: "captured", title: "Captured", width: 208, value: ({ captured, reason }) => (captured ? "yes" : reason || "no"), rank: ({ captured }) => Number(!captured), words: (words, { captured }) => `${captured ? "\u2713" : "\u2013"} ${words}`, help: "If not, the reason. A collapsed group shows the first uncaptured module in it." },
-    { key: "kinds", title: "Kinds", width: 264, value: ({ kinds }) => kinds.join(", ") },
-    { key: "calls", title: "Calls", width: 65, number: true, value: ({ calls }) => calls, words: many, rank: ({ calls }) => calls, help: "Calls per step" },
-    { key: "values", title: "Values", width: 90, number: true, value: ({ values }) => values, words: many, rank: ({ values }) => values, help: "Values read in the newest captured step" },
-    { key: "hooks", title: "Other hooks", width: 112, number: true, value: ({ hooks }) => hooks, words: many, rank: ({ hooks }) => hooks, help: "Hooks on the module and its parameters that are not from hookcore" },
+    { key: "type", title: "Type", width: 140, value: ({ type }) => type },
+    { key: "captured", title: "Captured", width: 310, value: ({ captured, reason }) => (captured ? "yes" : reason || "no"), rank: ({ captured }) => Number(!captured), words: (words, { captured }) => `${captured ? "\u2713" : "\u2013"} ${words}`, help: "If not, the reason. A collapsed group shows the first uncaptured module in it." },
+    { key: "kinds", title: "Kinds", width: 230, value: ({ kinds }) => kinds.join(", ") },
+    { key: "calls", title: "Calls", width: 62, number: true, value: ({ calls }) => calls, words: many, rank: ({ calls }) => calls, help: "Calls per step" },
+    { key: "values", title: "Values", width: 84, number: true, value: ({ values }) => values, words: many, rank: ({ values }) => values, help: "Values read in the newest captured step" },
+    { key: "hooks", title: "Hooks", width: 72, number: true, value: ({ hooks }) => hooks, words: many, rank: ({ hooks }) => hooks, help: "Hooks on the module and its parameters that are not from hookcore" },
   ];
   if (capture) columns.unshift({ key: "watch", title: "Watch", width: 70, value: ({ path }) => capture.chosen.paths.has(path), paint: (cell, _module, row) => paintBox(cell, row) });
 
