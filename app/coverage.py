@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from hookcore.records import Coverage, Kind
 from hookcore.store import Store
 
 UNREPORTED = "not reported by the trainer yet"
-_SAMPLED = 32  # taps by which merged rows are counted
 
 
 def coverage_of(store: Store) -> list[Coverage]:
@@ -26,12 +23,3 @@ def coverage_of(store: Store) -> list[Coverage]:
             known[module.path] = Coverage(module.path, module.type, bool(seen), seen, "" if seen else UNREPORTED)
     order = {module.path: place for place, module in enumerate(modules)}
     return sorted(known.values(), key=lambda each: order.get(each.path, len(order)))
-
-
-def captured_steps(store: Store, first: int, last: int) -> int:
-    """Return how many of these steps were captured; old steps, which are merged, count as far as sampled taps show."""
-    numbers = store.taps().numbers
-    rows = store.rows(numbers[:: max(1, len(numbers) // _SAMPLED)], "count", first, last)
-    single = rows.first == rows.last
-    most = rows.present.max(axis=1, initial=1)
-    return int(np.where(single, 1, most).sum())

@@ -9,8 +9,7 @@ from starlette.testclient import TestClient
 
 from hookcore.records import Coverage, ModuleRecord, Tap
 from hookcore_app.cost import Cost, cost_of, ordinal
-from hookcore_app.coverage import UNREPORTED, captured_steps, coverage_of
-from tests.live_world import frame
+from hookcore_app.coverage import UNREPORTED, coverage_of
 from tests.serving import World, make_frame, make_info, make_world
 
 MEASURED: dict[str, float] = {
@@ -51,7 +50,7 @@ def test_every_page_the_report_and_the_api_say_the_same_sentence() -> None:
 
 def test_the_pages_say_how_many_steps_were_left_out() -> None:
     client = _world({"budget": 0.05, "every": 1}, MEASURED).client
-    assert "195 of them not captured" in client.get("/runs/one").text
+    assert "step 0, 1 captured, 195 left out" in client.get("/runs/one").text
     hooks = client.get("/runs/one/hooks").text
     assert "You asked for every step; limited by the budget. 195 steps left out." in hooks
 
@@ -109,14 +108,3 @@ def test_all_pages_count_the_same_modules_also_those_that_were_not_reported() ->
     hooks = client.get("/runs/one/hooks").text
     assert "2 not captured" in hooks
     assert " of 4</span>" in hooks
-
-
-def test_captured_steps_are_counted_and_not_those_that_only_logged() -> None:
-    world = make_world()
-    run = world.runs.open(make_info("one"))
-    assert run is not None
-    run.store.announce((Tap("a", "output"), Tap("b", "output")))
-    for step in range(90):
-        run.store.append(frame(step, [1.0, 2.0] if step % 3 == 0 else [], scalars={"loss": 1.0}))
-    assert captured_steps(run.store, 0, 89) == 30
-    assert captured_steps(run.store, 60, 89) == 10

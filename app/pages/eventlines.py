@@ -45,6 +45,11 @@ class Line:
         return SIGNS[self.severity]
 
     @property
+    def quantity(self) -> str:
+        """What the values of the finding are; empty for an event."""
+        return "" if self.finding is None else "loss" if self.finding.rule == "loss" else self.finding.stat
+
+    @property
     def is_alert(self) -> bool:
         """Whether it needs attention: a warning or an error that nobody has acknowledged."""
         return self.severity != "info" and not self.acknowledged

@@ -185,6 +185,8 @@ def _alert(run: Run, line: Line, types: dict[str, str]) -> AlertLine:
 
 def spark_of_finding(store: Store, finding: Finding) -> Spark | None:
     """Return the line around the onset of a finding, with marks where the tensor was not finite."""
+    if finding.rule == "loss":
+        return spark_of(np.arange(len(finding.spark)), np.array(finding.spark, float), None, may_be_log=True)
     begin, end = max(0, finding.since_step - AROUND), finding.since_step + AROUND
     series = store.series(finding.number, finding.stat, begin, end, POINTS)
     values = np.where(series.nonfinite > 0, np.nan, series.mean)

@@ -5,12 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ..attention.findings import LEAST_PAST, RECENT, WINDOW
 from ..cost import cost_of
-from ..coverage import captured_steps
 from ..runs import Run
 
-ENOUGH: Final = RECENT + LEAST_PAST  # captured steps that the rules need to compare a layer with its own past
 _STATES: Final = {
     "live": "Live",
     "ended": "Ended",
@@ -43,10 +40,10 @@ def progress_of(run: Run) -> str:
     state, steps = _STATES.get(run.state, run.state.capitalize()), run.store.steps()
     if steps.first is None or steps.newest is None:
         return f"{state}. No step has been captured yet."
-    left_out = cost_of(run).left_out
+    left_out, captured = cost_of(run).left_out, run.store.captured()
     words = f"step {steps.first:,}" if steps.first == steps.newest else f"steps {steps.first:,} to {steps.newest:,}"
-    count = "" if left_out is None else ", all captured" if not left_out else f", {left_out:,} of them not captured"
-    return f"{state}: {words}{count}."
+    more = f", {left_out:,} left out" if left_out else ""
+    return f"{state}: {words}, {captured:,} captured{more}."
 
 
 def claim_of(run: Run, last: int | None = None) -> str:
@@ -56,16 +53,9 @@ def claim_of(run: Run, last: int | None = None) -> str:
         return "Findings appear here once steps have been captured."
     if last is not None:
         return f"None of the current findings began by step {last:,}."
-    total = steps.newest - steps.first + 1
-    first = max(steps.first, steps.newest - WINDOW + 1)
-    looked_at, captured = steps.newest - first + 1, captured_steps(run.store, first, steps.newest)
-    known = any(run.has_seen(finding) for finding in run.attention.findings())
-    new = "new " if known else ""
-    if captured < ENOUGH:
-        return (
-            f"No {new}NaN or infinity found. Not enough captured steps to judge anything else: "
-            f"{captured:,} of {looked_at:,} captured, {ENOUGH} needed."
-        )
-    scope = f"the last {looked_at:,} steps" if looked_at < total else f"{total:,} steps"
+    scope = run.attention.scope()
     stopped = "This run crashed. " if stop_of(run) is not None and run.state != "live" else ""
-    return f"{stopped}No {new}problems found in {scope} ({captured:,} captured)."
+    acknowledged = sum(run.has_seen(finding) for finding in run.attention.findings())
+    if scope.verdict == "problems":
+        return f"{stopped}{acknowledged:,} acknowledged, nothing new. {scope.sentence}"
+    return f"{stopped}{scope.sentence}"
