@@ -198,16 +198,49 @@ class Sketch:
 
         Values out of range are answered by the edge of the range, or by the known finite minimum or maximum.
         """
+        bins = self._bins_at(qs)
+        return np.full(bins.shape, np.nan) if self.total == self.nan else _answers(bins, minimum, maximum)
+
+    def known_quantiles(
+        self, qs: ArrayLike, minimum: float, maximum: float, largest: float = 2.0**MAX_EXPONENT
+    ) -> NDArray[np.float64]:
+        """Return the quantiles that are known within RELATIVE_ERROR, and NaN for the others.
+
+        `minimum` and `maximum` are those of the finite values (NaN if unknown). A value out of range lies between the
+        edge of the range and these, which is an answer if both are close enough. `largest` is the smallest
+        magnitude that "too large" may stand for: less than 2 ** MAX_EXPONENT if magnitudes were divided after counting.
+        """
+        bins = self._bins_at(qs)
+        if self.total == self.nan:
+            return np.full(bins.shape, np.nan)
+        answers = CENTRES[bins]
+        edge = int(bins_of(largest))  # from here on the order of magnitudes is not known
+        for over, is_out in (
+            (NEG_OVER, (bins > NEG_INF) & (bins <= max(NEG_OVER, 2 * ZERO - edge))),
+            (POS_OVER, (bins < POS_INF) & (bins >= min(POS_OVER, edge))),
+        ):
+            if self.counts[over]:
+                sign = 1.0 if over == POS_OVER else -1.0
+                near, far = (minimum, maximum) if sign > 0 else (-maximum, -minimum)
+                answers[is_out] = sign * _between(float(np.fmax(largest, near)), far)
+        least = 2.0**MIN_EXPONENT
+        answers[bins == POS_UNDER] = _between(float(np.fmax(0.0, minimum)), float(np.fmin(least, maximum)))
+        answers[bins == NEG_UNDER] = -_between(float(np.fmax(0.0, -maximum)), float(np.fmin(least, -minimum)))
+        number = int(self.counts[:NAN].sum())
+        ranks, lost = np.ceil(np.asarray(qs, np.float64) * number), np.isnan(answers)
+        answers[lost & (ranks <= 1)] = minimum
+        answers[lost & (ranks >= number)] = maximum
+        return answers
+
+    def _bins_at(self, qs: ArrayLike) -> NDArray[np.intp]:
+        """Return the bins of the values of rank ceil(q * n)."""
         wanted = np.asarray(qs, dtype=np.float64)
         if not np.all((wanted >= 0) & (wanted <= 1)):
             raise ArgumentError(f"quantiles {qs!r} were asked for: each must be between 0 and 1")
         cumulated = np.cumsum(self.counts[:NAN])
         n = int(cumulated[-1])
-        if n == 0:
-            return np.full(wanted.shape, np.nan)
-        rank = np.clip(np.ceil(wanted * n), 1, n)
-        bins = np.searchsorted(cumulated, rank.astype(np.uint64))
-        return _answers(bins, minimum, maximum)
+        rank = np.clip(np.ceil(wanted * n), 1, max(1, n))
+        return np.minimum(np.searchsorted(cumulated, rank.astype(np.uint64)), NAN)
 
     def coarsen(self, k: int) -> Histogram:
         """The finite values with every k neighbouring steps of a sign in one, the same ones on either side of zero.
@@ -246,6 +279,12 @@ class Sketch:
         moved = np.zeros(BINS, np.uint64)
         np.add.at(moved, _moved_bins(steps), self.counts)
         return Sketch(moved)
+
+
+def _between(low: float, high: float) -> float:
+    """Return the value that stands for all between two magnitudes; NaN if it can be too far from one of them."""
+    known = 0 < low <= high <= low * (1 + 1 / STEPS_PER_OCTAVE)
+    return 2 / (1 / low + 1 / high) if known else float("nan")
 
 
 def _answers(bins: NDArray[np.intp], minimum: float | None, maximum: float | None) -> NDArray[np.float64]:

@@ -168,6 +168,44 @@ def test_values_out_of_range_are_answered_by_the_edge_or_the_known_extreme() -> 
     assert Sketch.of([1e-30]).quantile(0.5, minimum=1e-30, maximum=1e-30) == 1e-30
 
 
+ANY_SIZE = st.builds(
+    lambda exponent, mantissa, sign: sign * mantissa * 10.0**exponent,
+    st.integers(-300, 300),
+    st.floats(1, 2),
+    st.sampled_from([-1.0, 1.0]),
+)
+NEAR = st.builds(lambda base, factors: [base * each for each in factors], ANY_SIZE, st.lists(st.floats(1, 1.05)))
+
+
+@given(
+    st.one_of(st.lists(ANY_SIZE, min_size=1), NEAR.filter(len)),
+    st.lists(st.floats(0, 1), min_size=1),
+    st.sampled_from([1.0, 16.0, 65536.0]),
+)
+def test_a_quantile_at_any_magnitude_is_within_its_error_or_unknown(
+    values: list[float], qs: list[float], scale: float
+) -> None:
+    array = np.array([*values, 0.0, np.inf])
+    finite = array[np.isfinite(array)]
+    made = Sketch.of(array * scale).shifted(-round(8 * math.log2(scale)))
+    asked = [0.0, *qs]
+    answers = made.known_quantiles(asked, finite.min(), finite.max(), 2.0**24 / scale)
+    for q, answer in zip(asked, answers.tolist(), strict=True):
+        exact = rank_value(array, q)
+        if math.isnan(answer):
+            assert not 2.0**-56 <= abs(exact) < 2.0**24 / scale  # unknown only out of range
+        else:
+            assert answer == exact or abs(answer - exact) <= 0.07 * abs(exact)
+    assert answers[0] == pytest.approx(finite.min(), rel=0.07)  # the smallest value is known in any case
+
+
+def test_values_close_together_are_known_at_any_magnitude() -> None:
+    for size in (1e-300, 1e-40, 1e9, 1e300):
+        values = np.linspace(size, 1.1 * size, 101)
+        answers = Sketch.of(values).known_quantiles([0.1, 0.5, 0.9], values.min(), values.max())
+        assert np.abs(answers / np.quantile(values, [0.1, 0.5, 0.9]) - 1).max() <= 0.07
+
+
 def test_infinities_stay_infinite_when_the_extremes_of_the_finite_values_are_known() -> None:
     assert Sketch.of([-np.inf, 1.0, np.inf]).quantiles([0, 1], minimum=1.0, maximum=1.0).tolist() == [-np.inf, np.inf]
 

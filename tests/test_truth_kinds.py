@@ -238,6 +238,36 @@ def test_an_observed_tensor_and_its_gradient_are_taps() -> None:
     assert_stats(stats["scores", "output_grad", "", 0], [model.seen.grad])
 
 
+def test_quantiles_of_values_out_of_range_are_right_or_unknown() -> None:
+    model = nn.Identity()
+    with watch(model, phases=("train", "eval"), kinds=("output",)) as watcher:
+        for low, high in ((1e9, 2e9), (1e9, 1.05e9), (1e-30, 1.02e-30), (1.0, 2.0)):
+            model(torch.linspace(low, high, 1001))
+            watcher.step()
+        watcher.flush()
+        wide, *others = watcher.store.quantiles(0, [0.0, 0.5, 1.0]).values.tolist()
+    assert wide == pytest.approx([1e9, np.nan, 2e9], nan_ok=True)
+    assert np.array(others) == pytest.approx(np.array([[1e9] * 3, [1e-30] * 3, [1.0, 1.5, 2.0]]), rel=0.07)
+
+
+def test_gradients_that_a_loss_scale_lifted_out_of_range_are_not_told_as_the_edge_of_it() -> None:
+    model = mlp()
+    optimizer = sgd(model.parameters())
+    scaler = torch.amp.GradScaler("cpu", init_scale=65536.0)
+    with watch(model) as watcher:
+        out = model(noise(5, 6))
+        scaler.scale((out * 1000).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        watcher.flush()
+        (number,) = watcher.store.taps(kind="output_grad", match="3").numbers.tolist()
+        values = watcher.store.quantiles(number, [0.1, 0.5, 0.9]).values
+        shown = watcher.store.histograms(number)
+    assert values == pytest.approx(np.full((1, 3), 1000.0), rel=0.07)
+    filled = np.flatnonzero(shown.counts[0])
+    assert [(shown.edges[place] <= 1000 < shown.edges[place + 1]) for place in filled.tolist()] == [True]
+
+
 def test_evaluation_is_kept_apart_from_training() -> None:
     seed_all()
     model, x = mlp(), noise(5, 6)

@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hookcore.sketch import BINS, EDGES, MAGNITUDES, NAN, NEG_INF, POS_INF, Sketch, group_starts
+from hookcore.sketch import (
+    BINS,
+    EDGES,
+    MAGNITUDES,
+    MAX_EXPONENT,
+    NAN,
+    NEG_FIRST,
+    NEG_INF,
+    NEG_OVER,
+    POS_INF,
+    POS_OVER,
+    ZERO,
+    Sketch,
+    bins_of,
+    group_starts,
+)
 from hookcore.store.answers import Histograms, Quantiles, Steps
 from hookcore.store.sketches import SketchRows
 
+# For spans of steps: the smallest and the largest finite value, and the magnitude from which all is "too large".
+BoundsOf = Callable[[Steps, Steps], list[tuple[float, float, float]]]
+TOO_LARGE = 2.0**MAX_EXPONENT
 LEAST_BINS = 5  # too large, negative, around zero, positive, too large
 
 
@@ -39,24 +57,45 @@ def sketches_over_time(entries: Sequence[SketchRows], tap: int, most: int) -> tu
     return first, last, [Sketch(counts) for counts in dense]
 
 
-def histograms_of(entries: Sequence[SketchRows], tap: int, columns: int, bins: int) -> Histograms:
-    """At most so many columns of at most so many bins, on the same edges."""
+def histograms_of(entries: Sequence[SketchRows], tap: int, columns: int, bins: int, bounds_of: BoundsOf) -> Histograms:
+    """Return at most so many columns of at most so many bins, on the same edges."""
     first, last, dense = counts_over_time(entries, tap, columns)
+    over = dense[:, [NEG_OVER, POS_OVER]].any()
+    largest = min(each[2] for each in bounds_of(first, last)) if over else TOO_LARGE
+    _fold_beyond(dense, largest)
     starts = _display_groups(dense.sum(axis=0, dtype=np.uint64) > 0, bins)
     if len(starts):  # the last group runs to the end of the array: nothing of the tap is beyond it
         counts = np.add.reduceat(dense[:, :POS_INF], starts[:-1], axis=1, dtype=np.uint64)
     else:
         counts = np.zeros((len(dense), 0), np.uint64)
     apart = (dense[:, NAN].copy(), dense[:, NEG_INF].copy(), dense[:, POS_INF].copy())
-    return Histograms(tap, first, last, EDGES[starts], counts, *apart)
+    edges = EDGES[starts]
+    inner = (starts > NEG_OVER) & (starts < POS_INF)
+    edges[inner] = np.clip(edges[inner], -largest, largest)
+    kept = np.diff(edges, append=np.inf) > 0  # bins that "too large" took in are empty
+    return Histograms(tap, first, last, edges[kept], counts[:, kept[:-1]], *apart)
 
 
-def quantiles_of(entries: Sequence[SketchRows], tap: int, qs: ArrayLike, points: int) -> Quantiles:
-    """Quantiles of the values that are not NaN, at most so many points."""
+def _fold_beyond(dense: NDArray[np.uint64], largest: float) -> None:
+    """Move what "too large" may be smaller than into it: the order of these values is not known."""
+    if largest < TOO_LARGE:
+        edge = int(bins_of(largest))
+        for over, beyond in ((POS_OVER, slice(edge, POS_OVER)), (NEG_OVER, slice(NEG_FIRST, 2 * ZERO - edge + 1))):
+            dense[:, over] += dense[:, beyond].sum(axis=1, dtype=np.uint64)
+            dense[:, beyond] = 0
+
+
+def quantiles_of(entries: Sequence[SketchRows], tap: int, qs: ArrayLike, points: int, bounds_of: BoundsOf) -> Quantiles:
+    """Return the quantiles of the values that are not NaN in at most so many points; NaN if one is not known."""
     first, last, sketches = sketches_over_time(entries, tap, points)
     wanted = np.atleast_1d(np.asarray(qs, np.float64))
-    Sketch.empty().quantiles(wanted)  # refuses a wrong q even where there is nothing to answer with
-    values = np.array([sketch.quantiles(wanted) for sketch in sketches]).reshape(len(sketches), len(wanted))
+    Sketch.empty().quantiles(wanted)  # raises for a wrong q even if there are no sketches
+    values = np.full((len(sketches), len(wanted)), np.nan)
+    reaching = [point for point, sketch in enumerate(sketches) if sketch.over or sketch.under]
+    bounds = dict(zip(reaching, bounds_of(first[reaching], last[reaching]), strict=True)) if reaching else {}
+    for point, sketch in enumerate(sketches):
+        known = bounds.get(point)
+        values[point] = sketch.quantiles(wanted) if known is None else sketch.known_quantiles(wanted, *known)
     return Quantiles(tap, wanted, first, last, values)
 
 

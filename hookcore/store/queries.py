@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hookcore.errors import ArgumentError
-from hookcore.records import Coverage, Event, HookRecord, ModuleRecord, Severity, Snapshot, Tap
+from hookcore.records import GRADIENT_KINDS, Coverage, Event, HookRecord, ModuleRecord, Severity, Snapshot, Tap
+from hookcore.sketch import MAX_EXPONENT
 from hookcore.store import names
 from hookcore.store.answers import Heatmap, Histograms, Latest, Quantiles, Series, StepRange, TapList
 from hookcore.store.distributions import LEAST_BINS, histograms_of, quantiles_of
@@ -18,8 +19,8 @@ from hookcore.store.ladder import Ladder
 from hookcore.store.ledger import Episode, NonfiniteTaps
 from hookcore.store.parts import Parts
 from hookcore.store.rows import Rows, down_sample
-from hookcore.store.schemas import SCALAR_SCHEMA, STAT_SCHEMA
-from hookcore.store.segments import Floats, Lanes
+from hookcore.store.schemas import GRAD_SCALE, SCALAR_SCHEMA, STAT_SCHEMA
+from hookcore.store.segments import Floats, Lanes, Steps
 
 STAT_NAMES: Final = STAT_SCHEMA.names  # the recorded ones and the derived: zero_fraction, nonfinite
 _VALUE: Final = SCALAR_SCHEMA.columns.index("value")
@@ -154,14 +155,36 @@ class Queries:
         """The distribution of a tap over time in at most so many columns and bins; counts are exact sums."""
         names.require_at_least("columns", columns, 1)
         names.require_at_least("bins", bins, LEAST_BINS)
-        return histograms_of(self._parts.sketches.entries(first, last), self._number_of(tap), columns, bins)
+        number = self._number_of(tap)
+        entries = self._parts.sketches.entries(first, last)
+        return histograms_of(entries, number, columns, bins, lambda begin, end: self._bounds_of(number, begin, end))
 
     def quantiles(
         self, tap: int | Tap, qs: ArrayLike, first: int | None = None, last: int | None = None, points: int = 1000
     ) -> Quantiles:
-        """Quantiles of a tap over time, within 7 %, in at most so many points."""
+        """Return quantiles of a tap over time in at most so many points: within 7 %, or NaN if one is not known."""
         names.require_at_least("points", points, 1)
-        return quantiles_of(self._parts.sketches.entries(first, last), self._number_of(tap), qs, points)
+        number = self._number_of(tap)
+        entries = self._parts.sketches.entries(first, last)
+        return quantiles_of(entries, number, qs, points, lambda begin, end: self._bounds_of(number, begin, end))
+
+    def _bounds_of(self, number: int, first: Steps, last: Steps) -> list[tuple[float, float, float]]:
+        """Return the extremes of a tap in spans of steps, and where its sketches end after the loss scale is out."""
+        numbers, span = np.array([number], np.int64), (int(first[0]), int(last[-1]))
+        least, most = (self.rows(numbers, stat, *span) for stat in ("min", "max"))
+        lane = self._parts.scalar_lanes.get(GRAD_SCALE) if self._parts.taps[number].kind in GRADIENT_KINDS else None
+        scales = [] if lane is None else self._parts.scalars.gather(_VALUE, slice(lane, lane + 1), *span)
+        scale = Rows.join(scales)
+        found = []
+        for begin, end in zip(first.tolist(), last.tolist(), strict=True):
+            divisor = np.fmax.reduce(scale.high[_within(scale, begin, end), 0], initial=1.0)
+            inside = _within(least, begin, end)
+            if ((least.first < begin) | (least.last > end))[inside].any():
+                inside[:] = False  # merged rows reach beyond: these are not the extremes of this span
+            minimum = np.fmin.reduce(least.low[inside, 0], initial=np.nan)
+            maximum = np.fmax.reduce(most.high[inside, 0], initial=np.nan)
+            found.append((float(minimum), float(maximum), 2.0**MAX_EXPONENT / float(divisor)))
+        return found
 
     def latest(
         self,
@@ -265,6 +288,12 @@ class Queries:
         if not 0 <= tap < len(taps):
             raise ArgumentError(f"unknown tap number {tap}: there are {len(taps)} taps, numbered from 0")
         return int(tap)
+
+
+def _within(rows: Rows, first: int, last: int) -> NDArray[np.bool_]:
+    """Return which rows have a step between first and last."""
+    inside: NDArray[np.bool_] = (rows.last >= first) & (rows.first <= last)
+    return inside
 
 
 def _series(
