@@ -15,6 +15,7 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, Request
 from hookcore.errors import ArgumentError
 from hookcore.records import Coverage, Event, ModuleRecord, Tap
 from hookcore.store import Store
+from hookcore_app import figures
 from hookcore_app.cli import main
 from hookcore_app.keep import show
 from hookcore_app.report import MOST_BYTES, report_of
@@ -110,6 +111,17 @@ def test_a_report_opens_from_a_file_without_a_request_and_without_an_error(
 
 
 @pytest.mark.slow
+def test_charts_below_the_fold_are_drawn_without_scrolling(browser: Browser, tmp_path: Path) -> None:
+    (tmp_path / "report.html").write_bytes(report_of(make_run()))
+    context = browser.new_context(viewport={"width": 1200, "height": 500})
+    page = context.new_page()
+    page.goto((tmp_path / "report.html").as_uri())
+    many = page.locator("figure.chart").count()
+    page.locator("figure.chart.drawn").nth(many - 1).wait_for(state="attached")
+    assert page.evaluate("scrollY") == 0
+    context.close()
+
+
 def test_a_report_without_scripts_shows_pictures_and_fits_a_phone(browser: Browser, tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     path.write_bytes(report_of(make_run()))
@@ -151,13 +163,37 @@ def test_a_report_is_never_larger_than_it_says() -> None:
 def test_charts_that_do_not_fit_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hookcore_app.report.charts.MOST_CHART_BYTES", 5_000)
     html = report_of(make_run()).decode()
-    assert "Left out, so that the report stays below" in html
+    assert "Left out to keep the report below" in html
     assert "Activations (rms)" in html
 
 
 def test_a_run_that_has_nothing_yet_has_a_report() -> None:
     html = report_of(open_run(Runs(ServerSettings()), "empty")).decode()
-    assert "Nothing: no tensor" in html
+    assert "No step has been captured yet: there is nothing to judge." in html
+
+
+def test_settings_are_written_for_readers_and_not_as_json() -> None:
+    settings = {"every": 1, "memory": 512_000_000, "include": [], "kinds": ["output", "update"], "keep": None}
+    html = report_of(open_run(Runs(ServerSettings()), "told", settings={**settings, "paused": False})).decode()
+    pairs = dict(re.findall(r"<dt>(\w+)</dt><dd><code>(.*?)</code></dd>", html))
+    assert pairs == {
+        "every": "1",
+        "memory": "512,000,000",
+        "include": "none",
+        "kinds": "output, update",
+        "keep": "none",
+        "paused": "no",
+    }
+
+
+def test_a_stat_that_is_constant_but_for_rounding_does_not_fill_its_chart() -> None:
+    store = Store(8_000_000)
+    noise = np.random.default_rng(0).normal(size=200) * 1e-9
+    for step in range(200):
+        append(store, step, np.array([1.0 + noise[step]]), (Tap("a", "output"),) if step == 0 else ())
+    found = figures.series([("a", store.series(0, "rms"))], figures.LIGHT, "a", "rms", scale="linear")
+    low, high = found["layout"]["yaxis"]["range"]
+    assert (low, high) == pytest.approx((0.8, 1.2))
 
 
 def test_the_route_answers_with_a_file_to_save() -> None:

@@ -15,6 +15,7 @@ from hookcore.store.names import label_of
 from .style import Scale, Style, Trace, axis, escaped, figure_of, is_log, marks, marks_axis, value_axis
 
 Floats = NDArray[np.float64]
+NOISE: Final = 1e-5  # of a value: float32 rounds at 6e-8, and sums of many at more
 _RAW: Final = 0.35  # opacity of what is behind a smoothed line
 
 
@@ -48,12 +49,12 @@ def series(
 
 
 def _range_of(known: Sequence[Floats], log: bool) -> dict[str, Any]:
-    """Around a value that never changes, where Plotly would show so much that it looks like nothing."""
+    """Return a range around values that are constant but for rounding, so that noise does not fill the chart."""
     values = np.concatenate(known) if known else np.empty(0)
     values = values[np.isfinite(values)]
-    if not len(values) or values.min() != values.max() or values[0] == 0:
+    value = float(values.mean()) if len(values) else 0.0
+    if not value or float(values.max() - values.min()) > NOISE * abs(value):
         return {}
-    value = float(values[0])
     ends = sorted((0.8 * value, 1.2 * value))
     return {"range": [float(np.log10(end)) for end in ends] if log else ends}
 

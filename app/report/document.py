@@ -20,7 +20,7 @@ import hookcore
 from .. import assets, figures
 from ..attention import RULES, key_figures_of
 from ..cost import cost_of
-from ..formats import json_of, plain
+from ..formats import plain
 from ..runs import Run
 from .charts import MOST_CHART_BYTES, charts_of
 from .pictures import line_of
@@ -52,6 +52,7 @@ def report_of(run: Run) -> bytes:
         "state": run.state,
         "about": _about(run),
         "figures": key_figures_of(store),
+        "scope": run.attention.scope(),
         "cost": cost_of(run),
         "findings": findings[:MOST_ROWS],
         "findings_left_out": max(0, len(findings) - MOST_ROWS),
@@ -151,7 +152,20 @@ def _pairs(values: Any) -> dict[str, str]:
     """Settings as texts."""
     told = plain(values)
     items = list(told.items())[:MOST_ROWS] if isinstance(told, dict) else []
-    return {str(name): _cut(value if isinstance(value, str) else json_of(value).decode()) for name, value in items}
+    return {str(name): _cut(_text_of(value)) for name, value in items}
+
+
+def _text_of(value: Any) -> str:
+    """A setting as a reader writes it, not as JSON does."""
+    if value is None or value == []:
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return ", ".join(map(_text_of, value))
+    if isinstance(value, dict):
+        return ", ".join(f"{name}: {_text_of(item)}" for name, item in value.items()) or "none"
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def _cut(text: str) -> str:

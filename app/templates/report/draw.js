@@ -1,7 +1,8 @@
 // @ts-check
-// Draws the charts of a report when they come into sight, in the colours of the theme.
+// Draws the charts of a report in the colors of the theme: those in sight first, then all others, one at a time.
 (() => {
   const NARROW = 560;
+  const PAUSE_MS = 50;
   const Plotly = /** @type {any} */ (globalThis).Plotly;
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const pairs = /** @type {[string, string][]} */ (JSON.parse(document.getElementById("colours")?.textContent ?? "[]"));
@@ -20,6 +21,7 @@
   function draw(figure) {
     const plot = figure.querySelector(".plot");
     const text = figure.querySelector("script")?.textContent;
+    drawn.add(figure);
     if (!plot || !text) return;
     const { data, layout } = themed(text);
     const names = [layout.xaxis, layout.yaxis].find((axis) => axis?.type === "category");
@@ -29,7 +31,6 @@
     }
     figure.classList.add("drawn");
     Plotly.react(plot, data, layout, { responsive: true, displaylogo: false, showSendToCloud: false, modeBarButtonsToRemove: ["lasso2d", "select2d"] });
-    drawn.add(figure);
   }
 
   const seen = new IntersectionObserver((entries) => {
@@ -39,7 +40,18 @@
       draw(target);
     }
   }, { rootMargin: "200px" });
-  for (const figure of document.querySelectorAll("figure.chart")) seen.observe(figure);
+  const figures = [...document.querySelectorAll("figure.chart")];
+  for (const figure of figures) seen.observe(figure);
+
+  /** Draws what nobody scrolled to yet, with a pause after each chart, so that the page stays quick. */
+  function drawRest() {
+    const figure = figures.find((each) => !drawn.has(each));
+    if (!figure) return;
+    seen.unobserve(figure);
+    draw(figure);
+    setTimeout(drawRest, PAUSE_MS);
+  }
+  setTimeout(drawRest, 10 * PAUSE_MS);
   dark.addEventListener("change", () => drawn.forEach(draw));
-  addEventListener("beforeprint", () => document.querySelectorAll("figure.chart").forEach(draw));
+  addEventListener("beforeprint", () => figures.forEach(draw));
 })();
