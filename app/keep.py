@@ -16,6 +16,7 @@ from hookcore.records import Frame, Snapshot
 from hookcore.store import Store
 from hookcore.wire import EndItem
 
+from .limits import tamed
 from .runs import Changes, Run, Runs, say
 from .settings import ServerSettings
 
@@ -125,7 +126,7 @@ def show(runs: Runs, path: Path) -> Run:
     room = min(archive.info.memory or MAX_RUN_BYTES, MAX_RUN_BYTES, max(2**22, runs.free_bytes // 4))
     store = Store(room)
     load_into(store, archive)
-    run = Run(archive.info, store, itertools.count(), Changes(), name=archive.info.name, kept=True)
+    run = Run(tamed(archive.info), store, itertools.count(), Changes(), name=archive.info.name, kept=True)
     run.ended_at_step = store.steps().newest
     for sentence in archive.damages:
         say(run, "damaged", f"a part of this kept run could not be read: {sentence}", "warning")

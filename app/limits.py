@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from hookcore.errors import WireError
 from hookcore.records import Event, Tap
@@ -22,6 +25,7 @@ MAX_LONG_TEXT: Final = 16_384  # a message with its traceback
 MOST_IN_SETTINGS: Final = 5_000  # values
 DEEPEST_SETTINGS: Final = 6
 PATTERNS: Final = frozenset({"include", "exclude", "kinds", "phases"})
+LISTS: Final = frozenset({"kinds", "phases"})
 NUMBERS: Final = frozenset({"every", "budget"})
 WHOLE: Final = 2**53  # numbers that JSON can say
 _ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -60,13 +64,24 @@ def _check_run(run: RunInfo) -> None:
     _check_settings(run.settings)
 
 
+def tamed(run: RunInfo) -> RunInfo:
+    """Return what a file says of a run, without what no trainer sends: such a run is shown, and breaks no page."""
+    fitting = {}
+    for name, value in run.settings.items():
+        with suppress(WireError):
+            _check_settings({name: value})
+            fitting[name] = value
+    started_s = run.started_s if 0 <= run.started_s < LATEST_TIME_S else 0.0
+    return replace(run, started_s=started_s, settings=fitting)
+
+
 def _check_settings(settings: dict[str, Any]) -> None:
     """Settings are plain values. Those that pages read have the type that a trainer gives them."""
     _require(_is_plain(settings, DEEPEST_SETTINGS), "settings that JSON cannot say, or too deep")
     _require(_count(settings) <= MOST_IN_SETTINGS, f"more than {MOST_IN_SETTINGS} values in its settings")
     for name, value in settings.items():
         if name in PATTERNS:
-            texts = [value] if isinstance(value, str) or value is None else value
+            texts = [value] if name not in LISTS and (isinstance(value, str) or value is None) else value
             fits = isinstance(texts, list) and all(each is None or isinstance(each, str) for each in texts)
             _require(fits, f"{name}={str(value)[:80]} in its settings, where texts are expected")
         elif name in NUMBERS:
@@ -86,7 +101,7 @@ def _is_plain(value: Any, depth: int) -> bool:
     if isinstance(value, list) and depth:
         return all(_is_plain(each, depth - 1) for each in value)
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return abs(value) < 1e300  # not NaN either
+        return abs(value) <= WHOLE  # not NaN either
     return value is None or isinstance(value, str | bool)
 
 

@@ -51,8 +51,11 @@ PLACES: Final = (
 
 
 def moment(time_s: float) -> str:
-    """A time as machines read it; to the second."""
-    return datetime.fromtimestamp(time_s, UTC).isoformat(timespec="seconds")
+    """Return a time as machines read it, to the second; "" if no calendar has it."""
+    try:
+        return datetime.fromtimestamp(time_s, UTC).isoformat(timespec="seconds")
+    except (ValueError, OverflowError, OSError):
+        return ""
 
 
 def basename(path: str) -> str:
@@ -227,7 +230,7 @@ def render(request: Request, page: str, *, run: Run | None = None, **values: Any
         "steps": steps,
         "status": status_of(run) if run is not None else "",
         "alerts": alerts_of(run) if run is not None else Alerts(),
-        "held": _held_of(request),
+        "held_steps": _held_of(request),
         "find": _find_of(request, page, run) if run is not None else None,
         "may_change": may_change(request.scope, request.app.state.access),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from .spark import Spark, spark_of
 SPARK_POINTS: Final = 90
 STATES: Final = ("live", "lost", "ended", "kept")
 
+_log = logging.getLogger("hookcore.pages")
 router = APIRouter(include_in_schema=False)
 
 
@@ -114,7 +116,18 @@ def heading_of(name: str, sort: str) -> Heading:
 
 
 def line_of(run: Run) -> RunLine:
-    """What the list says of a run."""
+    """Return the line of a run; one that can't be read says so, and leaves the others alone."""
+    try:
+        return _line_of(run)
+    except Exception:
+        _log.warning("hookcore: the run %s can't be listed", run.id, exc_info=True)
+        notes = "This run can't be read; the server's log says why."
+        return RunLine(
+            run.id, run.name, notes, address_of(run), run.state, None, None, None, None, Alerts(), "", "", 0.0
+        )
+
+
+def _line_of(run: Run) -> RunLine:
     figures = key_figures_of(run.store)
     loss = figures.loss
     return RunLine(

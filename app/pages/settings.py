@@ -98,6 +98,7 @@ def trainer_settings(run: Run) -> dict[str, Any]:
     return {
         **given,
         **lines,
+        "kinds": _listed(given["kinds"]),
         "paused": told.get("paused") is True,
     }
 
