@@ -129,8 +129,9 @@ class Watcher:
         _watchers.discard(self)
 
     def coverage(self) -> list[Coverage]:
-        """Every module: captured, or not and why."""
-        return self._recorder.coverage()
+        """Return every module: captured, or not and why. What a store of this process refused is not captured."""
+        found, store = self._recorder.coverage(), self._delivery.store
+        return found if store is None else store.without_refused(found)
 
     @property
     def settings(self) -> Settings:

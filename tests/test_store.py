@@ -407,3 +407,22 @@ def test_the_store_imports_neither_torch_nor_numba_nor_a_web_library() -> None:
             names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             assert not {name.split(".")[0] for name in names} & {"torch", "numba", "starlette", "fastapi", "httpx"}
+
+
+def test_coverage_never_calls_captured_what_the_store_refused() -> None:
+    store = Store(2**20)
+    kinds = ("output", "output_grad")
+    taps = tuple(Tap(f"m{number}", kind) for number in range(300) for kind in kinds)
+    store.announce(taps)
+    store.describe((), [Coverage(f"m{number}", "Linear", True, kinds) for number in range(300)])
+    store.describe((), [Coverage("idle", "Linear", False, reason="not called")])
+    kept = store.taps().taps
+    assert 0 < len(kept) < len(taps)
+    assert store.refused_taps == len(taps) - len(kept)
+    coverage = {each.path: each for each in store.coverage()}
+    for path, found in coverage.items():
+        have = tuple(tap.kind for tap in kept if tap.module == path)
+        assert (found.captured, found.kinds) == (bool(have), have)
+        assert ("refused by the store" in found.reason) == (path != "idle" and have != kinds)
+    assert coverage["idle"].reason == "not called"
+    assert f"room for {len(kept)} of 600 tensors" in coverage["m299"].reason

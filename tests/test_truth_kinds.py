@@ -302,3 +302,16 @@ def test_evaluation_is_not_captured_unless_asked_for() -> None:
         assert read_step(watcher, 0, "eval") == read_step(watcher, 1, "eval") == {}
         assert {key[3] for key in read_step(watcher, 1)} == {0}
         assert all(stats["parts"] == 1 for stats in read_step(watcher, 1).values())
+
+
+def test_a_watcher_with_little_memory_does_not_call_captured_what_its_store_refused() -> None:
+    model = nn.Sequential(*(nn.Identity() for _ in range(700)))
+    watcher = hookcore.watch(model, server=None, budget=None, memory=2**21, kinds=("output",))
+    model(torch.ones(2, requires_grad=True))
+    watcher.step()
+    watcher.flush()
+    captured = {each.path for each in watcher.coverage() if each.captured}
+    stored = {tap.module for tap in watcher.store.taps().taps}
+    assert 0 < len(stored) < 701
+    assert captured == stored
+    watcher.close()

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from collections.abc import Sequence
+from dataclasses import fields, replace
 from typing import Final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hookcore.errors import ArgumentError
-from hookcore.records import GRADIENT_KINDS, Coverage, Event, HookRecord, ModuleRecord, Severity, Snapshot, Tap
+from hookcore.records import GRADIENT_KINDS, Coverage, Event, HookRecord, Kind, ModuleRecord, Severity, Snapshot, Tap
 from hookcore.sketch import MAX_EXPONENT
 from hookcore.store import names
 from hookcore.store.answers import Heatmap, Histograms, Latest, Quantiles, Series, StepRange, TapList
@@ -267,8 +268,26 @@ class Queries:
         return self._parts.modules.items()
 
     def coverage(self) -> list[Coverage]:
-        """Every module: captured, or not and why."""
-        return self._parts.coverage.items()
+        """Return every module: captured, or not and why. What the store refused is not captured."""
+        return self.without_refused(self._parts.coverage.items())
+
+    @property
+    def refused_taps(self) -> int:
+        """How many taps found no room; they are the ones with the highest numbers."""
+        return self._parts.taps_announced - len(self._parts.taps)
+
+    def without_refused(self, coverage: Sequence[Coverage]) -> list[Coverage]:
+        """Return coverage in which a module is captured only if the store has one of its taps, and with these kinds."""
+        refused = self.refused_taps
+        if not refused:
+            return list(coverage)
+        kept: dict[str, set[Kind]] = {}
+        for tap in self._parts.taps[:]:
+            kept.setdefault(tap.module, set()).add(tap.kind)
+        have = f"the store has room for {len(self._parts.taps):,} of {self._parts.taps_announced:,} tensors"
+        return [
+            _without_refused(each, kept.get(each.path, set()), have) if each.captured else each for each in coverage
+        ]
 
     def hooks(self) -> tuple[HookRecord, ...]:
         """The hooks that were on the model and the process when they were last looked for."""
@@ -288,6 +307,15 @@ class Queries:
         if not 0 <= tap < len(taps):
             raise ArgumentError(f"unknown tap number {tap}: there are {len(taps)} taps, numbered from 0")
         return int(tap)
+
+
+def _without_refused(covered: Coverage, kept: set[Kind], have: str) -> Coverage:
+    kinds = tuple(kind for kind in covered.kinds if kind in kept)
+    if not covered.captured or (kept and len(kinds) == len(covered.kinds)):
+        return covered
+    missing = ", ".join(kind for kind in covered.kinds if kind not in kept)
+    what = f"{missing} refused by the store" if kept else "refused by the store"
+    return replace(covered, captured=bool(kept), kinds=kinds, reason=f"{what}: {have}; give it more memory")
 
 
 def _within(rows: Rows, first: int, last: int) -> NDArray[np.bool_]:
