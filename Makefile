@@ -59,6 +59,7 @@ slow: $(STAMP)  ## the tests that take longer: whole models, compilers, several 
 	$(BIN)/python -m pytest -q -n $(AT_ONCE) $(AGAIN) -m "slow and not browser"
 
 bench: $(STAMP)  ## measure the cost on this machine; takes minutes
+	$(BIN)/python -m benchmarks.coldstart
 	$(BIN)/python -m benchmarks.kernels
 	$(BIN)/python -m benchmarks.store
 	$(BIN)/python -m benchmarks.overhead

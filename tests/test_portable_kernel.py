@@ -162,6 +162,20 @@ with hookcore.watch(model, server=None, budget=None) as watcher:
     assert "pip install" in finding
 
 
+def test_a_watched_training_imports_neither_a_compiler_nor_the_web_nor_arrow() -> None:
+    code = """
+import sys, torch
+from torch import nn
+import hookcore
+model = nn.Linear(4, 2)
+with hookcore.watch(model, server=None) as watcher:
+    unwanted = {"numba", "llvmlite", "pyarrow", "fastapi", "starlette", "uvicorn", "plotly", "jinja2", "torch._dynamo"}
+    print(sorted(unwanted & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
 def test_the_stats_of_a_measured_tensor_are_those_of_numpy_without_the_extension(by_numpy: None) -> None:
     tensor = torch.randn(100, 30, generator=torch.Generator().manual_seed(2)).T[::2]
     stats, _ = measure(tensor)

@@ -96,6 +96,13 @@ def test_micro_batches_merge_in_a_slot(parts: list[np.ndarray]) -> None:
 
 
 @interpreted
+@settings(deadline=None, max_examples=25)
+@given(st.lists(floats64, min_size=2, max_size=4))
+def test_micro_batches_of_any_magnitude_merge_in_a_slot(parts: list[np.ndarray]) -> None:
+    check(np.concatenate(parts), *[torch.from_numpy(part) for part in parts])
+
+
+@interpreted
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_type_is_measured_by_its_own_values(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(1)

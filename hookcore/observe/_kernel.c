@@ -11,7 +11,7 @@
 
 #define ALWAYS_INLINE __attribute__((always_inline)) inline
 
-enum { INTERFACE = 1 }; /* raised with every change of the functions or of the layout; cpu.py compares */
+enum { INTERFACE = 2 }; /* raised with every change of the functions or of the layout; cpu.py compares */
 
 /* -- Rows (hookcore/observe/layout.py) and bins (hookcore/sketch.py) ----------------------------------------------- */
 
@@ -393,6 +393,33 @@ static int64_t unpack(const int64_t *words, int64_t size, const struct harvest *
     return rows;
 }
 
+/* The columns of a frame (`STATS` in hookcore/records.py) from the cells of one row. */
+enum { STATS_COLUMNS = 13 };
+
+static void stats_of(const double *cells, double *stats)
+{
+    double finite = cells[FINITE], infinite = cells[POS_INF_COUNT] + cells[NEG_INF_COUNT];
+    double unit = cells[SCALE] == 0 ? 1 : cells[SCALE] > 0 ? FAR : 1 / FAR;
+    double squares = cells[DEVIATION] + finite * cells[MEAN] * cells[MEAN];
+    double none = finite > 0 ? 0 : NAN;
+    const double columns[STATS_COLUMNS] = {
+        finite + cells[NAN_COUNT] + infinite,
+        cells[NAN_COUNT],
+        infinite,
+        cells[ZERO_COUNT],
+        cells[MEAN] * unit + none,
+        sqrt(cells[DEVIATION] / finite) * unit + none,
+        cells[MIN] + none,
+        cells[MAX] + none,
+        sqrt(squares / finite) * unit + none,
+        sqrt(squares) * unit + none,
+        cells[PARTS],
+        cells[SKETCHED],
+        NAN, /* the ratio: written by the recorder */
+    };
+    memcpy(stats, columns, sizeof columns);
+}
+
 /* -- The module: the part of Python's stable interface that is used ------------------------------------------------ */
 
 typedef struct _object PyObject;
@@ -510,6 +537,18 @@ static PyObject *call_unpack(PyObject *self, PyObject *const *arguments, Py_ssiz
     return PyLong_FromLongLong(rows);
 }
 
+static PyObject *call_stats(PyObject *self, PyObject *const *arguments, Py_ssize_t given)
+{
+    int64_t a[3];
+    if (!read_integers(arguments, given, 3, a))
+        return NULL;
+    void *thread = PyEval_SaveThread();
+    for (int64_t row = 0; row < a[1]; row++)
+        stats_of((const double *)a[0] + row * CELLS, (double *)a[2] + row * STATS_COLUMNS);
+    PyEval_RestoreThread(thread);
+    return none();
+}
+
 /* For tests: use no newer instructions than those of x86-64-v<n>. */
 static PyObject *call_limit_instructions(PyObject *self, PyObject *const *arguments, Py_ssize_t given)
 {
@@ -526,6 +565,7 @@ static PyMethodDef methods[] = {
     {"observe_strided", call_observe_strided, METH_FASTCALL, "Add n values of a tensor with gaps to a row."},
     {"pack", call_pack, METH_FASTCALL, "Move rows of an arena to a buffer and return its number of words."},
     {"unpack", call_unpack, METH_FASTCALL, "Read packed rows into arrays and return the number of rows."},
+    {"stats", call_stats, METH_FASTCALL, "Write the columns of a frame from n rows of cells to an address."},
     {"limit_instructions", call_limit_instructions, METH_FASTCALL, "Use no newer instructions than x86-64-v<n>."},
     {0},
 };

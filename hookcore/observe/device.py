@@ -39,7 +39,7 @@ class DeviceArena:
         self.device = device
         self.capacity = capacity
         self.sketch_values = sketch_values
-        self.fallback_reason = ""  # why torch's operators are used instead of the kernel
+        self.fallback_reason = ""  # why, if torch's operators are used instead of the kernel
         self._add, self._programs = self._find_kernel()
         self._segments: dict[int, _Segment] = {}
         self._random = random.Random()  # our own: the global generators belong to the training
@@ -49,13 +49,13 @@ class DeviceArena:
 
     def _find_kernel(self) -> tuple[AddToSlot, int]:
         if self.device.type != "cuda":
-            return self._without_kernel(f"there is no kernel for {self.device.type}")
+            return self._without_kernel(f"hookcore has no kernel for {self.device.type}")
         if find_spec("triton") is None:
-            return self._without_kernel("triton is not installed")
+            return self._without_kernel("Triton is not installed; run `pip install triton`")
         try:
             from hookcore.observe import triton_kernel
         except Exception as error:
-            return self._without_kernel(f"triton cannot be imported: {error}")
+            return self._without_kernel(f"Triton cannot be imported ({error}); reinstall it with `pip install triton`")
         return triton_kernel.add, triton_kernel.programs_on(self.device)
 
     def _without_kernel(self, reason: str) -> tuple[AddToSlot, int]:
@@ -99,7 +99,7 @@ class DeviceArena:
             if self._add is add_by_operators:
                 raise
             # Triton compiles when it is first used, and needs a compiler of the system's for that.
-            self._add, _ = self._without_kernel(f"the kernel failed: {error}")
+            self._add, _ = self._without_kernel(f"the kernel failed ({error}); Triton needs a C compiler")
             self._add(tensor, rows, histogram, stride, self._offset)
 
     def _on_device(self) -> AbstractContextManager[object]:

@@ -86,6 +86,33 @@ def unpack(words: int, size: int, slots: int, cells: int, start: int, bins: int,
     return rows
 
 
+def stats(cells: int, rows: int, target: int) -> None:
+    """Write the columns of a frame (`STATS`) from rows of cells to an address."""
+    given = _array(cells, rows * layout.CELLS, np.float64).reshape(rows, layout.CELLS)
+    finite, mean, deviation = given[:, layout.FINITE], given[:, layout.MEAN], given[:, layout.DEVIATION]
+    infinite = given[:, layout.POS_INF_COUNT] + given[:, layout.NEG_INF_COUNT]
+    unit = np.ldexp(1.0, given[:, layout.SCALE].astype(int))
+    none = np.where(finite > 0, 0.0, np.nan)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        squares = deviation + finite * mean * mean
+        columns = (
+            finite + given[:, layout.NAN_COUNT] + infinite,
+            given[:, layout.NAN_COUNT],
+            infinite,
+            given[:, layout.ZERO_COUNT],
+            mean * unit + none,
+            np.sqrt(deviation / finite) * unit + none,
+            given[:, layout.MIN] + none,
+            given[:, layout.MAX] + none,
+            np.sqrt(squares / finite) * unit + none,
+            np.sqrt(squares) * unit + none,
+            given[:, layout.PARTS],
+            given[:, layout.SKETCHED],
+            np.full(rows, np.nan),
+        )
+    _array(target, rows * len(columns), np.float64).reshape(rows, len(columns))[:] = np.stack(columns, 1)
+
+
 class _Moments(NamedTuple):
     """Moments of finite values, in units of 2 ** scale, and their extremes."""
 

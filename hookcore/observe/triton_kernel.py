@@ -34,6 +34,9 @@ _ZERO_COUNT, _PARTS, _SKETCHED = (
     tl.constexpr(layout.PARTS),
     tl.constexpr(layout.SKETCHED),
 )
+_SCALE, _FAR_EXPONENT = tl.constexpr(layout.SCALE), tl.constexpr(layout.FAR_EXPONENT)
+_FAR_UNIT = tl.constexpr(2.0**-layout.FAR_EXPONENT)
+_HUGE, _TINY = tl.constexpr(layout.HUGE), tl.constexpr(layout.TINY)
 _BINS, _ZERO, _NAN = tl.constexpr(sketch.BINS), tl.constexpr(sketch.ZERO), tl.constexpr(sketch.NAN)
 _POS_FIRST, _STEPS = tl.constexpr(sketch.POS_FIRST), tl.constexpr(sketch.MAGNITUDES)
 _LOWEST32 = tl.constexpr((127 + sketch.MIN_EXPONENT) * sketch.STEPS_PER_OCTAVE)
@@ -73,18 +76,32 @@ def _bins(x, mask, WIDE: tl.constexpr):  # noqa: N803
 
 
 @triton.jit
-def _add_moments(row, number, mean, deviation, low, high):
-    """Merge finite values into a row; reads and writes scalars only."""
+def _factor(by):
+    """2 ** -by, for the three distances that two scales can have; the largest leaves nothing."""
+    return tl.where(by == 0, 1.0, tl.where(by == _FAR_EXPONENT, _FAR_UNIT, 0.0))
+
+
+@triton.jit
+def _add_moments(row, number, mean, deviation, low, high, scale, FAR: tl.constexpr):  # noqa: N803
+    """Merge finite values into a row; reads and writes scalars only. FAR: the unit may differ from 1."""
+    old_mean, before = tl.load(row + _MEAN), tl.load(row + _DEVIATION)
+    if FAR:
+        some, had_some = (mean != 0) | (deviation != 0), (old_mean != 0) | (before != 0)
+        old_scale = tl.load(row + _SCALE)
+        larger = tl.where(some & had_some, tl.maximum(scale, old_scale), tl.where(some, scale, old_scale))
+        unit = _factor(tl.where(some, larger - scale, 0.0))
+        mean, deviation = mean * unit, deviation * unit * unit
+        unit = _factor(tl.where(had_some, larger - old_scale, 0.0))
+        old_mean, before = old_mean * unit, before * unit * unit
+        tl.store(row + _SCALE, larger)
     old = tl.load(row + _FINITE)
     total = old + number
     some = tl.maximum(total, 1.0)
-    old_mean = tl.load(row + _MEAN)
     apart = mean - old_mean
     # A share of zero must not meet an infinite distance: each side counts only where it has values.
     share = number / some
     moved = tl.where(old > 0, old_mean + apart * share, mean)
     between = tl.where((old > 0) & (number > 0), apart * apart * old * share, 0.0)
-    before = tl.load(row + _DEVIATION)
     tl.store(row + _MEAN, tl.where(number > 0, moved, old_mean))
     tl.store(row + _DEVIATION, before + tl.where(number > 0, deviation, 0.0) + between)
     old_low, old_high = tl.load(row + _MIN), tl.load(row + _MAX)
@@ -116,6 +133,20 @@ def _sketch(values, n, stride, offset, histogram, WIDE: tl.constexpr, SKETCH_BLO
     return taken
 
 
+@triton.jit
+def _scale_of(values, n, BLOCK: tl.constexpr):  # noqa: N803
+    """The SCALE for the float64s of this program, which takes a pass of its own."""
+    program, programs = tl.program_id(0).to(tl.int64), tl.num_programs(0).to(tl.int64)
+    lanes = tl.arange(0, BLOCK).to(tl.int64)
+    largest = tl.zeros([BLOCK], tl.float64)
+    for begin in range(program * BLOCK, n, programs * BLOCK):
+        size = tl.abs(_load(values, begin + lanes, begin + lanes < n, True))
+        largest = tl.where(size < float("inf"), tl.maximum(largest, size), largest)
+    size = tl.max(largest, 0)
+    far = tl.where(size > _HUGE, 1.0 * _FAR_EXPONENT, 0.0)
+    return tl.where((size > 0) & (size < _TINY), -1.0 * _FAR_EXPONENT, far)
+
+
 @triton.jit(do_not_specialize=["n", "stride", "offset"])
 def _observe(
     values,
@@ -125,6 +156,7 @@ def _observe(
     stride,
     offset,
     WIDE: tl.constexpr,  # noqa: N803
+    FAR: tl.constexpr,  # noqa: N803
     FUSED: tl.constexpr,  # noqa: N803
     BLOCK: tl.constexpr,  # noqa: N803
     SKETCH_BLOCK: tl.constexpr,  # noqa: N803
@@ -139,6 +171,7 @@ def _observe(
     number, zeros = tl.zeros([BLOCK], tl.int32), tl.zeros([BLOCK], tl.int32)
     pos_infs, neg_infs = tl.zeros([BLOCK], tl.int32), tl.zeros([BLOCK], tl.int32)
     counts = tl.zeros([_HISTOGRAM], tl.int32)
+    scale = _scale_of(values, n, BLOCK) if FAR else 0.0
     seen = tl.zeros([], tl.int64)
     for begin in range(program * BLOCK, n, programs * BLOCK):
         mask = begin + lanes < n
@@ -151,6 +184,8 @@ def _observe(
         low = tl.where(finite, tl.minimum(low, x), low)
         high = tl.where(finite, tl.maximum(high, x), high)
         exact = x.to(tl.float64)
+        if FAR:
+            exact *= tl.where(scale > 0, _FAR_UNIT, tl.where(scale < 0, 1.0 / _FAR_UNIT, 1.0))
         shift = tl.where(finite & (number == 0), exact, shift)
         number += finite.to(tl.int32)
         away = tl.where(finite, exact - shift, 0.0)
@@ -168,7 +203,7 @@ def _observe(
     apart = lane_mean - mean
     deviation = tl.sum(tl.where(number > 0, lane_deviation + lane_number * apart * apart, 0.0), 0)
     row = rows + program * _CELLS
-    _add_moments(row, total, mean, deviation, tl.min(low, 0).to(tl.float64), tl.max(high, 0).to(tl.float64))
+    _add_moments(row, total, mean, deviation, tl.min(low, 0).to(tl.float64), tl.max(high, 0).to(tl.float64), scale, FAR)
     pos_inf, neg_inf = tl.sum(pos_infs.to(tl.float64), 0), tl.sum(neg_infs.to(tl.float64), 0)
     _raise(row, _NAN_COUNT, seen.to(tl.float64) - total - pos_inf - neg_inf)
     _raise(row, _POS_INF_COUNT, pos_inf)
@@ -218,6 +253,7 @@ def add(tensor: Tensor, rows: Tensor, histogram: Tensor, stride: int, offset: in
         stride,
         offset,
         WIDE=values.dtype not in _NARROW,
+        FAR=values.dtype is torch.float64,
         FUSED=stride == 1,
         BLOCK=block,
         SKETCH_BLOCK=min(block, SKETCH_BLOCK),

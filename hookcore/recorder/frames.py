@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hookcore.observe import layout
+from hookcore.observe import cpu
 from hookcore.observe.harvest import Harvest, join, unpack
 from hookcore.records import STATS, Event, Frame, SketchBlock, Tap
 from hookcore.sketch import shifted_rows
@@ -41,34 +41,10 @@ class RawFrame:
 
 
 def stats_of(cells: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The columns of `STATS` from rows of arena cells."""
-    finite, mean, deviation = cells[:, layout.FINITE], cells[:, layout.MEAN], cells[:, layout.DEVIATION]
-    infinite = cells[:, layout.POS_INF_COUNT] + cells[:, layout.NEG_INF_COUNT]
-    nans = cells[:, layout.NAN_COUNT]
-    stats = np.empty((len(cells), len(STATS)))
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        unit = np.ldexp(1.0, cells[:, layout.SCALE].astype(int))
-        squares = deviation + finite * mean * mean
-        columns = {
-            "count": finite + nans + infinite,
-            "nan": nans,
-            "inf": infinite,
-            "zero": cells[:, layout.ZERO_COUNT],
-            "mean": mean * unit,
-            "std": np.sqrt(deviation / finite) * unit,
-            "min": cells[:, layout.MIN],
-            "max": cells[:, layout.MAX],
-            "rms": np.sqrt(squares / finite) * unit,
-            "norm": np.sqrt(squares) * unit,
-            "parts": cells[:, layout.PARTS],
-            "sketched": cells[:, layout.SKETCHED],
-            "ratio": np.full(len(cells), np.nan),
-        }
-    for column, name in enumerate(STATS):
-        stats[:, column] = columns[name]
-    none_finite = finite == 0
-    for name in _LINEAR:
-        stats[none_finite, STATS.index(name)] = np.nan
+    """Return the columns of `STATS` from rows of arena cells; computed without the interpreter lock."""
+    rows = np.ascontiguousarray(cells)
+    stats = np.empty((len(rows), len(STATS)))
+    cpu.stats(rows.ctypes.data, len(rows), stats.ctypes.data)
     return stats
 
 
@@ -84,15 +60,21 @@ def build_frames(raws: Sequence[RawFrame], taps: Sequence[Tap], numbers: Sequenc
     ]
     stats = stats_of(np.concatenate([harvest.cells for harvest in harvests]))
     tap_numbers = np.array(numbers, np.int64)
+    hides = bool((tap_numbers < 0).any())
     first = 0
     for raw, harvest in zip(raws, harvests, strict=True):
         last = first + len(harvest.slots)
-        yield _build(raw, harvest, stats[first:last], taps, tap_numbers)
+        yield _build(raw, harvest, stats[first:last], taps, tap_numbers, hides)
         first = last
 
 
 def _build(
-    raw: RawFrame, harvest: Harvest, stats: NDArray[np.float64], taps: Sequence[Tap], tap_numbers: NDArray[np.int64]
+    raw: RawFrame,
+    harvest: Harvest,
+    stats: NDArray[np.float64],
+    taps: Sequence[Tap],
+    tap_numbers: NDArray[np.int64],
+    hides: bool,
 ) -> Frame:
     block = SketchBlock(harvest.start, harvest.bins, harvest.counts)
     labels = raw.labels
@@ -103,7 +85,7 @@ def _build(
     if raw.ratios:
         _fill_ratios(stats, harvest, raw.ratios)
     numbers = tap_numbers[harvest.slots]
-    if (numbers < 0).any():
+    if hides and (numbers < 0).any():
         shown = numbers >= 0
         numbers, stats, block = numbers[shown], stats[shown], _pick_rows(block, shown)
     return Frame(
