@@ -14,7 +14,7 @@ from hookcore.archive import SUFFIX, ArchiveWriter, Scribe, load_into, read_arch
 from hookcore.errors import HookcoreError
 from hookcore.records import Frame, Snapshot
 from hookcore.store import Store
-from hookcore.wire import EndItem
+from hookcore.wire import EndItem, keep_folder
 
 from .limits import tamed
 from .runs import Changes, Run, Runs, say
@@ -45,7 +45,7 @@ class Keeper:
 
     def opened(self, run: Run, may_name_folder: bool) -> None:
         """A trainer opened a run: it is kept, if the server keeps runs or the trainer may say where to."""
-        folder = self._settings.keep or (run.info.keep if may_name_folder else "")
+        folder = self._settings.keep or (keep_folder(run.info.keep) if may_name_folder else "")
         if not folder:
             if run.info.keep:
                 say(run, "not-kept", "this server keeps no runs: start it with --keep FOLDER", "warning")

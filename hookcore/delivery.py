@@ -17,10 +17,11 @@ from typing import Any, Final
 from hookcore.config import Settings
 from hookcore.dashboard import HOST, PORT, Dashboard, find, join_or_start
 from hookcore.errors import ArgumentError, ServerError
+from hookcore.records import plain, text_of
 from hookcore.sender import Address, HttpSink
 from hookcore.sinks import Sink, StoreSink
 from hookcore.store import Store
-from hookcore.wire import Books, RunInfo
+from hookcore.wire import Books, RunInfo, keep_text
 
 logger = logging.getLogger("hookcore")
 
@@ -39,15 +40,15 @@ def new_run(settings: Settings, versions: dict[str, str]) -> RunInfo:
     return RunInfo(
         id=f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(now))}-{secrets.token_hex(4)}",
         key=secrets.token_urlsafe(24),
-        name=settings.name,
-        host=socket.gethostname(),
+        name=text_of(settings.name),
+        host=text_of(socket.gethostname()),
         pid=os.getpid(),
         started_s=now,
-        script=sys.argv[0] if sys.argv else "",
+        script=text_of(sys.argv[0]) if sys.argv else "",
         versions=versions,
-        settings=settings.as_dict(),
+        settings=plain(settings.as_dict()),
         memory=store_bytes(settings),
-        keep=settings.keep or "",
+        keep=keep_text(settings.keep or ""),
     )
 
 

@@ -1,7 +1,13 @@
-"""What is recorded: taps, frames, events, snapshots, modules. Data only; no torch, no arithmetic."""
+"""What is recorded: taps, frames, events, snapshots, modules. Data only; no torch, no arithmetic.
+
+Names come from people's code and may be any Python string. A record holds them as `text_of` writes them, so that wire,
+archive and JSON never meet one that can't be written.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -45,6 +51,37 @@ STATS: Final = (
 STAT_COLUMN: Final[dict[str, int]] = {name: column for column, name in enumerate(STATS)}
 
 
+_ESCAPED: Final = re.compile(r"\\ud[89a-f][0-9a-f]{2}")
+
+
+def text_of(text: str) -> str:
+    """Return a text that can be written anywhere: plain `str`, what isn't valid Unicode escaped as `\\udcff`."""
+    if type(text) is not str:
+        text = str.__str__(text)  # its letters, whatever a subclass says that it is
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+
+
+def escaped_in(texts: Iterable[str]) -> str | None:
+    """Return the first text in which `text_of` escaped something."""
+    return next((text for text in texts if "\\ud" in text and _ESCAPED.search(text)), None)
+
+
+def _write_plainly(record: Any, *names: str) -> None:
+    for name in names:
+        text = getattr(record, name)
+        if type(text) is not str or not text.isascii():
+            object.__setattr__(record, name, plain(text))
+
+
+def plain(value: Any) -> Any:
+    """Return a value in which every text, however deep, is written as `text_of` does."""
+    if isinstance(value, str):
+        return text_of(value)
+    if isinstance(value, (tuple, list)):
+        return type(value)(map(plain, value))
+    return {plain(name): plain(each) for name, each in value.items()} if isinstance(value, dict) else value
+
+
 @dataclass(frozen=True, slots=True)
 class Tap:
     """One observed tensor stream.
@@ -59,6 +96,9 @@ class Tap:
     call: int = 0
     phase: Phase = "train"
 
+    def __post_init__(self) -> None:
+        _write_plainly(self, "module", "index")
+
 
 @dataclass(frozen=True, slots=True)
 class Event:
@@ -71,6 +111,9 @@ class Event:
     severity: Severity = "info"
     module: str = ""
     count: int = 1
+
+    def __post_init__(self) -> None:
+        _write_plainly(self, "name", "message", "module")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +145,12 @@ class Frame:
     labels: dict[str, str] = field(default_factory=dict)  # what else a reader must know, for example the optimizer
     elapsed_s: float = float("nan")  # from the end of the step before to the end of this one
 
+    def __post_init__(self) -> None:
+        if any(type(name) is not str or not name.isascii() for name in self.scalars):
+            object.__setattr__(self, "scalars", {text_of(name): value for name, value in self.scalars.items()})
+        if self.labels:
+            object.__setattr__(self, "labels", {text_of(name): text_of(text) for name, text in self.labels.items()})
+
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
@@ -129,6 +178,9 @@ class ModuleRecord:
     aliases: tuple[str, ...] = ()  # further paths under which the same module stands
     shapes: tuple[tuple[str, tuple[int, ...]], ...] = ()  # "weight", "output", "input 0", ...: as they first came
 
+    def __post_init__(self) -> None:
+        _write_plainly(self, "path", "type", "parent", "aliases", "shapes")
+
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
@@ -139,6 +191,9 @@ class Coverage:
     captured: bool
     kinds: tuple[Kind, ...] = ()
     reason: str = ""
+
+    def __post_init__(self) -> None:
+        _write_plainly(self, "path", "type", "reason")
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +214,9 @@ class HookRecord:
     options: tuple[str, ...] = ()
     legacy: bool = False
     warning: str = ""
+
+    def __post_init__(self) -> None:
+        _write_plainly(self, "owner", "point", "function", "where", "options", "warning")
 
 
 @dataclass(frozen=True, slots=True)

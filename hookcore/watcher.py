@@ -55,6 +55,7 @@ class Watcher:
                 self._recorder.models.add(model)
             self._recorder.attach()
             self._begin_delivery()
+            self._recorder.tell_of_escapes(self._delivery.run.name, self._delivery.run.script)
         except BaseException:
             self._recorder.close(0.0)
             raise

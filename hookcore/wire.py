@@ -9,7 +9,10 @@ that sending twice stores once.
 from __future__ import annotations
 
 import math
+import os
+from pathlib import Path
 from typing import Any, Final, TypeVar
+from urllib.parse import unquote_to_bytes
 
 import msgspec
 import numpy as np
@@ -27,6 +30,7 @@ from hookcore.records import (
     SketchBlock,
     Snapshot,
     Tap,
+    text_of,
 )
 from hookcore.sketch import BINS
 from hookcore.weigh import weigh
@@ -63,7 +67,9 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     versions: dict[str, str] = {}
     settings: dict[str, Any] = {}  # as they are now, commands included
     memory: int = 0  # bytes that its store should have
-    keep: str = ""  # a folder of the sender's machine in which the run is to be kept; only its own user's server obeys
+    # A folder of the sender's machine, as `keep_text` writes it, in which the run is to be kept; only its own user's
+    # server obeys.
+    keep: str = ""
 
 
 class FrameItem(msgspec.Struct, tag="frame", frozen=True):
@@ -166,6 +172,16 @@ _sizes = msgspec.msgpack.Decoder(_Size)
 _batches = msgspec.msgpack.Decoder(Batch)
 _answers = msgspec.msgpack.Decoder(Answer)
 Message = TypeVar("Message", Batch, Answer, _Size)
+
+
+def keep_text(folder: str) -> str:
+    """Return a folder's path as text that every receiver can read: a path that isn't UTF-8 becomes a file: address."""
+    return folder if text_of(folder) == folder else Path(folder).absolute().as_uri()
+
+
+def keep_folder(text: str) -> str:
+    """Return the path of which `keep_text` made a text."""
+    return os.fsdecode(unquote_to_bytes(text[len("file://") :])) if text.startswith("file://") else text
 
 
 def encode(message: Batch | Answer) -> bytes:

@@ -79,11 +79,16 @@ def write_table(path: Path, table: pa.Table) -> int:
     return write_whole(path, lambda file: pq.write_table(table, file, **options))
 
 
+def _read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
+    with path.open("rb") as file:  # Arrow opens only paths that are UTF-8
+        return pq.read_table(file, columns=columns)
+
+
 def last_frame(folder: Path) -> int:
     """The highest number of a frame in the parts of a table that can be read; -1 where there is none."""
     for _, _, path in reversed(parts_in(folder)):
         with contextlib.suppress(OSError, pa.ArrowException, IndexError):
-            return int(pq.read_table(path, columns=["frame"])["frame"][-1].as_py())
+            return int(_read_table(path, ["frame"])["frame"][-1].as_py())
     return -1
 
 
@@ -108,7 +113,7 @@ def merge_parts(folder: Path) -> int:
     run = _mergeable(parts_in(folder))
     if not run:
         return 0
-    table = pa.concat_tables([pq.read_table(path) for _, _, path in run]).unify_dictionaries()
+    table = pa.concat_tables([_read_table(path) for _, _, path in run]).unify_dictionaries()
     before = sum(path.stat().st_size for _, _, path in run)
     after = write_table(folder / part_name(run[0][0], run[-1][1]), table)
     for _, _, path in run:

@@ -189,7 +189,10 @@ def read_keep(given: object) -> str | None:
         return None
     if not isinstance(given, str | os.PathLike) or not os.fspath(given):
         raise _reject()
-    return str(Path(os.fsdecode(given)).expanduser().absolute())
+    try:
+        return str(Path(os.fsdecode(given)).expanduser().absolute())
+    except (RuntimeError, OSError) as error:  # no home folder, or the current one was removed
+        raise _reject(f"{error}: give an absolute path.") from None
 
 
 def read_bridge(given: object) -> str | None:

@@ -32,7 +32,7 @@ from hookcore.recorder.parameters import Parameter, Parameters, ScaleFinder, app
 from hookcore.recorder.scalars import number_of, scalar_of
 from hookcore.recorder.snapshots import Snapshots
 from hookcore.recorder.worker import Worker
-from hookcore.records import GRADIENT_KINDS, Command, Coverage, Event, Frame, HookRecord, Tap
+from hookcore.records import GRADIENT_KINDS, Command, Coverage, Event, Frame, HookRecord, Tap, escaped_in
 from hookcore.sinks import Sink
 
 if TYPE_CHECKING:
@@ -86,6 +86,7 @@ class Recorder:
         self._describe_at = 0.0  # when the sink is told of the modules and their coverage again
         self._unsent_taps: tuple[Tap, ...] = ()
         self._told_dropped = 0
+        self._told_escaped = False
         self._sees_modules = not settings.kinds.isdisjoint(_MODULE_KINDS)
         self._events: list[Event] = []
         self._scalars: dict[str, Any] = {}
@@ -472,10 +473,20 @@ class Recorder:
         if self._unsent_taps or self._worker.dropped > self._told_dropped:
             frame = self._with_what_was_lost(frame)
         try:
+            self.tell_of_escapes(*frame.scalars, *(part for tap in frame.new_taps for part in (tap.module, tap.index)))
             self.sink.send(frame)
         except Exception as error:
             self._unsent_taps = frame.new_taps  # without their names every later number would be another tap's
             self.capture.failed("sink", error)
+
+    def tell_of_escapes(self, *names: str) -> None:
+        """Say once that a name was not valid Unicode, and how it is shown."""
+        name = None if self._told_escaped else escaped_in(names)
+        if name is not None:
+            self._told_escaped = True
+            self.say(
+                "name-escaped", f"a name is not valid Unicode; it is shown as '{name}', others likewise", "warning"
+            )
 
     def _with_what_was_lost(self, frame: Frame) -> Frame:
         lost = self._worker.dropped - self._told_dropped

@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import fields, replace
 from typing import Any, Final, TypeVar
 
-from hookcore.records import Coverage, Event, Frame, HookRecord, ModuleRecord, Tap
+from hookcore.records import Coverage, Event, Frame, HookRecord, ModuleRecord, Tap, plain
 from hookcore.wire import MAX_TEXT
 
 MAX_LONG_TEXT: Final = 16_000  # characters of a message, which may hold a traceback
@@ -53,4 +53,5 @@ def fitted_frame(frame: Frame) -> Frame:
 def fitted_settings(settings: dict[str, Any]) -> dict[str, Any]:
     """Settings in which a very long list is only hinted at."""
     texts = {name: repr(value) for name, value in settings.items()}
-    return {name: value if len(texts[name]) <= MAX_SETTING else cut(texts[name]) for name, value in settings.items()}
+    short = {name: value for name, value in plain(settings).items() if len(texts[name]) <= MAX_SETTING}
+    return {name: short[name] if name in short else cut(texts[name]) for name in settings}

@@ -1,0 +1,148 @@
+"""Names that are no valid Unicode, or no plain `str`: the run arrives whole, and the names are shown escaped."""
+
+from __future__ import annotations
+
+import enum
+import json
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import hookcore
+from hookcore import wire
+from hookcore.archive import read_archive
+from hookcore.records import Coverage, Event, Frame, HookRecord, ModuleRecord, Tap, escaped_in, plain, text_of
+from tests.receiver import DEADLINE_S, Receiver, a_frame, serving
+from tests.serving import make_batch, make_info, make_world
+
+ODD = "odd\udcff"
+SHOWN = "odd\\udcff"
+
+
+class Name(str, enum.Enum):  # noqa: UP042 (what people wrote before there was StrEnum)
+    LOSS = "loss"
+
+
+@pytest.fixture
+def receiver() -> Receiver:
+    return Receiver()
+
+
+@pytest.fixture
+def url(receiver: Receiver) -> Iterator[str]:
+    with serving(receiver) as address:
+        yield address
+
+
+def _odd_model() -> nn.Module:
+    model = nn.Module()
+    model.add_module(ODD, nn.Linear(3, 1))
+    model.forward = lambda inputs: dict(model.named_children())[ODD](inputs)  # type: ignore[method-assign]
+    return model
+
+
+def _let_keepers_end() -> None:
+    for thread in threading.enumerate():
+        if thread.name.startswith("hookcore-keeper"):
+            thread.join(DEADLINE_S)
+
+
+def _train(model: nn.Module, watcher: hookcore.Watcher, steps: int = 3) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    for step in range(steps):
+        optimizer.zero_grad()
+        model(torch.ones(2, 3)).sum().backward()
+        optimizer.step()
+        watcher.log(**{ODD: float(step), Name.LOSS: 1.0, np.str_("numpy"): 2.0, "größe": 3.0})
+
+
+def test_a_run_full_of_odd_names_arrives_at_the_server_whole(
+    receiver: Receiver, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", [f"/home/{ODD}/train.py"])
+    model = _odd_model()
+    with hookcore.watch(model, server=url, name=ODD, budget=None, memory="8MB") as watcher:
+        _train(model, watcher)
+        assert watcher.flush(30.0)
+        books = watcher.delivery
+        assert books is not None
+        assert books.acknowledged == books.produced
+        assert not books.dropped
+        assert not watcher.errors
+    (run,) = receiver.runs.all()
+    assert (run.info.name, run.info.script) == (SHOWN, f"/home/{SHOWN}/train.py")
+    assert {"", SHOWN} == {module.path for module in run.store.modules()}
+    assert any(tap.module == SHOWN for tap in run.store.taps().taps)
+    assert set(run.store.scalar_names()) >= {SHOWN, "loss", "numpy", "größe"}
+    events = [event for event in run.store.events_after(0)[1] if event.name == "name-escaped"]
+    assert len(events) == 1
+    assert SHOWN in events[0].message
+
+
+def test_a_store_in_the_process_holds_what_a_server_would(tmp_path: Path) -> None:
+    model = _odd_model()
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/kept\xff"))
+    with hookcore.watch(model, server=None, name=ODD, keep=folder, budget=None) as watcher:
+        _train(model, watcher)
+    assert SHOWN in watcher.store.scalar_names()
+    _let_keepers_end()
+    (kept,) = folder.iterdir()
+    archive = read_archive(kept)
+    assert archive.info.name == SHOWN
+    assert not archive.damages
+    assert {SHOWN, "loss"} <= {name for frame in archive.frames() for name in frame.scalars}
+    json.dumps([module.path for module in watcher.store.modules()]).encode()
+
+
+def test_a_server_is_told_the_very_folder_that_a_run_is_to_be_kept_in() -> None:
+    for folder in ("/runs", "/größe", "/odd \udcff%20/x", "relative"):
+        text = wire.keep_text(folder)
+        assert text.encode()
+        assert wire.keep_folder(text) == folder
+
+
+def test_a_dashboard_keeps_a_run_in_a_folder_whose_name_is_no_unicode(tmp_path: Path) -> None:
+    folder = os.fsdecode(os.fsencode(tmp_path) + b"/kept\xff")
+    world = make_world(token="t" * 40, dashboard=True)
+    info = make_info(keep=wire.keep_text(folder))
+    response = world.post(make_batch(info, [0]), Authorization=f"Bearer {'t' * 40}")
+    assert response.status_code == 200
+    world.app.state.keeper.close()
+    _let_keepers_end()
+    assert len(os.listdir(folder)) == 1
+
+
+def test_records_hold_only_what_can_be_written_and_two_odd_names_stay_two() -> None:
+    class Odd(str):
+        """A text that says that it is another one."""
+
+        def __str__(self) -> str:
+            return "liar"
+
+    assert text_of(Odd("plain")) == "plain"
+    assert type(Tap(Odd("layer"), "output").module) is str
+    assert {Tap(name, "output").module for name in ("a\udc80", "a\udc81", "a", "ä")} == {
+        "a\\udc80",
+        "a\\udc81",
+        "a",
+        "ä",
+    }
+    odd_shapes = ((ODD, (1, 2)),)
+    module = ModuleRecord(ODD, ODD, None, aliases=(ODD,), shapes=odd_shapes)
+    assert (module.path, module.aliases, module.shapes) == (SHOWN, (SHOWN,), ((SHOWN, (1, 2)),))
+    frame = a_frame(0)
+    odd = Frame(0, 0.0, frame.taps, frame.stats, frame.sketches, scalars={ODD: 1.0}, labels={"a": ODD})
+    assert (odd.scalars, odd.labels) == ({SHOWN: 1.0}, {"a": SHOWN})
+    assert Event(0, 0.0, "x", ODD, module=ODD).message == SHOWN
+    assert Coverage("x", "X", False, reason=ODD).reason == SHOWN
+    assert HookRecord("module", ODD, "forward", ODD, ODD, False, options=(ODD,)).options == (SHOWN,)
+    assert plain({"include": [ODD, {ODD: (ODD, 1, None)}]}) == {"include": [SHOWN, {SHOWN: (SHOWN, 1, None)}]}
+    assert escaped_in(("plain", "größe", "C:\\users")) is None
+    assert escaped_in(("plain", SHOWN)) == SHOWN
