@@ -1,4 +1,4 @@
-"""Who is asking, and what they may do: tokens, session cookies, one-time codes, and the user at the other end."""
+"""Who is asking, and what they may do: tokens, browser sessions, one-time codes, and the user at the other end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
@@ -22,7 +22,9 @@ from .settings import ServerSettings
 
 Role = Literal["owner", "reader"]
 How = Literal["token", "cookie", "user", "open"]
-SESSION_S: Final = 30 * 24 * 3600
+SESSION_S: Final = 7 * 24 * 3600  # of a session, however much it is used
+IDLE_S: Final = 24 * 3600.0  # after its last request
+MOST_SESSIONS: Final = 1000
 CODE_S: Final = 3600.0
 MOST_CODES: Final = 100
 ESTABLISHED: Final = "01"
@@ -39,6 +41,16 @@ class Visitor:
 
     role: Role
     how: How
+    session: bytes = field(default=b"", compare=False)
+
+
+@dataclass(slots=True)
+class _Session:
+    role: Role
+    name: str  # of its cookie
+    peer: str  # what the connection that logged in is known by
+    until: float
+    used: float
 
 
 class Access:
@@ -51,15 +63,24 @@ class Access:
                 f"or listen on 127.0.0.1"
             )
         self.settings = settings
-        self.cookie = f"hookcore-{settings.port}"  # browsers keep no cookies apart by port
+        # Browsers send a cookie to every port of a host, so each server has a name of its own.
+        self.cookie = f"hookcore-{secrets.token_hex(4)}"
+        self._sessions: dict[bytes, _Session] = {}
         self._clock = clock
         self._codes: dict[bytes, tuple[Role, float]] = {}
         self._lock = threading.Lock()
 
-    def know(self, headers: Mapping[bytes, bytes], is_user: Callable[[], bool], changes: bool) -> Visitor | None:
-        """Who is asking; None for somebody who may nothing. `changes` says that they want to change something.
+    def know(
+        self,
+        headers: Mapping[bytes, bytes],
+        is_user: Callable[[], bool],
+        changes: bool,
+        peer: Callable[[], str] = lambda: "",
+    ) -> Visitor | None:
+        """Return who is asking, or None for someone who may do nothing. `changes`: they want to change something.
 
-        `is_user` finds out whether the user who runs the server is at the other end.
+        `is_user` finds out whether the user who runs the server is at the other end, `peer` what the connection is
+        known by.
         """
         if not self.settings.token:
             return Visitor("owner", "open")  # an application in a program of the user's own, such as a test
@@ -67,9 +88,9 @@ class Access:
         if shown is not None:
             role = self._role_of_bearer(shown)
             return Visitor(role, "token") if role else None
-        role = self._role_of_cookie(headers.get(b"cookie", b""))
-        if role:
-            return Visitor(role, "cookie")
+        visitor = self._visitor_of_cookie(headers.get(b"cookie", b""), peer)
+        if visitor:
+            return visitor
         if not self.settings.is_loopback or not FORWARDED.isdisjoint(headers):
             return None
         reads_freely = not self.settings.read_token
@@ -96,26 +117,56 @@ class Access:
         """Return for each token what proves that this server knows it."""
         return [proof_of(token, nonce) for token in (self.settings.token, self.settings.read_token) if token]
 
-    def make_session(self, role: Role) -> str:
-        """The value of a session's cookie. It is signed, so that nothing needs to be kept, and ends with the token."""
-        said = f"{role}.{int(self._clock()) + SESSION_S}"
-        return f"{said}.{self._sign(said)}"
+    def cookie_name(self, secure: bool, root: str = "") -> str:
+        """Return the name of the cookie to set; over TLS one that no other server can set for us."""
+        return f"{'__Secure-' if root else '__Host-'}{self.cookie}" if secure else self.cookie
 
-    def _role_of_cookie(self, header: bytes) -> Role | None:
+    def open_session(self, role: Role, peer: str = "", name: str = "") -> str:
+        """Log a browser in and return its cookie's value, which is good for connections of this peer alone."""
+        value, now = secrets.token_urlsafe(32), self._clock()
+        with self._lock:
+            self._sessions = {key: each for key, each in self._sessions.items() if self._is_open(each)}
+            while len(self._sessions) >= MOST_SESSIONS:
+                del self._sessions[min(self._sessions, key=lambda key: self._sessions[key].used)]
+            self._sessions[_digest(value)] = _Session(role, name or self.cookie, peer, now + SESSION_S, now)
+        return value
+
+    def has_session(self, session: bytes) -> bool:
+        """Return whether a visitor's session is still open."""
+        with self._lock:
+            return session in self._sessions and self._is_open(self._sessions[session])
+
+    def end_session(self, session: bytes) -> None:
+        """Log a browser out."""
+        with self._lock:
+            self._sessions.pop(session, None)
+
+    def end_all_sessions(self) -> int:
+        """Log every browser out and make every link useless that was not opened yet; return how many sessions ended."""
+        with self._lock:
+            ended = len(self._sessions)
+            self._sessions, self._codes = {}, {}
+            return ended
+
+    def _is_open(self, session: _Session) -> bool:
+        now = self._clock()
+        return now < session.until and now - session.used < IDLE_S
+
+    def _visitor_of_cookie(self, header: bytes, peer: Callable[[], str]) -> Visitor | None:
         # By hand: other servers of this machine set cookies too, and a parser that is strict gives up on theirs.
-        name = self.cookie.encode() + b"="
-        found = (part.strip() for part in header.split(b";"))
-        value = next((part[len(name) :] for part in found if part.startswith(name)), b"")
-        said, _, signature = value.decode("latin-1").rpartition(".")
-        if not hmac.compare_digest(signature.encode(), self._sign(said).encode()):
-            return None
-        role, _, until = said.partition(".")
-        if not until.isdecimal() or int(until) < self._clock():
-            return None
-        return "owner" if role == "owner" else "reader"
-
-    def _sign(self, said: str) -> str:
-        return hmac.new(self.settings.token.encode(), f"session {self.cookie} {said}".encode(), "sha256").hexdigest()
+        for part in header.split(b";"):
+            name, _, value = part.strip().partition(b"=")
+            if not name.endswith(self.cookie.encode()):
+                continue
+            key = _digest(value.decode("latin-1"))
+            with self._lock:
+                session = self._sessions.get(key)
+                if session is None or session.name.encode() != name or not self._is_open(session):
+                    continue
+                if session.peer == peer():
+                    session.used = self._clock()
+                    return Visitor(session.role, "cookie", key)
+        return None
 
     def make_code(self, role: Role = "owner") -> str:
         """A code that logs one browser in, once, within an hour."""
@@ -141,16 +192,21 @@ def _digest(code: str) -> bytes:
 
 
 def is_same_user(client: tuple[str, int] | None, server: tuple[str, int | None] | None) -> bool:
-    """Whether the other end of a connection inside this machine belongs to the user who runs the server.
+    """Return whether the other end of a connection inside this machine belongs to the user who runs the server."""
+    return user_of(client, server) == os.getuid()
 
-    Linux lists each socket with its owner. Where nothing can be found out the answer is no.
+
+def user_of(client: tuple[str, int] | None, server: tuple[str, int | None] | None) -> int | None:
+    """Return the user at the other end of a connection inside this machine.
+
+    Linux lists each socket with its owner. If nothing can be found out the answer is None.
     """
     if client is None or server is None or server[1] is None:
-        return False
+        return None
     try:
         wanted = {_as_listed(*client) + b" " + _as_listed(server[0], server[1])}
     except (OSError, ValueError):
-        return False
+        return None
     ends = {end.decode() for end in wanted} | {_mapped(end).decode() for end in wanted if len(end) < 40}
     for name in ("tcp", "tcp6"):
         try:
@@ -160,8 +216,8 @@ def is_same_user(client: tuple[str, int] | None, server: tuple[str, int | None] 
         for line in lines:
             fields = line.split()
             if f"{fields[1]} {fields[2]}" in ends and fields[3] == ESTABLISHED:
-                return int(fields[7]) == os.getuid()
-    return False
+                return int(fields[7])
+    return None
 
 
 def _as_listed(host: str, port: int) -> bytes:

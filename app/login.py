@@ -11,7 +11,8 @@ from starlette.responses import RedirectResponse, Response
 
 from hookcore.trust import MAX_NONCE, PROOF_PATH
 
-from .access import CODE_S, SESSION_S, Access
+from .access import CODE_S, SESSION_S, Access, Visitor
+from .security import LOGOUT, peer_of
 
 router = APIRouter()
 
@@ -32,14 +33,15 @@ def login(request: Request, code: Annotated[str, Query(max_length=200)] = "") ->
     role = access.take_code(code)
     if role is None:
         raise HTTPException(403, "this link was used before, or is too old: make a new one with `hookcore link`")
-    root = request.scope.get("root_path", "")
+    root, secure = request.scope.get("root_path", ""), request.url.scheme == "https"
+    name = access.cookie_name(secure, root)
     answer = RedirectResponse(f"{root}/", 303, {"Cache-Control": "private, no-store"})
     answer.set_cookie(
-        access.cookie,
-        access.make_session(role),
+        name,
+        access.open_session(role, peer_of(request.scope, access.settings), name),
         max_age=SESSION_S,
         path=f"{root}/",
-        secure=request.url.scheme == "https",
+        secure=secure,
         httponly=True,
         samesite="strict",
     )
@@ -57,6 +59,25 @@ def login_link(
         raise HTTPException(409, "this server asks for no token: open its address")
     base = f"{request.url.scheme}://{request.headers['host']}{request.scope.get('root_path', '')}"
     return LoginLink(url=f"{base}/login?code={access.make_code(role)}", expires_s=CODE_S)
+
+
+class LoggedOut(BaseModel):
+    """How many sessions ended."""
+
+    sessions: int
+
+
+@router.post(LOGOUT, include_in_schema=False)
+def logout(request: Request, everyone: bool = False) -> LoggedOut:
+    """Log this browser out; with `everyone`, which needs the owner, every browser and every link not opened yet."""
+    access: Access = request.app.state.access
+    visitor: Visitor = request.scope["hookcore"]
+    if everyone:
+        if visitor.role != "owner":
+            raise HTTPException(403, "only the owner may log everyone out: send the token, or log in as owner")
+        return LoggedOut(sessions=access.end_all_sessions())
+    access.end_session(visitor.session)
+    return LoggedOut(sessions=int(bool(visitor.session)))
 
 
 class Identity(BaseModel):

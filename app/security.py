@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import os
 import re
 import socket
 from collections.abc import Iterable
@@ -17,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from hookcore.errors import ArgumentError
 from hookcore.trust import PROOF_PATH
 
-from .access import Access, Visitor, is_same_user
+from .access import Access, Visitor, user_of
 from .settings import LOOPBACK, ServerSettings
 from .usage import Usage
 
@@ -26,6 +27,7 @@ MOST_HEADER_BYTES: Final = 32_768
 MOST_HEADERS: Final = 100
 MOST_BODY: Final = 2**20  # of a reader; batches have a limit of their own
 INGEST: Final = "/api/v1/ingest"
+LOGOUT: Final = "/api/v1/logout"
 STREAMS: Final = frozenset({"/api/v1/live", "/api/v1/socket"})
 WITHOUT_TOKEN: Final = frozenset({"/healthz", "/login", PROOF_PATH})
 UNNOTICED: Final = frozenset({"/healthz", "/readyz", "/metrics", PROOF_PATH})  # these requests keep no server alive
@@ -91,6 +93,8 @@ class Guard:
         if path == INGEST:
             self._usage.note_trainer()
         counted = nullcontext() if path == INGEST or path in UNNOTICED else self._usage.reading()
+        if path in STREAMS:
+            send = _while_logged_in(send, scope, self._access)
         with counted:
             if scope["type"] == "websocket":
                 await self.app(scope, receive, send)
@@ -109,10 +113,10 @@ class Guard:
             _check_origin(scope, headers, host)
         if path in WITHOUT_TOKEN and not changes:
             return None
-        visitor = self._access.know(headers, lambda: _is_user(scope), changes)
+        visitor = self._access.know(headers, lambda: _is_user(scope), changes, lambda: peer_of(scope, self._settings))
         if visitor is None:
             raise RefusedError(401, UNKNOWN_TOKEN if b"authorization" in headers else NO_TOKEN)
-        if changes:
+        if changes and path != LOGOUT:
             _check_change(visitor, headers, path)
         return visitor
 
@@ -158,11 +162,25 @@ def _place(scope: Scope) -> None:
 
 
 def _is_user(scope: Scope) -> bool:
-    """Whether the user who runs the server asks; looked up once for each connection."""
-    peer: dict[str, bool] = scope.get("state", {}).get(PEER, {})
-    if "is_user" not in peer:
-        peer["is_user"] = is_same_user(scope.get("client"), scope.get("server"))
-    return peer["is_user"]
+    return _user_of(scope) == os.getuid()
+
+
+def _user_of(scope: Scope) -> int | None:
+    """Return the user at the other end; looked up once for each connection."""
+    peer: dict[str, int | None] = scope.get("state", {}).get(PEER, {})
+    if "user" not in peer:
+        peer["user"] = user_of(scope.get("client"), scope.get("server"))
+    return peer["user"]
+
+
+def peer_of(scope: Scope, settings: ServerSettings) -> str:
+    """Return what a browser's connections have in common and another's don't: its user here, its address elsewhere.
+
+    Over TLS it is nothing: a cookie is then sent to no server without the certificate, and laptops change networks.
+    """
+    if settings.is_loopback:
+        return f"user {_user_of(scope)}"
+    return "" if scope["scheme"] in ("https", "wss") else f"address {(scope.get('client') or ('',))[0]}"
 
 
 def is_framed(scope: Scope) -> bool:
@@ -204,7 +222,9 @@ def may_change(scope: Scope, access: Access) -> bool:
 
 def is_owner(scope: Scope, access: Access) -> bool:
     """Return whether an owner asks."""
-    visitor = access.know(dict(scope["headers"]), lambda: _is_user(scope), True)
+    visitor = access.know(
+        dict(scope["headers"]), lambda: _is_user(scope), True, lambda: peer_of(scope, access.settings)
+    )
     return visitor is not None and visitor.role == "owner"
 
 
@@ -276,6 +296,29 @@ def _bounded(receive: Receive, limit: int) -> Receive:
         return message
 
     return receive_bounded
+
+
+def _while_logged_in(send: Send, scope: Scope, access: Access) -> Send:
+    """End a stream with the session of its browser."""
+    visitor: Visitor | None = scope["hookcore"]
+    if visitor is None or not visitor.session:
+        return send
+    session, is_over = visitor.session, False
+
+    async def send_while_logged_in(message: Message) -> None:
+        nonlocal is_over
+        if is_over:
+            return
+        if access.has_session(session) or message["type"].endswith((".start", ".accept")):
+            await send(message)
+            return
+        is_over = True
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008, "reason": "logged out"})
+        else:
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    return send_while_logged_in
 
 
 def _with_headers(send: Send, headers: Headers = _HEADERS) -> Send:

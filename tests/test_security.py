@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import socket
 from contextlib import closing
@@ -233,11 +234,11 @@ def test_the_user_who_runs_the_server_needs_no_token_unless_others_may_stand_beh
 def test_the_user_is_known_over_ipv6_and_anew_for_each_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def is_same_user(*ends: Any) -> bool:
+    def user_of(*ends: Any) -> int | None:
         asked.append(ends)
-        return access.is_same_user(*ends)
+        return access.user_of(*ends)
 
-    monkeypatch.setattr(security, "is_same_user", is_same_user)
+    monkeypatch.setattr(security, "user_of", user_of)
     if not socket.has_ipv6:
         pytest.skip("no IPv6 here")
     with served(host="::1") as server:
@@ -289,7 +290,7 @@ def test_a_link_logs_a_browser_in_once_and_leaves_a_clean_address(remote: World)
     answer = remote.client.get(link, follow_redirects=False)
     assert (answer.status_code, answer.headers["location"]) == (303, "/")
     flags = answer.headers["set-cookie"].lower()
-    assert flags.startswith("hookcore-8642=")
+    assert flags.startswith(f"{remote.app.state.access.cookie}=")
     for flag in ("httponly", "samesite=strict", "path=/"):
         assert flag in flags
     assert TOKEN not in flags
@@ -323,10 +324,11 @@ def test_a_cookie_that_was_changed_or_is_of_another_port_or_token_is_none(remote
     reader = _log_in(remote, "reader")
     name, _, value = reader.partition("=")
     others = [
-        f"{name}={value.replace('reader', 'owner')}",
         f"{name}={value[:-1]}{'0' if value[-1] != '0' else '1'}",
-        f"{name}={value.replace('.', '.9', 1)}",
+        f"{name}={value[:-1]}",
         f"hookcore-1={value}",
+        f"__Host-{name}={value}",
+        f"__Secure-{name}={value}",
         f"{name}=owner",
         f"{name}=é.ü.ö",
         f"{name}={'x' * 5000}",
@@ -334,23 +336,128 @@ def test_a_cookie_that_was_changed_or_is_of_another_port_or_token_is_none(remote
     for cookie in others:
         assert remote.client.get("/", headers={"cookie": cookie.encode("latin-1")}).status_code == 401, cookie
     elsewhere = make_world(token="s" * 40, host="0.0.0.0")
-    assert elsewhere.client.get("/", headers={"cookie": reader}).status_code == 401
+    renamed = f"{elsewhere.app.state.access.cookie}={value}"
+    for cookie in (reader, renamed):
+        assert elsewhere.client.get("/", headers={"cookie": cookie}).status_code == 401
+    assert remote.client.get("/", headers={"cookie": reader}).status_code == 200
 
 
 def test_codes_and_sessions_end_and_codes_are_few() -> None:
     now = [1000.0]
     known = Access(ServerSettings(token=TOKEN, host="0.0.0.0"), lambda: now[0])
     code = known.make_code()
-    cookie = f"{known.cookie}={known.make_session('owner')}".encode()
+    cookie = f"{known.cookie}={known.open_session('owner')}".encode()
     now[0] += access.CODE_S + 1
     assert known.take_code(code) is None
     assert known.know({b"cookie": cookie}, lambda: False, False) == access.Visitor("owner", "cookie")
-    now[0] += access.SESSION_S
+    for _ in range(6):  # a session that is used stays open, but not for ever
+        now[0] += access.IDLE_S - 1
+        assert known.know({b"cookie": cookie}, lambda: False, False) is not None
+    now[0] += access.IDLE_S - 1
     assert known.know({b"cookie": cookie}, lambda: False, False) is None
+    unused = f"{known.cookie}={known.open_session('owner')}".encode()
+    now[0] += access.IDLE_S
+    assert known.know({b"cookie": unused}, lambda: False, False) is None
     oldest = known.make_code()
     for _ in range(access.MOST_CODES):
         known.make_code()
     assert known.take_code(oldest) is None
+
+
+def test_a_cookie_that_was_stolen_is_worth_nothing_to_another_user_or_machine() -> None:
+    for settings in (ServerSettings(token=TOKEN, read_token=READ_TOKEN), ServerSettings(token=TOKEN, host="0.0.0.0")):
+        known = Access(settings)
+        cookie = f"{known.cookie}={known.open_session('owner', 'user 1000')}".encode()
+        stolen = known.know({b"cookie": cookie}, lambda: False, True, lambda: "user 1001")
+        assert stolen is None
+        own = known.know({b"cookie": cookie}, lambda: False, True, lambda: "user 1000")
+        assert own == access.Visitor("owner", "cookie")
+
+
+def test_what_a_session_is_bound_to() -> None:
+    here, there = ServerSettings(token=TOKEN), ServerSettings(token=TOKEN, host="0.0.0.0")
+    scope: dict[str, Any] = {"scheme": "http", "client": ("10.0.0.7", 5), "server": ("10.0.0.1", 8642)}
+    assert security.peer_of(scope, there) == "address 10.0.0.7"
+    assert security.peer_of({**scope, "scheme": "https"}, there) == ""
+    with served() as server, server.connect() as connection:
+        ends = {"client": connection.getsockname(), "server": connection.getpeername()}
+        assert security.peer_of({**scope, **ends}, here) == f"user {access.os.getuid()}"
+
+
+def test_over_tls_the_cookie_has_a_name_that_no_other_server_can_set() -> None:
+    world = make_world(token=TOKEN, host="0.0.0.0")
+    https = {"x-forwarded-proto": "https"}
+    code = world.app.state.access.make_code()
+    answer = world.client.get(f"/login?code={code}", headers=https, follow_redirects=False)
+    cookie = answer.headers["set-cookie"].partition(";")[0]
+    assert cookie.startswith(f"__Host-{world.app.state.access.cookie}=")
+    assert "; secure" in answer.headers["set-cookie"].lower()
+    world.client.cookies.clear()
+    assert world.client.get("/", headers={"cookie": cookie, **https}).status_code == 200
+    plain = cookie.removeprefix("__Host-")
+    assert world.client.get("/", headers={"cookie": plain, **https}).status_code == 401
+
+
+def test_who_logs_out_is_out_and_the_owner_logs_everyone_out(remote: World) -> None:
+    owner, reader, other = _log_in(remote), _log_in(remote, "reader"), _log_in(remote, "reader")
+    code = remote.app.state.access.make_code()
+    refused = remote.client.post(f"{security.LOGOUT}?everyone=true", headers={"cookie": reader})
+    assert refused.status_code == 403
+    assert remote.client.post(security.LOGOUT, headers={"cookie": reader}).json() == {"sessions": 1}
+    assert [remote.client.get("/", headers={"cookie": each}).status_code for each in (owner, reader, other)] == [
+        200,
+        401,
+        200,
+    ]
+    crossed = {"cookie": other, "origin": "http://evil.example"}
+    assert remote.client.post(security.LOGOUT, headers=crossed).status_code == 403
+    assert remote.client.post(f"{security.LOGOUT}?everyone=true", headers=BEARER).json() == {"sessions": 2}
+    assert [remote.client.get("/", headers={"cookie": each}).status_code for each in (owner, other)] == [401, 401]
+    assert remote.client.get(f"/login?code={code}").status_code == 403
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "last"),
+    [
+        ("websocket", {"type": "websocket.send", "bytes": b"x"}, {"type": "websocket.close", "code": 1008}),
+        ("http", {"type": "http.response.body", "body": b"x", "more_body": True}, {"body": b"", "more_body": False}),
+    ],
+)
+def test_the_streams_of_a_browser_end_when_it_is_logged_out(
+    kind: str, message: dict[str, Any], last: dict[str, Any]
+) -> None:
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def follow() -> None:
+        known = Access(ServerSettings(token=TOKEN, host="0.0.0.0"))
+        cookie = f"{known.cookie}={known.open_session('reader')}".encode()
+        scope = {"type": kind, "hookcore": known.know({b"cookie": cookie}, lambda: False, False)}
+        stream = security._while_logged_in(send, scope, known)
+        await stream(message)
+        known.end_all_sessions()
+        await stream(message)
+        await stream(message)
+
+    asyncio.run(follow())
+    assert sent[0] == message
+    assert last.items() <= sent[1].items()
+    assert len(sent) == 2
+
+
+def test_sessions_are_few_and_the_one_that_was_unused_for_longest_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(access, "MOST_SESSIONS", 2)
+    now = [1000.0]
+    known = Access(ServerSettings(token=TOKEN, host="0.0.0.0"), lambda: now[0])
+    cookies = []
+    for _ in range(3):
+        cookies.append(f"{known.cookie}={known.open_session('reader')}".encode())
+        now[0] += 1
+        known.know({b"cookie": cookies[0]}, lambda: False, False)
+    found = [known.know({b"cookie": cookie}, lambda: False, False) is not None for cookie in cookies]
+    assert found == [True, False, True]
 
 
 def test_an_application_for_others_is_not_made_without_a_token() -> None:
@@ -461,7 +568,7 @@ def test_neither_a_token_nor_a_cookie_is_written_to_a_log(caplog: pytest.LogCapt
     caplog.set_level("DEBUG")
     with served(read_token=READ_TOKEN) as server:
         code = server.app.state.access.make_code()
-        cookie = server.app.state.access.make_session("owner")
+        cookie = server.app.state.access.open_session("owner")
         server.get(f"/login?code={code}")
         head = "GET / HTTP/1.1\nHost: 127.0.0.1\nConnection: close\n"
         server.ask(f"{head}Authorization: Bearer {TOKEN}")

@@ -1,10 +1,10 @@
-"""`stop`, `status` and `link`: what is asked of a dashboard that runs."""
+"""`stop`, `status`, `link` and `logout`: what is asked of a dashboard that runs."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 from hookcore import dashboard
 from hookcore.client.exchange import Exchange
@@ -18,6 +18,11 @@ LINK_EXAMPLES: Final = """
   HOOKCORE_TOKEN=... hookcore link https://box:8642 --read-only
                                                    for a server, and somebody who may only look
 """
+LOGOUT_EXAMPLES: Final = """
+  hookcore logout                                  of the dashboard of this user
+  HOOKCORE_TOKEN=... hookcore logout https://box:8642
+                                                   of a server
+"""
 
 
 def add(commands: Commands) -> None:
@@ -27,8 +32,11 @@ def add(commands: Commands) -> None:
     stop = add_command(commands, "stop", "End the dashboard of this user.", "\n  hookcore stop\n")
     stop.set_defaults(run=_stop)
     link = add_command(commands, "link", "Make a link that logs one browser in, once.", LINK_EXAMPLES)
-    link.add_argument("url", nargs="?", default="", help="the server; without it the dashboard of this user")
-    link.add_argument("--token", default="", help="the server's token; else HOOKCORE_TOKEN")
+    logout = add_command(commands, "logout", "Log every browser out of a server.", LOGOUT_EXAMPLES)
+    for command in (link, logout):
+        command.add_argument("url", nargs="?", default="", help="the server; without it the dashboard of this user")
+        command.add_argument("--token", default="", help="the server's token; else HOOKCORE_TOKEN")
+    logout.set_defaults(run=_logout)
     link.add_argument("--read-only", action="store_true", help="for somebody who may look and change nothing")
     link.set_defaults(run=_link)
 
@@ -47,15 +55,24 @@ def _status(_given: argparse.Namespace, environment: Mapping[str, str]) -> str:
 
 
 def _link(given: argparse.Namespace, environment: Mapping[str, str]) -> str:
+    role = "reader" if given.read_only else "owner"
+    return str(_post(given, environment, "/api/v1/login-link", {"role": role})["url"])
+
+
+def _logout(given: argparse.Namespace, environment: Mapping[str, str]) -> str:
+    ended = _post(given, environment, "/api/v1/logout", {"everyone": True})["sessions"]
+    return f"{ended} browsers were logged out, and links that were not opened yet no longer work"
+
+
+def _post(given: argparse.Namespace, environment: Mapping[str, str], path: str, asked: dict[str, Any]) -> Any:
     url, token = given.url, given.token or environment.get("HOOKCORE_TOKEN", "")
     if not url:
         found = dashboard.find(environment)
         if found is None:
             raise ArgumentError("no dashboard is running: give the address of a server")
         url, token = found.url, found.token
-    role = "reader" if given.read_only else "owner"
     exchange = Exchange(url, token or None, ASK_S)
     try:
-        return str(exchange.json("POST", "/api/v1/login-link", {"role": role})["url"])
+        return exchange.json("POST", path, asked)
     finally:
         exchange.close()
