@@ -13,7 +13,7 @@ _STATES: Final = {
     "ended": "Ended",
     "crashed": "Crashed",
     "interrupted": "Interrupted",
-    "lost": "Lost, nothing received from the training any more",
+    "lost": "Lost",
     "kept": "Read from disk",
 }
 

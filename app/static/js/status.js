@@ -50,7 +50,7 @@ export function bannerOf(now) {
     return { kind: "disconnected", words: `The dashboard isn't responding.${shown} ${retry}` };
   }
   if (now.run === "lost") {
-    return { kind: "lost", words: `Nothing received from the training since ${now.newest === null ? "before its first step" : `step ${count(now.newest)}`}. It was killed, is stuck, or can't reach this server. If it reconnects, this page resumes automatically.` };
+    return { kind: "lost", words: `${now.newest === null ? "The training stopped responding before its first step" : `Nothing received from the training since step ${count(now.newest)}`}. It was killed, is stuck, or can't reach this server. If it reconnects, this page resumes automatically.` };
   }
   if (now.run === "removed") return { kind: "removed", words: "This run was removed from the server. This page shows the data it had already loaded." };
   return null;
