@@ -131,6 +131,7 @@ def same(left: Frame, right: Frame) -> bool:
     return True
 
 
+@settings(deadline=None)
 @given(frames(), st.integers(0, 2**40))
 def test_a_frame_arrives_as_it_was_sent(frame: Frame, number: int) -> None:
     item = arrive(frame_item(number, frame))
@@ -138,6 +139,7 @@ def test_a_frame_arrives_as_it_was_sent(frame: Frame, number: int) -> None:
     assert same(frame_of(item), frame)
 
 
+@settings(deadline=None)
 @given(
     st.sampled_from(sorted(DTYPES)).flatmap(
         lambda kind: hnp.arrays(np.dtype(kind), hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4))
@@ -184,6 +186,7 @@ def test_everything_else_of_a_batch_arrives() -> None:
     assert decode_batch(encode(batch)) == batch
 
 
+@settings(deadline=None)
 @given(taps, st.dictionaries(texts, st.none() | st.floats(allow_nan=False) | texts | st.lists(texts, max_size=2)))
 def test_an_answer_brings_commands(tap: Tap, changes: dict[str, Any]) -> None:
     commands = (Command(1, "snapshot", tap), Command(2, "settings", changes=changes))
@@ -191,7 +194,7 @@ def test_an_answer_brings_commands(tap: Tap, changes: dict[str, Any]) -> None:
     assert decode_answer(encode(answer)) == answer
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(frames(), st.data())
 def test_damage_is_refused_or_harmless_but_never_another_error(frame: Frame, data: st.DataObject) -> None:
     sent = bytearray(encode(Batch(run=INFO, items=(frame_item(0, frame),))))
@@ -293,6 +296,7 @@ plain_values = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(plain_values)
 def test_a_message_weighs_at_least_what_its_values_take(value: Any) -> None:
     data = msgspec.msgpack.encode(value)
@@ -310,6 +314,7 @@ def _leaves(value: Any) -> Iterator[Any]:
     yield value
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=300))
 def test_whatever_comes_has_a_weight_or_is_refused(data: bytes) -> None:
     with contextlib.suppress(WireError):
