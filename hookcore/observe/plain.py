@@ -34,6 +34,8 @@ def make_plain(tensor: torch.Tensor) -> torch.Tensor | str:
     if _WRAPPED(tensor):
         return "inside torch.func (vmap, grad): the values are not there yet"
     if type(tensor).__name__ == "DTensor":
+        if any(placement.is_partial() for placement in tensor.placements):  # type: ignore[attr-defined]
+            return "a partial sum of a tensor-parallel layer: only all ranks' values together are the tensor"
         tensor = tensor._local_tensor  # type: ignore[attr-defined]  # this rank's shard
     if type(tensor).__name__ == "FakeTensor" or tensor.is_meta:
         return "a tensor without data (meta or fake)"
@@ -57,7 +59,8 @@ def _make_strided(tensor: torch.Tensor) -> torch.Tensor:
     """The stored values of a nested or sparse tensor; any other layout made dense."""
     if tensor.is_nested:
         if tensor.layout is torch.jagged:
-            return tensor.values()
+            # With lengths there are holes between the rows.
+            return (tensor if tensor.lengths() is None else tensor.contiguous()).values()  # type: ignore[attr-defined]
         return torch.cat([part.reshape(-1) for part in tensor.unbind()])
     if tensor.layout is torch.sparse_coo:
         return tensor.coalesce().values()  # duplicates add up first, as the optimizer sees them

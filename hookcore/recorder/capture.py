@@ -23,6 +23,7 @@ from hookcore.hooks.tensors import hook_gradient
 from hookcore.observe import cpu
 from hookcore.observe.arena import CODES, CpuArena
 from hookcore.observe.plain import make_plain, unseen
+from hookcore.recorder.checkpoints import forward_segment, take_call
 from hookcore.recorder.outputs import find_tensors
 from hookcore.recorder.plans import Departed, Plan
 from hookcore.recorder.snapshots import Snapshots
@@ -35,6 +36,9 @@ MAX_ERRORS: Final = 3  # of one module, before it is left alone
 MAX_KEPT_ERRORS: Final = 100
 MAX_DEPARTED: Final = 10_000
 MAX_TAPS_OF_MODULE: Final = 512
+
+LEAF_OUTPUT: Final = "its output is a parameter: see the parameter's gradient"
+CUT_OUTPUT: Final = "its output is cut from the graph (detach().requires_grad_()): no gradient flows back through it"
 
 _is_compiling = torch.compiler.is_compiling
 _current_task: Callable[[], int] = torch._C._current_graph_task_id
@@ -110,6 +114,7 @@ class Capture:
         self.filled: set[int] = set()  # tap numbers that came with a frame
         self.newest: set[int] = set()  # those of the newest step
         self.newest_step = -1
+        self.kept = sys.maxsize  # the store refused the taps with this number and above
         self._slot_by_tap: dict[Tap, int] = {}
         self._gradient_hooks: dict[int, TensorHook] = {}
         self._shown = 0
@@ -237,7 +242,7 @@ class Capture:
             if phase == "train" and "output_grad" in plan.kinds:
                 self._hook_gradient(plan, tensor, index, call, recomputed)
         if recomputed:
-            plan.pending.append(call)
+            plan.pending.append((forward_segment(), call))
 
     def _phase(self, plan: Plan, requires_grad: bool) -> tuple[Phase, bool]:
         """The phase of a call, and whether its gradient will only come with a checkpoint's recompute."""
@@ -246,7 +251,7 @@ class Capture:
         if phase == "eval" or requires_grad or torch.is_grad_enabled():
             return phase, False
         # No gradient here: a part of the pass that needs none, a checkpoint that comes back for it, or a pass without.
-        recomputed = _inside_function_forward()
+        recomputed = bool(forward_segment())
         return ("train" if recomputed or root.entered_with_grad else "eval"), recomputed
 
     def _next_call(self, plan: Plan, phase: Phase) -> int:
@@ -263,7 +268,8 @@ class Capture:
                 self.note(plan, "its output needs no gradient (frozen, detached or not differentiable)")
             return
         if tensor.is_leaf:
-            self.note(plan, "its output is a leaf tensor: see its parameter's gradient")
+            own = isinstance(tensor, nn.Parameter)
+            self.note(plan, LEAF_OUTPUT if own else CUT_OUTPUT)
             return
         grad_slot = self.slot_of(plan, "output_grad", index, call)
         if grad_slot >= 0:
@@ -285,10 +291,11 @@ class Capture:
             if not plan.seen:
                 self.note(plan, "called inside a backward pass only, which counts as a checkpoint's recompute")
             return
-        call = plan.pending.pop()
-        for index, tensor in find_tensors(output):
+        tensors = list(find_tensors(output))
+        call = take_call(plan.pending, tensors, torch.is_grad_enabled())
+        for index, tensor in tensors if call is not None else ():
             if "output_grad" in plan.kinds:
-                self._hook_gradient(plan, tensor, index, call, recomputed=False)
+                self._hook_gradient(plan, tensor, index, call, recomputed=False)  # type: ignore[arg-type]
 
     def saw_traced_output(self, plan: Plan, index: str, output: Tensor) -> int:
         """An op inside a compiled graph has an output; answers with the slot of its gradient."""
@@ -468,17 +475,6 @@ class Capture:
             text = "".join(traceback.format_exception(error))
             path = "" if plan is None else plan.path
             self.errors.append(Event(self.step, time.time(), "hook-error", f"{where}: {text}", "error", path))
-
-
-def _inside_function_forward() -> bool:
-    """Whether the running code is inside the forward of an autograd Function, as under a reentrant checkpoint."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        code = frame.f_code
-        if code.co_name == "forward" and code.co_argcount and code.co_varnames[0] == "ctx":
-            return True
-        frame = frame.f_back  # type: ignore[assignment]
-    return False
 
 
 def _running_backwards() -> int:

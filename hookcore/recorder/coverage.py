@@ -123,7 +123,10 @@ def _filled(plan: Plan, capture: Capture, before: Plan | None = None) -> dict[Ki
     filled: dict[Kind, bool] = {}
     for source in (plan, before) if before is not None else (plan,):
         for key, slot in list(source.taps.items()):
-            if slot >= 0 and key[0] in plan.kinds and (number := capture.numbers[slot]) in capture.filled:
+            if slot < 0 or key[0] not in plan.kinds:
+                continue
+            number = capture.numbers[slot]
+            if number in capture.filled and number < capture.kept:
                 filled[key[0]] = filled.get(key[0], False) or number in capture.newest
     return filled
 
@@ -136,7 +139,8 @@ def _coverage_of(plan: Plan, world: _World, before: Plan | None) -> Coverage:
     asked = plan.kinds & _MODULE_KINDS or plan.kinds
     captured = not asked.isdisjoint(filled)
     reasons = list(plan.reasons)
-    if any(slot < 0 for slot in list(plan.taps.values())):
+    slots = list(plan.taps.values())
+    if any(slot < 0 or capture.numbers[slot] >= capture.kept for slot in slots):
         reasons.append(NO_ROOM)
     if "output" in filled and "output_grad" not in filled and any(key[0] == "output_grad" for key in list(plan.taps)):
         reasons.append("no gradient came: its output is unused, detached, or a view that was changed in place")

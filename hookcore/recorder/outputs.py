@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterator
 from itertools import count, islice
 from typing import Any, Final
@@ -20,18 +21,28 @@ def find_tensors(value: Any) -> Iterator[tuple[str, torch.Tensor]]:
     Tensors, dicts, lists, tuples and dataclass fields are walked by their builtin storage. Generators and unknown
     objects are left alone: to look into them would consume or run what belongs to the user.
     """
-    yield from islice(_walk(value, "", 0, count(1)), MAX_TENSORS)
+    if issubclass(type(value), torch.Tensor):
+        yield "", value
+        return
+    found = list(islice(_walk(value, (), count(1)), MAX_TENSORS))
+    places = [".".join(map(str, keys)) for keys, _ in found]
+    times = Counter(places)
+    for number, (keys, tensor) in enumerate(found):
+        place = places[number]
+        if times[place] > 1:  # keys 1 and "1", or a key "a.b" and a key "b" below "a"
+            place = ".".join(str(key) if isinstance(key, int) else repr(key) for key in keys)
+        yield place, tensor
 
 
-def _walk(value: Any, place: str, depth: int, visits: Iterator[int]) -> Iterator[tuple[str, torch.Tensor]]:
+def _walk(value: Any, keys: tuple[Any, ...], visits: Iterator[int]) -> Iterator[tuple[tuple[Any, ...], torch.Tensor]]:
     kind = type(value)
     if issubclass(kind, torch.Tensor):
-        yield place, value
-    elif depth < MAX_DEPTH:
+        yield keys, value
+    elif len(keys) < MAX_DEPTH:
         for name, item in _items(value, kind):
             if next(visits) > MAX_VISITS:
                 return
-            yield from _walk(item, f"{place}.{name}" if place else str(name), depth + 1, visits)
+            yield from _walk(item, (*keys, name), visits)
 
 
 def _items(value: Any, kind: type) -> list[tuple[Any, Any]]:

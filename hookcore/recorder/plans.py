@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
+from hookcore.recorder.checkpoints import Pending
 from hookcore.records import Kind, Phase
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ class Plan:
         self.eval_calls = 0  # calls in evaluation since the step began
         self.taps: dict[tuple[Kind, str, int, Phase], int] = {}  # slots
         self.shapes: dict[str, tuple[int, ...]] = {}  # of its inputs and outputs, as they first came
-        self.pending: list[int] = []  # calls under a reentrant checkpoint, whose gradient comes with the recompute
+        self.pending: Pending = []  # calls under a reentrant checkpoint, whose gradient comes with the recompute
         self.reasons: dict[str, int] = {}  # why something of it was not captured, and how often
         self.seen = False  # whether it ever ran
         self.errors = 0

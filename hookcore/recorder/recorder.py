@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 import time
 import weakref
@@ -34,6 +35,7 @@ from hookcore.recorder.snapshots import Snapshots
 from hookcore.recorder.worker import Worker
 from hookcore.records import GRADIENT_KINDS, Command, Coverage, Event, Frame, HookRecord, Tap, escaped_in
 from hookcore.sinks import Sink
+from hookcore.store import Store
 
 if TYPE_CHECKING:
     from hookcore.observe.device import Transfer
@@ -415,6 +417,7 @@ class Recorder:
     def _describe_all(self) -> None:
         try:
             self.notices.look()
+            self._ask_what_was_kept()
             self._hooks = list_hooks(self.models.roots, self._known_optimizers())
             self.sink.describe(self.models.records(), self.models.coverage(), self._hooks)
         except Exception as error:
@@ -512,7 +515,14 @@ class Recorder:
     def coverage(self) -> list[Coverage]:
         """Every module: captured, or not and why, by the frames that have been built."""
         self._worker.flush(COVERAGE_WAIT_S)
+        self._ask_what_was_kept()
         return self.models.coverage()
+
+    def _ask_what_was_kept(self) -> None:
+        store = getattr(getattr(self.sink, "sink", self.sink), "store", None)  # a bridge has the sink behind it
+        if isinstance(store, Store):
+            kept = len(store.taps().taps)
+            self.capture.kept = kept if kept <= max(self.capture.filled, default=-1) else sys.maxsize
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until all finished steps are in the sink."""

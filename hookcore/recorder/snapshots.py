@@ -21,6 +21,7 @@ from hookcore import hooks
 from hookcore.hooks.tensors import hook_gradient
 from hookcore.observe.copies import MAX_BYTES, Copy, first_part, take_copy
 from hookcore.observe.plain import unseen
+from hookcore.recorder.checkpoints import Pending, forward_segment, take_call
 from hookcore.recorder.outputs import find_tensors
 from hookcore.recorder.plans import Plan
 from hookcore.records import GRADIENT_KINDS, Phase, Severity, Snapshot, Tap
@@ -72,7 +73,7 @@ class _Calls:
 
     train: dict[str, int] = field(default_factory=dict)
     eval: dict[str, int] = field(default_factory=dict)
-    again: dict[str, list[int]] = field(default_factory=dict)
+    again: dict[str, Pending] = field(default_factory=dict)
 
     def of(self, phase: Phase) -> dict[str, int]:
         return self.eval if phase == "eval" else self.train
@@ -197,13 +198,14 @@ class Snapshots:
         calls[plan.path] = call + 1
         self._look(requests, "output", tensors, call, phase)
         if recomputed:
-            self._calls.again.setdefault(plan.path, []).append(call)
+            self._calls.again.setdefault(plan.path, []).append((forward_segment(), call))
 
     def _saw_recompute(self, plan: Plan, requests: Sequence[Request], output: Any) -> None:
-        calls = self._calls.again.get(plan.path)
-        if calls:
+        tensors = list(find_tensors(output))
+        call = take_call(self._calls.again.get(plan.path, []), tensors, torch.is_grad_enabled())
+        if call is not None:
             gradients = [request for request in requests if request.tap.kind == "output_grad"]
-            self._look(gradients, "output", list(find_tensors(output)), calls.pop(), "train")
+            self._look(gradients, "output", tensors, call, "train")
 
     def saw_traced_output(self, plan: Plan, index: str, output: Tensor, call: int) -> None:
         """An output inside a compiled graph."""

@@ -1,0 +1,158 @@
+# mypy: disable-error-code="no-untyped-call"
+"""Coverage tells for each module what is true of it, and events tell what hookcore could not do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+import hookcore
+from tests.harness import watch
+
+
+class Odd(nn.Module):
+    """Modules that no hook sees, each for another reason."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(7, 4)
+        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+        self.layers = nn.ModuleList([nn.Linear(4, 4)])
+        self.table = nn.ModuleDict({"a": nn.Linear(4, 4)})
+        self.scales = nn.ParameterList([nn.Parameter(torch.ones(4))])
+        self.head = nn.Linear(4, 7, bias=False)
+        self.head.weight = self.embed.weight
+        self.lent = nn.Linear(4, 4)
+        self.scripted = torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.Tanh()))
+        self.cut, self.unused, self.sometimes = Cut(), nn.Linear(4, 4), nn.Linear(4, 4)
+        self.calls = 0
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        x = x + self.attention(x, x, x)[0] + self.cut(x)
+        x = self.scripted(self.table["a"](self.layers[0](x))) * self.scales[0]
+        x = linear(x, self.lent.weight)
+        self.calls += 1
+        x = self.sometimes(x) if self.calls == 1 else x
+        return linear(x, self.head.weight)
+
+
+class Cut(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.detach().requires_grad_()
+
+
+def train(
+    model: nn.Module, watcher: hookcore.Watcher, *inputs: Any, steps: int = 2, call: Any = None
+) -> dict[str, Any]:
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        (call or model)(*inputs).square().mean().backward()
+        optimizer.step()
+    assert watcher.flush()
+    return {item.path: item for item in watcher.coverage()}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_every_module_has_the_reason_that_is_true_of_it() -> None:
+    model = Odd()
+    with watch(model) as watcher:
+        coverage = train(model, watcher, torch.randint(0, 7, (2, 3)))
+    expected = {
+        "attention.out_proj": "its parent (MultiheadAttention) uses its weight directly",
+        "layers": "a container (ModuleList)",
+        "table": "a container (ModuleDict)",
+        "scales": "a container (ParameterList)",
+        "head": "its weight is tied to embed",
+        "lent": "its weights got gradients: its parent uses them directly",
+        "scripted.0": "inside TorchScript (scripted)",
+        "cut": "its output is cut from the graph",
+        "unused": "not called in any captured step",
+        "sometimes": "not reached in step 1, the last one captured",
+    }
+    assert {path: text in coverage[path].reason for path, text in expected.items()} == dict.fromkeys(expected, True)
+    assert coverage["sometimes"].captured
+    assert coverage["embed"].captured
+    assert not coverage["embed"].reason
+    assert all(item.captured or item.reason for item in coverage.values())
+
+
+def test_modules_inside_a_compiled_function_say_so_and_an_event_does() -> None:
+    torch._dynamo.reset()
+    model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 1))
+
+    def loss_of(x: Tensor) -> Tensor:
+        return model(x)  # type: ignore[no-any-return]
+
+    compiled = torch.compile(loss_of, backend="eager")
+    with watch(model) as watcher:
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            compiled(torch.ones(5, 4)).square().mean().backward()
+            watcher.step()
+        watcher.flush()
+        coverage = {item.path: item for item in watcher.coverage()}
+        watcher.close()
+        events = [event.name for event in watcher.store.events()]
+    assert "inside a compiled function (loss_of, test_reasons.py:" in coverage["0"].reason
+    assert "inside-compiled-function" in events
+    torch._dynamo.reset()
+
+
+def test_parts_below_a_compiled_forward_say_so() -> None:
+    torch._dynamo.reset()
+    model = nn.Sequential(nn.Linear(4, 5), nn.ReLU())
+    model.forward = torch.compile(model.forward, backend="eager")  # type: ignore[method-assign]
+    with watch(model) as watcher:
+        coverage = train(model, watcher, torch.ones(5, 4))
+    assert coverage[""].captured
+    assert not coverage["0"].captured
+    assert "inside the compiled forward" in coverage["0"].reason
+    torch._dynamo.reset()
+
+
+def test_a_model_that_is_made_anew_in_every_step_has_one_entry_for_each_module() -> None:
+    with watch() as watcher:
+        for _ in range(30):
+            model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
+            optimizer = torch.optim.SGD(model.parameters(), 0.1)
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+        watcher.flush()
+        coverage = watcher.coverage()
+    assert len(coverage) == len({item.path for item in coverage})
+    assert len(coverage) <= 8  # two models may be alive at once
+    assert all(item.captured for item in coverage)
+
+
+def test_what_has_no_room_is_not_called_captured() -> None:
+    model = nn.Sequential(*(nn.ReLU() for _ in range(400)), nn.Linear(2, 2))
+    with hookcore.watch(model, server=None, budget=None, memory="2MB", kinds="output") as watcher:
+        coverage = train(model, watcher, torch.ones(1, 2))
+        taps = {tap.module for tap in watcher.store.taps().taps}
+        watcher.close()
+        events = [event.name for event in watcher.store.events()]
+    assert {item.path for item in coverage.values() if item.captured} == taps
+    assert all("no room for its values" in item.reason for item in coverage.values() if item.path not in taps)
+    assert "taps-refused" in events
+
+
+def test_a_model_that_the_patterns_do_not_fit_is_an_event() -> None:
+    with watch(include="re:[0-9]+") as watcher:
+        watcher.close()
+    with watch(include="conv*") as watcher:
+        for _ in range(2):
+            model = nn.Linear(4, 4)
+            model(torch.ones(2, 4)).sum().backward()
+            watcher.step()
+        watcher.flush()
+        watcher.close()
+        found = [event.message for event in watcher.store.events() if event.name == "model-not-watched"]
+    assert len(found) == 1
+    assert "Linear" in found[0]
