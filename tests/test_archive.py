@@ -396,6 +396,16 @@ def test_no_name_leads_out_of_the_folder(name: str, run_id: str) -> None:
     assert not made.startswith(".")
 
 
+def test_a_kept_run_is_closed_to_others_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        kept = Kept(tmp_path / "runs")
+        kept.writer.write()
+    finally:
+        os.umask(before)
+    assert kept.writer.folder.stat().st_mode & 0o777 == 0o700
+
+
 def test_neither_key_nor_folder_is_written_down(tmp_path: Path) -> None:
     kept = Kept(tmp_path)
     kept.writer.write()

@@ -226,8 +226,10 @@ class ArchiveWriter:
     def _open(self) -> None:
         if self._opened:
             return
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(mode=0o700, exist_ok=True)  # closed to others, whatever the umask: it may hold training data
         for name in TABLES:
-            (self.folder / name).mkdir(parents=True, exist_ok=True)
+            (self.folder / name).mkdir(exist_ok=True)
         remove_unfinished(self.folder)
         last = [parts[-1][1] for name in TABLES if (parts := parts_in(self.folder / name))]
         self._part = max(last, default=-1) + 1
