@@ -59,6 +59,7 @@ function showRatio() {
 }
 
 function sayCount() {
+  if (!finder.ready) return; // what the server found stays until it is known here as well
   const { shown, layers } = profile;
   const words = finder.problem || (shown.length === layers.length ? `${count(layers.length)} layers` : `${count(shown.length)} of ${count(layers.length)} layers`);
   const element = byId("flow-count");
