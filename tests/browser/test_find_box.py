@@ -1,4 +1,4 @@
-"""What the find box finds is the same before and after a page's script runs; the verdict of Compare says what it saw."""
+"""The find box finds the same before and after a page's script runs; a verdict of Compare says what it compared."""
 
 from __future__ import annotations
 
