@@ -35,7 +35,6 @@ from hookcore.recorder.snapshots import Snapshots
 from hookcore.recorder.worker import Worker
 from hookcore.records import GRADIENT_KINDS, Command, Coverage, Event, Frame, HookRecord, Tap, escaped_in
 from hookcore.sinks import Sink
-from hookcore.store import Store
 
 if TYPE_CHECKING:
     from hookcore.observe.device import Transfer
@@ -520,7 +519,7 @@ class Recorder:
 
     def _ask_what_was_kept(self) -> None:
         store = getattr(getattr(self.sink, "sink", self.sink), "store", None)  # a bridge has the sink behind it
-        if isinstance(store, Store):
+        if store is not None:  # not a sender: what a server keeps is not known here
             kept = len(store.taps().taps)
             self.capture.kept = kept if kept <= max(self.capture.filled, default=-1) else sys.maxsize
 
