@@ -82,9 +82,14 @@ class Watcher:
             self._guarded("step", self._recorder.user_step)
 
     def log(self, **scalars: float | Tensor) -> None:
-        """Numbers beside the layers, such as loss and learning rate. A tensor is not waited for."""
+        """Record numbers such as the loss and the learning rate for the step that runs. A tensor is not waited for."""
         if not self._recorder.closed:
             self._guarded("log", self._recorder.log, scalars)
+
+    def _log_behind(self, scalars: dict[str, float | Tensor]) -> None:
+        """Record numbers that a callback gets after the step they belong to."""
+        if not self._recorder.closed:
+            self._guarded("log", self._recorder.log, scalars, True)
 
     def observe(self, name: str, tensor: Tensor) -> Tensor:
         """Make an intermediate tensor inside a forward, and its gradient, taps called `name`. Returns the tensor."""

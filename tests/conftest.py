@@ -48,6 +48,7 @@ def _process_state() -> dict[str, Any]:
     """All that a hook or a watcher can leave on the process."""
     tables = {name: dict(getattr(torch_modules, name)) for name in MODULE_TABLES}
     tables |= {name: dict(getattr(torch_optimizers, name)) for name in OPTIMIZER_TABLES}
+    tables["engine"] = torch.autograd.Variable._execution_engine
     return {**tables, "_global_is_full_backward_hook": torch_modules._global_is_full_backward_hook}
 
 

@@ -127,19 +127,38 @@ def test_the_cadence_and_the_budget_can_be_changed() -> None:
     assert messages[1:] == ["every: 4 -> 1; budget: null -> 0.5", "budget: 0.5 -> null"][: len(messages) - 1]
 
 
+def _steps_at_costs(cadence: Cadence, steps: range, plain_s: float = 1.0, captured_s: float = 2.0) -> list[int]:
+    """The steps that are captured, where these are the times that steps take."""
+    chosen = []
+    for step in steps:
+        captured = cadence.wants(step)
+        chosen += [step] * captured
+        cadence.step_ended(captured, captured_s if captured else plain_s)
+    return chosen
+
+
 def test_a_budget_that_comes_later_is_learned_by_alternating() -> None:
     cadence = Cadence(1, None)
-    captured = True
-    for _ in range(100):
-        captured = cadence.next_is_captured(captured, 2.0)
+    assert _steps_at_costs(cadence, range(100)) == list(range(100))
     cadence.change(1, 0.1)
-    wanted = []
-    for _ in range(40):
-        captured = cadence.next_is_captured(captured, 2.0 if captured else 1.0)
-        wanted.append(captured)
-    assert 10 < sum(wanted[:20]) + 5 < 20
+    assert _steps_at_costs(cadence, range(100, 120)) == list(range(100, 120, 2))
+    _steps_at_costs(cadence, range(120, 160))
     assert cadence.cost == pytest.approx(1.0)
-    assert cadence.stride == 17
+    assert cadence.stride == 32
+    assert cadence.effective_cost == pytest.approx(1 / 32)
+
+
+def test_captured_steps_of_runs_with_different_costs_are_shared() -> None:
+    cheap, dear = (set(_steps_at_costs(Cadence(1, 0.05), range(2000), captured_s=s)) for s in (1.2, 3.0))
+    late_cheap, late_dear = ({step for step in steps if step > 100} for steps in (cheap, dear))
+    assert late_dear < late_cheap
+    assert len(late_cheap) > 4 * len(late_dear) > 0
+
+
+def test_a_jump_of_the_loss_has_the_next_step_captured() -> None:
+    cadence = Cadence(100, None)
+    cadence.alarm()
+    assert [step for step in range(1, 150) if cadence.wants(step)] == [1, 100]
 
 
 def test_pause_and_resume_take_effect_at_the_next_step() -> None:

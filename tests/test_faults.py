@@ -19,12 +19,14 @@ import hookcore
 from hookcore.errors import ClosedError
 from hookcore.observe.arena import CpuArena
 from hookcore.recorder import capture as capture_code
+from hookcore.recorder import clock as clock_code
 from hookcore.recorder import recorder as recorder_code
 from hookcore.recorder import worker as worker_code
 from hookcore.recorder.cadence import Cadence
 from hookcore.recorder.capture import Capture
+from hookcore.recorder.clock import Clock
 from hookcore.recorder.models import Models
-from hookcore.recorder.parameters import Parameters, ScaleFinder
+from hookcore.recorder.parameters import Parameters
 from hookcore.recorder.recorder import Recorder
 from hookcore.records import KINDS
 from hookcore.store import Store
@@ -97,15 +99,15 @@ INSIDE_HOOKS: Final[dict[str, list[tuple[Any, str]]]] = {
     "the forward pre-hook": [(Capture, "_hook_input")],
     "the search for tensors": [(capture_code, "find_tensors")],
     "the choice of a row": [(Capture, "slot_of")],
-    "the begin of a backward pass": [(capture_code, "queue_backward_end")],
+    "the begin of a backward pass": [(Clock, "pass_begins")],
     "the end of a backward pass": [(Capture, "reset_calls")],
     "the parameters' gradients": [(Parameters, "read_gradients")],
     "the optimizer's pre-hook": [(Parameters, "before_step")],
     "the optimizer's post-hook": [(Parameters, "after_step")],
-    "the search for a scaler": [(ScaleFinder, "look_up_the_stack")],
+    "the search for a scaler": [(clock_code, "_find_scaler")],
     "the end of a step": [(Recorder, "end_step")],
     "the packing of a frame": [(CpuArena, "pack")],
-    "the cadence": [(Cadence, "next_is_captured")],
+    "the cadence": [(Cadence, "wants")],
     "the recorder's thread": [(recorder_code, "build_frames")],
     "the sink": [(Store, "append")],
 }
@@ -141,7 +143,7 @@ def test_a_fault_while_models_are_found_never_reaches_the_training(
 def test_errors_are_kept_to_a_number_and_counted_beyond_it(
     monkeypatch: pytest.MonkeyPatch, untouched: list[str]
 ) -> None:
-    monkeypatch.setattr(Cadence, "next_is_captured", explode)
+    monkeypatch.setattr(Cadence, "wants", explode)
     monkeypatch.setattr(capture_code, "MAX_KEPT_ERRORS", 2)
     run = train()
     watcher = run.watcher

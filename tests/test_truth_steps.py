@@ -144,15 +144,16 @@ def test_gradients_under_a_loss_scale_are_unscaled_and_clipped_as_the_optimizer_
     assert watcher.store.scalars("hookcore/grad_scale").mean.tolist() == [1024.0] * 3
 
 
-def test_a_step_that_the_scaler_skips_is_told_and_spoils_no_other() -> None:
+def test_a_step_that_the_scaler_skips_is_a_labeled_step_of_its_own() -> None:
     steps, truth, watcher = _scaled(None, skip=True)
-    assert len(steps) == 2
-    assert [event.name for event in watcher.store.events() if event.name == "skipped-step"] == ["skipped-step"]
-    for key, tensor in truth[0].items():
-        assert_stats(steps[0][key], [tensor], key)
-    for key, tensor in truth[1].items():
-        if key[1] == "param_grad":
-            assert_stats(steps[1][key], [tensor], key)
+    assert len(steps) == 3
+    skipped = [event.step for event in watcher.store.events() if event.name == "skipped-step"]
+    assert skipped == [1]
+    assert watcher.store.scalars("hookcore/skipped").first_step.tolist() == [1]
+    for healthy, expected in zip((steps[0], steps[2]), truth, strict=True):
+        for key, tensor in expected.items():
+            assert_stats(healthy[key], [tensor], key)
+    assert steps[1]["2", "output_grad", "", 0]["inf"] > 0
 
 
 @pytest.mark.parametrize("reentrant", [True, False])

@@ -32,11 +32,11 @@ class Watching:
         self.watcher = watch(model, **self.settings)
 
     def log_numbers(self, found: Mapping[str, object]) -> None:
-        """Those of the values that are single numbers, as scalars of the step."""
+        """Record those of the values that are single numbers for the step that ended."""
         if self.watcher is not None:
             numbers = {name: value for name, value in found.items() if _is_number(value) and name != "self"}
             if numbers:
-                self.watcher.log(**numbers)  # type: ignore[arg-type]
+                self.watcher._log_behind(numbers)  # type: ignore[arg-type]
 
     def close(self) -> None:
         """Ends the run; the watcher stays readable. A second call does nothing."""

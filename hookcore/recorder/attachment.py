@@ -168,6 +168,8 @@ class ProcessAttachment:
                     entered = is_entered(module)
                     plan = self._find(module)
                 if plan is not None:
+                    if capture.pending:
+                        capture.on_pending()
                     if plan.acts_before:
                         self._act_before(plan, module, args)
                     if module._forward_hooks and not entered:
@@ -361,6 +363,8 @@ class ModulePreHook:
         if _is_compiling() or not capture.on:
             return
         try:
+            if capture.pending:
+                capture.on_pending()
             if plan.is_root:
                 self.attachment.check_tree()
                 _enter_root(capture, plan)
@@ -490,14 +494,13 @@ class _Observer:
 
     def saw_gradient(self, key: int, index: str, ticket: int, gradient: Tensor) -> None:
         TensorHook(self._capture, self._plans[key], -1, ticket)(gradient)
-        if self._capture.snapshots.by_path and not self._capture.ignores_gradients:
+        if self._capture.snapshots.by_path and not self._capture.ignores_pass():
             self._capture.snapshots.saw_traced_gradient(self._plans[key], self._capture.taps[ticket], gradient)
 
 
 def _enter_root(capture: Capture, plan: Plan) -> None:
     root = plan.root
     root.entered_with_grad = torch.is_grad_enabled()
-    capture.root_ran = capture.root_ran or (root.entered_with_grad and root.phase(True) == "train")
 
 
 def _after(capture: Capture, plan: Plan, kwargs: Any, output: Any) -> None:

@@ -1,4 +1,10 @@
-"""Which steps are captured: every k-th, with k chosen so that the measured cost stays under the user's budget."""
+"""Which steps are captured, and what capturing costs.
+
+A step is chosen by its number alone, so that runs of a sweep, ranks, and a run that is repeated share their captured
+steps: the stride is `every` times a power of two, and multiples of a longer stride are multiples of a shorter one.
+Where several optimizers take turns, the steps are taken in blocks in which each of them steps. The measured cost
+decides about the stride.
+"""
 
 from __future__ import annotations
 
@@ -11,74 +17,128 @@ WINDOW: Final = 15  # steps of each sort that the estimate looks at
 WARM_UP: Final = 3  # first steps, whose time is spent on compiling and allocating
 TRIAL: Final = 2 * WINDOW  # steps after the warm-up that alternate, to learn the cost
 AIM: Final = 0.6  # share of the budget that is aimed at: an estimate is noisy
-PROBE_EVERY: Final = 32  # when every step is captured, one in so many is left out to go on measuring
+PROBE_EVERY: Final = 32  # when every step is captured, one block in so many is left out to go on measuring
 ESTIMATE_EVERY: Final = 8  # steps from one estimate to the next
-MAX_STRIDE: Final = 1000
+MAX_STRIDE: Final = 1024
+MAX_BLOCK: Final = 32  # steps; optimizers that step more rarely are not waited for
 
 
 class Cadence:
     """Compares the time of captured and of uncaptured steps in the run itself.
 
-    By the lower quartiles of recent ones: what else a machine does makes steps longer, never shorter.
+    By the lower quartiles of recent ones: whatever else the machine does makes steps longer, never shorter.
     """
 
     def __init__(self, every: int, budget: float | None) -> None:
         self.every = every
         self.budget = budget
-        self.stride = every
-        self.cost = float("nan")  # share of a step's time that capturing it adds
+        self.stride = every if budget is None else every * 2
+        self.block = 1  # steps that are captured together
+        self.cost = float("nan")  # what capturing a step adds to it, as a share of an uncaptured step's time
         self.background_s = 0.0  # processor time that the recorder's thread takes for a frame
-        self.skipped = 0
+        self.captured = 0
+        self.skipped = 0  # steps that were left out
         self._seen = 0
+        self._measuring = True
+        self._alarmed = False
         self._captured: deque[float] = deque(maxlen=WINDOW)
         self._plain: deque[float] = deque(maxlen=WINDOW)
 
     @property
     def effective_cost(self) -> float:
-        """The share of the run's time that the hooks take, with the steps left out."""
-        return self.cost / self.stride
+        """The share that capturing adds to the time of the run at the present stride, skipped steps included."""
+        share = 1 - 1 / PROBE_EVERY if self.stride == 1 and self.budget is not None else 1 / self.stride
+        return self.cost * share
 
     def change(self, every: int, budget: float | None) -> None:
-        """The user wants it otherwise. What was measured still holds."""
+        """Take new settings. What was measured still holds."""
         self.every, self.budget = every, budget
         self.stride = every
         if budget is not None:
             self._estimate(budget)
             if not self._plain or not self._captured:
-                self._seen = min(self._seen, WARM_UP)  # steps of one sort alone tell no cost: alternate again
+                # Steps of one sort alone tell no cost: alternate again.
+                self._seen, self._measuring, self.stride = min(self._seen, WARM_UP), True, 2 * every
 
     def took(self, background_s: float) -> None:
-        """Told by the recorder's thread what a frame took."""
+        """Learn from the recorder's thread what a frame took."""
         self.background_s += 0.1 * (background_s - self.background_s)
 
-    def next_is_captured(self, captured: bool, elapsed_s: float) -> bool:
-        """Told of the step that just ended; answers whether the next one is captured."""
+    def alarm(self) -> None:
+        """Capture the next step, whatever its number: the loss jumped, or something became non-finite."""
+        self._alarmed = True
+
+    def measured(self, cost: float) -> None:
+        """Take over a cost that was measured in another way, where no step is left out to compare with."""
+        self.cost = cost
+
+    def step_ended(self, captured: bool, elapsed_s: float) -> None:
+        """Learn from the step that just ended."""
         self._seen += 1
+        self.captured += captured
+        self.skipped += not captured
         if self._seen > WARM_UP and elapsed_s == elapsed_s:
             (self._captured if captured else self._plain).append(elapsed_s)
-        wanted = self._decide()
-        self.skipped += not wanted
-        return wanted
-
-    def _decide(self) -> bool:
         if self.budget is None:
-            return self._seen % self.every == 0
-        if self._seen < WARM_UP + TRIAL:
-            return self._seen % (2 * self.every) == 0 if self.every > 1 else self._seen % 2 == 0
-        if self._seen % ESTIMATE_EVERY == 0 or self.cost != self.cost:
+            if self._captured and self._plain and self._seen % ESTIMATE_EVERY == 0:
+                self._measure()
+            return
+        if self._measuring and self._seen < WARM_UP + TRIAL:
+            return
+        if self._measuring or self._seen % ESTIMATE_EVERY == 0 or self.cost != self.cost:
+            self._measuring = not (self._captured and self._plain)
             self._estimate(self.budget)
+
+    def wants(self, step: int) -> bool:
+        """Whether this step is captured. Asked once for each step, as it begins."""
+        alarmed, self._alarmed = self._alarmed, False
+        return alarmed or self.chooses(step)
+
+    def chooses(self, step: int) -> bool:
+        """Whether a step of this number is captured without a reason of its own."""
+        unit = step // self.block
         if self.stride == 1:
-            return self._seen % PROBE_EVERY != 0
-        return self._seen % self.stride == 0
+            return self.budget is None or unit % PROBE_EVERY != PROBE_EVERY - 1
+        return unit % self.stride == 0
+
+    def _measure(self) -> None:
+        plain = _lower_quartile(self._plain)
+        extra = max(0.0, _lower_quartile(self._captured) - plain) + self.background_s
+        self.cost = extra / plain if plain > 0 else 0.0
 
     def _estimate(self, budget: float) -> None:
         if self._captured and self._plain:
-            plain = _lower_quartile(self._plain)
-            extra = max(0.0, _lower_quartile(self._captured) - plain) + self.background_s
-            self.cost = extra / plain if plain > 0 else 0.0
-            stride = min(MAX_STRIDE, math.ceil(self.cost / (AIM * budget)))
-            self.stride = max(self.every, stride, 1)
+            self._measure()
+            wanted = self.cost / (AIM * budget) / self.every
+            power = 1 << max(0, math.ceil(math.log2(wanted))) if wanted > 1 else 1
+            self.stride = self.every * min(MAX_STRIDE, power)
 
 
 def _lower_quartile(times: deque[float]) -> float:
     return quantiles(times, n=4)[0] if len(times) > 1 else times[0]
+
+
+class JumpFinder:
+    """Tells when a logged value becomes non-finite, or a loss jumps far above what it was."""
+
+    __slots__ = ("_bad", "_deviation", "_mean", "_seen")
+
+    def __init__(self) -> None:
+        self._bad = False
+        self._mean = 0.0
+        self._deviation = 0.0
+        self._seen = 0
+
+    def jumped(self, value: float) -> bool:
+        """Look at the next value. Only the first of several non-finite ones is a jump."""
+        was_bad, self._bad = self._bad, not math.isfinite(value)
+        if self._bad:
+            return not was_bad
+        off = abs(value - self._mean)
+        jumped = self._seen >= 8 and value - self._mean > 8 * self._deviation + 1e-3 * abs(self._mean)
+        self._seen += 1
+        rate = max(0.1, 1 / self._seen)
+        if self._seen > 1:
+            self._deviation += rate * (off - self._deviation)
+        self._mean += rate * (value - self._mean)
+        return jumped

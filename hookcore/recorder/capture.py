@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torch._C import DisableTorchFunction
 
 from hookcore import hooks
-from hookcore.hooks.backward import queue_backward_end
 from hookcore.hooks.tensors import hook_gradient
 from hookcore.observe import cpu
 from hookcore.observe.arena import CODES, CpuArena
@@ -70,10 +69,8 @@ class TensorHook:
         capture = self.capture
         if grad is None or not capture.on:
             return
-        task = _current_task()
-        if task != capture.task:
-            capture.begin_backward(task)
-        if capture.ignores_gradients:
+        capture.reached = True
+        if capture.ignoring and capture.ignores_pass():
             return
         try:
             if (
@@ -99,12 +96,13 @@ class Capture:
         self.phases = phases
         self.max_calls = max_calls
         self.on = False
-        self.task = -1  # the backward pass that is running
-        self.tasks: set[int] = set()
-        self.backwards = 0  # finished in this step
-        self.root_ran = False  # a whole model was called in training
+        self.backwards = 0  # finished in this step, of those that reached a watched tensor
+        self.reached = False  # whether the pass that runs has reached a watched tensor
         self.began_backward = False  # a gradient came in this step
-        self.ignores_gradients = False
+        self.running: set[int] = set()  # threads that run a pass
+        self.ignoring: set[int] = set()  # those of them whose pass is torch.autograd.grad's
+        self.pending = False  # a pass ended, and the next call of a module may belong to another step
+        self.on_pending: Callable[[], None] = _nothing
         self.plans: dict[int, Plan] = {}  # by id(module); a dead module's plan is taken out by its weak reference
         self.departed = Departed(MAX_DEPARTED)  # the plans of modules that are gone
         self.named: list[Plan] = []  # of tensors that the user named
@@ -122,8 +120,6 @@ class Capture:
         self.error_count = 0
         self.step = 0
         self.refused_taps = 0
-        self.on_backward_begin: Callable[[], None] = lambda: None
-        self.on_backward_end: Callable[[], None] = lambda: None
         self.leaf_handles: list[hooks.HookHandle] = []
         self.snapshots = Snapshots(self, lambda *_: None, lambda _: None)
         self.devices: dict[torch.device, DeviceArena] = {}
@@ -231,6 +227,8 @@ class Capture:
             return
         requires_grad = any(tensor.requires_grad for _, tensor in tensors)
         phase, recomputed = self._phase(plan, requires_grad)
+        if phase == "eval" and requires_grad:
+            plan.root.evaluated_with_grad = True
         if phase not in self.phases:
             self.note(plan, "ran in eval mode or without gradients; phases={'train', 'eval'} captures that too")
             return
@@ -398,34 +396,31 @@ class Capture:
 
     # -- backward ---------------------------------------------------------------------------------------------------
 
-    def begin_backward(self, task: int) -> None:
-        """The first gradient of a backward pass, or the return from a nested one."""
-        self.task = task
-        if task in self.tasks:
-            return
-        try:
-            if self.tasks and _running_backwards() < 2:
-                self.tasks.clear()  # an earlier one raised and never ended
-            self.tasks.add(task)
-            self.began_backward = True
-            self.ignores_gradients = torch.is_grad_enabled() and _inside_autograd_grad()
-            self.on_backward_begin()
-            queue_backward_end(self._backward_ended)
-        except Exception as error:
-            self.failed("begin of a backward pass", error)
+    def begin_pass(self, accumulates: bool) -> None:
+        """A backward pass starts in this thread. What `torch.autograd.grad` computes is no gradient of the loss."""
+        ident = threading.get_ident()
+        self.running.add(ident)
+        if not accumulates:
+            self.ignoring.add(ident)
+        elif not self.ignoring:
+            self.reached = False
 
-    def _backward_ended(self) -> None:
-        try:
-            self.tasks.discard(_current_task())
-            self.task = -1
-            if self.tasks or self.ignores_gradients:
-                self.ignores_gradients = False
-                return
+    def end_pass(self, accumulates: bool) -> None:
+        """The pass is over, or raised."""
+        ident = threading.get_ident()
+        self.running.discard(ident)
+        self.ignoring.discard(ident)
+        if accumulates and self.reached and self.on:
+            self.reached = False
+            self.began_backward = True
             self.backwards += 1
             self.reset_calls()
-            self.on_backward_end()
-        except Exception as error:
-            self.failed("end of backward", error)
+
+    def ignores_pass(self) -> bool:
+        """Whether the gradients that come now are `torch.autograd.grad`'s."""
+        ident = threading.get_ident()
+        # On a GPU they come in a thread of the engine's, which stands for whoever started the pass.
+        return ident in self.ignoring if ident in self.running else self.ignoring == self.running
 
     def reset_calls(self) -> None:
         """Count the calls of every module from zero again."""
@@ -437,7 +432,7 @@ class Capture:
 
     def has_outputs(self) -> bool:
         """Whether a module ran since the last backward pass ended."""
-        return self.root_ran or any(plan.calls for plan in list(self.plans.values()))
+        return any(plan.calls for plan in list(self.plans.values()))
 
     def begin_step(self, on: bool) -> None:
         """Forget what belongs to the step before."""
@@ -446,7 +441,7 @@ class Capture:
             for plan in list(self.plans.values()):
                 plan.eval_calls = 0
         self.backwards = 0
-        self.began_backward = self.root_ran = False
+        self.began_backward = self.pending = False
         self.reset_calls()
         for handle in self.leaf_handles:
             handle.remove()
@@ -455,6 +450,11 @@ class Capture:
             self.arena.begin_step()
             for arena in self.devices.values():
                 arena.begin_step()
+
+    def let_go(self) -> None:
+        """Keep nothing alive behind hooks that are left in the graph of an output: the watcher was closed."""
+        self.on_pending = _nothing
+        self.snapshots = Snapshots(self, lambda *_: None, lambda _: None)
 
     # -- what went wrong --------------------------------------------------------------------------------------------
 
@@ -477,24 +477,8 @@ class Capture:
             self.errors.append(Event(self.step, time.time(), "hook-error", f"{where}: {text}", "error", path))
 
 
-def _running_backwards() -> int:
-    """How many backward passes the calling thread is inside of."""
-    engine_call = torch.autograd.graph._engine_run_backward.__code__
-    return sum(code is engine_call for code in _calling_codes())
-
-
-def _inside_autograd_grad() -> bool:
-    """Whether the running pass is `torch.autograd.grad` and not a `backward()`: the innermost of the two decides."""
-    grad, backward = torch.autograd.grad.__code__, torch.autograd.backward.__code__
-    return next((code is grad for code in _calling_codes() if code in (grad, backward)), False)
-
-
-def _calling_codes() -> list[Any]:
-    frame, codes = sys._getframe(1), []
-    while frame is not None:
-        codes.append(frame.f_code)
-        frame = frame.f_back  # type: ignore[assignment]
-    return codes
+def _nothing() -> None:
+    """Stands for a call that nobody wants."""
 
 
 def _note_shape(plan: Plan, name: str, tensor: Tensor) -> None:

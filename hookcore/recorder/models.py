@@ -197,6 +197,7 @@ class Models:
         plan = self._capture.plans.pop(key, None)
         if plan is not None:
             self._gone[plan.path] = plan.calls
+            self._parameters.forget(plan)
             self._capture.departed.append(plan)
 
     # -- finding ----------------------------------------------------------------------------------------------------
@@ -250,6 +251,10 @@ class Models:
         except Exception as error:
             self._capture.failed("registration hook", error)
 
+    def let_go(self) -> None:
+        """Tell nobody of what happens to the models any more."""
+        self._changed = _nothing
+
     # -- reading ----------------------------------------------------------------------------------------------------
 
     def records(self) -> list[ModuleRecord]:
@@ -260,6 +265,10 @@ class Models:
     def coverage(self) -> list[Coverage]:
         """Every module: captured, or not and why."""
         return coverage_of(self._capture, boundary=self._settings.compiled == "boundary")
+
+
+def _nothing() -> None:
+    """Stands for a call that nobody wants."""
 
 
 class _Everything:

@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-import weakref
-from collections.abc import Callable
-from functools import partial
-from typing import Any
-
 import torch
-from torch import Tensor
-from torch.amp.grad_scaler import GradScaler
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hookcore.observe.plain import unseen
@@ -18,22 +11,27 @@ from hookcore.recorder.capture import Capture
 from hookcore.recorder.plans import Plan
 from hookcore.records import Kind, Tap
 
-_STACK_DEPTH = 8  # recorder, torch's step wrapper, wrappers of schedulers and frameworks, scaler
-
 
 class Parameter:
     """A watched parameter and its rows."""
 
-    __slots__ = ("_hidden_slot", "grad_slot", "name", "norm_slot", "param_slot", "plan", "ref", "update_slot")
+    __slots__ = ("_hidden_slot", "grad_slot", "name", "norm_slot", "param_slot", "plan", "update_slot")
 
-    def __init__(
-        self, capture: Capture, plan: Plan, name: str, parameter: Tensor, gone: Callable[[object], object]
-    ) -> None:
-        self.ref = weakref.ref(parameter, gone)
+    def __init__(self, capture: Capture, plan: Plan, name: str) -> None:
         self.plan = plan
         self.name = name
         self._hidden_slot = -1
         self.choose(capture)
+
+    @property
+    def tensor(self) -> Tensor | None:
+        """The tensor that stands at its place now.
+
+        Looked up through the module each time. A weak reference to a parameter would make `torch.utils.swap_tensors`
+        raise, and with it `model.to()` under `torch.__future__.set_swap_module_params_on_conversion(True)`.
+        """
+        module = self.plan.ref()
+        return None if module is None else _own_parameter(module, self.name)
 
     def choose(self, capture: Capture) -> None:
         """Find its rows by what its module's plan wants now."""
@@ -55,7 +53,9 @@ class Parameters:
     def __init__(self, capture: Capture, kinds: frozenset[Kind]) -> None:
         self._capture = capture
         self._wanted = _reads_parameters(kinds)
-        self._known: dict[int, Parameter] = {}
+        self._known: dict[int, Parameter] = {}  # by id(tensor); an entry counts while the tensor stands at its place
+        self._keys: dict[int, dict[str, int]] = {}  # by id(plan) and name, the keys of its entries
+        self.adopted = 0  # grows with every parameter that is learned
         # By optimizer, for several may step at once in several threads.
         self._before: dict[int, list[tuple[Parameter, Tensor]]] = {}
         self.read = False  # whether this step's gradients have been read
@@ -63,9 +63,7 @@ class Parameters:
     def find(self, parameter: Tensor) -> Parameter | None:
         """The watched parameter that this tensor is."""
         found = self._known.get(id(parameter))
-        if found is not None and found.ref() is parameter:
-            return found
-        return None
+        return found if found is not None and found.tensor is parameter else None
 
     def adopt(self, plan: Plan) -> None:
         """Learn a module's own parameters; a tied one belongs to the module that has it first.
@@ -73,10 +71,22 @@ class Parameters:
         Also those that nobody wants to see: an optimizer that steps them ends the steps of this model.
         """
         module = plan.ref()
-        for name, parameter in (module._parameters if module is not None else {}).items():
+        for name, parameter in dict(module._parameters.items()).items() if module is not None else ():
             if parameter is not None and self.find(parameter) is None:
-                key, known = id(parameter), self._known
-                known[key] = Parameter(self._capture, plan, name, parameter, partial(_forget, known, key))
+                keys = self._keys.setdefault(id(plan), {})
+                self._drop(plan, keys.get(name))  # of the tensor that stood at this place before
+                keys[name] = id(parameter)
+                self._known[id(parameter)] = Parameter(self._capture, plan, name)
+                self.adopted += 1
+
+    def forget(self, plan: Plan) -> None:
+        """A module is gone, and its parameters with it."""
+        for key in self._keys.pop(id(plan), {}).values():
+            self._drop(plan, key)
+
+    def _drop(self, plan: Plan, key: int | None) -> None:
+        if key is not None and key in self._known and self._known[key].plan is plan:
+            del self._known[key]
 
     def choose(self, kinds: frozenset[Kind]) -> None:
         """The plans were made anew: so are the rows."""
@@ -110,7 +120,7 @@ class Parameters:
             return
         before: list[tuple[Parameter, Tensor]] = []
         for parameter in owned:
-            tensor = parameter.ref()
+            tensor = parameter.tensor
             if tensor is None:
                 continue
             if parameter.norm_slot >= 0:
@@ -129,7 +139,7 @@ class Parameters:
         if not self._wanted:
             return
         for parameter in owned:
-            tensor = parameter.ref()
+            tensor = parameter.tensor
             if tensor is not None and parameter.grad_slot >= 0 and tensor.grad is not None:
                 self._capture.add_safely(parameter.plan, tensor.grad, parameter.grad_slot)
 
@@ -140,7 +150,7 @@ class Parameters:
             return
         with unseen():
             for parameter, old in before:
-                now = parameter.ref()
+                now = parameter.tensor
                 if now is not None and now.shape == old.shape:
                     self._capture.add(parameter.plan, now.detach() - old, parameter.update_slot)
 
@@ -158,54 +168,12 @@ def _reads_parameters(kinds: frozenset[Kind]) -> bool:
     return not kinds.isdisjoint(("param", "param_grad", "update"))
 
 
-def _forget(known: dict[int, Parameter], key: int, gone: object) -> None:
-    if key in known and known[key].ref is gone:
-        del known[key]
-
-
-class ScaleFinder:
-    """Finds the GradScaler that drives a step, and reads its scale without a device synchronisation."""
-
-    def __init__(self) -> None:
-        self._scaler: weakref.ref[GradScaler] | None = None
-
-    @property
-    def known(self) -> bool:
-        """Whether a scaler was found."""
-        return self._scaler is not None and self._scaler() is not None
-
-    def never_changed(self) -> bool:
-        """Whether the scale still is the one that the scaler began with, so that no step can have been skipped."""
-        scaler = self._scaler() if self._scaler is not None else None
-        return scaler is None or self.scale() == scaler._init_scale
-
-    def look_up_the_stack(self) -> None:
-        """Called from an optimizer's hook: the scaler is one of the callers, if there is one."""
-        if self.known:
-            return
-        frame: Any = sys._getframe(1)
-        for _ in range(_STACK_DEPTH):
-            frame = frame.f_back
-            if frame is None:
-                return
-            if frame.f_code is GradScaler._maybe_opt_step.__code__:
-                scaler = frame.f_locals.get("self")
-                if isinstance(scaler, GradScaler):
-                    self._scaler = weakref.ref(scaler)
-                return
-
-    def scale(self) -> float | None:
-        """The loss scale now in force; None where no scaler is known or its scale is not on the CPU."""
-        scaler = self._scaler() if self._scaler is not None else None
-        if scaler is None or not scaler.is_enabled():
-            return None
-        scale = scaler._scale
-        if isinstance(scale, Tensor):
-            if not scale.is_cpu:
-                return None
-            with unseen():
-                return float(scale)
-        return float(scaler._init_scale)
+def _own_parameter(module: nn.Module, name: str) -> Tensor | None:
+    table = module._parameters
+    try:
+        return table[name]
+    except KeyError:
+        return None
 
 
 def applied_scale(optimizer: Optimizer) -> Tensor | None:

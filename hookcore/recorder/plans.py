@@ -25,12 +25,13 @@ def fingerprint(module: nn.Module) -> tuple[object, ...]:
 class Root:
     """A model: the outermost module of a tree."""
 
-    __slots__ = ("__weakref__", "entered_with_grad", "name", "ref", "trained")
+    __slots__ = ("__weakref__", "entered_with_grad", "evaluated_with_grad", "name", "ref", "trained")
 
     def __init__(self, module: nn.Module, name: str) -> None:
         self.ref = weakref.ref(module)
         self.name = name
         self.trained = False  # whether it ever ran in training mode
+        self.evaluated_with_grad = False  # whether it ran in evaluation mode and built a graph in this step
         self.entered_with_grad = False  # whether it is running now, and was called with gradients on
 
     def trains(self) -> bool:
@@ -40,6 +41,14 @@ class Root:
             self.trained = True
             return True
         return False
+
+    def note_step(self) -> None:
+        """A step ended. A model that built its graph in evaluation mode and is still in it trains in that mode."""
+        if self.evaluated_with_grad:
+            self.evaluated_with_grad = False
+            module = self.ref()
+            if module is not None and not module.training:
+                self.trained = False
 
     def phase(self, requires_grad: bool) -> Phase:
         """Training or evaluation, by the root's own switch.

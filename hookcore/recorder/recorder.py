@@ -6,9 +6,8 @@ import contextlib
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -19,21 +18,23 @@ from torch.optim import Optimizer
 from hookcore import hooks
 from hookcore.compiled import guard_functions
 from hookcore.config import Settings
+from hookcore.hooks.engine import BackwardHandle, ObservedEngine, observe_backward
 from hookcore.observe import cpu, layout
 from hookcore.observe.arena import CpuArena
 from hookcore.recorder.attachment import Attachment, InsideAttachment, ModuleAttachment, ProcessAttachment
-from hookcore.recorder.cadence import Cadence
+from hookcore.recorder.cadence import MAX_BLOCK, Cadence, JumpFinder
 from hookcore.recorder.capture import Capture, TensorHook
+from hookcore.recorder.clock import Clock, Owner
 from hookcore.recorder.commands import Change, Commands, describe_change
 from hookcore.recorder.frames import RawFrame, build_frames
 from hookcore.recorder.inventory import list_hooks
 from hookcore.recorder.models import Models
 from hookcore.recorder.notices import Notices
-from hookcore.recorder.parameters import Parameter, Parameters, ScaleFinder, applied_scale
+from hookcore.recorder.parameters import Parameters, applied_scale
 from hookcore.recorder.scalars import number_of, scalar_of
 from hookcore.recorder.snapshots import Snapshots
 from hookcore.recorder.worker import Worker
-from hookcore.records import GRADIENT_KINDS, Command, Coverage, Event, Frame, HookRecord, Tap, escaped_in
+from hookcore.records import GRADIENT_KINDS, STATS, Command, Coverage, Event, Frame, HookRecord, Tap, escaped_in
 from hookcore.sinks import Sink
 
 if TYPE_CHECKING:
@@ -43,10 +44,11 @@ COVERAGE_WAIT_S: Final = 1.0
 DESCRIBE_EVERY_S: Final = 30.0
 DESCRIBE_PAUSE: Final = 200  # times as long as a description took there is none
 IDLE_S: Final = 1.0  # without a step for so long, the recorder's thread carries commands out as far as it may
-SCALER_STEPS: Final = 16  # the first steps, and then one in so many, in which a GradScaler is looked for
-BACKWARDS_WITHOUT_STEP: Final = 64  # then a backward pass counts as a step: nobody steps an optimizer of torch's
+MAX_JUMP_FINDERS: Final = 256  # scalars whose jumps are looked for
+SKIPPED: Final = "hookcore/skipped"  # 1 at a step that a GradScaler skipped
 _NAN: Final = float("nan")
-_MODULE_KINDS: Final = frozenset(("output", "output_grad", "input", "input_grad"))
+_INF: Final = float("inf")
+_BAD_COLUMNS: Final = [STATS.index("nan"), STATS.index("inf")]
 _NOTHING: Final = np.empty(0, np.int64)
 _BACKWARD_KINDS: Final = GRADIENT_KINDS - {"param_grad"}
 _current_task: Callable[[], int] = torch._C._current_graph_task_id
@@ -61,25 +63,27 @@ class Recorder:
         self._clock = clock
         capacity = max(256, min(1 << 16, settings.memory // 4 // layout.ROW_BYTES))
         self.capture = Capture(CpuArena(capacity, settings.sketch_values), settings.phases, settings.calls)
-        self.capture.on_backward_begin = self._backward_began
-        self.capture.on_backward_end = self._backward_ended
+        self.capture.on_pending = self._saw_pending_call
         self.parameters = Parameters(self.capture, settings.kinds)
         self.models = Models(self.capture, self.parameters, settings, self._describe)
         self.cadence = Cadence(settings.every, settings.budget)
-        self.scales = ScaleFinder()
+        self.clock = Clock(self.parameters, self)
         self.snapshots = self.capture.snapshots = Snapshots(self.capture, self.say, self._scale_of)
         self.commands = Commands(settings, self.models, self.snapshots, self.say)
         self.notices = Notices(self.capture, self.models, self.say)
-        self.step = 0
         self.paused = False
         self.closed = False
-        self.manual = False  # the user calls step() himself
-        self._optimizers: dict[int, _Stepper] = {}
         self._attachment: Attachment | None = None
         self._process_handles: list[hooks.HookHandle] = []
-        self._steps_by_backward = False
-        self._step_is_due = False
-        self._step_scale: float | None = None
+        self._backward_handle: BackwardHandle | None = None
+        self._held: list[list[RawFrame]] = []  # parts that may turn out to be steps of their own
+        self._open_parts: list[RawFrame] = []  # of the newest of them
+        self._cut = False  # whether what is in the arena came after these
+        self._step_scale: Any = None
+        self._asked = False  # whether a snapshot or a command made the step that ended longer
+        self._last_captured = False  # whether the step that ended last was captured
+        self._was_bad = False
+        self._skipped: Any = None  # a device flag: whether a fused optimizer left its step out
         self._scaled_parameters = False
         self._ended_at = float("nan")
         self._announced = 0
@@ -88,10 +92,9 @@ class Recorder:
         self._unsent_taps: tuple[Tap, ...] = ()
         self._told_dropped = 0
         self._told_escaped = False
-        self._sees_modules = not settings.kinds.isdisjoint(_MODULE_KINDS)
         self._events: list[Event] = []
         self._scalars: dict[str, Any] = {}
-        self._logs_behind = False
+        self._jumps: dict[str, JumpFinder] = {}
         self._hooks: tuple[HookRecord, ...] = ()  # as they were listed last
         self._told_waiting = False
         self._worker = Worker(
@@ -113,6 +116,7 @@ class Recorder:
             hooks.on_optimizer_step_pre(None, self.saw_step_begin),
             hooks.on_optimizer_step(None, self.saw_step_end),
         ]
+        self._backward_handle = observe_backward(self)
         if self.models.discovers:
             self._process_handles.append(hooks.on_module_registration(self.models.saw_registration))
         self._attachment = self._new_attachment()
@@ -140,6 +144,9 @@ class Recorder:
         for handle in self._process_handles:
             handle.remove()
         self._process_handles.clear()
+        if self._backward_handle is not None:
+            self._backward_handle.remove()
+            self._backward_handle = None
 
     @property
     def attached(self) -> bool:
@@ -157,14 +164,24 @@ class Recorder:
 
     # -- steps ------------------------------------------------------------------------------------------------------
 
+    @property
+    def step(self) -> int:
+        """The number of the step that runs: so many have ended."""
+        return self.clock.step
+
     def saw_step_begin(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """The optimizer's pre-hook: gradients and weights as it is about to use them."""
         try:
-            if self.capture.on and (owned := self._owned(optimizer)):
-                with self._lock, DisableTorchFunction():
-                    self._read_scale(optimizer)
-                    # With a closure, forward and backward run inside the step: the gradients come later.
-                    with_gradients = _closure(args, kwargs) is None
+            with self._lock, DisableTorchFunction():
+                # With a closure, forward and backward run inside the step: the gradients come later.
+                with_gradients = _closure(args, kwargs) is None
+                owner = self.clock.step_begins(optimizer, closure=not with_gradients)
+                if owner is None:
+                    return
+                owner.reads = self._last_captured if owner.late else self.capture.on
+                self._read_scale(owner, optimizer)
+                if owner.reads:
+                    owned = self.parameters.owned(optimizer)
                     self.parameters.before_step(owned, with_gradients, id(optimizer))
                     if self.snapshots.active:
                         self.snapshots.before_step(owned, with_gradients)
@@ -172,128 +189,164 @@ class Recorder:
             self.capture.failed("optimizer pre-hook", error)
 
     def saw_step_end(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """The optimizer's post-hook: a step, if a gradient came since the last one."""
+        """The optimizer's post-hook: a step, if its parameters got new gradients since the last one."""
         try:
-            owned = self._owned(optimizer)
-            if not owned and self._any_owner():
-                return
             with self._lock, DisableTorchFunction():
-                if self.capture.on:
+                owner = self.clock.step_ended(optimizer)
+                if owner is None:
+                    return
+                if owner.reads:
+                    owned = self.parameters.owned(optimizer)
                     if _closure(args, kwargs) is not None:
-                        self._read_scale(optimizer)
+                        self._read_scale(owner, optimizer)
                         self.parameters.read_gradients(owned)
                         self.snapshots.read_gradients(owned)
                     self.parameters.after_step(id(optimizer))
                     if self.snapshots.active:
                         self.snapshots.after_step(owned)
-                if self.manual:
-                    return
-                if _current_task() != -1:
-                    self._step_is_due = True  # an optimizer inside the backward pass: the step ends with the pass
-                    return
-                self._close_step(optimizer)
+                self._count(owner)
         except Exception as error:
             self.capture.failed("optimizer post-hook", error)
 
-    def _close_step(self, optimizer: Optimizer) -> None:
-        capture, stepper = self.capture, self._optimizers[id(optimizer)]
-        if not capture.on:
-            if stepper.closes:
-                self.end_step()
+    def _count(self, owner: Owner) -> None:
+        if self.clock.manual:
             return
-        dirty = capture.began_backward or capture.has_outputs() or not self._sees_modules
-        stepper.closes = dirty
-        if dirty:
-            self._steps_by_backward = False
-            self.end_step()
-        elif self.step:
-            # A second optimizer after the same backward: its numbers belong to the step that just ended.
-            self._ship_part(self.step - 1)
+        if _current_task() != -1:
+            owner.inside = self.clock.due = True  # the step ends with the pass
+            return
+        now = self.clock.step
+        step = self.clock.count(owner)
+        if 0 <= step < now and owner.reads:
+            self._ship_part(step)  # a second optimizer after the same backward
+            self._step_scale = None
 
-    def _owned(self, optimizer: Optimizer) -> list[Parameter]:
-        groups = optimizer.param_groups
-        # Enough to notice that parameters were added or replaced.
-        newest = groups[-1]["params"] if groups else []
-        state = (len(groups), len(newest), id(newest[-1]) if newest else 0)
-        known = self._optimizers.get(id(optimizer))
-        if known is None or known.ref() is not optimizer or known.state != state:
-            key, optimizers = id(optimizer), self._optimizers
-            reference = weakref.ref(optimizer, lambda _: optimizers.pop(key, None))
-            closes = known is None or known.closes
-            known = optimizers[key] = _Stepper(reference, state, self.parameters.owned(optimizer), closes)
-        return known.owned
-
-    def _any_owner(self) -> bool:
-        return any(stepper.owned for stepper in list(self._optimizers.values()))
-
-    def _read_scale(self, optimizer: Optimizer) -> None:
-        known_before = self.scales.known
-        if self.step < SCALER_STEPS or self.step % SCALER_STEPS == 0:
-            self.scales.look_up_the_stack()
-        scale = self.scales.scale()
-        if not known_before and not self.scales.never_changed():
-            scale = None  # steps were skipped before the scaler was found: their scale is not known
-        self._step_scale = scale
+    def _read_scale(self, owner: Owner, optimizer: Optimizer) -> None:
+        scaler = owner.live_scaler()
+        scale = scaler._scale if scaler is not None else None
+        self._step_scale = None if scale is None else scalar_of(scale)
         self._scaled_parameters = applied_scale(optimizer) is not None
+        found = optimizer.__dict__.get("found_inf")  # there while a fused optimizer is stepped by a scaler
+        if isinstance(found, torch.Tensor):
+            self._skipped = scalar_of(found)
+            if self._skipped == 0.0:
+                self._skipped = None
 
-    def _backward_began(self) -> None:
-        scale = self.scales.scale()
-        if self.capture.backwards and scale is not None and self._step_scale not in (None, scale):
-            self.say("skipped-step", f"GradScaler skipped a step and lowered its scale to {scale:g}", "warning")
+    def backward_begins(self, accumulates: bool) -> None:
+        """A backward pass of this process starts."""
+        try:
             with self._lock:
-                self._ship_part(self.step)
-        self._step_scale = scale
+                self.capture.begin_pass(accumulates)
+                if accumulates:
+                    with DisableTorchFunction():
+                        self.clock.pass_begins()
+        except Exception as error:
+            self.capture.failed("begin of a backward pass", error)
 
-    def _backward_ended(self) -> None:
-        with self._lock:
-            self._end_step_by_backward()
+    def backward_ended(self, accumulates: bool) -> None:
+        """It is over, or raised."""
+        try:
+            with self._lock:
+                self.capture.end_pass(accumulates)
+                if accumulates:
+                    self._cut = False
+                    with DisableTorchFunction():
+                        self.clock.pass_ended()
+                    self.capture.pending = self.capture.on and (self.clock.undecided or self.clock.may_have_skipped)
+        except Exception as error:
+            self.capture.failed("end of a backward pass", error)
 
-    def _end_step_by_backward(self) -> None:
-        if self._step_is_due:
-            self._step_is_due = False
-            self.end_step()
-        elif self._steps_by_backward:
-            self._read_all_parameters()
-            self.end_step()
-        elif not self.manual and self.capture.backwards >= BACKWARDS_WITHOUT_STEP and not self._any_owner():
-            self._steps_by_backward = True
-            self.say("no-optimizer", "no torch optimizer steps this model: each backward pass counts as a step")
-            self.end_step()
+    def _saw_pending_call(self) -> None:
+        """A module is about to run, after a pass that may have been the last one of its step."""
+        with self._lock, DisableTorchFunction():
+            if self.capture.running or self.clock.stepping:
+                return
+            self.capture.pending = False
+            ended = self.clock.look()
+            if not ended and self.clock.undecided and not self._cut:
+                self._open_parts.append(self._take_raw(self.step))
+                self._cut = True
 
     def user_step(self) -> None:
         """The user says that a step is over."""
-        self.manual = True
         with self._lock:
-            self._end_user_step()
+            self.clock.manual = True
+            if self.capture.on and not self.parameters.read:
+                self.read_parameters()
+            self.release_parts(as_steps=False, skipped=False)
+            self.clock.tick()
 
-    def _end_user_step(self) -> None:
-        if self.capture.on and not self.parameters.read:
-            self._read_all_parameters()
-        self.end_step()
+    def read_parameters(self) -> None:
+        """No optimizer of torch's will step: the gradients are final now."""
+        if self.capture.on:
+            self.parameters.read_all()
+            if self.snapshots.active:
+                self.snapshots.before_step(self.parameters.all(), with_gradients=True)
 
-    def _read_all_parameters(self) -> None:
-        self.parameters.read_all()
-        if self.snapshots.active:
-            self.snapshots.before_step(self.parameters.all(), with_gradients=True)
+    def hold_part(self) -> None:
+        """What came so far is apart from what comes now, and may turn out to be a step of its own."""
+        if not self._cut:
+            self._open_parts.append(self._take_raw(self.step))
+        self._open_parts[-1].micro_batches = self.capture.backwards
+        self.capture.backwards = 0
+        self._held.append(self._open_parts)
+        self._open_parts, self._cut = [], False
 
-    def end_step(self) -> None:
-        """Ship the frame and decide about the next step."""
+    def release_parts(self, as_steps: bool, skipped: bool) -> int:
+        """Ship the parts that were held, as parts of the step that runs or as steps; answer with how many steps."""
+        held, self._held = self._held, []
+        for offset, parts in enumerate(held):
+            step = self.step + (offset if as_steps else 0)
+            if as_steps and skipped:
+                self._say_skipped(step, parts[-1].scalars)
+            self._put_parts(parts, step, as_steps)
+        if not as_steps:
+            self.capture.backwards += sum(parts[-1].micro_batches for parts in held)
+        steps = len(held) if as_steps else 0
+        self._put_parts(self._open_parts, self.step + steps, as_steps)
+        self._open_parts = []
+        return steps
+
+    def _put_parts(self, parts: list[RawFrame], step: int, as_steps: bool) -> None:
+        for part in parts:
+            part.step = step
+            if as_steps and not self.cadence.chooses(step):
+                part.packed, part.transfers = _NOTHING, ()  # captured only while it was not known to be a step
+            self._worker.put(part)
+
+    def _say_skipped(self, step: int, scalars: dict[str, Any]) -> None:
+        scalars[SKIPPED] = 1.0
+        message = f"GradScaler skipped step {step}: its gradients were not finite, so the weights did not change."
+        self._events.append(Event(step, time.time(), "skipped-step", message, "warning"))
+
+    def end_step(self, skipped: bool) -> None:
+        """Ship the frame."""
         now = self._clock()
-        elapsed = now - self._ended_at
-        captured = self.capture.on
-        asked = self.snapshots.active or self.commands.changes
-        if asked:
+        self._asked = self.snapshots.active or bool(self.commands.changes)
+        if self._asked:
             self._guarded(self._end_snapshots)
-        if captured or self._scalars or self._events:
-            self._ship_part(self.step, elapsed)
-        self.step += 1
+        if skipped or self._skipped == 1.0:
+            self._say_skipped(self.step, self._scalars)
+            self._skipped = None
+        if self._open_parts:
+            self.release_parts(as_steps=False, skipped=False)
+        if self.capture.on or self._scalars or self._events:
+            self._ship_part(self.step, now - self._ended_at)
+
+    def begin_step(self) -> None:
+        """Decide about the next step."""
+        captured = self._last_captured = self.capture.on
         self.capture.step = self.step
-        self._step_scale = None
+        for root in self.models.roots:
+            root.note_step()
+        self._step_scale = self._skipped = None
         self.parameters.read = False
+        asked = self._asked
         if asked:
             self._guarded(self._carry_out)
         # A step in which a snapshot was taken tells nothing of what capturing costs.
-        wanted = self.cadence.next_is_captured(captured, _NAN if asked else self._clock() - self._ended_at)
+        self.cadence.block = _power_of_two(min(MAX_BLOCK, self.clock.longest_gap()))
+        self.cadence.step_ended(captured, _NAN if asked else self._clock() - self._ended_at)
+        wanted = self.cadence.wants(self.step) and not self.clock.begins_late
         self._ended_at = self._clock()
         wanted = wanted or (self.snapshots.active and self.snapshots.hurries)
         if not self.paused and self.attached and (wanted or self.capture.on):
@@ -321,12 +374,15 @@ class Recorder:
 
     def current_settings(self) -> dict[str, Any]:
         """What holds now, in types that JSON has: the settings, `paused`, and the cadence's `stride` and `cost`."""
-        cost = self.cadence.cost
+        cadence = self.cadence
+        known = cadence.cost == cadence.cost
         return {
             **self.settings.as_dict(),
             "paused": self.paused,
-            "stride": self.cadence.stride,
-            "cost": cost if cost == cost else None,
+            "stride": cadence.stride,
+            "cost": cadence.cost if known else None,
+            "effective_cost": cadence.effective_cost if known else None,
+            "skipped_steps": cadence.skipped,
         }
 
     def _guarded(self, call: Callable[[], None]) -> None:
@@ -360,7 +416,6 @@ class Recorder:
             self.cadence.change(self.settings.every, self.settings.budget)
         if change.choice is not None:
             self.models.rechoose(self.settings, change.choice)
-            self._sees_modules = not self.settings.kinds.isdisjoint(_MODULE_KINDS)
             self._attach_anew(change)
         self.paused = change.values.get("paused", self.paused)
         self.say("settings-changed", describe_change(before, self.current_settings(), change.values))
@@ -411,23 +466,28 @@ class Recorder:
 
     def _scale_of(self, kind: str) -> float | None:
         """The loss scale that is in a gradient of this kind, where one is known."""
-        return self.scales.scale() if kind != "param_grad" or self._scaled_parameters else None
+        if kind == "param_grad" and not self._scaled_parameters:
+            return None
+        return self.clock.known_scale()
 
     def _describe_all(self) -> None:
         try:
             self.notices.look()
             self._ask_what_was_kept()
-            self._hooks = list_hooks(self.models.roots, self._known_optimizers())
+            self._hooks = list_hooks(self.models.roots, self.clock.optimizers())
             self.sink.describe(self.models.records(), self.models.coverage(), self._hooks)
         except Exception as error:
             self.capture.failed("description of the modules", error)
 
-    def _known_optimizers(self) -> list[Optimizer]:
-        return [optimizer for stepper in list(self._optimizers.values()) if (optimizer := stepper.ref()) is not None]
-
     # -- frames -----------------------------------------------------------------------------------------------------
 
-    def _ship_part(self, step: int, elapsed_s: float = float("nan")) -> None:
+    def _ship_part(self, step: int, elapsed_s: float = _NAN) -> None:
+        raw = self._take_raw(step)
+        raw.elapsed_s, raw.micro_batches = elapsed_s, self.capture.backwards
+        self._worker.put(raw)
+
+    def _take_raw(self, step: int) -> RawFrame:
+        """Everything that came since this was called last."""
         capture = self.capture
         known = len(capture.taps)
         fresh = range(self._announced, known)
@@ -437,18 +497,20 @@ class Recorder:
             time_s=time.time(),
             packed=capture.arena.pack(known),
             new_taps=new_taps,
-            micro_batches=capture.backwards,
-            elapsed_s=elapsed_s,
+            micro_batches=0,
+            elapsed_s=_NAN,
             scale=self._step_scale,
             scaled=GRADIENT_KINDS if self._scaled_parameters else _BACKWARD_KINDS,
-            scalars=self._scalars if self.cadence.cost != self.cadence.cost else self._scalars | self._costs(),
+            scalars=self._scalars | self._costs(),
             events=tuple(self._events) if self._events else (),
             transfers=self._transfers(),
             ratios=self.parameters.ratios() if "update" in self.settings.kinds else (),
         )
+        if self._skipped is not None:
+            raw.scalars[SKIPPED] = self._skipped
         self._announced = known
         self._scalars, self._events = {}, []
-        self._worker.put(raw)
+        return raw
 
     def _transfers(self) -> tuple[Transfer, ...]:
         """Start the way to the host of what was measured on other devices."""
@@ -456,20 +518,60 @@ class Recorder:
         return tuple(transfer for transfer in begun if transfer is not None)
 
     def _costs(self) -> dict[str, float]:
-        return {"hookcore/cost": self.cadence.cost, "hookcore/every": float(self.cadence.stride)}
+        cadence = self.cadence
+        if cadence.cost != cadence.cost:
+            return {}
+        return {
+            "hookcore/cost": cadence.cost,
+            "hookcore/effective_cost": cadence.effective_cost,
+            "hookcore/every": float(cadence.stride),
+            "hookcore/skipped_steps": float(cadence.skipped),
+        }
 
     def _ship(self, raws: list[RawFrame]) -> None:
         capture, began = self.capture, time.thread_time()
         for raw in raws:
-            raw.scalars = {name: number_of(value) for name, value in raw.scalars.items()}
+            self._resolve(raw)
         for frame in build_frames(raws, capture.taps, capture.numbers):
             capture.saw_frame(frame.step, frame.taps.tolist())
+            self._look_for_bad_values(frame)
             self._send(frame)
         self.cadence.took((time.thread_time() - began) / max(1, len(raws)))
         if (began := time.monotonic()) > self._describe_at:
             self._describe_all()
             now = time.monotonic()  # a walk over a very large model holds up who registers a hook: all the more seldom
             self._describe_at = now + max(DESCRIBE_EVERY_S, DESCRIBE_PAUSE * (now - began))
+
+    def _resolve(self, raw: RawFrame) -> None:
+        """Read what was on a device."""
+        awaited = {name: number_of(value) for name, value in raw.scalars.items() if not isinstance(value, float)}
+        self._note_jumps(awaited)
+        raw.scalars |= awaited
+        raw.scale = None if raw.scale is None else number_of(raw.scale)
+        if SKIPPED not in awaited:
+            return
+        if not awaited[SKIPPED]:
+            del raw.scalars[SKIPPED]
+        else:
+            message = f"GradScaler skipped step {raw.step}: its gradients were not finite."
+            raw.events += (Event(raw.step, time.time(), "skipped-step", message, "warning"),)
+
+    def _look_for_bad_values(self, frame: Frame) -> None:
+        bad = bool(frame.stats[:, _BAD_COLUMNS].any()) if len(frame.stats) else self._was_bad
+        if bad and not self._was_bad:
+            self.cadence.alarm()
+        self._was_bad = bad
+
+    def _note_jumps(self, scalars: dict[str, Any]) -> None:
+        for name, value in scalars.items():
+            if not isinstance(value, float) or name.startswith("hookcore/"):
+                continue
+            if "loss" in name.lower() or value != value or value in (_INF, -_INF) or name in self._jumps:
+                finder = self._jumps.get(name)
+                if finder is None and len(self._jumps) < MAX_JUMP_FINDERS:
+                    finder = self._jumps[name] = JumpFinder()
+                if finder is not None and finder.jumped(value):
+                    self.cadence.alarm()
 
     def _send(self, frame: Frame) -> None:
         if self._unsent_taps or self._worker.dropped > self._told_dropped:
@@ -544,23 +646,29 @@ class Recorder:
         for handle in self.capture.leaf_handles:
             handle.remove()
         self.sink.close()
+        self.capture.let_go()
+        self.models.let_go()
 
     def abandon(self) -> None:
         """In a forked child: never capture, never send."""
         self.closed = True
         self.detach()
 
-    def log(self, scalars: dict[str, Any]) -> None:
-        """Numbers of the user's beside the layers; a device tensor is read later, on our own thread."""
+    def log(self, scalars: dict[str, Any], ended: bool = False) -> None:
+        """Numbers of the user's beside the layers; a device tensor is read later, on our own thread.
+
+        They belong to the step that runs; with `ended` to the one that ended last, unless the next one has begun.
+        """
         numbers = {name: scalar_of(value) for name, value in scalars.items()}
-        capture = self.capture
-        if capture.on:
-            # Most scripts log behind the optimizer's step: those numbers belong to the step that just ended.
-            self._logs_behind = self.step > 0 and not (capture.began_backward or capture.has_outputs())
-        if self._logs_behind:
-            self._worker.put(RawFrame(self.step - 1, time.time(), _NOTHING, (), 0, float("nan"), scalars=numbers))
-        else:
-            self._scalars |= numbers
+        with self._lock:
+            self._note_jumps(numbers)
+            if not self.capture.running and not self.clock.manual and not self.clock.stepping:
+                with DisableTorchFunction():
+                    self.clock.look()
+            if ended and self.step and not self.clock.passes:
+                self._worker.put(RawFrame(self.step - 1, time.time(), _NOTHING, (), 0, _NAN, scalars=numbers))
+            else:
+                self._scalars |= numbers
 
     def say(self, name: str, message: str, severity: Any = "info", module: str = "") -> None:
         """An event, which travels with the next frame. Any thread may call it."""
@@ -568,14 +676,8 @@ class Recorder:
             self._events.append(Event(self.step, time.time(), name, message, severity, module))
 
 
-@dataclass(slots=True)
-class _Stepper:
-    """An optimizer that was seen to step, and which of its parameters are ours."""
-
-    ref: weakref.ref[Optimizer]
-    state: tuple[Any, ...]
-    owned: list[Parameter]
-    closes: bool  # whether its step ends ours; else it comes behind another one's, after the same backward
+def _power_of_two(number: int) -> int:
+    return 1 << (number - 1).bit_length()
 
 
 def _closure(args: Any, kwargs: Any) -> Any:
@@ -584,7 +686,9 @@ def _closure(args: Any, kwargs: Any) -> Any:
 
 guard_functions(
     TensorHook.__call__,
-    Capture._backward_ended,
+    ObservedEngine.run_backward,
+    Recorder.backward_begins,
+    Recorder.backward_ended,
     Recorder.saw_step_begin,
     Recorder.saw_step_end,
     Models.saw_registration,

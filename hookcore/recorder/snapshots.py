@@ -289,7 +289,7 @@ class Snapshots:
         wanted = [request for request in self._pending if request.tap.kind in kinds and not request.taken]
         if not wanted:
             return []
-        mine = {id(tensor) for parameter in owned if (tensor := parameter.ref()) is not None}
+        mine = {id(tensor) for parameter in owned if (tensor := parameter.tensor) is not None}
         found = ((request, self._parameter_of(request)) for request in wanted)
         return [(request, tensor) for request, tensor in found if tensor is not None and id(tensor) in mine]
 
@@ -400,10 +400,8 @@ class SnapshotHook:
         if grad is None or request.taken or not capture.on:
             return
         try:
-            task = _current_task()
-            if task != capture.task:
-                capture.begin_backward(task)
-            if not capture.ignores_gradients:
+            capture.reached = True
+            if not capture.ignores_pass():
                 with DisableTorchFunction():
                     snapshots.take(request, grad)
         except Exception as error:

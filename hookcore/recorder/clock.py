@@ -1,0 +1,515 @@
+"""Which step it is, told by what happens in every loop: optimizers step, backward passes end, gradients are reset.
+
+Nothing here depends on what is captured, so the numbers of the steps are the same under every setting. A step ends
+when an optimizer with watched parameters has stepped, if these parameters got new gradients since the last step
+ended; otherwise the optimizer's values belong to the step that just ended. docs/how-it-works.md has a table of what
+counts as a step in each kind of loop.
+
+New gradients are noticed at a few parameters of each optimizer, the *witnesses*: their `.grad` is compared before and
+after each backward pass. In between nothing can free it, so equal means untouched.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from typing import Any, Final, Protocol
+
+from torch import Tensor
+from torch.amp.grad_scaler import GradScaler, OptState
+from torch.optim import Optimizer
+
+from hookcore.hooks.handle import STEP_LOOP
+from hookcore.recorder.parameters import Parameter, Parameters
+
+WITNESSES: Final = 4  # of one optimizer
+FIRST_WITNESSES: Final = 16  # of all watched parameters, while optimizers are still met
+FIRST_STEPS: Final = 64  # steps after which all optimizers have been met
+MANY_WITNESSES: Final = 512  # of an optimizer that a pass once reached past its witnesses
+ALL_WITNESSES: Final = 128  # of all optimizers together, unless one needs more
+PASSES_WITHOUT_STEP: Final = 64  # then each pass counts as a step, even if nothing ever resets the gradients
+READABLE: Final = 4096  # values of a gradient that are looked at for being zero
+RECENT: Final = 256  # steps after which an optimizer that stopped stepping counts no more
+RENEW_EVERY: Final = 16  # steps of an optimizer after which its witnesses' tensors are looked up again
+SCALER_STEPS: Final = 16  # an optimizer's first steps, and then one in so many, in which its scaler is looked for
+SCALER_DEPTH: Final = 64  # frames up the stack
+
+Mark = tuple[int, int] | None
+
+
+class Host(Protocol):
+    """What the clock tells: the recorder."""
+
+    def end_step(self, skipped: bool) -> None:
+        """The step is over."""
+
+    def begin_step(self) -> None:
+        """The next one begins."""
+
+    def hold_part(self) -> None:
+        """What came so far is apart from what comes now, and may turn out to be a step of its own."""
+
+    def release_parts(self, as_steps: bool, skipped: bool) -> int:
+        """Ship the parts that were held, as parts of the step that runs or as steps; answer with how many steps."""
+
+    def read_parameters(self) -> None:
+        """No optimizer of torch's will step: the gradients are final now."""
+
+    def say(self, name: str, message: str, severity: Any = "info") -> None:
+        """Record an event."""
+
+
+class Owner:
+    """An optimizer with watched parameters."""
+
+    __slots__ = (
+        "after",
+        "ever_reached",
+        "gap",
+        "inner_passes",
+        "inside",
+        "last_step",
+        "late",
+        "owns",
+        "reads",
+        "ref",
+        "scaler",
+        "seen",
+        "state",
+        "states",
+        "steps",
+        "versions",
+        "witnesses",
+    )
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.ref: weakref.ref[Optimizer] = weakref.ref(optimizer)
+        self.state: tuple[Any, ...] = ()
+        self.owns = False
+        self.witnesses: list[Parameter] = []
+        self.seen: list[Tensor] = []  # the witnesses' tensors; renewed often enough to keep no replaced one for long
+        self.after: list[Mark] = []  # of its witnesses, when their gradients were last explained
+        self.versions: list[int] = []  # of its witnesses, before it steps
+        self.ever_reached = False  # whether a pass was ever seen to reach a witness
+        self.late = False  # whether it steps with the gradients of the step that ended last
+        self.inner_passes = False  # whether its step was given a closure, which computes the gradients
+        self.reads = False  # whether the values of its step are captured
+        self.inside = False  # whether it steps inside the backward pass
+        self.last_step = -1
+        self.gap = 1  # steps from one of its steps to the next
+        self.steps = 0
+        self.scaler: weakref.ref[GradScaler] | None = None
+        self.states: Any = None  # the scaler's table of optimizers when the last pass ended
+
+    def live_scaler(self) -> GradScaler | None:
+        """The scaler that steps it, if there is one and it is enabled."""
+        scaler = self.scaler() if self.scaler is not None else None
+        return scaler if scaler is not None and scaler.is_enabled() else None
+
+    def scaler_attempted(self) -> bool:
+        """Whether a scaler tried to step it since the last pass, by the traces that need no look at a device."""
+        scaler = self.live_scaler()
+        if scaler is None:
+            return False
+        states = scaler._per_optimizer_states
+        optimizer = self.ref()
+        return states is not self.states or states.get(id(optimizer), {}).get("stage") is OptState.STEPPED
+
+
+class Clock:
+    """Counts the steps of one watcher. The recorder calls it under its lock, outside of the user's modes."""
+
+    def __init__(self, parameters: Parameters, host: Host) -> None:
+        self._parameters = parameters
+        self._host = host
+        self.step = 0
+        self.manual = False  # the user calls step()
+        self.passes = 0  # backward passes that reached a watched parameter since the last step ended
+        self.begins_late = False  # a step that begins now has had its forward pass already
+        self.due = False  # an optimizer stepped inside the pass that runs
+        self._decided = False  # whether an optimizer ever stepped
+        self._by_hand = 0  # so many passes make a step, where no optimizer steps; 0 while that is not known
+        self._attempts = 0  # closed ones, while it is not known who steps
+        self._passed = False  # a pass ended since the last step, whatever it reached
+        self._saw_passes = False
+        self._group: set[int] = set()  # optimizers that stepped since the last step ended, or ended it
+        self._last: Owner | None = None
+        self._owners: dict[int, Owner] = {}
+        self._witnesses: list[Parameter] = []
+        self._known = (-1, False)  # how many parameters there were when the witnesses were chosen, and whether early
+        self._marks: list[Mark] = []  # of the witnesses, before the pass that runs or after the last one
+        self._versions: list[int] = []  # of the witnesses, after the last pass
+        self._looked_at: list[Tensor] = []  # the witnesses' tensors, while a pass runs
+        self._thread = 0  # the one that ran the first pass
+        self._many_threads = False
+        self._passed_in: set[int] = set()  # of many threads, those that ran a pass since they ended a step
+        self._reached: set[int] = set()  # witnesses that got new gradients since the last step ended, by id(tensor)
+        self._stacks: dict[int, list[tuple[int, int]]] = {}
+
+    # -- optimizers -------------------------------------------------------------------------------------------------
+
+    def step_begins(self, optimizer: Optimizer, closure: bool = False) -> Owner | None:
+        """Answer with the owner, if this call is not inside another owner's step and steps watched parameters."""
+        owner = self._owner_of(optimizer)
+        if not owner.owns:
+            return None
+        stack = self._stacks.setdefault(threading.get_ident(), [])
+        frames = _step_frames(all_of_them=bool(stack))
+        if stack:
+            stack[:] = [entry for entry in stack if entry[1] in frames[1:]]  # others raised and never ended
+        stack.append((id(optimizer), frames[0] if frames else 0))
+        if len(stack) > 1:
+            return None
+        if owner.steps % RENEW_EVERY == 0:
+            owner.seen = _tensors(owner.witnesses)
+        owner.versions = [tensor._version for tensor in owner.seen]
+        owner.inner_passes, owner.late = closure, not closure and self._is_late(owner)
+        if owner.steps < SCALER_STEPS or owner.steps % SCALER_STEPS == 0:
+            _find_scaler(owner)
+        return owner
+
+    def step_ended(self, optimizer: Optimizer) -> Owner | None:
+        """The same at the end of the call."""
+        owner = self._owners.get(id(optimizer))
+        if owner is None or not owner.owns:
+            return None
+        ident = threading.get_ident()
+        stack = self._stacks.get(ident)
+        if not stack or stack[-1][0] != id(optimizer):
+            return None
+        stack.pop()
+        if stack:
+            return None
+        del self._stacks[ident]
+        return owner
+
+    @property
+    def stepping(self) -> bool:
+        """Whether this thread is inside an optimizer's step."""
+        return bool(self._stacks.get(threading.get_ident()))
+
+    def count(self, owner: Owner) -> int:
+        """An optimizer has stepped; answer with the step that it belongs to, -1 if it changed nothing."""
+        if owner.inner_passes:
+            owner.late = self._is_late(owner)
+        reached = self._has_reached(owner)
+        fresh = not owner.late and (reached or self._passed or self._moved(owner))
+        if self._passed and owner.ever_reached and not reached:
+            self._choose_witnesses(owner, MANY_WITNESSES)
+        if not fresh and not self.step:
+            return -1  # nothing has come yet: some loops step once to silence a scheduler's warning
+        if not self._decided:
+            self._decide(skipped=owner.scaler is not None)
+        step = self.step if fresh else self.step - 1
+        owner.gap = max(1, step - owner.last_step) if owner.last_step >= 0 else 1
+        owner.last_step = step
+        owner.steps += 1
+        if fresh:
+            self._last = owner
+            self.tick()
+            self._group.clear()
+        self._group.add(id(owner))
+        owner.after = _marks(owner.seen)
+        return step
+
+    def _decide(self, skipped: bool) -> None:
+        """An optimizer steps this model. What was held until now was skipped by its scaler, or is part of its step."""
+        self._decided, self._by_hand, self._attempts = True, 0, 0
+        self.step += self._host.release_parts(as_steps=skipped, skipped=skipped)
+
+    def _is_late(self, owner: Owner) -> bool:
+        """Whether it steps with the gradients of the step that ended last, after another optimizer."""
+        if self._has_reached(owner) or not self.step:
+            return False
+        if self._passed:  # a pass that its witnesses did not see
+            return owner.ever_reached and self._last not in (owner, None)
+        if not self._saw_passes:  # compiled as a whole, or with gradients that were set by hand
+            return bool(self._group) and id(owner) not in self._group
+        return not owner.steps or owner.after == _marks(owner.seen)
+
+    def _has_reached(self, owner: Owner) -> bool:
+        if self._many_threads:
+            return threading.get_ident() in self._passed_in
+        return any(id(tensor) in self._reached for tensor in owner.seen)
+
+    @staticmethod
+    def _moved(owner: Owner) -> bool:
+        """Whether the step that just ended changed a weight."""
+        return owner.versions != [tensor._version for tensor in owner.seen]
+
+    def tick(self, skipped: bool = False) -> None:
+        """End the step."""
+        self.passes, self._passed = 0, False
+        self._reached.clear()
+        self._passed_in.discard(threading.get_ident())
+        self._host.end_step(skipped)
+        self.step += 1
+        self._host.begin_step()
+
+    def _owner_of(self, optimizer: Optimizer) -> Owner:
+        groups = optimizer.param_groups
+        # Enough to notice that parameters were added or replaced.
+        newest = groups[-1]["params"] if groups else []
+        state = (len(groups), len(newest), id(newest[-1]) if newest else 0, self._parameters.adopted)
+        key = id(optimizer)
+        owner = self._owners.get(key)
+        if owner is None or owner.ref() is not optimizer:
+            owner = Owner(optimizer)
+            owners = self._owners
+            owner.ref = weakref.ref(optimizer, lambda _: owners.pop(key, None))
+            owners[key] = owner
+        if owner.state != state:
+            owned = self._parameters.owned(optimizer)
+            owner.owns = bool(owned)
+            owner.state = (*state[:3], self._parameters.adopted)
+            watched = {id(each) for each in self._witnesses}
+            seen = [each for each in owned if id(each) in watched]
+            owner.ever_reached = bool(seen)
+            owner.witnesses = seen
+            if len(seen) < WITNESSES:
+                self._choose_witnesses(owner, self._share())
+            owner.seen = _tensors(owner.witnesses)
+        return owner
+
+    def _share(self) -> int:
+        owners = sum(owner.owns for owner in self._owners.values())
+        return max(1, min(WITNESSES, ALL_WITNESSES // max(1, owners)))
+
+    def _choose_witnesses(self, owner: Owner, many: int) -> None:
+        """Take so many of its parameters, evenly spread, the first and the last among them, from the next pass on."""
+        optimizer = owner.ref()
+        owned = self._parameters.owned(optimizer) if optimizer is not None else []
+        trainable = [each for each in owned if (tensor := each.tensor) is not None and tensor.requires_grad]
+        chosen = {id(each): each for each in (*owner.witnesses, *_spread(trainable, many))}
+        self._known = (-1, False)
+        if owner.steps or not owner.witnesses:
+            owner.witnesses = list(chosen.values())
+            owner.seen = _tensors(owner.witnesses)
+
+    def optimizers(self) -> list[Optimizer]:
+        """Every optimizer that was seen to step."""
+        return [found for owner in list(self._owners.values()) if (found := owner.ref()) is not None]
+
+    def has_owner(self) -> bool:
+        """Whether any optimizer steps a watched parameter."""
+        return any(owner.owns and owner.steps for owner in list(self._owners.values()))
+
+    def known_scale(self) -> float | None:
+        """The loss scale in force, where one scaler is known and its scale is not on another device."""
+        scalers = {id(scaler): scaler for owner in list(self._owners.values()) if (scaler := owner.live_scaler())}
+        if len(scalers) != 1:
+            return None
+        scale = next(iter(scalers.values()))._scale
+        return float(scale) if isinstance(scale, Tensor) and scale.is_cpu else None
+
+    def longest_gap(self) -> int:
+        """So many steps in a row hold a step of every optimizer that is at work."""
+        owners = (owner for owner in self._owners.values() if owner.steps)
+        return max((owner.gap for owner in owners if self.step - owner.last_step <= RECENT), default=1)
+
+    # -- backward passes --------------------------------------------------------------------------------------------
+
+    def pass_begins(self) -> None:
+        """A pass that accumulates gradients starts.
+
+        Gradients are only looked at while one thread alone has ever run a pass. Torch sets and frees `.grad` without
+        holding the interpreter's lock, so to read one that another thread trains with can crash the process.
+        """
+        ident = threading.get_ident()
+        self._thread = self._thread or ident
+        if ident != self._thread and not self._many_threads:
+            self._many_threads = True
+            self._looked_at, self._marks = [], []
+            if self._passed or self._reached:
+                self._passed_in.add(self._thread)
+        if self._many_threads:
+            return
+        if not self.stepping and not self.manual:
+            self.begins_late = True
+            self.look()
+            self.begins_late = False
+        self._know_witnesses()
+        self._looked_at = self._witness_tensors()
+        self._marks = _marks(self._looked_at)
+
+    def pass_ended(self) -> None:
+        """It is over, or raised."""
+        self._passed = self._saw_passes = True
+        if self._many_threads:
+            self._passed_in.add(threading.get_ident())
+        reached = self._many_threads or self._look_at_witnesses()
+        if self.due:
+            self.due = False
+            if not self._decided:
+                self._decide(skipped=False)
+            self.tick()
+        elif reached and not self.stepping and not self.manual:
+            self.passes += 1
+            if not self._decided:
+                self._count_by_hand()
+
+    def _look_at_witnesses(self) -> bool:
+        tensors, before = self._looked_at, self._marks
+        self._looked_at, self._marks = [], _marks(tensors)
+        if not self._decided:
+            self._versions = [tensor._version for tensor in tensors]
+        reached = {id(t) for t, old, new in zip(tensors, before, self._marks, strict=True) if old != new}
+        self._reached |= reached
+        for owner in self._owners.values() if self._decided else ():
+            owner.ever_reached = owner.ever_reached or any(id(tensor) in reached for tensor in owner.seen)
+            owner.after = _marks(owner.seen)
+            if owner.scaler is not None and (scaler := owner.scaler()) is not None:
+                owner.states = scaler._per_optimizer_states
+        return bool(reached)
+
+    def _witness_tensors(self) -> list[Tensor]:
+        if self._known[1]:
+            return _tensors(self._witnesses)
+        return [tensor for owner in self._owners.values() if owner.owns and not owner.inside for tensor in owner.seen]
+
+    def _know_witnesses(self) -> None:
+        """Those of all optimizers, and for the first steps some of all parameters: not every optimizer has been met."""
+        early = self.step < FIRST_STEPS or not self._decided
+        if self._known == (self._parameters.adopted, early):
+            return
+        if self._known[1] and not early:
+            for owner in self._owners.values():
+                if len(owner.witnesses) <= FIRST_WITNESSES:
+                    owner.witnesses = _spread(owner.witnesses, self._share())
+                    owner.seen = _tensors(owner.witnesses)
+        self._known = (self._parameters.adopted, early)
+        inside = {id(each) for owner in self._owners.values() if owner.inside for each in owner.witnesses}
+        chosen = [each for owner in self._owners.values() if owner.owns for each in owner.witnesses]
+        if early:
+            trainable = [each for each in self._parameters.all() if (t := each.tensor) is not None and t.requires_grad]
+            chosen += _spread(trainable, FIRST_WITNESSES)
+        self._witnesses = [each for key, each in {id(each): each for each in chosen}.items() if key not in inside]
+        for owner in self._owners.values():
+            if owner.owns and not owner.witnesses:
+                owner.state = ()  # found again at its next step
+
+    # -- steps that no optimizer ends -------------------------------------------------------------------------------
+
+    def look(self) -> bool:
+        """Notice a step that ended without an optimizer's: a scaler skipped it, or the weights were changed by hand.
+
+        Called where the next step may begin: before a pass, before a module runs, before a value is logged.
+        """
+        if (not self.passes and not self._by_hand) or self._many_threads or threading.get_ident() != self._thread:
+            return False
+        if self._decided:
+            if any(owner.scaler_attempted() for owner in self._owners.values() if owner.owns):
+                self.tick(skipped=True)
+                return True
+            return False
+        if not self._attempt_is_over():
+            if self.begins_late and self._by_hand and not self.passes and self._marks:
+                self._by_hand += 1  # the passes are micro-batches: more of them make a step
+            return False
+        self._marks, self._versions = [], []
+        if self._by_hand:
+            if self.passes:
+                self._by_hand = self.passes
+                self._end_by_hand()
+            return True
+        self._attempts += 1
+        self._host.hold_part()
+        if self._attempts >= 2:
+            self._steps_by_hand(max(1, self.passes // self._attempts))
+            self.passes = 0
+        return True
+
+    @property
+    def undecided(self) -> bool:
+        """Whether passes ended and it is not known yet who steps."""
+        return bool(self.passes) and not self._decided and not self._by_hand
+
+    @property
+    def may_have_skipped(self) -> bool:
+        """Whether a pass ended, and a scaler may leave its step out."""
+        return bool(self.passes) and any(owner.scaler is not None for owner in list(self._owners.values()))
+
+    def _attempt_is_over(self) -> bool:
+        tensors = _tensors(self._witnesses)
+        if len(tensors) != len(self._marks):
+            return False
+        if self._versions != [tensor._version for tensor in tensors]:
+            return True  # the weights were changed
+        return any(_was_reset(tensor, after) for tensor, after in zip(tensors, self._marks, strict=True))
+
+    def _count_by_hand(self) -> None:
+        if self._by_hand:
+            if self.passes >= self._by_hand:
+                self._end_by_hand()
+        elif self.passes >= PASSES_WITHOUT_STEP and not self._attempts:
+            self._steps_by_hand(1)
+            self._end_by_hand()
+
+    def _steps_by_hand(self, passes: int) -> None:
+        self._by_hand = passes
+        self._host.say("no-optimizer", "No torch optimizer steps this model: steps are counted by backward passes.")
+        self.step += self._host.release_parts(as_steps=True, skipped=False)
+        self._attempts = 0
+
+    def _end_by_hand(self) -> None:
+        self._host.read_parameters()
+        self.tick()
+
+
+def _tensors(parameters: list[Parameter]) -> list[Tensor]:
+    return [tensor for each in parameters if (tensor := each.tensor) is not None]
+
+
+def _marks(tensors: list[Tensor]) -> list[Mark]:
+    return [None if (grad := tensor.grad) is None else (id(grad), grad._version) for tensor in tensors]
+
+
+def _was_reset(tensor: Tensor, after: Mark) -> bool:
+    """Whether a gradient was set to None or to zero since."""
+    if after is None:
+        return False
+    grad = tensor.grad
+    if grad is None:
+        return True
+    if (id(grad), grad._version) == after or not grad.is_cpu or grad.numel() > READABLE or type(grad) is not Tensor:
+        return False
+    return not bool(grad.detach().any())
+
+
+def _spread(items: list[Any], many: int) -> list[Any]:
+    if len(items) <= many:
+        return list(items)
+    if many <= 1:
+        return items[:many]
+    return [items[round(number * (len(items) - 1) / (many - 1))] for number in range(many)]
+
+
+def _step_frames(all_of_them: bool) -> list[int]:
+    """The running calls of `Optimizer.step`, innermost first; only that one unless all are asked for."""
+    found: list[int] = []
+    frame: Any = sys._getframe(2)
+    while frame is not None:
+        if frame.f_code in STEP_LOOP:
+            found.append(id(frame))
+            if not all_of_them:
+                break
+        frame = frame.f_back
+    return found
+
+
+def _find_scaler(owner: Owner) -> None:
+    """The scaler that drives this step is one of the callers, if there is one: it has no hook of its own."""
+    if owner.scaler is not None and owner.scaler() is not None:
+        return
+    codes = (GradScaler.step.__code__, GradScaler._maybe_opt_step.__code__)
+    frame: Any = sys._getframe(2)
+    for _ in range(SCALER_DEPTH):
+        if frame is None:
+            return
+        if frame.f_code in codes:
+            scaler = frame.f_locals.get("self")
+            if isinstance(scaler, GradScaler):
+                owner.scaler = weakref.ref(scaler)
+            return
+        frame = frame.f_back

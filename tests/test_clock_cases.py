@@ -1,0 +1,295 @@
+# mypy: disable-error-code="no-untyped-call"
+"""Steps of trainings that once were counted wrongly, and what belongs to them."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hookcore
+from hookcore.records import Tap
+from tests.harness import assert_stats, read_step, seed_all, watch
+from tests.zoo.case import mean_square, noise, sgd
+
+
+def _net() -> nn.Sequential:
+    seed_all()
+    return nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 1))
+
+
+def _steps_of(watcher: hookcore.Watcher, module: str, kind: Any, index: str = "") -> list[int]:
+    assert watcher.flush()
+    return watcher.store.series(Tap(module, kind, index), "count").first_step.tolist()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("given", [{"budget": 0.05}, {"every": 2}, {"every": 3}, {}])
+def test_two_optimizers_behind_one_backward_are_one_step(given: dict[str, Any]) -> None:
+    model = _net()
+    first, last = sgd(model[0].parameters()), torch.optim.Adam(model[2].parameters())
+    with watch(model, **given) as watcher:
+        for _ in range(60):
+            model.zero_grad()
+            mean_square(model(noise(5, 4))).backward()
+            first.step()
+            last.step()
+        assert watcher.current_step == 60
+        assert _steps_of(watcher, "0", "param_grad", "weight") == _steps_of(watcher, "2", "param_grad", "weight")
+
+
+@pytest.mark.parametrize("given", [{"budget": 0.05}, {"every": 3}])
+def test_an_optimizer_inside_the_backward_pass_ends_a_step_with_each_pass(given: dict[str, Any]) -> None:
+    model = _net()
+    optimizers = {parameter: sgd([parameter]) for parameter in model.parameters()}
+
+    def apply(parameter: Tensor) -> None:
+        optimizers[parameter].step()  # type: ignore[index]
+        optimizers[parameter].zero_grad()  # type: ignore[index]
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(apply)
+    with watch(model, **given) as watcher:
+        for _ in range(40):
+            mean_square(model(noise(5, 4))).backward()
+        assert watcher.current_step == 40
+        assert len(_steps_of(watcher, "0", "param_grad", "weight")) > 5
+
+
+@pytest.mark.parametrize("in_data", [False, True])
+def test_updates_by_hand_are_counted_from_one_reset_to_the_next(in_data: bool) -> None:
+    model = _net()
+    with watch(model, every=2) as watcher:
+        for turn in range(200):
+            watcher.log(turn=turn)
+            model.zero_grad()
+            for _ in range(2):
+                mean_square(model(noise(5, 4))).backward()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    (parameter.data if in_data else parameter).sub_(0.1 * parameter.grad)  # type: ignore[operator]
+        assert watcher.current_step in (199, 200)
+        assert _steps_of(watcher, "0", "output") == list(range(0, 200, 2))
+        first = read_step(watcher, 0)["0", "output", "", 0]
+        assert first["count"] == 2 * 25
+
+
+def test_a_compiled_loss_function_still_has_steps_with_the_gradients_of_weights() -> None:
+    model = _net()
+    optimizer, loss = sgd(model.parameters()), torch.compile(lambda x: mean_square(model(x)), backend="eager")
+    with watch(model) as watcher:
+        for _ in range(6):
+            optimizer.zero_grad()
+            loss(noise(5, 4)).backward()
+            optimizer.step()
+        assert watcher.current_step == 6
+        assert _steps_of(watcher, "0", "param_grad", "weight") == list(range(6))
+
+
+def test_training_that_goes_on_in_eval_mode_has_steps_and_numbers_of_its_own() -> None:
+    model = _net()
+    optimizer = sgd(model.parameters())
+    with watch(model) as watcher:
+        for step in range(10):
+            model.train(step < 5)
+            optimizer.zero_grad()
+            mean_square(model(noise(5, 4))).backward()
+            optimizer.step()
+        assert watcher.current_step == 10
+        assert _steps_of(watcher, "0", "param_grad", "weight") == list(range(10))
+        counts = watcher.store.series(Tap("0", "param_grad", "weight"), "count").mean.tolist()
+        assert counts == [20.0] * 10
+        assert _steps_of(watcher, "0", "output_grad")[-4:] == [6, 7, 8, 9]
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_gradients_under_a_scaler_are_divided_by_its_scale_also_with_a_fused_optimizer(fused: bool) -> None:
+    model, x = _net(), noise(5, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0, fused=fused)
+    scaler = torch.amp.GradScaler("cpu", init_scale=65536.0)
+    out = model(x)
+    out.retain_grad()
+    mean_square(out).backward()
+    truth, weight = out.grad, model[2].weight.grad.clone()
+    with watch(model) as watcher:
+        for factor in (1.0, float("inf"), 1.0):
+            optimizer.zero_grad()
+            scaler.scale(mean_square(model(x)) * factor).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        assert watcher.flush()
+        assert watcher.current_step == 3
+        for step in (0, 2):
+            stats = read_step(watcher, step)
+            assert_stats(stats["2", "output_grad", "", 0], [truth])
+            assert_stats(stats["2", "param_grad", "weight", 0], [weight])
+        assert [event.step for event in watcher.store.events() if event.name == "skipped-step"] == [1]
+
+
+def test_two_scalers_each_divide_their_own_gradients() -> None:
+    twin, x, kept = _net(), noise(5, 4), []
+    models = nn.ModuleDict({"d": _net(), "g": _net()})
+    out = twin(x)
+    out.retain_grad()
+    mean_square(out).backward()
+    with watch(models) as watcher:
+        for name, scale in (("d", 16.0), ("g", 1024.0)):
+            optimizer = torch.optim.SGD(models[name].parameters(), lr=0.0)
+            scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+            kept.append((optimizer, scaler))
+            scaler.scale(mean_square(models[name](x))).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        assert watcher.flush()
+        for step, name in enumerate(("d", "g")):
+            assert_stats(read_step(watcher, step)[f"{name}.2", "output_grad", "", 0], [out.grad])
+
+
+def test_steps_that_the_scaler_skips_at_the_very_beginning_are_steps_of_their_own() -> None:
+    model = _net()
+    optimizer, scaler = sgd(model.parameters()), torch.amp.GradScaler("cpu", init_scale=1024.0)
+    with watch(model) as watcher:
+        for step in range(6):
+            out = model(noise(5, 4))
+            optimizer.zero_grad()
+            scaler.scale(mean_square(out) * (float("inf") if step < 2 or step == 4 else 1.0)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        assert watcher.flush()
+        assert watcher.current_step == 6
+        for step in range(6):
+            stats = read_step(watcher, step)
+            assert stats["0", "output", "", 0]["count"] == 25.0, step
+            bad = stats["2", "output_grad", "", 0]
+            assert (bad["inf"] + bad["nan"] > 0) == (step < 2 or step == 4), step
+
+
+def test_gradients_by_autograd_grad_without_a_graph_of_their_own_are_left_out() -> None:
+    model, x = _net(), noise(5, 4).requires_grad_()
+    optimizer = sgd(model.parameters())
+    with watch(model) as watcher:
+        out = model(x)
+        torch.autograd.grad(1000 * out.sum(), x, retain_graph=True)
+        mean_square(out).backward()
+        optimizer.step()
+        assert watcher.flush()
+        assert_stats(read_step(watcher, 0)["2", "output_grad", "", 0], [2 * out.detach() / out.numel()])
+        assert watcher.store.scalars("hookcore/micro_batches").mean.tolist() == [1.0]
+
+
+@pytest.mark.parametrize("detached", [True, False])
+def test_another_models_optimizer_never_ends_a_step(detached: bool) -> None:
+    forger, critic = _net(), nn.Linear(1, 1)
+    forger_steps, critic_steps = sgd(forger.parameters()), sgd(critic.parameters())
+    with watch(forger) as watcher:
+        for _ in range(5):
+            critic_steps.zero_grad()
+            fake = forger(noise(5, 4))
+            critic(fake.detach() if detached else fake).mean().backward()
+            critic_steps.step()
+            forger_steps.zero_grad()
+            (-critic(fake if detached else forger(noise(5, 4)))).mean().backward()
+            forger_steps.step()
+        assert watcher.current_step == 5
+        assert _steps_of(watcher, "0", "output_grad") == [0, 1, 2, 3, 4]
+
+
+def test_optimizers_that_take_turns_are_all_seen_when_few_steps_are_captured() -> None:
+    forger, critic = _net(), nn.Linear(1, 1)
+    optimizers = sgd(forger.parameters()), sgd(critic.parameters())
+    both = nn.ModuleDict({"forger": forger, "critic": critic})
+    with watch(both, every=8) as watcher:
+        for turn in range(120):
+            which = turn % 6 == 5  # five steps of the critic, one of the forger
+            both.zero_grad()
+            fake = forger(noise(5, 4))
+            critic(fake if which else fake.detach()).mean().backward()
+            optimizers[not which].step()
+        assert watcher.current_step == 120
+        assert len(_steps_of(watcher, "forger.0", "param_grad", "weight")) >= 2
+        assert len(_steps_of(watcher, "critic", "param_grad", "weight")) >= 6
+
+
+@pytest.mark.parametrize("every", [1, 2, 5])
+@pytest.mark.parametrize("place", ["top", "after the forward", "before the step", "after the step"])
+def test_a_logged_value_belongs_to_the_step_that_runs(every: int, place: str) -> None:
+    model = _net()
+    optimizer = sgd(model.parameters())
+    with watch(model, every=every) as watcher:
+        for turn in range(10):
+            if place == "top":
+                watcher.log(turn=turn)
+            optimizer.zero_grad()
+            out = model(noise(5, 4))
+            if place == "after the forward":
+                watcher.log(turn=turn)
+            mean_square(out).backward()
+            if place == "before the step":
+                watcher.log(turn=turn)
+            optimizer.step()
+            if place == "after the step":
+                watcher.log(turn=turn)
+    logged = watcher.store.scalars("turn")
+    late = place == "after the step"
+    assert logged.first_step.tolist() == [turn + late for turn in range(10)]
+    assert logged.mean.tolist() == list(range(10))
+
+
+def test_a_parameter_that_was_exchanged_in_its_group_is_captured() -> None:
+    model = _net()
+    optimizer = sgd(model.parameters())
+    with watch(model) as watcher:
+        for step in range(6):
+            if step == 3:
+                model[0].weight = nn.Parameter(noise(5, 4))
+                optimizer.param_groups[0]["params"][0] = model[0].weight
+            optimizer.zero_grad()
+            mean_square(model(noise(5, 4))).backward()
+            optimizer.step()
+        assert _steps_of(watcher, "0", "param_grad", "weight") == list(range(6))
+
+
+def test_parameters_can_be_swapped_while_they_are_watched() -> None:
+    model = _net()
+    optimizer = sgd(model.parameters())
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        with watch(model) as watcher:
+            for _ in range(2):
+                optimizer.zero_grad()
+                mean_square(model(noise(5, 4))).backward()
+                optimizer.step()
+            optimizer.zero_grad()
+            model.double().float().half().float()
+            model.load_state_dict({name: value.clone() for name, value in model.state_dict().items()}, assign=True)
+            assert watcher.errors == []
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+
+
+def test_a_kept_output_keeps_neither_store_nor_recorder_after_the_close() -> None:
+    model = _net()
+    watcher = watch(model)
+    kept = model(noise(1, 4))
+    references = weakref.ref(watcher.store), weakref.ref(watcher._recorder)
+    watcher.close()
+    del watcher
+    gc.collect()
+    assert [reference() for reference in references] == [None, None]
+    assert kept.requires_grad
+
+
+def test_the_step_after_a_jump_of_the_loss_is_captured() -> None:
+    model = _net()
+    optimizer = sgd(model.parameters())
+    with watch(model, every=1000) as watcher:
+        for step in range(60):
+            optimizer.zero_grad()
+            loss = mean_square(model(noise(5, 4)))
+            loss.backward()
+            watcher.log(loss=100.0 if step == 30 else float("nan") if step == 45 else 1.0 + 0.01 * (step % 3))
+            optimizer.step()
+        assert _steps_of(watcher, "0", "output") == [0, 31, 46]
