@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from hookcore.errors import ClosedError, ServerError
-from hookcore.records import Command, Coverage, Frame, HookRecord, ModuleRecord, Snapshot
+from hookcore.records import Command, Coverage, Failure, Frame, HookRecord, ModuleRecord, Snapshot
 from hookcore.store import Store
 from hookcore.wire import EndItem, RunInfo
 
@@ -40,7 +40,7 @@ class Embedded:
         listening = listen(host, port)
         told = os.environ.get("HOOKCORE_FRAME_ANCESTORS") or "local"  # in a notebook the page stands in a cell
         self.settings = complete(
-            ServerSettings.of({"host": host, "port": port, "frame_ancestors": told}, {}), listening
+            ServerSettings.of({"host": host, "port": port, "frame_ancestors": told, "keep": ""}, {}), listening
         )
         self.runs = Runs(self.settings)
         self.url = url_of(self.settings)
@@ -85,6 +85,7 @@ class LocalSink:
         self._lock = threading.Lock()
         self._obey: Callable[[Command], None] | None = None
         self._early: list[Command] = []
+        self._failure: Failure | None = None
         self._closed = False
         self.run: Run = runs.open_local(info, memory, self._pass_on)
 
@@ -119,11 +120,15 @@ class LocalSink:
                 obey(command)
             self._early.clear()
 
+    def fail(self, failure: Failure) -> None:
+        """Note why the run ends."""
+        self._failure = failure
+
     def close(self) -> None:
         """Marks the run as ended."""
         if not self._closed:
             self._closed = True
-            self.run.take_record(EndItem(self.run.acknowledged + 1, self.run.store.steps().newest or 0))
+            self.run.take_record(EndItem(self.run.acknowledged + 1, self.run.store.steps().newest or 0, self._failure))
 
     def _pass_on(self, command: Command) -> None:
         with self._lock:

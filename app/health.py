@@ -11,10 +11,9 @@ from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse
 
 from .live import publisher_of
-from .runs import Run
+from .runs import STATES, Run
 
 METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
-STATES: Final = ("live", "ended", "lost", "kept")
 
 router = APIRouter()
 Samples = Iterable[tuple[dict[str, str], float]]
@@ -49,7 +48,7 @@ def metrics(request: Request) -> PlainTextResponse:
     state = request.app.state
     lines: list[str] = []
     clients = publisher_of(request.app).clients
-    for metric in (*_of_server(state, clients), *_of_runs(state.runs.all())):
+    for metric in (*_of_server(state, clients), *_of_runs([run for run in state.runs.all() if run.loaded])):
         lines += [f"# HELP hookcore_{metric.name} {metric.help}", f"# TYPE hookcore_{metric.name} {metric.kind}"]
         lines += [f"hookcore_{metric.name}{_labels(labels)} {float(value)!r}" for labels, value in metric.samples]
     return PlainTextResponse("\n".join(lines) + "\n", media_type=METRICS_TYPE)
@@ -58,7 +57,7 @@ def metrics(request: Request) -> PlainTextResponse:
 def _of_server(state: Any, clients: int) -> Iterator[Metric]:
     intake, runs = state.intake, state.runs.all()
     states = Counter(run.state for run in runs)
-    used = sum(run.store.usage().nbytes for run in runs)
+    used = state.runs.used_bytes
     refused = sorted(intake.refused.items())
     yield Metric("runs", "gauge", "Runs shown, by state.", [({"state": each}, states[each]) for each in STATES])
     yield Metric("runs_removed_total", "counter", "Runs that made room for others.", [({}, state.runs.removed)])

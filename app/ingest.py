@@ -20,6 +20,7 @@ from hookcore import wire
 from hookcore.errors import HookcoreError, WireError
 
 from . import limits
+from .keep import WrongKeyError
 from .runs import Run, Runs
 from .settings import ServerSettings
 
@@ -116,8 +117,7 @@ def _file(request: Request, body: bytearray, encoding: str) -> Response:
 
 def _take(state: Any, intake: Intake, batch: wire.Batch, own: bool) -> wire.Answer:
     runs: Runs = state.runs
-    before = runs.get(batch.run.id)
-    is_new = before is None or before.kept
+    is_new = runs.get(batch.run.id) is None
     run = runs.open(batch.run)
     if run is None:
         count = len(runs.all())
@@ -126,16 +126,25 @@ def _take(state: Any, intake: Intake, batch: wire.Batch, own: bool) -> wire.Answ
             f"or start it with more memory or max_runs"
         )
         raise intake.refuse(429, sentence, {"Retry-After": str(RETRY_S)})
-    if not hmac.compare_digest(run.info.key.encode(), batch.run.key.encode()):
-        raise intake.refuse(403, f"the run {run.id} was opened with another key: each trainer needs a run of its own")
     try:
         if is_new:
             state.keeper.opened(run, own)
-        return run.take(batch)
+        elif run.kept:
+            state.keeper.resume(run, batch.run)
+    except WrongKeyError as error:
+        if is_new:
+            runs.drop(run)
+        raise intake.refuse(403, str(error)) from None
+    if not hmac.compare_digest(run.info.key.encode(), batch.run.key.encode()):
+        raise intake.refuse(403, f"the run {run.id} was opened with another key: each trainer needs a run of its own")
+    try:
+        answer = run.take(batch)
     except HookcoreError as error:
         if is_new and is_empty(run):
-            runs.remove(run.id)  # a damaged first batch leaves no trace
+            runs.drop(run)  # a damaged first batch leaves no trace
         raise intake.refuse(422, str(error)) from None
+    runs.balance(at_once=False)
+    return answer
 
 
 def is_empty(run: Run) -> bool:

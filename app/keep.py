@@ -1,108 +1,276 @@
-"""Runs on disk: written while they go on, and shown again."""
+"""Runs on disk: written while they go on, listed, read again when somebody looks, and continued after a restart."""
 
 from __future__ import annotations
 
-import itertools
 import logging
 import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from weakref import WeakSet
 
-from hookcore.archive import SUFFIX, ArchiveWriter, Scribe, load_into, read_archive
-from hookcore.errors import HookcoreError
-from hookcore.records import Frame, Snapshot
-from hookcore.store import Store
-from hookcore.wire import EndItem, keep_folder
+from hookcore.archive import SUFFIX, Archive, ArchiveWriter, Books, Scribe, folder_name, load_into, read_archive
+from hookcore.archive.books import key_hash
+from hookcore.config import NO_FOLDER
+from hookcore.errors import ArgumentError, HookcoreError
+from hookcore.records import Event, Frame, Snapshot
+from hookcore.store import StepRange, Store
+from hookcore.wire import EndItem, RunInfo, keep_folder
 
 from .limits import tamed
-from .runs import Changes, Run, Runs, say
+from .runs import MAX_ACKNOWLEDGED, Run, Runs, Why, say
 from .settings import ServerSettings
+from .shelf import PAGE_FILE, REMOVED_FILE, TRASH, Shelf, is_run, may_go, number_of, read_json, write_page
 
 logger = logging.getLogger("hookcore")
 
-MAX_RUN_BYTES: Final = 512_000_000  # of memory, for one that is shown again
 CLOSE_S: Final = 2.0
-LOOK_EVERY_S: Final = 5.0
+NOTE_EVERY_S: Final = 30.0  # between two summaries of a live run
+MOST_LISTED: Final = 2000  # runs on disk that the list shows
+MAX_NOTES: Final = 20_000
+
+Summarize = Callable[[Run], dict[str, Any]]
+
+
+class WrongKeyError(HookcoreError):
+    """Another trainer than the one that began a run wants to continue it."""
 
 
 class Keeper:
-    """Keeps runs in the server's folder, and those of this user's own trainers where they say."""
+    """Keeps runs in the server's folder, and those of this user's own trainers where they say.
 
-    def __init__(self, runs: Runs, settings: ServerSettings) -> None:
+    A run whose server was killed continues as one run: what is on disk is read, and its trainer sends the rest.
+    """
+
+    def __init__(self, runs: Runs, settings: ServerSettings, summarize: Summarize = lambda run: {}) -> None:
         self._runs = runs
         self._settings = settings
+        self._summarize = summarize
         self._writers: dict[str, tuple[Run, ArchiveWriter]] = {}
-        self._uses: dict[str, DiskUse] = {}
+        self._shelves: dict[Path, Shelf] = {}
         self._lock = threading.Lock()
         self._scribe = Scribe()  # one thread for all runs
         self._closing: WeakSet[ArchiveWriter] = WeakSet()  # the scribe holds each until it is finished
         self._closed = False
-        runs.on_removed = self.removed
-        if settings.keep:
-            threading.Thread(target=self._show_kept, name="hookcore-kept-runs", daemon=True).start()
+        runs.disk = self
+        if settings.keeps:
+            threading.Thread(target=self._list, name="hookcore-kept-runs", daemon=True).start()
+
+    # -- runs of trainers -------------------------------------------------------------------------------------------
 
     def opened(self, run: Run, may_name_folder: bool) -> None:
-        """A trainer opened a run: it is kept, if the server keeps runs or the trainer may say where to."""
-        folder = self._settings.keep or (keep_folder(run.info.keep) if may_name_folder else "")
-        if not folder:
-            if run.info.keep:
+        """A trainer opened a run: keep it, if the server keeps runs or the trainer may say where to."""
+        folder = self._folder_for(run.info, may_name_folder)
+        if folder is None:
+            if run.info.keep not in ("", NO_FOLDER):
                 say(run, "not-kept", "this server keeps no runs: start it with --keep FOLDER", "warning")
             return
-        before = self._writers.get(run.id)
-        if before is not None and before[0] is not run:
-            before[1].close(CLOSE_S)  # the run was removed, and its trainer made it anew
+        path = folder / folder_name(run.info.name, run.info.id)
+        if is_run(path):
+            self._take_up(run, path)
+        self._write(run, path)
+
+    def _folder_for(self, info: RunInfo, may_name_folder: bool) -> Path | None:
+        if info.keep == NO_FOLDER:
+            return None
+        if info.keep and may_name_folder:
+            return Path(keep_folder(info.keep))
+        return Path(self._settings.keep) if self._settings.keeps else None
+
+    def resume(self, run: Run, info: RunInfo) -> None:
+        """The trainer of a run that is on disk is back. Raises WrongKeyError if it is another one."""
+        with run.lock:
+            if not run.kept:
+                return  # a request beside this one did it
+            if not run.key_hash or run.key_hash != key_hash(info.key) or run.folder is None:
+                raise WrongKeyError(
+                    f"the run {run.id} was begun by another trainer: each trainer needs a run of its own"
+                )
+            self._runs.read(run)
+            self._continue(run, info, Books.of(run.folder))
+        self._write(run, run.folder)
+
+    def _take_up(self, run: Run, path: Path) -> None:
+        """A new run turns out to be on disk already: the server was started again."""
+        try:
+            archive = read_archive(path)
+        except HookcoreError as error:
+            say(run, "damaged", f"what is on disk of this run can't be read: {error}", "warning")
+            return
+        if archive.key_hash and archive.key_hash != key_hash(run.info.key):
+            raise WrongKeyError(f"the run {run.id} was begun by another trainer: each trainer needs a run of its own")
+        with run.lock:
+            _know(run, path, archive)
+            _fill(archive, run.store)
+            run.seen_events = run.store.events_after(0)[0]
+            self._continue(run, run.info, Books.of(path))
+
+    @staticmethod
+    def _continue(run: Run, info: RunInfo, books: Books) -> None:
+        run.info, run.kept = info, False
+        run.ended_at_step, run.failure = None, None
+        run.acknowledged, run.described = books.acknowledged, -1
+        run.stored, run.writer = books.written + books.lost, None
+
+    def _write(self, run: Run, path: Path) -> None:
+        other, before = self._writers.get(run.id, (run, run.writer))
+        if before is not None and (other is not run or run.writer is not None):
+            before.close(CLOSE_S)  # of a run that was removed and came again, or was lost and is back
         with self._lock:
             if self._closed or self._writers.get(run.id, (None,))[0] is run:
                 return
-            use = self._uses.setdefault(folder, DiskUse(Path(folder)))
+            shelf = self._shelf_of(path)
             writer = ArchiveWriter(
-                folder,
+                path.parent,
                 run.info,
                 run.store,
                 tell=lambda name, message: say(run, name, message, "warning"),
                 limit_bytes=self._settings.keep_limit,
-                used_elsewhere=lambda: use.besides(writer.folder.name),
+                used_elsewhere=lambda: shelf.besides(path),
+                make_room=lambda: self._make_room(shelf),
                 scribe=self._scribe,
+                folder=path,
+                events_seen=run.writer.events_seen if run.writer is not None else run.seen_events,
+                after_part=_Noting(self, run),
             )
             self._writers[run.id] = run, writer
+        run.folder, run.key_hash = path, key_hash(run.info.key)
         run.on_record = _Follower(self, run, writer)
+        run.on_edit = lambda: self.note(run)
+
+    def _shelf_of(self, path: Path) -> Shelf:
+        return self._shelves.setdefault(path.parent, Shelf(path.parent, self._settings.keep_limit))
 
     def ended(self, run: Run) -> None:
         """Write the rest of a run that is over, in the background."""
-        self._release(run)
+        self._let_go(run)
 
-    def removed(self, run: Run) -> None:
-        """Let go of a run that is no longer shown: a writer of its own would keep its store in memory."""
+    # -- what Runs asks for -----------------------------------------------------------------------------------------
+
+    def load(self, run: Run) -> None:
+        """Read a run that is on disk into memory."""
+        load(self._runs, run)
+
+    def is_whole(self, run: Run) -> bool:
+        """Whether all of a run is on disk, so that it can leave memory."""
+        if run.folder is None or run.id in self._writers or not run.finished:
+            return False
+        writer: ArchiveWriter | None = run.writer
+        return run.kept or (writer is not None and writer.is_complete)
+
+    def release(self, run: Run) -> None:
+        """Write what is left of a run, and let go of it: a writer would keep its store in memory."""
+        run.on_record = _Reopener(self, run) if run.folder is not None else None
+        self._let_go(run)
+
+    def reopen(self, run: Run) -> None:
+        """The trainer of a run that was let go is back."""
         run.on_record = None
-        self._release(run)
+        if run.folder is not None:
+            self._write(run, run.folder)
 
-    def _release(self, run: Run) -> None:
+    def _let_go(self, run: Run, wait_s: float = 0.0) -> None:
         with self._lock:
             known, writer = self._writers.get(run.id, (None, None))
             if known is not run or writer is None:
                 return
             del self._writers[run.id]
             self._closing.add(writer)
-        writer.close(0)
+        run.writer = writer
+        writer.close(wait_s)
+
+    def discard(self, run: Run, why: Why) -> None:
+        """Move a run's folder into the trash. A folder that a trainer named stays where it is."""
+        run.on_record = None
+        self._let_go(run, CLOSE_S)
+        if run.folder is None or not self._is_ours(run.folder):
+            return
+        try:
+            self.note(run)
+            run.folder = self._shelf_of(run.folder).discard(run.folder, why)
+        except OSError as error:
+            logger.warning("hookcore: %s can't be moved to the trash: %s", run.folder, error)
+
+    def restore(self, run: Run) -> None:
+        """Move a run's folder back."""
+        if run.folder is None or run.folder.parent.name != TRASH:
+            return
+        shelf = self._shelf_of(run.folder.parent)
+        try:
+            run.folder = shelf.restore(run.folder)
+        except OSError as error:
+            say(run, "not-kept", f"the run's folder can't be moved back from the trash: {error}", "warning")
+        run.on_edit = lambda: self.note(run)
+
+    def _is_ours(self, folder: Path) -> bool:
+        return bool(self._settings.keeps) and folder.parent == Path(self._settings.keep)
+
+    def note(self, run: Run) -> None:
+        """Write what the pages know of a run: its name, notes, acknowledgements, and what the list shows."""
+        if run.folder is None:
+            return
+        if run.loaded:
+            run.summary = _steps_of(run) | self._summarize(run)
+        said = {
+            **read_json(run.folder / PAGE_FILE),
+            "name": run.name,
+            "notes": run.notes,
+            "acknowledgements": run.acknowledgements,
+            "summary": run.summary,
+        }
+        try:
+            write_page(run.folder, said)
+        except OSError as error:
+            logger.warning("hookcore: %s can't be written: %s", run.folder / PAGE_FILE, error)
 
     def close(self) -> None:
         """Write what is left of all runs."""
         with self._lock:
             self._closed = True
+            runs = [run for run, _ in self._writers.values()]
             writers = [*self._closing, *(writer for _, writer in self._writers.values())]
             self._writers = {}
         for writer in writers:
             writer.close(CLOSE_S)
+        for run in runs:
+            if run.folder is not None and run.folder.is_dir():
+                self.note(run)
 
-    def _show_kept(self) -> None:
-        folders = sorted(Path(self._settings.keep).glob(f"*{SUFFIX}"), key=_changed_at, reverse=True)
-        for folder in folders[: self._settings.max_runs // 2]:
-            try:
-                show(self._runs, folder)
-            except HookcoreError as error:
-                logger.warning("hookcore: %s", error)
+    # -- the folder -------------------------------------------------------------------------------------------------
+
+    def _make_room(self, shelf: Shelf) -> None:
+        for run, _ in list(self._writers.values()):
+            if run.state == "lost":
+                self.release(run)  # what no trainer writes to may go
+        shelf.make_room(self._discard_oldest, lambda path: self._runs.forget(path.name))
+
+    def _discard_oldest(self, path: Path) -> bool:
+        if not self._is_ours(path) or not may_go(path):
+            return False
+        run = next((run for run in self._runs.all() if run.folder == path), None)
+        if run is None:
+            self._shelf_of(path).discard(path, "disk")  # of another server, or beyond what is listed
+            return True
+        return self._runs.remove(run.id, "disk")
+
+    def _list(self) -> None:
+        """Show the runs of the server's folder, and those in its trash; make room for the next ones."""
+        shelf = self._shelf_of(Path(self._settings.keep) / "any")
+        for path in shelf.runs()[:MOST_LISTED]:
+            _logged(path, lambda path: list_run(self._runs, path, self.note))
+        for path in shelf.trashed():
+            _logged(path, self._list_trashed)
+        try:
+            self._make_room(shelf)
+        except OSError as error:
+            logger.warning("hookcore: no room can be made in %s: %s", shelf.folder, error)
+
+    def _list_trashed(self, path: Path) -> None:
+        run = make_known(self._runs, path)
+        said = read_json(path / REMOVED_FILE)
+        why: Why = "disk" if said.get("why") == "disk" else "deleted"
+        self._runs.put_aside(run, why, number_of(said.get("at_s")))
 
 
 class _Follower:
@@ -111,62 +279,146 @@ class _Follower:
     def __init__(self, keeper: Keeper, run: Run, writer: ArchiveWriter) -> None:
         self._keeper, self._run, self._writer = keeper, run, writer
 
-    def __call__(self, record: Frame | Snapshot | EndItem) -> None:
-        self._writer.take(record)
+    def __call__(self, record: Frame | Snapshot | EndItem, number: int = -1) -> None:
+        self._writer.take(record, number)
         if isinstance(record, EndItem):
             self._keeper.ended(self._run)
 
 
+class _Reopener:
+    """Begins to write again when a trainer that was lost sends something."""
+
+    def __init__(self, keeper: Keeper, run: Run) -> None:
+        self._keeper, self._run = keeper, run
+
+    def __call__(self, record: Frame | Snapshot | EndItem, number: int = -1) -> None:
+        self._keeper.reopen(self._run)
+        if self._run.on_record is not None:
+            self._run.on_record(record, number)
+
+
+class _Noting:
+    """Writes the summary of a run now and then, and with its last part."""
+
+    def __init__(self, keeper: Keeper, run: Run) -> None:
+        self._keeper, self._run = keeper, run
+        self._noted_at = float("-inf")
+
+    def __call__(self, is_last: bool) -> None:
+        if is_last or time.monotonic() - self._noted_at > NOTE_EVERY_S:
+            self._noted_at = time.monotonic()
+            self._keeper.note(self._run)
+
+
+# -- runs that are read -------------------------------------------------------------------------------------------
+
+
 def show(runs: Runs, path: Path) -> Run:
-    """Reads a kept run and shows it; raises HookcoreError where it cannot be read."""
+    """Read a kept run and show it; raises HookcoreError if it can't be read."""
     archive = read_archive(path)
     known = runs.get(archive.info.id)
-    if known is not None:
-        return known
-    room = min(archive.info.memory or MAX_RUN_BYTES, MAX_RUN_BYTES, max(2**22, runs.free_bytes // 4))
-    store = Store(room)
-    load_into(store, archive)
-    run = Run(tamed(archive.info), store, itertools.count(), Changes(), name=archive.info.name, kept=True)
-    run.ended_at_step = store.steps().newest
-    for sentence in archive.damages:
-        say(run, "damaged", f"a part of this kept run could not be read: {sentence}", "warning")
-    if archive.lost:
-        say(run, "not-kept", f"{archive.lost} frames and snapshots of this run were not written", "warning")
-    runs.add(run)
+    if known is None:
+        known = make_known(runs, archive.folder, archive)
+        runs.add(known)
+    if not known.loaded:
+        load(runs, known)
+    return known
+
+
+def load(runs: Runs, run: Run) -> None:
+    """Read a run that is on disk into memory."""
+    if run.folder is None:
+        return
+    store = Store(runs.store_bytes(run.info.memory))
+    try:
+        _fill(read_archive(run.folder), store)
+    except HookcoreError as error:
+        _warn(store, "damaged", f"this run can't be read any more: {error}")
+    run.seen_events = store.events_after(0)[0]
+    run.swap(store, loaded=True)
+
+
+def show_all(runs: Runs, path: Path) -> list[Run]:
+    """Show a kept run, or list all runs in a folder. Raises ArgumentError if there is none."""
+    folders = [] if not path.is_dir() or is_run(path) else Shelf(path.absolute(), 0).runs()
+    if not folders:
+        return [show(runs, path)]
+    shown: list[Run] = []
+    for folder in folders:
+        _logged(folder, lambda folder: shown.append(list_run(runs, folder)))
+    if not shown:
+        raise ArgumentError(
+            f"{path} holds no run that can be read: give a folder with runs (*{SUFFIX}), or one of them"
+        )
+    return shown
+
+
+def list_run(runs: Runs, path: Path, note: Callable[[Run], None] | None = None) -> Run:
+    """Put a run that is on disk into the list; one that is there already stays as it is."""
+    run = make_known(runs, path)
+    if note is not None:
+        run.on_edit = lambda: note(run)
+    return runs.add_known(run)
+
+
+def make_known(runs: Runs, path: Path, archive: Archive | None = None) -> Run:
+    """A run as its folder describes it; its values stay on disk."""
+    archive = archive or read_archive(path)
+    run = runs.known(tamed(archive.info))
+    _know(run, archive.folder, archive)
     return run
 
 
-class DiskUse:
-    """What the runs of a folder take on disk, looked up now and then: all of them share one limit."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._sizes: dict[str, int] = {}
-        self._looked_at = float("-inf")
-        self._lock = threading.Lock()
-
-    def besides(self, own: str) -> int:
-        """The bytes of all runs but one."""
-        with self._lock:
-            if time.monotonic() - self._looked_at > LOOK_EVERY_S:
-                self._sizes = {path.name: _bytes_below(path) for path in self._folder.glob(f"*{SUFFIX}")}
-                self._looked_at = time.monotonic()
-            return sum(size for name, size in self._sizes.items() if name != own)
+def _know(run: Run, path: Path, archive: Archive) -> None:
+    said = read_json(path / PAGE_FILE)
+    run.folder, run.key_hash = path, archive.key_hash
+    run.name, run.notes = _text(said.get("name")) or run.name, _text(said.get("notes"))
+    run.acknowledgements = dict(_acknowledged_in(said.get("acknowledgements")))
+    summary = said.get("summary")
+    run.summary = summary if isinstance(summary, dict) else {}
+    run.failure = archive.failure
+    run.ended_at_step = archive.last_step if archive.state == "ended" or archive.failure is not None else None
+    if not run.loaded:
+        newest = archive.last_step
+        first, count = (_whole(run.summary.get(name)) for name in ("first_step", "steps"))
+        run.swap(Store.outline(StepRange(first if newest is not None else None, newest, count or 0)), loaded=False)
 
 
-def _bytes_below(folder: Path) -> int:
-    return sum(_size_of(path) for path in folder.rglob("*"))
+def _fill(archive: Archive, store: Store) -> None:
+    load_into(store, archive)
+    for sentence in archive.damages:
+        _warn(store, "damaged", f"a part of this kept run could not be read: {sentence}")
+    if archive.lost:
+        _warn(store, "not-kept", f"{archive.lost} frames and snapshots of this run were not written")
 
 
-def _size_of(path: Path) -> int:
+def _warn(store: Store, name: str, message: str) -> None:
+    store.add_event(Event(store.steps().newest or 0, time.time(), name, message, "warning"))
+
+
+def _steps_of(run: Run) -> dict[str, Any]:
+    steps = run.store.steps()
+    return {"first_step": steps.first, "newest_step": steps.newest, "steps": steps.count}
+
+
+def _acknowledged_in(said: object) -> Iterator[tuple[str, int]]:
+    if isinstance(said, dict):
+        for key, step in list(said.items())[:MAX_ACKNOWLEDGED]:
+            if isinstance(key, str) and isinstance(step, int):
+                yield key, step
+
+
+def _text(said: object) -> str:
+    return said[:MAX_NOTES] if isinstance(said, str) else ""
+
+
+def _whole(said: object) -> int | None:
+    return said if isinstance(said, int) and 0 <= said < 2**53 else None
+
+
+def _logged(path: Path, call: Callable[[Path], Any]) -> None:
+    """Do something with a folder; one that is damaged must not hide the others."""
     try:
-        return path.stat().st_size
-    except OSError:
-        return 0  # it went in the meantime
-
-
-def _changed_at(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0
+        call(path)
+    except (HookcoreError, OSError, ValueError, TypeError) as error:
+        logger.warning("hookcore: %s can't be listed: %s", path, error)

@@ -11,7 +11,18 @@ from msgspec.structs import replace
 
 from hookcore.errors import WireError
 from hookcore.records import Event, Tap
-from hookcore.wire import LATEST_TIME_S, MAX_TEXT, Batch, Books, Description, FrameItem, Item, RunInfo, SnapshotItem
+from hookcore.wire import (
+    LATEST_TIME_S,
+    MAX_TEXT,
+    Batch,
+    Books,
+    Description,
+    EndItem,
+    FrameItem,
+    Item,
+    RunInfo,
+    SnapshotItem,
+)
 
 MOST_TAPS: Final = 200_000  # of a run
 MOST_DESCRIBED: Final = 200_000  # modules, and hooks
@@ -147,6 +158,10 @@ def _check_item(item: Item) -> None:
         _require(len(item.labels) <= MOST_LABELS, f"{len(item.labels)} labels of a frame")
         _check_texts((*item.labels, *item.labels.values()))
         _require(0 <= item.micro_batches < WHOLE, f"{item.micro_batches} micro-batches")
+    elif isinstance(item, EndItem):
+        if item.failure is not None:
+            _require(0 <= item.failure.step < WHOLE, f"step {item.failure.step}")
+            _check_texts((item.failure.error, item.failure.traceback), MAX_LONG_TEXT)
     elif isinstance(item, SnapshotItem):
         _check_tap(item.tap)
         _check_texts((item.dtype, item.stored))

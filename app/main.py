@@ -48,7 +48,7 @@ def create_app(runs: Runs, settings: ServerSettings) -> FastAPI:
     )
     app.state.runs, app.state.settings = runs, settings
     app.state.access, app.state.usage = Access(settings), Usage()
-    app.state.intake, app.state.keeper = ingest.Intake(), Keeper(runs, settings)
+    app.state.intake, app.state.keeper = ingest.Intake(), Keeper(runs, settings, pages.summary_of)
     app.state.stopping = False
     app.add_exception_handler(HookcoreError, _explain)
     app.add_exception_handler(RequestValidationError, _explain_invalid)

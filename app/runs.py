@@ -1,4 +1,8 @@
-"""The runs that a server shows: each with its store, its accounts, and the commands that wait for its trainer."""
+"""The runs that a server shows: each with its store, its accounts, and the commands that wait for its trainer.
+
+Memory is given by use. When it is scarce, runs that are whole on disk leave it first, then idle runs become coarser.
+Only then is a run removed, and that is announced.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +13,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from pathlib import Path
+from typing import Any, Final, Literal, Protocol
 
-from hookcore.records import Command, Event, Frame, Severity, Snapshot, Tap
+from hookcore.failures import event_of
+from hookcore.records import Command, Event, Failure, Frame, Severity, Snapshot, Tap
 from hookcore.store import Store
 from hookcore.wire import (
     MAX_TEXT,
@@ -29,10 +35,15 @@ from hookcore.wire import (
 from .attention import Attention, Finding
 from .settings import ServerSettings
 
-State = Literal["live", "ended", "lost", "kept"]
+State = Literal["live", "ended", "crashed", "interrupted", "lost"]
+STATES: Final[tuple[State, ...]] = ("live", "crashed", "lost", "interrupted", "ended")  # the most urgent first
+Why = Literal["deleted", "memory", "disk"]
 LEAST_RUN_BYTES: Final = 2**20
-LARGEST_SHARE: Final = 4  # one run gets at most a quarter of the memory,
-GOOD_SHARE: Final = 16  # and while older ones can make room at least a sixteenth
+LARGEST_SHARE: Final = 4  # one run gets at most a quarter of the memory
+FULL: Final = 0.9  # of the memory: from here on room is made
+IDLE_S: Final = 300.0  # a run that was looked at since stays in memory
+BALANCE_EVERY_S: Final = 1.0
+MOST_GONE: Final = 200  # removed runs that are remembered
 MAX_COMMANDS: Final = 256  # that wait for one trainer
 SILENCE_S: Final = 5.0  # a trainer gives a sign of life every second
 UNSENT_EVERY_S: Final = 10.0  # between two events about frames that were not sent
@@ -86,14 +97,24 @@ class Run:
     lost_after_s: float = 15.0
     name: str = ""
     notes: str = ""
-    kept: bool = False  # read from a file: no trainer belongs to it
+    kept: bool = False  # read from disk: no trainer is connected to it
+    folder: Path | None = None  # where it is on disk
+    loaded: bool = True  # False: it is on disk, and its store knows the range of steps only
+    summary: dict[str, Any] = field(default_factory=dict)  # what the list shows of a run that is not loaded
+    key_hash: str = ""  # of the trainer that may continue it
     seen_at: float = 0.0
+    looked_at: float = float("-inf")
+    failure: Failure | None = None
     ended_at_step: int | None = None
     acknowledged: int = -1
     described: int = -1
     books: Books = field(default_factory=Books)
     local: Callable[[Command], None] | None = None  # a trainer in this very process
-    on_record: Callable[[Frame | Snapshot | EndItem], None] | None = None  # who writes the run to disk
+    on_record: Callable[[Frame | Snapshot | EndItem, int], None] | None = None  # who writes the run to disk
+    on_edit: Callable[[], None] | None = None  # who writes name, notes and acknowledgements to disk
+    writer: Any = None  # who wrote it to disk until it ended or was lost
+    seen_events: int = 0  # those that were on disk when it was read
+    stored: int | None = None  # frames and snapshots that were on disk when its trainer came back
     commands: deque[Command] = field(default_factory=lambda: deque(maxlen=MAX_COMMANDS))
     lock: threading.Lock = field(default_factory=threading.Lock)
     attention: Attention = field(init=False)
@@ -113,11 +134,13 @@ class Run:
 
     @property
     def state(self) -> State:
-        """Whether its trainer is there."""
-        if self.kept:
-            return "kept"
+        """Whether its trainer is there, and if not, how it went."""
+        if self.failure is not None:
+            return self.failure.outcome
         if self.ended_at_step is not None:
             return "ended"
+        if self.kept:
+            return "lost"
         if self.local is None and self.clock() - self.seen_at > self.lost_after_s:
             return "lost"
         return "live"
@@ -125,13 +148,13 @@ class Run:
     @property
     def finished(self) -> bool:
         """Whether nothing more is to be expected of it."""
-        return self.state in ("ended", "kept", "lost")
+        return self.state != "live"
 
-    @property
-    def claimed_bytes(self) -> int:
-        """What it may come to take in memory; of a run that grows no more that is what it takes."""
-        usage = self.store.usage()
-        return usage.nbytes if self.state in ("ended", "kept") else usage.max_bytes
+    def swap(self, store: Store, loaded: bool) -> None:
+        """Show another store: one that was read from disk, or an outline in place of one that is on disk."""
+        self.store, self.loaded = store, loaded
+        self.attention = Attention(store)
+        self.changes.tell()
 
     def ask(self, name: Literal["settings", "snapshot", "inventory"], **what: Any) -> Command:
         """A command for the trainer; its effect shows once the trainer obeyed."""
@@ -168,6 +191,12 @@ class Run:
                 self.acknowledgements[key] = self.store.steps().newest or 0
                 while len(self.acknowledgements) > MAX_ACKNOWLEDGED:
                     del self.acknowledgements[next(iter(self.acknowledgements))]
+        self.edited()
+
+    def edited(self) -> None:
+        """Tell followers, and the disk, of another name, notes or acknowledgements."""
+        if self.on_edit is not None:
+            self.on_edit()
         self.changes.tell()
 
     def has_seen(self, finding: Finding) -> bool:
@@ -200,6 +229,8 @@ class Run:
         silent_s = self.clock() - self.seen_at
         if self._met and silent_s > SILENCE_S:
             say(self, "reconnected", f"the trainer is back after {silent_s:.0f} s without a sign of life")
+        elif not self._met and self.stored is not None:
+            self._notice_return(books.acknowledged - self.stored)
         elif not self._met and books.acknowledged:
             sent = f"{books.acknowledged:,} frames and snapshots"
             say(
@@ -214,6 +245,14 @@ class Run:
             say(self, "frame-dropped", told, "warning", self._unsent)
             self._unsent, self._unsent_due = 0, self.clock() + UNSENT_EVERY_S
 
+    def _notice_return(self, missing: int) -> None:
+        """The server was started again, and continues the run from disk."""
+        if missing > 0:
+            told = f"the server was restarted; {missing:,} frames and snapshots weren't on disk yet and are lost"
+            say(self, "reconnected", told, "warning", missing)
+        else:
+            say(self, "reconnected", "the server was restarted; nothing is missing")
+
     def _take_all(self, batch: Batch, new_taps: tuple[Tap, ...]) -> None:
         # All is read before anything is kept: a damaged batch leaves no trace.
         fresh = [item for item in batch.items if item.number > self.acknowledged]
@@ -226,7 +265,7 @@ class Run:
             self.described = described.version
         for item, record in zip(fresh, records, strict=True):
             if item.number > self.acknowledged:
-                self._keep(record)
+                self._keep(record, item.number)
                 self.acknowledged = item.number
 
     def take_record(self, record: Frame | Snapshot | EndItem) -> None:
@@ -236,15 +275,17 @@ class Run:
             self._keep(record)
         self.changes.tell()
 
-    def _keep(self, record: Frame | Snapshot | EndItem) -> None:
+    def _keep(self, record: Frame | Snapshot | EndItem, number: int = -1) -> None:
         if isinstance(record, EndItem):
-            self.ended_at_step = record.step
+            self.ended_at_step, self.failure = record.step, record.failure
+            if record.failure is not None:
+                self.store.add_event(event_of(record.failure))
         elif isinstance(record, Snapshot):
             self.store.add_snapshot(record)
         else:
             self.store.append(record)
         if self.on_record is not None:
-            self.on_record(record)
+            self.on_record(record, number)
 
 
 def _record_of(item: FrameItem | SnapshotItem | EndItem) -> Frame | Snapshot | EndItem:
@@ -253,52 +294,127 @@ def _record_of(item: FrameItem | SnapshotItem | EndItem) -> Frame | Snapshot | E
     return snapshot_of(item) if isinstance(item, SnapshotItem) else item
 
 
+class Disk(Protocol):
+    """What writes runs to disk, and reads them again."""
+
+    def load(self, run: Run) -> None:
+        """Read a run that is on disk into memory."""
+
+    def is_whole(self, run: Run) -> bool:
+        """Whether all of a run is on disk, so that it can leave memory."""
+
+    def release(self, run: Run) -> None:
+        """Write what is left of a run, and let go of it."""
+
+    def discard(self, run: Run, why: Why) -> None:
+        """Put a run's folder aside, from where it can come back."""
+
+    def restore(self, run: Run) -> None:
+        """Put a run's folder back."""
+
+
+@dataclass(slots=True)
+class Gone:
+    """A run that was removed. It can be brought back as long as there is a `run`."""
+
+    id: str
+    name: str
+    at_s: float
+    why: Why
+    run: Run | None
+
+
 class Runs:
     """All runs of a server, within its memory."""
 
     def __init__(self, settings: ServerSettings, clock: Callable[[], float] = time.monotonic) -> None:
         self.settings = settings
         self.changes = Changes()
-        self.removed = 0
-        self.on_removed: Callable[[Run], None] = lambda run: None  # the one who writes runs to disk lets go of it
+        self.disk: Disk | None = None
         self._clock = clock
         self._lock = threading.Lock()
+        self._loading = threading.Lock()  # one run at a time is read from disk
         self._runs: dict[str, Run] = {}
+        self._gone: dict[str, Gone] = {}
+        self._removed = 0
+        self._balanced_at = float("-inf")
         # Far above the places by which snapshots without a command are numbered.
         self._numbers = itertools.count(int(time.time() * 1000))
 
+    def now(self) -> float:
+        """The time by which runs are judged idle or lost."""
+        return self._clock()
+
+    @property
+    def removed(self) -> int:
+        """How many runs were removed to make room."""
+        return self._removed
+
     def all(self) -> list[Run]:
-        """All runs, the newest first."""
+        """All runs, the newest first; those on disk too."""
         with self._lock:
             return sorted(self._runs.values(), key=lambda run: (run.info.started_s, run.id), reverse=True)
 
+    def gone(self) -> list[Gone]:
+        """The runs that were removed, the newest removal first."""
+        with self._lock:
+            return sorted(self._gone.values(), key=lambda gone: gone.at_s, reverse=True)
+
     def get(self, run_id: str) -> Run | None:
-        """A run by its id."""
+        """A run by its id, as it is: one that is on disk is not read."""
         return self._runs.get(run_id)
 
+    def find(self, run_id: str) -> Run | None:
+        """A run by its id, read from disk if need be. Not for the event loop."""
+        run = self._runs.get(run_id)
+        return None if run is None else self.read(run)
+
+    def read(self, run: Run) -> Run:
+        """The run, with all its values in memory."""
+        run.looked_at = self._clock()
+        if not run.loaded and self.disk is not None:
+            with self._loading:
+                if not run.loaded:
+                    self.disk.load(run)
+            self.balance(spare=run)
+        return run
+
     def open(self, info: RunInfo) -> Run | None:
-        """The run of a trainer, a new one if need be; None where the server is full of live runs."""
+        """The run of a trainer, a new one if need be; None if the server is full of live runs."""
         with self._lock:
             run = self._runs.get(info.id)
-            if run is not None and not run.kept:
+            if run is not None:
                 return run
-            self._runs.pop(info.id, None)  # shown from a file, and now its trainer is back
-            room = self._make_room(info.memory)
-            if room is None:
+            if not self._has_place():
                 return None
-            run = Run(info, Store(room), self._numbers, Changes(), self._clock, self.settings.lost_after_s)
-            run.seen_at = self._clock()
-            run.name = info.name[:MAX_TEXT] or info.id
+            run = self._new(info, self.store_bytes(info.memory))
             self._runs[info.id] = run
+        self.balance(spare=run)
         self.changes.tell()
         return run
 
     def open_local(self, info: RunInfo, memory: int, obey: Callable[[Command], None]) -> Run:
         """The run of a trainer in this process, which has its own memory and is never refused."""
-        run = Run(info, Store(memory), self._numbers, Changes(), self._clock, self.settings.lost_after_s, local=obey)
+        run = self._new(info, memory)
+        run.local = obey
+        self.add(run)
+        return run
+
+    def _new(self, info: RunInfo, memory: int) -> Run:
+        run = Run(info, Store(memory), self._numbers, Changes(), self._clock, self.settings.lost_after_s)
         run.seen_at = self._clock()
         run.name = info.name[:MAX_TEXT] or info.id
-        self.add(run)
+        return run
+
+    def store_bytes(self, asked: int) -> int:
+        """The limit of one run's store: what was asked for, and at most a quarter of the memory."""
+        most = self.settings.memory // LARGEST_SHARE
+        return max(min(asked or most, most), LEAST_RUN_BYTES)
+
+    def known(self, info: RunInfo) -> Run:
+        """A run that is on disk, as the list shows it."""
+        run = self._new(info, LEAST_RUN_BYTES)
+        run.kept, run.loaded = True, False
         return run
 
     def add(self, run: Run) -> None:
@@ -307,40 +423,185 @@ class Runs:
             self._runs[run.id] = run
         self.changes.tell()
 
-    def remove(self, run_id: str) -> bool:
-        """Forgets a run; False where there is none. A trainer that still sends makes it anew."""
+    def add_known(self, run: Run) -> Run:
+        """List a run that is on disk; one of this id that is there already stays."""
         with self._lock:
-            found = self._runs.pop(run_id, None)
-            if found is not None:
-                self.on_removed(found)
+            found = self._runs.setdefault(run.id, run)
         self.changes.tell()
-        return found is not None
+        return found
+
+    def remove(self, run_id: str, why: Why = "deleted") -> bool:
+        """Take a run off the list; False if there is none. It can be restored until its room is needed.
+
+        A trainer that still sends starts the run again.
+        """
+        with self._lock:
+            run = self._runs.pop(run_id, None)
+        if run is None:
+            return False
+        self.put_aside(run, why)
+        if self.disk is not None:
+            self.disk.discard(run, why)
+            self._leave(run)
+        self.changes.tell()
+        return True
+
+    def drop(self, run: Run) -> None:
+        """Take a run away that has nothing worth a trace."""
+        with self._lock:
+            self._runs.pop(run.id, None)
+        if self.disk is not None:
+            self.disk.release(run)
+        self.changes.tell()
+
+    def put_aside(self, run: Run, why: Why, at_s: float | None = None) -> None:
+        """Remember a removed run; with `at_s`, one that was removed before this server started."""
+        with self._lock:
+            self._gone.pop(run.id, None)
+            self._gone[run.id] = Gone(run.id, run.name, time.time() if at_s is None else at_s, why, run)
+            self._removed += why != "deleted" and at_s is None
+            while len(self._gone) > MOST_GONE:
+                del self._gone[next(iter(self._gone))]
+
+    def forget(self, folder_name: str) -> None:
+        """A removed run can't be brought back any more: its room on disk was needed."""
+        for gone in list(self._gone.values()):
+            if gone.run is not None and gone.run.folder is not None and gone.run.folder.name == folder_name:
+                gone.run = None
+        self.changes.tell()
+
+    def restore(self, run_id: str) -> Run | None:
+        """Bring a removed run back; None if that is not possible."""
+        with self._lock:
+            gone = self._gone.get(run_id)
+            if gone is None or gone.run is None or run_id in self._runs:
+                return None
+            run = gone.run
+            del self._gone[run_id]
+            self._runs[run_id] = run
+        run.looked_at = self._clock()
+        if self.disk is not None:
+            self.disk.restore(run)
+        self.changes.tell()
+        return run
+
+    # -- memory -----------------------------------------------------------------------------------------------------
 
     @property
-    def free_bytes(self) -> int:
-        """What no run has claimed."""
-        return self.settings.memory - sum(run.claimed_bytes for run in self._runs.values())
+    def used_bytes(self) -> int:
+        """What all runs together take, those that can be restored too."""
+        gone = [each.run for each in list(self._gone.values()) if each.run is not None]
+        return sum(run.store.usage().nbytes for run in [*self._runs.values(), *gone] if run.loaded)
 
-    def _make_room(self, asked: int) -> int | None:
-        """The bytes a new run gets; runs that ended make room where it would be too little, the oldest first."""
-        wanted = min(asked or self.settings.memory, self.settings.memory // LARGEST_SHARE)
-        enough = min(wanted, self.settings.memory // GOOD_SHARE)
-        while (offered := self._offer()) is None or offered < enough:
-            oldest = min(
-                (run for run in self._runs.values() if run.finished), key=lambda run: run.seen_at, default=None
-            )
-            if oldest is None:
-                break
-            del self._runs[oldest.id]
-            self.on_removed(oldest)
-            self.removed += 1
-        return None if offered is None else max(min(wanted, offered), LEAST_RUN_BYTES)
+    def _has_place(self) -> bool:
+        """Whether one more run may come; idle runs leave for it (called with the lock held)."""
+        loaded = [run for run in self._runs.values() if run.loaded]
+        if len(loaded) < self.settings.max_runs:
+            return self.used_bytes < self.settings.memory or self._has_idle()
+        for run in self._idle(loaded):
+            self._unload(run) or self._evict(run)
+            return True
+        return False
 
-    def _offer(self) -> int | None:
-        """Half of what is free beside a least share for every run that may still come; None where all is taken."""
-        least = self.settings.memory // (2 * self.settings.max_runs)
-        left, free = self.settings.max_runs - len(self._runs) - 1, self.free_bytes
-        return None if left < 0 or free < least else max(least, (free - least * left) // 2)
+    def _has_idle(self) -> bool:
+        return any(run.finished for run in self._runs.values() if run.loaded)
+
+    def balance(self, spare: Run | None = None, at_once: bool = True) -> None:
+        """Keep the memory within its limit, by the mildest means that do."""
+        now = self._clock()
+        if not at_once and 0 <= now - self._balanced_at < BALANCE_EVERY_S:
+            return
+        self._balanced_at = now
+        limit = int(self.settings.memory * FULL)
+        if self.used_bytes <= limit:
+            return
+        with self._lock:
+            self._make_room(limit, spare)
+        self.changes.tell()
+
+    def _make_room(self, limit: int, spare: Run | None) -> None:
+        loaded = [run for run in self._runs.values() if run.loaded and run is not spare]
+        idle = self._idle(loaded)
+        live = sorted((run for run in loaded if not run.finished), key=_nbytes_of, reverse=True)
+        means: tuple[tuple[Callable[[Run], bool], list[Run]], ...] = (
+            (self._drop, [gone.run for gone in self._gone.values() if gone.run is not None and gone.run.loaded]),
+            (self._unload, idle),
+            (_shrink, sorted(idle, key=_nbytes_of, reverse=True)),
+            (_shrink, live),
+            (self._evict, idle),
+        )
+        for make, runs in means:
+            for run in runs:
+                if self.used_bytes <= limit:
+                    return
+                make(run)
+
+    def _idle(self, loaded: list[Run]) -> list[Run]:
+        """The finished runs in memory: those that nobody looked at first, and of these the oldest."""
+        recent = self._clock() - IDLE_S
+        finished = [run for run in loaded if run.finished]
+        return sorted(finished, key=lambda run: (max(run.looked_at, recent), run.seen_at, run.info.started_s))
+
+    def _drop(self, run: Run) -> bool:
+        """A run that was removed before: on disk it can still be restored."""
+        if not self._leave(run):
+            self._gone[run.id].run = None
+        return True
+
+    def _leave(self, run: Run) -> bool:
+        """Keep a run on disk only, if all of it is there."""
+        if self.disk is None or run.local is not None or not self.disk.is_whole(run):
+            return False
+        run.swap(Store.outline(run.store.steps()), loaded=False)
+        run.kept, run.writer = True, None
+        return True
+
+    def _unload(self, run: Run) -> bool:
+        """Take a run out of memory that is whole on disk; nothing is lost."""
+        if self._clock() - run.looked_at < IDLE_S:
+            return False
+        if run.state == "lost" and self.disk is not None:
+            self.disk.release(run)  # it is whole soon
+        return self._leave(run)
+
+    def _evict(self, run: Run) -> bool:
+        """Remove a run for good that is in memory only; the last means (called with the lock held)."""
+        if run.id not in self._runs or not run.loaded:
+            return False
+        if self._leave(run):
+            return True
+        del self._runs[run.id]
+        self._gone[run.id] = Gone(run.id, run.name, time.time(), "memory", None)
+        self._removed += 1
+        if self.disk is not None:
+            self.disk.release(run)
+        return True
+
+
+def _nbytes_of(run: Run) -> int:
+    return run.store.usage().nbytes
+
+
+def _shrink(run: Run) -> bool:
+    """Merge older steps until the run takes half."""
+    return run.store.shrink(_nbytes_of(run) // 2) > 0
+
+
+_WHY: Final[dict[Why, str]] = {
+    "deleted": "was deleted",
+    "memory": "was removed to make room in memory",
+    "disk": "was removed to make room on disk",
+}
+
+
+def why_gone(runs: Runs, run_id: str) -> str:
+    """What to say to who asks for a run that was removed; empty if this server knows nothing of it."""
+    gone = next((gone for gone in runs.gone() if gone.id == run_id), None)
+    if gone is None:
+        return ""
+    at = time.strftime("%Y-%m-%d %H:%M", time.localtime(gone.at_s))
+    undo = "To bring it back, choose Undo on the Runs page." if gone.run is not None else "It can't be brought back."
+    return f"The run {gone.name or gone.id} {_WHY[gone.why]} on {at}. {undo}"
 
 
 def say(run: Run, name: str, message: str, severity: Severity = "info", count: int = 1) -> None:

@@ -20,6 +20,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from hookcore import dashboard
+from hookcore.config import AUTO
 from hookcore.errors import ArgumentError, HookcoreError
 
 from . import pages
@@ -31,6 +32,8 @@ from .runs import Runs
 from .security import ANY_ADDRESS, ancestors_of
 from .settings import ServerSettings
 from .usage import Usage
+
+logger = logging.getLogger("hookcore")
 
 DASHBOARD_IDLE_S: Final = 3600.0
 PORTS_TRIED: Final = 20
@@ -193,6 +196,7 @@ def run(
     told: Callable[[str], None] | None = None,
 ) -> None:
     """Serves until a signal comes, or nobody uses the server any more. `fill` puts runs in before it starts."""
+    given = _with_folder(given, environment)
     handed = inherited(environment)
     listening = handed or listen(given.host, given.port)
     with listening:
@@ -214,6 +218,32 @@ def run(
             if settings.dashboard:
                 with suppress(HookcoreError):
                     dashboard.forget(environment)
+
+
+def _with_folder(given: ServerSettings, environment: Mapping[str, str]) -> ServerSettings:
+    """The settings with the folder that `keep="auto"` stands for. A server that can't write there keeps nothing."""
+    if given.keep != AUTO:
+        return given
+    try:
+        folder = data_folder(environment) / "runs"
+        for each in (*reversed(folder.parents), folder):
+            each.mkdir(mode=0o700, exist_ok=True)  # parents made by `parents=True` would be open to others
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(f"{folder} is not writable")
+    except (OSError, RuntimeError, KeyError) as error:
+        logger.warning("hookcore: runs stay in memory only: %s. Give a folder with --keep, or --keep none.", error)
+        return dataclasses.replace(given, keep="")
+    return dataclasses.replace(given, keep=str(folder))
+
+
+def data_folder(environment: Mapping[str, str] = os.environ) -> Path:
+    """Where hookcore keeps this user's data: HOOKCORE_HOME if that is set, else a folder in XDG_DATA_HOME."""
+    own = environment.get("HOOKCORE_HOME", "")
+    if own:
+        return Path(own).expanduser().absolute()
+    given = environment.get("XDG_DATA_HOME", "")
+    base = Path(given) if os.path.isabs(given) else Path(environment.get("HOME") or "~").expanduser() / ".local/share"
+    return base / "hookcore"
 
 
 def _say(text: str) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
 
-from hookcore.config import bytes_of
+from hookcore.config import AUTO, bytes_of
 from hookcore.errors import ArgumentError
 
 LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
@@ -46,8 +46,13 @@ class ServerSettings:
     max_runs: int = _setting(64, "runs shown at once; the oldest that ended makes room")
     idle_stop_s: float = _setting(0.0, "stop by itself after so many seconds without trainer and browser; 0 never")
     lost_after_s: float = _setting(15.0, "a run that gave no sign of life for so long is shown as lost")
-    keep: str = _setting("", "a folder in which runs are kept as Parquet files; empty keeps none")
-    keep_limit: int = _setting(10_000_000_000, "bytes that kept runs may take on disk")
+    keep: str = _setting(
+        "auto",
+        "the folder in which runs are kept on disk; `auto` is the user's data folder, `none` keeps runs in memory only",
+    )
+    keep_limit: int = _setting(
+        10_000_000_000, "bytes that kept runs may take on disk; the oldest go first, by way of a trash"
+    )
     max_clients: int = _setting(64, "live streams at once")
     max_body: int = _setting(64 * 2**20, "bytes of a request, decompressed")
     receive_s: float = _setting(10.0, "seconds a request may take to arrive")
@@ -58,6 +63,11 @@ class ServerSettings:
     def is_loopback(self) -> bool:
         """Whether only this machine can reach the server."""
         return self.host in LOOPBACK or self.host.startswith("127.")
+
+    @property
+    def keeps(self) -> bool:
+        """Whether runs are written to a folder. `auto` is turned into one when a server starts."""
+        return self.keep not in ("", AUTO)
 
     @classmethod
     def of(cls, given: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> ServerSettings:
@@ -80,6 +90,8 @@ def _read(name: str, raw: Any, default: Any) -> Any:
             return bytes_of(raw)
         if isinstance(default, bool) and isinstance(raw, str):
             return _WORDS[raw.lower()]
+        if name == "keep" and str(raw).lower() in ("", "none", AUTO):
+            return AUTO if str(raw).lower() == AUTO else ""
         return str(Path(raw).expanduser()) if name in ("keep", "certfile", "keyfile") and raw else type(default)(raw)
     except (TypeError, ValueError, AttributeError, KeyError) as error:
         detail = str(error) if name in _SIZES else ""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, Final
 
-from hookcore.config import Settings
+from hookcore.config import AUTO, NO_FOLDER, Settings
 from hookcore.dashboard import HOST, PORT, Dashboard, find, join_or_start
 from hookcore.errors import ArgumentError, ServerError
 from hookcore.records import plain, text_of
@@ -48,7 +48,7 @@ def new_run(settings: Settings, versions: dict[str, str]) -> RunInfo:
         versions=versions,
         settings=plain(settings.as_dict()),
         memory=store_bytes(settings),
-        keep=keep_text(settings.keep or ""),
+        keep="" if settings.keep == AUTO else keep_text(settings.keep or NO_FOLDER),
     )
 
 
@@ -127,7 +127,7 @@ def deliver(settings: Settings, versions: dict[str, str]) -> Delivery:
         return _in_this_process(run, settings)
     if settings.server is None:
         return _to_the_store(run, settings)
-    if settings.server != "auto" and settings.keep is not None:
+    if settings.server != "auto" and settings.keep not in (None, AUTO):
         raise ArgumentError(
             f"keep={settings.keep!r} is a folder of this machine, and the frames go to {settings.server}: start that "
             "server with `hookcore serve --keep FOLDER`, or leave out `keep`"
@@ -143,7 +143,7 @@ def to_the_store(delivery: Delivery, settings: Settings) -> Delivery:
 def _to_the_store(run: RunInfo, settings: Settings) -> Delivery:
     store = Store(store_bytes(settings))
     sink: Sink = StoreSink(store)
-    if settings.keep is not None:
+    if settings.keep is not None and settings.keep != AUTO:
         sink = import_module("hookcore.archive").ArchiveSink(sink, settings.keep, run)
     return Delivery(run, sink, store, None)
 

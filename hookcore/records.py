@@ -167,6 +167,16 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a run ended before its time. `step` is the one that it was in."""
+
+    outcome: Literal["crashed", "interrupted"]
+    step: int
+    error: str  # such as "RuntimeError: out of memory"
+    traceback: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ModuleRecord:
     """One module of a watched model, as the tree and the coverage show it."""
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
 from hookcore.errors import ClosedError
-from hookcore.records import Command, Coverage, Frame, HookRecord, ModuleRecord, Snapshot
+from hookcore.failures import event_of
+from hookcore.records import Command, Coverage, Failure, Frame, HookRecord, ModuleRecord, Snapshot
 from hookcore.store import Store
 
 
@@ -27,6 +28,9 @@ class Sink(Protocol):
 
     def listen(self, obey: Callable[[Command], None]) -> None:
         """Names the one who is told of commands, from any thread, in the order of their numbers."""
+
+    def fail(self, failure: Failure) -> None:
+        """Say why the run ends, if it does not end as it should; `close` follows."""
 
     def close(self) -> None:
         """Sends what is left; nothing may be sent any more. A second call does nothing."""
@@ -58,6 +62,10 @@ class StoreSink:
 
     def listen(self, obey: Callable[[Command], None]) -> None:
         """Nobody gives commands through a store."""
+
+    def fail(self, failure: Failure) -> None:
+        """Put it among the events."""
+        self.store.add_event(event_of(failure))
 
     def close(self) -> None:
         """Ends the sink."""

@@ -10,12 +10,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor, nn
 
 import hookcore
+from hookcore import failures
 from hookcore.bridges import Bridged, bridge_for
 from hookcore.compiled import guard_functions
 from hookcore.config import Pattern, Settings
@@ -23,7 +25,7 @@ from hookcore.delivery import deliver, to_the_store
 from hookcore.errors import ArgumentError, ClosedError, ServerError
 from hookcore.recorder import Recorder
 from hookcore.recorder.plans import Plan
-from hookcore.records import Coverage, Event, Kind, Tap
+from hookcore.records import Coverage, Event, Failure, Kind, Tap
 from hookcore.store import Store
 from hookcore.wire import Books
 
@@ -46,6 +48,11 @@ class Watcher:
         self._delivery = deliver(settings, _versions())
         self._recorder = Recorder(settings, self._delivery.sink)
         self._observed: dict[str, Plan] = {}
+        handled = failures.handled_now()
+        self._handled_before = None if handled is None else id(handled)  # the exception itself would keep frames alive
+        self._cell_step = -1  # where the newest cell of a notebook ended
+        self._cell_failure: Failure | None = None
+        self._leave_cells = failures.follow_cells(self._end_cell)
         try:
             if open_bridge is not None:
                 self._recorder.sink = Bridged(self._delivery.sink, open_bridge, self._recorder.capture.failed)
@@ -58,6 +65,7 @@ class Watcher:
             self._recorder.tell_of_escapes(self._delivery.run.name, self._delivery.run.script)
         except BaseException:
             self._recorder.close(0.0)
+            self._leave_cells()
             raise
         _watchers.add(self)
 
@@ -130,9 +138,33 @@ class Watcher:
         return self._recorder.flush(timeout_s) and self._delivery.flush(max(0.0, deadline - time.monotonic()))
 
     def close(self) -> None:
-        """Take off every hook, send what is left, end the threads, let go of the model. The store stays readable."""
+        """Take off every hook, send what is left, end the threads, let go of the model. The store stays readable.
+
+        In an `except` or a `finally`, the exception that is being handled is recorded as what ended the run.
+        """
+        handled = failures.handled_now()
+        self._close(None if id(handled) == self._handled_before else handled)
+
+    def _close(self, error: BaseException | None) -> None:
+        if not self._recorder.closed:
+            self._guarded("close", self._say_why, error)
         self._recorder.close(EXIT_DEADLINE_S)
         _watchers.discard(self)
+
+    def _say_why(self, error: BaseException | None) -> None:
+        self._leave_cells()
+        failure = failures.failure_of(error, self.current_step)
+        if failure is None and self._cell_failure is not None and self._cell_failure.step == self.current_step:
+            failure = self._cell_failure  # nothing was trained since the cell raised
+        if failure is not None:
+            self._delivery.sink.fail(failure)
+
+    def _end_cell(self, result: Any) -> None:
+        """Note that a cell which trained has raised; the run may still go on in another cell."""
+        error = getattr(result, "error_in_exec", None)
+        if error is not None and self.current_step != self._cell_step:
+            self._cell_failure = failures.failure_of(error, self.current_step)
+        self._cell_step = self.current_step
 
     def coverage(self) -> list[Coverage]:
         """Return every module: captured, or not and why. What a store of this process refused is not captured."""
@@ -213,8 +245,10 @@ class Watcher:
     def __enter__(self) -> Watcher:
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self.close()
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close(error)
 
     def __deepcopy__(self, memo: object) -> SilentWatcher:
         return SilentWatcher()
@@ -285,10 +319,10 @@ def paused() -> Iterator[None]:
 
 
 def _close_all() -> None:
-    deadline = time.monotonic() + EXIT_DEADLINE_S
+    deadline, error = time.monotonic() + EXIT_DEADLINE_S, failures.uncaught()
     for watcher in list(_watchers):
         watcher._delivery.hurry(deadline - time.monotonic())
-        watcher.close()
+        watcher._close(error)
 
 
 def _abandon_all() -> None:

@@ -24,6 +24,7 @@ from hookcore.records import (
     Command,
     Coverage,
     Event,
+    Failure,
     Frame,
     HookRecord,
     ModuleRecord,
@@ -107,10 +108,11 @@ class SnapshotItem(msgspec.Struct, tag="snapshot", frozen=True):
 
 
 class EndItem(msgspec.Struct, tag="end", frozen=True):
-    """The run ended as it should; nothing comes after it."""
+    """The run is over; nothing comes after it. `failure` says why, if it did not end as it should."""
 
     number: int
     step: int
+    failure: Failure | None = None
 
 
 Item = FrameItem | SnapshotItem | EndItem

@@ -62,6 +62,7 @@ def test_a_run_that_goes_on_after_a_restart_loses_no_step_when_its_parts_are_mer
     for first in (0, 10):
         kept, store = writer(tmp_path)
         write_each(kept, store, range(first, first + 10))
+        kept.close()
     found, archive = read(kept.folder)
     assert not archive.damages
     require_each_once(found, range(20))

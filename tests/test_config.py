@@ -42,7 +42,7 @@ def test_defaults_are_what_the_documentation_promises(monkeypatch: pytest.Monkey
         "calls": 8,
         "sketch_values": 65536,
         "server": "auto",
-        "keep": None,
+        "keep": "auto",
         "bridge": None,
         "name": "train",
     }

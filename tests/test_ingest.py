@@ -105,15 +105,13 @@ def test_a_removed_run_whose_trainer_still_sends_comes_anew(world: World) -> Non
     assert world.means() == ([2], [2.0])
 
 
-def test_a_run_that_is_shown_from_a_file_goes_on_where_its_trainer_comes_back(world: World) -> None:
+def test_a_run_that_is_shown_from_a_file_is_continued_by_nobody_but_its_trainer(world: World) -> None:
     world.take(make_batch(INFO, [0, 1]))
     run = world.runs.get("one")
     assert run is not None
     run.kept = True
-    assert world.take(make_batch(make_info(key="of a new start"), [2])).acknowledged == 2
-    found = world.runs.get("one")
-    assert found is not None
-    assert (found.state, len(world.runs.all())) == ("live", 1)
+    _refused(world, make_batch(make_info(key="of a new start"), [2]), 403, "another trainer")
+    assert world.means()[0] == [0, 1]
 
 
 def test_a_clock_that_goes_backwards_changes_no_order() -> None:

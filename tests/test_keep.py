@@ -7,18 +7,25 @@ import itertools
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from hookcore.archive import read_archive
 from hookcore.errors import HookcoreError
-from hookcore.wire import Batch, EndItem, RunInfo, frame_item
-from hookcore_app.keep import Keeper, show
+from hookcore.records import Failure
+from hookcore.store import StepRange
+from hookcore.wire import Batch, Books, EndItem, RunInfo, frame_item
+from hookcore_app.keep import Keeper, show, show_all
 from hookcore_app.runs import Run, Runs
 from hookcore_app.settings import ServerSettings
+from hookcore_app.shelf import bytes_below
+from tests.serving import World, make_world
 from tests.test_archive import TAPS, make_frame
 
 INFO = RunInfo(id="run-1", key="secret", name="../../a/run", memory=20_000_000)
@@ -69,9 +76,13 @@ def test_a_server_keeps_its_runs_and_shows_them_after_a_restart(tmp_path: Path) 
     again = Runs(settings)
     Keeper(again, settings).close()
     until(lambda: again.get(INFO.id) is not None)
-    shown = again.get(INFO.id)
-    assert shown is not None
-    assert (shown.state, shown.name) == ("kept", INFO.name)
+    listed = again.get(INFO.id)
+    assert listed is not None
+    assert (listed.state, listed.name, listed.loaded) == ("ended", INFO.name, False)
+    assert listed.store.steps() == StepRange(0, STEPS - 1, STEPS)
+    shown = again.find(INFO.id)
+    assert shown is listed
+    assert shown.loaded
     for tap in range(len(TAPS)):
         one, other = run.store.series(tap, "mean"), shown.store.series(tap, "mean")
         assert np.array_equal(one.mean, other.mean, equal_nan=True)
@@ -175,3 +186,219 @@ def test_runs_that_never_end_share_one_thread_and_leave_nothing_behind(tmp_path:
     keeper.close()
     for folder in kept_in(tmp_path):
         assert len(list(read_archive(folder).frames())) == STEPS
+
+
+def batch(info: RunInfo, steps: Iterable[int], first: bool = False, **others: Any) -> Batch:
+    items = tuple(frame_item(step, make_frame(step)) for step in steps)
+    return Batch(run=info, **({"taps": TAPS} if first else {"taps_from": len(TAPS)}), items=items, **others)
+
+
+def start(settings: ServerSettings, count: int) -> World:
+    """A server over the folder, once it has listed the runs that are there."""
+    world = make_world(**{each.name: getattr(settings, each.name) for each in fields(settings)})
+    until(lambda: len(world.runs.all()) == count)
+    return world
+
+
+def stop(world: World) -> None:
+    world.app.state.keeper.close()
+    until(lambda: not keeper_threads())
+
+
+def die(world: World) -> None:
+    """What is left of a server that was killed: parts on disk, and no lock."""
+    keeper = world.app.state.keeper
+    keeper._scribe._writers.clear()
+    keeper._scribe.poke()
+    for _, writer in keeper._writers.values():
+        writer._release_folder()
+    until(lambda: not keeper_threads())
+
+
+@pytest.mark.parametrize("is_listed", [True, False], ids=["listed before", "trainer first"])
+def test_a_run_whose_server_was_killed_continues_as_one_run(tmp_path: Path, is_listed: bool) -> None:
+    settings = ServerSettings(keep=str(tmp_path))
+    world = start(settings, 0)
+    world.take(batch(INFO, range(10), first=True))
+    (writer,) = (writer for _, writer in world.app.state.keeper._writers.values())
+    writer.write()
+    world.take(batch(INFO, range(10, 13)))  # taken, and not on disk when the server dies
+    die(world)
+
+    world = start(settings, 1) if is_listed else make_world(keep=str(tmp_path))
+    answer = world.take(Batch(run=INFO, taps_from=len(TAPS), books=Books(produced=15, acknowledged=13, waiting=2)))
+    assert (answer.acknowledged, answer.taps, answer.described) == (9, len(TAPS), -1)
+    again = batch(INFO, range(13, 15))
+    world.take(again)
+    assert world.take(again).acknowledged == 14  # sent twice, kept once
+    run = world.runs.find(INFO.id)
+    assert run is not None
+    assert (run.state, len(world.runs.all())) == ("live", 1)
+    expected = [*range(10), 13, 14]
+    assert run.store.series(0, "mean").first_step.tolist() == expected
+    (said,) = (event for event in run.store.events() if event.name == "reconnected")
+    assert "3 frames" in said.message
+    assert said.count == 3
+    world.take(Batch(run=INFO, taps_from=len(TAPS), items=(EndItem(15, 14),)))
+    stop(world)
+    archive = read_archive(kept_in(tmp_path)[0])
+    assert archive.state == "ended"
+    assert [frame.step for frame in archive.frames()] == expected
+
+
+def test_only_the_trainer_that_began_a_run_may_continue_it(tmp_path: Path) -> None:
+    settings = ServerSettings(keep=str(tmp_path))
+    world = start(settings, 0)
+    world.take(batch(INFO, range(3), first=True))
+    stop(world)
+    world = start(settings, 1)
+    other = msgspec.structs.replace(INFO, key="of somebody else")
+    assert world.post(batch(other, range(3, 5))).status_code == 403
+    assert world.take(batch(INFO, range(3, 5))).acknowledged == 4
+    assert b"secret" not in (kept_in(tmp_path)[0] / "run.json").read_bytes()
+    stop(world)
+
+
+def test_names_notes_and_acknowledgements_survive_a_restart(tmp_path: Path) -> None:
+    settings = ServerSettings(keep=str(tmp_path))
+    world = start(settings, 0)
+    world.take(batch(INFO, range(3), first=True))
+    world.take(
+        Batch(run=INFO, taps_from=len(TAPS), items=(EndItem(3, 2, Failure("crashed", 3, "OSError: no", "trace")),))
+    )
+    world.client.patch(f"/api/v1/runs/{INFO.id}", json={"name": "baseline", "notes": "lr 0.1"})
+    world.client.post("/api/v1/acknowledgements", json={"run": INFO.id, "key": "a:b"})
+    run = world.runs.get(INFO.id)
+    assert run is not None
+    run.acknowledge("a:b")
+    stop(world)
+
+    world = start(settings, 1)
+    said = world.client.get("/api/v1/runs").json()["runs"][0]
+    assert (said["name"], said["notes"], said["state"], said["steps"]) == ("baseline", "lr 0.1", "crashed", 3)
+    assert said["failure"] == {"outcome": "crashed", "step": 3, "error": "OSError: no", "traceback": "trace"}
+    assert not said["in_memory"]
+    page = world.client.get("/").text
+    assert "on disk" in page
+    assert "OSError: no" in page
+    opened = world.client.get(f"/runs/{INFO.id}").text
+    assert "The training crashed in step 3" in opened
+    run = world.runs.get(INFO.id)
+    assert run is not None
+    assert run.loaded
+    assert run.acknowledgements == {"a:b": 2}
+    stop(world)
+
+
+def finish(world: World, number: int) -> None:
+    info = RunInfo(id=f"run-{number}", key="k", name=f"r{number}", memory=4_000_000, started_s=float(number + 1))
+    world.take(batch(info, range(STEPS), first=True))
+    world.take(Batch(run=info, taps_from=len(TAPS), items=(EndItem(STEPS, STEPS - 1),)))
+    until(lambda: not world.app.state.keeper._writers)
+
+
+def test_a_deleted_run_comes_back_with_undo_even_after_a_restart(tmp_path: Path) -> None:
+    settings = ServerSettings(keep=str(tmp_path))
+    world = start(settings, 0)
+    finish(world, 0)
+    finish(world, 1)
+    for number in (0, 1):
+        assert world.client.delete(f"/api/v1/runs/run-{number}").status_code == 204
+    assert kept_in(tmp_path) == []
+    gone = world.client.get("/runs/run-0", headers={"Accept": "text/html"})
+    assert gone.status_code == 404
+    assert "was deleted on" in gone.text
+    assert "Undo" in gone.text
+    assert world.client.post("/api/v1/removed-runs/run-0/restore").json()["steps"] == STEPS
+    assert world.client.post("/api/v1/removed-runs/run-0/restore").status_code == 404
+    stop(world)
+
+    world = start(settings, 1)
+    until(lambda: bool(world.runs.gone()))
+    (removed,) = world.client.get("/api/v1/removed-runs").json()["runs"]
+    assert (removed["id"], removed["why"], removed["restorable"]) == ("run-1", "deleted", True)
+    assert "run-1" in world.client.get("/").text
+    assert world.client.post("/api/v1/removed-runs/run-1/restore").status_code == 200
+    run = world.runs.find("run-1")
+    assert run is not None
+    assert run.store.steps().count == STEPS
+    assert len(kept_in(tmp_path)) == 2
+    stop(world)
+
+
+def test_the_oldest_runs_go_first_when_the_disk_is_full_and_it_is_told(tmp_path: Path) -> None:
+    world = start(ServerSettings(keep=str(tmp_path)), 0)
+    finish(world, 0)
+    size = bytes_below(kept_in(tmp_path)[0])
+    stop(world)
+    world = start(ServerSettings(keep=str(tmp_path), keep_limit=int(size * 3.9)), 1)
+    for number in range(1, 6):
+        finish(world, number)
+        world.app.state.keeper._make_room(world.app.state.keeper._shelf_of(tmp_path / "any"))
+    left = sorted(run.id for run in world.runs.all())
+    assert left == [f"run-{number}" for number in range(6 - len(left), 6)]
+    assert 2 <= len(left) <= 4
+    assert bytes_below(tmp_path) <= size * 3.9
+    gone = world.client.get("/api/v1/removed-runs").json()["runs"]
+    assert {each["why"] for each in gone} == {"disk"}
+    assert len(gone) == 6 - len(left)
+    assert "removed to make room on disk" in world.client.get("/").text
+    assert "can&#39;t be brought back" in world.client.get("/runs/run-0", headers={"Accept": "text/html"}).text
+    stop(world)
+
+
+def test_a_trainer_may_refuse_to_be_kept(tmp_path: Path) -> None:
+    world = start(ServerSettings(keep=str(tmp_path)), 0)
+    world.take(batch(msgspec.structs.replace(INFO, keep="none"), range(3), first=True))
+    stop(world)
+    assert not kept_in(tmp_path)
+    run = world.runs.get(INFO.id)
+    assert run is not None
+    assert run.store.events() == []
+
+
+def test_a_folder_of_runs_is_opened_with_all_of_them(tmp_path: Path) -> None:
+    world = start(ServerSettings(keep=str(tmp_path)), 0)
+    finish(world, 0)
+    finish(world, 1)
+    stop(world)
+    (tmp_path / "damaged.hookcore").mkdir()
+    world = make_world(keep="")
+    assert {run.id for run in show_all(world.runs, tmp_path)} == {"run-0", "run-1"}
+    assert world.client.get("/api/v1/series", params={"run": "run-1", "tap": 0, "stat": "mean"}).status_code == 200
+    with pytest.raises(HookcoreError):
+        show_all(world.runs, tmp_path / "damaged.hookcore")
+
+
+def test_memory_is_given_by_use_and_runs_on_disk_leave_it_first(tmp_path: Path) -> None:
+    now = [0.0]
+    world = make_world(lambda: now[0], keep=str(tmp_path), memory=400_000)
+    sizes = []
+    for number in range(12):
+        now[0] += 1000.0
+        finish(world, number)
+        sizes.append(world.runs.used_bytes)
+    assert max(sizes) <= 400_000
+    assert len(world.runs.all()) == 12
+    assert world.runs.removed == 0
+    assert not all(run.loaded for run in world.runs.all())
+    for run in world.runs.all():
+        found = world.runs.find(run.id)
+        assert found is not None
+        assert found.store.series(0, "mean").first_step.tolist() == list(range(STEPS))
+    stop(world)
+
+
+def test_without_a_disk_idle_runs_become_coarser_before_one_is_removed() -> None:
+    now = [0.0]
+    world = make_world(lambda: now[0], keep="", memory=8_000_000)
+    used = []
+    for number in range(4):
+        now[0] += 1000.0
+        info = RunInfo(id=f"run-{number}", key="k", name="r", memory=100_000_000, started_s=float(number))
+        world.take(batch(info, range(300), first=True))
+        world.take(Batch(run=info, taps_from=len(TAPS), items=(EndItem(300, 299),)))
+        used.append(world.runs.used_bytes)
+    assert max(used) <= 8_000_000
+    assert world.runs.removed == 0
+    assert [run.store.steps().count for run in world.runs.all()] == [300] * 4

@@ -23,6 +23,9 @@ RUN: Final[dict[str, Any]] = {
     "first_step": 0,
     "newest_step": 1,
     "steps": 2,
+    "failure": None,
+    "in_memory": True,
+    "folder": "/home/me/.local/share/hookcore/runs/mlp-run-1.hookcore",
     "ended_at_step": None,
     "taps": 1,
     "started_s": 1767225600.0,
@@ -42,6 +45,10 @@ RUN: Final[dict[str, Any]] = {
     },
 }
 RUNS: Final = {**_PAGE, "runs": [RUN]}
+REMOVED_RUNS: Final = {
+    "total": 1,
+    "runs": [{"id": "run-0", "name": "old.py", "removed_s": 1763769600.0, "why": "deleted", "restorable": True}],
+}
 _COVERED: Final = {"path": "layers.0", "type": "Linear", "captured": True, "kinds": ["output"], "reason": ""}
 MODULES: Final = {
     "run": "run-1",

@@ -18,7 +18,7 @@ from hookcore.store import STAT_NAMES, Store
 from hookcore.store.names import require, unknown
 
 from ..formats import ARRAYS, MEDIA_TYPES, Table, choose, json_of
-from ..runs import Run, Runs
+from ..runs import Run, Runs, why_gone
 from .models import Problem
 
 MAX_STEP: Final = 2**53
@@ -65,21 +65,30 @@ def runs_of(request: Request) -> Runs:
 GivenRuns = Annotated[Runs, Depends(runs_of)]
 
 
+def listed_run(runs: Runs, run_id: str) -> Run:
+    """A run by its id, as it is in the list; its values may be on disk. 404 if there is none."""
+    found = runs.get(run_id)
+    if found is None:
+        raise HTTPException(404, why_gone(runs, run_id) or unknown("run", run_id, [run.id for run in runs.all()]))
+    return found
+
+
 def run_named(runs: Runs, run_id: str | None) -> Run:
-    """A run by its id, or the newest; 404 where there is none."""
+    """A run by its id, or the newest, with its values; 404 if there is none."""
     if run_id is not None:
-        found = runs.get(run_id)
-        if found is None:
-            raise HTTPException(404, unknown("run", run_id, [run.id for run in runs.all()]))
-        return found
+        return runs.read(listed_run(runs, run_id))
     newest = next(iter(runs.all()), None)
     if newest is None:
         raise HTTPException(404, "there is no run yet: start a training that calls hookcore.watch(model)")
-    return newest
+    return runs.read(newest)
 
 
 def _run_of_path(runs: GivenRuns, run: RunId) -> Run:
     return run_named(runs, run)
+
+
+def _listed_run_of_path(runs: GivenRuns, run: RunId) -> Run:
+    return listed_run(runs, run)
 
 
 def _run_of_query(runs: GivenRuns, run: OfRun = None) -> Run:
@@ -87,6 +96,7 @@ def _run_of_query(runs: GivenRuns, run: OfRun = None) -> Run:
 
 
 PathRun = Annotated[Run, Depends(_run_of_path)]
+ListedRun = Annotated[Run, Depends(_listed_run_of_path)]
 GivenRun = Annotated[Run, Depends(_run_of_query)]
 
 

@@ -9,6 +9,8 @@ from typing_extensions import TypeAliasType
 
 from hookcore.records import Kind, Phase, Scope, Severity
 
+from ..runs import State, Why
+
 Number = TypeAliasType(
     "Number",
     Annotated[
@@ -61,13 +63,25 @@ class UsageModel(Answer):
     merged: dict[str, int]
 
 
+class FailureModel(Answer):
+    """Why a run ended before its time."""
+
+    outcome: Literal["crashed", "interrupted"]
+    step: int
+    error: str
+    traceback: str
+
+
 class RunModel(Answer):
     """One training process."""
 
     id: str
     name: str
     notes: str
-    state: Literal["live", "ended", "lost", "kept"]
+    state: State
+    failure: FailureModel | None = None
+    in_memory: bool
+    folder: str
     first_step: int | None = None
     newest_step: int | None = None
     steps: int
@@ -104,6 +118,23 @@ class ModuleTap(TapModel):
 
     values: Number | None = None
     shape: list[int] | None = None
+
+
+class RemovedRunModel(Answer):
+    """A run that was removed: by somebody, or to make room in memory or on disk."""
+
+    id: str
+    name: str
+    removed_s: float
+    why: Why
+    restorable: bool
+
+
+class RemovedRunsPage(Answer):
+    """Removed runs, the newest removal first."""
+
+    total: int
+    runs: list[RemovedRunModel]
 
 
 class CoverageModel(Answer):

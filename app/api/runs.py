@@ -15,7 +15,7 @@ from hookcore.store.names import matcher
 
 from ..facts import facts_as_json, facts_of
 from ..formats import array_json, plain
-from ..runs import Run
+from ..runs import Gone, Run, why_gone
 from ..schemas import StrictJson, run_as_json, tap_as_json
 from . import examples
 from .bodies import RunChanges
@@ -26,9 +26,11 @@ from .given import (
     GivenRun,
     GivenRuns,
     Limit,
+    ListedRun,
     Match,
     OfKind,
     PathRun,
+    RunId,
     described,
     page_of,
     problems,
@@ -39,6 +41,7 @@ from .models import (
     CoveragePage,
     HooksPage,
     ModulesPage,
+    RemovedRunsPage,
     RunModel,
     RunsPage,
     TapsPage,
@@ -85,23 +88,65 @@ def one_run(run: PathRun, reply: GivenReply) -> Response:
     response_class=Response,
     responses=problems(),
 )
-def delete_run(runs: GivenRuns, run: PathRun) -> None:
-    """Takes a run off this server and frees its memory; what was kept on disk stays. A live trainer makes it anew."""
+def delete_run(runs: GivenRuns, run: ListedRun) -> None:
+    """Remove a run. It can be restored for seven days, or until its room is needed.
+
+    A folder that a trainer named stays where it is. A live trainer starts the run again.
+    """
     runs.remove(run.id)
 
 
 @router.patch(
     "/runs/{run}", summary="Rename a run", response_model=RunModel, responses=described(examples.RUN) | problems()
 )
-def change_run(runs: GivenRuns, run: PathRun, changes: RunChanges) -> Response:
+def change_run(runs: GivenRuns, run: ListedRun, changes: RunChanges) -> Response:
     """Gives a run another name, or notes. What is left out stays."""
     if changes.name is not None:
         run.name = changes.name
     if changes.notes is not None:
         run.notes = changes.notes
-    run.changes.tell()
+    run.edited()
     runs.changes.tell()
     return StrictJson(run_as_json(run))
+
+
+@router.get(
+    "/removed-runs",
+    summary="The runs that were removed",
+    response_model=RemovedRunsPage,
+    responses=described(examples.REMOVED_RUNS),
+)
+def list_removed(runs: GivenRuns) -> Response:
+    """Runs that were deleted or had to make room, the newest removal first."""
+    gone = runs.gone()
+    listed = [_gone_as_json(each) for each in gone]
+    return StrictJson({"total": len(gone), "runs": listed})
+
+
+def _gone_as_json(gone: Gone) -> dict[str, Any]:
+    return {
+        "id": gone.id,
+        "name": gone.name,
+        "removed_s": gone.at_s,
+        "why": gone.why,
+        "restorable": gone.run is not None,
+    }
+
+
+@router.post(
+    "/removed-runs/{run}/restore",
+    summary="Bring a removed run back",
+    response_model=RunModel,
+    responses=described(examples.RUN) | problems(409),
+)
+def restore_run(runs: GivenRuns, run: RunId) -> Response:
+    """Undo a removal, as long as the run's room wasn't needed."""
+    if all(gone.id != run for gone in runs.gone()):
+        raise HTTPException(404, f"the run {run!r} was not removed from this server")
+    restored = runs.restore(run)
+    if restored is None:
+        raise HTTPException(409, why_gone(runs, run) + " Or a newer run has its id.")
+    return StrictJson(run_as_json(restored))
 
 
 @router.get(

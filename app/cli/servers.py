@@ -19,11 +19,12 @@ SERVE_EXAMPLES: Final = """
   hookcore serve                                   for this machine, at http://127.0.0.1:8642/
   hookcore serve --host 0.0.0.0 --certfile box.pem --keyfile box.key
                                                    for other machines too; it prints a token and a login link
-  hookcore serve --keep runs --keep-limit 50GB     keeps every run on disk
+  hookcore serve --keep runs --keep-limit 50GB     keeps every run in a folder of its own; `--keep none` keeps none
   HOOKCORE_URL=http://127.0.0.1:8642 python train.py
                                                    a training that sends to it
 """
 OPEN_EXAMPLES: Final = """
+  hookcore open runs                               all runs of a folder
   hookcore open runs/2026-05-01.hookcore           one run
   hookcore open runs/*.hookcore --port 0           several, at any free port
 """
@@ -35,7 +36,7 @@ def add(commands: Commands) -> None:
     add_server_flags(serve)
     serve.set_defaults(run=_serve)
     show = add_command(commands, "open", "Show runs that were kept. Goes on until Ctrl+C.", OPEN_EXAMPLES)
-    show.add_argument("file", nargs="+", type=Path, help="a kept run: its file or folder")
+    show.add_argument("file", nargs="+", type=Path, help="a kept run, or a folder with runs")
     add_server_flags(show)
     show.set_defaults(run=_open)
 
@@ -51,12 +52,12 @@ def _open(given: argparse.Namespace, environment: Mapping[str, str]) -> str:
     for path in given.file:
         if not path.exists():
             raise ArgumentError(f"{str(path)!r} is no file and no folder: give the path of a kept run")
-    from ..keep import show
+    from ..keep import show_all
     from ..serve import run
 
     def fill(runs: Runs) -> None:
         for path in given.file:
-            show(runs, path)
+            show_all(runs, path)
 
-    run(replace(server_settings_of(given, environment), dashboard=False), environment, fill)
+    run(replace(server_settings_of(given, environment), dashboard=False, keep=""), environment, fill)
     return ""

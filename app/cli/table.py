@@ -13,8 +13,9 @@ from ..settings import ServerSettings, allowed_of
 # Read by name where they are needed: variables without a flag or an argument.
 VARIABLES: Final = {
     "HOOKCORE_URL": "Another word for `HOOKCORE_SERVER`: the address of the server that a training sends to.",
-    "HOOKCORE_HOME": "The private folder by which the dashboard of this user is found. Where it is not set: "
-    "`~/.local/state/hookcore/` and the name of the machine.",
+    "HOOKCORE_HOME": "The private folder by which the dashboard of this user is found, and where runs are kept. If "
+    "it is not set: `~/.local/state/hookcore/` and the name of the machine, and `~/.local/share/hookcore` for runs.",
+    "XDG_DATA_HOME": "The folder in which `hookcore/runs` is, if `HOOKCORE_HOME` is not set.",
     "HOOKCORE_CA_FILE": "Certificates, in PEM, by which a training, a client and `hookcore link` trust a server with "
     "`https`.",
 }

@@ -240,7 +240,10 @@ class Publisher:
     def find(self, run_id: str | None) -> Run | None:
         """A run by its id; without one the newest."""
         if run_id is not None:
-            return self.runs.get(run_id)
+            run = self.runs.get(run_id)
+            if run is not None:
+                run.looked_at = self.runs.now()
+            return run
         return next(iter(self.runs.all()), None)
 
     def stop(self) -> None:

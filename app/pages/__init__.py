@@ -7,10 +7,14 @@ from fastapi import APIRouter
 from .. import assets
 from . import compare, events, flow, help, histograms, hooks, layer, overview, runs, settings, tensors
 from .frame import compile_templates
+from .runs import summary_of
 
 router = APIRouter(include_in_schema=False)
 for page in (runs, overview, flow, layer, histograms, tensors, hooks, events, compare, settings, help):
     router.include_router(page.router)
+
+
+__all__ = ["prepare", "router", "summary_of"]
 
 
 def prepare() -> None:

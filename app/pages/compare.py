@@ -135,12 +135,15 @@ def _label_of(run: Run, ambiguous: bool) -> str:
 
 def _chosen(runs: Runs, every: list[Run], a: str, b: str) -> tuple[Run | None, Run | None, list[str]]:
     """The two runs, and the names that mean none. What is not named is the newest other run of the same model."""
-    one, two = runs.get(a) if a else None, runs.get(b) if b else None
+    one, two = runs.find(a) if a else None, runs.find(b) if b else None
     missing = [name for name, run in ((a, one), (b, two)) if name and run is None]
     if missing or (one is not None and two is not None):
         return one, two, missing
     given = one or two
     pair = _newest_pair(every) if given is None else (given, _like(given, every))
+    for run in pair:
+        if run is not None:
+            runs.read(run)
     return (pair[0], pair[1], []) if two is None else (pair[1], pair[0], [])
 
 

@@ -20,7 +20,7 @@ from hookcore.store import STAT_NAMES
 
 from .. import assets
 from ..numerals import ago, pace, percent, shown, size, thousands
-from ..runs import Run, Runs
+from ..runs import Run, Runs, why_gone
 from ..security import may_change
 from .eventlines import alert_lines
 
@@ -141,7 +141,7 @@ def status_of(run: Run) -> str:
     newest = run.store.steps().newest
     if newest is None and run.state == "live":
         return "waiting for the first step"
-    return run.state if newest is None or run.state == "kept" else f"{run.state} \u00b7 step {newest:,}"
+    return run.state if newest is None else f"{run.state} \u00b7 step {newest:,}"
 
 
 def no_change_words(run: Run) -> str:
@@ -151,7 +151,6 @@ def no_change_words(run: Run) -> str:
         "crashed": "This run has crashed, so its settings can't be changed.",
         "interrupted": "This run was interrupted, so its settings can't be changed.",
         "lost": "This run's trainer isn't responding, so its settings can't be changed.",
-        "kept": "This run was read from disk, so its settings can't be changed.",
     }
     return words.get(run.state, "")
 
@@ -178,7 +177,7 @@ def _make_templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    own = (shown, percent, thousands, breakable, camels, middle, pace, ago, moment, size, basename, code)
+    own = (shortened, shown, percent, thousands, breakable, camels, middle, pace, ago, moment, size, basename, code)
     templates.filters |= {each.__name__: each for each in own}
     templates.globals |= {"places": PLACES, "kinds": KINDS, "stat_names": STAT_NAMES}
     return templates
@@ -196,11 +195,15 @@ def compile_templates() -> None:
 def run_of(request: Request, run_id: str) -> Run:
     """The run of an address; `newest` is the one that was started last."""
     runs: Runs = request.app.state.runs
-    run = runs.get(run_id)
-    if run is None and run_id == "newest":
-        run = next(iter(runs.all()), None)
+    run = runs.find(run_id)
+    if run is None and run_id == "newest" and (known := runs.all()):
+        run = runs.read(known[0])
     if run is None:
-        raise HTTPException(404, "there is no run of that name: it was removed, or has made room for newer ones")
+        raise HTTPException(
+            404,
+            why_gone(runs, run_id)
+            or "This server has no run with this address. If it was removed, that was before the server was restarted.",
+        )
     return run
 
 

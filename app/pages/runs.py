@@ -2,28 +2,44 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeAlias
 
+import numpy as np
 from fastapi import APIRouter, Request
+from numpy.typing import NDArray
 from starlette.responses import HTMLResponse
 
+from hookcore.records import Failure
 from hookcore.store import Store
 
-from ..attention import Reading, key_figures_of
-from ..runs import Run, Runs
+from ..attention import key_figures_of
+from ..formats import word_of
+from ..runs import STATES, Run, Runs, State
 from .frame import Alerts, address_of, alerts_of, render
 from .spark import Spark, spark_of
 
 SPARK_POINTS: Final = 90
-STATES: Final = ("live", "lost", "ended", "kept")
+MOST_ALERTS: Final = 1000  # of a run that is on disk
+MAX_TEXT: Final = 1000
+MOST_GONE_SHOWN: Final = 5
+Points: TypeAlias = tuple[NDArray[np.int64], NDArray[np.float64]]
 
 _log = logging.getLogger("hookcore.pages")
 router = APIRouter(include_in_schema=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """The newest loss, and the name it was logged under."""
+
+    name: str
+    value: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +50,19 @@ class RunLine:
     name: str
     notes: str
     address: str
-    state: str
+    state: State
+    steps: int
     newest: int | None
     pace: float | None  # steps a second
-    loss: Reading | None
+    loss: Loss | None
     spark: Spark | None
     alerts: Alerts
     script: str
     host: str
     started_s: float
+    failure: Failure | None
+    in_memory: bool
+    on_disk: bool
 
     @property
     def shown_name(self) -> str:
@@ -66,7 +86,7 @@ def _order_of_loss(line: RunLine) -> tuple[int, float]:
 SORTS: Final[dict[str, tuple[str, Callable[[RunLine], Any], bool]]] = {
     "name": ("Run", lambda line: line.shown_name.casefold(), False),
     "state": ("State", lambda line: STATES.index(line.state), False),
-    "steps": ("Steps", lambda line: -1 if line.newest is None else line.newest, True),
+    "steps": ("Steps", lambda line: line.steps, True),
     "loss": ("Loss", _order_of_loss, False),
     "alerts": ("Alerts", lambda line: (line.alerts.worst == "error", line.alerts.count), True),
     "started": ("Started", lambda line: line.started_s, True),
@@ -88,9 +108,15 @@ def runs_page(request: Request, f: str = "", sort: str = "started") -> HTMLRespo
     runs: Runs = request.app.state.runs
     lines = [line_of(run) for run in runs.all()]
     shown = sorted_lines([line for line in lines if line.fits(f)], sort)
+    gone = runs.gone()
     return render(
         request,
         "runs",
+        gone=gone[:MOST_GONE_SHOWN],
+        gone_more=len(gone) - MOST_GONE_SHOWN,
+        used=runs.used_bytes,
+        memory=runs.settings.memory,
+        keep=runs.settings.keep if runs.settings.keeps else "",
         runs=shown,
         total=len(lines),
         live=sum(line.state == "live" for line in lines),
@@ -118,35 +144,78 @@ def heading_of(name: str, sort: str) -> Heading:
 def line_of(run: Run) -> RunLine:
     """Return the line of a run; one that can't be read says so, and leaves the others alone."""
     try:
-        return _line_of(run)
+        return _line_of(run) if run.loaded else _summarized(run)
     except Exception:
         _log.warning("hookcore: the run %s can't be listed", run.id, exc_info=True)
-        notes = "This run can't be read; the server's log says why."
-        return RunLine(
-            run.id, run.name, notes, address_of(run), run.state, None, None, None, None, Alerts(), "", "", 0.0
+        return replace(
+            _line(run, None, None, None, Alerts()), notes="This run can't be read; the server's log says why."
         )
 
 
 def _line_of(run: Run) -> RunLine:
     figures = key_figures_of(run.store)
-    loss = figures.loss
+    loss = None if figures.loss is None else Loss(figures.loss.name, figures.loss.value)
+    points = _points_of(run.store, loss.name) if loss is not None else None
+    return _line(run, figures.steps_per_s if run.state == "live" else None, loss, points, alerts_of(run))
+
+
+def _line(run: Run, steps_per_s: float | None, loss: Loss | None, points: Points | None, alerts: Alerts) -> RunLine:
+    steps = run.store.steps()
     return RunLine(
         run.id,
         run.name,
         run.notes,
         address_of(run),
         run.state,
-        figures.newest_step,
-        figures.steps_per_s if run.state == "live" else None,
+        steps.count,
+        steps.newest,
+        steps_per_s,
         loss,
-        _spark_of(run.store, loss.name) if loss is not None else None,
-        alerts_of(run),
+        None if points is None else spark_of(*points),
+        alerts,
         run.info.script,
         run.info.host,
         run.info.started_s,
+        run.failure,
+        run.loaded,
+        run.folder is not None,
     )
 
 
-def _spark_of(store: Store, name: str) -> Spark | None:
+def _points_of(store: Store, name: str) -> Points:
     series = store.scalars(name, points=SPARK_POINTS)
-    return spark_of(series.last_step, series.mean)
+    return series.last_step, series.mean
+
+
+# -- runs that are on disk ------------------------------------------------------------------------------------------
+
+
+def summary_of(run: Run) -> dict[str, Any]:
+    """What the list shows of a run while it is on disk only, in types that JSON has."""
+    line = line_of(run)
+    said: dict[str, Any] = {"alerts": [list(line.alerts.severities[:MOST_ALERTS]), *_words_of(line.alerts)]}
+    if line.loss is not None:
+        steps, values = _points_of(run.store, line.loss.name)
+        said["loss"] = [line.loss.name, word_of(line.loss.value)]
+        said["points"] = [steps.tolist(), [word_of(value) for value in values.tolist()]]
+    return said
+
+
+def _words_of(alerts: Alerts) -> tuple[str, str, str]:
+    return alerts.title, alerts.where, alerts.message
+
+
+def _summarized(run: Run) -> RunLine:
+    """The line of a run that is on disk. Whoever wrote the summary: what is not as expected is left out."""
+    loss = points = None
+    alerts = Alerts()
+    with contextlib.suppress(ValueError, TypeError, KeyError, IndexError):
+        name, value = run.summary["loss"]
+        loss = Loss(str(name)[:MAX_TEXT], float(value))
+        steps, values = run.summary["points"]
+        points = np.array(steps[:SPARK_POINTS], np.int64), np.array(values[:SPARK_POINTS], np.float64)
+    with contextlib.suppress(ValueError, TypeError, KeyError, IndexError):
+        severities, title, where, message = run.summary["alerts"]
+        known = tuple(each for each in severities[:MOST_ALERTS] if each in ("warning", "error"))
+        alerts = Alerts(known, *(str(each)[:MAX_TEXT] for each in (title, where, message)))
+    return _line(run, None, loss, points, alerts)

@@ -68,7 +68,7 @@ def settings_page(request: Request, run: str = "") -> HTMLResponse:
     runs: Runs = state.runs
     every = runs.all()
     chosen = runs.get(run) or next((each for each in every if each.state == "live"), next(iter(every), None))
-    shares = [share_of(each) for each in every]
+    shares = [share_of(each) for each in every if each.loaded]
     diagnostics = orjson.dumps(diagnostics_of(state.settings, shares), option=orjson.OPT_INDENT_2).decode()
     return render(
         request,

@@ -14,7 +14,6 @@ _STATES: Final = {
     "crashed": "Crashed",
     "interrupted": "Interrupted",
     "lost": "Lost",
-    "kept": "Read from disk",
 }
 
 

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from hookcore.archive.books import Books, is_held
 from hookcore.archive.layout import SUFFIX, folder_name
 from hookcore.archive.reader import Archive, load_into, read_archive
 from hookcore.archive.scribe import Scribe
 from hookcore.archive.sink import ArchiveSink
 from hookcore.archive.writer import ArchiveWriter
 
-__all__ = ["SUFFIX", "Archive", "ArchiveSink", "ArchiveWriter", "Scribe", "folder_name", "load_into", "read_archive"]
+__all__ = [
+    "SUFFIX",
+    "Archive",
+    "ArchiveSink",
+    "ArchiveWriter",
+    "Books",
+    "Scribe",
+    "folder_name",
+    "is_held",
+    "load_into",
+    "read_archive",
+]

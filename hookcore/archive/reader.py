@@ -18,7 +18,7 @@ from hookcore.archive.files import open_regular
 from hookcore.archive.layout import FORMAT, RUN_FILE, TABLES, WHOLE, parts_in
 from hookcore.archive.tables import events_of, frames_of, snapshots_of
 from hookcore.errors import ArgumentError, HookcoreError
-from hookcore.records import Coverage, Frame, HookRecord, ModuleRecord, Snapshot, Tap
+from hookcore.records import Coverage, Failure, Frame, HookRecord, ModuleRecord, Snapshot, Tap
 from hookcore.store import Store
 from hookcore.wire import RunInfo
 
@@ -54,6 +54,8 @@ class Archive:
     last_step: int | None
     lost: int
     labels: dict[str, str]
+    failure: Failure | None = None
+    key_hash: str = ""
     damages: list[str] = field(default_factory=list)
 
     def taps(self) -> tuple[Tap, ...]:
@@ -195,14 +197,16 @@ def read_archive(folder: str | Path) -> Archive:
         labels = msgspec.convert(content.get("labels", {}), dict[str, str])
         last_step = msgspec.convert(content.get("last_step"), int | None)
         lost = msgspec.convert(content.get("lost", 0), int)
-        state = "ended" if content.get("state") == "ended" else "lost"
+        failure = msgspec.convert(content.get("failure"), Failure | None)
+        state = failure.outcome if failure is not None else "ended" if content.get("state") == "ended" else "lost"
+        hashed = msgspec.convert(content.get("key_hash", ""), str)
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         if isinstance(error, ArgumentError):
             raise
         raise ArgumentError(
             f"{path} is no kept run: its {RUN_FILE} cannot be read ({error}). Give the folder that ends in .hookcore"
         ) from None
-    return Archive(path, info, state, last_step, lost, labels)
+    return Archive(path, info, state, last_step, lost, labels, failure, hashed)
 
 
 def load_into(store: Store, archive: Archive) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from hookcore.archive.writer import ArchiveWriter
-from hookcore.records import Command, Coverage, Frame, HookRecord, ModuleRecord, Snapshot
+from hookcore.records import Command, Coverage, Failure, Frame, HookRecord, ModuleRecord, Snapshot
 from hookcore.sinks import StoreSink
 from hookcore.wire import EndItem, RunInfo
 
@@ -17,6 +17,7 @@ class ArchiveSink:
         self.store = inner.store
         self._inner = inner
         self._writer = ArchiveWriter(folder, info, inner.store)
+        self._failure: Failure | None = None
         self._closed = False
 
     def send(self, frame: Frame) -> None:
@@ -38,12 +39,17 @@ class ArchiveSink:
     def listen(self, obey: Callable[[Command], None]) -> None:
         """Nobody gives commands through a store."""
 
+    def fail(self, failure: Failure) -> None:
+        """Note why the run ends."""
+        self._failure = failure
+        self._inner.fail(failure)
+
     def close(self) -> None:
         """Writes the rest."""
         if not self._closed:
             self._closed = True
             self._inner.close()
-            self._writer.take(EndItem(0, self.store.steps().newest or 0))
+            self._writer.take(EndItem(0, self.store.steps().newest or 0, self._failure))
             self._writer.close()
 
     def abandon(self) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import threading
 import time
 from collections import deque
@@ -15,11 +17,12 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 
+from hookcore.archive.books import Books, hold, key_hash
 from hookcore.archive.files import last_frame, merge_parts, remove_unfinished, write_json, write_table
 from hookcore.archive.layout import FORMAT, RUN_FILE, TABLES, folder_name, part_name, parts_in
 from hookcore.archive.scribe import PART_S, Scribe
 from hookcore.archive.tables import frame_tables, records_table, snapshots_table, taps_table
-from hookcore.records import Event, Frame, Snapshot
+from hookcore.records import Event, Failure, Frame, Snapshot
 from hookcore.store import Store
 from hookcore.wire import EndItem, RunInfo
 
@@ -65,18 +68,24 @@ class ArchiveWriter:
         clock: Callable[[], float] = time.monotonic,
         start: bool = True,
         scribe: Scribe | None = None,
+        make_room: Callable[[], None] = lambda: None,
+        folder: Path | None = None,
+        events_seen: int = 0,
+        after_part: Callable[[bool], None] = lambda is_last: None,
     ) -> None:
-        self.folder = Path(parent).expanduser().absolute() / folder_name(info.name, info.id)
+        self.folder = folder or Path(parent).expanduser().absolute() / folder_name(info.name, info.id)
         self._info = info
         self._store = store
         self._tell = tell or (lambda name, message: store.add_event(_event(store, name, message)))
-        self._limit, self._used_elsewhere = limit_bytes, used_elsewhere
+        self._limit, self._used_elsewhere, self._make_room = limit_bytes, used_elsewhere, make_room
         self._retry_s, self._clock = retry_s, clock
         self._changed = threading.Condition()
-        self._queue: deque[tuple[int, Frame | Snapshot]] = deque()
+        self._queue: deque[_Entry] = deque()
         self._queued_bytes = 0
         self._frames = self._taken = self._written = self._lost = self._nbytes = 0
-        self._events_seen = 0
+        self._before = Books()  # of the writers of this run before this one
+        self._acknowledged = -1  # the highest number of what was written
+        self._events_seen, self._after_part = events_seen, after_part
         self._part = 0
         self._first_frame = 0  # of this writer: a folder that is opened again has frames already
         self._unmergeable: set[str] = set()
@@ -86,6 +95,8 @@ class ArchiveWriter:
         self._try_at = 0.0
         self._ending = False
         self._state = "live"
+        self._failure: Failure | None = None
+        self._held: int | None = None  # the descriptor that keeps other processes from writing here
         self._finished = threading.Event()
         self._scribe = (scribe or Scribe(part_s)) if start else None
         if self._scribe is not None:
@@ -97,21 +108,24 @@ class ArchiveWriter:
         with self._changed:
             return Kept(self._taken, self._written, self._lost, self._nbytes, self._stopped)
 
-    def take(self, record: Frame | Snapshot | EndItem) -> None:
-        """A record to keep; the oldest one that waits is lost, and counted, where the disk cannot follow."""
+    def take(self, record: Frame | Snapshot | EndItem, number: int = -1) -> None:
+        """Keep a record, with its number on the wire.
+
+        If the disk can't follow, the oldest record that waits is lost, and counted.
+        """
         with self._changed:
             if isinstance(record, EndItem):
-                self._state = "ended"
+                self._state, self._failure = "ended", record.failure
                 return
             self._taken += 1
             if self._ending:
                 self._lost += 1
                 return
-            self._queue.append((self._frames, record))
+            self._queue.append(_Entry(self._frames, number, record))
             self._frames += isinstance(record, Frame)
             self._queued_bytes += _size_of(record)
             while self._queued_bytes > MAX_QUEUE_BYTES and len(self._queue) > 1:
-                self._queued_bytes -= _size_of(self._queue.popleft()[1])
+                self._queued_bytes -= _size_of(self._queue.popleft().record)
                 self._lost += 1
             is_full = self._queued_bytes > PART_BYTES
         if is_full:
@@ -129,8 +143,20 @@ class ArchiveWriter:
         with self._changed:
             self._ending = True
         self._poke()
-        if self._scribe is not None and deadline_s:
+        if self._scribe is None:
+            self._release_folder()
+        elif deadline_s:
             self._finished.wait(deadline_s)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the writer is finished, and nothing was lost."""
+        return self._finished.is_set() and not self._stopped and not self._lost
+
+    @property
+    def events_seen(self) -> int:
+        """How many of the store's events were written."""
+        return self._events_seen
 
     def abandon(self) -> None:
         """In a forked child: write nothing, and wait for no lock of the parent."""
@@ -144,7 +170,11 @@ class ArchiveWriter:
         with self._changed:
             ending = self._ending
         self.write()
+        with contextlib.suppress(Exception):
+            if self._opened:
+                self._after_part(ending)
         if ending:
+            self._release_folder()
             self._finished.set()
         return not ending
 
@@ -170,25 +200,27 @@ class ArchiveWriter:
     def _lose_what_is_too_much(self) -> None:
         """While the disk takes nothing the newest records wait, up to a part."""
         while self._queue and (self._queued_bytes > PART_BYTES or self._ending):
-            self._queued_bytes -= _size_of(self._queue.popleft()[1])
+            self._queued_bytes -= _size_of(self._queue.popleft().record)
             self._lost += 1
 
-    def _stop(self, records: list[tuple[int, Frame | Snapshot]], why: str) -> None:
+    def _stop(self, records: list[_Entry], why: str) -> None:
         with self._changed:
             self._queue.extendleft(reversed(records))
-            self._queued_bytes += sum(_size_of(record) for _, record in records)
+            self._queued_bytes += sum(_size_of(entry.record) for entry in records)
             self._lose_what_is_too_much()
             self._try_at = self._clock() + self._retry_s
             told, self._stopped = self._stopped, why
         if not told:
             self._tell("keep-stopped", f"the run is not written to {self.folder} any more: {why}")
 
-    def _write(self, records: list[tuple[int, Frame | Snapshot]]) -> None:
+    def _write(self, records: list[_Entry]) -> None:
         self._open()
-        if self._nbytes + self._used_elsewhere() >= self._limit:
-            raise OSError(
-                f"kept runs may take {self._limit} bytes on disk, and they do: raise keep_limit or remove some"
-            )
+        if self._is_full():
+            self._make_room()
+            if self._is_full():
+                raise OSError(
+                    f"kept runs have reached the limit of {self._limit} bytes on disk: raise keep_limit or delete some"
+                )
         taps = self._store.taps().taps
         self._write_if_new("taps", taps, taps_table)
         for name, rows in (
@@ -198,21 +230,33 @@ class ArchiveWriter:
         ):
             self._write_if_new(name, rows, partial(records_table, name))
         first = self._first_frame
-        frames = [(first + number, record) for number, record in records if isinstance(record, Frame)]
+        frames = [(first + each.frame, each.record) for each in records if isinstance(each.record, Frame)]
         tables = frame_tables(frames, taps) if frames else {}
-        snapshots = [record for _, record in records if isinstance(record, Snapshot)]
+        snapshots = [each.record for each in records if isinstance(each.record, Snapshot)]
         if snapshots:
             tables["snapshots"] = snapshots_table(snapshots)
         seen, events = self._store.events_after(self._events_seen)
         if events:
             tables["events"] = records_table("events", events)
-        # `steps` comes last: frames are there when their step is.
+        numbers = [each.number for each in records]
+        self._acknowledged = max([self._acknowledged, *numbers])
+        if "steps" in tables:
+            tables["steps"] = tables["steps"].replace_schema_metadata(self._books(len(records)).as_metadata())
+        # `steps` comes last: frames are there when their step is, and so is what was taken with them.
         filled = [name for name in _ORDER if name in tables and tables[name].num_rows]
         for name in filled:
             self._nbytes += write_table(self.folder / name / part_name(self._part, self._part), tables[name])
         self._part += bool(filled)
         self._events_seen = seen
-        self._write_run_file()
+        self._write_run_file(len(records))
+
+    def _is_full(self) -> bool:
+        return self._nbytes + self._used_elsewhere() >= self._limit
+
+    def _books(self, more: int = 0) -> Books:
+        """The accounts of this run with what the writers before this one wrote, and `more` that is being written."""
+        before = self._before
+        return Books(self._acknowledged, before.written + self._written + more, before.lost + self._lost)
 
     def _merge(self) -> None:
         """Fewer files. What is written is safe already: a merge that fails costs nothing but the merge."""
@@ -228,12 +272,15 @@ class ArchiveWriter:
             return
         self.folder.parent.mkdir(parents=True, exist_ok=True)
         self.folder.mkdir(mode=0o700, exist_ok=True)  # closed to others, whatever the umask: it may hold training data
+        self._hold_folder()
         for name in TABLES:
             (self.folder / name).mkdir(exist_ok=True)
         remove_unfinished(self.folder)
         last = [parts[-1][1] for name in TABLES if (parts := parts_in(self.folder / name))]
         self._part = max(last, default=-1) + 1
         self._first_frame = last_frame(self.folder / "steps") + 1
+        self._before = Books.of(self.folder)
+        self._acknowledged = max(self._acknowledged, self._before.acknowledged)
         self._nbytes = sum(path.stat().st_size for path in self.folder.rglob("*") if path.is_file())
         self._opened = True
         self._write_run_file()
@@ -243,19 +290,44 @@ class ArchiveWriter:
             write_table(self.folder / f"{name}.parquet", make(rows))
             self._whole[name] = rows
 
-    def _write_run_file(self) -> None:
+    def _hold_folder(self) -> None:
+        if self._held is None:
+            self._held = hold(self.folder)
+            if self._held is None:
+                raise OSError(f"another process is writing to {self.folder}")
+
+    def _release_folder(self) -> None:
+        if self._held is not None:
+            os.close(self._held)
+            self._held = None
+
+    def _write_run_file(self, more: int = 0) -> None:
+        books = self._books(more)
         info = {name: value for name, value in msgspec.to_builtins(self._info).items() if name not in ("key", "keep")}
         content = {
             "format": FORMAT,
-            "state": self._state,
+            "state": self._state if self._failure is None else self._failure.outcome,
+            "failure": None if self._failure is None else msgspec.to_builtins(self._failure),
+            "acknowledged": books.acknowledged,
+            "written": books.written,
+            "key_hash": key_hash(self._info.key),
             "last_step": self._store.steps().newest,
-            "lost": self._lost,
+            "lost": books.lost,
             "labels": self._store.labels(),
             "run": json.loads(msgspec.json.encode(info)),
         }
         if self._whole.get(RUN_FILE) != content:
             write_json(self.folder / RUN_FILE, content)
             self._whole[RUN_FILE] = content
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A record that waits: its place among the frames of this writer, and its number on the wire."""
+
+    frame: int
+    number: int
+    record: Frame | Snapshot
 
 
 def _event(store: Store, name: str, message: str) -> Event:

@@ -16,7 +16,7 @@ from typing import Final
 from hookcore.bridges.summary import Step, Summary
 from hookcore.bridges.writers import WRITERS, Writer
 from hookcore.errors import ArgumentError
-from hookcore.records import Command, Coverage, Frame, HookRecord, ModuleRecord, Snapshot
+from hookcore.records import Command, Coverage, Failure, Frame, HookRecord, ModuleRecord, Snapshot
 from hookcore.sinks import Sink
 
 logger = logging.getLogger("hookcore")
@@ -70,6 +70,10 @@ class Bridged:
     def listen(self, obey: Callable[[Command], None]) -> None:
         """The sink behind is asked for commands."""
         self.sink.listen(obey)
+
+    def fail(self, failure: Failure) -> None:
+        """Hands on why the run ends."""
+        self.sink.fail(failure)
 
     def close(self) -> None:
         """Ends both; the bridge has a few seconds to write what waits."""

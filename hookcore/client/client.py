@@ -94,8 +94,17 @@ class Client:
         return _run_of(self._get(f"/api/v1/runs/{run}"))
 
     def delete_run(self, run: str) -> None:
-        """Takes a run off the server; a trainer that still sends makes it anew."""
+        """Remove a run; `restore_run` brings it back. A trainer that still sends starts it again."""
         self._exchange.send("DELETE", f"/api/v1/runs/{run}")
+
+    def removed_runs(self) -> list[dict[str, Any]]:
+        """Return the runs that were removed, each with id, name, removed_s, why and restorable."""
+        found: list[dict[str, Any]] = self._get("/api/v1/removed-runs")["runs"]
+        return found
+
+    def restore_run(self, run: str) -> RunReply:
+        """Bring a removed run back."""
+        return _run_of(self._exchange.json("POST", f"/api/v1/removed-runs/{run}/restore"))
 
     def rename(self, run: str, name: str | None = None, notes: str | None = None) -> RunReply:
         """Gives a run another name, or notes."""

@@ -92,13 +92,16 @@ class RunReply:
     id: str
     name: str
     notes: str
-    state: str  # live, ended, lost or kept
+    state: str  # live, ended, crashed, interrupted or lost
     first_step: int | None
     newest_step: int | None
     steps: int
     ended_at_step: int | None
     taps: int
     started_s: float
+    failure: dict[str, Any] | None  # why it crashed or was interrupted: outcome, step, error, traceback
+    in_memory: bool  # False: it is on disk, and read when it is asked for
+    folder: str  # where it is on disk; empty if it is not
     host: str
     pid: int
     script: str

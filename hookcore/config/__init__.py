@@ -3,11 +3,13 @@
 `Settings.of` reads the arguments of a call against the table, and where one is missing a variable of its name.
 """
 
-from hookcore.config.readers import Pattern, bytes_of, did_you_mean, nearest
+from hookcore.config.readers import AUTO, NO_FOLDER, Pattern, bytes_of, did_you_mean, nearest
 from hookcore.config.settings import Settings
 from hookcore.config.table import SETTINGS, Attach, Compiled, Setting
 
 __all__ = [
+    "AUTO",
+    "NO_FOLDER",
     "SETTINGS",
     "Attach",
     "Compiled",

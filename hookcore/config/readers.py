@@ -18,6 +18,8 @@ Pattern = str | type
 MIN_SKETCH_VALUES: Final = 1024
 MIN_MEMORY_BYTES: Final = 2_000_000  # three quarters of it must be a store
 MAX_BUDGET: Final = 10.0
+AUTO: Final = "auto"
+NO_FOLDER: Final = "none"  # how a trainer tells a server not to keep its run
 MAX_NAME: Final = 200  # characters of a run's name
 BRIDGES: Final = ("tensorboard", "wandb", "mlflow")
 _UNIT_BYTES: Final = {
@@ -184,9 +186,9 @@ def read_server(given: object) -> str | None:
 
 
 def read_keep(given: object) -> str | None:
-    """A folder, as an absolute path."""
-    if given is None:
-        return None
+    """A folder, as an absolute path; "auto" and None as they are."""
+    if given is None or given == AUTO:
+        return given
     if not isinstance(given, str | os.PathLike) or not os.fspath(given):
         raise _reject()
     try:

@@ -187,9 +187,11 @@ SETTINGS: Final = (
     ),
     Setting(
         "keep",
-        None,
-        "a folder, or None",
-        "Where the run is written to as it goes on, as Parquet files. A server at an address has its own `--keep`.",
+        "auto",
+        "'auto', a folder, or None",
+        "Where the run is written to as it goes on, as Parquet files. `auto`: where the server keeps its runs; for the "
+        "dashboard that is a folder of this user, and a run without a server stays in memory. None: nowhere. A server "
+        "at an address has its own `--keep`.",
         read_keep,
         or_none,
     ),

@@ -34,7 +34,7 @@ class HookcoreHandler(Watching):
         self.log_numbers(output if isinstance(output, Mapping) else {"loss": output})
 
     def _end_raised(self, engine: Engine, error: BaseException) -> None:
-        self.close()
+        self.close(error)
         # An engine raises only what nobody handles; what it would have raised without us it raises with us.
         if len(engine._event_handlers[Events.EXCEPTION_RAISED]) == 1:
             raise error

@@ -59,7 +59,7 @@ class HookcoreCallback(Watching, Callback):  # type: ignore[misc]
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Ends the run of a training that raised."""
-        self.close()
+        self.close(exception)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Ends the run."""

@@ -38,10 +38,13 @@ class Watching:
             if numbers:
                 self.watcher._log_behind(numbers)  # type: ignore[arg-type]
 
-    def close(self) -> None:
-        """Ends the run; the watcher stays readable. A second call does nothing."""
+    def close(self, error: BaseException | None = None) -> None:
+        """End the run; the watcher stays readable. `error` is what ended the training. A second call does nothing."""
         if self.watcher is not None:
-            self.watcher.close()
+            if error is None:
+                self.watcher.close()
+            else:
+                self.watcher.__exit__(type(error), error, error.__traceback__)
 
     def __enter__(self) -> Self:
         return self
@@ -49,7 +52,7 @@ class Watching:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        self.close(error)
 
     def __del__(self) -> None:
         # Who raised out of a training and threw the trainer away has no other way left to end the run.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Final, Literal, TypeVar
 
-from hookcore.records import Coverage, Frame, HookRecord, ModuleRecord, Snapshot, Tap
+from hookcore.records import Coverage, Failure, Frame, HookRecord, ModuleRecord, Snapshot, Tap
 from hookcore.sender.fitting import fitted
 from hookcore.wire import Answer, Books, Description, EndItem
 
@@ -81,6 +81,7 @@ class Outbox:
         self._step = 0
         self._closed = False
         self._end: EndItem | None = None
+        self._failure: Failure | None = None
 
     # -- what comes in ----------------------------------------------------------------------------------------------
 
@@ -159,12 +160,16 @@ class Outbox:
     def _description_is_due(self) -> bool:
         return self._described < self._version and self._description_strikes < STRIKES
 
+    def fail(self, failure: Failure) -> None:
+        """Say with the end why the run ended."""
+        self._failure = failure
+
     def end(self) -> None:
         """Nothing more comes: the end follows when all else has arrived. Later items are counted as dropped."""
         with self.changed:
             if not self._closed:
                 self._closed = True
-                self._end = EndItem(self._produced, self._step)
+                self._end = EndItem(self._produced, self._step, self._failure)
             self._tell()
 
     def give_up(self) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from hookcore.errors import WireError
-from hookcore.records import Command, Coverage, Frame, HookRecord, ModuleRecord, Snapshot
+from hookcore.records import Command, Coverage, Failure, Frame, HookRecord, ModuleRecord, Snapshot
 from hookcore.sender.batches import batch_of, sentence_of
 from hookcore.sender.connection import (
     CONNECT_S,
@@ -103,6 +103,10 @@ class HttpSink:
     def listen(self, obey: Callable[[Command], None]) -> None:
         """Who is told of the commands that come with the answers; called from the sender's thread."""
         self._obey = obey
+
+    def fail(self, failure: Failure) -> None:
+        """Say why the run ends; `close` follows."""
+        self._outbox.fail(failure)
 
     def close(self) -> None:
         """Sends what is left within `close_s`; the rest is counted as dropped, or as in flight."""

@@ -15,7 +15,7 @@ from hookcore.errors import ArgumentError
 from hookcore.records import STATS, Coverage, Event, Frame, HookRecord, ModuleRecord, SketchBlock, Snapshot, Tap
 from hookcore.store.answers import StepRange, Usage
 from hookcore.store.kept import bytes_of, texts_bytes
-from hookcore.store.parts import NAMES_BYTES, Parts
+from hookcore.store.parts import LEAST_BYTES, NAMES_BYTES, Parts
 from hookcore.store.queries import Queries
 from hookcore.store.schemas import ELAPSED, GRAD_SCALE, MICRO_BATCHES, SKIPPED_STEP, TIME, later_wins, merge_stats
 from hookcore.store.segments import Floats, Lanes
@@ -42,6 +42,13 @@ class Store(Queries):
         self._told: set[str] = set()
         self._known_scalars: tuple[str, ...] = ()
         self._known_lanes: NDArray[np.intp] = np.empty(0, np.intp)
+
+    @classmethod
+    def outline(cls, steps: StepRange) -> Store:
+        """A store with no values, which knows only the range of steps that another one has."""
+        outline = cls(LEAST_BYTES)
+        outline._parts.steps = steps
+        return outline
 
     def append(self, frame: Frame) -> None:
         """Takes a frame in: a new newest step, or a further part of the newest one.

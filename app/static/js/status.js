@@ -4,7 +4,7 @@ import { count, pace } from "./format.js";
 
 /**
  * @typedef {object} Situation
- * @property {string} run the run's state: live, ended, crashed, lost, kept, removed
+ * @property {string} run the run's state: live, ended, crashed, interrupted, lost, removed
  * @property {boolean} broken the connection to the server is
  * @property {string} refused why the server refuses the connection
  * @property {number | null} newest
@@ -25,7 +25,7 @@ export function pillOf(now) {
   const at = newest === null ? "" : `step ${count(newest)}`;
   if (now.broken) return { state: "disconnected", words: joined("disconnected", at) };
   if (run !== "live") {
-    const where = run === "kept" || run === "removed" ? "" : at;
+    const where = run === "removed" ? "" : at;
     return { state: run, words: held ? joined(`held at step ${count(step)}`, run) : joined(run, where) };
   }
   if (newest === null) return { state: "waiting", words: "waiting for the first step" };

@@ -50,6 +50,7 @@ export class Status {
     }
     page.told.tell("runs", said.runs);
     if (mine) page.told.tell("run", mine);
+    if (before === "live" && page.runState === "crashed") toast(`The training crashed at step ${count(page.follow.newest)}. Reload the page for the traceback.`, { kind: "error" });
     if (before === "live" && page.runState === "ended") toast(`The run ended at step ${count(page.follow.newest)}`);
     if (before === page.runState) this.soon();
     else this.show();

@@ -2,8 +2,9 @@
 /** The page of all runs: the server renders it, also when something is new; this asks when, and puts it in place. */
 import { byId, reveal } from "../dom.js";
 import { open } from "../page.js";
-import { edit, remove } from "../runs/deeds.js";
+import { edit, remove, restore } from "../runs/deeds.js";
 import { transplant } from "../runs/transplant.js";
+import { toast } from "../toast.js";
 
 const LEAST_MS = 1000;
 const MOST_MS = 10_000;
@@ -26,6 +27,10 @@ let told = "";
 reveal(document);
 page.stream.subscribe({ view: "runs", hz: 2 }, { json: hear });
 if (list) start(list);
+document.addEventListener("click", (event) => {
+  const run = /** @type {HTMLElement} */ (event.target).closest("[data-restore]")?.getAttribute("data-restore");
+  if (run) restore(run, () => (list ? refresh(true) : location.reload()));
+});
 
 /** @param {any} said */
 function hear(said) {
@@ -97,7 +102,22 @@ function take(newer) {
     if (link && newLink) [link.href, link.dataset.sort] = [newLink.href, newLink.dataset.sort];
   });
   byId("total").textContent = newer.getElementById("total")?.textContent ?? "";
+  takeGone(newer);
   show();
+}
+
+/** What was removed; what had to go while the page is open is announced. @param {Document} newer */
+function takeGone(newer) {
+  const [before, now] = [document, newer].map((each) => /** @type {HTMLElement | null} */ (each.getElementById("gone")));
+  if (!before || !now) return;
+  const known = new Set([...before.querySelectorAll("li")].map((each) => each.dataset.goneRun));
+  for (const each of now.querySelectorAll("li")) {
+    if (known.has(each.dataset.goneRun) || each.dataset.why === "deleted") continue;
+    const run = each.dataset.goneRun ?? "";
+    const undo = each.querySelector("[data-restore]") ? () => restore(run, () => refresh(true)) : undefined;
+    toast(`Removed ${each.dataset.name} to make room.`, { undo });
+  }
+  before.replaceWith(now);
 }
 
 /** @param {HTMLInputElement} box */

@@ -68,5 +68,15 @@ export function remove(row, gone, show, refresh) {
       toast(`Not deleted: ${/** @type {Error} */ (error).message}`, { kind: "error" });
     }
   };
-  toast(`Deleted ${row.dataset.name}. What was kept on disk stays.`, { undo: back, done: forGood });
+  toast(`Deleted ${row.dataset.name}.`, { undo: back, done: forGood });
+}
+
+/** Brings a removed run back. @param {string} run @param {() => void} refresh */
+export async function restore(run, refresh) {
+  try {
+    await send("POST", `removed-runs/${run}/restore`);
+  } catch (error) {
+    toast(`Not restored: ${/** @type {Error} */ (error).message}`, { kind: "error" });
+  }
+  refresh();
 }

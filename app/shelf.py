@@ -1,0 +1,162 @@
+"""A folder of kept runs: what each takes, what the pages know of it, and the trash from which it can come back."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from hookcore.archive import SUFFIX, is_held
+from hookcore.archive.files import write_json
+from hookcore.archive.layout import RUN_FILE
+
+PAGE_FILE: Final = (
+    "page.json"  # what the pages know of a run: name, notes, acknowledgements, and a summary for the list
+)
+REMOVED_FILE: Final = "removed.json"  # in the trash: when a run was removed, and why
+TRASH: Final = ".trash"
+ROOM_FOR_UNDO: Final = 0.1  # of the limit: runs that have to go stay in the trash as long as they fit into this
+TRASH_S: Final = 7 * 86_400.0  # the most that a removed run stays in the trash
+MAX_JSON_BYTES: Final = 4 * 2**20
+LOOK_EVERY_S: Final = 5.0
+
+
+class Shelf:
+    """The runs of a folder. All of them share one limit; the oldest go first, by way of the trash."""
+
+    def __init__(self, folder: Path, limit_bytes: int) -> None:
+        self.folder = folder
+        self.limit_bytes = limit_bytes
+        self._sizes: dict[Path, int] = {}
+        self._looked_at = float("-inf")
+        self._lock = threading.Lock()
+
+    def runs(self) -> list[Path]:
+        """The folders of the runs, those that began last first."""
+        return _folders_in(self.folder)
+
+    def trashed(self) -> list[Path]:
+        """The folders of the runs in the trash, the newest removal first."""
+        found = [path for path in _folders_in(self.folder / TRASH) if (path / REMOVED_FILE).is_file()]
+        return sorted(found, key=lambda path: number_of(read_json(path / REMOVED_FILE).get("at_s")), reverse=True)
+
+    def besides(self, own: Path) -> int:
+        """The bytes of all runs but one, the trash included."""
+        with self._lock:
+            if time.monotonic() - self._looked_at > LOOK_EVERY_S:
+                self._look()
+            return sum(size for path, size in self._sizes.items() if path != own)
+
+    def _look(self) -> None:
+        paths = [*self.runs(), *_folders_in(self.folder / TRASH)]
+        self._sizes = {path: bytes_below(path) for path in paths}
+        self._looked_at = time.monotonic()
+
+    def make_room(self, discard: Callable[[Path], bool], purged: Callable[[Path], None]) -> None:
+        """Put the oldest runs into the trash until those that stay fit, and empty as much of the trash as is needed."""
+        with self._lock:
+            self._look()
+            sizes = dict(self._sizes)
+        kept = sum(size for path, size in sizes.items() if path.parent == self.folder)
+        for path in sorted(self.runs(), key=_age_of):
+            if kept <= self.limit_bytes * (1 - ROOM_FOR_UNDO):
+                break
+            if discard(path):
+                kept -= sizes.get(path, 0)
+        with self._lock:
+            self._look()
+            total = sum(self._sizes.values())
+            for path in reversed(self.trashed()):
+                age_s = time.time() - number_of(read_json(path / REMOVED_FILE).get("at_s"))
+                if total > self.limit_bytes or age_s > TRASH_S:
+                    total -= self._sizes.pop(path, 0)
+                    shutil.rmtree(path, ignore_errors=True)
+                    purged(path)
+
+    def discard(self, path: Path, why: str) -> Path:
+        """Move a run into the trash. Return where it is now."""
+        trash = self.folder / TRASH
+        trash.mkdir(mode=0o700, exist_ok=True)
+        target = trash / path.name
+        if target.exists():
+            shutil.rmtree(target, ignore_errors=True)  # an older run of the same id
+        write_json(path / REMOVED_FILE, {"at_s": time.time(), "why": why})
+        path.rename(target)
+        self._looked_at = float("-inf")
+        return target
+
+    def restore(self, path: Path) -> Path:
+        """Move a run out of the trash. It counts as new, so that it isn't the first to go again."""
+        target = self.folder / path.name
+        path.rename(target)
+        (target / REMOVED_FILE).unlink(missing_ok=True)
+        write_page(target, {**read_json(target / PAGE_FILE), "restored_s": time.time()})
+        self._looked_at = float("-inf")
+        return target
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """What a file of ours says; nothing if it is missing, damaged, too large, or no file."""
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        if path.is_file() and path.stat().st_size <= MAX_JSON_BYTES:
+            said = json.loads(path.read_bytes())
+            return said if isinstance(said, dict) else {}
+    return {}
+
+
+def write_page(folder: Path, said: dict[str, Any]) -> None:
+    """Write what the pages know of a run beside its tables."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / PAGE_FILE, said)
+
+
+def bytes_below(folder: Path) -> int:
+    """The bytes of all files in a folder."""
+    return sum(_size_of(path) for path in folder.rglob("*"))
+
+
+def is_run(path: Path) -> bool:
+    """Whether a folder holds a kept run."""
+    return (path / RUN_FILE).is_file()
+
+
+def _folders_in(folder: Path) -> list[Path]:
+    with contextlib.suppress(OSError):
+        return sorted(folder.glob(f"*{SUFFIX}"), key=_changed_at, reverse=True)
+    return []
+
+
+def _age_of(path: Path) -> float:
+    """When a run came here, or came back."""
+    restored = number_of(read_json(path / PAGE_FILE).get("restored_s"))
+    started = read_json(path / RUN_FILE).get("run")
+    return max(restored, number_of(started.get("started_s")) if isinstance(started, dict) else 0.0)
+
+
+def may_go(path: Path) -> bool:
+    """Whether a folder is a finished run that no process is writing to."""
+    return is_run(path) and not is_held(path)
+
+
+def number_of(value: object) -> float:
+    """A number that a file of ours says; 0 if it says none."""
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+def _size_of(path: Path) -> int:
+    try:
+        return path.lstat().st_size
+    except OSError:
+        return 0  # it went in the meantime
+
+
+def _changed_at(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
