@@ -21,7 +21,7 @@ from hookcore.errors import HookcoreError, WireError
 
 from . import limits
 from .keep import WrongKeyError
-from .runs import Run, Runs
+from .runs import AwayError, Run, Runs
 from .settings import ServerSettings
 
 RETRY_S: Final = 5
@@ -139,6 +139,8 @@ def _take(state: Any, intake: Intake, batch: wire.Batch, own: bool) -> wire.Answ
         raise intake.refuse(403, f"the run {run.id} was opened with another key: each trainer needs a run of its own")
     try:
         answer = run.take(batch)
+    except AwayError as error:
+        raise intake.refuse(429, str(error), {"Retry-After": str(RETRY_S)}) from None
     except HookcoreError as error:
         if is_new and is_empty(run):
             runs.drop(run)  # a damaged first batch leaves no trace

@@ -183,10 +183,12 @@ class Keeper:
     def discard(self, run: Run, why: Why) -> None:
         """Move a run's folder into the trash. A folder that a trainer named stays where it is."""
         run.on_record = None
-        self._let_go(run, CLOSE_S)
+        self._let_go(run)
         if run.folder is None or not self._is_ours(run.folder):
             return
         try:
+            if run.writer is not None and not run.writer.close(CLOSE_S):
+                raise OSError("its last part is still being written")  # the rest would come to nothing
             self.note(run)
             run.folder = self._shelf_of(run.folder).discard(run.folder, why)
         except OSError as error:

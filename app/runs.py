@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol
 
+from hookcore.errors import HookcoreError
 from hookcore.failures import event_of
 from hookcore.records import Command, Event, Failure, Frame, Severity, Snapshot, Tap
 from hookcore.store import Store
@@ -48,6 +49,10 @@ MAX_COMMANDS: Final = 256  # that wait for one trainer
 SILENCE_S: Final = 5.0  # a trainer gives a sign of life every second
 UNSENT_EVERY_S: Final = 10.0  # between two events about frames that were not sent
 MAX_ACKNOWLEDGED: Final = 10_000  # findings and events of one run; the oldest are forgotten
+
+
+class AwayError(HookcoreError):
+    """A batch came for a run that is on disk only. It is read again when the trainer repeats the batch."""
 
 
 class Changes:
@@ -206,6 +211,8 @@ class Run:
     def take(self, batch: Batch) -> Answer:
         """Files a batch. What was taken before is not taken again; what does not fit together raises WireError."""
         with self.lock:
+            if self.kept:
+                raise AwayError(f"the run {self.id} has just left memory: send again")
             self._notice(batch.books)
             self.seen_at = self.clock()
             self.info, self.books = batch.run, batch.books
@@ -550,11 +557,16 @@ class Runs:
 
     def _leave(self, run: Run) -> bool:
         """Keep a run on disk only, if all of it is there."""
-        if self.disk is None or run.local is not None or not self.disk.is_whole(run):
-            return False
-        run.swap(Store.outline(run.store.steps()), loaded=False)
-        run.kept, run.writer = True, None
-        return True
+        if self.disk is None or run.local is not None or not run.lock.acquire(blocking=False):
+            return False  # a batch is being filed: the trainer is back
+        try:
+            if not self.disk.is_whole(run):
+                return False
+            run.swap(Store.outline(run.store.steps()), loaded=False)
+            run.kept, run.writer = True, None
+            return True
+        finally:
+            run.lock.release()
 
     def _unload(self, run: Run) -> bool:
         """Take a run out of memory that is whole on disk; nothing is lost."""

@@ -17,7 +17,7 @@ CURLS = [line for block in blocks_of(PAGE, "sh") for line in block.text.splitlin
 def _asked(line: str) -> tuple[str, str]:
     """The method and the route of a line of curl."""
     method = re.search(r"-X (\w+)", line)
-    path = re.sub(r"^(/api/v1/runs)/[\w-]+", r"\1/{run}", re.findall(r'"\$URL([^?"]*)', line)[0])
+    path = re.sub(r"^(/api/v1/(?:removed-)?runs)/[\w-]+", r"\1/{run}", re.findall(r'"\$URL([^?"]*)', line)[0])
     return method[1].lower() if method else "get", re.sub(r"/snapshots/\d+", "/snapshots/{number}", path)
 
 

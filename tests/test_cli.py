@@ -16,7 +16,7 @@ from hookcore_app import cli
 from hookcore_app.cli import flags, table
 
 ROOT = Path(__file__).parents[1]
-COMMANDS = ("demo", "run", "serve", "open", "status", "stop", "link", "report", "doctor")
+COMMANDS = ("demo", "run", "serve", "open", "status", "stop", "link", "logout", "report", "doctor")
 # How our processes hand something to each other; nobody sets them.
 INTERNAL = {"HOOKCORE_LISTEN_FD", "HOOKCORE_LOCK_FD", "HOOKCORE_RUN_PYTHONPATH"}
 

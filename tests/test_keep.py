@@ -22,7 +22,7 @@ from hookcore.records import Failure
 from hookcore.store import StepRange
 from hookcore.wire import Batch, Books, EndItem, RunInfo, frame_item
 from hookcore_app.keep import Keeper, show, show_all
-from hookcore_app.runs import Run, Runs
+from hookcore_app.runs import AwayError, Run, Runs
 from hookcore_app.settings import ServerSettings
 from hookcore_app.shelf import bytes_below
 from tests.serving import World, make_world
@@ -294,7 +294,44 @@ def finish(world: World, number: int) -> None:
     info = RunInfo(id=f"run-{number}", key="k", name=f"r{number}", memory=4_000_000, started_s=float(number + 1))
     world.take(batch(info, range(STEPS), first=True))
     world.take(Batch(run=info, taps_from=len(TAPS), items=(EndItem(STEPS, STEPS - 1),)))
-    until(lambda: not world.app.state.keeper._writers)
+    run = world.runs.get(info.id)
+    assert run is not None
+    until(lambda: world.app.state.keeper.is_whole(run))
+
+
+def test_a_run_that_is_deleted_before_its_last_part_is_written_comes_back_whole(tmp_path: Path) -> None:
+    settings = ServerSettings(keep=str(tmp_path))
+    world = start(settings, 0)
+    for number in range(5):
+        info = RunInfo(id=f"run-{number}", key="k", name=f"r{number}", memory=4_000_000)
+        world.take(batch(info, range(STEPS), first=True))
+        world.take(Batch(run=info, taps_from=len(TAPS), items=(EndItem(STEPS, STEPS - 1),)))
+        assert world.client.delete(f"/api/v1/runs/run-{number}").status_code == 204  # at once
+    stop(world)
+
+    world = start(settings, 0)
+    until(lambda: len(world.runs.gone()) == 5)
+    for number in range(5):
+        assert world.client.post(f"/api/v1/removed-runs/run-{number}/restore").status_code == 200
+        run = world.runs.find(f"run-{number}")
+        assert run is not None
+        assert run.store.steps().count == STEPS
+    stop(world)
+
+
+def test_a_run_does_not_leave_memory_while_its_trainer_sends_and_takes_nothing_once_it_left(tmp_path: Path) -> None:
+    world = start(ServerSettings(keep=str(tmp_path)), 0)
+    finish(world, 0)
+    run = world.runs.get("run-0")
+    assert run is not None
+    with run.lock:
+        assert not world.runs._leave(run)
+    assert world.runs._leave(run)
+    with pytest.raises(AwayError):
+        run.take(batch(run.info, range(STEPS, STEPS + 2)))
+    assert world.take(batch(run.info, range(STEPS, STEPS + 2))).acknowledged == STEPS + 1
+    assert run.store.steps().count == STEPS + 2
+    stop(world)
 
 
 def test_a_deleted_run_comes_back_with_undo_even_after_a_restart(tmp_path: Path) -> None:
@@ -371,14 +408,15 @@ def test_a_folder_of_runs_is_opened_with_all_of_them(tmp_path: Path) -> None:
 
 
 def test_memory_is_given_by_use_and_runs_on_disk_leave_it_first(tmp_path: Path) -> None:
-    now = [0.0]
-    world = make_world(lambda: now[0], keep=str(tmp_path), memory=400_000)
+    now, limit = [0.0], 130_000  # about five of these runs
+    world = make_world(lambda: now[0], keep=str(tmp_path), memory=limit)
     sizes = []
     for number in range(12):
         now[0] += 1000.0
         finish(world, number)
         sizes.append(world.runs.used_bytes)
-    assert max(sizes) <= 400_000
+    assert max(sizes) <= limit
+    assert max(sizes) > limit // 2  # it is used
     assert len(world.runs.all()) == 12
     assert world.runs.removed == 0
     assert not all(run.loaded for run in world.runs.all())

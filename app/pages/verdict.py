@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from ..cost import cost_of
 from ..runs import Run
@@ -28,7 +28,7 @@ class Stop:
 
 def stop_of(run: Run) -> Stop | None:
     """Return why a run ended before its time, or None if it didn't."""
-    failure: Any = getattr(run, "failure", None)
+    failure = run.failure
     if failure is None:
         return None
     return Stop(f"{_STATES[failure.outcome]} at step {failure.step:,}", failure.error, failure.traceback)
@@ -53,7 +53,7 @@ def claim_of(run: Run, last: int | None = None) -> str:
     if last is not None:
         return f"None of the current findings began by step {last:,}."
     scope = run.attention.scope()
-    stopped = "This run crashed. " if stop_of(run) is not None and run.state != "live" else ""
+    stopped = {"crashed": "This run crashed. ", "interrupted": "This run was interrupted. "}.get(run.state, "")
     acknowledged = sum(run.has_seen(finding) for finding in run.attention.findings())
     if scope.verdict == "problems":
         return f"{stopped}{acknowledged:,} acknowledged, nothing new. {scope.sentence}"

@@ -135,18 +135,15 @@ class ArchiveWriter:
         if self._scribe is not None:
             self._scribe.poke()
 
-    def close(self, deadline_s: float = CLOSE_S) -> None:
-        """Write what waits and stop. Records that are not on disk in time are lost. A second call does nothing.
-
-        With a deadline of 0 the writing goes on in the background.
-        """
+    def close(self, deadline_s: float = CLOSE_S) -> bool:
+        """Write what waits and stop. Return whether that is done; if not, it goes on in the background."""
         with self._changed:
             self._ending = True
         self._poke()
         if self._scribe is None:
             self._release_folder()
-        elif deadline_s:
-            self._finished.wait(deadline_s)
+            return True
+        return self._finished.wait(deadline_s)
 
     @property
     def is_complete(self) -> bool:
