@@ -50,9 +50,9 @@ def train(steps: int = 3, bridge: str | None = None, **settings: Any) -> tuple[n
         for _ in range(steps):
             loss = mean_square(model(torch.randn(4, 6)))
             loss.backward()
+            watcher.log(loss=loss)
             optimizer.step()
             optimizer.zero_grad()
-            watcher.log(loss=loss)
     return model, watcher
 
 

@@ -38,9 +38,9 @@ def trained(watcher: hookcore.Watcher, model: nn.Module, steps: int = 3) -> hook
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(steps):
         mean_square(model(torch.randn(4, 6))).backward()
+        watcher.log(loss=0.5 + step)
         optimizer.step()
         optimizer.zero_grad()
-        watcher.log(loss=0.5 + step)
     return watcher
 
 

@@ -59,8 +59,8 @@ def _train(model: nn.Module, watcher: hookcore.Watcher, steps: int = 3) -> None:
     for step in range(steps):
         optimizer.zero_grad()
         model(torch.ones(2, 3)).sum().backward()
-        optimizer.step()
         watcher.log(**{ODD: float(step), Name.LOSS: 1.0, np.str_("numpy"): 2.0, "größe": 3.0})
+        optimizer.step()
 
 
 def test_a_run_full_of_odd_names_arrives_at_the_server_whole(

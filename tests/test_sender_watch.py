@@ -42,10 +42,10 @@ def _train(model: nn.Module, steps: int, watcher: Watcher | None = None) -> list
         optimizer.zero_grad()
         loss = model(torch.randn(4, 8)).square().mean()
         loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
         if watcher is not None:
             watcher.log(loss=loss)
+        optimizer.step()
+        losses.append(loss.item())
     return losses
 
 

@@ -72,8 +72,8 @@ def main() -> None:
         loss = nn.functional.cross_entropy(model(pictures), quarters)
         optimizer.zero_grad()
         loss.backward()
-        optimizer.step()
         watcher.log(loss=loss.item(), lr=given.rate)
+        optimizer.step()
         time.sleep(given.pause)
     watcher.close()
 
