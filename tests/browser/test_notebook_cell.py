@@ -33,9 +33,9 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], hookcore.W
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for step in range(30):
             mean_square(model(torch.randn(4, 6))).backward()
+            watcher.log(loss=1 / (1 + step))
             optimizer.step()
             optimizer.zero_grad()
-            watcher.log(loss=1 / (1 + step))
         assert watcher.flush(PATIENCE_S)
         return watcher
 
