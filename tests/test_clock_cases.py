@@ -293,3 +293,12 @@ def test_the_step_after_a_jump_of_the_loss_is_captured() -> None:
             watcher.log(loss=100.0 if step == 30 else float("nan") if step == 45 else 1.0 + 0.01 * (step % 3))
             optimizer.step()
         assert _steps_of(watcher, "0", "output") == [0, 31, 46]
+
+
+def test_what_came_before_it_is_known_who_steps_is_kept_if_the_run_ends_there() -> None:
+    model = _net()
+    with watch(model) as watcher:
+        for _ in range(2):
+            model.zero_grad()
+            mean_square(model(noise(5, 4))).backward()
+    assert read_step(watcher, 0)["0", "output", "", 0]["count"] == 50.0

@@ -636,8 +636,9 @@ class Recorder:
         self.closed = True
         self.snapshots.give_up("the training ended before it came")
         begun = self.capture.on and (self.capture.began_backward or self.capture.has_outputs())
-        if begun or self._scalars or self._events:
-            with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception):
+            self.release_parts(as_steps=False, skipped=False)
+            if begun or self._scalars or self._events:
                 self._ship_part(self.step)
         self.detach()
         self._worker.close(timeout_s)
