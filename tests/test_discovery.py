@@ -262,7 +262,7 @@ STEPS_IN_THREE: Final = {
     "lbfgs_with_a_closure": 3,
     "sgd_with_a_closure": 3,
     "gradient_accumulation": 3,
-    "loss_scaling_with_skipped_steps": 2,
+    "loss_scaling_with_skipped_steps": 3,
     "evaluation_between_steps": 3,
     "gradient_penalty": 3,
     "checkpoint_reentrant": 3,

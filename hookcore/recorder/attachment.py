@@ -62,6 +62,10 @@ class ProcessAttachment:
         self._wants_inputs = models.wants_inputs
         self._companions = Companions(capture, self._saw_real_input, self._saw_real_output)
         self._calls_regions = False  # whether a module was seen that runs uncompiled and calls compiled ones
+        self._companions_due = False  # at the next call
+        self._called_first: set[int] | None = (
+            None  # modules with pre-hooks of their own that began a step; None at first
+        )
         self._has_headroom = False
         self._before, self._after = self._make_before(), self._make_after()
         self._looks = LookHooks(capture, self._companions)
@@ -76,7 +80,11 @@ class ProcessAttachment:
         self._models.unsure = True
         if not self._aside.active:
             self._put_on()
-        self._begin_companions()
+        self._companions.end_step()
+        self._begin_companions(early=self._called_first)
+        if self._called_first is None:
+            self._called_first = set()
+            self._companions_due = True
 
     def off(self) -> None:
         self._aside.close()
@@ -92,12 +100,27 @@ class ProcessAttachment:
             self._put_on()
             self._begin_companions()
 
-    def _begin_companions(self) -> None:
+    def _begin_companions(self, early: set[int] | None = None) -> None:
+        """Put the companions on that see inputs: before a step only on modules that run first, for the rest is early.
+
+        Between two steps all other modules are as the user made them.
+        """
         capture = self._capture
+        self._companions_due = early is not None
         wanted = capture.snapshots.by_path if capture.snapshots.wants_inputs else {}
         if wanted or self._wants_inputs:
-            plans = list(capture.plans.values())
+            plans = [plan for key, plan in list(capture.plans.items()) if early is None or key in early]
             self._companions.begin_step(plan for plan in plans if plan.wants_input or plan.path in wanted)
+
+    def _begin_calls(self, module: nn.Module) -> Plan | None:
+        """The first call of a step, or a root's: the tree may have changed."""
+        first = self._models.unsure
+        self._models.check()
+        if self._companions_due:
+            self._begin_companions()
+        if first and module._forward_pre_hooks:
+            self._called_first = (self._called_first or set()) | {id(module)}
+        return self._capture.plans.get(id(module))
 
     def close(self) -> None:
         self.off()
@@ -162,8 +185,7 @@ class ProcessAttachment:
             plan, entered = plans_get(id(module)), False
             try:
                 if models.unsure or (plan is not None and plan.is_root):
-                    models.check()
-                    plan = plans_get(id(module))
+                    plan = self._begin_calls(module)
                 if plan is None or self._calls_regions or module.__dict__.get("_compiled_call_impl") is not None:
                     entered = is_entered(module)
                     plan = self._find(module)

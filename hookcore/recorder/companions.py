@@ -43,6 +43,12 @@ class Companions:
             if (module := plan.ref()) is not None and module._forward_pre_hooks:
                 self.add_before(module, plan)
 
+    def end_step(self) -> None:
+        """Take the pre-hooks off the modules again."""
+        for handle in self.before.values():
+            handle.remove()
+        self.before.clear()
+
     def add_before(self, module: nn.Module, plan: Plan) -> None:
         """See the inputs of the module's next calls."""
         if id(module) not in self.before:
@@ -66,9 +72,7 @@ class Companions:
 
     def close(self) -> None:
         """Take them all off."""
-        for handle in self.before.values():
-            handle.remove()
-        self.before.clear()
+        self.end_step()
         for companion in list(self.after.values()):
             companion.leave()
         self.after.clear()
