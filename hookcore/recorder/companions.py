@@ -65,8 +65,9 @@ class Companions:
         companion = self.after.get(id(module))
         if companion is None:
             companion = AfterCompanion(self, plan)
+            keywords = plan.wants_input or self._capture.snapshots.wants_inputs
             with contextlib.suppress(RuntimeError, AttributeError):  # a scripted module takes no hook
-                companion.handle = hooks.on_forward(module, companion, always_call=True, with_kwargs=plan.wants_input)
+                companion.handle = hooks.on_forward(module, companion, always_call=True, with_kwargs=keywords)
                 self.after[id(module)] = companion
         companion.calls += 1
 
