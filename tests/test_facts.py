@@ -29,7 +29,7 @@ def test_the_facts_say_what_the_run_knows_of_each_module(world: World) -> None:
         "is:dead": [],
         "is:frozen": ["head"],
         "is:trainable": ["", "layers.0"],
-        "is:captured": ["", "layers.0"],
+        "is:captured": ["", "layers.0", "layers.1"],
         "is:uncaptured": ["head"],
         "again.0": ["layers.0"],
         "type:ReLU": ["layers.1"],
