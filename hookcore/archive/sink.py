@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from hookcore.archive.writer import ArchiveWriter
 from hookcore.records import Command, Coverage, Failure, Frame, HookRecord, ModuleRecord, Snapshot
 from hookcore.sinks import StoreSink
 from hookcore.wire import EndItem, RunInfo
+
+logger = logging.getLogger("hookcore")
+
+CLOSE_S: Final = 10.0  # a process that ends before its values are on disk loses them: they are worth the wait
 
 
 class ArchiveSink:
@@ -50,7 +56,8 @@ class ArchiveSink:
             self._closed = True
             self._inner.close()
             self._writer.take(EndItem(0, self.store.steps().newest or 0, self._failure))
-            self._writer.close()
+            if not self._writer.close(CLOSE_S):
+                logger.warning("hookcore: the run's folder is not complete: it took more than %g s to write", CLOSE_S)
 
     def abandon(self) -> None:
         """In a forked child: nothing is written."""
