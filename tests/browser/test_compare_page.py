@@ -29,7 +29,7 @@ def test_the_layers_are_sorted_by_how_far_they_are_apart_or_by_when_they_part(vi
         page = tab.page
         tab.goto(paths("ended")["compare"])
         expect(page.locator("#layers tbody th").first).to_have_text("encoder.layers.1.linear1")
-        expect(page.locator("#layers tbody tr").first).to_contain_text("finite in one only")
+        expect(page.locator("#layers tbody tr").first).to_contain_text("finite in one run only")
         page.get_by_role("columnheader", name="Layer").get_by_role("link").click()
         expect(page.locator("#layers tbody th").first).to_have_text("features.0")
         assert "sort=model" in page.url
@@ -97,7 +97,7 @@ def test_settings_stand_side_by_side(visit: Open, paths: Paths, site: Site) -> N
         differing = tab.page.locator("#settings tr.differs")
         expect(differing).to_have_count(1)
         expect(differing).to_contain_text("steps")
-        expect(tab.page.locator(".verdict")).to_contain_text("The runs first differ at step 1")
+        expect(tab.page.locator(".verdict")).to_contain_text("The runs first differ at step 0, in the logged value lr")
     site.remove(other)
 
 

@@ -85,14 +85,14 @@ def test_the_choice_of_a_layer_is_filtered_as_one_types(visit: Open, paths: Path
         page = tab.page
         rows = page.locator("#modules tbody tr:visible")
         expect(rows).to_have_count(many)
-        page.get_by_label("Show").fill("type:LayerNorm")
+        page.get_by_label("Find", exact=True).fill("type:LayerNorm")
         expect(rows).to_have_count(6)
         expect(page.locator("#found")).to_have_text(f"6 of {many} modules")
         assert "f=type%3ALayerNorm" in page.url
-        page.get_by_label("Show").fill("/[/")
+        page.get_by_label("Find", exact=True).fill("/[/")
         expect(page.locator("#problem")).not_to_be_empty()
         expect(rows).to_have_count(6)
-        page.get_by_label("Show").fill("head")
+        page.get_by_label("Find", exact=True).fill("head")
         page.get_by_role("link", name="head", exact=True).click()
         expect(page.locator("h1")).to_contain_text("head Linear")
 
