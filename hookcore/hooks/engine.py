@@ -29,6 +29,7 @@ class BackwardObserver(Protocol):
 
 
 _observers: tuple[BackwardObserver, ...] = ()
+_replaced: Any = None  # torch's own engine, while ours stands in its place
 _lock = threading.Lock()
 
 
@@ -68,22 +69,16 @@ class BackwardHandle:
 
 def observe_backward(observer: BackwardObserver) -> BackwardHandle:
     """Call the observer around every outermost backward pass of this process."""
-    global _observers
+    global _observers, _replaced
     with _lock:
         if not isinstance(Variable._execution_engine, ObservedEngine):
-            _Replaced.engine = Variable._execution_engine
+            _replaced = Variable._execution_engine
             Variable._execution_engine = ObservedEngine()
         _observers = (*_observers, observer)
     return BackwardHandle(observer)
 
 
-class _Replaced:
-    """Torch's own engine while ours stands in its place."""
-
-    engine: Any = None
-
-
 def _put_back() -> None:
     # Someone may have put an engine of their own on top of ours, which then passes everything through.
     if isinstance(Variable._execution_engine, ObservedEngine):
-        Variable._execution_engine = _Replaced.engine
+        Variable._execution_engine = _replaced

@@ -36,7 +36,6 @@ class Cadence:
         self.block = 1  # steps that are captured together
         self.cost = float("nan")  # what capturing a step adds to it, as a share of an uncaptured step's time
         self.background_s = 0.0  # processor time that the recorder's thread takes for a frame
-        self.captured = 0
         self.skipped = 0  # steps that were left out
         self._seen = 0
         self._measuring = True
@@ -68,14 +67,9 @@ class Cadence:
         """Capture the next step, whatever its number: the loss jumped, or something became non-finite."""
         self._alarmed = True
 
-    def measured(self, cost: float) -> None:
-        """Take over a cost that was measured in another way, where no step is left out to compare with."""
-        self.cost = cost
-
     def step_ended(self, captured: bool, elapsed_s: float) -> None:
         """Learn from the step that just ended."""
         self._seen += 1
-        self.captured += captured
         self.skipped += not captured
         if self._seen > WARM_UP and elapsed_s == elapsed_s:
             (self._captured if captured else self._plain).append(elapsed_s)

@@ -71,6 +71,7 @@ class Owner:
         "inside",
         "last_step",
         "late",
+        "owned",
         "owns",
         "reads",
         "ref",
@@ -95,6 +96,7 @@ class Owner:
         self.late = False  # whether it steps with the gradients of the step that ended last
         self.inner_passes = False  # whether its step was given a closure, which computes the gradients
         self.reads = False  # whether the values of its step are captured
+        self.owned: list[Parameter] = []  # what it steps, while a step that is captured runs
         self.inside = False  # whether it steps inside the backward pass
         self.last_step = -1
         self.gap = 1  # steps from one of its steps to the next
@@ -290,10 +292,6 @@ class Clock:
     def optimizers(self) -> list[Optimizer]:
         """Every optimizer that was seen to step."""
         return [found for owner in list(self._owners.values()) if (found := owner.ref()) is not None]
-
-    def has_owner(self) -> bool:
-        """Whether any optimizer steps a watched parameter."""
-        return any(owner.owns and owner.steps for owner in list(self._owners.values()))
 
     def known_scale(self) -> float | None:
         """The loss scale in force, where one scaler is known and its scale is not on another device."""

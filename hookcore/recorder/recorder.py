@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 import threading
 import time
@@ -47,7 +48,6 @@ IDLE_S: Final = 1.0  # without a step for so long, the recorder's thread carries
 MAX_JUMP_FINDERS: Final = 256  # scalars whose jumps are looked for
 SKIPPED: Final = "hookcore/skipped"  # 1 at a step that a GradScaler skipped
 _NAN: Final = float("nan")
-_INF: Final = float("inf")
 _BAD_COLUMNS: Final = [STATS.index("nan"), STATS.index("inf")]
 _NOTHING: Final = np.empty(0, np.int64)
 _BACKWARD_KINDS: Final = GRADIENT_KINDS - {"param_grad"}
@@ -181,7 +181,7 @@ class Recorder:
                 owner.reads = self._last_captured if owner.late else self.capture.on
                 self._read_scale(owner, optimizer)
                 if owner.reads:
-                    owned = self.parameters.owned(optimizer)
+                    owned = owner.owned = self.parameters.owned(optimizer)
                     self.parameters.before_step(owned, with_gradients, id(optimizer))
                     if self.snapshots.active:
                         self.snapshots.before_step(owned, with_gradients)
@@ -196,7 +196,7 @@ class Recorder:
                 if owner is None:
                     return
                 if owner.reads:
-                    owned = self.parameters.owned(optimizer)
+                    owned, owner.owned = owner.owned, []
                     if _closure(args, kwargs) is not None:
                         self._read_scale(owner, optimizer)
                         self.parameters.read_gradients(owned)
@@ -315,8 +315,7 @@ class Recorder:
 
     def _say_skipped(self, step: int, scalars: dict[str, Any]) -> None:
         scalars[SKIPPED] = 1.0
-        message = f"GradScaler skipped step {step}: its gradients were not finite, so the weights did not change."
-        self._events.append(Event(step, time.time(), "skipped-step", message, "warning"))
+        self._events.append(_skipped_step(step))
 
     def end_step(self, skipped: bool) -> None:
         """Ship the frame."""
@@ -553,8 +552,7 @@ class Recorder:
         if not awaited[SKIPPED]:
             del raw.scalars[SKIPPED]
         else:
-            message = f"GradScaler skipped step {raw.step}: its gradients were not finite."
-            raw.events += (Event(raw.step, time.time(), "skipped-step", message, "warning"),)
+            raw.events += (_skipped_step(raw.step),)
 
     def _look_for_bad_values(self, frame: Frame) -> None:
         bad = bool(frame.stats[:, _BAD_COLUMNS].any()) if len(frame.stats) else self._was_bad
@@ -566,7 +564,7 @@ class Recorder:
         for name, value in scalars.items():
             if not isinstance(value, float) or name.startswith("hookcore/"):
                 continue
-            if "loss" in name.lower() or value != value or value in (_INF, -_INF) or name in self._jumps:
+            if "loss" in name.lower() or not math.isfinite(value) or name in self._jumps:
                 finder = self._jumps.get(name)
                 if finder is None and len(self._jumps) < MAX_JUMP_FINDERS:
                     finder = self._jumps[name] = JumpFinder()
@@ -675,6 +673,11 @@ class Recorder:
         """An event, which travels with the next frame. Any thread may call it."""
         with self._lock:
             self._events.append(Event(self.step, time.time(), name, message, severity, module))
+
+
+def _skipped_step(step: int) -> Event:
+    message = f"GradScaler skipped step {step}: its gradients were not finite, so the weights did not change."
+    return Event(step, time.time(), "skipped-step", message, "warning")
 
 
 def _power_of_two(number: int) -> int:
