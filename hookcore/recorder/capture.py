@@ -6,7 +6,6 @@ nothing, runs no operator where the user's modes could see it, and lets no excep
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 import traceback
@@ -112,7 +111,6 @@ class Capture:
         self.filled: set[int] = set()  # tap numbers that came with a frame
         self.newest: set[int] = set()  # those of the newest step
         self.newest_step = -1
-        self.kept = sys.maxsize  # the store refused the taps with this number and above
         self._slot_by_tap: dict[Tap, int] = {}
         self._gradient_hooks: dict[int, TensorHook] = {}
         self._shown = 0

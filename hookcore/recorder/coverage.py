@@ -126,7 +126,7 @@ def _filled(plan: Plan, capture: Capture, before: Plan | None = None) -> dict[Ki
             if slot < 0 or key[0] not in plan.kinds:
                 continue
             number = capture.numbers[slot]
-            if number in capture.filled and number < capture.kept:
+            if number in capture.filled:
                 filled[key[0]] = filled.get(key[0], False) or number in capture.newest
     return filled
 
@@ -140,7 +140,7 @@ def _coverage_of(plan: Plan, world: _World, before: Plan | None) -> Coverage:
     captured = not asked.isdisjoint(filled)
     reasons = list(plan.reasons)
     slots = list(plan.taps.values())
-    if any(slot < 0 or capture.numbers[slot] >= capture.kept for slot in slots):
+    if any(slot < 0 for slot in slots):
         reasons.append(NO_ROOM)
     if "output" in filled and "output_grad" not in filled and any(key[0] == "output_grad" for key in list(plan.taps)):
         reasons.append("no gradient came: its output is unused, detached, or a view that was changed in place")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -472,7 +471,6 @@ class Recorder:
     def _describe_all(self) -> None:
         try:
             self.notices.look()
-            self._ask_what_was_kept()
             self._hooks = list_hooks(self.models.roots, self.clock.optimizers())
             self.sink.describe(self.models.records(), self.models.coverage(), self._hooks)
         except Exception as error:
@@ -614,14 +612,7 @@ class Recorder:
     def coverage(self) -> list[Coverage]:
         """Every module: captured, or not and why, by the frames that have been built."""
         self._worker.flush(COVERAGE_WAIT_S)
-        self._ask_what_was_kept()
         return self.models.coverage()
-
-    def _ask_what_was_kept(self) -> None:
-        store = getattr(getattr(self.sink, "sink", self.sink), "store", None)  # a bridge has the sink behind it
-        if store is not None:  # not a sender: what a server keeps is not known here
-            kept = len(store.taps().taps)
-            self.capture.kept = kept if kept <= max(self.capture.filled, default=-1) else sys.maxsize
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until all finished steps are in the sink."""

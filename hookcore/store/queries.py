@@ -284,7 +284,8 @@ class Queries:
         kept: dict[str, set[Kind]] = {}
         for tap in self._parts.taps[:]:
             kept.setdefault(tap.module, set()).add(tap.kind)
-        have = f"the store has room for {len(self._parts.taps):,} of {self._parts.taps_announced:,} tensors"
+        room = f"{len(self._parts.taps):,} of {self._parts.taps_announced:,} tensors"
+        have = f"no room for its values, the store has room for {room}"
         return [
             _without_refused(each, kept.get(each.path, set()), have) if each.captured else each for each in coverage
         ]
