@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from starlette.responses import HTMLResponse
 
 from hookcore.records import Failure
-from hookcore.store import Store
+from hookcore.store import StepRange, Store
 
 from ..attention import key_figures_of
 from ..formats import word_of
@@ -148,7 +148,8 @@ def line_of(run: Run) -> RunLine:
     except Exception:
         _log.warning("hookcore: the run %s can't be listed", run.id, exc_info=True)
         return replace(
-            _line(run, None, None, None, Alerts()), notes="This run can't be read; the server's log says why."
+            _line(run, None, None, None, Alerts(), StepRange(None, None, 0)),
+            notes="This run can't be read; the server's log says why.",
         )
 
 
@@ -156,11 +157,14 @@ def _line_of(run: Run) -> RunLine:
     figures = key_figures_of(run.store)
     loss = None if figures.loss is None else Loss(figures.loss.name, figures.loss.value)
     points = _points_of(run.store, loss.name) if loss is not None else None
-    return _line(run, figures.steps_per_s if run.state == "live" else None, loss, points, alerts_of(run))
+    return _line(
+        run, figures.steps_per_s if run.state == "live" else None, loss, points, alerts_of(run), run.store.steps()
+    )
 
 
-def _line(run: Run, steps_per_s: float | None, loss: Loss | None, points: Points | None, alerts: Alerts) -> RunLine:
-    steps = run.store.steps()
+def _line(
+    run: Run, steps_per_s: float | None, loss: Loss | None, points: Points | None, alerts: Alerts, steps: StepRange
+) -> RunLine:
     return RunLine(
         run.id,
         run.name,
@@ -218,4 +222,4 @@ def _summarized(run: Run) -> RunLine:
         severities, title, where, message = run.summary["alerts"]
         known = tuple(each for each in severities[:MOST_ALERTS] if each in ("warning", "error"))
         alerts = Alerts(known, *(str(each)[:MAX_TEXT] for each in (title, where, message)))
-    return _line(run, None, loss, points, alerts)
+    return _line(run, None, loss, points, alerts, run.store.steps())

@@ -225,8 +225,6 @@ class Capture:
             return
         requires_grad = any(tensor.requires_grad for _, tensor in tensors)
         phase, recomputed = self._phase(plan, requires_grad)
-        if phase == "eval" and requires_grad:
-            plan.root.evaluated_with_grad = True
         if phase not in self.phases:
             self.note(plan, "ran in eval mode or without gradients; phases={'train', 'eval'} captures that too")
             return

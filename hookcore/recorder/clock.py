@@ -354,6 +354,7 @@ class Clock:
             self._versions = [tensor._version for tensor in tensors]
         reached = {id(t) for t, old, new in zip(tensors, before, self._marks, strict=True) if old != new}
         self._reached |= reached
+        self._parameters.note_pass(reached)
         for owner in self._owners.values() if self._decided else ():
             owner.ever_reached = owner.ever_reached or any(id(tensor) in reached for tensor in owner.seen)
             owner.after = _marks(owner.seen)

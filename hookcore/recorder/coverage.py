@@ -172,18 +172,25 @@ def _why_unseen(plan: Plan, world: _World, got_gradients: bool) -> str:
     known = _why_out_of_sight(plan, world)
     if known:
         return known
-    unseen_model = id(plan.root) not in world.seen_roots and len(world.by_path) > 1
-    if world.functions and (got_gradients or unseen_model):
-        return _hidden_in_function(plan, world)
+    functions, model_was_seen = ", ".join(world.functions), id(plan.root) in world.seen_roots
+    if functions and not model_was_seen:
+        if got_gradients:
+            return f"inside a compiled function ({functions}): hooks see into compiled models, but not into functions"
+        return f"not called where hooks see it; it may run inside a compiled function ({functions})"
     tied = _tied_to(plan, world)
     if tied is not None:
         return f"not called: its weight is tied to {tied or 'the root'}; using a weight directly calls no module"
-    if got_gradients:
+    if not got_gradients:
+        return NOT_CALLED
+    if functions:
         return (
-            "not called, but its weights got gradients: its parent uses them directly, or calls .forward(), which "
-            "bypasses hooks"
+            "not called where hooks see it, but its weights got gradients: its parent uses them directly or calls "
+            f".forward(), or it runs inside a compiled function ({functions})"
         )
-    return NOT_CALLED
+    return (
+        "not called, but its weights got gradients: its parent uses them directly, or calls .forward(), which "
+        "bypasses hooks"
+    )
 
 
 def _why_out_of_sight(plan: Plan, world: _World) -> str:
@@ -204,16 +211,6 @@ def _why_out_of_sight(plan: Plan, world: _World) -> str:
             return f"inside the compiled forward of {parent.path or 'the model'}, which is seen from outside"
         parent = _parent_of(parent, world)
     return ""
-
-
-def _hidden_in_function(plan: Plan, world: _World) -> str:
-    names = ", ".join(world.functions)
-    if id(plan.root) not in world.seen_roots:
-        return f"inside a compiled function ({names}): hooks see into compiled models, but not into functions"
-    return (
-        "not called where hooks see it, but its weights got gradients: its parent uses them directly or calls "
-        f".forward(), or it runs inside a compiled function ({names})"
-    )
 
 
 def _is_container(module: nn.Module) -> bool:

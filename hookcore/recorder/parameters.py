@@ -65,6 +65,11 @@ class Parameters:
         found = self._known.get(id(parameter))
         return found if found is not None and found.tensor is parameter else None
 
+    def note_pass(self, reached: set[int]) -> None:
+        """A backward pass reached these parameters, given by id: tell their models."""
+        for root in {found.plan.root for key in reached if (found := self._known.get(key)) is not None}:
+            root.note_pass()
+
     def adopt(self, plan: Plan) -> None:
         """Learn a module's own parameters; a tied one belongs to the module that has it first.
 

@@ -25,13 +25,13 @@ def fingerprint(module: nn.Module) -> tuple[object, ...]:
 class Root:
     """A model: the outermost module of a tree."""
 
-    __slots__ = ("__weakref__", "entered_with_grad", "evaluated_with_grad", "name", "ref", "trained")
+    __slots__ = ("__weakref__", "entered_with_grad", "name", "passed_in_training", "ref", "trained")
 
     def __init__(self, module: nn.Module, name: str) -> None:
         self.ref = weakref.ref(module)
         self.name = name
-        self.trained = False  # whether it ever ran in training mode
-        self.evaluated_with_grad = False  # whether it ran in evaluation mode and built a graph in this step
+        self.trained = False  # whether it trains in training mode
+        self.passed_in_training: bool | None = None  # its mode in the last backward pass of the step that runs
         self.entered_with_grad = False  # whether it is running now, and was called with gradients on
 
     def trains(self) -> bool:
@@ -42,13 +42,19 @@ class Root:
             return True
         return False
 
+    def note_pass(self) -> None:
+        """A backward pass reached its weights."""
+        module = self.ref()
+        if module is not None:
+            self.passed_in_training = module.training
+
     def note_step(self) -> None:
-        """A step ended. A model that built its graph in evaluation mode and is still in it trains in that mode."""
-        if self.evaluated_with_grad:
-            self.evaluated_with_grad = False
-            module = self.ref()
-            if module is not None and not module.training:
-                self.trained = False
+        """A step ended. A model whose gradients came in evaluation mode trains in that mode.
+
+        By what every step shows, captured or not, so that the phase of a call does not depend on what is captured.
+        """
+        if self.passed_in_training is not None:
+            self.trained, self.passed_in_training = self.passed_in_training, None
 
     def phase(self, requires_grad: bool) -> Phase:
         """Training or evaluation, by the root's own switch.

@@ -178,6 +178,7 @@ def test_a_zoom_in_one_chart_is_a_zoom_in_all_and_holds_the_page(visit: Open, pa
         expect(page.locator("#follow")).to_have_attribute("data-does", "live")
         for figure in page.locator("#charts figure").all():
             name = f"#{figure.get_attribute('id')}"
+            page.locator(name).scroll_into_view_if_needed()  # what is out of sight is drawn when it comes into sight
             expect(page.locator(f"{name} .main-svg").first).to_be_attached()
             shown = f"document.querySelector('{name} .js-plotly-plot').layout.xaxis.range"
             until(lambda shown=shown: page.evaluate(shown) == [first - 0.5, last + 0.5], f"{name} shows these steps")

@@ -29,7 +29,9 @@ export function startChoice(page) {
 /** @param {string} html a whole page */
 function renew(html) {
   const said = new DOMParser().parseFromString(html, "text/html");
-  for (const id of RENEWED) {
+  // What cannot be read as a question has found nothing: the list stays, and the problem is told beside it.
+  const unread = said.getElementById("problem")?.textContent?.trim();
+  for (const id of unread ? ["problem"] : RENEWED) {
     const fresh = said.getElementById(id);
     if (fresh) byId(id).replaceChildren(...fresh.childNodes);
   }

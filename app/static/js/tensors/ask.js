@@ -10,11 +10,12 @@ const SHORT_MS = 6000; // what came or is gone leaves the list
 
 /** @typedef {"asked" | "waiting" | "came" | "gone"} Fate */
 
-export const WORDS = /** @type {Record<Fate, string>} */ ({
-  asked: "Requested: the trainer gets the request with its next frame",
-  waiting: "Waiting: the trainer captures it when the module runs",
-  came: "\u2713 Captured",
-  gone: "\u2715 The trainer is gone",
+/** What is shown of each fate, and what it means. */
+export const WORDS = /** @type {Record<Fate, [string, string]>} */ ({
+  asked: ["Requested", "The trainer gets the request with its next frame."],
+  waiting: ["Waiting", "The trainer captures it when the module runs."],
+  came: ["Captured", ""],
+  gone: ["The trainer is gone", ""],
 });
 
 /** What became of a request. Pure. @param {number} number @param {{kept: Set<number>, waiting: Set<number>, state: string}} known @returns {Fate} */
@@ -92,7 +93,7 @@ export class Asking {
 
   /** @param {number[]} numbers @param {string} label @param {string | null} module */
   #add(numbers, label, module) {
-    const words = h("span", { class: "state" }, "asked");
+    const words = h("span", { class: "state" }, WORDS.asked[0]);
     const line = h("li", {}, h("span", {}, label), words);
     this.#open.add({ numbers, label, module: module ?? "", since: Date.now() / 1000, line, words });
     byId("asked").append(line);
@@ -121,8 +122,8 @@ export class Asking {
     const came = fates.filter((fate) => fate === "came").length;
     const fate = fateOfAll(fates);
     const over = fate === "came" || fate === "gone" || (why && fate === "waiting");
-    request.words.textContent = over && fate !== "came" ? (why?.message ?? "The trainer is gone") : fates.length > 1 ? `${came} of ${fates.length} captured` : fate;
-    request.words.title = WORDS[fate];
+    request.words.textContent = over && fate !== "came" ? (why?.message ?? WORDS.gone[0]) : fates.length > 1 ? `${came} of ${fates.length} captured` : WORDS[fate][0];
+    request.words.title = WORDS[fate][1];
     request.line.className = over && fate !== "came" ? "gone" : fate;
     if (!over) return;
     if (came) this.show(request.numbers[fates.indexOf("came")]);
