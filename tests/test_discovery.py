@@ -56,6 +56,26 @@ def test_a_model_is_found_at_its_first_call_and_named_by_its_class() -> None:
         assert {record.path for record in watcher.store.modules()} == paths(watcher)
 
 
+def test_a_model_that_first_runs_in_a_closure_inside_its_optimizer_has_its_first_step_counted() -> None:
+    model = Net()
+    optimizer = sgd(model.parameters())
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = mean_square(model(noise(5, 6)))
+        loss.backward()
+        return loss
+
+    with watch() as watcher:
+        for number in range(3):
+            optimizer.step(closure)
+            assert watcher.current_step == number + 1
+        assert watcher.flush()
+        taps = [{key for key in read_step(watcher, number) if key[1] != "update"} for number in range(3)]
+    assert taps[0] == taps[1] == taps[2]
+    assert ("Net/encoder", "param_grad", "weight", 0) in taps[0]
+
+
 def test_a_model_that_was_made_before_the_watch_is_found_too() -> None:
     model = Net()
     with watch() as watcher:

@@ -68,7 +68,12 @@ def run_script(folder: Path, name: str) -> Archive:
     script, code = SCRIPTS[name]
     file = folder / "script.py"
     file.write_text(DRIVER.format(root=str(ROOT), script=script, keep=str(folder)))
-    done = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, timeout=240)
+    # Whoever runs the tests in the background has Ctrl+C ignored, and so would the script.
+    heard = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        done = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, timeout=240)
+    finally:
+        signal.signal(signal.SIGINT, heard)
     assert done.returncode == code, done.stderr
     if code == RAISED and name != "own hook":
         assert "RuntimeError" in done.stderr  # Python says what it always says

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import threading
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -156,3 +157,39 @@ def test_a_model_that_the_patterns_do_not_fit_is_an_event() -> None:
         found = [event.message for event in watcher.store.events() if event.name == "model-not-watched"]
     assert len(found) == 1
     assert "Linear" in found[0]
+
+
+class Noting(nn.Parameter):
+    """Notes who asks for its gradient."""
+
+    asked_by: ClassVar[set[int]] = set()
+
+    @property
+    def grad(self) -> Tensor | None:  # type: ignore[override]
+        """The gradient."""
+        self.asked_by.add(threading.get_ident())
+        return super().grad
+
+    @grad.setter
+    def grad(self, value: Tensor | None) -> None:
+        Tensor.grad.__set__(self, value)  # type: ignore[attr-defined]
+
+
+def test_no_other_thread_than_the_one_that_trains_looks_at_a_gradient() -> None:
+    """Torch sets and frees `.grad` without the interpreter lock: to look at it meanwhile can crash the process."""
+    Noting.asked_by.clear()
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    model[0].weight = Noting(model[0].weight.detach())
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for kinds in (("output",), ("output", "param_grad", "update")):
+        with watch(model, kinds=kinds) as watcher:
+            for _ in range(3):
+                optimizer.zero_grad()
+                (model[1](torch.randn(2, 4)).sum() * model[0].weight.sum()).backward()
+                optimizer.step()
+            described = threading.Thread(target=watcher._recorder._describe_all)
+            described.start()
+            described.join()
+            told = {each.path: each.reason for each in watcher.coverage()}
+        assert "its weights got gradients" in told["0"]
+    assert Noting.asked_by == {threading.get_ident()}

@@ -396,7 +396,7 @@ def test_a_kept_run_is_opened_from_the_command_line(tmp_path: Path) -> None:
         wait_for(lambda: _is_up(int(url.rpartition(":")[2])))
         page = httpx2.get(f"{url}/runs/one").text
         assert "layer.1" in page
-        assert "Kept" in page
+        assert 'class="pill ended" id="status"' in page
     damaged = tmp_path / "damaged"
     damaged.mkdir()
     returned, told = _command(tmp_path, "open", str(damaged), "--port", "0")

@@ -174,6 +174,7 @@ def test_the_kernel_compiles_without_a_gpu(
     signature = {"values": kind, "n": "i32", "rows": "*fp64", "histogram": "*i32", "stride": "i32", "offset": "i32"}
     constants: dict[str, Any] = {
         "WIDE": wide,
+        "FAR": kind == "*fp64",
         "FUSED": fused,
         "BLOCK": triton_kernel.BLOCK,
         "SKETCH_BLOCK": triton_kernel.SKETCH_BLOCK,

@@ -149,17 +149,25 @@ class ProcessAttachment:
                 self._capture.saw_output(plan, output)
 
     def _saw_real_input(self, plan: Plan, args: Any) -> None:
+        if (meter := self._capture.meter) is not None:
+            meter.enter()
         if plan.wants_input:
             self._capture.saw_input(plan, args)
         if self._capture.snapshots.wants_inputs:
             self._capture.snapshots.saw_input(plan, args)
+        if meter is not None:
+            meter.leave()
 
     def _saw_real_output(self, plan: Plan, kwargs: Any, output: Any) -> None:
+        if (meter := self._capture.meter) is not None:
+            meter.enter()
         if kwargs and self._capture.snapshots.wants_inputs:
             self._capture.snapshots.saw_input(plan, kwargs)
         if self._capture.snapshots.by_path:
             self._capture.snapshots.saw_output(plan, output)
         _after(self._capture, plan, kwargs, output)
+        if meter is not None:
+            meter.leave()
 
     def _enter_region(self, module: nn.Module) -> None:
         inner = unwrap(module)
@@ -173,15 +181,12 @@ class ProcessAttachment:
             self._models.make_boundary(plan)
         self._aside.enter(module)
 
-    def _make_before(self) -> Callable[[nn.Module, Any], None]:
-        """Plain functions over local names: what torch calls most often must look up least."""
+    def _seeing_calls(self) -> Callable[[nn.Module, Any], None]:
+        """A plain function over local names: what torch calls most often must look up least."""
         capture, models, companions = self._capture, self._models, self._companions
         plans_get, is_entered = capture.plans.get, self._is_entered
 
-        # More arguments come if a module brings a table of its own in which it has the numbers of our hooks.
-        def before_call(module: nn.Module, args: Any, *rest: Any) -> None:
-            if _is_compiling():
-                return
+        def see(module: nn.Module, args: Any) -> None:
             plan, entered = plans_get(id(module)), False
             try:
                 if models.unsure or (plan is not None and plan.is_root):
@@ -198,6 +203,20 @@ class ProcessAttachment:
                         companions.enter(module, plan)
             except Exception as error:
                 capture.failed("forward pre-hook", error, plan)
+
+        return see
+
+    def _make_before(self) -> Callable[..., None]:
+        capture, see = self._capture, self._seeing_calls()
+
+        # More arguments come if a module brings a table of its own in which it has the numbers of our hooks.
+        def before_call(module: nn.Module, args: Any, *rest: Any) -> None:
+            if _is_compiling():
+                return
+            if capture.meter is None:
+                see(module, args)
+            else:
+                capture.meter.time(see, module, args)
 
         return before_call
 
@@ -232,13 +251,24 @@ class ProcessAttachment:
 
     def _make_after(self) -> Callable[..., None]:
         capture = self._capture
-        plans_get, saw_output = capture.plans.get, capture.saw_output
-        accompanied = self._companions.after  # these modules are seen behind their own hooks
+        see = self._seeing_keywords() if self._wants_inputs else self._seeing_outputs()
 
         # More arguments come if a module brings a table of its own in which it has the numbers of our hooks.
         def after_call(module: nn.Module, args: Any, *rest: Any) -> None:
             if _is_compiling():
                 return
+            if capture.meter is None:
+                see(module, rest)
+            else:
+                capture.meter.time(see, module, rest)
+
+        return after_call
+
+    def _seeing_outputs(self) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+        plans_get, saw_output = self._capture.plans.get, self._capture.saw_output
+        accompanied = self._companions.after  # these modules are seen behind their own hooks
+
+        def see(module: nn.Module, rest: tuple[Any, ...]) -> None:
             plan = plans_get(id(module))
             if plan is not None and not (accompanied and id(module) in accompanied):
                 if plan.wants_output:
@@ -246,14 +276,17 @@ class ProcessAttachment:
                 if plan.is_root:
                     plan.root.entered_with_grad = False
 
-        def after_call_with_keywords(module: nn.Module, args: Any, *rest: Any) -> None:
-            if _is_compiling():
-                return
-            plan = plans_get(id(module))
+        return see
+
+    def _seeing_keywords(self) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+        capture, accompanied = self._capture, self._companions.after
+
+        def see(module: nn.Module, rest: tuple[Any, ...]) -> None:
+            plan = capture.plans.get(id(module))
             if plan is not None and not (accompanied and id(module) in accompanied):
                 _after(capture, plan, rest[0] if len(rest) > 1 else {}, rest[-1])
 
-        return after_call_with_keywords if self._wants_inputs else after_call
+        return see
 
 
 class LookHooks:
@@ -384,6 +417,8 @@ class ModulePreHook:
         capture, plan = self.capture, self.plan
         if _is_compiling() or not capture.on:
             return
+        if (meter := capture.meter) is not None:
+            meter.enter()
         try:
             if capture.pending:
                 capture.on_pending()
@@ -397,6 +432,8 @@ class ModulePreHook:
                     capture.note(plan, LATE_PRE_HOOK)
         except Exception as error:
             capture.failed("forward pre-hook", error, plan)
+        if meter is not None:
+            meter.leave()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return inert_hook()
@@ -417,11 +454,15 @@ class ModuleHook:
         capture, plan = self.capture, self.plan
         if _is_compiling() or not capture.on:
             return
+        if (meter := capture.meter) is not None:
+            meter.enter()
         if stands_last(module._forward_hooks, self):
             _after(capture, plan, rest[0] if len(rest) > 1 else {}, rest[-1])
         else:
             plan.calls += 1
             capture.note(plan, LATE_HOOK)
+        if meter is not None:
+            meter.leave()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return inert_hook()
@@ -506,16 +547,21 @@ class _Observer:
         plan = self._plans[key]
         if not self._capture.on or plan.muted:
             return -1
+        if (meter := self._capture.meter) is not None:
+            meter.enter()
+        slot = -1
         try:
             slot = self._capture.saw_traced_output(plan, index, output)
             self._capture.snapshots.saw_traced_output(plan, index, output, plan.calls - 1)
-            return slot
         except Exception as error:
             self._capture.failed("op in a compiled graph", error, plan)
-            return -1
+        if meter is not None:
+            meter.leave()
+        return slot
 
     def saw_gradient(self, key: int, index: str, ticket: int, gradient: Tensor) -> None:
-        TensorHook(self._capture, self._plans[key], -1, ticket)(gradient)
+        hook = TensorHook(self._capture, self._plans[key], -1, ticket)
+        (hook if self._capture.meter is None else hook.timed)(gradient)
         if self._capture.snapshots.by_path and not self._capture.ignores_pass():
             self._capture.snapshots.saw_traced_gradient(self._plans[key], self._capture.taps[ticket], gradient)
 

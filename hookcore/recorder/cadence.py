@@ -14,10 +14,13 @@ from statistics import quantiles
 from typing import Final
 
 WINDOW: Final = 15  # steps of each sort that the estimate looks at
+TIMED_STEPS: Final = 3  # that are timed before a cost is told
 WARM_UP: Final = 3  # first steps, whose time is spent on compiling and allocating
 TRIAL: Final = 2 * WINDOW  # steps after the warm-up that alternate, to learn the cost
 AIM: Final = 0.6  # share of the budget that is aimed at: an estimate is noisy
 PROBE_EVERY: Final = 32  # when every step is captured, one block in so many is left out to go on measuring
+TIME_EVERY: Final = 64  # where every step is captured and no limit is set, one in so many is timed;
+TIME_FIRST_EVERY: Final = 4  # until the window is full, more of them
 ESTIMATE_EVERY: Final = 8  # steps from one estimate to the next
 MAX_STRIDE: Final = 1024
 MAX_BLOCK: Final = 32  # steps; optimizers that step more rarely are not waited for
@@ -26,7 +29,8 @@ MAX_BLOCK: Final = 32  # steps; optimizers that step more rarely are not waited 
 class Cadence:
     """Compares the time of captured and of uncaptured steps in the run itself.
 
-    By the lower quartiles of recent ones: whatever else the machine does makes steps longer, never shorter.
+    By the lower quartiles of recent ones: whatever else the machine does makes steps longer, never shorter. Where
+    every step is captured there is nothing to compare with; then hookcore's own code is timed in a few of them.
     """
 
     def __init__(self, every: int, budget: float | None) -> None:
@@ -42,6 +46,8 @@ class Cadence:
         self._alarmed = False
         self._captured: deque[float] = deque(maxlen=WINDOW)
         self._plain: deque[float] = deque(maxlen=WINDOW)
+        self._spent: deque[float] = deque(maxlen=WINDOW)  # of steps that were timed, hookcore's share of them
+        self._rest: deque[float] = deque(maxlen=WINDOW)  # and the user's
 
     @property
     def effective_cost(self) -> float:
@@ -67,15 +73,20 @@ class Cadence:
         """Capture the next step, whatever its number: the loss jumped, or something became non-finite."""
         self._alarmed = True
 
-    def step_ended(self, captured: bool, elapsed_s: float) -> None:
-        """Learn from the step that just ended."""
+    def step_ended(self, captured: bool, elapsed_s: float, spent_s: float = float("nan")) -> None:
+        """Learn from the step that just ended; `spent_s` is what hookcore's own code took of it, if it was timed."""
         self._seen += 1
         self.skipped += not captured
         if self._seen > WARM_UP and elapsed_s == elapsed_s:
             (self._captured if captured else self._plain).append(elapsed_s)
+            if spent_s == spent_s:
+                self._spent.append(spent_s)
+                self._rest.append(max(0.0, elapsed_s - spent_s))
         if self.budget is None:
             if self._captured and self._plain and self._seen % ESTIMATE_EVERY == 0:
-                self._measure()
+                self._compare()
+            elif spent_s == spent_s and len(self._spent) >= TIMED_STEPS:
+                self._measure(_lower_quartile(self._spent), _lower_quartile(self._rest))
             return
         if self._measuring and self._seen < WARM_UP + TRIAL:
             return
@@ -95,14 +106,24 @@ class Cadence:
             return self.budget is None or unit % PROBE_EVERY != PROBE_EVERY - 1
         return unit % self.stride == 0
 
-    def _measure(self) -> None:
+    @property
+    def wants_timing(self) -> bool:
+        """Whether the step that begins, which is captured, shall be timed: no step is ever left out."""
+        if self.budget is not None or self.stride > 1 or self._seen < WARM_UP:
+            return False
+        every = TIME_EVERY if len(self._spent) == WINDOW else TIME_FIRST_EVERY
+        return self._seen % every == 0
+
+    def _compare(self) -> None:
         plain = _lower_quartile(self._plain)
-        extra = max(0.0, _lower_quartile(self._captured) - plain) + self.background_s
-        self.cost = extra / plain if plain > 0 else 0.0
+        self._measure(_lower_quartile(self._captured) - plain, plain)
+
+    def _measure(self, extra: float, plain: float) -> None:
+        self.cost = (max(0.0, extra) + self.background_s) / plain if plain > 0 else 0.0
 
     def _estimate(self, budget: float) -> None:
         if self._captured and self._plain:
-            self._measure()
+            self._compare()
             wanted = self.cost / (AIM * budget) / self.every
             power = 1 << max(0, math.ceil(math.log2(wanted))) if wanted > 1 else 1
             self.stride = self.every * min(MAX_STRIDE, power)

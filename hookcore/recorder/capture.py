@@ -22,6 +22,7 @@ from hookcore.observe import cpu
 from hookcore.observe.arena import CODES, CpuArena
 from hookcore.observe.plain import make_plain, unseen
 from hookcore.recorder.checkpoints import forward_segment, take_call
+from hookcore.recorder.meter import Meter
 from hookcore.recorder.outputs import find_tensors
 from hookcore.recorder.plans import Departed, Plan
 from hookcore.recorder.snapshots import Snapshots
@@ -53,7 +54,7 @@ class TensorHook:
     Torch keeps this object in the graph. It holds no tensor, so no graph lives longer for it.
     """
 
-    __slots__ = ("capture", "grad_row", "grad_slot", "plan", "row", "slot")
+    __slots__ = ("_timed", "capture", "grad_row", "grad_slot", "plan", "row", "slot")
     __torch_unserializable__ = True  # a tensor that is pickled with it gets no warning
 
     def __init__(self, capture: Capture, plan: Plan, slot: int, grad_slot: int) -> None:
@@ -63,6 +64,14 @@ class TensorHook:
         self.grad_slot = grad_slot
         self.row = capture.arena.row(slot) if slot >= 0 else 0
         self.grad_row = capture.arena.row(grad_slot) if grad_slot >= 0 else 0
+        self._timed: TimedHook | None = None
+
+    @property
+    def timed(self) -> TimedHook:
+        """The same hook for a step that is timed; always the same one."""
+        if self._timed is None:
+            self._timed = TimedHook(self)
+        return self._timed
 
     def __call__(self, grad: Any) -> None:
         capture = self.capture
@@ -84,6 +93,23 @@ class TensorHook:
         except Exception:  # a layout that has no address; the slow way knows them all
             pass
         capture.add_safely(self.plan, grad, self.grad_slot)
+
+
+class TimedHook:
+    """Takes a gradient as its hook does, and tells the meter how long that took."""
+
+    __slots__ = ("hook",)
+    __torch_unserializable__ = True
+
+    def __init__(self, hook: TensorHook) -> None:
+        self.hook = hook
+
+    def __call__(self, grad: Any) -> None:
+        meter = self.hook.capture.meter
+        if meter is None:  # the graph outlived the step that was timed
+            self.hook(grad)
+        else:
+            meter.time(self.hook, grad)
 
 
 class Capture:
@@ -117,6 +143,7 @@ class Capture:
         self.errors: list[Event] = []
         self.error_count = 0
         self.step = 0
+        self.meter: Meter | None = None  # there while the step that runs is timed
         self.refused_taps = 0
         self.leaf_handles: list[hooks.HookHandle] = []
         self.snapshots = Snapshots(self, lambda *_: None, lambda _: None)
@@ -199,7 +226,7 @@ class Capture:
                     _observe(output.data_ptr(), output.numel(), hook.row, self.control)
                 plan.calls = call + 1
                 if hook.grad_row:
-                    hook_gradient(output, hook)
+                    hook_gradient(output, hook if self.meter is None else hook.timed)
                 return
         except Exception:  # a layout that has no address, a functorch wrapper: the slow way tells them apart
             pass
@@ -269,12 +296,12 @@ class Capture:
         if grad_slot >= 0:
             hook_gradient(tensor, self._gradient_hook(plan, grad_slot))
 
-    def _gradient_hook(self, plan: Plan, slot: int) -> TensorHook:
+    def _gradient_hook(self, plan: Plan, slot: int) -> TensorHook | TimedHook:
         """One hook object a row, so that a tensor that comes back is seen to have it."""
         hook = self._gradient_hooks.get(slot)
         if hook is None or hook.plan is not plan:
             hook = self._gradient_hooks[slot] = TensorHook(self, plan, -1, slot)
-        return hook
+        return hook if self.meter is None else hook.timed
 
     def _saw_recompute(self, plan: Plan, output: Any) -> None:
         """A checkpoint runs the module again, inside the backward pass: nothing is counted twice.

@@ -144,7 +144,7 @@ class Clock:
         self._versions: list[int] = []  # of the witnesses, after the last pass
         self._looked_at: list[Tensor] = []  # the witnesses' tensors, while a pass runs
         self._thread = 0  # the one that ran the first pass
-        self._many_threads = False
+        self.many_threads = False  # a second one has run a pass
         self._passed_in: set[int] = set()  # of many threads, those that ran a pass since they ended a step
         self._reached: set[int] = set()  # witnesses that got new gradients since the last step ended, by id(tensor)
         self._stacks: dict[int, list[tuple[int, int]]] = {}
@@ -173,11 +173,16 @@ class Clock:
 
     def step_ended(self, optimizer: Optimizer) -> Owner | None:
         """The same at the end of the call."""
-        owner = self._owners.get(id(optimizer))
-        if owner is None or not owner.owns:
-            return None
         ident = threading.get_ident()
         stack = self._stacks.get(ident)
+        owner = self._owners.get(id(optimizer))
+        if owner is None:
+            return None
+        if not owner.owns:
+            # A closure may have run its model for the first time, inside the step that ends now.
+            owner = self._owner_of(optimizer)
+            owner.inner_passes, owner.late = True, False
+            return owner if owner.owns and not stack else None
         if not stack or stack[-1][0] != id(optimizer):
             return None
         stack.pop()
@@ -231,7 +236,7 @@ class Clock:
         return not owner.steps or owner.after == _marks(owner.seen)
 
     def _has_reached(self, owner: Owner) -> bool:
-        if self._many_threads:
+        if self.many_threads:
             return threading.get_ident() in self._passed_in
         return any(id(tensor) in self._reached for tensor in owner.seen)
 
@@ -316,12 +321,12 @@ class Clock:
         """
         ident = threading.get_ident()
         self._thread = self._thread or ident
-        if ident != self._thread and not self._many_threads:
-            self._many_threads = True
+        if ident != self._thread and not self.many_threads:
+            self.many_threads = True
             self._looked_at, self._marks = [], []
             if self._passed or self._reached:
                 self._passed_in.add(self._thread)
-        if self._many_threads:
+        if self.many_threads:
             return
         if not self.stepping and not self.manual:
             self.begins_late = True
@@ -334,9 +339,9 @@ class Clock:
     def pass_ended(self) -> None:
         """It is over, or raised."""
         self._passed = self._saw_passes = True
-        if self._many_threads:
+        if self.many_threads:
             self._passed_in.add(threading.get_ident())
-        reached = self._many_threads or self._look_at_witnesses()
+        reached = self.many_threads or self._look_at_witnesses()
         if self.due:
             self.due = False
             if not self._decided:
@@ -395,7 +400,7 @@ class Clock:
 
         Called where the next step may begin: before a pass, before a module runs, before a value is logged.
         """
-        if (not self.passes and not self._by_hand) or self._many_threads or threading.get_ident() != self._thread:
+        if (not self.passes and not self._by_hand) or self.many_threads or threading.get_ident() != self._thread:
             return False
         if self._decided:
             if any(owner.scaler_attempted() for owner in self._owners.values() if owner.owns):

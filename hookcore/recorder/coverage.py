@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch._C import DisableTorchFunction
 from torch.nn.modules import module as torch_module
 
 from hookcore.compiled import clean_path, compiled_functions, is_region, runs_uncompiled
@@ -20,7 +19,6 @@ NO_ROOM = "no room for its values: give hookcore more memory, or watch fewer mod
 NOT_CALLED = "not called in any captured step (direct calls to .forward() bypass hooks)"
 
 _MODULE_KINDS: frozenset[Kind] = frozenset(("output", "output_grad", "input", "input_grad"))
-_STEPPED_KINDS: frozenset[Kind] = frozenset(("param_grad", "update"))
 
 
 def joined(root: str, path: str) -> str:
@@ -102,15 +100,15 @@ def hidden_roots(capture: Capture) -> list[tuple[str, str]]:
     """Models that seem to run inside compiled functions alone: name, and the functions."""
     live = list(capture.plans.values())
     seen = {id(plan.root) for plan in live if plan.seen}
-    hidden = [plan for plan in live if plan.is_root and id(plan.root) not in seen and _ran_unseen(plan, live, capture)]
+    hidden = [plan for plan in live if plan.is_root and id(plan.root) not in seen and _ran_unseen(plan, live)]
     if not hidden:
         return []
     functions = compiled_functions(module for plan in live if (module := plan.ref()) is not None)
     return [(plan.path, ", ".join(functions)) for plan in hidden] if functions else []
 
 
-def _ran_unseen(root: Plan, live: Sequence[Plan], capture: Capture) -> bool:
-    return any(plan.root is root.root and _got_gradients(plan, _filled(plan, capture)) for plan in live)
+def _ran_unseen(root: Plan, live: Sequence[Plan]) -> bool:
+    return any(plan.root is root.root and plan.got_gradients for plan in live)
 
 
 def _hides_its_parts(plan: Plan) -> bool:
@@ -145,7 +143,7 @@ def _coverage_of(plan: Plan, world: _World, before: Plan | None) -> Coverage:
     if "output" in filled and "output_grad" not in filled and any(key[0] == "output_grad" for key in list(plan.taps)):
         reasons.append("no gradient came: its output is unused, detached, or a view that was changed in place")
     if not plan.seen and not captured:
-        reasons.append(_why_unseen(plan, world, _got_gradients(plan, filled)))
+        reasons.append(_why_unseen(plan, world))
     reason = plan.skipped_by or "; ".join(reasons)
     if not reason and not filled:
         reason = "no step has ended since it ran"
@@ -154,33 +152,20 @@ def _coverage_of(plan: Plan, world: _World, before: Plan | None) -> Coverage:
     return Coverage(plan.path, plan.type_name, captured, tuple(sorted(filled)), reason)
 
 
-def _got_gradients(plan: Plan, filled: Mapping[Kind, bool]) -> bool:
-    """Whether an optimizer or a backward pass was seen to reach the module's own weights."""
-    if not _STEPPED_KINDS.isdisjoint(filled):
-        return True
-    module = plan.ref()
-    try:
-        with DisableTorchFunction():
-            own = list(module._parameters.values()) if module is not None else []
-            return any(weight is not None and weight.is_leaf and weight.grad is not None for weight in own)
-    except Exception:  # a lazy parameter, or a table that changes right now
-        return False
-
-
-def _why_unseen(plan: Plan, world: _World, got_gradients: bool) -> str:
+def _why_unseen(plan: Plan, world: _World) -> str:
     """Why no call of this module was seen."""
     known = _why_out_of_sight(plan, world)
     if known:
         return known
     functions, model_was_seen = ", ".join(world.functions), id(plan.root) in world.seen_roots
     if functions and not model_was_seen:
-        if got_gradients:
+        if plan.got_gradients:
             return f"inside a compiled function ({functions}): hooks see into compiled models, but not into functions"
         return f"not called where hooks see it; it may run inside a compiled function ({functions})"
     tied = _tied_to(plan, world)
     if tied is not None:
         return f"not called: its weight is tied to {tied or 'the root'}; using a weight directly calls no module"
-    if not got_gradients:
+    if not plan.got_gradients:
         return NOT_CALLED
     if functions:
         return (

@@ -120,11 +120,8 @@ class Parameters:
 
     def before_step(self, owned: list[Parameter], with_gradients: bool, stepper: int = 0) -> None:
         """Read weights, and gradients unless they only come inside the step, as the optimizer is about to use them."""
-        if not self._wanted:
-            self.read = self.read or with_gradients
-            return
         before: list[tuple[Parameter, Tensor]] = []
-        for parameter in owned:
+        for parameter in owned if self._wanted else ():
             tensor = parameter.tensor
             if tensor is None:
                 continue
@@ -139,13 +136,19 @@ class Parameters:
             self.read_gradients(owned)
 
     def read_gradients(self, owned: list[Parameter]) -> None:
-        """Read the gradients as they are now."""
+        """Read the gradients as they are now, and remember which modules got any.
+
+        Nobody else may ask for that: `.grad`, read while another thread runs a backward pass, can crash the process.
+        """
         self.read = True
-        if not self._wanted:
-            return
         for parameter in owned:
+            if parameter.grad_slot < 0 and parameter.plan.got_gradients:
+                continue
             tensor = parameter.tensor
-            if tensor is not None and parameter.grad_slot >= 0 and tensor.grad is not None:
+            if tensor is None or tensor.grad is None:
+                continue
+            parameter.plan.got_gradients = True
+            if parameter.grad_slot >= 0:
                 self._capture.add_safely(parameter.plan, tensor.grad, parameter.grad_slot)
 
     def after_step(self, stepper: int) -> None:

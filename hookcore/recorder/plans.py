@@ -79,6 +79,7 @@ class Plan:
         "errors",
         "eval_calls",
         "first_index",
+        "got_gradients",
         "is_root",
         "kinds",
         "lone",
@@ -113,6 +114,7 @@ class Plan:
         self.pending: Pending = []  # calls under a reentrant checkpoint, whose gradient comes with the recompute
         self.reasons: dict[str, int] = {}  # why something of it was not captured, and how often
         self.seen = False  # whether it ever ran
+        self.got_gradients = False  # whether a parameter of its own was stepped with a gradient
         self.errors = 0
         self.first_index: str | None = None  # of a traced output: by it the calls are counted
         self.recomputed = 0  # calls that a checkpoint repeated
@@ -126,7 +128,7 @@ class Plan:
         """Answer with a plan that keeps what was captured under this path; begin again without any."""
         old = copy.copy(self)
         self.taps, self.shapes, self.reasons, self.pending = {}, {}, {}, []
-        self.seen, self.first_index = False, None
+        self.seen, self.got_gradients, self.first_index = False, False, None
         old.leaves(reason)
         return old
 

@@ -28,6 +28,7 @@ from hookcore.recorder.clock import Clock, Owner
 from hookcore.recorder.commands import Change, Commands, describe_change
 from hookcore.recorder.frames import RawFrame, build_frames
 from hookcore.recorder.inventory import list_hooks
+from hookcore.recorder.meter import Meter
 from hookcore.recorder.models import Models
 from hookcore.recorder.notices import Notices
 from hookcore.recorder.parameters import Parameters, applied_scale
@@ -170,6 +171,8 @@ class Recorder:
 
     def saw_step_begin(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """The optimizer's pre-hook: gradients and weights as it is about to use them."""
+        if (meter := self.capture.meter) is not None:
+            meter.enter()
         try:
             with self._lock, DisableTorchFunction():
                 # With a closure, forward and backward run inside the step: the gradients come later.
@@ -186,14 +189,22 @@ class Recorder:
                         self.snapshots.before_step(owned, with_gradients)
         except Exception as error:
             self.capture.failed("optimizer pre-hook", error)
+        finally:
+            if meter is not None:
+                meter.leave()
 
     def saw_step_end(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """The optimizer's post-hook: a step, if its parameters got new gradients since the last one."""
+        if (meter := self.capture.meter) is not None:
+            meter.enter()
         try:
             with self._lock, DisableTorchFunction():
                 owner = self.clock.step_ended(optimizer)
                 if owner is None:
                     return
+                if not owner.steps and _closure(args, kwargs) is not None:
+                    # Its model may have become known inside this step, whose beginning said nothing then.
+                    owner.reads, owner.owned = self.capture.on, self.parameters.owned(optimizer)
                 if owner.reads:
                     owned, owner.owned = owner.owned, []
                     if _closure(args, kwargs) is not None:
@@ -206,6 +217,9 @@ class Recorder:
                 self._count(owner)
         except Exception as error:
             self.capture.failed("optimizer post-hook", error)
+        finally:
+            if meter is not None:
+                meter.leave()
 
     def _count(self, owner: Owner) -> None:
         if self.clock.manual:
@@ -232,6 +246,8 @@ class Recorder:
 
     def backward_begins(self, accumulates: bool) -> None:
         """A backward pass of this process starts."""
+        if (meter := self.capture.meter) is not None:
+            meter.enter()
         try:
             with self._lock:
                 self.capture.begin_pass(accumulates)
@@ -240,9 +256,14 @@ class Recorder:
                         self.clock.pass_begins()
         except Exception as error:
             self.capture.failed("begin of a backward pass", error)
+        finally:
+            if meter is not None:
+                meter.leave()
 
     def backward_ended(self, accumulates: bool) -> None:
         """It is over, or raised."""
+        if (meter := self.capture.meter) is not None:
+            meter.enter()
         try:
             with self._lock:
                 self.capture.end_pass(accumulates)
@@ -253,6 +274,9 @@ class Recorder:
                     self.capture.pending = self.capture.on and (self.clock.undecided or self.clock.may_have_skipped)
         except Exception as error:
             self.capture.failed("end of a backward pass", error)
+        finally:
+            if meter is not None:
+                meter.leave()
 
     def _saw_pending_call(self) -> None:
         """A module is about to run, after a pass that may have been the last one of its step."""
@@ -269,6 +293,8 @@ class Recorder:
         """The user says that a step is over."""
         with self._lock:
             self.clock.manual = True
+            if (meter := self.capture.meter) is not None:
+                meter.enter()
             if self.capture.on and not self.parameters.read:
                 self.read_parameters()
             self.release_parts(as_steps=False, skipped=False)
@@ -343,12 +369,21 @@ class Recorder:
             self._guarded(self._carry_out)
         # A step in which a snapshot was taken tells nothing of what capturing costs.
         self.cadence.block = _power_of_two(min(MAX_BLOCK, self.clock.longest_gap()))
-        self.cadence.step_ended(captured, _NAN if asked else self._clock() - self._ended_at)
+        now = self._clock()
+        self.cadence.step_ended(captured, _NAN if asked else now - self._ended_at, self._spent())
         wanted = self.cadence.wants(self.step) and not self.clock.begins_late
         self._ended_at = self._clock()
         wanted = wanted or (self.snapshots.active and self.snapshots.hurries)
+        # What runs on another device is not seen from here, and two threads cannot be told apart.
+        timed = wanted and self.cadence.wants_timing and not self.capture.devices and not self.clock.many_threads
+        self.capture.meter = Meter(self._clock) if timed else None
         if not self.paused and self.attached and (wanted or self.capture.on):
             self._set_capturing(wanted)
+
+    def _spent(self) -> float:
+        """Return what hookcore's own code took of the step that ends, where it was timed."""
+        meter = self.capture.meter
+        return _NAN if meter is None or self.clock.many_threads or self.capture.devices else meter.take()
 
     # -- commands ---------------------------------------------------------------------------------------------------
 
