@@ -6,6 +6,7 @@ shows nobody a bare `sys.exit(1)` outside of a `with`, an exception in a thread,
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 import traceback
@@ -78,6 +79,17 @@ def uncaught() -> BaseException | None:
     if hasattr(sys, "ps1") or _shell() is not None:
         return None
     return getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+
+
+def keep_interrupted() -> None:
+    """Let a process that Ctrl+C ends be seen to end so; the last thing that an exit handler does.
+
+    Python ends such a process by the signal itself, unless any text was compiled and run since: every dataclass and
+    every named tuple of a module that is imported for the first time does that, and the exit code would be 1.
+    """
+    if isinstance(uncaught(), KeyboardInterrupt):
+        with contextlib.suppress(KeyboardInterrupt):
+            exec("raise KeyboardInterrupt")
 
 
 def follow_cells(told: Callable[[Any], None]) -> Callable[[], None]:

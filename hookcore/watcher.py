@@ -323,6 +323,7 @@ def _close_all() -> None:
     for watcher in list(_watchers):
         watcher._delivery.hurry(deadline - time.monotonic())
         watcher._close(error)
+    failures.keep_interrupted()
 
 
 def _abandon_all() -> None:
