@@ -19,6 +19,8 @@ PIP_INSTALL := $(BIN)/python -m pip install -qq --no-compile --disable-pip-versi
 # One thread a process: the tests compare bits, and two cores are all that CI has.
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
+# Hundreds of tests start a Python of their own: what one of them compiles, the next ones only read.
+export PYTHONDONTWRITEBYTECODE =
 # Tests at a time; and how often one of a whole browser or process may fail on a machine that others use too.
 AT_ONCE ?= 2
 AGAIN ?= --reruns 2
