@@ -1,0 +1,123 @@
+# mypy: disable-error-code="no-untyped-call"
+"""Where every step is captured, hookcore times its own code in some of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from hookcore.recorder.cadence import TIME_EVERY, WARM_UP, Cadence
+from hookcore.recorder.meter import Meter
+from tests.harness import watch
+
+
+class Ticks:
+    """A clock that is moved by hand."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_meter_counts_nested_calls_once_and_the_one_that_runs() -> None:
+    clock = Ticks()
+    meter = Meter(clock)
+
+    def outer() -> None:
+        clock.now += 1
+        meter.time(inner)
+        clock.now += 1
+
+    def inner() -> None:
+        clock.now += 5
+
+    meter.time(outer)
+    clock.now += 100
+    assert meter.take() == 7
+    meter.enter()
+    clock.now += 2
+    assert meter.take() == 9
+    meter.leave()
+    meter.leave()  # of a call that began before the meter was there
+    clock.now += 50
+    assert meter.take() == 9
+
+
+def test_a_meter_goes_on_after_a_call_that_raised() -> None:
+    clock = Ticks()
+    meter = Meter(clock)
+
+    def fail() -> None:
+        clock.now += 3
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        meter.time(fail)
+    clock.now += 10
+    assert meter.take() == 3
+
+
+def test_the_cost_is_what_hookcore_took_by_what_the_user_took() -> None:
+    cadence, timed = Cadence(1, None), []
+    for step in range(1000):
+        assert cadence.wants(step)
+        timed += [step] * cadence.wants_timing
+        cadence.step_ended(True, 1.25, 0.25 if cadence.wants_timing else float("nan"))
+        if len(timed) < 3:
+            assert cadence.cost != cadence.cost  # not known yet
+    assert cadence.cost == cadence.effective_cost == pytest.approx(0.25)
+    assert min(timed) >= WARM_UP
+    assert [step for step in timed if step > 200] == [step for step in range(201, 1000) if step % TIME_EVERY == 0]
+
+
+def test_with_a_limit_or_with_steps_left_out_nothing_is_timed() -> None:
+    for cadence in (Cadence(1, 0.05), Cadence(2, None)):
+        for step in range(100):
+            assert not cadence.wants_timing
+            cadence.step_ended(cadence.wants(step), 1.0)
+
+
+def train(model: nn.Module, steps: int, inputs: torch.Tensor) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(inputs).square().mean().backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("settings", [{}, {"attach": "module"}, {"compiled": "inside"}, {"kinds": ("input", "update")}])
+def test_the_cost_of_capturing_every_step_is_told_whatever_the_hooks_sit_on(settings: dict[str, Any]) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+    model[0].register_forward_hook(lambda *_: None)  # the module's own, so that a companion stands behind it
+    with watch(model, budget=None, **settings) as watcher:
+        train(model, 40, torch.randn(4, 8))
+        told = watcher._recorder.current_settings()
+        assert watcher.flush()
+        assert watcher.errors == []
+        scalars = watcher.store.scalars("hookcore/effective_cost")
+    assert told["cost"] > 0
+    assert told["effective_cost"] == told["cost"]
+    assert scalars.mean[-1] > 0
+
+
+def test_a_step_that_is_timed_has_the_same_values_and_bits_as_one_that_is_not() -> None:
+    seen = []
+    for timed in (True, False):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
+        with watch(model, budget=None) as watcher:
+            if not timed:
+                watcher._recorder.cadence._spent.extend([0.0] * 15)
+                watcher._recorder.cadence._seen = 1_000_000 * TIME_EVERY + 1
+            train(model, 30, torch.randn(4, 8))
+            assert watcher.flush()
+            latest = watcher.store.latest()
+        seen.append((latest.values, [parameter.detach().clone() for parameter in model.parameters()]))
+    assert np.array_equal(seen[0][0], seen[1][0], equal_nan=True)
+    assert all(torch.equal(one, other) for one, other in zip(seen[0][1], seen[1][1], strict=True))
