@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from hookcore.recorder import clock
 from tests.harness import read_step, seed_all, watch
 
 SETTINGS: Final[dict[str, dict[str, Any]]] = {
@@ -197,6 +198,14 @@ def gradients_set_by_hand(w: World) -> None:
     w.a.step()
 
 
+def one_among_strangers(w: World) -> None:
+    w.model.zero_grad()
+    w.train_stranger()
+    w.loss().backward()
+    w.train_stranger()
+    w.a.step()
+
+
 TURNS: Final[dict[Callable[[World], None], int]] = {
     two_behind_one: 1,
     two_behind_two: 1,
@@ -213,16 +222,27 @@ TURNS: Final[dict[Callable[[World], None], int]] = {
     scaled: 1,
     scaled_and_skipped: 1,
     gradients_set_by_hand: 2,
+    one_among_strangers: 1,
 }
+# What must be met in the first steps: a scaler, and a stranger's pass before an optimizer that is new.
+AT_FIRST: Final = (scaled, scaled_and_skipped, strangers_in_between)
+# Those of one optimizer each.
+ALONE: Final = (
+    (with_a_closure, with_micro_batches, with_autograd_grad, sharpness_aware),
+    (one_of_two, twice_with_one_gradient, one_among_strangers),
+)
 
 
-def _run(turns: list[Callable[[World], None]], pauses: bool = False, **given: Any) -> tuple[list[int], dict[int, Any]]:
+def _run(
+    turns: list[Callable[[World], None]], scaler: bool, pauses: bool = False, **given: Any
+) -> tuple[list[int], dict[int, Any]]:
     """The number of the step after each turn, and the captured steps."""
     seed_all()
     world, numbers = World(), []
     # The scaler is only met when it lets an optimizer step, so it does once before anything is counted.
     with watch(world.model, **given) as watcher:
-        scaled(world)
+        if scaler:
+            scaled(world)
         for place, turn in enumerate(turns):
             if pauses and place % 3 == 1:
                 watcher.pause()
@@ -244,15 +264,33 @@ def _run(turns: list[Callable[[World], None]], pauses: bool = False, **given: An
 @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.sampled_from(list(TURNS)), min_size=4, max_size=10), st.sampled_from(list(SETTINGS)))
 def test_steps_are_the_same_under_every_setting(turns: list[Callable[[World], None]], name: str) -> None:
-    full, steps = _run(turns)
-    expected, total = [], 1
+    check_steps(turns, name)
+
+
+@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    st.one_of(*(st.lists(st.sampled_from(turns), min_size=3, max_size=8) for turns in ALONE)),
+    st.sampled_from(list(SETTINGS)),
+    st.lists(st.sampled_from([turn for turn in TURNS if turn not in AT_FIRST]), max_size=5),
+)
+def test_they_are_where_one_optimizer_was_alone_at_work_before_others_came(
+    turns: list[Callable[[World], None]], name: str, later: list[Callable[[World], None]]
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(clock, "FIRST_STEPS", 1)
+        check_steps([*turns, *later], name, scaler=False)
+
+
+def check_steps(turns: list[Callable[[World], None]], name: str, scaler: bool = True) -> None:
+    full, steps = _run(turns, scaler)
+    expected, total = [], int(scaler)
     for turn in turns:
         total += TURNS[turn]
         expected.append(total)
     assert full == expected
-    numbers, captured = _run(turns, **SETTINGS[name])
+    numbers, captured = _run(turns, scaler, **SETTINGS[name])
     assert numbers == expected
-    assert _run(turns, pauses=True)[0] == expected
+    assert _run(turns, scaler, pauses=True)[0] == expected
     if name in ("every second", "every fifth", "budget", "on modules"):
         for number, stats in captured.items():
             assert not stats or stats.keys() == steps[number].keys(), number

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from statistics import quantiles
 from typing import Final
 
 WINDOW: Final = 15  # steps of each sort that the estimate looks at
@@ -130,7 +129,7 @@ class Cadence:
 
 
 def _lower_quartile(times: deque[float]) -> float:
-    return quantiles(times, n=4)[0] if len(times) > 1 else times[0]
+    return sorted(times)[len(times) // 4]
 
 
 class JumpFinder:

@@ -6,7 +6,8 @@ ended; otherwise the optimizer's values belong to the step that just ended. docs
 counts as a step in each kind of loop.
 
 New gradients are noticed at a few parameters of each optimizer, the *witnesses*: their `.grad` is compared before and
-after each backward pass. In between nothing can free it, so equal means untouched.
+after each backward pass. In between nothing can free it, so equal means untouched. Where one optimizer alone is at work
+and no scaler steps it, it makes no difference which pass reached it, and nothing is compared.
 """
 
 from __future__ import annotations
@@ -69,6 +70,7 @@ class Owner:
         "gap",
         "inner_passes",
         "inside",
+        "keys",
         "last_step",
         "late",
         "owned",
@@ -90,6 +92,7 @@ class Owner:
         self.owns = False
         self.witnesses: list[Parameter] = []
         self.seen: list[Tensor] = []  # the witnesses' tensors; renewed often enough to keep no replaced one for long
+        self.keys: frozenset[int] = frozenset()  # by id
         self.after: list[Mark] = []  # of its witnesses, when their gradients were last explained
         self.versions: list[int] = []  # of its witnesses, before it steps
         self.ever_reached = False  # whether a pass was ever seen to reach a witness
@@ -103,6 +106,11 @@ class Owner:
         self.steps = 0
         self.scaler: weakref.ref[GradScaler] | None = None
         self.states: Any = None  # the scaler's table of optimizers when the last pass ended
+
+    def look_up(self) -> None:
+        """Find the witnesses' tensors as they are now."""
+        self.seen = _tensors(self.witnesses)
+        self.keys = frozenset(map(id, self.seen))
 
     def live_scaler(self) -> GradScaler | None:
         """The scaler that steps it, if there is one and it is enabled."""
@@ -137,6 +145,7 @@ class Clock:
         self._saw_passes = False
         self._group: set[int] = set()  # optimizers that stepped since the last step ended, or ended it
         self._last: Owner | None = None
+        self._alone: Owner | None = None  # the only optimizer, where passes need not be looked at
         self._owners: dict[int, Owner] = {}
         self._witnesses: list[Parameter] = []
         self._known = (-1, False)  # how many parameters there were when the witnesses were chosen, and whether early
@@ -164,9 +173,10 @@ class Clock:
         if len(stack) > 1:
             return None
         if owner.steps % RENEW_EVERY == 0:
-            owner.seen = _tensors(owner.witnesses)
-        owner.versions = [tensor._version for tensor in owner.seen]
+            owner.look_up()
         owner.inner_passes, owner.late = closure, not closure and self._is_late(owner)
+        if closure or not self._passed:  # else it is known already that it steps with new gradients
+            owner.versions = [tensor._version for tensor in owner.seen]
         if owner.steps < SCALER_STEPS or owner.steps % SCALER_STEPS == 0:
             _find_scaler(owner)
         return owner
@@ -202,12 +212,15 @@ class Clock:
             owner.late = self._is_late(owner)
         reached = self._has_reached(owner)
         fresh = not owner.late and (reached or self._passed or self._moved(owner))
-        if self._passed and owner.ever_reached and not reached:
+        if self._passed and owner.ever_reached and not reached and self._alone is None:
             self._choose_witnesses(owner, MANY_WITNESSES)
         if not fresh and not self.step:
             return -1  # nothing has come yet: some loops step once to silence a scheduler's warning
         if not self._decided:
             self._decide(skipped=owner.scaler is not None)
+        if not owner.steps:
+            for other in self._owners.values():  # what came until now may not have been looked at
+                other.after = _marks(other.seen)
         step = self.step if fresh else self.step - 1
         owner.gap = max(1, step - owner.last_step) if owner.last_step >= 0 else 1
         owner.last_step = step
@@ -218,7 +231,21 @@ class Clock:
             self._group.clear()
         self._group.add(id(owner))
         owner.after = _marks(owner.seen)
+        if owner is not self._alone or owner.scaler is not None or owner.inside:
+            self._alone = self._only_owner()
         return step
+
+    def _only_owner(self) -> Owner | None:
+        """The optimizer of which it is known that nothing else decides about the steps."""
+        if self.step < FIRST_STEPS or not self._decided or self.many_threads:
+            return None
+        found = None
+        for owner in self._owners.values():
+            if owner.owns and owner.steps:
+                if found is not None:
+                    return None
+                found = owner
+        return None if found is None or found.inside or found.scaler is not None else found
 
     def _decide(self, skipped: bool) -> None:
         """An optimizer steps this model. What was held until now was skipped by its scaler, or is part of its step."""
@@ -238,7 +265,7 @@ class Clock:
     def _has_reached(self, owner: Owner) -> bool:
         if self.many_threads:
             return threading.get_ident() in self._passed_in
-        return any(id(tensor) in self._reached for tensor in owner.seen)
+        return not self._reached.isdisjoint(owner.keys)
 
     @staticmethod
     def _moved(owner: Owner) -> bool:
@@ -272,11 +299,11 @@ class Clock:
             owner.state = (*state[:3], self._parameters.adopted)
             watched = {id(each) for each in self._witnesses}
             seen = [each for each in owned if id(each) in watched]
-            owner.ever_reached = bool(seen)
+            owner.ever_reached = bool(seen) and self._alone is None
             owner.witnesses = seen
             if len(seen) < WITNESSES:
                 self._choose_witnesses(owner, self._share())
-            owner.seen = _tensors(owner.witnesses)
+            owner.look_up()
         return owner
 
     def _share(self) -> int:
@@ -292,7 +319,7 @@ class Clock:
         self._known = (-1, False)
         if owner.steps or not owner.witnesses:
             owner.witnesses = list(chosen.values())
-            owner.seen = _tensors(owner.witnesses)
+            owner.look_up()
 
     def optimizers(self) -> list[Optimizer]:
         """Every optimizer that was seen to step."""
@@ -308,8 +335,11 @@ class Clock:
 
     def longest_gap(self) -> int:
         """So many steps in a row hold a step of every optimizer that is at work."""
-        owners = (owner for owner in self._owners.values() if owner.steps)
-        return max((owner.gap for owner in owners if self.step - owner.last_step <= RECENT), default=1)
+        longest = 1
+        for owner in self._owners.values():
+            if owner.gap > longest and owner.steps and self.step - owner.last_step <= RECENT:
+                longest = owner.gap
+        return longest
 
     # -- backward passes --------------------------------------------------------------------------------------------
 
@@ -328,6 +358,9 @@ class Clock:
                 self._passed_in.add(self._thread)
         if self.many_threads:
             return
+        if self._alone is not None:
+            self._looked_at, self._marks = [], []
+            return
         if not self.stepping and not self.manual:
             self.begins_late = True
             self.look()
@@ -341,7 +374,13 @@ class Clock:
         self._passed = self._saw_passes = True
         if self.many_threads:
             self._passed_in.add(threading.get_ident())
-        reached = self.many_threads or self._look_at_witnesses()
+        if self.many_threads:
+            reached = True
+        elif self._alone is not None:
+            reached = True
+            self._parameters.note_pass(self._alone.keys)
+        else:
+            reached = self._look_at_witnesses()
         if self.due:
             self.due = False
             if not self._decided:
@@ -354,15 +393,18 @@ class Clock:
 
     def _look_at_witnesses(self) -> bool:
         tensors, before = self._looked_at, self._marks
-        self._looked_at, self._marks = [], _marks(tensors)
+        now = _marks(tensors)
+        self._looked_at, self._marks = [], now
         if not self._decided:
             self._versions = [tensor._version for tensor in tensors]
-        reached = {id(t) for t, old, new in zip(tensors, before, self._marks, strict=True) if old != new}
-        self._reached |= reached
-        self._parameters.note_pass(reached)
+        reached: set[int] = set()
+        if now != before:
+            reached = {id(t) for t, old, new in zip(tensors, before, now, strict=True) if old != new}
+            self._reached |= reached
+            self._parameters.note_pass(reached)
         for owner in self._owners.values() if self._decided else ():
-            owner.ever_reached = owner.ever_reached or any(id(tensor) in reached for tensor in owner.seen)
-            owner.after = _marks(owner.seen)
+            owner.ever_reached = owner.ever_reached or not reached.isdisjoint(owner.keys)
+            owner.after = list(now) if owner.seen is tensors else _marks(owner.seen)
             if owner.scaler is not None and (scaler := owner.scaler()) is not None:
                 owner.states = scaler._per_optimizer_states
         return bool(reached)
@@ -370,7 +412,10 @@ class Clock:
     def _witness_tensors(self) -> list[Tensor]:
         if self._known[1]:
             return _tensors(self._witnesses)
-        return [tensor for owner in self._owners.values() if owner.owns and not owner.inside for tensor in owner.seen]
+        at_work = [owner for owner in self._owners.values() if owner.owns and not owner.inside]
+        if len(at_work) == 1:
+            return at_work[0].seen
+        return [tensor for owner in at_work for tensor in owner.seen]
 
     def _know_witnesses(self) -> None:
         """Those of all optimizers, and for the first steps some of all parameters: not every optimizer has been met."""
@@ -381,7 +426,7 @@ class Clock:
             for owner in self._owners.values():
                 if len(owner.witnesses) <= FIRST_WITNESSES:
                     owner.witnesses = _spread(owner.witnesses, self._share())
-                    owner.seen = _tensors(owner.witnesses)
+                    owner.look_up()
         self._known = (self._parameters.adopted, early)
         inside = {id(each) for owner in self._owners.values() if owner.inside for each in owner.witnesses}
         chosen = [each for owner in self._owners.values() if owner.owns for each in owner.witnesses]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -65,10 +67,14 @@ class Parameters:
         found = self._known.get(id(parameter))
         return found if found is not None and found.tensor is parameter else None
 
-    def note_pass(self, reached: set[int]) -> None:
+    def note_pass(self, reached: Iterable[int]) -> None:
         """A backward pass reached these parameters, given by id: tell their models."""
-        for root in {found.plan.root for key in reached if (found := self._known.get(key)) is not None}:
-            root.note_pass()
+        told = None
+        for key in reached:
+            found = self._known.get(key)
+            if found is not None and found.plan.root is not told:
+                told = found.plan.root
+                told.note_pass()
 
     def adopt(self, plan: Plan) -> None:
         """Learn a module's own parameters; a tied one belongs to the module that has it first.

@@ -368,9 +368,10 @@ class Recorder:
         if asked:
             self._guarded(self._carry_out)
         # A step in which a snapshot was taken tells nothing of what capturing costs.
-        self.cadence.block = _power_of_two(min(MAX_BLOCK, self.clock.longest_gap()))
-        now = self._clock()
-        self.cadence.step_ended(captured, _NAN if asked else now - self._ended_at, self._spent())
+        gap = self.clock.longest_gap()
+        self.cadence.block = 1 if gap == 1 else _power_of_two(min(MAX_BLOCK, gap))
+        spent = _NAN if self.capture.meter is None else self._spent(self.capture.meter)
+        self.cadence.step_ended(captured, _NAN if asked else self._clock() - self._ended_at, spent)
         wanted = self.cadence.wants(self.step) and not self.clock.begins_late
         self._ended_at = self._clock()
         wanted = wanted or (self.snapshots.active and self.snapshots.hurries)
@@ -380,10 +381,9 @@ class Recorder:
         if not self.paused and self.attached and (wanted or self.capture.on):
             self._set_capturing(wanted)
 
-    def _spent(self) -> float:
-        """Return what hookcore's own code took of the step that ends, where it was timed."""
-        meter = self.capture.meter
-        return _NAN if meter is None or self.clock.many_threads or self.capture.devices else meter.take()
+    def _spent(self, meter: Meter) -> float:
+        """Return what hookcore's own code took of the step that ends, if nobody else can be in this number."""
+        return _NAN if self.clock.many_threads or self.capture.devices else meter.take()
 
     # -- commands ---------------------------------------------------------------------------------------------------
 
