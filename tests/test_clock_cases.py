@@ -59,6 +59,28 @@ def test_an_optimizer_inside_the_backward_pass_ends_a_step_with_each_pass(given:
         assert len(_steps_of(watcher, "0", "param_grad", "weight")) > 5
 
 
+@pytest.mark.parametrize("every", [2, 3])
+def test_the_gradients_of_an_optimizer_inside_the_backward_pass_are_those_of_the_step_that_is_captured(
+    every: int,
+) -> None:
+    model, truth = _net(), []
+    weight = model[0].weight
+    optimizer = sgd([weight])
+
+    def apply(parameter: Tensor) -> None:
+        truth.append(parameter.grad.clone())  # type: ignore[union-attr]
+        optimizer.step()
+        optimizer.zero_grad()
+
+    weight.register_post_accumulate_grad_hook(apply)
+    with watch(model, every=every) as watcher:
+        for _ in range(9):
+            mean_square(model(noise(5, 4))).backward()
+        assert watcher.flush()
+        for step in range(0, 9, every):
+            assert_stats(read_step(watcher, step)["0", "param_grad", "weight", 0], [truth[step]], step)
+
+
 @pytest.mark.parametrize("in_data", [False, True])
 def test_updates_by_hand_are_counted_from_one_reset_to_the_next(in_data: bool) -> None:
     model = _net()

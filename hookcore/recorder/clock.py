@@ -12,11 +12,14 @@ and no scaler steps it, it makes no difference which pass reached it, and nothin
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 import weakref
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
+import torch
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler, OptState
 from torch.optim import Optimizer
@@ -29,6 +32,7 @@ FIRST_WITNESSES: Final = 16  # of all watched parameters, while optimizers are s
 FIRST_STEPS: Final = 64  # steps after which all optimizers have been met
 MANY_WITNESSES: Final = 512  # of an optimizer that a pass once reached past its witnesses
 ALL_WITNESSES: Final = 128  # of all optimizers together, unless one needs more
+ATTEMPTS: Final = 16  # resets of the gradients after which updates by hand are taken for granted, though none is seen
 PASSES_WITHOUT_STEP: Final = 64  # then each pass counts as a step, even if nothing ever resets the gradients
 READABLE: Final = 4096  # values of a gradient that are looked at for being zero
 RECENT: Final = 256  # steps after which an optimizer that stopped stepping counts no more
@@ -38,12 +42,14 @@ SCALER_DEPTH: Final = 64  # frames up the stack
 
 Mark = tuple[int, int] | None
 
+_current_task: Callable[[], int] = torch._C._current_graph_task_id
+
 
 class Host(Protocol):
     """What the clock tells: the recorder."""
 
-    def end_step(self, skipped: bool) -> None:
-        """The step is over."""
+    def end_step(self, skipped_by: GradScaler | None) -> None:
+        """The step is over, or this scaler left it out."""
 
     def begin_step(self) -> None:
         """The next one begins."""
@@ -51,8 +57,11 @@ class Host(Protocol):
     def hold_part(self) -> None:
         """What came so far is apart from what comes now, and may turn out to be a step of its own."""
 
-    def release_parts(self, as_steps: bool, skipped: bool) -> int:
-        """Ship the parts that were held, as parts of the step that runs or as steps; answer with how many steps."""
+    def release_parts(self, as_steps: bool, scales: Sequence[float] = ()) -> int:
+        """Ship the parts that were held, as parts of the step that runs or as steps; answer with how many steps.
+
+        `scales`: a scaler skipped these steps, and the loss had these scales in them; NaN where that is not known.
+        """
 
     def read_parameters(self) -> None:
         """No optimizer of torch's will step: the gradients are final now."""
@@ -174,7 +183,9 @@ class Clock:
             return None
         if owner.steps % RENEW_EVERY == 0:
             owner.look_up()
-        owner.inner_passes, owner.late = closure, not closure and self._is_late(owner)
+        # Inside a backward pass the gradients are that pass's, and nothing has told of them yet.
+        owner.inner_passes = closure
+        owner.late = not closure and _current_task() == -1 and self._is_late(owner)
         if closure or not self._passed:  # else it is known already that it steps with new gradients
             owner.versions = [tensor._version for tensor in owner.seen]
         if owner.steps < SCALER_STEPS or owner.steps % SCALER_STEPS == 0:
@@ -217,7 +228,7 @@ class Clock:
         if not fresh and not self.step:
             return -1  # nothing has come yet: some loops step once to silence a scheduler's warning
         if not self._decided:
-            self._decide(skipped=owner.scaler is not None)
+            self._decide(owner.live_scaler())
         if not owner.steps:
             for other in self._owners.values():  # what came until now may not have been looked at
                 other.after = _marks(other.seen)
@@ -247,10 +258,11 @@ class Clock:
                 found = owner
         return None if found is None or found.inside or found.scaler is not None else found
 
-    def _decide(self, skipped: bool) -> None:
+    def _decide(self, scaler: GradScaler | None) -> None:
         """An optimizer steps this model. What was held until now was skipped by its scaler, or is part of its step."""
+        scales = _scales_until_now(scaler, self._attempts) if scaler is not None else []
         self._decided, self._by_hand, self._attempts = True, 0, 0
-        self.step += self._host.release_parts(as_steps=skipped, skipped=skipped)
+        self.step += self._host.release_parts(as_steps=bool(scales), scales=scales)
 
     def _is_late(self, owner: Owner) -> bool:
         """Whether it steps with the gradients of the step that ended last, after another optimizer."""
@@ -272,12 +284,12 @@ class Clock:
         """Whether the step that just ended changed a weight."""
         return owner.versions != [tensor._version for tensor in owner.seen]
 
-    def tick(self, skipped: bool = False) -> None:
+    def tick(self, skipped_by: GradScaler | None = None) -> None:
         """End the step."""
         self.passes, self._passed = 0, False
         self._reached.clear()
         self._passed_in.discard(threading.get_ident())
-        self._host.end_step(skipped)
+        self._host.end_step(skipped_by)
         self.step += 1
         self._host.begin_step()
 
@@ -325,12 +337,17 @@ class Clock:
         """Every optimizer that was seen to step."""
         return [found for owner in list(self._owners.values()) if (found := owner.ref()) is not None]
 
+    def scalers(self) -> list[GradScaler]:
+        """Those that are seen to step an optimizer, and are enabled."""
+        owners = list(self._owners.values())
+        return list({id(scaler): scaler for owner in owners if (scaler := owner.live_scaler())}.values())
+
     def known_scale(self) -> float | None:
         """The loss scale in force, where one scaler is known and its scale is not on another device."""
-        scalers = {id(scaler): scaler for owner in list(self._owners.values()) if (scaler := owner.live_scaler())}
+        scalers = self.scalers()
         if len(scalers) != 1:
             return None
-        scale = next(iter(scalers.values()))._scale
+        scale = scalers[0]._scale
         return float(scale) if isinstance(scale, Tensor) and scale.is_cpu else None
 
     def longest_gap(self) -> int:
@@ -384,7 +401,7 @@ class Clock:
         if self.due:
             self.due = False
             if not self._decided:
-                self._decide(skipped=False)
+                self._decide(None)
             self.tick()
         elif reached and not self.stepping and not self.manual:
             self.passes += 1
@@ -448,11 +465,12 @@ class Clock:
         if (not self.passes and not self._by_hand) or self.many_threads or threading.get_ident() != self._thread:
             return False
         if self._decided:
-            if any(owner.scaler_attempted() for owner in self._owners.values() if owner.owns):
-                self.tick(skipped=True)
-                return True
-            return False
-        if not self._attempt_is_over():
+            skipped = next((owner for owner in self._owners.values() if owner.owns and owner.scaler_attempted()), None)
+            if skipped is not None:
+                self.tick(skipped.live_scaler())
+            return skipped is not None
+        changed = self._weights_changed()
+        if not changed and not self._was_reset():
             if self.begins_late and self._by_hand and not self.passes and self._marks:
                 self._by_hand += 1  # the passes are micro-batches: more of them make a step
             return False
@@ -464,7 +482,8 @@ class Clock:
             return True
         self._attempts += 1
         self._host.hold_part()
-        if self._attempts >= 2:
+        # Gradients that are thrown away while the weights stay as they are: a scaler that begins too high does this.
+        if self._attempts >= (2 if changed else ATTEMPTS):
             self._steps_by_hand(max(1, self.passes // self._attempts))
             self.passes = 0
         return True
@@ -479,13 +498,14 @@ class Clock:
         """Whether a pass ended, and a scaler may leave its step out."""
         return bool(self.passes) and any(owner.scaler is not None for owner in list(self._owners.values()))
 
-    def _attempt_is_over(self) -> bool:
+    def _weights_changed(self) -> bool:
         tensors = _tensors(self._witnesses)
-        if len(tensors) != len(self._marks):
-            return False
-        if self._versions != [tensor._version for tensor in tensors]:
-            return True  # the weights were changed
-        return any(_was_reset(tensor, after) for tensor, after in zip(tensors, self._marks, strict=True))
+        return len(tensors) == len(self._marks) and self._versions != [tensor._version for tensor in tensors]
+
+    def _was_reset(self) -> bool:
+        """Whether the gradients were."""
+        tensors = _tensors(self._witnesses)
+        return len(tensors) == len(self._marks) and any(map(_was_reset, tensors, self._marks))
 
     def _count_by_hand(self) -> None:
         if self._by_hand:
@@ -498,7 +518,7 @@ class Clock:
     def _steps_by_hand(self, passes: int) -> None:
         self._by_hand = passes
         self._host.say("no-optimizer", "No torch optimizer steps this model: steps are counted by backward passes.")
-        self.step += self._host.release_parts(as_steps=True, skipped=False)
+        self.step += self._host.release_parts(as_steps=True)
         self._attempts = 0
 
     def _end_by_hand(self) -> None:
@@ -545,6 +565,18 @@ def _step_frames(all_of_them: bool) -> list[int]:
                 break
         frame = frame.f_back
     return found
+
+
+def _scales_until_now(scaler: GradScaler, attempts: int) -> list[float]:
+    """The loss scale in each of a scaler's first steps, which it all skipped; none if it skipped nothing."""
+    first, factor = scaler._init_scale, scaler.get_backoff_factor()
+    now = scaler._scale
+    if isinstance(now, Tensor) and now.is_cpu:
+        if float(now) == first:
+            return []
+        if not math.isclose(float(now), first * factor**attempts, rel_tol=1e-6):
+            return [math.nan] * attempts
+    return [first * factor**number for number in range(attempts)]
 
 
 def _find_scaler(owner: Owner) -> None:

@@ -6,13 +6,14 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
 from torch._C import DisableTorchFunction
+from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 from hookcore import hooks
@@ -80,6 +81,7 @@ class Recorder:
         self._open_parts: list[RawFrame] = []  # of the newest of them
         self._cut = False  # whether what is in the arena came after these
         self._step_scale: Any = None
+        self._pass_scales: dict[int, Any] = {}  # by id(scaler), when the first pass of the step had ended
         self._asked = False  # whether a snapshot or a command made the step that ended longer
         self._last_captured = False  # whether the step that ended last was captured
         self._was_bad = False
@@ -272,6 +274,11 @@ class Recorder:
                     with DisableTorchFunction():
                         self.clock.pass_ended()
                     self.capture.pending = self.capture.on and (self.clock.undecided or self.clock.may_have_skipped)
+                    if self.capture.pending and not self._pass_scales:
+                        # A step that a scaler skips is noticed when the scale has been changed for it.
+                        self._pass_scales = {
+                            id(each): scalar_of(each._scale) for each in self.clock.scalers() if each._scale is not None
+                        }
         except Exception as error:
             self.capture.failed("end of a backward pass", error)
         finally:
@@ -297,7 +304,7 @@ class Recorder:
                 meter.enter()
             if self.capture.on and not self.parameters.read:
                 self.read_parameters()
-            self.release_parts(as_steps=False, skipped=False)
+            self.release_parts(as_steps=False)
             self.clock.tick()
 
     def read_parameters(self) -> None:
@@ -316,43 +323,49 @@ class Recorder:
         self._held.append(self._open_parts)
         self._open_parts, self._cut = [], False
 
-    def release_parts(self, as_steps: bool, skipped: bool) -> int:
-        """Ship the parts that were held, as parts of the step that runs or as steps; answer with how many steps."""
+    def release_parts(self, as_steps: bool, scales: Sequence[float] = ()) -> int:
+        """Ship the parts that were held, as parts of the step that runs or as steps; answer with how many steps.
+
+        `scales`: a scaler skipped these steps, and the loss had these scales in them; NaN where that is not known.
+        """
         held, self._held = self._held, []
         for offset, parts in enumerate(held):
-            step = self.step + (offset if as_steps else 0)
-            if as_steps and skipped:
-                self._say_skipped(step, parts[-1].scalars)
-            self._put_parts(parts, step, as_steps)
+            if scales:
+                self._say_skipped(self.step + offset, parts[-1].scalars)
+            scale = scales[offset] if scales else None if as_steps else self._step_scale
+            self._put_parts(parts, self.step + (offset if as_steps else 0), as_steps, scale)
         if not as_steps:
             self.capture.backwards += sum(parts[-1].micro_batches for parts in held)
         steps = len(held) if as_steps else 0
-        self._put_parts(self._open_parts, self.step + steps, as_steps)
+        self._put_parts(self._open_parts, self.step + steps, as_steps, self._step_scale)
         self._open_parts = []
         return steps
 
-    def _put_parts(self, parts: list[RawFrame], step: int, as_steps: bool) -> None:
+    def _put_parts(self, parts: list[RawFrame], step: int, as_steps: bool, scale: Any) -> None:
         for part in parts:
-            part.step = step
-            if as_steps and not self.cadence.chooses(step):
-                part.packed, part.transfers = _NOTHING, ()  # captured only while it was not known to be a step
+            part.step, part.scale = step, scale
+            # Captured only while it was not known to be a step, or with gradients that are larger than nobody knows.
+            if (as_steps and not self.cadence.chooses(step)) or scale != scale:
+                part.packed, part.transfers, part.scale = _NOTHING, (), None
             self._worker.put(part)
 
     def _say_skipped(self, step: int, scalars: dict[str, Any]) -> None:
         scalars[SKIPPED] = 1.0
         self._events.append(_skipped_step(step))
 
-    def end_step(self, skipped: bool) -> None:
+    def end_step(self, skipped_by: GradScaler | None) -> None:
         """Ship the frame."""
         now = self._clock()
         self._asked = self.snapshots.active or bool(self.commands.changes)
         if self._asked:
             self._guarded(self._end_snapshots)
-        if skipped or self._skipped == 1.0:
+        if skipped_by is not None and self._step_scale is None:
+            self._step_scale = self._pass_scales.get(id(skipped_by))
+        if skipped_by is not None or self._skipped == 1.0:
             self._say_skipped(self.step, self._scalars)
             self._skipped = None
         if self._open_parts:
-            self.release_parts(as_steps=False, skipped=False)
+            self.release_parts(as_steps=False)
         if self.capture.on or self._scalars or self._events:
             self._ship_part(self.step, now - self._ended_at)
 
@@ -363,6 +376,7 @@ class Recorder:
         for root in self.models.roots:
             root.note_step()
         self._step_scale = self._skipped = None
+        self._pass_scales = {}
         self.parameters.read = False
         asked = self._asked
         if asked:
@@ -661,7 +675,7 @@ class Recorder:
         self.snapshots.give_up("the training ended before it came")
         begun = self.capture.on and (self.capture.began_backward or self.capture.has_outputs())
         with contextlib.suppress(Exception):
-            self.release_parts(as_steps=False, skipped=False)
+            self.release_parts(as_steps=False)
             if begun or self._scalars or self._events:
                 self._ship_part(self.step)
         self.detach()

@@ -1,0 +1,78 @@
+# mypy: disable-error-code="no-untyped-call"
+"""Gradients under a loss scale are divided by the scale that was in force, in every kind of step."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hookcore
+from tests.harness import assert_stats, read_step, seed_all, watch
+from tests.zoo.case import mean_square, noise, sgd
+
+
+def _net() -> nn.Sequential:
+    seed_all()
+    return nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 1))
+
+
+def _skipped(watcher: hookcore.Watcher) -> list[int]:
+    return [event.step for event in watcher.store.events() if event.name == "skipped-step"]
+
+
+def _train(model: nn.Module, skipped: Iterable[int], steps: int, micro_batches: int = 1) -> list[list[Tensor]]:
+    """Train under a scaler that leaves out some steps, whose outputs have finite gradients all the same."""
+    optimizer, scaler = sgd(model.parameters()), torch.amp.GradScaler("cpu", init_scale=65536.0)
+    truth = []
+    for step in range(steps):
+        batches, twin = [noise(5, 4) for _ in range(micro_batches)], copy.deepcopy(model)
+        truth.append([2 * twin(batch) / 5 for batch in batches])
+        optimizer.zero_grad()
+        for batch in batches:
+            scaler.scale(mean_square(model(batch))).backward()
+        if step in skipped:
+            model[0].weight.grad[0, 0] = float("inf")  # type: ignore[index]
+        scaler.step(optimizer)
+        scaler.update()
+    return truth
+
+
+def _check(watcher: hookcore.Watcher, truth: list[list[Tensor]]) -> None:
+    assert watcher.flush()
+    for step, parts in enumerate(truth):
+        assert_stats(read_step(watcher, step)["2", "output_grad", "", 0], parts, step)
+
+
+@pytest.mark.parametrize("micro_batches", [2, 3])
+def test_the_first_steps_micro_batches_are_all_divided_by_the_scale(micro_batches: int) -> None:
+    model = _net()
+    with watch(model) as watcher:
+        truth = _train(model, (), 3, micro_batches)
+        _check(watcher, truth)
+        assert watcher.current_step == 3
+
+
+def test_a_skipped_steps_finite_gradients_are_divided_by_the_scale_that_it_had() -> None:
+    model = _net()
+    with watch(model) as watcher:
+        truth = _train(model, (2, 3, 5), 7)
+        _check(watcher, truth)
+        assert _skipped(watcher) == [2, 3, 5]
+
+
+@pytest.mark.parametrize("many", [1, 2, 5])
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_steps_that_are_skipped_before_any_is_taken_have_their_event_and_their_scale(
+    many: int, micro_batches: int
+) -> None:
+    model = _net()
+    with watch(model) as watcher:
+        truth = _train(model, range(many), many + 3, micro_batches)
+        _check(watcher, truth)
+        assert watcher.current_step == many + 3
+        assert [event.name for event in watcher.store.events()] == ["skipped-step"] * many
+        assert _skipped(watcher) == list(range(many))
