@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from typing import Any, ClassVar
 
@@ -193,3 +194,28 @@ def test_no_other_thread_than_the_one_that_trains_looks_at_a_gradient() -> None:
             told = {each.path: each.reason for each in watcher.coverage()}
         assert "its weights got gradients" in told["0"]
     assert Noting.asked_by == {threading.get_ident()}
+
+
+def test_the_reasons_of_a_model_that_is_gone_are_those_it_had() -> None:
+    model = Odd()
+    with watch(model) as watcher:
+        alive = train(model, watcher, torch.arange(6).reshape(2, 3))
+        del model
+        gc.collect()
+        gone = {item.path: item.reason for item in watcher.coverage()}
+        for path in ("", "layers", "table", "attention.out_proj", "head"):
+            assert gone[path] == alive[path].reason, path
+
+
+def test_a_model_inside_torch_func_is_not_called_frozen() -> None:
+    model = nn.Linear(4, 1)
+
+    def loss(weights: dict[str, Tensor]) -> Tensor:
+        return torch.func.functional_call(model, weights, (torch.ones(2, 4),)).square().mean()
+
+    with watch(model) as watcher:
+        torch.func.grad(loss)(dict(model.named_parameters()))
+        watcher.step()
+        (found,) = watcher.coverage()
+    assert found.reason.startswith("inside torch.func")
+    assert "frozen" not in found.reason

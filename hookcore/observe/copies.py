@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hookcore.observe.plain import _COMPRESSED, _WRAPPED, _has_memory, _make_strided, unseen
+from hookcore.observe.plain import _COMPRESSED, is_wrapped, _has_memory, _make_strided, unseen
 
 MAX_BYTES: Final = 60 * 2**20  # of one copy, which must fit into one message; of a larger tensor the first rows go
 _NUMPY_TYPES: Final = frozenset(
@@ -44,7 +44,7 @@ class Copy:
 def take_copy(tensor: Tensor, whole: tuple[int, ...] | None = None) -> Copy | str:
     """Copy a tensor of any make, or say why it has no values to copy. `whole` is the shape of what it was cut from."""
     with unseen():
-        if _WRAPPED(tensor):
+        if is_wrapped(tensor):
             return "it is inside torch.func (vmap, grad): the values are not there yet"
         if type(tensor).__name__ == "DTensor":
             tensor = tensor._local_tensor  # type: ignore[attr-defined]  # this rank's shard

@@ -19,7 +19,7 @@ from hookcore.observe.arena import CODES
 
 _COMPRESSED: Final = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 _UNSIGNED: Final = (torch.uint16, torch.uint32, torch.uint64)
-_WRAPPED: Final = torch._C._functorch.is_functorch_wrapped_tensor
+is_wrapped: Final = torch._C._functorch.is_functorch_wrapped_tensor
 
 
 @contextmanager
@@ -31,7 +31,7 @@ def unseen() -> Iterator[None]:
 
 def make_plain(tensor: torch.Tensor) -> torch.Tensor | str:
     """The tensor's values as a strided tensor of a type that the kernels take, or why that cannot be."""
-    if _WRAPPED(tensor):
+    if is_wrapped(tensor):
         return "inside torch.func (vmap, grad): the values are not there yet"
     if type(tensor).__name__ == "DTensor":
         if any(placement.is_partial() for placement in tensor.placements):  # type: ignore[attr-defined]

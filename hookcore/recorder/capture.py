@@ -20,7 +20,7 @@ from hookcore import hooks
 from hookcore.hooks.tensors import hook_gradient
 from hookcore.observe import cpu
 from hookcore.observe.arena import CODES, CpuArena
-from hookcore.observe.plain import make_plain, unseen
+from hookcore.observe.plain import is_wrapped, make_plain, unseen
 from hookcore.recorder.checkpoints import forward_segment, take_call
 from hookcore.recorder.meter import Meter
 from hookcore.recorder.outputs import find_tensors
@@ -285,7 +285,7 @@ class Capture:
 
     def _hook_gradient(self, plan: Plan, tensor: Tensor, index: str, call: int, recomputed: bool) -> None:
         if not tensor.requires_grad:
-            if not recomputed:
+            if not recomputed and not is_wrapped(tensor):
                 self.note(plan, "its output needs no gradient (frozen, detached or not differentiable)")
             return
         if tensor.is_leaf:

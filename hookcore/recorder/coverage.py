@@ -153,7 +153,13 @@ def _coverage_of(plan: Plan, world: _World, before: Plan | None) -> Coverage:
 
 
 def _why_unseen(plan: Plan, world: _World) -> str:
-    """Why no call of this module was seen."""
+    """Why no call of this module was seen; of one that is gone, what was known while it was there."""
+    if plan.ref() is not None:
+        plan.why_unseen = _why_unseen_now(plan, world)
+    return plan.why_unseen or NOT_CALLED
+
+
+def _why_unseen_now(plan: Plan, world: _World) -> str:
     known = _why_out_of_sight(plan, world)
     if known:
         return known

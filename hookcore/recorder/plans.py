@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import torch
 from torch import nn
 
 from hookcore.recorder.checkpoints import Pending
@@ -30,7 +31,7 @@ class Root:
     def __init__(self, module: nn.Module, name: str) -> None:
         self.ref = weakref.ref(module)
         self.name = name
-        self.trained = False  # whether it trains in training mode
+        self.trained: bool | None = None  # whether it trains in training mode; None before that is seen
         self.passed_in_training: bool | None = None  # its mode in the last backward pass of the step that runs
         self.entered_with_grad = False  # whether it is running now, and was called with gradients on
 
@@ -60,13 +61,14 @@ class Root:
         """Training or evaluation, by the root's own switch.
 
         A model that was never put into training mode and yet builds a graph is being trained in eval mode, as many
-        fine-tuning scripts do.
+        fine-tuning scripts do. Once its passes have shown that, the same holds for its parts that need no gradient.
         """
         module = self.ref()
         if module is None or module.training:
             self.trained = True
             return "train"
-        return "train" if requires_grad and not self.trained else "eval"
+        graph = requires_grad or (self.trained is False and torch.is_grad_enabled())
+        return "train" if graph and not self.trained else "eval"
 
 
 class Plan:
@@ -97,6 +99,7 @@ class Plan:
         "type_name",
         "wants_input",
         "wants_output",
+        "why_unseen",
     )
 
     def __init__(self, path: str, module: nn.Module, root: Root, kinds: frozenset[Kind], skipped_by: str = "") -> None:
@@ -114,6 +117,7 @@ class Plan:
         self.pending: Pending = []  # calls under a reentrant checkpoint, whose gradient comes with the recompute
         self.reasons: dict[str, int] = {}  # why something of it was not captured, and how often
         self.seen = False  # whether it ever ran
+        self.why_unseen = ""  # why no call of it was seen, when this was asked last
         self.got_gradients = False  # whether a parameter of its own was stepped with a gradient
         self.errors = 0
         self.first_index: str | None = None  # of a traced output: by it the calls are counted
