@@ -23,7 +23,7 @@ def test_frozen_layers_of_a_model_that_trains_in_eval_mode_count_as_training_aft
     with watch(model, kinds=("input", "output", "output_grad")) as watcher:
         for _ in range(3):
             batch = noise(5, 4)
-            hidden = nn.functional.linear(batch, model[0].weight, model[0].bias)
+            hidden = nn.functional.linear(batch, model[0].weight, model[0].bias)  # type: ignore[arg-type]
             optimizer.zero_grad()
             mean_square(model(batch)).backward()
             optimizer.step()

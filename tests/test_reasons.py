@@ -14,6 +14,7 @@ from torch.nn.functional import linear
 
 import hookcore
 from tests.harness import watch
+from tests.zoo.case import mean_square
 
 
 class Odd(nn.Module):
@@ -196,6 +197,7 @@ def test_no_other_thread_than_the_one_that_trains_looks_at_a_gradient() -> None:
     assert Noting.asked_by == {threading.get_ident()}
 
 
+@pytest.mark.filterwarnings("ignore")
 def test_the_reasons_of_a_model_that_is_gone_are_those_it_had() -> None:
     model = Odd()
     with watch(model) as watcher:
@@ -211,7 +213,7 @@ def test_a_model_inside_torch_func_is_not_called_frozen() -> None:
     model = nn.Linear(4, 1)
 
     def loss(weights: dict[str, Tensor]) -> Tensor:
-        return torch.func.functional_call(model, weights, (torch.ones(2, 4),)).square().mean()
+        return mean_square(torch.func.functional_call(model, weights, (torch.ones(2, 4),)))
 
     with watch(model) as watcher:
         torch.func.grad(loss)(dict(model.named_parameters()))

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hookcore.observe.plain import _COMPRESSED, is_wrapped, _has_memory, _make_strided, unseen
+from hookcore.observe.plain import _COMPRESSED, _has_memory, _make_strided, is_wrapped, unseen
 
 MAX_BYTES: Final = 60 * 2**20  # of one copy, which must fit into one message; of a larger tensor the first rows go
 _NUMPY_TYPES: Final = frozenset(
