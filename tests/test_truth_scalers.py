@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 import torch
@@ -24,10 +25,12 @@ def _skipped(watcher: hookcore.Watcher) -> list[int]:
     return [event.step for event in watcher.store.events() if event.name == "skipped-step"]
 
 
-def _train(model: nn.Module, skipped: Iterable[int], steps: int, micro_batches: int = 1) -> list[list[Tensor]]:
+def _train(
+    model: nn.Module, skipped: Iterable[int], steps: int, micro_batches: int = 1, optimizer: Any = None
+) -> list[list[Tensor]]:
     """Train under a scaler that leaves out some steps, whose outputs have finite gradients all the same."""
-    optimizer, scaler = sgd(model.parameters()), torch.amp.GradScaler("cpu", init_scale=65536.0)
-    truth = []
+    scaler = torch.amp.GradScaler("cpu", init_scale=65536.0)
+    optimizer, truth = optimizer or sgd(model.parameters()), []
     for step in range(steps):
         batches, twin = [noise(5, 4) for _ in range(micro_batches)], copy.deepcopy(model)
         truth.append([2 * twin(batch) / 5 for batch in batches])
@@ -41,9 +44,9 @@ def _train(model: nn.Module, skipped: Iterable[int], steps: int, micro_batches: 
     return truth
 
 
-def _check(watcher: hookcore.Watcher, truth: list[list[Tensor]]) -> None:
+def _check(watcher: hookcore.Watcher, truth: list[list[Tensor]], first: int = 0) -> None:
     assert watcher.flush()
-    for step, parts in enumerate(truth):
+    for step, parts in enumerate(truth, first):
         assert_stats(read_step(watcher, step)["2", "output_grad", "", 0], parts, step)
 
 
@@ -76,3 +79,17 @@ def test_steps_that_are_skipped_before_any_is_taken_have_their_event_and_their_s
         assert watcher.current_step == many + 3
         assert [event.name for event in watcher.store.events()] == ["skipped-step"] * many
         assert _skipped(watcher) == list(range(many))
+
+
+def test_a_scaler_that_comes_late_is_found_in_its_first_step() -> None:
+    model = _net()
+    optimizer = sgd(model.parameters())
+    with watch(model) as watcher:
+        for _ in range(70):
+            optimizer.zero_grad()
+            mean_square(model(noise(5, 4))).backward()
+            optimizer.step()
+        truth = _train(model, (2,), 5, optimizer=optimizer)
+        assert watcher.current_step == 75
+        _check(watcher, truth, first=70)
+        assert _skipped(watcher) == [72]

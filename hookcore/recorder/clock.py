@@ -39,9 +39,11 @@ RECENT: Final = 256  # steps after which an optimizer that stopped stepping coun
 RENEW_EVERY: Final = 16  # steps of an optimizer after which its witnesses' tensors are looked up again
 SCALER_STEPS: Final = 16  # an optimizer's first steps, and then one in so many, in which its scaler is looked for
 SCALER_DEPTH: Final = 64  # frames up the stack
+SCALER_NEAR: Final = 6  # in all other steps: a loop may begin to use a scaler at any time
 
 Mark = tuple[int, int] | None
 
+_SCALER_STEPS: Final = frozenset((GradScaler.step.__code__, GradScaler._maybe_opt_step.__code__))
 _current_task: Callable[[], int] = torch._C._current_graph_task_id
 
 
@@ -188,8 +190,8 @@ class Clock:
         owner.late = not closure and _current_task() == -1 and self._is_late(owner)
         if closure or not self._passed:  # else it is known already that it steps with new gradients
             owner.versions = [tensor._version for tensor in owner.seen]
-        if owner.steps < SCALER_STEPS or owner.steps % SCALER_STEPS == 0:
-            _find_scaler(owner)
+        far = owner.steps < SCALER_STEPS or owner.steps % SCALER_STEPS == 0
+        _find_scaler(owner, SCALER_DEPTH if far else SCALER_NEAR)
         return owner
 
     def step_ended(self, optimizer: Optimizer) -> Owner | None:
@@ -579,16 +581,15 @@ def _scales_until_now(scaler: GradScaler, attempts: int) -> list[float]:
     return [first * factor**number for number in range(attempts)]
 
 
-def _find_scaler(owner: Owner) -> None:
+def _find_scaler(owner: Owner, depth: int) -> None:
     """The scaler that drives this step is one of the callers, if there is one: it has no hook of its own."""
     if owner.scaler is not None and owner.scaler() is not None:
         return
-    codes = (GradScaler.step.__code__, GradScaler._maybe_opt_step.__code__)
     frame: Any = sys._getframe(2)
-    for _ in range(SCALER_DEPTH):
+    for _ in range(depth):
         if frame is None:
             return
-        if frame.f_code in codes:
+        if frame.f_code in _SCALER_STEPS:
             scaler = frame.f_locals.get("self")
             if isinstance(scaler, GradScaler):
                 owner.scaler = weakref.ref(scaler)
