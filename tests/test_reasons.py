@@ -221,3 +221,15 @@ def test_a_model_inside_torch_func_is_not_called_frozen() -> None:
         (found,) = watcher.coverage()
     assert found.reason.startswith("inside torch.func")
     assert "frozen" not in found.reason
+
+
+def test_a_compiled_model_with_hooks_on_its_modules_says_that_none_of_it_is_seen() -> None:
+    torch._dynamo.reset()
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 1))
+    with watch(model, attach="module") as watcher:
+        found = train(model, watcher, torch.ones(3, 4), steps=3, call=torch.compile(model, backend="eager"))
+    assert not found[""].captured
+    assert all("attach='module'" in item.reason for item in found.values())
+    (event,) = [event for event in watcher.store.events() if event.name == "inside-compiled-function"]
+    assert "attach='global'" in event.message
+    torch._dynamo.reset()

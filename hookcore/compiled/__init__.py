@@ -4,6 +4,7 @@ It keeps no numbers and knows no recorder. Nothing here imports `torch._dynamo`,
 """
 
 from hookcore.compiled.aside import QuietHooks, StepAside
+from hookcore.compiled.cache import has_compiled
 from hookcore.compiled.inside import Inside, Observer
 from hookcore.compiled.regions import (
     clean_path,
@@ -29,6 +30,7 @@ __all__ = [
     "compiled_regions",
     "forget_graphs",
     "guard_functions",
+    "has_compiled",
     "is_dynamo_graph",
     "is_inside",
     "is_region",

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
 
-from hookcore.compiled import clean_path, compiled_functions, is_region, runs_uncompiled
+from hookcore.compiled import clean_path, compiled_functions, has_compiled, is_region, runs_uncompiled
 from hookcore.recorder.capture import Capture
 from hookcore.recorder.plans import Plan, Root
 from hookcore.recorder.tree import parameters_of, walk
@@ -17,6 +17,14 @@ from hookcore.records import Coverage, Kind, ModuleRecord
 
 NO_ROOM = "no room for its values: give hookcore more memory, or watch fewer modules"
 NOT_CALLED = "not called in any captured step (direct calls to .forward() bypass hooks)"
+COMPILED_UNSEEN = (
+    "not called where hooks see it: with attach='module' nothing is seen of what torch.compile runs; "
+    "attach='global' sees compiled regions from outside"
+)
+_ON_MODULES = "with attach='module' nothing is seen of what torch.compile runs. Use attach='global'."
+_IN_FUNCTIONS = (
+    "they run inside a compiled function ({}). Compile the model instead of the function, or use compiled='inside'."
+)
 
 _MODULE_KINDS: frozenset[Kind] = frozenset(("output", "output_grad", "input", "input_grad"))
 
@@ -75,10 +83,14 @@ class _World:
     regions: Sequence[str]
     functions: Sequence[str]  # compiled ones, which no hook sees into
     seen_roots: frozenset[int]  # of which any module was seen to run
+    hides_compiled: bool  # whether something was compiled, of which hooks on modules see nothing
 
 
-def coverage_of(capture: Capture, boundary: bool) -> list[Coverage]:
-    """Every module: captured, or not and why. `boundary`: whether compiled regions are seen from outside alone."""
+def coverage_of(capture: Capture, boundary: bool, on_modules: bool = False) -> list[Coverage]:
+    """Every module: captured, or not and why.
+
+    `boundary`: whether compiled regions are seen from outside alone. `on_modules`: whether the hooks are on modules.
+    """
     live = list(capture.plans.values())
     paths = {plan.path for plan in live}
     departed = {plan.path: plan for plan in capture.departed}
@@ -92,19 +104,22 @@ def coverage_of(capture: Capture, boundary: bool) -> list[Coverage]:
         regions,
         compiled_functions(module for plan in live if (module := plan.ref()) is not None),
         frozenset(id(plan.root) for plan in live if plan.seen),
+        on_modules and has_compiled(),
     )
     return [_coverage_of(plan, world, departed.get(plan.path)) for plan in everyone]
 
 
-def hidden_roots(capture: Capture) -> list[tuple[str, str]]:
-    """Models that seem to run inside compiled functions alone: name, and the functions."""
+def hidden_roots(capture: Capture, on_modules: bool = False) -> list[tuple[str, str]]:
+    """Models that train without a call that is seen, by name, and why."""
     live = list(capture.plans.values())
     seen = {id(plan.root) for plan in live if plan.seen}
     hidden = [plan for plan in live if plan.is_root and id(plan.root) not in seen and _ran_unseen(plan, live)]
     if not hidden:
         return []
+    if on_modules:
+        return [(plan.path, _ON_MODULES) for plan in hidden] if has_compiled() else []
     functions = compiled_functions(module for plan in live if (module := plan.ref()) is not None)
-    return [(plan.path, ", ".join(functions)) for plan in hidden] if functions else []
+    return [(plan.path, _IN_FUNCTIONS.format(", ".join(functions))) for plan in hidden] if functions else []
 
 
 def _ran_unseen(root: Plan, live: Sequence[Plan]) -> bool:
@@ -163,6 +178,8 @@ def _why_unseen_now(plan: Plan, world: _World) -> str:
     known = _why_out_of_sight(plan, world)
     if known:
         return known
+    if world.hides_compiled:
+        return COMPILED_UNSEEN
     functions, model_was_seen = ", ".join(world.functions), id(plan.root) in world.seen_roots
     if functions and not model_was_seen:
         if plan.got_gradients:

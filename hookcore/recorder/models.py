@@ -264,7 +264,13 @@ class Models:
 
     def coverage(self) -> list[Coverage]:
         """Every module: captured, or not and why."""
-        return coverage_of(self._capture, boundary=self._settings.compiled == "boundary")
+        boundary = self._settings.compiled == "boundary"
+        return coverage_of(self._capture, boundary, self.hooks_are_on_modules)
+
+    @property
+    def hooks_are_on_modules(self) -> bool:
+        """Whether what runs compiled calls no hook of ours."""
+        return self._settings.attach == "module" and self._settings.compiled != "inside"
 
 
 def _nothing() -> None:

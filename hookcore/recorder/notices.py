@@ -30,11 +30,8 @@ class Notices:
                 self._once(
                     "slow-kernel", f"tensors on {device} are measured by PyTorch operators: {arena.fallback_reason}"
                 )
-        for path, functions in hidden_roots(capture):
-            message = (
-                f"{path or 'the model'} trains, but no call of its modules is seen: they run inside a compiled "
-                f"function ({functions}). Compile the model instead of the function, or use compiled='inside'."
-            )
+        for path, why in hidden_roots(capture, self._models.hooks_are_on_modules):
+            message = f"{path or 'the model'} trains, but no call of its modules is seen: {why}"
             self._once("inside-compiled-function", message, path)
 
     def _once(self, name: str, message: str, module: str = "") -> None:
