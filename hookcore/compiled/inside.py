@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, Protocol
 
 import torch
@@ -14,6 +14,14 @@ from hookcore import hooks
 from hookcore.compiled.regions import forget_graphs, guard_functions, unwrap
 
 _KEY_BITS: Final = 32  # the low bits of an address are the module's key, the high bits the number of its `Inside`
+
+
+def _never() -> bool:
+    """Stand for `torch.compiler.is_exporting`, which torch before 2.7 does not have."""
+    return False
+
+
+_is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", _never)
 
 
 class Observer(Protocol):
@@ -86,7 +94,7 @@ class _OutputHook:
             self.address = torch.tensor(number, dtype=torch.int64, device="cpu")
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        if torch.compiler.is_exporting():
+        if _is_exporting():
             return
         for index, tensor in _tensors(output):
             if torch.compiler.is_compiling():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from types import CodeType, FrameType, FunctionType
 from typing import Any, Final
 
@@ -23,11 +23,40 @@ def guard_functions(*functions: Callable[..., Any]) -> None:
     Dynamo meets in the middle of a trace is inlined all the same: that is what `torch.compiler.is_compiling()` is for.
     """
     frames = torch._C._dynamo.eval_frame
+    if not hasattr(frames, "set_code_exec_strategy"):  # torch before 2.8 knows no frames below
+        for code in (*map(code_of, functions), *_own_codes()):
+            frames.skip_code(code)  # type: ignore[attr-defined]
+        return
     # The second SKIP holds for every frame below, so that slow paths need no mark of their own.
     skip = frames._FrameAction.SKIP
     strategy = frames._FrameExecStrategy(skip, skip)
     for function in functions:
         frames.set_code_exec_strategy(code_of(function), strategy)
+
+
+def _own_codes() -> Iterator[CodeType]:
+    """All code of hookcore's that is loaded: any of it may be called by a guarded function."""
+    for name, module in list(sys.modules.items()):
+        for each in list(vars(module).values()) if name.partition(".")[0] == "hookcore" else ():
+            for member in (each, *(vars(each).values() if isinstance(each, type) else ())):
+                function = getattr(member, "fget", None) or getattr(member, "__func__", member)
+                if isinstance(function, FunctionType):
+                    yield from _nested_codes(function.__code__)
+
+
+def _nested_codes(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _nested_codes(constant)
+
+
+def _count_entries(code: CodeType) -> int:
+    """How many graphs were compiled for this code."""
+    frames = torch._C._dynamo.eval_frame
+    if hasattr(frames, "_get_total_cache_entry_count"):
+        return frames._get_total_cache_entry_count(code)
+    return len(frames._debug_get_cache_entry_list(code))
 
 
 def code_of(function: Callable[..., Any]) -> CodeType:
@@ -123,7 +152,7 @@ def forget_graphs(modules: Iterable[nn.Module]) -> bool:
     for reference in list(convert_frame.input_codes.seen):
         code = reference()
         if code is not None and code.co_filename in files:
-            found = found or frames._get_total_cache_entry_count(code) > 0
+            found = found or _count_entries(code) > 0
             frames.reset_code(code)
     return found
 
@@ -139,12 +168,11 @@ def compiled_functions(modules: Iterable[nn.Module]) -> list[str]:
     if codes is None:  # not imported, or just being imported in another thread
         return []
     forwards = {getattr(getattr(type(module), "forward", None), "__code__", None) for module in modules}
-    count_entries = torch._C._dynamo.eval_frame._get_total_cache_entry_count
     names: dict[str, None] = {}
     for reference in list(codes.seen):
         code = reference()
         if code is None or code in forwards or code.co_name.startswith("torch_dynamo_resume"):
             continue
-        if not code.co_filename.startswith(_TORCH) and count_entries(code) > 0:
+        if not code.co_filename.startswith(_TORCH) and _count_entries(code) > 0:
             names[f"{code.co_name}, {os.path.basename(code.co_filename)}:{code.co_firstlineno}"] = None
     return list(names)

@@ -17,9 +17,14 @@ Pack = Callable[[torch.Tensor], Any]
 Unpack = Callable[[Any], torch.Tensor]
 
 
+_read_top: Callable[[bool], tuple[Pack, Unpack] | None] | None = getattr(
+    torch._C._autograd, "_top_saved_tensors_default_hooks", None
+)
+
+
 def top_pair() -> tuple[Pack, Unpack] | None:
-    """The pair in force in this thread."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(True)
+    """The pair in force in this thread; torch before 2.8 doesn't tell, so there it is None."""
+    return None if _read_top is None else _read_top(True)
 
 
 class _Stack(threading.local):
@@ -73,6 +78,9 @@ class SavedTensorsHandle(HookHandle):
 
     def _lift(self) -> None:
         """Pop down to the pair, drop it, and push the others back in their order."""
+        if _read_top is None:
+            self._lift_blindly()
+            return
         above: list[tuple[Pack, Unpack]] = []
         while (pair := top_pair()) is not None:
             saved_tensors_hooks(*pair).__exit__()
@@ -82,6 +90,15 @@ class SavedTensorsHandle(HookHandle):
         for pair in reversed(above):
             saved_tensors_hooks(*pair).__enter__()
         _stack.pairs.remove(self._pair)
+
+    def _lift_blindly(self) -> None:
+        if _stack.pairs[-1:] != [self._pair]:
+            raise HookError(
+                "Another saved-tensors pair was registered after this one, and torch before 2.8 can't look below it. "
+                "Remove the later one first."
+            )
+        torch._C._autograd._pop_saved_tensors_default_hooks()
+        _stack.pairs.pop()
 
     def __getstate__(self) -> tuple[Any, ...]:
         raise TypeError("A saved-tensors handle belongs to a thread and cannot be copied. Register again in the copy.")
