@@ -345,7 +345,8 @@ class Recorder:
         for part in parts:
             part.step, part.scale = step, scale
             # Captured only while it was not known to be a step, or with gradients that are larger than nobody knows.
-            if (as_steps and not self.cadence.chooses(step)) or scale != scale:
+            unknown = isinstance(scale, float) and math.isnan(scale)  # one on a device is not waited for
+            if unknown or (as_steps and not self.cadence.chooses(step)):
                 part.packed, part.transfers, part.scale = _NOTHING, (), None
             self._worker.put(part)
 
