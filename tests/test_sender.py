@@ -261,6 +261,25 @@ def test_a_server_that_is_away_leaves_the_rest_counted_as_closed(sink: HttpSink)
     assert sink.books == Books(produced=6, dropped={"closed": 6})
 
 
+def test_a_dashboard_that_is_still_starting_when_the_training_ends_gets_everything(receiver: Receiver) -> None:
+    closing = threading.Event()
+
+    def starting(batch: Batch) -> None:
+        assert closing.wait(DEADLINE_S)
+        time.sleep(0.0 if receiver.stored else 3.0)  # longer than the sink waits for a server that is away
+
+    receiver.before = starting
+    with serving(receiver) as url:
+        sink = HttpSink(a_run(), max_items=10, close_s=2.0)
+        sink.start(Address(url))
+        _send(sink, range(10))
+        wait_for(lambda: sink.books.in_flight)
+        closing.set()
+        sink.close()
+    assert receiver.stored == list(range(10))
+    assert sink.books == Books(produced=10, acknowledged=10)
+
+
 def test_a_server_that_never_answers_holds_nobody_up(sink: HttpSink) -> None:
     with socket.create_server(("127.0.0.1", 0), backlog=50) as silent:
         slow = HttpSink(a_run(), max_items=10, request_s=3600.0, close_s=0.5)

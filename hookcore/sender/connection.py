@@ -70,6 +70,11 @@ class Connection:
         self._http: http.client.HTTPConnection | None = None
         self._socket: socket.socket | None = None
 
+    @property
+    def stands(self) -> bool:
+        """Whether a server has taken the connection."""
+        return self._socket is not None
+
     def post(self, body: bytes) -> Reply:
         """Send a body and return the answer; raises NotSentError or UnansweredError."""
         connection = self._http or self._connect()
@@ -83,7 +88,7 @@ class Connection:
                 closes = response.will_close or not response.isclosed()
         except (OSError, http.client.HTTPException) as error:
             self.close()
-            raise UnansweredError(_said(error)) from None
+            raise UnansweredError(_said(error)) from error
         except ValueError as error:  # a token that no header can hold
             self.close()
             raise NotSentError(_said(error)) from None
@@ -102,7 +107,7 @@ class Connection:
                 require_proof(connection, self._prefix, self.address.token)
         except (OSError, http.client.HTTPException, ValueError, ServerError) as error:
             self.close()
-            raise NotSentError(_said(error)) from None
+            raise NotSentError(_said(error)) from error
         return connection
 
     def _new(self) -> http.client.HTTPConnection:

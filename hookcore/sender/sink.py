@@ -36,6 +36,8 @@ from hookcore.wire import (
 logger = logging.getLogger("hookcore")
 
 CLOSE_S: Final = 2.0
+PATIENCE: Final = 10  # times as long, while a server on this machine holds the connection: it is slow, and not away
+CLOSE_POLL_S: Final = 0.02
 SIGN_OF_LIFE_S: Final = 1.0
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 30.0
@@ -81,6 +83,8 @@ class HttpSink:
         self._not_before = 0.0
         self._sent_at = float("-inf")
         self._ends_at = float("inf")
+        self._gives_up_at = float("inf")
+        self._slow = False  # whether a server on this machine took the newest request and let it time out
         self._warned = False
         self._thread: threading.Thread | None = None
 
@@ -109,16 +113,21 @@ class HttpSink:
         self._outbox.fail(failure)
 
     def close(self) -> None:
-        """Sends what is left within `close_s`; the rest is counted as dropped, or as in flight."""
+        """Sends what is left within `close_s`; the rest is counted as dropped, or as in flight.
+
+        A dashboard on this machine that takes connections gets longer: it may just be starting.
+        """
         self._outbox.end()
         thread = self._thread
         if thread is not None and thread.is_alive() and thread is not threading.current_thread():
             with self._outbox.changed:
                 now = time.monotonic()
                 self._ends_at = min(self._ends_at, now + self.close_s)
+                self._gives_up_at = self._ends_at + (PATIENCE - 1) * self.close_s
                 self._not_before = min(self._not_before, now)
                 self._outbox.changed.notify_all()
-            thread.join(max(0.0, self._ends_at - time.monotonic()))
+            while thread.is_alive() and time.monotonic() < self._deadline():
+                thread.join(CLOSE_POLL_S)
             connection = self._connection
             if thread.is_alive() and connection is not None:
                 connection.interrupt()
@@ -186,9 +195,9 @@ class HttpSink:
         changed = self._outbox.changed
         with changed:
             while not self._is_over():
-                due = self._due_at()
-                rest = min(due, self._ends_at) - time.monotonic()
-                if rest <= 0 and due <= self._ends_at:
+                due, end = self._due_at(), self._deadline()
+                rest = min(due, end) - time.monotonic()
+                if rest <= 0 and due <= end:
                     self._outbox.listening = False
                     return True
                 self._outbox.listening = self._not_before <= time.monotonic()
@@ -196,7 +205,12 @@ class HttpSink:
             return False
 
     def _is_over(self) -> bool:
-        return self._ending and (time.monotonic() >= self._ends_at or self._outbox.settled)
+        return self._ending and (self._outbox.settled or time.monotonic() >= self._deadline())
+
+    def _deadline(self) -> float:
+        connection = self._connection
+        held = connection is not None and connection.is_here and connection.stands
+        return self._gives_up_at if held or self._slow else self._ends_at
 
     @property
     def _ending(self) -> bool:
@@ -220,12 +234,15 @@ class HttpSink:
         except NotSentError as error:
             self._outbox.not_sent(parcel)
             is_here = self._connection is not None and self._connection.is_here
+            self._slow = is_here and _is_timeout(error)
             self._connection = None  # it may have moved
             self._failed(str(error), longest_s=LONGEST_PAUSE_HERE_S if is_here else LONGEST_PAUSE_S)
         except UnansweredError as error:
             self._outbox.unanswered(parcel)
+            self._slow = self._connected().is_here and _is_timeout(error)
             self._failed(str(error))
         else:
+            self._slow = False
             self._read(parcel, reply)
 
     def _connected(self) -> Connection:
@@ -311,3 +328,7 @@ class HttpSink:
                 " " if self._advice else "",
                 self._advice,
             )
+
+
+def _is_timeout(error: Exception) -> bool:
+    return isinstance(error.__cause__, TimeoutError)
