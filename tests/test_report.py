@@ -13,7 +13,7 @@ import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request
 
 from hookcore.errors import ArgumentError
-from hookcore.records import Coverage, Event, ModuleRecord, Tap
+from hookcore.records import Coverage, Event, Failure, ModuleRecord, Tap
 from hookcore.store import Store
 from hookcore_app import figures
 from hookcore_app.cli import main
@@ -68,6 +68,30 @@ def test_a_report_tells_key_figures_findings_coverage_settings_and_events_withou
         assert told in html
     assert "data:image/png;base64," in html
     assert "<polyline" in html
+
+
+@pytest.mark.parametrize(
+    ("outcome", "words"), [("crashed", "The training crashed"), ("interrupted", "was interrupted")]
+)
+    ("outcome", "words"), [("crashed", "The training crashed"), ("interrupted", "was interrupted")]
+)
+def test_a_run_that_failed_says_so_first(outcome: Any, words: str) -> None:
+    run = make_run()
+    assert words not in report_of(run).decode()
+    run.failure = Failure(outcome, 1234, "RuntimeError: <b>no</b> memory " + "x" * 900, "Traceback\n  in train.py")
+    html = report_of(run).decode()
+    assert f"{words} in step 1,234" in html
+    assert "RuntimeError: &lt;b&gt;no&lt;/b&gt; memory" in html
+    assert "in train.py</pre>" in html
+    assert html.index(words) < html.index("Needs attention")
+
+
+def test_steps_that_were_left_out_are_not_called_captured() -> None:
+    run = make_run()
+    append(run.store, 60, steady(1, 20)[0], scalars={"hookcore/skipped_steps": 6287.0})
+    html = report_of(run).decode()
+    assert "6,287 steps" in html
+    assert "(61 captured)" not in html
 
 
 def test_a_name_cannot_break_out_of_where_it_stands() -> None:

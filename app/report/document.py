@@ -136,7 +136,8 @@ def _about(run: Run) -> dict[str, str]:
     began = _time(info.started_s)
     told = {
         "state": run.state,
-        "steps": f"{steps.first} to {steps.newest} ({steps.count:,} captured)" if steps.count else "none",
+        "steps": f"{steps.first} to {steps.newest}" if steps.count else "none",
+        "not captured": f"{left_out:,} steps" if (left_out := cost_of(run).left_out) else "",
         "began": began,
         "script": info.script,
         "host": info.host,
