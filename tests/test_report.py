@@ -73,8 +73,6 @@ def test_a_report_tells_key_figures_findings_coverage_settings_and_events_withou
 @pytest.mark.parametrize(
     ("outcome", "words"), [("crashed", "The training crashed"), ("interrupted", "was interrupted")]
 )
-    ("outcome", "words"), [("crashed", "The training crashed"), ("interrupted", "was interrupted")]
-)
 def test_a_run_that_failed_says_so_first(outcome: Any, words: str) -> None:
     run = make_run()
     assert words not in report_of(run).decode()
