@@ -121,7 +121,8 @@ def _message(episode: Episode, leader: _Leader, what: str, skipped: bool) -> str
     else:
         when, tail = f"since step {begin}", ""
     unseen = 0 if episode.previous is None else begin - episode.previous - 1
-    gap = f" (the {unseen:,} steps before it were not captured)" if unseen > 0 else ""
+    steps = "the step before it was" if unseen == 1 else f"the {unseen:,} steps before it were"
+    gap = f" ({steps} not captured, so another layer may have been first)" if unseen > 0 else ""
     message = f"{what} in the {name} {when}{gap}{tail}"
     if leader.streaks > 1:
         message += f"; non-finite in {leader.steps:,} captured steps since step {leader.first_step}"
