@@ -110,7 +110,8 @@ def test_steps_that_were_not_captured_before_the_first_nan_are_told() -> None:
     for place, step in enumerate((0, 10, 20)):
         store.append(frame(step, [1.0, math.nan if step == 20 else 1.0], CHAIN[:2] if place == 0 else ()))
     assert attention_of(store)[0].message == (
-        "NaN in the output since step 20 (the 9 steps before it were not captured, so another layer may have been first)"
+        "NaN in the output since step 20 "
+        "(the 9 steps before it were not captured, so another layer may have been first)"
     )
 
 
