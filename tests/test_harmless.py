@@ -165,8 +165,11 @@ class Census:
                     canary = metadata.setdefault("canary", Canary())
                     self.born.append(weakref.ref(canary))
 
-    def alive(self) -> int:
-        return sum(reference() is not None for reference in self.born)
+    def count(self, watchers: Watchers) -> tuple[int, int]:
+        """How many were born, and how many still live once hookcore's own thread, which looks at models, is idle."""
+        for watcher in watchers:
+            watcher.flush()
+        return len(self.born), sum(reference() is not None for reference in self.born)
 
 
 @contextlib.contextmanager
@@ -191,12 +194,12 @@ def _take_census(case: Case, watched: bool) -> list[tuple[int, int]]:
         counts = []
         for number in range(STEPS):
             trial.step(number)
-            counts.append((len(census.born), census.alive()))
+            counts.append(census.count(watchers))
         census.born += [weakref.ref(part) for model in (trial.model, *trial.others) for part in model.modules()]
         del trial
-        counts.append((len(census.born), census.alive()))
+        counts.append(census.count(watchers))
         gc.collect()
-        counts.append((len(census.born), census.alive()))
+        counts.append(census.count(watchers))
         for watcher in watchers:
             watcher.close()
     return counts
