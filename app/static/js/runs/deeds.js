@@ -13,6 +13,9 @@ export async function edit(row, refresh) {
   const name = /** @type {HTMLInputElement} */ (h("input", { "aria-label": "Name", maxlength: 1000, required: true }));
   const notes = /** @type {HTMLTextAreaElement} */ (h("textarea", { "aria-label": "Notes", rows: 2, maxlength: 20000, placeholder: "Notes" }));
   const before = [...cell.childNodes];
+  // Until the notes have come, or were typed over, they are the server's: what comes late must not undo what was typed.
+  let known = false;
+  notes.addEventListener("input", () => (known = true));
   const end = () => {
     delete row.dataset.editing;
     cell.replaceChildren(...before);
@@ -22,7 +25,7 @@ export async function edit(row, refresh) {
   const save = async (/** @type {Event} */ asked) => {
     asked.preventDefault();
     try {
-      await send("PATCH", path, { name: name.value.trim(), notes: notes.value });
+      await send("PATCH", path, { name: name.value.trim(), ...(known ? { notes: notes.value } : {}) });
       end();
     } catch (error) {
       toast(`Not saved: ${/** @type {Error} */ (error).message}`, { kind: "error" });
@@ -40,7 +43,8 @@ export async function edit(row, refresh) {
   name.focus();
   try {
     const run = await get(path);
-    notes.value = run.notes;
+    if (!known) notes.value = run.notes;
+    known = true;
   } catch (error) {
     toast(`${/** @type {Error} */ (error).message}`, { kind: "error" });
     end();
