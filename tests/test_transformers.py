@@ -17,7 +17,7 @@ from torch import nn
 
 import hookcore
 from hookcore.records import KINDS
-from tests.harness import assert_stats, digest, process_state, random_state, read_step, seed_all, watch
+from tests.harness import assert_stats, digest, process_state, random_state, read_step, reference_stats, seed_all, watch
 from tests.twin import TwinHooks
 
 transformers = import_module("transformers")
@@ -202,13 +202,17 @@ def _modules_that_return_tensors(name: str) -> set[str]:
     return seen
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_outputs_and_gradients_of_a_transformer_are_those_of_a_twin(name: str) -> None:
+def _twin_of(name: str) -> Any:
     seed_all()
     model = _build(_by_name(name))
     inputs, hooks = _inputs_of(_by_name(name)), TwinHooks(model)
     model(**inputs).loss.backward()
-    twin = hooks.close()
+    return hooks.close()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_outputs_and_gradients_of_a_transformer_are_those_of_a_twin(name: str) -> None:
+    other, twin = _twin_of(name), _twin_of(name)
     seed_all()
     model = _build(_by_name(name))
     inputs = _inputs_of(_by_name(name))
@@ -224,8 +228,14 @@ def test_outputs_and_gradients_of_a_transformer_are_those_of_a_twin(name: str) -
     assert all(index for _, _, index, _ in passed_on)
     used_on_the_way = {"T5": "1"}.get(name)  # the position bias, which every layer uses and passes on
     for key, parts in [*twin.outputs.items(), *twin.gradients.items()]:
-        if key[1:3] != ("output_grad", used_on_the_way):
+        if key[1:3] == ("output_grad", used_on_the_way):
+            continue
+        again = other.outputs.get(key) or other.gradients[key]
+        if all(map(torch.equal, parts, again)):
             assert_stats(stats[key], parts, key)
+        else:  # torch itself rounds differently from one time to the next, and a difference of large numbers shows it
+            rms = reference_stats(parts)["rms"]
+            assert stats[key]["rms"] == pytest.approx(rms, rel=1e-3), key
 
 
 def test_there_are_at_least_twenty_architectures() -> None:
