@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from types import CodeType
 
 import torch
 
 
+def seen_codes() -> Iterator[CodeType]:
+    """All code that Dynamo has met and that is still there; none where it is not imported, or only just being."""
+    codes = getattr(sys.modules.get("torch._dynamo.convert_frame"), "input_codes", None)
+    for reference in list(codes.seen) if codes is not None else ():
+        code = reference()
+        if code is not None:
+            yield code
+
+
+def has_graphs(code: CodeType) -> bool:
+    """Whether anything was compiled for this code."""
+    frames = torch._C._dynamo.eval_frame
+    if hasattr(frames, "_get_total_cache_entry_count"):
+        return frames._get_total_cache_entry_count(code) > 0
+    return bool(frames._debug_get_cache_entry_list(code))  # torch 2.6 has no count
+
+
 def has_compiled() -> bool:
     """Whether Dynamo has compiled anything in this process."""
-    codes = getattr(sys.modules.get("torch._dynamo.convert_frame"), "input_codes", None)
-    count_entries = torch._C._dynamo.eval_frame._get_total_cache_entry_count
-    found = [code for reference in list(codes.seen) if (code := reference()) is not None] if codes is not None else []
-    return any(count_entries(code) > 0 for code in found)
+    return any(map(has_graphs, seen_codes()))

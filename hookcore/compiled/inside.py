@@ -17,7 +17,7 @@ _KEY_BITS: Final = 32  # the low bits of an address are the module's key, the hi
 
 
 def _never() -> bool:
-    """Stand for `torch.compiler.is_exporting`, which torch before 2.7 does not have."""
+    """Stand for `torch.compiler.is_exporting`, which torch 2.6 does not have."""
     return False
 
 

@@ -11,6 +11,8 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+from hookcore.compiled.cache import has_graphs, seen_codes
+
 _WRAPPER: Final = "OptimizedModule"  # by name, for the class itself is in torch._dynamo
 _ORIGINAL: Final = "_orig_mod"
 _TORCH: Final = os.path.dirname(torch.__file__)
@@ -23,7 +25,7 @@ def guard_functions(*functions: Callable[..., Any]) -> None:
     Dynamo meets in the middle of a trace is inlined all the same: that is what `torch.compiler.is_compiling()` is for.
     """
     frames = torch._C._dynamo.eval_frame
-    if not hasattr(frames, "set_code_exec_strategy"):  # torch before 2.8 knows no frames below
+    if not hasattr(frames, "set_code_exec_strategy"):  # torch 2.6 knows no frames below
         for code in (*map(code_of, functions), *_own_codes()):
             frames.skip_code(code)  # type: ignore[attr-defined]
         return
@@ -49,14 +51,6 @@ def _nested_codes(code: CodeType) -> Iterator[CodeType]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _nested_codes(constant)
-
-
-def _count_entries(code: CodeType) -> int:
-    """How many graphs were compiled for this code."""
-    frames = torch._C._dynamo.eval_frame
-    if hasattr(frames, "_get_total_cache_entry_count"):
-        return frames._get_total_cache_entry_count(code)
-    return len(frames._debug_get_cache_entry_list(code))
 
 
 def code_of(function: Callable[..., Any]) -> CodeType:
@@ -141,19 +135,16 @@ def forget_graphs(modules: Iterable[nn.Module]) -> bool:
     It must be told, because it does not look again for hooks on a module that had none. Other modules whose forward
     is written in the same file are compiled anew too, which costs time and changes nothing.
     """
-    convert_frame = sys.modules.get("torch._dynamo.convert_frame")
-    if convert_frame is None:
+    if "torch._dynamo.convert_frame" not in sys.modules:
         return False
     # By file, because what follows a graph break is a function of Dynamo's own, said to be of the forward's file.
     files = {_file_of(module) for module in modules}
     files.add(sys.modules["torch._dynamo.external_utils"].__file__)  # the frame it wraps around torch's own modules
-    frames = torch._C._dynamo.eval_frame
     found = False
-    for reference in list(convert_frame.input_codes.seen):
-        code = reference()
-        if code is not None and code.co_filename in files:
-            found = found or _count_entries(code) > 0
-            frames.reset_code(code)
+    for code in seen_codes():
+        if code.co_filename in files:
+            found = found or has_graphs(code)
+            torch._C._dynamo.eval_frame.reset_code(code)
     return found
 
 
@@ -164,15 +155,11 @@ def _file_of(module: nn.Module) -> str | None:
 
 def compiled_functions(modules: Iterable[nn.Module]) -> list[str]:
     """Functions of the user's that Dynamo has compiled, with their places; not the forwards of these modules."""
-    codes = getattr(sys.modules.get("torch._dynamo.convert_frame"), "input_codes", None)
-    if codes is None:  # not imported, or just being imported in another thread
-        return []
     forwards = {getattr(getattr(type(module), "forward", None), "__code__", None) for module in modules}
     names: dict[str, None] = {}
-    for reference in list(codes.seen):
-        code = reference()
-        if code is None or code in forwards or code.co_name.startswith("torch_dynamo_resume"):
+    for code in seen_codes():
+        if code in forwards or code.co_name.startswith("torch_dynamo_resume"):
             continue
-        if not code.co_filename.startswith(_TORCH) and _count_entries(code) > 0:
+        if not code.co_filename.startswith(_TORCH) and has_graphs(code):
             names[f"{code.co_name}, {os.path.basename(code.co_filename)}:{code.co_firstlineno}"] = None
     return list(names)
