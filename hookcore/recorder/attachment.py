@@ -29,6 +29,8 @@ from hookcore.recorder.plans import Plan
 
 _is_compiling = torch.compiler.is_compiling
 
+See = Callable[[nn.Module, Any, tuple[Any, ...]], None]  # module, args, and what else torch gives the hook
+
 
 LATE_HOOK = "a hook was added to it after hookcore's: its output of that call is not known"
 
@@ -63,11 +65,11 @@ class ProcessAttachment:
         self._companions = Companions(capture, self._saw_real_input, self._saw_real_output)
         self._calls_regions = False  # whether a module was seen that runs uncompiled and calls compiled ones
         self._companions_due = False  # at the next call
-        self._called_first: set[int] | None = (
-            None  # modules with pre-hooks of their own that began a step; None at first
-        )
+        # Modules with pre-hooks of their own that began a step; None at first.
+        self._called_first: set[int] | None = None
         self._has_headroom = False
-        self._before, self._after = self._make_before(), self._make_after()
+        see_after = self._seeing_keywords() if self._wants_inputs else self._seeing_outputs()
+        self._before, self._after = _make_hook(capture, self._seeing_calls()), _make_hook(capture, see_after)
         self._looks = LookHooks(capture, self._companions)
         guard_functions(self._before, self._after)
         self._quiet = QuietHooks(self._before, self._after, *self._looks.functions)
@@ -181,12 +183,12 @@ class ProcessAttachment:
             self._models.make_boundary(plan)
         self._aside.enter(module)
 
-    def _seeing_calls(self) -> Callable[[nn.Module, Any], None]:
+    def _seeing_calls(self) -> See:
         """A plain function over local names: what torch calls most often must look up least."""
         capture, models, companions = self._capture, self._models, self._companions
         plans_get, is_entered = capture.plans.get, self._is_entered
 
-        def see(module: nn.Module, args: Any) -> None:
+        def see(module: nn.Module, args: Any, rest: tuple[Any, ...]) -> None:
             plan, entered = plans_get(id(module)), False
             try:
                 if models.unsure or (plan is not None and plan.is_root):
@@ -205,20 +207,6 @@ class ProcessAttachment:
                 capture.failed("forward pre-hook", error, plan)
 
         return see
-
-    def _make_before(self) -> Callable[..., None]:
-        capture, see = self._capture, self._seeing_calls()
-
-        # More arguments come if a module brings a table of its own in which it has the numbers of our hooks.
-        def before_call(module: nn.Module, args: Any, *rest: Any) -> None:
-            if _is_compiling():
-                return
-            if capture.meter is None:
-                see(module, args)
-            else:
-                capture.meter.time(see, module, args)
-
-        return before_call
 
     def _act_before(self, plan: Plan, module: nn.Module, args: Any) -> None:
         if plan.is_root:
@@ -249,26 +237,11 @@ class ProcessAttachment:
         self._enter_region(module)
         return self._aside.active
 
-    def _make_after(self) -> Callable[..., None]:
-        capture = self._capture
-        see = self._seeing_keywords() if self._wants_inputs else self._seeing_outputs()
-
-        # More arguments come if a module brings a table of its own in which it has the numbers of our hooks.
-        def after_call(module: nn.Module, args: Any, *rest: Any) -> None:
-            if _is_compiling():
-                return
-            if capture.meter is None:
-                see(module, rest)
-            else:
-                capture.meter.time(see, module, rest)
-
-        return after_call
-
-    def _seeing_outputs(self) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+    def _seeing_outputs(self) -> See:
         plans_get, saw_output = self._capture.plans.get, self._capture.saw_output
         accompanied = self._companions.after  # these modules are seen behind their own hooks
 
-        def see(module: nn.Module, rest: tuple[Any, ...]) -> None:
+        def see(module: nn.Module, args: Any, rest: tuple[Any, ...]) -> None:
             plan = plans_get(id(module))
             if plan is not None and not (accompanied and id(module) in accompanied):
                 if plan.wants_output:
@@ -278,15 +251,30 @@ class ProcessAttachment:
 
         return see
 
-    def _seeing_keywords(self) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+    def _seeing_keywords(self) -> See:
         capture, accompanied = self._capture, self._companions.after
 
-        def see(module: nn.Module, rest: tuple[Any, ...]) -> None:
+        def see(module: nn.Module, args: Any, rest: tuple[Any, ...]) -> None:
             plan = capture.plans.get(id(module))
             if plan is not None and not (accompanied and id(module) in accompanied):
                 _after(capture, plan, rest[0] if len(rest) > 1 else {}, rest[-1])
 
         return see
+
+
+def _make_hook(capture: Capture, see: See) -> Callable[..., None]:
+    """A hook on the process; the same function in a step that is timed, for Dynamo may know it."""
+
+    # More arguments come if a module brings a table of its own in which it has the numbers of our hooks.
+    def call(module: nn.Module, args: Any, *rest: Any) -> None:
+        if _is_compiling():
+            return
+        if capture.meter is None:
+            see(module, args, rest)
+        else:
+            capture.meter.time(see, module, args, rest)
+
+    return call
 
 
 class LookHooks:
