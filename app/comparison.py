@@ -100,12 +100,14 @@ class Apart:
 
     points: int  # spans of steps that were compared; 0: nothing is known of a difference
     steps: int  # the steps in these spans
-    parts_at: int | None  # the first step in which the two differ
+    parts_at: int | None  # the first step in which the two differ, or the beginning of the merged steps that hold it
+    parts_by: int | None  # the end of these; the same step unless they are merged
     largest: float  # magnitude of the differences; NaN if one was not a number and the other was
     share: float  # the largest difference as a share of the larger magnitude; infinite if only one was finite
     at_step: int | None  # the step of that share
     nonfinite: int  # points at which both are NaN or infinite: equal, and still nothing to be content with
-    nonfinite_at: int | None  # the first of them
+    nonfinite_at: int | None  # the first of them, told in the same way
+    nonfinite_by: int | None
 
     @property
     def outcome(self) -> str:
@@ -160,18 +162,20 @@ class Compared:
     def apart(self, place: int, tolerance: float) -> dict[str, Any]:
         """The fields of an `Apart` for one lane."""
         seen = np.flatnonzero(self.steps[:, place])
-        share, first = self.share[seen, place], self.first_step[seen]
+        share, first, last = self.share[seen, place], self.first_step[seen], self.last_step[seen]
         apart, bad = np.flatnonzero(share > tolerance), np.flatnonzero(self.nonfinite[seen, place])
         worst = int(share.argmax()) if len(seen) else None
         return {
             "points": len(seen),
             "steps": int(self.steps[seen, place].sum()),
             "parts_at": int(first[apart[0]]) if len(apart) else None,
+            "parts_by": int(last[apart[0]]) if len(apart) else None,
             "largest": float(np.abs(self.difference[seen, place]).max()) if len(seen) else np.nan,
             "share": np.nan if worst is None else float(share[worst]),
             "at_step": None if worst is None else int(first[worst]),
             "nonfinite": len(bad),
             "nonfinite_at": int(first[bad[0]]) if len(bad) else None,
+            "nonfinite_by": int(last[bad[0]]) if len(bad) else None,
         }
 
     def layer(self, place: int, tap: Tap, numbers: tuple[int, int], tolerance: float, points: int) -> Layer:

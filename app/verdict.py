@@ -73,9 +73,9 @@ class Verdict:
     def _headline(self) -> str:
         layer, logged = self.parting, self.logged_first
         if layer is not None and (logged is None or layer.parts_at <= logged.parts_at):  # type: ignore[operator]
-            return f"The runs first differ at step {layer.parts_at:,}, in {label_of(layer.tap)}."
+            return f"The runs first differ {parting_words(layer)}, in {label_of(layer.tap)}."
         if logged is not None:
-            return f"The runs first differ at step {logged.parts_at:,}, in the logged value {logged.name}."
+            return f"The runs first differ {parting_words(logged)}, in the logged value {logged.name}."
         if self.outcome == "no difference":
             return f"No difference in the {_count(self.extent.compared, 'step')} that both runs captured."
         return "Nothing was compared: " + ("no step was captured by both runs." if self.pairs.taps else _NO_PAIR)
@@ -91,10 +91,20 @@ class Verdict:
         differing = sum(each.parts_at is not None for each in self.layers)
         if differing:
             verb = "differs" if differing == 1 else "differ"
-            return f"{differing:,} of {len(self.layers):,} layers {verb} in {steps}."
+            return f"{differing:,} of {len(self.layers):,} layers {verb} in {steps}.{self._ties()}"
         if self.extent.compared:
             return f"The layers do not differ in {steps}."
         return "No layer was compared: no step was captured by both runs."
+
+    def _ties(self) -> str:
+        """Return what is to be said if several layers begin to differ in the same merged steps."""
+        first = self.parting
+        if first is None or first.parts_at == first.parts_by:
+            return ""
+        tied = sum(each.parts_at == first.parts_at for each in self.layers)
+        if tied == 1:
+            return ""
+        return f" {tied:,} of them begin to differ in the same merged steps: which of these was first is not known."
 
     def _rest(self) -> str:
         many = self.extent.not_comparable
@@ -108,7 +118,7 @@ class Verdict:
         compared = [each for each in self.logged if each.points]
         apart = sorted((each for each in compared if each.parts_at is not None), key=lambda each: each.parts_at or 0)
         equal = [each for each in compared if each.parts_at is None]
-        said = [f"{each.name} differs from step {each.parts_at:,} on." for each in apart[:MOST_NAMED]]
+        said = [f"{each.name} {_differs(each)}." for each in apart[:MOST_NAMED]]
         if len(apart) > MOST_NAMED:
             said.append(f"{len(apart) - MOST_NAMED:,} more logged values differ.")
         if equal:
@@ -122,10 +132,10 @@ class Verdict:
         bad_logged = [each for each in self.logged if each.nonfinite]
         if not bad and not bad_logged:
             return ""
-        first = min(each.nonfinite_at or 0 for each in (*bad, *bad_logged))
+        first = min(((each.nonfinite_at, each.nonfinite_by) for each in (*bad, *bad_logged)), default=(None, None))
         what = [_count(len(bad), "layer")] * bool(bad) + [_names(bad_logged)] * bool(bad_logged)
         verb = "is" if len(bad) + len(bad_logged) == 1 else "are"
-        return f"{' and '.join(what)} {verb} NaN or infinite in both runs, first at step {first:,}."
+        return f"{' and '.join(what)} {verb} NaN or infinite in both runs, first {_when(*first)}."
 
     def _left_out(self) -> str:
         without = sum(not each.points for each in self.layers)
@@ -135,6 +145,20 @@ class Verdict:
 
 
 _NO_PAIR: Final = "no layer of one run is in the other."
+
+
+def parting_words(apart: Apart) -> str:
+    """Return when two runs begin to differ, as exactly as it is known."""
+    return _when(apart.parts_at, apart.parts_by)
+
+
+def _differs(apart: Apart) -> str:
+    merged = apart.parts_at != apart.parts_by
+    return f"first differs {parting_words(apart)}" if merged else f"differs from step {apart.parts_at:,} on"
+
+
+def _when(first: int | None, last: int | None) -> str:
+    return f"at step {first:,}" if first == last else f"between steps {first:,} and {last:,}"
 
 
 def _count(many: int, noun: str) -> str:

@@ -117,6 +117,26 @@ def test_merged_steps_are_compared_only_if_both_runs_merged_as_many() -> None:
     assert verdict.extent.compared + verdict.extent.not_comparable == 4000
 
 
+def test_where_old_steps_were_merged_the_first_difference_is_told_as_the_steps_that_can_hold_it() -> None:
+    one, two = Store(1 << 20), Store(1 << 20)  # so small that old steps are merged
+    for store in (one, two):
+        for step in range(6000):
+            apart = store is two and step >= 1001
+            values, new = [1.0 + apart, 2.0 + apart], TAPS if not step else ()
+            scalars = {"loss": NAN if step >= 1501 else 1.0 + apart}
+            store.append(make_frame(step, values, new_taps=new, scalars=scalars))
+    verdict = verdict_of(one, two)
+    layer, logged = verdict.layers[0], verdict.logged[0]
+    for apart in (layer, logged):
+        assert apart.parts_at < 1001 <= apart.parts_by
+    assert logged.nonfinite_at <= 1501 <= logged.nonfinite_by
+    said = " ".join(verdict.say())
+    assert f"The runs first differ between steps {layer.parts_at:,} and {layer.parts_by:,}, in" in said
+    assert "2 of them begin to differ in the same merged steps: which of these was first is not known." in said
+    assert f"loss first differs between steps {logged.parts_at:,} and {logged.parts_by:,}." in said
+    assert f"first between steps {logged.nonfinite_at:,} and {logged.nonfinite_by:,}." in said
+
+
 @pytest.mark.parametrize(("tolerance", "outcome"), [(0.0, "different"), (0.6, "no difference")])
 def test_the_tolerance_holds_for_logged_values_too(tolerance: float, outcome: str) -> None:
     one, two = (run_of({0: [1.0, 2.0]}, {0: loss}) for loss in (1.0, 2.0))

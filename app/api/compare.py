@@ -177,11 +177,13 @@ def _apart_as_json(apart: Apart) -> dict[str, Any]:
         "points": apart.points,
         "steps": apart.steps,
         "parts_at": apart.parts_at,
+        "parts_by": apart.parts_by,
         "largest": word_of(apart.largest),
         "share": word_of(apart.share),
         "at_step": apart.at_step,
         "nonfinite": apart.nonfinite,
         "nonfinite_at": apart.nonfinite_at,
+        "nonfinite_by": apart.nonfinite_by,
     }
 
 

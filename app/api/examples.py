@@ -201,11 +201,13 @@ _APART: Final = {
     "points": 2,
     "steps": 2,
     "parts_at": 1,
+    "parts_by": 1,
     "largest": 0.25,
     "share": 0.5,
     "at_step": 1,
     "nonfinite": 0,
     "nonfinite_at": None,
+    "nonfinite_by": None,
 }
 COMPARE: Final = {
     "runs": ["run-1", "run-2"],

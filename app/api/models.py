@@ -459,7 +459,12 @@ class ApartModel(Answer):
     outcome: Literal["different", "not compared", "NaN in both", "no difference"]
     points: int = Field(description="how many points were compared: steps, or older steps that were merged")
     steps: int = Field(description="how many steps these points hold")
-    parts_at: int | None = Field(None, description="the first step with a difference larger than the tolerance")
+    parts_at: int | None = Field(
+        None,
+        description="the first step with a difference larger than the tolerance, or the first of the merged steps that "
+        "hold it",
+    )
+    parts_by: int | None = Field(None, description="the last of these; the same as parts_at if they are not merged")
     largest: Number = Field(description="the largest magnitude of the differences; NaN if nothing was compared")
     share: Number = Field(
         description="the largest, as a share of the larger magnitude; Infinity if only one run has a finite value, "
@@ -467,7 +472,10 @@ class ApartModel(Answer):
     )
     at_step: int | None = Field(None, description="the step of the largest share")
     nonfinite: int = Field(description="points at which both runs hold NaN or infinities")
-    nonfinite_at: int | None = Field(None, description="the first step at which they do")
+    nonfinite_at: int | None = Field(
+        None, description="the first step at which they do, or the first of the merged steps that hold it"
+    )
+    nonfinite_by: int | None = Field(None, description="the last of these")
 
 
 class ComparedLogged(ApartModel):

@@ -64,7 +64,8 @@ def find_loss(losses: Losses, taps: TapList) -> list[Finding]:
     if not len(taps.taps):
         return []
     for series in losses.series:
-        told = _nonfinite(losses.now(series)) or _diverged(losses.now(series), series)
+        now = losses.now(series)
+        told = _nonfinite(now, losses.store.nonfinite_since(series.name)) or _diverged(now, series)
         if told is not None:
             value, usual, since, message = told
             shown = series.mean[np.isfinite(series.mean)][-SPARK:]
@@ -76,15 +77,12 @@ def find_loss(losses: Losses, taps: TapList) -> list[Finding]:
 Told = tuple[float, float, int, str]  # value, usual, since, message
 
 
-def _nonfinite(series: Series) -> Told | None:
-    bad = series.nonfinite > 0
-    if not len(bad) or not bad[-1]:
+def _nonfinite(series: Series, since: int | None) -> Told | None:
+    if since is None:
         return None
-    fine = np.flatnonzero(~bad)
-    begun = int(fine[-1]) + 1 if len(fine) else 0
-    since = int(series.first_step[begun])
-    usual = float(series.mean[fine[-1]]) if len(fine) else float("nan")
-    return float("nan"), usual, since, f"is non-finite since step {since}" + ("" if begun else " or earlier")
+    fine = series.mean[np.isfinite(series.mean)]
+    usual = float(fine[-1]) if len(fine) else float("nan")
+    return float("nan"), usual, since, f"is non-finite since step {since}"
 
 
 def _diverged(now: Series, run: Series) -> Told | None:
@@ -97,6 +95,8 @@ def _diverged(now: Series, run: Series) -> Told | None:
     if not (value > limits["factor"] * best and value > finite.max() / 10):
         return None
     below = np.flatnonzero(run.mean < np.sqrt(best * value))
-    since = int(run.first_step[min(int(below[-1]) + 1, len(run.mean) - 1)])
+    begun = min(int(below[-1]) + 1, len(run.mean) - 1)
+    since, until = int(run.first_step[begun]), int(run.last_step[begun])
+    about = "" if since == until else "about "  # these steps are merged by now
     times = f"{value / best:,.0f}" if value < 1e6 * best else f"{value / best:.0e}"
-    return value, best, since, f"is {value:.3g} since step {since}, {times} times its low of {best:.3g}"
+    return value, best, since, f"is {value:.3g} since {about}step {since}, {times} times its low of {best:.3g}"

@@ -21,7 +21,7 @@ from ..facts import finder_of
 from ..formats import plain
 from ..numerals import ago
 from ..runs import Run, Runs
-from ..verdict import Verdict, compare_runs, parting_key, share_key
+from ..verdict import Verdict, compare_runs, parting_key, parting_words, share_key
 from .frame import address_of, render, shortened
 
 MOST_LAYERS: Final = 200  # in the table
@@ -111,6 +111,7 @@ def compare_page(
     wanted = Wanted(*ids, kind or "output", stat or "rms", tolerance, rename, f, sort)
     values: dict[str, Any] = {"every": labels_of(every), "one": one, "two": two, "wanted": wanted, "missing": missing}
     values |= {"problem": "", "result": None, "settings": [], "query": wanted.query, "layer_address": _layer_address}
+    values["parting_words"] = parting_words
     if one is not None and two is not None:
         values["settings"] = settings_of(one, two)
         try:
@@ -201,13 +202,13 @@ def parting_of(one: Store, two: Store, verdict: Verdict, stat: str) -> Parting |
     if first is None or first.parts_at is None:
         return None
     step = first.parts_at
-    values = _value(one, first.numbers[0], stat, step), _value(two, first.numbers[1], stat, step)
+    values = _value(one, first.numbers[0], stat, first), _value(two, first.numbers[1], stat, first)
     share = abs(values[1] - values[0]) / max(abs(values[0]), abs(values[1]), 1e-300)
     return Parting(first, step, values, share)
 
 
-def _value(store: Store, number: int, stat: str, step: int) -> float:
-    rows = store.rows(np.array([number]), stat, step, step)
+def _value(store: Store, number: int, stat: str, first: Layer) -> float:
+    rows = store.rows(np.array([number]), stat, first.parts_at, first.parts_by)
     return float(rows.mean[0, 0]) if len(rows.first) else float("nan")
 
 

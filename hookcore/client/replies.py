@@ -363,12 +363,14 @@ class ApartReply:
     outcome: Literal["different", "not compared", "NaN in both", "no difference"]
     points: int  # compared: steps, or older steps that were merged
     steps: int  # in these points
-    parts_at: int | None  # the first step with a difference larger than the tolerance
+    parts_at: int | None  # the first step with a difference larger than the tolerance, or of the merged ones with it
+    parts_by: int | None  # the last of these
     largest: float  # magnitude of the differences; NaN if nothing was compared
     share: float  # the largest, as a share of the larger magnitude; NaN if nothing was compared
     at_step: int | None
     nonfinite: int  # points at which both runs hold NaN or infinities
     nonfinite_at: int | None
+    nonfinite_by: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,8 @@
 """The exact record of non-finite values: kept from the first frame on, never merged, in bounded memory.
 
 Rows of a ladder lose their place in time as they age. Which tensor was non-finite first, in which step, and for how
-long must not, so the ledger notes it as frames come in. A run without non-finite values costs it nothing.
+long must not, so the ledger notes it as frames come in. A run without non-finite values costs it nothing. Logged
+scalars have a ledger of their own, in which a scalar stands where a tap stands in the other.
 """
 
 from __future__ import annotations
@@ -14,17 +15,15 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hookcore.records import STAT_COLUMN
-
 FIRST_KEPT: Final = 8  # episodes from the beginning of the run
 NEWEST_KEPT: Final = 24
 CAPTURED_KEPT: Final = 1024  # newest step numbers
 BYTES_PER_TAP: Final = 96  # eight columns, the open episode, and two bits for each episode that is kept
 _NEVER: Final = -1
-_NAN, _INF = STAT_COLUMN["nan"], STAT_COLUMN["inf"]
 
 Steps = NDArray[np.int64]
 Flags = NDArray[np.bool_]
+Counts = NDArray[np.float64] | NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,19 +109,21 @@ class Ledger:
         closed = sum(len(each.first) + len(each.taps) + 256 for each in self._closed)
         return self._lanes * 8 * (len(_COLUMNS) + 1) + closed + (2 * self._lanes if self._open else 0)
 
-    def append(self, step: int, taps: NDArray[np.integer], stats: NDArray[np.float64]) -> None:
-        """Note a captured step, or a further part of the newest one; each tap occurs at most once in `taps`."""
+    def append(self, step: int, taps: NDArray[np.integer], nan: Counts, inf: Counts) -> None:
+        """Note a captured step, or a further part of the newest one; each tap occurs at most once in `taps`.
+
+        `nan` and `inf` are how many such values each of them held, both NaN if that is not known.
+        """
         previous = self._note_captured(step)
-        bad = stats[:, _NAN] + stats[:, _INF] > 0
+        bad, fine = nan + inf > 0, nan + inf == 0
         if not self._any and not bad.any():
             return
         with self._lock:
             self._any = True
             self._grow(int(taps.max()) + 1 if len(taps) else 0)
-            fine = taps[~bad & ~np.isnan(stats[:, 0])]
-            self._note_finite(step, fine)
-            self._note_bad(step, taps[bad], stats[bad])
-            self._follow(step, previous, taps[bad], fine)
+            self._note_finite(step, taps[fine])
+            self._note_bad(step, taps[bad], nan[bad], inf[bad])
+            self._follow(step, previous, taps[bad], taps[fine])
 
     def note_skipped(self, step: int) -> None:
         """Note that a gradient scaler skipped a step: non-finite gradients of it are how the scaler finds its scale."""
@@ -188,7 +189,7 @@ class Ledger:
         ends = taps[(last != _NEVER) & (last < step) & (self._fine[taps] <= last)]
         self._fine[ends] = step
 
-    def _note_bad(self, step: int, taps: NDArray[np.integer], stats: NDArray[np.float64]) -> None:
+    def _note_bad(self, step: int, taps: NDArray[np.integer], nan: Counts, inf: Counts) -> None:
         columns = self._columns
         last, fine = columns["last_step"][taps], self._fine[taps]
         is_new = last != step
@@ -201,8 +202,8 @@ class Ledger:
         in_first = taps[columns["streaks"][taps] == 1]
         columns["first_until"][in_first] = step
         columns["steps"][taps[is_new]] += 1
-        columns["nan"][taps] += stats[:, _NAN].astype(np.int64)
-        columns["inf"][taps] += stats[:, _INF].astype(np.int64)
+        columns["nan"][taps] += nan.astype(np.int64)
+        columns["inf"][taps] += inf.astype(np.int64)
 
     def _follow(self, step: int, previous: int | None, bad: NDArray[np.integer], fine: NDArray[np.integer]) -> None:
         """Open, extend or close an episode."""

@@ -24,6 +24,7 @@ SHARES: Final = {  # of max_bytes
     "scalars": 0.04,
     "events": 0.02,
     "ledger": 0.01,
+    "scalar_ledger": 0.005,
 }
 # Taps, scalars, modules, coverage, hooks and labels do not compete with values: values without names are worthless.
 # This limit is there for whoever sends nonsense; a model of 100,000 modules stays far below it.
@@ -43,6 +44,7 @@ class Parts:
         self.stats = Ladder(STAT_SCHEMA, limits["stats"], self.lock)
         self.scalars = Ladder(SCALAR_SCHEMA, limits["scalars"], self.lock)
         self.ledger = Ledger(limits["ledger"], self.lock)
+        self.scalar_ledger = Ledger(limits["scalar_ledger"], self.lock)
         self.sketches = SketchLadder(limits["sketches"], self.lock)
         self.snapshots: Recent[Snapshot] = Recent(limits["snapshots"], self.lock)
         self.events: Recent[Event] = Recent(limits["events"], self.lock)
@@ -118,6 +120,7 @@ class Parts:
             "scalars": self.scalars.nbytes,
             "events": self.events.nbytes,
             "ledger": self.ledger.nbytes,
+            "scalar_ledger": self.scalar_ledger.nbytes,
             "names": self.names.nbytes,
         }
         limits = {part: getattr(self, part).max_bytes for part in taken}

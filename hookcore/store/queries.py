@@ -220,6 +220,12 @@ class Queries:
         """Return the exact record of every tap that was ever non-finite."""
         return self._parts.ledger.taps()
 
+    def nonfinite_since(self, name: str) -> int | None:
+        """Return the exact step since which a scalar is NaN or infinite; None if its newest value is finite."""
+        lane, known = self._parts.scalar_lanes.get(name), self._parts.scalar_ledger.taps()
+        at = np.flatnonzero((known.numbers == lane) & ~known.is_over)
+        return int(known.since[at[0]]) if len(at) else None
+
     def episodes(self) -> list[Episode]:
         """Return the kept stretches of steps with non-finite values, oldest first, each with its exact steps."""
         return self._parts.ledger.episodes()

@@ -12,7 +12,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookcore.errors import ArgumentError
-from hookcore.records import STATS, Coverage, Event, Frame, HookRecord, ModuleRecord, SketchBlock, Snapshot, Tap
+from hookcore.records import (
+    STAT_COLUMN,
+    STATS,
+    Coverage,
+    Event,
+    Frame,
+    HookRecord,
+    ModuleRecord,
+    SketchBlock,
+    Snapshot,
+    Tap,
+)
 from hookcore.store.answers import StepRange, Usage
 from hookcore.store.kept import bytes_of, texts_bytes
 from hookcore.store.parts import LEAST_BYTES, NAMES_BYTES, Parts
@@ -150,7 +161,7 @@ class Store(Queries):
         else:
             ladder.append(step, lanes, stats.T)
         self._parts.sketches.append(step, taps, block)
-        self._parts.ledger.append(step, taps, stats)
+        self._parts.ledger.append(step, taps, stats[:, STAT_COLUMN["nan"]], stats[:, STAT_COLUMN["inf"]])
 
     def _take_scalars(self, frame: Frame) -> None:
         named = {TIME: frame.time_s, **frame.scalars}
@@ -166,6 +177,7 @@ class Store(Queries):
         values = np.ones((3, len(lanes)))
         values[2] = list(named.values()) if chosen is None else np.array(list(named.values()))[chosen]
         np.logical_not(np.isfinite(values[2]), out=values[1])
+        self._parts.scalar_ledger.append(frame.step, lanes, np.isnan(values[2]), np.isinf(values[2]))
         if self._parts.scalars.newest == frame.step:
             self._parts.scalars.merge_newest(lanes, values, later_wins)
         else:
