@@ -27,6 +27,7 @@ from . import pages
 from .access import Access
 from .live import publisher_of
 from .main import create_app
+from .orphans import follow_orphans
 from .protocol import MOST_MESSAGE, SocketProtocol, protocol_for
 from .runs import Runs
 from .security import ANY_ADDRESS, ancestors_of
@@ -210,6 +211,7 @@ def run(
         if settings.dashboard and environment.get("HOOKCORE_LOCK_FD"):
             with suppress(HookcoreError):  # its starter has said it, or says why not
                 dashboard.announce(url_of(settings), settings.token, environment)
+            follow_orphans(app)
         threading.Thread(target=_prepare_for_readers, args=(app,), name="hookcore-prepare", daemon=True).start()
         (told or _say)(greeting(given, settings, app.state.access))
         try:

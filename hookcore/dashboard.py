@@ -85,12 +85,12 @@ _children: list[_Detached] = []  # so that those that ended can be reaped
 
 def home(environment: Mapping[str, str] = os.environ) -> Path:
     """Return the user's private folder, made if missing. Raises ServerError if it is not private or can't be used."""
-    with _opened(environment) as folder:
+    with opened_home(environment) as folder:
         return folder.path
 
 
 @contextlib.contextmanager
-def _opened(environment: Mapping[str, str]) -> Iterator[PrivateFolder]:
+def opened_home(environment: Mapping[str, str]) -> Iterator[PrivateFolder]:
     """Open the private folder for a while. What fails meanwhile is a ServerError that says what to do."""
     path: Path | str = environment.get("HOOKCORE_HOME", "")
     try:
@@ -127,7 +127,7 @@ def _no_folder(path: Path | str, error: Exception) -> ServerError:
 def join_or_start(environment: Mapping[str, str] = os.environ) -> Dashboard:
     """Return this user's dashboard, started if none runs. Raises ServerError if that is impossible."""
     deadline = time.monotonic() + FIND_S
-    with _opened(environment) as folder:
+    with opened_home(environment) as folder:
         while True:
             with _locked(folder, fcntl.LOCK_EX) as lock:
                 if lock is not None:
@@ -142,14 +142,14 @@ def join_or_start(environment: Mapping[str, str] = os.environ) -> Dashboard:
 
 def find(environment: Mapping[str, str] = os.environ) -> Dashboard | None:
     """Return this user's dashboard if one runs; start nothing."""
-    with _opened(environment) as folder:
+    with opened_home(environment) as folder:
         entry = _read(folder) if _is_locked(folder) else None
         return Dashboard(entry.url, entry.token, False, _log(folder.path)) if entry is not None else None
 
 
 def status(environment: Mapping[str, str] = os.environ) -> Status:
     """Return whether this user's dashboard runs, and where."""
-    with _opened(environment) as folder:
+    with opened_home(environment) as folder:
         running = _is_locked(folder)
         entry = _read(folder) if running else None
         log = _log(folder.path)
@@ -182,7 +182,7 @@ def stop_dashboard(environment: Mapping[str, str] = os.environ) -> str:
 
 def announce(url: str, token: str, environment: Mapping[str, str] = os.environ) -> None:
     """Say where this process, which holds the lock, serves: whoever started it may have been killed before it could."""
-    with _opened(environment) as folder:
+    with opened_home(environment) as folder:
         entry = _read(folder)
         if entry is None or entry != _Entry(url, token, os.getpid()):
             _write(folder, url, token, os.getpid())
@@ -190,7 +190,7 @@ def announce(url: str, token: str, environment: Mapping[str, str] = os.environ) 
 
 def forget(environment: Mapping[str, str] = os.environ) -> None:
     """Remove what says where this process serves, unless it speaks of another process by now."""
-    with _opened(environment) as folder:
+    with opened_home(environment) as folder:
         said = _said(folder)
         if said is not None and said.get("pid") == os.getpid():
             folder.remove(FILE)

@@ -17,6 +17,7 @@ from typing import Any, Final
 from hookcore.config import AUTO, NO_FOLDER, Settings
 from hookcore.dashboard import HOST, PORT, Dashboard, find, join_or_start
 from hookcore.errors import ArgumentError, ServerError
+from hookcore.notices import Notice, post_notice
 from hookcore.records import plain, text_of
 from hookcore.sender import Address, HttpSink
 from hookcore.sinks import Sink, StoreSink
@@ -62,6 +63,7 @@ class Delivery:
     server: str | None  # the setting
     url: str | None = None  # the run's own page
     address: Address | None = None
+    notice: Notice | None = None  # for a dashboard that hasn't answered yet
 
     def begin(self, settled: Settled) -> None:
         """Finds the server and starts to send. Without a server the frames wait in vain, and a warning says so."""
@@ -79,7 +81,10 @@ class Delivery:
         else:
             dashboard = join_or_start()
             self.address = Address(dashboard.url, dashboard.token)
-            sink.start(_Finder(self.address), settled, f"Its own log is {dashboard.log}.")
+            with contextlib.suppress(ServerError, TypeError):  # then a run that is killed at once is not listed
+                self.notice = post_notice(sink.info)
+            met = self.notice.remove if self.notice is not None else None
+            sink.start(_Finder(self.address), settled, f"Its own log is {dashboard.log}.", met)
         self.url = f"{self.address.url}/runs/{self.run.id}"
 
     @property
@@ -98,6 +103,8 @@ class Delivery:
 
     def abandon(self) -> None:
         """In a forked child: nothing is sent."""
+        if self.notice is not None:
+            self.notice.leave()
         abandon = getattr(self.sink, "abandon", None)
         if abandon is not None:
             abandon()

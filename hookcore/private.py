@@ -81,6 +81,10 @@ class PrivateFolder:
             self.remove(draft)
             raise
 
+    def names(self) -> list[str]:
+        """Return the names of all files."""
+        return os.listdir(self._number)
+
     def remove(self, name: str) -> None:
         """Remove a file; one that is missing is no error."""
         with contextlib.suppress(FileNotFoundError):
@@ -88,7 +92,7 @@ class PrivateFolder:
 
     def remove_drafts(self, name: str) -> None:
         """Remove what writers of a file left behind when they were killed."""
-        for each in os.listdir(self._number):
+        for each in self.names():
             if each.startswith(f"{name}."):
                 self.remove(each)
 

@@ -462,7 +462,7 @@ def test_a_server_that_moved_is_found_again(receiver: Receiver, sink: HttpSink) 
     assert receiver.headers[-1]["Authorization"] == "Bearer new"
 
 
-def test_a_server_that_stays_away_is_told_of_once(
+def test_a_server_that_stays_away_is_reported_once_and_its_losses_at_the_end(
     sink: HttpSink, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sink_module, "WARN_AFTER_S", 0.0)
@@ -472,9 +472,12 @@ def test_a_server_that_stays_away_is_told_of_once(
     _send(sink, range(2))
     wait_for(lambda: sink._failures > 3)
     sink.close()
-    (record,) = caplog.records
-    assert "refused" in record.getMessage()
-    assert record.getMessage().endswith("Look into the log.")
+    first, last = (record.getMessage() for record in caplog.records)
+    assert first.startswith("hookcore: the server takes no frames (")
+    assert "refused" in first
+    assert first.endswith("Look into the log.")
+    assert last.startswith("hookcore: the run has ended, and 2 of its 2 captured steps and snapshots did not reach")
+    assert last.endswith(": 2 not sent in time. Look into the log.")
 
 
 def test_a_short_run_that_nobody_answered_is_told_of_at_its_end(
@@ -483,7 +486,32 @@ def test_a_short_run_that_nobody_answered_is_told_of_at_its_end(
     sink.close_s = 0.3
     sink.start(Address(f"http://127.0.0.1:{_free_port()}"))
     sink.close()
-    assert len(caplog.records) == 1
+    (record,) = caplog.records
+    assert "0 of its 0 captured steps" in record.getMessage()
+
+
+def test_the_end_says_what_was_dropped_what_had_no_answer_and_nothing_if_all_arrived(
+    receiver: Receiver, url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with_gap = HttpSink(a_run(), max_items=2, close_s=0.5)
+    _send(with_gap, range(3))
+    with_gap.start(Address(url))
+    with_gap.close()
+    whole = HttpSink(a_run("whole"))
+    whole.start(Address(url))
+    _send(whole, range(2))
+    whole.close()
+    cut_off = HttpSink(a_run("cut"), close_s=0.3)
+    receiver.before = lambda batch: 500 if batch.items else None
+    cut_off.start(Address(url))
+    _send(cut_off, range(1))
+    cut_off.close()
+    gap, unanswered = (record.getMessage() for record in caplog.records)
+    assert "1 of its 3 captured steps" in gap
+    assert gap.endswith("1 dropped because too many waited.")
+    assert "1 of its 1 captured steps" in unanswered
+    assert "(it answered 500" in unanswered
+    assert unanswered.endswith("1 sent without an answer.")
 
 
 def test_many_senders_at_once_lose_and_double_nothing(receiver: Receiver, url: str) -> None:

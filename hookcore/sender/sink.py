@@ -44,6 +44,13 @@ LONGEST_PAUSE_S: Final = 30.0
 LONGEST_PAUSE_HERE_S: Final = 1.0  # on this machine, where a refused connection costs nothing
 LONGEST_PAUSE_AT_END_S: Final = 0.2
 WARN_AFTER_S: Final = 10.0  # without an answer
+_LOSSES: Final[dict[str, str]] = {
+    "queue-full": "dropped because too many waited",
+    "refused": "refused",
+    "too-large": "too large",
+    "unsendable": "could not be encoded",
+    "closed": "not sent in time",
+}
 _REFUSALS: Final[dict[int, Reason]] = {400: "refused", 413: "too-large", 422: "refused"}
 
 
@@ -80,6 +87,7 @@ class HttpSink:
         self._failures = 0
         self._fine_at = 0.0  # when an answer came last
         self._answered = False
+        self._met: Callable[[], None] | None = None
         self._not_before = 0.0
         self._sent_at = float("-inf")
         self._ends_at = float("inf")
@@ -132,8 +140,8 @@ class HttpSink:
             if thread.is_alive() and connection is not None:
                 connection.interrupt()
                 thread.join(0.2)
-            if not self._answered:
-                self._warn()
+            self._outbox.give_up()
+            self._tell_losses()
         self._outbox.give_up()
 
     # -- beside the sink --------------------------------------------------------------------------------------------
@@ -143,12 +151,15 @@ class HttpSink:
         address: Address | Callable[[], Address],
         settings: Callable[[], dict[str, Any]] | None = None,
         advice: str = "",
+        met: Callable[[], None] | None = None,
     ) -> None:
-        """Begins to send. An address that is a function is asked anew whenever the server cannot be reached.
+        """Start to send. If `address` is a function, it is called again whenever the server can't be reached.
 
-        `settings` gives the run's settings as they are now; `advice` ends the warning that a server stays away.
+        `settings` gives the run's settings as they are now; `advice` ends the warning that a server stays away; `met`
+        is called once, when the server has answered.
         """
         if self._thread is None:
+            self._met = met
             self._address = address if callable(address) else lambda: address
             self._settings, self._advice = settings, advice
             self._fine_at = time.monotonic()
@@ -294,6 +305,9 @@ class HttpSink:
         else:
             self._failed("it took nothing of what was sent")
         self._fine_at, self._answered = time.monotonic(), True
+        met, self._met = self._met, None
+        if met is not None:
+            met()
         self._hand_on(answer)
 
     def _hand_on(self, answer: Answer) -> None:
@@ -317,6 +331,23 @@ class HttpSink:
         self._not_before = now + min(longest, max(random.uniform(0, limit), at_least_s))
         if now - self._fine_at > WARN_AFTER_S:
             self._warn()
+
+    def _tell_losses(self) -> None:
+        """Warn at the end if anything of the run didn't reach the server, and say how much."""
+        books = self._outbox.books
+        parts = [(count, _LOSSES[reason]) for reason, count in books.dropped.items() if count]
+        parts += [(books.in_flight, "sent without an answer")] if books.in_flight else []
+        if parts or not self._answered:
+            logger.warning(
+                "hookcore: the run has ended, and %s of its %s captured steps and snapshots did not reach the server "
+                "(%s): %s.%s%s",
+                f"{sum(count for count, _ in parts):,}",
+                f"{books.produced:,}",
+                self.trouble or "no answer came",
+                ", ".join(f"{count:,} {why}" for count, why in parts) or "nothing was to be sent but its description",
+                " " if self._advice else "",
+                self._advice,
+            )
 
     def _warn(self) -> None:
         if not self._warned:

@@ -1,0 +1,59 @@
+"""Runs whose trainer ended before this dashboard answered it: nothing of them arrived, but they are listed."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import Any, Final
+
+from fastapi import FastAPI
+
+from hookcore.errors import HookcoreError
+from hookcore.notices import take_orphans
+from hookcore.wire import RunInfo
+
+from .keep import Keeper, WrongKeyError
+from .limits import tamed
+from .runs import Runs, say
+
+logger = logging.getLogger("hookcore")
+
+LOOK_EVERY_S: Final = 2.0
+
+
+def follow_orphans(app: FastAPI) -> None:
+    """List orphans now and from time to time, from a thread of their own, until the server stops."""
+    threading.Thread(target=_follow, args=(app.state,), name="hookcore-orphans", daemon=True).start()
+
+
+def _follow(state: Any) -> None:
+    while not state.stopping:
+        try:
+            for info in take_orphans():
+                list_orphan(state.runs, state.keeper, info)
+        except (HookcoreError, OSError) as error:
+            logger.warning("hookcore: no notices of runs can be read: %s", error)
+            return
+        time.sleep(LOOK_EVERY_S)
+
+
+def list_orphan(runs: Runs, keeper: Keeper, info: RunInfo) -> None:
+    """Show a run of which nothing arrived as lost, unless it is known."""
+    info = tamed(info)
+    if runs.get(info.id) is not None:
+        return
+    run = runs.open(info)
+    if run is None:
+        logger.warning("hookcore: there is no room to list the run %s, of which nothing arrived", info.id)
+        return
+    run.seen_at = float("-inf")
+    message = f"the training process ({info.pid}) ended before this dashboard answered it; its values are lost"
+    say(run, "never-arrived", message, "warning")
+    try:
+        keeper.opened(run, True)
+    except WrongKeyError as error:
+        logger.warning("hookcore: %s", error)
+        runs.drop(run)
+        return
+    keeper.release(run)
