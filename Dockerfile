@@ -7,18 +7,21 @@
 ARG PYTHON_IMAGE=python:3.11.14-slim-bookworm
 
 FROM ${PYTHON_IMAGE} AS build
+# binutils for docker/slim.py
+# hadolint ignore=DL3008
+RUN apt-get update && apt-get install --yes --no-install-recommends binutils && rm -rf /var/lib/apt/lists/*
 WORKDIR /source
 COPY constraints.txt pyproject.toml docker/requirements.py ./
 # What a server needs is what hookcore needs, without what only a trainer does: one list, in pyproject.toml.
 RUN python3 -m venv /opt/hookcore \
     && python3 requirements.py torch > /opt/requirements.txt \
-    && /opt/hookcore/bin/pip install --no-cache-dir -c constraints.txt -r /opt/requirements.txt
+    && /opt/hookcore/bin/pip install --no-cache-dir --no-compile -c constraints.txt -r /opt/requirements.txt
 COPY setup.py README.md LICENSE ./
 COPY hookcore hookcore
 COPY app app
-RUN /opt/hookcore/bin/pip install --no-cache-dir --no-deps -c constraints.txt . \
-    && /opt/hookcore/bin/pip uninstall --yes pip \
-    && /opt/hookcore/bin/python -m compileall -q /opt/hookcore/lib
+COPY docker/slim.py ./
+RUN /opt/hookcore/bin/pip install --no-cache-dir --no-compile --no-deps -c constraints.txt . \
+    && /opt/hookcore/bin/python slim.py
 
 FROM ${PYTHON_IMAGE} AS training
 # Triton and torch.compile build their launchers with a C compiler.

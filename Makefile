@@ -66,7 +66,7 @@ bench: $(STAMP)  ## measure the cost on this machine; takes minutes
 	$(BIN)/python -m benchmarks.store
 	$(BIN)/python -m benchmarks.overhead
 
-image:  ## build the dashboard's image and run it, without a Docker engine; as root, on Debian
+image: $(DEMO)  ## build the dashboard's image and run it, without a Docker engine; as root, on Debian
 	docker/prove.sh
 
 format: $(STAMP)  ## put the code into shape

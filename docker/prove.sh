@@ -16,7 +16,13 @@ for tool in buildah podman runc mmdebstrap openssl curl; do
 done
 
 # The same Dockerfile; only the base differs, which is Debian with its own Python instead of the one from a registry.
-mmdebstrap --quiet --variant=minbase --include=python3,python3-venv,ca-certificates bookworm "$WORK/base.tar"
+# As in every slim image: no manuals, no other languages, and no Perl, which is only recommended, or moves /bin to /usr/bin.
+without=(--aptopt='APT::Install-Recommends "false"' --include=usr-is-merged
+    --hook-dir=/usr/share/mmdebstrap/hooks/merged-usr)
+for each in man doc info locale lintian; do
+    without+=("--dpkgopt=path-exclude=/usr/share/$each/*")
+done
+mmdebstrap --quiet --variant=minbase --include=python3,python3-venv,ca-certificates "${without[@]}" bookworm "$WORK/base.tar"
 "${PODMAN[@]}" import --quiet "$WORK/base.tar" localhost/base:bookworm >/dev/null
 rm "$WORK/base.tar"
 "${BUILDAH[@]}" bud --isolation=chroot --format docker --build-arg PYTHON_IMAGE=localhost/base:bookworm \
@@ -32,6 +38,7 @@ done
 
 check() { echo "$1"; shift; "$@" || { echo "FAILED: $*" >&2; "${PODMAN[@]}" logs dashboard >&2; exit 1; }; }
 status_of() { curl -s -o /dev/null -w '%{http_code}' "$@" "http://127.0.0.1:$PORT/api/v1/runs"; }
+ask() { curl -s -H "Authorization: Bearer $TOKEN" "http://127.0.0.1:$PORT/api/v1/$1"; }
 within() { "${PODMAN[@]}" exec dashboard "$@"; }
 pid=$("${PODMAN[@]}" inspect --format '{{.State.Pid}}' dashboard)
 
@@ -43,6 +50,13 @@ check "it has no capability" grep -q 'CapEff:[[:space:]]*0000000000000000' "/pro
 check "its files are read-only" test "$(within sh -c 'touch /opt/hookcore/x 2>&1 || echo no' | tail -1)" = no
 check "it may write what it keeps" within sh -c 'touch /data/x && rm /data/x'
 check "there is no torch in it" test "$(within python -c 'import importlib.util as u; print(u.find_spec("torch"))')" = None
+check "a training sends to it" env HOOKCORE_URL="http://127.0.0.1:$PORT" HOOKCORE_TOKEN="$TOKEN" \
+    .venv/bin/hookcore demo --steps 60 --most-per-s 0 --budget none >/dev/null
+run=$(ask runs | python3 -c 'import json, sys; print(json.load(sys.stdin)["runs"][0]["id"])')
+check "it keeps the run" within sh -c 'ls /data/*.hookcore/run.json'
+check "it draws a figure" grep -q '"data"' <(ask "figure?run=$run&chart=series&tap=0&stat=rms")
+check "it answers with an Arrow table" test "$(ask "series?run=$run&tap=0&stat=rms&format=arrow" | head -c 4 | xxd -p)" = ffffffff
+check "it serves the page of the run" grep -q '</html>' <(curl -s -H "Authorization: Bearer $TOKEN" "http://127.0.0.1:$PORT/runs/$run")
 began=$(date +%s%N)
 "${PODMAN[@]}" stop --time 10 dashboard >/dev/null 2>&1
 echo "it stopped after $((($(date +%s%N) - began) / 1000000)) ms"
