@@ -19,14 +19,17 @@ import pytest
 
 from hookcore.archive import Archive, ArchiveWriter, load_into, read_archive
 from hookcore.archive import files as archive_files
+from hookcore.archive import writer as archive_writer
 from hookcore.archive.layout import TABLES, WHOLE
 from hookcore.errors import ArgumentError
 from hookcore.records import Event
 from hookcore.store import Store
+from hookcore.wire import EndItem
 from hookcore_app.keep import Keeper, show
 from hookcore_app.runs import Runs
 from hookcore_app.settings import ServerSettings
 from tests.archive_world import STORE_BYTES, make_info, plain_frame
+from tests.receiver import wait_for
 
 TAPS = 4
 NO_SPACE = OSError(28, "No space left on device")
@@ -246,6 +249,39 @@ def test_what_came_too_late_is_told_as_often_after_reading_as_before(tmp_path: P
     names = [event.name for event in store.events()]
     assert names == ["too-late"]
     assert [event.name for event in read(kept.folder)[0].events()] == names
+
+
+def test_the_first_values_of_a_run_are_written_without_waiting_for_a_whole_part(tmp_path: Path) -> None:
+    store = Store(STORE_BYTES)
+    kept = ArchiveWriter(tmp_path, make_info(), store, part_s=10_000)
+    frame = plain_frame(0, TAPS, first=True)
+    store.append(frame)
+    kept.take(frame)
+    wait_for(lambda: (kept.folder / "run.json").is_file() and kept.kept.written)
+    assert [each.step for each in read_archive(kept.folder).frames()] == [0]
+    kept.close()
+
+
+def test_a_run_is_not_called_ended_on_disk_before_all_of_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, store = writer(tmp_path)
+    states: list[str] = []
+    write_table = archive_writer.write_table
+
+    def look(path: Path, table: pa.Table) -> int:
+        states.append(read_archive(kept.folder).state)  # as a crash in this moment would leave it
+        return write_table(path, table)
+
+    monkeypatch.setattr(archive_writer, "write_table", look)
+    frame = plain_frame(0, TAPS, first=True)
+    store.append(frame)
+    kept.take(frame)
+    kept.take(EndItem(1, 0))
+    kept.write()
+    assert len(states) > 2
+    assert set(states) == {"lost"}
+    assert read_archive(kept.folder).state == "ended"
 
 
 def test_a_run_that_was_removed_and_comes_again_is_kept_again(tmp_path: Path) -> None:

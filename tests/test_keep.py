@@ -221,6 +221,7 @@ def test_a_run_whose_server_was_killed_continues_as_one_run(tmp_path: Path, is_l
     world = start(settings, 0)
     world.take(batch(INFO, range(10), first=True))
     (writer,) = (writer for _, writer in world.app.state.keeper._writers.values())
+    until(lambda: writer.kept.written > 0)  # by the thread, which now waits for the next part
     writer.write()
     world.take(batch(INFO, range(10, 13)))  # taken, and not on disk when the server dies
     die(world)

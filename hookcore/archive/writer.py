@@ -22,7 +22,7 @@ from hookcore.archive.files import last_frame, merge_parts, remove_unfinished, w
 from hookcore.archive.layout import FORMAT, RUN_FILE, TABLES, folder_name, part_name, parts_in
 from hookcore.archive.scribe import PART_S, Scribe
 from hookcore.archive.tables import frame_tables, records_table, snapshots_table, taps_table
-from hookcore.records import Event, Failure, Frame, Snapshot
+from hookcore.records import Event, Frame, Snapshot
 from hookcore.store import Store
 from hookcore.wire import EndItem, RunInfo
 
@@ -94,8 +94,8 @@ class ArchiveWriter:
         self._stopped = ""
         self._try_at = 0.0
         self._ending = False
-        self._state = "live"
-        self._failure: Failure | None = None
+        self._end: EndItem | None = None
+        self._end_on_disk: EndItem | None = None  # once all that came before it is written
         self._held: int | None = None  # the descriptor that keeps other processes from writing here
         self._finished = threading.Event()
         self._scribe = (scribe or Scribe(part_s)) if start else None
@@ -115,7 +115,7 @@ class ArchiveWriter:
         """
         with self._changed:
             if isinstance(record, EndItem):
-                self._state, self._failure = "ended", record.failure
+                self._end = record
                 return
             self._taken += 1
             if self._ending:
@@ -127,8 +127,8 @@ class ArchiveWriter:
             while self._queued_bytes > MAX_QUEUE_BYTES and len(self._queue) > 1:
                 self._queued_bytes -= _size_of(self._queue.popleft().record)
                 self._lost += 1
-            is_full = self._queued_bytes > PART_BYTES
-        if is_full:
+            is_due = self._queued_bytes > PART_BYTES or self._taken == 1  # a crash must not cost the whole run
+        if is_due:
             self._poke()
 
     def _poke(self) -> None:
@@ -181,11 +181,11 @@ class ArchiveWriter:
             if self._stopped and self._clock() < self._try_at and not self._ending:
                 self._lose_what_is_too_much()
                 return
-            records = list(self._queue)
+            records, end = list(self._queue), self._end
             self._queue.clear()
             self._queued_bytes = 0
         try:
-            self._write(records)
+            self._write(records, end)
         except Exception as error:
             self._stop(records, _sentence(error))
         else:
@@ -210,7 +210,7 @@ class ArchiveWriter:
         if not told:
             self._tell("keep-stopped", f"the run is not written to {self.folder} any more: {why}")
 
-    def _write(self, records: list[_Entry]) -> None:
+    def _write(self, records: list[_Entry], end: EndItem | None) -> None:
         self._open()
         if self._is_full():
             self._make_room()
@@ -244,7 +244,7 @@ class ArchiveWriter:
         for name in filled:
             self._nbytes += write_table(self.folder / name / part_name(self._part, self._part), tables[name])
         self._part += bool(filled)
-        self._events_seen = seen
+        self._events_seen, self._end_on_disk = seen, end
         self._write_run_file(len(records))
 
     def _is_full(self) -> bool:
@@ -299,12 +299,14 @@ class ArchiveWriter:
             self._held = None
 
     def _write_run_file(self, more: int = 0) -> None:
-        books = self._books(more)
+        books, end = self._books(more), self._end_on_disk
+        failure = end.failure if end is not None else None
+        ended = "live" if end is None else "ended"
         info = {name: value for name, value in msgspec.to_builtins(self._info).items() if name not in ("key", "keep")}
         content = {
             "format": FORMAT,
-            "state": self._state if self._failure is None else self._failure.outcome,
-            "failure": None if self._failure is None else msgspec.to_builtins(self._failure),
+            "state": ended if failure is None else failure.outcome,
+            "failure": None if failure is None else msgspec.to_builtins(failure),
             "acknowledged": books.acknowledged,
             "written": books.written,
             "key_hash": key_hash(self._info.key),
