@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hookcore.observe.plain import _COMPRESSED, _has_memory, _make_strided, is_wrapped, unseen
+from hookcore.observe.plain import _COMPRESSED, _has_memory, _make_strided, is_wrapped, kept_elsewhere, unseen
 
 MAX_BYTES: Final = 60 * 2**20  # of one copy, which must fit into one message; of a larger tensor the first rows go
 _NUMPY_TYPES: Final = frozenset(
@@ -60,7 +60,7 @@ def take_copy(tensor: Tensor, whole: tuple[int, ...] | None = None) -> Copy | st
         shape = tuple(tensor.shape)
         first = _make_dense(first_part(tensor, travels.itemsize))
         if type(first) is not Tensor and not _has_memory(first):
-            return f"it is a {type(first).__name__}, which keeps its values elsewhere"
+            return kept_elsewhere(first)
         whole = shape if whole is None else whole
         return _copy(first, dtype, whole, travels)
 

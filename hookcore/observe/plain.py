@@ -51,7 +51,7 @@ def make_plain(tensor: torch.Tensor) -> torch.Tensor | str:
             return f"values of type {tensor.dtype} have no magnitude"
         tensor = tensor.to(torch.float64 if tensor.dtype.itemsize > 2 else torch.float32)
     if type(tensor) is not torch.Tensor and not _has_memory(tensor):
-        return f"a {type(tensor).__name__}, which keeps its values elsewhere"
+        return kept_elsewhere(tensor)
     return tensor
 
 
@@ -67,6 +67,14 @@ def _make_strided(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.layout in _COMPRESSED:
         return tensor.values()
     return tensor if tensor.layout is torch.strided else tensor.to_dense()
+
+
+def kept_elsewhere(tensor: torch.Tensor) -> str:
+    """Why a tensor without memory of its own is not read."""
+    name = type(tensor).__name__
+    if name == "AsyncCollectiveTensor":
+        return "on its way between ranks: torch waits for the values where they are used first, and hookcore does not"
+    return f"its class, {name}, keeps the values elsewhere"
 
 
 def _has_memory(tensor: torch.Tensor) -> bool:
