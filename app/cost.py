@@ -27,11 +27,14 @@ class Cost:
     stride: int  # as captured
     left_out: int | None  # steps that were not captured; None if the trainer doesn't report it
     paused: bool = False
+    is_live: bool = True
 
     @property
     def headline(self) -> str:
-        """What watching adds, or that this isn't known yet."""
-        return "cost not measured yet" if self.added is None else f"adds {_percent(self.added)}"
+        """What watching adds, or that this isn't known."""
+        if self.added is None:
+            return "cost not measured yet" if self.is_live else "cost not measured"
+        return f"adds {_percent(self.added)}"
 
     @property
     def limit(self) -> str:
@@ -83,6 +86,7 @@ def cost_of(run: Run) -> Cost:
         stride=stride,
         left_out=_whole(_newest(store, LEFT_OUT)),
         paused=told.get("paused") is True,
+        is_live=run.state == "live",
     )
 
 

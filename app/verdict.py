@@ -111,7 +111,8 @@ class Verdict:
         if not many or not self.pairs.taps:
             return ""
         one, two = self.extent.captured
-        why = f"run A captured {one:,} steps, run B {two:,}, and {self.extent.compared:,} of these are the same"
+        both = self.extent.compared
+        why = f"run A captured {_count(one, 'step')}, run B captured {two:,}, and both captured {both:,}"
         return f"{_count(many, 'step')} could not be compared: {why}."
 
     def _values(self) -> list[str]:
@@ -144,7 +145,7 @@ class Verdict:
         return f"{_count(without, 'layer')} {'was' if without == 1 else 'were'} not compared: no step in common."
 
 
-_NO_PAIR: Final = "no layer of one run is in the other."
+_NO_PAIR: Final = "no layer was captured in both runs."
 
 
 def parting_words(apart: Apart) -> str:

@@ -82,6 +82,13 @@ def test_the_sentence_says_what_is_known(settings: dict[str, Any], scalars: dict
     assert _cost(settings, scalars).sentence == sentence
 
 
+def test_of_a_run_that_has_ended_nothing_more_will_be_measured() -> None:
+    run = _world({"budget": 0.05}).runs.get("one")
+    assert run is not None
+    run.ended_at_step = 1
+    assert cost_of(run).headline == "cost not measured"
+
+
 @pytest.mark.parametrize(
     ("number", "words"), [(1, "1st"), (2, "2nd"), (3, "3rd"), (11, "11th"), (113, "113th"), (1021, "1,021st")]
 )

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from hookcore.records import Event, Kind, Tap
+from hookcore_app.pages import summary_of
 from hookcore_app.pages.eventlines import Filter, Line, all_lines, markdown_of, modules_of
 from hookcore_app.pages.provenance import provenance_of
 from hookcore_app.pages.timeline import COLUMNS, timeline_of
@@ -125,17 +126,31 @@ def test_the_provenance_names_the_phase_what_went_before_and_what_followed(world
     (finding,) = run.attention.findings()
     found = provenance_of(run.store, finding)
     assert found.phase == "forward"
-    assert found.before == (
-        "Its input was not captured. All that was captured before it in that step, the one tensor, was finite."
-    )
+    assert found.before == ("Its input was not captured. The one tensor captured before it in that step was finite.")
     assert [(each.tap.module, each.step) for each in found.followers] == [("layers.2", BAD_FROM)]
     assert [(each.first, each.last, each.state) for each in found.strip] == [(10, 59, "finite"), (60, 99, "bad")]
     assert found.merged == 1
 
 
+def test_a_layer_whose_onset_was_not_captured_is_nowhere_called_the_first(world: World) -> None:
+    run = world.runs.open(make_info("one"))
+    assert run is not None
+    run.store.announce((Tap("layer", "input"), Tap("layer", "output")))
+    for step, value in ((0, 1.0), (20, math.nan)):
+        run.store.append(frame(step, [1.0, value]))
+    (finding,) = run.attention.findings()
+    assert finding.unseen == 19
+    assert provenance_of(run.store, finding).before == "Its input was finite in that step."
+    client = world.client
+    assert "</span>, or another layer first" in client.get("/").text
+    assert "first: layer or another layer" in client.get("/runs/one").text
+    summary = summary_of(run)
+    assert summary["alerts"][-1] == ", or another layer first"
+
+
 @pytest.mark.parametrize(
     ("bad", "words"),
-    [((1,), "Its input was finite: it began here."), ((0, 1), "")],
+    [((1,), "Its input was finite in that step: it began here."), ((0, 1), "")],
 )
 def test_the_provenance_says_whether_the_input_was_finite(world: World, bad: tuple[int, ...], words: str) -> None:
     run = _run(world, ("input", "output"), bad)

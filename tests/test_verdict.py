@@ -47,7 +47,7 @@ def test_equal_captured_steps_do_not_hide_a_loss_that_differs() -> None:
     assert verdict.say() == [
         "The runs first differ at step 101, in the logged value loss.",
         "The layers do not differ in the 50 steps that both runs captured.",
-        "100 steps could not be compared: run A captured 50 steps, run B 50, and 50 of these are the same.",
+        "100 steps could not be compared: run A captured 50 steps, run B captured 50, and both captured 50.",
         "loss differs from step 101 on.",
     ]
 
@@ -58,7 +58,7 @@ def test_runs_without_a_common_step_are_never_equal() -> None:
     assert verdict.outcome == "unknown"
     assert verdict.say()[:2] == [
         "Nothing was compared: no step was captured by both runs.",
-        "100 steps could not be compared: run A captured 50 steps, run B 50, and 0 of these are the same.",
+        "100 steps could not be compared: run A captured 50 steps, run B captured 50, and both captured 0.",
     ]
     assert [(layer.outcome, layer.points, layer.parts_at) for layer in verdict.layers] == [
         ("not compared", 0, None)
@@ -152,4 +152,4 @@ def test_hookcores_own_numbers_are_no_part_of_a_verdict() -> None:
 def test_a_run_with_no_step_is_not_compared() -> None:
     verdict = verdict_of(run_of({0: [1.0, 2.0]}), Store(8_000_000))
     assert verdict.outcome == "unknown"
-    assert verdict.say()[0] == "Nothing was compared: no layer of one run is in the other."
+    assert verdict.say()[0] == "Nothing was compared: no layer was captured in both runs."

@@ -166,6 +166,7 @@ class Finding:
     spark: tuple[float, ...]  # the newest values that were finite, oldest first
     downstream: int  # how many more modules it went to
     last_step: int | None = None  # the last step in which this very tensor was non-finite, if it was finite later
+    unseen: int = 0  # steps before its onset that were not captured: another layer may have been first
 
     @property
     def module(self) -> str:

@@ -98,6 +98,7 @@ def _finding(
         spark,
         len(modules),
         leader.last_step if leader.is_over else None,
+        _unseen(episode),
     )
 
 
@@ -107,6 +108,11 @@ def _is_infinite(store: Store, episode: Episode, leader: _Leader) -> bool:
         return not leader.nan
     seen = store.series(leader.number, "nan", episode.begin, episode.last, 1)  # it held both: when?
     return not (len(seen.max) and seen.max[0] > 0)
+
+
+def _unseen(episode: Episode) -> int:
+    """Return how many steps right before an episode were not captured."""
+    return 0 if episode.previous is None else episode.begin - episode.previous - 1
 
 
 def _message(episode: Episode, leader: _Leader, what: str, skipped: bool) -> str:
@@ -120,7 +126,7 @@ def _message(episode: Episode, leader: _Leader, what: str, skipped: bool) -> str
         tail = "; finite again there, but not in the layers that it reached"
     else:
         when, tail = f"since step {begin}", ""
-    unseen = 0 if episode.previous is None else begin - episode.previous - 1
+    unseen = _unseen(episode)
     steps = "the step before it was" if unseen == 1 else f"the {unseen:,} steps before it were"
     gap = f" ({steps} not captured, so another layer may have been first)" if unseen > 0 else ""
     message = f"{what} in the {name} {when}{gap}{tail}"

@@ -11,7 +11,7 @@ from urllib.parse import quote, urlencode
 
 from fastapi import Request
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse
 
@@ -22,10 +22,11 @@ from .. import assets
 from ..numerals import ago, pace, percent, shown, size, thousands
 from ..runs import Run, Runs, why_gone
 from ..security import may_change
-from .eventlines import alert_lines
+from .eventlines import Line, alert_lines
 
 THEMES: Final = ("system", "light", "dark")
 THEME_COOKIE: Final = "hookcore-theme"
+_TAIL_LETTERS: Final = 12  # of a name that is cut in its middle
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,14 @@ def shortened(text: str, letters: int) -> str:
         return text
     head = (letters - 1) // 2
     return f"{text[:head]}\u2026{text[len(text) - (letters - 1 - head) :]}"
+
+
+def ends(text: str) -> Markup:
+    """Return a text whose middle gives way where it does not fit: what tells names apart is often at their ends."""
+    if len(text) <= _TAIL_LETTERS:
+        return escape(text)
+    parts = Markup('<span class="ends"><span>{}</span><span>{}</span></span>')
+    return parts.format(text[:-_TAIL_LETTERS], text[-_TAIL_LETTERS:])
 
 
 def code(text: str) -> Markup:
@@ -116,6 +125,7 @@ class Alerts:
     title: str = ""  # of the worst
     where: str = ""  # its module
     message: str = ""
+    hedge: str = ""  # what follows the module if it is not known to be the first
 
     @property
     def count(self) -> int:
@@ -133,7 +143,13 @@ def alerts_of(run: Run) -> Alerts:
     lines = alert_lines(run)
     if not lines:
         return Alerts()
-    return Alerts(tuple(line.severity for line in lines), lines[0].title, lines[0].module, lines[0].message)
+    worst = lines[0]
+    return Alerts(tuple(line.severity for line in lines), worst.title, worst.module, worst.message, hedge_of(worst))
+
+
+def hedge_of(line: Line) -> str:
+    """Return what must follow the module of a finding whose onset was not captured."""
+    return ", or another layer first" if line.finding is not None and line.finding.unseen else ""
 
 
 def status_of(run: Run) -> str:
@@ -177,8 +193,8 @@ def _make_templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    own = (shortened, shown, percent, thousands, breakable, camels, middle, pace, ago, moment, size, basename, code)
-    templates.filters |= {each.__name__: each for each in own}
+    own = (shortened, ends, middle, breakable, camels, shown, percent, thousands, pace, ago, moment, size, basename)
+    templates.filters |= {each.__name__: each for each in (*own, code)}
     templates.globals |= {"places": PLACES, "kinds": KINDS, "stat_names": STAT_NAMES}
     return templates
 

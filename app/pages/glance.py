@@ -71,9 +71,9 @@ def tiles_of(run: Run, figures: KeyFigures, at: int | None) -> list[Tile]:
     """Return the key figures of a run, `at` the step that the page shows."""
     return [
         _loss(figures, at),
-        _norm(run, figures),
-        _gradient(run, figures, "smallest", figures.smallest_gradient),
-        _gradient(run, figures, "largest", figures.largest_gradient),
+        _norm(run, figures, at),
+        _gradient(run, figures, "smallest", figures.smallest_gradient, at),
+        _gradient(run, figures, "largest", figures.largest_gradient, at),
         _nonfinite(run, figures),
         _watched(run, figures),
         _cost(run, cost_of(run)),
@@ -88,20 +88,20 @@ def _loss(figures: KeyFigures, at: int | None) -> Tile:
     return _number(Tile("loss", loss.name, "", older), loss.value)
 
 
-def _norm(run: Run, figures: KeyFigures) -> Tile:
+def _norm(run: Run, figures: KeyFigures, at: int | None) -> Tile:
     norm, kind = figures.gradient_norm, figures.gradient_kind or ""
     tile = Tile(
         "norm",
         "Gradient norm",
         "-",
-        f"of all {_KINDS[kind]}" if kind else "no backward pass yet",
+        f"of all {_KINDS[kind]}{_older(norm, at)}" if kind else "no backward pass yet",
         address_of(run, "flow", kind=kind, stat="norm"),
         help="The root of the sum of squares of all gradients captured in one step.",
     )
     return tile if norm is None else _number(tile, norm.value)
 
 
-def _gradient(run: Run, figures: KeyFigures, which: str, found: Reading | None) -> Tile:
+def _gradient(run: Run, figures: KeyFigures, which: str, found: Reading | None, at: int | None) -> Tile:
     tile = Tile(
         which,
         f"{which.capitalize()} gradient",
@@ -112,7 +112,13 @@ def _gradient(run: Run, figures: KeyFigures, which: str, found: Reading | None) 
     if found is None or found.tap is None:
         return tile
     address = layer_address(run, found.tap, found.step)
-    return _number(Tile(which, tile.title, "", found.tap.module or "(root)", address, help=tile.help), found.value)
+    where = f"{found.tap.module or '(root)'}{_older(found, at)}"
+    return _number(Tile(which, tile.title, "", where, address, help=tile.help), found.value)
+
+
+def _older(reading: Reading | None, at: int | None) -> str:
+    """Return the step of a value if the page shows another one: not every step is captured."""
+    return f", step {reading.step:,}" if reading is not None and reading.step != at else ""
 
 
 def _nonfinite(run: Run, figures: KeyFigures) -> Tile:
@@ -120,7 +126,9 @@ def _nonfinite(run: Run, figures: KeyFigures) -> Tile:
     detail = ""
     if found:
         first = next((each for each in run.attention.findings() if each.rule == "nonfinite"), None)
-        detail = f"first: {first.module or '(root)'}" if first is not None else _few(found)
+        detail = _few(found) if first is None else f"first: {first.module or '(root)'}"
+        if first is not None and first.unseen:
+            detail += " or another layer"
     elif figures.newest_step is not None:
         detail = "all newest values are finite"
     address = address_of(run, "flow", f="is:nan") if found else address_of(run, "flow")
@@ -178,7 +186,8 @@ def shown_alerts(run: Run, last: int | None, most: int) -> tuple[list[AlertLine]
 
 def _alert(run: Run, line: Line, types: dict[str, str]) -> AlertLine:
     if line.finding is None:
-        return AlertLine(line, None, address_of(run, "events", event=line.id), types.get(line.module, ""))
+        type_ = types.get(line.module, "") if line.module else ""  # an event of the run is of no module
+        return AlertLine(line, None, address_of(run, "events", event=line.id), type_)
     address = layer_address(run, line.finding.tap, line.finding.since_step)
     return AlertLine(line, spark_of_finding(run.store, line.finding), address, types.get(line.module, ""))
 

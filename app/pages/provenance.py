@@ -154,9 +154,9 @@ def _before(around: _Around, finding: Finding, place: int) -> str:
     known = [source for source in sources if seen[source]]
     bad = [around.taps.taps[source] for source in known if is_bad[source]]
     if bad:
-        return f"Its {words} was not finite: {label_of(bad[0])}."
+        return f"Its {words} was non-finite: {label_of(bad[0])}."
     if known:
-        return f"Its {words} was finite: it began here."
+        return f"Its {words} was finite in that step" + ("." if finding.unseen else ": it began here.")
     return f"Its {words} was not captured. {_earlier(around, step, place)}"
 
 
@@ -166,12 +166,13 @@ def _earlier(around: _Around, step: int, place: int) -> str:
     ranks = _ranks(around, dict.fromkeys([*np.flatnonzero(seen).tolist(), place], step))
     earlier = [each for each, rank in ranks.items() if rank < ranks[place]]
     if not earlier:
-        return "It is the first of all that was captured."
-    bad = int(is_bad[earlier].sum())
-    many = "the one tensor" if len(earlier) == 1 else f"{len(earlier):,} tensors"
+        return "Nothing was captured before it in that step."
+    bad, where = int(is_bad[earlier].sum()), "captured before it in that step"
+    if len(earlier) == 1:
+        return f"The one tensor {where} was {'also non-finite' if bad else 'finite'}."
     if bad:
-        return f"Of {many} captured before it in that step {bad:,} were not finite."
-    return f"All that was captured before it in that step, {many}, was finite."
+        return f"{bad:,} of the {len(earlier):,} tensors {where} {'was' if bad == 1 else 'were'} also non-finite."
+    return f"All {len(earlier):,} tensors {where} were finite."
 
 
 def _sources_of(tap: Tap, taps: Sequence[Tap]) -> tuple[str, list[int]]:

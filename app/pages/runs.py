@@ -205,8 +205,8 @@ def summary_of(run: Run) -> dict[str, Any]:
     return said
 
 
-def _words_of(alerts: Alerts) -> tuple[str, str, str]:
-    return alerts.title, alerts.where, alerts.message
+def _words_of(alerts: Alerts) -> tuple[str, str, str, str]:
+    return alerts.title, alerts.where, alerts.message, alerts.hedge
 
 
 def _summarized(run: Run) -> RunLine:
@@ -219,7 +219,7 @@ def _summarized(run: Run) -> RunLine:
         steps, values = run.summary["points"]
         points = np.array(steps[:SPARK_POINTS], np.int64), np.array(values[:SPARK_POINTS], np.float64)
     with contextlib.suppress(ValueError, TypeError, KeyError, IndexError):
-        severities, title, where, message = run.summary["alerts"]
+        severities, *words = run.summary["alerts"]
         known = tuple(each for each in severities[:MOST_ALERTS] if each in ("warning", "error"))
-        alerts = Alerts(known, *(str(each)[:MAX_TEXT] for each in (title, where, message)))
+        alerts = Alerts(known, *(str(each)[:MAX_TEXT] for each in words[:4]))
     return _line(run, None, loss, points, alerts, run.store.steps())

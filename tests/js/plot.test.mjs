@@ -7,7 +7,7 @@ import { LineFigure } from "../../app/static/js/plot/lines.js";
 import { hasPython, pythonOf } from "../../app/static/js/plot/python.js";
 import { drawn } from "../../app/static/js/plot/thin.js";
 import { colourOf, faint, stretches, tracesOf } from "../../app/static/js/plot/traces.js";
-import { nearest, summaryOf, tableOf, valueWords } from "../../app/static/js/plot/words.js";
+import { nearest, stepsAt, summaryOf, tableOf, valueWords } from "../../app/static/js/plot/words.js";
 
 const COLOURS = { line1: "#112233", line2: "#abc", nan: "#c4009a", inf: "#d9480f", card: "#fff", ink: "#000", quiet: "#555", line: "#ddd" };
 const counted = (many) => Array.from({ length: many }, (_, place) => place);
@@ -182,6 +182,13 @@ test("what is not finite is said by its name", () => {
   const one = line([NaN, Infinity, 2], { nonfinite: [1, 0, 1] });
   const points = drawn(one, 0, 1000);
   assert.deepEqual([0, 1, 2].map((place) => valueWords(one, points, place)), ["NaN", "Infinity", "2, not finite in part"]);
+});
+
+test("the range of a point is shown only if it has one, and a point says which steps it stands for", () => {
+  const one = { ...line([2, 3], { min: [2, 1], max: [2, 5] }), first: [0, 10], last: [0, 19] };
+  const points = drawn(one, 0, 1000);
+  assert.deepEqual([0, 1].map((place) => valueWords(one, points, place)), ["2", "3 (1 to 5)"]);
+  assert.deepEqual([-1, 0, 1].map((place) => stepsAt(points, place)), ["", "step 0", "steps 10 to 19"]);
 });
 
 test("colours may be short, and those of lines go round", () => {

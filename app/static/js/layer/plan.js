@@ -34,7 +34,7 @@ export function plansOf(taps, choice) {
 function ofTensor(tap) {
   const one = (/** @type {string} */ make) => [{ tap, name: "", make }];
   const size = tap.kind === "update" ? ratioOf(one("ratio")) : { id: "size", title: "Size: rms and norm", y: { title: "rms, norm", scale: /** @type {const} */ ("log") }, stats: ["rms", "norm"], parts: [...one("rms"), ...one("norm")] };
-  return [valuesOf(one("values"), "Mean, least and greatest"), size, percentilesOf(one("fan")), sharesOf(one("shares"))];
+  return [valuesOf(one("values"), "Mean, min, and max"), size, percentilesOf(one("fan")), sharesOf(one("shares"))];
 }
 
 /** @param {Tap[]} taps @returns {Plan[]} */
@@ -46,7 +46,7 @@ function atAGlance(taps) {
   const gradients = of("output_grad", "param_grad", "input_grad");
   const updates = of("update");
   const plans = [];
-  if (shown.length) plans.push(valuesOf(parts(shown, "values"), `${wordOf(shown[0])}: mean, least and greatest`));
+  if (shown.length) plans.push(valuesOf(parts(shown, "values"), `${wordOf(shown[0])}: mean, min, and max`));
   if (gradients.length) plans.push({ id: "gradients", title: "Gradients: norm", y: { title: "norm", scale: /** @type {const} */ ("log") }, stats: ["norm"], parts: parts(gradients, "norm") });
   if (updates.length) plans.push(ratioOf(parts(updates, "ratio")));
   else if (shown.length) plans.push(percentilesOf(parts(shown, "fan"), `${wordOf(shown[0])}: percentiles`));

@@ -4,7 +4,7 @@ import { h } from "../dom.js";
 import { colours } from "../theme.js";
 import { MARGIN } from "./lines.js";
 import { SIGNS, colourOf } from "./traces.js";
-import { nearest, stepWords, valueWords } from "./words.js";
+import { nearest, stepsAt, valueWords } from "./words.js";
 
 const CLICK_PX = 4;
 let made = 0;
@@ -85,16 +85,20 @@ export class Panel {
   /** @param {import("./lines.js").LineFigure} figure @param {number | null} step */
   #tell(figure, step) {
     const palette = colours();
-    const items = figure.lines.map((line, place) => {
-      const points = figure.drawn[place];
-      const sign = h("span", { class: line.mean ? "sign" : "sign wide-sign", "aria-hidden": "true" });
-      sign.style.color = colourOf(line, place, palette);
-      if (line.dashed) sign.classList.add("dashed");
-      return h("li", {}, sign, line.name, h("b", { class: "number" }, valueWords(line, points, nearest(points, step))));
-    });
     const known = figure.drawn.find(({ x }) => x.length);
-    const place = known ? nearest(known, step) : -1;
-    this.at.textContent = known && place >= 0 ? `step ${stepWords(known.first[place], known.last[place])}` : "";
+    const words = known ? stepsAt(known, nearest(known, step)) : "";
+    const items = figure.lines.map((line, order) => {
+      const points = figure.drawn[order];
+      const place = nearest(points, step);
+      // Lines may have been captured at different steps, such as those of two runs.
+      const own = stepsAt(points, place);
+      const sign = h("span", { class: line.mean ? "sign" : "sign wide-sign", "aria-hidden": "true" });
+      sign.style.color = colourOf(line, order, palette);
+      if (line.dashed) sign.classList.add("dashed");
+      const at = own && own !== words ? h("span", { class: "quiet" }, `at ${own}`) : null;
+      return h("li", {}, sign, line.name, h("b", { class: "number" }, valueWords(line, points, place)), at);
+    });
+    this.at.textContent = words;
     this.legend.replaceChildren(this.at, ...items, ...marksOf(figure));
   }
 

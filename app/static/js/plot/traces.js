@@ -44,7 +44,7 @@ function bandOf(line, points, axis, colour) {
     for (let i = to - 1; i >= from; i -= 1) x.push(points.x[i]), y.push(axis.place(points.min[i]));
   }
   const only = line.mean ? {} : { name: line.name };
-  return { type: "scatter", mode: "lines", x, y, fill: "toself", fillcolor: faint(colour, line.opacity ?? BAND), line: { width: 0 }, hoverinfo: "skip", showlegend: !line.mean, name: `${line.name}, least to greatest`, ...only };
+  return { type: "scatter", mode: "lines", x, y, fill: "toself", fillcolor: faint(colour, line.opacity ?? BAND), line: { width: 0 }, hoverinfo: "skip", showlegend: !line.mean, name: `${line.name}, min to max`, ...only };
 }
 
 /** From where to where values are finite. @param {number[]} values @returns {[number, number][]} */

@@ -61,7 +61,7 @@ function columnsOf(line, points) {
   const columns = [];
   if (line.mean) columns.push([line.name, points.raw]);
   if (points.smooth.length) columns.push([`${line.name}, smoothed`, points.smooth]);
-  if (points.min.length) columns.push([`${line.name}, least`, points.min], [`${line.name}, greatest`, points.max]);
+  if (points.min.length) columns.push([`${line.name}, min`, points.min], [`${line.name}, max`, points.max]);
   return columns;
 }
 
@@ -79,12 +79,17 @@ export function nearest(points, step) {
   return low > 0 && Math.abs(x[low - 1] - step) < Math.abs(x[low] - step) ? low - 1 : low;
 }
 
+/** The steps of a point in words; nothing if there is no point. @param {Drawn} points @param {number} place */
+export function stepsAt(points, place) {
+  return place < 0 ? "" : `${points.first[place] === points.last[place] ? "step" : "steps"} ${stepWords(points.first[place], points.last[place])}`;
+}
+
 /** What a line says at a point. @param {Line} line @param {Drawn} points @param {number} place */
 export function valueWords(line, points, place) {
   if (place < 0) return "-";
   const value = line.mean ? (points.smooth.length ? points.smooth[place] : points.raw[place]) : NaN;
   const mark = points.marks.find(({ x }) => x === points.x[place]);
-  const band = line.mean && Number.isFinite(points.min[place]) ? ` (${number(points.min[place])} to ${number(points.max[place])})` : "";
+  const band = line.mean && points.max[place] > points.min[place] ? ` (${number(points.min[place])} to ${number(points.max[place])})` : "";
   if (Number.isFinite(value)) return number(value) + band + (mark ? ", not finite in part" : "");
   if (mark) return { nan: "NaN", inf: "Infinity", "-inf": "-Infinity" }[mark.sign];
   if (line.mean || !Number.isFinite(points.min[place])) return "-";
