@@ -18,9 +18,10 @@ from hookcore.errors import ArgumentError
 from hookcore.records import SketchBlock
 
 STEPS_PER_OCTAVE: Final = 8
-MIN_EXPONENT: Final = -56  # smallest magnitude in range: 2 ** -56, about 1.4e-17
-MAX_EXPONENT: Final = 24  # magnitudes from 2 ** 24, about 1.7e7, are out of range
-MAGNITUDES: Final = (MAX_EXPONENT - MIN_EXPONENT) * STEPS_PER_OCTAVE  # 640 bins a sign
+# The range of float32, but for the subnormal ones: only float64 and a divided loss scale reach beyond it.
+MIN_EXPONENT: Final = -126  # smallest magnitude in range: 2 ** -126, about 1.2e-38
+MAX_EXPONENT: Final = 128  # magnitudes from 2 ** 128, about 3.4e38, are out of range
+MAGNITUDES: Final = (MAX_EXPONENT - MIN_EXPONENT) * STEPS_PER_OCTAVE  # 2032 bins a sign
 
 # Ascending order of values:
 NEG_INF: Final = 0
@@ -33,7 +34,7 @@ POS_FIRST: Final = POS_UNDER + 1  # POS_FIRST + i holds the magnitudes of step i
 POS_OVER: Final = POS_FIRST + MAGNITUDES
 POS_INF: Final = POS_OVER + 1
 NAN: Final = POS_INF + 1
-BINS: Final = NAN + 1  # 1288
+BINS: Final = NAN + 1  # 4072
 
 RELATIVE_ERROR: Final = 1 / 17  # of a quantile inside the range: half a bin against its middle, worst where b/a = 9/8
 _TOP_BITS: Final = 15  # sign, exponent and three bits of the mantissa of a float64

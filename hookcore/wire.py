@@ -73,8 +73,8 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     keep: str = ""
 
 
-class FrameItem(msgspec.Struct, tag="frame", frozen=True):
-    """A frame; `stats` is [taps x STATS] of float64."""
+class FrameItem(msgspec.Struct, tag="frame-2", frozen=True):
+    """A frame; `stats` is [taps x STATS] of float64. The tag changes whenever the bins do."""
 
     number: int
     step: int

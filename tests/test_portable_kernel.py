@@ -67,7 +67,7 @@ def test_numpy_adds_what_the_extension_adds(by_numpy: None, dtype: torch.dtype, 
     for kernel in (portable, _kernel):
         arena = CpuArena(4, limit)
         arena._control[cpu.JITTER] = 12345
-        for name in ("observe", "observe_other", "observe_strided"):
+        for name in ("observe", "observe_other", "observe_strided", "pack"):
             setattr(cpu, name, getattr(kernel, name))
         arena.observe(tensor, arena.row(1))
         arena.observe(tensor[:3], arena.row(1))

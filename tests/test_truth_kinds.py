@@ -241,13 +241,24 @@ def test_an_observed_tensor_and_its_gradient_are_taps() -> None:
 def test_quantiles_of_values_out_of_range_are_right_or_unknown() -> None:
     model = nn.Identity()
     with watch(model, phases=("train", "eval"), kinds=("output",)) as watcher:
-        for low, high in ((1e9, 2e9), (1e9, 1.05e9), (1e-30, 1.02e-30), (1.0, 2.0)):
-            model(torch.linspace(low, high, 1001))
+        for low, high in ((1e60, 2e60), (1e60, 1.05e60), (1e-60, 1.02e-60), (1.0, 2.0)):
+            model(torch.linspace(low, high, 1001, dtype=torch.float64))
             watcher.step()
         watcher.flush()
         wide, *others = watcher.store.quantiles(0, [0.0, 0.5, 1.0]).values.tolist()
-    assert wide == pytest.approx([1e9, np.nan, 2e9], nan_ok=True)
-    assert np.array(others) == pytest.approx(np.array([[1e9] * 3, [1e-30] * 3, [1.0, 1.5, 2.0]]), rel=0.07)
+    assert wide == pytest.approx([1e60, np.nan, 2e60], nan_ok=True)
+    assert np.array(others) == pytest.approx(np.array([[1e60] * 3, [1e-60] * 3, [1.0, 1.5, 2.0]]), rel=0.07)
+
+
+def test_quantiles_are_right_at_any_magnitude_that_a_float32_has() -> None:
+    model, sizes = nn.Identity(), (1e-37, 1e-20, 1e-3, 1.0, 1e9, 1e20, 5e37)
+    with watch(model, phases=("train", "eval"), kinds=("output",)) as watcher:
+        for size in sizes:
+            model(torch.linspace(-3 * size, 3 * size, 1001))
+            watcher.step()
+        watcher.flush()
+        told = watcher.store.quantiles(0, [0.0, 0.25, 0.75, 1.0]).values
+    assert told == pytest.approx(np.outer(sizes, [-3.0, -1.5, 1.5, 3.0]), rel=0.07)
 
 
 def test_gradients_that_a_loss_scale_lifted_out_of_range_are_not_told_as_the_edge_of_it() -> None:

@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 
 from hookcore.errors import ArgumentError
 from hookcore.records import KINDS
+from hookcore.sketch import BINS
 from hookcore.store import STAT_NAMES, Series, TapList
 from hookcore.store.names import label_of, matcher, require, unknown
 
@@ -98,7 +99,7 @@ def _asked(
     points: Annotated[int, Query(ge=1, le=10_000, description="points of a line at most")] = 1000,
     columns: Annotated[int, Query(ge=1, le=5000, description="columns of a map at most")] = 500,
     rows: Annotated[int, Query(ge=1, le=5000, description="rows of a map at most; neighbours share one")] = 200,
-    bins: Annotated[int, Query(ge=5, le=1288, description="bins of histograms at most")] = 80,
+    bins: Annotated[int, Query(ge=5, le=BINS, description="bins of histograms at most")] = 80,
     scale: Annotated[Literal["auto", "log", "linear"], Query(description="of the values")] = "auto",
     smooth: Annotated[float, Query(ge=0, le=1e9, description="half-life in steps; 0 does not smooth")] = 0.0,
 ) -> Asked:

@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 
 from hookcore.errors import ArgumentError
 from hookcore.records import Kind, Tap
+from hookcore.sketch import BINS
 from hookcore.store import STAT_NAMES, Histograms, Series, Store, TapList
 from hookcore.store.names import label_of, matcher, require, unknown
 
@@ -195,7 +196,7 @@ def histograms(
     tap: Annotated[TapText | None, Query()] = None,
     taps: TapNumbers = None,
     columns: Annotated[int, Query(ge=1, le=2000, description="columns at most: equal spans of steps")] = 200,
-    bins: Annotated[int, Query(ge=5, le=1288, description="bins at most")] = 80,
+    bins: Annotated[int, Query(ge=5, le=BINS, description="bins at most")] = 80,
     format: Format = None,
 ) -> Response:
     """Exact sums of sketches, on edges that all columns of a tap share. `taps` asks for up to 50 at once."""

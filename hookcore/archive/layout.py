@@ -10,7 +10,8 @@ import pyarrow as pa
 
 from hookcore.records import STATS
 
-FORMAT: Final = 1
+FORMAT: Final = 2
+OTHER_BINS: Final = frozenset({1})  # formats that are read but for their sketches, which were counted in other bins
 SUFFIX: Final = ".hookcore"
 RUN_FILE: Final = "run.json"
 TAP_COLUMNS: Final = ("module", "kind", "index", "phase")

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from hookcore.archive.files import open_regular
-from hookcore.archive.layout import FORMAT, RUN_FILE, TABLES, WHOLE, parts_in
+from hookcore.archive.layout import FORMAT, OTHER_BINS, RUN_FILE, TABLES, WHOLE, parts_in
 from hookcore.archive.tables import events_of, frames_of, snapshots_of
 from hookcore.errors import ArgumentError, HookcoreError
 from hookcore.records import Coverage, Failure, Frame, HookRecord, ModuleRecord, Snapshot, Tap
@@ -57,6 +57,7 @@ class Archive:
     failure: Failure | None = None
     key_hash: str = ""
     damages: list[str] = field(default_factory=list)
+    has_sketches: bool = True  # in the bins of this hookcore
 
     def taps(self) -> tuple[Tap, ...]:
         """All taps, by their numbers."""
@@ -84,6 +85,8 @@ class Archive:
         for first, last in _common_ranges(self.folder):
             try:
                 tables = {name: self._range(name, first, last) for name in ("steps", "stats", "sketches", "scalars")}
+                if not self.has_sketches:
+                    tables["sketches"] = TABLES["sketches"].empty_table()
                 frames = frames_of(tables)
             except _READ_ERRORS as error:
                 self.damages.append(f"parts {first} to {last}: {error}")
@@ -189,7 +192,7 @@ def read_archive(folder: str | Path) -> Archive:
     try:
         with open_regular(path / RUN_FILE, MAX_RUN_FILE_BYTES) as file:
             content = json.loads(file.read(MAX_RUN_FILE_BYTES))
-        if content["format"] != FORMAT:
+        if content["format"] not in {FORMAT, *OTHER_BINS}:
             raise ArgumentError(f"{path} is of format {content['format']}; this hookcore reads format {FORMAT}")
         info = msgspec.convert({**content["run"], "key": ""}, RunInfo)
         if not _ID.fullmatch(info.id):
@@ -206,7 +209,11 @@ def read_archive(folder: str | Path) -> Archive:
         raise ArgumentError(
             f"{path} is no kept run: its {RUN_FILE} cannot be read ({error}). Give the folder that ends in .hookcore"
         ) from None
-    return Archive(path, info, state, last_step, lost, labels, failure, hashed)
+    archive = Archive(path, info, state, last_step, lost, labels, failure, hashed)
+    if content["format"] in OTHER_BINS:
+        archive.has_sketches = False
+        archive.damages.append("an earlier hookcore counted its histograms in other bins: they are left out")
+    return archive
 
 
 def load_into(store: Store, archive: Archive) -> None:

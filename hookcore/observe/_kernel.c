@@ -11,14 +11,14 @@
 
 #define ALWAYS_INLINE __attribute__((always_inline)) inline
 
-enum { INTERFACE = 2 }; /* raised with every change of the functions or of the layout; cpu.py compares */
+enum { INTERFACE = 3 }; /* raised with every change of the functions or of the layout; cpu.py compares */
 
 /* -- Rows (hookcore/observe/layout.py) and bins (hookcore/sketch.py) ----------------------------------------------- */
 
-enum { FINITE, MEAN, DEVIATION, MIN, MAX, NAN_COUNT, POS_INF_COUNT, NEG_INF_COUNT, ZERO_COUNT, PARTS, SKETCHED, RATIO, SCALE };
-enum { CELLS = 16, HISTOGRAM_OFFSET = CELLS * 8, ROW_BYTES = 5312 };
-enum { STEPS_PER_OCTAVE = 8, MIN_EXPONENT = -56, MAGNITUDES = 640, BINS = 1288 };
-enum { BIN_NEG_INF = 0, BIN_ZERO = 643, POS_FIRST = 645, BIN_POS_INF = 1286, BIN_NAN = 1287 };
+enum { FINITE, MEAN, DEVIATION, MIN, MAX, NAN_COUNT, POS_INF_COUNT, NEG_INF_COUNT, ZERO_COUNT, PARTS, SKETCHED, RATIO, SCALE, TOUCHED };
+enum { CELLS = 16, HISTOGRAM_OFFSET = CELLS * 8, ROW_BYTES = 16448 };
+enum { STEPS_PER_OCTAVE = 8, MIN_EXPONENT = -126, MAGNITUDES = 2032, BINS = 4072 };
+enum { BIN_NEG_INF = 0, BIN_ZERO = 2035, POS_FIRST = 2037, BIN_POS_INF = 4070, BIN_NAN = 4071 };
 enum { LOW32 = (127 + MIN_EXPONENT) * STEPS_PER_OCTAVE, LOW64 = (1023 + MIN_EXPONENT) * STEPS_PER_OCTAVE };
 
 /* Moments of float64s that are too far from 1 are those of the values times 2 ** -SCALE, where SCALE is +-FAR_EXPONENT. */
@@ -42,7 +42,9 @@ struct control {
 };
 
 enum { BLOCK = 2048, MAX_DIMENSIONS = 64, MAX_THREADS = 64 };
-enum { PARALLEL_FROM = 1 << 15, COPIES_FROM = 1 << 11, COPIES = 4, COPY_CELLS = 1312 };
+enum { PARALLEL_FROM = 1 << 15, COPIES_FROM = 1 << 11, COPIES = 4 };
+/* A quarter of a page apart modulo a page, so that a store to one copy never looks like one to the next. */
+enum { COPY_CELLS = 4352 };
 
 /* One thread's scratch memory. */
 enum {
@@ -60,7 +62,7 @@ struct task {
     int64_t n, code, stride, jitter;
     double *cells;
     uint32_t *histogram;
-    uint32_t *copies; /* sub-histograms, or NULL where the values are too few */
+    uint32_t *copies; /* sub-histograms, all zero between tensors; NULL where the values are too few */
     char *scratch;
 };
 
@@ -80,6 +82,22 @@ typedef int64_t l8 __attribute__((vector_size(64)));
 
 /* `chosen ? a : b` in each lane, which not every compiler has for vectors; compiled to one minimum or maximum. */
 #define PICK(chosen, a, b) ((__typeof__(a))(((chosen) & (__typeof__(chosen))(a)) | (~(chosen) & (__typeof__(chosen))(b))))
+
+/* Which stretches of a row's sketch are not empty: a bit for each, in the memory of a cell. Most of the line is empty. */
+enum { STRETCH = 64, STRETCHES = (BINS + STRETCH - 1) / STRETCH };
+
+static ALWAYS_INLINE uint64_t touched_of(const double *cells)
+{
+    uint64_t touched;
+    memcpy(&touched, cells + TOUCHED, sizeof touched);
+    return touched;
+}
+
+static ALWAYS_INLINE void touch(double *cells, uint64_t stretches)
+{
+    stretches |= touched_of(cells);
+    memcpy(cells + TOUCHED, &stretches, sizeof stretches);
+}
 
 /* -- What does not depend on the instruction set ------------------------------------------------------------------- */
 
@@ -154,7 +172,7 @@ static int64_t first_taken(const struct task *task, int64_t start)
 struct loops {
     void (*scan)(const struct task *, int64_t, int64_t);
     void (*scan_strided)(const struct task *, const int64_t *, const int64_t *, int64_t);
-    void (*fold)(const uint32_t *, uint32_t *);
+    void (*fold)(uint32_t *, double *, int64_t, int64_t);
     const char *name;
 };
 #define LOOPS(label) {NAME(scan), NAME(scan_strided), NAME(fold), label}
@@ -257,10 +275,32 @@ static struct task new_task(const struct control *control, int64_t source, int64
     };
 }
 
+/* The bin of a finite value. */
+static int64_t bin_of(double value)
+{
+    int64_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    int64_t step = (bits >> 49 & 0x3FFF) - LOW64;
+    step = step > MAGNITUDES ? MAGNITUDES : step < -1 ? -1 : step;
+    return value == 0 ? BIN_ZERO : value > 0 ? POS_FIRST + step : 2 * BIN_ZERO - POS_FIRST - step;
+}
+
+/* Move the sub-histograms to a row: from the stretch of the smallest value to that of the largest, and both ends of the
+ * line, where the infinities and NaN are. */
+static void fold_copies(uint32_t *copies, const double *about, double *cells)
+{
+    int64_t first = about[FINITE] > 0 ? bin_of(about[MIN]) / STRETCH : 1;
+    int64_t last = about[FINITE] > 0 ? bin_of(about[MAX]) / STRETCH : 0;
+    loops->fold(copies, cells, first, last);
+    if (first > 0)
+        loops->fold(copies, cells, 0, 0);
+    if (last < STRETCHES - 1)
+        loops->fold(copies, cells, STRETCHES - 1, STRETCHES - 1);
+}
+
 static void use_copies(struct task *task)
 {
     task->copies = (uint32_t *)(task->scratch + COPIES_OFFSET);
-    memset(task->copies, 0, COPIES * COPY_CELLS * 4);
 }
 
 /* One thread's share of a large tensor. Its numbers begin the thread's scratch memory, as a row does. */
@@ -287,14 +327,14 @@ static void share(struct control *control, const struct task *task)
     control->task_code = task->code;
     ((fork_function)control->fork_call)(run_share, control, (unsigned)control->threads, 0);
     for (int64_t thread = 0; thread < control->threads; thread++) {
-        const char *scratch = (const char *)control->scratch + thread * SCRATCH_BYTES;
+        char *scratch = (char *)control->scratch + thread * SCRATCH_BYTES;
         const double *part = (const double *)scratch;
         if (part[FINITE] > 0)
             merge(task->cells, part[FINITE], part[MEAN], part[DEVIATION], part[MIN], part[MAX], part[SCALE]);
         for (int i = 0; i < 5; i++)
             task->cells[counts[i]] += part[counts[i]];
         if (task->stride > 0)
-            loops->fold((const uint32_t *)(scratch + COPIES_OFFSET), task->histogram);
+            fold_copies((uint32_t *)(scratch + COPIES_OFFSET), part, task->cells);
     }
 }
 
@@ -311,7 +351,7 @@ static void observe(int64_t source, int64_t n, int64_t code, int64_t row, int64_
         use_copies(&task);
     loops->scan(&task, 0, (n + BLOCK - 1) / BLOCK);
     if (task.copies)
-        loops->fold(task.copies, task.histogram);
+        fold_copies(task.copies, task.cells, task.cells);
 }
 
 /* `shape`: the address of the number of axes, their sizes, and their strides in items. */
@@ -325,13 +365,30 @@ static void observe_strided(int64_t source, int64_t n, int64_t code, int64_t sha
     if (n > 0)
         loops->scan_strided(&task, geometry + 1, geometry + 1 + dims, dims);
     if (task.copies)
-        loops->fold(task.copies, task.histogram);
+        fold_copies(task.copies, task.cells, task.cells);
 }
 
 /* -- The end of a step --------------------------------------------------------------------------------------------- */
 
 /* A packed row: slot and number of filled bins (int64), the cells, then (bin << 32 | count) for each filled bin. */
 enum { HEAD_WORDS = 2 + CELLS };
+
+static int64_t pack_stretch(uint32_t *histogram, int64_t stretch, int64_t *bins, int64_t filled)
+{
+    int64_t end = (stretch + 1) * STRETCH < BINS ? (stretch + 1) * STRETCH : BINS;
+    for (int64_t i = stretch * STRETCH; i < end; i += 8) {
+        uint64_t eight[4];
+        memcpy(eight, histogram + i, sizeof eight);
+        if ((eight[0] | eight[1] | eight[2] | eight[3]) == 0)
+            continue;
+        for (int64_t bin = i; bin < i + 8; bin++) {
+            bins[filled] = bin << 32 | histogram[bin];
+            filled += histogram[bin] != 0;
+        }
+        memset(histogram + i, 0, sizeof eight);
+    }
+    return filled;
+}
 
 /* Pack the written ones of `used` rows to `target` and leave them empty; answer the number of words. */
 static int64_t pack(int64_t base, int64_t used, int64_t target)
@@ -343,17 +400,9 @@ static int64_t pack(int64_t base, int64_t used, int64_t target)
         if (cells[PARTS] == 0)
             continue;
         int64_t *bins = end + HEAD_WORDS, filled = 0;
-        for (int64_t i = 0; i < BINS && cells[SKETCHED] > 0; i += 8) {
-            uint64_t eight[4];
-            memcpy(eight, histogram + i, sizeof eight);
-            if ((eight[0] | eight[1] | eight[2] | eight[3]) == 0)
-                continue;
-            for (int64_t bin = i; bin < i + 8; bin++) {
-                bins[filled] = bin << 32 | histogram[bin];
-                filled += histogram[bin] != 0;
-            }
-            memset(histogram + i, 0, sizeof eight);
-        }
+        for (uint64_t touched = touched_of(cells); touched; touched &= touched - 1)
+            filled = pack_stretch(histogram, __builtin_ctzll(touched), bins, filled);
+        cells[TOUCHED] = 0;
         end[0] = slot;
         end[1] = filled;
         memcpy(end + 2, cells, CELLS * 8);

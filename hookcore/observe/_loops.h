@@ -230,9 +230,14 @@ static ALWAYS_INLINE void NAME(count)(const struct task *task, int64_t n)
     const uint16_t *bins = (const uint16_t *)(task->scratch + BINS_OFFSET);
     if (task->copies)
         NAME(count_in_copies)(bins, n, task->copies);
-    else
+    else {
+        uint64_t touched = 0;
+        for (int64_t i = 0; i < n; i++)
+            touched |= (uint64_t)1 << bins[i] / STRETCH;
         for (int64_t i = 0; i < n; i++)
             task->histogram[bins[i]]++;
+        touch(task->cells, touched);
+    }
     task->cells[SKETCHED] += (double)n;
 }
 
@@ -345,11 +350,26 @@ static void NAME(scan)(const struct task *task, int64_t begin, int64_t end)
     }
 }
 
-/* Add the sub-histograms to the sketch. */
-static void NAME(fold)(const uint32_t *copies, uint32_t *histogram)
+/* Move stretches first..last of the sub-histograms to a row, and leave zeros behind. */
+static void NAME(fold)(uint32_t *copies, double *cells, int64_t first, int64_t last)
 {
-    for (int64_t i = 0; i < BINS; i++)
-        histogram[i] += copies[i] + copies[i + COPY_CELLS] + copies[i + 2 * COPY_CELLS] + copies[i + 3 * COPY_CELLS];
+    for (int64_t stretch = first; stretch <= last; stretch++) {
+        uint32_t sums[STRETCH], any = 0;
+        for (int64_t i = 0; i < STRETCH; i++) {
+            const uint32_t *at = copies + stretch * STRETCH + i;
+            sums[i] = at[0] + at[COPY_CELLS] + at[2 * COPY_CELLS] + at[3 * COPY_CELLS];
+            any |= sums[i];
+        }
+        if (any == 0)
+            continue;
+        uint32_t *histogram = (uint32_t *)(cells + CELLS) + stretch * STRETCH;
+        int64_t bins = BINS - stretch * STRETCH < STRETCH ? BINS - stretch * STRETCH : STRETCH;
+        for (int64_t i = 0; i < bins; i++)
+            histogram[i] += sums[i];
+        for (int64_t copy = 0; copy < COPIES; copy++)
+            memset(copies + copy * COPY_CELLS + stretch * STRETCH, 0, STRETCH * 4);
+        touch(cells, (uint64_t)1 << stretch);
+    }
 }
 
 /* -- Tensors with gaps --------------------------------------------------------------------------------------------- */

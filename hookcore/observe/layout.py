@@ -25,15 +25,18 @@ PARTS: Final = 9  # how many tensors were merged; 0 means an empty row
 SKETCHED: Final = 10  # how many values went into the sketch
 RATIO: Final = 11  # |update| / |parameter|, written by the recorder
 SCALE: Final = 12  # 0, or the power of two that is the unit of MEAN; DEVIATION is in units of its square
+TOUCHED: Final = 13  # the bits of an integer: which of 64 stretches of the sketch are not empty; the extension's own
 CELLS: Final = 16
 
 HIST_OFFSET: Final = CELLS * 8
-ROW_BYTES: Final = -(-(HIST_OFFSET + BINS * 4) // 64) * 64  # whole cache lines: 5312
+ROW_BYTES: Final = -(-(HIST_OFFSET + BINS * 4) // 64) * 64  # whole cache lines: 16448
 
 # Squares of float64s beyond these magnitudes overflow or vanish, so their moments are kept in another unit.
 HUGE: Final = 2.0**480
 TINY: Final = 2.0**-450
 FAR_EXPONENT: Final = 600
+
+ROW_USE: Final = ROW_BYTES // 3  # about what a row takes: values fill few bins, and untouched pages cost nothing
 
 ROW_DTYPE: Final = np.dtype(
     {

@@ -62,7 +62,7 @@ class Recorder:
         self.settings = settings
         self.sink = sink
         self._clock = clock
-        capacity = max(256, min(1 << 16, settings.memory // 4 // layout.ROW_BYTES))
+        capacity = max(256, min(1 << 16, settings.memory // 4 // layout.ROW_USE))
         self.capture = Capture(CpuArena(capacity, settings.sketch_values), settings.phases, settings.calls)
         self.capture.on_pending = self._saw_pending_call
         self.parameters = Parameters(self.capture, settings.kinds)
