@@ -228,3 +228,40 @@ def test_a_packed_row_is_empty_afterwards() -> None:
 def test_the_unused_cells_of_the_stats_are_known() -> None:
     assert STAT_COLUMN["ratio"] == len(STATS) - 1
     assert cpu.CONTROL_CELLS * 8 <= 128
+
+
+def any_tensor(pick: np.random.Generator) -> torch.Tensor:
+    """Of any size and magnitude, often with NaN, infinities, and zeros, sometimes of nothing else, sometimes with gaps."""
+    size = int(pick.choice([0, 1, 7, 100, 2047, 2048, 2049, 5000, 40_000]))
+    dtype = list(CODES)[int(pick.integers(4))]
+    values = pick.normal(size=size) * (1 if dtype is torch.float16 else 10.0 ** pick.uniform(-30, 30))
+    if size > 10 and pick.random() < 0.3:
+        values[pick.integers(size, size=4)] = [math.nan, math.inf, -math.inf, 0.0]
+    if pick.random() < 0.1:
+        values[:] = math.nan
+    tensor = torch.from_numpy(values).to(dtype)
+    return torch.stack([tensor, tensor], 1)[:, 0] if pick.random() < 0.3 else tensor
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_no_count_is_left_behind_in_a_row_or_in_what_threads_share(threads: int) -> None:
+    before, pick = torch.get_num_threads(), np.random.default_rng(threads)
+    torch.set_num_threads(threads)
+    try:
+        arena = CpuArena(8, None)
+        for _ in range(80):
+            expected = {}
+            for slot in pick.permutation(8)[:4].tolist():
+                tensors = [any_tensor(pick) for _ in range(int(pick.integers(1, 4)))]
+                for tensor in tensors:
+                    arena.observe(tensor, arena.row(slot))
+                every = np.concatenate([tensor.double().numpy() for tensor in tensors])
+                expected[slot] = np.bincount(bins_of(every), minlength=BINS)
+            (harvest,) = unpack([arena.pack(8)])
+            assert set(harvest.slots.tolist()) == set(expected)
+            for row, slot in enumerate(harvest.slots.tolist()):
+                part, dense = slice(harvest.start[row], harvest.start[row + 1]), np.zeros(BINS, np.int64)
+                dense[harvest.bins[part]] = harvest.counts[part]
+                np.testing.assert_array_equal(dense, expected[slot])
+    finally:
+        torch.set_num_threads(before)
