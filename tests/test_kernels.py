@@ -231,7 +231,7 @@ def test_the_unused_cells_of_the_stats_are_known() -> None:
 
 
 def any_tensor(pick: np.random.Generator) -> torch.Tensor:
-    """Of any size and magnitude, often with NaN, infinities, and zeros, sometimes of nothing else, sometimes with gaps."""
+    """A tensor of any size and magnitude, often with NaN, infinities, and zeros, sometimes all NaN or with gaps."""
     size = int(pick.choice([0, 1, 7, 100, 2047, 2048, 2049, 5000, 40_000]))
     dtype = list(CODES)[int(pick.integers(4))]
     values = pick.normal(size=size) * (1 if dtype is torch.float16 else 10.0 ** pick.uniform(-30, 30))
