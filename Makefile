@@ -33,7 +33,7 @@ help:  ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
 
 demo: $(DEMO)  ## train a small network with the dashboard open, with all set-up; DEMO_FLAGS="--trouble nan"
-	$(BIN)/hookcore demo $(DEMO_FLAGS)
+	@$(BIN)/hookcore demo $(DEMO_FLAGS)
 
 test: $(STAMP)  ## everything that CI checks, with all set-up
 	$(MAKE) --no-print-directory --jobs 2 --output-sync lint types scripts

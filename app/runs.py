@@ -255,7 +255,7 @@ class Run:
     def _notice_return(self, missing: int) -> None:
         """The server was started again, and continues the run from disk."""
         if missing > 0:
-            told = f"the server was restarted; {missing:,} frames and snapshots weren't on disk yet and are lost"
+            told = f"The server was restarted. {missing:,} frames and snapshots were not on disk yet and are lost."
             say(self, "reconnected", told, "warning", missing)
         else:
             say(self, "reconnected", "the server was restarted; nothing is missing")

@@ -56,7 +56,7 @@ RULES: Final[Mapping[RuleName, Rule]] = MappingProxyType(
             _rule(
                 "loss",
                 "error",
-                "Loss",
+                "Loss problem",
                 "The loss is NaN or infinite, or far above its lowest value and still near its peak: the training "
                 'diverged. Only scalars with "loss" in their name count, and only positive ones can diverge.',
                 factor=100.0,

@@ -134,7 +134,9 @@ def _chosen(lines: list[Line], fitting: list[Line], key: str) -> Line | None:
 
 
 def _detail(run: Run, line: Line | None) -> dict[str, Any]:
-    origin = provenance_of(run.store, line.finding) if line is not None and line.finding is not None else None
+    finding = line.finding if line is not None else None
+    # What a loss comes from is not known: it is no tensor of a layer.
+    origin = provenance_of(run.store, finding) if finding is not None and finding.rule != "loss" else None
     return {
         "detail_layer": _shown(run, line, {}).layer if line is not None else "",
         "origin": origin,

@@ -1,6 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { Columns } from "../../app/static/js/columns.js";
+import { Feed } from "../../app/static/js/heat/feed.js";
 import { Grid } from "../../app/static/js/heat/grid.js";
 import { boxOf, layOut, pixelAt, ROW_PX, stepAt, xOf } from "../../app/static/js/heat/layout.js";
 import { shortened } from "../../app/static/js/heat/marks.js";
@@ -25,6 +26,20 @@ const identity = (many) => Int32Array.from({ length: many }, (_, row) => row);
 
 /** @param {string} module @param {number} number */
 const row = (module, number) => ({ number, module, kind: "output", index: "", call: 0, phase: "train", group: 1 });
+
+test("steps that came at once are asked for once more, so that each has a column of its own", () => {
+  const asked = [];
+  const stream = { subscribe: (wish, handlers) => (Object.assign(stream, handlers), asked.push(wish), { change: (again) => asked.push(again), close() {} }) };
+  const follow = { span: null, window: { live: 500 }, paused: false, on() {} };
+  new Feed({ stream, follow }, { rows: [], take() {}, setRows() {} }, () => ({ kind: "output" }));
+  const delta = (first, last) => stream.frame({ kind: "delta", first: [first], last: [last] });
+  delta(10, 11);
+  assert.equal(asked.length, 1);
+  delta(12, 400);
+  delta(401, 900);
+  assert.deepEqual(asked[1], asked[0]);
+  assert.equal(asked.length, 2);
+});
 
 test("what is filled in step by step is what is filled in at once", () => {
   for (let seed = 0; seed < 40; seed += 1) {

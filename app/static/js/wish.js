@@ -37,6 +37,17 @@ export class Wish {
     const asked = JSON.stringify(wish);
     if (asked === this.#asked) return;
     this.#asked = asked;
+    this.#send(wish);
+  }
+
+  /** Asks for the same once more, from the beginning. */
+  again() {
+    const wish = this.wish();
+    if (wish !== null && this.#open !== null) this.#send(wish);
+  }
+
+  /** @param {Record<string, any>} wish */
+  #send(wish) {
     this.#askedAt = performance.now();
     if (this.#open === null) this.#open = this.page.stream.subscribe(wish, this.handlers);
     else this.#open.change(wish);

@@ -5,6 +5,8 @@ import { Wish } from "../wish.js";
 
 const MOST_COLUMNS = 2000;
 const MOST_CELLS = 8e6; // of four bytes
+const WIDE = 50; // steps in one column: many came at once, such as those that waited for a dead server
+const AGAIN_MS = 30_000;
 
 /** The columns that so many rows may have. @param {number} rows */
 function mostColumns(rows) {
@@ -32,6 +34,8 @@ export function capacityOf(follow, rows = 0) {
 
 /** Subscribes for a heatmap, anew whenever the steps or the wish are others. */
 export class Feed {
+  #notBefore = -Infinity;
+
   /** @param {import("../page.js").Page} page @param {import("../heat.js").Heat} heat
    * @param {() => Record<string, any> | null} wish kind, stat, rows, match; null while there is nothing to ask for
    * @param {{rows?: (said: any) => void, frame?: (frame: import("../frames.js").Frame) => void, json?: (said: any) => void}} [also] told after the heatmap was */
@@ -48,10 +52,19 @@ export class Feed {
       frame: (/** @type {import("../frames.js").Frame} */ frame) => {
         heat.take(frame);
         also.frame?.(frame);
+        this.#unfold(frame);
       },
       json: (/** @type {any} */ said) => also.json?.(said),
     });
     this.renew();
+  }
+
+  /** Steps that came at once share a column: asked for once more, each has its own. @param {import("../frames.js").Frame} frame */
+  #unfold({ kind, first, last }) {
+    if (kind !== "delta" || !first.some((step, place) => last[place] - step >= WIDE)) return;
+    if (performance.now() < this.#notBefore) return;
+    this.#notBefore = performance.now() + AGAIN_MS;
+    this.wish.again();
   }
 
   /** Asks anew where the wish is another one. */

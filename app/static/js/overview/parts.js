@@ -7,7 +7,8 @@ import { number } from "../format.js";
 import { morph } from "./morph.js";
 
 const LEAST_MS = 1000;
-const SHARE = 10; // of the time at most a tenth is spent on asking
+const MOST_MS = 5000;
+const SHARE = 10; // of the time at most a tenth is spent on asking, unless that leaves a page behind
 
 /** Tells of a part that was renewed by the event "renewed" on its element. */
 export class Parts {
@@ -93,7 +94,7 @@ export class Parts {
       // The server is gone: the banner says so, and when it is back the stream has news.
     }
     this.#asking = false;
-    this.#notBefore = performance.now() + Math.max(LEAST_MS, SHARE * (performance.now() - began));
+    this.#notBefore = performance.now() + Math.min(MOST_MS, Math.max(LEAST_MS, SHARE * (performance.now() - began)));
     if (this.#old.size) this.#later();
   }
 

@@ -29,7 +29,7 @@ page.stream.subscribe({ view: "runs", hz: 2 }, { json: hear });
 if (list) start(list);
 document.addEventListener("click", (event) => {
   const run = /** @type {HTMLElement} */ (event.target).closest("[data-restore]")?.getAttribute("data-restore");
-  if (run) restore(run, () => (list ? refresh(true) : location.reload()));
+  if (run) restore(run, gone, () => (list ? refresh(true) : location.reload()));
 });
 
 /** @param {any} said */
@@ -114,7 +114,7 @@ function takeGone(newer) {
   for (const each of now.querySelectorAll("li")) {
     if (known.has(each.dataset.goneRun) || each.dataset.why === "deleted") continue;
     const run = each.dataset.goneRun ?? "";
-    const undo = each.querySelector("[data-restore]") ? () => restore(run, () => refresh(true)) : undefined;
+    const undo = each.querySelector("[data-restore]") ? () => restore(run, gone, () => refresh(true)) : undefined;
     toast(`Removed ${each.dataset.name} to make room.`, { undo });
   }
   before.replaceWith(now);

@@ -75,8 +75,9 @@ export function remove(row, gone, show, refresh) {
   toast(`Deleted ${row.dataset.name}.`, { undo: back, done: forGood });
 }
 
-/** Brings a removed run back. @param {string} run @param {() => void} refresh */
-export async function restore(run, refresh) {
+/** Brings a removed run back. @param {string} run @param {Set<string>} gone @param {() => void} refresh */
+export async function restore(run, gone, refresh) {
+  gone.delete(run);
   try {
     await send("POST", `removed-runs/${run}/restore`);
   } catch (error) {
