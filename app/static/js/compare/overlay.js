@@ -36,7 +36,7 @@ export class Overlay {
   async show(module) {
     this.#asked = module;
     const { kind, stat } = this.asked();
-    this.heading.textContent = `${module || "The model itself"}: ${kind} ${stat}`;
+    this.heading.textContent = `${module || "(root)"}: ${kind} ${stat}`;
     try {
       const { layers } = await get("compare", { ...this.asked(), match: exactly(module), points: 1, limit: MOST_TAPS });
       if (this.#asked !== module) return;

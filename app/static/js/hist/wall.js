@@ -72,7 +72,7 @@ export class Wall {
     for (const layer of this.layers.slice(made, made + many)) {
       const plot = h("div", { class: "plot" });
       const address = this.page.address("layer", { module: layer.module });
-      const element = h("article", { class: "tile" }, h("h3", { title: `${layer.module} ${layer.label}` }, h("a", { href: address }, layer.module || "(the model)"), h("span", { class: "quiet" }, ` ${layer.type} ${shortOf(layer.label)}`)), plot);
+      const element = h("article", { class: "tile" }, h("h3", { title: `${layer.module} ${layer.label}` }, h("a", { href: address }, layer.module || "(root)"), h("span", { class: "quiet" }, ` ${layer.type} ${shortOf(layer.label)}`)), plot);
       const tile = { layer, element, plot, map: null };
       this.tiles.push(tile);
       this.#byElement.set(element, tile);

@@ -51,7 +51,7 @@ export class Charts {
 
   #draw() {
     const { span } = this.page.follow;
-    const words = span ? `Nothing was captured in the steps ${count(span[0])} to ${count(span[1])}.` : "No step has come yet.";
+    const words = span ? `Nothing was captured in the steps ${count(span[0])} to ${count(span[1])}.` : "No steps yet.";
     const lines = this.#shown.map(({ plan }) => linesOf(plan, (tap, stat) => this.feed.find(tap, stat)));
     const nothing = lines.every((some) => !some.length);
     this.empty.textContent = nothing ? words : "";

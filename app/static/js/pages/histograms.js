@@ -56,12 +56,10 @@ async function arrange() {
 /** @returns {(Node | string)[]} */
 function whyEmpty() {
   if (layers.length) return [`The filter matches none of ${count(layers.length)} layers. `, h("button", { class: "button", type: "button", onclick: () => state.set({ f: "" }) }, "Clear it")];
-  if (follow.newest === null) return ["No step has come yet: the first one brings the histograms."];
+  if (follow.newest === null) return ["No steps yet. Histograms appear with the first captured step."];
   const gradient = state.get("kind").endsWith("grad") || state.get("kind") === "update";
   return [
-    `None of this kind have come in ${count(follow.newest + 1)} steps. The setting `,
-    h("code", {}, "kinds"),
-    ` says what is captured${gradient ? "; without a backward pass and an optimizer step there are none (eval(), no_grad()?)" : ""}. Hooks says of each module why it is not, and turns kinds on while the training runs.`,
+    `None captured in ${count(follow.newest + 1)} steps.${gradient ? " Gradients need a backward pass, updates an optimizer step." : ""} Hooks shows which kinds are captured, and why a module is not, and lets you turn kinds on while the training runs.`,
   ];
 }
 
