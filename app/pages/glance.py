@@ -189,7 +189,8 @@ def _alert(run: Run, line: Line, types: dict[str, str]) -> AlertLine:
         type_ = types.get(line.module, "") if line.module else ""  # an event of the run is of no module
         return AlertLine(line, None, address_of(run, "events", event=line.id), type_)
     address = layer_address(run, line.finding.tap, line.finding.since_step)
-    return AlertLine(line, spark_of_finding(run.store, line.finding), address, types.get(line.module, ""))
+    type_ = "" if line.finding.rule == "loss" else types.get(line.module, "")
+    return AlertLine(line, spark_of_finding(run.store, line.finding), address, type_)
 
 
 def spark_of_finding(store: Store, finding: Finding) -> Spark | None:

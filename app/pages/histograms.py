@@ -17,7 +17,7 @@ from .frame import render, run_of
 MAX_TILES: Final = 200  # that are there before the page's script is
 SHOWN: Final = ("mean", "std", "min", "max", "zero_fraction")
 SORTS: Final = {"model": "model order", "zero": "zero share", "spread": "spread", "drift": "drift", "bad": "not finite"}
-RANGES: Final = {"own": "of its own", "shared": "shared"}
+RANGES: Final = {"own": "per layer", "shared": "shared"}
 SIZES: Final = {"s": "small", "m": "medium", "l": "large"}
 VIEWS: Final = {"map": "over steps", "ridges": "ridges", "bars": "one step"}
 KIND_LABELS: Final[dict[Kind, str]] = {
