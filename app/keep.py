@@ -53,6 +53,7 @@ class Keeper:
         self._scribe = Scribe()  # one thread for all runs
         self._closing: WeakSet[ArchiveWriter] = WeakSet()  # the scribe holds each until it is finished
         self._closed = False
+        self.trouble = ""  # why the server can't keep runs, though it should
         runs.disk = self
         if settings.keeps:
             threading.Thread(target=self._list, name="hookcore-kept-runs", daemon=True).start()
@@ -63,8 +64,9 @@ class Keeper:
         """A trainer opened a run: keep it, if the server keeps runs or the trainer may say where to."""
         folder = self._folder_for(run.info, may_name_folder)
         if folder is None:
-            if run.info.keep not in ("", NO_FOLDER):
-                say(run, "not-kept", "this server keeps no runs: start it with --keep FOLDER", "warning")
+            why = "this server keeps no runs: start it with --keep FOLDER" if run.info.keep else self.trouble
+            if why and run.info.keep != NO_FOLDER:
+                say(run, "not-kept", why, "warning")
             return
         path = folder / folder_name(run.info.name, run.info.id)
         if is_run(path):

@@ -197,7 +197,7 @@ def run(
     told: Callable[[str], None] | None = None,
 ) -> None:
     """Serves until a signal comes, or nobody uses the server any more. `fill` puts runs in before it starts."""
-    given = _with_folder(given, environment)
+    given, trouble = _with_folder(given, environment)
     handed = inherited(environment)
     listening = handed or listen(given.host, given.port)
     with listening:
@@ -205,6 +205,7 @@ def run(
         _prepare(settings)
         runs = Runs(settings)
         app = create_app(runs, settings)
+        app.state.keeper.trouble = trouble
         if fill is not None:
             fill(runs)
         server = make_server(app)
@@ -222,10 +223,10 @@ def run(
                     dashboard.forget(environment)
 
 
-def _with_folder(given: ServerSettings, environment: Mapping[str, str]) -> ServerSettings:
-    """The settings with the folder that `keep="auto"` stands for. A server that can't write there keeps nothing."""
+def _with_folder(given: ServerSettings, environment: Mapping[str, str]) -> tuple[ServerSettings, str]:
+    """Return the settings with the folder that `keep="auto"` stands for, or why nothing can be kept."""
     if given.keep != AUTO:
-        return given
+        return given, ""
     try:
         folder = data_folder(environment) / "runs"
         for each in (*reversed(folder.parents), folder):
@@ -233,9 +234,10 @@ def _with_folder(given: ServerSettings, environment: Mapping[str, str]) -> Serve
         if not os.access(folder, os.W_OK | os.X_OK):
             raise PermissionError(f"{folder} is not writable")
     except (OSError, RuntimeError, KeyError) as error:
-        logger.warning("hookcore: runs stay in memory only: %s. Give a folder with --keep, or --keep none.", error)
-        return dataclasses.replace(given, keep="")
-    return dataclasses.replace(given, keep=str(folder))
+        trouble = f"runs stay in memory only, and are gone when the server stops: {error}"
+        logger.warning("hookcore: %s. Give a folder with --keep, or --keep none.", trouble)
+        return dataclasses.replace(given, keep=""), trouble
+    return dataclasses.replace(given, keep=str(folder)), ""
 
 
 def data_folder(environment: Mapping[str, str] = os.environ) -> Path:

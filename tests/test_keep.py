@@ -17,12 +17,14 @@ import numpy as np
 import pytest
 
 from hookcore.archive import read_archive
+from hookcore.config import NO_FOLDER
 from hookcore.errors import HookcoreError
 from hookcore.records import Failure
 from hookcore.store import StepRange
 from hookcore.wire import Batch, Books, EndItem, RunInfo, frame_item
 from hookcore_app.keep import Keeper, show, show_all
 from hookcore_app.runs import AwayError, Run, Runs
+from hookcore_app.serve import _with_folder
 from hookcore_app.settings import ServerSettings
 from hookcore_app.shelf import bytes_below
 from tests.serving import World, make_world
@@ -112,6 +114,22 @@ def test_only_this_users_own_trainers_may_name_a_folder(tmp_path: Path) -> None:
     train(runs, keeper, own, may_name_folder=True)
     until(lambda: state_of(wanted) == "ended")
     keeper.close()
+
+
+def test_runs_say_if_the_users_data_folder_cannot_be_written_to(tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("a file")
+    settings, trouble = _with_folder(ServerSettings(), {"XDG_DATA_HOME": str(tmp_path / "data")})
+    assert not settings.keeps
+    runs = Runs(settings)
+    keeper = Keeper(runs, settings)
+    keeper.trouble = trouble
+    (event,) = train(runs, keeper).store.events()
+    assert (event.name, event.severity) == ("not-kept", "warning")
+    assert "in memory only" in event.message
+    assert "data" in event.message
+    refused = RunInfo(id="run-4", key="k", name="r", memory=20_000_000, keep=NO_FOLDER)
+    assert not train(runs, keeper, refused).store.events()
+    assert _with_folder(ServerSettings(keep=""), {}) == (ServerSettings(keep=""), "")
 
 
 def test_nothing_is_written_unless_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
