@@ -33,6 +33,11 @@ def failure_of(error: BaseException | None, step: int) -> Failure | None:
     return Failure(outcome, step, _sentence_of(error), _traceback_of(error))
 
 
+def unknown(sentence: str, step: int) -> Failure:
+    """Return the failure of a run that did not finish, by an exception that isn't known."""
+    return Failure("crashed", step, sentence)
+
+
 def _sentence_of(error: BaseException) -> str:
     if isinstance(error, SystemExit):
         return _readable(f"SystemExit: the script ended itself with {error.code!r}", MAX_ERROR)

@@ -52,6 +52,7 @@ class Watcher:
         self._handled_before = None if handled is None else id(handled)  # the exception itself would keep frames alive
         self._cell_step = -1  # where the newest cell of a notebook ended
         self._cell_failure: Failure | None = None
+        self._unfinished = ""  # a framework's: why the run crashed, if it closes and nothing else says so
         self._leave_cells = failures.follow_cells(self._end_cell)
         try:
             if open_bridge is not None:
@@ -156,6 +157,8 @@ class Watcher:
         failure = failures.failure_of(error, self.current_step)
         if failure is None and self._cell_failure is not None and self._cell_failure.step == self.current_step:
             failure = self._cell_failure  # nothing was trained since the cell raised
+        if failure is None and error is None and self._unfinished:
+            failure = failures.unknown(self._unfinished, self.current_step)
         if failure is not None:
             self._delivery.sink.fail(failure)
 

@@ -153,6 +153,8 @@ def test_the_trainer_of_transformers_trains_the_same_and_its_logs_arrive(tmp_pat
     found = scalars_of(callback)
     assert steps_of(found["loss"]) == steps_of(found["learning_rate"]) == [0, 1, 2, 3]
     assert steps_of(found["eval_loss"]) == [1, 3]
+    assert callback.watcher is not None
+    assert not [event for event in callback.watcher.store.events() if event.name == "crashed"]
 
 
 def test_a_trainer_of_transformers_that_raises_ends_the_run_by_the_context(tmp_path: Path) -> None:
@@ -170,7 +172,10 @@ def test_a_run_that_nobody_ended_ends_when_the_callback_is_thrown_away_or_trains
     with pytest.raises(TroubleError):
         train_with_transformers(tmp_path, callback, wrong=True)
     first = callback.watcher
+    assert first is not None
     callback.begin(mlp())
+    (crash,) = (event for event in first.store.events() if event.name == "crashed")
+    assert "hookcore did not see the exception" in crash.message
     second = callback.watcher
     assert "closed" in repr(first)
     assert "watching" in repr(second)
@@ -257,6 +262,29 @@ def test_ignite_trains_the_same_and_its_outputs_arrive() -> None:
 
     assert weights_of(lambda: train_with_ignite(None)) == weights_of(lambda: train_with_ignite(handler_of))
     assert steps_of(scalars_of(made[0])["loss"]) == [0, 1, 2]
+
+
+def test_an_engine_of_ignite_that_is_terminated_did_not_crash() -> None:
+    from ignite.engine import Engine, Events
+
+    from hookcore.frameworks.ignite import HookcoreHandler
+
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(engine: Engine, batch: torch.Tensor) -> None:
+        mean_square(model(batch)).backward()
+        optimizer.step()
+
+    engine = Engine(step)
+    engine.add_event_handler(Events.ITERATION_COMPLETED(once=2), engine.terminate)  # as EarlyStopping does
+    handler = HookcoreHandler(model, **SETTINGS)
+    handler.attach(engine)
+    engine.run([torch.randn(4, 6)] * 5, max_epochs=2)
+    assert handler.watcher is not None
+    assert "closed" in repr(handler.watcher)
+    assert handler.watcher.store.steps().count == 2
+    assert not [event for event in handler.watcher.store.events() if event.name == "crashed"]
 
 
 def test_an_engine_of_ignite_raises_what_it_would_have_raised_and_the_run_ends() -> None:

@@ -26,7 +26,7 @@ class HookcoreHandler(Watching):
         engine.add_event_handler(Events.STARTED, lambda: self.begin(self._model))
         engine.add_event_handler(Events.ITERATION_COMPLETED, self._log_output)
         engine.add_event_handler(Events.EPOCH_COMPLETED, lambda found: self.log_numbers(found.state.metrics))
-        engine.add_event_handler(Events.COMPLETED | Events.TERMINATE, lambda: self.close())
+        engine.add_event_handler(Events.COMPLETED | Events.TERMINATE, lambda: self.finish())
         engine.add_event_handler(Events.EXCEPTION_RAISED, self._end_raised)
 
     def _log_output(self, engine: Engine) -> None:

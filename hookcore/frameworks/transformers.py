@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from hookcore.frameworks.watching import Watching
 
+_UNFINISHED: Final = (
+    "the Trainer stopped before the end of the training, and hookcore did not see the exception; train inside "
+    "`with HookcoreCallback() as callback:` to record it"
+)
+
 
 class HookcoreCallback(Watching, TrainerCallback):  # type: ignore[misc]
     """Watches the model from the start of `train` to its end. Takes the settings of `hookcore.watch`.
 
-    What the Trainer logs arrives as scalars. It tells no callback that a training raised: train inside
-    `with HookcoreCallback() as callback:`, else the run ends with the process, or with the next training.
+    What the Trainer logs arrives as scalars. The Trainer tells no callback that a training raised. Train inside
+    `with HookcoreCallback() as callback:` to end the run at once and record the exception.
     """
 
     def on_train_begin(
@@ -24,8 +29,8 @@ class HookcoreCallback(Watching, TrainerCallback):  # type: ignore[misc]
         control: TrainerControl,
         **kwargs: Any,
     ) -> None:
-        """Begins a run."""
-        self.begin(kwargs.get("model"))
+        """Begin a run."""
+        self.begin(kwargs.get("model"), _UNFINISHED)
 
     def on_log(
         self,
@@ -41,5 +46,5 @@ class HookcoreCallback(Watching, TrainerCallback):  # type: ignore[misc]
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Ends the run."""
-        self.close()
+        """End the run."""
+        self.finish()

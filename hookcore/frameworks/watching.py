@@ -26,10 +26,20 @@ class Watching:
         self.settings = settings
         self.watcher: Watcher | None = None
 
-    def begin(self, model: nn.Module | None) -> None:
-        """Ends a run that was left open, and watches the model."""
+    def begin(self, model: nn.Module | None, unfinished: str = "") -> None:
+        """End a run that was left open, and watch the model.
+
+        `unfinished` says why the run crashed if it is closed without `finish` and its exception isn't known.
+        """
         self.close()
         self.watcher = watch(model, **self.settings)
+        self.watcher._unfinished = unfinished
+
+    def finish(self) -> None:
+        """End the run as one that went well; an exception by which the framework itself ends its loop is no crash."""
+        if self.watcher is not None:
+            self.watcher._unfinished = ""
+            self.watcher._close(None)
 
     def log_numbers(self, found: Mapping[str, object]) -> None:
         """Record those of the values that are single numbers for the step that ended."""
