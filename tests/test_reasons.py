@@ -108,6 +108,20 @@ def test_modules_inside_a_compiled_function_say_so_and_an_event_does() -> None:
     torch._dynamo.reset()
 
 
+def test_a_model_called_by_forward_beside_a_compiled_function_is_not_said_to_run_inside_it() -> None:
+    torch._dynamo.reset()
+    torch.compile(lambda x: x * 2, backend="eager")(torch.ones(3))
+    model = nn.Linear(4, 5)
+    with watch(model) as watcher:
+        for _ in range(3):
+            model.forward(torch.ones(5, 4)).square().mean().backward()
+            watcher.step()
+        watcher.flush()
+        reason = watcher.coverage()[0].reason
+    assert reason.endswith("or is called by .forward() alone")
+    torch._dynamo.reset()
+
+
 def test_parts_below_a_compiled_forward_say_so() -> None:
     torch._dynamo.reset()
     model = nn.Sequential(nn.Linear(4, 5), nn.ReLU())

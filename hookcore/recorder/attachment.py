@@ -269,10 +269,11 @@ def _make_hook(capture: Capture, see: See) -> Callable[..., None]:
     def call(module: nn.Module, args: Any, *rest: Any) -> None:
         if _is_compiling():
             return
-        if capture.meter is None:
+        meter = capture.meter  # read once: another thread may end the step in between
+        if meter is None:
             see(module, args, rest)
         else:
-            capture.meter.time(see, module, args, rest)
+            meter.time(see, module, args, rest)
 
     return call
 

@@ -23,7 +23,8 @@ COMPILED_UNSEEN = (
 )
 _ON_MODULES = "with attach='module' nothing is seen of what torch.compile runs. Use attach='global'."
 _IN_FUNCTIONS = (
-    "they run inside a compiled function ({}). Compile the model instead of the function, or use compiled='inside'."
+    "they run inside a compiled function ({}), or are called by .forward() alone. Compile the model instead of the "
+    "function, or use compiled='inside'."
 )
 
 _MODULE_KINDS: frozenset[Kind] = frozenset(("output", "output_grad", "input", "input_grad"))
@@ -183,7 +184,10 @@ def _why_unseen_now(plan: Plan, world: _World) -> str:
     functions, model_was_seen = ", ".join(world.functions), id(plan.root) in world.seen_roots
     if functions and not model_was_seen:
         if plan.got_gradients:
-            return f"inside a compiled function ({functions}): hooks see into compiled models, but not into functions"
+            return (
+                "its weights got gradients, but no call of it was seen: it runs inside a compiled function "
+                f"({functions}), or is called by .forward() alone"
+            )
         return f"not called where hooks see it; it may run inside a compiled function ({functions})"
     tied = _tied_to(plan, world)
     if tied is not None:
