@@ -147,6 +147,16 @@ def find(environment: Mapping[str, str] = os.environ) -> Dashboard | None:
         return Dashboard(entry.url, entry.token, False, _log(folder.path)) if entry is not None else None
 
 
+def find_or_revive(environment: Mapping[str, str] = os.environ) -> Dashboard | None:
+    """Return this user's dashboard, started again if it died. None if it was stopped, which removes its file."""
+    found = find(environment)
+    if found is not None:
+        return found
+    with opened_home(environment) as folder:
+        died = _read(folder) is not None and not _is_locked(folder)
+    return join_or_start(environment) if died else None
+
+
 def status(environment: Mapping[str, str] = os.environ) -> Status:
     """Return whether this user's dashboard runs, and where."""
     with opened_home(environment) as folder:

@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import Any, Final
 
 from hookcore.config import AUTO, NO_FOLDER, Settings
-from hookcore.dashboard import HOST, PORT, Dashboard, find, join_or_start
+from hookcore.dashboard import HOST, PORT, Dashboard, find, find_or_revive, join_or_start
 from hookcore.errors import ArgumentError, ServerError
 from hookcore.notices import Notice, post_notice
 from hookcore.records import plain, text_of
@@ -26,6 +26,7 @@ from hookcore.wire import Books, RunInfo, keep_text
 
 logger = logging.getLogger("hookcore")
 
+MOST_REVIVALS: Final = 3  # of a dashboard that dies, by one trainer
 _told: Final[set[str]] = set()  # addresses that this process has printed
 Settled = Callable[[], dict[str, Any]]
 
@@ -84,7 +85,7 @@ class Delivery:
             with contextlib.suppress(ServerError, TypeError):  # then a run that is killed at once is not listed
                 self.notice = post_notice(sink.info)
             met = self.notice.remove if self.notice is not None else None
-            sink.start(_Finder(self.address), settled, f"Its own log is {dashboard.log}.", met)
+            sink.start(_Finder(self.address, self.run.id), settled, f"Its own log is {dashboard.log}.", met)
         self.url = f"{self.address.url}/runs/{self.run.id}"
 
     @property
@@ -112,19 +113,32 @@ class Delivery:
 
 @dataclass(slots=True)
 class _Finder:
-    """Where the user's dashboard is: one that was started again has another token, and perhaps another port."""
+    """Where the user's dashboard is: one that was started again has another token, and perhaps another port.
+
+    A dashboard that died (out of memory, say) is started again, so that the rest of the run isn't lost.
+    """
 
     known: Address
+    run_id: str
     _asked: bool = field(default=False)
+    _revivals: int = field(default=0)
 
     def __call__(self) -> Address:
         if self._asked:
             with contextlib.suppress(ServerError, OSError):
-                found = find()
+                found = find_or_revive() if self._revivals < MOST_REVIVALS else find()
                 if found is not None:
-                    self.known = Address(found.url, found.token)
+                    self._note(found)
         self._asked = True
         return self.known
+
+    def _note(self, found: Dashboard) -> None:
+        self.known = Address(found.url, found.token)
+        if found.started:
+            self._revivals += 1
+            logger.warning(
+                "hookcore: the dashboard ended unexpectedly and was started again: %s/runs/%s", found.url, self.run_id
+            )
 
 
 def deliver(settings: Settings, versions: dict[str, str]) -> Delivery:

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 import hookcore
+from hookcore import delivery
 from hookcore.client import Client
 from hookcore.dashboard import status, stop_dashboard
 from hookcore.errors import ServerError
@@ -114,7 +115,10 @@ def _train(model: nn.Module, steps: int) -> None:
         optimizer.step()
 
 
-def test_whoever_takes_the_port_of_a_dead_dashboard_gets_neither_token_nor_frames(home: Path) -> None:
+def test_whoever_takes_the_port_of_a_dead_dashboard_gets_neither_token_nor_frames(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delivery, "MOST_REVIVALS", 0)
     model = nn.Linear(8, 1)
     with hookcore.watch(model, name="secret-name", budget=None) as watcher:
         _train(model, 3)
@@ -138,7 +142,10 @@ def test_whoever_takes_the_port_of_a_dead_dashboard_gets_neither_token_nor_frame
         watcher._delivery.hurry(0.1)
 
 
-def test_frames_that_waited_for_an_impostor_to_go_reach_the_next_dashboard(home: Path) -> None:
+def test_frames_that_waited_for_an_impostor_to_go_reach_the_next_dashboard(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delivery, "MOST_REVIVALS", 0)
     model = nn.Linear(8, 1)
     with hookcore.watch(model, budget=None) as watcher:
         _train(model, 3)

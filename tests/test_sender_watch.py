@@ -20,8 +20,10 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hookcore
-from hookcore.dashboard import join_or_start, status, stop_dashboard
+from hookcore import delivery
+from hookcore.dashboard import Dashboard, find, join_or_start, status, stop_dashboard
 from hookcore.errors import ArgumentError, ServerError
+from hookcore.sender import Address
 from hookcore.watcher import SilentWatcher, Watcher
 from hookcore_app import embedded
 from tests.receiver import Receiver, serving, wait_for
@@ -267,7 +269,64 @@ def test_a_dashboard_is_started_and_the_next_run_joins_it(home: Path) -> None:
     assert first[1] != second[1]
 
 
-def test_a_killed_dashboard_that_comes_again_is_found_and_nothing_is_uncounted(home: Path) -> None:
+def test_a_killed_dashboard_is_started_again_and_nothing_is_lost(home: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = _model()
+    with hookcore.watch(model, budget=None) as watcher:
+        _train(model, 5)
+        assert watcher.flush(60.0)
+        before = status()
+        wait_for(lambda: list((home / "runs").glob("*/steps/part-*.parquet")))
+        os.kill(before.pid, signal.SIGKILL)
+        wait_for(lambda: status().running and status().pid not in (0, before.pid))
+        _train(model, 5)
+        assert watcher.flush(60.0)
+    (record,) = caplog.records
+    message = record.getMessage()
+    assert message.startswith(f"hookcore: the dashboard ended unexpectedly and was started again: {status().url}/runs/")
+    assert watcher.delivery is not None
+    assert watcher.delivery.acknowledged == watcher.delivery.produced == 10
+    found = find()
+    assert found is not None
+    with hookcore.Client(found.url, found.token) as client:
+        (run,) = client.runs()
+        assert run.state == "ended"
+
+
+def test_a_dashboard_that_was_stopped_is_not_started_again(home: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = _model()
+    with hookcore.watch(model, budget=None) as watcher:
+        _train(model, 2)
+        assert watcher.flush(60.0)
+        stop_dashboard()
+        _train(model, 2)
+        wait_for(lambda: watcher._delivery.sink._failures > 3)  # type: ignore[attr-defined]
+        assert not status().running
+        watcher._delivery.hurry(0.1)
+    assert not status().running
+    assert "2 of its 4 captured steps" in caplog.records[-1].getMessage()
+
+
+def test_a_dashboard_that_dies_again_and_again_is_started_three_times_by_one_trainer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started: list[Dashboard] = []
+
+    def revive() -> Dashboard:
+        started.append(Dashboard("http://127.0.0.1:1", "t" * 40, True, Path("log")))
+        return started[-1]
+
+    monkeypatch.setattr(delivery, "find_or_revive", revive)
+    monkeypatch.setattr(delivery, "find", lambda: None)
+    finder = delivery._Finder(Address("http://127.0.0.1:2"), "run")
+    addresses = [finder().url for _ in range(10)]
+    assert addresses == ["http://127.0.0.1:2"] + ["http://127.0.0.1:1"] * 9
+    assert len(started) == 3
+
+
+def test_a_killed_dashboard_that_comes_again_is_found_and_nothing_is_uncounted(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delivery, "MOST_REVIVALS", 0)
     model = _model()
     with hookcore.watch(model, budget=None) as watcher:
         _train(model, 5)
