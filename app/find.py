@@ -114,7 +114,7 @@ def _read_type(value: str) -> Test:
 def _read_state(value: str) -> Test:
     if value not in _STATES:
         known = ", ".join(f"is:{name}" for name in _STATES)
-        raise PatternError(f"is:{value} means nothing: there are {known}")
+        raise PatternError(f"is:{value} is unknown: use {known}")
     return _STATES[value]
 
 

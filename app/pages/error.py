@@ -1,4 +1,4 @@
-"""The page of what went wrong, for people; scripts get JSON."""
+"""The error page for people; scripts get JSON."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ..runs import Runs
 from .frame import address_of, render
 
 TITLES: Final = {
-    400: "That cannot be shown",
-    404: "There is nothing here",
-    405: "That cannot be done here",
-    422: "That cannot be shown",
+    400: "This can't be shown",
+    404: "Nothing here",
+    405: "This can't be done here",
+    422: "This can't be shown",
 }
 
 
@@ -27,7 +27,7 @@ def wants_page(request: Request) -> bool:
 
 
 def error_page(request: Request, sentence: str, status: int, headers: Mapping[str, str] | None = None) -> Response:
-    """What was wrong, and ways on."""
+    """Return a page that says what was wrong and where to go next."""
     runs: Runs = request.app.state.runs
     newest = next(iter(runs.all()), None)
     page = render(
@@ -35,7 +35,9 @@ def error_page(request: Request, sentence: str, status: int, headers: Mapping[st
         "error",
         code=status,
         title=TITLES.get(status, "Something went wrong"),
-        sentence="No page has this address." if sentence == "Not Found" else f"{sentence[:1].upper()}{sentence[1:]}.",
+        sentence="There is no page at this address."
+        if sentence == "Not Found"
+        else f"{sentence[:1].upper()}{sentence[1:].rstrip('.')}.",
         newest=address_of(newest) if newest is not None else "",
     )
     page.status_code = status

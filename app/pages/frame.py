@@ -218,7 +218,7 @@ def run_of(request: Request, run_id: str) -> Run:
         raise HTTPException(
             404,
             why_gone(runs, run_id)
-            or "This server has no run with this address. If it was removed, that was before the server was restarted.",
+            or "This server has no such run. It may have been removed before the server restarted",
         )
     return run
 

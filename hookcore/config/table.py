@@ -82,8 +82,8 @@ _COMPILED: Final = get_args(Compiled)
 _PATTERNS_HELP: Final = (
     "A pattern is a glob on the dotted path in which `*` also crosses dots (`blocks.*.attn`), `re:` and a regular "
     "expression for the whole path (`re:.*drop.*`), `type:` and a class name or a glob on it (`type:Linear`; base "
-    "classes count), `is:leaf` (no child modules), `is:root`, or a class (`nn.Linear`). It speaks of the modules it "
-    "matches, not of those below them."
+    "classes count), `is:leaf` (no child modules), `is:root`, or a class (`nn.Linear`). A pattern matches a module, "
+    "not the modules inside it."
 )
 
 SETTINGS: Final = (
@@ -99,7 +99,7 @@ SETTINGS: Final = (
         "exclude",
         (),
         "a pattern or a list of patterns, or None",
-        "The modules to leave out, of those that `include` names. The same patterns.",
+        "The modules to leave out of those that `include` matches, with the same patterns.",
         read_patterns,
         as_list,
     ),

@@ -138,7 +138,7 @@ function readType(value) {
 /** @param {string} value @returns {Term} */
 function readState(value) {
   if (Object.hasOwn(STATES, value)) return STATES[value];
-  throw new Unreadable(`is:${value} means nothing: there are ${Object.keys(STATES).map((name) => `is:${name}`).join(", ")}`);
+  throw new Unreadable(`is:${value} is unknown: use ${Object.keys(STATES).map((name) => `is:${name}`).join(", ")}`);
 }
 
 /** @param {string} value @returns {Term} */
