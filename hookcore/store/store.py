@@ -177,7 +177,8 @@ class Store(Queries):
         values = np.ones((3, len(lanes)))
         values[2] = list(named.values()) if chosen is None else np.array(list(named.values()))[chosen]
         np.logical_not(np.isfinite(values[2]), out=values[1])
-        self._parts.scalar_ledger.append(frame.step, lanes, np.isnan(values[2]), np.isinf(values[2]))
+        if self._parts.scalar_ledger.nbytes or values[1].any():  # most runs never log what is not finite
+            self._parts.scalar_ledger.append(frame.step, lanes, np.isnan(values[2]), np.isinf(values[2]))
         if self._parts.scalars.newest == frame.step:
             self._parts.scalars.merge_newest(lanes, values, later_wins)
         else:
