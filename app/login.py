@@ -32,7 +32,7 @@ def login(request: Request, code: Annotated[str, Query(max_length=200)] = "") ->
     access: Access = request.app.state.access
     role = access.take_code(code)
     if role is None:
-        raise HTTPException(403, "this link was used before, or is too old: make a new one with `hookcore link`")
+        raise HTTPException(403, "this login link was used before, or has expired: make a new one with `hookcore link`")
     root, secure = request.scope.get("root_path", ""), request.url.scheme == "https"
     name = access.cookie_name(secure, root)
     answer = RedirectResponse(f"{root}/", 303, {"Cache-Control": "private, no-store"})
@@ -56,7 +56,7 @@ def login_link(
     """A further link by which one browser can log in."""
     access: Access = request.app.state.access
     if not access.settings.token:
-        raise HTTPException(409, "this server asks for no token: open its address")
+        raise HTTPException(409, "this server needs no token: open its address")
     base = f"{request.url.scheme}://{request.headers['host']}{request.scope.get('root_path', '')}"
     return LoginLink(url=f"{base}/login?code={access.make_code(role)}", expires_s=CODE_S)
 

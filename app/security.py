@@ -358,9 +358,10 @@ def _body_of(scope: Scope, refusal: RefusedError) -> tuple[bytes, bytes]:
 
 # The link is followed from our own page: then a browser that came from elsewhere sends its cookie.
 LOGIN_NEEDED: Final = """<!doctype html>
-<html lang="en"><meta charset="utf-8"><title>hookcore</title>
-<h1>Log in first</h1>
+<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<meta name="color-scheme" content="light dark"><title>Log in - hookcore</title>
+<h1>Log in</h1>
 <p>Open the link that the server printed when it started, or make a new one with <code>hookcore link</code>.</p>
-<p>If this browser has logged in: <a href="">go on</a>.</p>
+<p>Already logged in with this browser? <a href="">Continue</a>.</p>
 </html>
 """

@@ -180,13 +180,13 @@ def greeting(given: ServerSettings, settings: ServerSettings, access: Access) ->
         lines = [f"hookcore is at {url}/", who if not settings.read_token else "Others need a token to read."]
     else:
         lines = [
-            f"hookcore is at {url}/ for everyone in this machine's networks who has the token.",
-            f"Log a browser in by this link, once, within an hour: {url}/login?code={access.make_code()}",
+            f"hookcore is at {url}/ for anyone on this machine's networks who has the token.",
+            f"Open this link to log in one browser, once, within an hour: {url}/login?code={access.make_code()}",
         ]
         if not settings.certfile:
-            lines.append("The token and all data travel unencrypted: give certfile and keyfile, or use a tunnel.")
+            lines.append("The token and all data are sent unencrypted: set certfile and keyfile, or use a tunnel.")
     if not given.token and not settings.is_loopback:
-        lines.append(f"The token, made for this start and shown only here: {settings.token}")
+        lines.append(f"Token, generated for this start and shown only here: {settings.token}")
     return "\n".join(lines)
 
 

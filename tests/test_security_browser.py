@@ -123,6 +123,6 @@ def test_a_browser_logs_in_by_its_link_and_stays_logged_in(tmp_path: Path) -> No
     with served(host="0.0.0.0", token=TOKEN) as server:
         _fill(server)
         code = server.app.state.access.make_code()
-        assert "Log in first" in _browse(server.url, tmp_path)
+        assert "Log in" in _browse(server.url, tmp_path)
         assert 'href="runs/one"' in _browse(f"{server.url}/login?code={code}", tmp_path)
         assert server.app.state.access.take_code(code) is None

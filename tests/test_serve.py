@@ -474,7 +474,7 @@ def test_a_link_is_made_from_the_command_line(
         path = capsys.readouterr().out.strip().removeprefix(server.url)
         assert b"303" in server.get(path)[:20]
         assert cli.main(["logout", server.url]) == 0
-        assert "1 browsers were logged out" in capsys.readouterr().out
+        assert "1 browser was logged out" in capsys.readouterr().out
         monkeypatch.setenv("HOOKCORE_TOKEN", "w" * 40)
         assert cli.main(["link", server.url]) == 2
         assert "token" in capsys.readouterr().err

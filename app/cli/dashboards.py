@@ -37,7 +37,7 @@ def add(commands: Commands) -> None:
         command.add_argument("url", nargs="?", default="", help="the server; without it the dashboard of this user")
         command.add_argument("--token", default="", help="the server's token; else HOOKCORE_TOKEN")
     logout.set_defaults(run=_logout)
-    link.add_argument("--read-only", action="store_true", help="for somebody who may look and change nothing")
+    link.add_argument("--read-only", action="store_true", help="the browser can look at everything and change nothing")
     link.set_defaults(run=_link)
 
 
@@ -61,7 +61,8 @@ def _link(given: argparse.Namespace, environment: Mapping[str, str]) -> str:
 
 def _logout(given: argparse.Namespace, environment: Mapping[str, str]) -> str:
     ended = _post(given, environment, "/api/v1/logout", {"everyone": True})["sessions"]
-    return f"{ended} browsers were logged out, and links that were not opened yet no longer work"
+    browsers = "1 browser was" if ended == 1 else f"{ended} browsers were"
+    return f"{browsers} logged out, and unopened login links no longer work"
 
 
 def _post(given: argparse.Namespace, environment: Mapping[str, str], path: str, asked: dict[str, Any]) -> Any:

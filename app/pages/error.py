@@ -13,6 +13,7 @@ from .frame import address_of, render
 
 TITLES: Final = {
     400: "This can't be shown",
+    403: "Not allowed",
     404: "Nothing here",
     405: "This can't be done here",
     422: "This can't be shown",
