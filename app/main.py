@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp
 
 from hookcore.errors import HookcoreError
+from hookcore.records import text_of
 
 from . import api, assets, health, ingest, live, login, pages
 from .access import Access
@@ -61,6 +62,7 @@ def create_app(runs: Runs, settings: ServerSettings) -> FastAPI:
 
 
 def _problem(request: Request, sentence: str, status: int, headers: Any = None) -> Response:
+    sentence = text_of(sentence)  # it may hold a path
     if wants_page(request):
         return error_page(request, sentence, status, headers)
     return JSONResponse({"error": sentence}, status, headers)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from starlette.responses import JSONResponse
 
-from hookcore.records import Event, Snapshot, Tap
+from hookcore.records import Event, Snapshot, Tap, text_of
 from hookcore.store import Heatmap, Histograms, Latest, Series, TapList
 from hookcore.store.names import label_of
 
@@ -237,7 +237,7 @@ def run_as_json(run: Run) -> dict[str, Any]:
         "state": run.state,
         "failure": None if run.failure is None else asdict(run.failure),
         "in_memory": run.loaded,
-        "folder": "" if run.folder is None else str(run.folder),
+        "folder": "" if run.folder is None else text_of(str(run.folder)),
         "first_step": steps.first,
         "newest_step": steps.newest,
         "steps": steps.count,

@@ -14,6 +14,7 @@ from typing import Any, Final
 from hookcore.archive import SUFFIX, is_held
 from hookcore.archive.files import write_json
 from hookcore.archive.layout import RUN_FILE
+from hookcore.records import plain
 
 PAGE_FILE: Final = (
     "page.json"  # what the pages know of a run: name, notes, acknowledgements, and a summary for the list
@@ -104,7 +105,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """What a file of ours says; nothing if it is missing, damaged, too large, or no file."""
     with contextlib.suppress(OSError, ValueError, RecursionError):
         if path.is_file() and path.stat().st_size <= MAX_JSON_BYTES:
-            said = json.loads(path.read_bytes())
+            said = plain(json.loads(path.read_bytes()))
             return said if isinstance(said, dict) else {}
     return {}
 

@@ -19,7 +19,7 @@ import hookcore
 from hookcore import wire
 from hookcore.archive import read_archive
 from hookcore.records import Coverage, Event, Frame, HookRecord, ModuleRecord, Tap, escaped_in, plain, text_of
-from tests.receiver import DEADLINE_S, Receiver, a_frame, serving
+from tests.receiver import DEADLINE_S, Receiver, a_frame, serving, wait_for
 from tests.serving import make_batch, make_info, make_world
 
 ODD = "odd\udcff"
@@ -114,9 +114,32 @@ def test_a_dashboard_keeps_a_run_in_a_folder_whose_name_is_no_unicode(tmp_path: 
     info = make_info(keep=wire.keep_text(folder))
     response = world.post(make_batch(info, [0]), Authorization=f"Bearer {'t' * 40}")
     assert response.status_code == 200
+    listed = world.client.get("/api/v1/runs")
+    assert listed.status_code == 200
+    assert "/kept\\udcff/" in listed.json()["runs"][0]["folder"]
+    for path in ("/", "/runs/one", "/api/v1/runs/one", "/api/v1/overview"):
+        assert world.client.get(path).status_code == 200, path
     world.app.state.keeper.close()
     _let_keepers_end()
     assert len(os.listdir(folder)) == 1
+
+
+def test_a_kept_runs_page_file_with_a_name_that_is_no_unicode_breaks_no_list(tmp_path: Path) -> None:
+    world = make_world(keep=str(tmp_path))
+    world.take(make_batch(make_info(), [0]))
+    world.app.state.keeper.close()
+    _let_keepers_end()
+    (folder,) = tmp_path.glob("*.hookcore")
+    odd = '"\\ud800"'
+    (folder / "page.json").write_text(
+        f'{{"name": {odd}, "notes": {odd}, "acknowledgements": {{{odd}: 1}}, "summary": {{{odd}: 1}}}}'
+    )
+    later = make_world(keep=str(tmp_path))
+    wait_for(lambda: later.runs.get("one") is not None)
+    for path in ("/", "/runs/one", "/api/v1/runs", "/api/v1/runs/one"):
+        assert later.client.get(path).status_code == 200, path
+    assert later.client.get("/api/v1/runs").json()["runs"][0]["name"] == "\\ud800"
+    later.app.state.keeper.close()
 
 
 def test_records_hold_only_what_can_be_written_and_two_odd_names_stay_two() -> None:
