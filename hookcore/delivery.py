@@ -85,8 +85,13 @@ class Delivery:
             with contextlib.suppress(ServerError, TypeError):  # then a run that is killed at once is not listed
                 self.notice = post_notice(sink.info)
             met = self.notice.remove if self.notice is not None else None
-            sink.start(_Finder(self.address, self.run.id), settled, f"Its own log is {dashboard.log}.", met)
-        self.url = f"{self.address.url}/runs/{self.run.id}"
+            sink.start(_Finder(self), settled, f"Its own log is {dashboard.log}.", met)
+        self.moved(self.address)
+
+    def moved(self, address: Address) -> None:
+        """Note where the run's server is now."""
+        self.address = address
+        self.url = f"{address.url}/runs/{self.run.id}"
 
     @property
     def books(self) -> Books | None:
@@ -118,8 +123,7 @@ class _Finder:
     A dashboard that died (out of memory, say) is started again, so that the rest of the run isn't lost.
     """
 
-    known: Address
-    run_id: str
+    delivery: Delivery
     _asked: bool = field(default=False)
     _revivals: int = field(default=0)
 
@@ -130,15 +134,14 @@ class _Finder:
                 if found is not None:
                     self._note(found)
         self._asked = True
-        return self.known
+        assert self.delivery.address is not None
+        return self.delivery.address
 
     def _note(self, found: Dashboard) -> None:
-        self.known = Address(found.url, found.token)
+        self.delivery.moved(Address(found.url, found.token))
         if found.started:
             self._revivals += 1
-            logger.warning(
-                "hookcore: the dashboard ended unexpectedly and was started again: %s/runs/%s", found.url, self.run_id
-            )
+            logger.warning("hookcore: the dashboard ended unexpectedly and was started again: %s", self.delivery.url)
 
 
 def deliver(settings: Settings, versions: dict[str, str]) -> Delivery:

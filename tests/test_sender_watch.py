@@ -23,10 +23,10 @@ import hookcore
 from hookcore import delivery
 from hookcore.dashboard import Dashboard, find, join_or_start, status, stop_dashboard
 from hookcore.errors import ArgumentError, ServerError
-from hookcore.sender import Address
+from hookcore.sender import Address, HttpSink
 from hookcore.watcher import SilentWatcher, Watcher
 from hookcore_app import embedded
-from tests.receiver import Receiver, serving, wait_for
+from tests.receiver import Receiver, a_run, serving, wait_for
 
 ROOT = Path(__file__).parents[1]
 
@@ -280,6 +280,9 @@ def test_a_killed_dashboard_is_started_again_and_nothing_is_lost(home: Path, cap
         wait_for(lambda: status().running and status().pid not in (0, before.pid))
         _train(model, 5)
         assert watcher.flush(60.0)
+        assert str(watcher.url).startswith(status().url)
+        with watcher.client() as client:
+            assert [run.state for run in client.runs()] == ["live"]
     (record,) = caplog.records
     message = record.getMessage()
     assert message.startswith(f"hookcore: the dashboard ended unexpectedly and was started again: {status().url}/runs/")
@@ -317,10 +320,12 @@ def test_a_dashboard_that_dies_again_and_again_is_started_three_times_by_one_tra
 
     monkeypatch.setattr(delivery, "find_or_revive", revive)
     monkeypatch.setattr(delivery, "find", lambda: None)
-    finder = delivery._Finder(Address("http://127.0.0.1:2"), "run")
+    made = delivery.Delivery(a_run(), HttpSink(a_run()), None, "auto", None, Address("http://127.0.0.1:2"))
+    finder = delivery._Finder(made)
     addresses = [finder().url for _ in range(10)]
     assert addresses == ["http://127.0.0.1:2"] + ["http://127.0.0.1:1"] * 9
     assert len(started) == 3
+    assert made.url == "http://127.0.0.1:1/runs/run"
 
 
 def test_a_killed_dashboard_that_comes_again_is_found_and_nothing_is_uncounted(
