@@ -72,7 +72,7 @@ def test_what_is_not_captured_says_why(visit: Open, paths: Paths) -> None:
         tab.goto(paths("ended")["layers"] + "?module=unused")
         page = tab.page
         expect(page.locator(".why")).to_contain_text("not called")
-        expect(page.locator("#values")).to_contain_text("not seen")
+        expect(page.locator("#values")).to_contain_text("not captured")
         expect(page.locator("#charts > .empty")).to_contain_text("Nothing was captured", timeout=PATIENCE_MS)
         expect(page.locator("#charts figure:visible")).to_have_count(0)
         expect(page.locator("#missing")).to_contain_text("param")
