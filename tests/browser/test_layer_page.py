@@ -181,4 +181,4 @@ def test_the_newest_values_of_a_live_run_come_by_themselves(visit: Open, paths: 
 def test_hooks_of_the_module_or_that_there_are_none_are_told(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("ended")["layer"])
-        expect(tab.page.locator("#hooks-here")).to_contain_text("hooks of the whole process see it")
+        expect(tab.page.locator("#hooks-here")).to_contain_text("process-wide hooks run for every module")
