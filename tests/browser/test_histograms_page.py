@@ -152,7 +152,9 @@ def test_the_find_box_chooses_and_says_when_nothing_fits(visit: Open, paths: Pat
 def test_a_kind_that_is_not_captured_says_which_setting(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("ended")["histograms"] + "?kind=input_grad")
-        expect(tab.page.locator("#empty-words")).to_contain_text("None captured in 60 steps. Gradients need a backward pass")
+        expect(tab.page.locator("#empty-words")).to_contain_text(
+            "None captured in 60 steps. Gradients need a backward pass"
+        )
         expect(tab.page.locator("#wall-empty a")).to_have_attribute("href", re.compile("/hooks$"))
         assert tab.axe() == []
 
