@@ -14,7 +14,7 @@ from hookcore.archive import SUFFIX, Archive, ArchiveWriter, Books, Scribe, fold
 from hookcore.archive.books import key_hash
 from hookcore.config import NO_FOLDER
 from hookcore.errors import ArgumentError, HookcoreError
-from hookcore.records import Event, Frame, Snapshot
+from hookcore.records import Event, Frame, Severity, Snapshot
 from hookcore.store import StepRange, Store
 from hookcore.wire import EndItem, RunInfo, keep_folder
 
@@ -392,12 +392,21 @@ def _fill(archive: Archive, store: Store) -> None:
     load_into(store, archive)
     for sentence in archive.damages:
         _warn(store, "damaged", f"a part of this kept run could not be read: {sentence}")
+    if not archive.has_sketches:
+        message = (
+            "An earlier version kept this run's histograms in other bins. They can't be shown; all other values are."
+        )
+        _add_event(store, "no-histograms", message, "info")
     if archive.lost:
         _warn(store, "not-kept", f"{archive.lost} frames and snapshots of this run were not written")
 
 
 def _warn(store: Store, name: str, message: str) -> None:
-    store.add_event(Event(store.steps().newest or 0, time.time(), name, message, "warning"))
+    _add_event(store, name, message, "warning")
+
+
+def _add_event(store: Store, name: str, message: str, severity: Severity) -> None:
+    store.add_event(Event(store.steps().newest or 0, time.time(), name, message, severity))
 
 
 def _steps_of(run: Run) -> dict[str, Any]:

@@ -57,7 +57,7 @@ class Archive:
     failure: Failure | None = None
     key_hash: str = ""
     damages: list[str] = field(default_factory=list)
-    has_sketches: bool = True  # in the bins of this hookcore
+    has_sketches: bool = True  # in the bins of this hookcore; others are left out
 
     def taps(self) -> tuple[Tap, ...]:
         """All taps, by their numbers."""
@@ -209,11 +209,8 @@ def read_archive(folder: str | Path) -> Archive:
         raise ArgumentError(
             f"{path} is no kept run: its {RUN_FILE} cannot be read ({error}). Give the folder that ends in .hookcore"
         ) from None
-    archive = Archive(path, info, state, last_step, lost, labels, failure, hashed)
-    if content["format"] in OTHER_BINS:
-        archive.has_sketches = False
-        archive.damages.append("an earlier hookcore counted its histograms in other bins: they are left out")
-    return archive
+    has_sketches = content["format"] not in OTHER_BINS
+    return Archive(path, info, state, last_step, lost, labels, failure, hashed, has_sketches=has_sketches)
 
 
 def load_into(store: Store, archive: Archive) -> None:
