@@ -232,7 +232,7 @@ def test_the_page_has_no_inline_script_or_style_and_loads_them_by_versioned_addr
 def test_the_page_can_be_narrowed_to_a_module_and_a_kind(client: TestClient) -> None:
     rows = _read(client, "/runs/one?match=*.1&kind=output&refresh=").rows
     assert [row[:3] for row in rows[1:]] == [["net.1", "ReLU", "output"]]
-    assert "Nothing to show" in client.get("/runs/one?match=nowhere").text
+    assert "No tensor matches" in client.get("/runs/one?match=nowhere").text
 
 
 def test_the_page_reloads_itself_only_when_asked_to(client: TestClient) -> None:

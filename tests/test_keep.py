@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import json
 import threading
 import time
 import weakref
@@ -178,6 +179,22 @@ def test_a_damaged_part_of_a_kept_run_is_told_on_its_page(tmp_path: Path) -> Non
     run = show(Runs(ServerSettings()), kept_in(tmp_path)[0])
     assert run.store.steps().count == STEPS
     assert any(event.name == "damaged" and "sketches" in event.message for event in run.store.events())
+
+
+def test_a_kept_run_without_histograms_of_todays_bins_says_so_and_raises_no_alert(tmp_path: Path) -> None:
+    settings = ServerSettings(keep=str(tmp_path))
+    runs = Runs(settings)
+    keeper = Keeper(runs, settings)
+    train(runs, keeper)
+    until(lambda: state_of(tmp_path) == "ended")
+    keeper.close()
+    file = kept_in(tmp_path)[0] / "run.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "format": 1}))
+    later = Runs(settings)
+    show(later, kept_in(tmp_path)[0])
+    events = {event.name: event.severity for event in later.all()[0].store.events()}
+    assert events["no-histograms"] == "info"
+    assert "damaged" not in events
 
 
 def keeper_threads() -> list[threading.Thread]:
