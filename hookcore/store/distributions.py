@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -13,11 +14,12 @@ from hookcore.sketch import (
     MAGNITUDES,
     MAX_EXPONENT,
     NAN,
-    NEG_FIRST,
     NEG_INF,
     NEG_OVER,
+    NEG_UNDER,
     POS_INF,
     POS_OVER,
+    POS_UNDER,
     ZERO,
     Sketch,
     bins_of,
@@ -32,80 +34,103 @@ TOO_LARGE = 2.0**MAX_EXPONENT
 LEAST_BINS = 5  # too large, negative, around zero, positive, too large
 
 
-def counts_over_time(entries: Sequence[SketchRows], tap: int, most: int) -> tuple[Steps, Steps, NDArray[np.uint64]]:
-    """The first and last steps of at most so many equal spans, and the exact sums of a tap's sketches [span, BINS]."""
-    found = [(entry, row) for entry in entries if (row := entry.row(tap)) is not None]
-    if not found:
-        return np.empty(0, np.int64), np.empty(0, np.int64), np.zeros((0, BINS), np.uint64)
-    first = np.array([entry.first for entry, _ in found], np.int64)
-    last = np.array([entry.last for entry, _ in found], np.int64)
-    span = int(last[-1] - first[0]) + 1
-    place = (first - first[0]) * min(most, span) // span
-    begins = np.diff(place, prepend=-1) > 0
-    # All rows at once: one by one a window of 500 steps takes a hundred times as long.
-    keys = np.repeat((np.cumsum(begins) - 1) * BINS, [len(bins) for _, (bins, _) in found])
-    keys += np.concatenate([bins for _, (bins, _) in found])
-    dense = np.zeros((int(begins.sum()), BINS), np.uint64)
-    np.add.at(dense.reshape(-1), keys, np.concatenate([counts for _, (_, counts) in found]).astype(np.uint64))
-    ends = np.append(np.flatnonzero(begins)[1:], len(found)) - 1
-    return first[begins], last[ends], dense
+@dataclass(frozen=True, slots=True)
+class CountsOverTime:
+    """The exact sums of a tap's sketches in spans of steps [span, bin], for the bins that hold anything, ascending."""
 
+    first: Steps
+    last: Steps
+    bins: NDArray[np.intp]
+    counts: NDArray[np.uint64]
 
-def sketches_over_time(entries: Sequence[SketchRows], tap: int, most: int) -> tuple[Steps, Steps, list[Sketch]]:
-    """The same as sketches."""
-    first, last, dense = counts_over_time(entries, tap, most)
-    return first, last, [Sketch(counts) for counts in dense]
+    @classmethod
+    def of(cls, entries: Sequence[SketchRows], tap: int, most: int) -> CountsOverTime:
+        """Sum up in at most so many equal spans."""
+        found = [(entry, row) for entry in entries if (row := entry.row(tap)) is not None]
+        if not found:
+            none = np.empty(0, np.int64)
+            return cls(none, none, np.empty(0, np.intp), np.zeros((0, 0), np.uint64))
+        first = np.array([entry.first for entry, _ in found], np.int64)
+        last = np.array([entry.last for entry, _ in found], np.int64)
+        span = int(last[-1] - first[0]) + 1
+        place = (first - first[0]) * min(most, span) // span
+        begins = np.diff(place, prepend=-1) > 0
+        # All rows at once: one by one a window of 500 steps takes a hundred times as long.
+        every = np.concatenate([bins for _, (bins, _) in found])
+        column_of = np.zeros(BINS, np.intp)
+        column_of[every] = 1
+        used = np.flatnonzero(column_of)
+        column_of[used] = np.arange(len(used))
+        keys = np.repeat((np.cumsum(begins) - 1) * len(used), [len(bins) for _, (bins, _) in found])
+        keys += column_of[every]
+        counts = np.zeros((int(begins.sum()), len(used)), np.uint64)
+        np.add.at(counts.reshape(-1), keys, np.concatenate([counts for _, (_, counts) in found]).astype(np.uint64))
+        ends = np.append(np.flatnonzero(begins)[1:], len(found)) - 1
+        return cls(first[begins], last[ends], used, counts)
+
+    def of_bin(self, number: int) -> NDArray[np.uint64]:
+        """The counts of one bin, by span."""
+        sums: NDArray[np.uint64] = self.counts[:, self.bins == number].sum(axis=1, dtype=np.uint64)
+        return sums
+
+    def folded(self, largest: float) -> CountsOverTime:
+        """The same with everything from a magnitude on in "too large": the order of these values is not known."""
+        edge = int(bins_of(largest))
+        bins = np.where((self.bins >= edge) & (self.bins < POS_OVER), POS_OVER, self.bins)
+        bins = np.where((bins > NEG_OVER) & (bins <= 2 * ZERO - edge), NEG_OVER, bins)
+        begins = np.flatnonzero(np.diff(bins, prepend=-1))
+        return replace(self, bins=bins[begins], counts=np.add.reduceat(self.counts, begins, axis=1, dtype=np.uint64))
 
 
 def histograms_of(entries: Sequence[SketchRows], tap: int, columns: int, bins: int, bounds_of: BoundsOf) -> Histograms:
     """Return at most so many columns of at most so many bins, on the same edges."""
-    first, last, dense = counts_over_time(entries, tap, columns)
-    over = dense[:, [NEG_OVER, POS_OVER]].any()
-    largest = min(each[2] for each in bounds_of(first, last)) if over else TOO_LARGE
-    _fold_beyond(dense, largest)
-    starts = _display_groups(dense.sum(axis=0, dtype=np.uint64) > 0, bins)
-    if len(starts):  # the last group runs to the end of the array: nothing of the tap is beyond it
-        counts = np.add.reduceat(dense[:, :POS_INF], starts[:-1], axis=1, dtype=np.uint64)
-    else:
-        counts = np.zeros((len(dense), 0), np.uint64)
-    apart = (dense[:, NAN].copy(), dense[:, NEG_INF].copy(), dense[:, POS_INF].copy())
+    found, largest = CountsOverTime.of(entries, tap, columns), TOO_LARGE
+    if found.of_bin(NEG_OVER).any() or found.of_bin(POS_OVER).any():
+        largest = min(each[2] for each in bounds_of(found.first, found.last))
+        if largest < TOO_LARGE:
+            found = found.folded(largest)
+    finite = (found.bins > NEG_INF) & (found.bins < POS_INF)
+    starts = _display_groups(found.bins[finite], bins)
+    counts = np.zeros((len(found.first), max(0, len(starts) - 1)), np.uint64)
+    if len(starts):
+        group = np.searchsorted(starts, found.bins[finite], side="right") - 1
+        begins = np.flatnonzero(np.diff(group, prepend=-1))
+        counts[:, group[begins]] = np.add.reduceat(found.counts[:, finite], begins, axis=1, dtype=np.uint64)
+    apart = (found.of_bin(NAN), found.of_bin(NEG_INF), found.of_bin(POS_INF))
     edges = EDGES[starts]
     inner = (starts > NEG_OVER) & (starts < POS_INF)
     edges[inner] = np.clip(edges[inner], -largest, largest)
     kept = np.diff(edges, append=np.inf) > 0  # bins that "too large" took in are empty
-    return Histograms(tap, first, last, edges[kept], counts[:, kept[:-1]], *apart)
-
-
-def _fold_beyond(dense: NDArray[np.uint64], largest: float) -> None:
-    """Move what "too large" may be smaller than into it: the order of these values is not known."""
-    if largest < TOO_LARGE:
-        edge = int(bins_of(largest))
-        for over, beyond in ((POS_OVER, slice(edge, POS_OVER)), (NEG_OVER, slice(NEG_FIRST, 2 * ZERO - edge + 1))):
-            dense[:, over] += dense[:, beyond].sum(axis=1, dtype=np.uint64)
-            dense[:, beyond] = 0
+    return Histograms(tap, found.first, found.last, edges[kept], counts[:, kept[:-1]], *apart)
 
 
 def quantiles_of(entries: Sequence[SketchRows], tap: int, qs: ArrayLike, points: int, bounds_of: BoundsOf) -> Quantiles:
     """Return the quantiles of the values that are not NaN in at most so many points; NaN if one is not known."""
-    first, last, sketches = sketches_over_time(entries, tap, points)
+    found = CountsOverTime.of(entries, tap, points)
     wanted = np.atleast_1d(np.asarray(qs, np.float64))
     Sketch.empty().quantiles(wanted)  # raises for a wrong q even if there are no sketches
-    values = np.full((len(sketches), len(wanted)), np.nan)
-    reaching = [point for point, sketch in enumerate(sketches) if sketch.over or sketch.under]
-    bounds = dict(zip(reaching, bounds_of(first[reaching], last[reaching]), strict=True)) if reaching else {}
-    for point, sketch in enumerate(sketches):
-        known = bounds.get(point)
-        values[point] = sketch.quantiles(wanted) if known is None else sketch.known_quantiles(wanted, *known)
-    return Quantiles(tap, wanted, first, last, values)
+    values = np.full((len(found.first), len(wanted)), np.nan)
+    out = np.isin(found.bins, (NEG_OVER, NEG_UNDER, POS_UNDER, POS_OVER))
+    reaching = np.flatnonzero(found.counts[:, out].any(axis=1))
+    bounds: dict[int, tuple[float, float, float]] = {}
+    if len(reaching):
+        known = bounds_of(found.first[reaching], found.last[reaching])
+        bounds = dict(zip(reaching.tolist(), known, strict=True))
+    for point, counts in enumerate(found.counts):
+        sketch = Sketch.of_bins(found.bins, counts)
+        known_bounds = bounds.get(point)
+        values[point] = (
+            sketch.quantiles(wanted) if known_bounds is None else sketch.known_quantiles(wanted, *known_bounds)
+        )
+    return Quantiles(tap, wanted, found.first, found.last, values)
 
 
-def _display_groups(used: NDArray[np.bool_], bins: int) -> NDArray[np.intp]:
-    """The first bins of at most so many groups that hold every used finite bin, and the end of the last one."""
-    filled = np.flatnonzero(used[:POS_INF])
-    filled = filled[filled > NEG_INF]
+def _display_groups(filled: NDArray[np.intp], bins: int) -> NDArray[np.intp]:
+    """The first bins of at most so many groups that hold every filled finite bin, and the end of the last one."""
     if not len(filled):
         return np.empty(0, np.intp)
-    for k in range(1, MAGNITUDES + 1):
+    narrowest = max(1, (int(filled[-1] - filled[0]) - 4) // (bins + 2))  # with less there are more groups in any case
+    for k in range(narrowest, MAGNITUDES + 1):
         starts = np.append(group_starts(k), POS_INF)
         low = int(np.searchsorted(starts, filled[0], side="right")) - 1
         high = int(np.searchsorted(starts, filled[-1], side="right"))
