@@ -426,3 +426,17 @@ def test_coverage_never_calls_captured_what_the_store_refused() -> None:
         assert ("refused by the store" in found.reason) == (path != "idle" and have != kinds)
     assert coverage["idle"].reason == "not called"
     assert f"room for {len(kept)} of 600 tensors" in coverage["m299"].reason
+
+
+def test_the_empty_magnitudes_around_zero_share_one_bin_of_a_histogram() -> None:
+    values = np.random.default_rng(0).normal(size=10_000)
+    values = values[np.abs(values) > 1e-3]
+    store = Store(2**21)
+    store.append(frame(0, {0: values.tolist()}, (TAPS[0],)))
+    shown = store.histograms(0, bins=80)
+    filled = shown.counts[0] > 0
+    assert 60 < filled.sum() <= 80
+    around = int(np.searchsorted(shown.edges, 0.0, side="right")) - 1
+    assert shown.counts[0][around] == 0
+    assert 5e-4 < shown.edges[around + 1] == -shown.edges[around] <= 1.1e-3
+    assert shown.counts.sum() == len(values)

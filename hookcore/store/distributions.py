@@ -17,6 +17,7 @@ from hookcore.sketch import (
     NEG_INF,
     NEG_OVER,
     NEG_UNDER,
+    POS_FIRST,
     POS_INF,
     POS_OVER,
     POS_UNDER,
@@ -126,12 +127,18 @@ def quantiles_of(entries: Sequence[SketchRows], tap: int, qs: ArrayLike, points:
 
 
 def _display_groups(filled: NDArray[np.intp], bins: int) -> NDArray[np.intp]:
-    """The first bins of at most so many groups that hold every filled finite bin, and the end of the last one."""
+    """The first bins of at most so many groups that hold every filled finite bin, and the end of the last one.
+
+    What is empty on both sides of zero is part of the group around zero: it would take most of the groups.
+    """
     if not len(filled):
         return np.empty(0, np.intp)
-    narrowest = max(1, (int(filled[-1] - filled[0]) - 4) // (bins + 2))  # with less there are more groups in any case
-    for k in range(narrowest, MAGNITUDES + 1):
+    steps = np.abs(filled - ZERO) - (POS_FIRST - ZERO)  # of the magnitudes, from the smallest one in range
+    smallest = int(steps[steps >= 0].min(initial=MAGNITUDES))
+    for k in range(1, MAGNITUDES + 1):
+        reach = smallest // k * k
         starts = np.append(group_starts(k), POS_INF)
+        starts = starts[(starts <= NEG_UNDER - reach) | (starts >= POS_FIRST + reach)]
         low = int(np.searchsorted(starts, filled[0], side="right")) - 1
         high = int(np.searchsorted(starts, filled[-1], side="right"))
         if high - low <= bins:

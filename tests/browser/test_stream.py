@@ -53,7 +53,7 @@ def wait_for_step(page: Page, step: int) -> None:
 def holes(page: Page) -> list[Any]:
     """Neighbouring columns between which a step is missing, or comes twice."""
     spans = page.evaluate(STEPS)
-    assert len(spans) > 5
+    assert len(spans) > 4
     return [(before, after) for before, after in itertools.pairwise(spans) if after[0] != before[1] + 1]
 
 
@@ -69,7 +69,9 @@ def own_tab(browser: Browser, empty_site: Site) -> Iterator[Visit]:
 
 
 @pytest.mark.slow
-def test_a_server_that_is_killed_and_started_again_leaves_no_hole(own_tab: Visit, empty_site: Site) -> None:
+def test_a_server_that_is_killed_and_started_again_leaves_no_hole_but_what_it_says_is_lost(
+    own_tab: Visit, empty_site: Site
+) -> None:
     page = own_tab.page
     page.evaluate(FOLLOW)
     wait_for_step(page, 30)
@@ -78,8 +80,12 @@ def test_a_server_that_is_killed_and_started_again_leaves_no_hole(own_tab: Visit
     expect(page.locator("#banner")).to_contain_text("isn't responding")
     becomes(page, "seen.stream.state === 'waiting' && seen.stream.retryAt > 0")
     empty_site.start()
-    wait_for_step(page, before + 30)
-    assert holes(page) == []
+    wait_for_step(page, before + 40)
+    wait_for_step(page, newest(page) + 10)  # those that waited for the server came in one column
+    # What wasn't on disk when it was killed is lost; its event counts it.
+    missing = sum(after[0] - before[1] - 1 for before, after in holes(page))
+    events = empty_site.get(f"events?run={empty_site.run('live')['id']}&name=reconnected")["events"]
+    assert missing == sum(event["count"] for event in events if event["severity"] == "warning") <= before
     assert page.evaluate(STEPS)[0][0] <= before, "what the page knew before the server died is still there"
     expect(page.locator("#banner")).to_be_hidden()
 

@@ -73,7 +73,7 @@ export function extentOf(shapes) {
       let mass = 0;
       for (let at = bin; at < shape.counts.length; at += shape.bins) mass += shape.counts[at];
       const [low, high] = [shape.edges[bin], shape.edges[bin + 1]];
-      if (!mass || (low <= 0 && high >= 0 && high - low < 1e-15)) continue; // zeros
+      if (!mass || (low <= 0 && high >= 0)) continue; // zeros
       if (low < 0) negative = Math.max(negative, -low);
       if (high > 0) positive = Math.max(positive, high);
       masses.push([Math.min(Math.abs(low), Math.abs(high)), mass]);
