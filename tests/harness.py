@@ -282,12 +282,12 @@ def _float64(tensor: Tensor) -> Any:
     return tensor.resolve_neg().to(torch.float64).reshape(-1).numpy()
 
 
-def assert_stats(seen: dict[str, float], parts: list[Tensor], where: object = "") -> None:
-    """Stats against the float64 computation of the same tensors."""
+def assert_stats(seen: dict[str, float], parts: list[Tensor], where: object = "", rel: float = 2e-6) -> None:
+    """Stats against the float64 computation of the same tensors, or of others that torch has rounded differently."""
     expected = reference_stats(parts)
     for name in ("count", "nan", "inf", "zero", "parts"):
         assert seen[name] == expected[name], (where, name)
     scale = expected["rms"] if math.isfinite(expected["rms"]) else 0.0
     for name in ("mean", "std", "min", "max", "rms", "norm"):
-        close = pytest.approx(expected[name], rel=2e-6, abs=2e-6 * scale + 1e-30, nan_ok=True)
+        close = pytest.approx(expected[name], rel=rel, abs=rel * scale + 1e-30, nan_ok=True)
         assert seen[name] == close, (where, name, seen[name], expected[name], scale)

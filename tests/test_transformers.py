@@ -232,7 +232,8 @@ def test_outputs_and_gradients_of_a_transformer_are_those_of_a_twin(name: str) -
             continue
         again = other.outputs.get(key) or other.gradients[key]
         if all(map(torch.equal, parts, again)):
-            assert_stats(stats[key], parts, key)
+            # The twin's clones are nodes of their own, and the order in which gradients are added up may be another.
+            assert_stats(stats[key], parts, key, rel=1e-4 if key[1] == "output_grad" else 2e-6)
         else:  # torch itself rounds differently from one time to the next, and a difference of large numbers shows it
             rms = reference_stats(parts)["rms"]
             assert stats[key]["rms"] == pytest.approx(rms, rel=1e-3), key
