@@ -168,14 +168,14 @@ def test_a_loss_that_is_nan_or_diverges_is_found(name: str) -> None:
 
 def test_the_step_of_a_loss_that_became_nan_stays_exact_however_long_ago_it_was() -> None:
     store = Store(2**20)  # so small that old steps are merged
-    for step in range(20_000):
-        loss = math.nan if step >= 5003 or step == 77 else 1.0
+    for step in range(8000):
+        loss = math.nan if step >= 2003 or step == 77 else 1.0
         store.append(frame(step, [1.0, 1.0], CHAIN[:2] if step == 0 else (), loss))
-    assert not (store.scalars("loss", points=100_000).first_step == 5003).any()
+    assert not (store.scalars("loss", points=100_000).first_step == 2003).any()
     (found,) = [each for each in attention_of(store) if each.rule == "loss"]
-    assert (found.since_step, found.message) == (5003, "loss is non-finite since step 5003")
-    assert store.nonfinite_since("loss") == 5003
-    store.append(frame(20_000, [1.0, 1.0], (), 1.0))
+    assert (found.since_step, found.message) == (2003, "loss is non-finite since step 2003")
+    assert store.nonfinite_since("loss") == 2003
+    store.append(frame(8000, [1.0, 1.0], (), 1.0))
     assert store.nonfinite_since("loss") is None
     assert store.nonfinite_since("hookcore/time_s") is None
 

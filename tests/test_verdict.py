@@ -120,7 +120,7 @@ def test_merged_steps_are_compared_only_if_both_runs_merged_as_many() -> None:
 def test_where_old_steps_were_merged_the_first_difference_is_told_as_the_steps_that_can_hold_it() -> None:
     one, two = Store(1 << 20), Store(1 << 20)  # so small that old steps are merged
     for store in (one, two):
-        for step in range(6000):
+        for step in range(4000):
             apart = store is two and step >= 1001
             values, new = [1.0 + apart, 2.0 + apart], TAPS if not step else ()
             scalars = {"loss": NAN if step >= 1501 else 1.0 + apart}
