@@ -133,7 +133,7 @@ class Verdict:
         bad_logged = [each for each in self.logged if each.nonfinite]
         if not bad and not bad_logged:
             return ""
-        first = min(((each.nonfinite_at, each.nonfinite_by) for each in (*bad, *bad_logged)), default=(None, None))
+        first = min((each.nonfinite_at or 0, each.nonfinite_by or 0) for each in (*bad, *bad_logged))
         what = [_count(len(bad), "layer")] * bool(bad) + [_names(bad_logged)] * bool(bad_logged)
         verb = "is" if len(bad) + len(bad_logged) == 1 else "are"
         return f"{' and '.join(what)} {verb} NaN or infinite in both runs, first {_when(*first)}."

@@ -113,16 +113,11 @@ def quantiles_of(entries: Sequence[SketchRows], tap: int, qs: ArrayLike, points:
     values = np.full((len(found.first), len(wanted)), np.nan)
     out = np.isin(found.bins, (NEG_OVER, NEG_UNDER, POS_UNDER, POS_OVER))
     reaching = np.flatnonzero(found.counts[:, out].any(axis=1))
-    bounds: dict[int, tuple[float, float, float]] = {}
-    if len(reaching):
-        known = bounds_of(found.first[reaching], found.last[reaching])
-        bounds = dict(zip(reaching.tolist(), known, strict=True))
+    known = bounds_of(found.first[reaching], found.last[reaching]) if len(reaching) else []
+    bounds = dict(zip(reaching.tolist(), known, strict=True))
     for point, counts in enumerate(found.counts):
-        sketch = Sketch.of_bins(found.bins, counts)
-        known_bounds = bounds.get(point)
-        values[point] = (
-            sketch.quantiles(wanted) if known_bounds is None else sketch.known_quantiles(wanted, *known_bounds)
-        )
+        sketch, known_here = Sketch.of_bins(found.bins, counts), bounds.get(point)
+        values[point] = sketch.quantiles(wanted) if known_here is None else sketch.known_quantiles(wanted, *known_here)
     return Quantiles(tap, wanted, found.first, found.last, values)
 
 
