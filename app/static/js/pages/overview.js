@@ -40,8 +40,10 @@ function startParts() {
   });
 }
 
-/** The cards of a scalar show what its chart shows. @param {string} name @param {number} value */
+/** The cards of a scalar follow its chart. While the page is held they keep the value at that step, which the server rendered;
+ * the chart goes on to a later one. @param {string} name @param {number} value */
 function showNewest(name, value) {
+  if (page.follow.paused) return;
   const title = document.querySelector("#figure-loss dt")?.textContent;
   const cards = [document.querySelector(`#scalars [id="scalar-${CSS.escape(name)}"]`), title === name ? byId("figure-loss") : null];
   for (const card of cards) {
