@@ -24,9 +24,9 @@ Role = Literal["owner", "reader"]
 How = Literal["token", "cookie", "user", "open"]
 SESSION_S: Final = 7 * 24 * 3600  # of a session, however much it is used
 IDLE_S: Final = 24 * 3600.0  # after its last request
-MOST_SESSIONS: Final = 1000
+MAX_SESSIONS: Final = 1000
 CODE_S: Final = 3600.0
-MOST_CODES: Final = 100
+MAX_CODES: Final = 100
 ESTABLISHED: Final = "01"
 # Whoever forwards requests of others says so; then the user at the other end is only the messenger, and who asks may be
 # on any machine.
@@ -126,7 +126,7 @@ class Access:
         value, now = secrets.token_urlsafe(32), self._clock()
         with self._lock:
             self._sessions = {key: each for key, each in self._sessions.items() if self._is_open(each)}
-            while len(self._sessions) >= MOST_SESSIONS:
+            while len(self._sessions) >= MAX_SESSIONS:
                 del self._sessions[min(self._sessions, key=lambda key: self._sessions[key].used)]
             self._sessions[_digest(value)] = _Session(role, name or self.cookie, peer, now + SESSION_S, now)
         return value
@@ -174,7 +174,7 @@ class Access:
         with self._lock:
             now = self._clock()
             self._codes = {key: value for key, value in self._codes.items() if value[1] > now}
-            while len(self._codes) >= MOST_CODES:
+            while len(self._codes) >= MAX_CODES:
                 del self._codes[next(iter(self._codes))]
             self._codes[_digest(code)] = role, now + CODE_S
         return code

@@ -19,8 +19,8 @@ from . import joined
 
 FOLDER: Final = Path(__file__).parent / "static"
 FOREVER: Final = "public, max-age=31536000, immutable"
-LEAST_SQUEEZED: Final = 1024
-MOST_NAMES: Final = 1024  # that are remembered; anybody may ask for names that are none
+MIN_SQUEEZED: Final = 1024
+MAX_NAMES: Final = 1024  # that are remembered; anybody may ask for names that are none
 
 router = APIRouter(include_in_schema=False)
 
@@ -49,7 +49,7 @@ def _files() -> frozenset[Path]:
     return frozenset(path for path in FOLDER.rglob("*") if path.is_file())
 
 
-@lru_cache(MOST_NAMES)
+@lru_cache(MAX_NAMES)
 def read(name: str) -> Asset | None:
     """A file by its path below `static`; None where there is none. Squeezed once, not at every request.
 
@@ -62,7 +62,7 @@ def read(name: str) -> Asset | None:
     content = joined.join(f"js/pages/{whole[1]}", _text_of).encode() if whole else path.read_bytes()
     kind = mimetypes.guess_type(name)[0] or "application/octet-stream"
     text = kind.startswith("text/") or kind in ("image/svg+xml", "application/javascript")
-    squeezed = gzip.compress(content, 9) if text and len(content) >= LEAST_SQUEEZED else b""
+    squeezed = gzip.compress(content, 9) if text and len(content) >= MIN_SQUEEZED else b""
     return Asset(content, squeezed, f"{kind}; charset=utf-8" if text else kind)
 
 

@@ -16,7 +16,7 @@ from hookcore.errors import ArgumentError, PatternError
 from hookcore.patterns import expression
 from hookcore.records import Tap
 from hookcore.store import Store
-from hookcore.store.names import matcher
+from hookcore.store.checks import matcher
 from hookcore.store.rows import Rows
 
 MAX_COMPARED: Final = 5000  # taps of one question

@@ -17,7 +17,7 @@ def facts_of(run: Run) -> dict[str, Facts]:
     taps = run.store.taps()
     modules = dict(zip(taps.numbers.tolist(), (tap.module for tap in taps.taps), strict=True))
     nonfinite = {modules[number] for number in run.store.nonfinite_taps().numbers.tolist() if number in modules}
-    dead = {each.module for each in run.attention.findings() if each.rule == "dead"}
+    dead = {each.module for each in run.findings.current() if each.rule == "dead"}
     return {
         module.path: Facts(
             module.path,

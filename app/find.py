@@ -10,7 +10,7 @@ from typing import Final
 from hookcore import patterns
 from hookcore.errors import PatternError
 
-MOST_LETTERS: Final = 1000
+MAX_LETTERS: Final = 1000
 _TERM: Final = re.compile(r"!?/(?:\\.|[^\\/])*/[a-z]*(?=\s|$)|\S+")
 _DEPTH: Final = re.compile(r"([<>]?)([0-9]{1,4})")
 
@@ -56,8 +56,8 @@ def everything(module: Facts) -> bool:
 
 def parse(text: str) -> Found:
     """Several terms must all hold; `!` before one turns it round."""
-    if len(text) > MOST_LETTERS:
-        return Found(everything, f"this is longer than {MOST_LETTERS} letters: search for less")
+    if len(text) > MAX_LETTERS:
+        return Found(everything, f"this is longer than {MAX_LETTERS} letters: search for less")
     try:
         tests = [_read(term) for term in _TERM.findall(text)]
     except PatternError as error:

@@ -30,7 +30,7 @@ ARRAYS: Final = ("json", "arrow", "csv", "npy")
 TENSORS: Final = ("json", "npy", "safetensors", "csv", "png")
 _OPTIONS: Final = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r", "\n")  # what a cell that a spreadsheet runs begins with
-_MOST_RANGES: Final = 50  # of one Accept header
+_MAX_RANGES: Final = 50  # of one Accept header
 
 
 def choose(accept: str | None, offered: Sequence[str]) -> str:
@@ -51,7 +51,7 @@ def refuse(given: str, offered: Sequence[str]) -> HTTPException:
 
 def _ranges_of(accept: str) -> list[tuple[str, float]]:
     ranges = []
-    for part in accept.split(",")[:_MOST_RANGES]:
+    for part in accept.split(",")[:_MAX_RANGES]:
         name, *parameters = (piece.strip().lower() for piece in part.split(";"))
         quality = next((piece[2:] for piece in parameters if piece.startswith("q=")), "1")
         try:

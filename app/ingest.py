@@ -25,11 +25,11 @@ from .runs import AwayError, Run, Runs
 from .settings import ServerSettings
 
 RETRY_S: Final = 5
-MOST_WAITING: Final = 4  # bodies of the largest size at once
+MAX_WAITING: Final = 4  # bodies of the largest size at once
 ENCODINGS: Final = ("identity", "zstd", "gzip")
 SMALL_BYTES: Final = 2**20
 _PIECE: Final = 2**20
-_LARGEST_WINDOW: Final = 2**23  # bytes that unpacking itself may take; what every reader of zstd must allow
+_MAX_WINDOW: Final = 2**23  # bytes that unpacking itself may take; what every reader of zstd must allow
 
 router = APIRouter()
 
@@ -84,7 +84,7 @@ async def ingest(request: Request) -> Response:
             body += piece
             nbytes += len(piece)
             intake.waiting_bytes += len(piece)
-            if intake.waiting_bytes > MOST_WAITING * state.settings.max_body:
+            if intake.waiting_bytes > MAX_WAITING * state.settings.max_body:
                 sentence = "too many large batches come at once: send this one again"
                 raise intake.refuse(429, sentence, {"Retry-After": "1", "Connection": "close"})
         # A small batch can't take much memory. Large ones, and those whose size isn't known yet, come one at a time.
@@ -185,7 +185,7 @@ def _unpack_gzip(body: bytearray, limit: int) -> bytearray:
 def _unpack_zstd(body: bytearray, limit: int) -> bytearray:
     data = bytearray()
     try:
-        unpacker = zstandard.ZstdDecompressor(max_window_size=_LARGEST_WINDOW)
+        unpacker = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW)
         with unpacker.stream_reader(BytesIO(body), read_across_frames=False) as reader:
             while len(data) <= limit and (piece := reader.read(min(_PIECE, limit + 1 - len(data)))):
                 data += piece

@@ -27,7 +27,7 @@ logger = logging.getLogger("hookcore")
 
 CLOSE_S: Final = 2.0
 NOTE_EVERY_S: Final = 30.0  # between two summaries of a live run
-MOST_LISTED: Final = 2000  # runs on disk that the list shows
+MAX_LISTED: Final = 2000  # runs on disk that the list shows
 MAX_NOTES: Final = 20_000
 
 Summarize = Callable[[Run], dict[str, Any]]
@@ -261,7 +261,7 @@ class Keeper:
     def _list(self) -> None:
         """Show the runs of the server's folder, and those in its trash; make room for the next ones."""
         shelf = self._shelf_of(Path(self._settings.keep) / "any")
-        for path in shelf.runs()[:MOST_LISTED]:
+        for path in shelf.runs()[:MAX_LISTED]:
             _logged(path, lambda path: list_run(self._runs, path, self.note))
         for path in shelf.trashed():
             _logged(path, self._list_trashed)

@@ -24,16 +24,16 @@ from hookcore.wire import (
     SnapshotItem,
 )
 
-MOST_TAPS: Final = 200_000  # of a run
-MOST_DESCRIBED: Final = 200_000  # modules, and hooks
-MOST_ITEMS: Final = 10_000  # of a batch
-MOST_EVENTS: Final = 100_000  # of a frame
-MOST_SCALARS: Final = 10_000  # of a frame
-MOST_LABELS: Final = 100
-MOST_VERSIONS: Final = 100
-MOST_REASONS: Final = 100
+MAX_TAPS: Final = 200_000  # of a run
+MAX_DESCRIBED: Final = 200_000  # modules, and hooks
+MAX_ITEMS: Final = 10_000  # of a batch
+MAX_EVENTS: Final = 100_000  # of a frame
+MAX_SCALARS: Final = 10_000  # of a frame
+MAX_LABELS: Final = 100
+MAX_VERSIONS: Final = 100
+MAX_REASONS: Final = 100
 MAX_LONG_TEXT: Final = 16_384  # a message with its traceback
-MOST_IN_SETTINGS: Final = 5_000  # values
+MAX_IN_SETTINGS: Final = 5_000  # values
 DEEPEST_SETTINGS: Final = 6
 PATTERNS: Final = frozenset({"include", "exclude", "kinds", "phases"})
 LISTS: Final = frozenset({"kinds", "phases"})
@@ -49,14 +49,14 @@ def check(batch: Batch) -> None:
     _require(-1 <= batch.commands_done < WHOLE // 2, f"commands done up to number {batch.commands_done}")
     _require(batch.taps_from >= 0, f"taps from number {batch.taps_from} on")
     _require(
-        batch.taps_from + len(batch.taps) <= MOST_TAPS,
-        f"{batch.taps_from + len(batch.taps)} taps, and a run may have {MOST_TAPS}: watch fewer modules",
+        batch.taps_from + len(batch.taps) <= MAX_TAPS,
+        f"{batch.taps_from + len(batch.taps)} taps, and a run may have {MAX_TAPS}: watch fewer modules",
     )
     for tap in batch.taps:
         _check_tap(tap)
     if batch.description is not None:
         _check_description(batch.description)
-    _require(len(batch.items) <= MOST_ITEMS, f"{len(batch.items)} items: send fewer at once")
+    _require(len(batch.items) <= MAX_ITEMS, f"{len(batch.items)} items: send fewer at once")
     before = -1
     for item in batch.items:
         _require(before < item.number < WHOLE, f"an item {item.number} after item {before}")
@@ -68,7 +68,7 @@ def _check_run(run: RunInfo) -> None:
     _require(_ID.fullmatch(run.id) is not None, "a run's id that is not 1 to 64 letters, digits, '-' and '_'")
     _require(bool(run.key), "a run without a key")
     _check_texts((run.key, run.name, run.host, run.script, run.keep))
-    _require(len(run.versions) <= MOST_VERSIONS, f"{len(run.versions)} versions")
+    _require(len(run.versions) <= MAX_VERSIONS, f"{len(run.versions)} versions")
     _check_texts((*run.versions, *run.versions.values()))
     _require(0 <= run.pid < WHOLE and 0 <= run.memory < WHOLE, "a run's process or memory out of range")
     _require(0 <= run.started_s < LATEST_TIME_S, f"a run that started {run.started_s} s after 1970")
@@ -89,7 +89,7 @@ def tamed(run: RunInfo) -> RunInfo:
 def _check_settings(settings: dict[str, Any]) -> None:
     """Settings are plain values. Those that pages read have the type that a trainer gives them."""
     _require(_is_plain(settings, DEEPEST_SETTINGS), "settings that JSON cannot say, or too deep")
-    _require(_count(settings) <= MOST_IN_SETTINGS, f"more than {MOST_IN_SETTINGS} values in its settings")
+    _require(_count(settings) <= MAX_IN_SETTINGS, f"more than {MAX_IN_SETTINGS} values in its settings")
     for name, value in settings.items():
         if name in PATTERNS:
             texts = [value] if name not in LISTS and (isinstance(value, str) or value is None) else value
@@ -117,7 +117,7 @@ def _is_plain(value: Any, depth: int) -> bool:
 
 
 def _check_books(books: Books) -> None:
-    _require(len(books.dropped) <= MOST_REASONS, f"{len(books.dropped)} reasons to drop")
+    _require(len(books.dropped) <= MAX_REASONS, f"{len(books.dropped)} reasons to drop")
     _check_texts(books.dropped)
     numbers = (books.produced, books.acknowledged, books.waiting, books.in_flight, *books.dropped.values())
     _require(all(0 <= number < WHOLE for number in numbers), "accounts with a number out of range")
@@ -131,7 +131,7 @@ def _check_tap(tap: Tap) -> None:
 def _check_description(described: Description) -> None:
     for name in ("modules", "coverage", "hooks"):
         length = len(getattr(described, name))
-        _require(length <= MOST_DESCRIBED, f"{length} {name}")
+        _require(length <= MAX_DESCRIBED, f"{length} {name}")
     _require(0 <= described.version < WHOLE, f"version {described.version} of a description")
     for module in described.modules:
         _check_texts(
@@ -150,12 +150,12 @@ def _check_description(described: Description) -> None:
 def _check_item(item: Item) -> None:
     _require(0 <= item.step < WHOLE, f"step {item.step}")
     if isinstance(item, FrameItem):
-        _require(len(item.events) <= MOST_EVENTS, f"{len(item.events)} events in a frame")
+        _require(len(item.events) <= MAX_EVENTS, f"{len(item.events)} events in a frame")
         for event in item.events:
             _check_event(event)
-        _require(len(item.scalars) <= MOST_SCALARS, f"{len(item.scalars)} scalars in a frame")
+        _require(len(item.scalars) <= MAX_SCALARS, f"{len(item.scalars)} scalars in a frame")
         _check_texts(item.scalars)
-        _require(len(item.labels) <= MOST_LABELS, f"{len(item.labels)} labels of a frame")
+        _require(len(item.labels) <= MAX_LABELS, f"{len(item.labels)} labels of a frame")
         _check_texts((*item.labels, *item.labels.values()))
         _require(0 <= item.micro_batches < WHOLE, f"{item.micro_batches} micro-batches")
     elif isinstance(item, EndItem):

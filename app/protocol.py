@@ -13,8 +13,8 @@ from .live import WriteDeadline
 from .security import HEADERS, PEER
 from .settings import ServerSettings
 
-MOST_HEAD_BYTES: Final = 65_536
-MOST_MESSAGE: Final = 64 * 2**10  # bytes of one message that a page sends
+MAX_HEAD_BYTES: Final = 65_536
+MAX_MESSAGE: Final = 64 * 2**10  # bytes of one message that a page sends
 
 
 class SocketProtocol(WriteDeadline, WebSocketsSansIOProtocol):
@@ -78,8 +78,8 @@ class HttpProtocol(WriteDeadline, HttpToolsProtocol):
         super().data_received(data)
         if self.transport.is_closing():
             return
-        if self._in_head and self._nbytes > MOST_HEAD_BYTES:
-            self._answer(431, f"the headers are longer than {MOST_HEAD_BYTES} bytes: send less")
+        if self._in_head and self._nbytes > MAX_HEAD_BYTES:
+            self._answer(431, f"the headers are longer than {MAX_HEAD_BYTES} bytes: send less")
         elif self._nbytes > 2 * self.settings.max_body + 2**20:
             self.transport.abort()  # what the application did not count: padding, trailers
 
@@ -158,4 +158,4 @@ def protocol_for(settings: ServerSettings) -> type[HttpProtocol]:
     return type("HttpProtocol", (HttpProtocol,), {"settings": settings})
 
 
-__all__ = ["MOST_MESSAGE", "HttpProtocol", "SocketProtocol", "protocol_for"]
+__all__ = ["MAX_MESSAGE", "HttpProtocol", "SocketProtocol", "protocol_for"]

@@ -33,18 +33,18 @@ from hookcore.wire import (
     snapshot_of,
 )
 
-from .attention import Attention, Finding
+from .findings import Finding, FindingsCache
 from .settings import ServerSettings
 
 State = Literal["live", "ended", "crashed", "interrupted", "lost"]
 STATES: Final[tuple[State, ...]] = ("live", "crashed", "lost", "interrupted", "ended")  # the most urgent first
 Why = Literal["deleted", "memory", "disk"]
-LEAST_RUN_BYTES: Final = 2**20
-LARGEST_SHARE: Final = 4  # one run gets at most a quarter of the memory
+MIN_RUN_BYTES: Final = 2**20
+MAX_SHARE: Final = 4  # one run gets at most a quarter of the memory
 FULL: Final = 0.9  # of the memory: from here on room is made
 IDLE_S: Final = 300.0  # a run that was looked at since stays in memory
 BALANCE_EVERY_S: Final = 1.0
-MOST_GONE: Final = 200  # removed runs that are remembered
+MAX_GONE: Final = 200  # removed runs that are remembered
 MAX_COMMANDS: Final = 256  # that wait for one trainer
 SILENCE_S: Final = 5.0  # a trainer gives a sign of life every second
 UNSENT_EVERY_S: Final = 10.0  # between two events about frames that were not sent
@@ -122,7 +122,7 @@ class Run:
     stored: int | None = None  # frames and snapshots that were on disk when its trainer came back
     commands: deque[Command] = field(default_factory=lambda: deque(maxlen=MAX_COMMANDS))
     lock: threading.Lock = field(default_factory=threading.Lock)
-    attention: Attention = field(init=False)
+    findings: FindingsCache = field(init=False)
     acknowledgements: dict[str, int] = field(default_factory=dict)  # by key, with the step up to which it holds
     _newest_command: int = -1  # the highest number of a command, of this server's or one before it
     _met: bool = False  # a batch has come
@@ -130,7 +130,7 @@ class Run:
     _unsent_due: float = 0.0
 
     def __post_init__(self) -> None:
-        self.attention = Attention(self.store)
+        self.findings = FindingsCache(self.store)
 
     @property
     def id(self) -> str:
@@ -158,7 +158,7 @@ class Run:
     def swap(self, store: Store, loaded: bool) -> None:
         """Show another store: one that was read from disk, or an outline in place of one that is on disk."""
         self.store, self.loaded = store, loaded
-        self.attention = Attention(store)
+        self.findings = FindingsCache(store)
         self.changes.tell()
 
     def ask(self, name: Literal["settings", "snapshot", "inventory"], **what: Any) -> Command:
@@ -415,12 +415,12 @@ class Runs:
 
     def store_bytes(self, asked: int) -> int:
         """The limit of one run's store: what was asked for, and at most a quarter of the memory."""
-        most = self.settings.memory // LARGEST_SHARE
-        return max(min(asked or most, most), LEAST_RUN_BYTES)
+        most = self.settings.memory // MAX_SHARE
+        return max(min(asked or most, most), MIN_RUN_BYTES)
 
     def known(self, info: RunInfo) -> Run:
         """A run that is on disk, as the list shows it."""
-        run = self._new(info, LEAST_RUN_BYTES)
+        run = self._new(info, MIN_RUN_BYTES)
         run.kept, run.loaded = True, False
         return run
 
@@ -467,7 +467,7 @@ class Runs:
             self._gone.pop(run.id, None)
             self._gone[run.id] = Gone(run.id, run.name, time.time() if at_s is None else at_s, why, run)
             self._removed += why != "deleted" and at_s is None
-            while len(self._gone) > MOST_GONE:
+            while len(self._gone) > MAX_GONE:
                 del self._gone[next(iter(self._gone))]
 
     def forget(self, folder_name: str) -> None:

@@ -12,9 +12,9 @@ from starlette.responses import JSONResponse
 
 from hookcore.records import Event, Snapshot, Tap, text_of
 from hookcore.store import Heatmap, Histograms, Latest, Series, TapList
-from hookcore.store.names import label_of
+from hookcore.store.checks import label_of
 
-from .attention import Finding, Reading, Scope, key_of_event
+from .findings import Finding, Reading, Scope, key_of_event
 from .formats import Table, array_json, json_of, plain, rows_json, word_of
 from .runs import Run
 

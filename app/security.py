@@ -22,10 +22,10 @@ from .access import Access, Visitor, user_of
 from .settings import LOOPBACK, ServerSettings
 from .usage import Usage
 
-MOST_URL: Final = 8192
-MOST_HEADER_BYTES: Final = 32_768
-MOST_HEADERS: Final = 100
-MOST_BODY: Final = 2**20  # of a reader; batches have a limit of their own
+MAX_URL: Final = 8192
+MAX_HEADER_BYTES: Final = 32_768
+MAX_HEADERS: Final = 100
+MAX_BODY: Final = 2**20  # of a reader; batches have a limit of their own
 INGEST: Final = "/api/v1/ingest"
 LOGOUT: Final = "/api/v1/logout"
 STREAMS: Final = frozenset({"/api/v1/live", "/api/v1/socket"})
@@ -99,7 +99,7 @@ class Guard:
             if scope["type"] == "websocket":
                 await self.app(scope, receive, send)
             else:
-                limit = self._settings.max_body if path == INGEST else MOST_BODY
+                limit = self._settings.max_body if path == INGEST else MAX_BODY
                 headers = self._framed_headers if is_framed(scope) else _HEADERS
                 await self.app(scope, _bounded(receive, limit), _with_headers(send, headers))
 
@@ -237,11 +237,11 @@ def _is_address(name: str) -> bool:
 
 
 def _check_size(scope: Scope) -> None:
-    if len(scope.get("raw_path") or scope["path"]) + len(scope.get("query_string", b"")) > MOST_URL:
-        raise RefusedError(414, f"the address is longer than {MOST_URL} characters: ask for less at once")
+    if len(scope.get("raw_path") or scope["path"]) + len(scope.get("query_string", b"")) > MAX_URL:
+        raise RefusedError(414, f"the address is longer than {MAX_URL} characters: ask for less at once")
     headers = scope["headers"]
-    if len(headers) > MOST_HEADERS or sum(len(name) + len(value) for name, value in headers) > MOST_HEADER_BYTES:
-        raise RefusedError(431, f"the headers are longer than {MOST_HEADER_BYTES} bytes, or more than {MOST_HEADERS}")
+    if len(headers) > MAX_HEADERS or sum(len(name) + len(value) for name, value in headers) > MAX_HEADER_BYTES:
+        raise RefusedError(431, f"the headers are longer than {MAX_HEADER_BYTES} bytes, or more than {MAX_HEADERS}")
 
 
 def _check_fetch_metadata(scope: Scope, path: str, headers: dict[bytes, bytes], may_frame: bool) -> None:

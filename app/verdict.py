@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookcore.store import Series, Store
-from hookcore.store.names import label_of
+from hookcore.store.checks import label_of
 from hookcore.store.rows import Rows
 
-from .attention.keyfigures import OWN
 from .comparison import Apart, Asked, Compared, Layer, Pairs, chunks, layers_of
+from .findings.keyfigures import OWN
 
-MOST_NAMED: Final = 5  # logged values of one sentence
+MAX_NAMED: Final = 5  # logged values of one sentence
 _EVERY_POINT: Final = 1 << 40
 
 Outcome = Literal["different", "no difference", "unknown"]
@@ -119,9 +119,9 @@ class Verdict:
         compared = [each for each in self.logged if each.points]
         apart = sorted((each for each in compared if each.parts_at is not None), key=lambda each: each.parts_at or 0)
         equal = [each for each in compared if each.parts_at is None]
-        said = [f"{each.name} {_differs(each)}." for each in apart[:MOST_NAMED]]
-        if len(apart) > MOST_NAMED:
-            said.append(f"{len(apart) - MOST_NAMED:,} more logged values differ.")
+        said = [f"{each.name} {_differs(each)}." for each in apart[:MAX_NAMED]]
+        if len(apart) > MAX_NAMED:
+            said.append(f"{len(apart) - MAX_NAMED:,} more logged values differ.")
         if equal:
             steps = min(each.steps for each in equal)
             least = "" if len({each.steps for each in equal}) == 1 else "at least "
@@ -168,8 +168,8 @@ def _count(many: int, noun: str) -> str:
 
 def _names(values: Sequence[Logged]) -> str:
     names = [each.name for each in values]
-    more = len(names) - MOST_NAMED
-    return ", ".join(names[:MOST_NAMED]) + (f" and {more:,} more" if more > 0 else "")
+    more = len(names) - MAX_NAMED
+    return ", ".join(names[:MAX_NAMED]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def _same(values: Sequence[Logged]) -> str:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import hookcore
-from hookcore_app.attention import Diagnosis, examine
+from hookcore_app.findings import Diagnosis, examine
 
 Step = Callable[[int], dict[str, Any]]  # trains one step and returns what to log
 BATCH: Final = 32

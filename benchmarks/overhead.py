@@ -117,7 +117,7 @@ class Watched(Variant):
         if pause:
             self.watcher.pause()
         self._aside = ExitStack()
-        self._aside.enter_context(hookcore.paused())
+        self._aside.enter_context(hookcore.detached())
 
     def on(self) -> None:
         """Registers its hooks again."""
@@ -126,7 +126,7 @@ class Watched(Variant):
     def off(self) -> None:
         """Takes them off. What waits for its thread is done first, so that the next turn does not pay for it."""
         self.watcher.flush()
-        self._aside.enter_context(hookcore.paused())
+        self._aside.enter_context(hookcore.detached())
 
     def close(self) -> None:
         """Ends the watcher; its errors would make the figures worthless."""

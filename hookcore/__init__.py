@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         ServerError,
         WireError,
     )
-    from hookcore.watcher import Watcher, paused, watch
+    from hookcore.watcher import Watcher, detached, watch
 
 __version__ = "0.1.0"
 __all__ = [
@@ -36,8 +36,8 @@ __all__ = [
     "Watcher",
     "WireError",
     "__version__",
+    "detached",
     "hooks",
-    "paused",
     "watch",
 ]
 
@@ -51,7 +51,7 @@ _HOME = {
     "ServerError": "hookcore.errors",
     "Watcher": "hookcore.watcher",
     "WireError": "hookcore.errors",
-    "paused": "hookcore.watcher",
+    "detached": "hookcore.watcher",
     "watch": "hookcore.watcher",
 }
 

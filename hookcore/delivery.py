@@ -26,7 +26,7 @@ from hookcore.wire import Books, RunInfo, keep_text
 
 logger = logging.getLogger("hookcore")
 
-MOST_REVIVALS: Final = 3  # of a dashboard that dies, by one trainer
+MAX_REVIVALS: Final = 3  # of a dashboard that dies, by one trainer
 _told: Final[set[str]] = set()  # addresses that this process has printed
 Settled = Callable[[], dict[str, Any]]
 
@@ -130,7 +130,7 @@ class _Finder:
     def __call__(self) -> Address:
         if self._asked:
             with contextlib.suppress(ServerError, OSError):
-                found = find_or_revive() if self._revivals < MOST_REVIVALS else find()
+                found = find_or_revive() if self._revivals < MAX_REVIVALS else find()
                 if found is not None:
                     self._note(found)
         self._asked = True
@@ -173,7 +173,7 @@ def _to_the_store(run: RunInfo, settings: Settings) -> Delivery:
 
 
 def _in_this_process(run: RunInfo, settings: Settings) -> Delivery:
-    server = import_module("hookcore_app.embedded").start(HOST, PORT)
+    server = import_module("hookcore_app.server_thread").start(HOST, PORT)
     sink = server.open_run(run, run.memory)
     url = str(server.url).rstrip("/")
     return Delivery(run, sink, sink.store, "thread", f"{url}/runs/{run.id}", Address(url, getattr(server, "token", "")))

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import hookcore
 from hookcore import failures
-from hookcore.bridges import Bridged, bridge_for
+from hookcore.bridges import TeeSink, bridge_for
 from hookcore.compiled import guard_functions
 from hookcore.config import Pattern, Settings
 from hookcore.delivery import deliver, to_the_store
@@ -56,7 +56,7 @@ class Watcher:
         self._leave_cells = failures.follow_cells(self._end_cell)
         try:
             if open_bridge is not None:
-                self._recorder.sink = Bridged(self._delivery.sink, open_bridge, self._recorder.capture.failed)
+                self._recorder.sink = TeeSink(self._delivery.sink, open_bridge, self._recorder.capture.failed)
             if model is None:
                 self._recorder.models.discovers = True
             else:
@@ -79,7 +79,7 @@ class Watcher:
             why = str(error) if isinstance(error, ServerError) else f"{type(error).__name__}: {error}"
             logger.warning("hookcore: no dashboard: %s. The run is kept in watcher.store.", why)
             self._delivery = to_the_store(self._delivery, self.settings)
-            if isinstance(self._recorder.sink, Bridged):
+            if isinstance(self._recorder.sink, TeeSink):
                 self._recorder.sink.sink = self._delivery.sink
             else:
                 self._recorder.sink = self._delivery.sink
@@ -118,7 +118,7 @@ class Watcher:
         except Exception as error:
             self._recorder.capture.failed(what, error)
 
-    def snapshot(self, module: str, kind: Kind = "output", index: str = "", call: int = 0) -> None:
+    def request_snapshot(self, module: str, kind: Kind = "output", index: str = "", call: int = 0) -> None:
         """Keep the raw tensor of this tap when it comes next; it is found beside the run's frames."""
         self._check_open()
         self._recorder.request_snapshot(Tap(module, kind, index, call))
@@ -253,18 +253,18 @@ class Watcher:
     ) -> None:
         self._close(error)
 
-    def __deepcopy__(self, memo: object) -> SilentWatcher:
-        return SilentWatcher()
+    def __deepcopy__(self, memo: object) -> NullWatcher:
+        return NullWatcher()
 
-    def __reduce__(self) -> tuple[type[SilentWatcher], tuple[()]]:
-        return SilentWatcher, ()
+    def __reduce__(self) -> tuple[type[NullWatcher], tuple[()]]:
+        return NullWatcher, ()
 
     def __repr__(self) -> str:
-        state = "closed" if self._recorder.closed else "paused" if self.paused else "watching"
+        state = "closed" if self._recorder.closed else "detached" if self.paused else "watching"
         return f"<hookcore.Watcher {state}, {len(self._recorder.capture.plans)} modules, step {self._recorder.step}>"
 
 
-class SilentWatcher:
+class NullWatcher:
     """What a copy, a pickle or a checkpoint of a model holds in the place of its watcher: the calls, without effect."""
 
     def step(self) -> None:
@@ -308,7 +308,7 @@ def _versions() -> dict[str, str]:
 
 
 @contextmanager
-def paused() -> Iterator[None]:
+def detached() -> Iterator[None]:
     """Nothing of hookcore's is registered in here; `torch.export.export(..., strict=True)` needs that."""
     attached = [watcher for watcher in _watchers if watcher._recorder.attached]
     for watcher in attached:
@@ -341,4 +341,4 @@ atexit.register(_close_all)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_abandon_all)
 
-__all__ = ["Watcher", "paused", "watch"]
+__all__ = ["Watcher", "detached", "watch"]

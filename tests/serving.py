@@ -17,7 +17,7 @@ from hookcore import wire
 from hookcore.records import STAT_COLUMN, STATS, Event, Frame, SketchBlock, Tap
 from hookcore_app.main import App, create_app
 from hookcore_app.runs import Runs
-from hookcore_app.serve import Server, complete, listen, make_server
+from hookcore_app.server import Server, complete, listen, make_server
 from hookcore_app.settings import ServerSettings
 
 TOKEN = "t" * 40

@@ -14,7 +14,7 @@ from hookcore.records import Event, Tap
 from hookcore_app import runs as runs_module
 from tests.api_world import World, open_run
 from tests.serving import TOKEN, Served, served
-from tests.test_attention import append
+from tests.test_findings import append
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def acknowledge(world: World, key: str, status: int = 200, **more: Any) -> Any:
 
 
 def keys_of(world: World) -> dict[str, bool]:
-    return {each["key"]: each["acknowledged"] for each in world.json("attention", run="one")["findings"]}
+    return {each["key"]: each["acknowledged"] for each in world.json("findings", run="one")["findings"]}
 
 
 def test_a_finding_is_acknowledged_and_taken_back(world: World) -> None:
@@ -47,11 +47,11 @@ def test_what_comes_again_after_it_was_acknowledged_is_new(world: World) -> None
     run = open_run(world.runs, "again", started_s=9.0)
     for step in range(60):
         append(run.store, step, [math.nan if step == 20 else 1.0], (Tap("a", "output"),) if step == 0 else ())
-    (finding,) = run.attention.findings()
+    (finding,) = run.findings.current()
     run.acknowledge(finding.key)
     assert run.has_seen(finding)
     append(run.store, 60, [math.nan])
-    again = run.attention.findings()[0]
+    again = run.findings.current()[0]
     assert again.key == finding.key
     assert not run.has_seen(again)
 
@@ -108,7 +108,7 @@ def test_the_client_asks_for_all_of_it(server: Served) -> None:
     run.store.add_event(Event(3, 1.0, "note", "text"))
     run.changes.tell()
     with hookcore.Client(server.url, TOKEN) as client:
-        (finding,) = client.attention()
+        (finding,) = client.findings()
         assert (finding.tap, finding.rule, finding.since_step) == (Tap("b", "output_grad"), "nonfinite", 50)
         assert math.isnan(finding.value)
         assert finding.spark.tolist() == [2.0] * 48
@@ -119,7 +119,7 @@ def test_the_client_asks_for_all_of_it(server: Served) -> None:
         assert math.isnan(figures.gradient_norm.value)
         assert figures.findings == {"error": 1, "warning": 0, "info": 0}
         client.acknowledge(finding.key)
-        assert client.attention()[0].acknowledged
+        assert client.findings()[0].acknowledged
         told = client.events()
         client.acknowledge(told.keys[0])
         assert client.events().acknowledged == (True,)

@@ -10,7 +10,7 @@ import pytest
 
 from hookcore.records import Snapshot, Tap
 from hookcore.store import STAT_NAMES
-from hookcore.store.names import label_of
+from hookcore.store.checks import label_of
 from hookcore_app.api import examples, models
 from tests.api_world import (
     COVERAGE,
@@ -35,7 +35,7 @@ MANY = {
     "heatmap": {"kind": "output", "stat": "rms"},
     "histograms": {"tap": "1"},
     "latest": {},
-    "logs": {"name": ["loss", "lr"]},
+    "scalars": {"name": ["loss", "lr"]},
     "compare": {"runs": "one,two", "stat": "rms"},
 }
 ARROW, CSV, NPY = "application/vnd.apache.arrow.stream", "text/csv", "application/x-npy"
@@ -270,12 +270,12 @@ def test_the_newest_values_are_the_stores_sorted_as_asked(world: World) -> None:
 
 
 def test_logs_have_names_and_the_series_that_are_asked_for(world: World) -> None:
-    said = world.json("logs", match="l*")
+    said = world.json("scalars", match="l*")
     assert (said["names"], said["series"]) == (["loss", "lr"], [])
-    said = world.json("logs", name=["lr", "loss"], points=1000)
+    said = world.json("scalars", name=["lr", "loss"], points=1000)
     assert [each["name"] for each in said["series"]] == ["lr", "loss"]
     assert said["series"][1]["mean"][:4] == [1.0, 0.5, 1 / 3, "NaN"]
-    assert "did you mean 'loss'" in world.error("logs", 404, name="los")
+    assert "did you mean 'loss'" in world.error("scalars", 404, name="los")
 
 
 def test_bounds_that_are_the_wrong_way_round_are_refused(world: World) -> None:
@@ -581,7 +581,7 @@ def test_the_word_for_what_is_no_number_is_declared_once(world: World) -> None:
         (models.Accepted, examples.ACCEPTED),
         (models.CompareAnswer, examples.COMPARE),
         (models.FigureAnswer, examples.FIGURE),
-        (models.AttentionAnswer, examples.ATTENTION),
+        (models.FindingsAnswer, examples.ATTENTION),
         (models.OverviewAnswer, examples.OVERVIEW),
         (models.AcknowledgedAnswer, examples.ACKNOWLEDGED),
     ],

@@ -16,7 +16,7 @@ from PIL import Image
 
 from hookcore.errors import ArgumentError
 from hookcore.records import Snapshot, Tap
-from hookcore.store.names import label_of
+from hookcore.store.checks import label_of
 from hookcore.wire import DTYPES
 from hookcore_app.png import MAGENTA, colours_of, png_of
 from hookcore_app.slices import cut

@@ -287,9 +287,9 @@ def test_a_table_of_more_taps_than_fit_has_pages() -> None:
 
 
 def test_a_part_of_the_page_comes_without_its_frame(client: TestClient) -> None:
-    text = client.get("/runs/one?part=attention&part=figures").text
+    text = client.get("/runs/one?part=findings&part=figures").text
     assert "<html" not in text
-    assert re.findall(r'data-part="(\w+)"', text) == ["attention", "figures"]
+    assert re.findall(r'data-part="(\w+)"', text) == ["findings", "figures"]
 
 
 def test_the_key_figures_and_the_findings_are_there_before_any_script(client: TestClient) -> None:
@@ -301,7 +301,7 @@ def test_the_key_figures_and_the_findings_are_there_before_any_script(client: Te
 
 def test_what_is_acknowledged_needs_no_attention_any_more(client: TestClient, run: Run) -> None:
     assert 'id="finding-' in client.get("/runs/one").text
-    for finding in run.attention.findings():
+    for finding in run.findings.current():
         run.acknowledge(finding.key)
     text = client.get("/runs/one").text
     assert 'id="finding-' not in text

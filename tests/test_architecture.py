@@ -226,8 +226,8 @@ def test_the_public_names_are_exactly_these() -> None:
         "Watcher",
         "WireError",
         "__version__",
+        "detached",
         "hooks",
-        "paused",
         "watch",
     ]
     assert all(getattr(hookcore, name) is not None for name in hookcore.__all__)

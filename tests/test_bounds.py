@@ -143,7 +143,7 @@ def test_a_watcher_that_nobody_keeps_goes_on_until_it_is_told() -> None:
     try:
         watching = hooks()
         assert watching != before
-        with hookcore.paused():
+        with hookcore.detached():
             assert hooks() == before
         assert hooks() == watching
         step_of(model, noise(5, 6))

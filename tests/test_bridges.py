@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 import hookcore
-from hookcore.bridges import Bridged, Summary, follower
+from hookcore.bridges import Summary, TeeSink, tee
 from hookcore.bridges.writers import WRITERS, WeightsAndBiases
 from hookcore.config import Settings
 from hookcore.config.readers import BRIDGES
@@ -184,7 +184,7 @@ def test_a_tool_that_is_not_installed_is_told_with_the_command_before_anything_i
     def find_nothing(name: str) -> ModuleSpec | None:
         return None
 
-    monkeypatch.setattr(follower, "find_spec", find_nothing)
+    monkeypatch.setattr(tee, "find_spec", find_nothing)
     for tool in BRIDGES:
         with pytest.raises(ArgumentError, match=rf"not installed: pip install {tool}$"):
             watch(mlp(), bridge=f"{tool}:x")
@@ -214,9 +214,9 @@ def test_of_a_distributed_training_rank_0_alone_has_a_bridge(monkeypatch: pytest
     for variable in ("RANK", "LOCAL_RANK"):
         with monkeypatch.context() as changed:
             changed.setenv(variable, "1")
-            assert follower.bridge_for("tensorboard:x", "run") is None
+            assert tee.bridge_for("tensorboard:x", "run") is None
     monkeypatch.setenv("RANK", "0")
-    assert follower.bridge_for("tensorboard:x", "run") is not None
+    assert tee.bridge_for("tensorboard:x", "run") is not None
 
 
 def test_a_bridge_that_cannot_be_opened_is_complained_about_once_and_the_run_goes_on(
@@ -240,7 +240,7 @@ def test_a_step_that_cannot_be_written_costs_no_other_step() -> None:
             super().write(step, time_s, numbers)
 
     writer, told, store = Failing(), list[Exception](), Store(16_000_000)
-    sink = Bridged(StoreSink(store), lambda: writer, lambda where, error: told.append(error))
+    sink = TeeSink(StoreSink(store), lambda: writer, lambda where, error: told.append(error))
     assert isinstance(sink, Sink)
     for step in range(3):
         sink.send(frame_of(step, {}, scalars={"loss": float(step)}))
@@ -252,7 +252,7 @@ def test_a_step_that_cannot_be_written_costs_no_other_step() -> None:
 
 
 def test_a_bridge_that_is_stuck_drops_steps_and_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(follower, "MOST_WAITING", 2)
+    monkeypatch.setattr(tee, "MAX_WAITING", 2)
     entered, release = threading.Event(), threading.Event()
 
     class Stuck(Recording):
@@ -262,7 +262,7 @@ def test_a_bridge_that_is_stuck_drops_steps_and_holds_nobody_up(monkeypatch: pyt
             super().write(step, time_s, numbers)
 
     writer, told, store = Stuck(), list[Exception](), Store(16_000_000)
-    sink = Bridged(StoreSink(store), lambda: writer, lambda where, error: told.append(error))
+    sink = TeeSink(StoreSink(store), lambda: writer, lambda where, error: told.append(error))
     for step in range(2):
         sink.send(frame_of(step, {}, scalars={"loss": 1.0}))
     assert entered.wait(PATIENCE_S)

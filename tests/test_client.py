@@ -21,10 +21,10 @@ from hookcore.client import Client
 from hookcore.client.replies import Framed, FrameNews, News
 from hookcore.errors import ArgumentError, ServerError
 from hookcore.records import Snapshot, Tap
-from hookcore.store.names import label_of
+from hookcore.store.checks import label_of
 from hookcore_app.main import create_app
 from hookcore_app.runs import Runs
-from hookcore_app.serve import complete, listen, make_server
+from hookcore_app.server import complete, listen, make_server
 from hookcore_app.settings import ServerSettings
 from tests.api_world import COVERAGE, HOOKS, MATRIX, MODULES, STEPS, TAPS, fill, make_frame, open_run, same
 from tests.serving import READ_TOKEN, TOKEN, Served, served, wait_for
@@ -103,11 +103,11 @@ def test_more_taps_than_a_page_holds_are_all_found(world: Served, client: Client
 
 
 def test_scalars_have_names_and_series(client: Client) -> None:
-    logs = client.logs("loss")
-    assert {"loss", "lr"} <= set(logs.names)
-    assert np.isnan(logs.series["loss"].mean[3])
-    assert logs.series["loss"].tap is None
-    assert set(client.logs(match="l*").names) == {"loss", "lr"}
+    scalars = client.scalars("loss")
+    assert {"loss", "lr"} <= set(scalars.names)
+    assert np.isnan(scalars.series["loss"].mean[3])
+    assert scalars.series["loss"].tap is None
+    assert set(client.scalars(match="l*").names) == {"loss", "lr"}
 
 
 def test_events_are_chosen_and_followed(client: Client) -> None:

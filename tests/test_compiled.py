@@ -337,7 +337,7 @@ def test_pausing_resuming_and_closing_compile_nothing_anew(way: str) -> None:
     result += train(compiled, batches[1:2])
     watcher.resume()
     result += train(compiled, batches[2:3])
-    with hookcore.paused():
+    with hookcore.detached():
         result += train(compiled, batches[3:4])
     watcher.close()
     result += train(compiled, batches[4:])

@@ -12,7 +12,7 @@ from benchmarks.diagnosis import HEALTHY, SICK, Case, diagnose, problems_of
 from hookcore.archive.reader import load_into, read_archive
 from hookcore.records import STAT_COLUMN, STATS, Coverage, Event, Frame, SketchBlock, Tap
 from hookcore.store import Store
-from hookcore_app.attention import Attention, Finding, attention_of, examine
+from hookcore_app.findings import Finding, FindingsCache, examine, findings_of
 
 from .archive_world import keep, kept_in
 
@@ -83,7 +83,7 @@ def test_the_layer_that_made_a_nan_is_named_after_fifty_thousand_steps_and_after
     store = Store(2**20)
     chain(store, 0, 50_000, bad=100, heals=heals)
     expected = ("standardize", 100, 100 if heals else None, 100, 3)
-    (found,) = attention_of(store)
+    (found,) = findings_of(store)
     assert told(found) == expected
     assert found.severity == ("info" if heals else "error")
     sink, kept = keep(tmp_path)
@@ -94,13 +94,13 @@ def test_the_layer_that_made_a_nan_is_named_after_fifty_thousand_steps_and_after
     sink.close()
     reopened = Store(2**20)
     load_into(reopened, read_archive(kept_in(tmp_path)))
-    assert [told(each) for each in attention_of(reopened)] == [told(each) for each in attention_of(kept)] == [expected]
+    assert [told(each) for each in findings_of(reopened)] == [told(each) for each in findings_of(kept)] == [expected]
 
 
 def test_a_nan_of_one_step_is_one_step_in_its_layer_and_goes_on_where_it_went() -> None:
     store = Store(2**24)
     chain(store, 0, 800, bad=100, heals=False)
-    (found,) = attention_of(store)
+    (found,) = findings_of(store)
     assert found.message == "NaN in the output at step 100; finite again there, but not in the layers that it reached"
     assert (found.until_step, found.last_step) == (None, 100)
 
@@ -109,7 +109,7 @@ def test_steps_that_were_not_captured_before_the_first_nan_are_told() -> None:
     store = Store(2**24)
     for place, step in enumerate((0, 10, 20)):
         store.append(frame(step, [1.0, math.nan if step == 20 else 1.0], CHAIN[:2] if place == 0 else ()))
-    assert attention_of(store)[0].message == (
+    assert findings_of(store)[0].message == (
         "NaN in the output since step 20 "
         "(the 9 steps before it were not captured, so another layer may have been first)"
     )
@@ -122,7 +122,7 @@ def test_an_infinite_gradient_of_a_skipped_step_is_a_note_however_long_ago_it_wa
         store.append(frame(step, [math.inf if step == 50 else 1.0, 1.0], taps if step == 0 else ()))
         if step == 50:
             store.add_event(Event(50, 0.0, "skipped-step", "skipped", "warning"))
-    (found,) = attention_of(store)
+    (found,) = findings_of(store)
     assert (found.severity, found.since_step) == ("info", 50)
     assert "the gradient scaler skipped the step" in found.message
 
@@ -137,7 +137,7 @@ def grown(losses: list[float] | None, factor: float = 60.0) -> tuple[Finding, ..
         rms = [1.0, factor if step >= 150 else 1.0]
         loss = None if losses is None else losses[step]
         store.append(frame(step, rms, CHAIN[:2] if step == 0 else (), loss))
-    return attention_of(store)
+    return findings_of(store)
 
 
 def test_growth_is_an_explosion_only_if_the_loss_gets_worse() -> None:
@@ -160,7 +160,7 @@ def test_a_loss_that_is_nan_or_diverges_is_found(name: str) -> None:
         for step, loss in enumerate(values):
             one = frame(step, [1.0, 1.0], CHAIN[:2] if step == 0 else ())
             store.append(Frame(**{**{k: getattr(one, k) for k in one.__slots__}, "scalars": {name: loss}}))
-        (found,) = [each for each in attention_of(store) if each.rule == "loss"]
+        (found,) = [each for each in findings_of(store) if each.rule == "loss"]
         assert words in found.message
         assert found.message.startswith(name)
         assert (found.severity, found.since_step) == ("error", 30)
@@ -172,7 +172,7 @@ def test_the_step_of_a_loss_that_became_nan_stays_exact_however_long_ago_it_was(
         loss = math.nan if step >= 2003 or step == 77 else 1.0
         store.append(frame(step, [1.0, 1.0], CHAIN[:2] if step == 0 else (), loss))
     assert not (store.scalars("loss", points=100_000).first_step == 2003).any()
-    (found,) = [each for each in attention_of(store) if each.rule == "loss"]
+    (found,) = [each for each in findings_of(store) if each.rule == "loss"]
     assert (found.since_step, found.message) == (2003, "loss is non-finite since step 2003")
     assert store.nonfinite_since("loss") == 2003
     store.append(frame(8000, [1.0, 1.0], (), 1.0))
@@ -226,7 +226,7 @@ def test_where_few_steps_are_captured_more_steps_are_looked_at() -> None:
         store.append(
             frame(1000 * place, [1.0, 1e3 if place >= 90 else 1.0], CHAIN[:2] if place == 0 else (), 1.0 + place)
         )
-    diagnosis = Attention(store).diagnosis()
+    diagnosis = FindingsCache(store).diagnosis()
     assert [(each.rule, each.number) for each in diagnosis.findings] == [("exploding", 1)]
     assert (diagnosis.scope.captured, diagnosis.scope.captured_in_run) == (64, 100)
     assert diagnosis.scope.steps == 63_001

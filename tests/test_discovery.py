@@ -239,7 +239,7 @@ def test_two_watchers_of_one_model_see_the_same() -> None:
 def test_nothing_is_registered_while_all_is_paused() -> None:
     model = Net()
     with watch(model) as watcher:
-        with hookcore.paused():
+        with hookcore.detached():
             tables = vars(nn.modules.module)
             assert not any(value for name, value in tables.items() if name.startswith("_global_") and value)
             step_of(model, noise(5, 6))

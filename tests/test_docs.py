@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import hookcore
-from hookcore_app import embedded
+from hookcore_app import server_thread
 from tests.manual import PAGES, ROOT, blocks_of, inline_code_of, name_of, tokens_of
 
 WITH_CODE = [page for page in PAGES if blocks_of(page, "python")]
@@ -30,7 +30,7 @@ LANGUAGES = {
     "nginx": "tests/test_proxy.py",
     "text": "",
 }
-MOST_EXEMPT = 3  # of all pages together: examples are there to be run
+MAX_EXEMPT = 3  # of all pages together: examples are there to be run
 LINKS = ("link_open", "image")
 FOLDERS = ("hookcore", "app", "tests", "docs", "benchmarks", "examples", "docker")
 
@@ -42,8 +42,8 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("HOOKCORE_PORT", "0")
     yield
     for thread in threading.enumerate():
-        if thread.name == embedded.THREAD:
-            embedded.start().stop()
+        if thread.name == server_thread.THREAD:
+            server_thread.start().stop()
 
 
 @pytest.mark.parametrize("page", WITH_CODE, ids=name_of)
@@ -69,7 +69,7 @@ def test_the_readme_shows_code() -> None:
 
 
 def test_hardly_any_code_is_exempt_from_being_run() -> None:
-    assert sum(block.exempt for page in PAGES for block in blocks_of(page, "python")) <= MOST_EXEMPT
+    assert sum(block.exempt for page in PAGES for block in blocks_of(page, "python")) <= MAX_EXEMPT
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

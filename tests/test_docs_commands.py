@@ -29,7 +29,7 @@ from tests.api_world import attend, fill, open_run
 from tests.manual import PAGES, ROOT, blocks_of, inline_code_of, name_of
 from tests.serving import TOKEN, Served, served
 
-MOST_EXEMPT = 5  # blocks of all pages together: what needs Docker or another machine, and benchmarks of minutes
+MAX_EXEMPT = 5  # blocks of all pages together: what needs Docker or another machine, and benchmarks of minutes
 PATIENCE_S = 250.0
 WITH_COMMANDS = [page for page in PAGES if any(not block.exempt for block in blocks_of(page, "sh"))]
 # What goes on until it is stopped is left when it has said what it should; `make` says that it would.
@@ -136,7 +136,7 @@ def test_a_command_that_fails_ends_a_page(environment: dict[str, str], tmp_path:
 
 
 def test_hardly_any_commands_are_exempt_from_being_run() -> None:
-    assert sum(block.exempt for page in PAGES for block in blocks_of(page, "sh")) <= MOST_EXEMPT
+    assert sum(block.exempt for page in PAGES for block in blocks_of(page, "sh")) <= MAX_EXEMPT
 
 
 def _commands() -> dict[str, argparse.ArgumentParser]:

@@ -123,7 +123,7 @@ def test_the_columns_of_a_timeline_part_the_steps() -> None:
 
 def test_the_provenance_names_the_phase_what_went_before_and_what_followed(world: World) -> None:
     run = _run(world)
-    (finding,) = run.attention.findings()
+    (finding,) = run.findings.current()
     found = provenance_of(run.store, finding)
     assert found.phase == "forward"
     assert found.before == ("Its input was not captured. The one tensor captured before it in that step was finite.")
@@ -138,7 +138,7 @@ def test_a_layer_whose_onset_was_not_captured_is_nowhere_called_the_first(world:
     run.store.announce((Tap("layer", "input"), Tap("layer", "output")))
     for step, value in ((0, 1.0), (20, math.nan)):
         run.store.append(frame(step, [1.0, value]))
-    (finding,) = run.attention.findings()
+    (finding,) = run.findings.current()
     assert finding.unseen == 19
     assert provenance_of(run.store, finding).before == "Its input was finite in that step."
     client = world.client
@@ -154,7 +154,7 @@ def test_a_layer_whose_onset_was_not_captured_is_nowhere_called_the_first(world:
 )
 def test_the_provenance_says_whether_the_input_was_finite(world: World, bad: tuple[int, ...], words: str) -> None:
     run = _run(world, ("input", "output"), bad)
-    (finding,) = run.attention.findings()
+    (finding,) = run.findings.current()
     found = provenance_of(run.store, finding)
     assert finding.kind == ("output" if words else "input")
     if words:
@@ -176,7 +176,7 @@ def test_the_page_shows_the_worst_finding_and_filters_by_its_address(world: Worl
 
 def test_the_page_hides_what_is_acknowledged_when_asked(world: World) -> None:
     run = _run(world)
-    run.acknowledge(run.attention.findings()[0].key)
+    run.acknowledge(run.findings.current()[0].key)
     assert "1 event" in world.client.get("/runs/one/events").text
     assert "1 acknowledged" in world.client.get("/runs/one/events?hide=1").text
 
@@ -214,7 +214,7 @@ def test_the_overview_the_badge_and_the_events_page_count_the_same_alerts(world:
     run.store.add_event(Event(82, 1.0, "snapshot-missed", "no gradient reaches it", "info", "layers.0"))
     overview = world.client.get("/runs/one").text
     assert 'id="alerts">2<' in overview
-    assert 'Needs attention <span class="badge">2</span>' in overview
+    assert 'Findings <span class="badge">2</span>' in overview
     assert "All 4</a>" in overview
     assert "No events" not in overview
     events = world.client.get("/runs/one/events").text

@@ -118,7 +118,7 @@ def _train(model: nn.Module, steps: int) -> None:
 def test_whoever_takes_the_port_of_a_dead_dashboard_gets_neither_token_nor_frames(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(delivery, "MOST_REVIVALS", 0)
+    monkeypatch.setattr(delivery, "MAX_REVIVALS", 0)
     model = nn.Linear(8, 1)
     with hookcore.watch(model, name="secret-name", budget=None) as watcher:
         _train(model, 3)
@@ -145,7 +145,7 @@ def test_whoever_takes_the_port_of_a_dead_dashboard_gets_neither_token_nor_frame
 def test_frames_that_waited_for_an_impostor_to_go_reach_the_next_dashboard(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(delivery, "MOST_REVIVALS", 0)
+    monkeypatch.setattr(delivery, "MAX_REVIVALS", 0)
     model = nn.Linear(8, 1)
     with hookcore.watch(model, budget=None) as watcher:
         _train(model, 3)

@@ -81,8 +81,8 @@ def test_what_many_ask_for_is_made_once_and_no_more_is_kept_than_allowed() -> No
         assert (len(made), len(answers)) == (1, 50)
         for number in range(200):
             await shared.get(number, make, len)
-        assert shared._bytes <= publisher.MOST_MADE_BYTES
-        assert len(shared._kept) <= publisher.MOST_MADE
+        assert shared._bytes <= publisher.MAX_MADE_BYTES
+        assert len(shared._kept) <= publisher.MAX_MADE
 
     asyncio.run(ask())
 

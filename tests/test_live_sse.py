@@ -93,7 +93,7 @@ def test_any_rhythm_of_reading_is_told_every_step_value_scalar_and_event_once(de
         assert name == expected.numbers.tolist()
     seen = {tap for each in deeds if isinstance(each, tuple) for tap, value in enumerate(each[1]) if value is not None}
     assert {tap for each in frames for tap in each["taps"]} == seen
-    points = [point for block in blocks if block.name == "logs" for point in block.data["scalars"][0]["first_step"]]
+    points = [point for block in blocks if block.name == "scalars" for point in block.data["scalars"][0]["first_step"]]
     logged = [number for number, deed in zip(steps, (d for d in deeds if isinstance(d, tuple)), strict=True) if deed[2]]
     assert points == logged
     assert sum(len(block.data["events"]) for block in blocks if block.name == "event") == deeds.count("event")
@@ -140,7 +140,7 @@ def test_numbers_that_json_has_not_are_strings() -> None:
     values = next(block.data["values"] for block in blocks if block.name == "frame")
     assert values["rms"] == ["NaN", "Infinity", "-Infinity"]
     assert values["ratio"] == ["NaN"] * 3
-    logs = next(block.data["scalars"][0] for block in blocks if block.name == "logs")
+    logs = next(block.data["scalars"][0] for block in blocks if block.name == "scalars")
     assert (logs["mean"], logs["nonfinite"]) == (["NaN"], [1])
 
 
@@ -150,7 +150,7 @@ def test_a_later_part_of_a_step_that_was_told_comes_with_it_again() -> None:
     _, told = tell(publisher, run, begin(run, None))
     put(run, frame(5, [2.0], [1], scalars={"loss": 3.0}))
     again, told = tell(publisher, run, told)
-    assert [block.name for block in again] == ["logs", "frame"]
+    assert [block.name for block in again] == ["scalars", "frame"]
     assert again[1].data["taps"] == [0, 1]
     assert tell(publisher, run, told)[0] == []
 
@@ -185,7 +185,7 @@ def test_a_fresh_stream_says_the_run_its_state_its_taps_and_the_newest_step() ->
         put(run, frame(0, [1.0, 2.0], new=2), frame(1, [3.0, 4.0], scalars={"loss": 0.5}))
         with listening(served, stat="rms", match="layers.1") as events:
             first = [next(events) for _ in range(5)]
-            assert [block.name for block in first] == ["run", "state", "taps", "logs", "frame"]
+            assert [block.name for block in first] == ["run", "state", "taps", "scalars", "frame"]
             assert first[0].data == {"run": "one", "name": "run one"}
             assert first[1].data == {"run": "one", "state": "live", "last_step": 1}
             assert [tap["module"] for tap in first[2].data["taps"]] == ["layers.1"]

@@ -20,7 +20,7 @@ from hookcore.sender import Address
 from hookcore.sinks import StoreSink
 from hookcore.store import Store
 from hookcore.wire import RunInfo
-from hookcore_app import embedded
+from hookcore_app import server_thread
 from tests.harness import watch
 from tests.serving import PATIENCE_S, TOKEN, served
 from tests.zoo.case import mean_square, mlp
@@ -31,7 +31,7 @@ def threaded(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("HOOKCORE_PORT", "0")
     monkeypatch.setattr("hookcore.delivery.PORT", 0)
     yield
-    embedded.start(port=0).stop()
+    server_thread.start(port=0).stop()
 
 
 def trained(watcher: hookcore.Watcher, model: nn.Module, steps: int = 3) -> hookcore.Watcher:

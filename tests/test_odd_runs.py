@@ -116,11 +116,11 @@ def _addresses(run: Run, stat: str, kind: str) -> Iterator[str]:
         yield f"/api/v1/series?{asked}&tap={place}&stat=p50,{stat}&points=3"
     for part in (
         "overview",
-        "attention",
+        "findings",
         "events",
         "settings",
         "snapshots",
-        "logs",
+        "scalars",
         "report",
         "coverage",
         "hooks",

@@ -126,8 +126,8 @@ def test_a_snapshot_is_what_the_module_really_returned(attach: str) -> None:
     model = nn.Sequential(nn.Linear(4, 5), nn.ReLU())
     model[0].register_forward_hook(multiply_output)
     with watch(model, attach=attach) as watcher:
-        watcher.snapshot("0")
-        watcher.snapshot("0", kind="input")
+        watcher.request_snapshot("0")
+        watcher.request_snapshot("0", kind="input")
         for _ in range(3):
             out = model[0](torch.ones(2, 4))
             out.sum().backward()

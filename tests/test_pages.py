@@ -14,7 +14,7 @@ from hookcore.config import SETTINGS
 from hookcore.records import KINDS, STAT_COLUMN, Event, Tap
 from hookcore.store import STAT_NAMES
 from hookcore_app import assets
-from hookcore_app.attention import RULES, key_of_event
+from hookcore_app.findings import RULES, key_of_event
 from hookcore_app.pages import frame, settings
 from hookcore_app.pages.spark import HEIGHT, WIDTH, spark_of
 from hookcore_app.pages.words import KIND_WORDS, STAT_WORDS

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hookcore import patterns
 from hookcore.errors import PatternError
-from hookcore.store.names import matcher
+from hookcore.store.checks import matcher
 
 NAMES = [f"blocks.{number}.attn.{'a' * 80}.c" for number in range(10_000)]
 SIGNS = "ab.-]![*?_x\\^&~|é\n"

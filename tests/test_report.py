@@ -18,14 +18,14 @@ from hookcore.store import Store
 from hookcore_app import figures
 from hookcore_app.cli import main
 from hookcore_app.keep import show
-from hookcore_app.report import MOST_BYTES, report_of
+from hookcore_app.report import MAX_BYTES, report_of
 from hookcore_app.report.pictures import line_of, picture_of
 from hookcore_app.runs import Run, Runs
 from hookcore_app.settings import ServerSettings
 from tests.api_world import World, fill, make_info, open_run
 from tests.browser.browsing import chromium
 from tests.serving import TOKEN, Served, served
-from tests.test_attention import append, steady
+from tests.test_findings import append, steady
 
 EVIL = '</script><script>window.stolen = 1</script><img src=http://evil.example/x onerror="window.stolen = 1">\'"&amp;'
 
@@ -81,7 +81,7 @@ def test_a_run_that_failed_says_so_first(outcome: Any, words: str) -> None:
     assert f"{words} in step 1,234" in html
     assert "RuntimeError: &lt;b&gt;no&lt;/b&gt; memory" in html
     assert "in train.py</pre>" in html
-    assert html.index(words) < html.index("Needs attention")
+    assert html.index(words) < html.index("Findings")
 
 
 def test_steps_that_were_left_out_are_not_called_captured() -> None:
@@ -179,11 +179,11 @@ def listened_to(page: Page) -> tuple[Page, list[str], list[str]]:
 def test_a_report_is_never_larger_than_it_says() -> None:
     run = make_run("large", layers=300, steps=400)
     content = report_of(run)
-    assert 1_500_000 < len(content) < MOST_BYTES
+    assert 1_500_000 < len(content) < MAX_BYTES
 
 
 def test_charts_that_do_not_fit_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hookcore_app.report.charts.MOST_CHART_BYTES", 5_000)
+    monkeypatch.setattr("hookcore_app.report.charts.MAX_CHART_BYTES", 5_000)
     html = report_of(make_run()).decode()
     assert "Left out to keep the report below" in html
     assert "Activations (rms)" in html

@@ -187,9 +187,9 @@ def test_a_map_that_a_module_hands_on_counts_once(world: World) -> None:
     keep(world, ATTENTION[0], 20, weights, 101)
     keep(world, inner, 20, weights, 102)
     keep(world, Tap(inner.module, "output_grad"), 20, weights, 103)
-    assert [each["number"] for each in world.json("rollout")["layers"]] == [102]
+    assert [each["number"] for each in world.json("attention-rollout")["layers"]] == [102]
     keep(world, Tap("blocks.2", "output"), 20, weights, 104)
-    assert len(world.json("rollout")["layers"]) == 2
+    assert len(world.json("attention-rollout")["layers"]) == 2
 
 
 def test_a_model_that_lists_the_maps_of_all_its_layers_adds_none(world: World) -> None:
@@ -198,13 +198,13 @@ def test_a_model_that_lists_the_maps_of_all_its_layers_adds_none(world: World) -
         keep(world, layer, 20, weights, 110 + place)
         keep(world, Tap("", "output", f"attentions.{place}"), 20, weights, 120 + place)
         keep(world, Tap("blocks", "output", f"attentions.{place}"), 20, weights, 130 + place)
-    assert [each["number"] for each in world.json("rollout")["layers"]] == [110, 111]
+    assert [each["number"] for each in world.json("attention-rollout")["layers"]] == [110, 111]
 
 
 def test_a_gradient_that_never_came_is_not_asked_for(world: World) -> None:
     without = Tap("blocks.1.attn", "output_grad", "1")
     world.run.store.append(make_frame(21, [0.1] * 5, new_taps=(without,)))
-    asked = [each["about"] for each in world.client.post("/api/v1/rollout").json()["asked"]]
+    asked = [each["about"] for each in world.client.post("/api/v1/attention-rollout").json()["asked"]]
     gradients = [each["module"] for each in asked if each["kind"] == "output_grad"]
     assert gradients == ["blocks.0.attn"]
 
@@ -235,7 +235,7 @@ def keep(world: World, tap: Tap, step: int, values: Any, number: int) -> None:
 
 
 def test_the_maps_that_may_be_attention_are_asked_for_together(world: World) -> None:
-    answer = world.client.post("/api/v1/rollout")
+    answer = world.client.post("/api/v1/attention-rollout")
     assert answer.status_code == 202
     said = answer.json()
     asked = {(each["about"]["module"], each["about"]["kind"]): each["number"] for each in said["asked"]}
@@ -243,16 +243,16 @@ def test_the_maps_that_may_be_attention_are_asked_for_together(world: World) -> 
     waiting = {command.number: command.tap for command in world.run.commands}
     assert set(waiting) == set(asked.values())
     assert waiting[asked["blocks.0.attn", "output_grad"]] == GRADIENT
-    assert "layers" not in str(world.client.post("/api/v1/rollout?match=blocks.1*").json()["asked"])
+    assert "layers" not in str(world.client.post("/api/v1/attention-rollout?match=blocks.1*").json()["asked"])
 
 
 def test_a_run_without_attention_says_how_to_get_it(world: World) -> None:
-    answer = world.client.post("/api/v1/rollout?match=head")
+    answer = world.client.post("/api/v1/attention-rollout?match=head")
     assert answer.status_code == 404
     assert "need_weights=True" in answer.json()["error"]
-    said = world.json("rollout")
+    said = world.json("attention-rollout")
     assert (said["step"], said["steps"], said["layers"], said["matrix"]) == (None, [], [], [])
-    assert "POST /api/v1/rollout" in world.error("rollout", 404, step=3)
+    assert "POST /api/v1/attention-rollout" in world.error("attention-rollout", 404, step=3)
 
 
 def test_the_rollout_of_kept_maps_is_answered_in_every_format(world: World) -> None:
@@ -263,18 +263,18 @@ def test_the_rollout_of_kept_maps_is_answered_in_every_format(world: World) -> N
     keep(world, GRADIENT, 20, slope, 103)
     keep(world, ATTENTION[0], 12, maps[1], 99)
     layers = [Layer("0", maps_of(maps[0]), maps_of(slope)), Layer("1", maps_of(maps[1]))]
-    said = world.json("rollout", sample=1, fuse="max", discard=0.3)
+    said = world.json("attention-rollout", sample=1, fuse="max", discard=0.3)
     assert same(said["matrix"], rollout(layers, sample=1, fuse="max", discard=0.3))
     assert [each["number"] for each in said["layers"]] == [102, 101]
     assert [each["gradient"] for each in said["layers"]] == [103, None]
     assert (said["step"], said["steps"], said["samples"], said["layers"][0]["heads"]) == (20, [12, 20], 2, 3)
     expected = rollout(layers)
-    assert same(npy(world.get("rollout", "application/x-npy").content), expected)
-    lines = csv_columns(world.get("rollout", format="csv").content)
+    assert same(npy(world.get("attention-rollout", "application/x-npy").content), expected)
+    lines = csv_columns(world.get("attention-rollout", format="csv").content)
     assert same(floats(list(lines.values())).T, expected)
-    assert world.json("rollout", step=12)["layers"][0]["number"] == 99
-    assert "of step 13: there are those of [12, 20]" in world.error("rollout", 404, step=13)
-    only = world.json("rollout", match="blocks.0*", gradient="true")
+    assert world.json("attention-rollout", step=12)["layers"][0]["number"] == 99
+    assert "of step 13: there are those of [12, 20]" in world.error("attention-rollout", 404, step=13)
+    only = world.json("attention-rollout", match="blocks.0*", gradient="true")
     assert same(only["matrix"], rollout(layers[:1], gradient=True))
-    assert "blocks.1.attn has no gradient" in world.error("rollout", 400, gradient="true")
-    assert "sample=7" in world.error("rollout", 400, sample=7)
+    assert "blocks.1.attn has no gradient" in world.error("attention-rollout", 400, gradient="true")
+    assert "sample=7" in world.error("attention-rollout", 400, sample=7)

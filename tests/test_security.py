@@ -16,7 +16,7 @@ from starlette.websockets import WebSocketDisconnect
 from hookcore.errors import ArgumentError
 from hookcore_app import access, assets, security
 from hookcore_app.access import Access
-from hookcore_app.serve import complete
+from hookcore_app.server import complete
 from hookcore_app.settings import ServerSettings
 from tests.serving import BEARER, PATIENCE_S, READ_TOKEN, TOKEN, World, make_batch, make_info, make_world, served
 
@@ -359,7 +359,7 @@ def test_codes_and_sessions_end_and_codes_are_few() -> None:
     now[0] += access.IDLE_S
     assert known.know({b"cookie": unused}, lambda: False, False) is None
     oldest = known.make_code()
-    for _ in range(access.MOST_CODES):
+    for _ in range(access.MAX_CODES):
         known.make_code()
     assert known.take_code(oldest) is None
 
@@ -448,7 +448,7 @@ def test_the_streams_of_a_browser_end_when_it_is_logged_out(
 
 
 def test_sessions_are_few_and_the_one_that_was_unused_for_longest_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(access, "MOST_SESSIONS", 2)
+    monkeypatch.setattr(access, "MAX_SESSIONS", 2)
     now = [1000.0]
     known = Access(ServerSettings(token=TOKEN, host="0.0.0.0"), lambda: now[0])
     cookies = []
@@ -494,9 +494,9 @@ def test_a_file_that_is_not_there_is_a_404_whatever_its_name(local: World, name:
 
 
 def test_names_of_files_that_are_not_there_are_not_remembered_for_ever(local: World) -> None:
-    for number in range(assets.MOST_NAMES + 10):
+    for number in range(assets.MAX_NAMES + 10):
         assert assets.read(f"nothing-{number}") is None
-    assert assets.read.cache_info().currsize <= assets.MOST_NAMES
+    assert assets.read.cache_info().currsize <= assets.MAX_NAMES
 
 
 def test_refusals_and_crashes_have_the_same_headers(local: World) -> None:
@@ -541,7 +541,7 @@ def test_a_body_that_no_question_needs_is_bounded(local: World) -> None:
     async def echo(request: Request) -> int:
         return len(await request.body())
 
-    for size, status in ((security.MOST_BODY, 200), (security.MOST_BODY + 1, 413)):
+    for size, status in ((security.MAX_BODY, 200), (security.MAX_BODY + 1, 413)):
         assert local.client.put("/echo", content=b" " * size, headers=BEARER).status_code == status
 
 

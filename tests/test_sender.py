@@ -336,7 +336,7 @@ def test_a_server_that_says_when_to_come_again_is_left_alone_until_then(
     sink.start(Address(url))
     wait_for(lambda: sink.trouble)
     rest = sink._not_before - time.monotonic()
-    assert 20 < rest <= sink_module.LONGEST_PAUSE_S  # it asked for a day: no server may ask for more than this
+    assert 20 < rest <= sink_module.MAX_PAUSE_S  # it asked for a day: no server may ask for more than this
 
 
 def test_a_frame_that_is_refused_again_and_again_is_given_up_alone(

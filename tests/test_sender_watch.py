@@ -24,8 +24,8 @@ from hookcore import delivery
 from hookcore.dashboard import Dashboard, find, join_or_start, status, stop_dashboard
 from hookcore.errors import ArgumentError, ServerError
 from hookcore.sender import Address, HttpSink
-from hookcore.watcher import SilentWatcher, Watcher
-from hookcore_app import embedded
+from hookcore.watcher import NullWatcher, Watcher
+from hookcore_app import server_thread
 from tests.receiver import Receiver, a_run, serving, wait_for
 
 ROOT = Path(__file__).parents[1]
@@ -217,7 +217,7 @@ def test_copies_of_a_watched_model_send_nothing(receiver: Receiver, url: str) ->
     model = _model()
     with hookcore.watch(model, server=url) as watcher:
         model.watcher = watcher
-        assert isinstance(copy.deepcopy(model).watcher, SilentWatcher)
+        assert isinstance(copy.deepcopy(model).watcher, NullWatcher)
         del model.watcher
     assert len(receiver.runs.all()) == 1
 
@@ -239,7 +239,7 @@ def test_pausing_leaves_the_run_alive(receiver: Receiver, url: str) -> None:
 def test_a_server_in_this_process_shows_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
     model = _model()
     monkeypatch.setattr("hookcore.delivery.PORT", 0)
-    server = embedded.start("127.0.0.1", 0)
+    server = server_thread.start("127.0.0.1", 0)
     try:
         with hookcore.watch(model, server="thread", budget=None) as watcher:
             _train(model, 4)
@@ -331,7 +331,7 @@ def test_a_dashboard_that_dies_again_and_again_is_started_three_times_by_one_tra
 def test_a_killed_dashboard_that_comes_again_is_found_and_nothing_is_uncounted(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(delivery, "MOST_REVIVALS", 0)
+    monkeypatch.setattr(delivery, "MAX_REVIVALS", 0)
     model = _model()
     with hookcore.watch(model, budget=None) as watcher:
         _train(model, 5)

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Depends, Query, Response
 from hookcore.errors import ArgumentError
 from hookcore.records import Tap
 from hookcore.store import STAT_NAMES
-from hookcore.store.names import label_of, matcher, require
+from hookcore.store.checks import label_of, matcher, require
 
 from ..comparison import Apart, Asked, Differences, Layer, Pairs, compare, differences, renamer
 from ..formats import ARRAYS, Table, array_json, word_of

@@ -167,7 +167,7 @@ ROLLOUT_REQUESTED: Final = {
     "run": "run-1",
     "asked": [{"number": 1767225600000, "about": {**TAP, "number": None}}],
     "left_out": 0,
-    "look": "/api/v1/rollout?run=run-1",
+    "look": "/api/v1/attention-rollout?run=run-1",
 }
 SNAPSHOTS: Final = {"run": "run-1", **_PAGE, "snapshots": [_SNAPSHOT]}
 SNAPSHOT: Final = {"run": "run-1", **_SNAPSHOT, "slice": "0,:", "values": [0.5, "-Infinity"]}

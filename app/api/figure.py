@@ -14,7 +14,7 @@ from hookcore.errors import ArgumentError
 from hookcore.records import KINDS
 from hookcore.sketch import BINS
 from hookcore.store import STAT_NAMES, Series, TapList
-from hookcore.store.names import label_of, matcher, require, unknown
+from hookcore.store.checks import label_of, matcher, require, unknown
 
 from ..runs import Run, Runs
 from ..schemas import StrictJson

@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from hookcore.errors import ArgumentError
 from hookcore.records import KINDS, Kind, Tap
 from hookcore.store import STAT_NAMES, Store
-from hookcore.store.names import require, unknown
+from hookcore.store.checks import require, unknown
 
 from ..formats import ARRAYS, MEDIA_TYPES, Table, choose, json_of
 from ..runs import Run, Runs, why_gone

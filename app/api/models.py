@@ -598,7 +598,7 @@ class ScopeModel(Answer):
     unjudged: list[UnjudgedModel]
 
 
-class AttentionAnswer(Answer):
+class FindingsAnswer(Answer):
     """What needs attention, the worst first."""
 
     run: str

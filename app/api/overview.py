@@ -10,30 +10,30 @@ from fastapi import APIRouter, Query, Response
 from hookcore.errors import ArgumentError
 from hookcore.records import Severity
 
-from ..attention import RULES, KeyFigures, Rule, key_figures_of
 from ..cost import cost_of
+from ..findings import RULES, KeyFigures, Rule, key_figures_of
 from ..formats import plain, word_of
 from ..runs import Run
 from ..schemas import StrictJson, finding_as_json, reading_as_json, scope_as_json
 from . import examples
 from .bodies import Acknowledgement
 from .given import GivenReply, GivenRun, GivenRuns, described, problems, run_named, version_of
-from .models import AcknowledgedAnswer, AttentionAnswer, OverviewAnswer
+from .models import AcknowledgedAnswer, FindingsAnswer, OverviewAnswer
 
 MAX_FINDINGS: Final = 1000
-_MOST_MODULES: Final = 100
+_MAX_MODULES: Final = 100
 _SEVERITIES: Final[tuple[Severity, ...]] = ("error", "warning", "info")
 
 router = APIRouter(prefix="/api/v1", default_response_class=StrictJson)
 
 
 @router.get(
-    "/attention",
+    "/findings",
     summary="What needs attention",
-    response_model=AttentionAnswer,
+    response_model=FindingsAnswer,
     responses=described(examples.ATTENTION),
 )
-def attention(
+def findings(
     run: GivenRun,
     reply: GivenReply,
     limit: Annotated[int, Query(ge=1, le=MAX_FINDINGS, description="findings in this answer, at most 1,000")] = 50,
@@ -41,7 +41,7 @@ def attention(
     """Return the findings, the worst first, with how much they are based on, and the rules they come from."""
 
     def content() -> dict[str, Any]:
-        diagnosis = run.attention.diagnosis()
+        diagnosis = run.findings.diagnosis()
         found = diagnosis.findings
         shown = found[:limit]
         wanted = {finding.module for finding in shown}
@@ -84,7 +84,7 @@ def overview_as_json(run: Run, figures: KeyFigures) -> dict[str, Any]:
     lost = Counter(figures.dropped)
     for reason, count in run.books.dropped.items():
         lost[f"sender {reason}"] += int(count)
-    unseen = Counter(finding.severity for finding in run.attention.findings() if not run.has_seen(finding))
+    unseen = Counter(finding.severity for finding in run.findings.current() if not run.has_seen(finding))
     cost = cost_of(run)
     return {
         "run": run.id,
@@ -100,7 +100,7 @@ def overview_as_json(run: Run, figures: KeyFigures) -> dict[str, Any]:
         "smallest_gradient": reading_as_json(figures.smallest_gradient),
         "largest_gradient": reading_as_json(figures.largest_gradient),
         "nonfinite": len(figures.nonfinite_modules),
-        "nonfinite_modules": list(figures.nonfinite_modules[:_MOST_MODULES]),
+        "nonfinite_modules": list(figures.nonfinite_modules[:_MAX_MODULES]),
         "modules_captured": figures.modules_captured,
         "modules": figures.modules,
         "taps": figures.taps,
@@ -139,5 +139,5 @@ def _require_key(key: str) -> None:
     name, _, rest = key.partition(":")
     if not rest or name not in (*RULES, "event"):
         raise ArgumentError(
-            f"key={key[:200]!r} belongs to no finding and no event: give one that /attention or /events told"
+            f"key={key[:200]!r} belongs to no finding and no event: give one that /findings or /events gave"
         )

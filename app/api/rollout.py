@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 
 from hookcore.records import Snapshot, Tap
 from hookcore.store import Store
-from hookcore.store.names import matcher
+from hookcore.store.checks import matcher
 
 from ..formats import ARRAYS, Table, array_json
 from ..rollout import Fuse, Layer, is_attention, maps_of
@@ -25,7 +25,7 @@ from .runs import require_live
 from .snapshots import numbered
 
 MAX_ASKED: Final = 64  # snapshots that a trainer keeps in mind
-MOST_WEIGHT: Final = 4.0  # attention after dropout has weights above 1
+MAX_WEIGHT: Final = 4.0  # attention after dropout has weights above 1
 MEAN_ERROR: Final = 2e-3  # of half floats
 
 router = APIRouter(prefix="/api/v1", default_response_class=StrictJson)
@@ -101,7 +101,7 @@ def taps_like_attention(store: Store, match: str | None) -> list[Tap]:
     with np.errstate(divide="ignore", invalid="ignore"):
         size = 1 / column["mean"]
         exact = np.abs(size - np.rint(size)) < MEAN_ERROR * size
-        possible = (column["min"] >= 0) & (column["max"] <= MOST_WEIGHT) & np.isfinite(size) & (size > 1.5)
+        possible = (column["min"] >= 0) & (column["max"] <= MAX_WEIGHT) & np.isfinite(size) & (size > 1.5)
     chosen = np.flatnonzero(possible & (exact | (named & (column["zero"] > 0))))
     return [latest.taps[place] for place in sorted(chosen.tolist(), key=lambda place: not named[place])]
 
@@ -111,7 +111,7 @@ def _is_named_so(tap: Tap, type_: str) -> bool:
 
 
 @router.post(
-    "/rollout",
+    "/attention-rollout",
     summary="Ask for all attention maps",
     status_code=202,
     response_model=RolloutRequested,
@@ -131,7 +131,7 @@ def request_maps(run: GivenRun, match: Match = None) -> Response:
     asked = [
         {"number": each.number, "about": tap_as_json(None, tap)} for each, tap in zip(commands, wanted, strict=True)
     ]
-    look = f"/api/v1/rollout?run={run.id}"
+    look = f"/api/v1/attention-rollout?run={run.id}"
     content = {"run": run.id, "asked": asked, "left_out": len(taps) + len(gradients) - len(wanted), "look": look}
     return StrictJson(content, 202, {"Location": look})
 
@@ -147,7 +147,7 @@ def _none(match: str | None) -> str:
 
 
 @router.get(
-    "/rollout",
+    "/attention-rollout",
     summary="Attention over all layers",
     response_model=RolloutAnswer,
     responses=described(examples.ROLLOUT, ARRAYS),
@@ -205,7 +205,7 @@ def _chosen(run: Run, match: str | None, step: int | None) -> tuple[list[int], l
     if step is None:
         return steps, maps[steps[-1]] if steps else []
     if step not in maps:
-        there_are = f"there are those of {steps[-20:]}" if steps else "ask for them with POST /api/v1/rollout"
+        there_are = f"there are those of {steps[-20:]}" if steps else "ask for them with POST /api/v1/attention-rollout"
         raise HTTPException(404, f"no attention maps are kept of step {step}: {there_are}")
     return steps, maps[step]
 

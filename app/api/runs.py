@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 
 from hookcore.records import ModuleRecord
 from hookcore.store import Store
-from hookcore.store.names import matcher
+from hookcore.store.checks import matcher
 
 from ..facts import facts_as_json, facts_of
 from ..formats import array_json, plain

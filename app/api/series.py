@@ -14,7 +14,7 @@ from hookcore.errors import ArgumentError
 from hookcore.records import Kind, Tap
 from hookcore.sketch import BINS
 from hookcore.store import STAT_NAMES, Histograms, Series, Store, TapList
-from hookcore.store.names import label_of, matcher, require, unknown
+from hookcore.store.checks import label_of, matcher, require, unknown
 
 from ..formats import ARRAYS, Table
 from ..schemas import (
@@ -260,12 +260,12 @@ def latest(
 
 
 @router.get(
-    "/logs",
+    "/scalars",
     summary="Logged scalars",
     response_model=LogsAnswer,
     responses=described(examples.LOGS, ARRAYS),
 )
-def logs(
+def scalars(
     run: GivenRun,
     reply: GivenReply,
     span: GivenSpan,

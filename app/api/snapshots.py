@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from hookcore.errors import ArgumentError
 from hookcore.records import Snapshot, Tap
 from hookcore.store import Store
-from hookcore.store.names import label_of, matcher, unknown
+from hookcore.store.checks import label_of, matcher, unknown
 
 from ..formats import TENSORS, array_json, csv_of, json_of, npy_of, word_of
 from ..png import png_of

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query, Response
 from hookcore.config import SETTINGS
 from hookcore.errors import ArgumentError
 from hookcore.records import Event, Severity
-from hookcore.store.names import matcher
+from hookcore.store.checks import matcher
 
 from ..formats import plain
 from ..schemas import StrictJson, events_as_json

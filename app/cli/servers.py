@@ -42,7 +42,7 @@ def add(commands: Commands) -> None:
 
 
 def _serve(given: argparse.Namespace, environment: Mapping[str, str]) -> str:
-    from ..serve import run  # what only a server needs
+    from ..server import run  # what only a server needs
 
     run(server_settings_of(given, environment), environment)
     return ""
@@ -53,7 +53,7 @@ def _open(given: argparse.Namespace, environment: Mapping[str, str]) -> str:
         if not path.exists():
             raise ArgumentError(f"{str(path)!r} is no file and no folder: give the path of a kept run")
     from ..keep import show_all
-    from ..serve import run
+    from ..server import run
 
     def fill(runs: Runs) -> None:
         for path in given.file:

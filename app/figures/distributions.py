@@ -11,7 +11,7 @@ from hookcore.store import Histograms, Quantiles
 from .maps import edges_of
 from .style import BAR, Style, Trace, axis, figure_of, log_ticks, marks, marks_axis, shown
 
-_MOST_TICKS: Final = 9
+_MAX_TICKS: Final = 9
 
 
 def histograms(found: Histograms, style: Style, title: str) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def histograms(found: Histograms, style: Style, title: str) -> dict[str, Any]:
         "hovertemplate": "step %{x}<br>%{customdata} values<extra></extra>",
     }
     bad = (found.nan + found.negative_infinity + found.positive_infinity).astype(np.int64)
-    ticks = np.unique(np.linspace(0, max(bins, 0), _MOST_TICKS).astype(int)) if bins > 0 else np.empty(0, int)
+    ticks = np.unique(np.linspace(0, max(bins, 0), _MAX_TICKS).astype(int)) if bins > 0 else np.empty(0, int)
     return figure_of(
         style,
         title,

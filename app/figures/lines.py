@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from hookcore.records import Tap
 from hookcore.store import Series
-from hookcore.store.names import label_of
+from hookcore.store.checks import label_of
 
 from .style import Scale, Style, Trace, axis, escaped, figure_of, is_log, marks, marks_axis, value_axis
 

@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 
 from hookcore.records import Snapshot, Tap
 from hookcore.store import Heatmap
-from hookcore.store.names import label_of
+from hookcore.store.checks import label_of
 
 from .style import BAR, NEVER_NEGATIVE, Scale, Style, Trace, axis, escaped, figure_of, is_log, log_ticks
 
 Floats = NDArray[np.float64]
 _COLOURS: Final = "Viridis"
-_MOST_DECADES: Final = 12.0  # of the colours of a difference
+_MAX_DECADES: Final = 12.0  # of the colours of a difference
 
 
 def heatmap(found: Heatmap, style: Style, title: str, scale: Scale = "auto") -> dict[str, Any]:
@@ -38,7 +38,7 @@ def difference(one: Heatmap, two: Heatmap, style: Style, title: str) -> dict[str
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.log10(np.abs(two.worst)) - np.log10(np.abs(one.worst))
     ratio[(one.worst == 0) & (two.worst == 0)] = 0.0
-    ratio = np.clip(ratio, -_MOST_DECADES, _MOST_DECADES)
+    ratio = np.clip(ratio, -_MAX_DECADES, _MAX_DECADES)
     seen = (one.present > 0) & (two.present > 0)
     bad = (one.nonfinite > 0, two.nonfinite > 0)
     ratio[~seen | bad[0] | bad[1]] = np.nan

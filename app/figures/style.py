@@ -19,7 +19,7 @@ NEVER_NEGATIVE: Final = frozenset(
 )
 _LINEAR: Final = frozenset({"zero_fraction"})  # shares: their logarithm says nothing
 BAR: Final = MappingProxyType({"thickness": 14, "outlinewidth": 0})  # of colours
-_MOST_TICKS: Final = 9
+_MAX_TICKS: Final = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ def shown(value: float) -> str:
 def log_ticks(low: float, high: float) -> tuple[list[float], list[str]]:
     """Places (exponents) and values for a colour bar from 10**low to 10**high."""
     first, last = math.floor(low), math.ceil(high)
-    stride = max(1, math.ceil((last - first) / _MOST_TICKS))
+    stride = max(1, math.ceil((last - first) / _MAX_TICKS))
     places = [float(place) for place in range(first, last + 1, stride) if low - 1e-9 <= place <= high + 1e-9]
     if len(places) < 2:
         places = [low, (low + high) / 2, high] if high > low else [low]

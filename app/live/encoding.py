@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from hookcore.records import Event, Tap
 from hookcore.store import Series
 
-from ..attention import key_of_event
+from ..findings import key_of_event
 
 _WORDS = {True: "Infinity", False: "-Infinity"}
 

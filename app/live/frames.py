@@ -27,7 +27,7 @@ NOBODY: Final = 65535  # the subscription of an error that belongs to none
 ABSENT_BITS: Final = 0x7FC00001
 NAN_COLOUR, POSITIVE_COLOUR, NEGATIVE_COLOUR, ABSENT_COLOUR = 255, 254, 253, 252
 _COLOURS: Final = 251
-_MOST_F4: Final = float(np.finfo(np.float32).max)
+_MAX_F4: Final = float(np.finfo(np.float32).max)
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
@@ -75,7 +75,7 @@ def values_body(
 def as_f4(values: Floats, absent: Flags) -> NDArray[np.float32]:
     """Values as they travel: what is finite stays finite, what was not sampled is told from a NaN."""
     finite = np.isfinite(values)
-    small = np.where(finite, np.clip(values, -_MOST_F4, _MOST_F4), values).astype("<f4")
+    small = np.where(finite, np.clip(values, -_MAX_F4, _MAX_F4), values).astype("<f4")
     bits = small.view("<u4")
     bits[np.isnan(values)] = 0x7FC00000
     bits[absent] = ABSENT_BITS

@@ -14,8 +14,8 @@ from .encoding import event_as_json, json_of, number, numbers, series_as_json, t
 from .marks import Cursor, Mark, Steps, mark_of, new_steps, token_of
 from .publisher import Publisher
 
-MOST_POINTS: Final = 100  # of each scalar in one event
-MOST_SCALARS: Final = 200
+MAX_POINTS: Final = 100  # of each scalar in one event
+MAX_SCALARS: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ def _news_of(
     yield "event", {"events": [event_as_json(event) for event in events]} if events else None, told
     content = _new_logs(run, told.logs, now.steps)
     told = told._replace(logs=now.steps)
-    yield "logs", content, told
+    yield "scalars", content, told
     content = _new_frame(publisher, run, wish, told.frames, now.steps)
     told = told._replace(frames=now.steps)
     yield "frame", content, told
@@ -109,8 +109,8 @@ def _new_logs(run: Run, told: Steps, now: Steps) -> dict[str, Any] | None:
     span = new_steps(told, now)
     if span is None:
         return None
-    scalars = [name for name in run.store.scalar_names() if not name.startswith("hookcore/")][:MOST_SCALARS]
-    found = [run.store.scalars(name, *span, points=MOST_POINTS) for name in scalars]
+    scalars = [name for name in run.store.scalar_names() if not name.startswith("hookcore/")][:MAX_SCALARS]
+    found = [run.store.scalars(name, *span, points=MAX_POINTS) for name in scalars]
     found = [series for series in found if len(series.first_step)]
     if not found:
         return None

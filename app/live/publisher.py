@@ -24,9 +24,9 @@ IDLE_S: Final = 0.5  # how long a state that nobody tells of, such as "lost", ma
 EARLY: Final = 2  # looks
 SOONER: Final = 0.9
 MAKERS: Final = 2  # messages in the making at once
-MOST_MADE: Final = 64  # messages kept for the next follower that asks for the same
-MOST_MADE_BYTES: Final = 32 * 2**20
-MOST_SELECTIONS: Final = 256
+MAX_MADE: Final = 64  # messages kept for the next follower that asks for the same
+MAX_MADE_BYTES: Final = 32 * 2**20
+MAX_SELECTIONS: Final = 256
 
 _log = logging.getLogger("hookcore.live")
 Ear = asyncio.Event  # what a follower waits on: something is new, was acknowledged, or the server stops
@@ -121,7 +121,7 @@ class Shared:
         nbytes = size(done.result())
         self._kept[key] = done, nbytes
         self._bytes += nbytes
-        while self._kept and (len(self._kept) > MOST_MADE or self._bytes > MOST_MADE_BYTES):
+        while self._kept and (len(self._kept) > MAX_MADE or self._bytes > MAX_MADE_BYTES):
             _, (_, gone) = self._kept.popitem(last=False)
             self._bytes -= gone
 
@@ -145,7 +145,7 @@ class Selections:
         with self._lock:
             self._kept[key] = announced, taps
             self._kept.move_to_end(key)
-            while len(self._kept) > MOST_SELECTIONS:
+            while len(self._kept) > MAX_SELECTIONS:
                 self._kept.popitem(last=False)
         return taps
 

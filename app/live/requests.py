@@ -8,12 +8,12 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 
 from hookcore.errors import ArgumentError
-from hookcore.store import STAT_NAMES, names
+from hookcore.store import STAT_NAMES, checks
 
-MOST_ROWS: Final = 10_000
-MOST_PINNED: Final = 4096
+MAX_ROWS: Final = 10_000
+MAX_PINNED: Final = 4096
 DEFAULT_ROWS: Final = "fit:600"
-MOST_STATS: Final = len(STAT_NAMES)
+MAX_STATS: Final = len(STAT_NAMES)
 
 View = Literal["heatmap", "latest", "scalars", "events", "runs"]
 _Id = Annotated[int, msgspec.Meta(ge=0, le=65534)]
@@ -34,9 +34,9 @@ class Subscribe(_Request, tag="subscribe", frozen=True, kw_only=True):
     run: _Name | None = None
     kind: _Name | None = None
     stat: _Name | None = None
-    stats: Annotated[tuple[_Name, ...], msgspec.Meta(max_length=MOST_STATS)] = ()
+    stats: Annotated[tuple[_Name, ...], msgspec.Meta(max_length=MAX_STATS)] = ()
     match: _Name | None = None
-    rows: _Name | Annotated[tuple[_Number, ...], msgspec.Meta(max_length=MOST_PINNED)] | None = None
+    rows: _Name | Annotated[tuple[_Number, ...], msgspec.Meta(max_length=MAX_PINNED)] | None = None
     first: _First | None = msgspec.field(name="from", default=None)
     last: _Number | None = msgspec.field(name="to", default=None)
     columns: Annotated[int, msgspec.Meta(ge=1, le=4000)] = 500
@@ -107,9 +107,9 @@ def spec_of(asked: Subscribe) -> Spec:
     if asked.view in ("heatmap", "latest"):
         stats = stats or (("rms",) if asked.view == "heatmap" else ("rms", "min", "max", "nan", "inf"))
         for stat in stats:
-            names.require("stat", stat, STAT_NAMES)
-        names.require_kind(asked.kind)
-        names.matcher(asked.match)
+            checks.require("stat", stat, STAT_NAMES)
+        checks.require_kind(asked.kind)
+        checks.matcher(asked.match)
     if asked.view == "heatmap":
         _check_heatmap(asked, stats)
     elif asked.dtype == "u8":
@@ -158,9 +158,9 @@ def read_rows(rows: str | tuple[int, ...], view: str) -> tuple[str, int, int]:
         return "numbers", 0, 0
     how, _, what = rows.partition(":")
     parts: list[Any] = [int(part) for part in what.split("-") if part.isdecimal() and len(part) < 9]
-    if how == "fit" and view == "heatmap" and len(parts) == 1 and what == str(parts[0]) and 1 <= parts[0] <= MOST_ROWS:
+    if how == "fit" and view == "heatmap" and len(parts) == 1 and what == str(parts[0]) and 1 <= parts[0] <= MAX_ROWS:
         return "fit", parts[0], 0
-    if how == "idx" and len(parts) == 2 and 0 <= parts[1] - parts[0] < MOST_ROWS and what.count("-") == 1:
+    if how == "idx" and len(parts) == 2 and 0 <= parts[1] - parts[0] < MAX_ROWS and what.count("-") == 1:
         return "idx", parts[0], parts[1]
     fits = '"fit:600" (heatmaps only), ' if view == "heatmap" else ""
     raise ArgumentError(f'rows={rows!r} is not allowed: give {fits}"idx:120-160" or a list of tap numbers')

@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse
 from starlette.websockets import WebSocketDisconnect
 
 from hookcore.errors import ArgumentError, HookcoreError
-from hookcore.store import names
+from hookcore.store import checks
 
 from ..runs import Run
 from .frames import NOBODY, json_body
@@ -23,14 +23,14 @@ from .publisher import Publisher, publisher_of, reader_of
 from .requests import Ack, Request, Resume, Spec, Subscribe, Unsubscribe, read, spec_of
 from .views import Made, concern, make
 
-MOST_SUBSCRIPTIONS: Final = 16
-MOST_UNACKNOWLEDGED: Final = 2
-MOST_WRONG: Final = 10
-MOST_REQUESTS_S: Final = 20.0
-MOST_AT_ONCE: Final = 100
-MOST_TEXT: Final = 2**16
+MAX_SUBSCRIPTIONS: Final = 16
+MAX_UNACKNOWLEDGED: Final = 2
+MAX_WRONG: Final = 10
+MAX_REQUESTS_S: Final = 20.0
+MAX_AT_ONCE: Final = 100
+MAX_TEXT: Final = 2**16
 SEND_S: Final = 60.0  # the last resort, for a server without WriteDeadline
-MOST_HISTORY: Final = 64
+MAX_HISTORY: Final = 64
 _NOTHING: Final = object()
 
 _log = logging.getLogger("hookcore.live")
@@ -90,7 +90,7 @@ class Subscription:
             self._acknowledged = self._sequence
 
     def _has_news(self, now: Any) -> bool:
-        if self._sequence - self._acknowledged >= MOST_UNACKNOWLEDGED:
+        if self._sequence - self._acknowledged >= MAX_UNACKNOWLEDGED:
             return False
         return self._told is None or concern(self._spec, now) != concern(self._spec, self._told)
 
@@ -103,7 +103,7 @@ class Subscription:
             await self._session.send(body.frame(self._number, self._sequence, time.time()))
         self._spec, self._told = made.spec, now
         self._history[self._sequence] = now
-        while len(self._history) > MOST_HISTORY:
+        while len(self._history) > MAX_HISTORY:
             self._history.popitem(last=False)
 
 
@@ -129,7 +129,7 @@ class Session:
         self._socket = socket
         self._wrong = 0
         self._making = asyncio.Lock()
-        self._pace = Pace(MOST_REQUESTS_S, MOST_AT_ONCE)
+        self._pace = Pace(MAX_REQUESTS_S, MAX_AT_ONCE)
         self._open: dict[int, tuple[Subscription, asyncio.Task[None]]] = {}
 
     async def send(self, frame: bytes) -> None:
@@ -167,7 +167,7 @@ class Session:
                 except HookcoreError as error:
                     self._wrong += 1
                     await self._complain(NOBODY, error)
-                if self._wrong >= MOST_WRONG:
+                if self._wrong >= MAX_WRONG:
                     await self._socket.close(1008, f"{self._wrong} requests were wrong")
                     return
         finally:
@@ -177,8 +177,8 @@ class Session:
         text = message.get("text")
         if text is None:
             raise ArgumentError("a binary message: requests are JSON in text messages")
-        if len(text) > MOST_TEXT:
-            raise ArgumentError(f"a request of {len(text)} characters: {MOST_TEXT} are allowed")
+        if len(text) > MAX_TEXT:
+            raise ArgumentError(f"a request of {len(text)} characters: {MAX_TEXT} are allowed")
         return read(text)
 
     def _obey(self, request: Request) -> None:
@@ -199,14 +199,14 @@ class Session:
             found[0].resume(request.sequence)
 
     def _subscribe(self, asked: Subscribe) -> None:
-        if asked.id not in self._open and len(self._open) >= MOST_SUBSCRIPTIONS:
-            raise ArgumentError(f"{MOST_SUBSCRIPTIONS} subscriptions are open on this socket: end one of them")
+        if asked.id not in self._open and len(self._open) >= MAX_SUBSCRIPTIONS:
+            raise ArgumentError(f"{MAX_SUBSCRIPTIONS} subscriptions are open on this socket: end one of them")
         spec, run = spec_of(asked), None
         if asked.view != "runs":
             run = self.publisher.find(asked.run)
             if run is None:
                 known = [each.id for each in self.publisher.runs.all()]
-                raise _NoSuchRunError(asked.id, names.unknown("run", str(asked.run or "newest"), known))
+                raise _NoSuchRunError(asked.id, checks.unknown("run", str(asked.run or "newest"), known))
         if asked.id in self._open:
             self._open.pop(asked.id)[1].cancel()
         subscription = Subscription(self, asked.id, run, spec, asked.hz)

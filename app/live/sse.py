@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from hookcore.errors import ArgumentError
-from hookcore.store import STAT_NAMES, names
+from hookcore.store import STAT_NAMES, checks
 
 from ..runs import Run
 from .marks import Cursor, Mark
@@ -73,12 +73,12 @@ def live(
 ) -> LiveResponse:
     """What is new, as server-sent events; see docs/live.md. `Last-Event-ID` goes on exactly behind that event."""
     publisher = publisher_of(request.app)
-    names.require_kind(kind)
-    names.matcher(match)
+    checks.require_kind(kind)
+    checks.matcher(match)
     wish = Wish(kind, match, _stats_of(stat), hz)
     if run is not None and publisher.find(run) is None:
         known = [each.id for each in publisher.runs.all()]
-        raise ArgumentError(names.unknown("run", run, known))
+        raise ArgumentError(checks.unknown("run", run, known))
     return LiveResponse(publisher, _stream(publisher, run, wish, Cursor.read(last_event_id or "")))
 
 
@@ -89,7 +89,7 @@ def _stats_of(given: str | None) -> tuple[str, ...]:
         return STAT_NAMES
     chosen = tuple(dict.fromkeys(filter(None, given.split(","))))
     for name in chosen:
-        names.require("stat", name, STAT_NAMES)
+        checks.require("stat", name, STAT_NAMES)
     return chosen
 
 

@@ -15,10 +15,10 @@ from .encoding import event_as_json, series_as_json, tap_as_json
 from .frames import DELTA, SNAPSHOT, Body, as_colours, as_f4, json_body, scale_for, values_body
 from .marks import Mark, new_steps
 from .publisher import Selections
-from .requests import MOST_ROWS, Spec, read_rows
+from .requests import MAX_ROWS, Spec, read_rows
 
-MOST_COLUMNS: Final = 4  # of a delta; where more steps are new they become one column
-MOST_SCALARS: Final = 200
+MAX_COLUMNS: Final = 4  # of a delta; where more steps are new they become one column
+MAX_SCALARS: Final = 200
 MEASURES: Final = ("mean", "std", "rms", "norm", "min", "max", "ratio")  # the other stats are counts and shares
 
 
@@ -75,8 +75,8 @@ def _wanted(selections: Selections, run: Run, spec: Spec) -> TapList:
     elif how == "numbers":
         places = np.flatnonzero(np.isin(found.numbers, np.array(spec.rows)))
         found = TapList(found.numbers[places], tuple(found.taps[place] for place in places))
-    if how != "fit" and len(found.taps) > MOST_ROWS:
-        raise ArgumentError(f"{len(found.taps)} rows are more than {MOST_ROWS}: give a match, or rows")
+    if how != "fit" and len(found.taps) > MAX_ROWS:
+        raise ArgumentError(f"{len(found.taps)} rows are more than {MAX_ROWS}: give a match, or rows")
     return found
 
 
@@ -88,7 +88,7 @@ def _heatmap(run: Run, spec: Spec, wanted: TapList, told: Mark | None, now: Mark
         if span is None:
             return [], spec
         length = span[1] - span[0] + 1
-        columns = length if length <= MOST_COLUMNS else 1
+        columns = length if length <= MAX_COLUMNS else 1
     else:
         columns = spec.columns
     first, last = span or (0, -1)
@@ -221,7 +221,7 @@ def _scalars(run: Run, spec: Spec, told: Mark | None, now: Mark) -> list[Body]:
     known = run.store.scalar_names()
     chosen = [name for name in known if name in spec.stats] if spec.stats else known
     first, last = span or (0, -1)
-    found = [run.store.scalars(name, first, last, spec.columns) for name in chosen[:MOST_SCALARS]]
+    found = [run.store.scalars(name, first, last, spec.columns) for name in chosen[:MAX_SCALARS]]
     listed = [series_as_json(series) for series in found if len(series.first_step)]
     if not listed and told is not None:
         return []

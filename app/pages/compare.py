@@ -24,8 +24,8 @@ from ..runs import Run, Runs
 from ..verdict import Verdict, compare_runs, parting_key, parting_words, share_key
 from .frame import address_of, render, shortened
 
-MOST_LAYERS: Final = 200  # in the table
-MOST_ALONE: Final = 50
+MAX_LAYERS: Final = 200  # in the table
+MAX_ALONE: Final = 50
 LABEL_LETTERS: Final = 48
 LOSS: Final = "loss"
 
@@ -180,11 +180,11 @@ def _result(one: Run, two: Run, wanted: Wanted) -> dict[str, Any]:
     shown = [layer for layer in verdict.layers if finder.fits(layer.tap.module)]
     return {
         "verdict": verdict,
-        "layers": _sorted(shown, wanted.sort)[:MOST_LAYERS],
+        "layers": _sorted(shown, wanted.sort)[:MAX_LAYERS],
         "fitting": len(shown),
         "parting": parting_of(one.store, two.store, verdict, asked.stat),
         "alone": [
-            (run, [*taps][:MOST_ALONE], len(taps)) for run, taps in zip((one, two), verdict.pairs.alone, strict=True)
+            (run, [*taps][:MAX_ALONE], len(taps)) for run, taps in zip((one, two), verdict.pairs.alone, strict=True)
         ],
         "types": {module.path: module.type for module in one.store.modules()},
         "find_problem": finder.problem,

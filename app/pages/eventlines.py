@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from hookcore.records import Severity
-from hookcore.store.names import matcher
+from hookcore.store.checks import matcher
 
-from ..attention import RULES, Finding, key_of_event
+from ..findings import RULES, Finding, key_of_event
 from ..runs import Run
 
 SEVERITIES: Final[tuple[Severity, ...]] = ("error", "warning", "info")
@@ -120,14 +120,14 @@ def title_of(name: str) -> str:
 
 def alert_lines(run: Run) -> list[Line]:
     """Return what needs attention: errors first, then findings in their order, then events from the newest."""
-    findings = [line_of(run, finding) for finding in run.attention.findings()]
+    findings = [line_of(run, finding) for finding in run.findings.current()]
     found = [line for line in (*findings, *reversed(event_lines(run))) if line.is_alert]
     return sorted(found, key=lambda line: line.severity != "error")
 
 
 def all_lines(run: Run) -> list[Line]:
     """Return findings and events, the newest first, and within a step the worst first."""
-    lines = [line_of(run, finding) for finding in run.attention.findings()] + event_lines(run)
+    lines = [line_of(run, finding) for finding in run.findings.current()] + event_lines(run)
     return sorted(lines, key=lambda line: (-line.step, line.finding is None, SEVERITIES.index(line.severity)))
 
 

@@ -19,7 +19,7 @@ from .provenance import provenance_of
 from .timeline import timeline_of
 
 ROWS: Final = 100  # on one page
-MOST_COPIED: Final = 1000
+MAX_COPIED: Final = 1000
 PARTS: Final = ("timeline", "list", "detail")
 
 router = APIRouter(include_in_schema=False)
@@ -96,7 +96,7 @@ def _markdown(request: Request, run: Run, lines: list[Line]) -> str:
     root = str(request.base_url).rstrip("/")
     query = urlencode([(key, value) for key, value in request.query_params.multi_items() if key != "format"])
     address = f"{root}/{address_of(run, 'events')}{'?' + query if query else ''}"
-    return markdown_of(lines[:MOST_COPIED], f"Events of {run.name or run.id}", address)
+    return markdown_of(lines[:MAX_COPIED], f"Events of {run.name or run.id}", address)
 
 
 def _list(run: Run, lines: list[Line], row: int, asked: dict[str, str]) -> dict[str, Any]:

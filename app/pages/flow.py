@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import HTMLResponse
 
 from hookcore.records import GRADIENT_KINDS, KINDS, Kind, Tap
-from hookcore.store import STAT_NAMES, Store, TapList, names
+from hookcore.store import STAT_NAMES, Store, TapList, checks
 
 from ..facts import Finder, finder_of
 from ..runs import Run
@@ -85,7 +85,7 @@ def why_empty(run: Run, kind: str) -> str:
 
 
 def _stat_of(given: str, usual: str) -> str:
-    names.require("stat", given or usual, STAT_NAMES)
+    checks.require("stat", given or usual, STAT_NAMES)
     return given or usual
 
 
@@ -104,7 +104,7 @@ def flow_page(
 ) -> HTMLResponse:
     """Gradient flow."""
     run = run_of(request, run_id)
-    names.require_kind(kind or None)
+    checks.require_kind(kind or None)
     held = int(step) if step.isdecimal() else None
     stats = _stat_of(stat, "norm"), _stat_of(act, "rms"), _stat_of(grad, "norm")
     asked = Asked(held, f, type, kind or GRADIENTS, *stats)

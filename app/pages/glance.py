@@ -11,8 +11,8 @@ import numpy as np
 from hookcore.records import Tap
 from hookcore.store import Store
 
-from ..attention import Finding, KeyFigures, Reading
 from ..cost import Cost, cost_of
+from ..findings import Finding, KeyFigures, Reading
 from ..numerals import shown, thousands
 from ..runs import Run
 from .eventlines import Line, alert_lines, line_of
@@ -125,7 +125,7 @@ def _nonfinite(run: Run, figures: KeyFigures) -> Tile:
     found = figures.nonfinite_modules
     detail = ""
     if found:
-        first = next((each for each in run.attention.findings() if each.rule == "nonfinite"), None)
+        first = next((each for each in run.findings.current() if each.rule == "nonfinite"), None)
         detail = _few(found) if first is None else f"first: {first.module or '(root)'}"
         if first is not None and first.unseen:
             detail += " or another layer"
@@ -175,7 +175,7 @@ def shown_alerts(run: Run, last: int | None, most: int) -> tuple[list[AlertLine]
     alerts = [line for line in alert_lines(run) if last is None or line.step <= last]
     notes = [
         line
-        for line in (line_of(run, finding) for finding in run.attention.findings() if finding.severity == "info")
+        for line in (line_of(run, finding) for finding in run.findings.current() if finding.severity == "info")
         if not line.acknowledged and (last is None or line.step <= last)
     ]
     listed = (alerts + notes)[:most]

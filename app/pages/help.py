@@ -9,7 +9,7 @@ from starlette.responses import HTMLResponse
 
 from hookcore.store import STAT_NAMES
 
-from ..attention import RULES
+from ..findings import RULES
 from .frame import PLACES, render
 from .words import BEGIN, KEYS, KIND_WORDS, NOTHING, STAT_WORDS, WORDS
 

@@ -25,7 +25,7 @@ from .frame import no_change_words, render, run_of
 from .settings import share_of, trainer_settings
 
 ROWS: Final = 200  # modules in the table that needs no script
-MOST_HOOKS: Final = 500  # of each list
+MAX_HOOKS: Final = 500  # of each list
 ON_MODEL: Final = frozenset({"module", "parameter"})
 
 Part = Literal["figures", "reasons", "lists"]
@@ -88,7 +88,7 @@ def hooks_page(
         "cost": cost_of(run),
         "health": health_of(run),
         "lists": (("On modules and parameters", on_model), ("On optimizers, tensors and the process", elsewhere)),
-        "most_hooks": MOST_HOOKS,
+        "most_hooks": MAX_HOOKS,
         "whose": whose(hooks),
         "legacy": [each for each in hooks if each.legacy],
         "warned": [each for each in hooks if each.warning and not each.legacy],

@@ -10,7 +10,7 @@ import numpy as np
 
 from hookcore.records import KINDS, Coverage, HookRecord, ModuleRecord, Tap
 from hookcore.store import Store, TapList
-from hookcore.store.names import label_of
+from hookcore.store.checks import label_of
 
 from ..runs import Run
 from .eventlines import Line, event_lines, line_of
@@ -152,7 +152,7 @@ def hooks_of(store: Store, layer: Layer) -> tuple[list[HookRecord], int]:
 
 def alerts_of(run: Run, path: str) -> list[Line]:
     """What was found at the module, then what happened there, the newest first."""
-    found = [line_of(run, finding) for finding in run.attention.findings() if finding.module == path]
+    found = [line_of(run, finding) for finding in run.findings.current() if finding.module == path]
     events = [line for line in event_lines(run) if line.module == path]
     return [*found, *reversed(events)][:MAX_LINES]
 

@@ -10,10 +10,10 @@ from starlette.responses import HTMLResponse
 
 from hookcore.records import KINDS, Kind, Tap
 from hookcore.store import STAT_NAMES, Latest, Store, TapList
-from hookcore.store.names import require
+from hookcore.store.checks import require
 
-from ..attention import key_figures_of
 from ..coverage import coverage_of
+from ..findings import key_figures_of
 from ..runs import Run
 from .eventlines import Line, all_lines
 from .frame import render, run_of
@@ -24,13 +24,13 @@ from .verdict import claim_of, progress_of, stop_of
 ROWS: Final = 50  # of the table on one page
 NEWS: Final = 6
 ALERTS: Final = 8
-MOST_UNCAPTURED: Final = 100
+MAX_UNCAPTURED: Final = 100
 MAX_REFRESH_S: Final = 3600
 PICTURED: Final[tuple[Kind, ...]] = ("output_grad", "param_grad", "output", "input_grad", "input", "update", "param")
 SHOWN_STATS: Final = ("norm", "mean", "std", "min", "max")
 
-Part = Literal["figures", "attention", "scalars", "news", "values"]
-PARTS: Final[tuple[Part, ...]] = ("figures", "attention", "scalars", "news", "values")
+Part = Literal["figures", "findings", "scalars", "news", "values"]
+PARTS: Final[tuple[Part, ...]] = ("figures", "findings", "scalars", "news", "values")
 
 router = APIRouter(include_in_schema=False)
 
@@ -173,7 +173,7 @@ def _figures(run: Run, asked: Asked) -> dict[str, Any]:
     }
 
 
-def _attention(run: Run, asked: Asked) -> dict[str, Any]:
+def _findings(run: Run, asked: Asked) -> dict[str, Any]:
     listed, alerts, notes = shown_alerts(run, asked.last, ALERTS)
     return {
         "listed": listed,
@@ -208,12 +208,12 @@ def _values(run: Run, asked: Asked) -> dict[str, Any]:
         "rows_total": total,
         "rows_a_page": ROWS,
         "span": asked.span,
-        "not_captured": not_captured[:MOST_UNCAPTURED],
-        "not_captured_left_out": max(0, len(not_captured) - MOST_UNCAPTURED),
+        "not_captured": not_captured[:MAX_UNCAPTURED],
+        "not_captured_left_out": max(0, len(not_captured) - MAX_UNCAPTURED),
         "usage": usage,
         "dropped": {reason.replace("_", " "): count for reason, count in usage.dropped.items() if count},
         "stats": SHOWN_STATS,
     }
 
 
-_MAKERS: Final = {"figures": _figures, "attention": _attention, "scalars": _scalars, "news": _news, "values": _values}
+_MAKERS: Final = {"figures": _figures, "findings": _findings, "scalars": _scalars, "news": _news, "values": _values}

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from hookcore.records import Kind, Tap
 from hookcore.store import Store, TapList
-from hookcore.store.names import label_of
+from hookcore.store.checks import label_of
 
-from ..attention import Finding
-from ..attention.order import Rank, rank_of
-from ..attention.order import around as around_of
+from ..findings import Finding
+from ..findings.order import Rank, rank_of
+from ..findings.order import around as around_of
 from .spark import Spark, spark_of
 
 AROUND: Final = 50  # steps on either side

@@ -18,16 +18,16 @@ from starlette.responses import HTMLResponse
 from hookcore.records import Failure
 from hookcore.store import StepRange, Store
 
-from ..attention import key_figures_of
+from ..findings import key_figures_of
 from ..formats import word_of
 from ..runs import STATES, Run, Runs, State
 from .frame import Alerts, address_of, alerts_of, render
 from .spark import Spark, spark_of
 
 SPARK_POINTS: Final = 90
-MOST_ALERTS: Final = 1000  # of a run that is on disk
+MAX_ALERTS: Final = 1000  # of a run that is on disk
 MAX_TEXT: Final = 1000
-MOST_GONE_SHOWN: Final = 5
+MAX_GONE_SHOWN: Final = 5
 Points: TypeAlias = tuple[NDArray[np.int64], NDArray[np.float64]]
 
 _log = logging.getLogger("hookcore.pages")
@@ -112,8 +112,8 @@ def runs_page(request: Request, f: str = "", sort: str = "started") -> HTMLRespo
     return render(
         request,
         "runs",
-        gone=gone[:MOST_GONE_SHOWN],
-        gone_more=len(gone) - MOST_GONE_SHOWN,
+        gone=gone[:MAX_GONE_SHOWN],
+        gone_more=len(gone) - MAX_GONE_SHOWN,
         used=runs.used_bytes,
         memory=runs.settings.memory,
         keep=runs.settings.keep if runs.settings.keeps else "",
@@ -197,7 +197,7 @@ def _points_of(store: Store, name: str) -> Points:
 def summary_of(run: Run) -> dict[str, Any]:
     """What the list shows of a run while it is on disk only, in types that JSON has."""
     line = line_of(run)
-    said: dict[str, Any] = {"alerts": [list(line.alerts.severities[:MOST_ALERTS]), *_words_of(line.alerts)]}
+    said: dict[str, Any] = {"alerts": [list(line.alerts.severities[:MAX_ALERTS]), *_words_of(line.alerts)]}
     if line.loss is not None:
         steps, values = _points_of(run.store, line.loss.name)
         said["loss"] = [line.loss.name, word_of(line.loss.value)]
@@ -220,6 +220,6 @@ def _summarized(run: Run) -> RunLine:
         points = np.array(steps[:SPARK_POINTS], np.int64), np.array(values[:SPARK_POINTS], np.float64)
     with contextlib.suppress(ValueError, TypeError, KeyError, IndexError):
         severities, *words = run.summary["alerts"]
-        known = tuple(each for each in severities[:MOST_ALERTS] if each in ("warning", "error"))
+        known = tuple(each for each in severities[:MAX_ALERTS] if each in ("warning", "error"))
         alerts = Alerts(known, *(str(each)[:MAX_TEXT] for each in words[:4]))
     return _line(run, None, loss, points, alerts, run.store.steps())

@@ -10,7 +10,7 @@ from starlette.responses import HTMLResponse
 
 from hookcore.records import KINDS, Snapshot
 from hookcore.store import Store
-from hookcore.store.names import label_of
+from hookcore.store.checks import label_of
 
 from ..api.snapshots import MAX_VALUES, numbered
 from ..facts import finder_of

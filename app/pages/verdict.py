@@ -52,9 +52,9 @@ def claim_of(run: Run, last: int | None = None) -> str:
         return "Findings appear here once steps have been captured."
     if last is not None:
         return f"None of the current findings began by step {last:,}."
-    scope = run.attention.scope()
+    scope = run.findings.scope()
     stopped = {"crashed": "This run crashed. ", "interrupted": "This run was interrupted. "}.get(run.state, "")
-    acknowledged = sum(run.has_seen(finding) for finding in run.attention.findings())
+    acknowledged = sum(run.has_seen(finding) for finding in run.findings.current())
     if scope.verdict == "problems":
         return f"{stopped}{acknowledged:,} acknowledged, nothing new. {scope.sentence}"
     return f"{stopped}{scope.sentence}"

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from .document import MOST_BYTES, report_of
+from .document import MAX_BYTES, report_of
 
-__all__ = ["MOST_BYTES", "report_of"]
+__all__ = ["MAX_BYTES", "report_of"]

@@ -11,15 +11,15 @@ from markupsafe import Markup
 
 from hookcore.records import Kind
 from hookcore.store import Store
-from hookcore.store.names import label_of
+from hookcore.store.checks import label_of
 
 from .. import figures
-from ..attention import Finding
-from ..attention.keyfigures import OWN
+from ..findings import Finding
+from ..findings.keyfigures import OWN
 from ..formats import json_of
 from .pictures import line_of, picture_of
 
-MOST_CHART_BYTES: Final = 6_000_000
+MAX_CHART_BYTES: Final = 6_000_000
 MAPS: Final[tuple[tuple[Kind, str, str], ...]] = (
     ("output", "rms", "Activations"),
     ("output_grad", "norm", "Gradients of activations"),
@@ -27,7 +27,7 @@ MAPS: Final[tuple[tuple[Kind, str, str], ...]] = (
     ("update", "ratio", "Updates as shares of their weights"),
 )
 MAP_ROWS, MAP_COLUMNS = 250, 300
-MOST_BARS: Final = 400
+MAX_BARS: Final = 400
 WORST: Final = 6  # layers with charts of their own
 POINTS: Final = 600
 NOTHING: Final = Markup()
@@ -54,7 +54,7 @@ def charts_of(store: Store, findings: tuple[Finding, ...]) -> tuple[list[Chart],
     size = 0
     for chart in _all(store, findings):
         size += len(chart.figure) + len(chart.picture)
-        if size > MOST_CHART_BYTES:
+        if size > MAX_CHART_BYTES:
             left_out.append(chart.title)
         else:
             taken.append(chart)
@@ -65,7 +65,7 @@ def _all(store: Store, findings: tuple[Finding, ...]) -> Iterator[Chart]:
     yield from _scalars(store)
     for kind, stat, title in MAPS:
         yield from _map(store, kind, stat, title)
-    if len(store.taps(None, "output").taps) <= MOST_BARS:
+    if len(store.taps(None, "output").taps) <= MAX_BARS:
         yield from _profile(store)
     for place, finding in enumerate(_worst(findings)):
         yield from _layer(store, place, finding)

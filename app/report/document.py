@@ -18,17 +18,17 @@ from markupsafe import Markup
 import hookcore
 
 from .. import assets, figures
-from ..attention import RULES, key_figures_of
 from ..cost import cost_of
+from ..findings import RULES, key_figures_of
 from ..formats import plain
 from ..runs import Run
-from .charts import MOST_CHART_BYTES, charts_of
+from .charts import MAX_CHART_BYTES, charts_of
 from .pictures import line_of
 
-MOST_BYTES: Final = MOST_CHART_BYTES + 4_000_000  # with Plotly (1.5 MB) and what is told in tables
-MOST_ROWS: Final = 200  # of a table
+MAX_BYTES: Final = MAX_CHART_BYTES + 4_000_000  # with Plotly (1.5 MB) and what is told in tables
+MAX_ROWS: Final = 200  # of a table
 _FOLDER: Final = Path(__file__).parents[1] / "templates" / "report"
-_MOST_TEXT: Final = 500  # characters of a cell
+_MAX_TEXT: Final = 500  # characters of a cell
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Script:
 def report_of(run: Run) -> bytes:
     """A run as HTML. It asks for nothing from anywhere, and runs no script but its own."""
     store = run.store
-    findings = run.attention.findings()
+    findings = run.findings.current()
     charts, left_out = charts_of(store, findings)
     not_captured = [each for each in store.coverage() if not each.captured]
     events = store.events()
@@ -52,17 +52,17 @@ def report_of(run: Run) -> bytes:
         "state": run.state,
         "about": _about(run),
         "figures": key_figures_of(store),
-        "scope": run.attention.scope(),
+        "scope": run.findings.scope(),
         "cost": cost_of(run),
-        "findings": findings[:MOST_ROWS],
-        "findings_left_out": max(0, len(findings) - MOST_ROWS),
+        "findings": findings[:MAX_ROWS],
+        "findings_left_out": max(0, len(findings) - MAX_ROWS),
         "rules": RULES,
         "charts": charts,
         "charts_left_out": left_out,
-        "not_captured": not_captured[:MOST_ROWS],
-        "not_captured_left_out": max(0, len(not_captured) - MOST_ROWS),
-        "events": events[: -MOST_ROWS - 1 : -1],
-        "events_left_out": max(0, len(events) - MOST_ROWS),
+        "not_captured": not_captured[:MAX_ROWS],
+        "not_captured_left_out": max(0, len(not_captured) - MAX_ROWS),
+        "events": events[: -MAX_ROWS - 1 : -1],
+        "events_left_out": max(0, len(events) - MAX_ROWS),
         "settings": _pairs(run.info.settings),
         "versions": _pairs(run.info.versions),
         "dropped": {name: count for name, count in store.usage().dropped.items() if count},
@@ -74,7 +74,7 @@ def report_of(run: Run) -> bytes:
         "colours": _data(json.dumps(_colours()).encode()),
         "data": _data,
         "spark": _spark,
-        "most_bytes": MOST_BYTES,
+        "most_bytes": MAX_BYTES,
     }
     html: str = _templates().get_template("page.html").render(values)
     return html.encode("utf-8", "replace")
@@ -152,7 +152,7 @@ def _about(run: Run) -> dict[str, str]:
 def _pairs(values: Any) -> dict[str, str]:
     """Settings as texts."""
     told = plain(values)
-    items = list(told.items())[:MOST_ROWS] if isinstance(told, dict) else []
+    items = list(told.items())[:MAX_ROWS] if isinstance(told, dict) else []
     return {str(name): _cut(_text_of(value)) for name, value in items}
 
 
@@ -170,7 +170,7 @@ def _text_of(value: Any) -> str:
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= _MOST_TEXT else text[:_MOST_TEXT] + " ..."
+    return text if len(text) <= _MAX_TEXT else text[:_MAX_TEXT] + " ..."
 
 
 def _time(seconds: float) -> str:

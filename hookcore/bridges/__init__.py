@@ -3,7 +3,7 @@
 A bridge follows the frames behind the recorder, on a thread of its own. It is no store, and no way back.
 """
 
-from hookcore.bridges.follower import Bridged, bridge_for
 from hookcore.bridges.summary import Summary
+from hookcore.bridges.tee import TeeSink, bridge_for
 
-__all__ = ["Bridged", "Summary", "bridge_for"]
+__all__ = ["Summary", "TeeSink", "bridge_for"]

@@ -49,8 +49,8 @@ from hookcore.records import Coverage, Event, HookRecord, Kind, Phase, Severity,
 
 TapName = int | str
 POLL_S: Final = 0.05
-_MOST_SERIES: Final = 100  # that one answer holds
-_MOST_HISTOGRAMS: Final = 50
+_MAX_SERIES: Final = 100  # that one answer holds
+_MAX_HISTOGRAMS: Final = 50
 
 
 class Client:
@@ -168,7 +168,7 @@ class Client:
     ) -> list[SeriesReply]:
         """One stat of every tap that fits."""
         asked = {"match": match or "*", "kind": kind, "stat": stat, "from": first, "to": last, "points": points}
-        pages = self._pages("/api/v1/series", {**asked, "run": run}, min(_MOST_SERIES, 500_000 // max(points, 1)))
+        pages = self._pages("/api/v1/series", {**asked, "run": run}, min(_MAX_SERIES, 500_000 // max(points, 1)))
         return [SeriesReply.of(said) for page in pages for said in page["series"]]
 
     def heatmap(
@@ -210,8 +210,8 @@ class Client:
     ) -> list[HistogramsReply]:
         """The distributions of several taps over time, by their numbers; each has edges of its own."""
         found: list[HistogramsReply] = []
-        for start in range(0, len(taps), _MOST_HISTOGRAMS):
-            some = ",".join(str(tap) for tap in taps[start : start + _MOST_HISTOGRAMS])
+        for start in range(0, len(taps), _MAX_HISTOGRAMS):
+            some = ",".join(str(tap) for tap in taps[start : start + _MAX_HISTOGRAMS])
             asked = {"taps": some, "from": first, "to": last, "columns": columns, "bins": bins, "run": run}
             found += [HistogramsReply.of(said) for said in self._get("/api/v1/histograms", asked)["histograms"]]
         return found
@@ -229,7 +229,7 @@ class Client:
         asked = {"match": match, "kind": kind, "stat": stat, "sort": sort, "limit": limit, "run": run}
         return LatestReply.of(self._get("/api/v1/latest", asked))
 
-    def logs(
+    def scalars(
         self,
         names: str | Sequence[str] = (),
         first: int | None = None,
@@ -241,11 +241,11 @@ class Client:
         """The names of the logged scalars, and the series of those that are named (at most 50)."""
         chosen = [names] if isinstance(names, str) else list(names)
         asked = {"name": chosen, "from": first, "to": last, "points": points, "match": match, "run": run}
-        said = self._get("/api/v1/logs", asked)
+        said = self._get("/api/v1/scalars", asked)
         series = {each["name"]: SeriesReply.of(each) for each in said["series"]}
         found = list(said["names"])
         while said.get("next") is not None:
-            said = self._get("/api/v1/logs", {"match": match, "run": run, "after": said["next"]})
+            said = self._get("/api/v1/scalars", {"match": match, "run": run, "after": said["next"]})
             found += said["names"]
         return LogsReply(tuple(found), series)
 
@@ -294,9 +294,9 @@ class Client:
 
     # -- at a glance -----------------------------------------------------------------------------------------------
 
-    def attention(self, limit: int = 50, run: str | None = None) -> FindingsReply:
+    def findings(self, limit: int = 50, run: str | None = None) -> FindingsReply:
         """Return the findings, the worst first, as a sequence; its `scope` says how much they are based on."""
-        return FindingsReply.of(self._get("/api/v1/attention", {"limit": limit, "run": run}))
+        return FindingsReply.of(self._get("/api/v1/findings", {"limit": limit, "run": run}))
 
     def overview(self, run: str | None = None) -> OverviewReply:
         """The key figures: step and rate, loss, gradients, what is watched, and what that costs."""
@@ -378,12 +378,12 @@ class Client:
         said = self._get(f"/api/v1/snapshots/{number}/statistics", {"slice": slice, "run": run})["statistics"]
         return {name: number_of(value) for name, value in said.items()}
 
-    def request_attention(self, match: str | None = None, run: str | None = None) -> tuple[int, ...]:
+    def request_attention_maps(self, match: str | None = None, run: str | None = None) -> tuple[int, ...]:
         """Asks for every output that may be attention, and its gradient, of one step; the numbers they will have."""
-        said = self._exchange.json("POST", "/api/v1/rollout", {"match": match, "run": run})
+        said = self._exchange.json("POST", "/api/v1/attention-rollout", {"match": match, "run": run})
         return tuple(each["number"] for each in said["asked"])
 
-    def rollout(
+    def attention_rollout(
         self,
         match: str | None = None,
         step: int | None = None,
@@ -395,7 +395,7 @@ class Client:
     ) -> RolloutReply:
         """Attention over all layers, of the maps that are kept of one step (the newest that has some)."""
         asked = {"match": match, "step": step, "sample": sample, "fuse": fuse, "discard": discard}
-        return RolloutReply.of(self._get("/api/v1/rollout", {**asked, "gradient": gradient, "run": run}))
+        return RolloutReply.of(self._get("/api/v1/attention-rollout", {**asked, "gradient": gradient, "run": run}))
 
     def snapshot(self, tap: TapName | None = None, timeout_s: float = 30.0, **wanted: Any) -> Snapshot:
         """Asks for a tensor (as `request_snapshot`) and waits for it. Its numbers are at `.values`."""

@@ -16,8 +16,8 @@ from hookcore.trust import require_proof, trusted
 
 STREAM_TIMEOUT_S: Final = 60.0  # a live stream beats every 15 s
 FIRST_WAIT_S: Final = 0.2
-MOST_WAIT_S: Final = 10.0
-MOST_LINE: Final = 64 * 2**20
+MAX_WAIT_S: Final = 10.0
+MAX_LINE: Final = 64 * 2**20
 _BROKEN: Final = (OSError, http.client.HTTPException)
 
 
@@ -95,7 +95,7 @@ class Exchange:
                 if connection is not None:
                     connection.close()
             time.sleep(wait_s)
-            wait_s = min(2 * wait_s, MOST_WAIT_S)
+            wait_s = min(2 * wait_s, MAX_WAIT_S)
 
     def _events(
         self, connection: http.client.HTTPConnection, address: str, last: str | None
@@ -108,7 +108,7 @@ class Exchange:
         if answer.status >= 400:
             raise ServerError(sentence_of(answer.status, answer.read()), answer.status)
         fields: dict[str, str] = {}
-        while line := answer.readline(MOST_LINE):
+        while line := answer.readline(MAX_LINE):
             text = line.decode().rstrip("\r\n")
             name, _, value = text.partition(":")
             if name:

@@ -591,7 +591,7 @@ class OverviewReply:
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """Something new in a run: `name` is run, taps, event, logs or state, and `data` what the server said of it."""
+    """Something new in a run: `name` is run, taps, event, scalars or state, and `data` what the server said of it."""
 
     name: str
     id: str

@@ -40,9 +40,9 @@ PATIENCE: Final = 10  # times as long, while a server on this machine holds the 
 CLOSE_POLL_S: Final = 0.02
 SIGN_OF_LIFE_S: Final = 1.0
 FIRST_PAUSE_S: Final = 0.1
-LONGEST_PAUSE_S: Final = 30.0
-LONGEST_PAUSE_HERE_S: Final = 1.0  # on this machine, where a refused connection costs nothing
-LONGEST_PAUSE_AT_END_S: Final = 0.2
+MAX_PAUSE_S: Final = 30.0
+MAX_PAUSE_HERE_S: Final = 1.0  # on this machine, where a refused connection costs nothing
+MAX_PAUSE_AT_END_S: Final = 0.2
 WARN_AFTER_S: Final = 10.0  # without an answer
 _LOSSES: Final[dict[str, str]] = {
     "queue-full": "dropped because too many waited",
@@ -247,7 +247,7 @@ class HttpSink:
             is_here = self._connection is not None and self._connection.is_here
             self._slow = is_here and _is_timeout(error)
             self._connection = None  # it may have moved
-            self._failed(str(error), longest_s=LONGEST_PAUSE_HERE_S if is_here else LONGEST_PAUSE_S)
+            self._failed(str(error), longest_s=MAX_PAUSE_HERE_S if is_here else MAX_PAUSE_S)
         except UnansweredError as error:
             self._outbox.unanswered(parcel)
             self._slow = self._connected().is_here and _is_timeout(error)
@@ -321,11 +321,11 @@ class HttpSink:
                 logger.warning("hookcore: a command from the dashboard failed", exc_info=True)
             self._commands_done = command.number
 
-    def _failed(self, trouble: str, at_least_s: float = 0.0, longest_s: float = LONGEST_PAUSE_S) -> None:
+    def _failed(self, trouble: str, at_least_s: float = 0.0, longest_s: float = MAX_PAUSE_S) -> None:
         """Set the pause before the next attempt: at random up to a limit that doubles."""
         self.trouble = trouble
         limit = min(longest_s, FIRST_PAUSE_S * 2.0 ** min(self._failures, 20))
-        longest = LONGEST_PAUSE_AT_END_S if self._ending else LONGEST_PAUSE_S
+        longest = MAX_PAUSE_AT_END_S if self._ending else MAX_PAUSE_S
         self._failures += 1
         now = time.monotonic()
         self._not_before = now + min(longest, max(random.uniform(0, limit), at_least_s))

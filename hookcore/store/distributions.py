@@ -32,7 +32,7 @@ from hookcore.store.sketches import SketchRows
 # For spans of steps: the smallest and the largest finite value, and the magnitude from which all is "too large".
 BoundsOf = Callable[[Steps, Steps], list[tuple[float, float, float]]]
 TOO_LARGE = 2.0**MAX_EXPONENT
-LEAST_BINS = 5  # too large, negative, around zero, positive, too large
+MIN_BINS = 5  # too large, negative, around zero, positive, too large
 
 
 @dataclass(frozen=True, slots=True)

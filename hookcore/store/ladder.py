@@ -15,7 +15,7 @@ from hookcore.store.segments import ExactRows, Floats, Lanes, MergedRows, Schema
 FACTOR: Final = 8
 SHARES: Final = (0.30, 0.15, 0.15, 0.40)  # of the limit: exact rows, 8 to 1, 64 to 1, and the rest of the run
 _SEGMENTS: Final = 32  # into how many segments a level is cut: fewer cost pauses, more cost every query
-_MOST_ROWS: Final = 4096
+_MAX_ROWS: Final = 4096
 _GRANULE: Final = 8  # lanes are allotted in multiples of this
 
 Merge = Callable[[Floats, Floats], Floats]  # [column, lane] of two parts of one step -> that of both
@@ -265,7 +265,7 @@ def _fits(old: MergedRows, new: MergedRows, most: int) -> bool:
 
 def _power_of_two(number: int) -> int:
     """The largest power of two that is not above, within what a segment may have."""
-    return 1 << (max(1, min(number, _MOST_ROWS)).bit_length() - 1)
+    return 1 << (max(1, min(number, _MAX_ROWS)).bit_length() - 1)
 
 
 def _most_lanes(schema: Schema, max_bytes: int) -> int:

@@ -10,13 +10,13 @@ from typing import Final
 from hookcore.errors import ArgumentError
 from hookcore.records import Coverage, Event, HookRecord, ModuleRecord, Snapshot, Tap
 from hookcore.store.answers import PartUsage, StepRange, Usage
-from hookcore.store.kept import Catalogue, Recent, Room, bytes_of, texts_bytes
+from hookcore.store.bounded import BoundedLog, BoundedMap, Room, bytes_of, texts_bytes
 from hookcore.store.ladder import Ladder
 from hookcore.store.ledger import Ledger
 from hookcore.store.schemas import SCALAR_SCHEMA, STAT_SCHEMA
 from hookcore.store.sketches import SketchLadder
 
-LEAST_BYTES: Final = 2**20
+MIN_BYTES: Final = 2**20
 SHARES: Final = {  # of max_bytes
     "stats": 0.45,
     "sketches": 0.29,
@@ -35,8 +35,8 @@ class Parts:
     """The state of a store. `lock` is held for short copies only; see Ladder."""
 
     def __init__(self, max_bytes: int, names_bytes: int = NAMES_BYTES) -> None:
-        if max_bytes < LEAST_BYTES:
-            raise ArgumentError(f"max_bytes={max_bytes} is too small for a store: give at least {LEAST_BYTES} (1 MiB)")
+        if max_bytes < MIN_BYTES:
+            raise ArgumentError(f"max_bytes={max_bytes} is too small for a store: give at least {MIN_BYTES} (1 MiB)")
         limits = {part: int(max_bytes * share) for part, share in SHARES.items()}
         self.names = Room(names_bytes)
         self.max_bytes = max_bytes
@@ -46,12 +46,12 @@ class Parts:
         self.ledger = Ledger(limits["ledger"], self.lock)
         self.scalar_ledger = Ledger(limits["scalar_ledger"], self.lock)
         self.sketches = SketchLadder(limits["sketches"], self.lock)
-        self.snapshots: Recent[Snapshot] = Recent(limits["snapshots"], self.lock)
-        self.events: Recent[Event] = Recent(limits["events"], self.lock)
-        self.scalar_lanes: Catalogue[int] = Catalogue(self.names, self.lock)
-        self.modules: Catalogue[ModuleRecord] = Catalogue(self.names, self.lock)
-        self.coverage: Catalogue[Coverage] = Catalogue(self.names, self.lock)
-        self.labels: Catalogue[tuple[str, str]] = Catalogue(self.names, self.lock)
+        self.snapshots: BoundedLog[Snapshot] = BoundedLog(limits["snapshots"], self.lock)
+        self.events: BoundedLog[Event] = BoundedLog(limits["events"], self.lock)
+        self.scalar_lanes: BoundedMap[int] = BoundedMap(self.names, self.lock)
+        self.modules: BoundedMap[ModuleRecord] = BoundedMap(self.names, self.lock)
+        self.coverage: BoundedMap[Coverage] = BoundedMap(self.names, self.lock)
+        self.labels: BoundedMap[tuple[str, str]] = BoundedMap(self.names, self.lock)
         self.taps: list[Tap] = []  # only ever appended to
         self.tap_numbers: dict[Tap, int] = {}
         self.taps_announced = 0  # those that found no room keep their number

@@ -12,9 +12,9 @@ from numpy.typing import ArrayLike, NDArray
 from hookcore.errors import ArgumentError
 from hookcore.records import GRADIENT_KINDS, Coverage, Event, HookRecord, Kind, ModuleRecord, Severity, Snapshot, Tap
 from hookcore.sketch import MAX_EXPONENT
-from hookcore.store import names
+from hookcore.store import checks
 from hookcore.store.answers import Heatmap, Histograms, Latest, Quantiles, Series, StepRange, TapList
-from hookcore.store.distributions import LEAST_BINS, histograms_of, quantiles_of
+from hookcore.store.distributions import MIN_BINS, histograms_of, quantiles_of
 from hookcore.store.heatmap import Cells, Columns, Streaks, columns_over
 from hookcore.store.ladder import Ladder
 from hookcore.store.ledger import Episode, NonfiniteTaps
@@ -44,8 +44,8 @@ class Queries:
 
     def taps(self, match: str | None = None, kind: str | None = None) -> TapList:
         """The taps of a kind whose module path fits a glob (`*` crosses dots) or "re:" and an expression."""
-        names.require_kind(kind)
-        fits = names.matcher(match)
+        checks.require_kind(kind)
+        fits = checks.matcher(match)
         found = [
             (number, tap)
             for number, tap in enumerate(self._parts.taps[:])
@@ -57,13 +57,13 @@ class Queries:
         self, tap: int | Tap, stat: str, first: int | None = None, last: int | None = None, points: int = 1000
     ) -> Series:
         """One stat of one tap in at most so many points."""
-        names.require("stat", stat, STAT_NAMES)
+        checks.require("stat", stat, STAT_NAMES)
         number = self._number_of(tap)
         return _series(self._parts.stats, stat, number, STAT_NAMES.index(stat), number, (first, last, points))
 
     def rows(self, numbers: NDArray[np.int64], stat: str, first: int | None = None, last: int | None = None) -> Rows:
         """One stat of some taps [row, tap] as it is kept, not down-sampled; `present` is 0 where a tap was not seen."""
-        names.require("stat", stat, STAT_NAMES)
+        checks.require("stat", stat, STAT_NAMES)
         parts = self._parts.stats.gather(STAT_NAMES.index(stat), _lanes(numbers), first, last) if len(numbers) else []
         if not parts:
             return Rows.empty(len(numbers))
@@ -73,7 +73,7 @@ class Queries:
         """One scalar in at most so many points."""
         lane = self._parts.scalar_lanes.get(name)
         if lane is None:
-            raise ArgumentError(names.unknown("scalar", name, self.scalar_names()))
+            raise ArgumentError(checks.unknown("scalar", name, self.scalar_names()))
         return _series(self._parts.scalars, name, None, _VALUE, lane, (first, last, points))
 
     def scalar_names(self) -> list[str]:
@@ -95,9 +95,9 @@ class Queries:
 
         Who asks again and again for the same taps gives them as `wanted`, and spares the search by kind and match.
         """
-        names.require("stat", stat, STAT_NAMES)
-        names.require_at_least("columns", columns, 1)
-        names.require_at_least("rows", 1 if rows is None else rows, 1)
+        checks.require("stat", stat, STAT_NAMES)
+        checks.require_at_least("columns", columns, 1)
+        checks.require_at_least("rows", 1 if rows is None else rows, 1)
         wanted = self.taps(match, kind) if wanted is None else wanted
         if not len(wanted.taps):
             return _empty_heatmap(stat)
@@ -154,8 +154,8 @@ class Queries:
         self, tap: int | Tap, first: int | None = None, last: int | None = None, columns: int = 200, bins: int = 80
     ) -> Histograms:
         """The distribution of a tap over time in at most so many columns and bins; counts are exact sums."""
-        names.require_at_least("columns", columns, 1)
-        names.require_at_least("bins", bins, LEAST_BINS)
+        checks.require_at_least("columns", columns, 1)
+        checks.require_at_least("bins", bins, MIN_BINS)
         number = self._number_of(tap)
         entries = self._parts.sketches.entries(first, last)
         return histograms_of(entries, number, columns, bins, lambda begin, end: self._bounds_of(number, begin, end))
@@ -164,7 +164,7 @@ class Queries:
         self, tap: int | Tap, qs: ArrayLike, first: int | None = None, last: int | None = None, points: int = 1000
     ) -> Quantiles:
         """Return quantiles of a tap over time in at most so many points: within 7 %, or NaN if one is not known."""
-        names.require_at_least("points", points, 1)
+        checks.require_at_least("points", points, 1)
         number = self._number_of(tap)
         entries = self._parts.sketches.entries(first, last)
         return quantiles_of(entries, number, qs, points, lambda begin, end: self._bounds_of(number, begin, end))
@@ -203,7 +203,7 @@ class Queries:
         """
         for given in (stat, sort.removeprefix("-") if sort else None):
             if given is not None:
-                names.require("stat", given, STAT_NAMES)
+                checks.require("stat", given, STAT_NAMES)
         wanted = self.taps(None, kind) if wanted is None else wanted
         steps, stored = self._parts.stats.latest(first, last)
         numbers = wanted.numbers[wanted.numbers < len(steps)]
@@ -309,7 +309,9 @@ class Queries:
         if isinstance(tap, Tap):
             number = self._parts.tap_numbers.get(tap)
             if number is None:
-                raise ArgumentError(names.unknown("tap", names.label_of(tap), [names.label_of(each) for each in taps]))
+                raise ArgumentError(
+                    checks.unknown("tap", checks.label_of(tap), [checks.label_of(each) for each in taps])
+                )
             return number
         if not 0 <= tap < len(taps):
             raise ArgumentError(f"unknown tap number {tap}: there are {len(taps)} taps, numbered from 0")
@@ -335,7 +337,7 @@ def _series(
     ladder: Ladder, name: str, tap: int | None, column: int, lane: int, bounds: tuple[int | None, int | None, int]
 ) -> Series:
     first, last, points = bounds
-    names.require_at_least("points", points, 1)
+    checks.require_at_least("points", points, 1)
     rows = down_sample(Rows.join(ladder.gather(column, slice(lane, lane + 1), first, last)), points)
     values = rows.mean[:, 0], rows.low[:, 0], rows.high[:, 0]
     return Series(name, tap, rows.first, rows.last, *values, rows.present[:, 0], rows.nonfinite[:, 0])

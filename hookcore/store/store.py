@@ -25,8 +25,8 @@ from hookcore.records import (
     Tap,
 )
 from hookcore.store.answers import StepRange, Usage
-from hookcore.store.kept import bytes_of, texts_bytes
-from hookcore.store.parts import LEAST_BYTES, NAMES_BYTES, Parts
+from hookcore.store.bounded import bytes_of, texts_bytes
+from hookcore.store.parts import MIN_BYTES, NAMES_BYTES, Parts
 from hookcore.store.queries import Queries
 from hookcore.store.schemas import ELAPSED, GRAD_SCALE, MICRO_BATCHES, SKIPPED_STEP, TIME, later_wins, merge_stats
 from hookcore.store.segments import Floats, Lanes
@@ -57,7 +57,7 @@ class Store(Queries):
     @classmethod
     def outline(cls, steps: StepRange) -> Store:
         """A store with no values, which knows only the range of steps that another one has."""
-        outline = cls(LEAST_BYTES)
+        outline = cls(MIN_BYTES)
         outline._parts.steps = steps
         return outline
 

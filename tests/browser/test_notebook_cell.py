@@ -11,7 +11,7 @@ import torch
 from playwright.sync_api import Browser, Page, expect
 
 import hookcore
-from hookcore_app import embedded
+from hookcore_app import server_thread
 from tests.harness import watch
 from tests.serving import PATIENCE_S
 from tests.test_security_browser import _page
@@ -42,7 +42,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], hookcore.W
     yield make
     for watcher in open_ones:
         watcher.close()
-    embedded.start(port=0).stop()
+    server_thread.start(port=0).stop()
 
 
 @contextmanager

@@ -49,7 +49,7 @@ def test_the_picture_and_the_line_are_drawn(visit: Open, paths: Paths) -> None:
 def test_the_key_figures_and_findings_lead_to_the_layer_at_its_step(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("bad")["overview"])
-        finding = tab.page.locator("#attention li").first
+        finding = tab.page.locator("#findings li").first
         expect(finding).to_contain_text("NaN")
         expect(finding).to_contain_text("after it")
         address = finding.locator("a").first.get_attribute("href")
@@ -134,7 +134,7 @@ def test_the_table_turns_its_pages_without_loading_the_page_anew(visit: Open, pa
 def test_a_finding_is_acknowledged_and_taken_back(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("bad")["overview"])
-        findings = tab.page.locator("#attention li")
+        findings = tab.page.locator("#findings li")
         expect(findings.first).to_be_visible()
         many = findings.count()
         key = findings.first.get_attribute("id")

@@ -40,7 +40,7 @@ def kept(site: Site) -> dict[str, int]:
     ]
     for module, kind, index in wanted:
         post("snapshots", {"module": module, "kind": kind, "index": index})
-    post("rollout")
+    post("attention-rollout")
 
     def came() -> dict[str, int]:
         found = {each["tap"]["label"]: each["number"] for each in site.get(f"snapshots?run={run}")["snapshots"]}

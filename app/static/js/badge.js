@@ -3,9 +3,9 @@
 import { get } from "./api.js";
 import { count } from "./format.js";
 
-const LEAST_MS = 4000;
+const MIN_MS = 4000;
 const SHARE = 20; // of the time a twentieth at most is spent on asking
-const MOST = 1000;
+const MAX = 1000;
 
 /** Severities of what wants to be seen, of an answer's findings or events. @param {any[]} listed */
 export function unseen(listed) {
@@ -22,12 +22,12 @@ export function startBadge(page) {
     const began = performance.now();
     notBefore = Infinity;
     try {
-      const [{ findings }, { events }] = await Promise.all([get("attention", { run: page.run, limit: MOST }), get("events", { run: page.run, limit: MOST })]);
+      const [{ findings }, { events }] = await Promise.all([get("findings", { run: page.run, limit: MAX }), get("events", { run: page.run, limit: MAX })]);
       show(badge, [...unseen(findings), ...unseen(events)]);
     } catch {
       // The banner says what is wrong with the server; the number stays.
     }
-    notBefore = performance.now() + Math.max(LEAST_MS, SHARE * (performance.now() - began));
+    notBefore = performance.now() + Math.max(MIN_MS, SHARE * (performance.now() - began));
   };
   page.told.on("run", ({ last_step: step, events, state }) => {
     const now = `${step} ${events} ${state}`;

@@ -8,7 +8,7 @@ import { Menu } from "./plot/menu.js";
 import { hasPython, pythonOf } from "./plot/python.js";
 import { toast } from "./toast.js";
 
-const MOST_ROWS = 1000;
+const MAX_ROWS = 1000;
 
 /** @typedef {import("./plot/python.js").Query} Query */
 
@@ -53,9 +53,9 @@ export class Card {
     if (this.table.hidden) return;
     const { columns, rows } = this.options.table();
     const head = h("tr", {}, ...columns.map((name, place) => h("th", { scope: "col", class: place ? "number" : null }, name)));
-    const shown = rows.slice(-MOST_ROWS).reverse();
+    const shown = rows.slice(-MAX_ROWS).reverse();
     const body = shown.map((row) => h("tr", {}, ...row.map((value, place) => (place ? h("td", { class: classOf(value) }, wordOf(value)) : h("th", { scope: "row" }, wordOf(value))))));
-    const more = rows.length > MOST_ROWS ? h("p", { class: "quiet small" }, `The newest ${MOST_ROWS.toLocaleString("en")} of ${rows.length.toLocaleString("en")} rows; the exported files hold all.`) : "";
+    const more = rows.length > MAX_ROWS ? h("p", { class: "quiet small" }, `The newest ${MAX_ROWS.toLocaleString("en")} of ${rows.length.toLocaleString("en")} rows; the exported files hold all.`) : "";
     this.table.replaceChildren(h("table", {}, h("caption", { class: "quiet-label" }, this.options.title), h("thead", {}, head), h("tbody", {}, ...body)), more);
   }
 

@@ -10,7 +10,7 @@
  * @typedef {{test: Test, words: string}} Term
  */
 
-const MOST_LETTERS = 1000;
+const MAX_LETTERS = 1000;
 
 /** @type {Record<string, Term>} */
 const STATES = {
@@ -64,7 +64,7 @@ function isCaptured(module) {
 
 /** The terms: parted by spaces, but for those inside of an expression. @param {string} text @returns {string[]} */
 function split(text) {
-  if (text.length > MOST_LETTERS) throw new Unreadable(`this is longer than ${MOST_LETTERS} letters: search for less`);
+  if (text.length > MAX_LETTERS) throw new Unreadable(`this is longer than ${MAX_LETTERS} letters: search for less`);
   return text.match(/!?\/(?:\\.|[^\\/])*\/[a-z]*(?=\s|$)|\S+/gu) ?? [];
 }
 

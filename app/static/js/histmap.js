@@ -10,7 +10,7 @@ import { hideTip, showTip } from "./hist/tip.js";
 import { prefs } from "./prefs.js";
 import { colours, onTheme } from "./theme.js";
 
-const MOST_RATIO = 2;
+const MAX_RATIO = 2;
 const PLACES = 40; // steps of the arrow keys from the bottom to the top
 
 /** @typedef {{title: string, height?: number, module?: string, onOpen?: (step: number | null) => void}} Options */
@@ -96,7 +96,7 @@ export class HistMap {
     const { width, height } = this.#size;
     if (!this.shape || !span || width <= LEFT + 8) return;
     this.axis = this.shared ?? new SignedLog(extentOf([this.shape]));
-    this.#ratio = Math.min(MOST_RATIO, devicePixelRatio || 1);
+    this.#ratio = Math.min(MAX_RATIO, devicePixelRatio || 1);
     const [across, down] = [Math.round(width * this.#ratio), Math.round(height * this.#ratio)];
     if (this.canvas.width !== across) this.canvas.width = across;
     if (this.canvas.height !== down) this.canvas.height = down;

@@ -6,7 +6,7 @@ import { askStatus, openSocket, waitMs } from "./reach.js";
 
 const REFUSED = 1008;
 const UNKNOWN = "The server no longer knows this browser: open the address with the token again.";
-const MOST_IDS = 65000;
+const MAX_IDS = 65000;
 
 /** @typedef {import("./frames.js").Frame} Frame */
 /** @typedef {Record<string, any>} Wish as in docs/live.md, without `op` and `id`; `run` is that of the page if not given */
@@ -79,7 +79,7 @@ export class Stream extends Told {
   /** A subscription begins with a number of its own: what is still on its way to an old one reaches nobody. @param {Open} open */
   #begin(open) {
     if (this.state !== "open" || this.page?.hidden) return;
-    this.#ids = (this.#ids + 1) % MOST_IDS;
+    this.#ids = (this.#ids + 1) % MAX_IDS;
     open.id = this.#ids;
     open.sequence = 0;
     const run = open.wish.run ?? this.page?.body?.dataset?.run;

@@ -7,7 +7,7 @@ import { Panel } from "./plot/panel.js";
 import { colours, onTheme } from "./theme.js";
 
 const GAP_MS = 250; // one chart is drawn at most four times a second,
-const MOST_LIVE = 4; // and no more than four of a page are there at once
+const MAX_LIVE = 4; // and no more than four of a page are there at once
 const CONFIG = { displayModeBar: false, displaylogo: false, showSendToCloud: false, responsive: false, doubleClick: false, scrollZoom: false, showTips: false };
 
 /** @type {Promise<any> | null} */
@@ -86,7 +86,7 @@ export class LineChart {
   /** Draws in its turn; `now` is for what a hand asked for. @param {boolean} [now] */
   ask(now = false) {
     if (!this.#alive || !this.page.schedule.isSeen(this.panel.plot)) return;
-    const wait = now ? 0 : this.#drawnAt + GAP_MS * Math.max(1, live.size / MOST_LIVE) - performance.now();
+    const wait = now ? 0 : this.#drawnAt + GAP_MS * Math.max(1, live.size / MAX_LIVE) - performance.now();
     if (wait <= 0) return this.page.schedule.inTurn(this, () => this.draw());
     this.#timer ??= setTimeout(() => {
       this.#timer = undefined;
@@ -162,7 +162,7 @@ export class LineChart {
 /** Of more than four those make room that are out of sight. */
 function makeRoom() {
   for (const chart of [...live]) {
-    if (live.size <= MOST_LIVE) return;
+    if (live.size <= MAX_LIVE) return;
     if (!chart.page.schedule.isSeen(chart.panel.plot)) chart.purge();
   }
 }

@@ -1,8 +1,8 @@
 // @ts-check
 /** How fast something goes on, from where it was when. Pure. */
 
-const LONGEST_MS = 10_000;
-const LEAST_MS = 900;
+const MAX_MS = 10_000;
+const MIN_MS = 900;
 
 export class Rate {
   /** @type {[number, number][]} time and place, the oldest first */
@@ -13,18 +13,18 @@ export class Rate {
     const last = this.#seen.at(-1);
     if (last && place < last[1]) this.#seen = [];
     this.#seen.push([now, place]);
-    while (this.#seen.length > 2 && now - this.#seen[1][0] > LONGEST_MS) this.#seen.shift();
+    while (this.#seen.length > 2 && now - this.#seen[1][0] > MAX_MS) this.#seen.shift();
   }
 
   /** A second's worth; null until it can be told, 0 when nothing comes any more. @param {number} now milliseconds */
   at(now) {
     const first = this.#seen[0];
     const last = this.#seen.at(-1);
-    if (!first || !last || last[0] - first[0] < LEAST_MS) return null;
+    if (!first || !last || last[0] - first[0] < MIN_MS) return null;
     const pause = now - last[0];
     const perStep = (last[0] - first[0]) / Math.max(1, last[1] - first[1]);
     // Between two steps of a slow training nothing comes, and it goes on all the same.
-    const span = pause > 3 * perStep + LEAST_MS ? now - first[0] : last[0] - first[0];
+    const span = pause > 3 * perStep + MIN_MS ? now - first[0] : last[0] - first[0];
     return ((last[1] - first[1]) * 1000) / span;
   }
 }

@@ -76,8 +76,8 @@ function widened(low, high, kind) {
   return high - low > least ? [low, high] : [low - (Math.abs(low) / 2 || 0.5), high + (Math.abs(high) / 2 || 0.5)];
 }
 
-const LEAST_CHANGE = 0.2; // of the range's width: less would only make colours flicker
-const LEAST_MS = 1000;
+const MIN_CHANGE = 0.2; // of the range's width: less would only make colours flicker
+const MIN_MS = 1000;
 
 /** The range of a picture as its values change: a new one only where it is really another one, and not at every frame. */
 export class Range {
@@ -87,7 +87,7 @@ export class Range {
 
   /** The range, where it is too early to look for another one. @param {number} now milliseconds */
   held(now) {
-    return now - this.#since < LEAST_MS ? this.#held : null;
+    return now - this.#since < MIN_MS ? this.#held : null;
   }
 
   /** @param {ArrayLike<number>} values @param {Kind} kind @param {number} now milliseconds @returns {[number, number]} */
@@ -113,7 +113,7 @@ function changes(before, after, kind) {
   const scale = new Scale(kind, ...before);
   const straight = new Scale(kind, ...after);
   const [low, high] = [straight.from - scale.from, straight.from + straight.span - scale.from - scale.span];
-  return Math.max(Math.abs(low), Math.abs(high)) >= LEAST_CHANGE * scale.span;
+  return Math.max(Math.abs(low), Math.abs(high)) >= MIN_CHANGE * scale.span;
 }
 
 /** p1 to p99; where a range is given that was held before, a change of less than a fifth changes nothing.

@@ -1,7 +1,7 @@
 // @ts-check
 /** A subscription that follows what is asked for: another wish is asked anew, and not more often than answers come. */
 
-const LEAST_MS = 60; // between two questions: a scrubber moves faster
+const MIN_MS = 60; // between two questions: a scrubber moves faster
 
 export class Wish {
   /** @type {ReturnType<import("./net.js").Stream["subscribe"]> | null} */
@@ -23,7 +23,7 @@ export class Wish {
   /** Asks anew where the wish is another one. */
   renew() {
     if (this.#timer !== null) return;
-    const wait = this.#askedAt + LEAST_MS - performance.now();
+    const wait = this.#askedAt + MIN_MS - performance.now();
     if (wait <= 0) return this.#ask();
     this.#timer = setTimeout(() => {
       this.#timer = null;

@@ -4,7 +4,7 @@ import { get, numberOf } from "../api.js";
 import { LineChart } from "../plot.js";
 
 const POINTS = 1000;
-const MOST_TAPS = 4; // of one layer: parameters, calls
+const MAX_TAPS = 4; // of one layer: parameters, calls
 
 /** @typedef {{id: string, name: string}} Side */
 
@@ -38,7 +38,7 @@ export class Overlay {
     const { kind, stat } = this.asked();
     this.heading.textContent = `${module || "(root)"}: ${kind} ${stat}`;
     try {
-      const { layers } = await get("compare", { ...this.asked(), match: exactly(module), points: 1, limit: MOST_TAPS });
+      const { layers } = await get("compare", { ...this.asked(), match: exactly(module), points: 1, limit: MAX_TAPS });
       if (this.#asked !== module) return;
       this.#numbers = [0, 1].map((place) => layers.map((/** @type {any} */ layer) => layer.taps[place]));
       if (!layers.length) return this.chart.say("The runs do not share this layer.");
@@ -59,10 +59,10 @@ function exactly(path) {
 /** @param {import("../page.js").Page} page @param {HTMLElement | null} figure @param {Side[]} sides @returns {() => Promise<void>} shows the newest */
 export function makeLoss(page, figure, sides) {
   if (!figure) return async () => {};
-  const chart = new LineChart(page, figure, { title: "Loss in both runs", y: { title: "loss", scale: "linear" }, query: () => sides.map(({ id }) => ({ path: "logs", query: { name: "loss", points: POINTS, run: id } })) });
+  const chart = new LineChart(page, figure, { title: "Loss in both runs", y: { title: "loss", scale: "linear" }, query: () => sides.map(({ id }) => ({ path: "scalars", query: { name: "loss", points: POINTS, run: id } })) });
   return async () => {
     try {
-      const answers = await Promise.all(sides.map(({ id }) => get("logs", { run: id, name: "loss", points: POINTS })));
+      const answers = await Promise.all(sides.map(({ id }) => get("scalars", { run: id, name: "loss", points: POINTS })));
       chart.show(answers.flatMap(({ series }, place) => series.map((/** @type {any} */ each) => lineOf(each, sides[place], place === 1, ""))));
     } catch (error) {
       chart.say(/** @type {Error} */ (error).message);

@@ -6,7 +6,7 @@ import { Heat } from "../heat.js";
 import { Feed } from "../heat/feed.js";
 import { onsets } from "../heat/rows.js";
 
-const MOST_ROWS = "fit:10000"; // one row a layer: what is sorted and found has to be there
+const MAX_ROWS = "fit:10000"; // one row a layer: what is sorted and found has to be there
 const SORTED_MS = 1000; // rows that move more often cannot be read
 
 /** @typedef {import("../heat/rows.js").Row} Row */
@@ -28,7 +28,7 @@ export class OverTime {
       return { path: "heatmap", query: { kind: this.kind, stat: this.stat, columns: 1000, rows: 2000, ...(span ? { from: span[0], to: span[1] } : {}) } };
     };
     this.heat = new Heat(page, byId("flow"), { title: "Over the steps", kind: this.kind, stat: this.stat, query, onPick: options.onPick });
-    this.feed = new Feed(page, this.heat, () => ({ kind: this.kind, stat: this.stat, rows: MOST_ROWS }), { rows: () => this.choose(), frame: () => this.#later() });
+    this.feed = new Feed(page, this.heat, () => ({ kind: this.kind, stat: this.stat, rows: MAX_ROWS }), { rows: () => this.choose(), frame: () => this.#later() });
     const { state } = page;
     for (const name of ["kind", "stat"]) state.on(name, () => this.#ask());
     for (const name of ["sort", "pin"]) state.on(name, () => this.choose());

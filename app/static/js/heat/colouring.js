@@ -5,7 +5,7 @@ import { prefs } from "../prefs.js";
 import { Range, Scale } from "../scale.js";
 import { Painter } from "./paint.js";
 
-const LEAST_DECADES = 0.3; // of a relative scale: a factor of two to each side
+const MIN_DECADES = 0.3; // of a relative scale: a factor of two to each side
 
 export class Colouring {
   /** The one that was chosen last; null where the colours are others. @type {Painter | null} */
@@ -22,7 +22,7 @@ export class Colouring {
     const shown = relative ? "linear" : kind;
     const found = range ?? this.#range.held(now) ?? this.#range.of(grid.sample(), shown, now);
     const signed = relative || (shown !== "log" && found[0] < 0 && found[1] > 0);
-    const most = Math.max(relative ? LEAST_DECADES : 0, Math.abs(found[0]), Math.abs(found[1]));
+    const most = Math.max(relative ? MIN_DECADES : 0, Math.abs(found[0]), Math.abs(found[1]));
     const scale = signed ? new Scale(shown, -most, most) : new Scale(shown, ...found);
     if (this.painter?.scale.equals(scale)) return this.painter;
     const map = /** @type {import("../colours.js").MapName} */ (prefs.get("colours"));

@@ -3,14 +3,14 @@
 import { prefs } from "../prefs.js";
 import { Wish } from "../wish.js";
 
-const MOST_COLUMNS = 2000;
-const MOST_CELLS = 8e6; // of four bytes
+const MAX_COLUMNS = 2000;
+const MAX_CELLS = 8e6; // of four bytes
 const WIDE = 50; // steps in one column: many came at once, such as those that waited for a dead server
 const AGAIN_MS = 30_000;
 
 /** The columns that so many rows may have. @param {number} rows */
 function mostColumns(rows) {
-  return Math.min(MOST_COLUMNS, Math.max(100, Math.floor(MOST_CELLS / Math.max(1, rows))));
+  return Math.min(MAX_COLUMNS, Math.max(100, Math.floor(MAX_CELLS / Math.max(1, rows))));
 }
 
 /** The part of a wish that says which steps. Pure. @param {import("../follow.js").Follow} follow @param {number} [rows] as far as they are known

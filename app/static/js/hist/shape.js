@@ -60,7 +60,7 @@ export function columnAt({ first, columns }, ends, step) {
 }
 
 const SMALL = 0.005; // of what is not zero: that much may lie in the band around zero
-const MOST_DECADES = 12;
+const MAX_DECADES = 12;
 
 /** What a picture of these histograms must hold: the largest magnitudes of each sign, and below which one all is about zero.
  * @param {Shape[]} shapes @returns {{small: number, negative: number, positive: number}} */
@@ -89,7 +89,7 @@ export function extentOf(shapes) {
     small = magnitude;
     below += mass;
   }
-  small = Math.min(Math.max(small, most / 10 ** MOST_DECADES), most / 10);
+  small = Math.min(Math.max(small, most / 10 ** MAX_DECADES), most / 10);
   // Round numbers: the axis then stays where it is while the values move a little.
   return { small: roundDown(small), negative: roundUp(negative), positive: roundUp(positive) };
 }

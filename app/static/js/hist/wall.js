@@ -9,8 +9,8 @@ import { SignedLog, extentOf, shapeOf } from "./shape.js";
 const CHUNK = 120; // tiles that are made at once; more as the reader comes near the end
 const NARROW_CHUNK = 16; // where one stands below the other
 const NARROW_PX = 700;
-const MOST_ASKED = 50;
-const MOST_KEPT = 300; // answers, for tiles that come into sight again
+const MAX_ASKED = 50;
+const MAX_KEPT = 300; // answers, for tiles that come into sight again
 const COLUMNS = 160;
 const BINS = 112;
 const SETTLE_MS = 60;
@@ -134,7 +134,7 @@ export class Wall {
 
   /** @param {boolean} [anew] @returns {Promise<void>} */
   async ask(anew = false) {
-    const wanted = this.seen.map((tile) => tile.layer.tap).filter((tap) => anew || !this.answers.has(tap)).slice(0, MOST_ASKED);
+    const wanted = this.seen.map((tile) => tile.layer.tap).filter((tap) => anew || !this.answers.has(tap)).slice(0, MAX_ASKED);
     if (!wanted.length) return;
     this.#asking?.abort();
     this.#asking = new AbortController();
@@ -169,7 +169,7 @@ export class Wall {
   #keep(each) {
     this.answers.delete(each.tap);
     this.answers.set(each.tap, each);
-    if (this.answers.size > MOST_KEPT) this.answers.delete(/** @type {any} */ (this.answers.keys().next().value));
+    if (this.answers.size > MAX_KEPT) this.answers.delete(/** @type {any} */ (this.answers.keys().next().value));
   }
 
   /** One axis for all that are in sight, where the reader wants it. */

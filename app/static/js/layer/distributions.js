@@ -6,7 +6,7 @@ import { byId, h } from "../dom.js";
 import { HistMap } from "../histmap.js";
 import { shortOf } from "./plan.js";
 
-const LEAST_MS = 2000;
+const MIN_MS = 2000;
 const COLUMNS = 240;
 const BINS = 80;
 const FULL = 2000;
@@ -73,7 +73,7 @@ export class Distributions {
 
   async #load() {
     if (!this.page.follow.span || document.hidden || !this.page.schedule.isSeen(this.place)) return;
-    this.#notBefore = performance.now() + LEAST_MS;
+    this.#notBefore = performance.now() + MIN_MS;
     this.#asking?.abort();
     const asking = (this.#asking = new AbortController());
     for (const { tap, map, card, words } of this.#shown) {

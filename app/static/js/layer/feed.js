@@ -5,7 +5,7 @@ import { Told } from "../events.js";
 import { Curve } from "../overview/curve.js";
 import { leadOf } from "../smooth.js";
 
-const LEAST_MS = 500; // between two questions for what is new
+const MIN_MS = 500; // between two questions for what is new
 const POINTS = 1000;
 const SMOOTH_POINTS = 4000; // smoothing wants what it smooths whole
 
@@ -94,7 +94,7 @@ export class Feed extends Told {
   /** @param {number} from @param {number | null} to @param {number} points @param {boolean} whole */
   async #ask(from, to, points, whole) {
     const asking = (this.#asking = new AbortController());
-    this.#notBefore = performance.now() + LEAST_MS;
+    this.#notBefore = performance.now() + MIN_MS;
     try {
       const wanted = this.asks.map(({ taps, stats }) => get("series", { run: this.page.run, tap: taps, stat: stats.join(","), from, to, points }, asking.signal));
       const answers = await Promise.all(wanted);

@@ -8,7 +8,7 @@
 
 export const QUANTILES = ["p1", "p5", "p25", "p50", "p75", "p95", "p99"];
 const SHARES = ["zero_fraction", "nan", "inf", "count"];
-const MOST_LINES = 4;
+const MAX_LINES = 4;
 
 /** The taps that the choice leaves: of each kind those of one call and phase. @param {Tap[]} taps @param {Choice} choice */
 export function chosen(taps, choice) {
@@ -40,7 +40,7 @@ function ofTensor(tap) {
 /** @param {Tap[]} taps @returns {Plan[]} */
 function atAGlance(taps) {
   const of = (/** @type {string[]} */ ...kinds) => kinds.flatMap((kind) => taps.filter((tap) => tap.kind === kind));
-  const parts = (/** @type {Tap[]} */ some, /** @type {string} */ make) => some.slice(0, MOST_LINES).map((tap) => ({ tap, name: shortOf(tap), make }));
+  const parts = (/** @type {Tap[]} */ some, /** @type {string} */ make) => some.slice(0, MAX_LINES).map((tap) => ({ tap, name: shortOf(tap), make }));
   const main = of("output").slice(0, 1);
   const shown = main.length ? main : of("input", "param", "param_grad", "update").slice(0, 1);
   const gradients = of("output_grad", "param_grad", "input_grad");

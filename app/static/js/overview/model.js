@@ -5,7 +5,7 @@ import { Finder } from "../finder.js";
 import { Heat } from "../heat.js";
 import { Feed } from "../heat/feed.js";
 
-const MOST_ROWS = 10_000;
+const MAX_ROWS = 10_000;
 
 export class ModelPicture {
   /** @type {readonly import("../heat/rows.js").Row[]} */
@@ -39,7 +39,7 @@ export class ModelPicture {
   }
 
   #wish() {
-    const rows = this.page.state.get("f") ? { rows: `idx:0-${MOST_ROWS - 1}` } : {};
+    const rows = this.page.state.get("f") ? { rows: `idx:0-${MAX_ROWS - 1}` } : {};
     return { kind: this.kind, stat: this.stat, ...rows };
   }
 

@@ -6,8 +6,8 @@ import { reveal } from "../dom.js";
 import { number } from "../format.js";
 import { morph } from "./morph.js";
 
-const LEAST_MS = 1000;
-const MOST_MS = 5000;
+const MIN_MS = 1000;
+const MAX_MS = 5000;
 const SHARE = 10; // of the time at most a tenth is spent on asking, unless that leaves a page behind
 
 /** Tells of a part that was renewed by the event "renewed" on its element. */
@@ -94,7 +94,7 @@ export class Parts {
       // The server is gone: the banner says so, and when it is back the stream has news.
     }
     this.#asking = false;
-    this.#notBefore = performance.now() + Math.min(MOST_MS, Math.max(LEAST_MS, SHARE * (performance.now() - began)));
+    this.#notBefore = performance.now() + Math.min(MAX_MS, Math.max(MIN_MS, SHARE * (performance.now() - began)));
     if (this.#old.size) this.#later();
   }
 

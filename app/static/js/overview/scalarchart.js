@@ -22,7 +22,7 @@ export class ScalarChart {
     this.told = told;
     this.page = page;
     this.usual = name;
-    const query = () => ({ path: "logs", query: { run: page.run, name: this.name, ...this.#bounds } });
+    const query = () => ({ path: "scalars", query: { run: page.run, name: this.name, ...this.#bounds } });
     this.chart = new LineChart(page, byId("chart"), { title: this.name || "Loss", y: { title: "", scale: "linear" }, legend: false, query });
     page.state.on("scalar", () => this.show());
     page.follow.on("change", () => this.show());
@@ -79,7 +79,7 @@ export class ScalarChart {
   async #fetch() {
     this.#asked = new AbortController();
     try {
-      const answer = await get("logs", { run: this.page.run, name: this.name, points: POINTS, ...this.#bounds }, this.#asked.signal);
+      const answer = await get("scalars", { run: this.page.run, name: this.name, points: POINTS, ...this.#bounds }, this.#asked.signal);
       this.curve.take(answer.series[0], true);
       this.#draw();
     } catch (error) {

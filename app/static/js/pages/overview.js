@@ -29,7 +29,7 @@ function startParts() {
   page.state.on("scalar", () => parts.now(["scalars"]));
   page.state.on("row", () => parts.now(["values"]));
   prefs.on("numbers", () => dress(document));
-  listenToSeen(page, () => parts.now(["attention", "news"]));
+  listenToSeen(page, () => parts.now(["findings", "news"]));
   byId("scalars").addEventListener("renewed", () => chart?.know(byId("scalars").dataset.usual));
   document.addEventListener("click", (event) => {
     const link = /** @type {HTMLElement | null} */ (/** @type {Element} */ (event.target).closest("[data-set]"));
@@ -59,7 +59,7 @@ function noticed() {
   let known = "";
   return (run) => {
     const now = `${run.state} ${run.events}`;
-    if (known && now !== known) parts.soon(page.follow.paused ? [] : ["figures", "attention", "news"]);
+    if (known && now !== known) parts.soon(page.follow.paused ? [] : ["figures", "findings", "news"]);
     known = now;
   };
 }

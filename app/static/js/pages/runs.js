@@ -6,8 +6,8 @@ import { edit, remove, restore } from "../runs/deeds.js";
 import { transplant } from "../runs/transplant.js";
 import { toast } from "../toast.js";
 
-const LEAST_MS = 1000;
-const MOST_MS = 10_000;
+const MIN_MS = 1000;
+const MAX_MS = 10_000;
 const SHARE = 10; // of the time at most a tenth is spent on asking
 
 const page = open({ sort: "started" });
@@ -84,7 +84,7 @@ async function look() {
   } catch {
     // The server is gone: the banner says so, and when it is back the stream has news.
   }
-  notBefore = performance.now() + Math.min(MOST_MS, Math.max(LEAST_MS, SHARE * (performance.now() - began)));
+  notBefore = performance.now() + Math.min(MAX_MS, Math.max(MIN_MS, SHARE * (performance.now() - began)));
   looking = false;
   if (asked) refresh();
 }

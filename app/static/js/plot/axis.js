@@ -8,7 +8,7 @@ const DECADES = 4; // on each side of zero, of a symmetric log axis
 const AIR = 0.06; // above and below the values
 /** @type {{digits: number, style: "auto"}} */
 const FORM = { digits: 4, style: "auto" };
-const MOST_DECADES = 12; // of a log axis: what is smaller stands at its foot
+const MAX_DECADES = 12; // of a log axis: what is smaller stands at its foot
 
 export class Axis {
   /** @param {ScaleName} wanted @param {number} low the smallest value @param {number} high the largest @param {number} [least] the smallest above zero */
@@ -19,7 +19,7 @@ export class Axis {
     this.low = nothing ? 0 : low;
     this.high = nothing ? 1 : high;
     this.unit = Math.max(Math.abs(this.low), Math.abs(this.high)) / 10 ** DECADES || 1;
-    if (this.kind === "log") this.low = Math.max(least > 0 ? least : this.high, this.high / 10 ** MOST_DECADES);
+    if (this.kind === "log") this.low = Math.max(least > 0 ? least : this.high, this.high / 10 ** MAX_DECADES);
     const ends = [this.put(this.low), this.put(this.high)];
     const air = (ends[1] - ends[0]) * AIR || (this.kind === "linear" ? Math.abs(ends[0]) * AIR || 1 : 0.5);
     /** Where it begins and ends, as `place` counts. @type {[number, number]} */

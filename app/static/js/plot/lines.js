@@ -9,7 +9,7 @@ import { summaryOf, tableOf } from "./words.js";
 /** @typedef {{title?: string, scale?: import("./axis.js").ScaleName, fixed?: boolean, low?: number, high?: number}} YAxis `scale` holds
  *   where the address says none; where it is `fixed` the address says nothing about it. low and high are always on the axis. */
 
-const MOST_POINTS = 1000;
+const MAX_POINTS = 1000;
 export const MARGIN = { l: 54, r: 14, t: 8, b: 28 };
 const FONT = 'system-ui, "Segoe UI", Roboto, "DejaVu Sans", sans-serif';
 
@@ -38,7 +38,7 @@ export class LineFigure {
   make(colours, width, height, alone = false) {
     const halfLife = Number(this.page.state.get("smooth")) || 0;
     const { span } = this.page.follow;
-    this.drawn = this.lines.map((line) => drawn(line, halfLife, MOST_POINTS, span));
+    this.drawn = this.lines.map((line) => drawn(line, halfLife, MAX_POINTS, span));
     const { low, high } = this.options.y ?? {};
     const ends = [low, high].filter((value) => value !== undefined);
     const axis = axisOf(this.scale, [/** @type {number[]} */ (ends), ...this.drawn.flatMap(({ raw, min, max }) => [raw, min, max])]);

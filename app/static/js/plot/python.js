@@ -11,7 +11,7 @@ const CALLS = {
   heatmap: { method: "heatmap", answer: "heatmap", bare: [], drop: ["counts"] },
   histograms: { method: "histograms", answer: "histograms", bare: ["tap"] },
   latest: { method: "latest", answer: "latest", bare: [] },
-  logs: { method: "logs", answer: "logs", bare: ["name"], drop: ["limit", "after"] },
+  scalars: { method: "scalars", answer: "scalars", bare: ["name"], drop: ["limit", "after"] },
   events: { method: "events", answer: "events", bare: [], drop: ["limit"] },
   taps: { method: "taps", answer: "taps", bare: [], drop: ["limit", "after"] },
 };

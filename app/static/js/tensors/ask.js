@@ -74,7 +74,7 @@ export class Asking {
   /** Every map of attention, all of one step. */
   async attention() {
     await this.#try(async () => {
-      const said = await send("POST", "rollout", undefined, { run: this.page.run });
+      const said = await send("POST", "attention-rollout", undefined, { run: this.page.run });
       const numbers = said.asked.map((/** @type {any} */ each) => each.number);
       this.#add(numbers, numbers.length === 1 ? "1 possible attention map" : `${numbers.length} possible attention maps`, null);
       if (said.left_out) toast(`${said.left_out} more do not fit into one request`);

@@ -5,7 +5,7 @@ import { byId, h } from "../dom.js";
 import { count } from "../format.js";
 import { aboutOf } from "./side.js";
 
-const MOST = 300;
+const MAX = 300;
 
 /** All of a run, oldest first. @param {string} run @returns {Promise<any[]>} */
 export async function snapshotsOf(run) {
@@ -27,7 +27,7 @@ export function listed(snapshots) {
 export function showList(page, snapshots, finder, chosen) {
   const { state } = page;
   const fits = listed(snapshots).filter((each) => finder.fits(each.tap.module));
-  const lines = fits.slice(0, MOST).map((each) => lineOf(page, each, chosen));
+  const lines = fits.slice(0, MAX).map((each) => lineOf(page, each, chosen));
   byId("kept").replaceChildren(...lines);
   const noun = snapshots.length === 1 ? "snapshot" : "snapshots";
   byId("kept-total").textContent = fits.length === snapshots.length ? `${count(fits.length)} ${noun}` : `${count(fits.length)} of ${count(snapshots.length)} ${noun}`;

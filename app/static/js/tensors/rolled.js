@@ -41,7 +41,7 @@ export class Rolled {
     this.card = new Card(page, this.figure, {
       title: "Attention rollout",
       table: () => this.table(),
-      query: () => ({ path: "rollout", query: this.query }),
+      query: () => ({ path: "attention-rollout", query: this.query }),
       png: () => this.#png(),
     });
     for (const name of TRIFLES) state.on(name, () => this.look());
@@ -55,7 +55,7 @@ export class Rolled {
 
   get query() {
     const { state } = this.page;
-    return { run: this.page.run, step: state.get("rollout"), sample: state.get("sample"), fuse: state.get("fuse"), discard: state.get("discard"), gradient: state.get("gradient") === "1" };
+    return { run: this.page.run, step: state.get("attention-rollout"), sample: state.get("sample"), fuse: state.get("fuse"), discard: state.get("discard"), gradient: state.get("gradient") === "1" };
   }
 
   /** Asks for it; where no maps are kept there is nothing to see. */
@@ -63,7 +63,7 @@ export class Rolled {
     byId("discard-words").textContent = percent(Number(this.page.state.get("discard"))).replace(".0", "");
     const problem = byId("rollout-problem");
     try {
-      this.said = await get("rollout", this.query);
+      this.said = await get("attention-rollout", this.query);
       problem.hidden = true;
       this.figure.hidden = !this.said.layers.length;
       if (this.said.layers.length) this.#show();

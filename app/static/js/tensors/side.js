@@ -9,8 +9,8 @@ import { indicesOf, sliceOf } from "./plan.js";
 import { showScale } from "./scalebar.js";
 import { Trace } from "./trace.js";
 
-const MOST_CELLS = 384; // of a tile, across and down: more is squeezed
-const MOST_VALUES = 1_500_000; // of all tiles of a picture
+const MAX_CELLS = 384; // of a tile, across and down: more is squeezed
+const MAX_VALUES = 1_500_000; // of all tiles of a picture
 export const TILES = 64; // on a page of them
 const TRACE = 800;
 
@@ -51,7 +51,7 @@ export class Side {
     const path = `snapshots/${this.entry.number}`;
     const trace = look.view.draws === "trace";
     const tiles = Math.max(1, Math.min(TILES, shape.slice(look.view.pickers.length, -2).reduce((/** @type {number} */ a, /** @type {number} */ b) => a * b, 1)));
-    const most = Math.min(MOST_CELLS, Math.floor(Math.sqrt(MOST_VALUES / tiles)));
+    const most = Math.min(MAX_CELLS, Math.floor(Math.sqrt(MAX_VALUES / tiles)));
     const [said, low, high] = await Promise.all([
       get(`${path}/statistics`, { run, slice: this.slice }, signal),
       trace ? tilesOf(path, { ...asked, columns: TRACE, pool: "min" }, signal) : tilesOf(path, { ...asked, rows: most, columns: most, pool: look.pool }, signal),

@@ -2,7 +2,7 @@
 /** What stands above a tree: open and close, fold, the filter by type, and how much is found. And its headings. */
 import { h } from "../dom.js";
 
-const MOST_TYPES = 200;
+const MAX_TYPES = 200;
 
 export class Tools {
   /** @param {import("../tree.js").Tree} tree */
@@ -24,7 +24,7 @@ export class Tools {
     /** @type {Map<string, number>} */
     const counts = new Map();
     for (const { type = "" } of modules) counts.set(type, (counts.get(type) ?? 0) + 1);
-    const options = [...counts].sort((one, two) => two[1] - one[1]).slice(0, MOST_TYPES).map(([type, many]) => h("option", { value: type }, `${type} (${many.toLocaleString("en")})`));
+    const options = [...counts].sort((one, two) => two[1] - one[1]).slice(0, MAX_TYPES).map(([type, many]) => h("option", { value: type }, `${type} (${many.toLocaleString("en")})`));
     this.types.replaceChildren(h("option", { value: "" }, "All types"), ...options);
     this.tell();
   }

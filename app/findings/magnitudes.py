@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from hookcore.records import GRADIENT_KINDS, KINDS, Kind, Severity
 
-from .findings import RECENT, RULES, WARM_UP, Finding, RuleName
+from .finding import RECENT, RULES, WARM_UP, Finding, RuleName
 from .loss import Losses
 from .order import Group, groups_of
 from .readings import Logs, Readings

@@ -28,7 +28,7 @@ from .access import Access
 from .live import publisher_of
 from .main import create_app
 from .orphans import follow_orphans
-from .protocol import MOST_MESSAGE, SocketProtocol, protocol_for
+from .protocol import MAX_MESSAGE, SocketProtocol, protocol_for
 from .runs import Runs
 from .security import ANY_ADDRESS, ancestors_of
 from .settings import ServerSettings
@@ -38,7 +38,7 @@ logger = logging.getLogger("hookcore")
 
 DASHBOARD_IDLE_S: Final = 3600.0
 PORTS_TRIED: Final = 20
-LEAST_TOKEN: Final = 16
+MIN_TOKEN: Final = 16
 KEEP_ALIVE_S: Final = 30
 NICENESS: Final = 5  # the training goes first
 _GRACE_S: Final = 0.5
@@ -84,7 +84,7 @@ def make_server(app: FastAPI) -> Server:
         app,
         http=protocol_for(settings),
         ws=SocketProtocol,
-        ws_max_size=MOST_MESSAGE,
+        ws_max_size=MAX_MESSAGE,
         ws_per_message_deflate=False,
         lifespan="off",
         log_config=None,
@@ -146,8 +146,8 @@ def complete(settings: ServerSettings, listening: socket.socket) -> ServerSettin
         if path and not Path(path).is_file():
             raise ArgumentError(f"{name}={path!r} is no file: give a path to a file in PEM")
     for name in ("token", "read_token"):
-        if 0 < len(getattr(settings, name)) < LEAST_TOKEN:
-            raise ArgumentError(f"the {name} is shorter than {LEAST_TOKEN} characters: give a longer one, or none")
+        if 0 < len(getattr(settings, name)) < MIN_TOKEN:
+            raise ArgumentError(f"the {name} is shorter than {MIN_TOKEN} characters: give a longer one, or none")
     if settings.read_token and settings.read_token == settings.token:
         raise ArgumentError("token and read_token are the same: give two different ones")
     ancestors_of(settings)

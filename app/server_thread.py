@@ -14,7 +14,7 @@ from hookcore.wire import EndItem, RunInfo
 
 from .main import create_app
 from .runs import Run, Runs
-from .serve import Server, complete, listen, make_server, url_of
+from .server import Server, complete, listen, make_server, url_of
 from .settings import ServerSettings
 
 THREAD: Final = "hookcore-server"

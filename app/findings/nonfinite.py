@@ -11,7 +11,7 @@ import numpy as np
 from hookcore.records import GRADIENT_KINDS, Severity, Tap
 from hookcore.store import Episode, NonfiniteTaps, Store, TapList
 
-from .findings import Finding
+from .finding import Finding
 from .order import around, rank_of
 from .words import kind_word
 

@@ -22,14 +22,14 @@ from hookcore.sinks import Sink
 logger = logging.getLogger("hookcore")
 
 THREAD: Final = "hookcore-bridge"
-MOST_WAITING: Final = 1000  # steps; later ones are dropped and counted
+MAX_WAITING: Final = 1000  # steps; later ones are dropped and counted
 FLUSH_S: Final = 2.0
 CLOSE_S: Final = 2.0
 
 Failed = Callable[[str, Exception], None]
 
 
-class Bridged:
+class TeeSink:
     """Hands everything to the sink behind it; what goes wrong with the bridge is told, and stops neither."""
 
     def __init__(self, sink: Sink, open_writer: Callable[[], Writer], failed: Failed) -> None:
@@ -38,7 +38,7 @@ class Bridged:
         self._open, self._failed = open_writer, failed
         self._warned = False
         self._summary = Summary()
-        self._steps: queue.Queue[Step | None] = queue.Queue(MOST_WAITING)
+        self._steps: queue.Queue[Step | None] = queue.Queue(MAX_WAITING)
         self._thread = threading.Thread(target=self._run, name=THREAD, daemon=True)
         self._thread.start()
 
@@ -55,7 +55,7 @@ class Bridged:
             except queue.Full:
                 self.dropped += 1
                 if self.dropped == 1:
-                    raise RuntimeError(f"{MOST_WAITING} steps wait to be written: later ones are dropped") from None
+                    raise RuntimeError(f"{MAX_WAITING} steps wait to be written: later ones are dropped") from None
 
     def describe(
         self, modules: Sequence[ModuleRecord], coverage: Sequence[Coverage] = (), hooks: Sequence[HookRecord] = ()

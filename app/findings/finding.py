@@ -9,17 +9,17 @@ from types import MappingProxyType
 from typing import Final, Literal
 
 from hookcore.records import Event, Severity, Tap
-from hookcore.store.names import label_of
+from hookcore.store.checks import label_of
 
 RuleName = Literal[
     "nonfinite", "loss", "exploding", "vanishing", "no-gradient", "dead", "large-update", "stalled", "spike"
 ]
 
 WINDOW: Final = 512  # newest steps that are looked at
-LEAST_CAPTURED: Final = 64  # and more of them, if fewer were captured in these
+MIN_CAPTURED: Final = 64  # and more of them, if fewer were captured in these
 COLUMNS: Final = 128  # into which they are gathered, the largest magnitude of each
 RECENT: Final = 8  # columns that say how things are now
-LEAST_PAST: Final = 16  # columns before them, without which nothing is known of what is usual
+MIN_PAST: Final = 16  # columns before them, without which nothing is known of what is usual
 WARM_UP: Final = 20  # steps at the beginning of a run, in which nothing is usual yet
 EARLY: Final = 128  # steps behind them: what was usual at first, before the window moved on
 SPARK: Final = 48  # values of a small line

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from hookcore.store import StepRange, Store, TapList
 from hookcore.store.rows import Rows
 
-from .findings import COLUMNS, EARLY, LEAST_CAPTURED, LEAST_PAST, RECENT, SPARK, WARM_UP, WINDOW
+from .finding import COLUMNS, EARLY, MIN_CAPTURED, MIN_PAST, RECENT, SPARK, WARM_UP, WINDOW
 
 Logs = NDArray[np.float32]
 Floats = NDArray[np.float64]
@@ -161,7 +161,7 @@ class Readings:
     @property
     def have_past(self) -> bool:
         """Whether there are enough columns to know what is usual."""
-        return self.number >= RECENT + LEAST_PAST
+        return self.number >= RECENT + MIN_PAST
 
     @cached_property
     def logs(self) -> Logs:
@@ -174,7 +174,7 @@ class Readings:
         ordered = np.sort(self.logs[:, :-RECENT], axis=1)  # NaN comes last
         known = (ordered.shape[1] - np.isnan(ordered).sum(axis=1)).astype(np.intp)
         low, middle, high = (_nth(ordered, (known * quarter) // 4) for quarter in (1, 2, 3))
-        unknown = known < LEAST_PAST
+        unknown = known < MIN_PAST
         middle[unknown] = _UNKNOWN
         return Past(middle, (middle - low) / _QUARTILE, (high - middle) / _QUARTILE)
 
@@ -226,7 +226,7 @@ class Readings:
 def window_first(store: Store) -> int:
     """Return the first step that is looked at: as many steps as there are columns for, or enough captured ones."""
     steps = store.steps()
-    newest, captured = steps.newest or 0, store.captured_step(LEAST_CAPTURED - 1)
+    newest, captured = steps.newest or 0, store.captured_step(MIN_CAPTURED - 1)
     begin = newest - WINDOW + 1
     return max(steps.first or 0, begin if captured is None else min(begin, captured))
 
@@ -245,7 +245,7 @@ def _early_of(store: Store, taps: TapList, stat: str, steps: StepRange, before: 
     ordered = np.sort(Columns.of(rows, 1).logs, axis=0).T
     known = (ordered.shape[1] - np.isnan(ordered).sum(axis=1)).astype(np.intp)
     middle = _nth(ordered, known // 2)
-    middle[(known == 0) | (rows.present.sum(axis=0) < LEAST_PAST)] = _UNKNOWN
+    middle[(known == 0) | (rows.present.sum(axis=0) < MIN_PAST)] = _UNKNOWN
     return middle
 
 

@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from hookcore.records import Kind, Tap
 
-from .findings import RECENT, RULES, Finding, RuleName
+from .finding import RECENT, RULES, Finding, RuleName
 from .order import around
 from .readings import Readings
 from .words import kind_word
 
-_LEAST_COLUMNS: Final = 4  # with a value, of the recent ones
+_MIN_COLUMNS: Final = 4  # with a value, of the recent ones
 _FLOOR: Final = -46.0  # the logarithm that zero counts as: below the smallest 32-bit float
 _KINDS: Final[tuple[tuple[Kind, ...], ...]] = (("output",), ("output_grad", "param_grad"))  # the first one with layers
 
@@ -69,7 +69,7 @@ def _stack_of(readings: Readings, kind: Kind) -> Stack | None:
     holders = around({taps[place].module for place in places})
     leaves = np.array([place for place in places if taps[place].module not in holders], np.intp)
     levels = _levels_of(readings, leaves)
-    known = np.flatnonzero((~np.isnan(levels[-RECENT:])).sum(axis=0) >= _LEAST_COLUMNS)
+    known = np.flatnonzero((~np.isnan(levels[-RECENT:])).sum(axis=0) >= _MIN_COLUMNS)
     if len({taps[place].module for place in leaves[known].tolist()}) < RULES["vanishing"].limits["least_layers"]:
         return None
     return Stack(kind, leaves[known], levels[:, known])

@@ -7,24 +7,24 @@ stack (`depth`), about zeros, and about the loss find it. The scope says how muc
 
 from __future__ import annotations
 
-from .findings import RULES, Finding, Rule, key_of_event
+from .cache import FindingsCache
+from .finding import RULES, Finding, Rule, key_of_event
 from .keyfigures import KeyFigures, Reading, key_figures_of
-from .memory import Attention
-from .ranking import Diagnosis, attention_of, examine
+from .ranking import Diagnosis, examine, findings_of
 from .scope import Scope, Unjudged
 
 __all__ = [
     "RULES",
-    "Attention",
     "Diagnosis",
     "Finding",
+    "FindingsCache",
     "KeyFigures",
     "Reading",
     "Rule",
     "Scope",
     "Unjudged",
-    "attention_of",
     "examine",
+    "findings_of",
     "key_figures_of",
     "key_of_event",
 ]

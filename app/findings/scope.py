@@ -8,15 +8,15 @@ from typing import Final, Literal
 
 from hookcore.store import Store, TapList
 
-from .findings import LEAST_PAST, RECENT, RULES, Finding, RuleName
+from .finding import MIN_PAST, RECENT, RULES, Finding, RuleName
 from .readings import Readings, window_first
 from .zeros import zeros_of
 
 Verdict = Literal["problems", "clear", "unknown"]
 
-LEAST_KNOWN: Final = 0.5  # of the layers: if fewer can be judged, nothing is said about the run
+MIN_KNOWN: Final = 0.5  # of the layers: if fewer can be judged, nothing is said about the run
 NEEDED: Final[dict[RuleName, int]] = {
-    "exploding": RECENT + LEAST_PAST,
+    "exploding": RECENT + MIN_PAST,
     "dead": int(RULES["dead"].limits["captured_steps"]),
 }
 _ABOUT: Final[dict[RuleName, str]] = {"exploding": "changes over time", "dead": "dead layers"}
@@ -69,7 +69,7 @@ def scope_of(store: Store, taps: TapList, outputs: TapList, sizes: Readings | No
     layers = len({tap.module for tap in taps.taps})
     unjudged = tuple(each for each in (_growth(taps, sizes), _dead(store, outputs)) if each is not None)
     problems = sum(each.severity != "info" for each in found)
-    too_little = any(each.layers > LEAST_KNOWN * each.of for each in unjudged)
+    too_little = any(each.layers > MIN_KNOWN * each.of for each in unjudged)
     verdict: Verdict = "problems" if problems else "unknown" if too_little else "clear"
     window = f"in the last {_many(steps, 'step')} ({captured:,} captured)"
     opening = {

@@ -16,7 +16,7 @@ from ..coverage import coverage_of
 
 OWN: Final = "hookcore/"  # how the names of scalars begin that the user did not log
 TIME: Final = "hookcore/time_s"
-MOST_SCALARS: Final = 50
+MAX_SCALARS: Final = 50
 _RATE_STEPS: Final = 200  # newest steps that the rate is told by
 _GRADIENTS: Final[tuple[Kind, ...]] = ("param_grad", "output_grad")
 
@@ -96,7 +96,7 @@ def _newest(store: Store, name: str, last: int | None) -> Reading | None:
 def _scalars(store: Store, last: int | None) -> tuple[Reading, ...]:
     names = [name for name in store.scalar_names() if not name.startswith(OWN)]
     names.sort(key=lambda name: not _is_loss(name))  # the loss is never among those that are left out
-    found = (_newest(store, name, last) for name in names[:MOST_SCALARS])
+    found = (_newest(store, name, last) for name in names[:MAX_SCALARS])
     return tuple(reading for reading in found if reading is not None)
 
 

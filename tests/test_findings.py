@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from hookcore.records import KINDS, STAT_COLUMN, STATS, Coverage, Event, Frame, Kind, ModuleRecord, SketchBlock, Tap
 from hookcore.store import Store
-from hookcore_app.attention import RULES, Attention, Finding, attention_of, key_figures_of, key_of_event
-from hookcore_app.attention.findings import WINDOW
-from hookcore_app.attention.order import around, groups_of
+from hookcore_app.findings import RULES, Finding, FindingsCache, findings_of, key_figures_of, key_of_event
+from hookcore_app.findings.finding import WINDOW
+from hookcore_app.findings.order import around, groups_of
 
 STEPS, LAYERS = 60, 6
 OUTPUTS = tuple(Tap(f"layers.{number}", "output") for number in range(LAYERS))
@@ -78,7 +78,7 @@ def test_what_is_not_finite_in_any_layer_at_any_step_leads_the_list(
 ) -> None:
     rms = steady(noise=noise)
     rms[step : None if for_ever else step + 1, layer] = what
-    first, *_ = attention_of(store_of(rms, kinds))
+    first, *_ = findings_of(store_of(rms, kinds))
     lasts = for_ever or step == STEPS - 1
     assert (first.rule, first.number, first.since_step, first.downstream) == ("nonfinite", layer, step, 0)
     assert first.until_step == (None if lasts else step)
@@ -95,17 +95,17 @@ def test_what_went_bad_behind_the_first_is_counted_with_it(step: int, layer: int
     for later in range(layer, LAYERS):
         rms[step + (later - layer) * spread :, later] = math.nan
     reached = sum(step + (later - layer) * spread < len(rms) for later in range(layer, LAYERS))
-    (first,) = only(attention_of(store_of(rms)), "nonfinite")
+    (first,) = only(findings_of(store_of(rms)), "nonfinite")
     assert (first.number, first.since_step, first.downstream) == (layer, step, reached - 1)
 
 
 def test_in_the_forward_pass_the_first_layer_leads_and_in_the_backward_pass_the_last() -> None:
     rms = steady()
     rms[30:] = math.nan
-    assert attention_of(store_of(rms, OUTPUTS))[0].module == "layers.0"
-    assert attention_of(store_of(rms, GRADIENTS))[0].module == f"layers.{LAYERS - 1}"
+    assert findings_of(store_of(rms, OUTPUTS))[0].module == "layers.0"
+    assert findings_of(store_of(rms, GRADIENTS))[0].module == f"layers.{LAYERS - 1}"
     both = np.concatenate([rms, rms], axis=1)
-    (first,) = attention_of(store_of(both, GRADIENTS + OUTPUTS))
+    (first,) = findings_of(store_of(both, GRADIENTS + OUTPUTS))
     assert (first.module, first.kind, first.downstream) == ("layers.0", "output", LAYERS - 1)
 
 
@@ -113,7 +113,7 @@ def test_a_weight_that_went_bad_in_the_update_leads_what_it_spoils_in_the_next_s
     taps = (Tap("a", "output"), Tap("b", "output"), Tap("b", "param", "weight"))
     rms = steady(taps=3)
     rms[20:, 2], rms[21:, 1] = math.nan, math.nan
-    (first,) = attention_of(store_of(rms, taps))
+    (first,) = findings_of(store_of(rms, taps))
     assert (first.kind, first.module, first.since_step, first.downstream) == ("param", "b", 20, 0)
 
 
@@ -121,28 +121,28 @@ def test_a_module_that_holds_others_does_not_lead_in_the_backward_pass() -> None
     taps = (Tap("block.fc", "output_grad"), Tap("block", "output_grad"), Tap("", "output_grad"))
     rms = steady(taps=3)
     rms[20:] = math.nan
-    assert attention_of(store_of(rms, taps))[0].module == "block.fc"
+    assert findings_of(store_of(rms, taps))[0].module == "block.fc"
 
 
 def test_the_beginning_is_known_however_long_ago_it_was() -> None:
     rms = steady(3 * WINDOW)
     rms[137:, 2:] = math.nan
-    store, attention = Store(2**26), None
+    store, cache = Store(2**26), None
     for step, row in enumerate(rms):
         append(store, step, row, OUTPUTS if step == 0 else ())
         if step % 200 == 150:
-            attention = attention or Attention(store)
-            assert attention.findings()[0].since_step == 137
-    (first,) = only(attention_of(store), "nonfinite")
+            cache = cache or FindingsCache(store)
+            assert cache.current()[0].since_step == 137
+    (first,) = only(findings_of(store), "nonfinite")
     assert (first.number, first.since_step, first.downstream) == (2, 137, LAYERS - 3)
-    assert attention is not None
-    assert _told(attention.findings()) == _told(attention_of(store))
+    assert cache is not None
+    assert _told(cache.current()) == _told(findings_of(store))
 
 
 def test_what_was_bad_long_ago_and_is_fine_again_is_a_note_with_its_exact_step() -> None:
     rms = steady(WINDOW + 100)
     rms[20, 3] = math.nan
-    (found,) = attention_of(store_of(rms))
+    (found,) = findings_of(store_of(rms))
     assert (found.severity, found.since_step, found.until_step, found.last_step) == ("info", 20, 20, 20)
     assert found.message == "NaN in the output at step 20; finite again"
 
@@ -151,16 +151,16 @@ def test_a_gradient_that_the_scaler_threw_away_is_a_note() -> None:
     rms = steady()
     rms[30] = math.inf
     store = store_of(rms, GRADIENTS)
-    assert attention_of(store)[0].severity == "warning"
+    assert findings_of(store)[0].severity == "warning"
     store.add_event(Event(30, 0.0, "skipped-step", "GradScaler skipped a step", "warning"))
-    assert attention_of(store)[0].severity == "info"
-    assert "skipped" in attention_of(store)[0].message
+    assert findings_of(store)[0].severity == "info"
+    assert "skipped" in findings_of(store)[0].message
 
 
 def test_infinities_are_no_nan() -> None:
     rms = steady()
     rms[30:, 1], rms[30:, 2] = math.inf, math.nan
-    (first,) = attention_of(store_of(rms))
+    (first,) = findings_of(store_of(rms))
     assert first.value == math.inf
     assert first.message == "an infinity in the output since step 30"
 
@@ -179,7 +179,7 @@ def test_steady_noise_is_no_finding_whatever_the_sizes_of_the_layers(
     noise: float, seed: int, steps: int, kind: Kind
 ) -> None:
     taps = tuple(Tap(f"layers.{number}", kind) for number in range(LAYERS))
-    assert attention_of(store_of(steady(steps, noise=noise, seed=seed), taps)) == ()
+    assert findings_of(store_of(steady(steps, noise=noise, seed=seed), taps)) == ()
 
 
 @few
@@ -187,7 +187,7 @@ def test_steady_noise_is_no_finding_whatever_the_sizes_of_the_layers(
 def test_a_spike_is_found_at_its_very_step(layer: int, step: int, noise: float, size: float) -> None:
     rms = steady(300, noise=noise)
     rms[step, layer] = 10.0 ** np.linspace(-6, 3, LAYERS)[layer] * size
-    (found,) = attention_of(store_of(rms))
+    (found,) = findings_of(store_of(rms))
     assert (found.rule, found.number, found.since_step, found.until_step) == ("spike", layer, step, step)
     assert found.value == pytest.approx(rms[step, layer])
     assert found.severity == ("warning" if found.value > 100 * found.usual else "info")
@@ -203,7 +203,7 @@ def test_a_spike_is_found_at_its_very_step(layer: int, step: int, noise: float, 
 def test_what_stays_far_above_its_own_past_is_exploding(layer: int, onset: int, size: float, grows: bool) -> None:
     rms = steady(200)
     rms[onset:, layer] *= np.geomspace(min(2.0, size), size, 200 - onset) if grows else size
-    found = only(attention_of(store_of(rms)), "exploding")
+    found = only(findings_of(store_of(rms)), "exploding")
     assert [each.number for each in found] == [layer]
     assert found[0].value > 20 * found[0].usual
     assert onset - 2 <= found[0].since_step
@@ -214,12 +214,12 @@ def test_what_exploded_long_ago_is_still_found_beside_the_beginning_of_the_run()
     rms = steady(1500)
     rms[120:, 2:] *= np.geomspace(1, 1e9, 1500 - 120)[:, None] ** 0.2 * 1e4
     store = store_of(rms[:700])
-    attention = Attention(store)
-    assert only(attention.findings(), "exploding")
+    cache = FindingsCache(store)
+    assert only(cache.current(), "exploding")
     for step in range(700, 1500):
         append(store, step, rms[step])
-    (found,) = attention.findings()
-    assert _told(attention.findings()) == _told(attention_of(store))
+    (found,) = cache.current()
+    assert _told(cache.current()) == _told(findings_of(store))
     assert (found.rule, found.severity, found.module, found.downstream) == (
         "exploding",
         "error",
@@ -235,40 +235,40 @@ def test_the_layer_that_exploded_first_leads_however_long_ago_it_was() -> None:
     for later, layer in enumerate((4, 3, 5, 2, 1, 0)):
         rms[200 + 60 * later :, layer] *= 1e6
     store = store_of(rms[:900])
-    attention = Attention(store)
-    attention.findings()
+    cache = FindingsCache(store)
+    cache.current()
     for step in range(900, 2000):
         append(store, step, rms[step])
-    first = only(attention.findings(), "exploding")[-1]
-    assert _told(attention.findings()) == _told(attention_of(store))
+    first = only(cache.current(), "exploding")[-1]
+    assert _told(cache.current()) == _told(findings_of(store))
     assert (first.module, first.since_step) == ("layers.4", 200)
 
 
 def test_what_grew_a_hundredfold_over_a_long_run_is_no_finding() -> None:
     rms = steady(1500) * np.geomspace(1, 100, 1500)[:, None]
-    assert attention_of(store_of(rms)) == ()
+    assert findings_of(store_of(rms)) == ()
 
 
 def test_layers_that_explode_one_after_the_other_are_one_finding_of_the_first() -> None:
     rms = steady(100)
     for layer in range(2, LAYERS):
         rms[80 + layer - 2 :, layer] *= 1e3
-    (found,) = attention_of(store_of(rms))
+    (found,) = findings_of(store_of(rms))
     assert (found.rule, found.number, found.since_step, found.downstream) == ("exploding", 2, 80, LAYERS - 3)
 
 
 def test_a_gradient_far_below_its_own_past_vanishes_and_a_small_one_that_is_steady_does_not() -> None:
     rms = steady(100)
     rms[80:, 4] *= 1e-4
-    (found,) = attention_of(store_of(rms, GRADIENTS))
+    (found,) = findings_of(store_of(rms, GRADIENTS))
     assert (found.rule, found.number, found.since_step, found.severity) == ("vanishing", 4, 80, "warning")
-    assert attention_of(store_of(rms, OUTPUTS)) == ()  # only of gradients
+    assert findings_of(store_of(rms, OUTPUTS)) == ()  # only of gradients
 
 
 def test_a_gradient_that_is_no_more_vanishes() -> None:
     rms = steady(100)
     rms[80:, 4] = 0.0
-    (found,) = attention_of(store_of(rms, GRADIENTS))
+    (found,) = findings_of(store_of(rms, GRADIENTS))
     assert (found.rule, found.number, found.value, found.since_step) == ("vanishing", 4, 0.0, 80)
     assert found.message == "the output gradient is zero since step 80"
 
@@ -277,7 +277,7 @@ def test_a_gradient_that_has_been_nothing_for_long_still_vanishes_and_one_that_n
     rms = steady(800)
     rms[200:, 4] = 0.0
     rms[:, 2] = 0.0
-    (found,) = attention_of(store_of(rms, GRADIENTS))
+    (found,) = findings_of(store_of(rms, GRADIENTS))
     assert (found.rule, found.number, found.message) == (
         "vanishing",
         4,
@@ -288,22 +288,22 @@ def test_a_gradient_that_has_been_nothing_for_long_still_vanishes_and_one_that_n
 def test_a_gradient_tiny_beside_the_others_vanishes_when_it_shrinks() -> None:
     rms = np.ones((100, LAYERS))
     rms[:, 1] = 1e-6
-    assert attention_of(store_of(rms, GRADIENTS)) == ()
+    assert findings_of(store_of(rms, GRADIENTS)) == ()
     rms[85:, 1] = 1e-7
-    assert [(each.rule, each.number) for each in attention_of(store_of(rms, GRADIENTS))] == [("vanishing", 1)]
+    assert [(each.rule, each.number) for each in findings_of(store_of(rms, GRADIENTS))] == [("vanishing", 1)]
 
 
 def test_gradients_that_all_fall_alike_are_a_note() -> None:
     rms = steady(100)
     rms[70:] *= 1e-4
-    (found,) = attention_of(store_of(rms, GRADIENTS))
+    (found,) = findings_of(store_of(rms, GRADIENTS))
     assert (found.rule, found.severity, found.downstream) == ("vanishing", "info", LAYERS - 1)
 
 
 def test_the_beginning_of_a_run_is_no_spike() -> None:
     rms = steady(100)
     rms[:3] *= 1e3
-    assert attention_of(store_of(rms)) == ()
+    assert findings_of(store_of(rms)) == ()
 
 
 # -- dead, stalled, too large ------------------------------------------------------------------------------------------
@@ -314,7 +314,7 @@ def test_an_output_of_nothing_but_zeros_is_dead_since_its_last_value() -> None:
     zeros[20:, 2] = 8
     zeros[:, 4] = 7.9
     zeros[::2, 5] = 8
-    (found,) = attention_of(store_of(steady(), zero=zeros))
+    (found,) = findings_of(store_of(steady(), zero=zeros))
     assert (found.rule, found.number, found.since_step, found.value) == ("dead", 2, 20, 1.0)
 
 
@@ -325,14 +325,14 @@ def test_an_update_that_is_a_large_share_of_its_weight_is_found() -> None:
     ratio = np.full((STEPS, LAYERS), 1e-3)
     ratio[40:, 1] = 0.5
     ratio[:, 4] = 2e-2
-    (found,) = attention_of(store_of(steady(), UPDATES, ratio=ratio))
+    (found,) = findings_of(store_of(steady(), UPDATES, ratio=ratio))
     assert (found.rule, found.number, found.since_step, found.stat) == ("large-update", 1, 40, "ratio")
 
 
 def test_weights_that_do_not_change_any_more_are_stalled() -> None:
     ratio = np.full((STEPS, LAYERS), 1e-3)
     ratio[40:, 1:3] = 0.0
-    (found,) = attention_of(store_of(steady(), UPDATES, ratio=ratio))
+    (found,) = findings_of(store_of(steady(), UPDATES, ratio=ratio))
     assert (found.rule, found.number, found.severity, found.downstream) == ("stalled", 1, "info", 1)
 
 
@@ -340,8 +340,8 @@ def test_weights_that_do_not_change_any_more_are_stalled() -> None:
 
 
 def test_a_store_without_anything_has_no_finding() -> None:
-    assert attention_of(Store(2**20)) == ()
-    assert attention_of(store_of(np.empty((0, LAYERS)))) == ()
+    assert findings_of(Store(2**20)) == ()
+    assert findings_of(store_of(np.empty((0, LAYERS)))) == ()
 
 
 @few
@@ -357,12 +357,12 @@ def test_what_is_remembered_changes_no_answer(events: list[tuple[int, int, float
     for step, layer, factor in events:
         rms[step : step + 7, layer] *= factor
     store = Store(2**24)  # in which no row is merged: who looks later sees the same
-    attention = Attention(store)
+    cache = FindingsCache(store)
     for step, row in enumerate(rms):
         append(store, step, row, OUTPUTS if step == 0 else ())
         if step in asked:
-            attention.findings()
-    assert _told(attention.findings()) == _told(attention_of(store))
+            cache.current()
+    assert _told(cache.current()) == _told(findings_of(store))
 
 
 def _told(findings: Sequence[Finding]) -> list[Any]:
@@ -370,19 +370,19 @@ def _told(findings: Sequence[Finding]) -> list[Any]:
 
 
 def test_nothing_new_is_not_looked_at_again() -> None:
-    attention = Attention(store_of(steady()))
-    assert attention.findings() is attention.findings()
+    cache = FindingsCache(store_of(steady()))
+    assert cache.current() is cache.current()
 
 
 def test_taps_that_come_later_are_looked_at_too() -> None:
     store = store_of(steady(40, 3), OUTPUTS[:3])
-    attention = Attention(store)
-    assert attention.findings() == ()
+    cache = FindingsCache(store)
+    assert cache.current() == ()
     rms = steady(20)
     rms[10:, 5] = math.nan
     for step, row in enumerate(rms):
         append(store, 40 + step, row, OUTPUTS[3:] if step == 0 else ())
-    assert [(each.number, each.since_step) for each in attention.findings()] == [(5, 50)]
+    assert [(each.number, each.since_step) for each in cache.current()] == [(5, 50)]
 
 
 def test_steps_that_were_not_captured_leave_no_gap() -> None:
@@ -391,23 +391,23 @@ def test_steps_that_were_not_captured_leave_no_gap() -> None:
     rms[80:, 1] *= 1e3
     for place, row in enumerate(rms):
         append(store, 5 * place, row, OUTPUTS if place == 0 else ())
-    assert [(each.rule, each.since_step) for each in attention_of(store)] == [("exploding", 400)]
+    assert [(each.rule, each.since_step) for each in findings_of(store)] == [("exploding", 400)]
 
 
 def test_long_stretches_that_were_not_captured_are_no_fault() -> None:
     store = Store(2**26)
     for place, step in enumerate((0, 1, 2, 300, 301, 500)):
         append(store, step, steady(1)[0], OUTPUTS if place == 0 else ())
-        assert attention_of(store) == ()
+        assert findings_of(store) == ()
     append(store, 900, [math.nan] * LAYERS)
-    assert [(each.number, each.since_step) for each in attention_of(store)] == [(0, 900)]
+    assert [(each.number, each.since_step) for each in findings_of(store)] == [(0, 900)]
 
 
 def test_keys_are_the_same_for_as_long_as_a_rule_finds_a_tap_and_differ_between_taps() -> None:
     rms = steady(100)
     rms[60:, 1] = math.nan
-    one = attention_of(store_of(rms[:70]))[0]
-    two = attention_of(store_of(rms))[0]
+    one = findings_of(store_of(rms[:70]))[0]
+    two = findings_of(store_of(rms))[0]
     assert one.key == two.key == "nonfinite:layers.1 output"
     event = Event(3, 1.5, "note", "text", module="a")
     assert key_of_event(event) == key_of_event(Event(3, 1.5, "note", "text", module="a"))

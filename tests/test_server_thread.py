@@ -14,7 +14,7 @@ import pytest
 from hookcore.errors import ClosedError, ServerError
 from hookcore.records import Command
 from hookcore.sinks import Sink
-from hookcore_app import embedded
+from hookcore_app import server_thread
 from hookcore_app.runs import Runs
 from hookcore_app.settings import ServerSettings
 from tests.serving import make_frame, make_info, make_taps
@@ -23,8 +23,8 @@ MEMORY = 16_000_000
 
 
 @pytest.fixture
-def server() -> Iterator[embedded.Embedded]:
-    started = embedded.start(port=0)
+def server() -> Iterator[server_thread.Embedded]:
+    started = server_thread.start(port=0)
     yield started
     started.stop()
     assert not started.is_running
@@ -35,7 +35,7 @@ def _get(url: str) -> str:
         return str(answer.read().decode())
 
 
-def test_what_is_sent_is_in_the_store_at_once_and_on_the_page(server: embedded.Embedded) -> None:
+def test_what_is_sent_is_in_the_store_at_once_and_on_the_page(server: server_thread.Embedded) -> None:
     sink = server.open_run(make_info(), MEMORY)
     assert isinstance(sink, Sink)
     sink.send(make_frame(3, new_taps=make_taps(2)))
@@ -51,7 +51,7 @@ def test_what_is_sent_is_in_the_store_at_once_and_on_the_page(server: embedded.E
     assert sink.run.ended_at_step == 3
 
 
-def test_commands_reach_the_trainer_even_those_that_came_before_it_listened(server: embedded.Embedded) -> None:
+def test_commands_reach_the_trainer_even_those_that_came_before_it_listened(server: server_thread.Embedded) -> None:
     sink = server.open_run(make_info(), MEMORY)
     told: list[Command] = []
     first = sink.run.ask("inventory")
@@ -62,12 +62,12 @@ def test_commands_reach_the_trainer_even_those_that_came_before_it_listened(serv
     sink.close()
 
 
-def test_there_is_one_server_in_a_process_until_it_is_stopped(server: embedded.Embedded) -> None:
-    assert embedded.start(port=0) is server
+def test_there_is_one_server_in_a_process_until_it_is_stopped(server: server_thread.Embedded) -> None:
+    assert server_thread.start(port=0) is server
     server.stop()
     with pytest.raises(ServerError, match="start a new one"):
         server.open_run(make_info(), MEMORY)
-    other = embedded.start(port=0)
+    other = server_thread.start(port=0)
     try:
         assert other is not server
         assert json.loads(_get(f"{other.url}/healthz")) == {"status": "ok"}
@@ -75,16 +75,16 @@ def test_there_is_one_server_in_a_process_until_it_is_stopped(server: embedded.E
         other.stop()
 
 
-def test_a_forked_copy_of_the_server_is_none(server: embedded.Embedded, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forked_copy_of_the_server_is_none(server: server_thread.Embedded, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(embedded.os, "getpid", lambda: os.getppid())
+        patch.setattr(server_thread.os, "getpid", lambda: os.getppid())
         assert not server.is_running
         server.stop()  # must not end that of the parent
     assert server.is_running
     assert json.loads(_get(f"{server.url}/healthz")) == {"status": "ok"}
 
 
-def test_two_runs_of_one_process_stand_side_by_side(server: embedded.Embedded) -> None:
+def test_two_runs_of_one_process_stand_side_by_side(server: server_thread.Embedded) -> None:
     sinks = [server.open_run(make_info(name), MEMORY) for name in ("one", "two")]
     for number, sink in enumerate(sinks):
         sink.send(make_frame(number, new_taps=make_taps(2)))

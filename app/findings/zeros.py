@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from hookcore.store import Store, TapList
 from hookcore.store.rows import Rows
 
-from .findings import RULES, SPARK, Finding, RuleName
+from .finding import RULES, SPARK, Finding, RuleName
 from .readings import window_first
 from .words import kind_word
 

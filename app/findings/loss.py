@@ -9,7 +9,7 @@ import numpy as np
 
 from hookcore.store import Series, Store, TapList
 
-from .findings import RULES, SPARK, Finding
+from .finding import RULES, SPARK, Finding
 from .readings import window_first
 
 _NOW = 8  # newest logged values

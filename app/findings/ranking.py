@@ -11,7 +11,7 @@ from hookcore.records import Tap
 from hookcore.store import Store, TapList
 
 from .depth import find_depth
-from .findings import RULES, Finding
+from .finding import RULES, Finding
 from .loss import Losses, find_loss
 from .magnitudes import find_sizes, find_updates
 from .nonfinite import find_nonfinite
@@ -24,7 +24,7 @@ _RULES: Final = tuple(RULES)
 
 
 @dataclass(slots=True)
-class Memory:
+class RuleInputs:
     """What was read before, so that next time only what came since is read. It changes no answer."""
 
     sizes: Readings | None = None
@@ -39,27 +39,27 @@ class Diagnosis:
     scope: Scope
 
 
-def attention_of(store: Store, memory: Memory | None = None) -> tuple[Finding, ...]:
+def findings_of(store: Store, inputs: RuleInputs | None = None) -> tuple[Finding, ...]:
     """Return what needs attention, the worst first: non-finite values, then errors, warnings and notes."""
-    return examine(store, memory).findings
+    return examine(store, inputs).findings
 
 
-def examine(store: Store, memory: Memory | None = None) -> Diagnosis:
+def examine(store: Store, inputs: RuleInputs | None = None) -> Diagnosis:
     """Return the findings of a run and their scope."""
-    memory = Memory() if memory is None else memory
+    inputs = RuleInputs() if inputs is None else inputs
     taps = store.taps()
     outputs = _of_kind(taps, "output")
-    memory.sizes = Readings.of(store, taps, "rms", memory.sizes)
-    memory.updates = Readings.of(store, _of_kind(taps, "update"), "ratio", memory.updates)
+    inputs.sizes = Readings.of(store, taps, "rms", inputs.sizes)
+    inputs.updates = Readings.of(store, _of_kind(taps, "update"), "ratio", inputs.updates)
     losses = Losses(store)
     found = [*find_dead(store, outputs), *find_no_gradient(store, _of_kind(taps, "param_grad"))]
     found += find_loss(losses, taps)
-    if memory.sizes is not None:
-        found += _of_sizes(store, taps, memory.sizes, losses)
-    if memory.updates is not None:
-        found += find_updates(memory.updates)
+    if inputs.sizes is not None:
+        found += _of_sizes(store, taps, inputs.sizes, losses)
+    if inputs.updates is not None:
+        found += find_updates(inputs.updates)
     ordered = tuple(sorted(found, key=_urgency))
-    return Diagnosis(ordered, scope_of(store, taps, outputs, memory.sizes, ordered))
+    return Diagnosis(ordered, scope_of(store, taps, outputs, inputs.sizes, ordered))
 
 
 def _of_sizes(store: Store, taps: TapList, sizes: Readings, losses: Losses) -> list[Finding]:

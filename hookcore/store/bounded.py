@@ -15,7 +15,7 @@ _RECORD_BYTES: Final = 256  # an object, its fields and its place in a list or d
 Item = TypeVar("Item")
 
 
-class Recent(Generic[Item]):
+class BoundedLog(Generic[Item]):
     """The newest items within a limit; the oldest ones go, and are counted."""
 
     def __init__(self, max_bytes: int, lock: threading.Lock) -> None:
@@ -67,7 +67,7 @@ class Room:
         return True
 
 
-class Catalogue(Generic[Item]):
+class BoundedMap(Generic[Item]):
     """Named items; once their room is full, new names are refused and counted."""
 
     def __init__(self, room: Room, lock: threading.Lock) -> None:
