@@ -33,7 +33,7 @@ class Cost:
     def headline(self) -> str:
         """What watching adds, or that this isn't known."""
         if self.added is None:
-            return "cost not measured yet" if self.is_live else "cost not measured"
+            return "not measured yet" if self.is_live else "not measured"
         return f"adds {_percent(self.added)}"
 
     @property
@@ -56,7 +56,7 @@ class Cost:
     @property
     def sentence(self) -> str:
         """The cost in one sentence."""
-        return f"{self.headline}, {self.terms}"
+        return f"{'cost ' if self.added is None else ''}{self.headline}, {self.terms}"
 
     @property
     def ordinal(self) -> str:

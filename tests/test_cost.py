@@ -86,7 +86,7 @@ def test_of_a_run_that_has_ended_nothing_more_will_be_measured() -> None:
     run = _world({"budget": 0.05}).runs.get("one")
     assert run is not None
     run.ended_at_step = 1
-    assert cost_of(run).headline == "cost not measured"
+    assert cost_of(run).headline == "not measured"
 
 
 @pytest.mark.parametrize(

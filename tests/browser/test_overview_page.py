@@ -147,7 +147,12 @@ def test_a_finding_is_acknowledged_and_taken_back(visit: Open, paths: Paths) -> 
 def test_following_moves_nothing_that_is_seen(visit: Open, paths: Paths) -> None:
     watch = """() => {
       window.moved = [];
-      const note = (list) => window.moved.push(...list.getEntries().map((each) => each.value));
+      // Less than half a line: another value in the same place, set in a smaller font.
+      const far = ({ previousRect: from, currentRect: to }) => Math.hypot(to.x - from.x, to.y - from.y) > 8;
+      const place = ({ node, previousRect: from, currentRect: to }) =>
+        `${(node?.outerHTML ?? node?.data)?.slice(0, 80)}: ${from.y} to ${to.y}, ${from.height} to ${to.height}`;
+      const note = (list) =>
+        window.moved.push(...list.getEntries().flatMap((each) => each.sources.filter(far).map(place)));
       new PerformanceObserver(note).observe({ type: "layout-shift" });
     }"""
     with visit() as tab:
