@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Never
 
 import torch
 from torch import Tensor, nn
@@ -20,12 +20,12 @@ import hookcore
 from hookcore import failures
 from hookcore.bridges import TeeSink, bridge_for
 from hookcore.compiled import guard_functions
-from hookcore.config import Pattern, Settings
+from hookcore.config import NOT_GIVEN, Attach, Compiled, Pattern, Settings
 from hookcore.delivery import deliver, to_the_store
 from hookcore.errors import ArgumentError, ClosedError, ServerError
 from hookcore.recorder import Recorder
 from hookcore.recorder.plans import Plan
-from hookcore.records import Coverage, Event, Failure, Kind, Tap
+from hookcore.records import Coverage, Event, Failure, Kind, Phase, Tap
 from hookcore.store import Store
 from hookcore.wire import Books
 
@@ -284,23 +284,74 @@ class NullWatcher:
 def watch(
     model: nn.Module | None = None,
     *,
-    include: Pattern | Iterable[Pattern] | None = None,
-    exclude: Pattern | Iterable[Pattern] | None = None,
-    **settings: Any,
+    include: Pattern | Iterable[Pattern] | None = NOT_GIVEN,
+    exclude: Pattern | Iterable[Pattern] | None = NOT_GIVEN,
+    kinds: Kind | Iterable[Kind] = NOT_GIVEN,
+    every: int = NOT_GIVEN,
+    budget: float | None = NOT_GIVEN,
+    memory: int | str = NOT_GIVEN,
+    attach: Attach = NOT_GIVEN,
+    compiled: Compiled = NOT_GIVEN,
+    phases: Phase | Iterable[Phase] = NOT_GIVEN,
+    calls: int = NOT_GIVEN,
+    sketch_values: int | None = NOT_GIVEN,
+    server: str | None = NOT_GIVEN,
+    keep: str | os.PathLike[str] | None = NOT_GIVEN,
+    bridge: str | None = NOT_GIVEN,
+    name: str | None = NOT_GIVEN,
+    **unknown: Never,
 ) -> Watcher:
-    """Watch a model, or with no argument every model that runs in this process, until `close()`.
+    """Watch a model as it trains: start a dashboard process, or join the one that is running, and print its address.
 
-    Its page is printed and is `watcher.url`. include, exclude: patterns on the dotted module path ("blocks.*.attn",
-    "re:.*drop.*", "type:Linear", "is:leaf") or module classes. Further settings, with their defaults, are listed in
-    docs/settings.md: kinds, every, budget, memory, attach, compiled, phases, calls, sketch_values, server, keep,
-    bridge, name.
+    Without a model, watch every model that runs in this process. The watch lasts until `close()`, or until the end of
+    a `with`. `server=None` starts no process.
+
+    An argument that you leave out is taken from its environment variable, such as HOOKCORE_EVERY, and otherwise has
+    the default below. docs/settings.md lists what is allowed and says more about each setting.
+
+    include=None: The modules to watch.
+    exclude=(): The modules to leave out of those that `include` matches, with the same patterns.
+    kinds=('output', 'output_grad', 'param_grad'): What is captured of each module: activations, gradients, parameters
+        and their updates.
+    every=1: Capture every n-th step.
+    budget=0.05: The share of a step's time that watching may cost, as measured in the run.
+    memory='512MB': The limit of the store: the newest steps are kept exactly, older ones merged.
+    attach='global': `global` registers on the process and leaves the model untouched; `module` registers on the watched
+        modules, for processes that run many others.
+    compiled='boundary': `boundary` sees the output and its gradient of each compiled region and changes no bit;
+        `inside` sees every module inside, at a higher cost and with results equal within rounding.
+    phases=('train',): Whether calls with gradients, without them, or both are captured; the two are kept apart.
+    calls=8: How many calls of one module in a step are kept apart; later ones merge into the last.
+    sketch_values=65536: How many values of a tensor go into its histogram; larger tensors are sampled.
+    server='auto': Where the frames go.
+    keep='auto': Where the run is written to as it goes on, as Parquet files.
+    bridge=None: Where the scalars, the norm of all gradients and the counts of ill modules are written too, for each
+        step.
+    name=None: What the run is called on the pages.
     """
     if model is not None and not isinstance(model, nn.Module):
         raise ArgumentError(
             f"watch() was given a {type(model).__name__}; it takes a torch.nn.Module, or nothing to watch every model"
         )
-    patterns = {name: value for name, value in (("include", include), ("exclude", exclude)) if value is not None}
-    return Watcher(model, Settings.of(**patterns, **settings))
+    settings = Settings.of(
+        include=include,
+        exclude=exclude,
+        kinds=kinds,
+        every=every,
+        budget=budget,
+        memory=memory,
+        attach=attach,
+        compiled=compiled,
+        phases=phases,
+        calls=calls,
+        sketch_values=sketch_values,
+        server=server,
+        keep=keep,
+        bridge=bridge,
+        name=name,
+        **unknown,  # which names the setting that was meant
+    )
+    return Watcher(model, settings)
 
 
 def _versions() -> dict[str, str]:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import pytest
+from torch import nn
 
 import hookcore
+from hookcore.config import NOT_GIVEN, SETTINGS, WatchSettings
 
 ROOT = Path(__file__).parents[1]
 
@@ -74,7 +79,7 @@ ROOMS: dict[str, set[str]] = {
         "recorder",
     },
     "frameworks": {"config", "watcher"},
-    "demo": {"errors", "watcher"},
+    "demo": {"errors", "config", "watcher"},
     "doctor": {"errors", "records", "client", "config", "dashboard", "observe", "watcher"},
     "run": {"errors", "config", "watcher"},
     "__init__": {"errors", "watcher", "client", "hooks"},
@@ -232,6 +237,49 @@ def test_the_public_names_are_exactly_these() -> None:
     ]
     assert all(getattr(hookcore, name) is not None for name in hookcore.__all__)
     assert sorted(hookcore.__all__) == dir(hookcore)
+
+
+def test_the_parameters_of_watch_are_the_table_of_settings_in_types_and_words() -> None:
+    hints = get_type_hints(WatchSettings)
+    parameters = dict(inspect.signature(hookcore.watch).parameters)
+    assert parameters.pop("model").kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+    assert parameters.pop("unknown").annotation == "Never"
+    assert list(parameters) == list(hints) == [setting.name for setting in SETTINGS]
+    assert {parameter.default for parameter in parameters.values()} == {NOT_GIVEN}
+    assert {name: get_type_hints(hookcore.watch)[name] for name in hints} == hints
+    words = " ".join((hookcore.watch.__doc__ or "").split())
+    for setting in SETTINGS:
+        assert _admits(hints[setting.name], setting.default), setting.name
+        sentence = setting.help.split(". ")[0].removesuffix(".")
+        assert f" {setting.name}={setting.default!r}: {sentence}." in words
+
+
+def _admits(hint: Any, value: Any) -> bool:
+    """Whether a value is of a type: of a union, a Literal, an iterable of Literals, or a class."""
+    if get_origin(hint) in (Union, UnionType):
+        return any(_admits(each, value) for each in get_args(hint))
+    if get_origin(hint) is Literal:
+        return value in get_args(hint)
+    if get_origin(hint) is Iterable:
+        return isinstance(value, tuple) and all(_admits(get_args(hint)[0], each) for each in value)
+    return isinstance(value, hint)
+
+
+def test_an_argument_of_watch_wins_over_its_variable_and_one_left_out_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOOKCORE_EVERY", "7")
+    monkeypatch.setenv("HOOKCORE_CALLS", "3")
+    with hookcore.watch(nn.Linear(1, 1), every=2) as watcher:
+        assert (watcher.settings.every, watcher.settings.calls) == (2, 3)
+
+
+def test_a_setting_that_watch_does_not_know_is_answered_with_the_nearest() -> None:
+    with pytest.raises(hookcore.ArgumentError, match=r"'evry' is not a setting.* Did you mean 'every'"):
+        hookcore.watch(nn.Linear(1, 1), evry=2)  # type: ignore[arg-type]
+
+
+def test_the_first_line_of_watch_says_that_a_process_starts() -> None:
+    first = (hookcore.watch.__doc__ or "").splitlines()[0]
+    assert "start a dashboard process" in first
 
 
 def test_a_name_that_hookcore_does_not_have_is_an_attribute_error() -> None:

@@ -4,11 +4,12 @@
 """
 
 from hookcore.config.readers import AUTO, NO_FOLDER, Pattern, bytes_of, did_you_mean, nearest
-from hookcore.config.settings import Settings
+from hookcore.config.settings import NOT_GIVEN, Settings, WatchSettings
 from hookcore.config.table import SETTINGS, Attach, Compiled, Setting
 
 __all__ = [
     "AUTO",
+    "NOT_GIVEN",
     "NO_FOLDER",
     "SETTINGS",
     "Attach",
@@ -16,6 +17,7 @@ __all__ = [
     "Pattern",
     "Setting",
     "Settings",
+    "WatchSettings",
     "bytes_of",
     "did_you_mean",
     "nearest",

@@ -1,11 +1,11 @@
-"""What one watcher was told."""
+"""The settings of one watcher: as a caller writes them, and as they are kept."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Final, TypedDict
 
 from hookcore.config.readers import Pattern, did_you_mean
 from hookcore.config.table import SETTINGS, Attach, Compiled, Setting
@@ -13,9 +13,39 @@ from hookcore.errors import ArgumentError
 from hookcore.records import Kind, Phase
 
 
+class _NotGiven:
+    """The default of an argument for which an environment variable or the table's default stands in."""
+
+    def __repr__(self) -> str:
+        return "<not given>"
+
+
+NOT_GIVEN: Final[Any] = _NotGiven()  # Any, so that a parameter of any type can have it as its default
+
+
+class WatchSettings(TypedDict, total=False):
+    """The keyword arguments of `hookcore.watch`, for functions that pass them on: `**settings: Unpack[...]`."""
+
+    include: Pattern | Iterable[Pattern] | None
+    exclude: Pattern | Iterable[Pattern] | None
+    kinds: Kind | Iterable[Kind]
+    every: int
+    budget: float | None
+    memory: int | str
+    attach: Attach
+    compiled: Compiled
+    phases: Phase | Iterable[Phase]
+    calls: int
+    sketch_values: int | None
+    server: str | None
+    keep: str | os.PathLike[str] | None
+    bridge: str | None
+    name: str | None
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What one watcher was told. Made by `Settings.of`, which holds the defaults and checks every value."""
+    """The settings of one watcher. `Settings.of` makes them: it checks every value and fills in the defaults."""
 
     include: tuple[Pattern, ...]
     exclude: tuple[Pattern, ...]
@@ -35,9 +65,10 @@ class Settings:
 
     @classmethod
     def of(cls, environment: Mapping[str, str] | None = None, /, **arguments: object) -> Settings:
-        """The settings of a call: arguments, else variables, else defaults. A wrong one raises ArgumentError.
+        """Return the settings of a call: its arguments, else the variables, else the defaults.
 
-        The variables are those of the process where no `environment` is given.
+        An argument that is NOT_GIVEN counts as missing. The variables are the process's, unless `environment` is
+        given. A wrong value raises ArgumentError.
         """
         names = [setting.name for setting in SETTINGS]
         for name in arguments:
@@ -48,7 +79,7 @@ class Settings:
         variables = os.environ if environment is None else environment
         values = {
             setting.name: setting.value_of(arguments[setting.name])
-            if setting.name in arguments
+            if arguments.get(setting.name, NOT_GIVEN) is not NOT_GIVEN
             else _from_variables(setting, variables)
             for setting in SETTINGS
         }

@@ -12,6 +12,7 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
+from hookcore.config import WatchSettings
 from hookcore.demo.digits import Digits, batches, load
 from hookcore.demo.models import MODELS
 from hookcore.demo.troubles import TROUBLES, Trouble
@@ -40,8 +41,7 @@ def train(demo: Demo, tell: Callable[[str], None] = print) -> Watcher:
     torch.set_num_threads(1)  # so small a network gains nothing from more, and the page needs a core too
     torch.manual_seed(0)
     model = MODELS[demo.model](trouble.plain).to(demo.device)
-    named = os.environ.get("HOOKCORE_NAME", "") or " ".join(filter(None, ("demo", demo.model, demo.trouble)))
-    watcher = watch(model, name=named, **_unlimited())
+    watcher = watch(model, **_settings(demo))
     tell(_opening(demo, trouble, model))
     try:
         _train(demo, trouble, digits, model, watcher, tell)
@@ -52,9 +52,12 @@ def train(demo: Demo, tell: Callable[[str], None] = print) -> Watcher:
     return watcher
 
 
-def _unlimited() -> dict[str, None]:
-    """To watch so small a network costs as much as to train it: within the usual budget few steps would be seen."""
-    return {} if os.environ.get("HOOKCORE_BUDGET") else {"budget": None}
+def _settings(demo: Demo) -> WatchSettings:
+    name = os.environ.get("HOOKCORE_NAME", "") or " ".join(filter(None, ("demo", demo.model, demo.trouble)))
+    if os.environ.get("HOOKCORE_BUDGET"):
+        return {"name": name}
+    # Watching so small a network costs as much as training it: within the default budget few steps are captured.
+    return {"name": name, "budget": None}
 
 
 def _opening(demo: Demo, trouble: Trouble, model: nn.Module) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Unpack
 
 from accelerate.tracking import GeneralTracker
 from torch import nn
 
+from hookcore.config import WatchSettings
 from hookcore.frameworks.watching import Watching
 from hookcore.watcher import Watcher
 
@@ -21,7 +22,7 @@ class HookcoreTracker(Watching, GeneralTracker):  # type: ignore[misc]
     name = "hookcore"
     requires_logging_directory = False
 
-    def __init__(self, model: nn.Module | None = None, **settings: Any) -> None:
+    def __init__(self, model: nn.Module | None = None, **settings: Unpack[WatchSettings]) -> None:
         super().__init__(**settings)
         self._model = model
 

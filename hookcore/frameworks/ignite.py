@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Unpack
 
 from ignite.engine import Engine, Events
 from torch import nn
 
+from hookcore.config import WatchSettings
 from hookcore.frameworks.watching import Watching
 
 
@@ -17,7 +18,7 @@ class HookcoreHandler(Watching):
     The engine's metrics, and its output where that is a number or a dictionary of numbers, arrive as scalars.
     """
 
-    def __init__(self, model: nn.Module, **settings: Any) -> None:
+    def __init__(self, model: nn.Module, **settings: Unpack[WatchSettings]) -> None:
         super().__init__(**settings)
         self._model = model
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Unpack
 
+from hookcore.config import WatchSettings
 from hookcore.frameworks.watching import Watching
 
 if find_spec("lightning") is not None:
@@ -20,7 +21,7 @@ class HookcoreCallback(Watching, Callback):  # type: ignore[misc]
     What the module logs arrives as scalars: in training at the step in which it was logged, the rest when it is known.
     """
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, **settings: Unpack[WatchSettings]) -> None:
         super().__init__(**settings)
         self._told: dict[str, object] = {}  # the metrics as they were told last
         self._later: set[str] = set()  # those that validation and the ends of epochs bring

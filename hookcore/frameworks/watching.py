@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import Self, Unpack
 
 import torch
 from torch import nn
 
-from hookcore.config import Settings
+from hookcore.config import Settings, WatchSettings
 from hookcore.watcher import Watcher, watch
 
 
@@ -20,7 +20,7 @@ class Watching:
     As a context manager it ends the run on the way out, whatever happened inside.
     """
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, **settings: Unpack[WatchSettings]) -> None:
         Settings.of(**settings)  # a wrong one is told here, not hours later
         super().__init__()
         self.settings = settings
