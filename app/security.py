@@ -193,7 +193,7 @@ def ancestors_of(settings: ServerSettings) -> tuple[str, ...]:
     for each in settings.frame_ancestors:
         if not _ANCESTOR.fullmatch(each):
             raise ArgumentError(
-                f"frame_ancestors={each!r} is not allowed: give an origin such as https://hub.example, `local` for the "
+                f"frame_ancestors={each!r} is invalid: give an origin such as https://hub.example, `local` for the "
                 "pages of this machine, or `none`"
             )
     if "none" in settings.frame_ancestors:

@@ -1,4 +1,4 @@
-"""What the server can be told, in one table: name, default, help. Flags, variables and the docs come from it."""
+"""The server's settings as one table: name, default, help. Flags, variables, and the docs are generated from it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 _SIZES: Final = ("memory", "keep_limit", "max_body")
 _WORDS: Final = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False, "": False}
 _EXPECTED: Final[dict[type, str]] = {
-    int: "a whole number",
+    int: "an integer",
     float: "a number",
-    str: "a text",
+    str: "a string",
     bool: "1 or 0",
-    tuple: "names, with commas between them",
+    tuple: "names separated by commas",
 }
 
 
@@ -29,35 +29,35 @@ def _setting(default: Any, text: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """The settings of a server. Each can be given as a flag (`--max-runs 8`) or a variable (`HOOKCORE_MAX_RUNS=8`)."""
+    """The settings of a server. Each is also a flag (`--max-runs 8`) and a variable (`HOOKCORE_MAX_RUNS=8`)."""
 
-    host: str = _setting("127.0.0.1", "the address to listen on; any but this machine's own needs a token")
-    port: int = _setting(8642, "the port to listen on; the next free one where it is taken, 0 for any")
-    token: str = _setting("", "who shows it may read and change everything; made and printed once if needed")
-    read_token: str = _setting("", "who shows it may read, and change nothing")
-    allowed_hosts: tuple[str, ...] = _setting((), "further names under which the server may be asked for")
+    host: str = _setting("127.0.0.1", "address to listen on; anything but loopback needs a token")
+    port: int = _setting(8642, "port to listen on; if it is taken, the next free one; 0 for any")
+    token: str = _setting("", "full-access token; generated and printed once if needed")
+    read_token: str = _setting("", "read-only token")
+    allowed_hosts: tuple[str, ...] = _setting((), "more host names that requests to this server may use")
     frame_ancestors: tuple[str, ...] = _setting(
-        (), "whose pages may show ours in a frame: origins such as https://hub.example, `local` or `none`"
+        (), "sites that may show the dashboard in a frame: origins such as https://hub.example, `local`, or `none`"
     )
-    certfile: str = _setting("", "a certificate for TLS, in PEM")
-    keyfile: str = _setting("", "the certificate's key, in PEM")
-    root_path: str = _setting("", "the path before which a reverse proxy stands, such as /hookcore")
-    memory: int = _setting(2_000_000_000, "bytes that all runs together may take")
-    max_runs: int = _setting(64, "runs shown at once; the oldest that ended makes room")
-    idle_stop_s: float = _setting(0.0, "stop by itself after so many seconds without trainer and browser; 0 never")
-    lost_after_s: float = _setting(15.0, "a run that gave no sign of life for so long is shown as lost")
+    certfile: str = _setting("", "TLS certificate file (PEM)")
+    keyfile: str = _setting("", "TLS private key file (PEM)")
+    root_path: str = _setting("", "path prefix at the reverse proxy, for example /hookcore")
+    memory: int = _setting(2_000_000_000, "memory limit for all runs together, in bytes")
+    max_runs: int = _setting(64, "maximum number of runs in the list; the oldest ended run makes room for a new one")
+    idle_stop_s: float = _setting(0.0, "stop after this many seconds without trainers and browsers; 0 for never")
+    lost_after_s: float = _setting(15.0, "show a run as lost after this many seconds without a message from it")
     keep: str = _setting(
         "auto",
-        "the folder in which runs are kept on disk; `auto` is the user's data folder, `none` keeps runs in memory only",
+        "folder for saved runs; `auto` is the user's data folder, `none` keeps runs in memory only",
     )
     keep_limit: int = _setting(
-        10_000_000_000, "bytes that kept runs may take on disk; the oldest go first, by way of a trash"
+        10_000_000_000, "disk limit for saved runs, in bytes; the oldest runs move to the trash first"
     )
-    max_clients: int = _setting(64, "live streams at once")
-    max_body: int = _setting(64 * 2**20, "bytes of a request, decompressed")
-    receive_s: float = _setting(10.0, "seconds a request may take to arrive")
-    max_connections: int = _setting(1000, "open connections at once")
-    dashboard: bool = _setting(False, "be this user's own dashboard: keep runs where their trainers say")
+    max_clients: int = _setting(64, "maximum number of live streams")
+    max_body: int = _setting(64 * 2**20, "maximum size of a decompressed request, in bytes")
+    receive_s: float = _setting(10.0, "maximum time to receive a request, in seconds")
+    max_connections: int = _setting(1000, "maximum number of open connections")
+    dashboard: bool = _setting(False, "run as this user's dashboard, which saves each run where its trainer says")
 
     @property
     def is_loopback(self) -> bool:
@@ -66,12 +66,12 @@ class ServerSettings:
 
     @property
     def keeps(self) -> bool:
-        """Whether runs are written to a folder. `auto` is turned into one when a server starts."""
+        """Whether runs are written to a folder. A starting server replaces `auto` by a folder."""
         return self.keep not in ("", AUTO)
 
     @classmethod
     def of(cls, given: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> ServerSettings:
-        """Settings from what was given (text or values), else from HOOKCORE_ variables, else the defaults."""
+        """Return settings from arguments (text or values), then HOOKCORE_ variables, then defaults."""
         values: dict[str, Any] = {}
         for each in fields(cls):
             raw = given.get(each.name)
@@ -95,13 +95,11 @@ def _read(name: str, raw: Any, default: Any) -> Any:
         return str(Path(raw).expanduser()) if name in ("keep", "certfile", "keyfile") and raw else type(default)(raw)
     except (TypeError, ValueError, AttributeError, KeyError) as error:
         detail = str(error) if name in _SIZES else ""
-        raise ArgumentError(
-            f"{name}={raw!r} is not allowed: give {_expected(name, default)}. {detail}".strip()
-        ) from None
+        raise ArgumentError(f"{name}={raw!r} is invalid: use {_expected(name, default)}. {detail}".strip()) from None
 
 
 def allowed_of(name: str) -> str:
-    """What a setting may be, in words."""
+    """Describe the allowed values of a setting."""
     (default,) = (each.default for each in fields(ServerSettings) if each.name == name)
     return _expected(name, default)
 

@@ -329,7 +329,7 @@ def first_port(environment: Mapping[str, str] = os.environ) -> int:
     """The first port that a new dashboard tries. Raises ArgumentError where HOOKCORE_PORT is none."""
     text = environment.get("HOOKCORE_PORT", "") or str(PORT)
     if not (text.isascii() and text.isdigit() and int(text[:6]) < 65536):
-        raise ArgumentError(f"HOOKCORE_PORT={text[:80]!r} is not allowed: it is a port from 0 to 65535")
+        raise ArgumentError(f"HOOKCORE_PORT={text[:80]!r} is invalid: use a port from 0 to 65535")
     return int(text)
 
 

@@ -194,8 +194,8 @@ def test_a_tool_that_is_not_installed_is_told_with_the_command_before_anything_i
     ("given", "told"),
     [
         ("tensorbord:runs", "Did you mean 'tensorboard'"),
-        ("tensorboard", "Say where to: tensorboard:runs/x"),
-        ("wandb: ", "Say where to: wandb:my-project"),
+        ("tensorboard", "Add a target: tensorboard:runs/x"),
+        ("wandb: ", "Add a target: wandb:my-project"),
         (7, "tensorboard:FOLDER"),
     ],
 )

@@ -83,13 +83,13 @@ def test_every_setting_of_watch_has_a_flag_that_says_the_same_as_its_variable(co
 
 def test_a_flag_of_watch_with_a_wrong_value_is_refused_before_anything_starts() -> None:
     given = cli.make_parser().parse_args(["run", "--budget", "5%", "train.py"])
-    with pytest.raises(ArgumentError, match="HOOKCORE_BUDGET='5%' is not allowed"):
+    with pytest.raises(ArgumentError, match="HOOKCORE_BUDGET='5%' is invalid"):
         flags.watch_variables(given, {})
 
 
 def test_the_table_of_the_documentation_is_that_of_the_code() -> None:
     told = table.as_markdown()
-    assert told in (ROOT / "docs" / "settings.md").read_text(), "print it anew: python -m hookcore_app.cli.table"
+    assert told in (ROOT / "docs" / "settings.md").read_text(), "regenerate it: python -m hookcore_app.cli.table"
     others = [page for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")] if "| allowed |" in page.read_text()]
     assert [page.name for page in others] == ["settings.md"]
     assert {line.count(" | ") for line in told.splitlines()} == {len(table.HEAD) - 1}

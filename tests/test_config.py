@@ -181,7 +181,7 @@ def test_what_is_not_allowed_is_named_with_what_is(argument: str, given: object)
         Settings.of(**{argument: given})
     allowed = next(setting.allowed for setting in SETTINGS if setting.name == argument)
     assert str(caught.value).startswith(f"{argument}=")
-    assert f"{argument} is {allowed}." in str(caught.value)
+    assert f"{argument} must be {allowed}." in str(caught.value)
     assert isinstance(caught.value, HookcoreError | ValueError)
     assert caught.value.__cause__ is None
 
@@ -253,7 +253,7 @@ def test_an_argument_goes_before_its_variable_and_this_before_the_address() -> N
     ("variable", "text"), [("HOOKCORE_EVERY", "often"), ("HOOKCORE_URL", "box:8642"), ("HOOKCORE_BUDGET", "5%")]
 )
 def test_a_wrong_variable_is_named_with_what_is_allowed(variable: str, text: str) -> None:
-    with pytest.raises(ArgumentError, match=f"^{variable}='{text}' is not allowed: ") as caught:
+    with pytest.raises(ArgumentError, match=f"^{variable}='{text}' is invalid: ") as caught:
         Settings.of({variable: text})
     assert "literal" not in str(caught.value)
     assert "convert" not in str(caught.value)

@@ -128,8 +128,8 @@ def test_without_scikit_learn_it_says_what_to_install(monkeypatch: pytest.Monkey
     [
         ("--model", "rnn", "invalid choice"),
         ("--trouble", "boredom", "invalid choice"),
-        ("--steps", "-1", "give a whole number from 0 on"),
-        ("--most-per-s", "nan", "give a number from 0 on"),
+        ("--steps", "-1", "use an integer of 0 or more"),
+        ("--most-per-s", "nan", "use a number of 0 or more"),
     ],
 )
 def test_a_wrong_flag_is_answered_with_what_is_allowed(

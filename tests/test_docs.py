@@ -120,7 +120,7 @@ def test_the_readme_says_which_releases_were_run_and_the_oldest_that_can_be_inst
     python = project["requires-python"].removeprefix(">=")
     assert f"with Python {python} and the CPU build of torch {run[1]}" in (ROOT / "README.md").read_text()
     (oldest,) = (each.removeprefix("torch>=") for each in project["dependencies"] if each.startswith("torch>="))
-    assert f"beside torch {oldest} and\n  newer" in (ROOT / "README.md").read_text()
+    assert f"hookcore accepts torch {oldest} and\n  newer" in (ROOT / "README.md").read_text()
     classified = re.findall(r"Python :: (\d\.\d+)", " ".join(project["classifiers"]))
     assert classified == [python]
 

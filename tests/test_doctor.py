@@ -38,7 +38,7 @@ def test_it_names_the_settings_that_variables_give(well: dict[str, str]) -> None
     assert "HOOKCORE_EVERY=10" in levels(well | {"HOOKCORE_EVERY": "10"})["settings"].text
     wrong = levels(well | {"HOOKCORE_EVERY": "often"})["settings"]
     assert wrong.level == "wrong"
-    assert "HOOKCORE_EVERY='often' is not allowed" in wrong.text
+    assert "HOOKCORE_EVERY='often' is invalid" in wrong.text
 
 
 def test_it_never_shows_a_token(well: dict[str, str]) -> None:

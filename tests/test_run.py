@@ -235,7 +235,7 @@ def test_what_goes_wrong_with_watching_is_told_and_does_not_reach_the_script(tmp
     source = "import os\nos.environ['HOOKCORE_EVERY'] = 'often'\nimport torch\nprint('trained')\n"
     _, watched = both(tmp_path, source)
     assert (watched.returncode, watched.stdout) == (0, "trained\n")
-    assert watched.stderr.startswith("hookcore: this run is not watched: HOOKCORE_EVERY='often' is not allowed")
+    assert watched.stderr.startswith("hookcore: this run is not watched: HOOKCORE_EVERY='often' is invalid")
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def test_what_goes_wrong_with_watching_is_told_and_does_not_reach_the_script(tmp
     [
         ([], "nothing to run was given"),
         (["-m"], "nothing to run was given"),
-        (["--every", "0", "train.py"], "HOOKCORE_EVERY='0' is not allowed|HOOKCORE_EVERY=0 is not allowed"),
+        (["--every", "0", "train.py"], "HOOKCORE_EVERY='0' is invalid|HOOKCORE_EVERY=0 is invalid"),
         (["--evry", "2", "train.py"], "unrecognized arguments"),
         (["--epochs", "2", "train.py"], "flags stand before the script, its own arguments behind it"),
     ],

@@ -104,7 +104,7 @@ def _checked(changes: dict[str, Any]) -> dict[str, Any]:
     for name, value in changes.items():
         if name == "paused":
             if value is None:
-                raise ArgumentError("paused=null is not allowed: it is true or false")
+                raise ArgumentError("paused=null is invalid: use true or false")
             continue
         _READERS[name].value_of(value)
         if name in ("include", "exclude"):

@@ -53,7 +53,7 @@ def _demo(given: argparse.Namespace, environment: Mapping[str, str]) -> int:
 
 def _count(text: str) -> int:
     if not (text.isascii() and text.isdigit()):
-        raise argparse.ArgumentTypeError(f"{text!r} is not allowed: give a whole number from 0 on")
+        raise argparse.ArgumentTypeError(f"{text!r} is invalid: use an integer of 0 or more")
     return int(text)
 
 
@@ -63,5 +63,5 @@ def _rate(text: str) -> float:
     except ValueError:
         rate = -1.0
     if not 0 <= rate < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not allowed: give a number from 0 on")
+        raise argparse.ArgumentTypeError(f"{text!r} is invalid: use a number of 0 or more")
     return rate

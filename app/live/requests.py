@@ -163,4 +163,4 @@ def read_rows(rows: str | tuple[int, ...], view: str) -> tuple[str, int, int]:
     if how == "idx" and len(parts) == 2 and 0 <= parts[1] - parts[0] < MAX_ROWS and what.count("-") == 1:
         return "idx", parts[0], parts[1]
     fits = '"fit:600" (heatmaps only), ' if view == "heatmap" else ""
-    raise ArgumentError(f'rows={rows!r} is not allowed: give {fits}"idx:120-160" or a list of tap numbers')
+    raise ArgumentError(f'rows={rows!r} is invalid: use {fits}"idx:120-160" or a list of tap numbers')

@@ -1,4 +1,4 @@
-"""How what a caller gave for a setting is read: each reader returns what is kept, or raises ValueError with a hint."""
+"""Readers of setting values: each takes an argument and returns the stored value, or raises ValueError with a hint."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MIN_SKETCH_VALUES: Final = 1024
 MIN_MEMORY_BYTES: Final = 2_000_000  # three quarters of it must be a store
 MAX_BUDGET: Final = 10.0
 AUTO: Final = "auto"
-NO_FOLDER: Final = "none"  # how a trainer tells a server not to keep its run
+NO_FOLDER: Final = "none"  # sent by a trainer so that the server doesn't save its run
 MAX_NAME: Final = 200  # characters of a run's name
 BRIDGES: Final = ("tensorboard", "wandb", "mlflow")
 _UNIT_BYTES: Final = {
@@ -32,7 +32,7 @@ _SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
 
 
 def nearest(given: str, options: Iterable[str], limit: int = 3) -> list[str]:
-    """Those of `options` that are spelled like `given`, the nearest first; case does not count."""
+    """Return the options that are spelled like `given`, nearest first, ignoring case."""
     by_lower: dict[str, str] = {}
     for option in options:
         by_lower.setdefault(option.lower(), option)
@@ -40,13 +40,13 @@ def nearest(given: str, options: Iterable[str], limit: int = 3) -> list[str]:
 
 
 def did_you_mean(given: str, options: Iterable[str]) -> str:
-    """A sentence, led by a space, that names the nearest option; empty where none is near."""
+    """Return a sentence, with a leading space, that names the nearest option, or an empty string."""
     near = nearest(given, options, limit=1)
     return f" Did you mean {near[0]!r}?" if near else ""
 
 
 def shown(given: object) -> str:
-    """What was given, shortened for a message."""
+    """Return the representation of an argument, shortened for a message."""
     text = repr(given)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
@@ -56,39 +56,37 @@ def _reject(hint: str = "") -> ValueError:
 
 
 def _as_items(given: object) -> list[object]:
-    """A lone string or class stands for a list of one."""
+    """Return the items of a list; a single string or class counts as a list of one."""
     if isinstance(given, str | type):
         return [given]
     if not isinstance(given, Iterable):
-        raise _reject("Give a list, a set or a tuple.")
+        raise _reject("Use a list, a set, or a tuple.")
     return list(given)
 
 
 def read_patterns(given: object) -> tuple[Pattern, ...]:
-    """Patterns: one, several or none."""
+    """Read one pattern, several, or none."""
     patterns: list[Pattern] = []
     for item in [] if given is None else _as_items(given):
         if not isinstance(item, str | type):
             kind = type(item).__name__
-            raise _reject(
-                f"Of a module that you hold, give its path or its class; {shown(item)} is an object ({kind})."
-            )
+            raise _reject(f"For a module object, give its path or its class; {shown(item)} is an object ({kind}).")
         if isinstance(item, str) and not item.strip():
-            raise _reject("An empty string is no pattern; the root itself is 'is:root'.")
+            raise _reject("An empty string is not a pattern; use 'is:root' for the root module.")
         patterns.append(item)
     return tuple(patterns)
 
 
 def read_include(given: object) -> tuple[Pattern, ...]:
-    """Patterns of which there must be one where any are given."""
+    """Read patterns; reject an empty list."""
     patterns = read_patterns(given)
     if given is not None and not patterns:
-        raise _reject("An empty list would watch nothing; leave it out to watch every module.")
+        raise _reject("An empty list would watch nothing; omit `include` to watch every module.")
     return patterns
 
 
 def read_set(options: tuple[str, ...]) -> Callable[[object], frozenset[str]]:
-    """Some of `options`, at least one."""
+    """Return a reader for one or more of `options`."""
 
     def read(given: object) -> frozenset[str]:
         items = _as_items(given)
@@ -100,7 +98,7 @@ def read_set(options: tuple[str, ...]) -> Callable[[object], frozenset[str]]:
 
 
 def read_choice(options: tuple[str, ...]) -> Callable[[object], str]:
-    """One of `options`."""
+    """Return a reader for one of `options`."""
     return lambda given: _one_of(given, options)
 
 
@@ -113,10 +111,10 @@ def _one_of(given: object, options: tuple[str, ...]) -> str:
 
 
 def read_integer(least: int) -> Callable[[object], int]:
-    """A whole number from `least` on."""
+    """Return a reader for integers of `least` or more."""
 
     def read(given: object) -> int:
-        # NumPy's integers have __index__ too.
+        # NumPy integers have __index__ too.
         if isinstance(given, bool) or not isinstance(given, SupportsIndex):
             raise _reject()
         number = operator.index(given)
@@ -128,47 +126,47 @@ def read_integer(least: int) -> Callable[[object], int]:
 
 
 def read_sketch_values(given: object) -> int | None:
-    """A number of values, or None for all."""
+    """Read a number of values, or None for all."""
     return None if given is None else read_integer(MIN_SKETCH_VALUES)(given)
 
 
 def read_budget(given: object) -> float | None:
-    """A share of the time, or None for no limit."""
+    """Read a share of the step's time, or None for no limit."""
     if given is None:
         return None
     if isinstance(given, bool | str):
-        raise _reject("For five percent write 0.05.")
+        raise _reject("For five percent, write 0.05.")
     if not isinstance(given, SupportsFloat | SupportsIndex):
         raise _reject()
     budget = float(given)
     if budget == 0:
-        raise _reject("To stop capturing call watcher.pause().")
+        raise _reject("To stop capturing, call watcher.pause().")
     if not (math.isfinite(budget) and 0 < budget <= MAX_BUDGET):
-        raise _reject("It is a share of the step's time: for five percent write 0.05.")
+        raise _reject("It is a share of the step's time: for five percent, write 0.05.")
     return budget
 
 
 def read_memory(given: object) -> int:
-    """A size in bytes."""
+    """Read a size in bytes."""
     size = bytes_of(given) if isinstance(given, str) else read_integer(0)(given)
     if size < MIN_MEMORY_BYTES:
-        raise _reject("That is too little to keep a run's history.")
+        raise _reject("A run's history needs more than that.")
     return size
 
 
 def bytes_of(text: str) -> int:
-    """The number of bytes that `text` says: "512MB" is decimal, "1.5GiB" binary, no unit means bytes; case is free."""
+    """Parse a size: "512MB" is decimal, "1.5GiB" is binary, no unit means bytes. Case is ignored."""
     match = _SIZE.fullmatch(text)
     if match is None:
         raise _reject("Write a number and a unit.")
     number, unit = match[1], match[2]
     if unit.lower() not in _UNIT_BYTES:
-        raise _reject(f"{unit!r} is no unit: use B, kB, MB, GB, TB or KiB, MiB, GiB, TiB.")
+        raise _reject(f"Unknown unit {unit!r}: use B, kB, MB, GB, TB, KiB, MiB, GiB, or TiB.")
     return int(float(number) * _UNIT_BYTES[unit.lower()])
 
 
 def read_server(given: object) -> str | None:
-    """Where frames go: a word, an address without a slash at its end, or None."""
+    """Read a destination for frames: a keyword, an address (returned without a trailing slash), or None."""
     if given is None:
         return None
     if not isinstance(given, str):
@@ -181,12 +179,12 @@ def read_server(given: object) -> str | None:
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
         raise _reject("An address looks like https://box:8642.")
     if parts.username or parts.password or parts.query or parts.fragment:
-        raise _reject("An address holds no password and no question; the token is given as HOOKCORE_TOKEN.")
+        raise _reject("An address must not contain a password or a query; set the token in HOOKCORE_TOKEN.")
     return given.rstrip("/")
 
 
 def read_keep(given: object) -> str | None:
-    """A folder, as an absolute path; "auto" and None as they are."""
+    """Read a folder as an absolute path; "auto" and None stay as they are."""
     if given is None or given == AUTO:
         return given
     if not isinstance(given, str | os.PathLike) or not os.fspath(given):
@@ -198,7 +196,7 @@ def read_keep(given: object) -> str | None:
 
 
 def read_bridge(given: object) -> str | None:
-    """A tool and what it calls the place, with a colon between them, or None."""
+    """Read TOOL:TARGET, or None."""
     if given is None:
         return None
     if not isinstance(given, str):
@@ -207,18 +205,18 @@ def read_bridge(given: object) -> str | None:
     if tool not in BRIDGES:
         raise ValueError(did_you_mean(tool, BRIDGES))
     if not colon or not target.strip():
-        raise _reject(f"Say where to: {tool}:{'runs/x' if tool == 'tensorboard' else 'my-project'}.")
+        raise _reject(f"Add a target: {tool}:{'runs/x' if tool == 'tensorboard' else 'my-project'}.")
     return given
 
 
 def read_name(given: object) -> str:
-    """A run's name; the script's where none was given."""
+    """Read the name of a run; the default is the script's name."""
     if given is None:
         return _name_of_the_script()
     if not isinstance(given, str) or not given.strip():
         raise _reject()
     if len(given) > MAX_NAME:
-        raise _reject(f"This one has {len(given)}.")
+        raise _reject(f"This name has {len(given)}.")
     return given
 
 
@@ -229,20 +227,20 @@ def _name_of_the_script() -> str:
 
 
 def or_none(text: str) -> object:
-    """A text of a variable, in which "none" is None."""
+    """Return the text of a variable, with "none" as None."""
     return None if text.lower() == "none" else text
 
 
 def integer_or_none(text: str) -> object:
-    """A whole number from a text, in which "none" is None."""
+    """Parse an integer, with "none" as None."""
     return None if text.lower() == "none" else int(text)
 
 
 def number_or_none(text: str) -> object:
-    """A number from a text, in which "none" is None."""
+    """Parse a number, with "none" as None."""
     return None if text.lower() == "none" else float(text)
 
 
 def as_list(text: str) -> object:
-    """A list from a text with commas, in which "none" is None."""
+    """Parse a comma-separated list, with "none" as None."""
     return None if text.lower() == "none" else [each.strip() for each in text.split(",") if each.strip()]

@@ -38,37 +38,37 @@ Compiled = Literal["boundary", "inside"]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One line of the table. `read` turns what a caller gave into what is kept, or raises ValueError with a hint."""
+    """One row of the table. `read` turns an argument into the stored value, or raises ValueError with a hint."""
 
     name: str
-    default: object  # as a caller would write it
+    default: object  # as a caller writes it
     allowed: str
     help: str
     read: Callable[[object], object]
-    from_text: Callable[[str], object] = str  # what a caller would have written for the text of a variable
+    from_text: Callable[[str], object] = str  # turns the text of a variable into an argument
 
     @property
     def variable(self) -> str:
-        """The variable that stands in where the argument is missing."""
+        """The environment variable that is used if the argument is missing."""
         return f"HOOKCORE_{self.name.upper()}"
 
     def value_of(self, given: object) -> object:
-        """What is kept for `given`; raises ArgumentError where it is not allowed."""
+        """Return the stored value for an argument, or raise ArgumentError."""
         return self._read(self.name, given, self.read)
 
     def value_of_text(self, variable: str, text: str) -> object:
-        """What is kept for a variable's text; raises ArgumentError where it is not allowed."""
+        """Return the stored value for the text of a variable, or raise ArgumentError."""
         try:
             given = self.from_text(text.strip())
         except ValueError:
-            given = text  # which is then refused with a hint
+            given = text  # `read` rejects it with a hint
         return self._read(variable, given, self.read)
 
     def _read(self, source: str, given: object, read: Callable[[object], object]) -> object:
         try:
             return read(given)
         except (ValueError, TypeError) as error:
-            message = f"{source}={shown(given)} is not allowed: {self.name} is {self.allowed}.{error}"
+            message = f"{source}={shown(given)} is invalid: {self.name} must be {self.allowed}.{error}"
             raise ArgumentError(message) from None
 
 
@@ -80,17 +80,17 @@ _PHASES: Final = get_args(Phase)
 _ATTACH: Final = get_args(Attach)
 _COMPILED: Final = get_args(Compiled)
 _PATTERNS_HELP: Final = (
-    "A pattern is a glob on the dotted path in which `*` also crosses dots (`blocks.*.attn`), `re:` and a regular "
-    "expression for the whole path (`re:.*drop.*`), `type:` and a class name or a glob on it (`type:Linear`; base "
-    "classes count), `is:leaf` (no child modules), `is:root`, or a class (`nn.Linear`). A pattern matches a module, "
-    "not the modules inside it."
+    "A pattern is a glob on the dotted path, in which `*` also matches dots (`blocks.*.attn`); `re:` and a regular "
+    "expression for the whole path (`re:.*drop.*`); `type:` and a class name or a glob (`type:Linear`; base classes "
+    "count); `is:leaf` (no child modules); `is:root`; or a class (`nn.Linear`). A pattern matches a module, not the "
+    "modules inside it."
 )
 
 SETTINGS: Final = (
     Setting(
         "include",
         None,
-        "a pattern or a list of patterns, or None for every module",
+        "a pattern, a list of patterns, or None for every module",
         f"The modules to watch. {_PATTERNS_HELP}",
         read_include,
         as_list,
@@ -98,8 +98,8 @@ SETTINGS: Final = (
     Setting(
         "exclude",
         (),
-        "a pattern or a list of patterns, or None",
-        "The modules to leave out of those that `include` matches, with the same patterns.",
+        "a pattern, a list of patterns, or None",
+        "The modules to leave out, among those that `include` matches. Takes the same patterns.",
         read_patterns,
         as_list,
     ),
@@ -107,15 +107,15 @@ SETTINGS: Final = (
         "kinds",
         ("output", "output_grad", "param_grad"),
         f"one or more of {_listed(KINDS)}",
-        "What is captured of each module: activations, gradients, parameters and their updates.",
+        "The tensors to capture for each module: activations, gradients, parameters, and parameter updates.",
         read_set(KINDS),
         as_list,
     ),
     Setting(
         "every",
         1,
-        "a whole number from 1 on",
-        "Capture every n-th step. The others cost next to nothing.",
+        "an integer of 1 or more",
+        "Capture every n-th step. The other steps cost almost nothing.",
         read_integer(1),
         int,
     ),
@@ -123,55 +123,56 @@ SETTINGS: Final = (
         "budget",
         0.05,
         f"a number above 0 and up to {MAX_BUDGET:g}, or None for no limit",
-        "The share of a step's time that watching may cost, as measured in the run. Above it fewer steps are captured.",
+        "The share of a step's time that watching may cost, as measured in the run. If it costs more, fewer steps are "
+        "captured.",
         read_budget,
         number_or_none,
     ),
     Setting(
         "memory",
         "512MB",
-        f'a number of bytes or a text such as "512MB" or "1.5GiB", at least {MIN_MEMORY_BYTES // 10**6} MB',
-        "The limit of the store: the newest steps are kept exactly, older ones merged.",
+        f'a number of bytes or a size such as "512MB" or "1.5GiB", at least {MIN_MEMORY_BYTES // 10**6} MB',
+        "The memory limit of the store. The newest steps are kept exactly, older ones are merged.",
         read_memory,
     ),
     Setting(
         "attach",
         "global",
         f"one of {_listed(_ATTACH)}",
-        "`global` registers on the process and leaves the model untouched; `module` registers on the watched modules, "
-        "for processes that run many others. Then the hooks are on the model: copies and pickles carry them.",
+        "Where hooks are registered. `global`: on the process, so the model stays untouched. `module`: on the watched "
+        "modules, for processes that run many other modules. The model's copies and pickles then contain the hooks.",
         read_choice(_ATTACH),
     ),
     Setting(
         "compiled",
         "boundary",
         f"one of {_listed(_COMPILED)}",
-        "`boundary` sees the output and its gradient of each compiled region and changes no bit; `inside` sees every "
-        "module inside, at a higher cost and with results equal within rounding.",
+        "What to capture of compiled regions. `boundary`: the region's output and its gradient; results stay bit for "
+        "bit the same. `inside`: every module in the region; this costs more and changes results within rounding.",
         read_choice(_COMPILED),
     ),
     Setting(
         "phases",
         ("train",),
         f"one or more of {_listed(_PHASES)}",
-        "Whether calls with gradients, without them, or both are captured; the two are kept apart.",
+        "Which calls to capture: with gradients (`train`), without (`eval`), or both. The two are recorded separately.",
         read_set(_PHASES),
         as_list,
     ),
     Setting(
         "calls",
         8,
-        "a whole number from 1 on",
-        "How many calls of one module in a step are kept apart; later ones merge into the last.",
+        "an integer of 1 or more",
+        "How many calls of a module in one step are recorded separately. Later calls are merged into the last one.",
         read_integer(1),
         int,
     ),
     Setting(
         "sketch_values",
         65536,
-        f"a whole number from {MIN_SKETCH_VALUES} on, or None for every value",
-        "How many values of a tensor go into its histogram; larger tensors are sampled. The other stats are over "
-        "every value.",
+        f"an integer of {MIN_SKETCH_VALUES} or more, or None for every value",
+        "How many values of a tensor its histogram counts. Larger tensors are sampled. All other stats cover every "
+        "value.",
         read_sketch_values,
         integer_or_none,
     ),
@@ -179,9 +180,9 @@ SETTINGS: Final = (
         "server",
         "auto",
         "'auto', 'thread', None, or an address such as https://box:8642",
-        "Where the frames go. `auto`: to this user's dashboard on this machine, which is started if none runs. An "
-        "address: to that server, with the token in `HOOKCORE_TOKEN`. `thread`: this process serves the dashboard. "
-        "None: only to `watcher.store`. `HOOKCORE_URL` is another word for `HOOKCORE_SERVER`.",
+        "Where captured data goes. `auto`: to this user's dashboard on this machine, which is started if none is "
+        "running. An address: to that server, with the token in `HOOKCORE_TOKEN`. `thread`: to a dashboard in this "
+        "process. None: only to `watcher.store`. `HOOKCORE_URL` is an alias of `HOOKCORE_SERVER`.",
         read_server,
         or_none,
     ),
@@ -189,9 +190,9 @@ SETTINGS: Final = (
         "keep",
         "auto",
         "'auto', a folder, or None",
-        "Where the run is written to as it goes on, as Parquet files. `auto`: where the server keeps its runs; for the "
-        "dashboard that is a folder of this user, and a run without a server stays in memory. None: nowhere. A server "
-        "at an address has its own `--keep`.",
+        "The folder for the run's Parquet files, which are written during the run. `auto`: the server's folder; the "
+        "dashboard uses a folder of this user, and a run without a server stays in memory. None: write no files. A "
+        "server at an address has its own `--keep`.",
         read_keep,
         or_none,
     ),
@@ -199,16 +200,16 @@ SETTINGS: Final = (
         "bridge",
         None,
         "tensorboard:FOLDER, wandb:PROJECT, mlflow:EXPERIMENT, or None",
-        "Where the scalars, the norm of all gradients and the counts of ill modules are written too, for each step. "
-        "The tool must be installed; of a distributed training rank 0 writes.",
+        "Another tool that also gets each step's scalars, the norm of all gradients, and the counts of modules with "
+        "non-finite or all-zero output. The tool must be installed. In distributed training, only rank 0 writes.",
         read_bridge,
         or_none,
     ),
     Setting(
         "name",
         None,
-        f"a text of 1 to {MAX_NAME} characters, or None for the script's name",
-        "What the run is called on the pages.",
+        f"a string of 1 to {MAX_NAME} characters, or None for the script's name",
+        "The name of the run in the dashboard.",
         read_name,
     ),
 )

@@ -95,7 +95,7 @@ def _model_of(name: str) -> tuple[nn.Module, Any]:
     place, _, called = name.partition(":")
     if not place or not called:
         raise ArgumentError(
-            f"--model {name!r} is not allowed: give a module and a callable in it, such as train:make_model"
+            f"--model {name!r} is invalid: give a module and a callable in it, for example train:make_model"
         )
     sys.path.insert(0, os.getcwd())
     try:

@@ -129,7 +129,7 @@ class Commands:
 def _value_of(name: str, value: Any) -> Any:
     if name == "paused":
         if not isinstance(value, bool):
-            raise ArgumentError(f"paused={value!r} is not allowed: paused is true or false")
+            raise ArgumentError(f"paused={value!r} is invalid: paused must be true or false")
         return value
     if name not in _TABLE:
         names = ", ".join([*_TABLE, "paused"])
