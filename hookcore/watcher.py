@@ -310,24 +310,28 @@ def watch(
     the default below. docs/settings.md lists what is allowed and says more about each setting.
 
     include=None: The modules to watch.
-    exclude=(): The modules to leave out of those that `include` matches, with the same patterns.
-    kinds=('output', 'output_grad', 'param_grad'): What is captured of each module: activations, gradients, parameters
-        and their updates.
+    exclude=(): The modules to leave out, among those that `include` matches.
+    kinds=('output', 'output_grad', 'param_grad'): The tensors to capture for each module: activations, gradients,
+        parameters, and parameter updates.
     every=1: Capture every n-th step.
     budget=0.05: The share of a step's time that watching may cost, as measured in the run.
-    memory='512MB': The limit of the store: the newest steps are kept exactly, older ones merged.
-    attach='global': `global` registers on the process and leaves the model untouched; `module` registers on the watched
-        modules, for processes that run many others.
-    compiled='boundary': `boundary` sees the output and its gradient of each compiled region and changes no bit;
-        `inside` sees every module inside, at a higher cost and with results equal within rounding.
-    phases=('train',): Whether calls with gradients, without them, or both are captured; the two are kept apart.
-    calls=8: How many calls of one module in a step are kept apart; later ones merge into the last.
-    sketch_values=65536: How many values of a tensor go into its histogram; larger tensors are sampled.
-    server='auto': Where the frames go.
-    keep='auto': Where the run is written to as it goes on, as Parquet files.
-    bridge=None: Where the scalars, the norm of all gradients and the counts of ill modules are written too, for each
-        step.
-    name=None: What the run is called on the pages.
+    memory='512MB': The memory limit of the store.
+    attach='global': Where hooks are registered. `global`: on the process, so the model stays untouched. `module`: on
+        the watched modules, for processes that run many other modules. The model's copies and pickles then contain the
+        hooks.
+    compiled='boundary': What to capture of compiled regions. `boundary`: the region's output and its gradient; results
+        stay bit for bit the same. `inside`: every module in the region; this costs more and changes results within
+        rounding.
+    phases=('train',): Which calls to capture: with gradients (`train`), without (`eval`), or both.
+    calls=8: How many calls of a module in one step are recorded separately.
+    sketch_values=65536: How many values of a tensor its histogram counts.
+    server='auto': Where captured data goes. `auto`: to this user's dashboard on this machine, which is started if none
+        is running. An address: to that server, with the token in `HOOKCORE_TOKEN`. `thread`: to a dashboard in this
+        process. None: only to `watcher.store`.
+    keep='auto': The folder for the run's Parquet files, which are written during the run.
+    bridge=None: Another tool that also gets each step's scalars, the norm of all gradients, and the counts of modules
+        with non-finite or all-zero output.
+    name=None: The name of the run in the dashboard.
     """
     if model is not None and not isinstance(model, nn.Module):
         raise ArgumentError(
