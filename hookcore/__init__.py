@@ -20,8 +20,10 @@ if TYPE_CHECKING:
         HookError,
         PatternError,
         ServerError,
+        TraceError,
         WireError,
     )
+    from hookcore.tracing import trace
     from hookcore.watcher import Watcher, detached, watch
 
 __version__ = "0.1.0"
@@ -33,11 +35,13 @@ __all__ = [
     "HookcoreError",
     "PatternError",
     "ServerError",
+    "TraceError",
     "Watcher",
     "WireError",
     "__version__",
     "detached",
     "hooks",
+    "trace",
     "watch",
 ]
 
@@ -49,9 +53,11 @@ _HOME = {
     "HookcoreError": "hookcore.errors",
     "PatternError": "hookcore.errors",
     "ServerError": "hookcore.errors",
+    "TraceError": "hookcore.errors",
     "Watcher": "hookcore.watcher",
     "WireError": "hookcore.errors",
     "detached": "hookcore.watcher",
+    "trace": "hookcore.tracing",
     "watch": "hookcore.watcher",
 }
 

@@ -4,6 +4,7 @@ HookcoreError
 +-- ArgumentError (also a ValueError)    a wrong argument: what was given, what is allowed, the nearest match
 +-- PatternError (also a ValueError)     a pattern that is malformed or matches no module
 +-- HookError (also a RuntimeError)      a hook that cannot be registered there, and why
++-- TraceError (also a LookupError)      a traced tensor that is not there, and why
 +-- ClosedError (also a RuntimeError)    the watcher or the store was closed
 +-- WireError (also a ValueError)        bytes that are not a message of hookcore's
 +-- ServerError (also a RuntimeError)    a server that cannot be reached, or that refused what it was asked
@@ -26,6 +27,10 @@ class PatternError(HookcoreError, ValueError):
 
 class HookError(HookcoreError, RuntimeError):
     """A hook that cannot be registered where it was asked for."""
+
+
+class TraceError(HookcoreError, LookupError):
+    """A layer that did not run, or a tensor or gradient of it that a trace does not have."""
 
 
 class ClosedError(HookcoreError, RuntimeError):

@@ -78,11 +78,12 @@ ROOMS: dict[str, set[str]] = {
         "hooks",
         "recorder",
     },
+    "tracing": {"errors", "config", "names", "compiled", "observe", "hooks", "recorder"},
     "frameworks": {"config", "watcher"},
     "demo": {"errors", "config", "watcher"},
     "doctor": {"errors", "records", "client", "config", "dashboard", "observe", "watcher"},
     "run": {"errors", "config", "watcher"},
-    "__init__": {"errors", "watcher", "client", "hooks"},
+    "__init__": {"errors", "watcher", "tracing", "client", "hooks"},
 }
 WITHOUT_TORCH = {
     "errors",
@@ -228,11 +229,13 @@ def test_the_public_names_are_exactly_these() -> None:
         "HookcoreError",
         "PatternError",
         "ServerError",
+        "TraceError",
         "Watcher",
         "WireError",
         "__version__",
         "detached",
         "hooks",
+        "trace",
         "watch",
     ]
     assert all(getattr(hookcore, name) is not None for name in hookcore.__all__)

@@ -8,7 +8,10 @@ from typing import Final
 import pytest
 from torch import Tensor
 
-from tests.harness import STEPS, Key, assert_stats, read_step, seed_all, watch
+import hookcore
+from hookcore.recorder.outputs import find_tensors
+from hookcore.tracing import Layer, LayerCall
+from tests.harness import STEPS, Key, assert_stats, digest, read_step, reference_stats, seed_all, watch
 from tests.twin import OptimizerTwin, Twin, TwinHooks, counting_backwards
 from tests.zoo import CASES, Case
 
@@ -88,6 +91,47 @@ def test_outputs_and_their_gradients_are_those_of_a_twin(case: Case) -> None:
             assert_stats(stats[key], twin.outputs[key], key)
         for key in gradients:
             assert_stats(stats[key], twin.gradients[key], key)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("case", TWINS, ids=[case.name for case in TWINS])
+def test_traced_tensors_are_those_of_a_twin(case: Case) -> None:
+    twins = _twin_steps(case)
+    seed_all()
+    trial = case.build()
+    for number, twin in enumerate(twins):
+        with hookcore.trace(trial.model, kinds=("output", "output_grad")) as seen:
+            trial.step(number)
+        for (path, place), parts in _in_order(twin.outputs).items():
+            values = [value for call in _calls(case, seen[path]) for value in _tensors(call, "output", place)]
+            if case.name != "evaluation_between_steps":  # the twin looks away during it
+                assert len(values) == len(parts)
+            assert [digest(part) for part in parts] == [digest(value) for value in values[-len(parts) :]]
+        for (path, place), parts in _in_order(twin.gradients).items():
+            gradients = [each for call in _calls(case, seen[path]) for each in _tensors(call, "output_grad", place)]
+            for gradient, part in zip(gradients, parts, strict=True):
+                assert_stats(reference_stats([gradient]), [part], (path, place))
+
+
+def _calls(case: Case, layer: Layer) -> tuple[LayerCall, ...]:
+    """The calls in the order in which they returned: a trace has them in the order in which they began."""
+    return layer.calls[::-1] if case.name == "deep_recursion" else layer.calls
+
+
+def _in_order(tensors: dict[Key, list[Tensor]]) -> dict[tuple[str, str], list[Tensor]]:
+    """The tensors of a twin by path and place, in the order of the calls."""
+    found: dict[tuple[str, str], list[Tensor]] = {}
+    for (path, _, place, _), parts in sorted(tensors.items()):
+        found.setdefault((path, place), []).extend(parts)
+    return found
+
+
+def _tensors(call: LayerCall, kind: str, place: str) -> list[Tensor]:
+    try:
+        found = dict(find_tensors(getattr(call, kind)))
+    except hookcore.TraceError:
+        return []
+    return [found[place]] if place in found else []
 
 
 def _can_be_seen(parts: list[Tensor]) -> bool:

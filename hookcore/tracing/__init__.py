@@ -1,0 +1,11 @@
+"""`hookcore.trace`: the tensors of a few layers, for the length of a `with` block, without a server.
+
+`nested` rebuilds any input or output, `copies` copies the tensors in it, `calls` holds the calls of a layer, `modules`
+has the hooks of one module, and `tracer` chooses the modules.
+"""
+
+from hookcore.tracing.calls import Layer, LayerCall, TraceKind
+from hookcore.tracing.copies import NotCopied
+from hookcore.tracing.tracer import Trace, trace
+
+__all__ = ["Layer", "LayerCall", "NotCopied", "Trace", "TraceKind", "trace"]

@@ -1,0 +1,205 @@
+"""One module of a trace: its hooks, and the calls that are running.
+
+The hooks are on the module, not on the process: they see keyword arguments before the module runs and what the user's
+own hooks return, and other models, other threads and compiled code elsewhere are left alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._C import DisableTorchFunction
+
+from hookcore import hooks
+from hookcore.compiled import guard_functions
+from hookcore.observe.plain import is_wrapped
+from hookcore.recorder.checkpoints import Pending, forward_segment, take_call
+from hookcore.tracing.calls import Layer, LayerCall, TraceKind
+from hookcore.tracing.copies import GradientHook, Slot, record, slots_in, tensors_in
+
+_is_compiling = torch.compiler.is_compiling
+_jit_traces = torch._C._get_tracing_state
+_backward_pass = torch._C._current_graph_task_id  # -1 outside of one
+
+
+class _Running(threading.local):
+    """The calls that run in this thread, the innermost last; None for one that a checkpoint repeats."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[LayerCall | None, list[GradientHook]]] = []
+
+
+class TracedModule:
+    """Records the calls of a module in its layer. `hook_gradient` puts a hook on a tensor for as long as the trace."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        layer: Layer,
+        kinds: frozenset[TraceKind],
+        hook_gradient: Callable[[Tensor, GradientHook], None],
+    ) -> None:
+        self.module = module
+        self.layer = layer
+        self._kinds = kinds
+        self._hook_gradient = hook_gradient
+        self._running = _Running()
+        self._pending: Pending = []  # calls whose gradients come when a checkpoint repeats them
+
+    def attach(self) -> Iterator[hooks.HookHandle]:
+        """Put the hooks on; the caller takes them off."""
+        try:
+            yield hooks.on_forward_pre(self.module, BeforeHook(self), with_kwargs=True)
+            yield hooks.on_forward(self.module, AfterHook(self), always_call=True)
+        except (RuntimeError, AttributeError):
+            self.layer.unseen = f"torch allows no hook on a {type(self.module).__name__}"
+
+    def enter(self, args: Any, kwargs: Any) -> None:
+        """A call begins."""
+        if _backward_pass() != -1:
+            self._running.calls.append((None, self._hook_repeated_inputs((args, kwargs))))
+            return
+        call = self.layer.begin_call()
+        self._running.calls.append((call, []))
+        with _problems_in(call):
+            if self._kinds & {"input", "input_grad"}:
+                call.inputs_seen = self._record("input", (args, kwargs))
+
+    def leave(self, output: Any) -> None:
+        """A call has returned; or raised, and then the output is None."""
+        if not self._running.calls:
+            return  # the trace began in the middle of this call
+        call, repeated = self._running.calls.pop()
+        if output is None and sys.exc_info()[0] is not None:
+            return
+        if call is None:
+            self._leave_repeated(output, repeated)
+            return
+        with _problems_in(call):
+            call.output_seen = self._record("output", output)
+            if not torch.is_grad_enabled() and (segment := forward_segment()):
+                self._pending.append((segment, call.number))
+
+    def _record(self, kind: TraceKind, value: Any) -> Any:
+        wants_gradients = f"{kind}_grad" in self._kinds
+
+        def on_tensor(tensor: Tensor, slot: Slot) -> None:
+            if wants_gradients:
+                slot.missing = _why_no_gradient(tensor) or self._hook(tensor, GradientHook(slot))
+
+        return record(value, kind in self._kinds, on_tensor)
+
+    def _hook(self, tensor: Tensor, hook: GradientHook) -> str:
+        """Return why the tensor takes no hook, or an empty text."""
+        try:
+            self._hook_gradient(tensor, hook)
+        except Exception as error:
+            return f"its tensor takes no hook ({error})"
+        return ""
+
+    def _hook_repeated_inputs(self, inputs: Any) -> list[GradientHook]:
+        """Hook the inputs of a repeated call, before the module can change them. Whose they are is known at its end."""
+        if not self._pending or "input_grad" not in self._kinds:
+            return []
+        tensors = tensors_in(inputs)
+        found = [GradientHook() for _ in tensors]
+        for tensor, hook in zip(tensors, found, strict=True):
+            if not _why_no_gradient(tensor):
+                self._hook(tensor, hook)
+        return found
+
+    def _leave_repeated(self, output: Any, input_hooks: list[GradientHook]) -> None:
+        """Connect the gradients of a repeated call with the call that it repeats: they flow through its tensors only.
+
+        That holds for a reentrant checkpoint. The other kind repeats a call for what it saved, and leaves none pending.
+        """
+        self.layer.was_repeated = True
+        tensors = tensors_in(output)
+        found = take_call(self._pending, [("", tensor) for tensor in tensors], torch.is_grad_enabled())
+        if found is None:
+            return
+        call = self.layer.calls[found]
+        for slot, hook in zip(slots_in(call.inputs_seen), input_hooks, strict=False):
+            hook.slot, slot.missing = slot, ""
+        for slot, tensor in zip(slots_in(call.output_seen), tensors, strict=False):
+            slot.missing = _why_no_gradient(tensor)
+            if not slot.missing and "output_grad" in self._kinds:
+                slot.missing = self._hook(tensor, GradientHook(slot))
+
+
+@contextlib.contextmanager
+def _problems_in(call: LayerCall) -> Iterator[None]:
+    """Nothing escapes from a hook: the call says what went wrong."""
+    try:
+        yield
+    except Exception as error:
+        call.problem = f"hookcore failed on it ({type(error).__name__}: {error})"
+
+
+def _why_no_gradient(tensor: Tensor) -> str:
+    """Why no gradient can come to this tensor, or an empty text."""
+    if tensor.requires_grad and torch.is_grad_enabled():
+        return ""
+    if is_wrapped(tensor):
+        return "it is inside torch.func, whose gradients no hook sees"
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        return f"values of type {tensor.dtype} have no gradient"
+    if torch.is_grad_enabled():
+        return "the tensor does not require grad: it was detached, or depends on no trainable parameter"
+    if forward_segment():
+        return "the layer ran in a checkpoint, and no backward pass has repeated it"
+    return "the layer ran without gradients (torch.no_grad() or torch.inference_mode())"
+
+
+class BeforeHook:
+    """The forward pre-hook of a traced module."""
+
+    __slots__ = ("traced",)
+
+    def __init__(self, traced: TracedModule) -> None:
+        self.traced = traced
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if _is_compiling() or _jit_traces():
+            return
+        with DisableTorchFunction():
+            self.traced.enter(args, kwargs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return inert_hook()
+
+    inert = __reduce__
+
+
+class AfterHook:
+    """The forward hook of a traced module."""
+
+    __slots__ = ("traced",)
+
+    def __init__(self, traced: TracedModule) -> None:
+        self.traced = traced
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+        if _is_compiling() or _jit_traces():
+            return
+        with DisableTorchFunction():
+            self.traced.leave(output)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return inert_hook()
+
+    inert = __reduce__
+
+
+def inert_hook() -> tuple[Any, ...]:
+    """What a copy or a checkpoint of the model gets instead: it does nothing, and needs no hookcore to be read."""
+    return getattr, (contextlib.nullcontext(), "__exit__")
+
+
+guard_functions(BeforeHook.__call__, AfterHook.__call__)
