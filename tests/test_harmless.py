@@ -20,6 +20,7 @@ from torch.nn.modules.module import register_module_forward_hook
 
 import hookcore
 from hookcore.records import KINDS
+from hookcore.tracing import Trace
 from tests.harness import STEPS, Attach, Outcome, process_state, run_case, seed_all, watch
 from tests.zoo import CASES, Case, Trial
 
@@ -140,6 +141,27 @@ def test_watching_changes_no_bit_and_leaves_nothing(case: Case, way: str) -> Non
     assert process_state() == before
     assert [event.message for watcher in watchers for event in watcher.errors] == []
     assert sum(watcher.error_count for watcher in watchers) == 0
+
+
+@contextlib.contextmanager
+def _traced(trial: Trial, traces: list[Trace]) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for model in (trial.model, *trial.others):
+            with contextlib.suppress(hookcore.TraceError):  # compiled as a whole and in place: it says so
+                traces.append(stack.enter_context(hookcore.trace(model)))
+        yield
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_tracing_changes_no_bit_and_leaves_nothing(case: Case) -> None:
+    traces: list[Trace] = []
+    before, expected = process_state(), _unwatched(case.name)
+    seen = run_case(case, lambda trial: _traced(trial, traces))
+    seen.hooks = expected.hooks  # those are its point; afterwards they are gone
+    assert seen == expected
+    assert not seen.warnings - expected.warnings
+    assert process_state() == before
+    assert [call.problem for trace in traces for path in trace for call in trace[path].calls if call.problem] == []
 
 
 # --- Nothing lives longer -------------------------------------------------------------------------------------------

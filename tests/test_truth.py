@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Final
 
 import pytest
@@ -55,6 +56,7 @@ TWINS: Final = [
 ]  # fmt: skip
 
 
+@functools.cache
 def _twin_steps(case: Case) -> list[Twin]:
     """The steps of a case, each seen by new hooks."""
     seed_all()
