@@ -66,8 +66,7 @@ def _without(taps: dict[Tap, int], others: dict[Tap, int]) -> dict[Tap, int]:
 
 
 def _taps(store: Store, kind: str | None) -> Iterator[tuple[int, Tap]]:
-    found = store.taps(None, kind)
-    return zip(found.numbers.tolist(), found.taps, strict=True)
+    return iter(store.taps(None, kind))
 
 
 def renamer(rule: str) -> Callable[[str], str]:

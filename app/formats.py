@@ -11,12 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 import orjson
 import pyarrow as pa
 import pyarrow.csv
 from numpy.typing import NDArray
 from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
 
 MEDIA_TYPES: Final = {
     "json": "application/json",
@@ -28,7 +30,6 @@ MEDIA_TYPES: Final = {
 }
 ARRAYS: Final = ("json", "arrow", "csv", "npy")
 TENSORS: Final = ("json", "npy", "safetensors", "csv", "png")
-_OPTIONS: Final = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r", "\n")  # what a cell that a spreadsheet runs begins with
 _MAX_RANGES: Final = 50  # of one Accept header
 
@@ -78,24 +79,37 @@ def word_of(value: float) -> float | str:
 
 
 def json_of(content: Any) -> bytes:
-    """Content as JSON; arrays go through `array_json` first where they may hold what is not finite."""
-    return orjson.dumps(content, option=_OPTIONS)
+    """Return answers, dicts and lists as JSON. Arrays and `Number` may hold NaN; write a bare float with `word_of`."""
+    return _ENCODER.encode(content)
 
 
-def array_json(values: NDArray[Any]) -> orjson.Fragment:
-    """An array of any shape as nested lists, with words where it is not finite; a complex number is a pair."""
+class StrictJson(JSONResponse):
+    """A response that any JSON parser can read."""
+
+    def render(self, content: Any) -> bytes:
+        return json_of(content)
+
+
+def _encode(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return array_json(value)
+    if isinstance(value, float):
+        return word_of(float(value))
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"{type(value).__name__} has no JSON")
+
+
+_ENCODER: Final = msgspec.json.Encoder(enc_hook=_encode)
+
+
+def array_json(values: NDArray[Any]) -> msgspec.Raw:
+    """Return an array of any shape as nested lists, with words for non-finite values; a complex number is a pair."""
     if values.dtype.kind == "c":
         values = np.stack([values.real, values.imag], axis=-1)
     if values.ndim == 0:
-        return orjson.Fragment(_array_bytes(values.reshape(1))[1:-1])
-    return orjson.Fragment(_array_bytes(values))
-
-
-def rows_json(matrix: NDArray[Any]) -> list[orjson.Fragment]:
-    """Each row of a matrix, as `array_json` writes it."""
-    if not matrix.size:
-        return [orjson.Fragment(b"[]")] * len(matrix)
-    return [orjson.Fragment(b"[" + row + b"]") for row in _array_bytes(matrix)[2:-2].split(b"],[")]
+        return msgspec.Raw(_array_bytes(values.reshape(1))[1:-1])
+    return msgspec.Raw(_array_bytes(values))
 
 
 def _array_bytes(values: NDArray[Any]) -> bytes:

@@ -11,12 +11,14 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp
 
+from hookcore import answers
+from hookcore.answers.base import Answer
 from hookcore.errors import HookcoreError
 from hookcore.records import text_of
 
 from . import api, assets, health, ingest, live, login, pages
 from .access import Access
-from .api.models import Problem
+from .api.given import PROBLEM
 from .keep import Keeper
 from .pages.error import error_page, wants_page
 from .runs import Runs
@@ -33,6 +35,13 @@ class App(FastAPI):
         state = self.state
         return Guard(super().build_middleware_stack(), state.settings, state.access, state.usage)
 
+    def openapi(self) -> dict[str, Any]:
+        """Return FastAPI's description, with the schemas of the answers."""
+        if self.openapi_schema is None:
+            kinds = [each for each in vars(answers).values() if isinstance(each, type) and issubclass(each, Answer)]
+            super().openapi()["components"]["schemas"].update(answers.components(kinds))
+        return super().openapi()
+
 
 def create_app(runs: Runs, settings: ServerSettings) -> FastAPI:
     """An application over `runs`.
@@ -45,7 +54,7 @@ def create_app(runs: Runs, settings: ServerSettings) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         openapi_url="/api/v1/openapi.json",
-        responses={"4XX": {"model": Problem, "description": "what was wrong, and what to do"}},
+        responses={"4XX": {"content": PROBLEM, "description": "what was wrong, and what to do"}},
     )
     app.state.runs, app.state.settings = runs, settings
     app.state.access, app.state.usage = Access(settings), Usage()

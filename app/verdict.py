@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookcore.store import Series, Store
-from hookcore.store.checks import label_of
 from hookcore.store.rows import Rows
 
 from .comparison import Apart, Asked, Compared, Layer, Pairs, chunks, layers_of
@@ -73,7 +72,7 @@ class Verdict:
     def _headline(self) -> str:
         layer, logged = self.parting, self.logged_first
         if layer is not None and (logged is None or layer.parts_at <= logged.parts_at):  # type: ignore[operator]
-            return f"The runs first differ {parting_words(layer)}, in {label_of(layer.tap)}."
+            return f"The runs first differ {parting_words(layer)}, in {layer.tap.label}."
         if logged is not None:
             return f"The runs first differ {parting_words(logged)}, in the logged value {logged.name}."
         if self.outcome == "no difference":

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from hookcore import answers
 from hookcore.client import Client
-from hookcore.client.replies import HeatmapReply
 from hookcore.errors import HookcoreError
 from hookcore.pictures import address_of, image_of, map_of
 from hookcore.store import Heatmap, Store
@@ -36,7 +36,7 @@ class Facts:
 
     figures: tuple[str, ...] = ()
     newest: int | None = None
-    maps: tuple[tuple[str, Heatmap | HeatmapReply], ...] = ()
+    maps: tuple[tuple[str, Heatmap | answers.Heatmap], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Card:
         return told
 
 
-def _figure(title: str, found: Heatmap | HeatmapReply) -> str:
+def _figure(title: str, found: Heatmap | answers.Heatmap) -> str:
     first, last = found.taps[0].module, found.taps[-1].module
     caption = (
         f"{title}: root mean square of each layer, from {first or 'the root'} (top) to {last or 'the root'} (bottom), "
@@ -91,7 +91,7 @@ def _figure(title: str, found: Heatmap | HeatmapReply) -> str:
     )
 
 
-def _png(found: Heatmap | HeatmapReply) -> bytes:
+def _png(found: Heatmap | answers.Heatmap) -> bytes:
     return image_of(map_of(found))
 
 

@@ -99,6 +99,14 @@ class Tap:
     def __post_init__(self) -> None:
         _write_plainly(self, "module", "index")
 
+    @property
+    def label(self) -> str:
+        """The tap in one line, such as "encoder output [past.1] call 2 (eval)"."""
+        index = f" [{self.index}]" if self.index else ""
+        call = f" call {self.call}" if self.call else ""
+        phase = "" if self.phase == "train" else f" ({self.phase})"
+        return f"{self.module} {self.kind}{index}{call}{phase}"
+
 
 @dataclass(frozen=True, slots=True)
 class Event:

@@ -109,20 +109,20 @@ def test_the_client_asks_for_all_of_it(server: Served) -> None:
     run.changes.tell()
     with hookcore.Client(server.url, TOKEN) as client:
         (finding,) = client.findings()
-        assert (finding.tap, finding.rule, finding.since_step) == (Tap("b", "output_grad"), "nonfinite", 50)
+        assert (finding.tap.label, finding.rule, finding.since_step) == ("b output_grad", "nonfinite", 50)
         assert math.isnan(finding.value)
         assert finding.spark.tolist() == [2.0] * 48
         figures = client.overview()
         assert figures.loss is not None
-        assert (figures.loss.value, figures.scalars, figures.newest_step) == (0.5, {"loss": 0.5}, 59)
+        assert (figures.loss.value, figures.scalars, figures.newest_step) == (0.5, (figures.loss,), 59)
         assert figures.gradient_norm is not None
         assert math.isnan(figures.gradient_norm.value)
         assert figures.findings == {"error": 1, "warning": 0, "info": 0}
         client.acknowledge(finding.key)
         assert client.findings()[0].acknowledged
-        told = client.events()
-        client.acknowledge(told.keys[0])
-        assert client.events().acknowledged == (True,)
+        (event,) = client.events().events
+        client.acknowledge(event.key)
+        assert [each.acknowledged for each in client.events().events] == [True]
         chart = client.figure("series", tap=1, stat="rms", first=40)
         assert chart.data[0].x[0] == 40
         assert chart.data[0].y[0] == 2.0

@@ -16,7 +16,6 @@ from PIL import Image
 
 from hookcore.errors import ArgumentError
 from hookcore.records import Snapshot, Tap
-from hookcore.store.checks import label_of
 from hookcore.wire import DTYPES
 from hookcore_app.png import MAGENTA, colours_of, png_of
 from hookcore_app.slices import cut
@@ -219,7 +218,7 @@ def test_positive_values_are_grey_and_others_diverge_from_white(world: World) ->
     ("wanted", "tap"),
     [
         ({"tap": 2}, TAPS[2]),
-        ({"tap": label_of(TAPS[3])}, TAPS[3]),
+        ({"tap": TAPS[3].label}, TAPS[3]),
         ({"module": "head"}, Tap("head", "output")),
         (
             {"module": "layers.1", "kind": "input", "index": "past.0", "call": 3, "phase": "eval"},

@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hookcore.answers import Framed
+from hookcore.answers.live import FrameNews, News
 from hookcore.client import Client
-from hookcore.client.replies import Framed, FrameNews, News
 from hookcore.errors import ArgumentError, ServerError
 from hookcore.records import Snapshot, Tap
-from hookcore.store.checks import label_of
 from hookcore_app.main import create_app
 from hookcore_app.runs import Runs
 from hookcore_app.server import complete, listen, make_server
@@ -68,9 +68,9 @@ def test_what_a_run_consists_of_is_what_was_told(client: Client) -> None:
     assert [(each.path, each.type, each.parent) for each in modules] == [
         (each.path, each.type, each.parent) for each in MODULES
     ]
-    assert (modules[1].aliases, modules[1].taps, modules[1].shapes) == (("again.0",), (1,), {"weight": (4, 3)})
+    assert (modules[1].aliases, modules[1].taps[0].number, modules[1].shapes) == (("again.0",), 1, {"weight": (4, 3)})
     assert modules[1].coverage == COVERAGE[1]
-    assert client.taps().taps == TAPS
+    assert tuple(tap.record for tap in client.taps().taps) == TAPS
     assert client.taps(type="Lin*").numbers.tolist() == [1, 4]
     assert client.coverage(captured=False) == [COVERAGE[2]]
     assert client.hooks() == list(HOOKS)
@@ -78,13 +78,14 @@ def test_what_a_run_consists_of_is_what_was_told(client: Client) -> None:
 
 def test_numbers_over_time_are_the_stores(world: Served, client: Client) -> None:
     store = _store(world)
-    one, truth = client.series(label_of(TAPS[2]), "rms", 1, 18, points=5), store.series(2, "rms", 1, 18, 5)
+    one, truth = client.series(TAPS[2].label, "rms", 1, 18, points=5), store.series(2, "rms", 1, 18, 5)
     for name in ("first_step", "last_step", "mean", "min", "max", "present", "nonfinite"):
         assert same(getattr(one, name), getattr(truth, name))
-    assert one.tap == TAPS[2]
+    assert one.tap is not None
+    assert one.tap.record == TAPS[2]
     assert client.series(4, "p99").present is None
     many = client.many_series("layers.*", stat="mean")
-    assert [each.number for each in many] == [1, 2, 3]
+    assert [each.tap.number for each in many if each.tap] == [1, 2, 3]
     found, heatmap = client.heatmap("output", "rms", rows=2), store.heatmap("output", "rms", rows=2)
     assert same(found.worst, heatmap.worst)
     assert found.groups.tolist() == heatmap.groups.tolist()
@@ -105,8 +106,8 @@ def test_more_taps_than_a_page_holds_are_all_found(world: Served, client: Client
 def test_scalars_have_names_and_series(client: Client) -> None:
     scalars = client.scalars("loss")
     assert {"loss", "lr"} <= set(scalars.names)
-    assert np.isnan(scalars.series["loss"].mean[3])
-    assert scalars.series["loss"].tap is None
+    assert np.isnan(scalars["loss"].mean[3])
+    assert scalars["loss"].tap is None
     assert set(client.scalars(match="l*").names) == {"loss", "lr"}
 
 
@@ -132,7 +133,7 @@ def test_commands_reach_the_trainer(world: Served, client: Client) -> None:
         {"paused": True},
         {"paused": False},
     ]
-    assert [each["number"] for each in client.settings().waiting] == [command.number for command in run.commands]
+    assert [each.number for each in client.settings().waiting] == [command.number for command in run.commands]
     assert client.settings().settings["every"] == 1
 
 
@@ -163,13 +164,16 @@ def test_a_snapshot_that_does_not_come_is_given_up(client: Client) -> None:
 def test_two_runs_are_compared(world: Served, client: Client) -> None:
     fill(open_run(world.runs, "two", started_s=2.0), scale=2.0)
     found = client.compare("one", "two", tolerance=0.1)
-    assert found.first == (0, TAPS[0])
+    assert found.first is not None
+    assert (found.first.step, found.first.tap.record) == (0, TAPS[0])
     assert found.parted == len(TAPS)
     assert found.only_in == {"one": (), "two": ()}
-    assert (found.outcome, found.logged["loss"].outcome) == ("different", "NaN in both")
+    assert found.verdict.outcome == "different"
+    assert {each.name: each.outcome for each in found.logged}["loss"] == "NaN in both"
     same = client.compare("one", "one")
-    assert (same.first, same.outcome, same.steps_compared, same.steps_not_comparable) == (None, "no difference", 20, 0)
-    assert same.message.startswith("No difference in the 20 steps that both runs captured.")
+    assert (same.first, same.verdict.outcome) == (None, "no difference")
+    assert (same.verdict.steps_compared, same.verdict.steps_not_comparable) == (20, 0)
+    assert same.verdict.message.startswith("No difference in the 20 steps that both runs captured.")
 
 
 def test_the_tail_follows_from_where_it_was(world: Served, client: Client) -> None:
@@ -251,14 +255,14 @@ def test_one_client_serves_many_threads(client: Client) -> None:
     found: list[int] = []
 
     def ask(number: int) -> None:
-        found.extend(int(client.series(number % len(TAPS)).number or 0) - number % len(TAPS) for _ in range(20))
+        found.extend(client.histograms(number % len(TAPS)).tap.number or 0 for _ in range(20))
 
     threads = [threading.Thread(target=ask, args=(number,)) for number in range(6)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == [0] * 120
+    assert sorted(found) == sorted([number % len(TAPS) for number in range(6)] * 20)
 
 
 def test_data_frames_where_the_library_is_installed_and_else_a_clear_error(client: Client) -> None:

@@ -145,7 +145,7 @@ def _file(data: bytes) -> Any:
 def test_layers_come_in_the_order_that_was_asked_for(world: World) -> None:
     other_run(world, {(5, 3): value_at(5, 3) * 2, (9, 1): value_at(9, 1) * 10, (2, 4): value_at(2, 4) * 1.1})
     order = {
-        sort: [layer["about"]["number"] for layer in world.json("compare", runs="one,two", sort=sort)["layers"]]
+        sort: [layer["tap"]["number"] for layer in world.json("compare", runs="one,two", sort=sort)["layers"]]
         for sort in ("model", "share", "step")
     }
     assert order == {"model": [0, 1, 2, 3, 4], "share": [1, 3, 4, 0, 2], "step": [4, 3, 1, 0, 2]}

@@ -12,7 +12,7 @@ import pytest
 
 from hookcore_app import live
 from hookcore_app.live import frames, publisher
-from hookcore_app.live.encoding import json_of, numbers
+from hookcore_app.formats import json_of
 from hookcore_app.live.marks import Steps, mark_of, new_steps
 from hookcore_app.live.publisher import Publisher, Pulse, Selections, Shared
 from hookcore_app.live.requests import Scale
@@ -164,10 +164,10 @@ def test_the_steps_that_are_new(told: Steps, now: Steps, span: Any) -> None:
 
 def test_an_array_in_json_keeps_what_is_not_finite() -> None:
     values = np.array([1.5, np.nan, np.inf, -np.inf])
-    assert orjson.loads(json_of(numbers(values))) == [1.5, "NaN", "Infinity", "-Infinity"]
-    assert orjson.loads(json_of(numbers(values[[1, 1]]))) == ["NaN", "NaN"]
-    assert orjson.loads(json_of(numbers(np.arange(6)[::2]))) == [0, 2, 4]
-    assert orjson.loads(json_of(numbers(np.empty(0)))) == []
+    assert orjson.loads(json_of(values)) == [1.5, "NaN", "Infinity", "-Infinity"]
+    assert orjson.loads(json_of(values[[1, 1]])) == ["NaN", "NaN"]
+    assert orjson.loads(json_of(np.arange(6)[::2])) == [0, 2, 4]
+    assert orjson.loads(json_of(np.empty(0))) == []
 
 
 def test_finite_values_stay_finite_on_their_way() -> None:

@@ -204,7 +204,7 @@ def test_a_model_that_lists_the_maps_of_all_its_layers_adds_none(world: World) -
 def test_a_gradient_that_never_came_is_not_asked_for(world: World) -> None:
     without = Tap("blocks.1.attn", "output_grad", "1")
     world.run.store.append(make_frame(21, [0.1] * 5, new_taps=(without,)))
-    asked = [each["about"] for each in world.client.post("/api/v1/attention-rollout").json()["asked"]]
+    asked = [each["tap"] for each in world.client.post("/api/v1/attention-rollout").json()["asked"]]
     gradients = [each["module"] for each in asked if each["kind"] == "output_grad"]
     assert gradients == ["blocks.0.attn"]
 
@@ -238,7 +238,7 @@ def test_the_maps_that_may_be_attention_are_asked_for_together(world: World) -> 
     answer = world.client.post("/api/v1/attention-rollout")
     assert answer.status_code == 202
     said = answer.json()
-    asked = {(each["about"]["module"], each["about"]["kind"]): each["number"] for each in said["asked"]}
+    asked = {(each["tap"]["module"], each["tap"]["kind"]): each["number"] for each in said["asked"]}
     assert set(asked) == {("blocks.0.attn", "output"), ("blocks.1.attn", "output"), ("blocks.0.attn", "output_grad")}
     waiting = {command.number: command.tap for command in world.run.commands}
     assert set(waiting) == set(asked.values())

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import islice
 from typing import Annotated, Any, Final, Literal
 
 import numpy as np
 from fastapi import APIRouter, Depends, Query, Response
+from msgspec.structs import replace
 
+from hookcore import answers
+from hookcore.answers import Number
 from hookcore.errors import ArgumentError
 from hookcore.records import Tap
 from hookcore.store import STAT_NAMES
-from hookcore.store.checks import label_of, matcher, require
+from hookcore.store.checks import matcher, require
 
 from ..comparison import Apart, Asked, Differences, Layer, Pairs, compare, differences, renamer
-from ..formats import ARRAYS, Table, array_json, word_of
+from ..formats import ARRAYS, StrictJson, Table
 from ..runs import Run
-from ..schemas import StrictJson, tap_as_json, tap_columns
-from ..verdict import Logged, Verdict, compare_runs, parting_key, share_key
+from ..verdict import Verdict, compare_runs, parting_key, share_key
 from . import examples
 from .given import (
     RUN_PATTERN,
@@ -35,7 +38,6 @@ from .given import (
     run_named,
     version_of,
 )
-from .models import CompareAnswer, DifferencesAnswer
 
 MAX_ALONE: Final = 1000
 MAX_NUMBERS: Final = 500_000
@@ -87,7 +89,6 @@ GivenAsked = Annotated[Asked, Depends(_asked)]
 @router.get(
     "/compare",
     summary="Two runs, layer by layer",
-    response_model=CompareAnswer,
     responses=described(examples.COMPARE, ARRAYS),
 )
 def compare_two_runs(
@@ -119,22 +120,22 @@ def compare_two_runs(
     def shown(pairs: Pairs, order: Sequence[int]) -> list[Layer]:
         return compare(one.store, two.store, pairs, asked, points, order)
 
-    def content() -> dict[str, Any]:
+    def content() -> answers.Comparison:
         verdict, order = read()
         places, page = page_of(order, after, limit)
-        return {
-            "runs": [one.id, two.id],
-            "kind": asked.kind,
-            "stat": asked.stat,
-            "tolerance": asked.tolerance,
-            "verdict": _verdict_as_json(verdict),
-            "first": first_parting(verdict),
-            "parted": sum(layer.parts_at is not None for layer in verdict.layers),
+        return answers.Comparison(
             **page,
-            "layers": [_layer_as_json(layer) for layer in shown(verdict.pairs, places)],
-            "logged": [_logged_as_json(each) for each in verdict.logged],
-            "only_in": {run.id: _alone(taps) for run, taps in zip((one, two), verdict.pairs.alone, strict=True)},
-        }
+            runs=(one.id, two.id),
+            kind=asked.kind,
+            stat=asked.stat,
+            tolerance=asked.tolerance,
+            verdict=_verdict_of(verdict),
+            first=first_parting(verdict),
+            parted=sum(layer.parts_at is not None for layer in verdict.layers),
+            layers=tuple(_layer_of(layer) for layer in shown(verdict.pairs, places)),
+            logged=tuple(answers.ComparedScalar(**_apart_of(each), name=each.name) for each in verdict.logged),
+            only_in={run.id: _alone(taps) for run, taps in zip((one, two), verdict.pairs.alone, strict=True)},
+        )
 
     def table() -> Table:
         verdict, order = read()
@@ -150,61 +151,45 @@ def _order(layers: Sequence[Layer], sort: str) -> list[int]:
     return list(places) if key is None else sorted(places, key=lambda place: key(layers[place]))
 
 
-def first_parting(verdict: Verdict) -> dict[str, Any] | None:
-    """The earliest step in which a layer differs, and that layer."""
+def first_parting(verdict: Verdict) -> answers.Parting | None:
+    """Return the earliest step in which a layer differs, and that layer."""
     layer = verdict.parting
-    return None if layer is None else {"step": layer.parts_at, "layer": tap_as_json(layer.numbers[0], layer.tap)}
+    if layer is None or layer.parts_at is None:
+        return None
+    return answers.Parting(layer.parts_at, answers.Tap.of(layer.numbers[0], layer.tap))
 
 
-def _verdict_as_json(verdict: Verdict) -> dict[str, Any]:
+def _verdict_of(verdict: Verdict) -> answers.Verdict:
     extent = verdict.extent
-    return {
-        "outcome": verdict.outcome,
-        "message": " ".join(verdict.say()),
-        "steps_compared": extent.compared,
-        "steps_captured": list(extent.captured),
-        "steps_not_comparable": extent.not_comparable,
-    }
+    message = " ".join(verdict.say())
+    return answers.Verdict(verdict.outcome, message, extent.compared, extent.captured, extent.not_comparable)
 
 
-def _alone(taps: dict[Tap, int]) -> list[dict[str, Any]]:
-    return [tap_as_json(number, tap) for tap, number in taps.items()][:MAX_ALONE]
+def _alone(taps: dict[Tap, int]) -> tuple[answers.Tap, ...]:
+    return tuple(answers.Tap.of(number, tap) for tap, number in islice(taps.items(), MAX_ALONE))
 
 
-def _apart_as_json(apart: Apart) -> dict[str, Any]:
-    return {
-        "outcome": apart.outcome,
-        "points": apart.points,
-        "steps": apart.steps,
-        "parts_at": apart.parts_at,
-        "parts_by": apart.parts_by,
-        "largest": word_of(apart.largest),
-        "share": word_of(apart.share),
-        "at_step": apart.at_step,
-        "nonfinite": apart.nonfinite,
-        "nonfinite_at": apart.nonfinite_at,
-        "nonfinite_by": apart.nonfinite_by,
-    }
+def _apart_of(apart: Apart) -> dict[str, Any]:
+    found = {name: getattr(apart, name) for name in answers.Apart.__struct_fields__}
+    return found | {"largest": Number(apart.largest), "share": Number(apart.share)}
 
 
-def _logged_as_json(logged: Logged) -> dict[str, Any]:
-    return {"name": logged.name, **_apart_as_json(logged)}
-
-
-def _layer_as_json(layer: Layer) -> dict[str, Any]:
-    return {
-        "about": tap_as_json(layer.numbers[0], layer.tap),
-        "taps": list(layer.numbers),
-        **_apart_as_json(layer),
-        **{name: array_json(getattr(layer, name)) for name in ("first_step", "last_step", "difference")},
-    }
+def _layer_of(layer: Layer) -> answers.ComparedLayer:
+    return answers.ComparedLayer(
+        **_apart_of(layer),
+        tap=answers.Tap.of(layer.numbers[0], layer.tap),
+        numbers=layer.numbers,
+        first_step=layer.first_step,
+        last_step=layer.last_step,
+        difference=layer.difference,
+    )
 
 
 def _table(layers: Sequence[Layer]) -> Table:
     sizes = [len(layer.difference) for layer in layers]
     columns: dict[str, Any] = {
         "tap": np.repeat(np.array([layer.numbers[0] for layer in layers], np.int64), sizes),
-        "label": [label_of(layer.tap) for layer, size in zip(layers, sizes, strict=True) for _ in range(size)],
+        "label": [layer.tap.label for layer, size in zip(layers, sizes, strict=True) for _ in range(size)],
     }
     for name, kind in (("first_step", np.int64), ("last_step", np.int64), ("difference", np.float64)):
         parts = [getattr(layer, name) for layer in layers]
@@ -215,7 +200,6 @@ def _table(layers: Sequence[Layer]) -> Table:
 @router.get(
     "/compare/heatmap",
     summary="How far two runs are apart, layer by step",
-    response_model=DifferencesAnswer,
     responses=described(examples.DIFFERENCES, ARRAYS),
 )
 def compare_heatmap(
@@ -231,41 +215,26 @@ def compare_heatmap(
     if columns * rows > MAX_CELLS:
         raise ArgumentError(f"columns={columns} by rows={rows} are more than {MAX_CELLS} cells: ask for fewer")
 
-    def read() -> tuple[Pairs, Differences]:
+    def read() -> tuple[answers.Differences, Differences]:
         pairs = Pairs.of(one.store, two.store, asked)
-        return pairs, differences(one.store, two.store, pairs, asked, columns, rows)
-
-    def content() -> dict[str, Any]:
-        pairs, found = read()
-        return {"runs": [one.id, two.id], "kind": asked.kind, "stat": asked.stat, **_differences_as_json(pairs, found)}
+        found = differences(one.store, two.store, pairs, asked, columns, rows)
+        return _differences_of((one.id, two.id), asked, pairs, found), found
 
     def table() -> Table:
-        return _differences_table(*read())
+        answer, found = read()
+        return Table(replace(answer, worst=found.share).columns(), found.share)  # infinities as they are
 
-    return reply.arrays(format, [version_of(one), version_of(two)], content, table)
+    return reply.arrays(format, [version_of(one), version_of(two)], lambda: read()[0], table)
 
 
-def _differences_as_json(pairs: Pairs, found: Differences) -> dict[str, Any]:
-    rows = []
-    for place, group in zip(found.starts.tolist(), found.groups.tolist(), strict=True):
-        numbers = pairs.numbers[place]
-        rows.append({**tap_as_json(numbers[0], pairs.taps[place]), "taps": group, "numbers": list(numbers)})
+def _differences_of(runs: tuple[str, str], asked: Asked, pairs: Pairs, found: Differences) -> answers.Differences:
+    rows = tuple(
+        answers.DifferenceRow.of(pairs.numbers[place][0], pairs.taps[place], group=group, numbers=pairs.numbers[place])
+        for place, group in zip(found.starts.tolist(), found.groups.tolist(), strict=True)
+    )
     one_only = np.isinf(found.share)
     state = (~np.isnan(found.share)).astype(np.uint8) + one_only
     state[found.nonfinite & (found.share == 0)] = 3
-    return {
-        "rows": rows,
-        "first_step": array_json(found.first_step),
-        "last_step": array_json(found.last_step),
-        "worst": array_json(np.where(one_only, np.nan, found.share).astype(np.float32)),
-        "state": array_json(state),
-    }
-
-
-def _differences_table(pairs: Pairs, found: Differences) -> Table:
-    """A row for each row, a column for each span of steps, named by its first step; npy holds the matrix."""
-    places = found.starts.tolist()
-    numbers = np.array([pairs.numbers[place][0] for place in places], np.int64)
-    columns = tap_columns(numbers, [pairs.taps[place] for place in places]) | {"taps": found.groups}
-    columns |= {str(step): found.share[:, place] for place, step in enumerate(found.first_step.tolist())}
-    return Table(columns, found.share)
+    worst: Any = np.where(one_only, np.nan, found.share).astype(np.float32)
+    spans = found.first_step, found.last_step
+    return answers.Differences(runs, asked.kind, asked.stat, rows, *spans, worst, state)

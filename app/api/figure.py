@@ -14,10 +14,10 @@ from hookcore.errors import ArgumentError
 from hookcore.records import KINDS
 from hookcore.sketch import BINS
 from hookcore.store import STAT_NAMES, Series, TapList
-from hookcore.store.checks import label_of, matcher, require, unknown
+from hookcore.store.checks import matcher, require, unknown
 
+from ..formats import StrictJson
 from ..runs import Run, Runs
-from ..schemas import StrictJson
 from ..slices import cells_of, cut
 from . import examples
 from .given import (
@@ -34,7 +34,6 @@ from .given import (
     tap_of,
     version_of,
 )
-from .models import FigureAnswer
 from .series import MAX_CELLS, TapText
 from .snapshots import numbered
 
@@ -113,7 +112,6 @@ def _asked(
 @router.get(
     "/figure",
     summary="A chart for Plotly",
-    response_model=FigureAnswer,
     responses=described(examples.FIGURE),
 )
 def figure(
@@ -161,8 +159,7 @@ def _series(run: Run, asked: Asked, style: Style) -> dict[str, Any]:
     if asked.tap is not None:
         wanted = [tap_of(store, asked.tap)]
     else:
-        found = store.taps(asked.match, asked.one_kind)
-        wanted = list(zip(found.numbers.tolist(), found.taps, strict=True))[:MAX_LINES]
+        wanted = list(store.taps(asked.match, asked.one_kind))[:MAX_LINES]
 
     def read(number: int) -> Series:
         whole = store.series(number, asked.stat if quantile is None else "rms", first, last, asked.points)
@@ -175,7 +172,7 @@ def _series(run: Run, asked: Asked, style: Style) -> dict[str, Any]:
             np.add.at(bad, at, whole.nonfinite)
         return Series(asked.stat, number, told.first_step, told.last_step, values, values, values, bad, bad)
 
-    many = [(label_of(tap), read(number)) for number, tap in wanted]
+    many = [(tap.label, read(number)) for number, tap in wanted]
     title = many[0][0] if len(many) == 1 else f"{asked.stat} of {asked.kind.replace('_', ' ')}"
     return series(many, style, title, asked.stat, asked.scale, asked.smooth)
 
@@ -199,7 +196,7 @@ def _histograms(run: Run, asked: Asked, style: Style) -> dict[str, Any]:
 
     number, tap = tap_of(run.store, _needs(asked.tap, "tap", "histograms"))
     bounds = asked.span.first, asked.span.last
-    return histograms(run.store.histograms(number, *bounds, asked.columns, asked.bins), style, label_of(tap))
+    return histograms(run.store.histograms(number, *bounds, asked.columns, asked.bins), style, tap.label)
 
 
 def _fan(run: Run, asked: Asked, style: Style) -> dict[str, Any]:
@@ -209,7 +206,7 @@ def _fan(run: Run, asked: Asked, style: Style) -> dict[str, Any]:
     bounds = asked.span.first, asked.span.last
     found = run.store.quantiles(number, FAN, *bounds, asked.points)
     counted = run.store.series(number, "nonfinite", *bounds, asked.points)
-    return fan(found, (counted.first_step, counted.nonfinite), style, f"percentiles of {label_of(tap)}")
+    return fan(found, (counted.first_step, counted.nonfinite), style, f"percentiles of {tap.label}")
 
 
 def _profile(run: Run, asked: Asked, style: Style) -> dict[str, Any]:
@@ -246,7 +243,7 @@ def _tensor(run: Run, asked: Asked, style: Style) -> dict[str, Any]:
         raise ArgumentError(
             f"a tensor {shape} is no picture: cut it with slice= to at most two dimensions and {MAX_VALUES} values"
         )
-    title = f"{label_of(found.tap)} at step {found.step}" + (f" [{asked.part}]" if asked.part else "")
+    title = f"{found.tap.label} at step {found.step}" + (f" [{asked.part}]" if asked.part else "")
     return tensor(found, values, style, title, asked.scale)
 
 

@@ -9,9 +9,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
 
+import msgspec
 from fastapi import Depends, Path, Query, Request, Response
 from starlette.exceptions import HTTPException
 
+from hookcore import answers
+from hookcore.answers.base import SCHEMAS
 from hookcore.errors import ArgumentError
 from hookcore.records import KINDS, Kind, Tap
 from hookcore.store import STAT_NAMES, Store
@@ -19,7 +22,6 @@ from hookcore.store.checks import require, unknown
 
 from ..formats import ARRAYS, MEDIA_TYPES, Table, choose, json_of
 from ..runs import Run, Runs, why_gone
-from .models import Problem
 
 MAX_STEP: Final = 2**53
 MAX_PAGE: Final = 10_000
@@ -222,12 +224,16 @@ def _knows(given: str, tag: str) -> bool:
 GivenReply = Annotated[Reply, Depends(Reply)]
 
 
-def _problem(what: str) -> dict[str, Any]:
-    return {"model": Problem, "description": what}
+def ref_to(kind: type[Any]) -> dict[str, Any]:
+    """Return the schema of an answer, for a route's description."""
+    return {"$ref": f"{SCHEMAS}{kind.__name__}"}
+
+
+PROBLEM: Final[dict[str, Any]] = {"application/json": {"schema": ref_to(answers.Problem)}}
 
 
 def problems(*codes: int) -> dict[int | str, dict[str, Any]]:
-    """The errors of a route, for its description."""
+    """Return the errors of a route, for its description."""
     said = {
         400: "a name or a pattern that means nothing here, with the nearest that does",
         404: "there is no such run, or no such thing in it",
@@ -235,18 +241,31 @@ def problems(*codes: int) -> dict[int | str, dict[str, Any]]:
         409: "the run's trainer is not there to be asked",
         422: "a parameter that is missing, malformed or out of its bounds",
     }
-    return {code: _problem(said[code]) for code in (400, 404, 406, *codes, 422)}
+    return {code: {"content": PROBLEM, "description": said[code]} for code in (400, 404, 406, *codes, 422)}
 
 
-def described(example: Any, offered: Sequence[str] = ("json",), *codes: int) -> dict[int | str, dict[str, Any]]:
-    """The answers of a route, for its description: an example, its formats and its errors."""
+def described(
+    example: Any, offered: Sequence[str] = ("json",), also: type[Any] | None = None
+) -> dict[int | str, dict[str, Any]]:
+    """Return the answers of a route, for its description: an example, its formats and its errors."""
     content: dict[str, Any] = {MEDIA_TYPES[name]: {"schema": _BYTES[name]} for name in offered if name != "json"}
-    content["application/json"] = {"example": example}
+    content |= _json_of(example)
+    if also is not None:
+        content["application/json"]["schema"] = {"anyOf": [ref_to(type(example)), ref_to(also)]}
     return {
         200: {"content": content, "headers": {"ETag": {"schema": {"type": "string"}, "description": "a weak tag"}}},
         304: {"description": "nothing new since the answer whose ETag was sent as If-None-Match"},
-        **problems(*codes),
+        **problems(),
     }
+
+
+def answered(example: Any, status: int = 200, *codes: int) -> dict[int | str, dict[str, Any]]:
+    """Return the answers of a route that changes something, for its description."""
+    return {status: {"content": _json_of(example)}, **problems(*codes)}
+
+
+def _json_of(example: Any) -> dict[str, Any]:
+    return {"application/json": {"schema": ref_to(type(example)), "example": msgspec.json.decode(json_of(example))}}
 
 
 _BYTES: Final[dict[str, dict[str, str]]] = {

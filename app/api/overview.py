@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 from fastapi import APIRouter, Query, Response
 
+from hookcore import answers
+from hookcore.answers import Number
 from hookcore.errors import ArgumentError
 from hookcore.records import Severity
 
+from ..answering import finding_of, reading_of, scope_of
 from ..cost import cost_of
 from ..findings import RULES, KeyFigures, Rule, key_figures_of
-from ..formats import plain, word_of
+from ..formats import StrictJson
 from ..runs import Run
-from ..schemas import StrictJson, finding_as_json, reading_as_json, scope_as_json
 from . import examples
 from .bodies import Acknowledgement
-from .given import GivenReply, GivenRun, GivenRuns, described, problems, run_named, version_of
-from .models import AcknowledgedAnswer, FindingsAnswer, OverviewAnswer
+from .given import GivenReply, GivenRun, GivenRuns, answered, described, run_named, version_of
 
 MAX_FINDINGS: Final = 1000
 _MAX_MODULES: Final = 100
@@ -30,8 +31,7 @@ router = APIRouter(prefix="/api/v1", default_response_class=StrictJson)
 @router.get(
     "/findings",
     summary="What needs attention",
-    response_model=FindingsAnswer,
-    responses=described(examples.ATTENTION),
+    responses=described(examples.FINDINGS),
 )
 def findings(
     run: GivenRun,
@@ -40,89 +40,80 @@ def findings(
 ) -> Response:
     """Return the findings, the worst first, with how much they are based on, and the rules they come from."""
 
-    def content() -> dict[str, Any]:
+    def content() -> answers.Findings:
         diagnosis = run.findings.diagnosis()
         found = diagnosis.findings
         shown = found[:limit]
-        wanted = {finding.module for finding in shown}
-        types = {module.path: module.type for module in run.store.modules() if module.path in wanted}
-        return {
-            "run": run.id,
-            "total": len(found),
-            "newest_step": run.store.steps().newest,
-            "scope": scope_as_json(diagnosis.scope),
-            "findings": [finding_as_json(run, finding, types.get(finding.module, "")) for finding in shown],
-            "rules": [_rule_as_json(rule) for rule in RULES.values()],
-        }
+        types = run.store.module_types()
+        return answers.Findings(
+            run=run.id,
+            total=len(found),
+            newest_step=run.store.steps().newest,
+            scope=scope_of(diagnosis.scope),
+            findings=tuple(finding_of(run, finding, types.get(finding.module, "")) for finding in shown),
+            rules=tuple(_rule_of(rule) for rule in RULES.values()),
+        )
 
     return reply.json([version_of(run)], content)
 
 
-def _rule_as_json(rule: Rule) -> dict[str, Any]:
-    return {
-        "name": rule.name,
-        "severity": rule.severity,
-        "title": rule.title,
-        "help": rule.help,
-        "limits": dict(rule.limits),
-    }
+def _rule_of(rule: Rule) -> answers.Rule:
+    return answers.Rule(rule.name, rule.severity, rule.title, rule.help, dict(rule.limits))
 
 
 @router.get(
     "/overview",
     summary="The key figures",
-    response_model=OverviewAnswer,
     responses=described(examples.OVERVIEW),
 )
 def overview(run: GivenRun, reply: GivenReply) -> Response:
     """How a run is: its step and its rate, the loss, the gradients, what is watched, and what that costs."""
-    return reply.json([version_of(run)], lambda: overview_as_json(run, key_figures_of(run.store)))
+    return reply.json([version_of(run)], lambda: overview_of(run, key_figures_of(run.store)))
 
 
-def overview_as_json(run: Run, figures: KeyFigures) -> dict[str, Any]:
+def overview_of(run: Run, figures: KeyFigures) -> answers.Overview:
     """The key figures of a run, with what was lost on the way to its store."""
     lost = Counter(figures.dropped)
     for reason, count in run.books.dropped.items():
         lost[f"sender {reason}"] += int(count)
     unseen = Counter(finding.severity for finding in run.findings.current() if not run.has_seen(finding))
     cost = cost_of(run)
-    return {
-        "run": run.id,
-        "state": run.state,
-        "first_step": figures.first_step,
-        "newest_step": figures.newest_step,
-        "steps": figures.steps,
-        "steps_per_s": _number(figures.steps_per_s),
-        "loss": reading_as_json(figures.loss),
-        "scalars": [reading_as_json(each) for each in figures.scalars],
-        "gradient_kind": figures.gradient_kind,
-        "gradient_norm": reading_as_json(figures.gradient_norm),
-        "smallest_gradient": reading_as_json(figures.smallest_gradient),
-        "largest_gradient": reading_as_json(figures.largest_gradient),
-        "nonfinite": len(figures.nonfinite_modules),
-        "nonfinite_modules": list(figures.nonfinite_modules[:_MAX_MODULES]),
-        "modules_captured": figures.modules_captured,
-        "modules": figures.modules,
-        "taps": figures.taps,
-        "hook_cost": _number(cost.added),
-        "every": cost.stride,
-        "budget": cost.budget,
-        "steps_left_out": cost.left_out,
-        "cost": cost.sentence,
-        "dropped": plain(dict(lost)),
-        "findings": {severity: unseen[severity] for severity in _SEVERITIES},
-    }
+    return answers.Overview(
+        run=run.id,
+        state=run.state,
+        first_step=figures.first_step,
+        newest_step=figures.newest_step,
+        steps=figures.steps,
+        steps_per_s=_number(figures.steps_per_s),
+        loss=reading_of(figures.loss),
+        scalars=tuple(reading for each in figures.scalars if (reading := reading_of(each)) is not None),
+        gradient_kind=figures.gradient_kind,
+        gradient_norm=reading_of(figures.gradient_norm),
+        smallest_gradient=reading_of(figures.smallest_gradient),
+        largest_gradient=reading_of(figures.largest_gradient),
+        nonfinite=len(figures.nonfinite_modules),
+        nonfinite_modules=figures.nonfinite_modules[:_MAX_MODULES],
+        modules_captured=figures.modules_captured,
+        modules=figures.modules,
+        taps=figures.taps,
+        hook_cost=_number(cost.added),
+        every=cost.stride,
+        budget=cost.budget,
+        steps_left_out=cost.left_out,
+        cost=cost.sentence,
+        dropped=dict(lost),
+        findings={severity: unseen[severity] for severity in _SEVERITIES},
+    )
 
 
-def _number(value: float | None) -> Any:
-    return None if value is None else word_of(value)
+def _number(value: float | None) -> Number | None:
+    return None if value is None else Number(value)
 
 
 @router.post(
     "/acknowledgements",
     summary="Acknowledge a finding or an event",
-    response_model=AcknowledgedAnswer,
-    responses={200: {"content": {"application/json": {"example": examples.ACKNOWLEDGED}}}, **problems()},
+    responses=answered(examples.ACKNOWLEDGED),
 )
 def acknowledge(runs: GivenRuns, seen: Acknowledgement) -> Response:
     """Notes that somebody saw it, by the `key` of the finding or the event, or takes that back.
@@ -132,7 +123,7 @@ def acknowledge(runs: GivenRuns, seen: Acknowledgement) -> Response:
     run = run_named(runs, seen.run)
     _require_key(seen.key)
     run.acknowledge(seen.key, seen.acknowledged)
-    return StrictJson({"run": run.id, "key": seen.key, "acknowledged": seen.acknowledged})
+    return StrictJson(answers.Acknowledged(run.id, seen.key, seen.acknowledged))
 
 
 def _require_key(key: str) -> None:

@@ -9,18 +9,17 @@ import numpy as np
 from fastapi import APIRouter, Query, Response
 from starlette.exceptions import HTTPException
 
+from hookcore import answers
 from hookcore.records import Snapshot, Tap
 from hookcore.store import Store
 from hookcore.store.checks import matcher
 
-from ..formats import ARRAYS, Table, array_json
+from ..formats import ARRAYS, StrictJson, Table
 from ..rollout import Fuse, Layer, is_attention, maps_of
 from ..rollout import rollout as roll_out
 from ..runs import Run
-from ..schemas import StrictJson, tap_as_json
 from . import examples
-from .given import MAX_STEP, Format, GivenReply, GivenRun, Match, described, problems, version_of
-from .models import RolloutAnswer, RolloutRequested
+from .given import MAX_STEP, Format, GivenReply, GivenRun, Match, answered, described, version_of
 from .runs import require_live
 from .snapshots import numbered
 
@@ -96,7 +95,7 @@ def taps_like_attention(store: Store, match: str | None) -> list[Tap]:
     """
     latest = store.latest("output", wanted=store.taps(match, "output"))
     column = {name: latest.values[:, place] for place, name in enumerate(latest.stats)}
-    types = {module.path: module.type for module in store.modules()}
+    types = store.module_types()
     named = np.array([_is_named_so(tap, types.get(tap.module, "")) for tap in latest.taps], bool)
     with np.errstate(divide="ignore", invalid="ignore"):
         size = 1 / column["mean"]
@@ -114,8 +113,7 @@ def _is_named_so(tap: Tap, type_: str) -> bool:
     "/attention-rollout",
     summary="Ask for all attention maps",
     status_code=202,
-    response_model=RolloutRequested,
-    responses={202: {"content": {"application/json": {"example": examples.ROLLOUT_REQUESTED}}}, **problems(409)},
+    responses=answered(examples.ROLLOUT_REQUESTED, 202, 409),
 )
 def request_maps(run: GivenRun, match: Match = None) -> Response:
     """Ask the trainer for a snapshot of every output that may be attention, and of its gradient if it has one."""
@@ -128,11 +126,12 @@ def request_maps(run: GivenRun, match: Match = None) -> Response:
     gradients = [gradient_of(tap) for tap in taps if gradient_of(tap) in known]
     wanted = [*taps, *gradients][:MAX_ASKED]
     commands = run.ask_snapshots(wanted)
-    asked = [
-        {"number": each.number, "about": tap_as_json(None, tap)} for each, tap in zip(commands, wanted, strict=True)
-    ]
+    asked = tuple(
+        answers.RequestedSnapshot(each.number, answers.Tap.of(None, tap))
+        for each, tap in zip(commands, wanted, strict=True)
+    )
     look = f"/api/v1/attention-rollout?run={run.id}"
-    content = {"run": run.id, "asked": asked, "left_out": len(taps) + len(gradients) - len(wanted), "look": look}
+    content = answers.RequestedMaps(run.id, asked, len(taps) + len(gradients) - len(wanted), look)
     return StrictJson(content, 202, {"Location": look})
 
 
@@ -149,7 +148,6 @@ def _none(match: str | None) -> str:
 @router.get(
     "/attention-rollout",
     summary="Attention over all layers",
-    response_model=RolloutAnswer,
     responses=described(examples.ROLLOUT, ARRAYS),
 )
 def rollout(
@@ -178,25 +176,28 @@ def rollout(
     how: dict[str, Any] = {"fuse": fuse, "discard": discard, "gradient": gradient}
     matrix = roll_out(layers, sample=sample, **how) if layers else np.zeros((0, 0))
 
-    def content() -> dict[str, Any]:
-        said = [
-            {
-                "number": each.number,
-                "about": tap_as_json(None, each.snapshot.tap),
-                "heads": layer.weights.shape[1],
-                "gradient": None if each.gradient is None else each.gradient[0],
-            }
-            for each, layer in zip(kept, layers, strict=True)
-        ]
-        samples = min((len(layer.weights) for layer in layers), default=0)
-        about = {"run": run.id, "step": kept[0].snapshot.step if kept else None, "steps": steps}
-        return {**about, "sample": sample, "samples": samples, **how, "layers": said, "matrix": array_json(matrix)}
+    def content() -> answers.Rollout:
+        return answers.Rollout(
+            run=run.id,
+            step=kept[0].snapshot.step if kept else None,
+            steps=tuple(steps),
+            sample=sample,
+            samples=min((len(layer.weights) for layer in layers), default=0),
+            **how,
+            layers=tuple(map(_layer_of, kept, layers)),
+            matrix=matrix,
+        )
 
     def table() -> Table:
         columns = {str(place): np.ascontiguousarray(matrix[:, place]) for place in range(matrix.shape[1])}
         return Table(columns, matrix)
 
     return reply.arrays(format, [version_of(run)], content, table)
+
+
+def _layer_of(kept: Kept, layer: Layer) -> answers.RolloutLayer:
+    gradient = None if kept.gradient is None else kept.gradient[0]
+    return answers.RolloutLayer(kept.number, answers.Tap.of(None, kept.snapshot.tap), layer.weights.shape[1], gradient)
 
 
 def _chosen(run: Run, match: str | None, step: int | None) -> tuple[list[int], list[Kept]]:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import asdict
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 from starlette.exceptions import HTTPException
 
-from hookcore.records import ModuleRecord
+from hookcore import answers
+from hookcore.answers import Number
+from hookcore.records import Coverage, ModuleRecord, Tap
 from hookcore.store import Store
 from hookcore.store.checks import matcher
 
+from ..answering import run_of, taps_of
 from ..facts import facts_as_json, facts_of
-from ..formats import array_json, plain
+from ..formats import StrictJson
 from ..runs import Gone, Run, why_gone
-from ..schemas import StrictJson, run_as_json, tap_as_json
 from . import examples
 from .bodies import RunChanges
 from .given import (
@@ -31,26 +33,17 @@ from .given import (
     OfKind,
     PathRun,
     RunId,
+    answered,
     described,
     page_of,
     problems,
     version_of,
 )
-from .models import (
-    Accepted,
-    CoveragePage,
-    HooksPage,
-    ModulesPage,
-    RemovedRunsPage,
-    RunModel,
-    RunsPage,
-    TapsPage,
-)
 
 router = APIRouter(prefix="/api/v1", default_response_class=StrictJson)
 
 
-@router.get("/runs", summary="The runs", response_model=RunsPage, responses=described(examples.RUNS))
+@router.get("/runs", summary="The runs", responses=described(examples.RUNS))
 def list_runs(
     runs: GivenRuns,
     reply: GivenReply,
@@ -67,18 +60,17 @@ def list_runs(
         start = places[0] + 1
     shown = known[start : start + limit]
 
-    def content() -> dict[str, Any]:
+    def content() -> answers.Runs:
         more = start + limit < len(known)
-        listed = [run_as_json(run) for run in shown]
-        return {"total": len(known), "next": shown[-1].id if more else None, "runs": listed}
+        return answers.Runs(len(known), shown[-1].id if more else None, tuple(map(run_of, shown)))
 
     return reply.json([version_of(run) for run in known], content)
 
 
-@router.get("/runs/{run}", summary="One run", response_model=RunModel, responses=described(examples.RUN))
+@router.get("/runs/{run}", summary="One run", responses=described(examples.RUN))
 def one_run(run: PathRun, reply: GivenReply) -> Response:
     """What a run is, how far it is, its accounts, and what its store takes."""
-    return reply.json([version_of(run)], lambda: run_as_json(run))
+    return reply.json([version_of(run)], lambda: run_of(run))
 
 
 @router.delete(
@@ -96,9 +88,7 @@ def delete_run(runs: GivenRuns, run: ListedRun) -> None:
     runs.remove(run.id)
 
 
-@router.patch(
-    "/runs/{run}", summary="Rename a run", response_model=RunModel, responses=described(examples.RUN) | problems()
-)
+@router.patch("/runs/{run}", summary="Rename a run", responses=answered(examples.RUN))
 def change_run(runs: GivenRuns, run: ListedRun, changes: RunChanges) -> Response:
     """Gives a run another name, or notes. What is left out stays."""
     if changes.name is not None:
@@ -107,37 +97,28 @@ def change_run(runs: GivenRuns, run: ListedRun, changes: RunChanges) -> Response
         run.notes = changes.notes
     run.edited()
     runs.changes.tell()
-    return StrictJson(run_as_json(run))
+    return StrictJson(run_of(run))
 
 
 @router.get(
     "/removed-runs",
     summary="The runs that were removed",
-    response_model=RemovedRunsPage,
     responses=described(examples.REMOVED_RUNS),
 )
 def list_removed(runs: GivenRuns) -> Response:
     """Runs that were deleted or had to make room, the newest removal first."""
-    gone = runs.gone()
-    listed = [_gone_as_json(each) for each in gone]
-    return StrictJson({"total": len(gone), "runs": listed})
+    gone = tuple(_removed_of(each) for each in runs.gone())
+    return StrictJson(answers.RemovedRuns(len(gone), gone))
 
 
-def _gone_as_json(gone: Gone) -> dict[str, Any]:
-    return {
-        "id": gone.id,
-        "name": gone.name,
-        "removed_s": gone.at_s,
-        "why": gone.why,
-        "restorable": gone.run is not None,
-    }
+def _removed_of(gone: Gone) -> answers.RemovedRun:
+    return answers.RemovedRun(gone.id, gone.name, Number(gone.at_s), gone.why, gone.run is not None)
 
 
 @router.post(
     "/removed-runs/{run}/restore",
     summary="Bring a removed run back",
-    response_model=RunModel,
-    responses=described(examples.RUN) | problems(409),
+    responses=answered(examples.RUN, 200, 409),
 )
 def restore_run(runs: GivenRuns, run: RunId) -> Response:
     """Undo a removal, as long as the run's room wasn't needed."""
@@ -146,23 +127,22 @@ def restore_run(runs: GivenRuns, run: RunId) -> Response:
     restored = runs.restore(run)
     if restored is None:
         raise HTTPException(409, why_gone(runs, run) + " Or a newer run has its id.")
-    return StrictJson(run_as_json(restored))
+    return StrictJson(run_of(restored))
 
 
 @router.get(
     "/runs/{run}/modules",
     summary="The tree of modules",
-    response_model=ModulesPage,
     responses=described(examples.MODULES),
 )
 def modules(run: PathRun, reply: GivenReply, match: Match = None, after: After = 0, limit: Limit = 1000) -> Response:
     """Every module in the model's order, with its parameters, its coverage and its taps."""
     fits = matcher(match)
 
-    def content() -> dict[str, Any]:
+    def content() -> answers.Modules:
         found = [module for module in run.store.modules() if fits(module.path)]
         shown, page = page_of(found, after, limit)
-        return {"run": run.id, **page, "modules": _tree_rows(run.store, shown)}
+        return answers.Modules(**page, run=run.id, modules=_modules_of(run.store, shown))
 
     return reply.json([version_of(run)], content)
 
@@ -173,18 +153,41 @@ def module_facts(run: PathRun, reply: GivenReply) -> Response:
     return reply.json([version_of(run)], lambda: {"modules": facts_as_json(facts_of(run))})
 
 
-def _tree_rows(store: Store, shown: Any) -> list[dict[str, Any]]:
-    coverage = {each.path: asdict(each) for each in store.coverage()}
-    taps = _taps_by_module(store)
-    return [_tree_row(module, coverage.get(module.path), taps[module.path]) for module in shown]
+def _modules_of(store: Store, shown: Sequence[ModuleRecord]) -> tuple[answers.Module, ...]:
+    coverage = {each.path: each for each in store.coverage()}
+    counts, snapshots = _newest_counts(store), {each.tap: each.shape for each in store.snapshots()}
+    taps: defaultdict[str, list[tuple[int, Tap]]] = defaultdict(list)
+    for number, tap in store.taps():
+        taps[tap.module].append((number, tap))
+    made = []
+    for module in shown:
+        shapes = dict(module.shapes)
+        own = (
+            answers.ModuleTap.of(
+                number,
+                tap,
+                values=counts.get(number),
+                shape=snapshots.get(tap, shapes.get(_shape_name(tap.kind, tap.index))),
+            )
+            for number, tap in taps[module.path]
+        )
+        made.append(_module_of(module, shapes, coverage.get(module.path), tuple(own)))
+    return tuple(made)
 
 
-def _tree_row(module: ModuleRecord, coverage: Any, taps: list[dict[str, Any]]) -> dict[str, Any]:
-    shapes = {name: list(shape) for name, shape in module.shapes}
-    for tap in taps:
-        if tap["shape"] is None:
-            tap["shape"] = shapes.get(_shape_name(tap["kind"], tap["index"]))
-    return {**asdict(module), "shapes": shapes, "coverage": coverage, "taps": taps}
+def _module_of(
+    module: ModuleRecord,
+    shapes: dict[str, tuple[int, ...]],
+    coverage: Coverage | None,
+    taps: tuple[answers.ModuleTap, ...],
+) -> answers.Module:
+    about = module.path, module.parent, module.type, module.parameters, module.trainable, module.aliases
+    return answers.Module(*about, shapes, coverage, taps)
+
+
+def _newest_counts(store: Store) -> dict[int, Number]:
+    latest = store.latest(stat="count")
+    return dict(zip(latest.numbers.tolist(), map(Number, latest.values[:, 0].tolist()), strict=True))
 
 
 def _shape_name(kind: str, index: str) -> str:
@@ -192,19 +195,7 @@ def _shape_name(kind: str, index: str) -> str:
     return index if kind.startswith(("param", "update")) else f"{kind.removesuffix('_grad')} {index}".rstrip()
 
 
-def _taps_by_module(store: Store) -> defaultdict[str, list[dict[str, Any]]]:
-    latest = store.latest(stat="count")
-    values = dict(zip(latest.numbers.tolist(), latest.values[:, 0], strict=True))
-    shapes = {snapshot.tap: list(snapshot.shape) for snapshot in store.snapshots()}
-    found: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
-    all_taps = store.taps()
-    for number, tap in zip(all_taps.numbers.tolist(), all_taps.taps, strict=True):
-        count = array_json(values[number]) if number in values else None
-        found[tap.module].append({**tap_as_json(number, tap), "values": count, "shape": shapes.get(tap)})
-    return found
-
-
-@router.get("/taps", summary="The observed tensor streams", response_model=TapsPage, responses=described(examples.TAPS))
+@router.get("/taps", summary="The observed tensor streams", responses=described(examples.TAPS))
 def taps(
     run: GivenRun,
     reply: GivenReply,
@@ -220,16 +211,13 @@ def taps(
     matcher(match)
     is_type = matcher(of_type)
 
-    def content() -> dict[str, Any]:
+    def content() -> answers.Taps:
         found = run.store.taps(match, kind)
-        types = {module.path: module.type for module in run.store.modules()} if of_type else {}
-        pairs = [
-            (number, tap)
-            for number, tap in zip(found.numbers.tolist(), found.taps, strict=True)
-            if of_type is None or is_type(types.get(tap.module, ""))
-        ]
-        shown, page = page_of(pairs, after, limit)
-        return {"run": run.id, **page, "taps": [tap_as_json(number, tap) for number, tap in shown]}
+        if of_type is not None:
+            types = run.store.module_types()
+            found = found.at([place for place, tap in enumerate(found.taps) if is_type(types.get(tap.module, ""))])
+        shown, page = page_of(range(len(found.taps)), after, limit)
+        return answers.Taps(**page, run=run.id, taps=taps_of(found.at(shown)))
 
     return reply.json([version_of(run)], content)
 
@@ -237,7 +225,6 @@ def taps(
 @router.get(
     "/coverage",
     summary="What is captured, and what is not and why",
-    response_model=CoveragePage,
     responses=described(examples.COVERAGE),
 )
 def coverage(
@@ -251,21 +238,21 @@ def coverage(
     """Every module: captured, or not and why."""
     fits = matcher(match)
 
-    def content() -> dict[str, Any]:
+    def content() -> answers.CoverageList:
         found = [each for each in run.store.coverage() if fits(each.path) and captured in (None, each.captured)]
         shown, page = page_of(found, after, limit)
-        return {"run": run.id, **page, "coverage": [asdict(each) for each in shown]}
+        return answers.CoverageList(**page, run=run.id, coverage=tuple(shown))
 
     return reply.json([version_of(run)], content)
 
 
-@router.get("/hooks", summary="The inventory of hooks", response_model=HooksPage, responses=described(examples.HOOKS))
+@router.get("/hooks", summary="The inventory of hooks", responses=described(examples.HOOKS))
 def hooks(run: GivenRun, reply: GivenReply, after: After = 0, limit: Limit = 1000) -> Response:
     """The hooks on the model and the process, as they were when last looked for."""
 
-    def content() -> dict[str, Any]:
+    def content() -> answers.Hooks:
         shown, page = page_of(run.store.hooks(), after, limit)
-        return {"run": run.id, **page, "hooks": [plain(asdict(each)) for each in shown]}
+        return answers.Hooks(**page, run=run.id, hooks=tuple(shown))
 
     return reply.json([version_of(run)], content)
 
@@ -274,8 +261,7 @@ def hooks(run: GivenRun, reply: GivenReply, after: After = 0, limit: Limit = 100
     "/hooks",
     summary="Look for hooks again",
     status_code=202,
-    response_model=Accepted,
-    responses=problems(409),
+    responses=answered(examples.ACCEPTED, 202, 409),
 )
 def look_for_hooks(run: GivenRun) -> Response:
     """Asks the trainer to take stock of the hooks at its next step."""
@@ -292,5 +278,4 @@ def require_live(run: Run) -> None:
 
 def accepted(run: Run, number: int, look: str) -> Response:
     """A command is on its way."""
-    content = {"run": run.id, "number": number, "look": look}
-    return StrictJson(content, 202, {"Location": look})
+    return StrictJson(answers.Accepted(run.id, number, look), 202, {"Location": look})

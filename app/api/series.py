@@ -3,35 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import numpy as np
 from fastapi import APIRouter, Query, Response
 from numpy.typing import NDArray
 from starlette.exceptions import HTTPException
 
+from hookcore import answers
+from hookcore.answers.series import SERIES_COLUMNS
 from hookcore.errors import ArgumentError
 from hookcore.records import Kind, Tap
 from hookcore.sketch import BINS
-from hookcore.store import STAT_NAMES, Histograms, Series, Store, TapList
-from hookcore.store.checks import label_of, matcher, require, unknown
+from hookcore.store import STAT_NAMES, Histograms, Series, Store
+from hookcore.store.checks import matcher, require, unknown
 
-from ..formats import ARRAYS, Table
-from ..schemas import (
-    QUANTILE_COLUMNS,
-    SERIES_COLUMNS,
-    StrictJson,
-    heatmap_as_json,
-    heatmap_table,
-    histograms_as_json,
-    histograms_list,
-    histograms_table,
-    latest_as_json,
-    latest_table,
-    series_as_json,
-    series_table,
-    tap_as_json,
-)
+from ..answering import histograms_table, series_table
+from ..formats import ARRAYS, StrictJson, Table
 from . import examples
 from .given import (
     After,
@@ -50,7 +38,6 @@ from .given import (
     tap_of,
     version_of,
 )
-from .models import HeatmapAnswer, HistogramsAnswer, LatestAnswer, LogsAnswer, ManyHistogramsAnswer, SeriesAnswer
 
 MAX_POINTS: Final = 10_000
 MAX_SERIES: Final = 100
@@ -77,7 +64,6 @@ SeriesLimit = Annotated[int, Query(ge=1, le=MAX_SERIES, description="series in t
 @router.get(
     "/series",
     summary="Stats over time",
-    response_model=SeriesAnswer,
     responses=described(examples.SERIES, ARRAYS),
 )
 def series(
@@ -107,29 +93,25 @@ def series(
     if tap is not None:
         wanted, limit = [tap_of(store, each) for each in tap], MAX_SERIES
     else:
-        fitting = store.taps(match, kind)
-        wanted = list(zip(fitting.numbers.tolist(), fitting.taps, strict=True))
+        wanted = list(store.taps(match, kind))
     shown, page = page_of(wanted, after, limit)
 
     def read() -> list[Series]:
         return [one for number, _ in shown for one in _series_of(store, number, quantiles, span, points)]
 
-    def columns_of(name: str) -> tuple[str, ...]:
-        return SERIES_COLUMNS if quantiles[name] is None else QUANTILE_COLUMNS
-
     def abouts() -> list[tuple[int, Tap]]:
         return [each for each in shown for _ in quantiles]
 
-    def content() -> dict[str, Any]:
-        found = [
-            {**series_as_json(one, columns_of(one.name)), "about": tap_as_json(number, each)}
-            for one, (number, each) in zip(read(), abouts(), strict=True)
-        ]
-        return {"run": run.id, "stat": stat, **page, "series": found}
+    def content() -> answers.SeriesList:
+        found = (
+            answers.Series.of(one, answers.Tap.of(*each), counts=quantiles[one.name] is None)
+            for one, each in zip(read(), abouts(), strict=True)
+        )
+        return answers.SeriesList(**page, run=run.id, stat=stat, series=tuple(found))
 
     def table() -> Table:
-        columns = QUANTILE_COLUMNS if any(each is not None for each in quantiles.values()) else SERIES_COLUMNS
-        return series_table(read(), [label_of(each) for _, each in abouts()], columns, stats=len(quantiles) > 1)
+        columns = SERIES_COLUMNS[:5] if any(each is not None for each in quantiles.values()) else SERIES_COLUMNS
+        return series_table(read(), [each.label for _, each in abouts()], columns, stats=len(quantiles) > 1)
 
     return reply.arrays(format, [version_of(run)], content, table)
 
@@ -153,7 +135,6 @@ def _series_of(store: Store, number: int, quantiles: dict[str, float | None], sp
 @router.get(
     "/heatmap",
     summary="A stat of many taps over time",
-    response_model=HeatmapAnswer,
     responses=described(examples.HEATMAP, ARRAYS),
 )
 def heatmap(
@@ -174,20 +155,21 @@ def heatmap(
     if columns * rows > MAX_CELLS:
         raise ArgumentError(f"columns={columns} by rows={rows} are more than {MAX_CELLS} cells: ask for fewer")
 
-    def read() -> Any:
-        return run.store.heatmap(kind, stat, match, span.first, span.last, columns, rows)
+    def content() -> answers.Heatmap:
+        found = run.store.heatmap(kind, stat, match, span.first, span.last, columns, rows)
+        return answers.Heatmap.of(run.id, kind, found, counts=counts)
 
-    def content() -> dict[str, Any]:
-        return {"run": run.id, "kind": kind, **heatmap_as_json(read(), counts)}
+    def table() -> Table:
+        found = content()
+        return Table(found.columns(), found.worst)
 
-    return reply.arrays(format, [version_of(run)], content, lambda: heatmap_table(read()))
+    return reply.arrays(format, [version_of(run)], content, table)
 
 
 @router.get(
     "/histograms",
     summary="The distribution of taps over time",
-    response_model=HistogramsAnswer | ManyHistogramsAnswer,
-    responses=described(examples.HISTOGRAMS, ARRAYS),
+    responses=described(examples.HISTOGRAMS, ARRAYS, answers.HistogramsList),
 )
 def histograms(
     run: GivenRun,
@@ -211,15 +193,17 @@ def histograms(
     def read() -> list[Histograms]:
         return [store.histograms(number, span.first, span.last, columns, bins) for number, _ in wanted]
 
-    def content() -> dict[str, Any]:
-        found = [
-            {**histograms_as_json(each), "about": tap_as_json(number, about)}
-            for each, (number, about) in zip(read(), wanted, strict=True)
-        ]
-        return {"run": run.id, **found[0]} if tap is not None else {"run": run.id, "histograms": found}
+    def content() -> answers.Histograms | answers.HistogramsList:
+        taps = [answers.Tap.of(*each) for each in wanted]
+        if tap is not None:
+            return answers.Histograms.of(taps[0], read()[0], run.id)
+        return answers.HistogramsList(run.id, tuple(map(answers.Histograms.of, taps, read())))
 
     def table() -> Table:
-        return histograms_table(read()[0]) if tap is not None else histograms_list(read())
+        found = content()
+        if isinstance(found, answers.Histograms):
+            return Table(found.columns(), found.counts)
+        return histograms_table(read())
 
     return reply.arrays(format, [version_of(run)], content, table)
 
@@ -227,7 +211,6 @@ def histograms(
 @router.get(
     "/latest",
     summary="The newest values",
-    response_model=LatestAnswer,
     responses=described(examples.LATEST, ARRAYS),
 )
 def latest(
@@ -249,21 +232,17 @@ def latest(
             require("stat", given, STAT_NAMES)
     matcher(match)
 
-    def read() -> Any:
-        wanted: TapList = run.store.taps(match, kind)
-        return run.store.latest(kind, stat, sort, limit, wanted=wanted)
+    def content() -> answers.Latest:
+        wanted = run.store.taps(match, kind)
+        return answers.Latest.of(run.id, run.store.latest(kind, stat, sort, limit, wanted=wanted))
 
-    def content() -> dict[str, Any]:
-        return {"run": run.id, **latest_as_json(read())}
-
-    return reply.arrays(format, [version_of(run)], content, lambda: latest_table(read()))
+    return reply.arrays(format, [version_of(run)], content, lambda: Table(content().columns()))
 
 
 @router.get(
     "/scalars",
     summary="Logged scalars",
-    response_model=LogsAnswer,
-    responses=described(examples.LOGS, ARRAYS),
+    responses=described(examples.SCALARS, ARRAYS),
 )
 def scalars(
     run: GivenRun,
@@ -291,7 +270,7 @@ def scalars(
     def read() -> list[Series]:
         return [store.scalars(one, span.first, span.last, points) for one in asked]
 
-    def content() -> dict[str, Any]:
-        return {"run": run.id, **page, "names": shown, "series": [series_as_json(one) for one in read()]}
+    def content() -> answers.Scalars:
+        return answers.Scalars(**page, run=run.id, names=tuple(shown), series=tuple(map(answers.Series.of, read())))
 
-    return reply.arrays(format, [version_of(run)], content, lambda: series_table(read(), asked))
+    return reply.arrays(format, [version_of(run)], content, lambda: series_table(read(), asked, SERIES_COLUMNS))

@@ -10,15 +10,16 @@ from numpy.typing import NDArray
 from safetensors.numpy import save as save_tensors
 from starlette.exceptions import HTTPException
 
+from hookcore import answers
+from hookcore.answers import Number as FloatOrWord
 from hookcore.errors import ArgumentError
 from hookcore.records import Snapshot, Tap
 from hookcore.store import Store
-from hookcore.store.checks import label_of, matcher, unknown
+from hookcore.store.checks import matcher, unknown
 
-from ..formats import TENSORS, array_json, csv_of, json_of, npy_of, word_of
+from ..formats import TENSORS, StrictJson, csv_of, json_of, npy_of
 from ..png import png_of
 from ..runs import Run
-from ..schemas import StrictJson, snapshot_as_json
 from ..slices import cells_of, cut
 from ..tiles import Pool, factors_of, real_of, statistics_of, tiles_of
 from ..tiles import pool as pooled
@@ -31,13 +32,12 @@ from .given import (
     Limit,
     Match,
     OfKind,
+    answered,
     described,
     page_of,
-    problems,
     tap_of,
     version_of,
 )
-from .models import Accepted, SnapshotAnswer, SnapshotsPage, StatisticsAnswer, TilesAnswer
 from .runs import accepted, require_live
 
 MAX_VALUES: Final = 2_000_000  # of a tensor in JSON, CSV, PNG or tiles; npy and safetensors hold all
@@ -60,7 +60,6 @@ def numbered(store: Store) -> list[tuple[int, Snapshot]]:
 @router.get(
     "/snapshots",
     summary="The tensors that were kept",
-    response_model=SnapshotsPage,
     responses=described(examples.SNAPSHOTS),
 )
 def snapshots(
@@ -69,14 +68,15 @@ def snapshots(
     """The snapshots that are kept, oldest first, without their values."""
     fits = matcher(match)
 
-    def content() -> dict[str, Any]:
+    def content() -> answers.Snapshots:
         found = [
             (number, each)
             for number, each in numbered(run.store)
             if fits(each.tap.module) and kind in (None, each.tap.kind)
         ]
         shown, page = page_of(found, after, limit)
-        return {"run": run.id, **page, "snapshots": [snapshot_as_json(number, each) for number, each in shown]}
+        listed = tuple(answers.Snapshot.of(number, each) for number, each in shown)
+        return answers.Snapshots(**page, run=run.id, snapshots=listed)
 
     return reply.json([version_of(run)], content)
 
@@ -85,8 +85,7 @@ def snapshots(
     "/snapshots",
     summary="Ask for a tensor",
     status_code=202,
-    response_model=Accepted,
-    responses={202: {"content": {"application/json": {"example": examples.ACCEPTED}}}, **problems(409)},
+    responses=answered(examples.ACCEPTED, 202, 409),
 )
 def request_snapshot(run: GivenRun, wanted: SnapshotRequest) -> Response:
     """Asks the trainer to keep a tensor at its next call; it is at `look` as soon as it came."""
@@ -111,7 +110,6 @@ def _tap_wanted(store: Store, wanted: SnapshotRequest) -> Tap:
 @router.get(
     "/snapshots/{number}",
     summary="One tensor",
-    response_model=SnapshotAnswer,
     responses=described(examples.SNAPSHOT, TENSORS),
 )
 def one_snapshot(
@@ -128,7 +126,9 @@ def one_snapshot(
     snapshot = _find(run, number)
     values = cut(snapshot.values, part)
     makers = {
-        "json": lambda: json_of(_as_json(run, number, snapshot, _few(values), part)),
+        "json": lambda: json_of(
+            answers.SnapshotValues.of(number, snapshot, run=run.id, slice=part, values=_few(values))
+        ),
         "npy": lambda: npy_of(values),
         "safetensors": lambda: _as_safetensors(snapshot, values),
         "csv": lambda: _as_csv(_few(values)),
@@ -140,7 +140,6 @@ def one_snapshot(
 @router.get(
     "/snapshots/{number}/tiles",
     summary="One tensor as pictures",
-    response_model=TilesAnswer,
     responses=described(examples.TILES, ("json", "npy")),
 )
 def tiles(
@@ -170,10 +169,8 @@ def tiles(
     def read() -> NDArray[Any]:
         return pooled(real_of(chosen), rows, columns, pool)
 
-    def content() -> dict[str, Any]:
-        about = {"run": run.id, "number": number, "slice": part, "pool": pool, "total": len(every)}
-        shape = {"tile_shape": list(every.shape[1:]), "factors": list(factors)}
-        return {**about, **shape, "values": array_json(read())}
+    def content() -> answers.Tiles:
+        return answers.Tiles(run.id, number, part, pool, len(every), every.shape[1:], factors, read())
 
     makers = {"json": lambda: json_of(content()), "npy": lambda: npy_of(read())}
     return reply.any_of(("json", "npy"), format, [version_of(run)], makers)
@@ -182,16 +179,15 @@ def tiles(
 @router.get(
     "/snapshots/{number}/statistics",
     summary="What a part of a tensor is",
-    response_model=StatisticsAnswer,
     responses=described(examples.STATISTICS),
 )
 def statistics(run: GivenRun, reply: GivenReply, number: Number, part: Part = "") -> Response:
     """Counts, moments and quantiles of the very values, in float64; of complex ones those of the magnitudes."""
     values = cut(_find(run, number).values, part)
 
-    def content() -> dict[str, Any]:
-        found = {name: word_of(value) for name, value in statistics_of(values).items()}
-        return {"run": run.id, "number": number, "slice": part, "shape": list(values.shape), "statistics": found}
+    def content() -> answers.Statistics:
+        found = {name: FloatOrWord(value) for name, value in statistics_of(values).items()}
+        return answers.Statistics(run.id, number, part, values.shape, found)
 
     return reply.json([version_of(run)], content)
 
@@ -216,14 +212,10 @@ def _few(values: NDArray[Any]) -> NDArray[Any]:
     return values
 
 
-def _as_json(run: Run, number: int, snapshot: Snapshot, values: NDArray[Any], part: str) -> dict[str, Any]:
-    return {"run": run.id, **snapshot_as_json(number, snapshot), "slice": part, "values": array_json(values)}
-
-
 def _as_safetensors(snapshot: Snapshot, values: NDArray[Any]) -> bytes:
     if values.dtype == np.complex128:
         raise HTTPException(406, "safetensors has no complex128: ask for npy")
-    about = {"tap": label_of(snapshot.tap), "step": str(snapshot.step), "dtype": snapshot.dtype}
+    about = {"tap": snapshot.tap.label, "step": str(snapshot.step), "dtype": snapshot.dtype}
     return bytes(save_tensors({"values": np.ascontiguousarray(values).reshape(values.shape)}, about))
 
 

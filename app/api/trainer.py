@@ -6,17 +6,17 @@ from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Query, Response
 
+from hookcore import answers
 from hookcore.config import SETTINGS
 from hookcore.errors import ArgumentError
 from hookcore.records import Event, Severity
 from hookcore.store.checks import matcher
 
-from ..formats import plain
-from ..schemas import StrictJson, events_as_json
+from ..answering import events_of
+from ..formats import StrictJson, plain
 from . import examples
 from .bodies import SettingsChanges
-from .given import MAX_STEP, GivenReply, GivenRun, GivenSpan, Limit, Span, described, problems, version_of
-from .models import Accepted, EventsAnswer, SettingsAnswer
+from .given import MAX_STEP, GivenReply, GivenRun, GivenSpan, Limit, Span, answered, described, version_of
 from .runs import accepted, require_live
 
 _READERS: Final = {setting.name: setting for setting in SETTINGS}
@@ -24,7 +24,7 @@ _READERS: Final = {setting.name: setting for setting in SETTINGS}
 router = APIRouter(prefix="/api/v1", default_response_class=StrictJson)
 
 
-@router.get("/events", summary="Events", response_model=EventsAnswer, responses=described(examples.EVENTS))
+@router.get("/events", summary="Events", responses=described(examples.EVENTS))
 def events(
     run: GivenRun,
     reply: GivenReply,
@@ -38,15 +38,14 @@ def events(
 ) -> Response:
     """The newest events that fit; with `after` the oldest that came since."""
 
-    def content() -> dict[str, Any]:
+    def content() -> answers.Events:
         taken, kept = run.store.events_after(after or 0)
         first = taken - len(kept)
         fitting = [(first + place, event) for place, event in enumerate(kept) if _fits(event, span, name, severity)]
         cut = after is not None and len(fitting) > limit
         shown = fitting[-limit:] if after is None else fitting[:limit]
         behind = shown[-1][0] + 1 if cut else taken
-        listed = events_as_json(run, (event for _, event in shown))
-        return {"run": run.id, "total": len(fitting), "next": behind, "events": listed}
+        return answers.Events(run.id, len(fitting), behind, events_of(run, (event for _, event in shown)))
 
     return reply.json([version_of(run)], content)
 
@@ -63,19 +62,15 @@ def _fits(event: Event, span: Span, name: str | None, severity: Severity | None)
 @router.get(
     "/settings",
     summary="What holds in the trainer",
-    response_model=SettingsAnswer,
     responses=described(examples.SETTINGS),
 )
 def settings(run: GivenRun, reply: GivenReply) -> Response:
     """The settings as the trainer last told them, and the commands that it has not carried out yet."""
 
-    def content() -> dict[str, Any]:
+    def content() -> answers.Settings:
         with run.lock:
-            waiting = [
-                {"number": command.number, "name": command.name, "changes": plain(command.changes)}
-                for command in run.commands
-            ]
-        return {"run": run.id, "state": run.state, "settings": plain(run.info.settings), "waiting": waiting}
+            waiting = tuple(answers.Command(each.number, each.name, plain(each.changes)) for each in run.commands)
+        return answers.Settings(run.id, run.state, plain(run.info.settings), waiting)
 
     with run.lock:
         commands = [str(command.number) for command in run.commands]
@@ -86,8 +81,7 @@ def settings(run: GivenRun, reply: GivenReply) -> Response:
     "/settings",
     summary="Change what is captured",
     status_code=202,
-    response_model=Accepted,
-    responses={202: {"content": {"application/json": {"example": examples.ACCEPTED}}}, **problems(409)},
+    responses=answered(examples.ACCEPTED, 202, 409),
 )
 def change_settings(run: GivenRun, wanted: SettingsChanges) -> Response:
     """Changes settings of the trainer, pauses it or goes on; takes effect at its next step."""

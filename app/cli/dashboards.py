@@ -74,6 +74,6 @@ def _post(given: argparse.Namespace, environment: Mapping[str, str], path: str, 
         url, token = found.url, found.token
     exchange = Exchange(url, token or None, ASK_S)
     try:
-        return exchange.json("POST", path, asked)
+        return exchange.ask(dict[str, Any], "POST", path, asked)
     finally:
         exchange.close()

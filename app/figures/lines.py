@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from hookcore.records import Tap
 from hookcore.store import Series
-from hookcore.store.checks import label_of
 
 from .style import Scale, Style, Trace, axis, escaped, figure_of, is_log, marks, marks_axis, value_axis
 
@@ -157,5 +156,5 @@ def _bar_marks(style: Style, kind: tuple[str, Sequence[Tap], Floats, NDArray[np.
 
 def _layer_of(tap: Tap) -> str:
     """What a bar stands for, whatever its kind: an output and its gradient stand side by side."""
-    label = label_of(tap).removeprefix(tap.module).replace(f" {tap.kind}", "", 1)
+    label = tap.label.removeprefix(tap.module).replace(f" {tap.kind}", "", 1)
     return escaped((tap.module or "(model)") + label)

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from hookcore.records import Snapshot, Tap
 from hookcore.store import Heatmap
-from hookcore.store.checks import label_of
 
 from .style import BAR, NEVER_NEGATIVE, Scale, Style, Trace, axis, escaped, figure_of, is_log, log_ticks
 
@@ -124,7 +123,7 @@ def _labels(taps: Sequence[Tap], groups: NDArray[np.int64]) -> list[str]:
 
 def _row_name(tap: Tap) -> str:
     """All rows are of one kind, which the title says."""
-    return (tap.module or "(model)") + label_of(tap).removeprefix(f"{tap.module} {tap.kind}")
+    return (tap.module or "(model)") + tap.label.removeprefix(f"{tap.module} {tap.kind}")
 
 
 def _trace(z: Floats, x: Any, y: Any, colours: Any) -> Trace:

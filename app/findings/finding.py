@@ -9,7 +9,6 @@ from types import MappingProxyType
 from typing import Final, Literal
 
 from hookcore.records import Event, Severity, Tap
-from hookcore.store.checks import label_of
 
 RuleName = Literal[
     "nonfinite", "loss", "exploding", "vanishing", "no-gradient", "dead", "large-update", "stalled", "spike"
@@ -181,7 +180,7 @@ class Finding:
     @property
     def key(self) -> str:
         """By which it is acknowledged: the same for as long as the rule finds this tap."""
-        return f"{self.rule}:{label_of(self.tap)}"
+        return f"{self.rule}:{self.tap.label}"
 
 
 def key_of_event(event: Event) -> str:

@@ -44,7 +44,7 @@ def find_nonfinite(store: Store, taps: TapList, window_first: int, spark: Spark)
     episodes = store.episodes()
     if not episodes:
         return []
-    known, names = store.nonfinite_taps(), dict(zip(taps.numbers.tolist(), taps.taps, strict=True))
+    known, names = store.nonfinite_taps(), dict(taps)
     past = [each for each in episodes if each.is_over][-MOST:]
     found: dict[int, Finding] = {}
     for episode in reversed([*past, *(each for each in episodes if not each.is_over)]):

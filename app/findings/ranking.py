@@ -7,7 +7,6 @@ from typing import Final
 
 import numpy as np
 
-from hookcore.records import Tap
 from hookcore.store import Store, TapList
 
 from .depth import find_depth
@@ -75,10 +74,7 @@ def _of_sizes(store: Store, taps: TapList, sizes: Readings, losses: Losses) -> l
 
 
 def _of_kind(taps: TapList, kind: str) -> TapList:
-    chosen: list[tuple[int, Tap]] = [
-        (number, tap) for number, tap in zip(taps.numbers.tolist(), taps.taps, strict=True) if tap.kind == kind
-    ]
-    return TapList(np.array([number for number, _ in chosen], np.int64), tuple(tap for _, tap in chosen))
+    return taps.at([place for place, tap in enumerate(taps.taps) if tap.kind == kind])
 
 
 def _urgency(finding: Finding) -> tuple[bool, int, int, int, int]:

@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from .encoding import json_of
+from ..formats import json_of
 from .requests import Scale
 
 SNAPSHOT: Final = 1

@@ -6,11 +6,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
+
+from hookcore import answers
+from hookcore.answers import Number
+from hookcore.answers.live import FrameNews
 from hookcore.store import STAT_NAMES, Latest, TapList
 from hookcore.store.schemas import TIME
 
+from ..answering import events_of, taps_of
+from ..formats import json_of
 from ..runs import Run
-from .encoding import event_as_json, json_of, number, numbers, series_as_json, tap_as_json
 from .marks import Cursor, Mark, Steps, mark_of, new_steps, token_of
 from .publisher import Publisher
 
@@ -61,7 +67,7 @@ def make_blocks(publisher: Publisher, run: Run, wish: Wish, told: Cursor, now: M
     made = []
     for name, content, cursor in _news_of(publisher, run, wish, told, now):
         if content is not None:
-            made.append(block(name, {"run": run.id, **content}, cursor))
+            made.append(block(name, {"run": run.id, **content} if isinstance(content, dict) else content, cursor))
     return b"".join(made), Cursor(
         told.run, told.store, now.steps, now.steps, max(now.events, told.events), now.taps, now.state
     )
@@ -69,7 +75,7 @@ def make_blocks(publisher: Publisher, run: Run, wish: Wish, told: Cursor, now: M
 
 def _news_of(
     publisher: Publisher, run: Run, wish: Wish, told: Cursor, now: Mark
-) -> Iterator[tuple[str, dict[str, Any] | None, Cursor]]:
+) -> Iterator[tuple[str, dict[str, Any] | FrameNews | None, Cursor]]:
     """Each kind of news, or None where there is none of it, with the cursor behind it. A change to `ended` comes last:
     by then all was told."""
     state = {"state": now.state, "last_step": now.steps.newest if now.steps.newest >= 0 else None}
@@ -82,13 +88,13 @@ def _news_of(
     taken, events = run.store.events_after(told.events)
     events = events[: max(0, len(events) - max(0, taken - now.events))]  # what came since `now` is told next time
     told = told._replace(events=max(now.events, told.events))
-    yield "event", {"events": [event_as_json(event) for event in events]} if events else None, told
+    yield "event", {"events": events_of(run, events)} if events else None, told
     content = _new_logs(run, told.logs, now.steps)
     told = told._replace(logs=now.steps)
     yield "scalars", content, told
-    content = _new_frame(publisher, run, wish, told.frames, now.steps)
+    frame = _new_frame(publisher, run, wish, told.frames, now.steps)
     told = told._replace(frames=now.steps)
-    yield "frame", content, told
+    yield "frame", frame, told
     if now.state != told.state:
         yield "state", state, told._replace(state=now.state)
 
@@ -97,12 +103,8 @@ def _new_taps(publisher: Publisher, run: Run, wish: Wish, told: Cursor, now: Mar
     if told.taps >= now.taps:
         return None
     found = publisher.selections.get(run.store, wish.kind, wish.match)
-    listed = [
-        tap_as_json(int(tap_number), tap)
-        for tap_number, tap in zip(found.numbers, found.taps, strict=True)
-        if told.taps <= tap_number < now.taps
-    ]
-    return {"taps": listed} if listed else None
+    first, last = np.searchsorted(found.numbers, [told.taps, now.taps]).tolist()
+    return {"taps": taps_of(found.at(range(first, last)))} if first < last else None
 
 
 def _new_logs(run: Run, told: Steps, now: Steps) -> dict[str, Any] | None:
@@ -114,10 +116,10 @@ def _new_logs(run: Run, told: Steps, now: Steps) -> dict[str, Any] | None:
     found = [series for series in found if len(series.first_step)]
     if not found:
         return None
-    return {"first_step": span[0], "last_step": span[1], "scalars": [series_as_json(series) for series in found]}
+    return {"first_step": span[0], "last_step": span[1], "scalars": [answers.Series.of(series) for series in found]}
 
 
-def _new_frame(publisher: Publisher, run: Run, wish: Wish, told: Steps, now: Steps) -> dict[str, Any] | None:
+def _new_frame(publisher: Publisher, run: Run, wish: Wish, told: Steps, now: Steps) -> FrameNews | None:
     span = new_steps(told, now)
     if span is None:
         return None
@@ -125,19 +127,19 @@ def _new_frame(publisher: Publisher, run: Run, wish: Wish, told: Steps, now: Ste
     latest = run.store.latest(first=span[0], last=span[1], wanted=wanted)
     if not len(latest.numbers):
         return None
-    columns = [STAT_NAMES.index(name) for name in wish.stats]
-    values = {name: numbers(latest.values[:, column]) for name, column in zip(wish.stats, columns, strict=True)}
+    values = {name: latest.values[:, STAT_NAMES.index(name)] for name in wish.stats}
     times = run.store.scalars(TIME, span[1], span[1])
-    return {
-        "first_step": span[0],
-        "last_step": span[1],
-        "time_s": number(float(times.max[-1])) if len(times.max) else None,
-        "stats": wish.stats,
-        "taps": numbers(latest.numbers),
-        "steps": numbers(latest.steps),
-        "values": values,
-        "nonfinite": _not_finite(run, wanted, latest, span),
-    }
+    return FrameNews(
+        run=run.id,
+        first_step=span[0],
+        last_step=span[1],
+        time_s=Number(times.max[-1]) if len(times.max) else None,
+        stats=wish.stats,
+        numbers=latest.numbers,
+        steps=latest.steps,
+        values=values,
+        nonfinite=_not_finite(run, wanted, latest, span),
+    )
 
 
 def _not_finite(run: Run, wanted: TapList, latest: Latest, span: tuple[int, int]) -> Any:
@@ -149,6 +151,6 @@ def _not_finite(run: Run, wanted: TapList, latest: Latest, span: tuple[int, int]
     return heat.numbers[heat.nonfinite[:, 0] > 0] if heat.nonfinite.size else latest.numbers[bad]
 
 
-def block(name: str, content: dict[str, Any], cursor: Cursor) -> bytes:
+def block(name: str, content: dict[str, Any] | FrameNews, cursor: Cursor) -> bytes:
     """An event of the stream."""
     return b"event: %b\nid: %b\ndata: %b\n\n" % (name.encode(), cursor.as_text().encode(), json_of(content))

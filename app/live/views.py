@@ -7,11 +7,13 @@ from typing import Any, Final
 
 import numpy as np
 
+from hookcore import answers
+from hookcore.answers.live import LiveRow
 from hookcore.errors import ArgumentError
 from hookcore.store import STAT_NAMES, Heatmap, TapList
 
+from ..answering import events_of
 from ..runs import Run
-from .encoding import event_as_json, series_as_json, tap_as_json
 from .frames import DELTA, SNAPSHOT, Body, as_colours, as_f4, json_body, scale_for, values_body
 from .marks import Mark, new_steps
 from .publisher import Selections
@@ -71,10 +73,10 @@ def _wanted(selections: Selections, run: Run, spec: Spec) -> TapList:
     found = selections.get(run.store, spec.kind, spec.match)
     how, first, last = read_rows(spec.rows, spec.view) if spec.rows is not None else ("all", 0, 0)
     if how == "idx":
-        found = TapList(found.numbers[first : last + 1], found.taps[first : last + 1])
+        found = found.at(range(len(found.taps))[first : last + 1])
     elif how == "numbers":
         places = np.flatnonzero(np.isin(found.numbers, np.array(spec.rows)))
-        found = TapList(found.numbers[places], tuple(found.taps[place] for place in places))
+        found = found.at(places.tolist())
     if how != "fit" and len(found.taps) > MAX_ROWS:
         raise ArgumentError(f"{len(found.taps)} rows are more than {MAX_ROWS}: give a match, or rows")
     return found
@@ -184,14 +186,10 @@ def _fill_from_merged(run: Run, spec: Spec, wanted: TapList, step: int, values: 
 
 def _rows(run: Run, spec: Spec, wanted: TapList, starts: Any, groups: Any) -> dict[str, Any]:
     """The names of the rows of the snapshot that comes next."""
-    types = {module.path: module.type for module in run.store.modules()}
+    types = run.store.module_types()
     rows = [
-        {
-            **tap_as_json(int(wanted.numbers[start]), wanted.taps[start]),
-            "type": types.get(wanted.taps[start].module, ""),
-            "group": int(group),
-        }
-        for start, group in zip(starts, groups, strict=True)
+        LiveRow.of(number, tap, group=group, type=types.get(tap.module, ""))
+        for (number, tap), group in zip(wanted.at(starts), groups.tolist(), strict=True)
     ]
     return {
         "type": "rows",
@@ -211,7 +209,7 @@ def _events(run: Run, spec: Spec, told: Mark | None, now: Mark) -> list[Body]:
     if not events and told is not None:
         return []
     content = {"type": "events", "run": run.id, "snapshot": told is None, "count": now.events}
-    return [json_body({**content, "events": [event_as_json(event) for event in events]}, now.steps.newest)]
+    return [json_body({**content, "events": events_of(run, events)}, now.steps.newest)]
 
 
 def _scalars(run: Run, spec: Spec, told: Mark | None, now: Mark) -> list[Body]:
@@ -222,7 +220,7 @@ def _scalars(run: Run, spec: Spec, told: Mark | None, now: Mark) -> list[Body]:
     chosen = [name for name in known if name in spec.stats] if spec.stats else known
     first, last = span or (0, -1)
     found = [run.store.scalars(name, first, last, spec.columns) for name in chosen[:MAX_SCALARS]]
-    listed = [series_as_json(series) for series in found if len(series.first_step)]
+    listed = [answers.Series.of(series) for series in found if len(series.first_step)]
     if not listed and told is not None:
         return []
     content = {"type": "scalars", "run": run.id, "snapshot": told is None, "first_step": first, "last_step": last}

@@ -186,7 +186,7 @@ def _result(one: Run, two: Run, wanted: Wanted) -> dict[str, Any]:
         "alone": [
             (run, [*taps][:MAX_ALONE], len(taps)) for run, taps in zip((one, two), verdict.pairs.alone, strict=True)
         ],
-        "types": {module.path: module.type for module in one.store.modules()},
+        "types": one.store.module_types(),
         "find_problem": finder.problem,
         "has_loss": any(logged.name == LOSS for logged in verdict.logged),
     }

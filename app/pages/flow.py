@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import HTMLResponse
 
 from hookcore.records import GRADIENT_KINDS, KINDS, Kind, Tap
-from hookcore.store import STAT_NAMES, Store, TapList, checks
+from hookcore.store import STAT_NAMES, Store, checks
 
 from ..facts import Finder, finder_of
 from ..runs import Run
@@ -53,10 +53,10 @@ def layers_at(store: Store, asked: Asked, finder: Finder) -> list[Layer]:
     """The layers with their numbers at a step (the newest one where none is given), from input to output."""
     every = store.taps()
     places = [place for place, tap in enumerate(every.taps) if tap.kind in (ACTIVATIONS, GRADIENTS)]
-    wanted = TapList(every.numbers[places], tuple(every.taps[place] for place in places))
+    wanted = every.at(places)
     latest = store.latest(last=asked.step, wanted=wanted)
     column = {ACTIVATIONS: STAT_NAMES.index(asked.act), GRADIENTS: STAT_NAMES.index(asked.grad)}
-    types = {module.path: module.type for module in store.modules()}
+    types = store.module_types()
     layers: dict[tuple[str, str, int, str], Layer] = {}
     for tap, step, values in zip(latest.taps, latest.steps, latest.values, strict=True):
         key = tap.module, tap.index, tap.call, tap.phase

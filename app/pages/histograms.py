@@ -47,7 +47,7 @@ class Tile:
 def tiles_of(run: Run, kind: Kind, text: str) -> tuple[list[Tile], str]:
     """The layers that fit what is in the find box, in the order of the model, and what is wrong with that text."""
     finder = finder_of(run, text)
-    types = {module.path: module.type for module in run.store.modules()}
+    types = run.store.module_types()
     order = {path: place for place, path in enumerate(types)}
     latest = run.store.latest(kind)
     column = {name: place for place, name in enumerate(latest.stats)}

@@ -6,11 +6,8 @@ import difflib
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
-
 from hookcore.records import KINDS, Coverage, HookRecord, ModuleRecord, Tap
 from hookcore.store import Store, TapList
-from hookcore.store.checks import label_of
 
 from ..runs import Run
 from .eventlines import Line, event_lines, line_of
@@ -32,7 +29,7 @@ class Values:
     @property
     def label(self) -> str:
         """The tap without its module: what tells the module's taps apart."""
-        return label_of(self.tap).removeprefix(f"{self.tap.module} ")
+        return self.tap.label.removeprefix(f"{self.tap.module} ")
 
     @property
     def has_nonfinite(self) -> bool:
@@ -121,9 +118,12 @@ def _last_part(path: str) -> str:
 def taps_of(store: Store, path: str) -> TapList:
     """The taps of one module, by kind."""
     every = store.taps()
-    own = [(number, tap) for number, tap in zip(every.numbers.tolist(), every.taps, strict=True) if tap.module == path]
-    own.sort(key=lambda each: (KINDS.index(each[1].kind), each[1].phase, each[1].call))
-    return TapList(np.array([number for number, _ in own], np.int64), tuple(tap for _, tap in own))
+    own = [place for place, tap in enumerate(every.taps) if tap.module == path]
+    return every.at(sorted(own, key=lambda place: _order_of(every.taps[place])))
+
+
+def _order_of(tap: Tap) -> tuple[int, str, int]:
+    return KINDS.index(tap.kind), tap.phase, tap.call
 
 
 def values_of(store: Store, taps: TapList, step: int | None) -> list[Values]:
@@ -133,8 +133,7 @@ def values_of(store: Store, taps: TapList, step: int | None) -> list[Values]:
         int(number): (int(seen), dict(zip(latest.stats, values.tolist(), strict=True)))
         for number, seen, values in zip(latest.numbers, latest.steps, latest.values, strict=True)
     }
-    rows = zip(taps.numbers.tolist(), taps.taps, strict=True)
-    return [Values(tap, number, *found.get(number, (None, {}))) for number, tap in rows]
+    return [Values(tap, number, *found.get(number, (None, {}))) for number, tap in taps]
 
 
 def hooks_of(store: Store, layer: Layer) -> tuple[list[HookRecord], int]:

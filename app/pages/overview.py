@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import HTMLResponse
 
 from hookcore.records import KINDS, Kind, Tap
-from hookcore.store import STAT_NAMES, Latest, Store, TapList
+from hookcore.store import STAT_NAMES, Latest, Store
 from hookcore.store.checks import require
 
 from ..coverage import coverage_of
@@ -95,7 +95,7 @@ def overview_rows(
         range(len(found.taps)), key=lambda each: (places[found.taps[each].module], _order_of(found.taps[each]))
     )
     shown = order[first:][:many]
-    wanted = TapList(found.numbers[sorted(shown)], tuple(found.taps[each] for each in sorted(shown)))
+    wanted = found.at(sorted(shown))
     types = {module.path: module.type for module in modules}
     rows = {row.tap: row for row in _rows(store.latest(wanted=wanted, last=last), types)}
     return [rows[found.taps[each]] for each in shown if found.taps[each] in rows], len(order)

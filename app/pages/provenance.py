@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from hookcore.records import Kind, Tap
 from hookcore.store import Store, TapList
-from hookcore.store.checks import label_of
 
 from ..findings import Finding
 from ..findings.order import Rank, rank_of
@@ -154,7 +153,7 @@ def _before(around: _Around, finding: Finding, place: int) -> str:
     known = [source for source in sources if seen[source]]
     bad = [around.taps.taps[source] for source in known if is_bad[source]]
     if bad:
-        return f"Its {words} was non-finite: {label_of(bad[0])}."
+        return f"Its {words} was non-finite: {bad[0].label}."
     if known:
         return f"Its {words} was finite in that step" + ("." if finding.unseen else ": it began here.")
     return f"Its {words} was not captured. {_earlier(around, step, place)}"

@@ -10,7 +10,6 @@ from starlette.responses import HTMLResponse
 
 from hookcore.records import KINDS, Snapshot
 from hookcore.store import Store
-from hookcore.store.checks import label_of
 
 from ..api.snapshots import MAX_VALUES, numbered
 from ..facts import finder_of
@@ -50,7 +49,7 @@ def shown_of(store: Store, number: int | None) -> Shown | None:
             part = ",".join(["0"] * (snapshot.values.ndim - 2))
             cells = snapshot.values[(0,) * max(0, snapshot.values.ndim - 2)] if snapshot.values.size else None
             drawn = cells is not None and 0 < cells.size <= MAX_VALUES
-            return Shown(each, label_of(snapshot.tap), snapshot, part if drawn else "-", statistics_of(snapshot.values))
+            return Shown(each, snapshot.tap.label, snapshot, part if drawn else "-", statistics_of(snapshot.values))
     return None
 
 
@@ -70,7 +69,7 @@ def tensors_page(
         request,
         "tensors",
         run=run,
-        kept=[(each, label_of(one.tap), one) for each, one in kept[:MAX_SHOWN]],
+        kept=[(each, one.tap.label, one) for each, one in kept[:MAX_SHOWN]],
         kept_total=len(kept),
         shown=shown_of(run.store, number if number is not None or not kept else kept[0][0]),
         asked_for=number,

@@ -11,7 +11,6 @@ from markupsafe import Markup
 
 from hookcore.records import Kind
 from hookcore.store import Store
-from hookcore.store.checks import label_of
 
 from .. import figures
 from ..findings import Finding
@@ -113,7 +112,7 @@ def _worst(findings: tuple[Finding, ...]) -> list[Finding]:
 
 
 def _layer(store: Store, place: int, finding: Finding) -> Iterator[Chart]:
-    label = label_of(finding.tap)
+    label = finding.tap.label
     series = store.series(finding.number, finding.stat, points=POINTS)
     figure = figures.series([(label, series)], figures.LIGHT, label, finding.stat)
     yield _chart(f"layer-{place}", f"{label}: {finding.stat}", figure, finding.message, line=line_of(series.mean))

@@ -2,54 +2,39 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import os
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import fields
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from hookcore import dashboard
+from hookcore import answers, dashboard
+from hookcore.answers.base import Wanted, decode, library
+from hookcore.answers.live import FrameNews, News
 from hookcore.client.exchange import Exchange
-from hookcore.client.replies import (
-    Accepted,
-    ApartReply,
-    CompareReply,
-    DifferencesReply,
-    EventsReply,
-    FindingsReply,
-    FrameNews,
-    HeatmapReply,
-    HistogramsReply,
-    LatestReply,
-    LayerReply,
-    LogsReply,
-    ModuleReply,
-    News,
-    OverviewReply,
-    RolloutReply,
-    RunReply,
-    SeriesReply,
-    SettingsReply,
-    SnapshotEntry,
-    TapsReply,
-    arrays_of,
-    floats_of,
-    library,
-    number_of,
-    record_of,
-    steps_of,
-    tap_of,
-)
 from hookcore.errors import ServerError
-from hookcore.records import Coverage, Event, HookRecord, Kind, Phase, Severity, Snapshot
+from hookcore.records import Coverage, HookRecord, Kind, Phase, Severity, Snapshot
 
 TapName = int | str
+AnyPage = TypeVar(
+    "AnyPage",
+    answers.Runs,
+    answers.Modules,
+    answers.Taps,
+    answers.CoverageList,
+    answers.Hooks,
+    answers.SeriesList,
+    answers.Snapshots,
+)
 POLL_S: Final = 0.05
 _MAX_SERIES: Final = 100  # that one answer holds
+_MAX_POINTS: Final = 500_000
 _MAX_HISTOGRAMS: Final = 50
 
 
@@ -83,63 +68,63 @@ class Client:
 
     def health(self) -> dict[str, Any]:
         """That the server answers, and how it is."""
-        return dict(self._exchange.json("GET", "/healthz"))
+        return self._get(dict[str, Any], "/healthz")
 
-    def runs(self) -> list[RunReply]:
+    def runs(self) -> list[answers.Run]:
         """Every run, the newest first."""
-        return [_run_of(said) for page in self._pages("/api/v1/runs", {}) for said in page["runs"]]
+        return [run for page in self._pages(answers.Runs, "/api/v1/runs", {}) for run in page.runs]
 
-    def run(self, run: str) -> RunReply:
+    def run(self, run: str) -> answers.Run:
         """One run."""
-        return _run_of(self._get(f"/api/v1/runs/{run}"))
+        return self._get(answers.Run, f"/api/v1/runs/{run}")
 
     def delete_run(self, run: str) -> None:
         """Remove a run; `restore_run` brings it back. A trainer that still sends starts it again."""
         self._exchange.send("DELETE", f"/api/v1/runs/{run}")
 
-    def removed_runs(self) -> list[dict[str, Any]]:
+    def removed_runs(self) -> list[answers.RemovedRun]:
         """Return the runs that were removed, each with id, name, removed_s, why and restorable."""
-        found: list[dict[str, Any]] = self._get("/api/v1/removed-runs")["runs"]
-        return found
+        return list(self._get(answers.RemovedRuns, "/api/v1/removed-runs").runs)
 
-    def restore_run(self, run: str) -> RunReply:
+    def restore_run(self, run: str) -> answers.Run:
         """Bring a removed run back."""
-        return _run_of(self._exchange.json("POST", f"/api/v1/removed-runs/{run}/restore"))
+        return self._exchange.ask(answers.Run, "POST", f"/api/v1/removed-runs/{run}/restore")
 
-    def rename(self, run: str, name: str | None = None, notes: str | None = None) -> RunReply:
+    def rename(self, run: str, name: str | None = None, notes: str | None = None) -> answers.Run:
         """Gives a run another name, or notes."""
         changes = {key: value for key, value in (("name", name), ("notes", notes)) if value is not None}
-        return _run_of(self._exchange.json("PATCH", f"/api/v1/runs/{run}", body=changes))
+        return self._exchange.ask(answers.Run, "PATCH", f"/api/v1/runs/{run}", body=changes)
 
-    def modules(self, run: str | None = None, match: str | None = None) -> list[ModuleReply]:
+    def modules(self, run: str | None = None, match: str | None = None) -> list[answers.Module]:
         """The tree of modules, in the model's order."""
         path = f"/api/v1/runs/{run or self._newest()}/modules"
-        return [_module_of(said) for page in self._pages(path, {"match": match}) for said in page["modules"]]
+        pages = self._pages(answers.Modules, path, {"match": match})
+        return [module for page in pages for module in page.modules]
 
     def taps(
         self, match: str | None = None, kind: Kind | None = None, type: str | None = None, run: str | None = None
-    ) -> TapsReply:
+    ) -> answers.Taps:
         """The taps that fit; `type` is a glob on the module's class."""
         asked = {"match": match, "kind": kind, "type": type, "run": run}
-        found = [said for page in self._pages("/api/v1/taps", asked) for said in page["taps"]]
-        return TapsReply(steps_of([said["number"] for said in found]), tuple(tap_of(said) for said in found))
+        pages = list(self._pages(answers.Taps, "/api/v1/taps", asked))
+        return replace(pages[-1], taps=tuple(tap for page in pages for tap in page.taps))
 
     def coverage(
         self, match: str | None = None, captured: bool | None = None, run: str | None = None
     ) -> list[Coverage]:
         """Every module: captured, or not and why."""
         asked = {"match": match, "captured": captured, "run": run}
-        pages = self._pages("/api/v1/coverage", asked)
-        return [record_of(Coverage, said) for page in pages for said in page["coverage"]]
+        pages = self._pages(answers.CoverageList, "/api/v1/coverage", asked)
+        return [each for page in pages for each in page.coverage]
 
     def hooks(self, run: str | None = None) -> list[HookRecord]:
         """The hooks on the model and the process, as they were when last looked for."""
-        pages = self._pages("/api/v1/hooks", {"run": run})
-        return [record_of(HookRecord, said) for page in pages for said in page["hooks"]]
+        pages = self._pages(answers.Hooks, "/api/v1/hooks", {"run": run})
+        return [hook for page in pages for hook in page.hooks]
 
-    def look_for_hooks(self, run: str | None = None) -> Accepted:
+    def look_for_hooks(self, run: str | None = None) -> answers.Accepted:
         """Asks the trainer to take stock of the hooks at its next step."""
-        return record_of(Accepted, self._exchange.json("POST", "/api/v1/hooks", {"run": run}))
+        return self._exchange.ask(answers.Accepted, "POST", "/api/v1/hooks", {"run": run})
 
     # -- numbers ----------------------------------------------------------------------------------------------------
 
@@ -151,10 +136,10 @@ class Client:
         last: int | None = None,
         points: int = 1000,
         run: str | None = None,
-    ) -> SeriesReply:
+    ) -> answers.Series:
         """One stat of one tap in at most so many points; "p50", "p99.9" are quantiles."""
         asked = {"tap": tap, "stat": stat, "from": first, "to": last, "points": points, "run": run}
-        return SeriesReply.of(self._get("/api/v1/series", asked)["series"][0])
+        return self._get(answers.SeriesList, "/api/v1/series", asked).series[0]
 
     def many_series(
         self,
@@ -165,11 +150,12 @@ class Client:
         last: int | None = None,
         points: int = 1000,
         run: str | None = None,
-    ) -> list[SeriesReply]:
+    ) -> list[answers.Series]:
         """One stat of every tap that fits."""
         asked = {"match": match or "*", "kind": kind, "stat": stat, "from": first, "to": last, "points": points}
-        pages = self._pages("/api/v1/series", {**asked, "run": run}, min(_MAX_SERIES, 500_000 // max(points, 1)))
-        return [SeriesReply.of(said) for page in pages for said in page["series"]]
+        limit = min(_MAX_SERIES, _MAX_POINTS // max(points, 1))
+        pages = self._pages(answers.SeriesList, "/api/v1/series", {**asked, "run": run}, limit)
+        return [series for page in pages for series in page.series]
 
     def heatmap(
         self,
@@ -181,10 +167,10 @@ class Client:
         columns: int = 500,
         rows: int = 1000,
         run: str | None = None,
-    ) -> HeatmapReply:
+    ) -> answers.Heatmap:
         """The worst value of each tap of a kind over time, in at most `columns` by `rows` cells."""
         asked = {"kind": kind, "stat": stat, "match": match, "from": first, "to": last, "columns": columns}
-        return HeatmapReply.of(self._get("/api/v1/heatmap", {**asked, "rows": rows, "run": run}))
+        return self._get(answers.Heatmap, "/api/v1/heatmap", {**asked, "rows": rows, "run": run})
 
     def histograms(
         self,
@@ -194,10 +180,10 @@ class Client:
         columns: int = 200,
         bins: int = 80,
         run: str | None = None,
-    ) -> HistogramsReply:
+    ) -> answers.Histograms:
         """The distribution of a tap over time."""
         asked = {"tap": tap, "from": first, "to": last, "columns": columns, "bins": bins, "run": run}
-        return HistogramsReply.of(self._get("/api/v1/histograms", asked))
+        return self._get(answers.Histograms, "/api/v1/histograms", asked)
 
     def many_histograms(
         self,
@@ -207,13 +193,13 @@ class Client:
         columns: int = 200,
         bins: int = 80,
         run: str | None = None,
-    ) -> list[HistogramsReply]:
+    ) -> list[answers.Histograms]:
         """The distributions of several taps over time, by their numbers; each has edges of its own."""
-        found: list[HistogramsReply] = []
+        found: list[answers.Histograms] = []
         for start in range(0, len(taps), _MAX_HISTOGRAMS):
             some = ",".join(str(tap) for tap in taps[start : start + _MAX_HISTOGRAMS])
             asked = {"taps": some, "from": first, "to": last, "columns": columns, "bins": bins, "run": run}
-            found += [HistogramsReply.of(said) for said in self._get("/api/v1/histograms", asked)["histograms"]]
+            found += self._get(answers.HistogramsList, "/api/v1/histograms", asked).histograms
         return found
 
     def latest(
@@ -224,10 +210,10 @@ class Client:
         sort: str | None = None,
         limit: int = 1000,
         run: str | None = None,
-    ) -> LatestReply:
+    ) -> answers.Latest:
         """The newest values; `sort` is a stat, not finite first and then the largest ("-rms": the smallest)."""
         asked = {"match": match, "kind": kind, "stat": stat, "sort": sort, "limit": limit, "run": run}
-        return LatestReply.of(self._get("/api/v1/latest", asked))
+        return self._get(answers.Latest, "/api/v1/latest", asked)
 
     def scalars(
         self,
@@ -237,17 +223,15 @@ class Client:
         points: int = 1000,
         match: str | None = None,
         run: str | None = None,
-    ) -> LogsReply:
+    ) -> answers.Scalars:
         """The names of the logged scalars, and the series of those that are named (at most 50)."""
         chosen = [names] if isinstance(names, str) else list(names)
         asked = {"name": chosen, "from": first, "to": last, "points": points, "match": match, "run": run}
-        said = self._get("/api/v1/scalars", asked)
-        series = {each["name"]: SeriesReply.of(each) for each in said["series"]}
-        found = list(said["names"])
-        while said.get("next") is not None:
-            said = self._get("/api/v1/scalars", {"match": match, "run": run, "after": said["next"]})
-            found += said["names"]
-        return LogsReply(tuple(found), series)
+        found = self._get(answers.Scalars, "/api/v1/scalars", asked)
+        while found.next is not None:
+            more = self._get(answers.Scalars, "/api/v1/scalars", {"match": match, "run": run, "after": found.next})
+            found = replace(found, names=found.names + more.names, next=more.next)
+        return found
 
     def compare(
         self,
@@ -263,7 +247,7 @@ class Client:
         limit: int = 1000,
         sort: Literal["model", "share", "step"] = "model",
         rename: str | None = None,
-    ) -> CompareReply:
+    ) -> answers.Comparison:
         """Compare two runs layer by layer, and by the values that both logged.
 
         `tolerance` is a share of the larger magnitude: differences up to it don't count.
@@ -272,7 +256,7 @@ class Client:
         """
         asked = _asked_of_two((one, two), kind, stat, match, (first, last), rename)
         asked |= {"tolerance": tolerance, "points": points, "limit": limit, "sort": sort}
-        return _comparison_of(self._get("/api/v1/compare", asked))
+        return self._get(answers.Comparison, "/api/v1/compare", asked)
 
     def differences(
         self,
@@ -286,26 +270,26 @@ class Client:
         columns: int = 500,
         rows: int = 600,
         rename: str | None = None,
-    ) -> DifferencesReply:
+    ) -> answers.Differences:
         """How far two runs are apart, layer by step, in at most `columns` by `rows` cells."""
         asked = _asked_of_two((one, two), kind, stat, match, (first, last), rename)
         asked |= {"columns": columns, "rows": rows}
-        return DifferencesReply.of(self._get("/api/v1/compare/heatmap", asked))
+        return self._get(answers.Differences, "/api/v1/compare/heatmap", asked)
 
     # -- at a glance -----------------------------------------------------------------------------------------------
 
-    def findings(self, limit: int = 50, run: str | None = None) -> FindingsReply:
+    def findings(self, limit: int = 50, run: str | None = None) -> answers.Findings:
         """Return the findings, the worst first, as a sequence; its `scope` says how much they are based on."""
-        return FindingsReply.of(self._get("/api/v1/findings", {"limit": limit, "run": run}))
+        return self._get(answers.Findings, "/api/v1/findings", {"limit": limit, "run": run})
 
-    def overview(self, run: str | None = None) -> OverviewReply:
+    def overview(self, run: str | None = None) -> answers.Overview:
         """The key figures: step and rate, loss, gradients, what is watched, and what that costs."""
-        return OverviewReply.of(self._get("/api/v1/overview", {"run": run}))
+        return self._get(answers.Overview, "/api/v1/overview", {"run": run})
 
     def acknowledge(self, key: str, acknowledged: bool = True, run: str | None = None) -> None:
         """Notes that you saw a finding or an event, by its `key`, or takes that back."""
         body = {"key": key, "acknowledged": acknowledged, **({} if run is None else {"run": run})}
-        self._exchange.json("POST", "/api/v1/acknowledgements", body=body)
+        self._exchange.send("POST", "/api/v1/acknowledgements", body=body)
 
     def figure(self, chart: str, **asked: Any) -> Any:
         """A chart as a Plotly figure: heatmap, series, histograms, profile, fan, scalars, compare or tensor.
@@ -316,7 +300,7 @@ class Client:
         graphs = library("plotly.graph_objects")
         names = {"first": "from", "last": "to", "names": "name"}
         given = {names.get(name, name): value for name, value in asked.items()}
-        return graphs.Figure(arrays_of(self._get("/api/v1/figure", {"chart": chart, **given})))
+        return graphs.Figure(_arrays_of(self._get(dict[str, Any], "/api/v1/figure", {"chart": chart, **given})))
 
     def report(self, run: str | None = None) -> bytes:
         """A report of a run: an HTML file that needs no server and no network."""
@@ -326,10 +310,10 @@ class Client:
 
     def snapshots(
         self, match: str | None = None, kind: Kind | None = None, run: str | None = None
-    ) -> list[SnapshotEntry]:
+    ) -> list[answers.Snapshot]:
         """The tensors that were kept, oldest first, without their values."""
-        pages = self._pages("/api/v1/snapshots", {"match": match, "kind": kind, "run": run})
-        return [_entry_of(said) for page in pages for said in page["snapshots"]]
+        pages = self._pages(answers.Snapshots, "/api/v1/snapshots", {"match": match, "kind": kind, "run": run})
+        return [snapshot for page in pages for snapshot in page.snapshots]
 
     def request_snapshot(
         self,
@@ -341,13 +325,13 @@ class Client:
         call: int = 0,
         phase: Phase = "train",
         run: str | None = None,
-    ) -> Accepted:
+    ) -> answers.Accepted:
         """Asks the trainer to keep a tensor: of a tap, or of a module."""
         if tap is not None:
             body: dict[str, Any] = {"tap": tap}
         else:
             body = {"module": module, "kind": kind, "index": index, "call": call, "phase": phase}
-        return record_of(Accepted, self._exchange.json("POST", "/api/v1/snapshots", {"run": run}, body))
+        return self._exchange.ask(answers.Accepted, "POST", "/api/v1/snapshots", {"run": run}, body)
 
     def tensor(self, number: int, slice: str = "", run: str | None = None) -> NDArray[Any]:
         """The values of a snapshot, or the part of them that `slice` names as NumPy would: "0,:,3:7"."""
@@ -375,13 +359,14 @@ class Client:
 
     def statistics(self, number: int, slice: str = "", run: str | None = None) -> dict[str, float]:
         """Counts, moments and quantiles of a snapshot or a part of it, in float64 over the very values."""
-        said = self._get(f"/api/v1/snapshots/{number}/statistics", {"slice": slice, "run": run})["statistics"]
-        return {name: number_of(value) for name, value in said.items()}
+        asked = {"slice": slice, "run": run}
+        return {**self._get(answers.Statistics, f"/api/v1/snapshots/{number}/statistics", asked).statistics}
 
     def request_attention_maps(self, match: str | None = None, run: str | None = None) -> tuple[int, ...]:
         """Asks for every output that may be attention, and its gradient, of one step; the numbers they will have."""
-        said = self._exchange.json("POST", "/api/v1/attention-rollout", {"match": match, "run": run})
-        return tuple(each["number"] for each in said["asked"])
+        asked = {"match": match, "run": run}
+        said = self._exchange.ask(answers.RequestedMaps, "POST", "/api/v1/attention-rollout", asked)
+        return tuple(each.number for each in said.asked)
 
     def attention_rollout(
         self,
@@ -392,10 +377,11 @@ class Client:
         discard: float = 0.0,
         gradient: bool = False,
         run: str | None = None,
-    ) -> RolloutReply:
+    ) -> answers.Rollout:
         """Attention over all layers, of the maps that are kept of one step (the newest that has some)."""
         asked = {"match": match, "step": step, "sample": sample, "fuse": fuse, "discard": discard}
-        return RolloutReply.of(self._get("/api/v1/attention-rollout", {**asked, "gradient": gradient, "run": run}))
+        asked |= {"gradient": gradient, "run": run}
+        return self._get(answers.Rollout, "/api/v1/attention-rollout", asked)
 
     def snapshot(self, tap: TapName | None = None, timeout_s: float = 30.0, **wanted: Any) -> Snapshot:
         """Asks for a tensor (as `request_snapshot`) and waits for it. Its numbers are at `.values`."""
@@ -415,7 +401,7 @@ class Client:
                 )
             time.sleep(POLL_S)
         entry = next(each for each in self.snapshots(run=asked.run) if each.number == asked.number)
-        about = entry.tap, entry.step, entry.time_s, entry.dtype, entry.shape
+        about = entry.tap.record, entry.step, entry.time_s, entry.dtype, entry.shape
         return Snapshot(*about, values, entry.truncated, entry.number)
 
     # -- the trainer ------------------------------------------------------------------------------------------------
@@ -429,30 +415,27 @@ class Client:
         after: int | None = None,
         limit: int = 200,
         run: str | None = None,
-    ) -> EventsReply:
+    ) -> answers.Events:
         """The newest events that fit; with `after` the oldest that came behind an answer's `next`."""
         asked = {"from": first, "to": last, "name": name, "severity": severity, "after": after, "limit": limit}
-        said = self._get("/api/v1/events", {**asked, "run": run})
-        events = (record_of(Event, {**each, "time_s": number_of(each["time_s"])}) for each in said["events"])
-        marks = (tuple(each[name] for each in said["events"]) for name in ("key", "acknowledged"))
-        return EventsReply(tuple(events), said["next"], *marks)
+        return self._get(answers.Events, "/api/v1/events", {**asked, "run": run})
 
-    def settings(self, run: str | None = None) -> SettingsReply:
+    def settings(self, run: str | None = None) -> answers.Settings:
         """What holds in the trainer, and what waits for it."""
-        return record_of(SettingsReply, self._get("/api/v1/settings", {"run": run}))
+        return self._get(answers.Settings, "/api/v1/settings", {"run": run})
 
-    def change_settings(self, run: str | None = None, **changes: Any) -> Accepted:
+    def change_settings(self, run: str | None = None, **changes: Any) -> answers.Accepted:
         """Changes every, budget, include, exclude, kinds or paused in the trainer, at its next step."""
         given = {
             name: sorted(value) if isinstance(value, set | frozenset) else value for name, value in changes.items()
         }
-        return record_of(Accepted, self._exchange.json("PATCH", "/api/v1/settings", {"run": run}, given))
+        return self._exchange.ask(answers.Accepted, "PATCH", "/api/v1/settings", {"run": run}, given)
 
-    def pause(self, run: str | None = None) -> Accepted:
+    def pause(self, run: str | None = None) -> answers.Accepted:
         """Stops capturing until `resume`."""
         return self.change_settings(run, paused=True)
 
-    def resume(self, run: str | None = None) -> Accepted:
+    def resume(self, run: str | None = None) -> answers.Accepted:
         """Goes on capturing."""
         return self.change_settings(run, paused=False)
 
@@ -471,31 +454,36 @@ class Client:
         """
         stat = stats if stats is None or isinstance(stats, str) else ",".join(stats)
         asked = {"run": run, "kind": kind, "stat": stat, "match": match, "hz": hz}
-        for name, told_id, data in self._exchange.follow("/api/v1/live", asked, after):
-            news = News(name, told_id, data)
-            yield FrameNews.of(news) if name == "frame" else news
-            if run is not None and name == "state" and data.get("state") == "removed":
+        for name, event_id, data in self._exchange.follow("/api/v1/live", asked, after):
+            if name == "frame":
+                yield replace(decode(data, FrameNews), id=event_id)
+                continue
+            news = News(name, event_id, msgspec.json.decode(data))
+            yield news
+            if run is not None and name == "state" and news.data.get("state") == "removed":
                 return
 
     # -- below ------------------------------------------------------------------------------------------------------
 
-    def _get(self, path: str, asked: dict[str, Any] | None = None) -> Any:
-        return self._exchange.json("GET", path, asked)
+    def _get(self, kind: type[Wanted], path: str, asked: dict[str, Any] | None = None) -> Wanted:
+        return self._exchange.ask(kind, "GET", path, asked)
 
-    def _pages(self, path: str, asked: dict[str, Any], limit: int | None = None) -> Iterator[Any]:
-        after: Any = None
+    def _pages(
+        self, kind: type[AnyPage], path: str, asked: dict[str, Any], limit: int | None = None
+    ) -> Iterator[AnyPage]:
+        after: int | str | None = None
         while True:
-            page = self._get(path, {**asked, "after": after, "limit": limit})
+            page = self._get(kind, path, {**asked, "after": after, "limit": limit})
             yield page
-            after = page.get("next")
+            after = page.next
             if after is None:
                 return
 
     def _newest(self) -> str:
-        found = self._get("/api/v1/runs", {"limit": 1})["runs"]
+        found = self._get(answers.Runs, "/api/v1/runs", {"limit": 1}).runs
         if not found:
             raise ServerError(f"the server at {self.url} shows no run yet", 404)
-        return str(found[0]["id"])
+        return found[0].id
 
 
 def _own_dashboard(token: str | None) -> tuple[str, str | None]:
@@ -512,61 +500,16 @@ def _own_dashboard(token: str | None) -> tuple[str, str | None]:
     return found.url, token or found.token
 
 
-def _run_of(said: dict[str, Any]) -> RunReply:
-    return record_of(RunReply, {**said, "started_s": number_of(said["started_s"])})
-
-
-def _module_of(said: dict[str, Any]) -> ModuleReply:
-    coverage = said["coverage"]
-    return ModuleReply(
-        said["path"],
-        said["parent"],
-        said["type"],
-        said["parameters"],
-        said["trainable"],
-        tuple(said["aliases"]),
-        None if coverage is None else record_of(Coverage, coverage),
-        tuple(tap["number"] for tap in said["taps"]),
-        {name: tuple(shape) for name, shape in said["shapes"].items()},
-    )
-
-
-def _entry_of(said: dict[str, Any]) -> SnapshotEntry:
-    return record_of(SnapshotEntry, {**said, "tap": tap_of(said["tap"]), "time_s": number_of(said["time_s"])})
-
-
-def _comparison_of(said: dict[str, Any]) -> CompareReply:
-    layers = tuple(
-        LayerReply(
-            **_apart_of(each),
-            tap=tap_of(each["about"]),
-            numbers=(each["taps"][0], each["taps"][1]),
-            first_step=steps_of(each["first_step"]),
-            last_step=steps_of(each["last_step"]),
-            difference=floats_of(each["difference"]),
-        )
-        for each in said["layers"]
-    )
-    first, verdict = said["first"], said["verdict"]
-    return CompareReply(
-        (said["runs"][0], said["runs"][1]),
-        said["stat"],
-        said["tolerance"],
-        verdict["outcome"],
-        verdict["message"],
-        verdict["steps_compared"],
-        verdict["steps_not_comparable"],
-        None if first is None else (first["step"], tap_of(first["layer"])),
-        said["parted"],
-        layers,
-        {each["name"]: ApartReply(**_apart_of(each)) for each in said["logged"]},
-        {run: tuple(tap_of(tap) for tap in taps) for run, taps in said["only_in"].items()},
-    )
-
-
-def _apart_of(said: dict[str, Any]) -> dict[str, Any]:
-    found = {each.name: said[each.name] for each in fields(ApartReply)}
-    return {**found, "largest": number_of(said["largest"]), "share": number_of(said["share"])}
+def _arrays_of(said: Any) -> Any:
+    """Return a figure with its typed arrays read: Plotly would leave them as texts."""
+    if isinstance(said, list):
+        return [_arrays_of(each) for each in said]
+    if not isinstance(said, dict):
+        return said
+    if "bdata" not in said:
+        return {name: _arrays_of(each) for name, each in said.items()}
+    values = np.frombuffer(base64.b64decode(said["bdata"]), said["dtype"])
+    return values.reshape([int(size) for size in str(said["shape"]).split(",")]) if "shape" in said else values
 
 
 def _asked_of_two(

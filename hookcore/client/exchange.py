@@ -11,6 +11,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
+from hookcore.answers.base import Wanted, decode
 from hookcore.errors import ArgumentError, ServerError
 from hookcore.trust import require_proof, trusted
 
@@ -38,9 +39,11 @@ class Exchange:
         if hasattr(self, "_idle"):  # an address that was refused has none
             self.close()
 
-    def json(self, method: str, path: str, asked: Mapping[str, Any] | None = None, body: Any = None) -> Any:
-        """What the server answers."""
-        return msgspec.json.decode(self.send(method, path, asked, body))
+    def ask(
+        self, kind: type[Wanted], method: str, path: str, asked: Mapping[str, Any] | None = None, body: Any = None
+    ) -> Wanted:
+        """Return what the server answers."""
+        return decode(self.send(method, path, asked, body), kind)
 
     def send(self, method: str, path: str, asked: Mapping[str, Any] | None = None, body: Any = None) -> bytes:
         """The bytes of the answer. Parameters that are None are left out."""
@@ -72,10 +75,8 @@ class Exchange:
         for connection in connections:
             connection.close()
 
-    def follow(
-        self, path: str, asked: Mapping[str, Any], last: str | None
-    ) -> Iterator[tuple[str, str, dict[str, Any]]]:
-        """Name, id and data of server-sent events, without end: a stream that breaks is taken up where it was."""
+    def follow(self, path: str, asked: Mapping[str, Any], last: str | None) -> Iterator[tuple[str, str, bytes]]:
+        """Yield name, id and data of server-sent events without end; resume a stream that breaks."""
         wait_s, address, was_there = FIRST_WAIT_S, self._prefix + path + query_of(asked), False
         while True:
             connection = None
@@ -99,7 +100,7 @@ class Exchange:
 
     def _events(
         self, connection: http.client.HTTPConnection, address: str, last: str | None
-    ) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    ) -> Iterator[tuple[str, str, bytes]]:
         headers = self._headers() | {"Accept": "text/event-stream"}
         if last is not None:
             headers["Last-Event-ID"] = last
@@ -114,7 +115,7 @@ class Exchange:
             if name:
                 fields[name] = value.removeprefix(" ")
             elif not text and "event" in fields:
-                yield fields["event"], fields.get("id", ""), msgspec.json.decode(fields.get("data", "{}"))
+                yield fields["event"], fields.get("id", ""), fields.get("data", "{}").encode()
                 fields = {}
 
     def _once(

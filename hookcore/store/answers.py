@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,6 +21,13 @@ class TapList:
 
     numbers: NDArray[np.int64]
     taps: tuple[Tap, ...]
+
+    def __iter__(self) -> Iterator[tuple[int, Tap]]:
+        return zip(self.numbers.tolist(), self.taps, strict=True)
+
+    def at(self, places: Sequence[int]) -> TapList:
+        """Return the taps at some places of this list."""
+        return TapList(self.numbers[list(places)], tuple(self.taps[place] for place in places))
 
 
 @dataclass(frozen=True, slots=True)

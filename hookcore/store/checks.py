@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from hookcore import patterns
 from hookcore.errors import ArgumentError
-from hookcore.records import KINDS, Tap
+from hookcore.records import KINDS
 
 _SHOWN = 20
 
@@ -43,11 +43,3 @@ def require_kind(kind: str | None) -> None:
     """Raises on a kind that does not exist."""
     if kind is not None:
         require("kind", kind, KINDS)
-
-
-def label_of(tap: Tap) -> str:
-    """A tap in one line."""
-    index = f" [{tap.index}]" if tap.index else ""
-    call = f" call {tap.call}" if tap.call else ""
-    phase = "" if tap.phase == "train" else f" ({tap.phase})"
-    return f"{tap.module} {tap.kind}{index}{call}{phase}"

@@ -273,6 +273,10 @@ class Queries:
         """The modules of the run."""
         return self._parts.modules.items()
 
+    def module_types(self) -> dict[str, str]:
+        """Return the class of each module, by path."""
+        return {module.path: module.type for module in self.modules()}
+
     def coverage(self) -> list[Coverage]:
         """Return every module: captured, or not and why. What the store refused is not captured."""
         return self.without_refused(self._parts.coverage.items())
@@ -309,9 +313,7 @@ class Queries:
         if isinstance(tap, Tap):
             number = self._parts.tap_numbers.get(tap)
             if number is None:
-                raise ArgumentError(
-                    checks.unknown("tap", checks.label_of(tap), [checks.label_of(each) for each in taps])
-                )
+                raise ArgumentError(checks.unknown("tap", tap.label, [each.label for each in taps]))
             return number
         if not 0 <= tap < len(taps):
             raise ArgumentError(f"unknown tap number {tap}: there are {len(taps)} taps, numbered from 0")

@@ -94,7 +94,7 @@ def test_the_numbers_that_are_exported_are_those_of_the_server(
         as_csv = list(csv.DictReader(io.StringIO(exported(page, VALUES, "CSV", tmp_path).decode())))
     tap = as_json["series"][0]["tap"]
     truth = site.get(f"series?run={run}&tap={tap}&stat=mean,min,max&points=10000")["series"]
-    assert [each["about"]["label"] for each in truth] == ["encoder.layers.1.linear1 output"] * 3
+    assert [each["tap"]["label"] for each in truth] == ["encoder.layers.1.linear1 output"] * 3
     assert as_json["series"] == truth
     assert [row["stat"] for row in as_csv] == [each["name"] for each in truth for _ in each["mean"]]
     words = [word for each in truth for word in each["mean"]]

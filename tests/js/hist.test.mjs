@@ -11,7 +11,7 @@ const EDGES = [-1, -0.1, -0.01, -1e-17, 1e-17, 0.01, 0.1, 1];
 /** @param {number[]} first @param {number[][]} counts @param {Record<string, number[]>} [others] */
 function answer(first, counts, others = {}) {
   const none = first.map(() => 0);
-  return { tap: 3, about: {}, first_step: first, last_step: first, edges: EDGES, counts, nan: none, negative_infinity: none, positive_infinity: none, ...others };
+  return { first_step: first, last_step: first, edges: EDGES, counts, nan: none, negative_infinity: none, positive_infinity: none, ...others };
 }
 
 const PALETTE = { table: Uint32Array.from({ length: 256 }, (_, level) => 1000 + level), nan: 1, inf: 2, missing: 3, nanHatch: 4, infHatch: 5 };

@@ -22,7 +22,7 @@ export class Differences {
   async load() {
     try {
       const { rows, first_step: first, last_step: last, worst, state } = await get("compare/heatmap", { ...this.asked(), columns: COLUMNS, rows: ROWS });
-      this.heat.setRows(rows.map((/** @type {any} */ row) => ({ ...row, group: row.taps })), [Math.max(1, first.length), 1], "difference");
+      this.heat.setRows(rows, [Math.max(1, first.length), 1], "difference");
       this.heat.take({ kind: "snapshot", k: first.length, n: rows.length, bits: bitsOf(worst, state), first, last });
       this.arrange();
     } catch (error) {

@@ -3,8 +3,7 @@
 
 /**
  * @typedef {object} Shape
- * @property {number} tap
- * @property {any} about the tap
+ * @property {any} tap
  * @property {number} columns
  * @property {number} bins
  * @property {Float64Array} first steps of the columns
@@ -29,7 +28,7 @@ export function shapeOf(said) {
     return sum;
   });
   const [first, last, edges] = [said.first_step, said.last_step, said.edges].map((each) => Float64Array.from(each, Number));
-  return { tap: said.tap, about: said.about, columns, bins, first, last, edges, counts, totals, nan, negative, positive };
+  return { tap: said.tap, columns, bins, first, last, edges, counts, totals, nan, negative, positive };
 }
 
 /** The value in the middle of a bin; of the one around zero it is zero. @param {Shape} shape @param {number} bin */

@@ -167,8 +167,8 @@ export class Wall {
 
   /** @param {any} each */
   #keep(each) {
-    this.answers.delete(each.tap);
-    this.answers.set(each.tap, each);
+    this.answers.delete(each.tap.number);
+    this.answers.set(each.tap.number, each);
     if (this.answers.size > MAX_KEPT) this.answers.delete(/** @type {any} */ (this.answers.keys().next().value));
   }
 

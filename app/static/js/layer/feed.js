@@ -112,7 +112,7 @@ export class Feed extends Told {
 
   /** @param {any} series @param {boolean} whole */
   #take(series, whole) {
-    const key = `${series.tap} ${series.name}`;
+    const key = `${series.tap?.number ?? null} ${series.name}`;
     const curve = this.#curves.get(key) ?? new Curve();
     this.#curves.set(key, curve);
     curve.take(series, whole);

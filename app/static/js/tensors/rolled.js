@@ -22,7 +22,7 @@ export function squareOf(positions) {
 
 /** @param {any[]} layers */
 function namesOf(layers) {
-  const names = layers.map((layer) => layer.about.module || "(root)");
+  const names = layers.map((layer) => layer.tap.module || "(root)");
   return names.length <= LISTED ? names.join(", ") : `${names[0]} to ${names[names.length - 1]}`;
 }
 

@@ -1,0 +1,139 @@
+"""What every answer is made of: numbers and arrays as JSON writes them, taps, pages, and the way to a data frame."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Annotated, Any, Final, TypeVar, get_args
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+from numpy.typing import NDArray
+
+from hookcore import records
+from hookcore.errors import ArgumentError, ServerError
+from hookcore.records import Kind, Phase
+
+Wanted = TypeVar("Wanted")
+AnyTap = TypeVar("AnyTap", bound="Tap")
+SCHEMAS: Final = "#/components/schemas/"
+NUMBER: Final = {
+    "description": "a number, or the word for what JSON cannot say as a number",
+    "anyOf": [{"type": "number"}, {"enum": ["NaN", "Infinity", "-Infinity"]}],
+}
+_OTHERWISE: Final = ", or use .columns()"
+
+
+class Number(float):
+    """A float that JSON writes as a word if it is NaN or infinite. mypy refuses a bare float in its place."""
+
+    __slots__ = ()
+
+
+def _list_of(items: dict[str, Any]) -> Meta:
+    return Meta(extra_json_schema={"type": "array", "items": items})
+
+
+_number, _integer = {"$ref": f"{SCHEMAS}Number"}, {"type": "integer"}
+Floats = Annotated[NDArray[np.float64], _list_of(_number)]
+Integers = Annotated[NDArray[np.int64], _list_of(_integer)]
+FloatMatrix = Annotated[NDArray[np.float64], _list_of({"type": "array", "items": _number})]
+IntegerMatrix = Annotated[NDArray[np.int64], _list_of({"type": "array", "items": _integer})]
+States = Annotated[NDArray[np.uint8], _list_of({"type": "array", "items": _integer})]
+Nested = Annotated[NDArray[Any], Meta(extra_json_schema={"description": "nested lists of numbers"})]
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """Base class of all answers. A reader ignores fields that it doesn't know: a newer server may add some."""
+
+
+class Tap(Answer, frozen=True):
+    """An observed tensor stream."""
+
+    number: int | None
+    module: str
+    kind: Kind
+    index: str
+    call: int
+    phase: Phase
+    label: Annotated[str, Meta(description="names the tap wherever the API takes one")]
+
+    @classmethod
+    def of(cls: type[AnyTap], number: int | None, tap: records.Tap, **more: Any) -> AnyTap:
+        """Return the answer for a tap."""
+        return cls(number, tap.module, tap.kind, tap.index, tap.call, tap.phase, tap.label, **more)
+
+    @property
+    def record(self) -> records.Tap:
+        """The tap as a store knows it, without its number."""
+        return records.Tap(self.module, self.kind, self.index, self.call, self.phase)
+
+
+class Page(Answer, frozen=True):
+    """A part of a list: `next` is the `after` of the following part, null at the end."""
+
+    total: int
+    next: int | None
+
+
+class Framed(Answer, frozen=True):
+    """An answer that can become a data frame."""
+
+    def columns(self) -> dict[str, Any]:
+        """Return the columns by name."""
+        raise NotImplementedError
+
+    def to_pandas(self) -> Any:
+        """Return a pandas DataFrame."""
+        return library("pandas", _OTHERWISE).DataFrame(self.columns())
+
+    def to_polars(self) -> Any:
+        """Return a polars DataFrame."""
+        return library("polars", _OTHERWISE).DataFrame(self.columns())
+
+
+def tap_columns(taps: Sequence[Tap]) -> dict[str, Any]:
+    """Return a column for each part of the taps."""
+    numbers = {name: np.array([getattr(tap, name) for tap in taps], np.int64) for name in ("number", "call")}
+    texts = {name: [getattr(tap, name) for tap in taps] for name in ("module", "kind", "index", "phase")}
+    found = {**texts, "tap": numbers["number"], "call": numbers["call"]}
+    return {name: found[name] for name in ("tap", "module", "kind", "index", "call", "phase")}
+
+
+def library(name: str, otherwise: str = "") -> Any:
+    """Import a library that may be missing."""
+    try:
+        return import_module(name)
+    except ImportError:
+        package = name.partition(".")[0]
+        raise ArgumentError(f"{package} is not installed here: `pip install {package}`{otherwise}") from None
+
+
+def decode(data: bytes, kind: type[Wanted]) -> Wanted:
+    """Read an answer from JSON."""
+    try:
+        return msgspec.json.decode(data, type=kind, dec_hook=_decode)
+    except msgspec.DecodeError as error:
+        raise ServerError(
+            f"the server's answer is not a {kind.__name__}: {error}. Do client and server have the same version?"
+        ) from None
+
+
+def _decode(kind: Any, value: Any) -> Any:
+    if kind is Number:
+        return Number(value)
+    [element] = get_args(get_args(kind)[1])
+    found = np.array(value, None if element is Any else element)
+    return found.astype(np.float64) if found.dtype.kind == "U" else found  # numbers, and words for some of them
+
+
+def components(kinds: list[Any]) -> dict[str, Any]:
+    """Return the JSON schemas of answers and of what they hold, by name."""
+    template = SCHEMAS + "{name}"
+    _, found = msgspec.json.schema_components(kinds, schema_hook=_schema_of, ref_template=template)
+    return {"Number": NUMBER, **found}
+
+
+def _schema_of(kind: Any) -> dict[str, Any]:
+    return dict(_number) if kind is Number else {}

@@ -1,0 +1,207 @@
+"""Values over time: series, heatmaps, histograms, and the newest values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+from numpy.typing import NDArray
+
+from hookcore import store
+from hookcore.answers.base import (
+    Answer,
+    FloatMatrix,
+    Floats,
+    Framed,
+    IntegerMatrix,
+    Integers,
+    Page,
+    States,
+    Tap,
+    tap_columns,
+)
+from hookcore.records import Kind
+
+SERIES_COLUMNS = ("first_step", "last_step", "mean", "min", "max", "present", "nonfinite")
+
+
+class Series(Framed, frozen=True, eq=False, omit_defaults=True):
+    """A stat of a tap, or a scalar, over time: item i of each list is about the steps first_step[i] to last_step[i]."""
+
+    name: str
+    tap: Annotated[Tap | None, Meta(description="null if this is a scalar")]
+    first_step: Integers
+    last_step: Integers
+    mean: Floats
+    min: Floats
+    max: Floats
+    present: Annotated[
+        Integers | None, Meta(description="in how many of the steps it was seen; quantiles have none")
+    ] = None
+    nonfinite: Annotated[
+        Integers | None, Meta(description="in how many it held a NaN or an infinity; quantiles have none")
+    ] = None
+
+    @classmethod
+    def of(cls, found: store.Series, tap: Tap | None = None, *, counts: bool = True) -> Series:
+        """Return the answer for a series; that of a quantile has no counts."""
+        names = SERIES_COLUMNS if counts else SERIES_COLUMNS[:5]
+        return cls(found.name, tap, *(getattr(found, name) for name in names))
+
+    def columns(self) -> dict[str, Any]:
+        """Return a row for each point."""
+        return {name: getattr(self, name) for name in SERIES_COLUMNS if getattr(self, name) is not None}
+
+
+class SeriesList(Page, frozen=True):
+    """Stats of one or several taps."""
+
+    run: str
+    stat: str
+    series: tuple[Series, ...]
+
+
+class Scalars(Page, frozen=True):
+    """The names of the scalars, and the series that you asked for; `scalars["loss"]` is one of them."""
+
+    run: str
+    names: tuple[str, ...]
+    series: tuple[Series, ...]
+
+    def __getitem__(self, name: str) -> Series:
+        return next(each for each in self.series if each.name == name)
+
+
+class Row(Tap, frozen=True):
+    """A row of a heatmap: a tap, or a group of neighbors beginning with it."""
+
+    group: Annotated[int, Meta(description="how many taps share the row")]
+
+
+class Heatmap(Framed, frozen=True, eq=False, omit_defaults=True):
+    """The worst value (of the largest magnitude) in each cell [row][column]."""
+
+    run: str
+    kind: Kind
+    stat: str
+    rows: tuple[Row, ...]
+    first_step: Integers
+    last_step: Integers
+    worst: FloatMatrix
+    state: Annotated[States, Meta(description="0 empty, 1 finite, 2 holds a NaN, 3 holds infinities and no NaN")]
+    present: IntegerMatrix | None = None
+    nonfinite: IntegerMatrix | None = None
+
+    def __post_init__(self) -> None:
+        shape_cells(self)
+
+    @classmethod
+    def of(cls, run: str, kind: Kind, found: store.Heatmap, *, counts: bool = False) -> Heatmap:
+        """Return the answer for a heatmap; `counts` adds in how many steps a cell was seen, and was non-finite."""
+        pairs = zip(found.numbers.tolist(), found.taps, found.groups.tolist(), strict=True)
+        rows = tuple(Row.of(number, tap, group=group) for number, tap, group in pairs)
+        about: Any = (run, kind, found.stat, rows, found.first_step, found.last_step, found.worst, found.state)
+        return cls(*about, *((found.present, found.nonfinite) if counts else ()))
+
+    @property
+    def taps(self) -> tuple[Row, ...]:
+        """The first tap of each row."""
+        return self.rows
+
+    @property
+    def groups(self) -> Integers:
+        """How many taps share each row."""
+        return np.array([row.group for row in self.rows], np.int64)
+
+    def columns(self) -> dict[str, Any]:
+        """Return a row for each row, and a column for each span of steps, named by its first step."""
+        return tap_columns(self.rows) | {"group": self.groups} | span_columns(self.first_step, self.worst)
+
+
+def shape_cells(answer: Any) -> None:
+    """Give the matrices of a map their shape, which JSON loses if they are empty."""
+    shape = len(answer.rows), len(answer.first_step)
+    for name in ("worst", "state"):
+        msgspec.structs.force_setattr(answer, name, getattr(answer, name).reshape(shape))
+
+
+def span_columns(first_step: NDArray[np.int64], cells: NDArray[Any]) -> dict[str, Any]:
+    """Return the columns of a map, each named by its first step."""
+    return {str(step): cells[:, place] for place, step in enumerate(first_step.tolist())}
+
+
+class Histograms(Framed, frozen=True, eq=False, omit_defaults=True):
+    """The distribution of a tap: counts[i][j] values of column i lie between edges[j] and edges[j + 1]."""
+
+    tap: Tap
+    first_step: Integers
+    last_step: Integers
+    edges: Floats
+    counts: IntegerMatrix
+    nan: Integers
+    negative_infinity: Integers
+    positive_infinity: Integers
+    run: str = ""
+
+    def __post_init__(self) -> None:
+        shape = len(self.first_step), max(0, len(self.edges) - 1)
+        msgspec.structs.force_setattr(self, "counts", self.counts.reshape(shape))
+
+    @classmethod
+    def of(cls, tap: Tap, found: store.Histograms, run: str = "") -> Histograms:
+        """Return the answer for the histograms of a tap."""
+        counts: Any = (found.counts, found.nan, found.negative_infinity, found.positive_infinity, run)
+        return cls(tap, found.first_step, found.last_step, found.edges, *counts)
+
+    def columns(self) -> dict[str, Any]:
+        """Return a row for each span of steps, and a column for each bin, named by its lower edge."""
+        names = ("first_step", "last_step", "nan", "negative_infinity", "positive_infinity")
+        bins = {f"from {edge!r}": self.counts[:, place] for place, edge in enumerate(self.edges[:-1].tolist())}
+        return {name: getattr(self, name) for name in names} | bins
+
+
+class HistogramsList(Answer, frozen=True):
+    """The distributions of several taps, in the order you asked for; each has edges of its own."""
+
+    run: str
+    histograms: tuple[Histograms, ...]
+
+
+class LatestTap(Tap, frozen=True, eq=False):
+    """A tap in the newest step it was seen in; `values` are in the order of `stats`."""
+
+    step: int
+    values: Floats
+
+
+class Latest(Framed, frozen=True, eq=False):
+    """The newest values of taps."""
+
+    run: str
+    stats: tuple[str, ...]
+    taps: tuple[LatestTap, ...]
+
+    @classmethod
+    def of(cls, run: str, found: store.Latest) -> Latest:
+        """Return the answer for the newest values."""
+        rows: Sequence[Any] = zip(found.numbers.tolist(), found.taps, found.steps.tolist(), found.values, strict=True)  # type: ignore[assignment]
+        taps = tuple(LatestTap.of(number, tap, step=step, values=values) for number, tap, step, values in rows)
+        return cls(run, found.stats, taps)
+
+    @property
+    def steps(self) -> Integers:
+        """The step of each tap's values."""
+        return np.array([tap.step for tap in self.taps], np.int64)
+
+    @property
+    def values(self) -> FloatMatrix:
+        """The values [tap, stat]."""
+        return np.array([tap.values for tap in self.taps], np.float64).reshape(len(self.taps), len(self.stats))
+
+    def columns(self) -> dict[str, Any]:
+        """Return a row for each tap, and a column for each stat."""
+        stats = {stat: self.values[:, place] for place, stat in enumerate(self.stats)}
+        return tap_columns(self.taps) | {"step": self.steps} | stats
