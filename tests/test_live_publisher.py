@@ -11,8 +11,8 @@ import orjson
 import pytest
 
 from hookcore_app import live
-from hookcore_app.live import frames, publisher
 from hookcore_app.formats import json_of
+from hookcore_app.live import frames, publisher
 from hookcore_app.live.marks import Steps, mark_of, new_steps
 from hookcore_app.live.publisher import Publisher, Pulse, Selections, Shared
 from hookcore_app.live.requests import Scale
