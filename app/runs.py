@@ -124,7 +124,6 @@ class Run:
     lock: threading.Lock = field(default_factory=threading.Lock)
     findings: FindingsCache = field(init=False)
     acknowledgements: dict[str, int] = field(default_factory=dict)  # by key, with the step up to which it holds
-    acknowledge_count: int = 0  # how often they changed
     _newest_command: int = -1  # the highest number of a command, of this server's or one before it
     _met: bool = False  # a batch has come
     _unsent: int = 0  # that the trainer dropped and no event has told of
@@ -192,7 +191,6 @@ class Run:
     def acknowledge(self, key: str, yes: bool = True) -> None:
         """Notes that somebody saw a finding or an event, or takes that back."""
         with self.lock:
-            self.acknowledge_count += 1
             self.acknowledgements.pop(key, None)
             if yes:
                 self.acknowledgements[key] = self.store.steps().newest or 0
