@@ -56,9 +56,9 @@ class Watcher:
         self._leave_cells = failures.follow_cells(self._end_cell)
         try:
             if open_bridge is not None:
-                self._recorder.sink = TeeSink(self._delivery.sink, open_bridge, self._recorder.capture.failed)
+                self._recorder.sink = TeeSink(self._delivery.sink, open_bridge, self._recorder.errors.record)
             if model is None:
-                self._recorder.models.discovers = True
+                self._recorder.models.discover()
             else:
                 self._recorder.models.add(model)
             self._recorder.attach()
@@ -102,7 +102,7 @@ class Watcher:
 
     def observe(self, name: str, tensor: Tensor) -> Tensor:
         """Make an intermediate tensor inside a forward, and its gradient, taps called `name`. Returns the tensor."""
-        if not torch.compiler.is_compiling() and self._recorder.capture.on:
+        if not torch.compiler.is_compiling() and self._recorder.current.captured and isinstance(tensor, Tensor):
             self._guarded("observe", self._observe, name, tensor)
         return tensor
 
@@ -110,13 +110,13 @@ class Watcher:
         plan = self._observed.get(name)
         if plan is None:
             plan = self._observed[name] = self._recorder.models.plan_for_name(name)
-        self._recorder.capture.watch_tensor(plan, tensor)
+        self._recorder.dispatcher.saw_output(plan, tensor)
 
     def _guarded(self, what: str, call: Callable[..., None], *arguments: Any) -> None:
         try:
             call(*arguments)
         except Exception as error:
-            self._recorder.capture.failed(what, error)
+            self._recorder.errors.record(what, error)
 
     def request_snapshot(self, module: str, kind: Kind = "output", index: str = "", call: int = 0) -> None:
         """Keep the raw tensor of this tap when it comes next; it is found beside the run's frames."""
@@ -224,12 +224,12 @@ class Watcher:
     @property
     def errors(self) -> list[Event]:
         """The first errors inside hookcore, with their tracebacks. None of them reached the training."""
-        return list(self._recorder.capture.errors)
+        return list(self._recorder.errors.events)
 
     @property
     def error_count(self) -> int:
         """How many errors there were in all."""
-        return self._recorder.capture.error_count
+        return self._recorder.errors.count
 
     @property
     def current_step(self) -> int:
@@ -261,7 +261,7 @@ class Watcher:
 
     def __repr__(self) -> str:
         state = "closed" if self._recorder.closed else "detached" if self.paused else "watching"
-        return f"<hookcore.Watcher {state}, {len(self._recorder.capture.plans)} modules, step {self._recorder.step}>"
+        return f"<hookcore.Watcher {state}, {len(self._recorder.plans.by_id)} modules, step {self._recorder.step}>"
 
 
 class NullWatcher:

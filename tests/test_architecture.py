@@ -139,6 +139,39 @@ def _imports(file: Path) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
+def _edges(files: list[Path]) -> dict[str, set[str]]:
+    """Which of these files names which other one in an import, for types alone too."""
+    names = {".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): file for file in files}
+    edges: dict[str, set[str]] = {name: set() for name in names}
+    for name, file in names.items():
+        package = name if file.name == "__init__.py" else name.rpartition(".")[0]
+        for node in ast.walk(ast.parse(file.read_text(), str(file))):
+            for target in _targets(node, package):
+                while target and target not in names:
+                    target = target.rpartition(".")[0]
+                edges[name] |= {target} - {name, ""}
+    return edges
+
+
+def _targets(node: ast.AST, package: str) -> Iterator[str]:
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+        yield from (".".join([*above, *filter(None, [node.module]), alias.name]) for alias in node.names)
+
+
+def _circle(edges: dict[str, set[str]]) -> set[str]:
+    """Take off all that nothing left imports, or that imports nothing left; what remains stands in a circle."""
+    left = set(edges)
+    while True:
+        imported = set().union(*(edges[name] & left for name in left)) if left else set()
+        kept = {name for name in left if edges[name] & left and name in imported}
+        if kept == left:
+            return left
+        left = kept
+
+
 def _is_for_types(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
 
@@ -171,6 +204,16 @@ def test_the_plan_of_rooms_has_no_way_back() -> None:
         free = {room for room in ROOMS if room not in above and ROOMS[room] <= set(above)}
         assert free, f"these rooms know each other in a circle: {sorted(set(ROOMS) - set(above))}"
         above |= {room: ROOMS[room] for room in free}
+
+
+@pytest.mark.parametrize("folder", ["hookcore", "app"])
+def test_no_files_of_a_room_import_each_other_in_a_circle(folder: str) -> None:
+    """Names that are imported for types alone count: two files that need each other's names are one file."""
+    rooms: dict[str, list[Path]] = {}
+    for file in _files(folder):
+        rooms.setdefault(file.relative_to(ROOT / folder).parts[0], []).append(file)
+    for files in rooms.values():
+        assert not _circle(_edges(files))
 
 
 @pytest.mark.parametrize("room", sorted(WITHOUT_TORCH))

@@ -46,3 +46,20 @@ def test_evaluation_without_gradients_stays_apart_from_training_in_eval_mode() -
                 model(noise(50, 4))
         assert watcher.flush()
         assert read_step(watcher, 2)["0", "output", "", 0]["count"] == 5 * 6
+
+
+def test_training_is_not_captured_if_only_evaluation_is_asked_for() -> None:
+    seed_all()
+    model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 1))
+    optimizer = sgd(model.parameters())
+    with watch(model, phases=("eval",)) as watcher:
+        mean_square(model(noise(5, 4))).backward()
+        assert {each.path: each.reason for each in watcher.coverage()}["0"].startswith("ran in training")
+        with torch.no_grad():
+            model.eval()(noise(5, 4))
+        optimizer.step()
+        assert watcher.flush()
+        taps = watcher.store.taps().taps
+    assert {(tap.module, tap.kind, tap.phase) for tap in taps if not tap.kind.startswith("param")} == {
+        (path, "output", "eval") for path in ("", "0", "1")
+    }

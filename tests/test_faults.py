@@ -18,16 +18,20 @@ from torch import Tensor, nn
 import hookcore
 from hookcore.errors import ClosedError
 from hookcore.observe.arena import CpuArena
-from hookcore.recorder import capture as capture_code
 from hookcore.recorder import clock as clock_code
+from hookcore.recorder import dispatch as dispatch_code
+from hookcore.recorder import errorlog
 from hookcore.recorder import recorder as recorder_code
+from hookcore.recorder import statistics as statistics_code
 from hookcore.recorder import worker as worker_code
 from hookcore.recorder.cadence import Cadence
-from hookcore.recorder.capture import Capture
+from hookcore.recorder.calls import Call
 from hookcore.recorder.clock import Clock
+from hookcore.recorder.dispatch import Dispatcher
 from hookcore.recorder.models import Models
 from hookcore.recorder.parameters import Parameters
 from hookcore.recorder.recorder import Recorder
+from hookcore.recorder.statistics import Statistics
 from hookcore.records import KINDS
 from hookcore.store import Store
 from tests.harness import digest, process_state, read_step, seed_all, watch
@@ -93,14 +97,14 @@ def untouched() -> Iterator[list[str]]:
 
 
 INSIDE_HOOKS: Final[dict[str, list[tuple[Any, str]]]] = {
-    "a kernel": [(capture_code, "_observe"), (CpuArena, "observe")],
+    "a kernel": [(statistics_code, "_observe"), (CpuArena, "observe")],
     "the kernels' slow way": [(CpuArena, "observe")],
-    "the forward hook": [(capture_code, "_observe"), (Capture, "_saw_forward")],
-    "the forward pre-hook": [(Capture, "_hook_input")],
-    "the search for tensors": [(capture_code, "find_tensors")],
-    "the choice of a row": [(Capture, "slot_of")],
+    "the forward hook": [(statistics_code, "_observe"), (Statistics, "saw_outputs")],
+    "the forward pre-hook": [(Statistics, "_hook_input")],
+    "the search for tensors": [(dispatch_code, "find_tensors")],
+    "the choice of a row": [(Statistics, "slot_of")],
     "the begin of a backward pass": [(Clock, "pass_begins")],
-    "the end of a backward pass": [(Capture, "reset_calls")],
+    "the end of a backward pass": [(Dispatcher, "reset_calls")],
     "the parameters' gradients": [(Parameters, "read_gradients")],
     "the optimizer's pre-hook": [(Parameters, "before_step")],
     "the optimizer's post-hook": [(Parameters, "after_step")],
@@ -144,7 +148,7 @@ def test_errors_are_kept_to_a_number_and_counted_beyond_it(
     monkeypatch: pytest.MonkeyPatch, untouched: list[str]
 ) -> None:
     monkeypatch.setattr(Cadence, "wants", explode)
-    monkeypatch.setattr(capture_code, "MAX_KEPT_ERRORS", 2)
+    monkeypatch.setattr(errorlog, "MAX_KEPT_ERRORS", 2)
     run = train()
     watcher = run.watcher
     assert run.steps == untouched
@@ -155,19 +159,19 @@ def test_errors_are_kept_to_a_number_and_counted_beyond_it(
 def test_a_module_that_goes_on_failing_is_left_alone_and_the_others_are_captured(
     monkeypatch: pytest.MonkeyPatch, untouched: list[str]
 ) -> None:
-    kept = Capture._saw_forward
+    kept = Statistics.saw_outputs
 
-    def fails_for_one(self: Capture, plan: Any, output: Any) -> None:
-        if plan.path == "1":
+    def fails_for_one(self: Statistics, call: Call) -> None:
+        if call.plan.path == "1":
             explode()
-        kept(self, plan, output)
+        kept(self, call)
 
-    monkeypatch.setattr(capture_code, "_observe", explode)  # so that all take the slow way
-    monkeypatch.setattr(Capture, "_saw_forward", fails_for_one)
+    monkeypatch.setattr(statistics_code, "_observe", explode)  # so that all take the slow way
+    monkeypatch.setattr(Statistics, "saw_outputs", fails_for_one)
     run = train()
     watcher = run.watcher
     assert run.steps == untouched
-    assert watcher.error_count == capture_code.MAX_ERRORS
+    assert watcher.error_count == errorlog.MAX_ERRORS
     assert {event.module for event in watcher.errors} == {"1"}
     reasons = {coverage.path: coverage.reason for coverage in watcher.coverage()}
     assert "left alone after 3 errors" in reasons["1"]

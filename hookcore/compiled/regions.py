@@ -6,12 +6,14 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from types import CodeType, FrameType, FunctionType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 from torch import nn
 
 from hookcore.compiled.cache import has_graphs, seen_codes
+
+Guarded = TypeVar("Guarded", bound=Callable[..., Any])
 
 _WRAPPER: Final = "OptimizedModule"  # by name, for the class itself is in torch._dynamo
 _ORIGINAL: Final = "_orig_mod"
@@ -34,6 +36,12 @@ def guard_functions(*functions: Callable[..., Any]) -> None:
     strategy = frames._FrameExecStrategy(skip, skip)
     for function in functions:
         frames.set_code_exec_strategy(code_of(function), strategy)
+
+
+def guarded(function: Guarded) -> Guarded:
+    """Keep Dynamo out of a function that torch or a training script calls; a decorator."""
+    guard_functions(function)
+    return function
 
 
 def _own_codes() -> Iterator[CodeType]:

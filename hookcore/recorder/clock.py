@@ -68,7 +68,7 @@ class Host(Protocol):
     def read_parameters(self) -> None:
         """No optimizer of torch's will step: the gradients are final now."""
 
-    def say(self, name: str, message: str, severity: Any = "info") -> None:
+    def emit(self, name: str, message: str, severity: Any = "info") -> None:
         """Record an event."""
 
 
@@ -519,7 +519,7 @@ class Clock:
 
     def _steps_by_hand(self, passes: int) -> None:
         self._by_hand = passes
-        self._host.say("no-optimizer", "No torch optimizer steps this model: steps are counted by backward passes.")
+        self._host.emit("no-optimizer", "No torch optimizer steps this model: steps are counted by backward passes.")
         self.step += self._host.release_parts(as_steps=True)
         self._attempts = 0
 

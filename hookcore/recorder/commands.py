@@ -18,7 +18,7 @@ from typing import Any, Final
 from hookcore.config import SETTINGS, Settings, nearest
 from hookcore.errors import ArgumentError, PatternError
 from hookcore.recorder.models import Choice, Models
-from hookcore.recorder.snapshots import INPUT_KINDS, Say, Snapshots
+from hookcore.recorder.snapshots import INPUT_KINDS, Emit, Snapshots
 from hookcore.records import KINDS, Command, Tap
 
 MAX_WAITING: Final = 256
@@ -37,10 +37,10 @@ class Change:
 class Commands:
     """The commands of one recorder that were read and wait."""
 
-    def __init__(self, settings: Settings, models: Models, snapshots: Snapshots, say: Say) -> None:
+    def __init__(self, settings: Settings, models: Models, snapshots: Snapshots, emit: Emit) -> None:
         self._models = models
         self._snapshots = snapshots
-        self._say = say
+        self._emit = emit
         self._lock = threading.Lock()  # of the readers alone: they tell, which takes the recorder's lock
         self._coming = settings  # what holds when everything that waits is carried out
         self._last = -1
@@ -67,7 +67,7 @@ class Commands:
         if not reason and tap is not None and not self._snapshots.ask(tap, number):
             reason = "too many snapshots are pending: wait for those that were asked for"
         if reason:
-            self._say("snapshot-missed", reason, "info", module)
+            self._emit("snapshot-missed", reason, "info", module)
         return not reason
 
     def _why_not(self, tap: Tap) -> str:
@@ -93,13 +93,13 @@ class Commands:
             if not _OF_HOOKS.isdisjoint(kept):
                 choice = self._models.choose(coming)
         except (ArgumentError, PatternError) as error:
-            self._say("settings-refused", str(error), "info", "")
+            self._emit("settings-refused", str(error), "info", "")
             return
         except RuntimeError as error:  # its dictionaries changed while they were read
-            self._say("settings-refused", f"the model changed in this moment ({error}): ask again", "info", "")
+            self._emit("settings-refused", f"the model changed in this moment ({error}): ask again", "info", "")
             return
         if len(self.changes) >= MAX_WAITING:
-            self._say("settings-refused", f"{MAX_WAITING} changes wait for a step to end already", "info", "")
+            self._emit("settings-refused", f"{MAX_WAITING} changes wait for a step to end already", "info", "")
             return
         self._coming = coming
         self.changes.append(Change(values, choice))

@@ -8,21 +8,18 @@ what the module really receives and returns. Modules without hooks of their own 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import nn
 
 from hookcore import hooks
-from hookcore.compiled import guard_functions
-from hookcore.recorder.capture import Capture
+from hookcore.compiled import guarded
+from hookcore.recorder.dispatch import Dispatcher
 from hookcore.recorder.plans import Plan
 
 _is_compiling = torch.compiler.is_compiling
-
-SawInput = Callable[[Plan, Any], None]
-SawOutput = Callable[[Plan, Any, Any], None]  # plan, keyword inputs, output
 
 LATE_PRE_HOOK = "a hook was added to it within the step: its input of that call is not known"
 
@@ -30,12 +27,26 @@ LATE_PRE_HOOK = "a hook was added to it within the step: its input of that call 
 class Companions:
     """The companions of one attachment to the process."""
 
-    def __init__(self, capture: Capture, saw_input: SawInput, saw_output: SawOutput) -> None:
-        self._capture = capture
-        self.saw_input = saw_input
-        self.saw_output = saw_output
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
         self.after: dict[int, AfterCompanion] = {}  # by id(module), while the module runs
         self.before: dict[int, hooks.HookHandle] = {}  # by id(module), during a captured step
+
+    def saw_input(self, plan: Plan, args: Any) -> None:
+        """Report what a module really receives."""
+        if (meter := self._dispatcher.current.meter) is not None:
+            meter.enter()
+        self._dispatcher.saw_input(plan, args)
+        if meter is not None:
+            meter.leave()
+
+    def saw_return(self, plan: Plan, keywords: Any, output: Any) -> None:
+        """Report what a module really returns."""
+        if (meter := self._dispatcher.current.meter) is not None:
+            meter.enter()
+        self._dispatcher.saw_return(plan, keywords, output)
+        if meter is not None:
+            meter.leave()
 
     def begin_step(self, plans: Iterable[Plan]) -> None:
         """Put a pre-hook on each module that has some of its own: within a call that would be too late."""
@@ -57,7 +68,7 @@ class Companions:
 
     def missed_input(self, module: nn.Module, plan: Plan) -> None:
         """The module has pre-hooks of its own that came since the step began."""
-        self._capture.note(plan, LATE_PRE_HOOK)
+        plan.note_reason(LATE_PRE_HOOK)
         self.add_before(module, plan)
 
     def enter(self, module: nn.Module, plan: Plan) -> None:
@@ -65,7 +76,7 @@ class Companions:
         companion = self.after.get(id(module))
         if companion is None:
             companion = AfterCompanion(self, plan)
-            keywords = plan.wants_input or self._capture.snapshots.wants_inputs
+            keywords = self._dispatcher.wants_input(plan)
             with contextlib.suppress(RuntimeError, AttributeError):  # a scripted module takes no hook
                 companion.handle = hooks.on_forward(module, companion, always_call=True, with_kwargs=keywords)
                 self.after[id(module)] = companion
@@ -88,6 +99,7 @@ class BeforeCompanion:
         self.companions = companions
         self.plan = plan
 
+    @guarded
     def __call__(self, module: nn.Module, args: Any, *rest: Any) -> None:
         if not _is_compiling():
             self.companions.saw_input(self.plan, args)
@@ -109,6 +121,7 @@ class AfterCompanion:
         self.calls = 0  # a module may run inside itself
         self.handle: hooks.HookHandle | None = None
 
+    @guarded
     def __call__(self, module: nn.Module, args: Any, *rest: Any) -> None:
         if _is_compiling():
             return
@@ -118,7 +131,7 @@ class AfterCompanion:
             self.companions.after.pop(id(module), None)
             self.leave()
         if output is not None:  # it is None after an exception
-            self.companions.saw_output(self.plan, rest[0] if len(rest) > 1 else {}, output)
+            self.companions.saw_return(self.plan, rest[0] if len(rest) > 1 else {}, output)
 
     def leave(self) -> None:
         """Take it off the module."""
@@ -134,6 +147,3 @@ class AfterCompanion:
 def inert_hook() -> tuple[Any, ...]:
     """What a copy or a checkpoint of the model gets instead: it does nothing, and needs no hookcore to be read."""
     return getattr, (contextlib.nullcontext(), "__exit__")
-
-
-guard_functions(BeforeCompanion.__call__, AfterCompanion.__call__)

@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 
 from hookcore.compiled import clean_path, compiled_functions, has_compiled, is_region, runs_uncompiled
-from hookcore.recorder.capture import Capture
-from hookcore.recorder.plans import Plan, Root
+from hookcore.recorder.plans import Plan, PlanTable, Root
+from hookcore.recorder.taps import TapTable
 from hookcore.recorder.tree import parameters_of, walk
 from hookcore.records import Coverage, Kind, ModuleRecord
 
@@ -79,7 +79,7 @@ def _shapes_of(module: nn.Module, plan: Plan | None) -> tuple[tuple[str, tuple[i
 class _World:
     """What the reasons are told from."""
 
-    capture: Capture
+    table: TapTable
     by_path: Mapping[str, Plan]
     regions: Sequence[str]
     functions: Sequence[str]  # compiled ones, which no hook sees into
@@ -87,20 +87,20 @@ class _World:
     hides_compiled: bool  # whether something was compiled, of which hooks on modules see nothing
 
 
-def coverage_of(capture: Capture, boundary: bool, on_modules: bool = False) -> list[Coverage]:
+def coverage_of(plans: PlanTable, table: TapTable, boundary: bool, on_modules: bool = False) -> list[Coverage]:
     """Every module: captured, or not and why.
 
     `boundary`: whether compiled regions are seen from outside alone. `on_modules`: whether the hooks are on modules.
     """
-    live = list(capture.plans.values())
+    live = plans.live()
     paths = {plan.path for plan in live}
-    departed = {plan.path: plan for plan in capture.departed}
-    regions = list(capture.regions)
+    departed = {plan.path: plan for plan in plans.departed}
+    regions = list(plans.regions)
     if boundary:
         regions += [plan.path for plan in live if _hides_its_parts(plan)]
-    everyone = [*(plan for plan in departed.values() if plan.path not in paths), *live, *capture.named]
+    everyone = [*(plan for plan in departed.values() if plan.path not in paths), *live, *plans.named]
     world = _World(
-        capture,
+        table,
         {plan.path: plan for plan in live},
         regions,
         compiled_functions(module for plan in live if (module := plan.ref()) is not None),
@@ -110,9 +110,9 @@ def coverage_of(capture: Capture, boundary: bool, on_modules: bool = False) -> l
     return [_coverage_of(plan, world, departed.get(plan.path)) for plan in everyone]
 
 
-def hidden_roots(capture: Capture, on_modules: bool = False) -> list[tuple[str, str]]:
+def hidden_roots(plans: PlanTable, on_modules: bool = False) -> list[tuple[str, str]]:
     """Models that train without a call that is seen, by name, and why."""
-    live = list(capture.plans.values())
+    live = plans.live()
     seen = {id(plan.root) for plan in live if plan.seen}
     hidden = [plan for plan in live if plan.is_root and id(plan.root) not in seen and _ran_unseen(plan, live)]
     if not hidden:
@@ -132,23 +132,23 @@ def _hides_its_parts(plan: Plan) -> bool:
     return module is not None and is_region(module) and not runs_uncompiled(module)
 
 
-def _filled(plan: Plan, capture: Capture, before: Plan | None = None) -> dict[Kind, bool]:
+def _filled(plan: Plan, table: TapTable, before: Plan | None = None) -> dict[Kind, bool]:
     """The kinds that came, and whether they did in the newest frame."""
     filled: dict[Kind, bool] = {}
     for source in (plan, before) if before is not None else (plan,):
         for key, slot in list(source.taps.items()):
             if slot < 0 or key[0] not in plan.kinds:
                 continue
-            number = capture.numbers[slot]
-            if number in capture.filled:
-                filled[key[0]] = filled.get(key[0], False) or number in capture.newest
+            number = table.numbers[slot]
+            if number in table.filled:
+                filled[key[0]] = filled.get(key[0], False) or number in table.newest
     return filled
 
 
 def _coverage_of(plan: Plan, world: _World, before: Plan | None) -> Coverage:
     """`before`: the plan of a module that is gone and had the same path."""
-    capture = world.capture
-    filled = _filled(plan, capture, before if before is not plan else None)
+    table = world.table
+    filled = _filled(plan, table, before if before is not plan else None)
     # A module whose parameters alone were seen is not captured where its activations were asked for.
     asked = plan.kinds & _MODULE_KINDS or plan.kinds
     captured = not asked.isdisjoint(filled)
@@ -164,7 +164,7 @@ def _coverage_of(plan: Plan, world: _World, before: Plan | None) -> Coverage:
     if not reason and not filled:
         reason = "no step has ended since it ran"
     if not reason and captured and not any(filled[kind] for kind in asked if kind in filled):
-        reason = f"not reached in step {capture.newest_step}, the last one captured"
+        reason = f"not reached in step {table.newest_step}, the last one captured"
     return Coverage(plan.path, plan.type_name, captured, tuple(sorted(filled)), reason)
 
 

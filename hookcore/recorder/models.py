@@ -15,10 +15,11 @@ from hookcore.compiled import clean_path, is_dynamo_graph, unwrap
 from hookcore.config import Settings
 from hookcore.errors import PatternError
 from hookcore.names import select, unique_root_name
-from hookcore.recorder.capture import Capture
 from hookcore.recorder.coverage import coverage_of, joined, records_of
+from hookcore.recorder.errorlog import ErrorLog
 from hookcore.recorder.parameters import Parameters
-from hookcore.recorder.plans import Plan, Root, fingerprint
+from hookcore.recorder.plans import Plan, PlanTable, Root, fingerprint
+from hookcore.recorder.taps import TapTable
 from hookcore.recorder.tree import parameters_of, walk
 from hookcore.records import Coverage, Kind, ModuleRecord
 
@@ -32,9 +33,15 @@ class Models:
     """Knows which module is which. `changed` is called whenever a model or a part of one was added."""
 
     def __init__(
-        self, capture: Capture, parameters: Parameters, settings: Settings, changed: Callable[[], None]
+        self,
+        plans: PlanTable,
+        parameters: Parameters,
+        settings: Settings,
+        errors: ErrorLog,
+        changed: Callable[[], None],
     ) -> None:
-        self._capture = capture
+        self._plans = plans
+        self._errors = errors
         self._parameters = parameters
         self._settings = settings
         self._changed = changed
@@ -64,15 +71,15 @@ class Models:
     def plan_for_name(self, name: str) -> Plan:
         """A plan for a tensor that the user names; the first model says whether it is training."""
         root = self.roots[0] if self.roots else Root(nn.Module(), "")
-        if any(plan.path == name for plan in self._capture.plans.values()):
+        if any(plan.path == name for plan in self._plans.live()):
             name = f"{name} (observed)"  # a module's path: its numbers must not mix with these
         plan = Plan(name, root.ref() or nn.Module(), root, frozenset(("output", "output_grad")))
         plan.type_name = "observed tensor"
-        self._capture.named.append(plan)
+        self._plans.named.append(plan)
         return plan
 
     def _plan_all(self, root: Root, modules: dict[str, tuple[nn.Module, str]]) -> None:
-        plans = self._capture.plans
+        plans = self._plans.by_id
         for path, (module, reason) in modules.items():
             key = id(module)
             if key in plans:
@@ -86,6 +93,14 @@ class Models:
 
     # -- changes of the tree ----------------------------------------------------------------------------------------
 
+    def expect_changes(self) -> None:
+        """Compare the models' trees with the plans at the next call."""
+        self.unsure = True
+
+    def discover(self) -> None:
+        """Watch models that nobody named, too."""
+        self.discovers = True
+
     def check(self) -> None:
         """Look the paths up again if a module was added, removed, renamed, wrapped or exchanged."""
         if self.unsure:
@@ -93,7 +108,7 @@ class Models:
             self._gone.clear()
         changed = {
             id(plan.root): plan.root
-            for plan in list(self._capture.plans.values())
+            for plan in self._plans.live()
             if (module := plan.ref()) is not None
             and (module._modules or plan.children)
             and fingerprint(module) != plan.children
@@ -107,7 +122,7 @@ class Models:
 
     def _follow(self, root: Root) -> None:
         """Bring the plans of a model in line with its tree. What was captured keeps its name."""
-        plans, modules = self._capture.plans, _modules_of(root)
+        plans, modules = self._plans.by_id, _modules_of(root)
         selection = _Everything(self._settings)
         mine = [(key, plan) for key, plan in list(plans.items()) if plan.root is root]
         calls = self._gone | {plan.path: plan.calls for _, plan in mine}
@@ -128,7 +143,7 @@ class Models:
 
     def _rename(self, plan: Plan, path: str, reason: str) -> None:
         """A module has another place in the tree: its next values get taps of that name."""
-        self._capture.departed.append(plan.left_behind(f"called {path} since then"))
+        self._plans.departed.append(plan.left_behind(f"called {path} since then"))
         plan.path = path
         plan.choose(_NO_KINDS if reason else self._settings.kinds, reason)
         self._parameters.rename(plan)
@@ -147,7 +162,7 @@ class Models:
             missing = set(selection.unmatched)
             unmatched = missing if unmatched is None else unmatched & missing
             everything |= modules
-            plans = ((self._capture.plans.get(id(module)), path) for path, module in modules.items())
+            plans = ((self._plans.by_id.get(id(module)), path) for path, module in modules.items())
             choice += [(plan, selection.reason(path)) for plan, path in plans if plan is not None]
         if unmatched:
             select(everything, _leaves(everything), settings.include, settings.exclude)
@@ -158,7 +173,7 @@ class Models:
         self._settings = settings
         for plan, reason in [*choice, *self._planned_since(choice)]:
             kinds = _NO_KINDS if reason else settings.kinds
-            if reason and plan.path in self._capture.regions:
+            if reason and plan.path in self._plans.regions:
                 kinds, reason = settings.kinds & _BOUNDARY_KINDS, ""
             plan.choose(kinds, reason)
         self._parameters.choose(settings.kinds)
@@ -166,7 +181,7 @@ class Models:
     def _planned_since(self, choice: Choice) -> Choice:
         """Modules that came after the choice was made."""
         chosen, selection = {id(plan) for plan, _ in choice}, _Everything(self._settings)
-        later = [plan for plan in list(self._capture.plans.values()) if id(plan) not in chosen]
+        later = [plan for plan in self._plans.live() if id(plan) not in chosen]
         return [
             (plan, selection.reason("" if plan.is_root else plan.path.removeprefix(f"{plan.root.name}/"), module))
             for plan in later
@@ -175,7 +190,7 @@ class Models:
 
     def paths(self) -> set[str]:
         """The path of every plan."""
-        return {plan.path for plan in [*self._capture.plans.values(), *self._capture.named]}
+        return {plan.path for plan in [*self._plans.live(), *self._plans.named]}
 
     @property
     def wants_inputs(self) -> bool:
@@ -184,21 +199,19 @@ class Models:
 
     def make_boundary(self, plan: Plan) -> None:
         """A compiled region's root is captured even where the patterns leave it out: it speaks for all inside."""
-        if plan.path in self._capture.regions:
+        if plan.path in self._plans.regions:
             return
-        self._capture.regions.append(plan.path)
+        self._plans.regions.append(plan.path)
         if plan.skipped_by:
-            plan.kinds = self._settings.kinds & _BOUNDARY_KINDS
-            plan.wants_output = bool(plan.kinds)
-            plan.skipped_by = ""
+            plan.make_boundary(self._settings.kinds & _BOUNDARY_KINDS)
 
     def _departed(self, key: int, _: object) -> None:
         """A module is gone; what is known of it stays."""
-        plan = self._capture.plans.pop(key, None)
+        plan = self._plans.by_id.pop(key, None)
         if plan is not None:
             self._gone[plan.path] = plan.calls
             self._parameters.forget(plan)
-            self._capture.departed.append(plan)
+            self._plans.departed.append(plan)
 
     # -- finding ----------------------------------------------------------------------------------------------------
 
@@ -225,7 +238,7 @@ class Models:
 
     def _discover(self, top: nn.Module) -> None:
         """Watch a model that began to run. Losses and metrics, which own no parameter, are none."""
-        if id(top) in self._capture.plans or next(parameters_of(top), None) is None:
+        if id(top) in self._plans.by_id or next(parameters_of(top), None) is None:
             return
         try:
             self.add(top, unique_root_name(type(top).__name__, {root.name for root in self.roots}))
@@ -249,7 +262,7 @@ class Models:
                 key, owners = id(child), self._owners
                 owners[key] = (weakref.ref(child, lambda _: owners.pop(key, None)), weakref.ref(owner))
         except Exception as error:
-            self._capture.failed("registration hook", error)
+            self._errors.record("registration hook", error)
 
     def let_go(self) -> None:
         """Tell nobody of what happens to the models any more."""
@@ -259,13 +272,13 @@ class Models:
 
     def records(self) -> list[ModuleRecord]:
         """The tree of every watched model."""
-        plans = self._capture.plans
+        plans = self._plans.by_id
         return [record for root in self.roots for record in records_of(root, plans)]
 
-    def coverage(self) -> list[Coverage]:
-        """Every module: captured, or not and why."""
+    def coverage(self, table: TapTable) -> list[Coverage]:
+        """Return every module: captured, or not and why."""
         boundary = self._settings.compiled == "boundary"
-        return coverage_of(self._capture, boundary, self.hooks_are_on_modules)
+        return coverage_of(self._plans, table, boundary, self.hooks_are_on_modules)
 
     @property
     def hooks_are_on_modules(self) -> bool:

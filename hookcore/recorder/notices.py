@@ -1,40 +1,41 @@
-"""What hookcore could not do, said once as an event: it must not only be missing."""
+"""What hookcore could not do: each problem becomes an event once, because a gap alone explains nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from hookcore.recorder.capture import Capture
 from hookcore.recorder.coverage import NO_ROOM, hidden_roots
 from hookcore.recorder.models import Models
+from hookcore.recorder.plans import PlanTable
+from hookcore.recorder.statistics import Statistics
 
 
 class Notices:
-    """Compares the counters of one recorder with what was said of them. Called on the recorder's thread."""
+    """Turns the counters of one recorder into events. Called on the recorder's thread."""
 
-    def __init__(self, capture: Capture, models: Models, say: Callable[..., None]) -> None:
-        self._capture = capture
+    def __init__(self, plans: PlanTable, statistics: Statistics, models: Models, emit: Callable[..., None]) -> None:
+        self._plans = plans
+        self._statistics = statistics
         self._models = models
-        self._say = say
-        self._said: set[str] = set()
+        self._emit = emit
+        self._emitted: set[str] = set()
 
-    def look(self) -> None:
-        """Say what is new."""
-        capture = self._capture
-        if capture.refused_taps:
-            self._once("taps-refused", f"some tensors are not captured: {NO_ROOM}")
+    def emit_new(self) -> None:
+        """Emit an event for each problem that has none yet."""
+        if self._statistics.table.refused:
+            self._emit_once("taps-refused", f"some tensors are not captured: {NO_ROOM}")
         if self._models.refused:
-            self._once("model-not-watched", f"a model that runs is not watched. {self._models.refused}")
-        for device, arena in list(capture.devices.items()):
+            self._emit_once("model-not-watched", f"a model that runs is not watched. {self._models.refused}")
+        for device, arena in list(self._statistics.devices.items()):
             if arena.fallback_reason:
-                self._once(
+                self._emit_once(
                     "slow-kernel", f"tensors on {device} are measured by PyTorch operators: {arena.fallback_reason}"
                 )
-        for path, why in hidden_roots(capture, self._models.hooks_are_on_modules):
+        for path, why in hidden_roots(self._plans, self._models.hooks_are_on_modules):
             message = f"{path or 'the model'} trains, but no call of its modules is seen: {why}"
-            self._once("inside-compiled-function", message, path)
+            self._emit_once("inside-compiled-function", message, path)
 
-    def _once(self, name: str, message: str, module: str = "") -> None:
-        if message not in self._said:
-            self._said.add(message)
-            self._say(name, message, "warning", module)
+    def _emit_once(self, name: str, message: str, module: str = "") -> None:
+        if message not in self._emitted:
+            self._emitted.add(message)
+            self._emit(name, message, "warning", module)

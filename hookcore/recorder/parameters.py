@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hookcore.observe.plain import unseen
-from hookcore.recorder.capture import Capture
-from hookcore.recorder.plans import Plan
+from hookcore.recorder.plans import Plan, PlanTable
+from hookcore.recorder.statistics import Statistics
 from hookcore.records import Kind, Tap
 
 
@@ -19,11 +19,11 @@ class Parameter:
 
     __slots__ = ("_hidden_slot", "grad_slot", "name", "norm_slot", "param_slot", "plan", "update_slot")
 
-    def __init__(self, capture: Capture, plan: Plan, name: str) -> None:
+    def __init__(self, statistics: Statistics, plan: Plan, name: str) -> None:
         self.plan = plan
         self.name = name
         self._hidden_slot = -1
-        self.choose(capture)
+        self.choose(statistics)
 
     @property
     def tensor(self) -> Tensor | None:
@@ -35,25 +35,26 @@ class Parameter:
         module = self.plan.ref()
         return None if module is None else _own_parameter(module, self.name)
 
-    def choose(self, capture: Capture) -> None:
+    def choose(self, statistics: Statistics) -> None:
         """Find its rows by what its module's plan wants now."""
         plan, name = self.plan, self.name
-        self.grad_slot = capture.slot_of(plan, "param_grad", name, 0)
-        self.param_slot = capture.slot_of(plan, "param", name, 0)
-        self.update_slot = capture.slot_of(plan, "update", name, 0)
+        self.grad_slot = statistics.slot_of(plan, "param_grad", name, 0)
+        self.param_slot = statistics.slot_of(plan, "param", name, 0)
+        self.update_slot = statistics.slot_of(plan, "update", name, 0)
         self.norm_slot = self.param_slot
         if self.update_slot >= 0 and self.param_slot < 0:
             # The ratio needs the weight's norm, also where nobody asked to see it.
             if self._hidden_slot < 0:
-                self._hidden_slot = capture.new_slot(Tap(plan.path, "param", name), hidden=True)
+                self._hidden_slot = statistics.table.add(Tap(plan.path, "param", name), hidden=True)
             self.norm_slot = self._hidden_slot
 
 
 class Parameters:
     """The watched parameters, found by identity in an optimizer's groups."""
 
-    def __init__(self, capture: Capture, kinds: frozenset[Kind]) -> None:
-        self._capture = capture
+    def __init__(self, plans: PlanTable, statistics: Statistics, kinds: frozenset[Kind]) -> None:
+        self._plans = plans
+        self._statistics = statistics
         self._wanted = _reads_parameters(kinds)
         self._known: dict[int, Parameter] = {}  # by id(tensor); an entry counts while the tensor stands at its place
         self._keys: dict[int, dict[str, int]] = {}  # by id(plan) and name, the keys of its entries
@@ -87,7 +88,7 @@ class Parameters:
                 keys = self._keys.setdefault(id(plan), {})
                 self._drop(plan, keys.get(name))  # of the tensor that stood at this place before
                 keys[name] = id(parameter)
-                self._known[id(parameter)] = Parameter(self._capture, plan, name)
+                self._known[id(parameter)] = Parameter(self._statistics, plan, name)
                 self.adopted += 1
 
     def forget(self, plan: Plan) -> None:
@@ -103,13 +104,13 @@ class Parameters:
         """The plans were made anew: so are the rows."""
         self._wanted = _reads_parameters(kinds)
         for parameter in self.all():
-            parameter.choose(self._capture)
+            parameter.choose(self._statistics)
 
     def rename(self, plan: Plan) -> None:
         """The module of this plan has another path: so do the rows of its parameters."""
         for parameter in self.all():
             if parameter.plan is plan:
-                parameter.choose(self._capture)
+                parameter.choose(self._statistics)
 
     def all(self) -> list[Parameter]:
         """Every watched parameter."""
@@ -120,7 +121,7 @@ class Parameters:
         tensors = [tensor for group in optimizer.param_groups for tensor in group["params"]]
         if any(self.find(tensor) is None for tensor in tensors):
             # Another model's, or one that was replaced or added since: look again.
-            for plan in list(self._capture.plans.values()):
+            for plan in self._plans.live():
                 self.adopt(plan)
         return [found for tensor in tensors if (found := self.find(tensor)) is not None]
 
@@ -132,7 +133,7 @@ class Parameters:
             if tensor is None:
                 continue
             if parameter.norm_slot >= 0:
-                self._capture.add_safely(parameter.plan, tensor, parameter.norm_slot)
+                self._statistics.add_safely(parameter.plan, tensor, parameter.norm_slot)
             if parameter.update_slot >= 0:
                 with unseen():
                     before.append((parameter, tensor.detach().clone()))
@@ -155,7 +156,7 @@ class Parameters:
                 continue
             parameter.plan.got_gradients = True
             if parameter.grad_slot >= 0:
-                self._capture.add_safely(parameter.plan, tensor.grad, parameter.grad_slot)
+                self._statistics.add_safely(parameter.plan, tensor.grad, parameter.grad_slot)
 
     def after_step(self, stepper: int) -> None:
         """Observe what the step changed."""
@@ -166,7 +167,7 @@ class Parameters:
             for parameter, old in before:
                 now = parameter.tensor
                 if now is not None and now.shape == old.shape:
-                    self._capture.add(parameter.plan, now.detach() - old, parameter.update_slot)
+                    self._statistics.add(parameter.plan, now.detach() - old, parameter.update_slot)
 
     def read_all(self) -> None:
         """Read everything where no optimizer of torch's steps."""

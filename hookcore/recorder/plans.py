@@ -5,16 +5,16 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import Final
 
 import torch
 from torch import nn
 
 from hookcore.recorder.checkpoints import Pending
+from hookcore.recorder.current import TensorHook
 from hookcore.records import Kind, Phase
 
-if TYPE_CHECKING:
-    from hookcore.recorder.capture import TensorHook
+MAX_DEPARTED: Final = 10_000
 
 
 def fingerprint(module: nn.Module) -> tuple[object, ...]:
@@ -42,6 +42,14 @@ class Root:
             self.trained = True
             return True
         return False
+
+    def enter(self) -> None:
+        """The model is called."""
+        self.entered_with_grad = torch.is_grad_enabled()
+
+    def leave(self) -> None:
+        """The call returned."""
+        self.entered_with_grad = False
 
     def note_pass(self) -> None:
         """A backward pass reached its weights."""
@@ -82,6 +90,7 @@ class Plan:
         "eval_calls",
         "first_index",
         "got_gradients",
+        "hooks",
         "is_root",
         "kinds",
         "lone",
@@ -121,6 +130,7 @@ class Plan:
         self.got_gradients = False  # whether a parameter of its own was stepped with a gradient
         self.errors = 0
         self.first_index: str | None = None  # of a traced output: by it the calls are counted
+        self.hooks: dict[int, TensorHook] = {}  # one for each slot, so that a tensor that comes back is seen to have it
         self.recomputed = 0  # calls that a checkpoint repeated
         self.children = fingerprint(module)
 
@@ -131,13 +141,45 @@ class Plan:
     def left_behind(self, reason: str) -> Plan:
         """Answer with a plan that keeps what was captured under this path; begin again without any."""
         old = copy.copy(self)
-        self.taps, self.shapes, self.reasons, self.pending = {}, {}, {}, []
+        self.taps, self.shapes, self.reasons, self.pending, self.hooks = {}, {}, {}, [], {}
         self.seen, self.got_gradients, self.first_index = False, False, None
         old.leaves(reason)
         return old
 
+    def note_reason(self, reason: str) -> None:
+        """Remember why something was not captured."""
+        self.reasons[reason] = self.reasons.get(reason, 0) + 1
+
+    def miss_call(self, reason: str) -> None:
+        """Count a call whose output is not known."""
+        self.calls += 1
+        self.note_reason(reason)
+
+    def make_boundary(self, kinds: frozenset[Kind]) -> None:
+        """Capture these kinds at the root of a compiled region, although the selection left the module out."""
+        self.kinds = kinds
+        self.wants_output = bool(kinds)
+        self.skipped_by = ""
+
+    def count_error(self) -> int:
+        """Count an error of hookcore's at this module and return how many there were."""
+        self.errors += 1
+        return self.errors
+
+    def mute(self, reason: str) -> None:
+        """Leave the module alone from now on."""
+        self.muted = True
+        self.wants_output = self.wants_input = False
+        self.note_reason(reason)
+
+    def reset_calls(self) -> None:
+        """Count the training calls from zero again: a backward pass has ended, or a step begins."""
+        self.calls = self.recomputed = 0
+        if self.pending:
+            self.pending.clear()
+
     def choose(self, kinds: frozenset[Kind], skipped_by: str) -> None:
-        """What is captured of it from now on; called between two steps."""
+        """Set what is captured of it from now on; called between two steps."""
         self.kinds = kinds
         self.skipped_by = skipped_by  # why the selection left it out, or ""
         self.lone: list[TensorHook] = []  # per call, for outputs that are one plain tensor
@@ -149,13 +191,13 @@ class Plan:
 class Departed:
     """The plans of modules that are gone, one for each path and type: a loop may make its model anew in every step."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int = MAX_DEPARTED) -> None:
         self._limit = limit
         self._plans: dict[tuple[str, str], Plan] = {}
 
     def append(self, plan: Plan) -> None:
         """Remember what is known of a module."""
-        plan.lone, plan.pending = [], []
+        plan.lone, plan.pending, plan.hooks = [], [], {}
         known = self._plans.setdefault((plan.path, plan.type_name), plan)
         if known is not plan:
             known.taps |= plan.taps
@@ -170,3 +212,21 @@ class Departed:
 
     def __len__(self) -> int:
         return len(self._plans)
+
+
+class PlanTable:
+    """Every plan of one watcher."""
+
+    def __init__(self) -> None:
+        self.by_id: dict[int, Plan] = {}  # by id(module); a dead module's plan is taken out by its weak reference
+        self.departed = Departed()  # of modules that are gone
+        self.named: list[Plan] = []  # of tensors that the user named
+        self.regions: list[str] = []  # compiled regions that were seen to run, by path
+
+    def live(self) -> list[Plan]:
+        """Return the plans of the modules that are there, as they are now: another thread may add some."""
+        return list(self.by_id.values())
+
+    def at(self, path: str) -> Plan | None:
+        """Return the plan of the module at this path."""
+        return next((plan for plan in self.live() if plan.path == path), None)

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -22,25 +22,29 @@ from hookcore.config import Settings
 from hookcore.hooks.engine import BackwardHandle, ObservedEngine, observe_backward
 from hookcore.observe import cpu, layout
 from hookcore.observe.arena import CpuArena
-from hookcore.recorder.attachment import Attachment, InsideAttachment, ModuleAttachment, ProcessAttachment
+from hookcore.recorder.attachment import Attachment
 from hookcore.recorder.cadence import MAX_BLOCK, Cadence, JumpFinder
-from hookcore.recorder.capture import Capture, TensorHook
 from hookcore.recorder.clock import Clock, Owner
 from hookcore.recorder.commands import Change, Commands, describe_change
+from hookcore.recorder.current import CurrentStep
+from hookcore.recorder.dispatch import Dispatcher
+from hookcore.recorder.errorlog import ErrorLog
 from hookcore.recorder.frames import RawFrame, build_frames
+from hookcore.recorder.in_graphs import InsideAttachment
 from hookcore.recorder.inventory import list_hooks
 from hookcore.recorder.meter import Meter
 from hookcore.recorder.models import Models
 from hookcore.recorder.notices import Notices
+from hookcore.recorder.on_modules import ModuleAttachment
+from hookcore.recorder.on_process import ProcessAttachment
 from hookcore.recorder.parameters import Parameters, applied_scale
+from hookcore.recorder.plans import PlanTable
 from hookcore.recorder.scalars import number_of, scalar_of
 from hookcore.recorder.snapshots import Snapshots
+from hookcore.recorder.statistics import Statistics
 from hookcore.recorder.worker import Worker
 from hookcore.records import GRADIENT_KINDS, STATS, Command, Coverage, Event, Frame, HookRecord, Tap, escaped_in
 from hookcore.sinks import Sink
-
-if TYPE_CHECKING:
-    from hookcore.observe.device import Transfer
 
 COVERAGE_WAIT_S: Final = 1.0
 DESCRIBE_EVERY_S: Final = 30.0
@@ -56,22 +60,27 @@ _current_task: Callable[[], int] = torch._C._current_graph_task_id
 
 
 class Recorder:
-    """Owns the capture and its hooks. Every method that torch calls lets no exception out."""
+    """Owns the hooks. Every method that torch calls lets no exception out."""
 
     def __init__(self, settings: Settings, sink: Sink, clock: Callable[[], float] = time.perf_counter) -> None:
         self.settings = settings
         self.sink = sink
         self._clock = clock
         capacity = max(256, min(1 << 16, settings.memory // 4 // layout.ROW_USE))
-        self.capture = Capture(CpuArena(capacity, settings.sketch_values), settings.phases, settings.calls)
-        self.capture.on_pending = self._saw_pending_call
-        self.parameters = Parameters(self.capture, settings.kinds)
-        self.models = Models(self.capture, self.parameters, settings, self._describe)
+        self.plans = PlanTable()
+        self.current = CurrentStep()
+        self.errors = ErrorLog(self.current)
+        self.statistics = Statistics(
+            CpuArena(capacity, settings.sketch_values), settings.phases, settings.calls, self.current, self.errors
+        )
+        self.dispatcher = Dispatcher(self.plans, self.current, self.statistics, self.errors, self._saw_pending_call)
+        self.parameters = Parameters(self.plans, self.statistics, settings.kinds)
+        self.models = Models(self.plans, self.parameters, settings, self.errors, self._describe)
         self.cadence = Cadence(settings.every, settings.budget)
         self.clock = Clock(self.parameters, self)
-        self.snapshots = self.capture.snapshots = Snapshots(self.capture, self.say, self._scale_of)
-        self.commands = Commands(settings, self.models, self.snapshots, self.say)
-        self.notices = Notices(self.capture, self.models, self.say)
+        self.snapshots = Snapshots(self.plans, self.current, self.errors, self.emit, self._scale_of)
+        self.commands = Commands(settings, self.models, self.snapshots, self.emit)
+        self.notices = Notices(self.plans, self.statistics, self.models, self.emit)
         self.paused = False
         self.closed = False
         self._attachment: Attachment | None = None
@@ -88,7 +97,6 @@ class Recorder:
         self._skipped: Any = None  # a device flag: whether a fused optimizer left its step out
         self._scaled_parameters = False
         self._ended_at = float("nan")
-        self._announced = 0
         self._lock = threading.RLock()  # threads that train at once end their steps one after the other
         self._describe_at = 0.0  # when the sink is told of the modules and their coverage again
         self._unsent_taps: tuple[Tap, ...] = ()
@@ -101,7 +109,7 @@ class Recorder:
         self._told_waiting = False
         self._worker = Worker(
             self._ship,
-            lambda error: self.capture.failed("recorder thread", error),
+            lambda error: self.errors.record("recorder thread", error),
             self._tick,
             lambda: self.snapshots.waiting,
         )
@@ -113,7 +121,7 @@ class Recorder:
         """Put the hooks on."""
         self._worker.start()
         if cpu.FALLBACK_REASON:
-            self.say("slow-kernel", cpu.SLOW_KERNEL, "warning")
+            self.emit("slow-kernel", cpu.SLOW_KERNEL, "warning")
         self._process_handles = [
             hooks.on_optimizer_step_pre(None, self.saw_step_begin),
             hooks.on_optimizer_step(None, self.saw_step_end),
@@ -123,23 +131,23 @@ class Recorder:
             self._process_handles.append(hooks.on_module_registration(self.models.saw_registration))
         self._attachment = self._new_attachment()
         self._set_capturing(not self.paused)
-        self._attachment.look()
+        self._attachment.follow_observers()
 
     def _new_attachment(self) -> Attachment:
         if self.settings.compiled == "inside":
-            inside = InsideAttachment(self.capture, self.models)
+            inside = InsideAttachment(self.dispatcher)
             if inside.compiled_before:
-                self.say(
+                self.emit(
                     "compiled-again", "the model was compiled before; its graphs are made once more, to see inside"
                 )
             return inside
         if self.settings.attach == "module":
-            return ModuleAttachment(self.capture, self.models)
-        return ProcessAttachment(self.capture, self.models)
+            return ModuleAttachment(self.dispatcher, self.models)
+        return ProcessAttachment(self.dispatcher, self.models)
 
     def detach(self) -> None:
         """Take every hook off."""
-        self.capture.on = False
+        self.current.stop()
         if self._attachment is not None:
             self._attachment.close()
             self._attachment = None
@@ -156,8 +164,8 @@ class Recorder:
         return self._attachment is not None
 
     def _set_capturing(self, on: bool) -> None:
-        self.capture.step = self.step
-        self.capture.begin_step(on)
+        self.current.begin(self.step, on)
+        self.dispatcher.begin_step(on)
         if self._attachment is not None:
             (self._attachment.on if on else self._attachment.off)()
 
@@ -173,7 +181,7 @@ class Recorder:
 
     def saw_step_begin(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """The optimizer's pre-hook: gradients and weights as it is about to use them."""
-        if (meter := self.capture.meter) is not None:
+        if (meter := self.current.meter) is not None:
             meter.enter()
         try:
             with self._lock, DisableTorchFunction():
@@ -182,7 +190,7 @@ class Recorder:
                 owner = self.clock.step_begins(optimizer, closure=not with_gradients)
                 if owner is None:
                     return
-                owner.reads = self._last_captured if owner.late else self.capture.on
+                owner.reads = self._last_captured if owner.late else self.current.captured
                 self._read_scale(owner, optimizer)
                 if owner.reads:
                     owned = owner.owned = self.parameters.owned(optimizer)
@@ -190,14 +198,14 @@ class Recorder:
                     if self.snapshots.active:
                         self.snapshots.before_step(owned, with_gradients)
         except Exception as error:
-            self.capture.failed("optimizer pre-hook", error)
+            self.errors.record("optimizer pre-hook", error)
         finally:
             if meter is not None:
                 meter.leave()
 
     def saw_step_end(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """The optimizer's post-hook: a step, if its parameters got new gradients since the last one."""
-        if (meter := self.capture.meter) is not None:
+        if (meter := self.current.meter) is not None:
             meter.enter()
         try:
             with self._lock, DisableTorchFunction():
@@ -206,7 +214,7 @@ class Recorder:
                     return
                 if not owner.steps and _closure(args, kwargs) is not None:
                     # Its model may have become known inside this step, whose beginning said nothing then.
-                    owner.reads, owner.owned = self.capture.on, self.parameters.owned(optimizer)
+                    owner.reads, owner.owned = self.current.captured, self.parameters.owned(optimizer)
                 if owner.reads:
                     owned, owner.owned = owner.owned, []
                     if _closure(args, kwargs) is not None:
@@ -218,7 +226,7 @@ class Recorder:
                         self.snapshots.after_step(owned)
                 self._count(owner)
         except Exception as error:
-            self.capture.failed("optimizer post-hook", error)
+            self.errors.record("optimizer post-hook", error)
         finally:
             if meter is not None:
                 meter.leave()
@@ -248,39 +256,41 @@ class Recorder:
 
     def backward_begins(self, accumulates: bool) -> None:
         """A backward pass of this process starts."""
-        if (meter := self.capture.meter) is not None:
+        if (meter := self.current.meter) is not None:
             meter.enter()
         try:
             with self._lock:
-                self.capture.begin_pass(accumulates)
+                self.current.begin_pass(accumulates)
                 if accumulates:
                     with DisableTorchFunction():
                         self.clock.pass_begins()
         except Exception as error:
-            self.capture.failed("begin of a backward pass", error)
+            self.errors.record("begin of a backward pass", error)
         finally:
             if meter is not None:
                 meter.leave()
 
     def backward_ended(self, accumulates: bool) -> None:
         """It is over, or raised."""
-        if (meter := self.capture.meter) is not None:
+        if (meter := self.current.meter) is not None:
             meter.enter()
         try:
             with self._lock:
-                self.capture.end_pass(accumulates)
+                if self.current.end_pass(accumulates):
+                    self.dispatcher.reset_calls()
                 if accumulates:
                     self._cut = False
                     with DisableTorchFunction():
                         self.clock.pass_ended()
-                    self.capture.pending = self.capture.on and (self.clock.undecided or self.clock.may_have_skipped)
-                    if self.capture.pending and not self._pass_scales:
+                    unsure = self.clock.undecided or self.clock.may_have_skipped
+                    self.current.await_call(self.current.captured and unsure)
+                    if self.current.pending and not self._pass_scales:
                         # A step that a scaler skips is noticed when the scale has been changed for it.
                         self._pass_scales = {
                             id(each): scalar_of(each._scale) for each in self.clock.scalers() if each._scale is not None
                         }
         except Exception as error:
-            self.capture.failed("end of a backward pass", error)
+            self.errors.record("end of a backward pass", error)
         finally:
             if meter is not None:
                 meter.leave()
@@ -288,9 +298,9 @@ class Recorder:
     def _saw_pending_call(self) -> None:
         """A module is about to run, after a pass that may have been the last one of its step."""
         with self._lock, DisableTorchFunction():
-            if self.capture.running or self.clock.stepping:
+            if self.current.running or self.clock.stepping:
                 return
-            self.capture.pending = False
+            self.current.await_call(False)
             ended = self.clock.look()
             if not ended and self.clock.undecided and not self._cut:
                 self._open_parts.append(self._take_raw(self.step))
@@ -300,16 +310,16 @@ class Recorder:
         """The user says that a step is over."""
         with self._lock:
             self.clock.manual = True
-            if (meter := self.capture.meter) is not None:
+            if (meter := self.current.meter) is not None:
                 meter.enter()
-            if self.capture.on and not self.parameters.read:
+            if self.current.captured and not self.parameters.read:
                 self.read_parameters()
             self.release_parts(as_steps=False)
             self.clock.tick()
 
     def read_parameters(self) -> None:
         """No optimizer of torch's will step: the gradients are final now."""
-        if self.capture.on:
+        if self.current.captured:
             self.parameters.read_all()
             if self.snapshots.active:
                 self.snapshots.before_step(self.parameters.all(), with_gradients=True)
@@ -318,8 +328,7 @@ class Recorder:
         """What came so far is apart from what comes now, and may turn out to be a step of its own."""
         if not self._cut:
             self._open_parts.append(self._take_raw(self.step))
-        self._open_parts[-1].micro_batches = self.capture.backwards
-        self.capture.backwards = 0
+        self._open_parts[-1].micro_batches = self.current.take_backwards()
         self._held.append(self._open_parts)
         self._open_parts, self._cut = [], False
 
@@ -335,7 +344,7 @@ class Recorder:
             scale = scales[offset] if scales else None if as_steps else self._step_scale
             self._put_parts(parts, self.step + (offset if as_steps else 0), as_steps, scale)
         if not as_steps:
-            self.capture.backwards += sum(parts[-1].micro_batches for parts in held)
+            self.current.add_backwards(sum(parts[-1].micro_batches for parts in held))
         steps = len(held) if as_steps else 0
         self._put_parts(self._open_parts, self.step + steps, as_steps, self._step_scale)
         self._open_parts = []
@@ -367,13 +376,12 @@ class Recorder:
             self._skipped = None
         if self._open_parts:
             self.release_parts(as_steps=False)
-        if self.capture.on or self._scalars or self._events:
+        if self.current.captured or self._scalars or self._events:
             self._ship_part(self.step, now - self._ended_at)
 
     def begin_step(self) -> None:
         """Decide about the next step."""
-        captured = self._last_captured = self.capture.on
-        self.capture.step = self.step
+        captured = self._last_captured = self.current.captured
         for root in self.models.roots:
             root.note_step()
         self._step_scale = self._skipped = None
@@ -385,20 +393,22 @@ class Recorder:
         # A step in which a snapshot was taken tells nothing of what capturing costs.
         gap = self.clock.longest_gap()
         self.cadence.block = 1 if gap == 1 else _power_of_two(min(MAX_BLOCK, gap))
-        spent = _NAN if self.capture.meter is None else self._spent(self.capture.meter)
+        spent = _NAN if self.current.meter is None else self._spent(self.current.meter)
         self.cadence.step_ended(captured, _NAN if asked else self._clock() - self._ended_at, spent)
         wanted = self.cadence.wants(self.step) and not self.clock.begins_late
         self._ended_at = self._clock()
         wanted = wanted or (self.snapshots.active and self.snapshots.hurries)
         # What runs on another device is not seen from here, and two threads cannot be told apart.
-        timed = wanted and self.cadence.wants_timing and not self.capture.devices and not self.clock.many_threads
-        self.capture.meter = Meter(self._clock) if timed else None
-        if not self.paused and self.attached and (wanted or self.capture.on):
+        timed = wanted and self.cadence.wants_timing and not self.statistics.devices and not self.clock.many_threads
+        self.current.time_with(Meter(self._clock) if timed else None)
+        if not self.paused and self.attached and (wanted or self.current.captured):
             self._set_capturing(wanted)
+        else:
+            self.current.begin(self.step, False)
 
     def _spent(self, meter: Meter) -> float:
         """Return what hookcore's own code took of the step that ends, if nobody else can be in this number."""
-        return _NAN if self.clock.many_threads or self.capture.devices else meter.take()
+        return _NAN if self.clock.many_threads or self.statistics.devices else meter.take()
 
     # -- commands ---------------------------------------------------------------------------------------------------
 
@@ -409,16 +419,16 @@ class Recorder:
         try:
             self.commands.read(command)
         except Exception as error:
-            self.capture.failed("command", error)
+            self.errors.record("command", error)
 
     def request_snapshot(self, tap: Tap) -> None:
         """Keep a tensor at its next call; called by the training script, so that the step may begin with it."""
         if self.closed or not self.commands.ask(tap):
             return
         with self._lock:
-            begun = self.capture.began_backward or self.capture.has_outputs()
-            if self.capture.on and not begun and _current_task() == -1:
-                self._look()
+            begun = self.current.began_backward or self.dispatcher.has_outputs()
+            if self.current.captured and not begun and _current_task() == -1:
+                self._sync_snapshots()
 
     def current_settings(self) -> dict[str, Any]:
         """What holds now, in types that JSON has: the settings, `paused`, and the cadence's `stride` and `cost`."""
@@ -438,7 +448,7 @@ class Recorder:
         try:
             call()
         except Exception as error:
-            self.capture.failed("command", error)
+            self.errors.record("command", error)
 
     def _end_snapshots(self) -> None:
         self.snapshots.end_step("capture is paused" if self.paused else "")
@@ -447,14 +457,15 @@ class Recorder:
         """Between two steps, on the training thread."""
         self.commands.carry_out(self._apply)
         self._told_waiting = False
-        self._look()
-        if self.paused and self.capture.on:
+        self._sync_snapshots()
+        if self.paused and self.current.captured:
             self._set_capturing(False)
 
-    def _look(self) -> None:
+    def _sync_snapshots(self) -> None:
         self.snapshots.begin()
+        self.dispatcher.add_only(*((self.snapshots,) if self.snapshots.looks_at_calls else ()))
         if self._attachment is not None:
-            self._attachment.look()
+            self._attachment.follow_observers()
 
     def _apply(self, change: Change) -> None:
         before = self.current_settings()
@@ -464,24 +475,16 @@ class Recorder:
             self.cadence.change(self.settings.every, self.settings.budget)
         if change.choice is not None:
             self.models.rechoose(self.settings, change.choice)
-            self._attach_anew(change)
+            self._follow_choice(change)
         self.paused = change.values.get("paused", self.paused)
-        self.say("settings-changed", describe_change(before, self.current_settings(), change.values))
+        self.emit("settings-changed", describe_change(before, self.current_settings(), change.values))
 
-    def _attach_anew(self, change: Change) -> None:
-        """Between two steps: the hooks follow the choice."""
+    def _follow_choice(self, change: Change) -> None:
         if self._attachment is None:
             return
-        if isinstance(self._attachment, InsideAttachment):
-            missing = self._attachment.missing([plan for plan, _ in change.choice or () if plan.wants_output])
-            if missing:
-                message = f"{missing} modules stay unseen: in compiled graphs only those of the start can be captured"
-                self.say("settings-limited", message, "warning")
-            return
-        self._attachment.close()
-        self._attachment = self._new_attachment()
-        if self.capture.on:
-            self._attachment.on()
+        limit = self._attachment.follow_choice([plan for plan, _ in change.choice or ()])
+        if limit is not None:
+            self.emit("settings-limited", limit, "warning")
 
     def _tick(self) -> None:
         """On the recorder's thread, fifty times a second."""
@@ -504,7 +507,7 @@ class Recorder:
                 self.commands.carry_out_while_idle(self._apply)
             if self.commands.changes and not self._told_waiting:
                 self._told_waiting = True
-                self.say("settings-waiting", "no step ends now: the change holds from the end of the next one")
+                self.emit("settings-waiting", "no step ends now: the change holds from the end of the next one")
             if self._events:
                 events, self._events = tuple(self._events), []
                 step = max(0, self.step - 1)
@@ -520,29 +523,26 @@ class Recorder:
 
     def _describe_all(self) -> None:
         try:
-            self.notices.look()
+            self.notices.emit_new()
             self._hooks = list_hooks(self.models.roots, self.clock.optimizers())
-            self.sink.describe(self.models.records(), self.models.coverage(), self._hooks)
+            self.sink.describe(self.models.records(), self.models.coverage(self.statistics.table), self._hooks)
         except Exception as error:
-            self.capture.failed("description of the modules", error)
+            self.errors.record("description of the modules", error)
 
     # -- frames -----------------------------------------------------------------------------------------------------
 
     def _ship_part(self, step: int, elapsed_s: float = _NAN) -> None:
         raw = self._take_raw(step)
-        raw.elapsed_s, raw.micro_batches = elapsed_s, self.capture.backwards
+        raw.elapsed_s, raw.micro_batches = elapsed_s, self.current.backwards
         self._worker.put(raw)
 
     def _take_raw(self, step: int) -> RawFrame:
         """Everything that came since this was called last."""
-        capture = self.capture
-        known = len(capture.taps)
-        fresh = range(self._announced, known)
-        new_taps = tuple(capture.taps[slot] for slot in fresh if capture.numbers[slot] >= 0) if fresh else ()
+        new_taps = self.statistics.table.take_new()
         raw = RawFrame(
             step=step,
             time_s=time.time(),
-            packed=capture.arena.pack(known),
+            packed=self.statistics.arena.pack(len(self.statistics.table.taps)),
             new_taps=new_taps,
             micro_batches=0,
             elapsed_s=_NAN,
@@ -550,19 +550,13 @@ class Recorder:
             scaled=GRADIENT_KINDS if self._scaled_parameters else _BACKWARD_KINDS,
             scalars=self._scalars | self._costs(),
             events=tuple(self._events) if self._events else (),
-            transfers=self._transfers(),
+            transfers=self.statistics.begin_transfers(),
             ratios=self.parameters.ratios() if "update" in self.settings.kinds else (),
         )
         if self._skipped is not None:
             raw.scalars[SKIPPED] = self._skipped
-        self._announced = known
         self._scalars, self._events = {}, []
         return raw
-
-    def _transfers(self) -> tuple[Transfer, ...]:
-        """Start the way to the host of what was measured on other devices."""
-        begun = (arena.begin_transfer() for arena in self.capture.devices.values())
-        return tuple(transfer for transfer in begun if transfer is not None)
 
     def _costs(self) -> dict[str, float]:
         cadence = self.cadence
@@ -576,11 +570,11 @@ class Recorder:
         }
 
     def _ship(self, raws: list[RawFrame]) -> None:
-        capture, began = self.capture, time.thread_time()
+        table, began = self.statistics.table, time.thread_time()
         for raw in raws:
             self._resolve(raw)
-        for frame in build_frames(raws, capture.taps, capture.numbers):
-            capture.saw_frame(frame.step, frame.taps.tolist())
+        for frame in build_frames(raws, table.taps, table.numbers):
+            table.saw_frame(frame.step, frame.taps.tolist())
             self._look_for_bad_values(frame)
             self._send(frame)
         self.cadence.took((time.thread_time() - began) / max(1, len(raws)))
@@ -627,14 +621,14 @@ class Recorder:
             self.sink.send(frame)
         except Exception as error:
             self._unsent_taps = frame.new_taps  # without their names every later number would be another tap's
-            self.capture.failed("sink", error)
+            self.errors.record("sink", error)
 
     def tell_of_escapes(self, *names: str) -> None:
         """Say once that a name was not valid Unicode, and how it is shown."""
         name = None if self._told_escaped else escaped_in(names)
         if name is not None:
             self._told_escaped = True
-            self.say(
+            self.emit(
                 "name-escaped", f"a name is not valid Unicode; it is shown as '{name}', others likewise", "warning"
             )
 
@@ -662,7 +656,7 @@ class Recorder:
     def coverage(self) -> list[Coverage]:
         """Every module: captured, or not and why, by the frames that have been built."""
         self._worker.flush(COVERAGE_WAIT_S)
-        return self.models.coverage()
+        return self.models.coverage(self.statistics.table)
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until all finished steps are in the sink."""
@@ -674,7 +668,7 @@ class Recorder:
             return
         self.closed = True
         self.snapshots.give_up("the training ended before it came")
-        begun = self.capture.on and (self.capture.began_backward or self.capture.has_outputs())
+        begun = self.current.captured and (self.current.began_backward or self.dispatcher.has_outputs())
         with contextlib.suppress(Exception):
             self.release_parts(as_steps=False)
             if begun or self._scalars or self._events:
@@ -683,10 +677,7 @@ class Recorder:
         self._worker.close(timeout_s)
         with contextlib.suppress(Exception):
             self.sink.describe(self.models.records(), self.coverage(), self._hooks)
-        for handle in self.capture.leaf_handles:
-            handle.remove()
         self.sink.close()
-        self.capture.let_go()
         self.models.let_go()
 
     def abandon(self) -> None:
@@ -702,7 +693,7 @@ class Recorder:
         numbers = {name: scalar_of(value) for name, value in scalars.items()}
         with self._lock:
             self._note_jumps(numbers)
-            if not self.capture.running and not self.clock.manual and not self.clock.stepping:
+            if not self.current.running and not self.clock.manual and not self.clock.stepping:
                 with DisableTorchFunction():
                     self.clock.look()
             if ended and self.step and not self.clock.passes:
@@ -710,7 +701,7 @@ class Recorder:
             else:
                 self._scalars |= numbers
 
-    def say(self, name: str, message: str, severity: Any = "info", module: str = "") -> None:
+    def emit(self, name: str, message: str, severity: Any = "info", module: str = "") -> None:
         """An event, which travels with the next frame. Any thread may call it."""
         with self._lock:
             self._events.append(Event(self.step, time.time(), name, message, severity, module))
@@ -730,7 +721,6 @@ def _closure(args: Any, kwargs: Any) -> Any:
 
 
 guard_functions(
-    TensorHook.__call__,
     ObservedEngine.run_backward,
     Recorder.backward_begins,
     Recorder.backward_ended,

@@ -10,25 +10,21 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass
+from typing import Any, Final
 
-import torch
 from torch import Tensor, nn
 from torch._C import DisableTorchFunction
 
-from hookcore import hooks
 from hookcore.hooks.tensors import hook_gradient
 from hookcore.observe.copies import MAX_BYTES, Copy, first_part, take_copy
 from hookcore.observe.plain import unseen
-from hookcore.recorder.checkpoints import Pending, forward_segment, take_call
-from hookcore.recorder.outputs import find_tensors
-from hookcore.recorder.plans import Plan
-from hookcore.records import GRADIENT_KINDS, Phase, Severity, Snapshot, Tap
-
-if TYPE_CHECKING:
-    from hookcore.recorder.capture import Capture
-    from hookcore.recorder.parameters import Parameter
+from hookcore.recorder.calls import Call
+from hookcore.recorder.current import CurrentStep
+from hookcore.recorder.errorlog import ErrorLog
+from hookcore.recorder.parameters import Parameter
+from hookcore.recorder.plans import Plan, PlanTable
+from hookcore.records import GRADIENT_KINDS, Severity, Snapshot, Tap
 
 MAX_PENDING: Final = 64
 MAX_STEPS: Final = 100  # then a tap that did not come is given up
@@ -38,9 +34,7 @@ MAX_WAITING_BYTES: Final = 2 * MAX_BYTES  # of copies that wait for the recorder
 PARAMETER_KINDS: Final = frozenset(("param", "param_grad", "update"))
 INPUT_KINDS: Final = frozenset(("input", "input_grad"))
 
-Say = Callable[[str, str, Severity, str], None]
-_current_task: Callable[[], int] = torch._C._current_graph_task_id
-_tracing = torch._C._get_tracing_state
+Emit = Callable[[str, str, Severity, str], None]
 
 
 @dataclass(slots=True, eq=False)
@@ -64,35 +58,28 @@ class _Taken:
     scale: float | None
 
 
-@dataclass(slots=True)
-class _Calls:
-    """The calls of the modules that are looked at, by path; counted here, for a module that nobody captures has none.
-
-    `again` holds the calls under a reentrant checkpoint, whose gradient comes with the recompute.
-    """
-
-    train: dict[str, int] = field(default_factory=dict)
-    eval: dict[str, int] = field(default_factory=dict)
-    again: dict[str, Pending] = field(default_factory=dict)
-
-    def of(self, phase: Phase) -> dict[str, int]:
-        return self.eval if phase == "eval" else self.train
-
-
 class Snapshots:
     """The requests of one watcher."""
 
-    def __init__(self, capture: Capture, say: Say, scale: Callable[[str], float | None]) -> None:
-        self._capture = capture
-        self._say = say
+    def __init__(
+        self,
+        plans: PlanTable,
+        current: CurrentStep,
+        errors: ErrorLog,
+        emit: Emit,
+        scale: Callable[[str], float | None],
+    ) -> None:
+        self._plans = plans
+        self._current = current
+        self._errors = errors
+        self._emit = emit
         self._scale = scale
         self._lock = threading.Lock()
         self._asked: list[Request] = []  # from the next step on
         self._pending: list[Request] = []
         self._taken: deque[_Taken] = deque()
         self._waiting_bytes = 0
-        self.by_path: dict[str, list[Request]] = {}  # what is looked for now; replaced, never changed
-        self._calls = _Calls()
+        self._by_path: dict[str, list[Request]] = {}  # what is looked for now; replaced, never changed
         self.active = False  # whether anything is asked for: all that the training thread looks at in a step
 
     # -- asking -----------------------------------------------------------------------------------------------------
@@ -112,7 +99,6 @@ class Snapshots:
             self._pending = [request for request in self._pending if not request.taken] + self._asked
             self._asked = []
             self._index()
-        self._calls = _Calls()
 
     def end_step(self, hint: str = "") -> None:
         """At a step's end: give up what does not come."""
@@ -136,101 +122,75 @@ class Snapshots:
         """Whether the next step should be captured for a snapshot's sake."""
         return any(request.steps < HURRY_STEPS for request in self._pending)
 
-    @property
-    def wants_inputs(self) -> bool:
-        """Whether an input is looked for."""
-        return any(request.tap.kind in INPUT_KINDS for request in self._pending)
-
-    def reset_calls(self) -> None:
-        """A backward pass is over: the next call of a module is its first again."""
-        self._calls.train.clear()
-        self._calls.again.clear()
-
     def _index(self) -> None:
         by_path: dict[str, list[Request]] = {}
         for request in self._pending:
             by_path.setdefault(request.tap.module, []).append(request)
-        self.by_path = by_path
+        self._by_path = by_path
         self.active = bool(self._pending or self._asked)
 
     def _miss(self, request: Request, reason: str) -> None:
         request.taken, request.before = True, None
         hint = f": {request.hint}" if request.hint else ""
-        self._say("snapshot-missed", f"{_name(request.tap)}: {reason}{hint}", "info", request.tap.module)
+        self._emit("snapshot-missed", f"{_name(request.tap)}: {reason}{hint}", "info", request.tap.module)
 
     # -- modules ----------------------------------------------------------------------------------------------------
 
-    def saw_input(self, plan: Plan, inputs: Any) -> None:
-        """A module is about to run."""
-        requests = self.by_path.get(plan.path)
-        if not requests or _tracing() or _current_task() != -1:
-            return
-        try:
-            with DisableTorchFunction():
-                tensors = list(find_tensors(inputs))
-                phase, _ = self._capture._phase(plan, any(tensor.requires_grad for _, tensor in tensors))
-                call = self._calls.of(phase).get(plan.path, 0)
-                self._look(requests, "input", tensors, call, phase)
-        except Exception as error:
-            self._capture.failed("snapshot of an input", error)
+    @property
+    def looks_at_calls(self) -> bool:
+        """Whether anything is looked for now."""
+        return bool(self._by_path)
 
-    def saw_output(self, plan: Plan, output: Any) -> None:
-        """A module returned."""
-        requests = self.by_path.get(plan.path)
-        if not requests or _tracing():
-            return
-        try:
-            with DisableTorchFunction():
-                if _current_task() != -1:
-                    self._saw_recompute(plan, requests, output)
-                else:
-                    self._saw_forward(plan, requests, output)
-        except Exception as error:
-            self._capture.failed("snapshot of an output", error)
+    def wants(self, plan: Plan) -> bool:
+        """Return whether a tensor of this module is looked for."""
+        return plan.path in self._by_path
 
-    def _saw_forward(self, plan: Plan, requests: Sequence[Request], output: Any) -> None:
-        tensors = list(find_tensors(output))
-        if not tensors:
-            return
-        phase, recomputed = self._capture._phase(plan, any(tensor.requires_grad for _, tensor in tensors))
-        calls = self._calls.of(phase)
-        call = calls.get(plan.path, 0)
-        calls[plan.path] = call + 1
-        self._look(requests, "output", tensors, call, phase)
-        if recomputed:
-            self._calls.again.setdefault(plan.path, []).append((forward_segment(), call))
+    @property
+    def wants_inputs(self) -> bool:
+        """Whether an input is looked for."""
+        return any(request.tap.kind in INPUT_KINDS for request in self._pending)
 
-    def _saw_recompute(self, plan: Plan, requests: Sequence[Request], output: Any) -> None:
-        tensors = list(find_tensors(output))
-        call = take_call(self._calls.again.get(plan.path, []), tensors, torch.is_grad_enabled())
-        if call is not None:
-            gradients = [request for request in requests if request.tap.kind == "output_grad"]
-            self._look(gradients, "output", tensors, call, "train")
+    def saw_inputs(self, call: Call) -> None:
+        """Look at what a module is about to get."""
+        self._look(self._by_path.get(call.plan.path, ()), "input", call)
 
-    def saw_traced_output(self, plan: Plan, index: str, output: Tensor, call: int) -> None:
-        """An output inside a compiled graph."""
-        requests = self.by_path.get(plan.path)
-        if requests and _current_task() == -1:
-            phase = plan.root.phase(torch.is_grad_enabled())
-            values = [request for request in requests if request.tap.kind == "output"]
-            self._look(values, "output", [(index, output)], call, phase)
+    def saw_outputs(self, call: Call) -> None:
+        """Look at what a module returned."""
+        requests = self._by_path.get(call.plan.path, ())
+        if call.again or call.traced:
+            kind = "output_grad" if call.again else "output"
+            requests = [request for request in requests if request.tap.kind == kind]
+        self._look(requests, "output", call)
 
-    def saw_traced_gradient(self, plan: Plan, tap: Tap, gradient: Tensor) -> None:
-        """The gradient of an output inside a compiled graph."""
-        for request in self.by_path.get(plan.path, ()):
-            if request.tap == tap:
+    def saw_gradient(self, plan: Plan, tap: Tap, gradient: Tensor) -> None:
+        """Look at a gradient that a compiled graph reports."""
+        for request in self._by_path.get(plan.path, ()):
+            if request.tap == tap and self._current.reach():
                 self.take(request, gradient)
 
-    def _look(
-        self, requests: Sequence[Request], kind: str, tensors: list[tuple[str, Tensor]], call: int, phase: Phase
-    ) -> None:
+    def saw_requested_gradient(self, request: Request, gradient: Tensor) -> None:
+        """Take a gradient from inside its hook; let no exception out."""
+        if not self._current.captured:
+            return
+        try:
+            if self._current.reach():
+                with DisableTorchFunction():
+                    self.take(request, gradient)
+        except Exception as error:
+            self._errors.record("snapshot of a gradient", error)
+
+    def _look(self, requests: Sequence[Request], kind: str, call: Call) -> None:
         for request in requests:
             tap = request.tap
-            if request.taken or tap.kind not in (kind, f"{kind}_grad") or tap.call != call or tap.phase != phase:
+            if (
+                request.taken
+                or tap.kind not in (kind, f"{kind}_grad")
+                or (tap.call, tap.phase) != (call.number, call.phase)
+            ):
                 continue
-            tensor = next((tensor for index, tensor in tensors if index == tap.index), None)
+            tensor = next((tensor for index, tensor in call.tensors if index == tap.index), None)
             if tensor is None:
-                places = ", ".join(repr(index) for index, _ in tensors[:8]) or "none"
+                places = ", ".join(repr(index) for index, _ in call.tensors[:8]) or "none"
                 request.hint = f"there is no {kind} {tap.index!r}; there are {places}"
             elif tap.kind == kind:
                 self.take(request, tensor)
@@ -243,8 +203,7 @@ class Snapshots:
         elif not tensor.is_leaf:
             hook_gradient(tensor, SnapshotHook(self, request))
         elif request.tap.kind == "input_grad" and not isinstance(tensor, nn.Parameter):
-            # A leaf keeps its hooks for ever: taken off at the step's end.
-            self._capture.leaf_handles.append(hooks.on_gradient(tensor, SnapshotHook(self, request)))
+            self._current.hook_leaf(tensor, SnapshotHook(self, request))
         else:
             request.hint = "the tensor is a leaf: see its parameter's gradient"
 
@@ -294,20 +253,21 @@ class Snapshots:
         return [(request, tensor) for request, tensor in found if tensor is not None and id(tensor) in mine]
 
     def _parameter_of(self, request: Request) -> Tensor | None:
-        for plan in list(self._capture.plans.values()):
-            if plan.path == request.tap.module and (module := plan.ref()) is not None:
-                own = dict(module._parameters.items())  # a scripted module's table knows little more
-                tensor = own.get(request.tap.index)
-                if tensor is None:
-                    names = ", ".join(map(repr, list(own)[:8])) or "none"
-                    request.hint = f"there is no parameter {request.tap.index!r}; its own are {names}"
-                return tensor
-        return None
+        plan = self._plans.at(request.tap.module)
+        module = plan.ref() if plan is not None else None
+        if module is None:
+            return None
+        own = dict(module._parameters.items())  # a scripted module's table knows little more
+        tensor = own.get(request.tap.index)
+        if tensor is None:
+            names = ", ".join(map(repr, list(own)[:8])) or "none"
+            request.hint = f"there is no parameter {request.tap.index!r}; its own are {names}"
+        return tensor
 
     def _take_quiet_parameters(self) -> None:
         """Weights that no optimizer stepped are what they were."""
         for request in self._pending:
-            if request.tap.kind == "param" and not request.taken and self._capture.on:
+            if request.tap.kind == "param" and not request.taken and self._current.captured:
                 tensor = self._parameter_of(request)
                 if tensor is not None:
                     self.take(request, tensor)
@@ -342,7 +302,7 @@ class Snapshots:
                 request.taken, request.hint = False, copy
             else:
                 self._waiting_bytes += copy.nbytes
-                self._taken.append(_Taken(request, copy, self._capture.step, time.time(), scale))
+                self._taken.append(_Taken(request, copy, self._current.number, time.time(), scale))
 
     @property
     def waiting(self) -> bool:
@@ -356,7 +316,7 @@ class Snapshots:
             try:
                 self._send(taken, send)
             except Exception as error:
-                self._capture.failed("snapshot", error)
+                self._errors.record("snapshot", error)
                 self._miss(taken.request, f"it was taken and could not be sent: {error}")
             finally:
                 with self._lock:
@@ -381,7 +341,7 @@ class Snapshots:
         cut = f", of which the first {values.size} values" if copy.truncated else ""
         scale = f"; the loss scale {taken.scale:g} is still in it" if taken.scale not in (None, 1.0) else ""
         message = f"{_name(request.tap)} of step {taken.step}: {copy.dtype} {list(copy.shape)}{cut}{scale}"
-        self._say("snapshot-taken", message, "info", request.tap.module)
+        self._emit("snapshot-taken", message, "info", request.tap.module)
 
 
 class SnapshotHook:
@@ -396,16 +356,8 @@ class SnapshotHook:
 
     def __call__(self, grad: Any) -> None:
         snapshots, request = self.snapshots, self.request
-        capture = snapshots._capture
-        if grad is None or request.taken or not capture.on:
-            return
-        try:
-            capture.reached = True
-            if not capture.ignores_pass():
-                with DisableTorchFunction():
-                    snapshots.take(request, grad)
-        except Exception as error:
-            capture.failed("snapshot of a gradient", error)
+        if grad is not None and not request.taken:
+            snapshots.saw_requested_gradient(request, grad)
 
 
 def _name(tap: Tap) -> str:

@@ -1,0 +1,188 @@
+"""The step that runs now: whether it is captured, its backward passes, and the hooks that take gradients in them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hookcore import hooks
+from hookcore.compiled import guarded
+from hookcore.observe import cpu
+from hookcore.recorder.meter import Meter
+
+_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
+_observe = cpu.observe
+_float32 = torch.float32
+
+
+class CurrentStep:
+    """What every hook asks about the step that runs. Graphs keep it alive, so it knows no recorder and no model."""
+
+    __slots__ = (
+        "_leaf_handles",
+        "backwards",
+        "began_backward",
+        "captured",
+        "ignoring",
+        "meter",
+        "number",
+        "pending",
+        "reached",
+        "running",
+    )
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.captured = False
+        self.backwards = 0  # passes of this step that have ended and reached a watched tensor
+        self.reached = False  # whether the pass that runs has reached a watched tensor
+        self.began_backward = False  # whether a gradient came in this step
+        self.running: set[int] = set()  # threads that run a pass
+        self.ignoring: set[int] = set()  # those of them whose pass is torch.autograd.grad's
+        self.pending = False  # a pass ended, and the next call of a module may belong to another step
+        self.meter: Meter | None = None  # set while the step is timed
+        self._leaf_handles: list[hooks.HookHandle] = []
+
+    def begin(self, number: int, captured: bool) -> None:
+        """Start a step and forget the one before."""
+        self.number, self.captured = number, captured
+        self.backwards = 0
+        self.began_backward = self.pending = False
+        self.release_leaves()
+
+    def stop(self) -> None:
+        """Capture no more of this step."""
+        self.captured = False
+        self.release_leaves()
+
+    def time_with(self, meter: Meter | None) -> None:
+        """Measure hookcore's own share of the step with this meter; with None, don't."""
+        self.meter = meter
+
+    def await_call(self, pending: bool) -> None:
+        """Set whether the next call of a module may be the first one of another step."""
+        self.pending = pending
+
+    # Backward passes
+
+    def begin_pass(self, accumulates: bool) -> None:
+        """Note that a pass starts in this thread. The results of `torch.autograd.grad` are no gradients of the loss."""
+        ident = threading.get_ident()
+        self.running.add(ident)
+        if not accumulates:
+            self.ignoring.add(ident)
+        elif not self.ignoring:
+            self.reached = False
+
+    def end_pass(self, accumulates: bool) -> bool:
+        """Note that the pass is over, or raised. Return whether it reached a watched tensor of a captured step."""
+        ident = threading.get_ident()
+        self.running.discard(ident)
+        self.ignoring.discard(ident)
+        if not (accumulates and self.reached and self.captured):
+            return False
+        self.reached = False
+        self.began_backward = True
+        self.backwards += 1
+        return True
+
+    def reach(self) -> bool:
+        """Note that a gradient came. Return whether it is one of the loss."""
+        self.reached = True
+        return not (self.ignoring and self.ignores_pass())
+
+    def ignores_pass(self) -> bool:
+        """Return whether the gradients that come now are `torch.autograd.grad`'s."""
+        ident = threading.get_ident()
+        # On a GPU they come in a thread of the engine, which stands for the one that started the pass.
+        return ident in self.ignoring if ident in self.running else self.ignoring == self.running
+
+    def take_backwards(self) -> int:
+        """Return how many passes the step has had, and count from zero again."""
+        backwards, self.backwards = self.backwards, 0
+        return backwards
+
+    def add_backwards(self, backwards: int) -> None:
+        """Add passes that turned out to belong to this step."""
+        self.backwards += backwards
+
+    # Leaves
+
+    def hook_leaf(self, tensor: Tensor, hook: Callable[[Any], None]) -> None:
+        """Take the gradient of a leaf in this step. A leaf keeps its hooks forever, so they are removed at its end."""
+        self._leaf_handles.append(hooks.on_gradient(tensor, hook))
+
+    def release_leaves(self) -> None:
+        """Remove the hooks on leaves."""
+        for handle in self._leaf_handles:
+            handle.remove()
+        self._leaf_handles.clear()
+
+
+class TensorHook:
+    """The rows of one tensor and of its gradient; also the tensor hook that takes the gradient.
+
+    Torch keeps this object in the graph. It holds no tensor, so no graph lives longer for it.
+    """
+
+    __slots__ = ("_add", "_control", "_current", "_timed", "grad_row", "row")
+    __torch_unserializable__ = True  # a tensor that is pickled with it gets no warning
+
+    def __init__(self, current: CurrentStep, control: int, row: int, grad_row: int, add: Callable[[Any], None]) -> None:
+        self._current = current
+        self._control = control
+        self._add = add  # takes gradients of any make
+        self.row = row
+        self.grad_row = grad_row
+        self._timed: TimedHook | None = None
+
+    @property
+    def timed(self) -> TimedHook:
+        """The same hook for a step that is timed; always the same object."""
+        if self._timed is None:
+            self._timed = TimedHook(self, self._current)
+        return self._timed
+
+    @guarded
+    def __call__(self, grad: Any) -> None:
+        current = self._current
+        if grad is None or not current.captured:
+            return
+        current.reached = True
+        if current.ignoring and current.ignores_pass():
+            return
+        try:
+            if (
+                type(grad) is Tensor
+                and not _function_modes()
+                and grad.dtype is _float32
+                and grad.is_cpu
+                and grad.is_contiguous()
+            ):
+                _observe(grad.data_ptr(), grad.numel(), self.grad_row, self._control)
+                return
+        except Exception:  # a layout that has no address; the slow way knows them all
+            pass
+        self._add(grad)
+
+
+class TimedHook:
+    """Takes a gradient as its hook does, and reports to the meter how long that took."""
+
+    __slots__ = ("_current", "_hook")
+    __torch_unserializable__ = True
+
+    def __init__(self, hook: TensorHook, current: CurrentStep) -> None:
+        self._hook = hook
+        self._current = current
+
+    def __call__(self, grad: Any) -> None:
+        meter = self._current.meter
+        if meter is None:  # the graph outlived the step that was timed
+            self._hook(grad)
+        else:
+            meter.time(self._hook, grad)

@@ -1,0 +1,203 @@
+"""The dispatcher: counts the calls of every module once, and hands each of them to all observers.
+
+The hooks on the process, on modules, and in compiled graphs report here. This code runs inside the user's forward.
+It keeps no tensor, draws no random number, runs no operator that the user's modes could see, and lets no exception out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch._C import DisableTorchFunction
+
+from hookcore.recorder.calls import Call, Observer
+from hookcore.recorder.checkpoints import forward_segment, take_call
+from hookcore.recorder.current import CurrentStep
+from hookcore.recorder.errorlog import ErrorLog
+from hookcore.recorder.outputs import find_tensors
+from hookcore.recorder.plans import Plan, PlanTable
+from hookcore.recorder.statistics import Statistics
+from hookcore.records import Phase
+
+NO_TENSOR: Final = "no tensor in its output"
+ONLY_IN_BACKWARD: Final = "called inside a backward pass only, which counts as a checkpoint's recompute"
+
+_current_task: Callable[[], int] = torch._C._current_graph_task_id
+_tracing = torch._C._get_tracing_state
+
+
+class Dispatcher:
+    """Statistics observe every call; others are added while they look for something."""
+
+    def __init__(
+        self,
+        plans: PlanTable,
+        current: CurrentStep,
+        statistics: Statistics,
+        errors: ErrorLog,
+        on_pending: Callable[[], None],
+    ) -> None:
+        self.plans = plans
+        self.current = current
+        self.statistics = statistics
+        self.errors = errors
+        self.on_pending = on_pending  # called when a module runs and `current.pending` is set
+        self.others: tuple[Observer, ...] = ()
+        self._observers: tuple[Observer, ...] = (statistics,)
+        self._saw_eval = False  # whether a call in evaluation was counted in this step
+
+    # Observers
+
+    def add_only(self, *others: Observer) -> None:
+        """Hand the calls to the statistics and to these observers."""
+        self.others = others
+        self._observers = (self.statistics, *others)
+
+    def wants(self, plan: Plan) -> bool:
+        """Return whether any observer but the statistics looks at this module."""
+        return any(observer.wants(plan) for observer in self.others)
+
+    def wants_input(self, plan: Plan) -> bool:
+        """Return whether any observer looks at the inputs of this module."""
+        return plan.wants_input or any(each.wants_inputs and each.wants(plan) for each in self.others)
+
+    @property
+    def wants_inputs(self) -> bool:
+        """Whether any observer but the statistics looks at inputs."""
+        return any(observer.wants_inputs for observer in self.others)
+
+    # Steps
+
+    def begin_step(self, captured: bool) -> None:
+        """Count from zero and clear the rows."""
+        if self._saw_eval:
+            self._saw_eval = False
+            for plan in self.plans.live():
+                plan.eval_calls = 0
+        self.reset_calls()
+        if captured:
+            self.statistics.begin_step()
+
+    def reset_calls(self) -> None:
+        """Count the training calls of every module from zero again."""
+        for plan in [*self.plans.by_id.values(), *self.plans.named]:
+            plan.reset_calls()
+
+    def has_outputs(self) -> bool:
+        """Return whether a module ran since the last backward pass ended."""
+        return any(plan.calls for plan in self.plans.live())
+
+    # Calls
+
+    def saw_input(self, plan: Plan, inputs: Any) -> None:
+        """Report that a module is about to run, before it can change its inputs in place."""
+        try:
+            if _tracing() or _current_task() != -1:
+                return
+            with DisableTorchFunction():
+                tensors = list(find_tensors(inputs))
+                phase, comes_again = _phase(plan, tensors)
+                number = plan.eval_calls if phase == "eval" else plan.calls
+                call = Call(plan, tensors, number, phase, comes_again=comes_again)
+                for observer in self._observers:
+                    observer.saw_inputs(call)
+        except Exception as error:
+            self.errors.record("forward pre-hook", error, plan)
+
+    def saw_return(self, plan: Plan, keywords: Any, output: Any) -> None:
+        """Report that a module returned, and which keyword arguments it was given."""
+        if keywords and self.wants_input(plan):
+            self.saw_input(plan, keywords)
+        if self.others or plan.wants_input or (plan.wants_output and not self.statistics.saw_plain(plan, output)):
+            self.saw_output(plan, output)
+        if plan.is_root:
+            plan.root.leave()
+
+    def saw_region(self, plan: Plan, output: Any) -> None:
+        """Report what a compiled region returned."""
+        if self.others or (plan.wants_output and not self.statistics.saw_plain(plan, output)):
+            self.saw_output(plan, output)
+
+    def saw_output(self, plan: Plan, output: Any) -> None:
+        """Report an output of any make."""
+        try:
+            if _tracing():
+                return
+            with DisableTorchFunction():
+                call = self._new_call(plan, output) if _current_task() == -1 else _call_again(plan, output)
+                if call is not None:
+                    for observer in self._observers:
+                        observer.saw_outputs(call)
+        except Exception as error:
+            self.errors.record("forward hook", error, plan)
+
+    def _new_call(self, plan: Plan, output: Any) -> Call | None:
+        plan.seen = True
+        tensors = list(find_tensors(output))
+        if not tensors:
+            plan.note_reason(NO_TENSOR)
+            return None
+        phase, comes_again = _phase(plan, tensors)
+        if phase == "eval":
+            self._saw_eval = True
+            number = plan.eval_calls
+            plan.eval_calls += 1
+        else:
+            number = plan.calls
+            plan.calls += 1
+        if comes_again:
+            plan.pending.append((forward_segment(), number))
+        return Call(plan, tensors, number, phase, comes_again=comes_again)
+
+    # Calls inside compiled graphs
+
+    def saw_traced_output(self, plan: Plan, index: str, output: Tensor) -> int:
+        """Report one output of a call. Return a ticket for its gradient, negative if nobody wants that."""
+        if plan.first_index is None:
+            plan.first_index = index
+        counts = index == plan.first_index
+        if (
+            _current_task() != -1
+        ):  # a checkpoint runs the module again, calls in reverse order: only the gradient is new
+            plan.recomputed += counts
+            return self.statistics.ticket(plan, index, max(0, plan.calls - plan.recomputed))
+        plan.calls += counts
+        plan.seen = True
+        call = Call(plan, [(index, output)], plan.calls - 1, plan.root.phase(torch.is_grad_enabled()), traced=True)
+        for observer in self._observers:
+            observer.saw_outputs(call)
+        return self.statistics.ticket(plan, index, call.number) if call.phase == "train" else -1
+
+    def saw_traced_gradient(self, plan: Plan, ticket: int, gradient: Tensor) -> None:
+        """Report the gradient of an output that has this ticket."""
+        tap = self.statistics.table.taps[ticket]
+        for observer in self._observers:
+            observer.saw_gradient(plan, tap, gradient)
+
+
+def _phase(plan: Plan, tensors: list[tuple[str, Tensor]]) -> tuple[Phase, bool]:
+    """Return the phase of a call, and whether its gradient will only come with a checkpoint's recompute."""
+    root, requires_grad = plan.root, any(tensor.requires_grad for _, tensor in tensors)
+    phase = root.phase(requires_grad)
+    if phase == "eval" or requires_grad or torch.is_grad_enabled():
+        return phase, False
+    # No gradient here: a part of the pass that needs none, a checkpoint that comes back for it, or a pass without.
+    comes_again = bool(forward_segment())
+    return ("train" if comes_again or root.entered_with_grad else "eval"), comes_again
+
+
+def _call_again(plan: Plan, output: Any) -> Call | None:
+    """Find the call that a checkpoint repeats inside the backward pass: nothing is counted twice.
+
+    Only under a reentrant checkpoint does the gradient flow through this second output.
+    """
+    if not plan.pending:
+        if not plan.seen:
+            plan.note_reason(ONLY_IN_BACKWARD)
+        return None
+    tensors = list(find_tensors(output))
+    number = take_call(plan.pending, tensors, torch.is_grad_enabled())
+    return None if number is None else Call(plan, tensors, number, "train", again=True)

@@ -1,0 +1,78 @@
+"""Hooks that are traced into compiled graphs, and called directly outside of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from hookcore.compiled import Inside
+from hookcore.hooks.headroom import hold_headroom, release_headroom
+from hookcore.recorder.dispatch import Dispatcher
+from hookcore.recorder.plans import Plan
+
+
+class InsideAttachment:
+    """One hook on each module that was chosen at the start; another choice would compile every graph again."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        plans = {key: plan for key, plan in enumerate(dispatcher.plans.live()) if plan.wants_output}
+        hold_headroom()
+        self._has_headroom = True
+        self._inside = Inside(GraphReporter(dispatcher, plans))
+        modules = [(key, module) for key, plan in plans.items() if (module := plan.ref()) is not None]
+        self.compiled_before = self._inside.attach(modules)
+        self._attached = {id(plan) for plan in plans.values()}
+
+    def on(self) -> None:
+        pass
+
+    def off(self) -> None:
+        pass
+
+    def follow_observers(self) -> None:
+        pass
+
+    def follow_choice(self, chosen: Sequence[Plan]) -> str | None:
+        missing = sum(plan.wants_output and id(plan) not in self._attached for plan in chosen)
+        if not missing:
+            return None
+        return f"{missing} modules stay unseen: in compiled graphs only those of the start can be captured"
+
+    def close(self) -> None:
+        self._inside.close()
+        if self._has_headroom:
+            self._has_headroom = False
+            release_headroom()
+
+
+class GraphReporter:
+    """Passes the reports of the ops in a compiled graph on to the dispatcher."""
+
+    def __init__(self, dispatcher: Dispatcher, plans: dict[int, Plan]) -> None:
+        self._dispatcher = dispatcher
+        self._plans = plans
+
+    def saw_output(self, key: int, index: str, output: Tensor) -> int:
+        """Report an output and return the ticket of its gradient."""
+        dispatcher, plan = self._dispatcher, self._plans[key]
+        if not dispatcher.current.captured or plan.muted:
+            return -1
+        if (meter := dispatcher.current.meter) is not None:
+            meter.enter()
+        ticket = -1
+        try:
+            ticket = dispatcher.saw_traced_output(plan, index, output)
+        except Exception as error:
+            dispatcher.errors.record("op in a compiled graph", error, plan)
+        if meter is not None:
+            meter.leave()
+        return ticket
+
+    def saw_gradient(self, key: int, index: str, ticket: int, gradient: Tensor) -> None:
+        """Report the gradient of an output that has this ticket."""
+        plan = self._plans[key]
+        try:
+            self._dispatcher.saw_traced_gradient(plan, ticket, gradient)
+        except Exception as error:
+            self._dispatcher.errors.record("op in a compiled graph", error, plan)

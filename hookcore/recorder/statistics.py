@@ -1,0 +1,261 @@
+"""Statistics: the observer that adds tensors and their gradients to the rows of the arena. The hottest code of all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch._C import DisableTorchFunction
+
+from hookcore.hooks.tensors import hook_gradient
+from hookcore.observe import cpu
+from hookcore.observe.arena import CODES, CpuArena
+from hookcore.observe.plain import is_wrapped, make_plain, unseen
+from hookcore.recorder.calls import Call
+from hookcore.recorder.current import CurrentStep, TensorHook, TimedHook
+from hookcore.recorder.errorlog import ErrorLog
+from hookcore.recorder.plans import Plan
+from hookcore.recorder.taps import TapTable
+from hookcore.records import Kind, Phase, Tap
+
+if TYPE_CHECKING:
+    from hookcore.observe.device import DeviceArena, Transfer
+
+MAX_TAPS_OF_MODULE: Final = 512
+
+LEAF_OUTPUT: Final = "its output is a parameter: see the parameter's gradient"
+CUT_OUTPUT: Final = "its output is cut from the graph (detach().requires_grad_()): no gradient flows back through it"
+NO_GRADIENT: Final = "its output needs no gradient (frozen, detached or not differentiable)"
+OTHER_PHASE: Final = {
+    "eval": "ran in eval mode or without gradients; phases={'train', 'eval'} captures that too",
+    "train": "ran in training; phases={'train', 'eval'} captures that too",
+}
+
+_current_task: Callable[[], int] = torch._C._current_graph_task_id
+_tracing = torch._C._get_tracing_state
+_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
+_observe = cpu.observe
+_float32 = torch.float32
+_PLAIN_TYPES = frozenset((Tensor, nn.Parameter))
+
+
+class Statistics:
+    """The rows of one watcher and what goes into them. Graphs keep it alive, so it knows no recorder."""
+
+    wants_inputs = False  # what the plans say holds
+
+    def __init__(
+        self, arena: CpuArena, phases: frozenset[Phase], max_calls: int, current: CurrentStep, errors: ErrorLog
+    ) -> None:
+        self.arena = arena
+        self.devices: dict[torch.device, DeviceArena] = {}
+        self.table = TapTable(arena.capacity)
+        self._control = arena.control
+        self._phases = phases
+        self._max_calls = max_calls
+        self._current = current
+        self._errors = errors
+
+    def wants(self, plan: Plan) -> bool:
+        """Return whether the plan asks for outputs or inputs."""
+        return plan.wants_output or plan.wants_input
+
+    def begin_step(self) -> None:
+        """Clear the rows."""
+        self.arena.begin_step()
+        for arena in self.devices.values():
+            arena.begin_step()
+
+    def begin_transfers(self) -> tuple[Transfer, ...]:
+        """Start copying to the host what was measured on other devices."""
+        begun = (arena.begin_transfer() for arena in self.devices.values())
+        return tuple(transfer for transfer in begun if transfer is not None)
+
+    # Rows
+
+    def slot_of(
+        self, plan: Plan, kind: Kind, index: str, call: int, phase: Phase = "train", tensor: Tensor | None = None
+    ) -> int:
+        """Return the slot of a tap, a new one at first; -1 if the plan doesn't want it or there is no room."""
+        if kind not in plan.kinds:
+            return -1
+        key = (kind, index, min(call, self._max_calls - 1), phase)
+        slot = plan.taps.get(key)
+        if slot is None:
+            if len(plan.taps) >= MAX_TAPS_OF_MODULE:
+                plan.note_reason(f"more than {MAX_TAPS_OF_MODULE} tensors; the rest is left out")
+                return -1
+            if tensor is not None:
+                _note_shape(plan, f"{kind} {index}".rstrip(), tensor)
+            slot = plan.taps[key] = self.table.add(Tap(plan.path, *key))
+        return slot
+
+    def _lone_hook(self, plan: Plan, call: int, output: Tensor) -> TensorHook:
+        """Return the rows of a call of a module whose output is one tensor."""
+        plan.seen = True
+        call, shown = min(call, self._max_calls - 1), "train" in self._phases
+        if not shown:
+            plan.note_reason(OTHER_PHASE["train"])
+        while len(plan.lone) <= call:
+            number = len(plan.lone)
+            slot = self.slot_of(plan, "output", "", number, tensor=output) if shown else -1
+            plan.lone.append(self._hook(plan, slot, self.slot_of(plan, "output_grad", "", number) if shown else -1))
+        return plan.lone[call]
+
+    def _hook(self, plan: Plan, slot: int, grad_slot: int) -> TensorHook:
+        row = self.arena.row(slot) if slot >= 0 else 0
+        grad_row = self.arena.row(grad_slot) if grad_slot >= 0 else 0
+        return TensorHook(self._current, self._control, row, grad_row, partial(self._add_gradient, plan, grad_slot))
+
+    def _hook_of(self, plan: Plan, slot: int) -> TensorHook | TimedHook:
+        """Return the one hook object of a row, so that a tensor that comes back is seen to have it."""
+        hook = plan.hooks.get(slot)
+        if hook is None:
+            hook = plan.hooks[slot] = self._hook(plan, -1, slot)
+        return hook if self._current.meter is None else hook.timed
+
+    # Outputs
+
+    def saw_plain(self, plan: Plan, output: Any) -> bool:
+        """Take the most common output: a plain float32 tensor in training. Return False for every other one."""
+        try:
+            if (
+                type(output) is Tensor
+                and not _function_modes()
+                and output.requires_grad
+                and output.dtype is _float32
+                and output.is_cpu
+                and _current_task() == -1
+                and not _tracing()
+                and output.is_contiguous()
+                and not output.is_leaf
+                and plan.root.trains()
+            ):
+                call = plan.calls
+                lone = plan.lone
+                hook = lone[call] if call < len(lone) else self._lone_hook(plan, call, output)
+                if hook.row:
+                    _observe(output.data_ptr(), output.numel(), hook.row, self._control)
+                plan.calls = call + 1
+                if hook.grad_row:
+                    hook_gradient(output, hook if self._current.meter is None else hook.timed)
+                return True
+        except Exception:  # a layout that has no address, a functorch wrapper: the slow way tells them apart
+            pass
+        return False
+
+    def saw_outputs(self, call: Call) -> None:
+        """Add the outputs, and hook their gradients."""
+        plan, phase = call.plan, call.phase
+        if not plan.wants_output or not self._captures(call):
+            return
+        for index, tensor in call.tensors:
+            if not call.again:
+                slot = self.slot_of(plan, "output", index, call.number, phase, tensor)
+                if slot >= 0:
+                    self.add(plan, tensor, slot)
+            if phase == "train" and "output_grad" in plan.kinds and not call.traced:
+                self._hook_output(call, index, tensor)
+
+    def _captures(self, call: Call) -> bool:
+        if call.phase in self._phases:
+            return True
+        call.plan.note_reason(OTHER_PHASE[call.phase])
+        return False
+
+    def _hook_output(self, call: Call, index: str, tensor: Tensor) -> None:
+        plan = call.plan
+        if not tensor.requires_grad:
+            if not call.comes_again and not is_wrapped(tensor):
+                plan.note_reason(NO_GRADIENT)
+            return
+        if tensor.is_leaf:
+            plan.note_reason(LEAF_OUTPUT if isinstance(tensor, nn.Parameter) else CUT_OUTPUT)
+            return
+        slot = self.slot_of(plan, "output_grad", index, call.number)
+        if slot >= 0:
+            hook_gradient(tensor, self._hook_of(plan, slot))
+
+    # Compiled graphs
+
+    def ticket(self, plan: Plan, index: str, call: int) -> int:
+        """Return the slot of the gradient of an output in a compiled graph, -1 if it isn't wanted."""
+        return self.slot_of(plan, "output_grad", index, call) if "train" in self._phases else -1
+
+    def saw_gradient(self, plan: Plan, tap: Tap, gradient: Tensor) -> None:
+        """Add a gradient that a compiled graph reports."""
+        self._hook_of(plan, self.table.slot(tap))(gradient)
+
+    # Inputs
+
+    def saw_inputs(self, call: Call) -> None:
+        """Add the inputs, and hook their gradients."""
+        plan, phase = call.plan, call.phase
+        if not plan.wants_input or phase not in self._phases:
+            return
+        for index, tensor in call.tensors:
+            slot = self.slot_of(plan, "input", index, call.number, phase, tensor)
+            if slot >= 0:
+                self.add(plan, tensor, slot)
+            if tensor.requires_grad and phase == "train":
+                self._hook_input(plan, tensor, self.slot_of(plan, "input_grad", index, call.number))
+
+    def _hook_input(self, plan: Plan, tensor: Tensor, slot: int) -> None:
+        if slot < 0 or isinstance(tensor, nn.Parameter):
+            return
+        hook = self._hook_of(plan, slot)
+        if tensor.is_leaf:
+            self._current.hook_leaf(tensor, hook)
+        else:
+            hook_gradient(tensor, hook)
+
+    # Values
+
+    def _add_gradient(self, plan: Plan, slot: int, gradient: Any) -> None:
+        self.add_safely(plan, gradient, slot)
+
+    def add_safely(self, plan: Plan, tensor: Any, slot: int) -> None:
+        """Add a tensor of any make outside of the user's modes; let no exception out."""
+        try:
+            with DisableTorchFunction():
+                self.add(plan, tensor, slot)
+        except Exception as error:
+            self._errors.record("gradient hook", error, plan)
+
+    def add(self, plan: Plan, tensor: Tensor, slot: int) -> None:
+        """Add a tensor of any make to a slot's row, or note why it has none."""
+        if type(tensor) in _PLAIN_TYPES and tensor.is_cpu and tensor.dtype in CODES and not tensor.is_neg():
+            try:
+                self.arena.observe(tensor, self.arena.row(slot))
+                return
+            except RuntimeError:  # no memory of its own: told apart below
+                pass
+        with unseen():
+            plain = make_plain(tensor.detach())
+            if isinstance(plain, str):
+                plan.note_reason(plain)
+            elif plain.is_cpu:
+                self.arena.observe(plain, self.arena.row(slot))
+            else:
+                reason = self._arena_of(plain.device).observe(plain, slot)
+                if reason:
+                    plan.note_reason(reason)
+
+    def _arena_of(self, device: torch.device) -> DeviceArena:
+        """Return the rows on another device, made when its first tensor comes."""
+        arena = self.devices.get(device)
+        if arena is None:
+            from hookcore.observe.device import DeviceArena
+
+            arena = self.devices[device] = DeviceArena(device, self.arena.capacity, self.arena.sketch_values)
+        return arena
+
+
+def _note_shape(plan: Plan, name: str, tensor: Tensor) -> None:
+    try:
+        plan.shapes.setdefault(name, tuple(tensor.shape))
+    except Exception:  # nested tensors have none
+        plan.shapes.setdefault(name, ())

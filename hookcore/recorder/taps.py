@@ -1,0 +1,59 @@
+"""The taps of one watcher: each one's slot in the arena, and its number in the frames."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+
+from hookcore.records import Tap
+
+
+class TapTable:
+    """Gives out slots and numbers. Both only grow, because frames and the store refer to taps by number."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self.taps: list[Tap] = []  # by slot
+        self.numbers: list[int] = []  # by slot: its number in the frames; -1 if no frame shows it
+        self.refused = 0
+        self.filled: set[int] = set()  # numbers that came with a frame
+        self.newest: set[int] = set()  # those of the newest step
+        self.newest_step = -1
+        self._slots: dict[Tap, int] = {}
+        self._shown = 0
+        self._announced = 0
+        self._lock = threading.Lock()
+
+    def add(self, tap: Tap, hidden: bool = False) -> int:
+        """Return the slot of a tap, or -1 if there is no room. Frames don't show a hidden one."""
+        with self._lock:
+            if not hidden and tap in self._slots:
+                return self._slots[tap]  # a model of the same name continues where the last one ended
+            if len(self.taps) >= self._capacity:
+                self.refused += 1
+                return -1
+            if not hidden:
+                self._slots[tap] = len(self.taps)
+            self.taps.append(tap)
+            self.numbers.append(-1 if hidden else self._shown)
+            self._shown += not hidden
+            return len(self.taps) - 1
+
+    def slot(self, tap: Tap) -> int:
+        """Return the slot of a tap that was added, else -1."""
+        return self._slots.get(tap, -1)
+
+    def take_new(self) -> tuple[Tap, ...]:
+        """Return the taps that no frame has announced yet, in the order of their numbers."""
+        first, self._announced = self._announced, len(self.taps)
+        fresh = range(first, self._announced)
+        return tuple(self.taps[slot] for slot in fresh if self.numbers[slot] >= 0) if fresh else ()
+
+    def saw_frame(self, step: int, numbers: Iterable[int]) -> None:
+        """Note that a frame, or a part of one, was built with these taps."""
+        numbers = set(numbers)
+        if step > self.newest_step:
+            self.newest_step, self.newest = step, set()
+        if step == self.newest_step:
+            self.newest = self.newest | numbers
+        self.filled |= numbers
