@@ -138,7 +138,7 @@ class Keeper:
             )
             self._writers[run.id] = run, writer
         run.folder, run.key_hash = path, key_hash(run.info.key)
-        run.on_record = _Follower(self, run, writer)
+        run.on_record, run.on_disk = _Follower(self, run, writer), writer
         run.on_edit = lambda: self.note(run)
 
     def _shelf_of(self, path: Path) -> Shelf:
@@ -184,7 +184,7 @@ class Keeper:
 
     def discard(self, run: Run, why: Why) -> None:
         """Move a run's folder into the trash. A folder that a trainer named stays where it is."""
-        run.on_record = None
+        run.on_record = run.on_disk = None
         self._let_go(run)
         if run.folder is None or not self._is_ours(run.folder):
             return

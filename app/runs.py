@@ -90,6 +90,17 @@ class Changes:
         return self.version
 
 
+class OnDisk(Protocol):
+    """What is on disk of a run while it is written."""
+
+    @property
+    def durable(self) -> int:
+        """The highest number on the wire of what is on disk."""
+
+    def miss(self, count: int) -> None:
+        """Count what a server before this one had acknowledged, and lost when it was killed."""
+
+
 @dataclass(slots=True)
 class Run:
     """One training process. Everything may be called from any thread."""
@@ -116,6 +127,7 @@ class Run:
     books: Books = field(default_factory=Books)
     local: Callable[[Command], None] | None = None  # a trainer in this very process
     on_record: Callable[[Frame | Snapshot | EndItem, int], None] | None = None  # who writes the run to disk
+    on_disk: OnDisk | None = None  # what is on disk of it while it is written
     on_edit: Callable[[], None] | None = None  # who writes name, notes and acknowledgements to disk
     writer: Any = None  # who wrote it to disk until it ended or was lost
     seen_events: int = 0  # those that were on disk when it was read
@@ -213,6 +225,10 @@ class Run:
         with self.lock:
             if self.kept:
                 raise AwayError(f"the run {self.id} has just left memory: send again")
+            if batch.retained > self.acknowledged:
+                # Lost with the server that acknowledged it. The trainer sends it again, and the rest after it.
+                self.seen_at = self.clock()
+                return self._answer()
             self._notice(batch.books)
             self.seen_at = self.clock()
             self.info, self.books = batch.run, batch.books
@@ -222,14 +238,18 @@ class Run:
             known = self.store.taps_announced
             if batch.taps_from <= known:
                 self._take_all(batch, batch.taps[known - batch.taps_from :])
-            answer = Answer(
-                acknowledged=self.acknowledged,
-                taps=self.store.taps_announced,
-                described=self.described,
-                commands=tuple(self.commands),
-            )
+            answer = self._answer()
         self.changes.tell()
         return answer
+
+    def _answer(self) -> Answer:
+        return Answer(
+            acknowledged=self.acknowledged,
+            taps=self.store.taps_announced,
+            described=self.described,
+            commands=tuple(self.commands),
+            durable=None if self.on_disk is None else self.on_disk.durable,
+        )
 
     def _notice(self, books: Books) -> None:
         """Puts what happened on the way to here among the events: it explains a hole in the steps."""
@@ -255,6 +275,8 @@ class Run:
     def _notice_return(self, missing: int) -> None:
         """The server was started again, and continues the run from disk."""
         if missing > 0:
+            if self.on_disk is not None:
+                self.on_disk.miss(missing)  # or the next restart would tell of them again
             told = f"The server was restarted. {missing:,} frames and snapshots were not on disk yet and are lost."
             say(self, "reconnected", told, "warning", missing)
         else:

@@ -148,6 +148,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     items: tuple[Item, ...] = ()
     books: Books = Books()
     commands_done: int = -1  # the highest command that was carried out
+    retained: int = -1  # the highest acknowledged item that the sender can send again
 
 
 class _RunSize(msgspec.Struct):
@@ -167,6 +168,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     taps: int  # how many taps are known
     described: int  # the version of the description that is known; -1 before the first
     commands: tuple[Command, ...] = ()
+    durable: int | None = None  # the highest item that a restart can't lose; None: the sender needn't retain any
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -84,7 +84,9 @@ class ArchiveWriter:
         self._queued_bytes = 0
         self._frames = self._taken = self._written = self._lost = self._nbytes = 0
         self._before = Books()  # of the writers of this run before this one
-        self._acknowledged = -1  # the highest number of what was written
+        self._acknowledged = -1  # the highest number of what was written, or is being written
+        self._durable = -1  # the highest number of what is on disk
+        self._missing = 0
         self._events_seen, self._after_part = events_seen, after_part
         self._part = 0
         self._first_frame = 0  # of this writer: a folder that is opened again has frames already
@@ -151,6 +153,16 @@ class ArchiveWriter:
         return self._finished.is_set() and not self._stopped and not self._lost
 
     @property
+    def durable(self) -> int:
+        """The highest number on the wire of what is on disk; what was lost before it is counted."""
+        return self._durable
+
+    def miss(self, count: int) -> None:
+        """Count what a server before this one had acknowledged, and lost when it was killed."""
+        with self._changed:
+            self._missing += count
+
+    @property
     def events_seen(self) -> int:
         """How many of the store's events were written."""
         return self._events_seen
@@ -191,6 +203,7 @@ class ArchiveWriter:
         else:
             with self._changed:
                 self._written += len(records)
+                self._durable = self._acknowledged
                 self._stopped = ""
             self._merge()
 
@@ -252,8 +265,8 @@ class ArchiveWriter:
 
     def _books(self, more: int = 0) -> Books:
         """The accounts of this run with what the writers before this one wrote, and `more` that is being written."""
-        before = self._before
-        return Books(self._acknowledged, before.written + self._written + more, before.lost + self._lost)
+        before, lost = self._before, self._lost + self._missing
+        return Books(self._acknowledged, before.written + self._written + more, before.lost + lost)
 
     def _merge(self) -> None:
         """Fewer files. What is written is safe already: a merge that fails costs nothing but the merge."""

@@ -27,6 +27,7 @@ def batch_of(parcel: Parcel, run: RunInfo, commands_done: int) -> Batch:
         items=tuple(items),
         books=parcel.books,
         commands_done=commands_done,
+        retained=parcel.retained,
     )
 
 

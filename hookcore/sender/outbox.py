@@ -18,6 +18,7 @@ MAX_ITEMS: Final = 10_000
 PARCEL_BYTES: Final = 8_000_000  # an item that is larger travels alone
 ENTRY_BYTES: Final = 500  # an item without its arrays and texts
 TAP_BYTES: Final = 80
+RETAINED_SHARE: Final = 4  # of the queue's bytes a fourth, beside it, for what was acknowledged but isn't on disk yet
 STRIKES: Final = 2  # an item that was refused so often by itself is given up
 
 Described = TypeVar("Described", ModuleRecord, Coverage)
@@ -45,13 +46,16 @@ class Parcel:
     entries: tuple[Entry, ...]
     end: EndItem | None
     books: Books
+    retained: int = -1  # the highest acknowledged item that can be sent again
 
 
 class Outbox:
     """A bounded queue whose books balance at every moment, and all that a receiver which lost its memory needs again.
 
     An item is waiting, or in flight (sent, and nobody knows whether it arrived), or acknowledged, or dropped. What is
-    in flight is not dropped but sent again until somebody answers. Everything may be called from any thread.
+    in flight is not dropped but sent again until somebody answers. What is acknowledged but not on the receiver's disk
+    yet is retained, as far as there is room: a receiver that was killed has lost it, and gets it again. Everything may
+    be called from any thread.
     """
 
     def __init__(self, max_bytes: int = MAX_BYTES, max_items: int = MAX_ITEMS) -> None:
@@ -66,6 +70,8 @@ class Outbox:
         self._flying: tuple[Entry, ...] = ()
         self._uncertain = False  # whether what is in flight may have arrived
         self._bytes = 0
+        self._retained: deque[Entry] = deque()
+        self._retained_bytes = 0
         self._produced = 0
         self._acknowledged = 0
         self._dropped: Counter[str] = Counter()
@@ -190,7 +196,8 @@ class Outbox:
             if not alone and not (self._careful and taps):
                 entries = self._load(taps_from + len(taps), bool(taps or description))
             end = None if self._flying or self._waiting or alone else self._end
-            return Parcel(taps_from, taps, description, entries, end, self._books())
+            retained = self._retained[-1].number if self._retained else -1
+            return Parcel(taps_from, taps, description, entries, end, self._books(), retained)
 
     def _some_taps(self, first: int) -> tuple[Tap, ...]:
         if first == len(self._taps):
@@ -237,9 +244,36 @@ class Outbox:
             self._bytes -= sum(entry.size for entry in arrived)
             if parcel.entries:
                 self._put_back(parcel.entries[len(arrived) :])
+            self._retain(arrived, answer)
+            rewound = self._rewind(answer)
             self._careful = self._careful and not arrived and bool(self._waiting)
-            grew = self._known_taps > before[0] or self._described > before[1]
+            grew = self._known_taps > before[0] or self._described > before[1] or rewound
             return bool(arrived) or grew or not (parcel.entries or parcel.taps or parcel.description or self._end)
+
+    def _retain(self, arrived: Sequence[Entry], answer: Answer) -> None:
+        """Hold on to what a restart of the receiver would lose, the newest of it if that is too much."""
+        durable = answer.acknowledged if answer.durable is None else answer.durable
+        self._retained.extend(arrived)
+        self._retained_bytes += sum(entry.size for entry in arrived)
+        while self._retained and (
+            self._retained[0].number <= durable or self._retained_bytes > self._max_bytes // RETAINED_SHARE
+        ):
+            self._retained_bytes -= self._retained.popleft().size
+
+    def _rewind(self, answer: Answer) -> bool:
+        """Return whether the receiver has lost what it had acknowledged; what is retained of that waits again."""
+        lost: list[Entry] = []
+        while self._retained and self._retained[-1].number > answer.acknowledged:
+            lost.append(self._retained.pop())
+        if not lost:
+            return False
+        nbytes = sum(entry.size for entry in lost)
+        self._retained_bytes -= nbytes
+        self._bytes += nbytes
+        self._acknowledged -= len(lost)
+        self._put_back(lost[::-1])
+        self._make_room()
+        return True
 
     def not_sent(self, parcel: Parcel) -> None:
         """No byte of the parcel left: what was not in doubt before waits again."""
