@@ -1,4 +1,4 @@
-"""Who is asking, and what they may do: tokens, browser sessions, one-time codes, and the user at the other end."""
+"""Authentication: tokens, browser sessions, one-time codes, and the local user at the other end of a connection."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from .settings import ServerSettings
 
 Role = Literal["owner", "reader"]
 How = Literal["token", "cookie", "user", "open"]
-SESSION_S: Final = 7 * 24 * 3600  # of a session, however much it is used
-IDLE_S: Final = 24 * 3600.0  # after its last request
+SESSION_S: Final = 7 * 24 * 3600  # lifetime of a session, however much it is used
+IDLE_S: Final = 24 * 3600.0  # lifetime after the last request
 MAX_SESSIONS: Final = 1000
 CODE_S: Final = 3600.0
 MAX_CODES: Final = 100
 ESTABLISHED: Final = "01"
-# Whoever forwards requests of others says so; then the user at the other end is only the messenger, and who asks may be
-# on any machine.
+# A proxy adds one of these headers. The user at the other end is then only the proxy's, and the request may come from
+# any machine.
 FORWARDED: Final = frozenset(
     {b"forwarded", b"via", b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto", b"x-real-ip"}
 )
@@ -37,7 +37,7 @@ FORWARDED: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Visitor:
-    """Someone who may read, or as owner change everything; `how` says by what they were known."""
+    """Someone with access: a reader, or an owner, who may change everything. `how` is the means of authentication."""
 
     role: Role
     how: How
@@ -48,22 +48,22 @@ class Visitor:
 class _Session:
     role: Role
     name: str  # of its cookie
-    peer: str  # what the connection that logged in is known by
+    peer: str  # identifies the connection that logged in
     until: float
     used: float
 
 
 class Access:
-    """The one place that decides who somebody is. docs/security.md has the model."""
+    """Decides who sends a request. docs/security.md describes the model."""
 
     def __init__(self, settings: ServerSettings, clock: Callable[[], float] = time.time) -> None:
         if not settings.is_loopback and not settings.token:
             raise ArgumentError(
-                f"host={settings.host!r} can be reached by other machines, and no token was given: give one, "
+                f"host={settings.host!r} is reachable from other machines, but there is no token: set a token, "
                 f"or listen on 127.0.0.1"
             )
         self.settings = settings
-        # Browsers send a cookie to every port of a host, so each server has a name of its own.
+        # Browsers send a cookie to every port of a host, so each server has its own cookie name.
         self.cookie = f"hookcore-{secrets.token_hex(4)}"
         self._sessions: dict[bytes, _Session] = {}
         self._clock = clock
@@ -77,13 +77,12 @@ class Access:
         changes: bool,
         peer: Callable[[], str] = lambda: "",
     ) -> Visitor | None:
-        """Return who is asking, or None for someone who may do nothing. `changes`: they want to change something.
+        """Return the visitor, or None without access. `changes`: the request changes something.
 
-        `is_user` finds out whether the user who runs the server is at the other end, `peer` what the connection is
-        known by.
+        `is_user` checks whether the user who runs the server is at the other end; `peer` identifies the connection.
         """
         if not self.settings.token:
-            return Visitor("owner", "open")  # an application in a program of the user's own, such as a test
+            return Visitor("owner", "open")  # an application inside the user's own program, such as a test
         shown = headers.get(b"authorization")
         if shown is not None:
             role = self._role_of_bearer(shown)
@@ -105,7 +104,7 @@ class Access:
         return self.role_of_token(token.strip()) if scheme.lower() == b"bearer" else None
 
     def role_of_token(self, token: bytes) -> Role | None:
-        """What a token is good for."""
+        """Return what a token gives access to, or None."""
         roles: tuple[tuple[Role, str], ...] = (("owner", self.settings.token), ("reader", self.settings.read_token))
         found: Role | None = None
         for role, known in roles:
@@ -114,15 +113,15 @@ class Access:
         return found
 
     def proofs(self, nonce: str) -> list[str]:
-        """Return for each token what proves that this server knows it."""
+        """Return one proof per token that this server knows the token."""
         return [proof_of(token, nonce) for token in (self.settings.token, self.settings.read_token) if token]
 
     def cookie_name(self, secure: bool, root: str = "") -> str:
-        """Return the name of the cookie to set; over TLS one that no other server can set for us."""
+        """Return the name of the session cookie; over TLS, one that no other server can set."""
         return f"{'__Secure-' if root else '__Host-'}{self.cookie}" if secure else self.cookie
 
     def open_session(self, role: Role, peer: str = "", name: str = "") -> str:
-        """Log a browser in and return its cookie's value, which is good for connections of this peer alone."""
+        """Log in a browser and return its cookie value, which is valid only for this peer."""
         value, now = secrets.token_urlsafe(32), self._clock()
         with self._lock:
             self._sessions = {key: each for key, each in self._sessions.items() if self._is_open(each)}
@@ -137,12 +136,12 @@ class Access:
             return session in self._sessions and self._is_open(self._sessions[session])
 
     def end_session(self, session: bytes) -> None:
-        """Log a browser out."""
+        """Log out a browser."""
         with self._lock:
             self._sessions.pop(session, None)
 
     def end_all_sessions(self) -> int:
-        """Log every browser out and make every link useless that was not opened yet; return how many sessions ended."""
+        """Log out all browsers, invalidate all unused login links, and return the number of ended sessions."""
         with self._lock:
             ended = len(self._sessions)
             self._sessions, self._codes = {}, {}
@@ -153,7 +152,7 @@ class Access:
         return now < session.until and now - session.used < IDLE_S
 
     def _visitor_of_cookie(self, header: bytes, peer: Callable[[], str]) -> Visitor | None:
-        # By hand: other servers of this machine set cookies too, and a parser that is strict gives up on theirs.
+        # Parsed by hand: other servers on this machine also set cookies, and a strict parser would fail on theirs.
         for part in header.split(b";"):
             name, _, value = part.strip().partition(b"=")
             if not name.endswith(self.cookie.encode()):
@@ -169,7 +168,7 @@ class Access:
         return None
 
     def make_code(self, role: Role = "owner") -> str:
-        """A code that logs one browser in, once, within an hour."""
+        """Return a one-time code that logs in one browser within an hour."""
         code = secrets.token_urlsafe(32)
         with self._lock:
             now = self._clock()
@@ -180,14 +179,14 @@ class Access:
         return code
 
     def take_code(self, code: str) -> Role | None:
-        """What a code is good for; it is used up."""
+        """Redeem a code and return its role, or None."""
         with self._lock:
             role, until = self._codes.pop(_digest(code), (None, 0.0))
         return role if until > self._clock() else None
 
 
 def _digest(code: str) -> bytes:
-    # Looked up by its digest, so that the time it takes says nothing about the codes that there are.
+    # Looked up by digest, so that the timing reveals nothing about existing codes.
     return hashlib.sha256(code.encode()).digest()
 
 
@@ -197,9 +196,9 @@ def is_same_user(client: tuple[str, int] | None, server: tuple[str, int | None] 
 
 
 def user_of(client: tuple[str, int] | None, server: tuple[str, int | None] | None) -> int | None:
-    """Return the user at the other end of a connection inside this machine.
+    """Return the user at the other end of a connection inside this machine, or None if it can't be determined.
 
-    Linux lists each socket with its owner. If nothing can be found out the answer is None.
+    Linux lists each socket with its owner.
     """
     if client is None or server is None or server[1] is None:
         return None
@@ -221,7 +220,7 @@ def user_of(client: tuple[str, int] | None, server: tuple[str, int | None] | Non
 
 
 def _as_listed(host: str, port: int) -> bytes:
-    """An address as the kernel lists it: words of the machine's own order, in hexadecimal."""
+    """Format an address as the kernel lists it: words in native byte order, in hexadecimal."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     packed = socket.inet_pton(family, host)
     words = struct.unpack(f"={len(packed) // 4}I", packed)
@@ -229,6 +228,6 @@ def _as_listed(host: str, port: int) -> bytes:
 
 
 def _mapped(ends: bytes) -> bytes:
-    """The same two IPv4 ends as a socket of IPv6 has them."""
+    """Format the same two IPv4 ends as an IPv6 socket has them."""
     prefix = f"{0:016X}".encode() + f"{struct.unpack('=I', bytes.fromhex('0000FFFF'))[0]:08X}".encode()
     return b" ".join(prefix + end for end in ends.split(b" "))

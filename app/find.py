@@ -57,7 +57,7 @@ def everything(module: Facts) -> bool:
 def parse(text: str) -> Found:
     """Several terms must all hold; `!` before one turns it round."""
     if len(text) > MAX_LETTERS:
-        return Found(everything, f"this is longer than {MAX_LETTERS} letters: search for less")
+        return Found(everything, f"the search is longer than {MAX_LETTERS} characters: shorten it")
     try:
         tests = [_read(term) for term in _TERM.findall(text)]
     except PatternError as error:
@@ -91,7 +91,7 @@ def _plain(term: str) -> str:
 def _read_expression(term: str) -> Test:
     end = term.rfind("/")
     if end == 0:
-        raise PatternError("an expression ends with a slash, too: /layers\\.[0-3]\\./")
+        raise PatternError("a regular expression also ends with a slash: /layers\\.[0-3]\\./")
     source, flags = term[1:end], "si" if "i" in term[end + 1 :] else "s"
     fits = patterns.expression(f"re:(?{flags}).*(?:{source}).*")
     return _on_names(fits)
@@ -121,7 +121,7 @@ def _read_state(value: str) -> Test:
 def _read_depth(value: str) -> Test:
     found = _DEPTH.fullmatch(value)
     if found is None:
-        raise PatternError(f"depth:{value} is no depth: depth:2, depth:<3, depth:>1")
+        raise PatternError(f"depth:{value} is not a depth: use depth:2, depth:<3, or depth:>1")
     sign, depth = found[1], int(found[2])
     if sign == "<":
         return lambda module: _depth_of(module.path) < depth

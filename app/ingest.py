@@ -1,4 +1,4 @@
-"""Where frames come in: a bounded body, unpacked within bounds, checked, and filed under its run."""
+"""The endpoint for frames: reads a bounded body, unpacks it within bounds, checks it, and files it under its run."""
 
 from __future__ import annotations
 
@@ -25,30 +25,30 @@ from .runs import AwayError, Run, Runs
 from .settings import ServerSettings
 
 RETRY_S: Final = 5
-MAX_WAITING: Final = 4  # bodies of the largest size at once
+MAX_WAITING: Final = 4  # bodies of the maximum size at once
 ENCODINGS: Final = ("identity", "zstd", "gzip")
 SMALL_BYTES: Final = 2**20
 _PIECE: Final = 2**20
-_MAX_WINDOW: Final = 2**23  # bytes that unpacking itself may take; what every reader of zstd must allow
+_MAX_WINDOW: Final = 2**23  # memory for decompression; every zstd decoder must support this window
 
 router = APIRouter()
 
 
 @dataclass(slots=True)
 class Intake:
-    """What came in so far; all of a server's runs together, those that were removed too."""
+    """Counters of received batches, for all runs of a server, including removed ones."""
 
     batches: int = 0
     items: int = 0
     nbytes: int = 0
     seconds: float = 0.0
-    waiting_bytes: int = 0  # of bodies that are coming, or are being filed; only the loop changes it
+    waiting_bytes: int = 0  # of bodies being received or filed; only the event loop changes it
     refused: dict[int, int] = field(default_factory=dict)  # by status
     one_large: asyncio.Lock = field(default_factory=asyncio.Lock)  # held while a large batch is unpacked and filed
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def took(self, batch: wire.Batch, nbytes: int, seconds: float) -> None:
-        """A batch was filed."""
+        """Count a filed batch."""
         with self.lock:
             self.batches += 1
             self.items += len(batch.items)
@@ -56,7 +56,7 @@ class Intake:
             self.seconds += seconds
 
     def refuse(self, status: int, sentence: str, headers: dict[str, str] | None = None) -> HTTPException:
-        """The error to raise; it is counted."""
+        """Count a rejected batch and return the error to raise."""
         with self.lock:
             self.refused[status] = self.refused.get(status, 0) + 1
         return HTTPException(status, sentence, headers)
@@ -65,7 +65,7 @@ class Intake:
 @router.post(
     "/api/v1/ingest",
     openapi_extra={"requestBody": {"required": True, "content": {wire.CONTENT_TYPE: {"schema": {"type": "string"}}}}},
-    responses={200: {"content": {wire.CONTENT_TYPE: {}}, "description": "what the server has now"}},
+    responses={200: {"content": {wire.CONTENT_TYPE: {}}, "description": "what the server has received"}},
     response_class=Response,
 )
 async def ingest(request: Request) -> Response:
@@ -74,10 +74,10 @@ async def ingest(request: Request) -> Response:
     intake: Intake = state.intake
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != wire.CONTENT_TYPE:
-        raise intake.refuse(415, f"a batch is of type {wire.CONTENT_TYPE}, and this is {kind[:100] or 'of no type'}")
+        raise intake.refuse(415, f"a batch must be of type {wire.CONTENT_TYPE}, not {kind[:100] or 'without a type'}")
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ENCODINGS:
-        raise intake.refuse(415, f"content-encoding {encoding[:100]!r} is not read: use one of {', '.join(ENCODINGS)}")
+        raise intake.refuse(415, f"unsupported content-encoding {encoding[:100]!r}: use one of {', '.join(ENCODINGS)}")
     body, nbytes = bytearray(), 0
     try:
         async for piece in request.stream():  # the guard bounds it
@@ -85,12 +85,12 @@ async def ingest(request: Request) -> Response:
             nbytes += len(piece)
             intake.waiting_bytes += len(piece)
             if intake.waiting_bytes > MAX_WAITING * state.settings.max_body:
-                sentence = "too many large batches come at once: send this one again"
+                sentence = "too many large batches at once: retry this one"
                 raise intake.refuse(429, sentence, {"Retry-After": "1", "Connection": "close"})
-        # A small batch can't take much memory. Large ones, and those whose size isn't known yet, come one at a time.
+        # A small batch needs little memory. Large ones, and those of unknown size, are handled one at a time.
         is_small = encoding == "identity" and nbytes <= SMALL_BYTES
         async with nullcontext() if is_small else intake.one_large:
-            # In a thread: the streams must go on while a large batch is filed.
+            # In a thread, so that the streams continue while a large batch is filed.
             return await asyncio.to_thread(_file, request, body, encoding)
     finally:
         intake.waiting_bytes -= nbytes
@@ -122,8 +122,8 @@ def _take(state: Any, intake: Intake, batch: wire.Batch, own: bool) -> wire.Answ
     if run is None:
         count = len(runs.all())
         sentence = (
-            f"this server shows {count} runs and has no room for one more: remove one that is not needed, "
-            f"or start it with more memory or max_runs"
+            f"this server already has {count} runs and no room for another: remove a run, or start the server with "
+            f"more memory or max_runs"
         )
         raise intake.refuse(429, sentence, {"Retry-After": str(RETRY_S)})
     try:
@@ -136,7 +136,7 @@ def _take(state: Any, intake: Intake, batch: wire.Batch, own: bool) -> wire.Answ
             runs.drop(run)
         raise intake.refuse(403, str(error)) from None
     if not hmac.compare_digest(run.info.key.encode(), batch.run.key.encode()):
-        raise intake.refuse(403, f"the run {run.id} was opened with another key: each trainer needs a run of its own")
+        raise intake.refuse(403, f"another trainer opened the run {run.id}: each trainer needs its own run")
     try:
         answer = run.take(batch)
     except AwayError as error:
@@ -150,24 +150,24 @@ def _take(state: Any, intake: Intake, batch: wire.Batch, own: bool) -> wire.Answ
 
 
 def is_empty(run: Run) -> bool:
-    """Whether nothing of a run was taken yet."""
+    """Return whether nothing was received for a run yet."""
     return run.acknowledged < 0 and run.described < 0 and not run.store.taps_announced
 
 
 def most_decoded(settings: ServerSettings) -> int:
-    """Return how many bytes of memory a batch may take once decoded."""
+    """Return the maximum memory of a decoded batch, in bytes."""
     return min(wire.MAX_DECODED_BYTES, 2 * settings.max_body + settings.memory // 8)
 
 
 def unpack(body: bytearray, encoding: str, limit: int) -> bytearray:
-    """Return the body as it was before it was compressed; raise OverflowError if that is more than `limit` bytes."""
+    """Return the decompressed body; raise OverflowError if it exceeds `limit` bytes."""
     data = body
     if encoding == "gzip":
         data = _unpack_gzip(body, limit)
     elif encoding == "zstd":
         data = _unpack_zstd(body, limit)
     if len(data) > limit:
-        raise OverflowError(f"the batch is larger than {limit} bytes when unpacked: send less at once")
+        raise OverflowError(f"the batch exceeds {limit} bytes when unpacked: split it")
     return data
 
 
@@ -176,9 +176,9 @@ def _unpack_gzip(body: bytearray, limit: int) -> bytearray:
     try:
         data = unpacker.decompress(body, limit + 1)
     except zlib.error as error:
-        raise WireError(f"the body is no gzip: {error}") from None
+        raise WireError(f"the body is not gzip: {error}") from None
     if len(data) <= limit and (not unpacker.eof or unpacker.unused_data):
-        raise WireError("the body is no whole gzip stream: it was cut, or something follows it")
+        raise WireError("the body is not one complete gzip stream: it is cut off, or has extra data at the end")
     return bytearray(data)
 
 
@@ -190,5 +190,5 @@ def _unpack_zstd(body: bytearray, limit: int) -> bytearray:
             while len(data) <= limit and (piece := reader.read(min(_PIECE, limit + 1 - len(data)))):
                 data += piece
     except zstandard.ZstdError as error:
-        raise WireError(f"the body is no zstd: {error}") from None
+        raise WireError(f"the body is not zstd: {error}") from None
     return data

@@ -1,4 +1,4 @@
-"""Runs on disk: written while they go on, listed, read again when somebody looks, and continued after a restart."""
+"""Runs on disk: written while they are running, listed, loaded on demand, and continued after a restart."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ logger = logging.getLogger("hookcore")
 
 CLOSE_S: Final = 2.0
 NOTE_EVERY_S: Final = 30.0  # between two summaries of a live run
-MAX_LISTED: Final = 2000  # runs on disk that the list shows
+MAX_LISTED: Final = 2000  # maximum number of runs from disk in the list
 MAX_NOTES: Final = 20_000
 
 Summarize = Callable[[Run], dict[str, Any]]
 
 
 class WrongKeyError(HookcoreError):
-    """Another trainer than the one that began a run wants to continue it."""
+    """A trainer tries to continue a run that another trainer started."""
 
 
 class Keeper:
-    """Keeps runs in the server's folder, and those of this user's own trainers where they say.
+    """Saves runs to the server's folder, and runs of this user's own trainers to the folders that they name.
 
-    A run whose server was killed continues as one run: what is on disk is read, and its trainer sends the rest.
+    A run whose server was killed stays one run: the new server loads it from disk, and its trainer sends the rest.
     """
 
     def __init__(self, runs: Runs, settings: ServerSettings, summarize: Summarize = lambda run: {}) -> None:
@@ -51,9 +51,9 @@ class Keeper:
         self._shelves: dict[Path, Shelf] = {}
         self._lock = threading.Lock()
         self._scribe = Scribe()  # one thread for all runs
-        self._closing: WeakSet[ArchiveWriter] = WeakSet()  # the scribe holds each until it is finished
+        self._closing: WeakSet[ArchiveWriter] = WeakSet()  # the scribe holds each writer until it has finished
         self._closed = False
-        self.trouble = ""  # why the server can't keep runs, though it should
+        self.trouble = ""  # why the server can't save runs, if it should
         runs.disk = self
         if settings.keeps:
             threading.Thread(target=self._list, name="hookcore-kept-runs", daemon=True).start()
@@ -61,10 +61,10 @@ class Keeper:
     # -- runs of trainers -------------------------------------------------------------------------------------------
 
     def opened(self, run: Run, may_name_folder: bool) -> None:
-        """A trainer opened a run: keep it, if the server keeps runs or the trainer may say where to."""
+        """Start to save a run, if the server saves runs or the trainer may name a folder."""
         folder = self._folder_for(run.info, may_name_folder)
         if folder is None:
-            why = "this server keeps no runs: start it with --keep FOLDER" if run.info.keep else self.trouble
+            why = "this server saves no runs: start it with --keep FOLDER" if run.info.keep else self.trouble
             if why and run.info.keep != NO_FOLDER:
                 say(run, "not-kept", why, "warning")
             return
@@ -81,27 +81,25 @@ class Keeper:
         return Path(self._settings.keep) if self._settings.keeps else None
 
     def resume(self, run: Run, info: RunInfo) -> None:
-        """The trainer of a run that is on disk is back. Raises WrongKeyError if it is another one."""
+        """Continue a run on disk whose trainer is back. Raises WrongKeyError for another trainer."""
         with run.lock:
             if not run.kept:
-                return  # a request beside this one did it
+                return  # a concurrent request did it
             if not run.key_hash or run.key_hash != key_hash(info.key) or run.folder is None:
-                raise WrongKeyError(
-                    f"the run {run.id} was begun by another trainer: each trainer needs a run of its own"
-                )
+                raise WrongKeyError(f"another trainer started the run {run.id}: each trainer needs its own run")
             self._runs.read(run)
             self._continue(run, info, Books.of(run.folder))
         self._write(run, run.folder)
 
     def _take_up(self, run: Run, path: Path) -> None:
-        """A new run turns out to be on disk already: the server was started again."""
+        """Continue a run that turns out to be on disk, because the server was restarted."""
         try:
             archive = read_archive(path)
         except HookcoreError as error:
-            say(run, "damaged", f"what is on disk of this run can't be read: {error}", "warning")
+            say(run, "damaged", f"this run's files can't be read: {error}", "warning")
             return
         if archive.key_hash and archive.key_hash != key_hash(run.info.key):
-            raise WrongKeyError(f"the run {run.id} was begun by another trainer: each trainer needs a run of its own")
+            raise WrongKeyError(f"another trainer started the run {run.id}: each trainer needs its own run")
         with run.lock:
             _know(run, path, archive)
             _fill(archive, run.store)
@@ -118,7 +116,7 @@ class Keeper:
     def _write(self, run: Run, path: Path) -> None:
         other, before = self._writers.get(run.id, (run, run.writer))
         if before is not None and (other is not run or run.writer is not None):
-            before.close(CLOSE_S)  # of a run that was removed and came again, or was lost and is back
+            before.close(CLOSE_S)  # of a run that was removed or lost, and is back
         with self._lock:
             if self._closed or self._writers.get(run.id, (None,))[0] is run:
                 return
@@ -145,7 +143,7 @@ class Keeper:
         return self._shelves.setdefault(path.parent, Shelf(path.parent, self._settings.keep_limit))
 
     def ended(self, run: Run) -> None:
-        """Write the rest of a run that is over, in the background."""
+        """Write the rest of a finished run in the background."""
         self._let_go(run)
 
     # -- what Runs asks for -----------------------------------------------------------------------------------------
@@ -162,12 +160,12 @@ class Keeper:
         return run.kept or (writer is not None and writer.is_complete)
 
     def release(self, run: Run) -> None:
-        """Write what is left of a run, and let go of it: a writer would keep its store in memory."""
+        """Write the rest of a run and close its writer, which would keep the store in memory."""
         run.on_record = _Reopener(self, run) if run.folder is not None else None
         self._let_go(run)
 
     def reopen(self, run: Run) -> None:
-        """The trainer of a run that was let go is back."""
+        """Write again to a run whose writer was closed, because its trainer is back."""
         run.on_record = None
         if run.folder is not None:
             self._write(run, run.folder)
@@ -190,7 +188,7 @@ class Keeper:
             return
         try:
             if run.writer is not None and not run.writer.close(CLOSE_S):
-                raise OSError("its last part is still being written")  # the rest would come to nothing
+                raise OSError("its last part is still being written")  # the last part would be lost
             self.note(run)
             run.folder = self._shelf_of(run.folder).discard(run.folder, why)
         except OSError as error:
@@ -211,7 +209,7 @@ class Keeper:
         return bool(self._settings.keeps) and folder.parent == Path(self._settings.keep)
 
     def note(self, run: Run) -> None:
-        """Write what the pages know of a run: its name, notes, acknowledgements, and what the list shows."""
+        """Write the run's name, notes, acknowledgements, and summary for the list."""
         if run.folder is None:
             return
         if run.loaded:
@@ -229,7 +227,7 @@ class Keeper:
             logger.warning("hookcore: %s can't be written: %s", run.folder / PAGE_FILE, error)
 
     def close(self) -> None:
-        """Write what is left of all runs."""
+        """Write the rest of all runs."""
         with self._lock:
             self._closed = True
             runs = [run for run, _ in self._writers.values()]
@@ -246,7 +244,7 @@ class Keeper:
     def _make_room(self, shelf: Shelf) -> None:
         for run, _ in list(self._writers.values()):
             if run.state == "lost":
-                self.release(run)  # what no trainer writes to may go
+                self.release(run)  # no trainer writes to it, so it can be removed
         shelf.make_room(self._discard_oldest, lambda path: self._runs.forget(path.name))
 
     def _discard_oldest(self, path: Path) -> bool:
@@ -254,12 +252,12 @@ class Keeper:
             return False
         run = next((run for run in self._runs.all() if run.folder == path), None)
         if run is None:
-            self._shelf_of(path).discard(path, "disk")  # of another server, or beyond what is listed
+            self._shelf_of(path).discard(path, "disk")  # from another server, or beyond the limit of the list
             return True
         return self._runs.remove(run.id, "disk")
 
     def _list(self) -> None:
-        """Show the runs of the server's folder, and those in its trash; make room for the next ones."""
+        """List the runs of the server's folder and its trash, and make room for new ones."""
         shelf = self._shelf_of(Path(self._settings.keep) / "any")
         for path in shelf.runs()[:MAX_LISTED]:
             _logged(path, lambda path: list_run(self._runs, path, self.note))
@@ -268,7 +266,7 @@ class Keeper:
         try:
             self._make_room(shelf)
         except OSError as error:
-            logger.warning("hookcore: no room can be made in %s: %s", shelf.folder, error)
+            logger.warning("hookcore: can't make room in %s: %s", shelf.folder, error)
 
     def _list_trashed(self, path: Path) -> None:
         run = make_known(self._runs, path)
@@ -278,7 +276,7 @@ class Keeper:
 
 
 class _Follower:
-    """Hands the records of one run on to its writer."""
+    """Passes the records of one run to its writer."""
 
     def __init__(self, keeper: Keeper, run: Run, writer: ArchiveWriter) -> None:
         self._keeper, self._run, self._writer = keeper, run, writer
@@ -290,7 +288,7 @@ class _Follower:
 
 
 class _Reopener:
-    """Begins to write again when a trainer that was lost sends something."""
+    """Starts to write again when a lost trainer sends something."""
 
     def __init__(self, keeper: Keeper, run: Run) -> None:
         self._keeper, self._run = keeper, run
@@ -302,7 +300,7 @@ class _Reopener:
 
 
 class _Noting:
-    """Writes the summary of a run now and then, and with its last part."""
+    """Writes the run's summary from time to time, and with the last part."""
 
     def __init__(self, keeper: Keeper, run: Run) -> None:
         self._keeper, self._run = keeper, run
@@ -318,7 +316,7 @@ class _Noting:
 
 
 def show(runs: Runs, path: Path) -> Run:
-    """Read a kept run and show it; raises HookcoreError if it can't be read."""
+    """Load a saved run and list it; raises HookcoreError if it can't be read."""
     archive = read_archive(path)
     known = runs.get(archive.info.id)
     if known is None:
@@ -337,13 +335,13 @@ def load(runs: Runs, run: Run) -> None:
     try:
         _fill(read_archive(run.folder), store)
     except HookcoreError as error:
-        _warn(store, "damaged", f"this run can't be read any more: {error}")
+        _warn(store, "damaged", f"this run can no longer be read: {error}")
     run.seen_events = store.events_after(0)[0]
     run.swap(store, loaded=True)
 
 
 def show_all(runs: Runs, path: Path) -> list[Run]:
-    """Show a kept run, or list all runs in a folder. Raises ArgumentError if there is none."""
+    """List a saved run, or all runs in a folder. Raises ArgumentError if there is none."""
     folders = [] if not path.is_dir() or is_run(path) else Shelf(path.absolute(), 0).runs()
     if not folders:
         return [show(runs, path)]
@@ -351,14 +349,12 @@ def show_all(runs: Runs, path: Path) -> list[Run]:
     for folder in folders:
         _logged(folder, lambda folder: shown.append(list_run(runs, folder)))
     if not shown:
-        raise ArgumentError(
-            f"{path} holds no run that can be read: give a folder with runs (*{SUFFIX}), or one of them"
-        )
+        raise ArgumentError(f"{path} contains no readable run: give a folder with runs (*{SUFFIX}), or one of them")
     return shown
 
 
 def list_run(runs: Runs, path: Path, note: Callable[[Run], None] | None = None) -> Run:
-    """Put a run that is on disk into the list; one that is there already stays as it is."""
+    """Put a run on disk into the list, unless it is listed already."""
     run = make_known(runs, path)
     if note is not None:
         run.on_edit = lambda: note(run)
@@ -366,7 +362,7 @@ def list_run(runs: Runs, path: Path, note: Callable[[Run], None] | None = None) 
 
 
 def make_known(runs: Runs, path: Path, archive: Archive | None = None) -> Run:
-    """A run as its folder describes it; its values stay on disk."""
+    """Return a run as its folder describes it; its values stay on disk."""
     archive = archive or read_archive(path)
     run = runs.known(tamed(archive.info))
     _know(run, archive.folder, archive)
@@ -391,10 +387,10 @@ def _know(run: Run, path: Path, archive: Archive) -> None:
 def _fill(archive: Archive, store: Store) -> None:
     load_into(store, archive)
     for sentence in archive.damages:
-        _warn(store, "damaged", f"a part of this kept run could not be read: {sentence}")
+        _warn(store, "damaged", f"a part of this saved run could not be read: {sentence}")
     if not archive.has_sketches:
         message = (
-            "An earlier version kept this run's histograms in other bins. They can't be shown; all other values are."
+            "An earlier version saved this run's histograms with other bins. They can't be shown; all other values can."
         )
         _add_event(store, "no-histograms", message, "info")
     if archive.lost:
@@ -430,7 +426,7 @@ def _whole(said: object) -> int | None:
 
 
 def _logged(path: Path, call: Callable[[Path], Any]) -> None:
-    """Do something with a folder; one that is damaged must not hide the others."""
+    """Call a function for a folder; log an error, because one damaged run must not hide the others."""
     try:
         call(path)
     except (HookcoreError, OSError, ValueError, TypeError) as error:

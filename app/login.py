@@ -1,4 +1,4 @@
-"""How a browser logs in, by a link that works once, and how a server proves to a program that it knows the token."""
+"""How browsers log in with one-time links, and how the server proves to programs that it knows the token."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ router = APIRouter()
 
 
 class LoginLink(BaseModel):
-    """A link that logs one browser in, once."""
+    """A one-time link that logs in one browser."""
 
     url: str
     expires_s: float
@@ -26,13 +26,13 @@ class LoginLink(BaseModel):
 
 @router.get("/login", include_in_schema=False)
 def login(request: Request, code: Annotated[str, Query(max_length=200)] = "") -> Response:
-    """Takes a code and gives a cookie."""
+    """Redeem a code and set the session cookie."""
     if b"prefetch" in dict(request.scope["headers"]).get(b"sec-purpose", b""):
-        raise HTTPException(403, "a login link is opened by a person, not ahead of time")
+        raise HTTPException(403, "login links can't be prefetched: open the link in a browser")
     access: Access = request.app.state.access
     role = access.take_code(code)
     if role is None:
-        raise HTTPException(403, "this login link was used before, or has expired: make a new one with `hookcore link`")
+        raise HTTPException(403, "this login link has already been used, or has expired: run `hookcore link`")
     root, secure = request.scope.get("root_path", ""), request.url.scheme == "https"
     name = access.cookie_name(secure, root)
     answer = RedirectResponse(f"{root}/", 303, {"Cache-Control": "private, no-store"})
@@ -51,9 +51,9 @@ def login(request: Request, code: Annotated[str, Query(max_length=200)] = "") ->
 @router.post("/api/v1/login-link")
 def login_link(
     request: Request,
-    role: Annotated[Literal["owner", "reader"], Query(description="what the browser may do")] = "owner",
+    role: Annotated[Literal["owner", "reader"], Query(description="the browser's access")] = "owner",
 ) -> LoginLink:
-    """A further link by which one browser can log in."""
+    """Create another link that logs in one browser."""
     access: Access = request.app.state.access
     if not access.settings.token:
         raise HTTPException(409, "this server needs no token: open its address")
@@ -62,32 +62,32 @@ def login_link(
 
 
 class LoggedOut(BaseModel):
-    """How many sessions ended."""
+    """The number of ended sessions."""
 
     sessions: int
 
 
 @router.post(LOGOUT, include_in_schema=False)
 def logout(request: Request, everyone: bool = False) -> LoggedOut:
-    """Log this browser out; with `everyone`, which needs the owner, every browser and every link not opened yet."""
+    """Log out this browser, or with `everyone`, which needs the owner, all browsers and unused links."""
     access: Access = request.app.state.access
     visitor: Visitor = request.scope["hookcore"]
     if everyone:
         if visitor.role != "owner":
-            raise HTTPException(403, "only the owner may log everyone out: send the token, or log in as owner")
+            raise HTTPException(403, "only an owner can log everyone out: send the full-access token, or log in")
         return LoggedOut(sessions=access.end_all_sessions())
     access.end_session(visitor.session)
     return LoggedOut(sessions=int(bool(visitor.session)))
 
 
 class Identity(BaseModel):
-    """For each token of the server, the proof that the server knows it."""
+    """For each token of the server, a proof that the server knows it."""
 
     proofs: list[str]
 
 
 @router.get(PROOF_PATH, include_in_schema=False)
 def identity(request: Request, nonce: Annotated[str, Query(min_length=16, max_length=MAX_NONCE)]) -> Identity:
-    """Answer a challenge; trainers and clients send nothing else before they have this."""
+    """Answer a challenge. Trainers and clients send nothing else before they have this answer."""
     access: Access = request.app.state.access
     return Identity(proofs=access.proofs(nonce))

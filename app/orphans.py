@@ -1,4 +1,4 @@
-"""Runs whose trainer ended before this dashboard answered it: nothing of them arrived, but they are listed."""
+"""Runs whose trainer ended before this dashboard answered it. No data arrived, but they are listed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LOOK_EVERY_S: Final = 2.0
 
 
 def follow_orphans(app: FastAPI) -> None:
-    """List orphans now and from time to time, from a thread of their own, until the server stops."""
+    """List orphans now and regularly, from a separate thread, until the server stops."""
     threading.Thread(target=_follow, args=(app.state,), name="hookcore-orphans", daemon=True).start()
 
 
@@ -33,22 +33,22 @@ def _follow(state: Any) -> None:
             for info in take_orphans():
                 list_orphan(state.runs, state.keeper, info)
         except (HookcoreError, OSError) as error:
-            logger.warning("hookcore: no notices of runs can be read: %s", error)
+            logger.warning("hookcore: can't read the notices of runs: %s", error)
             return
         time.sleep(LOOK_EVERY_S)
 
 
 def list_orphan(runs: Runs, keeper: Keeper, info: RunInfo) -> None:
-    """Show a run of which nothing arrived as lost, unless it is known."""
+    """List a run without data as lost, unless it is known."""
     info = tamed(info)
     if runs.get(info.id) is not None:
         return
     run = runs.open(info)
     if run is None:
-        logger.warning("hookcore: there is no room to list the run %s, of which nothing arrived", info.id)
+        logger.warning("hookcore: no room to list the run %s, which sent no data", info.id)
         return
     run.seen_at = float("-inf")
-    message = f"the training process ({info.pid}) ended before this dashboard answered it; its values are lost"
+    message = f"the training process ({info.pid}) ended before this dashboard answered it; its data is lost"
     say(run, "never-arrived", message, "warning")
     try:
         keeper.opened(run, True)

@@ -634,7 +634,7 @@ def why_gone(runs: Runs, run_id: str) -> str:
     if gone is None:
         return ""
     at = time.strftime("%Y-%m-%d %H:%M", time.localtime(gone.at_s))
-    undo = "To bring it back, choose Undo on the Runs page." if gone.run is not None else "It can't be brought back."
+    undo = "To restore it, select Undo on the Runs page." if gone.run is not None else "It can't be restored."
     return f"The run {gone.name or gone.id} {_WHY[gone.why]} on {at}. {undo}"
 
 

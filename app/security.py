@@ -1,4 +1,4 @@
-"""The guard before everything: which requests are let through to the application. Pure ASGI, no body is read here."""
+"""The guard that decides which requests reach the application. Pure ASGI; it reads no bodies."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from .usage import Usage
 MAX_URL: Final = 8192
 MAX_HEADER_BYTES: Final = 32_768
 MAX_HEADERS: Final = 100
-MAX_BODY: Final = 2**20  # of a reader; batches have a limit of their own
+MAX_BODY: Final = 2**20  # of a request of a reader; batches have their own limit
 INGEST: Final = "/api/v1/ingest"
 LOGOUT: Final = "/api/v1/logout"
 STREAMS: Final = frozenset({"/api/v1/live", "/api/v1/socket"})
 WITHOUT_TOKEN: Final = frozenset({"/healthz", "/login", PROOF_PATH})
-UNNOTICED: Final = frozenset({"/healthz", "/readyz", "/metrics", PROOF_PATH})  # these requests keep no server alive
+UNNOTICED: Final = frozenset({"/healthz", "/readyz", "/metrics", PROOF_PATH})  # don't count as use
 SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 PEER: Final = "hookcore_peer"
 FORM_TYPES: Final = frozenset({"application/x-www-form-urlencoded", "multipart/form-data", "text/plain"})
 FRAMES: Final = frozenset({b"iframe", b"frame"})
-# Notebooks that run on this machine, or come through a tunnel to it.
+# notebooks on this machine, or behind a tunnel to it
 LOCAL_PAGES: Final = ("http://127.0.0.1:*", "http://localhost:*", "https://127.0.0.1:*", "https://localhost:*")
 ANY_ADDRESS: Final = frozenset({"", "0.0.0.0", "::"})
 POLICY: Final = (
@@ -49,18 +49,18 @@ HEADERS: Final = {
     "x-frame-options": "DENY",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
-    "cache-control": "private, no-store",  # unless a route says otherwise
+    "cache-control": "private, no-store",  # unless a route sets something else
 }
 Headers = list[tuple[bytes, bytes]]
 _HEADERS: Final[Headers] = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
 _ANCESTOR: Final = re.compile(r"local|none|https?://(\*\.)?[A-Za-z0-9.-]+(:(\d{1,5}|\*))?|[a-z][a-z0-9.+-]*:")
 _HOST: Final = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9_.-]+)(:\d{1,5})?")
-NO_TOKEN: Final = "this server asks for a token: send it as `Authorization: Bearer TOKEN`, or log in"
-UNKNOWN_TOKEN: Final = "the token that was sent is not this server's: take the one it was started with, or log in"
+NO_TOKEN: Final = "this server requires a token: send it as `Authorization: Bearer TOKEN`, or log in"
+UNKNOWN_TOKEN: Final = "invalid token: use the token that this server was started with, or log in"
 
 
 class RefusedError(Exception):
-    """A request that goes no further: its status, and a sentence that says what to do."""
+    """A rejected request: its status, and a sentence that says what to do."""
 
     def __init__(self, status: int, sentence: str) -> None:
         super().__init__(sentence)
@@ -69,7 +69,7 @@ class RefusedError(Exception):
 
 
 class Guard:
-    """Wraps the application. The same rules hold for requests and for WebSockets."""
+    """ASGI middleware with the same rules for requests and WebSockets."""
 
     def __init__(self, app: ASGIApp, settings: ServerSettings, access: Access, usage: Usage) -> None:
         self.app = app
@@ -79,7 +79,7 @@ class Guard:
         self._framed_headers = framed_headers(self._ancestors)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Lets a request through, or answers it."""
+        """Let a request through, or answer it."""
         if scope["type"] not in ("http", "websocket"):
             await self.app(scope, receive, send)
             return
@@ -122,20 +122,18 @@ class Guard:
 
     def _check_host(self, given: list[bytes]) -> str:
         if len(given) != 1:
-            raise RefusedError(400, f"a request names its host once, and this one did so {len(given)} times")
+            raise RefusedError(400, f"a request must have one Host header, not {len(given)}")
         text = given[0].decode("latin-1").lower()
         found = _HOST.fullmatch(text)
         name = found[1].strip("[]") if found else ""
         if name in self._hosts or (self._settings.host in ANY_ADDRESS and _is_address(name)):
             return text
-        # A page elsewhere can give this machine's address a name of its own; no name, no answer.
-        raise RefusedError(
-            400, "the host that was asked for is none of this server's: ask for 127.0.0.1, or add it to allowed_hosts"
-        )
+        # DNS rebinding: a foreign page can give this machine's address its own name, so unknown names get no answer.
+        raise RefusedError(400, "host not allowed: use 127.0.0.1, or add the host name to allowed_hosts")
 
 
 def allowed_hosts(settings: ServerSettings) -> frozenset[str]:
-    """The names by which a server may be asked for; ports do not matter, they change in a tunnel."""
+    """Return the host names that requests may use. Ports don't matter, because tunnels change them."""
     names: Iterable[str] = (*LOOPBACK, settings.host, *settings.allowed_hosts)
     if settings.host in ANY_ADDRESS:
         names = (*names, socket.gethostname())
@@ -143,16 +141,16 @@ def allowed_hosts(settings: ServerSettings) -> frozenset[str]:
 
 
 def path_of(scope: Scope) -> str:
-    """The path below the one at which a proxy serves us."""
+    """Return the path below the proxy's prefix."""
     path, root = str(scope["path"]), str(scope.get("root_path", ""))
     return path[len(root) :] if root and path.startswith(root + "/") else path
 
 
 def _place(scope: Scope) -> None:
-    """Puts a request where it was made: before the proxy that it came through, if it did.
+    """Restore what a proxy changed: the scheme, and the path prefix.
 
-    Anybody may say that they came by https; who lies gets a cookie that their own browser does not send. A prefix that
-    the proxy left is there twice, because uvicorn adds it; so the address without a proxy may have it too.
+    Anyone can claim https; the only effect of a false claim is a cookie that their own browser doesn't send. A prefix
+    that the proxy didn't strip appears twice, because uvicorn adds it, so both forms of the address work.
     """
     if dict(scope["headers"]).get(b"x-forwarded-proto", b"").lower() in (b"https", b"wss"):
         scope["scheme"] = "wss" if scope["type"] == "websocket" else "https"
@@ -166,7 +164,7 @@ def _is_user(scope: Scope) -> bool:
 
 
 def _user_of(scope: Scope) -> int | None:
-    """Return the user at the other end; looked up once for each connection."""
+    """Return the user at the other end, looked up once per connection."""
     peer: dict[str, int | None] = scope.get("state", {}).get(PEER, {})
     if "user" not in peer:
         peer["user"] = user_of(scope.get("client"), scope.get("server"))
@@ -174,9 +172,9 @@ def _user_of(scope: Scope) -> int | None:
 
 
 def peer_of(scope: Scope, settings: ServerSettings) -> str:
-    """Return what a browser's connections have in common and another's don't: its user here, its address elsewhere.
+    """Return what all connections of one browser share: the user on this machine, or the address elsewhere.
 
-    Over TLS it is nothing: a cookie is then sent to no server without the certificate, and laptops change networks.
+    Empty over TLS: browsers then send the cookie only to a server with the certificate, and laptops change networks.
     """
     if settings.is_loopback:
         return f"user {_user_of(scope)}"
@@ -184,12 +182,12 @@ def peer_of(scope: Scope, settings: ServerSettings) -> str:
 
 
 def is_framed(scope: Scope) -> bool:
-    """Whether a page is asked for that is to stand in a frame. A browser that does not say so shows us in none."""
+    """Return whether the page will be shown in a frame. Browsers that don't say so get a page that can't be framed."""
     return dict(scope["headers"]).get(b"sec-fetch-dest") in FRAMES
 
 
 def ancestors_of(settings: ServerSettings) -> tuple[str, ...]:
-    """The sources of pages that may show ours in a frame. Raises ArgumentError where one is no origin."""
+    """Return the origins that may frame the dashboard. Raises ArgumentError for an invalid origin."""
     for each in settings.frame_ancestors:
         if not _ANCESTOR.fullmatch(each):
             raise ArgumentError(
@@ -204,7 +202,7 @@ def ancestors_of(settings: ServerSettings) -> tuple[str, ...]:
 
 
 def framed_headers(ancestors: tuple[str, ...]) -> Headers:
-    """What goes with a page in a frame: the browser shows it where every page around it is one of the ancestors."""
+    """Return the headers of a framed page: the browser shows it only if every page around it is an allowed ancestor."""
     if not ancestors:
         return _HEADERS
     framed = HEADERS | {"content-security-policy": POLICY.format(f"'self' {' '.join(ancestors)}")}
@@ -213,15 +211,15 @@ def framed_headers(ancestors: tuple[str, ...]) -> Headers:
 
 
 def may_change(scope: Scope, access: Access) -> bool:
-    """Return whether the page that is asked for gets buttons that change things.
+    """Return whether the page gets buttons that change things.
 
-    In a frame it never does: the page around it could make somebody click on what they don't see.
+    It never does in a frame, because the surrounding page could trick the user into clicking one.
     """
     return not is_framed(scope) and is_owner(scope, access)
 
 
 def is_owner(scope: Scope, access: Access) -> bool:
-    """Return whether an owner asks."""
+    """Return whether the request comes from an owner."""
     visitor = access.know(
         dict(scope["headers"]), lambda: _is_user(scope), True, lambda: peer_of(scope, access.settings)
     )
@@ -238,15 +236,15 @@ def _is_address(name: str) -> bool:
 
 def _check_size(scope: Scope) -> None:
     if len(scope.get("raw_path") or scope["path"]) + len(scope.get("query_string", b"")) > MAX_URL:
-        raise RefusedError(414, f"the address is longer than {MAX_URL} characters: ask for less at once")
+        raise RefusedError(414, f"the address is longer than {MAX_URL} characters: split the request")
     headers = scope["headers"]
     if len(headers) > MAX_HEADERS or sum(len(name) + len(value) for name, value in headers) > MAX_HEADER_BYTES:
-        raise RefusedError(431, f"the headers are longer than {MAX_HEADER_BYTES} bytes, or more than {MAX_HEADERS}")
+        raise RefusedError(431, f"the headers exceed {MAX_HEADER_BYTES} bytes, or their number exceeds {MAX_HEADERS}")
 
 
 def _check_fetch_metadata(scope: Scope, path: str, headers: dict[bytes, bytes], may_frame: bool) -> None:
-    """What a browser says of where a request comes from. From other pages only a plain link to a page is followed, and
-    a frame where the settings name pages that may have one."""
+    """Check where the browser says a request comes from. Other sites may only link to a page, or frame it if the
+    settings allow that site."""
     site = headers.get(b"sec-fetch-site", b"none")
     if site in (b"none", b"same-origin"):
         return
@@ -257,7 +255,7 @@ def _check_fetch_metadata(scope: Scope, path: str, headers: dict[bytes, bytes], 
         and (headers.get(b"sec-fetch-dest") == b"document" or (may_frame and is_framed(scope) and path != "/login"))
     )
     if not is_link or path.startswith("/api/"):
-        raise RefusedError(403, "a page of another origin asked for this: only this server's own pages may")
+        raise RefusedError(403, "cross-origin request denied: only this server's own pages may send it")
 
 
 def _check_origin(scope: Scope, headers: dict[bytes, bytes], host: str) -> None:
@@ -266,20 +264,18 @@ def _check_origin(scope: Scope, headers: dict[bytes, bytes], host: str) -> None:
         return
     parts = urlsplit(origin.decode("latin-1").lower())
     secure = scope["scheme"] in ("https", "wss")
-    # A proxy that ends TLS may not say so; a secure page of the same host is never foreign.
+    # A proxy that ends TLS may not report it. A secure page of the same host is never foreign.
     if parts.netloc != host or parts.scheme not in (("https",) if secure else ("http", "https")):
-        raise RefusedError(403, "a page of another origin asked for this: only this server's own pages may")
+        raise RefusedError(403, "cross-origin request denied: only this server's own pages may send it")
 
 
 def _check_change(visitor: Visitor, headers: dict[bytes, bytes], path: str) -> None:
     if visitor.role != "owner":
-        raise RefusedError(
-            403, "this needs the token that may change things: send it as `Authorization: Bearer TOKEN`, or log in"
-        )
+        raise RefusedError(403, "this needs the full-access token: send it as `Authorization: Bearer TOKEN`, or log in")
     kind = headers.get(b"content-type", b"").decode("latin-1").partition(";")[0].strip().lower()
     if path != INGEST and visitor.how != "token" and kind in FORM_TYPES:
-        # Forms, which any page can send, cannot say that they send JSON.
-        raise RefusedError(415, f"a body of type {kind} is not taken: send application/json")
+        # Any page can submit a form, but a form can't send JSON.
+        raise RefusedError(415, f"unsupported body type {kind}: send application/json")
 
 
 def _bounded(receive: Receive, limit: int) -> Receive:
@@ -291,7 +287,7 @@ def _bounded(receive: Receive, limit: int) -> Receive:
         taken += len(message.get("body", b""))
         if taken > limit:
             raise HTTPException(
-                413, f"the body is larger than {limit} bytes: send less at once", {"Connection": "close"}
+                413, f"the body is larger than {limit} bytes: split the request", {"Connection": "close"}
             )
         return message
 
@@ -299,7 +295,7 @@ def _bounded(receive: Receive, limit: int) -> Receive:
 
 
 def _while_logged_in(send: Send, scope: Scope, access: Access) -> Send:
-    """End a stream with the session of its browser."""
+    """End a stream together with its browser's session."""
     visitor: Visitor | None = scope["hookcore"]
     if visitor is None or not visitor.session:
         return send
@@ -344,7 +340,7 @@ async def _refuse(scope: Scope, send: Send, refusal: RefusedError) -> None:
     if refusal.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
     if scope["method"] not in SAFE_METHODS:
-        headers.append((b"connection", b"close"))  # its body is not read
+        headers.append((b"connection", b"close"))  # the body was not read
     await _with_headers(send)({"type": "http.response.start", "status": refusal.status, "headers": headers})
     await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
 
@@ -356,12 +352,12 @@ def _body_of(scope: Scope, refusal: RefusedError) -> tuple[bytes, bytes]:
     return json.dumps({"error": refusal.sentence}).encode(), b"application/json"
 
 
-# The link is followed from our own page: then a browser that came from elsewhere sends its cookie.
+# The link is followed from this server's own page, so a browser that came from another site sends its cookie.
 LOGIN_NEEDED: Final = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <meta name="color-scheme" content="light dark"><title>Log in - hookcore</title>
 <h1>Log in</h1>
-<p>Open the link that the server printed when it started, or make a new one with <code>hookcore link</code>.</p>
+<p>Open the login link that the server printed at startup, or create one with <code>hookcore link</code>.</p>
 <p>Already logged in with this browser? <a href="">Continue</a>.</p>
 </html>
 """

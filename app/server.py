@@ -1,4 +1,4 @@
-"""Running a server: its socket, its token, its deadlines, and its end."""
+"""Running a server: its socket, token, deadlines, and shutdown."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ DASHBOARD_IDLE_S: Final = 3600.0
 PORTS_TRIED: Final = 20
 MIN_TOKEN: Final = 16
 KEEP_ALIVE_S: Final = 30
-NICENESS: Final = 5  # the training goes first
+NICENESS: Final = 5  # training has priority
 _GRACE_S: Final = 0.5
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, that ends its streams first, and by itself where nobody uses it."""
+    """A uvicorn server that ends its streams first, and stops by itself when it isn't used."""
 
     def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
         super().__init__(config)
@@ -53,16 +53,16 @@ class Server(uvicorn.Server):
         self._publisher = publisher_of(app)
 
     def stop(self) -> None:
-        """Ends the server soon. From any thread, and from a signal."""
+        """Stop the server soon. Callable from any thread and from a signal handler."""
         self._state.stopping = True
         self.should_exit = True
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A signal: an orderly end, no matter how often it comes."""
+        """Shut down in order on a signal, no matter how often it arrives."""
         self.stop()
 
     async def on_tick(self, counter: int) -> bool:
-        """Called ten times a second."""
+        """Check ten times per second whether to stop."""
         usage: Usage = self._state.usage
         limit = self._state.settings.idle_stop_s
         if limit and usage.idle_s > limit:
@@ -70,7 +70,7 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Ends the streams, then the connections, then what is written to disk."""
+        """End the streams, then the connections, then write the rest to disk."""
         self._state.stopping = True
         self._publisher.stop()
         await super().shutdown(sockets)
@@ -78,7 +78,7 @@ class Server(uvicorn.Server):
 
 
 def make_server(app: FastAPI) -> Server:
-    """The server of an application, with all its limits."""
+    """Return a uvicorn server for an application, with all its limits."""
     settings: ServerSettings = app.state.settings
     config = uvicorn.Config(
         app,
@@ -88,9 +88,9 @@ def make_server(app: FastAPI) -> Server:
         ws_per_message_deflate=False,
         lifespan="off",
         log_config=None,
-        log_level="error",  # what strangers send is no news
-        access_log=False,  # addresses may hold what is nobody's business
-        proxy_headers=False,  # anybody can say that they come from elsewhere
+        log_level="error",  # errors of unknown clients are not worth logging
+        access_log=False,  # addresses can contain private data
+        proxy_headers=False,  # any client can send these headers
         server_header=False,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=_GRACE_S,  # type: ignore[arg-type]
@@ -102,32 +102,32 @@ def make_server(app: FastAPI) -> Server:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket on this port, the next free one, or any; raise ArgumentError if the host isn't this machine."""
+    """Return a socket on this port, the next free one, or any; raise ArgumentError for an invalid host."""
     address = "127.0.0.1" if host == "localhost" else host
     for candidate in (*range(port, min(port + PORTS_TRIED, 65536)), 0) if port else (0,):
         try:
             family = socket.AF_INET6 if ":" in address else socket.AF_INET
             return _with_protocol(socket.create_server((address, candidate), family=family))
         except PermissionError as error:
-            raise ArgumentError(f"port={port} may not be listened on: {error}; take one above 1023") from None
+            raise ArgumentError(f"can't listen on port={port}: {error}; use a port above 1023") from None
         except OSError as error:
             last = error
             if isinstance(error, socket.gaierror) or "assign" in str(error):
                 break
-    raise ArgumentError(f"host={host!r} cannot be listened on: {last}; give an address of this machine's")
+    raise ArgumentError(f"can't listen on host={host!r}: {last}; use an address of this machine")
 
 
 def _with_protocol(listening: socket.socket) -> socket.socket:
-    """Return the same socket with its protocol filled in.
+    """Return the same socket with its protocol set.
 
-    asyncio sets TCP_NODELAY only on connections whose listening socket says that it is TCP. Without it, every answer
-    on a kept connection waits 40 ms for the peer's delayed acknowledgement.
+    asyncio sets TCP_NODELAY only if the listening socket says that it is TCP. Without it, every answer on a reused
+    connection waits 40 ms for the peer's delayed acknowledgement.
     """
     return socket.socket(fileno=listening.detach())
 
 
 def inherited(environment: Mapping[str, str]) -> socket.socket | None:
-    """The socket that whoever started this process has opened for it. Its lock is held until the process ends."""
+    """Return the socket that the parent process opened for this one. Its lock is held until this process ends."""
     lock, given = environment.get("HOOKCORE_LOCK_FD"), environment.get("HOOKCORE_LISTEN_FD")
     if lock:
         os.set_inheritable(int(lock), False)
@@ -138,29 +138,29 @@ def inherited(environment: Mapping[str, str]) -> socket.socket | None:
 
 
 def complete(settings: ServerSettings, listening: socket.socket) -> ServerSettings:
-    """The settings with what is known only now: the true port, and a token where none was given."""
+    """Return the settings with the actual port, and with a new token if one is needed."""
     if bool(settings.certfile) != bool(settings.keyfile):
-        raise ArgumentError("TLS needs both: give certfile and keyfile")
+        raise ArgumentError("TLS needs both certfile and keyfile")
     for name in ("certfile", "keyfile"):
         path = getattr(settings, name)
         if path and not Path(path).is_file():
-            raise ArgumentError(f"{name}={path!r} is no file: give a path to a file in PEM")
+            raise ArgumentError(f"{name}={path!r} is not a file: give the path of a PEM file")
     for name in ("token", "read_token"):
         if 0 < len(getattr(settings, name)) < MIN_TOKEN:
-            raise ArgumentError(f"the {name} is shorter than {MIN_TOKEN} characters: give a longer one, or none")
+            raise ArgumentError(f"the {name} is shorter than {MIN_TOKEN} characters: use a longer one, or none")
     if settings.read_token and settings.read_token == settings.token:
-        raise ArgumentError("token and read_token are the same: give two different ones")
+        raise ArgumentError("token and read_token are the same: use two different tokens")
     ancestors_of(settings)
     idle_s = settings.idle_stop_s or (DASHBOARD_IDLE_S if settings.dashboard else 0.0)
     port = listening.getsockname()[1]
     token = settings.token or secrets.token_urlsafe(32)
-    # A dashboard of somebody's own is what notebooks on the same machine show; see docs/security.md.
+    # Notebooks on this machine may frame this user's own dashboard; see docs/security.md.
     ancestors = settings.frame_ancestors or (("local",) if settings.dashboard else ())
     return dataclasses.replace(settings, port=port, token=token, idle_stop_s=idle_s, frame_ancestors=ancestors)
 
 
 def url_of(settings: ServerSettings) -> str:
-    """The address to open, without a slash at its end."""
+    """Return the address to open, without a trailing slash."""
     name = settings.host
     if name in ANY_ADDRESS:
         name = socket.gethostname()
@@ -171,20 +171,20 @@ def url_of(settings: ServerSettings) -> str:
 
 
 def greeting(given: ServerSettings, settings: ServerSettings, access: Access) -> str:
-    """What is printed once when a server starts."""
+    """Return the text that is printed when a server starts."""
     url = url_of(settings)
     if settings.dashboard:
         return f"hookcore's dashboard is at {url}/"
     if settings.is_loopback:
-        who = "Reading needs no token on this machine; changing needs you to be its user, or the token."
-        lines = [f"hookcore is at {url}/", who if not settings.read_token else "Others need a token to read."]
+        who = "On this machine, reading needs no token; changes need the same user, or the token."
+        lines = [f"hookcore is at {url}/", who if not settings.read_token else "Other users need a token to read."]
     else:
         lines = [
-            f"hookcore is at {url}/ for anyone on this machine's networks who has the token.",
-            f"Open this link to log in one browser, once, within an hour: {url}/login?code={access.make_code()}",
+            f"hookcore is at {url}/ for everyone on this machine's networks who has the token.",
+            f"To log in one browser, open this link once, within an hour: {url}/login?code={access.make_code()}",
         ]
         if not settings.certfile:
-            lines.append("The token and all data are sent unencrypted: set certfile and keyfile, or use a tunnel.")
+            lines.append("Token and data are sent unencrypted: set certfile and keyfile, or use a tunnel.")
     if not given.token and not settings.is_loopback:
         lines.append(f"Token, generated for this start and shown only here: {settings.token}")
     return "\n".join(lines)
@@ -196,7 +196,7 @@ def run(
     fill: Callable[[Runs], None] | None = None,
     told: Callable[[str], None] | None = None,
 ) -> None:
-    """Serves until a signal comes, or nobody uses the server any more. `fill` puts runs in before it starts."""
+    """Serve until a signal arrives or the server isn't used any more. `fill` adds runs before it starts."""
     given, trouble = _with_folder(given, environment)
     handed = inherited(environment)
     listening = handed or listen(given.host, given.port)
@@ -210,7 +210,7 @@ def run(
             fill(runs)
         server = make_server(app)
         if settings.dashboard and environment.get("HOOKCORE_LOCK_FD"):
-            with suppress(HookcoreError):  # its starter has said it, or says why not
+            with suppress(HookcoreError):  # its parent has written the address, or reports why not
                 dashboard.announce(url_of(settings), settings.token, environment)
             follow_orphans(app)
         threading.Thread(target=_prepare_for_readers, args=(app,), name="hookcore-prepare", daemon=True).start()
@@ -224,24 +224,24 @@ def run(
 
 
 def _with_folder(given: ServerSettings, environment: Mapping[str, str]) -> tuple[ServerSettings, str]:
-    """Return the settings with the folder that `keep="auto"` stands for, or why nothing can be kept."""
+    """Return the settings with the folder for `keep="auto"`, and why runs can't be saved, if so."""
     if given.keep != AUTO:
         return given, ""
     try:
         folder = data_folder(environment) / "runs"
         for each in (*reversed(folder.parents), folder):
-            each.mkdir(mode=0o700, exist_ok=True)  # parents made by `parents=True` would be open to others
+            each.mkdir(mode=0o700, exist_ok=True)  # `parents=True` would create parents that others can read
         if not os.access(folder, os.W_OK | os.X_OK):
             raise PermissionError(f"{folder} is not writable")
     except (OSError, RuntimeError, KeyError) as error:
-        trouble = f"runs stay in memory only, and are gone when the server stops: {error}"
+        trouble = f"runs stay in memory only and are lost when the server stops: {error}"
         logger.warning("hookcore: %s. Give a folder with --keep, or --keep none.", trouble)
         return dataclasses.replace(given, keep=""), trouble
     return dataclasses.replace(given, keep=str(folder)), ""
 
 
 def data_folder(environment: Mapping[str, str] = os.environ) -> Path:
-    """Where hookcore keeps this user's data: HOOKCORE_HOME if that is set, else a folder in XDG_DATA_HOME."""
+    """Return this user's data folder: HOOKCORE_HOME if it is set, else a folder in XDG_DATA_HOME."""
     own = environment.get("HOOKCORE_HOME", "")
     if own:
         return Path(own).expanduser().absolute()
@@ -270,10 +270,10 @@ def _prepare(settings: ServerSettings) -> None:
 
 
 def _prepare_for_readers(app: FastAPI) -> None:
-    """Does now, beside all else, what the first reader would wait half a second for."""
+    """Do in advance what would otherwise delay the first reader by half a second."""
     nowhere = {"type": "http", "method": "GET", "path": "/-", "root_path": "", "headers": []}
     for route in app.routes:
-        route.matches(nowhere)  # FastAPI makes a route's parameters out when it is asked for it first
+        route.matches(nowhere)  # FastAPI analyzes a route's parameters when the route is first used
     pages.prepare()
 
 

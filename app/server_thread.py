@@ -1,4 +1,4 @@
-"""The server in a thread of the training process itself: for notebooks and tests."""
+"""The server in a thread of the training process, for notebooks and tests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _running: Embedded | None = None
 
 
 def start(host: str = "127.0.0.1", port: int = 8642) -> Embedded:
-    """The server of this process: the one that runs, or a new one. It stays until `stop()` or the process ends."""
+    """Return this process's server, started if needed. It runs until `stop()` or the end of the process."""
     global _running
     with _lock:
         if _running is None or not _running.is_running:
@@ -34,11 +34,11 @@ def start(host: str = "127.0.0.1", port: int = 8642) -> Embedded:
 
 
 class Embedded:
-    """A running server; `.url` is its address, `.token` lets scripts change things, `.runs` are what it shows."""
+    """A running server; `.url` is its address, `.token` allows scripts to change things, `.runs` are its runs."""
 
     def __init__(self, host: str, port: int) -> None:
         listening = listen(host, port)
-        told = os.environ.get("HOOKCORE_FRAME_ANCESTORS") or "local"  # in a notebook the page stands in a cell
+        told = os.environ.get("HOOKCORE_FRAME_ANCESTORS") or "local"  # in a notebook, the page is shown in a frame
         self.settings = complete(
             ServerSettings.of({"host": host, "port": port, "frame_ancestors": told, "keep": ""}, {}), listening
         )
@@ -54,24 +54,24 @@ class Embedded:
         self._thread.start()
 
     def _serve(self, listening: object) -> None:
-        # uvicorn leaves signals alone in any thread but the main one.
+        # uvicorn handles signals only in the main thread
         self._server.run(sockets=[listening])  # type: ignore[list-item]
 
     @property
     def is_running(self) -> bool:
-        """Whether it serves; a forked child's copy does not."""
+        """Whether it is serving; a forked child's copy is not."""
         return self._pid == os.getpid() and self._thread.is_alive()
 
     def open_run(self, info: RunInfo, memory: int) -> LocalSink:
-        """A run of this process, with a store of so many bytes."""
+        """Open a run of this process, with a store of `memory` bytes."""
         if not self.is_running:
             raise ServerError("this server was stopped, or belongs to a parent process: start a new one")
         sink = LocalSink(self.runs, info, memory)
-        self._keeper.opened(sink.run, True)  # nobody but this very process can name a folder here
+        self._keeper.opened(sink.run, True)  # only this process can name a folder here
         return sink
 
     def stop(self) -> None:
-        """Ends the server; what its runs hold stays readable. A second call does nothing."""
+        """Stop the server; the data of its runs stays readable. A second call does nothing."""
         if self._pid != os.getpid():
             return
         self._server.stop()
@@ -79,7 +79,7 @@ class Embedded:
 
 
 class LocalSink:
-    """Puts frames straight into the store that the server of this process shows."""
+    """Puts frames straight into the store of this process's server."""
 
     def __init__(self, runs: Runs, info: RunInfo, memory: int) -> None:
         self._lock = threading.Lock()
@@ -91,29 +91,29 @@ class LocalSink:
 
     @property
     def store(self) -> Store:
-        """Where the frames go."""
+        """The store of the run."""
         return self.run.store
 
     def send(self, frame: Frame) -> None:
-        """Appends a frame."""
+        """Append a frame."""
         self._require_open()
         self.run.take_record(frame)
 
     def describe(
         self, modules: Sequence[ModuleRecord], coverage: Sequence[Coverage] = (), hooks: Sequence[HookRecord] = ()
     ) -> None:
-        """Hands the modules on."""
+        """Replace the description of the modules."""
         self._require_open()
         self.run.store.describe(modules, coverage, hooks)
         self.run.changes.tell()
 
     def add_snapshot(self, snapshot: Snapshot) -> None:
-        """Keeps a snapshot."""
+        """Add a snapshot."""
         self._require_open()
         self.run.take_record(snapshot)
 
     def listen(self, obey: Callable[[Command], None]) -> None:
-        """Names the one who is told of commands; those that came before are told now."""
+        """Set the receiver of commands; commands that arrived earlier are delivered now."""
         with self._lock:
             self._obey = obey
             for command in self._early:
@@ -121,11 +121,11 @@ class LocalSink:
             self._early.clear()
 
     def fail(self, failure: Failure) -> None:
-        """Note why the run ends."""
+        """Record why the run ends."""
         self._failure = failure
 
     def close(self) -> None:
-        """Marks the run as ended."""
+        """Mark the run as ended."""
         if not self._closed:
             self._closed = True
             self.run.take_record(EndItem(self.run.acknowledged + 1, self.run.store.steps().newest or 0, self._failure))
@@ -139,4 +139,4 @@ class LocalSink:
 
     def _require_open(self) -> None:
         if self._closed:
-            raise ClosedError("this run was ended: open a new one to send more")
+            raise ClosedError("this run has ended: open a new one to send more")

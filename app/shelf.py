@@ -1,4 +1,4 @@
-"""A folder of kept runs: what each takes, what the pages know of it, and the trash from which it can come back."""
+"""A folder of saved runs: their sizes, their page files, and the trash from which they can be restored."""
 
 from __future__ import annotations
 
@@ -16,19 +16,17 @@ from hookcore.archive.files import write_json
 from hookcore.archive.layout import RUN_FILE
 from hookcore.records import plain
 
-PAGE_FILE: Final = (
-    "page.json"  # what the pages know of a run: name, notes, acknowledgements, and a summary for the list
-)
+PAGE_FILE: Final = "page.json"  # name, notes, acknowledgements, and a summary for the list
 REMOVED_FILE: Final = "removed.json"  # in the trash: when a run was removed, and why
 TRASH: Final = ".trash"
-ROOM_FOR_UNDO: Final = 0.1  # of the limit: runs that have to go stay in the trash as long as they fit into this
-TRASH_S: Final = 7 * 86_400.0  # the most that a removed run stays in the trash
+ROOM_FOR_UNDO: Final = 0.1  # of the limit: removed runs stay in the trash while they fit into this share
+TRASH_S: Final = 7 * 86_400.0  # maximum time in the trash
 MAX_JSON_BYTES: Final = 4 * 2**20
 LOOK_EVERY_S: Final = 5.0
 
 
 class Shelf:
-    """The runs of a folder. All of them share one limit; the oldest go first, by way of the trash."""
+    """The runs of a folder, which share one limit. The oldest are moved to the trash first."""
 
     def __init__(self, folder: Path, limit_bytes: int) -> None:
         self.folder = folder
@@ -38,16 +36,16 @@ class Shelf:
         self._lock = threading.Lock()
 
     def runs(self) -> list[Path]:
-        """The folders of the runs, those that began last first."""
+        """Return the folders of the runs, newest first."""
         return _folders_in(self.folder)
 
     def trashed(self) -> list[Path]:
-        """The folders of the runs in the trash, the newest removal first."""
+        """Return the folders of the runs in the trash, latest removal first."""
         found = [path for path in _folders_in(self.folder / TRASH) if (path / REMOVED_FILE).is_file()]
         return sorted(found, key=lambda path: number_of(read_json(path / REMOVED_FILE).get("at_s")), reverse=True)
 
     def besides(self, own: Path) -> int:
-        """The bytes of all runs but one, the trash included."""
+        """Return the bytes of all runs but one, trash included."""
         with self._lock:
             if time.monotonic() - self._looked_at > LOOK_EVERY_S:
                 self._look()
@@ -59,7 +57,7 @@ class Shelf:
         self._looked_at = time.monotonic()
 
     def make_room(self, discard: Callable[[Path], bool], purged: Callable[[Path], None]) -> None:
-        """Put the oldest runs into the trash until those that stay fit, and empty as much of the trash as is needed."""
+        """Move the oldest runs to the trash until the rest fits, and empty as much of the trash as needed."""
         with self._lock:
             self._look()
             sizes = dict(self._sizes)
@@ -80,19 +78,19 @@ class Shelf:
                     purged(path)
 
     def discard(self, path: Path, why: str) -> Path:
-        """Move a run into the trash. Return where it is now."""
+        """Move a run to the trash and return its new path."""
         trash = self.folder / TRASH
         trash.mkdir(mode=0o700, exist_ok=True)
         target = trash / path.name
         if target.exists():
-            shutil.rmtree(target, ignore_errors=True)  # an older run of the same id
+            shutil.rmtree(target, ignore_errors=True)  # an older run with the same id
         write_json(path / REMOVED_FILE, {"at_s": time.time(), "why": why})
         path.rename(target)
         self._looked_at = float("-inf")
         return target
 
     def restore(self, path: Path) -> Path:
-        """Move a run out of the trash. It counts as new, so that it isn't the first to go again."""
+        """Restore a run from the trash. It counts as new, so that it isn't the next one to be removed."""
         target = self.folder / path.name
         path.rename(target)
         (target / REMOVED_FILE).unlink(missing_ok=True)
@@ -102,7 +100,7 @@ class Shelf:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """What a file of ours says; nothing if it is missing, damaged, too large, or no file."""
+    """Read a JSON file of hookcore; return an empty dict if it is missing, damaged, too large, or not a file."""
     with contextlib.suppress(OSError, ValueError, RecursionError):
         if path.is_file() and path.stat().st_size <= MAX_JSON_BYTES:
             said = plain(json.loads(path.read_bytes()))
@@ -111,18 +109,18 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def write_page(folder: Path, said: dict[str, Any]) -> None:
-    """Write what the pages know of a run beside its tables."""
+    """Write the page file of a run."""
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / PAGE_FILE, said)
 
 
 def bytes_below(folder: Path) -> int:
-    """The bytes of all files in a folder."""
+    """Return the total size of all files in a folder."""
     return sum(_size_of(path) for path in folder.rglob("*"))
 
 
 def is_run(path: Path) -> bool:
-    """Whether a folder holds a kept run."""
+    """Return whether a folder is a saved run."""
     return (path / RUN_FILE).is_file()
 
 
@@ -133,19 +131,19 @@ def _folders_in(folder: Path) -> list[Path]:
 
 
 def _age_of(path: Path) -> float:
-    """When a run came here, or came back."""
+    """Return when a run was created or restored."""
     restored = number_of(read_json(path / PAGE_FILE).get("restored_s"))
     started = read_json(path / RUN_FILE).get("run")
     return max(restored, number_of(started.get("started_s")) if isinstance(started, dict) else 0.0)
 
 
 def may_go(path: Path) -> bool:
-    """Whether a folder is a finished run that no process is writing to."""
+    """Return whether a folder is a finished run that no process is writing to."""
     return is_run(path) and not is_held(path)
 
 
 def number_of(value: object) -> float:
-    """A number that a file of ours says; 0 if it says none."""
+    """Return a number from a JSON file, or 0 if it isn't one."""
     return float(value) if isinstance(value, int | float) else 0.0
 
 
@@ -153,7 +151,7 @@ def _size_of(path: Path) -> int:
     try:
         return path.lstat().st_size
     except OSError:
-        return 0  # it went in the meantime
+        return 0  # removed in the meantime
 
 
 def _changed_at(path: Path) -> float:

@@ -1,8 +1,8 @@
-"""The dashboard process of this user on this machine: joined where it runs, started where it does not.
+"""This user's dashboard process on this machine: joined if it is running, started otherwise.
 
-It is found through a private folder. Whoever holds the lock on `dashboard.lock` is the dashboard; the kernel takes the
-lock from a process that dies, so that nothing stale is ever believed. `dashboard.json` says where it is and what opens
-it. The socket is bound before the process starts, so that its address is known and takes connections at once.
+It is found through a private folder. The process that holds the lock on `dashboard.lock` is the dashboard. The kernel
+releases the lock of a process that dies, so stale data is never trusted. `dashboard.json` has the address and the
+token. The socket is bound before the process starts, so the address is known and accepts connections immediately.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from hookcore.private import PrivateFolder
 HOST: Final = "127.0.0.1"
 PORT: Final = 8642
 PORTS_TRIED: Final = 50
-FIND_S: Final = 2.0  # how long to wait for a file that says where a dashboard is
+FIND_S: Final = 2.0  # how long to wait for the file with a dashboard's address
 STOP_S: Final = 10.0
 CONNECT_S: Final = 1.0
 POLL_S: Final = 0.02
 BACKLOG: Final = 512
 FILE: Final = "dashboard.json"
 LOG: Final = "dashboard.log"
-# A dashboard is for this machine alone, and settings of a training are not its own.
+# A dashboard serves only this machine, and doesn't use the settings of a training.
 _NOT_FOR_THE_SERVER: Final = ("HOST", "CERTFILE", "KEYFILE", "ROOT_PATH", "URL")
 
 
 @dataclass(frozen=True, slots=True)
 class Dashboard:
-    """A running dashboard, or one that is just starting."""
+    """A dashboard that is running or starting."""
 
     url: str
     token: str
@@ -57,10 +57,10 @@ class Dashboard:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What is known of this user's dashboard."""
+    """The state of this user's dashboard."""
 
     running: bool
-    url: str  # empty where none runs, or where the file about it cannot be read
+    url: str  # empty if none is running, or if its file can't be read
     pid: int
     folder: Path
     log: Path
@@ -70,28 +70,28 @@ class Status:
 class _Entry:
     url: str
     token: str
-    pid: int  # 0 until the process has begun
+    pid: int  # 0 until the process has started
 
 
 class _Detached(subprocess.Popen[bytes]):
-    """A process that is meant to outlive this one, and not to be complained about for it."""
+    """A process that should outlive this one, without a ResourceWarning."""
 
     def __del__(self) -> None:
-        """Nothing: the process goes on."""
+        """Do nothing, because the process should continue."""
 
 
-_children: list[_Detached] = []  # so that those that ended can be reaped
+_children: list[_Detached] = []  # kept so that ended processes can be reaped
 
 
 def home(environment: Mapping[str, str] = os.environ) -> Path:
-    """Return the user's private folder, made if missing. Raises ServerError if it is not private or can't be used."""
+    """Return the user's private folder, created if missing. Raises ServerError if it can't be used."""
     with opened_home(environment) as folder:
         return folder.path
 
 
 @contextlib.contextmanager
 def opened_home(environment: Mapping[str, str]) -> Iterator[PrivateFolder]:
-    """Open the private folder for a while. What fails meanwhile is a ServerError that says what to do."""
+    """Open the private folder. Errors inside the block become a ServerError that says what to do."""
     path: Path | str = environment.get("HOOKCORE_HOME", "")
     try:
         path = Path(path).expanduser().absolute() if path else _default_folder(environment)
@@ -141,7 +141,7 @@ def join_or_start(environment: Mapping[str, str] = os.environ) -> Dashboard:
 
 
 def find(environment: Mapping[str, str] = os.environ) -> Dashboard | None:
-    """Return this user's dashboard if one runs; start nothing."""
+    """Return this user's dashboard if it is running; don't start one."""
     with opened_home(environment) as folder:
         entry = _read(folder) if _is_locked(folder) else None
         return Dashboard(entry.url, entry.token, False, _log(folder.path)) if entry is not None else None
@@ -158,7 +158,7 @@ def find_or_revive(environment: Mapping[str, str] = os.environ) -> Dashboard | N
 
 
 def status(environment: Mapping[str, str] = os.environ) -> Status:
-    """Return whether this user's dashboard runs, and where."""
+    """Return whether and where this user's dashboard is running."""
     with opened_home(environment) as folder:
         running = _is_locked(folder)
         entry = _read(folder) if running else None
@@ -169,10 +169,10 @@ def status(environment: Mapping[str, str] = os.environ) -> Status:
 
 
 def stop_dashboard(environment: Mapping[str, str] = os.environ) -> str:
-    """Ask this user's dashboard to end and wait for it. Says what happened; raises ServerError if it doesn't end."""
+    """Stop this user's dashboard and wait for its end. Returns what happened; raises ServerError if it doesn't stop."""
     deadline = time.monotonic() + STOP_S
     while (found := status(environment)).url and not found.pid and time.monotonic() < deadline:
-        time.sleep(POLL_S)  # its starter was killed; it says its number when it is up
+        time.sleep(POLL_S)  # its starter was killed; it writes its own process id when it is up
     if not found.running:
         return "no dashboard is running"
     if not found.pid:
@@ -183,15 +183,15 @@ def stop_dashboard(environment: Mapping[str, str] = os.environ) -> str:
         _reap()
         if time.monotonic() > deadline:
             raise ServerError(
-                f"the dashboard at {found.url} (process {found.pid}) did not end within {STOP_S:g} s: end the process"
+                f"the dashboard at {found.url} (process {found.pid}) did not stop within {STOP_S:g} s: kill the process"
             )
         time.sleep(POLL_S)
     _reap()
-    return f"the dashboard at {found.url} (process {found.pid}) has ended"
+    return f"the dashboard at {found.url} (process {found.pid}) has stopped"
 
 
 def announce(url: str, token: str, environment: Mapping[str, str] = os.environ) -> None:
-    """Say where this process, which holds the lock, serves: whoever started it may have been killed before it could."""
+    """Write the address of this process, which holds the lock: its starter may have been killed before it could."""
     with opened_home(environment) as folder:
         entry = _read(folder)
         if entry is None or entry != _Entry(url, token, os.getpid()):
@@ -199,7 +199,7 @@ def announce(url: str, token: str, environment: Mapping[str, str] = os.environ) 
 
 
 def forget(environment: Mapping[str, str] = os.environ) -> None:
-    """Remove what says where this process serves, unless it speaks of another process by now."""
+    """Remove the file with this process's address, unless it has another process's address by now."""
     with opened_home(environment) as folder:
         said = _said(folder)
         if said is not None and said.get("pid") == os.getpid():
@@ -215,7 +215,7 @@ def _log(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def _locked(folder: PrivateFolder, kind: int) -> Iterator[int | None]:
-    """Take the lock and give its descriptor; None if another process holds it."""
+    """Take the lock and yield its descriptor, or None if another process holds it."""
     lock = folder.open("dashboard.lock", os.O_RDWR | os.O_CREAT)
     try:
         try:
@@ -225,14 +225,14 @@ def _locked(folder: PrivateFolder, kind: int) -> Iterator[int | None]:
         else:
             yield lock
             if kind == fcntl.LOCK_SH:
-                fcntl.flock(lock, fcntl.LOCK_UN)  # also for a child that another thread has forked meanwhile
+                fcntl.flock(lock, fcntl.LOCK_UN)  # also for a child that another thread has forked in the meantime
     finally:
-        # A child that was given the descriptor goes on holding the lock.
+        # A child that inherited the descriptor keeps the lock.
         os.close(lock)
 
 
 def _is_locked(folder: PrivateFolder) -> bool:
-    # A shared lock, so that two that look at the same moment don't take each other for the dashboard.
+    # A shared lock, so that two processes that check at the same time don't take each other for the dashboard.
     with _locked(folder, fcntl.LOCK_SH) as lock:
         return lock is None
 
@@ -246,7 +246,7 @@ def _said(folder: PrivateFolder) -> dict[str, Any] | None:
 
 
 def _read(folder: PrivateFolder) -> _Entry | None:
-    """Return what the dashboard's file says, or None if it is missing, damaged or not this user's own."""
+    """Return the content of the dashboard's file, or None if it is missing, damaged, or not this user's own."""
     said = _said(folder) or {}
     url, token, pid = said.get("url"), said.get("token"), said.get("pid")
     if not isinstance(url, str) or not re.fullmatch(r"http://127\.0\.0\.1:\d{1,5}", url):
@@ -258,8 +258,8 @@ def _read(folder: PrivateFolder) -> _Entry | None:
 
 def _unreadable(folder: Path) -> ServerError:
     return ServerError(
-        f"a dashboard runs for this user, but {folder / 'dashboard.json'} does not say where: end the process that "
-        f"holds {folder / 'dashboard.lock'} (`fuser` names it), or set HOOKCORE_HOME to another folder"
+        f"a dashboard runs for this user, but {folder / 'dashboard.json'} has no address: stop the process that "
+        f"holds {folder / 'dashboard.lock'} (`fuser` shows it), or set HOOKCORE_HOME to another folder"
     )
 
 
@@ -283,12 +283,12 @@ def _start(folder: PrivateFolder, lock: int, environment: Mapping[str, str]) -> 
     try:
         url = f"http://{HOST}:{listener.getsockname()[1]}"
         token = secrets.token_urlsafe(32)
-        _write(folder, url, token, 0)  # before the process is there: whoever is killed from now on leaves it findable
+        _write(folder, url, token, 0)  # first, so that the new process can be found even if this one is killed
         process = _spawn(folder, lock, listener, token, environment)
         try:
             _write(folder, url, token, process.pid)
         except OSError:
-            process.kill()  # nobody would ever find it
+            process.kill()  # it could never be found
             process.wait()
             raise
         _children.append(process)
@@ -309,24 +309,24 @@ def _bind(environment: Mapping[str, str]) -> socket.socket:
             listener.close()
         else:
             return _reachable(listener)
-    raise ServerError(f"no port of {HOST} is free for the dashboard: give server=None, or another server's address")
+    raise ServerError(f"no free port on {HOST} for the dashboard: use server=None, or a server's address")
 
 
 def _reachable(listener: socket.socket) -> socket.socket:
-    """Return the socket if it can be connected to: a port can be bound on an interface that is down."""
+    """Return the socket if it can be connected to: binding also works on an interface that is down."""
     try:
         socket.create_connection(listener.getsockname(), CONNECT_S).close()
     except OSError as error:
         listener.close()
         raise ServerError(
             f"{HOST} can't be reached on this machine ({error.strerror or error}): turn its loopback interface on, or "
-            "give server=None"
+            "use server=None"
         ) from None
     return listener
 
 
 def first_port(environment: Mapping[str, str] = os.environ) -> int:
-    """The first port that a new dashboard tries. Raises ArgumentError where HOOKCORE_PORT is none."""
+    """Return the first port that a new dashboard tries. Raises ArgumentError for an invalid HOOKCORE_PORT."""
     text = environment.get("HOOKCORE_PORT", "") or str(PORT)
     if not (text.isascii() and text.isdigit() and int(text[:6]) < 65536):
         raise ArgumentError(f"HOOKCORE_PORT={text[:80]!r} is invalid: use a port from 0 to 65535")
@@ -337,7 +337,7 @@ def _spawn(
     folder: PrivateFolder, lock: int, listener: socket.socket, token: str, environment: Mapping[str, str]
 ) -> _Detached:
     if not sys.executable:
-        raise ServerError("this Python does not know its own program, so no dashboard can be started: give server=None")
+        raise ServerError("can't start a dashboard, because sys.executable is not set: use server=None")
     taken_out = {f"HOOKCORE_{name}" for name in (*_NOT_FOR_THE_SERVER, *(each.name.upper() for each in SETTINGS))}
     variables = {name: value for name, value in environment.items() if name not in taken_out}
     variables |= {
@@ -346,9 +346,9 @@ def _spawn(
         "HOOKCORE_TOKEN": token,
     }
     if variables.get("PYTHONPATH"):
-        # It works elsewhere.
+        # The dashboard has another working directory, so relative paths become absolute.
         paths = variables["PYTHONPATH"].split(os.pathsep)
-        with contextlib.suppress(FileNotFoundError):  # the current folder was removed
+        with contextlib.suppress(FileNotFoundError):  # the working directory was removed
             variables["PYTHONPATH"] = os.pathsep.join(os.path.abspath(path) for path in paths)
     errors = folder.open_empty(LOG)
     try:
@@ -363,7 +363,7 @@ def _spawn(
             start_new_session=True,
         )
     except OSError as error:
-        raise ServerError(f"no process can be started for the dashboard ({error}): give server=None") from None
+        raise ServerError(f"can't start a process for the dashboard ({error}): use server=None") from None
     finally:
         os.close(errors)
 

@@ -1,4 +1,4 @@
-"""Where the frames of one run go, as its settings say: a store in this process, or a server. Knows no torch."""
+"""The destination of a run's frames, as set by its settings: a store in this process, or a server. Imports no torch."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from hookcore.wire import Books, RunInfo, keep_text
 
 logger = logging.getLogger("hookcore")
 
-MAX_REVIVALS: Final = 3  # of a dashboard that dies, by one trainer
+MAX_REVIVALS: Final = 3  # of a crashed dashboard, per trainer
 _told: Final[set[str]] = set()  # addresses that this process has printed
 Settled = Callable[[], dict[str, Any]]
 
 
 def store_bytes(settings: Settings) -> int:
-    """What the store may take of the memory that was given; the rest is for what is being captured."""
+    """Return the store's share of the memory limit; the rest is for capture."""
     return settings.memory - settings.memory // 4
 
 
 def new_run(settings: Settings, versions: dict[str, str]) -> RunInfo:
-    """A run that begins now: nobody has its id, and nobody knows its key."""
+    """Return a new run with a unique id and a secret key."""
     now = time.time()
     return RunInfo(
         id=f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(now))}-{secrets.token_hex(4)}",
@@ -56,18 +56,18 @@ def new_run(settings: Settings, versions: dict[str, str]) -> RunInfo:
 
 @dataclass(slots=True)
 class Delivery:
-    """The way of one run's frames. `begin` comes when the run is sure to take place."""
+    """The way of one run's frames. Call `begin` when the run is sure to take place."""
 
     run: RunInfo
     sink: Sink
     store: Store | None  # where the frames stay in this process
     server: str | None  # the setting
-    url: str | None = None  # the run's own page
+    url: str | None = None  # the run's page
     address: Address | None = None
     notice: Notice | None = None  # for a dashboard that hasn't answered yet
 
     def begin(self, settled: Settled) -> None:
-        """Finds the server and starts to send. Without a server the frames wait in vain, and a warning says so."""
+        """Find the server and start to send. If no server answers, frames stay queued and a warning is logged."""
         if isinstance(self.sink, HttpSink):
             self._begin_sending(self.sink, settled)
         if self.url is not None and self.url not in _told:
@@ -82,33 +82,33 @@ class Delivery:
         else:
             dashboard = join_or_start()
             self.address = Address(dashboard.url, dashboard.token)
-            with contextlib.suppress(ServerError, TypeError):  # then a run that is killed at once is not listed
+            with contextlib.suppress(ServerError, TypeError):  # a run that is killed immediately is then not listed
                 self.notice = post_notice(sink.info)
             met = self.notice.remove if self.notice is not None else None
             sink.start(_Finder(self), settled, f"Its own log is {dashboard.log}.", met)
         self.moved(self.address)
 
     def moved(self, address: Address) -> None:
-        """Note where the run's server is now."""
+        """Update the address of the run's server."""
         self.address = address
         self.url = f"{address.url}/runs/{self.run.id}"
 
     @property
     def books(self) -> Books | None:
-        """What became of the frames that were to be sent; None where nothing is sent."""
+        """The counters of produced, sent, and dropped frames; None if nothing is sent."""
         return self.sink.books if isinstance(self.sink, HttpSink) else None
 
     def flush(self, timeout_s: float) -> bool:
-        """Waits until the server has everything so far."""
+        """Wait until the server has received everything so far."""
         return self.sink.flush(timeout_s) if isinstance(self.sink, HttpSink) else True
 
     def hurry(self, close_s: float) -> None:
-        """Closing may take only so long."""
+        """Limit the time that closing may take."""
         if isinstance(self.sink, HttpSink):
             self.sink.close_s = min(self.sink.close_s, max(0.0, close_s))
 
     def abandon(self) -> None:
-        """In a forked child: nothing is sent."""
+        """Stop sending in a forked child."""
         if self.notice is not None:
             self.notice.leave()
         abandon = getattr(self.sink, "abandon", None)
@@ -118,9 +118,9 @@ class Delivery:
 
 @dataclass(slots=True)
 class _Finder:
-    """Where the user's dashboard is: one that was started again has another token, and perhaps another port.
+    """Finds the user's dashboard, whose token and port can change when it is restarted.
 
-    A dashboard that died (out of memory, say) is started again, so that the rest of the run isn't lost.
+    A dashboard that crashed (out of memory, for example) is restarted, so that the rest of the run isn't lost.
     """
 
     delivery: Delivery
@@ -141,11 +141,11 @@ class _Finder:
         self.delivery.moved(Address(found.url, found.token))
         if found.started:
             self._revivals += 1
-            logger.warning("hookcore: the dashboard ended unexpectedly and was started again: %s", self.delivery.url)
+            logger.warning("hookcore: the dashboard stopped unexpectedly and was restarted: %s", self.delivery.url)
 
 
 def deliver(settings: Settings, versions: dict[str, str]) -> Delivery:
-    """The way that the settings ask for. Raises ArgumentError where they do not fit together."""
+    """Return the delivery for the settings. Raises ArgumentError if they contradict each other."""
     run = new_run(settings, versions)
     if settings.server == "thread":
         return _in_this_process(run, settings)
@@ -153,14 +153,14 @@ def deliver(settings: Settings, versions: dict[str, str]) -> Delivery:
         return _to_the_store(run, settings)
     if settings.server != "auto" and settings.keep not in (None, AUTO):
         raise ArgumentError(
-            f"keep={settings.keep!r} is a folder of this machine, and the frames go to {settings.server}: start that "
-            "server with `hookcore serve --keep FOLDER`, or leave out `keep`"
+            f"keep={settings.keep!r} is a folder on this machine, but the frames go to {settings.server}: start that "
+            "server with `hookcore serve --keep FOLDER`, or remove `keep`"
         )
     return Delivery(run, HttpSink(run), None, settings.server)
 
 
 def to_the_store(delivery: Delivery, settings: Settings) -> Delivery:
-    """The way for a run whose server is not to be had: into a store of its own."""
+    """Return the delivery of a run without a server: into its own store."""
     return _to_the_store(delivery.run, settings)
 
 

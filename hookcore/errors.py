@@ -1,24 +1,24 @@
-"""The exceptions a caller can meet. All of them are raised by a call of the user's, never from inside a hook.
+"""The exceptions that hookcore raises. All come from a call in the user's code, never from inside a hook.
 
 HookcoreError
-+-- ArgumentError (also a ValueError)    a wrong argument: what was given, what is allowed, the nearest match
++-- ArgumentError (also a ValueError)    an invalid argument: its value, what is allowed, the nearest match
 +-- PatternError (also a ValueError)     a pattern that is malformed or matches no module
-+-- HookError (also a RuntimeError)      a hook that cannot be registered there, and why
-+-- TraceError (also a LookupError)      a traced tensor that is not there, and why
++-- HookError (also a RuntimeError)      a hook that can't be registered, and why
++-- TraceError (also a LookupError)      a layer, tensor, or gradient that a trace does not have, and why
 +-- ClosedError (also a RuntimeError)    the watcher or the store was closed
-+-- WireError (also a ValueError)        bytes that are not a message of hookcore's
-+-- ServerError (also a RuntimeError)    a server that cannot be reached, or that refused what it was asked
++-- WireError (also a ValueError)        bytes that are not a hookcore message
++-- ServerError (also a RuntimeError)    a server that can't be reached, or that rejected a request
 """
 
 from __future__ import annotations
 
 
 class HookcoreError(Exception):
-    """The root of every exception that hookcore raises."""
+    """Base class of all exceptions that hookcore raises."""
 
 
 class ArgumentError(HookcoreError, ValueError):
-    """A wrong argument."""
+    """An invalid argument."""
 
 
 class PatternError(HookcoreError, ValueError):
@@ -26,7 +26,7 @@ class PatternError(HookcoreError, ValueError):
 
 
 class HookError(HookcoreError, RuntimeError):
-    """A hook that cannot be registered where it was asked for."""
+    """A hook that can't be registered."""
 
 
 class TraceError(HookcoreError, LookupError):
@@ -34,15 +34,15 @@ class TraceError(HookcoreError, LookupError):
 
 
 class ClosedError(HookcoreError, RuntimeError):
-    """A call on something that was closed."""
+    """A call on a closed object."""
 
 
 class WireError(HookcoreError, ValueError):
-    """Bytes that are not a message of hookcore's."""
+    """Bytes that are not a hookcore message."""
 
 
 class ServerError(HookcoreError, RuntimeError):
-    """A server that cannot be reached, or that refused; then `status` is the number of its answer."""
+    """A server that can't be reached, or that rejected a request; `status` is then the HTTP status."""
 
     def __init__(self, message: str, status: int | None = None) -> None:
         super().__init__(message)

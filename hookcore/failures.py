@@ -1,7 +1,7 @@
-"""Why a run ended before its time: which exception ended it, learned without changing anything in the process.
+"""Why a run ended early: finds the exception that ended it, without changing anything in the process.
 
-Python keeps the exception that ends a script in `sys` until after the exit handlers, so no hook is replaced. Python
-shows nobody a bare `sys.exit(1)` outside of a `with`, an exception in a thread, or SIGKILL, so these stay unknown.
+Python keeps the exception that ends a script in `sys` until after the exit handlers, so no hook is replaced. A bare
+`sys.exit(1)` outside of a `with`, an exception in a thread, and SIGKILL leave no trace, so they stay unknown.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from hookcore.records import Event, Failure
 
-MAX_ERROR: Final = 1000  # characters of the exception's own text
+MAX_ERROR: Final = 1000  # characters of the exception's text
 MAX_TRACEBACK: Final = 16_000
 CRASHED: Final = "crashed"
 _CELL_ENDS: Final = "post_run_cell"
@@ -24,7 +24,7 @@ _CONTROL: Final = (StopIteration, StopAsyncIteration, GeneratorExit)  # ends of 
 
 
 def failure_of(error: BaseException | None, step: int) -> Failure | None:
-    """Return what an exception says of the run that it ended in `step`; None if it ended the run as it should."""
+    """Return the failure of a run that an exception ended in `step`, or None if the run ended normally."""
     if error is None or isinstance(error, _CONTROL):
         return None
     if isinstance(error, SystemExit) and error.code in (None, 0):
@@ -34,16 +34,16 @@ def failure_of(error: BaseException | None, step: int) -> Failure | None:
 
 
 def unknown(sentence: str, step: int) -> Failure:
-    """Return the failure of a run that did not finish, by an exception that isn't known."""
+    """Return the failure of a run that did not finish, by an unknown exception."""
     return Failure("crashed", step, sentence)
 
 
 def _sentence_of(error: BaseException) -> str:
     if isinstance(error, SystemExit):
-        return _readable(f"SystemExit: the script ended itself with {error.code!r}", MAX_ERROR)
+        return _readable(f"SystemExit: the script exited with {error.code!r}", MAX_ERROR)
     try:
         lines = traceback.format_exception_only(error)
-    except Exception:  # the exception's own code raises
+    except Exception:  # the exception's own code raised
         lines = [type(error).__name__]
     return _readable("".join(lines).strip(), MAX_ERROR)
 
@@ -53,17 +53,17 @@ def _traceback_of(error: BaseException) -> str:
         text = "".join(traceback.format_exception(error))
     except Exception:
         return ""
-    # The last lines say most.
+    # The last lines are the most important ones.
     return _readable(text if len(text) <= MAX_TRACEBACK else f"...\n{text[4 - MAX_TRACEBACK :]}", MAX_TRACEBACK)
 
 
 def _readable(text: str, longest: int) -> str:
-    """The text in characters that every encoding has room for."""
+    """Return the text with only characters that every encoding has."""
     return text.encode("utf-8", "backslashreplace").decode()[:longest]
 
 
 def event_of(failure: Failure) -> Event:
-    """Return the event that stands in the run's list."""
+    """Return the event for the run's list."""
     severity: Any = "error" if failure.outcome == CRASHED else "info"
     message = (
         f"The training {failure.outcome if failure.outcome == CRASHED else 'was interrupted'} in step {failure.step}"
@@ -72,14 +72,14 @@ def event_of(failure: Failure) -> Event:
 
 
 def handled_now() -> BaseException | None:
-    """Return the exception that the caller's `except` or `finally` is dealing with."""
+    """Return the exception that the caller's `except` or `finally` is handling."""
     return sys.exc_info()[1]
 
 
 def uncaught() -> BaseException | None:
-    """Return the exception that is ending this process; only an exit handler may ask.
+    """Return the exception that is ending this process; only for exit handlers.
 
-    In a notebook or at a prompt the newest exception is an old one, which ended a cell.
+    In a notebook or at a prompt, the last exception is an old one, which ended a cell.
     """
     if hasattr(sys, "ps1") or _shell() is not None:
         return None
@@ -87,10 +87,10 @@ def uncaught() -> BaseException | None:
 
 
 def keep_interrupted() -> None:
-    """Let a process that Ctrl+C ends be seen to end so; the last thing that an exit handler does.
+    """Preserve the exit code of a process that Ctrl+C ends; the last call of an exit handler.
 
-    Python ends such a process by the signal itself, unless any text was compiled and run since: every dataclass and
-    every named tuple of a module that is imported for the first time does that, and the exit code would be 1.
+    Python ends such a process by the signal itself, unless any source text was compiled and run since. Every dataclass
+    and named tuple of a module that is imported for the first time does that, and the exit code would then be 1.
     """
     if isinstance(uncaught(), KeyboardInterrupt):
         with contextlib.suppress(KeyboardInterrupt):
@@ -98,7 +98,7 @@ def keep_interrupted() -> None:
 
 
 def follow_cells(told: Callable[[Any], None]) -> Callable[[], None]:
-    """In a notebook, call `told` with IPython's result of every cell. Return what ends that."""
+    """In a notebook, call a function with the result of every cell. Return a function that stops this."""
     shell = _shell()
     if shell is None:
         return lambda: None
@@ -112,7 +112,7 @@ def follow_cells(told: Callable[[Any], None]) -> Callable[[], None]:
 
 
 def _shell() -> Any:
-    """IPython's shell; None if there is none."""
+    """Return IPython's shell, or None."""
     module: ModuleType | None = sys.modules.get("IPython")
     get = getattr(module, "get_ipython", None)
     return get() if callable(get) else None

@@ -1,6 +1,6 @@
-"""Names: which modules a user's patterns choose, with the reason for each, and what a root is called.
+"""Selection of modules by patterns, with a reason for each unselected module, and names of root modules.
 
-Knows no torch: a module is a path and an object whose class is looked at, and nothing is asked of the object itself.
+Imports no torch: a module is a path and an object. Only the object's class is inspected, never the object itself.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ _SHOWN_NAMES: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What the patterns say of each path: "" where it is chosen, else the reason why it is not."""
+    """Which paths the patterns select: the reason is "" for selected paths."""
 
     reasons: Mapping[str, str]
     unmatched: tuple[str, ...] = ()  # the patterns that matched no module, as the user wrote them
 
     def reason(self, path: str) -> str:
-        """Why a path is not chosen; "" where it is."""
+        """Return why a path is not selected, or "" if it is."""
         return self.reasons[path]
 
     @property
     def chosen(self) -> tuple[str, ...]:
-        """The chosen paths, in the order of the modules."""
+        """The selected paths, in the order of the modules."""
         return tuple(path for path, reason in self.reasons.items() if not reason)
 
 
@@ -54,11 +54,11 @@ def select(
     *,
     strict: bool = True,
 ) -> Selection:
-    """Chooses among `modules` (dotted path to module; "" is the root): all that `include` names less `exclude`.
+    """Select among `modules` (dotted path to module; "" is the root): everything in `include` that isn't in `exclude`.
 
-    No `include` means every module. `leaves` holds, or says of, a path whether it has no child modules. A malformed
-    pattern raises PatternError, and so does one that matches no module unless `strict` is off, for models that are not
-    all known yet.
+    No `include` means every module. `leaves` contains the paths without child modules, or is a function that tests a
+    path. A malformed pattern raises PatternError. A pattern without a match also does, unless `strict` is off, for
+    models that are not all known yet.
     """
     is_leaf = leaves if callable(leaves) else leaves.__contains__
     wanted = [_matcher_of(pattern, is_leaf) for pattern in include]
@@ -71,7 +71,7 @@ def select(
 
 
 def unique_root_name(type_name: str, taken: Container[str]) -> str:
-    """`type_name`, or with "#2", "#3", ... behind it where that is taken."""
+    """Return `type_name`, with "#2", "#3", ... appended if it is taken."""
     if type_name not in taken:
         return type_name
     return next(name for number in count(2) if (name := f"{type_name}#{number}") not in taken)
@@ -83,7 +83,7 @@ def _matches_any(matcher: _Matcher, modules: Mapping[str, object]) -> bool:
 
 def _reason(path: str, module: object, wanted: Sequence[_Matcher], unwanted: Sequence[_Matcher]) -> str:
     if wanted and not any(matcher.matches(path, module) for matcher in wanted):
-        return "matched by no include"
+        return "not matched by include"
     for matcher in unwanted:
         if matcher.matches(path, module):
             return f"excluded by {matcher.label}"
@@ -102,7 +102,7 @@ def _matcher_of(pattern: Pattern, is_leaf: Callable[[str], bool]) -> _Matcher:
         return _Matcher(repr(pattern), pattern, _type_name_matcher(rest))
     if prefix == "is":
         return _Matcher(repr(pattern), pattern, _flag_matcher(pattern, rest, is_leaf))
-    return _Matcher(repr(pattern), pattern, _glob_matcher(pattern))  # a module's name may hold a colon
+    return _Matcher(repr(pattern), pattern, _glob_matcher(pattern))  # a module's name can contain a colon
 
 
 def _glob_matcher(glob: str) -> Matches:
@@ -121,7 +121,7 @@ def _type_name_matcher(glob: str) -> Matches:
 
 
 def _class_matcher(wanted: type) -> Matches:
-    # issubclass of the type, not isinstance: that may ask the module for its __class__, and a hook must not.
+    # issubclass of the type, not isinstance, which can run the module's own code for __class__.
     return lambda _path, module: issubclass(type(module), wanted)
 
 
@@ -132,7 +132,7 @@ def _flag_matcher(pattern: str, flag: str, is_leaf: Callable[[str], bool]) -> Ma
         return lambda path, _module: path == ""
     near = nearest(flag, _FLAGS, limit=1)
     hint = f" Did you mean 'is:{near[0]}'?" if near else ""
-    raise PatternError(f"{pattern!r} is not a pattern: after 'is:' comes 'leaf' or 'root'.{hint}")
+    raise PatternError(f"{pattern!r} is not a pattern: use 'is:leaf' or 'is:root'.{hint}")
 
 
 def _class_label(pattern: type) -> str:
@@ -153,7 +153,7 @@ def _near_names(pattern: Pattern, modules: Mapping[str, object]) -> list[str]:
     if prefix == "type":
         return [f"type:{name}" for name in nearest(rest.strip("*"), _type_names(modules))]
     if prefix == "re":
-        # What is left of an expression without its signs reads like the path it was meant for.
+        # An expression without its special characters resembles the intended path.
         return nearest(re.sub(r"[\\^$*+?()\[\]{}|]", "", rest), filter(None, modules))
     return _near_globs(pattern, modules) or _near_prefix(prefix, rest) or _near_types(pattern, modules)
 
@@ -161,7 +161,7 @@ def _near_names(pattern: Pattern, modules: Mapping[str, object]) -> list[str]:
 def _near_globs(pattern: str, modules: Mapping[str, object]) -> list[str]:
     if "*" not in pattern:
         return nearest(pattern, filter(None, modules))
-    # Numbers become stars, as a user would write them: blocks.*.attn stands for every block's.
+    # Numbers become stars, as a user would write them: blocks.*.attn stands for every block's attn.
     return nearest(pattern, dict.fromkeys(re.sub(r"\b\d+\b", "*", path) for path in modules if path))
 
 
@@ -176,7 +176,7 @@ def _near_types(pattern: str, modules: Mapping[str, object]) -> list[str]:
 def _describe_modules(pattern: Pattern, modules: Mapping[str, object]) -> str:
     of_types = isinstance(pattern, type) or pattern.startswith("type:")
     names = _type_names(modules) if of_types else [path for path in modules if path]
-    noun = "types of module" if of_types else "modules below the root"
+    noun = "module types" if of_types else "modules below the root"
     if not names:
         return f"The model has no {noun}."
     more = ", ..." if len(names) > _SHOWN_NAMES else ""

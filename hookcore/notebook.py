@@ -1,4 +1,4 @@
-"""How a watcher looks in a notebook's cell: the live page in a frame, and a picture for when the page is gone."""
+"""The display of a watcher in a notebook cell: the live page in a frame, and a picture that stays in the notebook."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ ROWS: Final = 150
 CELL_PX: Final = (640, 6)  # the picture's width, and the height of a row
 HEIGHT_PX: Final = 600  # of the live page
 ASK_S: Final = 2.0
-RECENT_STEPS: Final = 500  # in which the loss is looked for
+RECENT_STEPS: Final = 500  # in which to look for the loss
 _KINDS: Final = (("output", "Activations"), ("output_grad", "Gradients of activations"))
-_LEGEND: Final = "bright is large, magenta NaN, orange infinite, grey not captured"
+_LEGEND: Final = "bright: large, magenta: NaN, orange: infinite, gray: not captured"
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a run has to show; a map of nothing has no rows."""
+    """The figures of a run; an empty map has no rows."""
 
     figures: tuple[str, ...] = ()
     newest: int | None = None
@@ -49,8 +49,8 @@ class Card:
     facts: Facts
 
     def html(self) -> str:
-        """Key figures, the live page where a frame may show it, and the picture."""
-        link = f'<a href="{escape(self.url)}" target="_blank" rel="noopener">open the page</a>' if self.url else ""
+        """Render key figures, the live page if it may be framed, and the picture."""
+        link = f'<a href="{escape(self.url)}" target="_blank" rel="noopener">open page</a>' if self.url else ""
         head = " · ".join([f"<b>{escape(self.name)}</b>", *map(escape, self.facts.figures), *filter(None, [link])])
         return f"<div><p>{head}</p>{self._frame()}{self._pictures()}</div>"
 
@@ -67,10 +67,10 @@ class Card:
         if not shown:
             return ""
         opened = "" if self._frame() else " open"
-        return f"<details{opened}><summary>As it stood at step {self.facts.newest}</summary>{shown}</details>"
+        return f"<details{opened}><summary>State at step {self.facts.newest}</summary>{shown}</details>"
 
     def bundle(self, text: str) -> dict[str, str]:
-        """By media type, as Jupyter asks for it."""
+        """Return the representations by media type, for Jupyter."""
         told = {"text/plain": text, "text/html": self.html()}
         if self.facts.maps:
             told["image/png"] = base64.b64encode(_png(self.facts.maps[0][1])).decode()
@@ -96,7 +96,7 @@ def _png(found: Heatmap | answers.Heatmap) -> bytes:
 
 
 def card_of(delivery: Delivery) -> Card:
-    """What a run looks like now. A server that does not answer leaves the link."""
+    """Return the current card of a run. If the server doesn't answer, only the link is shown."""
     facts = Facts()
     with contextlib.suppress(HookcoreError, OSError):
         if delivery.store is not None:
@@ -105,7 +105,7 @@ def card_of(delivery: Delivery) -> Card:
             facts = _facts_of_server(
                 Client(delivery.address.url, delivery.address.token or None, timeout_s=ASK_S), delivery.run.id
             )
-    # A dashboard of one's own lets pages of the same machine frame it, unless it was told not to; others may not.
+    # By default, this user's own dashboard lets pages on this machine frame it; other servers don't.
     told = os.environ.get("HOOKCORE_FRAME_ANCESTORS", "")
     may_frame = delivery.server in ("auto", "thread") and told.strip() != "none"
     return Card(delivery.run.name, delivery.url, may_frame, facts)
@@ -114,7 +114,7 @@ def card_of(delivery: Delivery) -> Card:
 def _facts_of_store(store: Store) -> Facts:
     newest = store.steps().newest
     if newest is None:
-        return Facts(("no step yet",))
+        return Facts(("no steps yet",))
     figures = [f"step {newest}"]
     if "loss" in store.scalar_names() and len(losses := store.scalars("loss", newest - RECENT_STEPS).mean):
         figures.append(f"loss {losses[-1]:.4g}")
@@ -128,7 +128,7 @@ def _facts_of_server(client: Client, run: str) -> Facts:
     with client:
         said = client.overview(run)
         if said.newest_step is None:
-            return Facts(("no step yet",))
+            return Facts(("no steps yet",))
         figures = [f"step {said.newest_step}"]
         if said.loss is not None:
             figures.append(f"{said.loss.name} {said.loss.value:.4g}")

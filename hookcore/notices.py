@@ -1,8 +1,8 @@
-"""Notices of runs that have begun, for a dashboard that hasn't heard from them yet.
+"""Notices of runs that have started, for a dashboard that hasn't heard from them yet.
 
-A dashboard takes a second or two to start, and a trainer may be killed before that. So each trainer leaves a file in
-the user's private folder and locks it until the dashboard has answered. The kernel takes the lock from a process that
-dies, so a notice without a lock is of a run whose first values never arrived.
+A dashboard takes a second or two to start, and a trainer can be killed before that. Therefore each trainer leaves a
+file in the user's private folder and locks it until the dashboard has answered. The kernel releases the lock of a
+process that dies, so an unlocked notice belongs to a run whose first values never arrived.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from hookcore.errors import ServerError
 from hookcore.private import MAX_READ, PrivateFolder
 from hookcore.wire import RunInfo
 
-MOST: Final = 200  # notices in the folder; of more runs there are none
+MOST: Final = 200  # maximum number of notices in the folder; further runs get none
 _BEGINNING: Final = "begun-"
-_DRAFT_S: Final = 60.0  # a notice that can't be read is removed after this time: its trainer may be writing it
+_DRAFT_S: Final = 60.0  # an unreadable notice is removed after this time; before, its trainer may still be writing it
 
 
 class Notice:
@@ -35,14 +35,14 @@ class Notice:
         self._environment = environment
 
     def remove(self) -> None:
-        """Remove the notice: the dashboard knows the run. A second call does nothing."""
+        """Remove the notice, because the dashboard knows the run. A second call does nothing."""
         if self._number >= 0:
             with contextlib.suppress(Exception), opened_home(self._environment) as folder:
                 folder.remove(self._name)
             self.leave()
 
     def leave(self) -> None:
-        """Let go of the notice. It is found once no other process, such as the parent of a fork, holds it."""
+        """Release the notice. It becomes visible when no other process, such as the parent of a fork, holds it."""
         number, self._number = self._number, -1
         if number >= 0:
             os.close(number)
@@ -52,7 +52,7 @@ class Notice:
 
 
 def post_notice(run: RunInfo, environment: Mapping[str, str] = os.environ) -> Notice:
-    """Leave a notice of a run. Raises ServerError if the folder can't be written to."""
+    """Leave a notice of a run. Raises ServerError if the folder isn't writable."""
     name = f"{_BEGINNING}{run.id}.json"
     with opened_home(environment) as folder:
         if len(_names(folder)) >= MOST:
@@ -89,12 +89,12 @@ def _take(folder: PrivateFolder, name: str) -> RunInfo | None:
     try:
         number = folder.open(name, os.O_RDWR)
     except OSError:
-        return None  # removed meanwhile, or not a file of this user
+        return None  # removed in the meantime, or not this user's file
     try:
         fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
         run = msgspec.json.decode(os.read(number, MAX_READ), type=RunInfo)
     except OSError:
-        return None  # its process lives
+        return None  # its process is alive
     except (ValueError, RecursionError):
         if time.time() - os.fstat(number).st_mtime > _DRAFT_S:
             folder.remove(name)

@@ -1,7 +1,7 @@
-"""Patterns over names, for the trainer and the server alike: globs and regular expressions that cannot hang either.
+"""Patterns for names, in the trainer and the server: globs and regular expressions that can't hang.
 
-Both become expressions of RE2, whose time is linear in the name. There is no way to look around in them and no way to
-refer back; everything else is as usual. Knows neither modules nor taps.
+Both are compiled with RE2, whose run time is linear in the length of the name. Lookaround and backreferences are not
+supported. This module knows neither modules nor taps.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ import re2  # type: ignore[import-untyped]
 from hookcore.errors import PatternError
 
 MAX_LENGTH: Final = 1000  # characters of a pattern
-MAX_BYTES: Final = 1 << 22  # memory of one compiled expression, its automaton included
-MAX_SIZE: Final = 5000  # instructions of a compiled expression: a name costs at most its length times this
+MAX_BYTES: Final = 1 << 22  # memory of one compiled expression, including its automaton
+MAX_SIZE: Final = 5000  # instructions of a compiled expression; matching costs at most the name's length times this
 
 Fits = Callable[[str], bool]
 
 
 def glob(pattern: str) -> Fits:
-    """Whether a whole name fits a glob: `*` any text, dots included, `?` a character, `[a-z]`, `[!a-z]`."""
+    """Return a matcher of whole names for a glob: `*` any text, dots included, `?` a character, `[a-z]`, `[!a-z]`."""
     _require_length(pattern, pattern)
     try:
         return _compile("(?s)" + "".join(_translate(pattern)))
     except re2.error:
-        raise PatternError(f"{pattern!r} is too large a pattern: give one with fewer ? and [...]") from None
+        raise PatternError(f"{pattern!r} is too large a pattern: use fewer ? and [...]") from None
 
 
 def expression(pattern: str) -> Fits:
-    """Whether a whole name fits the regular expression behind "re:"."""
+    """Return a matcher of whole names for the regular expression after "re:"."""
     text = pattern.removeprefix("re:")
     _require_length(pattern, text)
     try:
@@ -38,24 +38,24 @@ def expression(pattern: str) -> Fits:
     except re2.error as error:
         raise PatternError(
             f"{_shown(pattern)} is not a regular expression: {_reason(error)} of {_shown(text)}. {_hint(text)}"
-            "For a glob leave out 're:'."
+            "For a glob, omit 're:'."
         ) from None
 
 
 def _compile(text: str) -> Fits:
     options = re2.Options()
     options.log_errors = False
-    options.never_capture = True  # groups that are remembered would need the slower of RE2's machines
+    options.never_capture = True  # capturing groups would need a slower RE2 engine
     options.max_mem = MAX_BYTES
     compiled = re2.compile(_encode(text), options)
-    re2.purge()  # its cache would keep a hundred automata alive
+    re2.purge()  # its cache would keep a hundred automata
     if compiled.programsize > MAX_SIZE:
         raise re2.error("too many repetitions")
     return lambda name: compiled.fullmatch(_encode(name)) is not None
 
 
 def _encode(text: str) -> bytes:
-    # A name may hold half a surrogate pair, which has no UTF-8.
+    # A name can contain half a surrogate pair, which has no UTF-8 encoding.
     return text.encode("utf-8", "replace")
 
 
@@ -68,14 +68,14 @@ def _hint(text: str) -> str:
     if any(sign in text for sign in ("(?=", "(?!", "(?<=", "(?<!", "(?P=", "(?>")) or any(
         f"\\{digit}" in text for digit in range(1, 10)
     ):
-        return "Looking around and referring back are not supported, so that no expression can hang. "
+        return "Lookaround and backreferences are not supported, so that no expression can hang. "
     return ""
 
 
 def _require_length(pattern: str, text: str) -> None:
     if len(text) > MAX_LENGTH:
         raise PatternError(
-            f"a pattern of {len(text)} characters ({pattern[:40]!r}...) is too long: give at most {MAX_LENGTH}"
+            f"a pattern of {len(text)} characters ({pattern[:40]!r}...) is too long: use at most {MAX_LENGTH}"
         )
 
 
@@ -102,7 +102,7 @@ def _translate(pattern: str) -> Iterator[str]:
 
 
 def _end_of_set(pattern: str, start: int) -> int:
-    """Where the set that begins here is closed; -1 where it is not: the bracket then stands for itself."""
+    """Return where the set that starts here ends, or -1 if it doesn't: the bracket is then literal."""
     place = start + 1
     place += pattern.startswith("!", place)
     place += pattern.startswith("]", place)
@@ -114,7 +114,7 @@ def _translate_set(inside: str) -> str:
     signs, parts = inside[negated:], []
     while signs:
         if len(signs) > 2 and signs[1] == "-":
-            if signs[0] <= signs[2]:  # a range that runs backwards holds nothing
+            if signs[0] <= signs[2]:  # a reversed range is empty
                 parts.append(f"{_escape(signs[0])}-{_escape(signs[2])}")
             signs = signs[3:]
         else:

@@ -1,4 +1,4 @@
-"""Pictures by NumPy and zlib alone: a PNG of pixels, and a map of values in colours."""
+"""Pictures with NumPy and zlib only: a PNG of pixels, and a color map of values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-# Dark violet to yellow, as Plotly's Viridis: bright is large.
+# dark violet to yellow, as Plotly's Viridis: bright is large
 _COLOURS: Final = np.array([(68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37)], np.float64)
 _NAN, _INFINITE, _EMPTY = (196, 0, 154), (217, 72, 15), (198, 204, 211)
 _SIGNATURE: Final = b"\x89PNG\r\n\x1a\n"
@@ -26,9 +26,9 @@ class _Map(Protocol):
 
 
 def image_of(pixels: NDArray[np.uint8]) -> bytes:
-    """A PNG of red, green and blue of each pixel [row, column, 3]."""
+    """Encode an RGB array [row, column, 3] as PNG."""
     height, width, _ = pixels.shape
-    lines = np.zeros((height, 1 + 3 * width), np.uint8)  # each line begins with its filter: none
+    lines = np.zeros((height, 1 + 3 * width), np.uint8)  # each line starts with its filter: none
     lines[:, 1:] = pixels.reshape(height, 3 * width)
     header = struct.pack(">IIBBBBB", width, height, 8, _TRUE_COLOUR, 0, 0, 0)
     chunks = (b"IHDR", header), (b"IDAT", zlib.compress(lines.tobytes(), 6)), (b"IEND", b"")
@@ -54,7 +54,7 @@ def map_of(found: _Map) -> NDArray[np.uint8]:
 
 
 def address_of(image: bytes) -> str:
-    """The image as the address of an <img>."""
+    """Return the image as a data URL."""
     return "data:image/png;base64," + base64.b64encode(image).decode()
 
 

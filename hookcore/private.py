@@ -1,4 +1,4 @@
-"""A folder that only its user can read, and plain files in it, opened without following the links of other users."""
+"""A folder that only its user can read, and plain files in it, opened without following other users' links."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from typing import Final
 MAX_LINKS: Final = 40
 MAX_READ: Final = 65_536
 _FOLDER: Final = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_SEARCH: Final = _FOLDER | getattr(os, "O_PATH", os.O_RDONLY)  # a folder on the way may be closed to reading
-_FILE: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a named pipe must not hold anyone up
+_SEARCH: Final = _FOLDER | getattr(os, "O_PATH", os.O_RDONLY)  # a parent folder may be closed to reading
+_FILE: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a named pipe must not block
 
 
 class PrivateFolder:
-    """An open folder that belongs to this user and is closed to others. It is made if it is missing.
+    """An open folder that belongs to this user and is closed to others, created if missing.
 
-    Everything raises OSError. The folder stays the same one while it is open, whatever happens to its path.
+    All methods raise OSError. The folder stays the same one while it is open, whatever happens to its path.
     """
 
     def __init__(self, path: Path) -> None:
@@ -46,7 +46,7 @@ class PrivateFolder:
         os.close(self._number)
 
     def open(self, name: str, flags: int) -> int:
-        """Open a file and return its descriptor. A link, a pipe or a file of another user is refused."""
+        """Open a file and return its descriptor. Links, pipes, and other users' files are rejected."""
         number = os.open(name, flags | _FILE, 0o600, dir_fd=self._number)
         try:
             found = os.fstat(number)
@@ -60,18 +60,18 @@ class PrivateFolder:
         return number
 
     def open_empty(self, name: str) -> int:
-        """Open a file for writing, emptied once it is known to be a plain file of this user."""
+        """Open a file for writing; it is emptied once it is known to be this user's plain file."""
         number = self.open(name, os.O_WRONLY | os.O_CREAT)
         os.ftruncate(number, 0)
         return number
 
     def read(self, name: str) -> bytes:
-        """Return the beginning of a file, which is the whole of any file written here."""
+        """Return the beginning of a file, which is all of any file written here."""
         with open(self.open(name, os.O_RDONLY), "rb") as file:
             return file.read(MAX_READ)
 
     def write(self, name: str, data: bytes) -> None:
-        """Write a file, whole or not at all."""
+        """Write a file completely or not at all."""
         draft = f"{name}.{secrets.token_hex(8)}"
         try:
             with open(self.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
@@ -86,21 +86,21 @@ class PrivateFolder:
         return os.listdir(self._number)
 
     def remove(self, name: str) -> None:
-        """Remove a file; one that is missing is no error."""
+        """Remove a file, if it exists."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name, dir_fd=self._number)
 
     def remove_drafts(self, name: str) -> None:
-        """Remove what writers of a file left behind when they were killed."""
+        """Remove drafts of a file that killed writers left."""
         for each in self.names():
             if each.startswith(f"{name}."):
                 self.remove(each)
 
 
 def _open_folder(path: Path) -> int:
-    """Open a folder part by part, so that each link on the way is seen. Missing parts are made for this user alone."""
+    """Open a folder component by component, to check each link. Missing components are created for this user only."""
     current = os.open("/", _SEARCH)
-    trusted = {0, os.getuid(), os.fstat(current).st_uid}  # the owner of "/" is root where root has no number of its own
+    trusted = {0, os.getuid(), os.fstat(current).st_uid}  # the owner of "/" is root, if root has no id of its own here
     rest, links = list(path.parts[:0:-1]), 0
     try:
         while rest:
@@ -127,7 +127,7 @@ def _replaced(number: int, other: int) -> int:
 
 
 def _link(folder: int, name: str, trusted: set[int]) -> Path | None:
-    """Return where a link leads, or None if the name is no link. Raises PermissionError for links of other users."""
+    """Return the target of a link, or None if the name isn't one. Raises PermissionError for other users' links."""
     try:
         found = os.stat(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
@@ -135,7 +135,7 @@ def _link(folder: int, name: str, trusted: set[int]) -> Path | None:
     if not stat.S_ISLNK(found.st_mode):
         return None
     if found.st_uid not in trusted:
-        raise PermissionError(errno.EPERM, f"{name!r} in its path is a symbolic link of another user")
+        raise PermissionError(errno.EPERM, f"{name!r} in its path is another user's symbolic link")
     return Path(os.readlink(name, dir_fd=folder))
 
 

@@ -1,7 +1,7 @@
-"""What is recorded: taps, frames, events, snapshots, modules. Data only; no torch, no arithmetic.
+"""The records: taps, frames, events, snapshots, modules. Data only; no torch, no arithmetic.
 
-Names come from people's code and may be any Python string. A record holds them as `text_of` writes them, so that wire,
-archive and JSON never meet one that can't be written.
+Names come from user code and can be any Python string. Records hold them as `text_of` writes them, so that wire,
+archive, and JSON never get a string that can't be encoded.
 """
 
 from __future__ import annotations

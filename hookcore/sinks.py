@@ -1,4 +1,4 @@
-"""Where frames go: a store in this process, or something else that takes them."""
+"""Sinks of frames: a store in this process, or something else that receives them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from hookcore.store import Store
 
 @runtime_checkable
 class Sink(Protocol):
-    """Takes the frames of one run, one after the other, from one thread."""
+    """Receives the frames of one run, in order, from one thread."""
 
     def send(self, frame: Frame) -> None:
-        """Takes a frame; its arrays must not be written to any more."""
+        """Receive a frame; its arrays must not be changed afterwards."""
 
     def describe(
         self, modules: Sequence[ModuleRecord], coverage: Sequence[Coverage] = (), hooks: Sequence[HookRecord] = ()
@@ -24,20 +24,20 @@ class Sink(Protocol):
         """Says which modules the run has, which of them were captured, and which hooks are there."""
 
     def add_snapshot(self, snapshot: Snapshot) -> None:
-        """Takes a snapshot."""
+        """Receive a snapshot."""
 
     def listen(self, obey: Callable[[Command], None]) -> None:
         """Names the one who is told of commands, from any thread, in the order of their numbers."""
 
     def fail(self, failure: Failure) -> None:
-        """Say why the run ends, if it does not end as it should; `close` follows."""
+        """Record why the run ends, if it fails; `close` follows."""
 
     def close(self) -> None:
-        """Sends what is left; nothing may be sent any more. A second call does nothing."""
+        """Send the rest and reject further data. A second call does nothing."""
 
 
 class StoreSink:
-    """Puts frames into a store in this process. Closing leaves the store readable."""
+    """Puts frames into a store in this process. After closing, the store stays readable."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -64,7 +64,7 @@ class StoreSink:
         """Nobody gives commands through a store."""
 
     def fail(self, failure: Failure) -> None:
-        """Put it among the events."""
+        """Add the failure to the events."""
         self.store.add_event(event_of(failure))
 
     def close(self) -> None:
@@ -73,4 +73,4 @@ class StoreSink:
 
     def _require_open(self) -> None:
         if self._closed:
-            raise ClosedError("this sink was closed: make a new one on the same store to send more")
+            raise ClosedError("this sink was closed: create a new one on the same store to send more")

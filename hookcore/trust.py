@@ -1,4 +1,4 @@
-"""Which servers a client trusts: over TLS by their certificate, and with a token by a proof that they know it too."""
+"""Trust in servers: by certificate over TLS, and with a token by a proof that the server knows it too."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ PROOF_PATH: Final = "/api/v1/identity"
 MAX_NONCE: Final = 100
 _BUSY: Final = frozenset({429, 502, 503, 504})
 _MAX_ANSWER: Final = 10_000
-_ROUNDS: Final = 100_000  # anyone may ask a server for a proof, so guessing a token from one must be slow
+_ROUNDS: Final = 100_000  # anyone can ask a server for a proof, so guessing a token from one must be slow
 
 
 def trusted(environment: Mapping[str, str] = os.environ) -> ssl.SSLContext:
-    """Return what a client needs to speak TLS. Raises ArgumentError if HOOKCORE_CA_FILE holds no certificates."""
+    """Return the TLS context of a client. Raises ArgumentError if HOOKCORE_CA_FILE has no certificates."""
     file = environment.get("HOOKCORE_CA_FILE", "").strip() or None
     try:
         return ssl.create_default_context(cafile=file)
-    except OSError as error:  # ssl.SSLError is one
+    except OSError as error:  # includes ssl.SSLError
         raise ArgumentError(
-            f"HOOKCORE_CA_FILE={file!r} cannot be used ({error.strerror or error}): name a file of certificates in PEM"
+            f"can't use HOOKCORE_CA_FILE={file!r} ({error.strerror or error}): give a file with PEM certificates"
         ) from None
 
 
 def proof_of(token: str, nonce: str) -> str:
-    """Return the answer to a challenge that only someone who knows the token can give."""
+    """Return the answer to a challenge, which only a party that knows the token can compute."""
     return hmac.new(_key_of(token), f"hookcore identity {nonce}".encode(), "sha256").hexdigest()
 
 
@@ -44,9 +44,9 @@ def _key_of(token: str) -> bytes:
 
 
 def require_proof(connection: http.client.HTTPConnection, prefix: str, token: str) -> None:
-    """Check that the other end of an open connection knows the token; raises ServerError if it doesn't prove it.
+    """Check that the other end of an open connection knows the token; raise ServerError if it doesn't prove it.
 
-    The token itself stays here. The proof holds for this connection only, so the connection never reconnects by itself.
+    The token itself isn't sent. The proof holds for this connection only, so the connection never reconnects by itself.
     """
     nonce = secrets.token_urlsafe(32)
     connection.auto_open = 0
@@ -57,7 +57,7 @@ def require_proof(connection: http.client.HTTPConnection, prefix: str, token: st
     if why:
         raise ServerError(
             f"the server at {connection.host}:{connection.port} did not prove that it knows this token ({why}), so "
-            "neither the token nor data was sent: give the token of that server, or check the address",
+            "neither the token nor data was sent: use that server's token, or check the address",
             status if status in _BUSY else 401,
         )
 

@@ -1,4 +1,4 @@
-"""The memory that a msgpack message takes once decoded, measured without decoding it."""
+"""The memory that a msgpack message takes once decoded, estimated without decoding it."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import Final
 
 from hookcore.errors import WireError
 
-MAX_TEXT_BYTES: Final = 2**16  # of one text
-_ITEM: Final = 80  # bytes of an object and its place in a list
+MAX_TEXT_BYTES: Final = 2**16  # of one string
+_ITEM: Final = 80  # bytes of an object and its slot in a list
 _PAIR: Final = 100  # of a field, or of a key and its value
-_TEXT: Final = 4  # bytes of a character, at most
+_TEXT: Final = 4  # maximum bytes of a character
 
 
 def _whole_sizes() -> list[int]:
-    """Bytes of an item by its first byte, if that says it all; 0 for everything else."""
+    """Return the size of an item by its first byte, if that determines it; 0 otherwise."""
     sizes = [0] * 256
     for first in (*range(0x80), *range(0xE0, 0x100), 0xC0, 0xC2, 0xC3):
         sizes[first] = 1
@@ -26,7 +26,7 @@ def _whole_sizes() -> list[int]:
     return sizes
 
 
-# First byte: bytes of the length that follows, and what the item is.
+# first byte: number of length bytes that follow, and the kind of item
 _LENGTHS: Final = {
     **{0xC4 + place: (2**place, "bytes") for place in range(3)},
     **{0xD9 + place: (2**place, "text") for place in range(3)},
@@ -37,10 +37,10 @@ _WHOLE: Final = _whole_sizes()
 
 
 def weigh(data: bytes | bytearray, most: int) -> int:
-    """Return about how many bytes a message takes once decoded, rather more than less.
+    """Return the approximate size of a decoded message in bytes, erring on the high side.
 
-    Raises WireError as soon as that is more than `most`, or if the message is damaged. Reading stops at the first
-    list that is too long, so a hostile message costs less than an honest one.
+    Raises WireError as soon as the size exceeds `most`, or if the message is damaged. Reading stops at the first list
+    that is too long, so a hostile message costs less than an honest one.
     """
     position, left, weight, end = 0, 1, _ITEM, len(data)
     while left:
@@ -59,20 +59,20 @@ def weigh(data: bytes | bytearray, most: int) -> int:
             position += length
             weight += length * (_TEXT if kind == "text" else 1)
             if kind == "text" and length > MAX_TEXT_BYTES:
-                raise WireError(f"the message holds a text of {length} bytes, and {MAX_TEXT_BYTES} are allowed")
+                raise WireError(f"the message has a string of {length} bytes; the limit is {MAX_TEXT_BYTES}")
         if weight > most:
-            raise WireError(f"the message would take more than {most} bytes of memory once decoded: send less at once")
+            raise WireError(f"the message exceeds {most} bytes of memory once decoded: split it")
     if left or position > end:
-        raise WireError("the message was cut: it ends in the middle of a value")
+        raise WireError("the message is truncated: it ends in the middle of a value")
     return weight
 
 
 def _head_of(data: bytes | bytearray, first: int, position: int) -> tuple[str, int, int]:
-    """Return what an item with a length is, its length, and where its content begins."""
+    """Return the kind of an item with a length, its length, and the position of its content."""
     if 0x80 <= first < 0xA0:
         return "map" if first < 0x90 else "array", first & 15, position + 1
     if first not in _LENGTHS:
-        raise WireError(f"the message holds a value of msgpack type {first:#04x}, which hookcore does not use")
+        raise WireError(f"the message has a value of msgpack type {first:#04x}, which hookcore does not use")
     size, kind = _LENGTHS[first]
     begin = position + 1
     return kind, int.from_bytes(data[begin : begin + size], "big"), begin + size

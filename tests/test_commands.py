@@ -179,7 +179,7 @@ def test_pause_and_resume_take_effect_at_the_next_step() -> None:
         ({"every": 0}, "every=0 is invalid: every must be an integer of 1 or more"),
         ({"budget": "much"}, "For five percent, write 0.05"),
         ({"include": ["encoder.*"]}, "'encoder.*' matches no module"),
-        ({"exclude": "re:(?=a)"}, "Looking around and referring back are not supported"),
+        ({"exclude": "re:(?=a)"}, "Lookaround and backreferences are not supported"),
         ({"kinds": ["outputs"]}, "Did you mean 'output'?"),
         ({"paused": 1}, "paused=1 is invalid: paused must be true or false"),
         ({"memory": "1GB"}, "'memory' cannot be changed while training runs: these can be: "),

@@ -52,7 +52,7 @@ def test_the_pages_say_how_many_steps_were_left_out() -> None:
     client = _world({"budget": 0.05, "every": 1}, MEASURED).client
     assert "step 0, 1 captured, 195 left out" in client.get("/runs/one").text
     hooks = client.get("/runs/one/hooks").text
-    assert "You asked for every step; limited by the budget. 195 steps left out." in hooks
+    assert "You requested every step; limited by the budget. 195 steps left out." in hooks
 
 
 @pytest.mark.parametrize(

@@ -191,9 +191,9 @@ def test_a_damaged_file_of_a_running_one_is_told_of(
     whole = file.read_text()
     file.write_text("{")
     try:
-        with pytest.raises(ServerError, match=r"does not say where: end the process"):
+        with pytest.raises(ServerError, match=r"has no address: stop the process"):
             join_or_start(environment)
-        with pytest.raises(ServerError, match=r"does not say where"):
+        with pytest.raises(ServerError, match=r"has no address"):
             stop_dashboard(environment)
         assert status(environment).running
         assert status(environment).url == ""

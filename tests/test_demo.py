@@ -70,7 +70,7 @@ def test_a_nan_begins_in_the_layer_that_divides_by_nothing(model: str) -> None:
     taps = store.taps(kind="output").taps
     nans = {tap.module: values(store, tap.module, "output", "nan", tap.index) for tap in taps}
     assert not any(found[:AT].any() for found in nans.values())
-    assert 0 < nans["standardise"][AT] < 64 * 64  # one picture of the batch
+    assert 0 < nans["standardize"][AT] < 64 * 64  # one picture of the batch
     assert all(found[AT] for found in nans.values())
     assert np.isnan(np.asarray(store.scalars("loss").mean)[AT:]).all()
 

@@ -30,7 +30,7 @@ def well(tmp_path: Path) -> dict[str, str]:
 def test_where_nothing_is_wrong_it_says_so(well: dict[str, str]) -> None:
     findings = machine.examine(well)
     assert {each.level for each in findings} == {"ok"}
-    assert as_text(findings).endswith("all is well")
+    assert as_text(findings).endswith("no problems found")
     assert f"port {well['HOOKCORE_PORT']} is free" in as_text(findings)
 
 
@@ -79,17 +79,17 @@ def test_a_server_is_asked_whether_it_takes_the_token(well: dict[str, str]) -> N
         assert levels(told | {"HOOKCORE_TOKEN": TOKEN})["server"].level == "ok"
         wrong = levels(told | {"HOOKCORE_TOKEN": "x" * 40})["server"]
     assert wrong.level == "wrong"
-    assert "refuses the token" in wrong.text
+    assert "rejects the token" in wrong.text
     gone = levels(told)["server"]
     assert gone.level == "wrong"
-    assert "does not answer" in gone.text
+    assert "doesn't answer" in gone.text
 
 
 def test_it_works_without_torch_and_says_what_is_missing(well: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "hookcore.doctor.training", None)
     (found,) = (each for each in examine("", well) if each.about == "torch")
     assert found.level == "note"
-    assert "not trained" in found.text
+    assert "but not train" in found.text
 
 
 MODELS = """
@@ -138,7 +138,7 @@ def test_of_a_model_without_inputs_it_says_what_the_settings_choose(monkeypatch:
     told = as_text(training.examine_model("models_of_a_user:make"))
     assert "3 of 4 modules would be captured" in told
     assert "unused: excluded by" in told
-    assert "was not run" in told
+    assert "not run; to see more" in told
 
 
 @pytest.mark.usefixtures("models")
@@ -148,8 +148,8 @@ def test_of_a_model_without_inputs_it_says_what_the_settings_choose(monkeypatch:
         ("models_of_a_user", "give a module and a callable in it"),
         ("models_of_a_user:mke", "has no attribute 'mke'"),
         ("modles:make", "No module named 'modles'"),
-        ("models_of_a_user:make_a_number", "gave a int"),
-        ("models_of_a_user:make_with_wrong_inputs", "does not run on its inputs"),
+        ("models_of_a_user:make_a_number", "returned a int"),
+        ("models_of_a_user:make_with_wrong_inputs", "failed on its inputs"),
     ],
 )
 def test_a_model_that_cannot_be_had_is_an_error_with_its_reason(name: str, words: str) -> None:

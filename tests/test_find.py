@@ -33,7 +33,7 @@ def test_a_text_finds_what_the_page_finds(text: str, wanted: list[int]) -> None:
     ("text", "words"),
     [
         ("/(/", "not a regular expression"),
-        ("/abc", "ends with a slash"),
+        ("/abc", "also ends with a slash"),
         ("is:odd", "is:frozen"),
         ("type:", "class"),
         ("depth:x", "depth:2"),

@@ -270,7 +270,7 @@ def test_a_gradient_that_is_no_more_vanishes() -> None:
     rms[80:, 4] = 0.0
     (found,) = findings_of(store_of(rms, GRADIENTS))
     assert (found.rule, found.number, found.value, found.since_step) == ("vanishing", 4, 0.0, 80)
-    assert found.message == "the output gradient is zero since step 80"
+    assert found.message == "the output gradient has been zero since step 80"
 
 
 def test_a_gradient_that_has_been_nothing_for_long_still_vanishes_and_one_that_never_was_does_not() -> None:
@@ -281,7 +281,7 @@ def test_a_gradient_that_has_been_nothing_for_long_still_vanishes_and_one_that_n
     assert (found.rule, found.number, found.message) == (
         "vanishing",
         4,
-        "the output gradient is zero since step 200",
+        "the output gradient has been zero since step 200",
     )
 
 

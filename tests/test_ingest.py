@@ -137,8 +137,8 @@ def test_a_run_whose_id_is_not_safe_in_an_address_is_refused(world: World, name:
 
 def test_nobody_can_add_to_the_run_of_another(world: World) -> None:
     world.take(make_batch(INFO, [0]))
-    _refused(world, make_batch(make_info(key="guessed"), [1], first=False), 403, "another key")
-    _refused(world, make_batch(make_info(key="schlüssel"), [1], first=False), 403, "another key")
+    _refused(world, make_batch(make_info(key="guessed"), [1], first=False), 403, "another trainer")
+    _refused(world, make_batch(make_info(key="schlüssel"), [1], first=False), 403, "another trainer")
     assert world.means()[0] == [0]
 
 

@@ -416,7 +416,7 @@ def test_the_oldest_runs_go_first_when_the_disk_is_full_and_it_is_told(tmp_path:
     assert {each["why"] for each in gone} == {"disk"}
     assert len(gone) == 6 - len(left)
     assert "removed to make room on disk" in world.client.get("/").text
-    assert "can&#39;t be brought back" in world.client.get("/runs/run-0", headers={"Accept": "text/html"}).text
+    assert "It can&#39;t be restored" in world.client.get("/runs/run-0", headers={"Accept": "text/html"}).text
     stop(world)
 
 

@@ -110,7 +110,7 @@ def test_every_module_that_is_left_out_has_its_reason() -> None:
     assert selection.reason("blocks.0.norm") == ""
     assert selection.reason("embed") == "excluded by 'embed'"
     assert selection.reason("blocks.1.norm") == f"excluded by {second_block!r}"
-    assert selection.reason("blocks.0.drop_path") == "matched by no include"
+    assert selection.reason("blocks.0.drop_path") == "not matched by include"
 
 
 def test_a_class_that_excludes_is_named_with_its_module() -> None:
@@ -144,7 +144,7 @@ def test_a_pattern_that_matches_no_module_says_so_and_lists_near_names(pattern: 
 def test_where_no_name_is_near_some_names_of_the_model_are_shown() -> None:
     with pytest.raises(PatternError, match=r"12 modules below the root: embed, blocks, .*, \.\.\."):
         _select(["qqqqqq"])
-    with pytest.raises(PatternError, match="6 types of module: Net, Linear, Module"):
+    with pytest.raises(PatternError, match="6 module types: Net, Linear, Module"):
         _select([type("Q", (), {})])
 
 
@@ -170,9 +170,9 @@ def test_patterns_may_wait_for_models_that_are_yet_to_come() -> None:
     [
         ("re:(", "missing \\)"),
         ("re:a**", "bad repetition operator: \\*\\*"),
-        ("re:*.attn", "no argument for repetition operator: .*For a glob leave out 're:'"),
-        ("is:leave", "'leaf' or 'root'.* Did you mean 'is:leaf'"),
-        ("is:", "'leaf' or 'root'"),
+        ("re:*.attn", "no argument for repetition operator: .*For a glob, omit 're:'"),
+        ("is:leave", "'is:leaf' or 'is:root'.* Did you mean 'is:leaf'"),
+        ("is:", "'is:leaf' or 'is:root'"),
     ],
 )
 def test_a_malformed_pattern_says_what_is_wrong_and_where(pattern: str, message: str, strict: bool) -> None:

@@ -69,7 +69,7 @@ def test_another_users_link_is_not_followed_and_its_target_stays_as_it_is(
     (tmp_path / "own").symlink_to(link)
     _give_away(link, monkeypatch)
     for given in (link, link / "below", tmp_path / "own"):
-        with pytest.raises(ServerError, match=r"symbolic link of another user.*set HOOKCORE_HOME"):
+        with pytest.raises(ServerError, match=r"another user's symbolic link.*set HOOKCORE_HOME"):
             home({"HOOKCORE_HOME": str(given)})
     assert _mode(target) == 0o755
     assert not list(target.iterdir())

@@ -266,7 +266,7 @@ def test_the_command_reads_a_kept_run(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(["report", str(writer.folder), "--run", "other", "-o", "-"]) == 2
     assert "holds the run 'kept-1'" in capsys.readouterr().err
     assert main(["report", str(tmp_path / "nowhere")]) == 2
-    assert "no file, no folder" in capsys.readouterr().err
+    assert "not a file, folder" in capsys.readouterr().err
 
 
 def _frames() -> list[Any]:

@@ -241,11 +241,11 @@ def test_what_goes_wrong_with_watching_is_told_and_does_not_reach_the_script(tmp
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "nothing to run was given"),
-        (["-m"], "nothing to run was given"),
+        ([], "there is nothing to run"),
+        (["-m"], "there is nothing to run"),
         (["--every", "0", "train.py"], "HOOKCORE_EVERY='0' is invalid|HOOKCORE_EVERY=0 is invalid"),
         (["--evry", "2", "train.py"], "unrecognized arguments"),
-        (["--epochs", "2", "train.py"], "flags stand before the script, its own arguments behind it"),
+        (["--epochs", "2", "train.py"], "flags come before the script, the script's arguments"),
     ],
 )
 def test_a_wrong_command_is_answered_with_what_to_change(arguments: list[str], words: str, tmp_path: Path) -> None:

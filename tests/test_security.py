@@ -74,7 +74,7 @@ def test_two_host_headers_or_none_are_refused() -> None:
 def test_a_page_of_another_origin_can_change_nothing_even_with_a_token(local: World, origin: str, path: str) -> None:
     response = local.client.post(path, headers={"origin": origin, **BEARER})
     assert response.status_code == 403
-    assert "another origin" in response.json()["error"]
+    assert "cross-origin" in response.json()["error"]
 
 
 @pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://127.0.0.1:1"])
@@ -203,7 +203,7 @@ def test_the_token_opens_everything_and_the_read_only_one_changes_nothing(remote
         assert remote.client.get("/", headers=shown).status_code == 200
     assert remote.client.post(LINK, headers=BEARER).status_code == 200
     refused = remote.client.post(LINK, headers=READER)
-    assert (refused.status_code, "may change" in refused.json()["error"]) == (403, True)
+    assert (refused.status_code, "full-access" in refused.json()["error"]) == (403, True)
 
 
 def test_on_loopback_all_may_read_and_only_the_user_or_the_token_may_change(local: World) -> None:
@@ -212,7 +212,7 @@ def test_on_loopback_all_may_read_and_only_the_user_or_the_token_may_change(loca
     assert local.client.post(LINK, headers=BEARER).status_code == 200
     refused = local.client.get("/", headers={"Authorization": "Bearer wrong"})
     assert refused.status_code == 401
-    assert "the token that was sent is not this server's" in refused.text
+    assert "invalid token" in refused.text
 
 
 def test_a_read_only_token_closes_reading_on_loopback_too() -> None:
@@ -461,7 +461,7 @@ def test_sessions_are_few_and_the_one_that_was_unused_for_longest_makes_room(mon
 
 
 def test_an_application_for_others_is_not_made_without_a_token() -> None:
-    with pytest.raises(ArgumentError, match="no token was given"):
+    with pytest.raises(ArgumentError, match="there is no token"):
         make_world(host="0.0.0.0")
 
 

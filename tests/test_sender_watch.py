@@ -285,7 +285,7 @@ def test_a_killed_dashboard_is_started_again_and_nothing_is_lost(home: Path, cap
             assert [run.state for run in client.runs()] == ["live"]
     (record,) = caplog.records
     message = record.getMessage()
-    assert message.startswith(f"hookcore: the dashboard ended unexpectedly and was started again: {status().url}/runs/")
+    assert message.startswith(f"hookcore: the dashboard stopped unexpectedly and was restarted: {status().url}/runs/")
     assert watcher.delivery is not None
     assert watcher.delivery.acknowledged == watcher.delivery.produced == 10
     found = find()

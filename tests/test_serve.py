@@ -25,7 +25,8 @@ from websockets.sync.client import ClientConnection, connect
 
 from hookcore import wire
 from hookcore.errors import ArgumentError
-from hookcore_app import cli, serve
+from hookcore_app import cli
+from hookcore_app import server as serve
 from hookcore_app.access import Access
 from hookcore_app.cli import flags
 from hookcore_app.settings import ServerSettings
@@ -417,7 +418,7 @@ def _command(home: Path, *arguments: str) -> tuple[int, str]:
         (("serve", "--memory", "much"), "memory='much'"),
         (("serve", "--host", "192.0.2.1"), "192.0.2.1"),
         (("serve", "--token-file", "nowhere"), "token-file"),
-        (("open", "nowhere"), "'nowhere' is no file"),
+        (("open", "nowhere"), "'nowhere' is not a file"),
         (("link",), "no dashboard is running"),
         (("link", "ftp://box"), "http://"),
         (("link", "http://127.0.0.1:1"), "cannot be reached"),

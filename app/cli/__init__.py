@@ -1,4 +1,4 @@
-"""The command `hookcore`, a file for each family of its sub-commands. It knows no torch itself."""
+"""The command `hookcore`, with one file per group of sub-commands. It doesn't import torch itself."""
 
 from .command import main, make_parser
 

@@ -1,4 +1,4 @@
-"""The command itself: its help, which family each sub-command is of, and how errors are told."""
+"""The command itself: its help, its groups of sub-commands, and its error messages."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from . import dashboards, demo, doctor, report, run, servers
 
 WRONG: Final = 2
 INTERRUPTED: Final = 130
-UNREAD: Final = 141  # as a shell says of a command whose pipe was closed
-# Each adds its sub-commands to the parser, in the order of the help.
+UNREAD: Final = 141  # the exit code that a shell reports for a command whose pipe was closed
+# Each function adds its sub-commands to the parser, in the order of the help.
 FAMILIES: Final = (demo.add, run.add, servers.add, dashboards.add, report.add, doctor.add)
 EXAMPLES: Final = """examples:
   hookcore demo                                    train a small network and watch it
-  hookcore demo --model transformer --trouble nan  one that goes wrong
-  hookcore run train.py --epochs 3                 your own script, unchanged
-  hookcore status                                  where the dashboard of this user is
-  hookcore stop                                    end it
-  hookcore open runs/2026-05-01                    show a run that was kept
-  hookcore report                                  the newest run as one HTML file
-  hookcore serve --host 0.0.0.0                    a server for other machines too
-  HOOKCORE_URL=http://box:8642 python train.py     a training that sends to it
+  hookcore demo --model transformer --trouble nan  train one that fails
+  hookcore run train.py --epochs 3                 watch your own script, unchanged
+  hookcore status                                  show where your dashboard is
+  hookcore stop                                    stop it
+  hookcore open runs/2026-05-01                    show a saved run
+  hookcore report                                  write the newest run as one HTML file
+  hookcore serve --host 0.0.0.0                    run a server for other machines too
+  HOOKCORE_URL=http://box:8642 python train.py     send a training to it
 
-`hookcore COMMAND --help` says more about each.
+`hookcore COMMAND --help` describes each command.
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command; its exit code: its own, or 2 with a sentence about what to change."""
+    """Run a command and return its exit code, or 2 with a sentence that says what to change."""
     parser = make_parser()
     given, unknown = parser.parse_known_args(arguments)
     if unknown:
@@ -52,17 +52,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # Whoever read, such as `head`, has seen enough. What is still to be written at exit goes nowhere.
+        # The reader, for example `head`, has closed the pipe. Discard what would still be written at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return UNREAD
     return 0
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """All commands, with their flags and help."""
+    """Return the parser of all commands."""
     parser = argparse.ArgumentParser(
         prog="hookcore",
-        description="Shows PyTorch training runs from inside, live.",
+        description="Record and show activations and gradients of PyTorch training runs, live.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

@@ -1,4 +1,4 @@
-"""`stop`, `status`, `link` and `logout`: what is asked of a dashboard that runs."""
+"""`stop`, `status`, `link`, and `logout`: requests to a running dashboard."""
 
 from __future__ import annotations
 
@@ -14,30 +14,29 @@ from .flags import Commands, add_command
 
 ASK_S: Final = 10.0
 LINK_EXAMPLES: Final = """
-  hookcore link                                    for the dashboard of this user
+  hookcore link                                    for your own dashboard
   HOOKCORE_TOKEN=... hookcore link https://box:8642 --read-only
-                                                   for a server, and somebody who may only look
+                                                   for a server; the browser can change nothing
 """
 LOGOUT_EXAMPLES: Final = """
-  hookcore logout                                  of the dashboard of this user
+  hookcore logout                                  log out of your own dashboard
   HOOKCORE_TOKEN=... hookcore logout https://box:8642
-                                                   of a server
+                                                   log out of a server
 """
 
 
 def add(commands: Commands) -> None:
-    """The sub-commands of this file."""
-    status = add_command(commands, "status", "Say where the dashboard of this user is.", "\n  hookcore status\n")
+    status = add_command(commands, "status", "Show where your dashboard is.", "\n  hookcore status\n")
     status.set_defaults(run=_status)
-    stop = add_command(commands, "stop", "End the dashboard of this user.", "\n  hookcore stop\n")
+    stop = add_command(commands, "stop", "Stop your dashboard.", "\n  hookcore stop\n")
     stop.set_defaults(run=_stop)
-    link = add_command(commands, "link", "Make a link that logs one browser in, once.", LINK_EXAMPLES)
-    logout = add_command(commands, "logout", "Log every browser out of a server.", LOGOUT_EXAMPLES)
+    link = add_command(commands, "link", "Create a one-time link that logs in one browser.", LINK_EXAMPLES)
+    logout = add_command(commands, "logout", "Log all browsers out of a server.", LOGOUT_EXAMPLES)
     for command in (link, logout):
-        command.add_argument("url", nargs="?", default="", help="the server; without it the dashboard of this user")
-        command.add_argument("--token", default="", help="the server's token; else HOOKCORE_TOKEN")
+        command.add_argument("url", nargs="?", default="", help="address of the server (default: your own dashboard)")
+        command.add_argument("--token", default="", help="token of the server (default: HOOKCORE_TOKEN)")
     logout.set_defaults(run=_logout)
-    link.add_argument("--read-only", action="store_true", help="the browser can look at everything and change nothing")
+    link.add_argument("--read-only", action="store_true", help="the browser can read everything but change nothing")
     link.set_defaults(run=_link)
 
 
@@ -50,8 +49,8 @@ def _status(_given: argparse.Namespace, environment: Mapping[str, str]) -> str:
     if not found.running:
         return "no dashboard is running"
     if not found.url:
-        return f"a dashboard is starting, or {found.folder / dashboard.FILE} is damaged; its log is {found.log}"
-    return f"the dashboard is at {found.url}/ (process {found.pid}); its log is {found.log}"
+        return f"a dashboard is starting, or {found.folder / dashboard.FILE} is damaged; log file: {found.log}"
+    return f"the dashboard is at {found.url}/ (process {found.pid}); log file: {found.log}"
 
 
 def _link(given: argparse.Namespace, environment: Mapping[str, str]) -> str:

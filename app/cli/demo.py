@@ -14,15 +14,14 @@ MODELS: Final = ("cnn", "transformer")
 TROUBLES: Final = ("nan", "vanishing", "exploding", "dead-relu", "spike")
 EXAMPLES: Final = """
   hookcore demo                                    a CNN learns to read digits, until Ctrl+C
-  hookcore demo --model transformer                a transformer does
-  hookcore demo --trouble nan                      and at step 100 something goes wrong
+  hookcore demo --model transformer                a transformer learns to read digits
+  hookcore demo --trouble nan                      the training fails at step 100
   hookcore demo --trouble vanishing --at 300 --most-per-s 0
-                                                   later, and as fast as it can
+                                                   it fails later, and runs at full speed
 """
 
 
 def add(commands: Commands) -> None:
-    """The sub-command of this file."""
     demo = add_command(
         commands,
         "demo",
@@ -30,12 +29,12 @@ def add(commands: Commands) -> None:
         "digits, which are on this machine, until Ctrl+C.",
         EXAMPLES,
     )
-    demo.add_argument("--model", choices=MODELS, default=MODELS[0], help=f"what is trained (default: {MODELS[0]})")
-    demo.add_argument("--trouble", choices=TROUBLES, default="", help="what goes wrong (default: nothing)")
-    demo.add_argument("--at", type=_count, default=100, help="the step at which it begins (default: 100)")
-    demo.add_argument("--steps", type=_count, default=0, help="end after so many steps (default: 0, never)")
+    demo.add_argument("--model", choices=MODELS, default=MODELS[0], help=f"network to train (default: {MODELS[0]})")
+    demo.add_argument("--trouble", choices=TROUBLES, default="", help="problem to simulate (default: none)")
+    demo.add_argument("--at", type=_count, default=100, help="step at which the problem begins (default: 100)")
+    demo.add_argument("--steps", type=_count, default=0, help="stop after this number of steps (default: 0, never)")
     demo.add_argument(
-        "--most-per-s", type=_rate, default=25.0, help="steps in a second, 0 for no limit (default: 25, to watch)"
+        "--most-per-s", type=_rate, default=25.0, help="maximum steps per second, 0 for no limit (default: 25)"
     )
     add_watch_flags(demo)
     demo.set_defaults(run=_demo)
@@ -44,10 +43,10 @@ def add(commands: Commands) -> None:
 def _demo(given: argparse.Namespace, environment: Mapping[str, str]) -> int:
     os.environ.update(watch_variables(given, environment))
     try:
-        demo = import_module("hookcore.demo")  # knows torch, which no other command waits for
+        demo = import_module("hookcore.demo")  # imports torch, which no other command should wait for
         demo.train(demo.Demo(given.model, given.trouble, given.at, given.steps, given.most_per_s))
     except KeyboardInterrupt:
-        pass  # before the training began, or while it ended
+        pass  # before the training began, or at its end
     return 0
 
 

@@ -1,4 +1,4 @@
-"""`doctor`: what hookcore needs here, and what is missing."""
+"""`doctor`: check what hookcore needs on this machine."""
 
 from __future__ import annotations
 
@@ -11,32 +11,31 @@ from .flags import Commands, add_command
 
 SICK: Final = 1
 EXAMPLES: Final = """
-  hookcore doctor                                  versions, device, compiler, port, token, folder
-  hookcore doctor --model train:make_model         and what of this model would be captured, and what not and why
-  HOOKCORE_URL=https://box:8642 hookcore doctor    and whether this server answers and takes the token
+  hookcore doctor                                  check versions, device, compiler, port, token, folder
+  hookcore doctor --model train:make_model         also show what would be captured of this model, and what not
+  HOOKCORE_URL=https://box:8642 hookcore doctor    also check that this server answers and accepts the token
 """
 
 
 def add(commands: Commands) -> None:
-    """The sub-command of this file."""
     doctor = add_command(
         commands,
         "doctor",
-        "Say what works here and what does not. It looks at versions, devices, the compiler, the port, the token and "
-        "the folder of the dashboard, and ends with 1 where something is wrong.",
+        "Check what works on this machine and what doesn't: versions, devices, the compiler, the port, the token, and "
+        "the dashboard's folder. The exit code is 1 if something is wrong.",
         EXAMPLES,
     )
     doctor.add_argument(
         "--model",
         default="",
         metavar="MODULE:CALLABLE",
-        help="makes a model, or a model and its inputs: what would be captured of it",
+        help="callable that returns a model, or a model and its inputs; shows what would be captured",
     )
     doctor.set_defaults(run=_doctor)
 
 
 def _doctor(given: argparse.Namespace, environment: Mapping[str, str]) -> int:
-    doctor = import_module("hookcore.doctor")  # looks at torch, which no other command waits for
+    doctor = import_module("hookcore.doctor")  # imports torch, which no other command should wait for
     findings = doctor.examine(given.model, environment)
     print(doctor.as_text(findings))
     return SICK if any(each.level == "wrong" for each in findings) else 0

@@ -1,4 +1,4 @@
-"""Flags that come from the tables of settings."""
+"""Command-line flags that are generated from the tables of settings."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from ..settings import ServerSettings
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
-def add_command(commands: Commands, name: str, told: str, examples: str) -> argparse.ArgumentParser:
-    """A sub-command with its line in the help of all, and a help of its own that ends in examples."""
+def add_command(commands: Commands, name: str, summary: str, examples: str) -> argparse.ArgumentParser:
+    """Add a sub-command with a summary for the list of commands, and its own help that ends with examples."""
     parser = commands.add_parser(
         name,
-        help=told[0].lower() + told[1:].partition(".")[0],
-        description=told,
+        help=summary[0].lower() + summary[1:].partition(".")[0],
+        description=summary,
         epilog=f"examples:\n{examples}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.set_defaults(advice=f"`hookcore {name} --help` lists what there is")
+    parser.set_defaults(advice=f"`hookcore {name} --help` lists all flags")
     return parser
 
 
 def add_server_flags(parser: argparse.ArgumentParser) -> None:
-    """A flag for each setting of a server."""
+    """Add a flag for each server setting."""
     for each in fields(ServerSettings):
         flag, text = "--" + each.name.replace("_", "-"), str(each.metadata["help"])
         shown = ",".join(each.default) if isinstance(each.default, tuple) else each.default
@@ -39,19 +39,17 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         if isinstance(each.default, bool):
             parser.add_argument(flag, dest=each.name, action="store_true", default=None, help=text)
         else:
-            # Read by the settings themselves, so that flags and variables allow the same and say the same.
+            # The settings read the text, so that flags and variables allow the same values and give the same errors.
             parser.add_argument(flag, dest=each.name, default=None, metavar=each.name.upper(), help=text)
-    parser.add_argument(
-        "--token-file", type=Path, help="a file that holds the token, so that no list of processes does"
-    )
+    parser.add_argument("--token-file", type=Path, help="file with the token, which keeps it out of process lists")
 
 
 def server_settings_of(given: argparse.Namespace, environment: Mapping[str, str]) -> ServerSettings:
-    """The settings from flags, variables and defaults."""
+    """Return the settings from flags, variables, and defaults."""
     values: dict[str, Any] = {each.name: getattr(given, each.name) for each in fields(ServerSettings)}
     if given.token_file is not None:
         if values["token"]:
-            raise ArgumentError("token and token-file were both given: give one of them")
+            raise ArgumentError("token and token-file are both set: use one of them")
         try:
             values["token"] = given.token_file.read_text("utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
@@ -60,8 +58,8 @@ def server_settings_of(given: argparse.Namespace, environment: Mapping[str, str]
 
 
 def add_watch_flags(parser: argparse.ArgumentParser) -> None:
-    """A flag for each setting of `hookcore.watch`."""
-    group = parser.add_argument_group("what is watched, as in hookcore.watch()")
+    """Add a flag for each setting of `hookcore.watch`."""
+    group = parser.add_argument_group("capture settings, as in hookcore.watch()")
     for each in SETTINGS:
         flag, text = "--" + each.name.replace("_", "-"), f"{each.allowed} ({each.variable}; default: {each.default!r})"
         group.add_argument(flag, dest=f"watch_{each.name}", metavar=each.name.upper(), help=_escaped(text))

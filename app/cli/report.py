@@ -15,24 +15,23 @@ from hookcore.errors import ArgumentError
 from .flags import Commands, add_command
 
 EXAMPLES: Final = """
-  hookcore report                                  the newest run of this user's dashboard
+  hookcore report                                  the newest run of your own dashboard
   hookcore report http://box:8642 --run run-1      a run of a server (token: HOOKCORE_TOKEN)
-  hookcore report runs/x.hookcore -o report.html   a run that was kept
+  hookcore report runs/x.hookcore -o report.html   a saved run
 """
 TIMEOUT_S: Final = 120.0
 
 
 def add(commands: Commands) -> None:
-    """The sub-command of this file."""
-    told = "Write a report of a run. It is one HTML file of at most 10 MB that needs no server and no network."
+    told = "Write a report of a run: one HTML file of at most 10 MB that works offline."
     parser = add_command(commands, "report", told, EXAMPLES)
     parser.add_argument(
-        "source", nargs="?", default="", help="a kept run, or a server's address; without it this user's dashboard"
+        "source", nargs="?", default="", help="saved run, or address of a server (default: your own dashboard)"
     )
-    parser.add_argument("-o", "--output", default="", help="the file to write (default: hookcore-RUN.html; -: stdout)")
-    parser.add_argument("--run", dest="run_id", default=None, help="a run's id; without it the newest run")
-    parser.add_argument("--token", default="", help="the server's token; else HOOKCORE_TOKEN")
-    parser.add_argument("--force", action="store_true", help="write over a file that is there")
+    parser.add_argument("-o", "--output", default="", help="output file (default: hookcore-RUN.html; - for stdout)")
+    parser.add_argument("--run", dest="run_id", default=None, help="id of the run (default: the newest run)")
+    parser.add_argument("--token", default="", help="token of the server (default: HOOKCORE_TOKEN)")
+    parser.add_argument("--force", action="store_true", help="overwrite an existing file")
     parser.set_defaults(run=_report)
 
 
@@ -47,12 +46,12 @@ def _report(given: argparse.Namespace, environment: Mapping[str, str]) -> str:
         return ""
     path = Path(given.output or f"hookcore-{run_id}.html")
     _write(path, content, given.force)
-    return f"{path} holds the report of {run_id} ({len(content) / 1e6:.1f} MB)"
+    return f"wrote the report of {run_id} to {path} ({len(content) / 1e6:.1f} MB)"
 
 
 def _of_file(path: Path, run_id: str | None) -> tuple[str, bytes]:
     if not path.exists():
-        raise ArgumentError(f"{str(path)!r} is no file, no folder and no address: give a kept run, or http://HOST:PORT")
+        raise ArgumentError(f"{str(path)!r} is not a file, folder, or address: give a saved run, or http://HOST:PORT")
     from ..keep import show
     from ..report import report_of
     from ..runs import Runs
@@ -60,7 +59,7 @@ def _of_file(path: Path, run_id: str | None) -> tuple[str, bytes]:
 
     run = show(Runs(ServerSettings()), path)
     if run_id not in (None, run.id):
-        raise ArgumentError(f"{str(path)!r} holds the run {run.id!r} and not {run_id!r}: leave --run out")
+        raise ArgumentError(f"{str(path)!r} contains the run {run.id!r}, not {run_id!r}: omit --run")
     return run.id, report_of(run)
 
 
@@ -69,19 +68,19 @@ def _of_server(url: str, token: str, run_id: str | None) -> tuple[str, bytes]:
         if run_id is None:
             newest = next(iter(client.runs()), None)
             if newest is None:
-                raise ArgumentError(f"the server at {client.url} shows no run yet: start a training first")
+                raise ArgumentError(f"the server at {client.url} has no runs yet: start a training first")
             run_id = newest.id
         return run_id, client.report(run_id)
 
 
 def _write(path: Path, content: bytes, over: bool) -> None:
-    """Whole or not at all: a file that is there is not lost to a full disk."""
+    """Write the file completely or not at all, so that a full disk doesn't destroy an existing file."""
     if path.exists() and not over:
-        raise ArgumentError(f"{str(path)!r} is there already: give another name with -o, or --force")
+        raise ArgumentError(f"{str(path)!r} already exists: choose another name with -o, or use --force")
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         beside.write_bytes(content)
         beside.replace(path)
     except OSError as error:
         beside.unlink(missing_ok=True)
-        raise ArgumentError(f"{str(path)!r} cannot be written: {error}; give another place with -o") from None
+        raise ArgumentError(f"can't write {str(path)!r}: {error}; choose another path with -o") from None

@@ -1,4 +1,4 @@
-"""`serve` and `open`: processes that serve runs until Ctrl+C."""
+"""`serve` and `open`: servers that run until Ctrl+C."""
 
 from __future__ import annotations
 
@@ -16,33 +16,32 @@ if TYPE_CHECKING:
     from ..runs import Runs
 
 SERVE_EXAMPLES: Final = """
-  hookcore serve                                   for this machine, at http://127.0.0.1:8642/
+  hookcore serve                                   for this machine only, at http://127.0.0.1:8642/
   hookcore serve --host 0.0.0.0 --certfile box.pem --keyfile box.key
-                                                   for other machines too; it prints a token and a login link
-  hookcore serve --keep runs --keep-limit 50GB     keeps every run in a folder of its own; `--keep none` keeps none
+                                                   for other machines too; prints a token and a login link
+  hookcore serve --keep runs --keep-limit 50GB     saves each run in this folder; `--keep none` saves none
   HOOKCORE_URL=http://127.0.0.1:8642 python train.py
-                                                   a training that sends to it
+                                                   sends a training to it
 """
 OPEN_EXAMPLES: Final = """
-  hookcore open runs                               all runs of a folder
+  hookcore open runs                               all runs in a folder
   hookcore open runs/2026-05-01.hookcore           one run
-  hookcore open runs/*.hookcore --port 0           several, at any free port
+  hookcore open runs/*.hookcore --port 0           several runs, on any free port
 """
 
 
 def add(commands: Commands) -> None:
-    """The sub-commands of this file."""
-    serve = add_command(commands, "serve", "Serve runs that trainers send. Goes on until Ctrl+C.", SERVE_EXAMPLES)
+    serve = add_command(commands, "serve", "Serve runs that trainers send, until Ctrl+C.", SERVE_EXAMPLES)
     add_server_flags(serve)
     serve.set_defaults(run=_serve)
-    show = add_command(commands, "open", "Show runs that were kept. Goes on until Ctrl+C.", OPEN_EXAMPLES)
-    show.add_argument("file", nargs="+", type=Path, help="a kept run, or a folder with runs")
+    show = add_command(commands, "open", "Show saved runs, until Ctrl+C.", OPEN_EXAMPLES)
+    show.add_argument("file", nargs="+", type=Path, help="saved run, or folder with runs")
     add_server_flags(show)
     show.set_defaults(run=_open)
 
 
 def _serve(given: argparse.Namespace, environment: Mapping[str, str]) -> str:
-    from ..server import run  # what only a server needs
+    from ..server import run  # only a server needs it
 
     run(server_settings_of(given, environment), environment)
     return ""
@@ -51,7 +50,7 @@ def _serve(given: argparse.Namespace, environment: Mapping[str, str]) -> str:
 def _open(given: argparse.Namespace, environment: Mapping[str, str]) -> str:
     for path in given.file:
         if not path.exists():
-            raise ArgumentError(f"{str(path)!r} is no file and no folder: give the path of a kept run")
+            raise ArgumentError(f"{str(path)!r} is not a file or folder: give the path of a saved run")
     from ..keep import show_all
     from ..server import run
 

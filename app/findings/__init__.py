@@ -1,8 +1,8 @@
-"""What in a run needs attention, and its key figures. Pure: a store in, records out; no web, no plots.
+"""The findings of a run, and its key figures. Pure: a store in, records out; no web, no plots.
 
 A layer is compared with its own past, because late layers are larger than early ones in every healthy network, and
-many gradients are small for a whole run. What is ill from the first step on has no healthy past: rules about the whole
-stack (`depth`), about zeros, and about the loss find it. The scope says how much all of it is based on.
+many gradients are small for a whole run. A problem that exists from the first step has no healthy past, so rules
+about the whole stack (`depth`), about zeros, and about the loss detect it. The scope says how much was examined.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What was found in a run, and found anew only where something came."""
+"""A cache of a run's findings, updated only if new data has arrived."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ALL: Final = 2**62
 
 
 class FindingsCache:
-    """The findings of one store; from any thread. Nothing is looked at before somebody asks."""
+    """The findings of one store; thread-safe. Nothing is computed before the first request."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -25,7 +25,7 @@ class FindingsCache:
         self._diagnosis: Diagnosis | None = None
 
     def current(self) -> tuple[Finding, ...]:
-        """Return what needs attention now, the worst first."""
+        """Return the current findings, the worst first."""
         return self.diagnosis().findings
 
     def scope(self) -> Scope:
@@ -33,8 +33,8 @@ class FindingsCache:
         return self.diagnosis().scope
 
     def diagnosis(self) -> Diagnosis:
-        """Return the findings and their scope, looked at anew only if something came."""
-        with self._lock:  # of several that ask at once one looks
+        """Return the findings and their scope, computed again only if new data has arrived."""
+        with self._lock:  # if several threads ask at once, one computes
             steps = self._store.steps()
             mark = steps, steps.frames, self._store.taps_announced, self._store.events_after(_ALL)[0]
             if self._diagnosis is None or mark != self._mark:

@@ -1,7 +1,7 @@
-"""What fades or grows from layer to layer: the one comparison between layers, and it needs no past.
+"""Values that fade or grow from layer to layer. This is the one comparison between layers, and it needs no past.
 
-A stack that is ill from its first step never changes, so no rule that compares a layer with its own past finds it.
-Healthy layers differ by powers of ten too, but not steadily in one direction, and not by 5 decades.
+A stack with a problem from its first step never changes, so no rule that compares a layer with its own past detects
+it. Healthy layers also differ by powers of ten, but not steadily in one direction, and not by 5 decades.
 """
 
 from __future__ import annotations
@@ -19,9 +19,12 @@ from .order import around
 from .readings import Readings
 from .words import kind_word
 
-_MIN_COLUMNS: Final = 4  # with a value, of the recent ones
-_FLOOR: Final = -46.0  # the logarithm that zero counts as: below the smallest 32-bit float
-_KINDS: Final[tuple[tuple[Kind, ...], ...]] = (("output",), ("output_grad", "param_grad"))  # the first one with layers
+_MIN_COLUMNS: Final = 4  # recent columns with a value
+_FLOOR: Final = -46.0  # the logarithm that stands for zero: below the smallest 32-bit float
+_KINDS: Final[tuple[tuple[Kind, ...], ...]] = (
+    ("output",),
+    ("output_grad", "param_grad"),
+)  # the first kind that has layers is used
 
 Levels = NDArray[np.float64]
 
@@ -52,7 +55,7 @@ class Stack:
 
 
 def find_depth(readings: Readings) -> list[Finding]:
-    """Return what fades or grows with depth now; one finding of each kind of tensor."""
+    """Return a finding for each kind of tensor that fades or grows with depth."""
     found = []
     for kinds in _KINDS:
         stack = next((stack for kind in kinds if (stack := _stack_of(readings, kind)) is not None), None)
@@ -76,7 +79,7 @@ def _stack_of(readings: Readings, kind: Kind) -> Stack | None:
 
 
 def _is_main(tap: Tap) -> bool:
-    """Whether a tap is the one that stands for its layer: the weight, or the first output."""
+    """Return whether a tap represents its layer: the weight, or the first output."""
     return tap.phase == "train" and (tap.index in ("", "0") or tap.index.endswith("weight"))
 
 
@@ -104,7 +107,7 @@ def _judge(readings: Readings, stack: Stack) -> Finding | None:
 def _finding(readings: Readings, stack: Stack, rule: RuleName, fall: float, begun: int) -> Finding:
     now = _medians(stack.levels[-RECENT:].T)
     layers = len(stack.places)
-    far = 0 if stack.kind != "output" else layers - 1  # the gradient fades on its way to the first layer
+    far = 0 if stack.kind != "output" else layers - 1  # the gradient fades toward the first layer
     near = layers - 1 - far
     place = int(stack.places[far])
     tap, other = readings.taps.taps[place], readings.taps.taps[int(stack.places[near])]
@@ -131,7 +134,7 @@ def _size(level: float) -> str:
 
 
 def _medians(values: Levels) -> Levels:
-    """Return the median of what is known in each row; NaN if nothing is."""
+    """Return the median of the known values in each row; NaN if there are none."""
     ordered = np.sort(values, axis=1)
     known = (~np.isnan(ordered)).sum(axis=1)
     at = np.maximum(known - 1, 0) // 2
@@ -139,7 +142,7 @@ def _medians(values: Levels) -> Levels:
 
 
 def _ranks(values: Levels) -> Levels:
-    """Return the rank of each value; equal ones share the mean of theirs."""
+    """Return the rank of each value; equal values share their mean rank."""
     _, place, count = np.unique(values, return_inverse=True, return_counts=True)
     end = np.cumsum(count)
     ranks: Levels = (end - (count + 1) / 2)[place]

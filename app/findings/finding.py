@@ -1,4 +1,4 @@
-"""The rules with their thresholds, in one table, and what a rule finds."""
+"""The table of rules with their thresholds, and the findings."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ RuleName = Literal[
     "nonfinite", "loss", "exploding", "vanishing", "no-gradient", "dead", "large-update", "stalled", "spike"
 ]
 
-WINDOW: Final = 512  # newest steps that are looked at
-MIN_CAPTURED: Final = 64  # and more of them, if fewer were captured in these
-COLUMNS: Final = 128  # into which they are gathered, the largest magnitude of each
-RECENT: Final = 8  # columns that say how things are now
-MIN_PAST: Final = 16  # columns before them, without which nothing is known of what is usual
-WARM_UP: Final = 20  # steps at the beginning of a run, in which nothing is usual yet
-EARLY: Final = 128  # steps behind them: what was usual at first, before the window moved on
-SPARK: Final = 48  # values of a small line
+WINDOW: Final = 512  # newest steps to examine
+MIN_CAPTURED: Final = 64  # examine more steps until this many captured ones are included
+COLUMNS: Final = 128  # columns into which the steps are grouped, with the largest magnitude of each
+RECENT: Final = 8  # columns that represent the present
+MIN_PAST: Final = 16  # columns before them that are needed to know what is usual
+WARM_UP: Final = 20  # steps at the start of a run in which nothing is usual yet
+EARLY: Final = 128  # steps after these: what was usual at first, before the window moved on
+SPARK: Final = 48  # values of a sparkline
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """The conditions of a finding, and what it means. `limits` are its thresholds."""
+    """The conditions of a finding, and its meaning. `limits` are its thresholds."""
 
     name: RuleName
     severity: Severity
@@ -39,8 +39,8 @@ def _rule(name: RuleName, severity: Severity, title: str, text: str, **limits: f
     return name, Rule(name, severity, title, text, MappingProxyType(limits))
 
 
-# "spreads" are standard deviations of the logarithm over the past columns, told by its quartiles and never taken as
-# less than `least_spread`; "factor" is a ratio of magnitudes. In the order in which findings of one severity are shown.
+# "spreads" are standard deviations of the logarithm over the past columns, estimated from its quartiles and at least
+# `least_spread`; "factor" is a ratio of magnitudes. Findings of one severity are shown in this order.
 RULES: Final[Mapping[RuleName, Rule]] = MappingProxyType(
     dict(
         (
@@ -127,8 +127,8 @@ RULES: Final[Mapping[RuleName, Rule]] = MappingProxyType(
                 "stalled",
                 "info",
                 "Stalled",
-                "The update is below the resolution of a 32-bit weight, or nothing beside what is usual: the weight "
-                "does not change any more.",
+                "The update is below the resolution of a 32-bit weight, or negligible compared with what is usual: the "
+                "weight no longer changes.",
                 share=6e-8,
                 factor=1e4,
             ),
@@ -150,7 +150,7 @@ RULES: Final[Mapping[RuleName, Rule]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A problem at a tap. `value` is what it is now, `usual` what it was before (NaN if that is not known)."""
+    """A problem at a tap. `value` is the current value, `usual` the earlier one (NaN if unknown)."""
 
     rule: RuleName
     severity: Severity
@@ -160,12 +160,12 @@ class Finding:
     value: float
     usual: float
     since_step: int
-    until_step: int | None  # the last step, where it is over
+    until_step: int | None  # the last step, if it is over
     message: str
-    spark: tuple[float, ...]  # the newest values that were finite, oldest first
-    downstream: int  # how many more modules it went to
-    last_step: int | None = None  # the last step in which this very tensor was non-finite, if it was finite later
-    unseen: int = 0  # steps before its onset that were not captured: another layer may have been first
+    spark: tuple[float, ...]  # the newest finite values, oldest first
+    downstream: int  # the number of further affected modules
+    last_step: int | None = None  # the last step in which this tensor was non-finite, if it became finite again
+    unseen: int = 0  # uncaptured steps before its onset: another layer may have been first
 
     @property
     def module(self) -> str:
@@ -179,11 +179,11 @@ class Finding:
 
     @property
     def key(self) -> str:
-        """By which it is acknowledged: the same for as long as the rule finds this tap."""
+        """The key to acknowledge it: the same as long as the rule finds this tap."""
         return f"{self.rule}:{self.tap.label}"
 
 
 def key_of_event(event: Event) -> str:
-    """By which an event is acknowledged; the same wherever the event is read."""
+    """Return the key to acknowledge an event; it is always the same for the same event."""
     text = "\n".join((str(event.step), repr(event.time_s), event.name, event.module, event.message))
     return f"event:{hashlib.blake2b(text.encode('utf-8', 'replace'), digest_size=9).hexdigest()}"

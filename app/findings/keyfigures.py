@@ -1,4 +1,4 @@
-"""The few numbers by which one sees how a run is."""
+"""The key figures of a run."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from hookcore.store import Latest, Store
 
 from ..coverage import coverage_of
 
-OWN: Final = "hookcore/"  # how the names of scalars begin that the user did not log
+OWN: Final = "hookcore/"  # prefix of the scalars that hookcore logs itself
 TIME: Final = "hookcore/time_s"
 MAX_SCALARS: Final = 50
-_RATE_STEPS: Final = 200  # newest steps that the rate is told by
+_RATE_STEPS: Final = 200  # newest steps from which the rate is computed
 _GRADIENTS: Final[tuple[Kind, ...]] = ("param_grad", "output_grad")
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A number and whence it is: a scalar, or a tap's."""
+    """A value and its source (a scalar or a tap)."""
 
     name: str
     value: float
@@ -34,19 +34,19 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class KeyFigures:
-    """How a run is. None where there is nothing to tell it by."""
+    """The key figures of a run; None for unknown ones."""
 
     first_step: int | None
     newest_step: int | None
     steps: int
     steps_per_s: float | None
     loss: Reading | None
-    scalars: tuple[Reading, ...]  # the user's, with the loss
-    gradient_kind: Kind | None  # what the gradients below are: of parameters, else of outputs
+    scalars: tuple[Reading, ...]  # the user's, including the loss
+    gradient_kind: Kind | None  # the kind of the gradients below: of parameters, else of outputs
     gradient_norm: Reading | None
-    smallest_gradient: Reading | None  # by root mean square, so that a large layer is not a large gradient
+    smallest_gradient: Reading | None  # by root mean square, so that a large layer doesn't count as a large gradient
     largest_gradient: Reading | None
-    nonfinite_modules: tuple[str, ...]  # in the newest values that were captured of each
+    nonfinite_modules: tuple[str, ...]  # in the newest captured values of each
     modules_captured: int
     modules: int
     taps: int
@@ -54,7 +54,7 @@ class KeyFigures:
 
 
 def key_figures_of(store: Store, last: int | None = None) -> KeyFigures:
-    """Return the key figures of a run, as they were at step `last` or as they are now."""
+    """Return the key figures of a run at step `last`, or now."""
     steps, coverage = store.steps(), coverage_of(store)
     scalars = _scalars(store, last)
     latest = store.latest(last=last)
@@ -85,7 +85,7 @@ def _newest(store: Store, name: str, last: int | None) -> Reading | None:
     newest = store.steps().newest if last is None else last
     if newest is None or name not in store.scalar_names():
         return None
-    # Mostly it is among the newest steps; a scalar that is logged rarely is looked for in the whole run.
+    # It is usually among the newest steps; for a scalar that is rarely logged, search the whole run.
     for first in (max(0, newest - _RATE_STEPS), None):
         series = store.scalars(name, first, last, _RATE_STEPS + 1)
         if len(series.mean):
@@ -95,7 +95,7 @@ def _newest(store: Store, name: str, last: int | None) -> Reading | None:
 
 def _scalars(store: Store, last: int | None) -> tuple[Reading, ...]:
     names = [name for name in store.scalar_names() if not name.startswith(OWN)]
-    names.sort(key=lambda name: not _is_loss(name))  # the loss is never among those that are left out
+    names.sort(key=lambda name: not _is_loss(name))  # so that the loss is never left out
     found = (_newest(store, name, last) for name in names[:MAX_SCALARS])
     return tuple(reading for reading in found if reading is not None)
 
@@ -105,12 +105,12 @@ def _is_loss(name: str) -> bool:
 
 
 def _loss_of(scalars: tuple[Reading, ...]) -> Reading | None:
-    """What is called the loss, else whatever was logged first."""
+    """Return the scalar named like a loss, else the first one that was logged."""
     return next((each for each in scalars if each.name == "loss"), scalars[0] if scalars else None)
 
 
 def _rate(store: Store) -> float | None:
-    """Steps a second over the newest steps."""
+    """Return the steps per second over the newest steps."""
     newest = store.steps().newest
     if newest is None or TIME not in store.scalar_names():
         return None
@@ -124,7 +124,7 @@ def _rate(store: Store) -> float | None:
 
 
 def _gradients(latest: Latest) -> tuple[Kind | None, Reading | None, Reading | None, Reading | None]:
-    """The norm over all gradients of the newest step that has any, the smallest and the largest of them."""
+    """Return the norm over all gradients of the newest step that has any, the smallest, and the largest."""
     column = {stat: place for place, stat in enumerate(latest.stats)}
     for kind in _GRADIENTS:
         places = np.array([place for place, tap in enumerate(latest.taps) if tap.kind == kind], np.intp)
@@ -147,7 +147,7 @@ def _ends(
     sizes: NDArray[np.float64],
     step: int,
 ) -> tuple[Reading | None, Reading | None]:
-    """The smallest and the largest of the finite."""
+    """Return the smallest and the largest finite value."""
     known = np.flatnonzero(np.isfinite(sizes))
     if not len(known):
         return None, None
@@ -160,6 +160,6 @@ def _ends(
 
 
 def _nonfinite_modules(latest: Latest) -> tuple[str, ...]:
-    """The modules whose newest tensors held what is not finite, in the order in which they were met."""
+    """Return the modules whose newest tensors had non-finite values, in the order of capture."""
     bad = np.flatnonzero(latest.values[:, latest.stats.index("nonfinite")] > 0)
     return tuple(dict.fromkeys(latest.taps[place].module for place in bad.tolist()))

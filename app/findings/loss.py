@@ -1,4 +1,4 @@
-"""What the logged losses say: whether they are finite, whether training diverged, and whether growth came with harm."""
+"""Rules about logged losses: whether they are finite, whether training diverged, and whether growth did harm."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _POINTS = 1000
 
 @dataclass(frozen=True)
 class Losses:
-    """The scalars with "loss" in their name. Ours are none of them."""
+    """The scalars with "loss" in their name, except hookcore's own."""
 
     store: Store
 
@@ -30,17 +30,17 @@ class Losses:
         return tuple(self.store.scalars(name, points=_POINTS) for name in names)
 
     def worsened(self, since: int) -> bool | None:
-        """Return whether every loss is worse now than before a step; None if no loss can tell."""
+        """Return whether every loss is worse now than before a step; None if no loss shows it."""
         known = [answer for each in self.series if (answer := _worsened(each, since)) is not None]
         return all(known) if known else None
 
     def now(self, series: Series) -> Series:
-        """Return the newest steps of a loss, each for itself as far as the store has them."""
+        """Return the newest steps of a loss, unmerged if the store still has them."""
         return self.store.scalars(series.name, window_first(self.store), points=_POINTS)
 
 
 def is_loss(name: str) -> bool:
-    """Return whether a scalar is called a loss."""
+    """Return whether a scalar is a loss, by its name."""
     return "loss" in name.rpartition("/")[2].casefold() and not name.startswith("hookcore/")
 
 
@@ -58,7 +58,7 @@ def _worsened(series: Series, since: int) -> bool | None:
 
 
 def find_loss(losses: Losses, taps: TapList) -> list[Finding]:
-    """Return a finding for the first loss that is non-finite or diverged; it stands at the model's last output."""
+    """Return a finding for the first loss that is non-finite or diverged; its tap is the model's last output."""
     outputs = [place for place, tap in enumerate(taps.taps) if tap.kind == "output" and tap.phase == "train"]
     place = outputs[-1] if outputs else 0
     if not len(taps.taps):
@@ -82,11 +82,11 @@ def _nonfinite(series: Series, since: int | None) -> Told | None:
         return None
     fine = series.mean[np.isfinite(series.mean)]
     usual = float(fine[-1]) if len(fine) else float("nan")
-    return float("nan"), usual, since, f"is non-finite since step {since}"
+    return float("nan"), usual, since, f"has been non-finite since step {since}"
 
 
 def _diverged(now: Series, run: Series) -> Told | None:
-    """Return what shows that a positive loss is far above its lowest value and still near its peak."""
+    """Return the evidence that a positive loss is far above its lowest value and still near its peak."""
     limits = RULES["loss"].limits
     finite = run.mean[np.isfinite(run.mean)]
     if len(now.mean) < limits["least_logged"] or not len(finite) or np.nanmin(run.min) <= 0:
@@ -99,4 +99,4 @@ def _diverged(now: Series, run: Series) -> Told | None:
     since, until = int(run.first_step[begun]), int(run.last_step[begun])
     about = "" if since == until else "about "  # these steps are merged by now
     times = f"{value / best:,.0f}" if value < 1e6 * best else f"{value / best:.0e}"
-    return value, best, since, f"is {value:.3g} since {about}step {since}, {times} times its low of {best:.3g}"
+    return value, best, since, f"has been {value:.3g} since {about}step {since}, {times} times its low of {best:.3g}"

@@ -17,7 +17,7 @@ from .order import Group, groups_of
 from .readings import Logs, Readings
 from .words import kind_word
 
-_TOGETHER: Final = 2  # columns within which onsets have one cause
+_TOGETHER: Final = 2  # columns within which onsets share a cause
 
 Severities = Callable[[int], Severity]
 Sentence = Callable[[RuleName, Kind, float, float, str], str]  # rule, kind, value, usual, since when
@@ -25,7 +25,7 @@ Sentence = Callable[[RuleName, Kind, float, float, str], str]  # rule, kind, val
 
 @dataclass(frozen=True, slots=True)
 class Shift:
-    """What a rule saw: at which places, since which column each, and beside what is usual for every tap."""
+    """The result of a rule: tap indexes, the first column of each, and what is usual for every tap."""
 
     rule: RuleName
     places: NDArray[np.intp]
@@ -35,7 +35,7 @@ class Shift:
 
 
 def find_sizes(readings: Readings, losses: Losses) -> list[Finding]:
-    """Return what explodes and vanishes, and spikes; magnitudes of any kind."""
+    """Return findings about magnitudes of any kind: exploding, vanishing, and spikes."""
     if not readings.have_past:
         return []
     exploding, vanishing = _exploding(readings), _vanishing(readings)
@@ -44,18 +44,18 @@ def find_sizes(readings: Readings, losses: Losses) -> list[Finding]:
 
 
 def _weigh(finding: Finding, losses: Losses) -> Finding | None:
-    """Weigh growth by what it did to the loss: under a loss that does not get worse it is learning."""
+    """Weigh growth by its effect on the loss: if the loss doesn't get worse, growth is learning."""
     limits = RULES["exploding"].limits
     if finding.value > limits["error_factor"] * finding.usual or finding.value > limits["large"]:
         return finding
     worsened = losses.worsened(finding.since_step)
     if worsened is None:
-        return replace(finding, severity="info", message=f"{finding.message}; no loss is logged that says if it harms")
+        return replace(finding, severity="info", message=f"{finding.message}; no loss is logged to judge its effect")
     return finding if worsened else None
 
 
 def find_updates(readings: Readings) -> list[Finding]:
-    """Updates that are too large or nothing, as shares of their weights."""
+    """Return findings about updates that are too large or too small relative to their weights."""
     if not readings.have_past:
         return []
     shifts = _large(readings), _stalled(readings)
@@ -67,11 +67,11 @@ def _exploding(readings: Readings) -> Shift:
     usual, spread = readings.past.usual, readings.past.below
     rise = readings.now - usual
     far = np.maximum(np.log10(limits["factor"]), limits["spreads"] * spread)
-    # What exploded long ago is its own past by now; beside the beginning of the run it still is far too large.
+    # If it exploded long ago, that is its own past by now; it is still far above the start of the run.
     since_early = readings.now - readings.early > np.log10(limits["error_factor"])
     usual = np.where(since_early, readings.early, usual)
     rise = readings.now - usual
-    places = np.flatnonzero(since_early | (rise > far))  # NaN is not above
+    places = np.flatnonzero(since_early | (rise > far))  # NaN compares as False
 
     def severity(place: int) -> Severity:
         return "error" if rise[place] > np.log10(limits["error_factor"]) else RULES["exploding"].severity
@@ -83,7 +83,7 @@ def _vanishing(readings: Readings) -> Shift:
     limits = RULES["vanishing"].limits
     kinds = np.array([KINDS.index(tap.kind) for tap in readings.taps.taps])
     is_gradient = np.isin(kinds, [KINDS.index(kind) for kind in GRADIENT_KINDS])
-    # Of what has been nothing for the whole window only the beginning of the run tells what it was.
+    # If it was zero for the whole window, only the start of the run shows what is usual.
     usual = np.where(np.isnan(readings.past.usual), readings.early, readings.past.usual)
     spread = np.nan_to_num(readings.past.above)
     now = readings.now.copy()
@@ -99,7 +99,7 @@ def _vanishing(readings: Readings) -> Shift:
     places = np.flatnonzero(is_gradient & (fell | (tiny & shrinks)))
 
     def severity(place: int) -> Severity:
-        if np.isinf(alike[place]):  # most are nothing at all: no training is done so thoroughly
+        if np.isinf(alike[place]):  # most updates are zero: no training is that complete
             return RULES["vanishing"].severity
         fell_alike = fall[place] - alike[place] < np.log10(limits["alike"])
         return "info" if fell_alike else RULES["vanishing"].severity
@@ -108,13 +108,13 @@ def _vanishing(readings: Readings) -> Shift:
 
 
 def _middle(values: Logs) -> float:
-    """The median of what is known."""
+    """Return the median of the known values."""
     known = values[~np.isnan(values)]
     return float(np.sort(known)[len(known) // 2]) if len(known) else float("nan")
 
 
 def _onsets(readings: Readings, places: NDArray[np.intp], usual: Logs, above: bool) -> list[int]:
-    """Since when each is nearer to what it is now than to what it was."""
+    """Return, for each tap, the first column that is nearer to the present value than to the usual one."""
     before, now = usual[places].astype(float), readings.now[places].astype(float)
     borders = np.where(np.isfinite(now), (before + now) / 2, before - 1)
     return readings.beyond_from(places, borders, above)
@@ -177,17 +177,17 @@ def _power(value: float) -> float:
 def _size_sentence(rule: RuleName, kind: Kind, value: float, usual: float, since: str) -> str:
     name = kind_word(kind)
     if rule == "exploding":
-        return f"the {name} is {_times(value, usual)} as large as usual {since}"
+        return f"the {name} has been {_times(value, usual)} as large as usual {since}"
     if value == 0:
-        return f"the {name} is zero {since}"
-    return f"the {name} is {_times(usual, value)} smaller than usual {since}"
+        return f"the {name} has been zero {since}"
+    return f"the {name} has been {_times(usual, value)} smaller than usual {since}"
 
 
 def _share_sentence(rule: RuleName, _kind: Kind, value: float, usual: float, since: str) -> str:
     if rule == "stalled":
         share = f": its update is {value:.0e} of it" if value else ""
-        return f"the weight does not change {since}{share}"
-    return f"the update is {value:.2g} of the weight {since} (usual: {usual:.2g})"
+        return f"the weight has not changed {since}{share}"
+    return f"the update has been {value:.2g} of the weight {since} (usual: {usual:.2g})"
 
 
 def _times(one: float, two: float) -> str:
@@ -196,7 +196,7 @@ def _times(one: float, two: float) -> str:
 
 
 def _spikes(readings: Readings, exploding: NDArray[np.intp]) -> list[Finding]:
-    """Single columns far beyond a tap's own spread."""
+    """Return single columns far beyond a tap's own spread."""
     limits = RULES["spike"].limits
     usual, spread = readings.past.usual, readings.past.below
     far = np.maximum(np.log10(limits["factor"]), limits["spreads"] * np.maximum(spread, limits["least_spread"]))
@@ -224,4 +224,4 @@ def _spike(readings: Readings, group: Group) -> Finding:
     return _finding(readings, "spike", "warning" if severe else "info", group, (value, usual), step, message, step)
 
 
-WIDEST: Final = 1000  # points of one column, in which each step is one
+WIDEST: Final = 1000  # points of one column with one point per step

@@ -1,4 +1,4 @@
-"""The tensor that was non-finite first, and how many modules followed it. Read from the store's exact ledger."""
+"""The tensor that was non-finite first, and the number of affected modules. Reads the store's exact ledger."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .finding import Finding
 from .order import around, rank_of
 from .words import kind_word
 
-MOST: Final = 10  # past episodes that are shown: the newest
+MOST: Final = 10  # the newest past episodes to show
 STAT: Final = "rms"
 
 Spark = Callable[[int], tuple[float, ...]]  # the newest finite values of a tap, by its number
@@ -23,7 +23,7 @@ Spark = Callable[[int], tuple[float, ...]]  # the newest finite values of a tap,
 
 @dataclass(frozen=True, slots=True)
 class _Leader:
-    """The tap that was non-finite first in an episode, and what the ledger knows of it."""
+    """The tap that was non-finite first in an episode, with its entries in the ledger."""
 
     number: int
     tap: Tap
@@ -37,9 +37,9 @@ class _Leader:
 
 
 def find_nonfinite(store: Store, taps: TapList, window_first: int, spark: Spark) -> list[Finding]:
-    """Return one finding for the first tap of each episode; a tap that leads several stands for its newest one.
+    """Return one finding for the first tap of each episode; if a tap is first in several, for its newest one.
 
-    An episode that ended before the window is a note: its step is known, but it says nothing about now.
+    An episode that ended before the window is a note: its step is known, but it doesn't affect the present.
     """
     episodes = store.episodes()
     if not episodes:
@@ -55,7 +55,7 @@ def find_nonfinite(store: Store, taps: TapList, window_first: int, spark: Spark)
 
 
 def _leader_of(episode: Episode, known: NonfiniteTaps, names: dict[int, Tap]) -> _Leader | None:
-    """Return the tap of the first step that can have caused the others; None if the store has none of their names."""
+    """Return the first step's tap that can have caused the others; None if the store has none of their names."""
     numbers = [number for number in episode.first.tolist() if number in names]
     if not numbers:
         return None
@@ -103,15 +103,15 @@ def _finding(
 
 
 def _is_infinite(store: Store, episode: Episode, leader: _Leader) -> bool:
-    """Return whether the tap held infinities and no NaN."""
+    """Return whether the tap had infinities and no NaN."""
     if not leader.nan or not leader.inf:
         return not leader.nan
-    seen = store.series(leader.number, "nan", episode.begin, episode.last, 1)  # it held both: when?
+    seen = store.series(leader.number, "nan", episode.begin, episode.last, 1)  # it had both: find out when
     return not (len(seen.max) and seen.max[0] > 0)
 
 
 def _unseen(episode: Episode) -> int:
-    """Return how many steps right before an episode were not captured."""
+    """Return the number of uncaptured steps right before an episode."""
     return 0 if episode.previous is None else episode.begin - episode.previous - 1
 
 

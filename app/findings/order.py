@@ -1,4 +1,4 @@
-"""In which order a model computes within one step, and who of those that share a fate came first."""
+"""The order in which a model computes within one step, to find the first of several affected taps."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 
 from hookcore.records import Kind, Tap
 
-# Taps are numbered as they are met: forward in the order of execution. The backward pass takes them in reverse.
+# Taps are numbered when they are first seen: in the order of execution. The backward pass has the reverse order.
 _TURN: Final[dict[Kind, int]] = {
     "input": 0,
     "output": 0,
@@ -24,17 +24,17 @@ Rank = tuple[int, int, bool, int]
 
 
 def rank_of(step: int, number: int, tap: Tap, around: frozenset[str]) -> Rank:
-    """Sorts by cause: what ranks lower can have caused what ranks higher.
+    """Return a sort key by cause: a tap with a lower rank can have caused one with a higher rank.
 
-    `around` are the modules that hold others which are ranked too. In the backward pass these share a tensor with their
-    last child, whose name says more.
+    `around` are the modules that contain other ranked ones. In the backward pass, they share a tensor with their last
+    child, whose name is more specific.
     """
     backward = tap.kind in _BACKWARD
     return step, _TURN[tap.kind], backward and tap.module in around, -number if backward else number
 
 
 def around(modules: Iterable[str]) -> frozenset[str]:
-    """Every path that has one of these below it."""
+    """Return every path that contains one of these."""
     found: set[str] = set()
     for module in modules:
         path = module
@@ -48,7 +48,7 @@ def around(modules: Iterable[str]) -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Taps that one cause explains: the place of the first, its column, and how many more modules there are."""
+    """Taps with one cause: the index of the first, its column, and the number of other modules."""
 
     place: int
     column: int
@@ -56,7 +56,7 @@ class Group:
 
 
 def groups_of(onsets: Sequence[tuple[int, int]], numbers: Sequence[int], taps: Sequence[Tap], gap: int) -> list[Group]:
-    """Groups (column, place) by onsets that follow each other within `gap` columns; the first of each leads."""
+    """Group (column, index) pairs whose onsets follow each other within `gap` columns; the first of each leads."""
     groups: list[list[tuple[int, int]]] = []
     for column, place in sorted(onsets):
         if not groups or column - groups[-1][-1][0] > gap:

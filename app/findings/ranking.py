@@ -1,4 +1,4 @@
-"""All rules over one store, the worst first."""
+"""All rules applied to one store, the worst finding first."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _RULES: Final = tuple(RULES)
 
 @dataclass(slots=True)
 class RuleInputs:
-    """What was read before, so that next time only what came since is read. It changes no answer."""
+    """Data from earlier reads, so that only new data is read. It doesn't change the result."""
 
     sizes: Readings | None = None
     updates: Readings | None = None
@@ -39,7 +39,7 @@ class Diagnosis:
 
 
 def findings_of(store: Store, inputs: RuleInputs | None = None) -> tuple[Finding, ...]:
-    """Return what needs attention, the worst first: non-finite values, then errors, warnings and notes."""
+    """Return the findings, the worst first: non-finite values, then errors, warnings, and notes."""
     return examine(store, inputs).findings
 
 
@@ -62,7 +62,7 @@ def examine(store: Store, inputs: RuleInputs | None = None) -> Diagnosis:
 
 
 def _of_sizes(store: Store, taps: TapList, sizes: Readings, losses: Losses) -> list[Finding]:
-    """Return what magnitudes say; a stack that fades or grows as a whole stands for what its layers do one by one."""
+    """Return findings about magnitudes; a stack that fades or grows as a whole replaces those of its layers."""
 
     def spark(number: int) -> tuple[float, ...]:
         return sizes.spark(int(np.searchsorted(taps.numbers, number)))

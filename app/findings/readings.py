@@ -1,4 +1,4 @@
-"""What the rules look at: the magnitudes of all taps over the newest steps, in columns of a few steps each."""
+"""The input of the rules: the magnitudes of all taps over the newest steps, in columns of a few steps each."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from .finding import COLUMNS, EARLY, MIN_CAPTURED, MIN_PAST, RECENT, SPARK, WARM
 Logs = NDArray[np.float32]
 Floats = NDArray[np.float64]
 Places = NDArray[np.intp]
-_AT_ONCE: Final = 16  # columns read together: more would not stay in the caches
+_AT_ONCE: Final = 16  # columns read together: more would not fit into the CPU caches
 _UNKNOWN: Final = np.float32(np.nan)
-_QUARTILE: Final = np.float32(0.6745)  # standard deviations from the median, of a normal distribution
+_QUARTILE: Final = np.float32(0.6745)  # standard deviations from the median, for a normal distribution
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Columns [column, tap] of `width` steps each, on a grid that never moves; those without a row are left out."""
+    """Columns [column, tap] of `width` steps each, on a fixed grid; columns without a row are left out."""
 
     width: int
-    at: NDArray[np.int64]  # the place of each on the grid
-    size: Floats  # the largest in it; NaN where something was not finite, or nothing was there
-    logs: Logs  # its decimal logarithm; NaN where there is none
-    bad: NDArray[np.bool_]  # where something was not finite
+    at: NDArray[np.int64]  # the position of each on the grid
+    size: Floats  # the largest magnitude; NaN if a value was non-finite or missing
+    logs: Logs  # its decimal logarithm; NaN if there is none
+    bad: NDArray[np.bool_]  # whether a value was non-finite
 
     @classmethod
     def empty(cls, width: int, taps: int) -> Columns:
-        """None yet."""
+        """Return no columns."""
         none = np.empty((0, taps))
         return cls(width, np.empty(0, np.int64), none, none.astype(np.float32), none.astype(bool))
 
     @classmethod
     def of(cls, rows: Rows, width: int) -> Columns:
-        """Rows gathered; one that stands for many steps counts with its last."""
+        """Group rows into columns; a row of several steps counts for its last step."""
         if not len(rows.last):
             return cls.empty(width, rows.high.shape[1])
         places = rows.last // width
@@ -53,12 +53,12 @@ class Columns:
             np.greater(rows.nonfinite[start:end].max(axis=0), 0, out=bad[column])
         size[bad] = np.nan
         with np.errstate(divide="ignore"):
-            logs = np.log10(size).astype(np.float32)  # what is large as a float64 is small as its logarithm
+            logs = np.log10(size).astype(np.float32)  # a large float64 has a small logarithm
         logs[np.isinf(logs)] = _UNKNOWN
         return cls(width, places[starts], size, logs, bad)
 
     def then(self, newer: Columns) -> Columns:
-        """These, up to where the newer ones begin, and the newer ones; taps that came since were not there before."""
+        """Append newer columns, replacing those from their start; new taps have no earlier values."""
         if not len(newer.at):
             return self
         kept = slice(0, int(np.searchsorted(self.at, newer.at[0])))
@@ -76,14 +76,14 @@ class Columns:
         )
 
     def since(self, place: int) -> Columns:
-        """Those from a place of the grid on."""
+        """Return the columns from a grid position on."""
         kept = slice(int(np.searchsorted(self.at, place)), None)
         return Columns(self.width, self.at[kept], self.size[kept], self.logs[kept], self.bad[kept])
 
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """What is usual for each tap, and its spread below and above, each for itself: a rise leaves the one below."""
+    """The usual value of each tap, and its spread below and above, separately: a rise doesn't affect the one below."""
 
     usual: Logs
     below: Logs
@@ -92,19 +92,19 @@ class Past:
 
 @dataclass(frozen=True)
 class Readings:
-    """One stat of some taps over the newest steps [tap, column]. The stat is one that is never below zero."""
+    """One nonnegative stat of some taps over the newest steps [tap, column]."""
 
     store: Store
     taps: TapList
     stat: str
     steps: StepRange
     columns: Columns
-    early: Logs  # what was usual for each tap early in the run; NaN where that is not known
-    begun: dict[tuple[int, bool], int]  # the column in which something began that now is older than the window
+    early: Logs  # the usual value of each tap early in the run; NaN if unknown
+    begun: dict[tuple[int, bool], int]  # the column in which a change began that is now older than the window
 
     @classmethod
     def of(cls, store: Store, taps: TapList, stat: str, before: Readings | None = None) -> Readings | None:
-        """Read from a store, or only what came since `before`; None where there is nothing to read."""
+        """Read from a store, or only what is new since `before`; None if there is no data."""
         steps = store.steps()
         if steps.first is None or steps.newest is None or not len(taps.taps):
             return None
@@ -114,7 +114,7 @@ class Readings:
         known = Columns.empty(width, len(taps.taps))
         if before is not None and before.columns.width == width and before.columns.at.size:
             known = before.columns.since(oldest)
-        # What was the newest column may have grown since.
+        # The newest column may have grown since.
         begin = max(oldest, int(known.at[-1])) if known.at.size else oldest
         for place in range(begin, steps.newest // width + 1, _AT_ONCE):
             last = min((place + _AT_ONCE) * width - 1, steps.newest)
@@ -127,35 +127,35 @@ class Readings:
 
     @property
     def number(self) -> int:
-        """How many columns there are."""
+        """The number of columns."""
         return len(self.columns.at)
 
     @cached_property
     def seen(self) -> NDArray[np.intp]:
-        """How many columns each tap was captured in."""
+        """The number of columns in which each tap was captured."""
         known = ~np.isnan(self.columns.size) | self.columns.bad
         return np.asarray(known.sum(axis=0), np.intp)
 
     def since(self, column: int) -> str:
-        """Since when something is that began in a column."""
+        """Describe since when a change has lasted that began in a column."""
         return f"since step {self.first_step(column)}"
 
     @property
     def starts_run(self) -> bool:
-        """Whether the first column holds the first step of the run."""
+        """Whether the first column contains the first step of the run."""
         return self.first_step(0) <= (self.steps.first or 0)
 
     def first_step(self, column: int) -> int:
-        """The first step of a column; one below zero is that of a place on the grid before the window."""
+        """Return the first step of a column; a negative column is a grid position before the window."""
         place = int(self.columns.at[max(column, 0)]) + min(column, 0)
         return max(place * self.columns.width, self.steps.first or 0)
 
     def last_step(self, column: int) -> int:
-        """The last step of a column."""
+        """Return the last step of a column."""
         return min((int(self.columns.at[column]) + 1) * self.columns.width - 1, self.steps.newest or 0)
 
     def column_of(self, step: int) -> int:
-        """The column that holds a step, or the next one there is."""
+        """Return the column of a step, or the next existing one."""
         return int(np.searchsorted(self.columns.at, step // self.columns.width))
 
     @property
@@ -165,13 +165,13 @@ class Readings:
 
     @cached_property
     def logs(self) -> Logs:
-        """The decimal logarithms; NaN where there is no magnitude, or none above zero."""
+        """The decimal logarithms; NaN for a missing or zero magnitude."""
         return np.ascontiguousarray(self.columns.logs.T)
 
     @cached_property
     def past(self) -> Past:
-        """The columns before the recent ones; NaN where too little is known."""
-        ordered = np.sort(self.logs[:, :-RECENT], axis=1)  # NaN comes last
+        """The columns before the recent ones; NaN if too little is known."""
+        ordered = np.sort(self.logs[:, :-RECENT], axis=1)  # NaN sorts last
         known = (ordered.shape[1] - np.isnan(ordered).sum(axis=1)).astype(np.intp)
         low, middle, high = (_nth(ordered, (known * quarter) // 4) for quarter in (1, 2, 3))
         unknown = known < MIN_PAST
@@ -180,7 +180,7 @@ class Readings:
 
     @cached_property
     def now(self) -> Logs:
-        """Median of the recent columns; NaN where fewer than half of them hold a value."""
+        """Return the median of the recent columns; NaN if fewer than half of them have a value."""
         recent = np.sort(self.logs[:, -RECENT:], axis=1)
         known = RECENT - np.isnan(recent).sum(axis=1)
         middle = _nth(recent, (known // 2).astype(np.intp))
@@ -189,12 +189,12 @@ class Readings:
 
     @cached_property
     def is_nothing(self) -> NDArray[np.bool_]:
-        """Which taps were zero in most of the recent columns."""
+        """Return which taps were zero in most of the recent columns."""
         zeros: NDArray[np.bool_] = (self.columns.size[-RECENT:] == 0).sum(axis=0) * 2 > RECENT
         return zeros
 
     def beyond_from(self, places: Places, borders: Floats, above: bool) -> list[int]:
-        """For each tap the column since which it is beyond its border, without a break; see `first_step`."""
+        """Return, for each tap, the column since which it has always been beyond its border; see `first_step`."""
         columns = _behind_last(_within(self.logs[places].T, borders, above))
         if not self.starts_run:
             self._look_back(places, borders, above, columns)
@@ -202,7 +202,7 @@ class Readings:
         return found
 
     def _look_back(self, places: Places, borders: Floats, above: bool, columns: Places) -> None:
-        """What fills the window began before it. Read once for each tap: later the rows are merged."""
+        """Find onsets before the window. Done once per tap, because the rows are merged later."""
         keys = [(int(number), above) for number in self.taps.numbers[places]]
         old = np.flatnonzero(columns == 0).tolist()
         for key in {key for key in self.begun if key[1] == above} - {keys[each] for each in old}:
@@ -218,13 +218,13 @@ class Readings:
             columns[each] = self.begun[keys[each]] - self.columns.at[0]
 
     def spark(self, place: int) -> tuple[float, ...]:
-        """The newest finite magnitudes, oldest first."""
+        """Return the newest finite magnitudes, oldest first."""
         row = self.columns.size[:, place]
         return tuple(row[np.isfinite(row)][-SPARK:].tolist())
 
 
 def window_first(store: Store) -> int:
-    """Return the first step that is looked at: as many steps as there are columns for, or enough captured ones."""
+    """Return the first step to examine, so that there are enough columns and captured steps."""
     steps = store.steps()
     newest, captured = steps.newest or 0, store.captured_step(MIN_CAPTURED - 1)
     begin = newest - WINDOW + 1
@@ -232,7 +232,7 @@ def window_first(store: Store) -> int:
 
 
 def _early_of(store: Store, taps: TapList, stat: str, steps: StepRange, before: Readings | None) -> Logs:
-    """Read once, as soon as it is over: until then the window holds it too."""
+    """Return the usual values early in the run. Read once they are over; until then, the window includes them."""
     first = (steps.first or 0) + WARM_UP
     unknown = np.full(len(taps.taps), _UNKNOWN)
     if (steps.newest or 0) < first + EARLY:
@@ -250,20 +250,20 @@ def _early_of(store: Store, taps: TapList, stat: str, steps: StepRange, before: 
 
 
 def _within(logs: NDArray[np.floating[Any]], borders: Floats, above: bool) -> NDArray[np.bool_]:
-    """Which [column, tap] are on the usual side of each tap's border; NaN is on none."""
+    """Return which [column, tap] are on the usual side of each tap's border; NaN is on neither side."""
     inside: NDArray[np.bool_] = logs <= borders if above else logs >= borders
     return inside
 
 
 def _behind_last(marked: NDArray[np.bool_]) -> Places:
-    """For each column of a table the row behind the last one that is marked; the first where none is."""
+    """For each column of a table, return the row after the last marked one, or the first row."""
     rows = np.arange(1, len(marked) + 1)[:, None]
     behind: Places = np.where(marked, rows, 0).max(axis=0, initial=0).astype(np.intp)
     return behind
 
 
 def _width_of(steps: int) -> int:
-    """Return the steps of a column: one in a young run, and no more than it takes."""
+    """Return the number of steps per column: one in a young run, and no more than needed."""
     width = 1
     while width * COLUMNS < steps:
         width *= 2
@@ -271,5 +271,5 @@ def _width_of(steps: int) -> int:
 
 
 def _nth(ordered: Logs, at: Places) -> Logs:
-    """The value at a place of each row."""
+    """Return the value at one position of each row."""
     return np.take_along_axis(ordered, np.minimum(at, ordered.shape[1] - 1)[:, None], axis=1)[:, 0].copy()

@@ -1,4 +1,4 @@
-"""How much the findings are based on: "no problems" is said only of what was looked at, and may be "unknown"."""
+"""How much the findings are based on: "no problems" covers only what was examined, and may be "unknown"."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ABOUT: Final[dict[RuleName, str]] = {"exploding": "changes over time", "dead": 
 
 @dataclass(frozen=True, slots=True)
 class Unjudged:
-    """A rule that some layers were captured too seldom for: `captured` is of the layer seen most among them."""
+    """A rule that can't judge some layers yet: `captured` is the number of steps of the one captured most."""
 
     rule: RuleName
     layers: int
@@ -43,7 +43,7 @@ class Unjudged:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What was looked at. `steps` counts the steps from first to last, `captured` those of them that were captured."""
+    """What was examined: the steps from first to last, and how many of them were captured."""
 
     verdict: Verdict
     sentence: str
@@ -53,12 +53,12 @@ class Scope:
     captured: int
     captured_in_run: int
     layers: int
-    uncaptured: int  # modules that coverage lists as not captured
+    uncaptured: int  # modules that the coverage lists as not captured
     unjudged: tuple[Unjudged, ...]
 
 
 def scope_of(store: Store, taps: TapList, outputs: TapList, sizes: Readings | None, found: Sequence[Finding]) -> Scope:
-    """Return how much was looked at for these findings."""
+    """Return how much was examined for these findings."""
     newest = store.steps().newest
     uncaptured = sum(not each.captured for each in store.coverage())
     if newest is None or not len(taps.taps) or sizes is None:
@@ -83,7 +83,7 @@ def scope_of(store: Store, taps: TapList, outputs: TapList, sizes: Readings | No
 
 
 def _growth(taps: TapList, sizes: Readings) -> Unjudged | None:
-    """Return the layers that no tensor of is known well enough to compare it with its past."""
+    """Return the layers without any tensor whose past is known well enough."""
     most: dict[str, int] = {}
     for tap, seen in zip(sizes.taps.taps, sizes.seen.tolist(), strict=True):
         most[tap.module] = max(most.get(tap.module, 0), seen)

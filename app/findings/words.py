@@ -1,4 +1,4 @@
-"""What the kinds of taps are called in sentences."""
+"""The kinds of taps in sentences."""
 
 from __future__ import annotations
 
@@ -18,5 +18,5 @@ _KINDS: Final[dict[Kind, str]] = {
 
 
 def kind_word(kind: Kind) -> str:
-    """Return a kind as it is called in a sentence."""
+    """Return the name of a kind for a sentence."""
     return _KINDS[kind]

@@ -1,4 +1,4 @@
-"""Outputs and gradients that are nothing but zeros, judged by the steps in which they were captured."""
+"""Outputs and gradients that are all zeros, judged by the steps in which they were captured."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .words import kind_word
 
 @dataclass(frozen=True, slots=True)
 class Zeros:
-    """Which taps were zero in each of their newest captured steps, and which were captured too seldom to judge."""
+    """Which taps were zero in each of their newest captured steps, and which were captured too rarely to judge."""
 
     places: NDArray[np.intp]
     unknown: NDArray[np.intp]
@@ -25,13 +25,13 @@ class Zeros:
 
 
 def find_dead(store: Store, outputs: TapList) -> list[Finding]:
-    """Return every output that is dead."""
+    """Return a finding for every dead output."""
     places = zeros_of(store, outputs, "dead").places
     return [_finding(outputs, "dead", each, 0) for each in _since(store, outputs, places)]
 
 
 def find_no_gradient(store: Store, gradients: TapList) -> list[Finding]:
-    """Return one finding if so many gradients of parameters are zero that most layers no longer learn."""
+    """Return one finding if so many parameter gradients are zero that most layers no longer learn."""
     zeros = zeros_of(store, gradients, "no-gradient")
     layers = {gradients.taps[place].module for place in zeros.judged.tolist()}
     alive = {gradients.taps[place].module for place in np.setdiff1d(zeros.judged, zeros.places).tolist()}
@@ -42,19 +42,19 @@ def find_no_gradient(store: Store, gradients: TapList) -> list[Finding]:
     since = _since(store, gradients, places)
     begun = sorted(since, key=lambda each: each[2])[0]
     found = _finding(gradients, "no-gradient", begun, len(still) - 1)
-    text = f"the gradient is exactly zero in {len(still)} of {len(layers)} layers since step {found.since_step}"
+    text = f"the gradient has been exactly zero in {len(still)} of {len(layers)} layers since step {found.since_step}"
     return [replace(found, message=text + begun[3])]
 
 
 def zeros_of(store: Store, taps: TapList, rule: RuleName) -> Zeros:
-    """Judge taps by the newest captured steps, of which a tap must be in enough."""
+    """Judge taps by the newest captured steps; a tap must be in enough of them."""
     limits = RULES[rule].limits
     first = store.captured_step(int(limits["among"]) - 1)
     if first is None or not len(taps.taps):
         none = np.empty(0, np.intp)
         return Zeros(none, np.arange(len(taps.taps)), none)
     rows = store.rows(taps.numbers, "zero_fraction", first)
-    is_zero = rows.low >= limits.get("zero_fraction", 1.0)  # a non-finite tensor is not dead either
+    is_zero = rows.low >= limits.get("zero_fraction", 1.0)  # a non-finite tensor is not dead
     seen = rows.present.astype(np.int64)
     newest = seen[::-1].cumsum(axis=0)[::-1]  # how many steps from each row on
     alive = ((seen > 0) & ~is_zero & (newest - seen < limits["captured_steps"])).any(axis=0)
@@ -62,11 +62,11 @@ def zeros_of(store: Store, taps: TapList, rule: RuleName) -> Zeros:
     return Zeros(np.flatnonzero(enough & ~alive), np.flatnonzero(~enough & ~alive), np.flatnonzero(enough))
 
 
-Since = tuple[int, Rows, int, str]  # a tap's place, its rows, the step since which it is zero, " or earlier"
+Since = tuple[int, Rows, int, str]  # a tap's index, its rows, the step since which it is zero, " or earlier"
 
 
 def _since(store: Store, taps: TapList, places: NDArray[np.intp]) -> list[Since]:
-    """Look further back for the steps in which zeros began."""
+    """Search further back for the steps in which the zeros began."""
     if not len(places):
         return []
     begin = window_first(store)
@@ -88,7 +88,7 @@ def _finding(taps: TapList, rule: RuleName, about: Since, more: int) -> Finding:
     alive = np.flatnonzero(~(low >= RULES["dead"].limits["zero_fraction"]))
     captured = int(rows.present[rows.first >= since, 0].sum())
     number, tap = int(taps.numbers[place]), taps.taps[place]
-    message = f"every value of the {kind_word(tap.kind)} is zero since step {since}{older} ({captured} captured)"
+    message = f"every value of the {kind_word(tap.kind)} has been zero since step {since}{older} ({captured} captured)"
     usual = float(low[alive[-1]]) if len(alive) else float("nan")
     spark = tuple(low[np.isfinite(low)][-SPARK:].tolist())
     values = "zero_fraction", float(low[-1]), usual, since

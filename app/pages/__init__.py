@@ -1,4 +1,4 @@
-"""The pages: HTML by Jinja, whole without a script; the scripts make it live. No JSON here."""
+"""The pages: complete HTML without scripts, rendered by Jinja; scripts make them live. No JSON here."""
 
 from __future__ import annotations
 
@@ -18,6 +18,6 @@ __all__ = ["prepare", "router", "summary_of"]
 
 
 def prepare() -> None:
-    """Compiles the templates and squeezes the files of all pages; else their first readers wait for it."""
+    """Compile the templates and compress the files of all pages, so that the first readers don't wait for it."""
     compile_templates()
     assets.read_all()

@@ -1,4 +1,4 @@
-"""The page Compare: two runs, layer by layer, aligned by step; where they first differ, and how much was compared."""
+"""The page Compare: two runs by layer, aligned by step; where they first differ, and how much was compared."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ RunId = Annotated[str, Query(max_length=200)]
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What the address asks for; a form sends its empty fields too."""
+    """The query of the page; a form also sends its empty fields."""
 
     a: str
     b: str
@@ -49,27 +49,27 @@ class Wanted:
     sort: str
 
     def query(self, **changes: str) -> str:
-        """The address of this view, or of one a little different."""
+        """Return the query string of this view, with changes."""
         asked = {name: getattr(self, name) for name in self.__slots__} | changes
         return urlencode({name: value for name, value in asked.items() if value})
 
     @property
     def share(self) -> float:
-        """The tolerance as a share."""
+        """The tolerance as a fraction."""
         try:
             share = float(self.tolerance or 0)
         except ValueError:
             share = -1.0
         if not 0 <= share <= 2:
             raise ArgumentError(
-                f"tolerance={self.tolerance[:40]!r} is no share: give a number from 0 to 2, such as 0.01"
+                f"tolerance={self.tolerance[:40]!r} is invalid: use a number from 0 to 2, for example 0.01"
             )
         return share
 
 
 @dataclass(frozen=True, slots=True)
 class Parting:
-    """The first difference in a layer, and what the two runs hold there."""
+    """The first difference in a layer, and the values of the two runs there."""
 
     layer: Layer
     step: int
@@ -79,7 +79,7 @@ class Parting:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One setting or fact of the two runs."""
+    """A setting or fact of the two runs."""
 
     name: str
     one: str
@@ -87,7 +87,7 @@ class Line:
 
     @property
     def differs(self) -> bool:
-        """Whether they are not the same."""
+        """Whether the two values differ."""
         return self.one != self.two
 
 
@@ -103,7 +103,7 @@ def compare_page(
     f: Text = "",
     sort: Annotated[Literal["", "model", "step"], Query()] = "",
 ) -> HTMLResponse:
-    """Two runs; if the address names none, the two newest of the same model."""
+    """Compare two runs; by default the two newest of the same model."""
     runs: Runs = request.app.state.runs
     every = runs.all()
     one, two, missing = _chosen(runs, every, a, b)
@@ -122,7 +122,7 @@ def compare_page(
 
 
 def labels_of(runs: list[Run]) -> list[tuple[str, str]]:
-    """Each run's id and what a list calls it: no two runs of a list have the same label."""
+    """Return each run's id and a label that is unique in the list."""
     names = Counter(run.name or run.id for run in runs)
     return [(run.id, _label_of(run, names[run.name or run.id] > 1)) for run in runs]
 
@@ -135,7 +135,7 @@ def _label_of(run: Run, ambiguous: bool) -> str:
 
 
 def _chosen(runs: Runs, every: list[Run], a: str, b: str) -> tuple[Run | None, Run | None, list[str]]:
-    """The two runs, and the names that mean none. What is not named is the newest other run of the same model."""
+    """Return the two runs, and the unknown names. A missing name means the newest other run of the same model."""
     one, two = runs.find(a) if a else None, runs.find(b) if b else None
     missing = [name for name, run in ((a, one), (b, two)) if name and run is None]
     if missing or (one is not None and two is not None):
@@ -149,7 +149,7 @@ def _chosen(runs: Runs, every: list[Run], a: str, b: str) -> tuple[Run | None, R
 
 
 def _newest_pair(every: list[Run]) -> tuple[Run | None, Run | None]:
-    """The newest two runs of one model; if there are none, the newest two."""
+    """Return the newest two runs of one model; if there are none, the newest two."""
     newest: dict[frozenset[tuple[str, str]], Run] = {}
     for run in every:
         model = _model_of(run)
@@ -160,7 +160,7 @@ def _newest_pair(every: list[Run]) -> tuple[Run | None, Run | None]:
 
 
 def _like(given: Run, every: list[Run]) -> Run | None:
-    """The newest other run of the same model, else the newest other run."""
+    """Return the newest other run of the same model, else the newest other run."""
     others, model = [run for run in every if run is not given], _model_of(given)
     return next((run for run in others if _model_of(run) == model), next(iter(others), None))
 
@@ -172,7 +172,7 @@ def _model_of(run: Run) -> frozenset[tuple[str, str]]:
 def _result(one: Run, two: Run, wanted: Wanted) -> dict[str, Any]:
     if wanted.kind not in KINDS or wanted.stat not in STAT_NAMES:
         raise ArgumentError(
-            f"there is no {wanted.stat[:40]!r} of {wanted.kind[:40]!r}: choose a stat and a kind from the lists"
+            f"there is no {wanted.stat[:40]!r} of {wanted.kind[:40]!r}: select a stat and a kind from the lists"
         )
     asked = Asked(wanted.stat, wanted.kind, tolerance=wanted.share, rename=wanted.rename)
     verdict = compare_runs(one.store, two.store, asked)
@@ -197,7 +197,7 @@ def _sorted(layers: list[Layer], sort: str) -> list[Layer]:
 
 
 def parting_of(one: Store, two: Store, verdict: Verdict, stat: str) -> Parting | None:
-    """The first step and layer in which two runs differ, with both values."""
+    """Return the first step and layer in which two runs differ, with both values."""
     first = verdict.parting
     if first is None or first.parts_at is None:
         return None
@@ -213,7 +213,7 @@ def _value(store: Store, number: int, stat: str, first: Layer) -> float:
 
 
 def settings_of(one: Run, two: Run) -> list[Line]:
-    """What the two were told and ran on, what differs first."""
+    """Return the settings and environments of the two runs, differences first."""
     facts = [_facts(run) for run in (one, two)]
     names = [*facts[0], *(name for name in facts[1] if name not in facts[0])]
     lines = [Line(name, *(fact.get(name, "") for fact in facts)) for name in names]
@@ -250,5 +250,5 @@ def _shown(value: Any) -> str:
 
 
 def _layer_address(run: Run, tap: Tap, step: int | None = None) -> str:
-    """The layer's page, held at a step."""
+    """Return the address of a layer's page, held at a step."""
     return address_of(run, "layer", module=tap.module, step=step)

@@ -12,23 +12,23 @@ from ..runs import Runs
 from .frame import address_of, render
 
 TITLES: Final = {
-    400: "This can't be shown",
+    400: "Invalid request",
     403: "Not allowed",
-    404: "Nothing here",
-    405: "This can't be done here",
-    422: "This can't be shown",
+    404: "Not found",
+    405: "Not possible here",
+    422: "Invalid request",
 }
 
 
 def wants_page(request: Request) -> bool:
-    """Whether a person asks, with a browser and for a page."""
+    """Return whether a browser asks for a page."""
     path = request.url.path.removeprefix(request.scope.get("root_path", ""))
     first = request.headers.get("accept", "").partition(",")[0].partition(";")[0].strip()
     return first == "text/html" and not path.startswith(("/api/", "/static/"))
 
 
 def error_page(request: Request, sentence: str, status: int, headers: Mapping[str, str] | None = None) -> Response:
-    """Return a page that says what was wrong and where to go next."""
+    """Render a page that says what was wrong and where to go next."""
     runs: Runs = request.app.state.runs
     newest = next(iter(runs.all()), None)
     page = render(

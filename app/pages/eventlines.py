@@ -1,4 +1,4 @@
-"""Findings and events as lines of one list, which every page shows and counts in the same way."""
+"""Findings and events as lines of one list, which all pages show and count in the same way."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..findings import RULES, Finding, key_of_event
 from ..runs import Run
 
 SEVERITIES: Final[tuple[Severity, ...]] = ("error", "warning", "info")
-SIGNS: Final = {"error": "\u2715", "warning": "\u25b2", "info": "\u2022"}  # never by colour alone
+SIGNS: Final = {"error": "\u2715", "warning": "\u25b2", "info": "\u2022"}  # not by color alone
 FINDING: Final = "finding"
 
 
@@ -22,7 +22,7 @@ class Line:
     """A finding or an event."""
 
     key: str  # to acknowledge it; a finding keeps its key when it comes back
-    sort: str  # the name of the event, or the rule's
+    sort: str  # the name of the event, or of the rule
     title: str
     severity: Severity
     step: int
@@ -36,27 +36,27 @@ class Line:
 
     @property
     def id(self) -> str:
-        """Its id in the list. A rule may find the same tensor at several steps."""
+        """The id in the list. A rule can find the same tensor at several steps."""
         return self.key if self.finding is None else f"{self.key}@{self.step}"
 
     @property
     def sign(self) -> str:
-        """A mark that needs no colour."""
+        """A mark that doesn't depend on color."""
         return SIGNS[self.severity]
 
     @property
     def quantity(self) -> str:
-        """What the values of the finding are; empty for an event."""
+        """The quantity of the finding's values; empty for an event."""
         return "" if self.finding is None else "loss" if self.finding.rule == "loss" else self.finding.stat
 
     @property
     def is_alert(self) -> bool:
-        """Whether it needs attention: a warning or an error that nobody has acknowledged."""
+        """Whether it is an unacknowledged warning or error."""
         return self.severity != "info" and not self.acknowledged
 
     @property
     def layer(self) -> dict[str, str | int]:
-        """Return the part of an address that leads to its layer at its step."""
+        """The part of an address that leads to its layer at its step."""
         if self.finding is None:
             return {"module": self.module, "step": self.step}
         tap = self.finding.tap

@@ -1,4 +1,4 @@
-"""The page Events: findings and events, filtered and over the steps, and the origin of a finding."""
+"""The page Events: findings and events, filtered and over steps, and the origin of a finding."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .glance import layer_address
 from .provenance import provenance_of
 from .timeline import timeline_of
 
-ROWS: Final = 100  # on one page
+ROWS: Final = 100  # per page
 MAX_COPIED: Final = 1000
 PARTS: Final = ("timeline", "list", "detail")
 
@@ -29,7 +29,7 @@ Text = Annotated[str, Query(max_length=1000)]
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A line and the addresses it leads to."""
+    """A line and the addresses it links to."""
 
     line: Line
     layer: str
@@ -53,7 +53,7 @@ def events_page(
     format: Annotated[Literal["", "markdown"], Query(description="the list as a Markdown table")] = "",
     part: Annotated[list[Literal["timeline", "list", "detail"]] | None, Query(max_length=9)] = None,
 ) -> Response:
-    """Show findings and events, the newest first. Empty fields of the form match everything."""
+    """Show findings and events, newest first. Empty form fields match everything."""
     run = run_of(request, run_id)
     lines = all_lines(run)
     wanted = _filter_of(severity, name, f, text, span, hide)
@@ -114,7 +114,7 @@ def _shown(run: Run, line: Line, asked: dict[str, str]) -> Shown:
 
 
 def _timeline(run: Run, lines: list[Line], wanted: Filter) -> dict[str, Any]:
-    """Return the timeline of all lines that match apart from their step."""
+    """Return the timeline of all lines that match, regardless of the step filter."""
     steps = run.store.steps()
     anywhere = replace(wanted, first=None, last=None)
     first, last = steps.first or 0, steps.newest or 0
@@ -122,9 +122,9 @@ def _timeline(run: Run, lines: list[Line], wanted: Filter) -> dict[str, Any]:
 
 
 def _chosen(lines: list[Line], fitting: list[Line], key: str) -> Line | None:
-    """Return the line that was asked for, or else the worst finding that nobody has acknowledged.
+    """Return the requested line, or else the worst unacknowledged finding.
 
-    A finding whose onset moved since the link was made is still found by its key.
+    A finding is found by its key even if its onset has moved since the link was created.
     """
     if key:
         kept = key.rpartition("@")[0]
@@ -135,7 +135,7 @@ def _chosen(lines: list[Line], fitting: list[Line], key: str) -> Line | None:
 
 def _detail(run: Run, line: Line | None) -> dict[str, Any]:
     finding = line.finding if line is not None else None
-    # What a loss comes from is not known: it is no tensor of a layer.
+    # The cause of a bad loss is unknown, because a loss is not a layer's tensor.
     origin = provenance_of(run.store, finding) if finding is not None and finding.rule != "loss" else None
     return {
         "detail_layer": _shown(run, line, {}).layer if line is not None else "",

@@ -1,4 +1,4 @@
-"""The page Gradient flow: activations and gradients from input to output at one step, and over the steps."""
+"""The page Gradient flow: activations and gradients from input to output at one step, and over steps."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ router = APIRouter(include_in_schema=False)
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One line of the table: a module's call, what came out of it, and the gradient that came back."""
+    """A row of the table: a module's call, its output, and the gradient of the output."""
 
     tap: Tap
     type: str
-    step: int  # in which these numbers were seen
+    step: int  # the step of these values
     activation: float | None
     gradient: float | None
     nonfinite: bool
@@ -38,7 +38,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What of the page is wanted, as its address says."""
+    """The query of the page."""
 
     step: int | None
     f: str
@@ -50,7 +50,7 @@ class Asked:
 
 
 def layers_at(store: Store, asked: Asked, finder: Finder) -> list[Layer]:
-    """The layers with their numbers at a step (the newest one where none is given), from input to output."""
+    """Return the layers with their values at a step (default: the newest), from input to output."""
     every = store.taps()
     places = [place for place, tap in enumerate(every.taps) if tap.kind in (ACTIVATIONS, GRADIENTS)]
     wanted = every.at(places)
@@ -68,20 +68,23 @@ def layers_at(store: Store, asked: Asked, finder: Finder) -> list[Layer]:
 
 
 def why_empty(run: Run, kind: str) -> str:
-    """Why there is nothing to see of a kind; empty where there is something."""
+    """Return why there is no data of a kind, or an empty string."""
     store = run.store
     if len(store.taps(None, kind).taps):
         return ""
     if store.steps().newest is None:
-        return "Nothing was captured yet: the picture begins with the first step."
+        return "No steps yet. The heatmap starts with the first step."
     if kind == "update":
-        return "Updates are not captured: they need a copy of every parameter. Turn them on in Hooks."
+        return (
+            "Updates are not captured, because they need a copy of every parameter. "
+            "To capture them, select update on the Hooks page."
+        )
     if kind in GRADIENT_KINDS:
         return (
             f"No {kind} was captured: no module has run a backward pass yet (model.eval()? torch.no_grad()?), "
-            "or Hooks leaves this kind out."
+            "or this kind is not selected on the Hooks page."
         )
-    return f"No {kind} was captured: Hooks says which kinds are."
+    return f"No {kind} was captured: no module has run yet, or this kind is not selected on the Hooks page."
 
 
 def _stat_of(given: str, usual: str) -> str:
@@ -93,16 +96,15 @@ def _stat_of(given: str, usual: str) -> str:
 def flow_page(
     request: Request,
     run_id: str,
-    step: Annotated[str, Query(max_length=20, description="the step that is held; empty for the newest")] = "",
-    f: Annotated[str, Query(max_length=1000, description="what is looked for")] = "",
+    step: Annotated[str, Query(max_length=20, description="the step to hold; empty for the newest")] = "",
+    f: Annotated[str, Query(max_length=1000, description="the content of the find box")] = "",
     type: Annotated[str, Query(max_length=1000, description="only modules of this class")] = "",
-    kind: Annotated[str, Query(max_length=50, description="what the picture over the steps is of")] = "",
+    kind: Annotated[str, Query(max_length=50, description="the kind of the heatmap over steps")] = "",
     stat: Annotated[str, Query(max_length=50)] = "",
     act: Annotated[str, Query(max_length=50, description="the stat of the activations")] = "",
     grad: Annotated[str, Query(max_length=50, description="the stat of the gradients")] = "",
     row: Annotated[int, Query(ge=0, le=10**9, description="the first row of the table")] = 0,
 ) -> HTMLResponse:
-    """Gradient flow."""
     run = run_of(request, run_id)
     checks.require_kind(kind or None)
     held = int(step) if step.isdecimal() else None

@@ -1,4 +1,4 @@
-"""What all pages share: the frame around them, its numbers and words, and how a page is rendered."""
+"""The frame of all pages, its numbers and labels, and how a page is rendered."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from .eventlines import Line, alert_lines
 
 THEMES: Final = ("system", "light", "dark")
 THEME_COOKIE: Final = "hookcore-theme"
-_TAIL_LETTERS: Final = 12  # of a name that is cut in its middle
+_TAIL_LETTERS: Final = 12  # of a name that is shortened in the middle
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One entry of the navigation: its page, its words, the key that leads there after `g`."""
+    """An entry of the navigation: its page, its title, and its key after `g`."""
 
     page: str
     title: str
     path: str  # below the run
     key: str
-    finds: bool = True  # whether what is found is shown on this very page; elsewhere the flow page shows it
+    finds: bool = True  # whether the find box filters this page; otherwise it leads to the flow page
 
 
 PLACES: Final = (
@@ -52,7 +52,7 @@ PLACES: Final = (
 
 
 def moment(time_s: float) -> str:
-    """Return a time as machines read it, to the second; "" if no calendar has it."""
+    """Return a time in ISO format, to the second; "" if no calendar has it."""
     try:
         return datetime.fromtimestamp(time_s, UTC).isoformat(timespec="seconds")
     except (ValueError, OverflowError, OSError):
@@ -60,12 +60,12 @@ def moment(time_s: float) -> str:
 
 
 def basename(path: str) -> str:
-    """The last part of a path of any system."""
+    """Return the last part of a path of any operating system."""
     return path.replace("\\", "/").rpartition("/")[2]
 
 
 def shortened(text: str, letters: int) -> str:
-    """A long text without its middle: what tells names apart mostly stands at their ends."""
+    """Shorten a long text in its middle, because names often differ at their ends."""
     if len(text) <= letters:
         return text
     head = (letters - 1) // 2
@@ -73,7 +73,7 @@ def shortened(text: str, letters: int) -> str:
 
 
 def ends(text: str) -> Markup:
-    """Return a text whose middle gives way where it does not fit: what tells names apart is often at their ends."""
+    """Return a text whose middle shrinks if space is short, because names often differ at their ends."""
     if len(text) <= _TAIL_LETTERS:
         return escape(text)
     parts = Markup('<span class="ends"><span>{}</span><span>{}</span></span>')
@@ -81,8 +81,8 @@ def ends(text: str) -> Markup:
 
 
 def code(text: str) -> Markup:
-    """A text in which `what stands between backticks` is shown as code."""
-    # split gives text and code in turn; Markup.format escapes what it is given
+    """Render text between backticks as code."""
+    # split yields text and code in turn; Markup.format escapes its arguments
     parts = [
         Markup("<code>{}</code>" if place % 2 else "{}").format(part) for place, part in enumerate(text.split("`"))
     ]
@@ -95,7 +95,7 @@ def breakable(path: str) -> Markup:
 
 
 def middle(text: str, most: int) -> str:
-    """Return a text cut in its middle to so many characters: names often differ at both ends."""
+    """Shorten a text in its middle to `most` characters, because names often differ at both ends."""
     if len(text) <= most:
         return text
     end = (most - 1) * 3 // 5
@@ -109,7 +109,7 @@ def camels(name: str) -> Markup:
 
 @dataclass(frozen=True, slots=True)
 class Find:
-    """The find box: what is in it, which page shows what it finds, and what else of the address stays."""
+    """The find box: its content, the page that shows the results, and the rest of the address."""
 
     text: str
     action: str
@@ -119,22 +119,22 @@ class Find:
 
 @dataclass(frozen=True, slots=True)
 class Alerts:
-    """The unacknowledged warnings and errors of a run, findings and events alike. The first is the worst."""
+    """A run's unacknowledged warnings and errors, from findings and events. The first is the worst."""
 
     severities: tuple[Severity, ...] = ()
     title: str = ""  # of the worst
     where: str = ""  # its module
     message: str = ""
-    hedge: str = ""  # what follows the module if it is not known to be the first
+    hedge: str = ""  # follows the module if it may not be the first
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """The number of alerts."""
         return len(self.severities)
 
     @property
     def worst(self) -> str:
-        """The severity of the worst; empty where there is none."""
+        """The severity of the worst alert, or ""."""
         return self.severities[0] if self.severities else ""
 
 
@@ -148,12 +148,12 @@ def alerts_of(run: Run) -> Alerts:
 
 
 def hedge_of(line: Line) -> str:
-    """Return what must follow the module of a finding whose onset was not captured."""
+    """Return the words after the module of a finding whose onset was not captured."""
     return ", or another layer first" if line.finding is not None and line.finding.unseen else ""
 
 
 def status_of(run: Run) -> str:
-    """What the header says of a run until the page's script says it anew."""
+    """Return the run's status in the header, until the page's script updates it."""
     newest = run.store.steps().newest
     if newest is None and run.state == "live":
         return "waiting for the first step"
@@ -172,7 +172,7 @@ def no_change_words(run: Run) -> str:
 
 
 def _held_of(request: Request) -> str:
-    """Return the steps that the address names, for the links to the run's other pages."""
+    """Return the steps in the address, for the links to the run's other pages."""
     query = request.query_params
     given = {name: query[name] for name in ("steps", "step") if query.get(name)}
     return f"?{urlencode(given)}" if given else ""
@@ -203,13 +203,13 @@ _TEMPLATES: Final = _make_templates()
 
 
 def compile_templates() -> None:
-    """Compiles all pages; else each is compiled when it is asked for first. The report has its own ways."""
+    """Compile all page templates in advance. The report compiles its own."""
     for name in _TEMPLATES.list_templates(filter_func=lambda name: not name.startswith("report/")):
         _TEMPLATES.get_template(name)
 
 
 def run_of(request: Request, run_id: str) -> Run:
-    """The run of an address; `newest` is the one that was started last."""
+    """Return the run of an address; `newest` is the one that was started last."""
     runs: Runs = request.app.state.runs
     run = runs.find(run_id)
     if run is None and run_id == "newest" and (known := runs.all()):
@@ -224,14 +224,14 @@ def run_of(request: Request, run_id: str) -> Run:
 
 
 def address_of(run: Run, page: str = "overview", **query: Any) -> str:
-    """A page of a run, relative to the root of the server."""
+    """Return the address of a page of a run, relative to the server's root."""
     path = next((place.path for place in PLACES if place.page == page), "")
     asked = "&".join(f"{name}={quote(str(value), safe='')}" for name, value in query.items() if value not in (None, ""))
     return f"runs/{quote(run.id, safe='')}{path}{'?' + asked if asked else ''}"
 
 
 def render(request: Request, page: str, *, run: Run | None = None, **values: Any) -> HTMLResponse:
-    """A page in its frame. Every address in it is relative to `<base>`, so that it works below any prefix."""
+    """Render a page in its frame. Its addresses are relative to `<base>`, so that it works below any prefix."""
     root = request.scope.get("root_path", "")
     theme = request.cookies.get(THEME_COOKIE, "system")
     steps = run.store.steps() if run is not None else None

@@ -1,4 +1,4 @@
-"""What the overview shows at a glance: key figures as tiles, findings and scalars with their small lines."""
+"""The overview's key figures as tiles, and its findings and scalars with sparklines."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ from .span import Span
 from .spark import Spark, spark_of
 
 SHOWN_SCALARS: Final = 12
-POINTS: Final = 90  # of a small line
-AROUND: Final = 60  # steps before and after the onset of a finding, in its small line
+POINTS: Final = 90  # of a sparkline
+AROUND: Final = 60  # steps before and after the onset of a finding, in its sparkline
 OWN: Final = "hookcore/"
 _KINDS: Final = {"param_grad": "parameters", "output_grad": "outputs"}
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """One key figure: its number, a line of detail, and where a click leads."""
+    """A key figure: its number, a line of detail, and the target of its link."""
 
     key: str
     title: str
     text: str
     detail: str = ""
     address: str = ""
-    value: float | None = None  # of a plain number, written as the reader prefers
-    tone: str = ""  # bad, nan: with words, never alone
+    value: float | None = None  # of a plain number, formatted as the reader prefers
+    tone: str = ""  # bad, nan: always with words
     help: str = ""
     is_words: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class AlertLine:
-    """An alert with its small line."""
+    """An alert with its sparkline."""
 
     line: Line
     spark: Spark | None
@@ -59,7 +59,7 @@ class AlertLine:
 
 @dataclass(frozen=True, slots=True)
 class ScalarLine:
-    """A scalar that the user logged: its newest value and its small line."""
+    """A scalar that the user logged: its newest value and its sparkline."""
 
     name: str
     value: float
@@ -68,7 +68,7 @@ class ScalarLine:
 
 
 def tiles_of(run: Run, figures: KeyFigures, at: int | None) -> list[Tile]:
-    """Return the key figures of a run, `at` the step that the page shows."""
+    """Return the key figures of a run; `at` is the step that the page shows."""
     return [
         _loss(figures, at),
         _norm(run, figures, at),
@@ -96,7 +96,7 @@ def _norm(run: Run, figures: KeyFigures, at: int | None) -> Tile:
         "-",
         f"of all {_KINDS[kind]}{_older(norm, at)}" if kind else "no backward pass yet",
         address_of(run, "flow", kind=kind, stat="norm"),
-        help="The root of the sum of squares of all gradients captured in one step.",
+        help="Square root of the sum of squares of all gradients captured in one step.",
     )
     return tile if norm is None else _number(tile, norm.value)
 
@@ -107,7 +107,7 @@ def _gradient(run: Run, figures: KeyFigures, which: str, found: Reading | None, 
         f"{which.capitalize()} gradient",
         "-",
         "all non-finite" if figures.gradient_kind else "",
-        help="By root mean square.",
+        help="By root mean square (RMS).",
     )
     if found is None or found.tap is None:
         return tile
@@ -152,7 +152,7 @@ def _cost(run: Run, cost: Cost) -> Tile:
         cost.headline,
         cost.terms,
         address_of(run, "hooks"),
-        help="The share of the run's time that hookcore adds, averaged over all steps.",
+        help="Share of the run's time that hookcore adds, averaged over all steps.",
         is_words=cost.added is None,
     )
 
@@ -171,7 +171,7 @@ def layer_address(run: Run, tap: Tap, step: int) -> str:
 
 
 def shown_alerts(run: Run, last: int | None, most: int) -> tuple[list[AlertLine], int, int]:
-    """Return the worst alerts that began by a step, how many there are, and how many notes were found besides."""
+    """Return the worst alerts that began by a step, their number, and the number of notes."""
     alerts = [line for line in alert_lines(run) if last is None or line.step <= last]
     notes = [
         line
@@ -186,7 +186,7 @@ def shown_alerts(run: Run, last: int | None, most: int) -> tuple[list[AlertLine]
 
 def _alert(run: Run, line: Line, types: dict[str, str]) -> AlertLine:
     if line.finding is None:
-        type_ = types.get(line.module, "") if line.module else ""  # an event of the run is of no module
+        type_ = types.get(line.module, "") if line.module else ""  # an event of the run has no module
         return AlertLine(line, None, address_of(run, "events", event=line.id), type_)
     address = layer_address(run, line.finding.tap, line.finding.since_step)
     type_ = "" if line.finding.rule == "loss" else types.get(line.module, "")
@@ -194,7 +194,7 @@ def _alert(run: Run, line: Line, types: dict[str, str]) -> AlertLine:
 
 
 def spark_of_finding(store: Store, finding: Finding) -> Spark | None:
-    """Return the line around the onset of a finding, with marks where the tensor was not finite."""
+    """Return the sparkline around the onset of a finding, with marks at non-finite values."""
     if finding.rule == "loss":
         return spark_of(np.arange(len(finding.spark)), np.array(finding.spark, float), None, may_be_log=True)
     begin, end = max(0, finding.since_step - AROUND), finding.since_step + AROUND
@@ -204,7 +204,7 @@ def spark_of_finding(store: Store, finding: Finding) -> Spark | None:
 
 
 def scalar_lines(store: Store, most: int | None, span: Span | None) -> tuple[list[ScalarLine], int]:
-    """Return the user's scalars in these steps, the loss first, and how many there are."""
+    """Return the user's scalars in these steps, the loss first, and their number."""
     names = [name for name in store.scalar_names() if not name.startswith(OWN)]
     names.sort(key=lambda name: "loss" not in name.casefold())
     found = (_scalar_line(store, name, span) for name in names[:most])
@@ -224,11 +224,11 @@ def _scalar_line(store: Store, name: str, span: Span | None) -> ScalarLine | Non
 
 
 def why_empty(run: Run, figures: KeyFigures) -> str:
-    """Return why there is nothing to see and what to do, or nothing if there is something."""
+    """Return why there is no data and what to do, or an empty string."""
     if figures.newest_step is None:
         if run.state == "live":
             return "No step has been captured yet. Numbers appear after the first optimizer step or watcher.step()."
-        return "No step has been captured: the run was over before its first step ended."
+        return "No step was captured: the run ended before the end of its first step."
     if figures.taps == 0:
         return "No module has run a forward pass under this watcher yet. Was the model replaced, or compiled before?"
     if figures.gradient_kind is None:

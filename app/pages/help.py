@@ -1,4 +1,4 @@
-"""The page Help: keys, words, and what one is looking at."""
+"""The page Help: how to get started, findings, glossary, and keyboard shortcuts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ router = APIRouter(include_in_schema=False)
 
 @router.get("/help", response_class=HTMLResponse)
 def help_page(request: Request) -> HTMLResponse:
-    """Help. Each stat, kind, rule and word has an anchor: `help#stat-rms`, `help#rule-dead`."""
+    """Show the help page. Each stat, kind, rule, and word has an anchor: `help#stat-rms`, `help#rule-dead`."""
     return render(
         request,
         "help",

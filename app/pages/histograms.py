@@ -1,4 +1,4 @@
-"""The page Histograms: a wall of layers, each with its values over the steps."""
+"""The page Histograms: a wall of layers, each with its histograms over steps."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from ..facts import finder_of
 from ..runs import Run
 from .frame import render, run_of
 
-MAX_TILES: Final = 200  # that are there before the page's script is
+MAX_TILES: Final = 200  # shown until the page's script runs
 SHOWN: Final = ("mean", "std", "min", "max", "zero_fraction")
-SORTS: Final = {"model": "model order", "zero": "zero share", "spread": "spread", "drift": "drift", "bad": "not finite"}
+SORTS: Final = {"model": "model order", "zero": "zero share", "spread": "spread", "drift": "drift", "bad": "non-finite"}
 RANGES: Final = {"own": "per layer", "shared": "shared"}
 SIZES: Final = {"s": "small", "m": "medium", "l": "large"}
 VIEWS: Final = {"map": "over steps", "ridges": "ridges", "bars": "one step"}
@@ -35,7 +35,7 @@ router = APIRouter(include_in_schema=False)
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """One layer: its newest numbers, until the script draws its histograms."""
+    """A layer: its newest values, until the script draws its histograms."""
 
     tap: Tap
     type: str
@@ -45,7 +45,7 @@ class Tile:
 
 
 def tiles_of(run: Run, kind: Kind, text: str) -> tuple[list[Tile], str]:
-    """The layers that fit what is in the find box, in the order of the model, and what is wrong with that text."""
+    """Return the layers that match the find box, in the model's order, and what is wrong with its text."""
     finder = finder_of(run, text)
     types = run.store.module_types()
     order = {path: place for place, path in enumerate(types)}
@@ -73,7 +73,7 @@ def histograms_page(
     kind: str = "output",
     f: Annotated[str, Query(max_length=1000, description="which layers")] = "",
 ) -> HTMLResponse:
-    """A wall of layers. What the address says wrongly is as if it were not said."""
+    """Show the wall of layers. Invalid query parameters fall back to defaults."""
     run = run_of(request, run_id)
     given = request.query_params
     choices = {"sort": SORTS, "range": RANGES, "size": SIZES, "view": VIEWS}

@@ -24,7 +24,7 @@ from ..runs import Run
 from .frame import no_change_words, render, run_of
 from .settings import share_of, trainer_settings
 
-ROWS: Final = 200  # modules in the table that needs no script
+ROWS: Final = 200  # modules in the table without scripts
 MAX_HOOKS: Final = 500  # of each list
 ON_MODEL: Final = frozenset({"module", "parameter"})
 
@@ -36,14 +36,14 @@ router = APIRouter(include_in_schema=False)
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One module: what is captured of it, and how often it was called in a step."""
+    """A module: what is captured of it, and how often it was called in a step."""
 
     facts: Facts
     kinds: tuple[Kind, ...]
     reason: str
     calls: int
-    values: int  # of the tensors of its newest step
-    hooks: int  # that are not ours
+    values: int  # number of values in its newest step
+    hooks: int  # not from hookcore
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def hooks_page(
     row: Annotated[int, Query(ge=0, le=10**9)] = 0,
     part: Annotated[list[Part] | None, Query(max_length=9)] = None,
 ) -> HTMLResponse:
-    """The whole page, or only those parts of it that change while a training runs."""
+    """Show the page, or only the parts that change while a training runs."""
     run = run_of(request, run_id)
     hooks = run.store.hooks()
     on_model = [each for each in hooks if each.scope in ON_MODEL]
@@ -112,7 +112,7 @@ def _switches(run: Run) -> dict[str, Any]:
 
 
 def rows_of(run: Run) -> list[Row]:
-    """Every module in the model's order."""
+    """Return a row for each module, in the model's order."""
     store = run.store
     coverage = {each.path: each for each in coverage_of(store)}
     calls, values = _counts(store)
@@ -125,7 +125,7 @@ def rows_of(run: Run) -> list[Row]:
 
 
 def _counts(store: Store) -> tuple[Counter[str], Counter[str]]:
-    """How often each module was called in a step, and how many values were looked at in its newest one."""
+    """Return each module's calls per step, and its number of values in its newest step."""
     calls: Counter[str] = Counter()
     for tap in store.taps().taps:
         calls[tap.module] = max(calls[tap.module], tap.call + 1 if tap.kind == "output" else 0)
@@ -137,12 +137,12 @@ def _counts(store: Store) -> tuple[Counter[str], Counter[str]]:
 
 
 def _module_of(hook: HookRecord, paths: Iterable[str]) -> str:
-    """The module on which a hook sits; a parameter's is the module that has it."""
+    """Return the module of a hook; for a hook on a parameter, the module that has the parameter."""
     return hook.owner if hook.scope == "module" or hook.owner in paths else hook.owner.rpartition(".")[0]
 
 
 def reasons_of(coverage: Iterable[Coverage]) -> list[Reason]:
-    """Why modules are not captured, the most frequent reason first."""
+    """Return why modules are not captured, the most frequent reason first."""
     found: dict[str, list[str]] = {}
     for each in coverage:
         if not each.captured:
@@ -152,7 +152,7 @@ def reasons_of(coverage: Iterable[Coverage]) -> list[Reason]:
 
 
 def whose(hooks: Iterable[HookRecord]) -> tuple[int, int]:
-    """How many hooks are hookcore's, and how many are not."""
+    """Return how many hooks are hookcore's, and how many are not."""
     counted = Counter(each.ours for each in hooks)
     return counted[True], counted[False]
 

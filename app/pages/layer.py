@@ -1,4 +1,4 @@
-"""The page Layer: everything of one module; without a module the choice of one. Its parts can be asked for alone."""
+"""The page Layer: everything about one module, or a list of modules to choose from. Parts can be requested alone."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from .frame import address_of, render, run_of
 from .onelayer import SHOWN_STATS, Layer, alerts_of, hooks_of, layer_of, near, values_of
 from .words import KIND_WORDS, STAT_WORDS
 
-ROWS: Final = 100  # of the choice on one page
+ROWS: Final = 100  # modules per page of the list
 HALF_LIVES: Final = (5, 20, 100, 500)
 SCALES: Final = ("linear", "log", "symlog")
-KEPT: Final = ("kind", "index", "phase", "smooth", "y", "steps", "step")  # of the address, on the way to another module
+KEPT: Final = ("kind", "index", "phase", "smooth", "y", "steps", "step")  # of the query, when the module changes
 
 Part = Literal["facts", "values", "alerts", "hooks"]
 PARTS: Final[tuple[Part, ...]] = ("facts", "values", "alerts", "hooks")
@@ -37,7 +37,7 @@ def layer_page(
     row: Annotated[int, Query(ge=0, le=10**9, description="the first module on this page of the choice")] = 0,
     part: Annotated[list[Part] | None, Query(max_length=9, description="only these parts, without the frame")] = None,
 ) -> HTMLResponse:
-    """One module. Of a form its empty fields come too: they ask for nothing."""
+    """Show one module. Empty form fields are ignored."""
     run = run_of(request, run_id)
     if module is None:
         return render(request, "layer", run=run, layer=None, **_choice(run, f, row))
@@ -55,7 +55,7 @@ def layer_page(
 
 
 def _way(request: Request, run: Run) -> Callable[[str], str]:
-    """The address of another module, looked at in the same way. The root's path is empty, and must be said."""
+    """Return a function for the address of another module in the same view. The root has an empty path."""
     kept = {name: request.query_params[name] for name in KEPT if name in request.query_params}
     others = address_of(run, "layer", **kept).partition("?")[2]
     return lambda path: "&".join(filter(None, [address_of(run, "layer", module=path) if path else _root(run), others]))
@@ -91,7 +91,7 @@ _MAKERS: Final[dict[Part, Callable[[Run, Layer, int | None], dict[str, Any]]]] =
 
 
 def _choice(run: Run, f: str, row: int) -> dict[str, Any]:
-    """The modules to choose from, those that fit."""
+    """Return the matching modules to choose from."""
     finder, modules = finder_of(run, f), run.store.modules()
     captured = {each.path: each for each in run.store.coverage()}
     fitting = [each for each in modules if finder.fits(each.path)]

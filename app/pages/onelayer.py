@@ -1,4 +1,4 @@
-"""One module as the page Layer shows it: what it is, who is around it, and its newest numbers. Reads, never draws."""
+"""One module for the page Layer: its facts, its neighbors, and its newest values. Reads, never draws."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_NEAR: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """One line of the stat table: a tap in the newest step it was seen in; no values where that is too long ago."""
+    """A row of the stat table: a tap in its newest step; without values if that is too long ago."""
 
     tap: Tap
     number: int
@@ -28,24 +28,24 @@ class Values:
 
     @property
     def label(self) -> str:
-        """The tap without its module: what tells the module's taps apart."""
+        """The tap's label without its module."""
         return self.tap.label.removeprefix(f"{self.tap.module} ")
 
     @property
     def has_nonfinite(self) -> bool:
-        """Whether the tensor held a NaN or an infinity."""
+        """Whether the tensor had a NaN or an infinity."""
         return bool(self.values.get("nan") or self.values.get("inf"))
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Everything about one module but what is drawn."""
+    """Everything about one module except its charts."""
 
     module: ModuleRecord
     coverage: Coverage | None
-    place: int  # of all modules, from 1
+    place: int  # among all modules, from 1
     many: int
-    crumbs: tuple[tuple[str, str], ...]  # the modules it is in, the outermost first: name and path
+    crumbs: tuple[tuple[str, str], ...]  # its parent modules, the outermost first: name and path
     children: tuple[ModuleRecord, ...]
     previous: str | None
     next: str | None
@@ -54,27 +54,27 @@ class Layer:
 
     @property
     def name(self) -> str:
-        """Its path; the root has a word for it."""
+        """The path, or "(root)"."""
         return self.module.path or "(root)"
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The kinds that were seen, in their order."""
+        """The captured kinds, in their order."""
         return tuple(kind for kind in KINDS if any(tap.kind == kind for tap in self.taps.taps))
 
     @property
     def calls(self) -> int:
-        """How often it is called within a step, as far as calls are told apart."""
+        """The number of calls per step, up to the limit of separate calls."""
         return max((tap.call + 1 for tap in self.taps.taps if tap.kind == "output"), default=0)
 
     @property
     def frozen(self) -> bool:
-        """Whether it has parameters, and none that learns."""
+        """Whether it has parameters but none of them is trainable."""
         return bool(self.module.parameters) and not self.module.trainable
 
 
 def layer_of(store: Store, path: str) -> Layer | None:
-    """The module of that path; None where there is none."""
+    """Return the module at a path, or None."""
     modules = store.modules()
     place = next((place for place, each in enumerate(modules) if each.path == path), None)
     if place is None:
@@ -97,7 +97,7 @@ def layer_of(store: Store, path: str) -> Layer | None:
 
 
 def _could_have(module: ModuleRecord, kind: str) -> bool:
-    """Containers have no parameters of their own, and nothing can be missing of those."""
+    """Return whether a module can have this kind: containers have no parameters of their own."""
     own = {name for name, _ in module.shapes if not name.startswith(("input", "output"))}
     return bool(own) or not kind.startswith(("param", "update"))
 
@@ -116,7 +116,7 @@ def _last_part(path: str) -> str:
 
 
 def taps_of(store: Store, path: str) -> TapList:
-    """The taps of one module, by kind."""
+    """Return the taps of one module, by kind."""
     every = store.taps()
     own = [place for place, tap in enumerate(every.taps) if tap.module == path]
     return every.at(sorted(own, key=lambda place: _order_of(every.taps[place])))
@@ -127,7 +127,7 @@ def _order_of(tap: Tap) -> tuple[int, str, int]:
 
 
 def values_of(store: Store, taps: TapList, step: int | None) -> list[Values]:
-    """The values of each tap in the newest step it was seen in, up to `step`."""
+    """Return the values of each tap in its newest step, up to `step`."""
     latest = store.latest(None, last=step, wanted=taps)
     found = {
         int(number): (int(seen), dict(zip(latest.stats, values.tolist(), strict=True)))
@@ -137,7 +137,7 @@ def values_of(store: Store, taps: TapList, step: int | None) -> list[Values]:
 
 
 def hooks_of(store: Store, layer: Layer) -> tuple[list[HookRecord], int]:
-    """The hooks on the module and its own parameters, and how many the process has, which see every module."""
+    """Return the hooks on the module and its own parameters, and the number of process-wide hooks."""
     path = layer.module.path
     parameters = {f"{path}.{name}".lstrip(".") for name, _ in layer.module.shapes}
     hooks = store.hooks()
@@ -150,14 +150,14 @@ def hooks_of(store: Store, layer: Layer) -> tuple[list[HookRecord], int]:
 
 
 def alerts_of(run: Run, path: str) -> list[Line]:
-    """What was found at the module, then what happened there, the newest first."""
+    """Return the module's findings, then its events, newest first."""
     found = [line_of(run, finding) for finding in run.findings.current() if finding.module == path]
     events = [line for line in event_lines(run) if line.module == path]
     return [*found, *reversed(events)][:MAX_LINES]
 
 
 def near(store: Store, path: str) -> list[str]:
-    """Modules whose path looks like this one."""
+    """Return modules with a similar path."""
     paths = [module.path for module in store.modules()]
     inside = [each for each in paths if path.lower() in each.lower()] if path else []
     return list(dict.fromkeys([*difflib.get_close_matches(path, paths, MAX_NEAR, 0.5), *inside]))[:MAX_NEAR]

@@ -1,4 +1,4 @@
-"""The page Overview: the run at a glance and every layer's newest numbers. Its parts can be requested alone."""
+"""The page Overview: a summary of the run and every layer's newest values. Its parts can be requested alone."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ router = APIRouter(include_in_schema=False)
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the table: the newest numbers of one tap."""
+    """A row of the table: the newest values of one tap."""
 
     tap: Tap
     type: str
@@ -49,13 +49,13 @@ class Row:
 
     @property
     def has_nonfinite(self) -> bool:
-        """Whether the tensor held a NaN or an infinity."""
+        """Whether the tensor had a NaN or an infinity."""
         return bool(self.nan or self.inf)
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the address of the page asks for."""
+    """The query of the page."""
 
     match: str
     kind: str
@@ -79,9 +79,9 @@ def overview_rows(
     many: int | None = None,
     last: int | None = None,
 ) -> tuple[list[Row], int]:
-    """Return the newest numbers up to step `last` of the taps from the `first` on, and how many taps there are.
+    """Return the newest values up to step `last`, of the taps from index `first`, and the number of taps.
 
-    They are in the order of the model's modules, and each module's kinds stand together.
+    They are in the order of the model's modules, with each module's kinds together.
     """
     found = store.taps(match, kind)
     modules = store.modules()
@@ -123,13 +123,13 @@ def _rows(latest: Latest, types: dict[str, str]) -> list[Row]:
 
 
 def usual_kind(store: Store) -> Kind:
-    """Return the kind that the heatmap shows by default: gradients, if there are any."""
+    """Return the default kind of the heatmap: gradients, if there are any."""
     known = {tap.kind for tap in store.taps().taps}
     return next((kind for kind in PICTURED if kind in known), PICTURED[0])
 
 
 def seconds_of(text: str) -> int | None:
-    """Return the seconds after which the page reloads, or None if the text is no sensible number."""
+    """Return the reload interval in seconds, or None for an invalid text."""
     return min(int(text), MAX_REFRESH_S) if text.isdecimal() and int(text) > 0 else None
 
 
@@ -139,16 +139,16 @@ def run_page(
     run_id: str,
     match: Annotated[str | None, Query(max_length=1000, description="a glob on the module's path")] = None,
     kind: str | None = None,
-    stat: Annotated[str, Query(max_length=50, description="what the picture of all layers shows")] = "",
+    stat: Annotated[str, Query(max_length=50, description="the stat in the heatmap of all layers")] = "",
     refresh: Annotated[str, Query(max_length=20, description="seconds after which the page reloads")] = "",
     row: Annotated[int, Query(ge=0, le=10**9, description="the first row of the table")] = 0,
-    scalar: Annotated[str, Query(max_length=1000, description="the scalar that is drawn large")] = "",
+    scalar: Annotated[str, Query(max_length=1000, description="the scalar in the large chart")] = "",
     scalars: Annotated[Literal["", "all"], Query(description="all of them, not only the first few")] = "",
     part: Annotated[list[Part] | None, Query(max_length=9, description="only these parts, without the frame")] = None,
     steps: Annotated[str, Query(max_length=50, description="the steps shown: 100-200, or live:500")] = "",
     step: Annotated[str, Query(max_length=20, description="the step that the page is held at")] = "",
 ) -> HTMLResponse:
-    """Show the run at a glance. Empty fields of a form ask for nothing."""
+    """Show the overview. Empty form fields are ignored."""
     run = run_of(request, run_id)
     asked = Asked(match or "", kind or "", seconds_of(refresh), row, scalars, scalar, span_of(run, steps, step))
     if stat:

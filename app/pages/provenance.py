@@ -1,5 +1,5 @@
-"""Where a finding comes from: the first layer, what went before it, what followed, and the steps around. Pure: records
-in, words and small lines out."""
+"""The origin of a finding: the first layer, its inputs, the affected layers, and the steps around the onset. Pure:
+records in, words and sparklines out."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..findings.order import around as around_of
 from .spark import Spark, spark_of
 
 AROUND: Final = 50  # steps on either side
-FOLLOWERS: Final = 12  # taps that are listed
+FOLLOWERS: Final = 12  # maximum number of taps in the list
 PHASES: Final[dict[Kind, str]] = {
     "input": "forward",
     "output": "forward",
@@ -33,7 +33,7 @@ PHASES: Final[dict[Kind, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Neighbouring steps of which the same can be told."""
+    """Consecutive steps with the same state."""
 
     first: int
     last: int
@@ -42,7 +42,7 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class Follower:
-    """A module that was not finite too: its first tensor, and since when."""
+    """Another non-finite module: its first tensor, and since when."""
 
     tap: Tap
     step: int
@@ -51,22 +51,22 @@ class Follower:
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """What is known of how a finding came about."""
+    """The known facts about the origin of a finding."""
 
     phase: str
-    before: str  # of what went into the layer
+    before: str  # about the layer's inputs
     first: int
-    last: int  # the steps that the small lines are of
+    last: int  # the last step of the sparklines
     spark: Spark | None
     strip: tuple[Stretch, ...]  # of the finding's own tap
-    merged: int  # how many steps a part of the strip stands for at most: old ones were gathered
-    followers: tuple[Follower, ...]  # in the order in which they went bad
+    merged: int  # the maximum number of steps per point of the strip: old ones are merged
+    followers: tuple[Follower, ...]  # in the order in which they became non-finite
     followers_left_out: int
 
 
 @dataclass(frozen=True, slots=True)
 class _Around:
-    """Every tap in the steps around [tap, row]; a row is a step, or several old ones."""
+    """Every tap in the steps around the onset [tap, row]; a row is a step, or several merged ones."""
 
     taps: TapList
     first: NDArray[np.int64]
@@ -77,7 +77,7 @@ class _Around:
 
 
 def provenance_of(store: Store, finding: Finding) -> Provenance:
-    """What is known of a finding."""
+    """Return the known facts about the origin of a finding."""
     first, last = max(0, finding.since_step - AROUND), finding.since_step + AROUND
     around = _read(store, finding, first, last)
     place = int(np.flatnonzero(around.taps.numbers == finding.number)[0])
@@ -122,7 +122,7 @@ def _line(around: _Around, place: int) -> Spark | None:
 
 
 def _followers(around: _Around, finding: Finding, place: int) -> list[Follower]:
-    """The other modules that were not finite from its step on, in the order of cause."""
+    """Return the other modules that were non-finite from that step on, in the order of cause."""
     bad = around.bad & (around.last >= finding.since_step)
     places = [each for each in np.flatnonzero(bad.any(axis=1)).tolist() if each != place]
     onsets = {each: max(finding.since_step, int(around.first[bad[each].argmax()])) for each in places}
@@ -146,7 +146,7 @@ def _ranks(around: _Around, steps: dict[int, int]) -> dict[int, Rank]:
 
 
 def _before(around: _Around, finding: Finding, place: int) -> str:
-    """Whether what went into it was finite, as far as it was captured."""
+    """Describe whether the tensor's inputs were finite, as far as they were captured."""
     step = finding.since_step
     words, sources = _sources_of(finding.tap, around.taps.taps)
     seen, is_bad = _at(around, step)
@@ -160,7 +160,7 @@ def _before(around: _Around, finding: Finding, place: int) -> str:
 
 
 def _earlier(around: _Around, step: int, place: int) -> str:
-    """What is known of all that the model computed before it in that step."""
+    """Describe the tensors that the model computed earlier in that step."""
     seen, is_bad = _at(around, step)
     ranks = _ranks(around, dict.fromkeys([*np.flatnonzero(seen).tolist(), place], step))
     earlier = [each for each, rank in ranks.items() if rank < ranks[place]]
@@ -175,7 +175,7 @@ def _earlier(around: _Around, step: int, place: int) -> str:
 
 
 def _sources_of(tap: Tap, taps: Sequence[Tap]) -> tuple[str, list[int]]:
-    """What this tensor was made of, among what is captured: in words, and the places of it."""
+    """Return a tensor's captured inputs, as a word and as indexes."""
     kinds: dict[str, tuple[str, tuple[str, ...]]] = {
         "output": ("input", ("input",)),
         "input_grad": ("gradient from above", ("output_grad",)),
@@ -194,6 +194,6 @@ def _sources_of(tap: Tap, taps: Sequence[Tap]) -> tuple[str, list[int]]:
 
 
 def _at(around: _Around, step: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Which taps were seen in a step, and which were not finite."""
+    """Return which taps were captured in a step, and which were non-finite."""
     rows = (around.first <= step) & (around.last >= step)
     return np.asarray(around.seen[:, rows].any(axis=1)), np.asarray(around.bad[:, rows].any(axis=1))

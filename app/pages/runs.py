@@ -1,4 +1,4 @@
-"""The page of all runs."""
+"""The page with all runs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ router = APIRouter(include_in_schema=False)
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """The newest loss, and the name it was logged under."""
+    """The newest loss, and its name."""
 
     name: str
     value: float
@@ -44,7 +44,7 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class RunLine:
-    """One line of the list of runs."""
+    """A row of the list of runs."""
 
     id: str
     name: str
@@ -53,7 +53,7 @@ class RunLine:
     state: State
     steps: int
     newest: int | None
-    pace: float | None  # steps a second
+    pace: float | None  # steps per second
     loss: Loss | None
     spark: Spark | None
     alerts: Alerts
@@ -66,23 +66,23 @@ class RunLine:
 
     @property
     def shown_name(self) -> str:
-        """What it is called."""
+        """The name in the list."""
         return self.name or self.id
 
     def fits(self, text: str) -> bool:
-        """Whether every word of a search is somewhere in it."""
+        """Return whether every word of a search occurs in the line."""
         where = "\n".join((self.id, self.name, self.notes, self.state, self.script, self.host)).casefold()
         return all(word in where for word in text.casefold().split())
 
 
 def _order_of_loss(line: RunLine) -> tuple[int, float]:
-    """The smallest first, then what is not finite, then those without one."""
+    """Sort finite losses first, then non-finite ones, then missing ones."""
     if line.loss is None:
         return 2, 0.0
     return (0, line.loss.value) if math.isfinite(line.loss.value) else (1, 0.0)
 
 
-# What the list can be sorted by: its words, the key of a line, and whether the largest comes first.
+# The orders of the list: title, sort key of a line, and whether the largest comes first.
 SORTS: Final[dict[str, tuple[str, Callable[[RunLine], Any], bool]]] = {
     "name": ("Run", lambda line: line.shown_name.casefold(), False),
     "state": ("State", lambda line: STATES.index(line.state), False),
@@ -95,16 +95,16 @@ SORTS: Final[dict[str, tuple[str, Callable[[RunLine], Any], bool]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Heading:
-    """The head of a column that the list can be sorted by, and the sort that a click asks for."""
+    """A column heading, and the order that a click selects."""
 
     words: str
     asks: str
-    direction: str  # ascending, descending, or none: as aria-sort says it
+    direction: str  # value of aria-sort: ascending, descending, or none
 
 
 @router.get("/", response_class=HTMLResponse)
 def runs_page(request: Request, f: str = "", sort: str = "started") -> HTMLResponse:
-    """All runs, the newest first, or as asked."""
+    """Show all runs, newest first by default."""
     runs: Runs = request.app.state.runs
     lines = [line_of(run) for run in runs.all()]
     shown = sorted_lines([line for line in lines if line.fits(f)], sort)
@@ -127,13 +127,13 @@ def runs_page(request: Request, f: str = "", sort: str = "started") -> HTMLRespo
 
 
 def sorted_lines(lines: list[RunLine], sort: str) -> list[RunLine]:
-    """The lines by the sort of that name; `-` turns it around. An unknown one is the newest first."""
+    """Sort lines by name; `-` reverses the order. An unknown name means newest first."""
     _, key, falls = SORTS.get(sort.removeprefix("-"), SORTS["started"])
     return sorted(lines, key=key, reverse=falls != sort.startswith("-"))
 
 
 def heading_of(name: str, sort: str) -> Heading:
-    """The head of a column while the list is sorted like this."""
+    """Return a column heading for the current order."""
     words, _, falls = SORTS[name]
     if sort.removeprefix("-") != name:
         return Heading(words, name, "none")
@@ -142,7 +142,7 @@ def heading_of(name: str, sort: str) -> Heading:
 
 
 def line_of(run: Run) -> RunLine:
-    """Return the line of a run; one that can't be read says so, and leaves the others alone."""
+    """Return the line of a run; a run that can't be read must not hide the others."""
     try:
         return _line_of(run) if run.loaded else _summarized(run)
     except Exception:
@@ -195,7 +195,7 @@ def _points_of(store: Store, name: str) -> Points:
 
 
 def summary_of(run: Run) -> dict[str, Any]:
-    """What the list shows of a run while it is on disk only, in types that JSON has."""
+    """Return the list's data of a run on disk, in JSON types."""
     line = line_of(run)
     said: dict[str, Any] = {"alerts": [list(line.alerts.severities[:MAX_ALERTS]), *_words_of(line.alerts)]}
     if line.loss is not None:
@@ -210,7 +210,7 @@ def _words_of(alerts: Alerts) -> tuple[str, str, str, str]:
 
 
 def _summarized(run: Run) -> RunLine:
-    """The line of a run that is on disk. Whoever wrote the summary: what is not as expected is left out."""
+    """Return the line of a run on disk. Unexpected values in the summary are ignored."""
     loss = points = None
     alerts = Alerts()
     with contextlib.suppress(ValueError, TypeError, KeyError, IndexError):

@@ -1,4 +1,4 @@
-"""The page Settings: the reader's, a trainer's, the server's; and what to send along with a question."""
+"""The page Settings: of the reader, of a trainer, of the server; and diagnostics for a bug report."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ router = APIRouter(include_in_schema=False)
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What a run takes of the memory, and what was dropped on the way to here."""
+    """A run's memory, and its dropped data."""
 
     run: Run
     nbytes: int
@@ -54,7 +54,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """Something that this is made with."""
+    """A package that hookcore uses."""
 
     name: str
     version: str
@@ -63,7 +63,7 @@ class Package:
 
 @router.get("/settings", response_class=HTMLResponse)
 def settings_page(request: Request, run: str = "") -> HTMLResponse:
-    """Settings; those of the trainer of a run, or of the newest live one."""
+    """Show the settings, with those of a run's trainer; by default the newest live run."""
     state = request.app.state
     runs: Runs = state.runs
     every = runs.all()
@@ -91,7 +91,7 @@ def settings_page(request: Request, run: str = "") -> HTMLResponse:
 
 
 def trainer_settings(run: Run) -> dict[str, Any]:
-    """What holds in the trainer as it last told, patterns one a line; a setting it did not tell of is its default."""
+    """Return the trainer's settings as last reported, one pattern per line; missing ones have their defaults."""
     told = run.info.settings
     given = {name: told.get(name, setting.default) for setting in SETTINGS if (name := setting.name) in CHANGEABLE}
     lines = {name: "\n".join(map(str, _listed(given[name]))) for name in ("include", "exclude")}
@@ -110,7 +110,7 @@ def _listed(patterns: object) -> list[object]:
 
 
 def share_of(run: Run) -> Share:
-    """What a run takes, and what was dropped, by the store and before by its sender."""
+    """Return a run's memory, and the data dropped by its store and its sender."""
     usage = run.store.usage()
     kept = {f"{why} (store)": count for why, count in usage.dropped.items() if count}
     sent = {f"{why} (trainer)": count for why, count in run.books.dropped.items() if count}
@@ -118,14 +118,14 @@ def share_of(run: Run) -> Share:
 
 
 def server_settings(settings: ServerSettings) -> list[tuple[str, str, str]]:
-    """Name, value and help of each of the server's settings; of what is secret only whether it was given."""
+    """Return name, value, and help of each server setting; for a secret only whether it is set."""
     return [(each.name, _value_of(settings, each.name), each.metadata["help"]) for each in fields(settings)]
 
 
 def _value_of(settings: ServerSettings, name: str) -> str:
     value = getattr(settings, name)
     if name in SECRET:
-        return "given" if value else "not given"
+        return "set" if value else "not set"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if name in SIZES:
@@ -135,7 +135,7 @@ def _value_of(settings: ServerSettings, name: str) -> str:
 
 @cache
 def packages() -> tuple[Package, ...]:
-    """The packages that are here, with the licences they name."""
+    """Return the installed packages with their licenses."""
     found = [Package("hookcore", hookcore.__version__, "Apache-2.0")]
     found.append(Package("plotly.js (in the pages)", assets.plotly_version(), "MIT"))
     for name in PACKAGES:
@@ -148,7 +148,7 @@ def packages() -> tuple[Package, ...]:
 
 
 def _license_of(about: metadata.PackageMetadata) -> str:
-    """The licence's short name, wherever a package says it; some put the whole text there."""
+    """Return the short name of a license; some packages have the whole text in its place."""
     for field in ("License-Expression", "License"):
         if field in about and about[field] and "\n" not in about[field]:
             return str(about[field])
@@ -157,7 +157,7 @@ def _license_of(about: metadata.PackageMetadata) -> str:
 
 
 def diagnostics_of(settings: ServerSettings, shares: list[Share]) -> dict[str, Any]:
-    """What helps to find a fault: versions, settings, sizes. No secrets, no names of modules, no numbers of a model."""
+    """Return data for a bug report: versions, settings, sizes. No secrets, module names, or numbers of a model."""
     runs = [
         {
             "state": share.run.state,

@@ -1,4 +1,4 @@
-"""The steps that a page shows, read from its address as `static/js/follow.js` reads them."""
+"""The steps that a page shows, read from its address in the same way as in `static/js/follow.js`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LIVE_STEPS: Final = 500
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The first and the last step shown; `held` if the last one isn't simply the newest."""
+    """The first and last step shown; `held` if the last one isn't simply the newest."""
 
     first: int
     last: int
@@ -26,7 +26,7 @@ class Span:
 
 
 def span_of(run: Run, steps: str = "", step: str = "") -> Span | None:
-    """Return the steps that an address asks for; None before the first step."""
+    """Return the steps in an address; None before the first step."""
     known = run.store.steps()
     if known.first is None or known.newest is None:
         return None

@@ -1,4 +1,4 @@
-"""A line without axes, as the path of an SVG: for a first look at how a number went. Pure."""
+"""Sparklines as SVG paths. Pure."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ WIDTH: Final = 120
 HEIGHT: Final = 28
 MARGIN: Final = 3
 ROUNDING: Final = 1e-6
-LOG_FROM: Final = 100.0  # a ratio of largest to smallest from which a linear line would look flat
+LOG_FROM: Final = 100.0  # the ratio of largest to smallest above which a linear sparkline would look flat
 
 
 @dataclass(frozen=True, slots=True)
 class Spark:
-    """The path in a box of WIDTH by HEIGHT. `bad_x` are the places where it was not finite; it has gaps there."""
+    """The path in a box of WIDTH by HEIGHT. `bad_x` are the positions of non-finite values, which are gaps."""
 
     path: str
     bad_x: tuple[float, ...]
-    mark_x: float | None = None  # of a step that is marked
+    mark_x: float | None = None  # of a marked step
     log: bool = False
 
 
@@ -45,7 +45,7 @@ def spark_of(
         starts = place == 0 or not good[place - 1]
         alone = starts and (place + 1 == len(values) or not good[place + 1])
         words.append(f"{'M' if starts else 'L'}{x[place]:.1f} {y[place]:.1f}{'h.1' if alone else ''}")
-    # Of a stretch that is not finite its two ends are marked: it began here, and it was over there.
+    # A non-finite stretch is marked at its two ends.
     edges = ~good & ~(np.append(False, ~good[:-1]) & np.append(~good[1:], False))
     inside = mark is not None and steps[0] <= mark <= steps[-1]
     mark_x = (
@@ -59,7 +59,7 @@ def spark_of(
 def _shares(values: NDArray[np.float64], good: NDArray[np.bool_]) -> NDArray[np.float64]:
     low, high = (values[good].min(), values[good].max()) if good.any() else (0.0, 0.0)
     if high / 2 - low / 2 <= ROUNDING * max(abs(low), abs(high)):
-        low = high = 0.0  # a constant that was rounded differently is not a wave
+        low = high = 0.0  # differences by rounding are not a wave
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         share = (values / 2 - low / 2) / (high / 2 - low / 2) if high > low else np.full(len(values), 0.5)
     return np.nan_to_num(share, nan=0.5).clip(0, 1)

@@ -1,4 +1,4 @@
-"""The page Tensors: which tensors were kept, a look at one of them, and a request for another."""
+"""The page Tensors: the list of snapshots, a view of one of them, and a form to request another."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ router = APIRouter(include_in_schema=False)
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A snapshot without the script: the first matrix of it, and what it is."""
+    """A snapshot without scripts: its first matrix, and its facts."""
 
     number: int
     label: str
     snapshot: Snapshot
-    part: str  # of which a picture can be made; "-" where of none
+    part: str  # the part to show as an image; "-" if there is none
     statistics: dict[str, float]
 
 
 def kept_of(run: Run, text: str) -> list[tuple[int, Snapshot]]:
-    """Return the snapshots whose module fits what is in the find box, the newest step first."""
+    """Return the snapshots whose module matches the find box, newest step first."""
     finder = finder_of(run, text)
     found = [(number, each) for number, each in numbered(run.store) if finder.fits(each.tap.module)]
-    return sorted(found, key=lambda pair: -pair[1].step)  # of one step in the order in which they were asked for
+    return sorted(found, key=lambda pair: -pair[1].step)  # within a step, in the order of the requests
 
 
 def shown_of(store: Store, number: int | None) -> Shown | None:
-    """One snapshot to look at."""
+    """Return one snapshot to show."""
     for each, snapshot in numbered(store):
         if each == number:
             part = ",".join(["0"] * (snapshot.values.ndim - 2))
@@ -60,7 +60,7 @@ def tensors_page(
     snapshot: str = "",
     f: Annotated[str, Query(max_length=1000, description="of which modules")] = "",
 ) -> HTMLResponse:
-    """What was kept, and one of them. A number that is none is as if it were not said."""
+    """List snapshots and show one. An invalid number is ignored."""
     run = run_of(request, run_id)
     kept = kept_of(run, f)
     number = int(snapshot) if snapshot.isascii() and snapshot.isdigit() and len(snapshot) < 20 else None

@@ -1,4 +1,4 @@
-"""A small line of time: what happened over the steps, gathered into columns of an SVG. Pure."""
+"""A timeline of events over steps, as columns of an SVG. Pure."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from .eventlines import SEVERITIES, Line
 
 COLUMNS: Final = 100
 HEIGHT: Final = 40
-LEAST: Final = 6  # height of the least column: one thing is to be seen beside thousands
+LEAST: Final = 6  # minimum height of a column: one event must stay visible next to thousands
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """What happened in a span of steps, of one severity: a box in COLUMNS by HEIGHT."""
+    """The events of one severity in a span of steps: a box in COLUMNS by HEIGHT."""
 
     column: int
     y: float
@@ -26,7 +26,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A span of steps in which something happened."""
+    """A span of steps with events."""
 
     column: int
     first: int
@@ -37,7 +37,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """The spans in which something happened, of the steps from first to last."""
+    """The spans with events, from the first to the last step."""
 
     first: int
     last: int
@@ -45,7 +45,7 @@ class Timeline:
 
 
 def timeline_of(lines: Sequence[Line], first: int, last: int) -> Timeline:
-    """The lines over the steps from first to last."""
+    """Return the timeline of lines from the first to the last step."""
     length = max(1, last - first + 1)
     counts: dict[int, Counter[str]] = {}
     for line in lines:

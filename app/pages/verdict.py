@@ -1,4 +1,4 @@
-"""What the pages claim about a run: how far it is, and that no problem was found, each with its scope."""
+"""The pages' statements about a run: its progress, and that no problem was found, each with its scope."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _STATES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Why a run ended before its time."""
+    """Why a run ended early."""
 
     title: str
     error: str
@@ -27,7 +27,7 @@ class Stop:
 
 
 def stop_of(run: Run) -> Stop | None:
-    """Return why a run ended before its time, or None if it didn't."""
+    """Return why a run ended early, or None."""
     failure = run.failure
     if failure is None:
         return None
@@ -35,7 +35,7 @@ def stop_of(run: Run) -> Stop | None:
 
 
 def progress_of(run: Run) -> str:
-    """Return how far a run is and how many of its steps were left out."""
+    """Return the progress of a run and the number of skipped steps."""
     state, steps = _STATES.get(run.state, run.state.capitalize()), run.store.steps()
     if steps.first is None or steps.newest is None:
         return f"{state}. No step has been captured yet."
@@ -46,7 +46,7 @@ def progress_of(run: Run) -> str:
 
 
 def claim_of(run: Run, last: int | None = None) -> str:
-    """Return what can be said of a run in which nothing needs attention, with how much was looked at."""
+    """Return a statement about a run without findings, with how much was examined."""
     steps = run.store.steps()
     if steps.first is None or steps.newest is None:
         return "Findings appear here once steps have been captured."

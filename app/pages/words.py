@@ -1,4 +1,4 @@
-"""What the words of the pages mean, in the reader's language. Data only."""
+"""The glossary of the pages. Data only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hookcore.records import Kind
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """What something is, and what to look for in it."""
+    """The meaning of a term, and what to look for."""
 
     what: str
     look: str = ""
@@ -118,16 +118,16 @@ STAT_WORDS: Final[dict[str, Word]] = {
 }
 
 BEGIN: Final = (
-    ("In the script", "import hookcore\nwatcher = hookcore.watch(model)"),
+    ("Watch a model", "import hookcore\nwatcher = hookcore.watch(model)"),
     ("Log your own values", "watcher.log(loss=loss.item(), lr=lr)"),
     ("Send to another machine", "HOOKCORE_URL=http://box:8642 HOOKCORE_TOKEN=... python train.py"),
-    ("Only some layers, more kinds", 'hookcore.watch(model, include="blocks.*", kinds=["output", "update"])'),
+    ("Watch some layers, more kinds", 'hookcore.watch(model, include="blocks.*", kinds=["output", "update"])'),
 )
 
 NOTHING: Final = (
     (
         "No steps",
-        "No optimizer of a watched parameter has made a step yet.",
+        "No optimizer with a watched parameter has taken a step yet.",
     ),
     (
         "Activations but no gradients",
@@ -135,8 +135,8 @@ NOTHING: Final = (
     ),
     ("A layer is missing", "The Hooks page lists every module that is not captured, with the reason."),
     (
-        "Fewer captured steps than the training made",
-        "The budget allows only every n-th step. Settings shows how many, and what they cost.",
+        "Fewer captured steps than training steps",
+        "The budget allows only every n-th step. Settings shows the number and the cost.",
     ),
     (
         "A run is lost",
@@ -153,7 +153,7 @@ KEYS: Final = (
             ("Ctrl+K", "find"),
             ("t", "theme: system, light, dark"),
             ("?", "this list"),
-            ("Esc", "clear what is pointed at, or the find box"),
+            ("Esc", "clear the selection or the find box"),
         ),
     ),
     (
@@ -161,20 +161,20 @@ KEYS: Final = (
         (
             ("c", "copy a link to this view"),
             ("Space", "pause, or follow the newest step"),
-            ("\u2190 \u2192", "one step back or on"),
-            ("Shift+\u2190 \u2192", "ten steps back or on"),
+            ("\u2190 \u2192", "one step back or forward"),
+            ("Shift+\u2190 \u2192", "ten steps back or forward"),
             ("[ ]", "more or fewer steps (zoom out or in)"),
         ),
     ),
     (
-        "In charts, trees and lists",
+        "In charts, trees, and lists",
         (
             ("\u2190 \u2192 \u2191 \u2193", "move the cursor"),
-            ("Enter", "open what it is on"),
+            ("Enter", "open the item at the cursor"),
             ("j k", "next and previous layer"),
             ("l", "logarithmic scale"),
             ("s", "smoothing"),
-            ("f", "all rows, or readable ones"),
+            ("f", "fit all rows, or readable rows"),
             ("n p", "next and previous alert"),
             ("e", "export"),
         ),

@@ -1,6 +1,6 @@
-"""Something real to look at: a small network that learns to read digits, and five ways in which a training goes wrong.
+"""A real training for the dashboard: a small network that learns to read digits, with five optional problems.
 
-Not a benchmark and not an example of how to train; `hookcore demo` runs it.
+It is neither a benchmark nor an example of how to train; `hookcore demo` runs it.
 """
 
 from hookcore.demo.training import Demo, train

@@ -15,13 +15,13 @@ from hookcore.errors import ArgumentError
 SIDE: Final = 8
 CLASSES: Final = 10
 BATCH: Final = 64
-_TESTED: Final = 297  # of the 1797 pictures, kept apart
+_TESTED: Final = 297  # of the 1797 images, held out
 _MOVES: Final = (-1, 0, 1)  # pixels
 
 
 @dataclass(frozen=True, slots=True)
 class Digits:
-    """Pictures from 0 to 1, and which digit each one shows."""
+    """Images with values from 0 to 1, and the digit that each one shows."""
 
     pictures: Tensor
     labels: Tensor
@@ -30,12 +30,12 @@ class Digits:
 
 
 def load() -> Digits:
-    """The digits, shuffled and split the same way every time."""
+    """Load the digits, shuffled and split the same way every time."""
     try:
         found = import_module("sklearn.datasets").load_digits()
     except ImportError as error:
         raise ArgumentError(
-            f"the demo's pictures come with scikit-learn, which cannot be imported ({error}): "
+            f"the demo's images come with scikit-learn, which cannot be imported ({error}): "
             "run `pip install scikit-learn`"
         ) from None
     pictures = torch.tensor(found.images, dtype=torch.float32).unsqueeze(1) / 16
@@ -46,7 +46,7 @@ def load() -> Digits:
 
 
 def batches(digits: Digits, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batches without end. Each picture is moved by up to a pixel, so that there is always something left to learn."""
+    """Yield endless batches. Each image is shifted by up to one pixel, so there is always something left to learn."""
     moved = torch.stack([digits.pictures.roll((down, right), (2, 3)) for down in _MOVES for right in _MOVES])
     while True:
         order = torch.randperm(len(digits.labels), generator=generator)

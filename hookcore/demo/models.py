@@ -1,4 +1,4 @@
-"""The demo's two networks, of a few thousand weights each."""
+"""The demo's two networks, with a few thousand weights each."""
 
 from __future__ import annotations
 
@@ -10,21 +10,20 @@ from torch import Tensor, nn
 from hookcore.demo.digits import CLASSES, SIDE
 
 WIDTH: Final = 16  # channels of the CNN
-TOKEN: Final = 32  # numbers in a token of the transformer
+TOKEN: Final = 32  # size of a token of the transformer
 DEPTH: Final = 6
 
 
-class Standardise(nn.Module):
-    """Gives every picture mean 0 and deviation 1. A picture of one grey has no deviation to divide by."""
+class Standardize(nn.Module):
+    """Gives every image mean 0 and standard deviation 1. A uniform image has no standard deviation to divide by."""
 
     def forward(self, pictures: Tensor) -> Tensor:
-        """The pictures, standardised."""
         deviation, mean = torch.std_mean(pictures, dim=(1, 2, 3), keepdim=True)
         return (pictures - mean) / deviation
 
 
 class ConvBlock(nn.Module):
-    """A convolution and a ReLU, beside a way around both; a plain one has neither that way nor a norm."""
+    """A convolution and a ReLU with a skip connection; the plain variant has neither skip connection nor norm."""
 
     def __init__(self, plain: bool) -> None:
         super().__init__()
@@ -34,17 +33,16 @@ class ConvBlock(nn.Module):
         self.plain = plain
 
     def forward(self, features: Tensor) -> Tensor:
-        """Features, further on."""
         found = cast(Tensor, self.relu(self.norm(self.conv(features))))
         return found if self.plain else features + found
 
 
 class DigitsCNN(nn.Module):
-    """Convolutions, one pooling half-way, and a linear head."""
+    """Convolutions, pooling at half depth, and a linear head."""
 
     def __init__(self, plain: bool) -> None:
         super().__init__()
-        self.standardise = Standardise()
+        self.standardize = Standardize()
         self.stem = nn.Conv2d(1, WIDTH, 3, padding=1)
         self.blocks = nn.Sequential(*(ConvBlock(plain) for _ in range(DEPTH)))
         self.pool = nn.MaxPool2d(2)
@@ -52,13 +50,13 @@ class DigitsCNN(nn.Module):
         _start(self)
 
     def forward(self, pictures: Tensor) -> Tensor:
-        """A score for each digit."""
-        features = self.blocks(self.stem(self.standardise(pictures)))
+        """Return a score for each digit."""
+        features = self.blocks(self.stem(self.standardize(pictures)))
         return cast(Tensor, self.head(self.pool(features).flatten(1)))
 
 
 class AttentionBlock(nn.Module):
-    """Attention and two linear layers, each beside a way around; a plain one has neither these ways nor norms."""
+    """Attention and an MLP, each with a skip connection; the plain variant has neither skip connections nor norms."""
 
     def __init__(self, plain: bool) -> None:
         super().__init__()
@@ -71,7 +69,6 @@ class AttentionBlock(nn.Module):
         self.plain = plain
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Tokens, further on."""
         normed = self.norm1(tokens)
         mixed, _ = self.attention(normed, normed, normed, average_attn_weights=False)
         tokens = mixed if self.plain else tokens + mixed
@@ -80,11 +77,11 @@ class AttentionBlock(nn.Module):
 
 
 class DigitsTransformer(nn.Module):
-    """Sixteen patches of 2 by 2 pixels, which attend to each other."""
+    """Sixteen patches of 2 by 2 pixels that attend to each other."""
 
     def __init__(self, plain: bool) -> None:
         super().__init__()
-        self.standardise = Standardise()
+        self.standardize = Standardize()
         self.cut = nn.Unfold(2, stride=2)
         self.embed = nn.Linear(4, TOKEN)
         self.places = nn.Parameter(torch.zeros((SIDE // 2) ** 2, TOKEN))
@@ -94,8 +91,8 @@ class DigitsTransformer(nn.Module):
         nn.init.normal_(self.places, std=0.5)
 
     def forward(self, pictures: Tensor) -> Tensor:
-        """A score for each digit."""
-        tokens = self.embed(self.cut(self.standardise(pictures)).transpose(1, 2)) + self.places
+        """Return a score for each digit."""
+        tokens = self.embed(self.cut(self.standardize(pictures)).transpose(1, 2)) + self.places
         return cast(Tensor, self.head(self.blocks(tokens).flatten(1)))
 
 
@@ -103,7 +100,7 @@ MODELS: Final = {"cnn": DigitsCNN, "transformer": DigitsTransformer}
 
 
 def _start(model: nn.Module) -> None:
-    """Weights under which a signal keeps its size on its way through ReLUs."""
+    """Initialize the weights so that signals keep their scale through ReLUs."""
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, nonlinearity="relu")

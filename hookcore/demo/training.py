@@ -19,26 +19,26 @@ from hookcore.demo.troubles import TROUBLES, Trouble
 from hookcore.watcher import Watcher, watch
 
 RATE: Final = 2e-3
-TOLD_EVERY: Final = 50  # steps
+TOLD_EVERY: Final = 50  # steps between two printed lines
 
 
 @dataclass(frozen=True, slots=True)
 class Demo:
-    """What is trained, and what goes wrong with it."""
+    """The network to train, and the problem to simulate."""
 
     model: str = "cnn"
-    trouble: str = ""  # one of TROUBLES, or none
-    at: int = 100  # the step at which it begins
-    steps: int = 0  # 0: until it is stopped
-    most_per_s: float = 25.0  # steps in a second, so that there is time to watch; 0: as many as possible
+    trouble: str = ""  # one of TROUBLES, or empty
+    at: int = 100  # the step at which the problem begins
+    steps: int = 0  # 0: run until stopped
+    most_per_s: float = 25.0  # limit that leaves time to watch; 0: no limit
     device: str = "cpu"
 
 
 def train(demo: Demo, tell: Callable[[str], None] = print) -> Watcher:
-    """Trains as the demo says and answers with the watcher, which is then closed; Ctrl+C ends it early."""
+    """Train as configured and return the watcher, closed; Ctrl+C stops early."""
     digits = load()
     trouble = TROUBLES.get(demo.trouble, Trouble(""))
-    torch.set_num_threads(1)  # so small a network gains nothing from more, and the page needs a core too
+    torch.set_num_threads(1)  # so small a network gains nothing from more threads, and the dashboard needs a core too
     torch.manual_seed(0)
     model = MODELS[demo.model](trouble.plain).to(demo.device)
     watcher = watch(model, **_settings(demo))
@@ -56,20 +56,20 @@ def _settings(demo: Demo) -> WatchSettings:
     name = os.environ.get("HOOKCORE_NAME", "") or " ".join(filter(None, ("demo", demo.model, demo.trouble)))
     if os.environ.get("HOOKCORE_BUDGET"):
         return {"name": name}
-    # Watching so small a network costs as much as training it: within the default budget few steps are captured.
+    # Watching so small a network costs as much as training it: the default budget would capture few steps.
     return {"name": name, "budget": None}
 
 
 def _opening(demo: Demo, trouble: Trouble, model: nn.Module) -> str:
     count = sum(parameter.numel() for parameter in model.parameters())
-    lines = [f"A {demo.model} with {count:,} weights learns to read digits. Ctrl+C ends it."]
+    lines = [f"A {demo.model} with {count:,} weights learns to read digits. Ctrl+C stops it."]
     if trouble.story:
         lines.append(f"From step {demo.at} on: {trouble.story}.")
     return "\n".join(lines)
 
 
 def _closing(watcher: Watcher) -> str:
-    stays = ". Its page stays; `hookcore stop` ends the dashboard" if watcher.delivery else ""
+    stays = ". The run's page stays available; `hookcore stop` stops the dashboard" if watcher.delivery else ""
     return f"\nStopped after {watcher.current_step} steps{stays}."
 
 
@@ -102,7 +102,7 @@ def _share_right(scores: Tensor, labels: Tensor) -> Tensor:
 
 
 def _test(model: nn.Module, digits: Digits) -> float:
-    """The share of right answers on pictures that it never learned from."""
+    """Return the accuracy on held-out images."""
     device = next(model.parameters()).device
     with torch.no_grad():
         return float(_share_right(model(digits.test_pictures.to(device)), digits.test_labels))
@@ -113,7 +113,7 @@ def _progress(step: int, loss: Tensor, accuracy: float, per_s: float) -> str:
 
 
 class _Pace:
-    """Waits so long after every step that there are at most so many in a second."""
+    """Limits the number of steps per second by waiting after each step."""
 
     def __init__(self, most_per_s: float) -> None:
         self._least_s = 1 / most_per_s if most_per_s else 0.0
@@ -122,11 +122,11 @@ class _Pace:
 
     @property
     def per_s(self) -> float:
-        """Steps a second since the beginning."""
+        """Return the average number of steps per second."""
         return self._steps / max(1e-9, time.monotonic() - self._began_s)
 
     def keep(self) -> None:
-        """Ends a step."""
+        """Wait at the end of a step, if needed."""
         self._steps += 1
         now = time.monotonic()
         if now < self._last_s + self._least_s:

@@ -1,6 +1,6 @@
-"""`hookcore doctor`: looks at everything that hookcore needs here, and says what is missing and what to do about it.
+"""`hookcore doctor`: checks everything that hookcore needs on this machine, and says how to fix what is wrong.
 
-It starts nothing that stays and changes nothing. `machine` needs no torch; `training` is asked where torch is there.
+It starts no lasting process and changes nothing. `machine` needs no torch; `training` runs only if torch is installed.
 """
 
 from hookcore.doctor.examine import examine

@@ -1,4 +1,4 @@
-"""The order of the examination."""
+"""The order of the checks."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from hookcore.doctor.findings import Finding
 
 
 def examine(model: str = "", environment: Mapping[str, str] = os.environ) -> list[Finding]:
-    """Everything; `model` names a callable as `module:callable` whose model is looked at too."""
+    """Run all checks; `model` names a callable as `module:callable` whose model is checked too."""
     findings = machine.examine(environment)
     try:
         training = import_module("hookcore.doctor.training")
     except (ImportError, OSError) as error:
-        told = f"cannot be imported ({error}): here runs can be served and shown, not trained"
+        told = f"cannot be imported ({error}): this machine can serve and show runs, but not train"
         return [*findings, Finding("wrong" if model else "note", "torch", told)]
     findings += training.examine()
     return findings + training.examine_model(model) if model else findings

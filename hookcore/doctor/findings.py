@@ -1,4 +1,4 @@
-"""What the doctor says."""
+"""The doctor's findings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _WIDTH: Final = 13
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line. A note limits what hookcore can do; what is wrong keeps it from working as it was told to."""
+    """One line. "note": a limitation. "wrong": hookcore can't work as configured."""
 
     level: Level
     about: str
@@ -20,8 +20,8 @@ class Finding:
 
 
 def as_text(findings: Sequence[Finding]) -> str:
-    """The lines, and what they come to."""
+    """Format the findings, with a summary."""
     lines = [f"{each.level:5}  {each.about:{_WIDTH}} {each.text}" for each in findings]
     wrong, notes = (sum(each.level == level for each in findings) for level in ("wrong", "note"))
-    told = f"{wrong} wrong, {notes} to note" if wrong or notes else "all is well"
+    told = f"{wrong} wrong, {notes} to note" if wrong or notes else "no problems found"
     return "\n".join([*lines, "", told])

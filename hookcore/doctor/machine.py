@@ -1,4 +1,4 @@
-"""What needs no torch: versions, settings, the private folder, the dashboard and its port, the server and its token."""
+"""Checks without torch: versions, settings, private folder, dashboard and port, server and token."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TOGETHER: Final = ("torch", "numpy", "lightning", "transformers", "accelerate",
 
 
 def examine(environment: Mapping[str, str]) -> list[Finding]:
-    """Each in its turn; one that fails says so and leaves the others alone."""
+    """Run each check; a check that fails is reported and doesn't stop the others."""
     return [_versions(), *(_told(about, look, environment) for about, look in _LOOKS)]
 
 
@@ -49,20 +49,20 @@ def _settings(environment: Mapping[str, str]) -> Finding:
     Settings.of(environment)
     names = {each.variable for each in SETTINGS} | {"HOOKCORE_URL"}
     given = [f"{name}={environment[name]}" for name in sorted(names) if environment.get(name, "").strip()]
-    return Finding("ok", "settings", ", ".join(given) or "the defaults; no variable sets one")
+    return Finding("ok", "settings", ", ".join(given) or "defaults; no variable is set")
 
 
 def _folder(environment: Mapping[str, str]) -> Finding:
     folder = dashboard.home(environment)
     mode = stat.S_IMODE(folder.stat().st_mode)
     if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
-        told = f"{folder} (mode {mode:04o}) cannot be written: make it writable, or set HOOKCORE_HOME to another folder"
+        told = f"{folder} (mode {mode:04o}) is not writable: make it writable, or set HOOKCORE_HOME to another folder"
         return Finding("wrong", "folder", told)
     loose = [each.name for each in folder.iterdir() if each.is_file() and stat.S_IMODE(each.stat().st_mode) & 0o077]
     if loose:
-        told = f"{folder} holds files that others may read: {', '.join(sorted(loose))}; run `chmod 600` on them"
+        told = f"{folder} contains files that others can read: {', '.join(sorted(loose))}; run `chmod 600` on them"
         return Finding("wrong", "folder", told)
-    return Finding("ok", "folder", f"{folder} is yours alone (mode {mode:04o}) and can be written")
+    return Finding("ok", "folder", f"{folder} is private (mode {mode:04o}) and writable")
 
 
 def _dashboard(environment: Mapping[str, str]) -> Finding:
@@ -70,13 +70,13 @@ def _dashboard(environment: Mapping[str, str]) -> Finding:
     if not found.running:
         return _port(environment)
     if not found.url:
-        told = f"runs, but {found.folder / 'dashboard.json'} does not say where: end the process that holds its lock"
+        told = f"running, but {found.folder / 'dashboard.json'} has no address: stop the process that holds its lock"
         return Finding("wrong", "dashboard", told)
     problem = _problem_of(found.url)
     if problem:
-        told = f"process {found.pid} at {found.url} {problem}; its log is {found.log}; `hookcore stop` ends it"
+        told = f"process {found.pid} at {found.url} {problem}; log file: {found.log}; `hookcore stop` stops it"
         return Finding("wrong", "dashboard", told)
-    return Finding("ok", "dashboard", f"runs at {found.url}/ (process {found.pid}) and answers")
+    return Finding("ok", "dashboard", f"running at {found.url}/ (process {found.pid}), and it answers")
 
 
 def _port(environment: Mapping[str, str]) -> Finding:
@@ -86,9 +86,9 @@ def _port(environment: Mapping[str, str]) -> Finding:
         try:
             listener.bind((dashboard.HOST, port))
         except OSError as error:
-            told = f"none runs; port {port} is taken ({error.strerror}), so one would start at the next free port"
+            told = f"not running; port {port} is taken ({error.strerror}), so it would start at the next free port"
             return Finding("note", "dashboard", told)
-    return Finding("ok", "dashboard", f"none runs; port {port} is free for one")
+    return Finding("ok", "dashboard", f"not running; port {port} is free")
 
 
 def _server(environment: Mapping[str, str]) -> Finding:
@@ -96,7 +96,7 @@ def _server(environment: Mapping[str, str]) -> Finding:
     token = environment.get("HOOKCORE_TOKEN", "").strip()
     said = "HOOKCORE_TOKEN is set" if token else "HOOKCORE_TOKEN is not set"
     if server is None or "://" not in server:
-        return Finding("ok", "token", f"{said}; the dashboard of this machine makes its own")
+        return Finding("ok", "token", f"{said}; this machine's dashboard generates its own")
     problem = _problem_of(server, token)
     if problem:
         return Finding("wrong", "server", f"{server} {problem}; {said}")
@@ -107,17 +107,17 @@ _LOOKS: Final = (("settings", _settings), ("folder", _folder), ("dashboard", _da
 
 
 def _problem_of(url: str, token: str = "") -> str:
-    """Return what keeps a server from being used, or an empty string."""
+    """Return the reason why a server can't be used, or an empty string."""
     try:
         exchange = Exchange(url, token or None, ASK_S)
         exchange.send("GET", "/api/v1/runs" if token else "/healthz")
         exchange.close()
     except ArgumentError as error:
-        return f"cannot be asked: {error}"
+        return f"can't be reached: {error}"
     except ServerError as error:
         if error.status is None:
-            return f"does not answer: {error}"
+            return f"doesn't answer: {error}"
         if error.status in (401, 403):
-            return f"refuses the token: {error}"
-        return f"answers {error.status}: is it a hookcore server?"
+            return f"rejects the token: {error}"
+        return f"answered {error.status}: is it a hookcore server?"
     return ""

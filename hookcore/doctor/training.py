@@ -1,4 +1,4 @@
-"""What torch can do here, and what of a model would be watched."""
+"""Checks with torch: devices, the kernel, the compiler, and what would be captured of a model."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from hookcore.observe import cpu
 from hookcore.records import Coverage
 from hookcore.watcher import Watcher, watch
 
-SHOWN: Final = 12  # modules that are named for one reason
+SHOWN: Final = 12  # modules to name for each reason
 _UNSEEN: Final = "not called"
 
 
 def examine() -> list[Finding]:
-    """The devices, the kernel that measures on them, and the compiler."""
+    """Check the devices, the kernel, and the compiler."""
     return [*_devices(), _kernel(), _compiler()]
 
 
 def _devices() -> Iterator[Finding]:
-    yield Finding("ok", "processor", f"{os.cpu_count()} cores, {torch.get_num_threads()} threads of torch's")
+    yield Finding("ok", "processor", f"{os.cpu_count()} cores, torch uses {torch.get_num_threads()} threads")
     if not torch.cuda.is_available():
-        built = "torch was built without CUDA" if torch.version.cuda is None else "no CUDA device is found"
-        yield Finding("ok", "device", f"the processor alone: {built}")
+        built = "torch was built without CUDA" if torch.version.cuda is None else "no CUDA device was found"
+        yield Finding("ok", "device", f"CPU only: {built}")
         return
     for number in range(torch.cuda.device_count()):
         found = torch.cuda.get_device_properties(number)
         yield Finding("ok", "device", f"cuda:{number} {found.name}, {found.total_memory / 2**30:.0f} GiB")
     if not _has_triton():
-        told = "is not installed, so tensors on the GPU are measured by torch's own operators, which is slower"
+        told = "not installed, so tensors on the GPU are measured with torch operators, which is slower"
         yield Finding("note", "triton", f"{told}: run `pip install triton`")
 
 
@@ -50,7 +50,7 @@ def _has_triton() -> bool:
 
 
 def _kernel() -> Finding:
-    """Measure a tensor whose numbers are known."""
+    """Measure a tensor with known values."""
     model = nn.Identity()
     with watch(model, server=None, budget=None, name="doctor") as watcher:
         model(torch.tensor([1.0, 2.0, 3.0, float("nan")], requires_grad=True)).nansum().backward()
@@ -59,16 +59,16 @@ def _kernel() -> Finding:
         latest = watcher.store.latest(kind="output")
         found = dict(zip(latest.stats, latest.values[0].tolist(), strict=True)) if len(latest.values) else {}
         if watcher.error_count:
-            return Finding("wrong", "kernel", f"cannot measure: {watcher.errors[0].message.splitlines()[-1]}")
+            return Finding("wrong", "kernel", f"failed: {watcher.errors[0].message.splitlines()[-1]}")
     if (found.get("mean"), found.get("nan"), found.get("max")) != (2.0, 1.0, 3.0):
-        return Finding("wrong", "kernel", f"measures wrongly here: [1, 2, 3, NaN] gave {found}; please report it")
+        return Finding("wrong", "kernel", f"wrong result: [1, 2, 3, NaN] gave {found}; please report this")
     if cpu.FALLBACK_REASON:
         return Finding("note", "kernel", cpu.SLOW_KERNEL)
-    return Finding("ok", "kernel", f"measures a tensor of known numbers correctly; compiled for {cpu.INSTRUCTIONS}")
+    return Finding("ok", "kernel", f"correct result for known values; compiled for {cpu.INSTRUCTIONS}")
 
 
 def _compiler() -> Finding:
-    """Compiles a small function."""
+    """Compile a small function."""
     values = torch.ones(4)
     try:
         with warnings.catch_warnings():
@@ -76,14 +76,14 @@ def _compiler() -> Finding:
             ran = torch.compile(lambda x: x.sin() + 1)(values)
     except Exception as error:
         told = " ".join(str(error).split())[:160]
-        return Finding("note", "torch.compile", f"does not work here, so compiled models will not either: {told}")
+        return Finding("note", "torch.compile", f"doesn't work here, so compiled models won't either: {told}")
     if not torch.allclose(ran, values.sin() + 1):
-        return Finding("wrong", "torch.compile", "computes wrongly here")
-    return Finding("ok", "torch.compile", "works; of a compiled model its regions' outputs are seen (see `compiled`)")
+        return Finding("wrong", "torch.compile", "computes wrong results on this machine")
+    return Finding("ok", "torch.compile", "works; the outputs of compiled regions are captured (see `compiled`)")
 
 
 def examine_model(name: str) -> list[Finding]:
-    """What `hookcore.watch` would capture of the model that `module:callable` makes, and what not and why."""
+    """Report what `hookcore.watch` would capture of the model that `module:callable` returns."""
     model, inputs = _model_of(name)
     with watch(model, server=None, budget=None) as watcher:
         if inputs is not None:
@@ -102,7 +102,7 @@ def _model_of(name: str) -> tuple[nn.Module, Any]:
         made = getattr(import_module(place), called)()
     except Exception as error:
         raise ArgumentError(
-            f"--model {name!r} cannot be made: {type(error).__name__}: {error}; the callable must be importable from "
+            f"--model {name!r} raised {type(error).__name__}: {error}; the callable must be importable from "
             "here and need no arguments"
         ) from error
     finally:
@@ -110,8 +110,8 @@ def _model_of(name: str) -> tuple[nn.Module, Any]:
     model, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if not isinstance(model, nn.Module):
         raise ArgumentError(
-            f"--model {name!r} gave a {type(model).__name__}: it must give a torch.nn.Module, or one with its inputs, "
-            "as in `return model, torch.zeros(1, 3, 32, 32)`"
+            f"--model {name!r} returned a {type(model).__name__}: it must return a torch.nn.Module, or one with its "
+            "inputs, as in `return model, torch.zeros(1, 3, 32, 32)`"
         )
     return model, inputs
 
@@ -126,7 +126,7 @@ def _run_once(model: nn.Module, inputs: Any, watcher: Watcher) -> None:
         if ends:
             torch.autograd.backward([tensor.sum() for tensor in ends])
     except Exception as error:
-        raise ArgumentError(f"the model does not run on its inputs: {type(error).__name__}: {error}") from error
+        raise ArgumentError(f"the model failed on its inputs: {type(error).__name__}: {error}") from error
     watcher.step()
     watcher.flush()
 
@@ -147,7 +147,7 @@ def _describe(coverage: list[Coverage], ran: bool) -> list[Finding]:
     how = "were captured in one step" if ran else "would be captured when they run"
     findings = [Finding("ok", "model", f"{len(seen)} of {len(coverage)} modules {how}")]
     if not ran:
-        told = "was not run; let the callable return its inputs too, as in `return model, inputs`, to see more"
+        told = "not run; to see more, let the callable return its inputs too, as in `return model, inputs`"
         findings.append(Finding("ok", "model", told))
     others: dict[str, list[str]] = {}
     for each in coverage:

@@ -1,4 +1,4 @@
-"""Waits for a script to import torch, and then watches all that it trains."""
+"""Waits until a script imports torch, and then watches everything that it trains."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _TORCH: Final = "torch"
 
 
 class _Finder:
-    """Stands before the finders of modules until torch is found, and finds nothing itself."""
+    """A meta path finder that waits for torch; it finds no modules itself."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The others' answer; where it is torch, its loader is told to call us when it is done."""
+        """Return the other finders' result; for torch, make its loader call `watch` at the end."""
         if name != _TORCH:
             return None
         for finder in sys.meta_path:
@@ -39,16 +39,16 @@ class _Finder:
             load(module)
             _watch()
 
-        loader.exec_module = load_and_watch  # on this one loader, which remains what it was otherwise
+        loader.exec_module = load_and_watch  # on this one loader, which is otherwise unchanged
 
 
 def watch_when_torch_comes() -> None:
-    """Watches every model of this process from the moment at which torch is there."""
+    """Watch every model of this process as soon as torch is imported."""
     sys.meta_path.insert(0, _Finder())
 
 
 def _watch() -> None:
-    """Nothing that goes wrong here may reach the script."""
+    """Start watching; a failure must not reach the script."""
     try:
         from hookcore.watcher import watch
 
@@ -58,7 +58,7 @@ def _watch() -> None:
 
 
 def _name() -> str:
-    """Under torchrun every process is a run, so its name says which one it is."""
+    """Return the run's name; under torchrun it contains the rank, because every process is a run."""
     from hookcore.config import Settings
 
     name, rank = Settings.of().name, os.environ.get("RANK", "")

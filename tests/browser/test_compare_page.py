@@ -78,7 +78,7 @@ def test_what_cannot_be_asked_is_said_and_nothing_breaks(visit: Open, paths: Pat
         for query, words in [
             ("tolerance=lots", "is no share"),
             ("rename=(+->+x", "not a regular expression"),
-            ("kind=outputs", "choose a stat and a kind"),
+            ("kind=outputs", "select a stat and a kind"),
             ("kind=update", "Neither run captured update"),
             ("f=/(/", "not a regular expression"),
             ("f=nothing-at-all", "none of 36 layers"),

@@ -47,7 +47,7 @@ def test_without_javascript_the_page_has_every_layer_of_the_step_with_both_numbe
         assert 0 < float(words[4]) < 1e3
         expect(tab.page.locator("#layers h2")).to_have_text("The layers at step 20")
         tab.goto(paths("bad")["flow"])
-        assert "not finite" in tab.page.locator("#layers tbody").inner_text()
+        assert "non-finite" in tab.page.locator("#layers tbody").inner_text()
 
 
 def test_the_server_finds_what_the_find_box_finds_and_says_what_it_cannot_read(paths: Paths, site: Site) -> None:
@@ -71,7 +71,7 @@ def test_by_default_the_layers_that_went_bad_first_stand_at_the_top_and_the_orde
         tab.goto(paths("bad")["flow"] + "?kind=output&stat=rms&rows=read")
         opened(tab.page)
         table = tab.page.locator("#flow .card-table tbody th")
-        tab.page.get_by_role("button", name="Table: Over the steps").click()
+        tab.page.get_by_role("button", name="Table: Over steps").click()
         expect(table.first).to_have_text("encoder.layers.1.linear1")
         tab.page.get_by_label("Sort").select_option("model")
         expect(table.first).to_have_text("features.0")
@@ -147,7 +147,7 @@ def test_a_layer_is_picked_by_click_or_key_drawn_as_a_line_and_can_be_pinned(vis
         expect(page.locator("#line-title")).to_have_text("features.1")
         page.get_by_role("button", name="Pin").click()
         assert "pin=features.1" in page.url
-        page.get_by_role("button", name="Table: Over the steps").click()
+        page.get_by_role("button", name="Table: Over steps").click()
         expect(page.locator("#flow .card-table tbody th").first).to_have_text("features.1")
         page.get_by_role("button", name="Close").click()
         expect(page.locator("#line")).to_be_hidden()
@@ -174,7 +174,7 @@ def test_where_nothing_is_shown_the_page_says_why(visit: Open, paths: Paths) -> 
     with visit() as tab:
         tab.goto(paths("ended")["flow"] + "?kind=update")
         expect(tab.page.locator("#flow-empty")).to_contain_text("Updates are not captured")
-        expect(tab.page.locator("#ratio-empty")).to_contain_text("Turn them on in Hooks")
+        expect(tab.page.locator("#ratio-empty")).to_contain_text("select update on the Hooks page")
         expect(tab.page.locator("#ratio-empty a")).to_have_attribute("href", re.compile("/hooks$"))
 
 

@@ -107,9 +107,9 @@ def test_a_theme_by_hand_holds_on_every_page_and_from_the_first_byte(visit: Open
 def test_the_dialog_lists_the_keys_and_gives_the_focus_back(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("ended")["hooks"])
-        button = tab.page.get_by_role("button", name="Keys")
+        button = tab.page.get_by_role("button", name="Keyboard shortcuts")
         button.click()
-        dialog = tab.page.get_by_role("dialog", name="Keys")
+        dialog = tab.page.get_by_role("dialog", name="Keyboard shortcuts")
         expect(dialog).to_contain_text("pause, or follow the newest step")
         expect(dialog).to_contain_text("Gradient flow")
         assert tab.axe() == []

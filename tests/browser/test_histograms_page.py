@@ -145,7 +145,7 @@ def test_the_find_box_chooses_and_says_when_nothing_fits(visit: Open, paths: Pat
         assert {text.split()[-1] for text in tab.page.locator(".tile h3").all_inner_texts()} == {"Linear"}
         tab.page.fill("#find", "nothing.of.this.name")
         expect(tab.page.locator("#wall-empty")).to_contain_text("matches none of")
-        tab.page.get_by_role("button", name="Clear it").click()
+        tab.page.get_by_role("button", name="Clear filter").click()
         expect(tab.page.locator("#wall-empty")).to_be_hidden()
 
 
@@ -191,5 +191,5 @@ def test_without_javascript_every_layer_has_its_numbers(visit: Open, paths: Path
         tab.goto(paths("bad")["histograms"] + "?f=linear1&kind=output")
         tiles = tab.page.locator(".tile")
         assert tiles.count() == 3
-        expect(tiles.nth(1)).to_contain_text("not finite")
+        expect(tiles.nth(1)).to_contain_text("non-finite")
         expect(tiles.first).to_contain_text("zeros")

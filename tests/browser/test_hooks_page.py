@@ -138,7 +138,7 @@ def test_what_the_trainer_would_refuse_is_said_before_and_its_refusal_after(
         tab.goto(paths("live")["hooks"])
         expect(page.locator("#dry-run")).to_contain_text("41")
         page.locator("#include").fill("no.such.module")
-        expect(page.locator("#dry-run")).to_contain_text("matches no module, so the trainer would refuse it")
+        expect(page.locator("#dry-run")).to_contain_text("matches no module, so the trainer would reject it")
         page.get_by_role("button", name="Apply").click()
         expect(page.locator("#capture-told")).to_have_attribute("data-state", "failed")
         expect(page.locator("#capture-told")).to_contain_text("The trainer refused")

@@ -147,7 +147,7 @@ def test_a_layer_that_is_not_finite_tells_its_alert_and_since_when(visit: Open, 
     with visit() as tab:
         tab.goto(paths("bad")["layer"])
         expect(tab.page.locator("#alerts-here li").first).to_contain_text("step 40")
-        expect(tab.page.locator("#values tbody tr").first).to_contain_text("not finite")
+        expect(tab.page.locator("#values tbody tr").first).to_contain_text("non-finite")
 
 
 def test_the_distributions_are_drawn_as_they_come_into_sight(visit: Open, paths: Paths) -> None:

@@ -51,7 +51,7 @@ def test_settings_are_exported_and_imported_and_a_foreign_file_changes_nothing(v
         foreign = tmp_path / "foreign.json"
         foreign.write_text('{"rate": "20"}')
         tab.page.locator("#prefs-file").set_input_files(foreign)
-        expect(tab.page.locator(".toast.error")).to_contain_text("no settings of hookcore")
+        expect(tab.page.locator(".toast.error")).to_contain_text("no hookcore settings")
         expect(tab.page.get_by_label("Updates")).to_have_value("1")
 
 

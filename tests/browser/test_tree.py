@@ -49,7 +49,7 @@ def test_the_arrows_walk_open_and_close(visit: Open, paths: Paths) -> None:
             ("ArrowLeft", "features"),
             ("ArrowDown", "attention"),
             ("End", "unused"),
-            ("Home", "the model itself"),
+            ("Home", "(root)"),
         ]:
             page.keyboard.press(key)
             page.wait_for_function(
@@ -80,11 +80,11 @@ def test_what_is_typed_filters_and_a_wrong_expression_keeps_the_last_result(visi
         expect(page.locator(".tree-said")).to_have_text("3 of 41 modules")
         assert page.url.endswith("f=linear1")
         page.locator("#find").fill("linear1 /(/")
-        expect(page.locator(".tree-said")).to_contain_text("no regular expression")
+        expect(page.locator(".tree-said")).to_contain_text("not a regular expression")
         expect(grid(page)).to_have_attribute("aria-rowcount", "10")  # three, the six groups they are in, the heading
         page.locator("#find").fill("nothing at all")
         expect(page.get_by_text("41 modules are hidden")).to_be_visible()
-        page.get_by_role("button", name="Clear the filter").click()
+        page.get_by_role("button", name="Clear filter").click()
         expect(page.locator(".tree-said")).to_have_text("41 modules")
 
 
@@ -101,11 +101,11 @@ def test_equal_blocks_are_folded_to_one_row(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         page = tab.page
         tab.goto(paths("bad")["hooks"])
-        page.get_by_label("Fold equal blocks").check()
+        page.get_by_label("Group equal blocks").check()
         expect(page.get_by_role("row").filter(has=page.locator('[title="encoder.layers.*"]'))).to_contain_text("(3)")
         assert "fold=1" in page.url
         tab.goto(page.url.split("/", 3)[3])
-        expect(page.get_by_label("Fold equal blocks")).to_be_checked()
+        expect(page.get_by_label("Group equal blocks")).to_be_checked()
 
 
 def test_a_click_on_a_heading_sorts_and_the_address_says_so(visit: Open, paths: Paths) -> None:

@@ -81,5 +81,5 @@ test("in a window longer than the ring steps share a column, and a NaN among the
 });
 
 test("a frame of another number of rows is refused with both numbers", () => {
-  assert.throws(() => new Columns(2, 10).take(frame("delta", [[0, 0, [1, 2, 3]]])), /3 rows where there are 2/);
+  assert.throws(() => new Columns(2, 10).take(frame("delta", [[0, 0, [1, 2, 3]]])), /3 rows, expected 2/);
 });

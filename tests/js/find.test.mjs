@@ -45,7 +45,7 @@ test("a glob is what trying letter by letter says, for many random patterns and 
 
 test("what cannot be read says why, and the last result stays", () => {
   const before = parse("attn");
-  for (const [text, words] of [["/(/", /no regular expression/], ["/abc", /ends with a slash/], ["is:odd", /is:frozen/], ["type:", /class/], ["depth:x", /depth:2/], ["x".repeat(2000), /longer/]]) {
+  for (const [text, words] of [["/(/", /not a regular expression/], ["/abc", /also ends with a slash/], ["is:odd", /is:frozen/], ["type:", /class/], ["depth:x", /depth:2/], ["x".repeat(2000), /longer/]]) {
     const found = parse(text, before);
     assert.match(found.problem, words);
     assert.equal(found.test, before.test);
@@ -55,12 +55,12 @@ test("what cannot be read says why, and the last result stays", () => {
 });
 
 test("an expression whose time could double with every letter is refused, others are not", () => {
-  for (const text of ["/(a+)+b/", "/(a|a)*b/", "/((ab)*c)*/", "/(x{2,})+/"]) assert.match(parse(text).problem, /for ever/);
+  for (const text of ["/(a+)+b/", "/(a|a)*b/", "/((ab)*c)*/", "/(x{2,})+/"]) assert.match(parse(text).problem, /too long/);
   for (const text of ["/(a|b)c/", "/(abc)+/", "/layers\\.(1|2)\\d+/", "/[(+]*/", "/(a+)?b/", "/\\(+/"]) assert.equal(parse(text).problem, "");
 });
 
 test("a broken expression inside of a negation is told, too", () => {
-  assert.match(parse("!/(/").problem, /no regular expression/);
+  assert.match(parse("!/(/").problem, /not a regular expression/);
 });
 
 test("depth counts the parts of a path", () => {

@@ -78,7 +78,7 @@ test("what is pointed at is said with its share", () => {
   const axis = new SignedLog({ small: 0.01, negative: 1, positive: 1 });
   const ends = endsOf(shape);
   assert.equal(say(shape, ends, axis, { step: 4, value: 0.5 }), "step 4\n0.1 to 1: 50 of 100, 50.0%\nNaN: 10, 10.0%");
-  assert.match(say(shape, ends, axis, { step: 4, value: 0 }), /zero, and up to 0.01 of either sign: 30 of 100/);
+  assert.match(say(shape, ends, axis, { step: 4, value: 0 }), /zero, and magnitudes up to 0.01: 30 of 100/);
   assert.match(say(shape, ends, axis, { step: 9, value: 0 }), /not captured/);
   assert.equal(binAt(shape, 7), -1);
   assert.deepEqual(tableOf(shape).rows[0], ["4", 10, 0, 0, 0, 0, 0, 30, 0, 10, 50]);

@@ -24,8 +24,8 @@ for (const [include, exclude, wanted] of cases) {
 
 test("what the trainer would refuse is told before", () => {
   assert.deepEqual(choose(modules, { include: "nothing.*\nhead", exclude: "" }).unmatched, ["nothing.*"]);
-  assert.match(choose(modules, { include: "re:(", exclude: "" }).problem, /no regular expression/);
-  assert.match(choose(modules, { include: "", exclude: "is:odd" }).problem, /leaf or root/);
+  assert.match(choose(modules, { include: "re:(", exclude: "" }).problem, /not a regular expression/);
+  assert.match(choose(modules, { include: "", exclude: "is:odd" }).problem, /is:leaf or is:root/);
   assert.equal(choose(modules, { include: "type:Linear", exclude: "" }).unsure, true);
 });
 

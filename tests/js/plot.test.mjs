@@ -159,7 +159,7 @@ test("the steps on the axis are those of the page, whatever a line holds", () =>
 test("words say from where to where, and how often it was not finite", () => {
   const one = line([1, NaN, 3]);
   const words = summaryOf([one], [drawn(one, 0, 1000)]);
-  assert.equal(words, "Steps 0 to 2. x: 3 at the end, from 1 to 3, not finite at 1 of 3 points.");
+  assert.equal(words, "Steps 0 to 2. x: 3 at the end, from 1 to 3, non-finite at 1 of 3 points.");
 });
 
 test("the table has a row for each step of any line", () => {
@@ -181,7 +181,7 @@ test("the nearest point is found for any step", () => {
 test("what is not finite is said by its name", () => {
   const one = line([NaN, Infinity, 2], { nonfinite: [1, 0, 1] });
   const points = drawn(one, 0, 1000);
-  assert.deepEqual([0, 1, 2].map((place) => valueWords(one, points, place)), ["NaN", "Infinity", "2, not finite in part"]);
+  assert.deepEqual([0, 1, 2].map((place) => valueWords(one, points, place)), ["NaN", "Infinity", "2, partly non-finite"]);
 });
 
 test("the range of a point is shown only if it has one, and a point says which steps it stands for", () => {

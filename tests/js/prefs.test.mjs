@@ -31,8 +31,8 @@ test("a value that a preference cannot have is left out, and a foreign file is r
   assert.deepEqual(readPrefs(null), {});
   prefs.set("rate", "4");
   assert.throws(() => prefs.take("{"), /not a JSON file/);
-  assert.throws(() => prefs.take('{"rate": "1"}'), /no settings of hookcore/);
-  assert.throws(() => prefs.take("null"), /no settings of hookcore/);
+  assert.throws(() => prefs.take('{"rate": "1"}'), /no hookcore settings/);
+  assert.throws(() => prefs.take("null"), /no hookcore settings/);
   assert.equal(prefs.get("rate"), "4");
   prefs.reset();
 });

@@ -83,7 +83,7 @@ test("a NumPy file is read, of either width", () => {
     assert.deepEqual(read.shape, [1, 2, 3]);
     assert.deepEqual([...read.values], [...values]);
   }
-  assert.throws(() => readNpy(new TextEncoder().encode("<html>no</html>").buffer), /no NumPy file/);
+  assert.throws(() => readNpy(new TextEncoder().encode("<html>no</html>").buffer), /not send a NumPy file/);
 });
 
 test("zooming halves and doubles what is seen, stays inside, and ends at the whole", () => {

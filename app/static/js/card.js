@@ -55,7 +55,7 @@ export class Card {
     const head = h("tr", {}, ...columns.map((name, place) => h("th", { scope: "col", class: place ? "number" : null }, name)));
     const shown = rows.slice(-MAX_ROWS).reverse();
     const body = shown.map((row) => h("tr", {}, ...row.map((value, place) => (place ? h("td", { class: classOf(value) }, wordOf(value)) : h("th", { scope: "row" }, wordOf(value))))));
-    const more = rows.length > MAX_ROWS ? h("p", { class: "quiet small" }, `The newest ${MAX_ROWS.toLocaleString("en")} of ${rows.length.toLocaleString("en")} rows; the exported files hold all.`) : "";
+    const more = rows.length > MAX_ROWS ? h("p", { class: "quiet small" }, `The newest ${MAX_ROWS.toLocaleString("en")} of ${rows.length.toLocaleString("en")} rows. Exported files contain all rows.`) : "";
     this.table.replaceChildren(h("table", {}, h("caption", { class: "quiet-label" }, this.options.title), h("thead", {}, head), h("tbody", {}, ...body)), more);
   }
 
@@ -100,22 +100,22 @@ export class Card {
     try {
       download(await make(), `${fileName(this.page.runName || this.page.name, this.options.title, part)}.${ending}`);
     } catch (error) {
-      toast(`No ${ending.toUpperCase()} of \u201c${this.options.title}\u201d: ${error instanceof Error ? error.message : error}`, { kind: "error" });
+      toast(`Exporting \u201c${this.options.title}\u201d as ${ending.toUpperCase()} failed: ${error instanceof Error ? error.message : error}`, { kind: "error" });
     }
   }
 
   async copyPython() {
     const url = new URL(document.baseURI).href.replace(/\/$/, "");
     const script = pythonOf(this.queries, url);
-    if (await copyText(script)) toast("Copied a script that asks for the same numbers");
-    else toast(`This browser lets no page copy: ${script}`, { kind: "error" });
+    if (await copyText(script)) toast("Copied a script that reads the same values");
+    else toast(`Your browser blocked copying. The script is: ${script}`, { kind: "error" });
   }
 }
 
 /** @param {import("./page.js").Page} page @param {Card} card */
 function register(page, card) {
   const known = cards.get(page) ?? [];
-  if (!known.length) page.keys.add("e", "export the chart that is pointed at, or the first one in sight", () => pointedAt(known, page)?.menu.open(), { group: "Charts" });
+  if (!known.length) page.keys.add("e", "export the chart under the pointer, or the first visible one", () => pointedAt(known, page)?.menu.open(), { group: "Charts" });
   known.push(card);
   cards.set(page, known);
 }

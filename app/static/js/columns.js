@@ -37,7 +37,7 @@ export class Columns {
    */
   take(frame) {
     if (frame.k === 0 || frame.n === 0) return null;
-    if (frame.n !== this.rows || frame.bits === null) throw new Error(`a frame of ${frame.n} rows where there are ${this.rows}`);
+    if (frame.n !== this.rows || frame.bits === null) throw new Error(`a frame has ${frame.n} rows, expected ${this.rows}`);
     if (frame.kind === "snapshot" && !this.#adjoins(frame)) this.length = 0;
     const before = this.length ? this.last(this.length - 1) + 1 : frame.first[0];
     this.#dropFrom(frame.first[0]);

@@ -64,7 +64,7 @@ function isCaptured(module) {
 
 /** The terms: parted by spaces, but for those inside of an expression. @param {string} text @returns {string[]} */
 function split(text) {
-  if (text.length > MAX_LETTERS) throw new Unreadable(`this is longer than ${MAX_LETTERS} letters: search for less`);
+  if (text.length > MAX_LETTERS) throw new Unreadable(`the search is longer than ${MAX_LETTERS} characters: shorten it`);
   return text.match(/!?\/(?:\\.|[^\\/])*\/[a-z]*(?=\s|$)|\S+/gu) ?? [];
 }
 
@@ -95,15 +95,15 @@ function readName(term) {
 /** @param {string} term @returns {Term} */
 function readExpression(term) {
   const end = term.lastIndexOf("/");
-  if (end === 0) throw new Unreadable("an expression ends with a slash, too: /layers\\.[0-3]\\./");
+  if (end === 0) throw new Unreadable("a regular expression also ends with a slash: /layers\\.[0-3]\\./");
   const [source, flags] = [term.slice(1, end), term.slice(end + 1)];
-  if (canHang(source)) throw new Unreadable(`${term}: a repeated group must not repeat or choose inside, it could take for ever`);
+  if (canHang(source)) throw new Unreadable(`${term}: a repeated group must not contain repetitions or alternatives: matching could take too long`);
   try {
     const pattern = new RegExp(source, flags.includes("i") ? "iu" : "u");
     return onNames((name) => pattern.test(name), `fits ${term}`);
   } catch (error) {
     const reason = error instanceof Error ? error.message.replace(/^.*:\s*/s, "") : "";
-    throw new Unreadable(`${term} is no regular expression: ${reason.charAt(0).toLowerCase()}${reason.slice(1)}`);
+    throw new Unreadable(`${term} is not a regular expression: ${reason.charAt(0).toLowerCase()}${reason.slice(1)}`);
   }
 }
 
@@ -144,7 +144,7 @@ function readState(value) {
 /** @param {string} value @returns {Term} */
 function readDepth(value) {
   const [, sign, digits] = /^(<|>)?(\d{1,4})$/.exec(value) ?? [];
-  if (digits === undefined) throw new Unreadable(`depth:${value} is no depth: depth:2, depth:<3, depth:>1`);
+  if (digits === undefined) throw new Unreadable(`depth:${value} is not a depth: use depth:2, depth:<3, or depth:>1`);
   const depth = Number(digits);
   const words = { "<": `less than ${depth} deep`, ">": `more than ${depth} deep` }[sign] ?? `${depth} deep`;
   if (sign === "<") return { test: (module) => depthOf(module.path) < depth, words };

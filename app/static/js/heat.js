@@ -57,7 +57,7 @@ export class Heat {
   get words() {
     const { kind = "", stat = "" } = this.options;
     const of = [stat, kind.replace("_grad", " gradient")].filter(Boolean).join(" of ");
-    return [of, this.relative ? "relative to the row's own median" : `${this.kind} scale`].filter(Boolean).join(", ");
+    return [of, this.relative ? "relative to the row's median" : `${this.kind} scale`].filter(Boolean).join(", ");
   }
 
   /** The steps that are shown. @returns {[number, number] | null} */

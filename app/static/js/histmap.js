@@ -37,7 +37,7 @@ export class HistMap {
     this.module = module;
     this.onOpen = onOpen;
     this.canvas = /** @type {HTMLCanvasElement} */ (h("canvas", { tabindex: "0", role: "application", class: "histmap" }));
-    this.canvas.setAttribute("aria-label", `${title}: histograms over steps; the arrow keys read them${onOpen ? ", Enter opens the layer" : ""}`);
+    this.canvas.setAttribute("aria-label", `${title}: histograms over steps. Arrow keys move the cursor${onOpen ? ", Enter opens the layer" : ""}`);
     Object.assign(this.canvas.style, { width: "100%", height: `${height}px` });
     element.append(this.canvas);
     page.schedule.watch(this.canvas);

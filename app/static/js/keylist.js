@@ -19,9 +19,9 @@ export function showKeys(keys) {
     h("section", {}, h("h3", {}, group), h("dl", {}, ...lines.flatMap(({ keys: each, words }) => [h("dt", {}, ...each.flatMap((key, place) => [...(place ? [" or "] : []), ...keyCaps(key)])), h("dd", {}, words)]))),
   );
   const close = h("button", { class: "button", type: "button", onclick: () => dialog.close() }, "Close");
-  const help = h("a", { href: "help#keys" }, "More help");
+  const help = h("a", { href: "help#keys-list" }, "More help");
   const dialog = /** @type {HTMLDialogElement} */ (
-    h("dialog", { class: "keylist", "aria-labelledby": "keylist-title" }, h("h2", { id: "keylist-title" }, "Keys"), h("div", { class: "columns" }, ...groups), h("p", { class: "toolbar" }, close, help))
+    h("dialog", { class: "keylist", "aria-labelledby": "keylist-title" }, h("h2", { id: "keylist-title" }, "Keyboard shortcuts"), h("div", { class: "columns" }, ...groups), h("p", { class: "toolbar" }, close, help))
   );
   dialog.addEventListener("close", () => dialog.remove());
   document.body.append(dialog);

@@ -42,7 +42,7 @@ function startFind(page) {
     }
     page.cursor.clear();
   };
-  page.keys.add("Escape", "clear what is pointed at, or the find box", clear, { group: "Everywhere" });
+  page.keys.add("Escape", "clear the selection or the find box", clear, { group: "Everywhere" });
   if (!find) return;
   page.keys.add("/, Ctrl+k", "find", () => { find.focus(); find.select(); }, { group: "Everywhere" });
 }
@@ -69,9 +69,9 @@ export function addStepping(page) {
   };
   const group = { group: "Steps" };
   keys.add("ArrowLeft", "one step back", () => move(-1), group);
-  keys.add("ArrowRight", "one step on", () => move(1), group);
+  keys.add("ArrowRight", "one step forward", () => move(1), group);
   keys.add("Shift+ArrowLeft", "ten steps back", () => move(-FAR), group);
-  keys.add("Shift+ArrowRight", "ten steps on", () => move(FAR), group);
+  keys.add("Shift+ArrowRight", "ten steps forward", () => move(FAR), group);
   keys.add("[", "more steps (zoom out)", () => zoom(2), group);
   keys.add("]", "fewer steps (zoom in)", () => zoom(0.5), group);
 }

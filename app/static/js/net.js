@@ -5,7 +5,7 @@ import { decode } from "./frames.js";
 import { askStatus, openSocket, waitMs } from "./reach.js";
 
 const REFUSED = 1008;
-const UNKNOWN = "The server no longer knows this browser: open the address with the token again.";
+const UNKNOWN = "Your session has ended: open a login link again.";
 const MAX_IDS = 65000;
 
 /** @typedef {import("./frames.js").Frame} Frame */
@@ -169,7 +169,7 @@ export class Stream extends Told {
     clearTimeout(this.#timer);
     this.#timer = null;
     this.retryAt = null;
-    this.why = status === 401 ? UNKNOWN : `The server closed the connection: ${event.reason || "it was asked for nonsense"}. Reload the page.`;
+    this.why = status === 401 ? UNKNOWN : `The server closed the connection: ${event.reason || "invalid request"}. Reload the page.`;
     this.#become("refused");
   }
 

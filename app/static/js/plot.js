@@ -21,7 +21,7 @@ export function plotly() {
     script.onload = () => resolve(/** @type {any} */ (globalThis).Plotly);
     script.onerror = () => {
       loading = null;
-      reject(new Error("the charts did not load: reload the page"));
+      reject(new Error("the chart library did not load: reload the page"));
     };
     document.head.append(script);
   });

@@ -79,7 +79,7 @@ class Prefs extends Told {
       throw new Error("not a JSON file: choose a file exported from this page");
     }
     const read = readPrefs(given);
-    if (given?.hookcore !== 1) throw new Error("no settings of hookcore in this file: choose a file exported from this page");
+    if (given?.hookcore !== 1) throw new Error("this file contains no hookcore settings: choose a file exported from this page");
     this.#put(read);
     return Object.keys(read).length;
   }

@@ -30,7 +30,7 @@ export class Tiles {
     this.page = page;
     this.tall = height;
     this.onPoint = onPoint;
-    this.canvas = /** @type {HTMLCanvasElement} */ (h("canvas", { class: "tiles", tabindex: "0", role: "application", "aria-label": `${title}: arrow keys read the values` }));
+    this.canvas = /** @type {HTMLCanvasElement} */ (h("canvas", { class: "tiles", tabindex: "0", role: "application", "aria-label": `${title}: arrow keys move the cursor` }));
     element.append(this.canvas);
     const again = () => this.draw();
     const sized = new ResizeObserver(again);

@@ -41,7 +41,7 @@ export class Overlay {
       const { layers } = await get("compare", { ...this.asked(), match: exactly(module), points: 1, limit: MAX_TAPS });
       if (this.#asked !== module) return;
       this.#numbers = [0, 1].map((place) => layers.map((/** @type {any} */ layer) => layer.numbers[place]));
-      if (!layers.length) return this.chart.say("The runs do not share this layer.");
+      if (!layers.length) return this.chart.say("Only one of the runs has this layer.");
       const answers = await Promise.all([0, 1].map((place) => get("series", this.query(place).query)));
       if (this.#asked !== module) return;
       this.chart.show(answers.flatMap(({ series }, place) => series.map((/** @type {any} */ each) => lineOf(each, this.sides[place], place === 1, series.length > 1 ? ` ${each.tap.label.slice(each.tap.module.length).trim()}` : ""))));

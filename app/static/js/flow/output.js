@@ -55,7 +55,7 @@ export async function pngOf(profile) {
   pen.translate(0, TITLE_PX);
   drawMarks(pen, profile.marks);
   const blob = await new Promise((done) => canvas.toBlob(done, "image/png"));
-  if (blob === null) throw new Error("the browser made no picture of it");
+  if (blob === null) throw new Error("the browser could not create the image");
   return /** @type {Blob} */ (blob);
 }
 

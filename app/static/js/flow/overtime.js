@@ -27,7 +27,7 @@ export class OverTime {
       const span = page.follow.span;
       return { path: "heatmap", query: { kind: this.kind, stat: this.stat, columns: 1000, rows: 2000, ...(span ? { from: span[0], to: span[1] } : {}) } };
     };
-    this.heat = new Heat(page, byId("flow"), { title: "Over the steps", kind: this.kind, stat: this.stat, query, onPick: options.onPick });
+    this.heat = new Heat(page, byId("flow"), { title: "Over steps", kind: this.kind, stat: this.stat, query, onPick: options.onPick });
     this.feed = new Feed(page, this.heat, () => ({ kind: this.kind, stat: this.stat, rows: MAX_ROWS }), { rows: () => this.choose(), frame: () => this.#later() });
     const { state } = page;
     for (const name of ["kind", "stat"]) state.on(name, () => this.#ask());
@@ -86,7 +86,7 @@ export class OverTime {
   /** @param {number} shown */
   #say(shown) {
     const { rows } = this.heat;
-    const why = rows.length ? (shown ? "" : `The filter matches nothing: ${count(rows.length)} layers are hidden. Empty the find box, or choose all types.`) : this.options.why(this.kind);
+    const why = rows.length ? (shown ? "" : `The filter matches nothing: ${count(rows.length)} layers are hidden. Clear the find box, or select all types.`) : this.options.why(this.kind);
     if (this.empty.textContent !== why) this.empty.textContent = why;
     this.empty.hidden = !why;
     this.heat.plot.hidden = Boolean(why);

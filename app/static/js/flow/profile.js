@@ -44,7 +44,7 @@ export class Profile {
     this.plot = /** @type {HTMLElement} */ (element.querySelector(".plot"));
     this.canvas = /** @type {HTMLCanvasElement} */ (h("canvas"));
     this.over = /** @type {HTMLCanvasElement} */ (h("canvas"));
-    const words = "Activations and gradients from input to output. Arrow keys move over the layers, Enter picks one.";
+    const words = "Activations and gradients from input to output. Arrow keys move between layers, Enter selects one.";
     this.pad = h("div", { class: "profile-pad", role: "application", tabindex: "0", "aria-label": words });
     this.plot.replaceChildren(this.canvas, this.over, this.pad);
     this.values = [new Values(page, "output", () => page.state.get("act"), () => this.changed()), new Values(page, "output_grad", () => page.state.get("grad"), () => this.changed())];

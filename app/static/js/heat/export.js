@@ -32,14 +32,14 @@ export async function pngOf(heat) {
   context.textBaseline = "middle";
   context.fillText(titleOf(heat), 10, TITLE_PX / 2);
   const blob = await new Promise((done) => canvas.toBlob(done, "image/png"));
-  if (blob === null) throw new Error("the browser made no picture of it");
+  if (blob === null) throw new Error("the browser could not create the image");
   return /** @type {Blob} */ (blob);
 }
 
 /** Names, axes and legend as text; the cells as an embedded picture. @param {Heat} heat */
 export function svgOf(heat) {
   const { scene } = heat.screen;
-  if (scene === null) throw new Error("there is nothing to see yet");
+  if (scene === null) throw new Error("the chart is still empty");
   const { width, height, plot } = scene.layout;
   const copy = heat.screen.copy();
   const ratio = copy.width / width;
@@ -59,7 +59,7 @@ export function svgOf(heat) {
 /** @param {Heat} heat @returns {{columns: string[], rows: any[][]}} the last row of the picture first: tables are read from their end */
 export function tableOf(heat) {
   const { columns, rows, order, span } = heat;
-  const names = ["layer", "type", "value", "smallest", "largest", "not finite since step"];
+  const names = ["layer", "type", "value", "smallest", "largest", "non-finite since step"];
   if (columns === null || !columns.length || span === null) return { columns: names, rows: [] };
   const at = Math.max(0, columns.find(heat.page.follow.step ?? span[1]));
   const since = onsets(columns);

@@ -32,7 +32,7 @@ export class Screen {
     this.page = page;
     this.heat = heat;
     this.plot = plot;
-    const words = `${heat.options.title}. Arrow keys move over layers and steps, Enter picks the layer, plus and minus zoom.`;
+    const words = `${heat.options.title}. Arrow keys move between layers and steps, Enter selects the layer, plus and minus zoom.`;
     this.spacer = h("div", { class: "heat-spacer" });
     this.pad = h("div", { class: "heat-pad", role: "application", tabindex: "0", "aria-label": words }, this.spacer);
     this.picture = /** @type {HTMLCanvasElement} */ (h("canvas", { class: "heat-picture" }));

@@ -36,7 +36,7 @@ export function wordsOf(heat, point) {
   const i = columns?.find(point.step) ?? -1;
   const value = columns && i >= 0 ? valueOf(columns, i, point.row) : null;
   const said = value === null ? "not captured" : [heat.options.stat ?? "", number(value)].join(" ").trim();
-  const many = point.sharing > 1 ? `\nthe worst of ${point.sharing} layers here` : row.group > 1 ? `\nthe worst of ${row.group} layers from here on` : "";
+  const many = point.sharing > 1 ? `\nthe worst of ${point.sharing} layers here` : row.group > 1 ? `\nthe worst of the next ${row.group} layers` : "";
   return `${labelOf(row)}${row.type ? ` (${row.type})` : ""}\n${columns && i >= 0 ? stepsOf(columns, i, point.step) : `step ${count(point.step)}`} \u00b7 ${said}${many}`;
 }
 

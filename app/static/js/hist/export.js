@@ -7,7 +7,7 @@ const [GAP, NAME, HEAD] = [14, 20, 30];
 /** @param {import("./wall.js").Wall} wall @param {string} title @param {string} of @returns {Promise<Blob>} */
 export async function pngOf(wall, title, of) {
   const tiles = wall.seen.filter((tile) => tile.map?.shape?.columns);
-  if (!tiles.length) throw new Error("no tile is in sight");
+  if (!tiles.length) throw new Error("no tile is visible");
   const boxes = tiles.map((tile) => tile.element.getBoundingClientRect());
   const [left, top] = [Math.min(...boxes.map((box) => box.left)), Math.min(...boxes.map((box) => box.top))];
   const [right, bottom] = [Math.max(...boxes.map((box) => box.right)), Math.max(...boxes.map((box) => box.bottom))];
@@ -31,6 +31,6 @@ export async function pngOf(wall, title, of) {
     pen.drawImage(picture, x, y + (picture.getBoundingClientRect().top - boxes[place].top), picture.clientWidth, picture.clientHeight);
   }
   const blob = await new Promise((done) => canvas.toBlob(done, "image/png"));
-  if (!blob) throw new Error("the browser made no picture of it");
+  if (!blob) throw new Error("the browser could not create the image");
   return /** @type {Blob} */ (blob);
 }

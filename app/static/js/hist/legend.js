@@ -11,7 +11,7 @@ const COLOURS = 132;
 
 /** A bar with shares, and signs for what no bin holds. */
 export function histLegend() {
-  const bar = /** @type {HTMLCanvasElement} */ (h("canvas", { width: COLOURS, height: 1, role: "img", "aria-label": "from few of a step's values, dark, to many, bright" }));
+  const bar = /** @type {HTMLCanvasElement} */ (h("canvas", { width: COLOURS, height: 1, role: "img", "aria-label": "dark: few of a step's values; bright: many" }));
   const draw = () => {
     const pen = bar.getContext("2d");
     const table = tableOf(/** @type {any} */ (prefs.get("colours")));

@@ -28,7 +28,7 @@ export class HistProfile {
   constructor(page, element, { title, height, mode, onOpen }) {
     this.page = page;
     this.mode = mode;
-    this.canvas = /** @type {HTMLCanvasElement} */ (h("canvas", { class: "histmap", role: "img", "aria-label": `${title}: ${mode === "bars" ? "the histogram of one step" : "histograms of some steps, the newest in front"}` }));
+    this.canvas = /** @type {HTMLCanvasElement} */ (h("canvas", { class: "histmap", role: "img", "aria-label": `${title}: ${mode === "bars" ? "the histogram of one step" : "histograms of several steps, newest in front"}` }));
     Object.assign(this.canvas.style, { width: "100%", height: `${height}px` });
     element.append(this.canvas);
     const again = () => page.schedule.soon(this, () => this.#paint());

@@ -36,7 +36,7 @@ function lineOf(shape, column, axis, value, total) {
   if (Math.abs(value) <= axis.small) {
     let sum = 0;
     for (let bin = 0; bin < shape.bins; bin += 1) if (Math.abs(middleOf(shape, bin)) <= axis.small) sum += shape.counts[start + bin];
-    return told(`zero, and up to ${number(axis.small)} of either sign`, sum);
+    return told(`zero, and magnitudes up to ${number(axis.small)}`, sum);
   }
   const bin = binAt(shape, value);
   if (bin < 0) return told(`about ${number(value)}`, 0);

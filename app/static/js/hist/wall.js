@@ -122,7 +122,7 @@ export class Wall {
     if (!said || !tile.map) return;
     const empty = said.first_step.length === 0;
     tile.plot.querySelector(".nothing")?.remove();
-    if (empty) tile.plot.append(h("div", { class: "nothing" }, "nothing kept of these steps"));
+    if (empty) tile.plot.append(h("div", { class: "nothing" }, "no data for these steps"));
     else tile.map.show(said, this.span, this.axis);
   }
 

@@ -62,7 +62,7 @@ export class Capture {
     const now = choose(this.modules, this.held).paths.size;
     const count = `${many.toLocaleString("en")} of ${all.toLocaleString("en")} modules`;
     const unsure = this.chosen.unsure ? "; the trainer also counts subclasses for type: patterns" : "";
-    const wrong = this.chosen.problem || (this.chosen.unmatched.length && all ? `${this.chosen.unmatched[0]} matches no module, so the trainer would refuse it` : "") || (wanted.kinds.length ? "" : "Select at least one kind, or pause capture");
+    const wrong = this.chosen.problem || (this.chosen.unmatched.length && all ? `${this.chosen.unmatched[0]} matches no module, so the trainer would reject it` : "") || (wanted.kinds.length ? "" : "Select at least one kind, or pause capture");
     byId("dry-run").textContent = wrong || (changes.length ? `Would watch ${count} (now ${now.toLocaleString("en")})${unsure}` : `Watches ${count}${unsure}`);
     byId("dry-run").className = wrong ? "error" : changes.length ? "drafted" : "quiet";
     this.buttons.save.disabled = Boolean(wrong) && !this.chosen.unmatched.length ? true : !changes.length;

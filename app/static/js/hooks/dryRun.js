@@ -61,7 +61,7 @@ function testOf(pattern) {
 function stateTest(pattern, rest) {
   if (rest === "leaf") return ({ leaf }) => leaf;
   if (rest === "root") return ({ local }) => local === "";
-  throw new Error(`${pattern} is no pattern: after is: comes leaf or root`);
+  throw new Error(`${pattern} is not a pattern: use is:leaf or is:root`);
 }
 
 /** @param {string} source */
@@ -69,7 +69,7 @@ function expressionOf(source) {
   try {
     return new RegExp(`^(?:${source})$`, "u");
   } catch (error) {
-    throw new Error(`re:${source} is no regular expression: ${/** @type {Error} */ (error).message.replace(/^.*:\s*/s, "")}`);
+    throw new Error(`re:${source} is not a regular expression: ${/** @type {Error} */ (error).message.replace(/^.*:\s*/s, "")}`);
   }
 }
 

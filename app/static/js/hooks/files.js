@@ -15,7 +15,7 @@ export function startFiles(page) {
       const rows = hooks.map((/** @type {any} */ hook) => COLUMNS.map((name) => (Array.isArray(hook[name]) ? hook[name].join(" ") : hook[name])));
       download(new Blob([csvOf(COLUMNS, rows)], { type: "text/csv" }), `${fileName(page.runName, "hooks")}.csv`);
     } catch (error) {
-      toast(`No CSV of the hooks: ${/** @type {Error} */ (error).message}`, { kind: "error" });
+      toast(`Exporting the hooks as CSV failed: ${/** @type {Error} */ (error).message}`, { kind: "error" });
     }
   });
 }

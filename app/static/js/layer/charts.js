@@ -23,7 +23,7 @@ export class Charts {
     this.place.append(this.empty);
     this.feed = new Feed(page);
     this.feed.on("data", () => this.#draw());
-    this.feed.on("error", (error) => this.#shown.forEach(({ chart }) => chart.say(`${error.message}. What is new is asked for again as soon as there is something.`)));
+    this.feed.on("error", (error) => this.#shown.forEach(({ chart }) => chart.say(`${error.message}. The chart will retry with the next step.`)));
   }
 
   /** @param {Plan[]} plans */
@@ -51,7 +51,7 @@ export class Charts {
 
   #draw() {
     const { span } = this.page.follow;
-    const words = span ? `Nothing was captured in the steps ${count(span[0])} to ${count(span[1])}.` : "No steps yet.";
+    const words = span ? `Nothing was captured in steps ${count(span[0])} to ${count(span[1])}.` : "No steps yet.";
     const lines = this.#shown.map(({ plan }) => linesOf(plan, (tap, stat) => this.feed.find(tap, stat)));
     const nothing = lines.every((some) => !some.length);
     this.empty.textContent = nothing ? words : "";

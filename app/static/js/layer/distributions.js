@@ -51,7 +51,7 @@ export class Distributions {
     const figure = h("figure", { class: "chart card", id: `distribution-${tap.kind}` }, h("header", {}, h("h3", {}, shortOf(tap))), place);
     this.place.append(figure);
     const map = new HistMap(this.page, place, { title: shortOf(tap), module: this.module, onOpen: (step) => step !== null && this.page.follow.hold(step) });
-    const png = () => new Promise((/** @type {(blob: Blob) => void} */ resolve, reject) => map.canvas.toBlob((blob) => (blob ? resolve(blob) : reject(new Error("the browser made no picture")))));
+    const png = () => new Promise((/** @type {(blob: Blob) => void} */ resolve, reject) => map.canvas.toBlob((blob) => (blob ? resolve(blob) : reject(new Error("the browser could not create the image")))));
     const query = () => ({ path: "histograms", query: { tap: tap.label, ...this.#bounds, columns: FULL, bins: BINS } });
     return { tap, figure, map, words, card: new Card(this.page, figure, { title, table: () => map.table(), png, query }) };
   }

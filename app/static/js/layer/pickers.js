@@ -8,7 +8,7 @@ import { tensorOf } from "./plan.js";
 /** @type {Record<string, (tap: Tap) => string>} */
 const VALUES = { index: (tap) => tap.index, call: (tap) => String(tap.call), phase: (tap) => tap.phase };
 /** @type {Record<string, (value: string) => string>} */
-const WORDS = { index: (value) => value || "the tensor itself", call: (value) => `${Number(value) + 1}`, phase: (value) => ({ train: "training", eval: "evaluation" })[value] ?? value };
+const WORDS = { index: (value) => value || "single tensor", call: (value) => `${Number(value) + 1}`, phase: (value) => ({ train: "training", eval: "evaluation" })[value] ?? value };
 
 /** @param {import("../page.js").Page} page @param {() => Tap[]} taps @returns {() => void} shows what there is now */
 export function startPickers(page, taps) {

@@ -66,12 +66,12 @@ function percentilesOf(parts, title = "Percentiles") {
 
 /** @param {Part[]} parts @returns {Plan} */
 function sharesOf(parts) {
-  return { id: "shares", title: "Share of zeros, NaN and infinities", y: { title: "share of the values", scale: "linear", fixed: true, low: 0, high: 1 }, stats: SHARES, parts };
+  return { id: "shares", title: "Share of zeros, NaN, and infinities", y: { title: "share of the values", scale: "linear", fixed: true, low: 0, high: 1 }, stats: SHARES, parts };
 }
 
 /** @param {Part[]} parts @returns {Plan} */
 function ratioOf(parts) {
-  return { id: "ratio", title: "Update by weight", y: { title: "norm of the update by norm of the weight", scale: "log" }, stats: ["ratio"], parts };
+  return { id: "ratio", title: "Update-to-weight ratio", y: { title: "norm of the update / norm of the weight", scale: "log" }, stats: ["ratio"], parts };
 }
 
 /** The tensors whose distribution is shown: the one that is looked at, or the first of each kind. @param {Tap[]} taps @param {Choice} choice @returns {Tap[]} */

@@ -14,7 +14,7 @@ export function listenToSeen(page, renew) {
       renew();
       return true;
     } catch (error) {
-      toast(`Could not acknowledge it: ${/** @type {Error} */ (error).message}`, { kind: "error" });
+      toast(`Acknowledging failed: ${/** @type {Error} */ (error).message}`, { kind: "error" });
       return false;
     }
   };

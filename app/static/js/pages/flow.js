@@ -21,10 +21,10 @@ const fits = ({ module, type = "" }) => finder.fits(module) && ["", type].includ
 
 /** Why there is nothing of a kind. @param {string} kind */
 function whyNone(kind) {
-  if (page.follow.newest === null) return "Nothing was captured yet: the picture begins with the first step.";
-  if (kind === "update") return "Updates are not captured: they need a copy of every parameter. Turn them on in Hooks.";
-  if (kind.endsWith("_grad")) return `No ${kind} was captured: no module has run a backward pass yet (model.eval()? torch.no_grad()?), or Hooks leaves this kind out.`;
-  return `No ${kind} was captured: Hooks says which kinds are.`;
+  if (page.follow.newest === null) return "No steps yet. The heatmap starts with the first step.";
+  if (kind === "update") return "Updates are not captured, because they need a copy of every parameter. To capture them, select update on the Hooks page.";
+  if (kind.endsWith("_grad")) return `No ${kind} was captured: no module has run a backward pass yet (model.eval()? torch.no_grad()?), or this kind is not selected on the Hooks page.`;
+  return `No ${kind} was captured: no module has run yet, or this kind is not selected on the Hooks page.`;
 }
 
 /** @param {string} module */
@@ -44,7 +44,7 @@ const profile = new Profile(page, byId("profile"), {
   onLayers: () => sayCount(),
 });
 
-const ratio = new Heat(page, byId("ratio"), { title: "Update to weight", kind: "update", stat: "ratio", onPick: (row) => pick(row.module) });
+const ratio = new Heat(page, byId("ratio"), { title: "Update-to-weight ratio", kind: "update", stat: "ratio", onPick: (row) => pick(row.module) });
 const ratioEmpty = byId("ratio-empty");
 new Feed(page, ratio, () => ({ kind: "update", stat: "ratio", rows: "fit:10000" }), { rows: () => showRatio() });
 
@@ -54,7 +54,7 @@ function showRatio() {
   ratioEmpty.hidden = rows.length > 0;
   ratio.plot.hidden = !rows.length;
   if (rows.length) return;
-  const words = ratio.rows.length ? "The filter matches no parameter." : whyNone("update");
+  const words = ratio.rows.length ? "No parameter matches the filter." : whyNone("update");
   if (!ratioEmpty.textContent?.startsWith(words)) ratioEmpty.textContent = words; // the server's own words end with a link
 }
 
@@ -67,7 +67,7 @@ function sayCount() {
   element.classList.toggle("error", Boolean(finder.problem));
   const empty = byId("profile-empty");
   empty.hidden = layers.length > 0 || !profile.values.every(({ known }) => known);
-  empty.textContent = empty.hidden ? "" : page.follow.newest === null ? whyNone("output") : "Neither outputs nor their gradients are captured: Hooks says which kinds are.";
+  empty.textContent = empty.hidden ? "" : page.follow.newest === null ? whyNone("output") : "Neither outputs nor their gradients are captured. The Hooks page shows which kinds are.";
   profile.plot.hidden = !empty.hidden;
 }
 
@@ -106,5 +106,5 @@ const turn = (name, values) => () => {
 page.keys.add("j", "next layer", () => walk(1));
 page.keys.add("k", "previous layer", () => walk(-1));
 page.keys.add("l", "log, linear, symmetric log", turn("y", ["log", "linear", "symlog"]));
-page.keys.add("f", "all rows in sight, or readable ones", turn("rows", ["fit", "read"]));
-page.keys.add("r", "relative to what is usual in each row", turn("relative", ["0", "1"]));
+page.keys.add("f", "fit all rows, or readable rows", turn("rows", ["fit", "read"]));
+page.keys.add("r", "relative to each row's median", turn("relative", ["0", "1"]));

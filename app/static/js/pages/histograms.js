@@ -13,7 +13,7 @@ import { open } from "../page.js";
 import { toast } from "../toast.js";
 
 const LIVE_MS = 2000;
-const COLUMNS = ["layer", "type", "zero share", "std", "drift (octaves)", "not finite"];
+const COLUMNS = ["layer", "type", "zero share", "std", "drift (octaves)", "non-finite"];
 
 const page = open({ kind: "output", sort: "model", range: "own", size: "m", view: "map" });
 const { state, follow } = page;
@@ -55,11 +55,11 @@ async function arrange() {
 
 /** @returns {(Node | string)[]} */
 function whyEmpty() {
-  if (layers.length) return [`The filter matches none of ${count(layers.length)} layers. `, h("button", { class: "button", type: "button", onclick: () => state.set({ f: "" }) }, "Clear it")];
+  if (layers.length) return [`None of ${count(layers.length)} layers matches the filter. `, h("button", { class: "button", type: "button", onclick: () => state.set({ f: "" }) }, "Clear filter")];
   if (follow.newest === null) return ["No steps yet. Histograms appear with the first captured step."];
   const gradient = state.get("kind").endsWith("grad") || state.get("kind") === "update";
   return [
-    `None captured in ${count(follow.newest + 1)} steps.${gradient ? " Gradients need a backward pass, updates an optimizer step." : ""} Hooks shows which kinds are captured, and why a module is not, and lets you turn kinds on while the training runs.`,
+    `None captured in ${count(follow.newest + 1)} steps.${gradient ? " Gradients need a backward pass, updates an optimizer step." : ""} The Hooks page shows which kinds are captured and why a module is not captured. You can turn kinds on there during the training.`,
   ];
 }
 
@@ -73,7 +73,7 @@ async function load() {
 }
 
 /** @param {() => Promise<void>} work */
-const say = (work) => () => work().catch((error) => toast(`The histograms did not come: ${error.message}`, { kind: "error" }));
+const say = (work) => () => work().catch((error) => toast(`Can\u2019t load the histograms: ${error.message}`, { kind: "error" }));
 
 state.on("kind", say(load));
 for (const name of ["sort", "size", "view"]) state.on(name, say(arrange));
@@ -82,7 +82,7 @@ state.on("range", () => {
   wall.soon(true);
 });
 follow.on("change", () => wall.soon(true));
-page.keys.add("v", "histograms over steps, as ridges, of one step", () => {
+page.keys.add("v", "switch view: over steps, ridges, one step", () => {
   const views = ["map", "ridges", "bars"];
   state.set({ view: views[(views.indexOf(state.get("view")) + 1) % views.length] });
 }, { group: "Charts" });

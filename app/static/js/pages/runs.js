@@ -141,5 +141,5 @@ function show() {
   const both = /** @type {HTMLButtonElement} */ (byId("compare"));
   both.disabled = ticked.length !== 2;
   both.textContent = ticked.length ? `Compare ${ticked.length} of 2` : "Compare";
-  if (ticked.length === 2) both.textContent = "Compare the two";
+  if (ticked.length === 2) both.textContent = "Compare both";
 }

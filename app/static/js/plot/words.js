@@ -23,8 +23,8 @@ export function summaryOf(lines, drawn) {
 function lineWords(line, points) {
   const lows = (points.min.length ? points.min : points.raw).filter(Number.isFinite);
   const highs = (points.max.length ? points.max : points.raw).filter(Number.isFinite);
-  const bad = points.marks.length ? `, not finite at ${count(points.marks.length)} of ${count(points.x.length)} points` : "";
-  if (!lows.length) return `${line.name}: nothing finite${bad}.`;
+  const bad = points.marks.length ? `, non-finite at ${count(points.marks.length)} of ${count(points.x.length)} points` : "";
+  if (!lows.length) return `${line.name}: no finite values${bad}.`;
   const now = line.mean ? `${number(points.raw.at(-1))} at the end, ` : "";
   return `${line.name}: ${now}from ${number(least(lows))} to ${number(-least(highs.map((value) => -value)))}${bad}.`;
 }
@@ -90,7 +90,7 @@ export function valueWords(line, points, place) {
   const value = line.mean ? (points.smooth.length ? points.smooth[place] : points.raw[place]) : NaN;
   const mark = points.marks.find(({ x }) => x === points.x[place]);
   const band = line.mean && points.max[place] > points.min[place] ? ` (${number(points.min[place])} to ${number(points.max[place])})` : "";
-  if (Number.isFinite(value)) return number(value) + band + (mark ? ", not finite in part" : "");
+  if (Number.isFinite(value)) return number(value) + band + (mark ? ", partly non-finite" : "");
   if (mark) return { nan: "NaN", inf: "Infinity", "-inf": "-Infinity" }[mark.sign];
   if (line.mean || !Number.isFinite(points.min[place])) return "-";
   return `${number(points.min[place])} to ${number(points.max[place])}`;

@@ -28,7 +28,7 @@ export async function edit(row, refresh) {
       await send("PATCH", path, { name: name.value.trim(), ...(known ? { notes: notes.value } : {}) });
       end();
     } catch (error) {
-      toast(`Not saved: ${/** @type {Error} */ (error).message}`, { kind: "error" });
+      toast(`Saving failed: ${/** @type {Error} */ (error).message}`, { kind: "error" });
     }
   };
   const buttons = h("div", {}, h("button", { class: "button main" }, "Save"), h("button", { class: "button", type: "button", onclick: end }, "Cancel"));
@@ -69,7 +69,7 @@ export function remove(row, gone, show, refresh) {
       refresh();
     } catch (error) {
       back();
-      toast(`Not deleted: ${/** @type {Error} */ (error).message}`, { kind: "error" });
+      toast(`Deleting failed: ${/** @type {Error} */ (error).message}`, { kind: "error" });
     }
   };
   toast(`Deleted ${row.dataset.name}.`, { undo: back, done: forGood });
@@ -81,7 +81,7 @@ export async function restore(run, gone, refresh) {
   try {
     await send("POST", `removed-runs/${run}/restore`);
   } catch (error) {
-    toast(`Not restored: ${/** @type {Error} */ (error).message}`, { kind: "error" });
+    toast(`Restoring failed: ${/** @type {Error} */ (error).message}`, { kind: "error" });
   }
   refresh();
 }

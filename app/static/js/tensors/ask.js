@@ -12,10 +12,10 @@ const SHORT_MS = 6000; // what came or is gone leaves the list
 
 /** What is shown of each fate, and what it means. */
 export const WORDS = /** @type {Record<Fate, [string, string]>} */ ({
-  asked: ["Requested", "The trainer gets the request with its next frame."],
+  asked: ["Requested", "The trainer receives the request with its next frame."],
   waiting: ["Waiting", "The trainer captures it when the module runs."],
   came: ["Captured", ""],
-  gone: ["The trainer is gone", ""],
+  gone: ["The trainer has stopped", ""],
 });
 
 /** What became of a request. Pure. @param {number} number @param {{kept: Set<number>, waiting: Set<number>, state: string}} known @returns {Fate} */
@@ -77,7 +77,7 @@ export class Asking {
       const said = await send("POST", "attention-rollout", undefined, { run: this.page.run });
       const numbers = said.asked.map((/** @type {any} */ each) => each.number);
       this.#add(numbers, numbers.length === 1 ? "1 possible attention map" : `${numbers.length} possible attention maps`, null);
-      if (said.left_out) toast(`${said.left_out} more do not fit into one request`);
+      if (said.left_out) toast(`${said.left_out} more do not fit in one request`);
     });
   }
 

@@ -126,7 +126,7 @@ export class Rolled {
   /** @returns {Promise<Blob>} */
   async #png() {
     const blob = await new Promise((done) => this.matrix.canvas.toBlob(done, "image/png"));
-    if (!blob) throw new Error("the browser made no picture of it");
+    if (!blob) throw new Error("the browser could not create the image");
     return blob;
   }
 }

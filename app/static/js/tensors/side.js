@@ -110,7 +110,7 @@ export class Side {
     const link = (/** @type {string} */ format, /** @type {string} */ words, /** @type {string} */ slice) =>
       h("a", { class: "button small", download: `${this.entry.tap.label.replace(/[^A-Za-z0-9._-]+/g, "-")}_step${this.entry.step}.${format}`, href: urlOf(`snapshots/${this.entry.number}`, { run: this.page.run, format, slice }) }, words);
     const flat = (this.data?.shape[0] ?? 0) === 1;
-    this.files.replaceChildren(h("span", { class: "quiet small" }, "Download"), link("npy", "npy", ""), link("safetensors", "safetensors", ""), ...(this.slice ? [link("npy", "this part as npy", this.slice)] : []), ...(flat ? [link("csv", "CSV", this.slice), link("png", "PNG, a pixel a value", this.slice)] : []));
+    this.files.replaceChildren(h("span", { class: "quiet small" }, "Download"), link("npy", "npy", ""), link("safetensors", "safetensors", ""), ...(this.slice ? [link("npy", "this slice as npy", this.slice)] : []), ...(flat ? [link("csv", "CSV", this.slice), link("png", "PNG, a pixel a value", this.slice)] : []));
   }
 
   close() {
@@ -121,7 +121,7 @@ export class Side {
 
 /** @param {any} entry */
 export function aboutOf(entry) {
-  const cut = entry.truncated ? ` \u00b7 only ${entry.kept_shape.join(" \u00d7 ")} was kept: it is over the trainer's limit` : "";
+  const cut = entry.truncated ? ` \u00b7 only ${entry.kept_shape.join(" \u00d7 ")} was captured: the tensor exceeds the trainer's limit` : "";
   return `step ${count(entry.step)} \u00b7 ${entry.shape.join(" \u00d7 ") || "one value"} \u00b7 ${entry.dtype} \u00b7 ${bytes(entry.nbytes)}${cut}`;
 }
 

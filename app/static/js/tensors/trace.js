@@ -17,7 +17,7 @@ export class Trace {
   constructor(page, element, { title, height = 260, onPoint }) {
     this.page = page;
     this.onPoint = onPoint;
-    this.canvas = /** @type {HTMLCanvasElement} */ (h("canvas", { tabindex: "0", role: "application", "aria-label": `${title}: arrow keys read the values` }));
+    this.canvas = /** @type {HTMLCanvasElement} */ (h("canvas", { tabindex: "0", role: "application", "aria-label": `${title}: arrow keys move the cursor` }));
     Object.assign(this.canvas.style, { width: "100%", height: `${height}px` });
     element.append(this.canvas);
     const again = () => this.draw();

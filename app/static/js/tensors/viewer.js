@@ -29,8 +29,8 @@ export class Viewer {
     byId("view").addEventListener("change", (/** @type {any} */ event) => page.state.set({ view: event.target.value, at: "", part: "", after: "" }));
     for (const button of byId("zoom").querySelectorAll("button")) button.addEventListener("click", () => this.zoom(button.dataset.zoom, null));
     byId("panes").addEventListener("dblclick", (/** @type {MouseEvent} */ event) => this.zoom("in", event));
-    page.keys.add("+", "zoom into the matrix", () => this.zoom("in", null), { group: "Tensor" });
-    page.keys.add("-", "zoom out of it", () => this.zoom("out", null), { group: "Tensor" });
+    page.keys.add("+", "zoom in", () => this.zoom("in", null), { group: "Tensor" });
+    page.keys.add("-", "zoom out", () => this.zoom("out", null), { group: "Tensor" });
   }
 
   /** @param {any[]} entries one snapshot, or two */
@@ -140,13 +140,13 @@ export class Viewer {
       const sum = finite.reduce((a, b) => a + b, 0);
       return [tile + (this.wanted.after || 0), finite.length ? finite.reduce((a, b) => Math.min(a, b)) : NaN, sum / finite.length, finite.length ? finite.reduce((a, b) => Math.max(a, b)) : NaN, part.length - finite.length];
     });
-    return { columns: ["tile", "least", "mean", "largest", "not finite"], rows: told.reverse() };
+    return { columns: ["tile", "min", "mean", "max", "non-finite"], rows: told.reverse() };
   }
 
   /** @returns {Promise<Blob>} */
   async png() {
     const blob = await new Promise((done) => (this.sides[0]?.picture ? this.sides[0].picture.canvas.toBlob(done, "image/png") : done(null)));
-    if (!blob) throw new Error("nothing is shown");
+    if (!blob) throw new Error("no tensor is shown");
     return blob;
   }
 }

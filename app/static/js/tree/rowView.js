@@ -65,7 +65,7 @@ export class RowView {
     write(this.name, isList ? node.path || node.name : node.name);
     write(this.twist, expanded === null ? "" : expanded ? "\u25be" : "\u25b8");
     write(this.many, node.members.length > 1 ? `(${node.members.length.toLocaleString("en")})` : "");
-    const title = node.path || "the model itself";
+    const title = node.path || "(root)";
     if (this.cells[0].title !== title) this.cells[0].title = title;
   }
 
@@ -79,7 +79,7 @@ export class RowView {
     const value = column.value(module);
     const text = value === null || value === undefined ? "" : column.words ? column.words(value, module) : String(value);
     write(cell, text);
-    const title = [text.length > LONG ? text : "", worst && module !== node.members[0] ? `the worst here: ${module.path}` : ""].filter(Boolean).join("\n");
+    const title = [text.length > LONG ? text : "", worst && module !== node.members[0] ? `worst of these: ${module.path}` : ""].filter(Boolean).join("\n");
     if (cell.title !== title) cell.title = title;
   }
 }

@@ -12,10 +12,10 @@ export class Tools {
     const button = (/** @type {string} */ words, /** @type {() => void} */ onclick) => h("button", { class: "button small", type: "button", onclick }, words);
     this.types = /** @type {HTMLSelectElement} */ (h("select", { "aria-label": "Type of module", onchange: () => this.#chooseType() }));
     this.fold = /** @type {HTMLInputElement} */ (h("input", { type: "checkbox", onchange: () => tree.page.state.set({ fold: this.fold.checked ? "1" : "0" }) }));
-    const buttons = [button("Open all", () => tree.open("all")), button("Close all", () => tree.open("none"))];
-    if (tree.options.alarming) buttons.push(button(tree.options.alarmingWords ?? "Open to alerts", () => tree.open("alerts")));
+    const buttons = [button("Expand all", () => tree.open("all")), button("Collapse all", () => tree.open("none"))];
+    if (tree.options.alarming) buttons.push(button(tree.options.alarmingWords ?? "Expand to alerts", () => tree.open("alerts")));
     const { defaults } = tree.page.state;
-    const fold = "fold" in defaults ? h("label", { class: "small" }, this.fold, "Fold equal blocks") : null;
+    const fold = "fold" in defaults ? h("label", { class: "small" }, this.fold, "Group equal blocks") : null;
     this.element = h("div", { class: "toolbar tree-tools" }, "f" in defaults ? this.types : null, ...buttons, fold, this.said);
   }
 
@@ -42,7 +42,7 @@ export class Tools {
     const { problem, words } = tree.found;
     const folded = tree.page.state.get("fold") === "1";
     const count = words ? `${tree.matching.toLocaleString("en")} of ${all.toLocaleString("en")} modules` : `${all.toLocaleString("en")} modules`;
-    const said = problem ? `${problem} (shown as before)` : folded && words ? `${tree.matching.toLocaleString("en")} rows of ${all.toLocaleString("en")} modules` : count;
+    const said = problem ? `${problem} (filter not applied)` : folded && words ? `${tree.matching.toLocaleString("en")} rows of ${all.toLocaleString("en")} modules` : count;
     if (this.said.textContent !== said) this.said.textContent = said;
     this.said.classList.toggle("error", Boolean(problem));
     this.said.title = words;
@@ -54,9 +54,9 @@ export class Tools {
   /** Why there is no row. */
   nothing() {
     const all = this.tree.modules.length;
-    if (!all) return h("p", {}, "No module is known yet: they come with the first step.");
-    const clear = h("button", { class: "button", type: "button", onclick: () => this.tree.page.state.set({ f: "" }) }, "Clear the filter");
-    return h("div", {}, h("p", {}, `The filter matches nothing \u2013 ${all.toLocaleString("en")} modules are hidden.`), clear);
+    if (!all) return h("p", {}, "No modules yet. They appear with the first step.");
+    const clear = h("button", { class: "button", type: "button", onclick: () => this.tree.page.state.set({ f: "" }) }, "Clear filter");
+    return h("div", {}, h("p", {}, `No modules match the filter; ${all.toLocaleString("en")} modules are hidden.`), clear);
   }
 
   /** @param {import("../tree.js").Column} column @param {number} place @param {{column: import("../tree.js").Column, descending: boolean} | null} sort */
