@@ -177,7 +177,7 @@ test("a server that wants a token is not asked again, and the reader is told wha
   await Promise.resolve();
   await Promise.resolve();
   assert.equal(stream.state, "refused");
-  assert.match(stream.why, /token/);
+  assert.match(stream.why, /login link/);
   mock.timers.tick(60000);
   assert.equal(sockets.length, 1);
   mock.timers.reset();
