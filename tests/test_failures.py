@@ -108,7 +108,7 @@ def test_ctrl_c_interrupts_a_run_and_an_exit_code_is_told(tmp_path: Path) -> Non
     assert archive.state == "crashed"
     failure = archive.failure
     assert failure is not None
-    assert "ended itself with 3" in failure.error
+    assert "exited with 3" in failure.error
 
 
 @pytest.fixture

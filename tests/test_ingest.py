@@ -199,7 +199,7 @@ def test_a_small_body_that_unpacks_to_a_huge_one_is_refused(name: str, pack: Any
     world = make_world(max_body=2**20)
     bomb = gzip.compress(bytes(50 * 2**20)) if name == "gzip" else pack(bytes(50 * 2**20))
     assert len(bomb) < 2**17
-    _refused(world, bomb, 413, "larger than 1048576", **{"Content-Encoding": name})
+    _refused(world, bomb, 413, "exceeds 1048576", **{"Content-Encoding": name})
     world.take(make_batch(INFO, [0]))
 
 

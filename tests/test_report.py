@@ -264,7 +264,7 @@ def test_the_command_reads_a_kept_run(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(["report", str(writer.folder), "-o", str(out)]) == 0
     assert b"as it was" in out.read_bytes()
     assert main(["report", str(writer.folder), "--run", "other", "-o", "-"]) == 2
-    assert "holds the run 'kept-1'" in capsys.readouterr().err
+    assert "contains the run 'kept-1'" in capsys.readouterr().err
     assert main(["report", str(tmp_path / "nowhere")]) == 2
     assert "not a file, folder" in capsys.readouterr().err
 
@@ -284,7 +284,7 @@ def _frames() -> list[Any]:
 def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     from hookcore_app.cli.report import _write
 
-    with pytest.raises(ArgumentError, match="cannot be written"):
+    with pytest.raises(ArgumentError, match="can't write"):
         _write(tmp_path / "no" / "such" / "folder.html", b"", False)
 
 

@@ -299,7 +299,7 @@ def test_a_dashboard_prints_no_secret_for_its_log() -> None:
         ({"read_token": "short"}, "16 characters"),
         ({"token": TOKEN, "read_token": TOKEN}, "the same"),
         ({"certfile": "x.pem"}, "both"),
-        ({"certfile": "/nowhere/x.pem", "keyfile": "/nowhere/x.key"}, "no file"),
+        ({"certfile": "/nowhere/x.pem", "keyfile": "/nowhere/x.key"}, "not a file"),
     ],
 )
 def test_settings_that_would_not_work_are_refused_with_what_to_do(given: dict[str, Any], words: str) -> None:

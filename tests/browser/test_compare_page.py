@@ -76,7 +76,7 @@ def test_what_cannot_be_asked_is_said_and_nothing_breaks(visit: Open, paths: Pat
     ended = site.run("ended")["id"]
     with visit(java_script_enabled=False) as tab:
         for query, words in [
-            ("tolerance=lots", "is no share"),
+            ("tolerance=lots", "use a number from 0 to 2"),
             ("rename=(+->+x", "not a regular expression"),
             ("kind=outputs", "select a stat and a kind"),
             ("kind=update", "Neither run captured update"),

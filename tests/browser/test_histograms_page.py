@@ -144,7 +144,7 @@ def test_the_find_box_chooses_and_says_when_nothing_fits(visit: Open, paths: Pat
         expect(tab.page.locator("#total")).to_have_text(re.compile(r"\d+ of \d+ layers"))
         assert {text.split()[-1] for text in tab.page.locator(".tile h3").all_inner_texts()} == {"Linear"}
         tab.page.fill("#find", "nothing.of.this.name")
-        expect(tab.page.locator("#wall-empty")).to_contain_text("matches none of")
+        expect(tab.page.locator("#wall-empty")).to_contain_text("matches the filter")
         tab.page.get_by_role("button", name="Clear filter").click()
         expect(tab.page.locator("#wall-empty")).to_be_hidden()
 

@@ -115,7 +115,7 @@ def test_an_address_that_leads_nowhere_has_a_way_on(visit: Open) -> None:
         with visit(theme=theme) as tab:
             tab.forgiven = ("404",)
             tab.goto("runs/nowhere/flow")
-            expect(tab.page.locator("h1")).to_have_text("Nothing here")
+            expect(tab.page.locator("h1")).to_have_text("Not found")
             assert tab.axe() == []
             tab.page.get_by_role("link", name="All runs").click()
             expect(tab.page.locator("h1")).to_have_text("Runs")
