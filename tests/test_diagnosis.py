@@ -76,12 +76,12 @@ def told(finding: Finding) -> tuple[str, int, int | None, int | None, int]:
     return finding.module, finding.since_step, finding.until_step, finding.last_step, finding.downstream
 
 
-@pytest.mark.parametrize("heals", [True, False], ids=["heals", "goes on"])
+@pytest.mark.parametrize(("heals", "steps"), [(True, 5_000), (False, 50_000)], ids=["heals", "goes on"])
 def test_the_layer_that_made_a_nan_is_named_after_fifty_thousand_steps_and_after_reopening(
-    heals: bool, tmp_path: Path
+    heals: bool, steps: int, tmp_path: Path
 ) -> None:
     store = Store(2**20)
-    chain(store, 0, 50_000, bad=100, heals=heals)
+    chain(store, 0, steps, bad=100, heals=heals)
     expected = ("standardize", 100, 100 if heals else None, 100, 3)
     (found,) = findings_of(store)
     assert told(found) == expected
