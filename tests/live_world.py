@@ -6,7 +6,7 @@ import json
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +25,7 @@ from hookcore.wire import RunInfo
 from hookcore_app import live
 from hookcore_app.runs import Run, Runs
 from hookcore_app.settings import ServerSettings
+from tests.waiting import wait_for
 
 PATIENCE_S = 30.0
 
@@ -132,7 +133,7 @@ def serving(app: FastAPI, http: Any = Http, socket: Any = Socket) -> Iterator[Se
     thread = threading.Thread(target=server.run, name="test-server", daemon=True)
     thread.start()
     try:
-        until(lambda: server.started)
+        wait_for(lambda: server.started)
         port = server.servers[0].sockets[0].getsockname()[1]
         yield Served(app, port, server)
     finally:
@@ -140,14 +141,6 @@ def serving(app: FastAPI, http: Any = Http, socket: Any = Socket) -> Iterator[Se
         server.should_exit = True
         thread.join(PATIENCE_S)
         assert not thread.is_alive()
-
-
-def until(holds: Callable[[], Any]) -> None:
-    """Waits for something to become true."""
-    end = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < end, "it did not become true"
-        time.sleep(0.005)
 
 
 @dataclass

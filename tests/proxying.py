@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from tests.manual import blocks_of
-from tests.serving import PATIENCE_S, TOKEN, wait_for
+from tests.serving import PATIENCE_S, TOKEN
+from tests.waiting import wait_for
 
 ROOT = Path(__file__).parents[1]
 PREFIX = "/hookcore"

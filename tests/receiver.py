@@ -6,7 +6,6 @@ import contextlib
 import socket
 import ssl
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -35,14 +34,6 @@ def a_frame(step: int, new_taps: tuple[Tap, ...] = (), taps: tuple[int, ...] = (
     block = SketchBlock(np.zeros(len(taps) + 1, np.uint32), np.empty(0, np.uint16), np.empty(0, np.uint32))
     labels = {"padding": "x" * padding} if padding else {}
     return Frame(step, 1000.0 + step, np.array(taps, np.uint32), stats, block, new_taps, labels=labels)
-
-
-def wait_for(holds: Callable[[], Any], what: str = "it") -> None:
-    """Waits for an event that must come."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not holds():
-        assert time.monotonic() < deadline, f"{what} did not come about"
-        time.sleep(0.005)
 
 
 class Receiver:

@@ -145,12 +145,3 @@ def served(clock: Callable[[], float] = time.monotonic, **given: Any) -> Iterato
         server.stop()
         thread.join(PATIENCE_S)
         assert not thread.is_alive()
-
-
-def wait_for(what: Callable[[], Any]) -> Any:
-    """What is true in the end."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not (found := what()):
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.01)
-    return found

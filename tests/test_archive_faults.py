@@ -29,7 +29,7 @@ from hookcore_app.keep import Keeper, show
 from hookcore_app.runs import Runs
 from hookcore_app.settings import ServerSettings
 from tests.archive_world import STORE_BYTES, make_info, plain_frame
-from tests.receiver import wait_for
+from tests.waiting import wait_for
 
 TAPS = 4
 NO_SPACE = OSError(28, "No space left on device")

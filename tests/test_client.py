@@ -27,7 +27,8 @@ from hookcore_app.runs import Runs
 from hookcore_app.server import complete, listen, make_server
 from hookcore_app.settings import ServerSettings
 from tests.api_world import COVERAGE, HOOKS, MATRIX, MODULES, STEPS, TAPS, fill, make_frame, open_run, same
-from tests.serving import READ_TOKEN, TOKEN, Served, served, wait_for
+from tests.serving import READ_TOKEN, TOKEN, Served, served
+from tests.waiting import wait_for
 
 
 @pytest.fixture(scope="module")

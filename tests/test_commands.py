@@ -23,6 +23,7 @@ from hookcore.records import Command, Coverage, Event, HookRecord, ModuleRecord
 from hookcore.sinks import StoreSink
 from hookcore.store import Store
 from tests.harness import process_state, watch
+from tests.waiting import wait_for
 
 
 class Training:
@@ -69,13 +70,6 @@ def training(**settings: Any) -> Iterator[Training]:
     with watch(model, **settings) as watcher:
         yield Training(watcher, model)
         assert watcher.errors == []
-
-
-def until(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("attach", ["global", "module"])
@@ -218,8 +212,8 @@ def test_without_a_step_the_cadence_and_the_pause_are_changed_all_the_same() -> 
         run.step()
         handles = process_state()
         run.change(every=3, paused=True, include=["0"])
-        until(lambda: run.watcher.paused and run.recorder.settings.every == 3)
-        until(lambda: run.events("settings-waiting"))
+        wait_for(lambda: run.watcher.paused and run.recorder.settings.every == 3)
+        wait_for(lambda: run.events("settings-waiting"))
         assert not run.recorder.settings.include  # the hooks look at that: not while a forward may be running
         assert process_state() == handles
         run.step()
@@ -242,7 +236,7 @@ def test_a_long_forward_keeps_its_own_settings_to_its_end() -> None:
         thread.start()
         assert inside.wait(60)
         run.change(exclude=["2"], paused=True)
-        until(lambda: watcher.paused)
+        wait_for(lambda: watcher.paused)
         go_on.set()
         thread.join(60)
         assert run.steps_of("2") == [0]
@@ -337,14 +331,14 @@ def test_inside_compiled_graphs_modules_can_be_left_out_and_come_back_without_a_
 
 def test_hooks_are_listed_at_the_start_and_again_when_asked_for() -> None:
     with training() as run:
-        until(lambda: run.watcher.store.hooks())
+        wait_for(lambda: run.watcher.store.hooks())
         assert any(record.ours for record in run.watcher.store.hooks())
 
         def mine(module: nn.Module, args: Any, output: Any) -> None: ...
 
         run.model.get_submodule("2").register_forward_hook(mine)
         run.recorder.obey(Command(1, "inventory"))
-        until(lambda: any(record.function.endswith("mine") for record in run.watcher.store.hooks()))
+        wait_for(lambda: any(record.function.endswith("mine") for record in run.watcher.store.hooks()))
         (found,) = [record for record in run.watcher.store.hooks() if record.function.endswith("mine")]
     assert (found.owner, found.point, found.ours) == ("2", "forward", False)
 
@@ -387,10 +381,10 @@ def test_the_recorder_listens_and_lists_hooks_in_its_own_thread() -> None:
     recorder.attach()
     try:
         assert sink.obey is not None
-        until(lambda: sink.store.hooks())
+        wait_for(lambda: sink.store.hooks())
         assert sink.threads == {"hookcore-recorder"}
         sink.obey(Command(1, "settings", changes={"budget": 0.2}))
-        until(lambda: recorder.settings.budget == 0.2)
+        wait_for(lambda: recorder.settings.budget == 0.2)
     finally:
         recorder.close()
     sink.obey(Command(2, "settings", changes={"budget": 0.3}))

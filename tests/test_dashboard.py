@@ -20,7 +20,7 @@ import pytest
 from hookcore import dashboard
 from hookcore.dashboard import find, home, join_or_start, status, stop_dashboard
 from hookcore.errors import ArgumentError, ServerError
-from tests.receiver import wait_for
+from tests.waiting import wait_for
 
 ROOT = Path(__file__).parents[1]
 

@@ -26,8 +26,9 @@ from hookcore.errors import ServerError
 from hookcore.sender import Address, HttpSink
 from hookcore.trust import MAX_NONCE, PROOF_PATH, proof_of
 from hookcore_app import cli
-from tests.receiver import DEADLINE_S, Receiver, a_frame, a_run, serving, wait_for
+from tests.receiver import DEADLINE_S, Receiver, a_frame, a_run, serving
 from tests.serving import READ_TOKEN, TOKEN, make_world, served
+from tests.waiting import wait_for
 
 NONCE = "n" * 43
 NOBODY = f"HTTP/1.1 200 OK\r\nContent-Length: {len('{}')}\r\n\r\n{{}}".encode()

@@ -36,8 +36,8 @@ from tests.serving import (
     make_world,
     read_all,
     served,
-    wait_for,
 )
+from tests.waiting import wait_for
 
 INFO = make_info()
 

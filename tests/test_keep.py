@@ -6,9 +6,8 @@ import gc
 import itertools
 import json
 import threading
-import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -30,17 +29,10 @@ from hookcore_app.settings import ServerSettings
 from hookcore_app.shelf import bytes_below
 from tests.serving import World, make_world
 from tests.test_archive import TAPS, make_frame
+from tests.waiting import wait_for
 
 INFO = RunInfo(id="run-1", key="secret", name="../../a/run", memory=20_000_000)
 STEPS = 12
-
-
-def until(holds: Callable[[], bool]) -> None:
-    """Waits for something that another thread does."""
-    deadline = time.monotonic() + 30
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def train(runs: Runs, keeper: Keeper, info: RunInfo = INFO, may_name_folder: bool = False, ends: bool = True) -> Run:
@@ -72,13 +64,13 @@ def test_a_server_keeps_its_runs_and_shows_them_after_a_restart(tmp_path: Path) 
     runs = Runs(settings)
     keeper = Keeper(runs, settings)
     run = train(runs, keeper)
-    until(lambda: state_of(tmp_path) == "ended")
+    wait_for(lambda: state_of(tmp_path) == "ended")
     assert [folder.parent for folder in kept_in(tmp_path)] == [tmp_path]  # whatever the run is called
     keeper.close()
 
     again = Runs(settings)
     Keeper(again, settings).close()
-    until(lambda: again.get(INFO.id) is not None)
+    wait_for(lambda: again.get(INFO.id) is not None)
     listed = again.get(INFO.id)
     assert listed is not None
     assert (listed.state, listed.name, listed.loaded) == ("ended", INFO.name, False)
@@ -113,7 +105,7 @@ def test_only_this_users_own_trainers_may_name_a_folder(tmp_path: Path) -> None:
     assert not wanted.exists()
     own = RunInfo(id="run-3", key="k", name="r", memory=20_000_000, keep=str(wanted))
     train(runs, keeper, own, may_name_folder=True)
-    until(lambda: state_of(wanted) == "ended")
+    wait_for(lambda: state_of(wanted) == "ended")
     keeper.close()
 
 
@@ -150,7 +142,7 @@ def test_the_limit_counts_what_was_kept_before(tmp_path: Path) -> None:
     runs = Runs(settings)
     keeper = Keeper(runs, settings)
     run = train(runs, keeper)
-    until(lambda: bool(run.store.events()))
+    wait_for(lambda: bool(run.store.events()))
     keeper.close()
     assert "keep-stopped" in [event.name for event in run.store.events()]
     assert not list(tmp_path.glob("*/steps/*.parquet"))
@@ -161,7 +153,7 @@ def test_a_kept_run_is_opened_by_its_folder_or_a_file_in_it(tmp_path: Path) -> N
     keeper = Keeper(Runs(settings), settings)
     train(Runs(settings), keeper)
     keeper.close()
-    until(lambda: state_of(tmp_path) == "ended")
+    wait_for(lambda: state_of(tmp_path) == "ended")
     folder = kept_in(tmp_path)[0]
     for path in (folder, folder / "run.json", next(folder.glob("stats/*.parquet"))):
         runs = Runs(ServerSettings())
@@ -174,7 +166,7 @@ def test_a_damaged_part_of_a_kept_run_is_told_on_its_page(tmp_path: Path) -> Non
     keeper = Keeper(Runs(settings), settings)
     train(Runs(settings), keeper)
     keeper.close()
-    until(lambda: state_of(tmp_path) == "ended")
+    wait_for(lambda: state_of(tmp_path) == "ended")
     next(kept_in(tmp_path)[0].glob("sketches/*.parquet")).write_bytes(b"not Parquet")
     run = show(Runs(ServerSettings()), kept_in(tmp_path)[0])
     assert run.store.steps().count == STEPS
@@ -186,7 +178,7 @@ def test_a_kept_run_without_histograms_of_todays_bins_says_so_and_raises_no_aler
     runs = Runs(settings)
     keeper = Keeper(runs, settings)
     train(runs, keeper)
-    until(lambda: state_of(tmp_path) == "ended")
+    wait_for(lambda: state_of(tmp_path) == "ended")
     keeper.close()
     file = kept_in(tmp_path)[0] / "run.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "format": 1}))
@@ -212,10 +204,10 @@ def test_runs_that_never_end_share_one_thread_and_leave_nothing_behind(tmp_path:
         stores.append(weakref.ref(run.store))
         assert len(keeper_threads()) == 1
     del run
-    until(lambda: len(kept_in(tmp_path)) == 40)
+    wait_for(lambda: len(kept_in(tmp_path)) == 40)
     for name in [each.id for each in runs.all()]:
         runs.remove(name)
-    until(lambda: not keeper_threads())
+    wait_for(lambda: not keeper_threads())
     gc.collect()
     assert [store for store in stores if store() is not None] == []
     keeper.close()
@@ -231,13 +223,13 @@ def batch(info: RunInfo, steps: Iterable[int], first: bool = False, **others: An
 def start(settings: ServerSettings, count: int) -> World:
     """A server over the folder, once it has listed the runs that are there."""
     world = make_world(**{each.name: getattr(settings, each.name) for each in fields(settings)})
-    until(lambda: len(world.runs.all()) == count)
+    wait_for(lambda: len(world.runs.all()) == count)
     return world
 
 
 def stop(world: World) -> None:
     world.app.state.keeper.close()
-    until(lambda: not keeper_threads())
+    wait_for(lambda: not keeper_threads())
 
 
 def die(world: World) -> None:
@@ -247,7 +239,7 @@ def die(world: World) -> None:
     keeper._scribe.poke()
     for _, writer in keeper._writers.values():
         writer._release_folder()
-    until(lambda: not keeper_threads())
+    wait_for(lambda: not keeper_threads())
 
 
 @pytest.mark.parametrize("is_listed", [True, False], ids=["listed before", "trainer first"])
@@ -256,7 +248,7 @@ def test_a_run_whose_server_was_killed_continues_as_one_run(tmp_path: Path, is_l
     world = start(settings, 0)
     world.take(batch(INFO, range(10), first=True))
     (writer,) = (writer for _, writer in world.app.state.keeper._writers.values())
-    until(lambda: writer.kept.written > 0)  # by the thread, which now waits for the next part
+    wait_for(lambda: writer.kept.written > 0)  # by the thread, which now waits for the next part
     writer.write()
     world.take(batch(INFO, range(10, 13)))  # taken, and not on disk when the server dies
     die(world)
@@ -332,7 +324,7 @@ def finish(world: World, number: int) -> None:
     world.take(Batch(run=info, taps_from=len(TAPS), items=(EndItem(STEPS, STEPS - 1),)))
     run = world.runs.get(info.id)
     assert run is not None
-    until(lambda: world.app.state.keeper.is_whole(run))
+    wait_for(lambda: world.app.state.keeper.is_whole(run))
 
 
 def test_a_run_that_is_deleted_before_its_last_part_is_written_comes_back_whole(tmp_path: Path) -> None:
@@ -346,7 +338,7 @@ def test_a_run_that_is_deleted_before_its_last_part_is_written_comes_back_whole(
     stop(world)
 
     world = start(settings, 0)
-    until(lambda: len(world.runs.gone()) == 5)
+    wait_for(lambda: len(world.runs.gone()) == 5)
     for number in range(5):
         assert world.client.post(f"/api/v1/removed-runs/run-{number}/restore").status_code == 200
         run = world.runs.find(f"run-{number}")
@@ -387,7 +379,7 @@ def test_a_deleted_run_comes_back_with_undo_even_after_a_restart(tmp_path: Path)
     stop(world)
 
     world = start(settings, 1)
-    until(lambda: bool(world.runs.gone()))
+    wait_for(lambda: bool(world.runs.gone()))
     (removed,) = world.client.get("/api/v1/removed-runs").json()["runs"]
     assert (removed["id"], removed["why"], removed["restorable"]) == ("run-1", "deleted", True)
     assert "run-1" in world.client.get("/").text

@@ -26,9 +26,10 @@ from hookcore_app.live.requests import Subscribe, read, spec_of
 from hookcore_app.live.views import Made, concern, make
 from hookcore_app.runs import Run, Runs
 from hookcore_app.settings import ServerSettings
-from tests.live_world import PATIENCE_S, Message, Served, event, frame, make_app, open_run, put, serving, until
+from tests.live_world import PATIENCE_S, Message, Served, event, frame, make_app, open_run, put, serving
 from tests.serving import BATCH, BEARER, make_batch, make_info
 from tests.serving import served as whole_server
+from tests.waiting import wait_for
 
 ABSENT = 0x7FC00001
 VALUE = st.sampled_from([0.5, -2.0, 1e-30, math.nan, math.inf, 1e300, None])
@@ -395,7 +396,7 @@ def test_a_flood_of_subscriptions_has_one_message_in_the_making(monkeypatch: pyt
         for number in range(60):
             put(run, frame(number, [1.0], new=number == 0))
             subscribe(page, 1, columns=number + 1)
-        until(lambda: made)
+        wait_for(lambda: made)
         page.ask("nonsense")  # is answered once all before it was read
         assert "not a request" in page.next_of(3, "error").json["error"]
         assert len(made) == 1
@@ -422,7 +423,7 @@ def test_batches_are_taken_while_every_maker_of_messages_is_busy(monkeypatch: py
             socket = stack.enter_context(connect(address, compression=None, proxy=None, additional_headers=bearer))
             wish = {"view": "heatmap", "kind": "output", "stat": "rms", "columns": number + 1}
             socket.send(json.dumps({"op": "subscribe", "id": 1, **wish}))
-        until(lambda: made)
+        wait_for(lambda: made)
         for step in range(1, 5):
             body = wire.encode(make_batch(make_info(), [step], first=False))
             answer = httpx2.post(f"{server.url}/api/v1/ingest", content=body, headers={**BATCH, **BEARER})
@@ -440,7 +441,7 @@ def test_a_text_that_is_not_utf_8_closes_the_socket_and_leaves_no_traceback(capl
                     socket.recv(PATIENCE_S)
                 assert closed.value.rcvd is not None
                 assert closed.value.rcvd.code == 1007
-        until(lambda: publisher_of(server.app).clients == 0)
+        wait_for(lambda: publisher_of(server.app).clients == 0)
     assert caplog.text == ""
 
 
@@ -459,7 +460,7 @@ def test_sockets_count_among_the_clients_and_a_server_that_stops_closes_them() -
                 page.read_on([])
             assert closed.value.rcvd is not None
             assert closed.value.rcvd.code == 1012
-        until(lambda: served.publisher.clients == 0)
+        wait_for(lambda: served.publisher.clients == 0)
 
 
 def test_a_run_that_is_removed_ends_its_subscriptions_and_not_the_socket() -> None:

@@ -35,8 +35,8 @@ from tests.live_world import (
     open_run,
     put,
     serving,
-    until,
 )
+from tests.waiting import wait_for
 
 WISH = Wish(None, None, ("rms", "nan"), 20.0)
 # What may happen to a run: a step (how far from the last, its values, a scalar), an event, or a read.
@@ -271,7 +271,7 @@ def test_a_run_without_a_sign_of_life_is_told_to_be_lost() -> None:
 
 def test_without_a_run_the_stream_waits_for_one_and_goes_over_to_a_newer_one() -> None:
     with serving(make_app()) as served, listening(served) as events:
-        until(lambda: served.publisher.clients)
+        wait_for(lambda: served.publisher.clients)
         open_run(served.runs, "old", 1.0)
         assert next_of(events, "run").data["run"] == "old"
         new = open_run(served.runs, "new", 2.0)
@@ -296,7 +296,7 @@ def test_a_server_that_stops_ends_its_streams() -> None:
             next(events)
             served.publisher.stop()
             assert {block.name for block in events} <= {"state"}
-        until(lambda: served.publisher.clients == 0)
+        wait_for(lambda: served.publisher.clients == 0)
         assert httpx2.get(served.url() + "/api/v1/live").status_code == 503
 
 
@@ -309,7 +309,7 @@ def test_more_clients_than_allowed_are_told_so_and_a_place_that_is_left_is_given
                 next(two)
                 refused = httpx2.get(served.url() + "/api/v1/live")
                 assert (refused.status_code, "max_clients=2" in refused.json()["error"]) == (503, True)
-            until(lambda: served.publisher.clients == 1)
+            wait_for(lambda: served.publisher.clients == 1)
             with listening(served) as three:
                 assert next(three).name == "run"
 
@@ -387,7 +387,7 @@ def test_a_reader_that_stopped_reading_takes_bounded_memory_and_loses_its_place(
         with socket.create_connection(("127.0.0.1", served.port)) as peer:
             peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             peer.sendall(b"GET /api/v1/live?stat=all&hz=30 HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            until(lambda: served.publisher.clients == 1)
+            wait_for(lambda: served.publisher.clients == 1)
             step = 0
 
             def is_gone() -> bool:
@@ -396,7 +396,7 @@ def test_a_reader_that_stopped_reading_takes_bounded_memory_and_loses_its_place(
                 put(run, frame(step, values))
                 return served.publisher.clients == 0
 
-            until(is_gone)
+            wait_for(is_gone)
     one_message = 500 * 15 * 30
     assert 0 < Impatient.most < 4 * one_message
 

@@ -18,8 +18,9 @@ from hookcore.dashboard import find, stop_dashboard
 from hookcore.errors import ServerError
 from hookcore.notices import post_notice, take_orphans
 from hookcore_app.orphans import list_orphan
-from tests.receiver import a_run, wait_for
+from tests.receiver import a_run
 from tests.serving import make_batch, make_info, make_world
+from tests.waiting import wait_for
 
 
 @pytest.fixture

@@ -19,8 +19,9 @@ import hookcore
 from hookcore import wire
 from hookcore.archive import read_archive
 from hookcore.records import Coverage, Event, Frame, HookRecord, ModuleRecord, Tap, escaped_in, plain, text_of
-from tests.receiver import DEADLINE_S, Receiver, a_frame, serving, wait_for
+from tests.receiver import DEADLINE_S, Receiver, a_frame, serving
 from tests.serving import make_batch, make_info, make_world
+from tests.waiting import wait_for
 
 ODD = "odd\udcff"
 SHOWN = "odd\\udcff"

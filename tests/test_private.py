@@ -24,7 +24,7 @@ from hookcore.dashboard import find, home, join_or_start, status, stop_dashboard
 from hookcore.errors import ServerError
 from hookcore.private import PrivateFolder
 from hookcore.sender import HttpSink
-from tests.receiver import wait_for
+from tests.waiting import wait_for
 
 FILES = ("dashboard.lock", "dashboard.json", "dashboard.log")
 

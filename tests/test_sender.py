@@ -24,7 +24,8 @@ from hookcore.sender import sink as sink_module
 from hookcore.sinks import Sink
 from hookcore.wire import Batch, Books, EndItem
 from hookcore_app import limits
-from tests.receiver import DEADLINE_S, Receiver, a_frame, a_run, serving, wait_for
+from tests.receiver import DEADLINE_S, Receiver, a_frame, a_run, serving
+from tests.waiting import wait_for
 
 TAP = Tap("layer", "output")
 GENEROUS_S = 10.0  # for an exit that takes 2 s and a machine that is busy

@@ -26,7 +26,8 @@ from hookcore.errors import ArgumentError, ServerError
 from hookcore.sender import Address, HttpSink
 from hookcore.watcher import NullWatcher, Watcher
 from hookcore_app import server_thread
-from tests.receiver import Receiver, a_run, serving, wait_for
+from tests.receiver import Receiver, a_run, serving
+from tests.waiting import wait_for
 
 ROOT = Path(__file__).parents[1]
 

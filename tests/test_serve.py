@@ -41,8 +41,8 @@ from tests.serving import (
     make_world,
     read_all,
     served,
-    wait_for,
 )
+from tests.waiting import wait_for
 
 GET = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
 

@@ -8,27 +8,17 @@ import re
 import signal
 import subprocess
 import sys
-import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.waiting import wait_for
+
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 90.0
-
-
-def until(holds: Callable[[], Any], what: str) -> Any:
-    """Waits for something to become true, and gives it back."""
-    end = time.monotonic() + PATIENCE_S
-    while True:
-        found = holds()
-        if found:
-            return found
-        assert time.monotonic() < end, f"it did not happen: {what}"
-        time.sleep(0.05)
 
 
 @dataclass
@@ -51,7 +41,9 @@ class Site:
         with log.open("wb") as out:
             command = [sys.executable, "-m", "hookcore_app.cli", "serve", "--port", str(self.port)]
             self.server = subprocess.Popen(command, cwd=ROOT, env=self._environment(), stdout=out, stderr=out)
-        found = until(lambda: re.search(r"http://127\.0\.0\.1:(\d+)/", log.read_text()), "the server tells its address")
+        found = wait_for(
+            lambda: re.search(r"http://127\.0\.0\.1:(\d+)/", log.read_text()), "the server tells its address"
+        )
         self.port = int(found[1])
 
     def kill(self) -> None:
@@ -82,7 +74,7 @@ class Site:
                     return run
             return None
 
-        found: dict[str, Any] = until(look, f"run {name} with {steps} steps; see {self.folder}/{name}.log")
+        found: dict[str, Any] = wait_for(look, f"run {name} with {steps} steps; see {self.folder}/{name}.log")
         return found
 
     def remove(self, run: str) -> None:

@@ -9,8 +9,10 @@ from collections.abc import Callable
 import pytest
 from playwright.sync_api import Page, expect
 
+from tests.waiting import wait_for
+
 from .conftest import Open
-from .site import Site, until
+from .site import Site
 
 Paths = Callable[[str], dict[str, str]]
 DRAWN = """() => new Promise((done) => {
@@ -26,7 +28,7 @@ DRAWN = """() => new Promise((done) => {
 
 def becomes(page: Page, expression: str) -> None:
     """Waits for something on the page."""
-    until(lambda: page.evaluate(expression), expression)
+    wait_for(lambda: page.evaluate(expression), expression)
 
 
 def opened(tab: Page) -> Page:

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page
 
+from tests.waiting import wait_for
+
 from .conftest import Open
-from .site import until
 
 MAKE = (Path(__file__).parent / "heat.js").read_text("utf-8").partition("*/")[2].strip()
 SMALL = {"rows": 40, "steps": 100, "nanRow": 7, "nanStep": 50}
@@ -23,7 +24,7 @@ def make(page: Page, **made: Any) -> int:
 
 def becomes(page: Page, expression: str) -> None:
     """Waits for something on the page. Playwright's own way needs `eval`, which the page forbids."""
-    until(lambda: page.evaluate(expression), expression)
+    wait_for(lambda: page.evaluate(expression), expression)
 
 
 def corner(page: Page) -> tuple[float, float]:

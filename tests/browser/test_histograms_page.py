@@ -9,8 +9,10 @@ from collections.abc import Callable
 import pytest
 from playwright.sync_api import Page, expect
 
+from tests.waiting import wait_for
+
 from .conftest import Open
-from .site import Site, until
+from .site import Site
 
 Paths = Callable[[str], dict[str, str]]
 COLOURS = """(place) => {
@@ -25,7 +27,7 @@ COLOURS = """(place) => {
 
 def drawn(page: Page, place: int = 0) -> set[str]:
     """The colours of a tile, as soon as it has many."""
-    return set(until(lambda: len(found := page.evaluate(COLOURS, place)) > 12 and found, f"tile {place} is drawn"))
+    return set(wait_for(lambda: len(found := page.evaluate(COLOURS, place)) > 12 and found, f"tile {place} is drawn"))
 
 
 def nan_colour(page: Page) -> str:
@@ -165,7 +167,7 @@ def test_a_live_wall_follows_and_a_held_one_stands_still(visit: Open, paths: Pat
         tab.page.on("request", lambda request: asked.append(request.url) if "taps=" in request.url else None)
         tab.goto(paths("live")["histograms"])
         drawn(tab.page)
-        until(lambda: tab.page.wait_for_timeout(200) or len(asked) >= 3, "it asks again as steps come")
+        wait_for(lambda: tab.page.wait_for_timeout(200) or len(asked) >= 3, "it asks again as steps come")
         tab.page.click("#follow")
         tab.page.wait_for_timeout(1500)
         held = len(asked)

@@ -9,8 +9,10 @@ from typing import Any
 
 from playwright.sync_api import Page, expect
 
+from tests.waiting import wait_for
+
 from .conftest import Open
-from .site import Site, until
+from .site import Site
 
 Paths = Callable[[str], dict[str, str]]
 
@@ -33,7 +35,7 @@ def change(site: Site, **changes: Any) -> None:
     )
     with urllib.request.urlopen(asked) as answer:
         assert answer.status == 202
-    until(lambda: not site.get(f"settings?run={run}")["waiting"], "the trainer obeys")
+    wait_for(lambda: not site.get(f"settings?run={run}")["waiting"], "the trainer obeys")
 
 
 def row(page: Page, path: str) -> Any:
@@ -93,10 +95,10 @@ def test_a_module_is_switched_off_and_what_was_before_is_put_back(visit: Open, p
         expect(page.locator("#dry-run")).to_have_text("Would watch 40 of 41 modules (now 41)")
         page.get_by_role("button", name="Apply").click()
         expect(page.locator("#capture-told")).to_have_attribute("data-state", "obeyed")
-        until(lambda: settings(site)["exclude"] == ["features.1"], "the trainer leaves it out")
+        wait_for(lambda: settings(site)["exclude"] == ["features.1"], "the trainer leaves it out")
         expect(row(page, "features.1")).to_contain_text("excluded by")
         page.get_by_role("button", name="Restore previous settings").click()
-        until(lambda: settings(site)["exclude"] == [], "what was before holds again")
+        wait_for(lambda: settings(site)["exclude"] == [], "what was before holds again")
         expect(watched(page, "features.1")).to_have_attribute("aria-checked", "true")
         expect(row(page, "features.1")).to_contain_text("yes")
 
@@ -126,7 +128,7 @@ def test_kinds_and_cadence_hold_in_the_trainer_once_they_are_applied(visit: Open
         page.locator("#every").fill("2")
         page.get_by_role("button", name="Apply").click()
         expect(page.locator("#capture-told")).to_have_attribute("data-state", "obeyed")
-        until(lambda: settings(site)["every"] == 2 and "update" in settings(site)["kinds"], "kinds and cadence hold")
+        wait_for(lambda: settings(site)["every"] == 2 and "update" in settings(site)["kinds"], "kinds and cadence hold")
     change(site, every=1, kinds=["output", "output_grad", "param_grad"])
 
 
@@ -150,9 +152,9 @@ def test_the_capture_is_paused_and_resumed(visit: Open, paths: Paths, site: Site
         page = tab.page
         tab.goto(paths("live")["hooks"])
         page.get_by_role("button", name="Pause capture").click()
-        until(lambda: settings(site)["paused"], "it is paused")
+        wait_for(lambda: settings(site)["paused"], "it is paused")
         page.get_by_role("button", name="Resume capture").click()
-        until(lambda: not settings(site)["paused"], "it goes on")
+        wait_for(lambda: not settings(site)["paused"], "it goes on")
         expect(page.get_by_role("button", name="Pause capture")).to_be_visible()
 
 

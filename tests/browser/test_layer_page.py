@@ -7,9 +7,11 @@ from collections.abc import Callable
 
 from playwright.sync_api import expect
 
+from tests.waiting import wait_for
+
 from .browsing import PATIENCE_MS
 from .conftest import Open
-from .site import PATIENCE_S, Site, until
+from .site import PATIENCE_S, Site
 
 Paths = Callable[[str], dict[str, str]]
 
@@ -165,7 +167,7 @@ def test_the_distributions_are_drawn_as_they_come_into_sight(visit: Open, paths:
         }"""
         page.locator("#histograms figure").first.get_by_role("button", name="Table").click()
         expect(page.locator("#histograms .card-table").first.get_by_role("row").nth(2)).to_be_attached()
-        until(lambda: canvases.first.evaluate(colours) > 10, "the first distribution is drawn")
+        wait_for(lambda: canvases.first.evaluate(colours) > 10, "the first distribution is drawn")
 
 
 def test_the_newest_values_of_a_live_run_come_by_themselves(visit: Open, paths: Paths) -> None:

@@ -13,10 +13,11 @@ from typing import Any
 from playwright.sync_api import Download, Locator, Page, expect
 
 import hookcore
+from tests.waiting import wait_for
 
 from .browsing import PATIENCE_MS, Visit
 from .conftest import Open
-from .site import Site, until
+from .site import Site
 
 Paths = Callable[[str], dict[str, str]]
 BAD_AT = 40  # from then on there are NaNs in the run "bad"
@@ -181,7 +182,7 @@ def test_a_zoom_in_one_chart_is_a_zoom_in_all_and_holds_the_page(visit: Open, pa
             page.locator(name).scroll_into_view_if_needed()  # what is out of sight is drawn when it comes into sight
             expect(page.locator(f"{name} .main-svg").first).to_be_attached()
             shown = f"document.querySelector('{name} .js-plotly-plot').layout.xaxis.range"
-            until(lambda shown=shown: page.evaluate(shown) == [first - 0.5, last + 0.5], f"{name} shows these steps")
+            wait_for(lambda shown=shown: page.evaluate(shown) == [first - 0.5, last + 0.5], f"{name} shows these steps")
         page.locator("#follow").click()
         page.wait_for_url("**steps=live*", timeout=PATIENCE_MS)
 

@@ -7,8 +7,10 @@ from pathlib import Path
 
 from playwright.sync_api import expect
 
+from tests.waiting import wait_for
+
 from .conftest import Open
-from .site import Site, until
+from .site import Site
 
 
 def test_what_is_chosen_holds_on_every_page_of_this_browser(visit: Open) -> None:
@@ -64,15 +66,15 @@ def test_what_is_captured_is_changed_while_the_training_goes_on(visit: Open, sit
         tab.page.get_by_label("Every", exact=True).fill("2")
         tab.page.get_by_role("button", name="Apply").click()
         expect(tab.page.locator("#capture-told")).to_contain_text("Applied")
-        until(lambda: site.get(f"settings?run={run}")["settings"]["every"] == 2, "every second step is captured")
+        wait_for(lambda: site.get(f"settings?run={run}")["settings"]["every"] == 2, "every second step is captured")
         tab.page.get_by_role("button", name="Pause capture").click()
         expect(tab.page.get_by_role("button", name="Resume capture")).to_be_visible()
-        until(lambda: site.get(f"settings?run={run}")["settings"]["paused"], "the capture is paused")
+        wait_for(lambda: site.get(f"settings?run={run}")["settings"]["paused"], "the capture is paused")
         tab.page.get_by_role("button", name="Resume capture").click()
         tab.page.get_by_label("Every", exact=True).fill("1")
         tab.page.get_by_role("button", name="Apply").click()
-        until(lambda: site.get(f"settings?run={run}")["settings"]["every"] == 1, "each step is captured again")
-        until(lambda: not site.get(f"settings?run={run}")["settings"]["paused"], "the capture goes on")
+        wait_for(lambda: site.get(f"settings?run={run}")["settings"]["every"] == 1, "each step is captured again")
+        wait_for(lambda: not site.get(f"settings?run={run}")["settings"]["paused"], "the capture goes on")
 
 
 def test_a_pattern_that_means_nothing_is_told_where_it_was_typed(visit: Open, site: Site) -> None:

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from tests.waiting import wait_for
+
 from .browsing import Visit, visiting
 from .conftest import Open
-from .site import Site, until
+from .site import Site
 
 Paths = Callable[[str], dict[str, str]]
 # What a heatmap on the page would hold, without drawing it.
@@ -36,7 +38,7 @@ HIDE = """(hidden) => { Object.defineProperty(document, "hidden", { configurable
 
 def becomes(page: Page, expression: str) -> None:
     """Waits for something on the page."""
-    until(lambda: page.evaluate(expression), expression)
+    wait_for(lambda: page.evaluate(expression), expression)
 
 
 def newest(page: Page) -> int:

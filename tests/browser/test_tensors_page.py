@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 from playwright.sync_api import Page, expect
 
+from tests.waiting import wait_for
+
 from .browsing import visiting
 from .conftest import Open
-from .site import Site, until
+from .site import Site
 
 Paths = Callable[[str], dict[str, str]]
 
@@ -46,7 +48,7 @@ def kept(site: Site) -> dict[str, int]:
         found = {each["tap"]["label"]: each["number"] for each in site.get(f"snapshots?run={run}")["snapshots"]}
         return found if {"attention output [1]", "encoder output", "head param [weight]"} <= set(found) else {}
 
-    return dict(until(came, "the snapshots come"))
+    return dict(wait_for(came, "the snapshots come"))
 
 
 def inspector(page: Page) -> str:
@@ -85,7 +87,7 @@ def test_the_value_under_the_pointer_and_the_statistics_are_those_of_the_tensor(
         tab.goto(paths("live")["tensors"] + f"?snapshot={number}&at=3")
         canvas = tab.page.locator("#panes canvas.tiles")
         canvas.hover(position={"x": 20, "y": 20})
-        found = re.match(r"\[([\d, ]+)\]\s+(\S+)", until(lambda: inspector(tab.page).strip(), "a value is told"))
+        found = re.match(r"\[([\d, ]+)\]\s+(\S+)", wait_for(lambda: inspector(tab.page).strip(), "a value is told"))
         assert found
         indices = tuple(int(each) for each in found[1].split(", "))
         assert indices[0] == 3
@@ -123,7 +125,7 @@ def test_the_view_is_chosen_by_the_shape(
         expect(tab.page.locator("#view option:checked")).to_have_text(words)
         expect(tab.page.locator("#panes canvas").first).to_be_visible()
         tab.page.locator("#panes canvas").first.hover(position={"x": 200, "y": 10})
-        assert until(lambda: inspector(tab.page).startswith("["), "a value is told")
+        assert wait_for(lambda: inspector(tab.page).startswith("["), "a value is told")
         assert tab.axe() == []
 
 
@@ -140,7 +142,7 @@ def test_how_it_is_looked_at_is_in_the_address(visit: Open, paths: Paths, kept: 
         tab.page.reload()
         expect(tab.page.locator("#pickers input")).to_have_value("5")
         tab.page.locator("#panes canvas.tiles").hover(position={"x": 5, "y": 5})
-        assert until(lambda: inspector(tab.page).startswith("[5, 0, 2, 2]"), "the zoomed corner is told")
+        assert wait_for(lambda: inspector(tab.page).startswith("[5, 0, 2, 2]"), "the zoomed corner is told")
         tab.page.locator("[data-zoom=whole]").click()
         expect(tab.page.locator("#panes canvas.tiles")).to_be_visible()
         assert "part=" not in tab.page.url
@@ -230,5 +232,5 @@ def test_without_javascript_a_tensor_is_a_picture_with_its_statistics(
         tab.goto(paths("live")["tensors"])
         tab.page.locator("#kept a", has_text="features.0 output").first.click()
         width = "document.querySelector('img.plain')?.naturalWidth"
-        until(lambda: tab.page.evaluate(width) == 8, "the picture is there, 8 values wide")
+        wait_for(lambda: tab.page.evaluate(width) == 8, "the picture is there, 8 values wide")
         expect(tab.page.locator("dl")).to_contain_text("mean")
