@@ -14,7 +14,6 @@ from starlette.testclient import TestClient
 
 from hookcore.records import (
     STAT_COLUMN,
-    STATS,
     Coverage,
     Event,
     Frame,
@@ -29,6 +28,8 @@ from hookcore.wire import RunInfo
 from hookcore_app.main import create_app
 from hookcore_app.runs import Run, Runs
 from hookcore_app.settings import ServerSettings
+from tests import build
+from tests.build import frame, stats_of_magnitudes
 
 STEPS = 20
 TAPS = (
@@ -67,42 +68,24 @@ def value_at(step: int, row: int) -> float:
 
 def make_frame(step: int, values: list[float], **others: Any) -> Frame:
     """A frame whose mean, min, max and rms are given; the sketch holds the same value eight times."""
-    rows = np.array(values)
-    stats = np.zeros((len(rows), len(STATS)))
-    for name in ("mean", "min", "max", "rms"):
-        stats[:, STAT_COLUMN[name]] = rows
-    stats[:, STAT_COLUMN["count"]] = 8
-    stats[:, STAT_COLUMN["nan"]] = np.isnan(rows)
-    stats[:, STAT_COLUMN["inf"]] = np.isinf(rows)
-    stats[:, STAT_COLUMN["ratio"]] = np.nan
     block = SketchBlock(
-        np.arange(len(rows) + 1, dtype=np.uint32),
-        bins_of(rows),
-        np.full(len(rows), 8, np.uint32),
+        np.arange(len(values) + 1, dtype=np.uint32), bins_of(np.array(values)), np.full(len(values), 8, np.uint32)
     )
-    return Frame(step, 100.0 + step, np.arange(len(rows), dtype=np.uint32), stats, block, **others)
+    stats = stats_of_magnitudes(values, "mean", "min", "max", "rms")
+    return frame(step, stats, sketches=block, time_s=100.0 + step, **others)
 
 
-def make_info(name: str, **others: Any) -> RunInfo:
-    """Who sends."""
+def make_info(run: str, **others: Any) -> RunInfo:
+    """Who sends, with settings that JSON cannot say."""
     settings = {"every": 1, "budget": math.inf, "odd": [b"bytes", {1: math.nan}]}
-    return RunInfo(
-        **{
-            "id": name,
-            "key": f"secret of {name}",
-            "name": f"run {name}",
-            "settings": settings,
-            "started_s": 1.0,
-            **others,
-        }
-    )
+    return build.make_info(run, **{"key": f"secret of {run}", "name": f"run {run}", "settings": settings, **others})
 
 
-def open_run(runs: Runs, name: str, **others: Any) -> Run:
+def open_run(runs: Runs, run: str, **others: Any) -> Run:
     """A run whose trainer is there and that has nothing yet."""
-    run = runs.open(make_info(name, **others))
-    assert run is not None
-    return run
+    found = runs.open(make_info(run, **others))
+    assert found is not None
+    return found
 
 
 def fill(run: Run, scale: float = 1.0, steps: int = STEPS) -> Run:

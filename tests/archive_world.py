@@ -18,7 +18,6 @@ from hookcore.records import (
     Frame,
     HookRecord,
     ModuleRecord,
-    SketchBlock,
     Snapshot,
     Tap,
 )
@@ -26,6 +25,7 @@ from hookcore.sinks import StoreSink
 from hookcore.sketch import Sketch, block_of
 from hookcore.store import STAT_NAMES, Store
 from hookcore.wire import RunInfo
+from tests.build import frame, no_sketches, stats_of
 
 ODD = (np.nan, np.inf, -np.inf, 1e308, -1e308, 5e-324, 0.0, -0.0)
 SECRET = "the-key-that-must-not-be-written"
@@ -105,16 +105,10 @@ class Trainer:
         return Snapshot(self.taps[0], self.step, self.step + 0.2, dtype, (2, 3), values, False, 7)
 
 
-def no_sketches(rows: int) -> SketchBlock:
-    return SketchBlock(np.zeros(rows + 1, np.uint32), np.empty(0, np.uint16), np.empty(0, np.uint32))
-
-
 def plain_frame(step: int, taps: int = 4, first: bool | None = None) -> Frame:
     """A frame whose means say which step it is of; the first announces its taps."""
-    stats = np.ones((taps, len(STATS)))
-    stats[:, STAT_COLUMN["mean"]] = step
     new = tuple(Tap(f"m.{n}", "output") for n in range(taps)) if (step == 0 if first is None else first) else ()
-    return Frame(step, float(step), np.arange(taps, dtype=np.uint32), stats, no_sketches(taps), new)
+    return frame(step, stats_of(taps, 1.0, mean=step), new)
 
 
 def keep(folder: Path, info: RunInfo | None = None) -> tuple[ArchiveSink, Store]:

@@ -20,11 +20,12 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from hookcore.errors import HookcoreError
-from hookcore.records import STAT_COLUMN, STATS, Event, Frame, SketchBlock, Tap
-from hookcore.wire import RunInfo
+from hookcore.records import Event, Frame, Tap
 from hookcore_app import live
 from hookcore_app.runs import Run, Runs
 from hookcore_app.settings import ServerSettings
+from tests import build
+from tests.build import stats_of_magnitudes
 from tests.waiting import wait_for
 
 PATIENCE_S = 30.0
@@ -52,13 +53,6 @@ def make_app(runs: Runs | None = None, **settings: Any) -> FastAPI:
     return app
 
 
-def open_run(runs: Runs, name: str = "one", started_s: float = 1.0) -> Run:
-    """A run whose trainer is there."""
-    run = runs.open(RunInfo(id=name, key="secret", name=f"run {name}", started_s=started_s))
-    assert run is not None
-    return run
-
-
 def frame(
     step: int,
     values: Sequence[float],
@@ -68,18 +62,9 @@ def frame(
     **more: Any,
 ) -> Frame:
     """A frame whose taps have these rms values; NaN and infinity stand for a tensor that held one."""
-    rows = np.array(values, float)
-    stats = np.zeros((len(rows), len(STATS)))
-    stats[:, STAT_COLUMN["count"]] = 4
-    for name in ("mean", "std", "min", "max", "rms", "norm"):
-        stats[:, STAT_COLUMN[name]] = rows
-    stats[:, STAT_COLUMN["nan"]] = np.isnan(rows)
-    stats[:, STAT_COLUMN["inf"]] = np.isinf(rows)
-    stats[:, STAT_COLUMN["ratio"]] = np.nan
+    stats = stats_of_magnitudes(values, "mean", "std", "min", "max", "rms", "norm", count=4)
     taps = tuple(Tap(f"layers.{known + place}", "output") for place in range(new))
-    none = SketchBlock(np.zeros(len(rows) + 1, np.uint32), np.empty(0, np.uint16), np.empty(0, np.uint32))
-    chosen = range(len(rows)) if numbers is None else numbers
-    return Frame(step, time.time(), np.array(chosen, np.uint32), stats, none, taps, **more)
+    return build.frame(step, stats, taps, numbers=numbers, time_s=time.time(), **more)
 
 
 def put(run: Run, *frames: Frame) -> None:

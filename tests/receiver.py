@@ -12,28 +12,26 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import msgspec
-import numpy as np
 
-from hookcore.records import STATS, Frame, SketchBlock, Tap
+from hookcore.records import Frame, Tap
 from hookcore.trust import PROOF_PATH, proof_of
 from hookcore.wire import CONTENT_TYPE, Answer, Batch, RunInfo, decode_batch, encode, frame_of
 from hookcore_app.runs import Run, Runs
 from hookcore_app.settings import ServerSettings
+from tests.build import frame, make_info, stats_of
 
 DEADLINE_S = 20.0
 
 
 def a_run(name: str = "run") -> RunInfo:
     """A run that asks for a small store."""
-    return RunInfo(id=name, key="key", name=name, memory=4_000_000)
+    return make_info(name, memory=4_000_000)
 
 
 def a_frame(step: int, new_taps: tuple[Tap, ...] = (), taps: tuple[int, ...] = (0,), padding: int = 0) -> Frame:
     """A frame of some taps; `padding` makes it that many bytes larger."""
-    stats = np.full((len(taps), len(STATS)), float(step))
-    block = SketchBlock(np.zeros(len(taps) + 1, np.uint32), np.empty(0, np.uint16), np.empty(0, np.uint32))
     labels = {"padding": "x" * padding} if padding else {}
-    return Frame(step, 1000.0 + step, np.array(taps, np.uint32), stats, block, new_taps, labels=labels)
+    return frame(step, stats_of(len(taps), step), new_taps, numbers=taps, time_s=1000.0 + step, labels=labels)
 
 
 class Receiver:

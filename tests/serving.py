@@ -10,15 +10,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from starlette.testclient import TestClient
 
 from hookcore import wire
-from hookcore.records import STAT_COLUMN, STATS, Event, Frame, SketchBlock, Tap
+from hookcore.records import Event, Frame, Tap
 from hookcore_app.main import App, create_app
 from hookcore_app.runs import Runs
 from hookcore_app.server import Server, complete, listen, make_server
 from hookcore_app.settings import ServerSettings
+from tests.build import frame, stats_of
 
 TOKEN = "t" * 40
 READ_TOKEN = "r" * 40
@@ -27,20 +27,13 @@ BATCH = {"Content-Type": wire.CONTENT_TYPE}
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
 
 
-def make_info(run: str = "one", **others: Any) -> wire.RunInfo:
-    return wire.RunInfo(**{"id": run, "key": f"key of {run}", "name": run, "started_s": 1.0, **others})
-
-
 def make_taps(count: int) -> tuple[Tap, ...]:
     return tuple(Tap(f"layer.{number}", "output") for number in range(count))
 
 
 def make_frame(step: int, taps: int = 2, mean: float | None = None, **others: Any) -> Frame:
     """A frame whose means say which step it is of."""
-    stats = np.ones((taps, len(STATS)))
-    stats[:, STAT_COLUMN["mean"]] = step if mean is None else mean
-    empty = SketchBlock(np.zeros(taps + 1, np.uint32), np.empty(0, np.uint16), np.empty(0, np.uint32))
-    return Frame(step, float(step), np.arange(taps, dtype=np.uint32), stats, empty, **others)
+    return frame(step, stats_of(taps, 1.0, mean=step if mean is None else mean), **others)
 
 
 def make_batch(

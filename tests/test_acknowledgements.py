@@ -13,8 +13,8 @@ import hookcore
 from hookcore.records import Event, Tap
 from hookcore_app import runs as runs_module
 from tests.api_world import World, open_run
+from tests.build import append
 from tests.serving import TOKEN, Served, served
-from tests.test_findings import append
 
 
 @pytest.fixture

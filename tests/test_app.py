@@ -6,19 +6,22 @@ import math
 import re
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
-from typing import Any
 
-import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
-from hookcore.records import STATS, Coverage, Event, Frame, ModuleRecord, SketchBlock, Tap
+from hookcore.records import STATS, Coverage, Event, ModuleRecord, Tap
 from hookcore.store import Store
 from hookcore.wire import RunInfo
 from hookcore_app.pages.frame import percent, shown
 from hookcore_app.pages.overview import ROWS
 from hookcore_app.runs import Run
-from tests.serving import World, make_batch, make_info, make_world
+from tests.build import frame, make_info
+from tests.serving import (
+    World,
+    make_batch,
+    make_world,
+)
 
 TAPS = (
     Tap("net.0", "output"),
@@ -31,11 +34,6 @@ TAPS = (
 def _stats(**given: float) -> list[float]:
     known = {"count": 8.0, "nan": 0.0, "inf": 0.0, "zero": 2.0, "parts": 1.0, "sketched": 8.0, **given}
     return [known.get(name, 0.5) for name in STATS]
-
-
-def _frame(step: int, rows: list[list[float]], new_taps: tuple[Tap, ...] = (), **others: Any) -> Frame:
-    empty = SketchBlock(np.zeros(len(rows) + 1, np.uint32), np.empty(0, np.uint16), np.empty(0, np.uint32))
-    return Frame(step, 0.0, np.arange(len(rows), dtype=np.uint32), np.array(rows), empty, new_taps, **others)
 
 
 @pytest.fixture
@@ -71,7 +69,7 @@ def _fill(store: Store) -> None:
         rows = [_stats(mean=float(step + row)) for row in range(len(TAPS))]
         if step == 3:
             rows[2] = _stats(nan=7, inf=1, zero=0, **dict.fromkeys(("mean", "std", "min", "max"), math.nan))
-        store.append(_frame(step, rows, TAPS if step == 1 else ()))
+        store.append(frame(step, rows, TAPS if step == 1 else ()))
 
 
 @pytest.fixture
@@ -251,7 +249,7 @@ def test_the_page_says_what_was_not_captured_and_what_the_store_holds(client: Te
 
 def test_the_page_shows_events_and_what_was_dropped(client: TestClient, store: Store) -> None:
     store.add_event(Event(3, 0.0, "hook-error", "an output could not be read", "error", "net.1", 2))
-    store.append(_frame(1, [_stats()]))
+    store.append(frame(1, [_stats()]))
     text = client.get("/runs/one").text
     words = " ".join(re.sub(r"<[^>]*>", " ", text.replace("<wbr>", "")).split())
     assert "Hook error error, step 3, 2 times net.1 : an output could not be read" in words
@@ -260,7 +258,7 @@ def test_the_page_shows_events_and_what_was_dropped(client: TestClient, store: S
 
 def test_names_from_the_run_are_text_and_never_markup(client: TestClient, store: Store) -> None:
     nasty = '<script>alert("x")</script>'
-    store.append(_frame(4, [_stats()] * 5, (Tap(nasty, "output", index=nasty),), labels={nasty: nasty}))
+    store.append(frame(4, [_stats()] * 5, (Tap(nasty, "output", index=nasty),), labels={nasty: nasty}))
     text = client.get("/runs/one", params={"match": "*"}).text
     assert "&lt;script&gt;" in text
     pages = [text, client.get("/runs/one", params={"match": f'"{nasty}', "scalar": nasty}).text]
@@ -279,14 +277,14 @@ def test_a_table_of_more_taps_than_fit_has_pages() -> None:
     world = make_world()
     run = world.runs.open(RunInfo(id="one", key="key", name=""))
     assert run is not None
-    run.store.append(_frame(1, [_stats()] * many, tuple(Tap(f"layer.{number}", "output") for number in range(many))))
+    run.store.append(frame(1, [_stats()] * many, tuple(Tap(f"layer.{number}", "output") for number in range(many))))
     first, second = _read(world.client), _read(world.client, f"/runs/one?row={ROWS}")
     assert [row[0] for row in first.rows[1:]] == [f"layer.{number}" for number in range(ROWS)]
     assert [row[0] for row in second.rows[1:]] == [f"layer.{number}" for number in range(ROWS, many)]
     assert f"row={ROWS}#values" in world.client.get("/runs/one").text
 
 
-def test_a_part_of_the_page_comes_without_its_frame(client: TestClient) -> None:
+def test_a_part_of_the_page_comes_without_itsframe(client: TestClient) -> None:
     text = client.get("/runs/one?part=findings&part=figures").text
     assert "<html" not in text
     assert re.findall(r'data-part="(\w+)"', text) == ["findings", "figures"]
@@ -311,12 +309,12 @@ def test_what_is_acknowledged_needs_no_attention_any_more(client: TestClient, ru
 def test_a_run_without_gradients_says_why(world: World) -> None:
     run = world.runs.open(RunInfo(id="two", key="key", name=""))
     assert run is not None
-    run.store.append(_frame(0, [_stats()], TAPS[:1]))
+    run.store.append(frame(0, [_stats()], TAPS[:1]))
     assert "model.eval()?" in world.client.get("/runs/two").text
 
 
 def test_scalars_are_shown_with_the_loss_first(client: TestClient, store: Store) -> None:
-    store.append(_frame(4, [_stats()] * 4, scalars={"alpha": 1.5, "loss": 0.25, "hookcore/cost": 0.02}))
+    store.append(frame(4, [_stats()] * 4, scalars={"alpha": 1.5, "loss": 0.25, "hookcore/cost": 0.02}))
     text = client.get("/runs/one").text
     assert re.findall(r'id="scalar-([^"]+)"', text) == ["loss", "alpha"]
     assert "2.0%" in re.search(r'id="figure-cost".*?</div>', text, re.S)[0]  # type: ignore[index]

@@ -22,9 +22,10 @@ from hookcore.bridges.writers import WRITERS, WeightsAndBiases
 from hookcore.config import Settings
 from hookcore.config.readers import BRIDGES
 from hookcore.errors import ArgumentError
-from hookcore.records import STAT_COLUMN, STATS, Frame, SketchBlock, Tap
+from hookcore.records import STAT_COLUMN, Frame, Tap
 from hookcore.sinks import Sink, StoreSink
 from hookcore.store import Store
+from tests.build import frame, stats_of
 from tests.harness import digest, seed_all, watch
 from tests.zoo.case import mean_square, mlp
 
@@ -33,13 +34,11 @@ PATIENCE_S = 30.0
 
 
 def frame_of(step: int, rows: Mapping[int, Mapping[str, float]], **others: Any) -> Frame:
-    stats = np.zeros((len(rows), len(STATS)))
-    stats[:, STAT_COLUMN["count"]] = 4
+    stats = stats_of(len(rows), count=4)
     for place, row in enumerate(rows.values()):
         for name, value in row.items():
             stats[place, STAT_COLUMN[name]] = value
-    empty = SketchBlock(np.zeros(len(rows) + 1, np.uint32), np.empty(0, np.uint16), np.empty(0, np.uint32))
-    return Frame(step, float(step), np.array(list(rows), np.uint32), stats, empty, **others)
+    return frame(step, stats, numbers=list(rows), **others)
 
 
 def train(steps: int = 3, bridge: str | None = None, **settings: Any) -> tuple[nn.Module, hookcore.Watcher]:

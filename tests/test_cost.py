@@ -10,7 +10,12 @@ from starlette.testclient import TestClient
 from hookcore.records import Coverage, ModuleRecord, Tap
 from hookcore_app.cost import Cost, cost_of, ordinal
 from hookcore_app.coverage import UNREPORTED, coverage_of
-from tests.serving import World, make_frame, make_info, make_world
+from tests.build import make_info
+from tests.serving import (
+    World,
+    make_frame,
+    make_world,
+)
 
 MEASURED: dict[str, float] = {
     "hookcore/cost": 0.81,

@@ -14,8 +14,12 @@ from hookcore_app.pages.eventlines import Filter, Line, all_lines, markdown_of, 
 from hookcore_app.pages.provenance import provenance_of
 from hookcore_app.pages.timeline import COLUMNS, timeline_of
 from hookcore_app.runs import Run
+from tests.build import make_info
 from tests.live_world import frame
-from tests.serving import World, make_info, make_world
+from tests.serving import (
+    World,
+    make_world,
+)
 
 BAD_FROM = 60
 

@@ -12,43 +12,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hookcore.records import KINDS, STAT_COLUMN, STATS, Coverage, Event, Frame, Kind, ModuleRecord, SketchBlock, Tap
+from hookcore.records import KINDS, Coverage, Event, Kind, ModuleRecord, Tap
 from hookcore.store import Store
 from hookcore_app.findings import RULES, Finding, FindingsCache, findings_of, key_figures_of, key_of_event
 from hookcore_app.findings.finding import WINDOW
 from hookcore_app.findings.order import around, groups_of
+from tests.build import append, store_of
 
 STEPS, LAYERS = 60, 6
 OUTPUTS = tuple(Tap(f"layers.{number}", "output") for number in range(LAYERS))
 GRADIENTS = tuple(Tap(f"layers.{number}", "output_grad") for number in range(LAYERS))
 quick = settings(deadline=None, derandomize=True, max_examples=30, suppress_health_check=list(HealthCheck))
 few = settings(quick, max_examples=15)
-
-
-def append(store: Store, step: int, rms: Sequence[float], new: tuple[Tap, ...] = (), **columns: Any) -> None:
-    """A step in which the taps have these magnitudes; NaN and infinities are what the tensors held."""
-    values = np.asarray(rms, float)
-    stats = np.zeros((len(values), len(STATS)))
-    stats[:, STAT_COLUMN["count"]] = 8
-    stats[:, STAT_COLUMN["nan"]] = np.isnan(values)
-    stats[:, STAT_COLUMN["inf"]] = np.isinf(values)
-    stats[:, STAT_COLUMN["ratio"]] = np.nan
-    for name in ("rms", "norm", "max"):
-        stats[:, STAT_COLUMN[name]] = np.where(np.isfinite(values), values, np.nan)
-    scalars = columns.pop("scalars", {})
-    for name, column in columns.items():
-        stats[:, STAT_COLUMN[name]] = column
-    block = SketchBlock(np.zeros(len(values) + 1, np.uint32), np.empty(0, np.uint16), np.empty(0, np.uint32))
-    numbers = np.arange(len(values), dtype=np.uint32)
-    store.append(Frame(step, 100.0 + 0.5 * step, numbers, stats, block, new_taps=new, scalars=scalars))
-
-
-def store_of(rms: Any, taps: tuple[Tap, ...] = OUTPUTS, memory: int = 2**26, **columns: Any) -> Store:
-    """A store in which rms[step, tap] happened; `columns` are further stats of the same shape."""
-    store = Store(memory)
-    for step, row in enumerate(np.asarray(rms, float)):
-        append(store, step, row, taps if step == 0 else (), **{name: each[step] for name, each in columns.items()})
-    return store
 
 
 def steady(steps: int = STEPS, taps: int = LAYERS, noise: float = 0.1, seed: int = 0) -> Any:

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 
 from hookcore import wire
 from hookcore.records import Event, Snapshot, Tap
+from tests.build import make_info
 from tests.serving import (
     BATCH,
     BEARER,
@@ -31,7 +32,6 @@ from tests.serving import (
     make_batch,
     make_event,
     make_frame,
-    make_info,
     make_taps,
     make_world,
     read_all,

@@ -19,7 +19,12 @@ from hookcore_app.live.requests import Scale
 from hookcore_app.live.socket import Pace
 from hookcore_app.runs import Changes, Runs
 from hookcore_app.settings import ServerSettings
-from tests.live_world import frame, make_app, open_run, put
+from tests.build import open_run
+from tests.live_world import (
+    frame,
+    make_app,
+    put,
+)
 
 
 def _looks(pulse: Pulse, arrivals: list[float]) -> list[float]:

@@ -26,8 +26,22 @@ from hookcore_app.live.requests import Subscribe, read, spec_of
 from hookcore_app.live.views import Made, concern, make
 from hookcore_app.runs import Run, Runs
 from hookcore_app.settings import ServerSettings
-from tests.live_world import PATIENCE_S, Message, Served, event, frame, make_app, open_run, put, serving
-from tests.serving import BATCH, BEARER, make_batch, make_info
+from tests.build import make_info, open_run
+from tests.live_world import (
+    PATIENCE_S,
+    Message,
+    Served,
+    event,
+    frame,
+    make_app,
+    put,
+    serving,
+)
+from tests.serving import (
+    BATCH,
+    BEARER,
+    make_batch,
+)
 from tests.serving import served as whole_server
 from tests.waiting import wait_for
 
@@ -304,7 +318,7 @@ def test_scalars_events_and_runs_come_as_json() -> None:
             found[message.subscription] = message.json
         assert (found[1]["snapshot"], found[1]["scalars"][0]["first_step"]) == (False, [1])
         assert [each["name"] for each in found[2]["events"]] == ["late"]
-        open_run(served.runs, "two", 2.0)
+        open_run(served.runs, "two", started_s=2.0)
         assert {each["run"] for each in page.next_of(3, "runs").json["runs"]} == {"one", "two"}
 
 

@@ -16,13 +16,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hookcore.store import STAT_NAMES
-from hookcore.wire import RunInfo
 from hookcore_app.live import marks, news
 from hookcore_app.live.marks import Cursor, mark_of
 from hookcore_app.live.news import Wish, begin, make_blocks
 from hookcore_app.live.publisher import Publisher
 from hookcore_app.runs import Run, Runs
 from hookcore_app.settings import ServerSettings
+from tests.build import make_info, open_run
 from tests.live_world import (
     Block,
     Http,
@@ -32,7 +32,6 @@ from tests.live_world import (
     listening,
     make_app,
     next_of,
-    open_run,
     put,
     serving,
 )
@@ -186,7 +185,7 @@ def test_a_fresh_stream_says_the_run_its_state_its_taps_and_the_newest_step() ->
         with listening(served, stat="rms", match="layers.1") as events:
             first = [next(events) for _ in range(5)]
             assert [block.name for block in first] == ["run", "state", "taps", "scalars", "frame"]
-            assert first[0].data == {"run": "one", "name": "run one"}
+            assert first[0].data == {"run": "one", "name": "one"}
             assert first[1].data == {"run": "one", "state": "live", "last_step": 1}
             assert [tap["module"] for tap in first[2].data["taps"]] == ["layers.1"]
             shown = first[4].data
@@ -272,9 +271,9 @@ def test_a_run_without_a_sign_of_life_is_told_to_be_lost() -> None:
 def test_without_a_run_the_stream_waits_for_one_and_goes_over_to_a_newer_one() -> None:
     with serving(make_app()) as served, listening(served) as events:
         wait_for(lambda: served.publisher.clients)
-        open_run(served.runs, "old", 1.0)
+        open_run(served.runs, "old", started_s=1.0)
         assert next_of(events, "run").data["run"] == "old"
-        new = open_run(served.runs, "new", 2.0)
+        new = open_run(served.runs, "new", started_s=2.0)
         put(new, frame(0, [1.0], new=1))
         assert next_of(events, "run").data["run"] == "new"
         assert next_of(events, "frame").data["run"] == "new"
@@ -405,7 +404,7 @@ def test_a_message_that_cannot_be_made_ends_only_its_own_stream(monkeypatch: pyt
     with serving(make_app()) as served:
         run = open_run(served.runs)
         put(run, frame(0, [1.0], new=1))
-        assert run.info == RunInfo(id="one", key="secret", name="run one", started_s=1.0)
+        assert run.info == make_info("one")
         with listening(served) as events:
             next_of(events, "frame")
             whole = news.make_blocks

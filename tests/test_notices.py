@@ -18,8 +18,12 @@ from hookcore.dashboard import find, stop_dashboard
 from hookcore.errors import ServerError
 from hookcore.notices import post_notice, take_orphans
 from hookcore_app.orphans import list_orphan
+from tests.build import make_info
 from tests.receiver import a_run
-from tests.serving import make_batch, make_info, make_world
+from tests.serving import (
+    make_batch,
+    make_world,
+)
 from tests.waiting import wait_for
 
 

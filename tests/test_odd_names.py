@@ -19,8 +19,12 @@ import hookcore
 from hookcore import wire
 from hookcore.archive import read_archive
 from hookcore.records import Coverage, Event, Frame, HookRecord, ModuleRecord, Tap, escaped_in, plain, text_of
+from tests.build import make_info
 from tests.receiver import DEADLINE_S, Receiver, a_frame, serving
-from tests.serving import make_batch, make_info, make_world
+from tests.serving import (
+    make_batch,
+    make_world,
+)
 from tests.waiting import wait_for
 
 ODD = "odd\udcff"

@@ -20,7 +20,11 @@ from hookcore_app.api.snapshots import numbered
 from hookcore_app.runs import Run
 from tests.api_world import World as FilledWorld
 from tests.api_world import fill, open_run, strict
-from tests.serving import World, make_info, make_world
+from tests.build import make_info
+from tests.serving import (
+    World,
+    make_world,
+)
 
 NUMBERS = [0.0, -0.0, 1.0, -1.0, np.nan, np.inf, -np.inf, 1e308, -1e308, 5e-324, 2.0**53, 2.0**63, 3.4e38, 0.1]
 COUNTS = [0, 1, 8, 2**53, 0.5]

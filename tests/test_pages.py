@@ -18,7 +18,15 @@ from hookcore_app.findings import RULES, key_of_event
 from hookcore_app.pages import frame, settings
 from hookcore_app.pages.spark import HEIGHT, WIDTH, spark_of
 from hookcore_app.pages.words import KIND_WORDS, STAT_WORDS
-from tests.serving import READ_TOKEN, TOKEN, World, make_batch, make_frame, make_info, make_world
+from tests.build import make_info
+from tests.serving import (
+    READ_TOKEN,
+    TOKEN,
+    World,
+    make_batch,
+    make_frame,
+    make_world,
+)
 
 HTML = {"Accept": "text/html,application/xhtml+xml"}
 

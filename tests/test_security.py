@@ -18,7 +18,17 @@ from hookcore_app import access, assets, security
 from hookcore_app.access import Access
 from hookcore_app.server import complete
 from hookcore_app.settings import ServerSettings
-from tests.serving import BEARER, PATIENCE_S, READ_TOKEN, TOKEN, World, make_batch, make_info, make_world, served
+from tests.build import make_info
+from tests.serving import (
+    BEARER,
+    PATIENCE_S,
+    READ_TOKEN,
+    TOKEN,
+    World,
+    make_batch,
+    make_world,
+    served,
+)
 
 READER = {"Authorization": f"Bearer {READ_TOKEN}"}
 LINK = "/api/v1/login-link"

@@ -13,7 +13,13 @@ import pytest
 
 from hookcore.records import Tap
 from tests.browser.browsing import CHROMIUM
-from tests.serving import TOKEN, Served, make_frame, make_info, served
+from tests.build import make_info
+from tests.serving import (
+    TOKEN,
+    Served,
+    make_frame,
+    served,
+)
 
 pytestmark = pytest.mark.slow
 

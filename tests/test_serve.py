@@ -30,6 +30,7 @@ from hookcore_app import server as serve
 from hookcore_app.access import Access
 from hookcore_app.cli import flags
 from hookcore_app.settings import ServerSettings
+from tests.build import make_info
 from tests.serving import (
     BATCH,
     BEARER,
@@ -37,7 +38,6 @@ from tests.serving import (
     TOKEN,
     Served,
     make_batch,
-    make_info,
     make_world,
     read_all,
     served,

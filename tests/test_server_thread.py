@@ -17,7 +17,11 @@ from hookcore.sinks import Sink
 from hookcore_app import server_thread
 from hookcore_app.runs import Runs
 from hookcore_app.settings import ServerSettings
-from tests.serving import make_frame, make_info, make_taps
+from tests.build import make_info
+from tests.serving import (
+    make_frame,
+    make_taps,
+)
 
 MEMORY = 16_000_000
 

@@ -12,12 +12,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hookcore.records import STAT_COLUMN, STATS, Frame, SketchBlock, Tap
+from hookcore.records import STAT_COLUMN, STATS, Frame, Tap
 from hookcore.sketch import NAN, NEG_INF, POS_INF, Sketch, block_of
 from hookcore.store import STAT_NAMES, Store
 from hookcore.store.ladder import Ladder
 from hookcore.store.schemas import STAT_SCHEMA
 from hookcore.store.sketches import SketchLadder
+from tests.build import no_sketches
 
 SLOW = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 SEEDS = st.integers(0, 2**32 - 1)
@@ -73,10 +74,6 @@ class World:
             if name == "nonfinite":
                 return {step: float(stats[nan] + stats[inf]) for step, stats in found.items()}
         return {step: float(stats[STAT_COLUMN[name]]) for step, stats in found.items()}
-
-
-def no_sketches(rows: int) -> SketchBlock:
-    return SketchBlock(np.zeros(rows + 1, np.uint32), np.empty(0, np.uint16), np.empty(0, np.uint32))
 
 
 def check_series(world: World, store: Store, tap: int, name: str, points: int) -> None:

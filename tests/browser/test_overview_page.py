@@ -10,7 +10,11 @@ from typing import Any
 from playwright.sync_api import Page, expect
 
 from hookcore import wire
-from tests.serving import BATCH, make_batch, make_info
+from tests.build import make_info
+from tests.serving import (
+    BATCH,
+    make_batch,
+)
 
 from .browsing import visiting
 from .conftest import Open

@@ -12,7 +12,12 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from hookcore import wire
-from tests.serving import BATCH, make_frame, make_info, make_taps
+from tests.build import make_info
+from tests.serving import (
+    BATCH,
+    make_frame,
+    make_taps,
+)
 
 from .browsing import visiting
 from .conftest import Open
