@@ -29,7 +29,7 @@ WORDS: Final[dict[str, Word]] = {
     "stat": Word("A number that summarizes the values of a tensor, such as their mean."),
     "sketch": Word(
         "The histogram of a tensor, with fixed bins that are logarithmic on both sides of zero. Sketches of several "
-        "steps add up exactly. Percentiles are read from them, with an error of at most 7 %."
+        "steps add up exactly. Percentiles are read from them, with an error of at most 6 %."
     ),
     "frame": Word("Everything that was captured in one step."),
     "cadence": Word(
