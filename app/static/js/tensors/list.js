@@ -33,7 +33,7 @@ export function showList(page, snapshots, finder, chosen) {
   byId("kept-total").textContent = fits.length === snapshots.length ? `${count(fits.length)} ${noun}` : `${count(fits.length)} of ${count(snapshots.length)} ${noun}`;
   const empty = byId("kept-empty");
   empty.hidden = fits.length > 0;
-  empty.textContent = snapshots.length ? "No snapshot matches the filter." : "No snapshots yet. They appear here as soon as they arrive.";
+  if (snapshots.length) empty.textContent = "No snapshot matches the filter."; // otherwise the server's sentence stands
 }
 
 /** @param {import("../page.js").Page} page @param {any} each @param {any} chosen */
