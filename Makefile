@@ -49,16 +49,16 @@ types: $(STAMP)  ## mypy --strict
 	$(BIN)/mypy --strict
 
 quick: $(STAMP)  ## the tests that take seconds
-	$(BIN)/python -m pytest -q -n $(AT_ONCE) -m "not slow and not browser"
+	$(BIN)/python -m pytest -q -n $(AT_ONCE) --durations 15 -m "not slow and not browser"
 
 scripts: $(STAMP)  ## the tests of the pages' pure modules, in Node
 	node --test tests/js/*.test.mjs
 
 pages: $(STAMP)  ## the pages in a real browser
-	$(BIN)/python -m pytest -q -n $(AT_ONCE) --dist loadfile $(AGAIN) -m browser tests/browser
+	$(BIN)/python -m pytest -q -n $(AT_ONCE) --dist loadfile --durations 15 $(AGAIN) -m browser tests/browser
 
 slow: $(STAMP)  ## the tests that take longer: whole models, compilers, several processes
-	$(BIN)/python -m pytest -q -n $(AT_ONCE) $(AGAIN) -m "slow and not browser"
+	$(BIN)/python -m pytest -q -n $(AT_ONCE) --dist loadgroup --durations 15 $(AGAIN) -m "slow and not browser"
 
 bench: $(STAMP)  ## measure the cost on this machine; takes minutes
 	$(BIN)/python -m benchmarks.coldstart

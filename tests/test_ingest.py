@@ -360,9 +360,9 @@ def test_ten_thousand_layers_are_taken(world: World) -> None:
 
 
 @pytest.mark.slow
-def test_a_million_events_are_bounded_and_counted(world: World) -> None:
+def test_more_events_than_there_is_room_for_are_bounded_and_counted(world: World) -> None:
     world.take(make_batch(INFO, []))
-    for number in range(20):
+    for number in range(8):
         events = tuple(make_event(50_000 * number + each) for each in range(50_000))
         world.take(
             make_batch(INFO, [], first=False, items=(wire.frame_item(number, make_frame(number, events=events)),))
@@ -372,9 +372,9 @@ def test_a_million_events_are_bounded_and_counted(world: World) -> None:
     usage = run.store.usage()
     assert usage.nbytes <= usage.max_bytes
     taken, kept = run.store.events_after(0)
-    assert taken == 1_000_000
-    assert kept[-1].step == 999_999
-    assert len(kept) < 1_000_000
+    assert taken == 400_000
+    assert kept[-1].step == 399_999
+    assert 0 < len(kept) < 400_000
 
 
 def test_sixteen_trainers_at_once_lose_and_double_nothing() -> None:
