@@ -193,7 +193,7 @@ class Compared:
 
 
 def _thinned(magnitudes: NDArray[np.float64], points: int) -> NDArray[np.intp]:
-    """The places of at most so many points, the largest of each group of neighbours; NaN is larger than all."""
+    """The places of at most so many points, the largest of each group of neighbors; NaN is larger than all."""
     size = len(magnitudes)
     if size <= points or not points:
         return np.arange(min(size, points))
@@ -246,7 +246,7 @@ def chunks(
 
 @dataclass(frozen=True, slots=True)
 class Differences:
-    """The largest share of each cell [row, column]. A row is so many neighbours, a column a span of steps."""
+    """The largest share of each cell [row, column]. A row is so many neighbors, a column a span of steps."""
 
     starts: NDArray[np.int64]  # the place of the first pair of each row
     groups: NDArray[np.int64]  # how many pairs are in it

@@ -1,4 +1,4 @@
-"""A PNG of a matrix, grey where no value is negative, else blue below zero and red above it."""
+"""A PNG of a matrix, gray where no value is negative, else blue below zero and red above it."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ MAGENTA: Final = (255, 0, 255)  # not a number
 
 def png_of(matrix: NDArray[Any]) -> bytes:
     """A pixel for each value, the first row at the top."""
-    return image_of(colours_of(matrix))
+    return image_of(colors_of(matrix))
 
 
-def colours_of(matrix: NDArray[Any]) -> NDArray[np.uint8]:
-    """Red, green and blue of each value. An infinity has the colour of the largest magnitude of its sign."""
+def colors_of(matrix: NDArray[Any]) -> NDArray[np.uint8]:
+    """Red, green and blue of each value. An infinity has the color of the largest magnitude of its sign."""
     values = np.abs(matrix) if matrix.dtype.kind == "c" else matrix
     values = np.asarray(values, np.float64)
     finite = values[np.isfinite(values)]
     low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 0.0)
     with np.errstate(invalid="ignore", over="ignore"):
-        pixels = _grey(values, low, high) if low >= 0 and not np.isneginf(values).any() else _diverging(values)
+        pixels = _gray(values, low, high) if low >= 0 and not np.isneginf(values).any() else _diverging(values)
     pixels[np.isnan(values)] = MAGENTA
     return pixels
 
 
-def _grey(values: NDArray[np.float64], low: float, high: float) -> NDArray[np.uint8]:
+def _gray(values: NDArray[np.float64], low: float, high: float) -> NDArray[np.uint8]:
     """Black is the least value, white the largest."""
     share = (np.clip(values, low, high) - low) / (high - low) if high > low else np.where(values > high, 1.0, 0.0)
     level = _level(share)

@@ -134,7 +134,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """A transformer layer, normalised first."""
+    """A transformer layer, normalized first."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()

@@ -88,7 +88,7 @@ def bins_of(values: ArrayLike) -> NDArray[np.uint16]:
     return bins.reshape(given.shape)
 
 
-def centre(bin_number: int) -> float:
+def center(bin_number: int) -> float:
     """Return the value that represents a bin, at most RELATIVE_ERROR from each of its values; NaN for the NaN bin."""
     if not 0 <= bin_number < BINS:
         raise ArgumentError(f"bin {bin_number} does not exist: bins are 0 to {BINS - 1}")

@@ -83,7 +83,7 @@ def test_a_run_is_renamed_and_annotated_each_by_itself(world: World) -> None:
     assert world.client.patch("/api/v1/runs/one", json={"name": "baseline"}).json()["name"] == "baseline"
     said = world.client.patch("/api/v1/runs/one", json={"notes": "<b>"}).json()
     assert (said["name"], said["notes"]) == ("baseline", "<b>")
-    assert world.client.patch("/api/v1/runs/one", json={"colour": 1}).status_code == 422
+    assert world.client.patch("/api/v1/runs/one", json={"color": 1}).status_code == 422
 
 
 def test_a_deleted_run_is_gone(world: World) -> None:

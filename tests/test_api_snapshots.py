@@ -17,7 +17,7 @@ from PIL import Image
 from hookcore.errors import ArgumentError
 from hookcore.records import Snapshot, Tap
 from hookcore.wire import DTYPES
-from hookcore_app.png import MAGENTA, colours_of, png_of
+from hookcore_app.png import MAGENTA, colors_of, png_of
 from hookcore_app.slices import cut
 from tests.api_world import MATRIX, TAPS, World, csv_columns, floats, npy, same
 
@@ -194,13 +194,13 @@ def _pixels(data: bytes) -> Any:
 
 
 @given(arrays(np.float32, st.tuples(st.integers(1, 9), st.integers(1, 9))))
-def test_a_picture_decodes_to_the_colours_of_its_values(values: Any) -> None:
-    assert np.array_equal(_pixels(png_of(values)), colours_of(values))
+def test_a_picture_decodes_to_the_colors_of_its_values(values: Any) -> None:
+    assert np.array_equal(_pixels(png_of(values)), colors_of(values))
 
 
 @given(arrays(np.float64, st.tuples(st.integers(1, 5), st.integers(1, 5))))
 def test_what_is_not_a_number_is_magenta_and_nothing_else_is(values: Any) -> None:
-    magenta = (colours_of(values) == MAGENTA).all(axis=-1)
+    magenta = (colors_of(values) == MAGENTA).all(axis=-1)
     assert np.array_equal(magenta, np.isnan(values))
 
 

@@ -437,7 +437,7 @@ def test_regions_are_named_as_the_user_wrote_the_model() -> None:
     assert clean_path("_orig_mod.0.core._orig_mod.first") == "0.core.first"
 
 
-def test_paths_inside_a_region_are_told_from_their_neighbours() -> None:
+def test_paths_inside_a_region_are_told_from_their_neighbors() -> None:
     assert is_inside("core.first", ["core"])
     assert is_inside("core", ["core"])
     assert is_inside("anything", [""])

@@ -294,8 +294,8 @@ def test_settings_can_be_written_as_json_and_read_again() -> None:
 
 
 def test_an_unknown_argument_is_answered_with_every_setting() -> None:
-    with pytest.raises(ArgumentError, match="'colour' is not a setting") as caught:
-        Settings.of(colour="red")
+    with pytest.raises(ArgumentError, match="'color' is not a setting") as caught:
+        Settings.of(color="red")
     assert all(setting.name in str(caught.value) for setting in SETTINGS)
     assert "Did you mean" not in str(caught.value)
 

@@ -81,7 +81,7 @@ def test_a_map_holds_the_worst_values_and_marks_nan_and_infinities_apart(world: 
     assert values_of(cells["x"]).tolist() == [step - 0.5 for step in range(STEPS + 1)]
 
 
-def test_colour_bars_of_logarithms_tell_values(world: World) -> None:
+def test_color_bars_of_logarithms_tell_values(world: World) -> None:
     bar = world.json("figure", run="one", chart="heatmap")["data"][0]["colorbar"]
     assert [float(text) for text in bar["ticktext"]] == pytest.approx([10.0**place for place in bar["tickvals"]])
 

@@ -182,10 +182,10 @@ def test_finite_values_stay_finite_on_their_way() -> None:
     assert sent.view("<u4").tolist()[2:] == [0x7F800000, 0x7FC00000, frames.ABSENT_BITS]
 
 
-def test_colours_go_from_low_to_high_on_both_scales() -> None:
+def test_colors_go_from_low_to_high_on_both_scales() -> None:
     values, none = np.array([-5.0, 0.0, 5.0, -np.inf, np.inf]), np.zeros(5, bool)
-    assert frames.as_colours(values, none, Scale("linear", -5.0, 5.0)).tolist() == [0, 126, 251, 253, 254]
-    assert frames.as_colours(values, none, Scale("log", 0.05, 5.0)).tolist() == [251, 0, 251, 253, 254]
+    assert frames.as_colors(values, none, Scale("linear", -5.0, 5.0)).tolist() == [0, 126, 251, 253, 254]
+    assert frames.as_colors(values, none, Scale("log", 0.05, 5.0)).tolist() == [251, 0, 251, 253, 254]
 
 
 @pytest.mark.parametrize("values", [[], [np.nan], [0.0], [2.0, 2.0], [1e-3, 5.0]])

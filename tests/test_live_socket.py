@@ -159,7 +159,7 @@ def test_a_column_of_merged_steps_still_shows_a_value_that_was_not_finite() -> N
     assert message.values.view("<u4").tolist() == [[0x3F800000, 0x7FC00000, 0x7F800000, 0x3F800000]]
 
 
-def test_colours_tell_nan_infinity_and_not_sampled_apart() -> None:
+def test_colors_tell_nan_infinity_and_not_sampled_apart() -> None:
     run = make_run()
     put(run, frame(0, [1e-3, 1.0, 10.0, math.nan, math.inf, 0.0], new=7))
     asked = heatmap(dtype="u8", low=1e-3, high=1.0)

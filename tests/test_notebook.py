@@ -145,12 +145,12 @@ def test_a_server_that_does_not_answer_leaves_the_link() -> None:
     gone = Delivery(info, StoreSink(Store(16_000_000)), None, "http://127.0.0.1:9", "http://127.0.0.1:9/runs/one")
     gone.address = Address("http://127.0.0.1:9")
     page = _Tags(notebook.card_of(gone).html())
-    assert page.text == "gone · open the page"
+    assert page.text == "gone · open page"
     assert page.named("img") == []
 
 
 def test_a_run_without_a_step_says_so() -> None:
     with watch(mlp(), name="fresh") as watcher:
         bundle = watcher._repr_mimebundle_()
-    assert _Tags(bundle["text/html"]).text == "fresh · no step yet"
+    assert _Tags(bundle["text/html"]).text == "fresh · no steps yet"
     assert sorted(bundle) == ["text/html", "text/plain"]

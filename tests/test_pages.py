@@ -215,7 +215,7 @@ def test_settings_of_a_run_that_is_not_there_are_those_of_a_live_one(client: Tes
     assert "<fieldset disabled>" in ended
 
 
-def test_settings_tell_memory_versions_and_licences(client: TestClient) -> None:
+def test_settings_tell_memory_versions_and_licenses(client: TestClient) -> None:
     text = client.get("/settings").text
     assert "of 2 GB used" in text
     assert assets.plotly_version() in text

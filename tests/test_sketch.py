@@ -71,7 +71,7 @@ def test_every_bfloat16_has_its_bin() -> None:
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 @pytest.mark.parametrize("exponent", [sketch.MIN_EXPONENT, -1, 0, 1, sketch.MAX_EXPONENT])
-def test_neighbours_of_an_edge_fall_on_their_own_side(exponent: int, sign: float) -> None:
+def test_neighbors_of_an_edge_fall_on_their_own_side(exponent: int, sign: float) -> None:
     edge = 2.0**exponent
     for value in (np.nextafter(edge, 0), edge, np.nextafter(edge, np.inf)):
         assert bins_of(sign * value) == bin_by_definition(float(sign * value))
@@ -107,12 +107,12 @@ def test_a_value_lies_between_the_edges_of_its_bin_and_close_to_its_centre(value
     number = int(bins_of(value))
     low, high = sketch.EDGES[number], sketch.EDGES[number + 1]
     assert low <= value <= high
-    assert abs(sketch.centre(number) - value) <= abs(value) * sketch.RELATIVE_ERROR * (1 + 1e-12)
+    assert abs(sketch.center(number) - value) <= abs(value) * sketch.RELATIVE_ERROR * (1 + 1e-12)
 
 
 def test_a_bin_that_does_not_exist_has_no_centre() -> None:
     with pytest.raises(ArgumentError, match=str(sketch.BINS)):
-        sketch.centre(sketch.BINS)
+        sketch.center(sketch.BINS)
 
 
 @given(LISTS, LISTS, LISTS)

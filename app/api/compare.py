@@ -207,7 +207,7 @@ def compare_heatmap(
     pair: TwoRuns,
     asked: GivenAsked,
     columns: Annotated[int, Query(ge=1, le=5000, description="columns at most: equal spans of steps")] = 500,
-    rows: Annotated[int, Query(ge=1, le=5000, description="rows at most; neighbours share one")] = 600,
+    rows: Annotated[int, Query(ge=1, le=5000, description="rows at most; neighbors share one")] = 600,
     format: Format = None,
 ) -> Response:
     """The largest difference in each cell, as a share of the larger magnitude; columns x rows is at most 2,000,000."""

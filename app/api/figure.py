@@ -97,7 +97,7 @@ def _asked(
     part: Annotated[str, Query(alias="slice", max_length=500, description="for a tensor: a part of it: 0,:,3:7")] = "",
     points: Annotated[int, Query(ge=1, le=10_000, description="points of a line at most")] = 1000,
     columns: Annotated[int, Query(ge=1, le=5000, description="columns of a map at most")] = 500,
-    rows: Annotated[int, Query(ge=1, le=5000, description="rows of a map at most; neighbours share one")] = 200,
+    rows: Annotated[int, Query(ge=1, le=5000, description="rows of a map at most; neighbors share one")] = 200,
     bins: Annotated[int, Query(ge=5, le=BINS, description="bins of histograms at most")] = 80,
     scale: Annotated[Literal["auto", "log", "linear"], Query(description="of the values")] = "auto",
     smooth: Annotated[float, Query(ge=0, le=1e9, description="half-life in steps; 0 does not smooth")] = 0.0,
@@ -120,7 +120,7 @@ def figure(
     reply: GivenReply,
     asked: Annotated[Asked, Depends(_asked)],
     chart: Annotated[Chart, Query(description="which chart")],
-    theme: Annotated[Literal["light", "dark"], Query(description="its colours")] = "light",
+    theme: Annotated[Literal["light", "dark"], Query(description="its colors")] = "light",
 ) -> Response:
     """The chart as Plotly.js and Plotly for Python read it; its arrays are typed, so that NaN stays NaN."""
     versions = [version_of(run)]

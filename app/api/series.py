@@ -145,7 +145,7 @@ def heatmap(
     stat: StatName,
     match: Match = None,
     columns: Annotated[int, Query(ge=1, le=5000, description="columns at most: equal spans of steps")] = 500,
-    rows: Annotated[int, Query(ge=1, le=5000, description="rows at most; neighbours share one")] = 1000,
+    rows: Annotated[int, Query(ge=1, le=5000, description="rows at most; neighbors share one")] = 1000,
     counts: Annotated[bool, Query(description="add in how many steps a cell was seen, and was not finite")] = False,
     format: Format = None,
 ) -> Response:

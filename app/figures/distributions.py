@@ -15,7 +15,7 @@ _MAX_TICKS: Final = 9
 
 
 def histograms(found: Histograms, style: Style, title: str) -> dict[str, Any]:
-    """Steps over the values' bins (as wide as their sketch makes them); the colour is how many, as a logarithm."""
+    """Steps over the values' bins (as wide as their sketch makes them); the color is how many, as a logarithm."""
     counts = found.counts.T.astype(np.float64)
     with np.errstate(divide="ignore"):
         logs = np.log10(counts)
@@ -64,8 +64,8 @@ def fan(found: Quantiles, nonfinite: tuple[Any, Any], style: Style, title: str) 
 
     `nonfinite` are the steps, and in how many of them the tensor held what has no place among the others.
     """
-    colour = style.lines[0]
-    red, green, blue = (int(colour[place : place + 2], 16) for place in (1, 3, 5))
+    color = style.lines[0]
+    red, green, blue = (int(color[place : place + 2], 16) for place in (1, 3, 5))
     traces: list[Trace] = []
     pairs = len(found.qs) // 2
     for place in range(pairs):
@@ -79,7 +79,7 @@ def fan(found: Quantiles, nonfinite: tuple[Any, Any], style: Style, title: str) 
         )
         traces.append({**edge, **hover, "name": name, "y": found.values[:, high], "fill": "tonexty", "fillcolor": fill})
     if len(found.qs) % 2:
-        line = {"type": "scatter", "mode": "lines", "x": found.first_step, "line": {"color": colour, "width": 1.8}}
+        line = {"type": "scatter", "mode": "lines", "x": found.first_step, "line": {"color": color, "width": 1.8}}
         hover = {"hovertemplate": "%{y:.5g}"}
         traces.append({**line, **hover, "name": _percent(found.qs[pairs]), "y": found.values[:, pairs]})
     traces += marks(style, nonfinite[0], nonfinite[1])

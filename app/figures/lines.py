@@ -31,8 +31,8 @@ def series(
     log = is_log(scale, stat, np.concatenate(known) if known else np.empty(0))
     traces: list[Trace] = []
     for place, (name, each) in enumerate(many):
-        colour = style.lines[place % len(style.lines)]
-        traces += [*_band(each, colour), *_line(name, each, colour, half_life)]
+        color = style.lines[place % len(style.lines)]
+        traces += [*_band(each, color), *_line(name, each, color, half_life)]
     crosses = [mark for name, each in many for mark in marks(style, each.first_step, each.nonfinite, name)]
     traces += [{**mark, "showlegend": place == 0} for place, mark in enumerate(crosses)]
     return figure_of(
@@ -58,21 +58,21 @@ def _range_of(known: Sequence[Floats], log: bool) -> dict[str, Any]:
     return {"range": [float(np.log10(end)) for end in ends] if log else ends}
 
 
-def _band(one: Series, colour: str) -> list[Trace]:
+def _band(one: Series, color: str) -> list[Trace]:
     """Nothing where every point is one value."""
     if np.array_equal(one.min, one.max, equal_nan=True):
         return []
     edge = {"type": "scatter", "mode": "lines", "x": one.first_step, "line": {"width": 0}, "hoverinfo": "skip"}
-    fill = "rgba({},{},{},0.18)".format(*(int(colour[place : place + 2], 16) for place in (1, 3, 5)))
+    fill = "rgba({},{},{},0.18)".format(*(int(color[place : place + 2], 16) for place in (1, 3, 5)))
     return [
         {**edge, "name": "least", "y": one.min, "showlegend": False},
         {**edge, "name": "largest", "y": one.max, "showlegend": False, "fill": "tonexty", "fillcolor": fill},
     ]
 
 
-def _line(name: str, one: Series, colour: str, half_life: float) -> list[Trace]:
+def _line(name: str, one: Series, color: str, half_life: float) -> list[Trace]:
     mode = "lines" if len(one.first_step) > 1 else "markers"
-    line = {"type": "scatter", "mode": mode, "x": one.first_step, "line": {"color": colour, "width": 1.6}}
+    line = {"type": "scatter", "mode": mode, "x": one.first_step, "line": {"color": color, "width": 1.6}}
     plain = {**line, "name": escaped(name), "y": one.mean, "hovertemplate": "%{y:.5g}"}
     if half_life <= 0:
         return [plain]

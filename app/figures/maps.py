@@ -1,4 +1,4 @@
-"""Matrices as colours: layers over steps, the difference of two runs, and tensors."""
+"""Matrices as colors: layers over steps, the difference of two runs, and tensors."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from hookcore.store import Heatmap
 from .style import BAR, NEVER_NEGATIVE, Scale, Style, Trace, axis, escaped, figure_of, is_log, log_ticks
 
 Floats = NDArray[np.float64]
-_COLOURS: Final = "Viridis"
-_MAX_DECADES: Final = 12.0  # of the colours of a difference
+_COLORS: Final = "Viridis"
+_MAX_DECADES: Final = 12.0  # of the colors of a difference
 
 
 def heatmap(found: Heatmap, style: Style, title: str, scale: Scale = "auto") -> dict[str, Any]:
-    """Layers from the input (top) to the output over steps; the cell's colour is the magnitude of its worst value."""
+    """Layers from the input (top) to the output over steps; the cell's color is the magnitude of its worst value."""
     values = np.abs(found.worst)
     log = is_log(scale, found.stat if found.stat in NEVER_NEGATIVE else "rms", values)
     labels = _labels(found.taps, found.groups)
@@ -79,8 +79,8 @@ def tensor(snapshot: Snapshot, values: NDArray[Any], style: Style, title: str, s
     signed = bool((known < 0).any())
     rows, columns = (np.arange(size + 1) - 0.5 for size in matrix.shape)
     log = scale == "log" and not signed
-    colours: Any = [[0, style.low], [0.5, style.paper], [1, style.high]] if signed else _COLOURS
-    trace = _cells(known, columns, rows, log, snapshot.dtype, colours)
+    colors: Any = [[0, style.low], [0.5, style.paper], [1, style.high]] if signed else _COLORS
+    trace = _cells(known, columns, rows, log, snapshot.dtype, colors)
     if signed:
         most = float(np.nanmax(np.abs(known)))
         trace |= {"zmin": -most, "zmax": most}
@@ -99,9 +99,9 @@ def _vector(values: Floats, style: Style, title: str) -> dict[str, Any]:
     finite = np.isfinite(values)
     line = {"type": "scatter", "mode": "lines" if len(values) > 1 else "markers", "x": places, "name": "value"}
     traces: list[Trace] = [{**line, "y": np.where(finite, values, np.nan), "hovertemplate": "%{y:.6g}<extra></extra>"}]
-    for name, chosen, colour in (("NaN", np.isnan(values), style.nan), ("infinity", np.isinf(values), style.infinite)):
+    for name, chosen, color in (("NaN", np.isnan(values), style.nan), ("infinity", np.isinf(values), style.infinite)):
         if chosen.any():
-            mark = {"symbol": "x", "color": colour, "size": 8}
+            mark = {"symbol": "x", "color": color, "size": 8}
             at = {"x": places[chosen], "y": np.zeros(int(chosen.sum())), "mode": "markers"}
             traces.append(
                 {"type": "scatter", **at, "name": name, "marker": mark, "hovertemplate": f"{name}<extra></extra>"}
@@ -126,16 +126,16 @@ def _row_name(tap: Tap) -> str:
     return (tap.module or "(model)") + tap.label.removeprefix(f"{tap.module} {tap.kind}")
 
 
-def _trace(z: Floats, x: Any, y: Any, colours: Any) -> Trace:
-    z = z.astype(np.float32)  # colours: half the bytes
-    return {"type": "heatmap", "z": z, "x": x, "y": y, "colorscale": colours, "zsmooth": False, "hoverongaps": False}
+def _trace(z: Floats, x: Any, y: Any, colors: Any) -> Trace:
+    z = z.astype(np.float32)  # colors: half the bytes
+    return {"type": "heatmap", "z": z, "x": x, "y": y, "colorscale": colors, "zsmooth": False, "hoverongaps": False}
 
 
-def _cells(values: Floats, x: Any, y: Any, log: bool, name: str, colours: Any = _COLOURS) -> Trace:
-    """Values as colours; a logarithmic colour bar has values at its ticks."""
+def _cells(values: Floats, x: Any, y: Any, log: bool, name: str, colors: Any = _COLORS) -> Trace:
+    """Values as colors; a logarithmic color bar has values at its ticks."""
     if not log:
         told = {"hovertemplate": f"%{{y}}<br>step %{{x}}<br>{escaped(name)} %{{z:.5g}}<extra></extra>"}
-        return {**_trace(values, x, y, colours), **told, "colorbar": {**BAR, "exponentformat": "e"}}
+        return {**_trace(values, x, y, colors), **told, "colorbar": {**BAR, "exponentformat": "e"}}
     with np.errstate(divide="ignore"):
         logs = np.log10(values)
     known = logs[np.isfinite(logs)]
@@ -143,7 +143,7 @@ def _cells(values: Floats, x: Any, y: Any, log: bool, name: str, colours: Any = 
     logs[np.isneginf(logs)] = low  # a zero is as dark as the smallest, and says so
     places, texts = log_ticks(low, high)
     return {
-        **_trace(logs, x, y, colours),
+        **_trace(logs, x, y, colors),
         "customdata": values,
         "hovertemplate": f"%{{y}}<br>step %{{x}}<br>{escaped(name)} %{{customdata:.5g}}<extra></extra>",
         "colorbar": {**BAR, "tickvals": places, "ticktext": texts, "title": {"text": escaped(name)}},
@@ -155,11 +155,11 @@ def _nonfinite_cells(style: Style, x: Any, y: Any, nan: NDArray[np.bool_], infin
 
 
 def _flat_cells(x: Any, y: Any, told: Sequence[tuple[str, NDArray[np.bool_], str]]) -> list[Trace]:
-    """A map of its own for each (name, cells, colour), with an entry in the legend; none where there is no cell."""
+    """A map of its own for each (name, cells, color), with an entry in the legend; none where there is no cell."""
     traces = []
-    for name, chosen, colour in told:
+    for name, chosen, color in told:
         if chosen.any():
-            trace = _trace(np.where(chosen, 1.0, np.nan), x, y, [[0, colour], [1, colour]])
+            trace = _trace(np.where(chosen, 1.0, np.nan), x, y, [[0, color], [1, color]])
             about = {"name": name, "showlegend": True, "showscale": False}
             traces.append({**trace, **about, "hovertemplate": f"%{{y}}<br>step %{{x}}<br>{name}<extra></extra>"})
     return traces

@@ -1,4 +1,4 @@
-"""What all figures share: colours, axes, ticks that say values, and the marks of what was not finite."""
+"""What all figures share: colors, axes, ticks that say values, and the marks of what was not finite."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ NEVER_NEGATIVE: Final = frozenset(
     {"count", "nan", "inf", "zero", "std", "rms", "norm", "parts", "sketched", "ratio", "zero_fraction", "nonfinite"}
 )
 _LINEAR: Final = frozenset({"zero_fraction"})  # shares: their logarithm says nothing
-BAR: Final = MappingProxyType({"thickness": 14, "outlinewidth": 0})  # of colours
+BAR: Final = MappingProxyType({"thickness": 14, "outlinewidth": 0})  # of colors
 _MAX_TICKS: Final = 9
 
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """The colours of a theme: those of the pages."""
+    """The colors of a theme: those of the pages."""
 
     name: str
     paper: str
@@ -88,7 +88,7 @@ def escaped(text: str) -> str:
 
 
 def axis(style: Style, title: str = "", **more: Any) -> dict[str, Any]:
-    """An axis in the colours of the theme."""
+    """An axis in the colors of the theme."""
     common = {"gridcolor": style.line, "linecolor": style.line, "zerolinecolor": style.line, "ticks": "outside"}
     more.setdefault("title", {"text": escaped(title), "font": {"color": style.quiet}})
     return {**common, "tickcolor": style.line, "automargin": True, "exponentformat": "e", **more}
@@ -119,7 +119,7 @@ def shown(value: float) -> str:
 
 
 def log_ticks(low: float, high: float) -> tuple[list[float], list[str]]:
-    """Places (exponents) and values for a colour bar from 10**low to 10**high."""
+    """Places (exponents) and values for a color bar from 10**low to 10**high."""
     first, last = math.floor(low), math.ceil(high)
     stride = max(1, math.ceil((last - first) / _MAX_TICKS))
     places = [float(place) for place in range(first, last + 1, stride) if low - 1e-9 <= place <= high + 1e-9]

@@ -25,8 +25,8 @@ HEADER: Final = struct.Struct("<BBHIQIId")  # kind, dtype, subscription, sequenc
 NOBODY: Final = 65535  # the subscription of an error that belongs to none
 # Not sampled, in f4: a NaN of its own, to be read as an integer. A tensor's NaN is 0x7FC00000.
 ABSENT_BITS: Final = 0x7FC00001
-NAN_COLOUR, POSITIVE_COLOUR, NEGATIVE_COLOUR, ABSENT_COLOUR = 255, 254, 253, 252
-_COLOURS: Final = 251
+NAN_COLOR, POSITIVE_COLOR, NEGATIVE_COLOR, ABSENT_COLOR = 255, 254, 253, 252
+_COLORS: Final = 251
 _MAX_F4: Final = float(np.finfo(np.float32).max)
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -82,8 +82,8 @@ def as_f4(values: Floats, absent: Flags) -> NDArray[np.float32]:
     return small
 
 
-def as_colours(values: Floats, absent: Flags, scale: Scale) -> NDArray[np.uint8]:
-    """Values as colours."""
+def as_colors(values: Floats, absent: Flags, scale: Scale) -> NDArray[np.uint8]:
+    """Values as colors."""
     with np.errstate(divide="ignore", invalid="ignore"):
         if scale.kind == "log":
             span = np.log10(scale.high) - np.log10(scale.low)
@@ -91,12 +91,12 @@ def as_colours(values: Floats, absent: Flags, scale: Scale) -> NDArray[np.uint8]
         else:
             place = values / 2 - scale.low / 2
             place /= scale.high / 2 - scale.low / 2
-    colours: NDArray[np.uint8] = np.round(np.nan_to_num(np.clip(place, 0, 1)) * _COLOURS).astype(np.uint8)
-    colours[np.isnan(values)] = NAN_COLOUR
-    colours[values == np.inf] = POSITIVE_COLOUR
-    colours[values == -np.inf] = NEGATIVE_COLOUR
-    colours[absent] = ABSENT_COLOUR
-    return colours
+    colors: NDArray[np.uint8] = np.round(np.nan_to_num(np.clip(place, 0, 1)) * _COLORS).astype(np.uint8)
+    colors[np.isnan(values)] = NAN_COLOR
+    colors[values == np.inf] = POSITIVE_COLOR
+    colors[values == -np.inf] = NEGATIVE_COLOR
+    colors[absent] = ABSENT_COLOR
+    return colors
 
 
 def scale_for(kind: Any, values: Floats) -> Scale:

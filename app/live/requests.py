@@ -77,7 +77,7 @@ def read(text: str) -> Request:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How a value becomes one of the colours 0 to 251."""
+    """How a value becomes one of the colors 0 to 251."""
 
     kind: Literal["log", "linear"]
     low: float
@@ -113,7 +113,7 @@ def spec_of(asked: Subscribe) -> Spec:
     if asked.view == "heatmap":
         _check_heatmap(asked, stats)
     elif asked.dtype == "u8":
-        raise ArgumentError(f"a view {asked.view!r} in u8: colours are for heatmaps; give dtype f4")
+        raise ArgumentError(f"a view {asked.view!r} in u8: colors are for heatmaps; give dtype f4")
     rows = asked.rows
     if rows is None and asked.view == "heatmap":
         rows = DEFAULT_ROWS

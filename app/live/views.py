@@ -14,7 +14,7 @@ from hookcore.store import STAT_NAMES, Heatmap, TapList
 
 from ..answering import events_of
 from ..runs import Run
-from .frames import DELTA, SNAPSHOT, Body, as_colours, as_f4, json_body, scale_for, values_body
+from .frames import DELTA, SNAPSHOT, Body, as_colors, as_f4, json_body, scale_for, values_body
 from .marks import Mark, new_steps
 from .publisher import Selections
 from .requests import MAX_ROWS, Spec, read_rows
@@ -26,7 +26,7 @@ MEASURES: Final = ("mean", "std", "rms", "norm", "min", "max", "ratio")  # the o
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """Frames, and the spec with what was found out (the scale of colours)."""
+    """Frames, and the spec with what was found out (the scale of colors)."""
 
     bodies: tuple[Body, ...]
     spec: Spec
@@ -127,7 +127,7 @@ def _cells(kind: int, heat: Heatmap, spec: Spec, rows: int = 0) -> Body:
     if not values.size:
         values, absent = np.empty((0, rows)), np.empty((0, rows), bool)
     if spec.dtype == "u8" and spec.scale is not None:
-        return _values(kind, as_colours(values, absent, spec.scale), heat)
+        return _values(kind, as_colors(values, absent, spec.scale), heat)
     return _values(kind, as_f4(values, absent), heat)
 
 
@@ -174,7 +174,7 @@ def _flagged(stats: Any, columns: list[int]) -> Any:
 
 
 def _fill_from_merged(run: Run, spec: Spec, wanted: TapList, step: int, values: Any, absent: Any) -> None:
-    """The worst around a step that was merged with its neighbours, for the taps that have nothing exact."""
+    """The worst around a step that was merged with its neighbors, for the taps that have nothing exact."""
     for place, stat in enumerate(spec.stats):
         heat = run.store.heatmap("", stat, None, step, step, columns=1, wanted=wanted)
         if not len(heat.first_step):

@@ -71,7 +71,7 @@ def report_of(run: Run) -> bytes:
         "style": Markup((_FOLDER / "style.css").read_text("utf-8")),
         "scripts": [script.text for script in scripts],
         "policy": _policy(scripts),
-        "colours": _data(json.dumps(_colours()).encode()),
+        "colors": _data(json.dumps(_colors()).encode()),
         "data": _data,
         "spark": _spark,
         "most_bytes": MAX_BYTES,
@@ -123,8 +123,8 @@ def _data(content: bytes) -> Markup:
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
 
-def _colours() -> list[list[str]]:
-    """What is one colour by day and another by night."""
+def _colors() -> list[list[str]]:
+    """What is one color by day and another by night."""
     light, dark = figures.LIGHT, figures.DARK
     pairs = {getattr(light, name): getattr(dark, name) for name in ("paper", "ink", "quiet", "line", "nan", "infinite")}
     pairs |= dict(zip(light.lines, dark.lines, strict=True))

@@ -39,5 +39,5 @@ def line_of(values: NDArray[np.float64], width: int = WIDTH, height: int = HEIGH
 
 
 def picture_of(found: Heatmap) -> str:
-    """The address of a picture of a map: colours of the magnitudes' logarithms, and of what was not finite."""
+    """The address of a picture of a map: colors of the magnitudes' logarithms, and of what was not finite."""
     return address_of(image_of(map_of(found)))

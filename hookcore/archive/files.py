@@ -122,7 +122,7 @@ def merge_parts(folder: Path) -> int:
 
 
 def _mergeable(parts: list[tuple[int, int, Path]]) -> list[tuple[int, int, Path]]:
-    """The newest neighbours of one size class, where there are enough of them."""
+    """The newest neighbors of one size class, where there are enough of them."""
     by_class: list[tuple[int, list[tuple[int, int, Path]]]] = []
     for part in parts:
         size = part[2].stat().st_size

@@ -16,7 +16,7 @@ from hookcore import sketch
 from hookcore.observe import layout
 
 PIECE: Final = 1 << 22  # values
-_COUNTS: Final = slice(layout.NAN_COUNT, layout.SKETCHED + 1)  # neighbours: what just adds up
+_COUNTS: Final = slice(layout.NAN_COUNT, layout.SKETCHED + 1)  # neighbors: what just adds up
 _EXACT_IN_FLOAT32: Final = frozenset(
     {torch.float32, torch.float16, torch.bfloat16, torch.uint8, torch.int8, torch.int16, torch.bool}
 )

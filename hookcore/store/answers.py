@@ -64,7 +64,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Heatmap:
-    """One stat of many taps over time; a row is a tap, or `groups` neighbours starting with numbers[i].
+    """One stat of many taps over time; a row is a tap, or `groups` neighbors starting with numbers[i].
 
     `worst` is the value with the largest magnitude in the cell. Where any tensor of the cell held a NaN or an infinity
     `nonfinite` says in how many steps, and `worst` is NaN. It is NaN too where the cell is empty: `present` is 0.

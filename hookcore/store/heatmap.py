@@ -102,7 +102,7 @@ class Cells:
         self.present[touched] += shared + _share(rows.present[row] - nonfinite, fine)
 
     def group(self, most: int) -> tuple[Cells, Steps]:
-        """Neighbouring lanes merged into at most so many, with the first lane of each."""
+        """Neighboring lanes merged into at most so many, with the first lane of each."""
         lanes = self.low.shape[1]
         number = min(most, lanes)
         starts = -(-np.arange(number, dtype=np.int64) * lanes // number)

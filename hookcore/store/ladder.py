@@ -232,7 +232,7 @@ class Ladder:
             self._put(tier + 1, *joined)
 
     def _halve(self) -> None:
-        """Merges the rows of two neighbours of the last tier in pairs: the oldest of those merged the least."""
+        """Merges the rows of two neighbors of the last tier in pairs: the oldest of those merged the least."""
         level = self._merged[-1]
         at = min(range(len(level) - 1), key=lambda i: max(level[i].level, level[i + 1].level), default=0)
         pair = level[at : at + 2]

@@ -137,7 +137,7 @@ class SketchLadder:
         self._add(level + 1, merged, replaces=number)
 
     def _merge_pair(self) -> None:
-        """Sums up two neighbours of the last level: the oldest pair of the fewest steps."""
+        """Sums up two neighbors of the last level: the oldest pair of the fewest steps."""
         entries = self._levels[-1]
         at = min(range(len(entries) - 1), key=lambda i: entries[i].steps + entries[i + 1].steps)
         merged = sum_up(entries[at : at + 2])
@@ -162,7 +162,7 @@ class SketchLadder:
 
 
 def sum_up(entries: Sequence[SketchRows]) -> SketchRows:
-    """The exact sum of sketches of neighbouring steps."""
+    """The exact sum of sketches of neighboring steps."""
     taps = np.unique(np.concatenate([entry.taps for entry in entries]))
     places = [np.searchsorted(taps, entry.taps) for entry in entries]
     lengths, bins, counts = [], [], []

@@ -17,7 +17,7 @@ SMALL = {"rows": 40, "steps": 100, "nanRow": 7, "nanStep": 50}
 
 
 def make(page: Page, **made: Any) -> int:
-    """A heatmap on the page; how many pixels of it have the colour of NaN."""
+    """A heatmap on the page; how many pixels of it have the color of NaN."""
     found: int = page.evaluate(MAKE, made)
     return found
 
@@ -186,7 +186,7 @@ def test_the_export_has_the_title_the_names_and_the_legend_and_the_table_every_l
         assert rows.nth(7).inner_text().split("\t")[-1] == "50"
 
 
-def test_the_picture_follows_the_theme_and_the_colour_map(visit: Open) -> None:
+def test_the_picture_follows_the_theme_and_the_color_map(visit: Open) -> None:
     with visit() as tab:
         tab.goto("help")
         make(tab.page, **SMALL)

@@ -15,7 +15,7 @@ from .conftest import Open
 from .site import Site
 
 Paths = Callable[[str], dict[str, str]]
-COLOURS = """(place) => {
+COLORS = """(place) => {
   const canvas = document.querySelectorAll('.tile canvas')[place];
   if (!canvas?.width) return [];
   const pixels = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
@@ -26,24 +26,24 @@ COLOURS = """(place) => {
 
 
 def drawn(page: Page, place: int = 0) -> set[str]:
-    """The colours of a tile, as soon as it has many."""
-    return set(wait_for(lambda: len(found := page.evaluate(COLOURS, place)) > 12 and found, f"tile {place} is drawn"))
+    """The colors of a tile, as soon as it has many."""
+    return set(wait_for(lambda: len(found := page.evaluate(COLORS, place)) > 12 and found, f"tile {place} is drawn"))
 
 
-def nan_colour(page: Page) -> str:
-    """NaN's colour on this page."""
+def nan_color(page: Page) -> str:
+    """NaN's color on this page."""
     script = "getComputedStyle(document.documentElement).getPropertyValue('--nan').trim().slice(1)"
     found = str(page.evaluate(script))
     return ",".join(str(int(found[at : at + 2], 16)) for at in (0, 2, 4))
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_every_layer_in_sight_is_drawn_and_a_nan_is_in_its_own_colour(visit: Open, paths: Paths, theme: str) -> None:
+def test_every_layer_in_sight_is_drawn_and_a_nan_is_in_its_own_color(visit: Open, paths: Paths, theme: str) -> None:
     with visit(theme=theme) as tab:
         tab.goto(paths("bad")["histograms"] + "?sort=bad")
-        assert nan_colour(tab.page) in drawn(tab.page)
+        assert nan_color(tab.page) in drawn(tab.page)
         tab.goto(paths("ended")["histograms"])
-        assert nan_colour(tab.page) not in drawn(tab.page)
+        assert nan_color(tab.page) not in drawn(tab.page)
         assert tab.page.locator(".tile canvas").count() < tab.page.locator(".tile").count() + 1
         assert tab.axe() == []
 

@@ -35,7 +35,7 @@ def test_without_a_script_a_layer_has_its_facts_and_its_newest_values(visit: Ope
         assert [kind.split()[0] for kind in kinds] == ["output", "output_grad", "param_grad", "param_grad"]
 
 
-def test_the_keys_lead_to_the_neighbours_and_keep_the_view(visit: Open, paths: Paths) -> None:
+def test_the_keys_lead_to_the_neighbors_and_keep_the_view(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("ended")["layer"] + "&kind=output&smooth=5")
         page = tab.page
@@ -161,13 +161,13 @@ def test_the_distributions_are_drawn_as_they_come_into_sight(visit: Open, paths:
         with page.expect_response(re.compile(r"api/v1/histograms"), timeout=PATIENCE_MS) as answer:
             page.locator("#distributions").scroll_into_view_if_needed()
         assert answer.value.ok
-        colours = """(canvas) => {
+        colors = """(canvas) => {
             const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
             return new Set(new Uint32Array(pixels.buffer)).size;
         }"""
         page.locator("#histograms figure").first.get_by_role("button", name="Table").click()
         expect(page.locator("#histograms .card-table").first.get_by_role("row").nth(2)).to_be_attached()
-        wait_for(lambda: canvases.first.evaluate(colours) > 10, "the first distribution is drawn")
+        wait_for(lambda: canvases.first.evaluate(colors) > 10, "the first distribution is drawn")
 
 
 def test_the_newest_values_of_a_live_run_come_by_themselves(visit: Open, paths: Paths) -> None:

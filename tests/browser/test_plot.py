@@ -247,7 +247,7 @@ def test_the_export_is_reached_and_left_with_the_keyboard(visit: Open, paths: Pa
         expect(page.locator(GRADIENTS).get_by_role("button", name="Export")).to_be_focused()
 
 
-def test_another_theme_is_another_colour_in_every_chart(visit: Open, paths: Paths) -> None:
+def test_another_theme_is_another_color_in_every_chart(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         page = open_layer(tab, paths, "ended")
         tick = page.locator(f"{VALUES} .ytick text").first

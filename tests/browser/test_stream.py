@@ -53,7 +53,7 @@ def wait_for_step(page: Page, step: int) -> None:
 
 
 def holes(page: Page) -> list[Any]:
-    """Neighbouring columns between which a step is missing, or comes twice."""
+    """Neighboring columns between which a step is missing, or comes twice."""
     spans = page.evaluate(STEPS)
     assert len(spans) > 4
     return [(before, after) for before, after in itertools.pairwise(spans) if after[0] != before[1] + 1]

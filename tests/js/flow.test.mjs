@@ -50,7 +50,7 @@ test("the axis has whole decades around the values, and does not jump with every
 test("a bar that is not finite fills its panel and has a sign of its own", () => {
   const [box] = boxesOf(600, 300, 2);
   const bars = barsOf(bitsOf(1, NaN, Infinity, 0), 4);
-  const marks = panelMarks(box, { title: "t", bars, decades: [-2, 2], colour: PAGE.line1 }, PAGE);
+  const marks = panelMarks(box, { title: "t", bars, decades: [-2, 2], color: PAGE.line1 }, PAGE);
   assert.ok(marks.some((mark) => mark.kind === "rect" && mark.fill === PAGE.nan && mark.h === box.h));
   for (const sign of ["\u2715", "\u25b2", "\u25cb"]) assert.ok(marks.some((mark) => mark.kind === "text" && mark.text === sign));
   const bar = marks.find((mark) => mark.kind === "rect" && mark.fill === PAGE.line1);

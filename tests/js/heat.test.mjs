@@ -70,7 +70,7 @@ test("what is filled in step by step is what is filled in at once", () => {
   }
 });
 
-test("one NaN among thousands of layers and steps is one whole cell of its own colour", () => {
+test("one NaN among thousands of layers and steps is one whole cell of its own color", () => {
   for (let seed = 0; seed < 8; seed += 1) {
     const { whole, chance } = dice(seed);
     const rows = 500 + whole(4500);
@@ -103,11 +103,11 @@ test("a step that was not captured always shows the nearest one before it, faded
   const pixels = new Uint32Array(100);
   const painter = new Painter(new Scale("linear", 0, 100), { ...PALETTE, table: Uint32Array.from({ length: 256 }, (_, place) => 0xff000000 + place) });
   painter.paint(grid, 0, 99, pixels);
-  assert.equal(new Set([...pixels.subarray(31)]).size, 1, "one colour from the last captured step to the end");
+  assert.equal(new Set([...pixels.subarray(31)]).size, 1, "one color from the last captured step to the end");
   assert.notEqual(pixels[31], pixels[30]);
 });
 
-test("the table of colours says what the scale says", () => {
+test("the table of colors says what the scale says", () => {
   const { chance, pick } = dice(5);
   for (let time = 0; time < 40; time += 1) {
     const kind = pick(["log", "linear", "symlog"]);
@@ -116,19 +116,19 @@ test("the table of colours says what the scale says", () => {
     const painter = new Painter(scale, PALETTE);
     for (let each = 0; each < 200; each += 1) {
       const floats = Float32Array.of(scale.value(chance()));
-      const colour = painter.colour(new Uint32Array(floats.buffer)[0]);
-      assert.ok(Math.abs(colour - scale.place(floats[0]) * 255) <= 3, `${kind} ${low} ${floats[0]}: ${colour}`);
+      const color = painter.color(new Uint32Array(floats.buffer)[0]);
+      assert.ok(Math.abs(color - scale.place(floats[0]) * 255) <= 3, `${kind} ${low} ${floats[0]}: ${color}`);
     }
   }
 });
 
 test("a narrow linear range is not blurred by the table", () => {
   const painter = new Painter(new Scale("linear", 100, 100.5), PALETTE);
-  const colours = [100, 100.125, 100.25, 100.375, 100.5].map((value) => painter.colour(new Uint32Array(Float32Array.of(value).buffer)[0]));
-  assert.deepEqual(colours, [0, 64, 128, 191, 255]);
+  const colors = [100, 100.125, 100.25, 100.375, 100.5].map((value) => painter.color(new Uint32Array(Float32Array.of(value).buffer)[0]));
+  assert.deepEqual(colors, [0, 64, 128, 191, 255]);
 });
 
-test("wide stretches of NaN are hatched, and every cell of them keeps NaN's own colour below the hatch", () => {
+test("wide stretches of NaN are hatched, and every cell of them keeps NaN's own color below the hatch", () => {
   const columns = new Columns(3, 30);
   for (let step = 0; step < 20; step += 1) columns.take(column(step, [NaN, step % 2 ? Infinity : 1, Infinity]));
   const grid = new Grid();
@@ -141,7 +141,7 @@ test("wide stretches of NaN are hatched, and every cell of them keeps NaN's own 
   const rowsOf = (cells) => [0, 1, 2].map((y) => [...cells.subarray(y * 20, (y + 1) * 20)]);
   const [top, middle, low] = rowsOf(hatch);
   assert.deepEqual(top, [0, ...Array(19).fill(PALETTE.nanHatch)]);
-  assert.deepEqual(new Set(middle), new Set([0]), "single cells keep the full colour");
+  assert.deepEqual(new Set(middle), new Set([0]), "single cells keep the full color");
   assert.deepEqual(low, [0, ...Array(19).fill(PALETTE.infHatch)]);
   assert.deepEqual(rowsOf(pixels).map((row) => new Set(row).size), [1, 2, 1]);
 });

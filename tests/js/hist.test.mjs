@@ -61,11 +61,11 @@ test("one column that is not finite is seen, however many share a pixel", () => 
   const many = 400;
   const steps = Array.from({ length: many }, (_, step) => step);
   const one = steps.map((step) => Number(step === 137));
-  for (const [name, colours, y] of /** @type {[string, number[], number][]} */ ([["nan", [1, 4], 0], ["positive_infinity", [2, 5], 0], ["negative_infinity", [2, 5], 39]])) {
+  for (const [name, colors, y] of /** @type {[string, number[], number][]} */ ([["nan", [1, 4], 0], ["positive_infinity", [2, 5], 0], ["negative_infinity", [2, 5], 39]])) {
     const shape = shapeOf(answer(steps, steps.map(() => [0, 0, 0, 0, 0, 0, 100]), { [name]: one }));
     const pixels = new Uint32Array(20 * 40);
     paint(pixels, 20, 40, shape, new SignedLog({ small: 0.01, negative: 1, positive: 1 }), [0, many - 1], PALETTE, EMPTY);
-    assert.ok([...pixels.subarray(y * 20, (y + 1) * 20)].some((pixel) => colours.includes(pixel)), name);
+    assert.ok([...pixels.subarray(y * 20, (y + 1) * 20)].some((pixel) => colors.includes(pixel)), name);
   }
   const all = shapeOf(answer([0], [[0, 0, 0, 0, 0, 0, 0]], { nan: [50] }));
   const pixels = new Uint32Array(4 * 40);

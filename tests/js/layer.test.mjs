@@ -87,10 +87,10 @@ test("shares of NaN are of all values, and there only where there is one", () =>
   assert.deepEqual(of([0, 0]).length, 1);
   const lines = of([0, 5]);
   assert.deepEqual(lines[1].mean, [0, 0.5]);
-  assert.equal(lines[1].colour, "nan");
+  assert.equal(lines[1].color, "nan");
 });
 
-test("the way to a neighbour keeps the view and changes the module", () => {
+test("the way to a neighbor keeps the view and changes the module", () => {
   const there = addressOf("http://h/runs/r/layer?module=a.b", "http://h/runs/r/layer?module=x&kind=output&smooth=5");
   assert.equal(there, "http://h/runs/r/layer?module=a.b&kind=output&smooth=5");
   assert.equal(addressOf("http://h/runs/r/layer?module=", "http://h/l?module=x&y=log"), "http://h/runs/r/layer?module=&y=log");

@@ -6,10 +6,10 @@ import { Axis, axisOf, steady } from "../../app/static/js/plot/axis.js";
 import { LineFigure } from "../../app/static/js/plot/lines.js";
 import { hasPython, pythonOf } from "../../app/static/js/plot/python.js";
 import { drawn } from "../../app/static/js/plot/thin.js";
-import { colourOf, faint, stretches, tracesOf } from "../../app/static/js/plot/traces.js";
+import { colorOf, faint, stretches, tracesOf } from "../../app/static/js/plot/traces.js";
 import { nearest, stepsAt, summaryOf, tableOf, valueWords } from "../../app/static/js/plot/words.js";
 
-const COLOURS = { line1: "#112233", line2: "#abc", nan: "#c4009a", inf: "#d9480f", card: "#fff", ink: "#000", quiet: "#555", line: "#ddd" };
+const COLORS = { line1: "#112233", line2: "#abc", nan: "#c4009a", inf: "#d9480f", card: "#fff", ink: "#000", quiet: "#555", line: "#ddd" };
 const counted = (many) => Array.from({ length: many }, (_, place) => place);
 const line = (mean, more = {}) => ({ name: "x", first: counted(mean.length), last: counted(mean.length), mean, ...more });
 const page = (values, span = null) => ({ state: { get: (name) => values[name] ?? "" }, follow: { span } });
@@ -102,21 +102,21 @@ test("a hole parts the line and its band; nothing is drawn across it", () => {
   const one = line([1, 2, NaN, 4, 5], { min: [0, 1, NaN, 3, 4], max: [2, 3, NaN, 5, 6] });
   const points = drawn(one, 0, 1000);
   const axis = axisOf("linear", [points.min, points.max]);
-  const [band, stroke, marks] = tracesOf([one], [points], axis, COLOURS);
+  const [band, stroke, marks] = tracesOf([one], [points], axis, COLORS);
   assert.deepEqual(stretches(points.raw), [[0, 2], [3, 5]]);
   assert.equal(stroke.y[2], null);
   assert.equal(stroke.connectgaps, false);
   assert.equal(band.x.filter((x) => x === null).length, 1);
   assert.equal(band.fill, "toself");
   assert.deepEqual(marks.x, [2]);
-  assert.equal(marks.marker.color, COLOURS.nan);
+  assert.equal(marks.marker.color, COLORS.nan);
 });
 
 test("NaN and infinities have symbols of their own, at the foot of the axis", () => {
   const one = line([1, NaN, Infinity, -Infinity]);
   const points = drawn(one, 0, 1000);
   const axis = axisOf("linear", [points.raw]);
-  const marks = tracesOf([one], [points], axis, COLOURS).filter(({ mode }) => mode === "markers");
+  const marks = tracesOf([one], [points], axis, COLORS).filter(({ mode }) => mode === "markers");
   assert.deepEqual(marks.map(({ name, marker }) => [name, marker.symbol]), [["NaN", "x-thin"], ["Infinity", "triangle-up"], ["-Infinity", "triangle-down"]]);
   assert.ok(marks.every(({ y }) => y[0] < axis.place(1)));
 });
@@ -125,7 +125,7 @@ test("smoothed, the line as it came stays behind at 35 %", () => {
   const one = line([1, 5, 2, 8]);
   const figure = new LineFigure(page({ smooth: "5" }), { title: "x" });
   figure.lines = [one];
-  const { traces } = figure.make(COLOURS, 600, 300);
+  const { traces } = figure.make(COLORS, 600, 300);
   const [raw, smooth] = traces.filter(({ mode }) => mode === "lines");
   assert.equal(raw.opacity, 0.35);
   assert.deepEqual(raw.y, one.mean);
@@ -135,7 +135,7 @@ test("smoothed, the line as it came stays behind at 35 %", () => {
 test("a value that stands alone between holes is a dot", () => {
   const one = line([NaN, 3, NaN, 1, 2]);
   const points = drawn(one, 0, 1000);
-  const stroke = tracesOf([one], [points], axisOf("linear", [points.raw]), COLOURS).find(({ name }) => name === "x");
+  const stroke = tracesOf([one], [points], axisOf("linear", [points.raw]), COLORS).find(({ name }) => name === "x");
   assert.deepEqual(stroke.marker.size, [0, 4, 0, 0, 0]);
 });
 
@@ -150,7 +150,7 @@ test("the address decides the scale, except where the chart has only one", () =>
 test("the steps on the axis are those of the page, whatever a line holds", () => {
   const figure = new LineFigure(page({}, [10, 19]), { title: "x" });
   figure.lines = [line(counted(30))];
-  const { layout } = figure.make(COLOURS, 600, 300);
+  const { layout } = figure.make(COLORS, 600, 300);
   assert.deepEqual(layout.xaxis.range, [9.5, 19.5]);
   assert.ok(layout.xaxis.tickvals.every(Number.isInteger));
   assert.deepEqual(figure.drawn[0].first, counted(30).slice(10, 20));
@@ -191,11 +191,11 @@ test("the range of a point is shown only if it has one, and a point says which s
   assert.deepEqual([-1, 0, 1].map((place) => stepsAt(points, place)), ["", "step 0", "steps 10 to 19"]);
 });
 
-test("colours may be short, and those of lines go round", () => {
+test("colors may be short, and those of lines go round", () => {
   assert.equal(faint("#abc", 0.5), "rgba(170,187,204,0.5)");
   assert.equal(faint("#112233", 1), "rgba(17,34,51,1)");
-  assert.equal(colourOf({ colour: "nan" }, 0, COLOURS), COLOURS.nan);
-  assert.equal(colourOf({}, 4, COLOURS), COLOURS.line1);
+  assert.equal(colorOf({ color: "nan" }, 0, COLORS), COLORS.nan);
+  assert.equal(colorOf({}, 4, COLORS), COLORS.line1);
 });
 
 test("CSV puts into quotes what needs it, and has NumPy's words", () => {

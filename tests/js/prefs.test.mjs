@@ -5,15 +5,15 @@ import { prefs, PREFERENCES, readPrefs } from "../../app/static/js/prefs.js";
 test("each preference is its first choice until another is chosen, and after a reset", () => {
   const told = [];
   const end = prefs.on("change", (name) => told.push(name));
-  assert.equal(prefs.get("colours"), "viridis");
-  assert.equal(prefs.chosen("colours"), undefined);
-  prefs.set("colours", "cividis");
-  assert.equal(prefs.get("colours"), "cividis");
-  prefs.set("colours", "cividis");
+  assert.equal(prefs.get("colors"), "viridis");
+  assert.equal(prefs.chosen("colors"), undefined);
+  prefs.set("colors", "cividis");
+  assert.equal(prefs.get("colors"), "cividis");
+  prefs.set("colors", "cividis");
   prefs.reset();
   end();
-  assert.equal(prefs.get("colours"), PREFERENCES.colours.choices[0][0]);
-  assert.deepEqual(told, ["colours", "colours"]);
+  assert.equal(prefs.get("colors"), PREFERENCES.colors.choices[0][0]);
+  assert.deepEqual(told, ["colors", "colors"]);
 });
 
 test("what is exported can be taken again", () => {
@@ -27,7 +27,7 @@ test("what is exported can be taken again", () => {
 });
 
 test("a value that a preference cannot have is left out, and a foreign file is refused and changes nothing", () => {
-  assert.deepEqual(readPrefs({ rate: "1000", colours: "cividis", other: "x" }), { colours: "cividis" });
+  assert.deepEqual(readPrefs({ rate: "1000", colors: "cividis", other: "x" }), { colors: "cividis" });
   assert.deepEqual(readPrefs(null), {});
   prefs.set("rate", "4");
   assert.throws(() => prefs.take("{"), /not a JSON file/);

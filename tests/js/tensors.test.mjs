@@ -49,7 +49,7 @@ test("tiles lie beside each other without touching, inside of the width, and a p
   }
 });
 
-test("signed values get a range that is as wide on both sides, and one outlier does not make all else one colour", () => {
+test("signed values get a range that is as wide on both sides, and one outlier does not make all else one color", () => {
   assert.deepEqual(rangeOf([-1, 3, NaN, Infinity], true), { low: -3, high: 3, signed: true, clipped: [false, false] });
   const values = Float32Array.from({ length: 10000 }, (_, place) => place / 10000);
   values[77] = 1e6;
@@ -60,7 +60,7 @@ test("signed values get a range that is as wide on both sides, and one outlier d
   assert.ok(rangeOf([NaN]).high > 0);
 });
 
-test("NaN, infinities and what is masked have colours that no value has", () => {
+test("NaN, infinities and what is masked have colors that no value has", () => {
   const palette = { table: Uint32Array.from({ length: 256 }, (_, level) => 1000 + level), nan: 1, inf: 2, missing: 3, nanHatch: 4, infHatch: 5 };
   const pixels = pixelsOf([0, NaN, Infinity, -Infinity, 1, 0.5], 0, 2, 3, { low: 0, high: 1 }, palette, false);
   assert.deepEqual([...pixels], [1000, 1, 2, 2, 1255, 1128]);

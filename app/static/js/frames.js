@@ -14,7 +14,7 @@ const WIDTHS = [0, 4, 1]; // bytes of a value: none, f4, u8
  * @property {any} json what a frame of that kind says; null in the others
  * @property {number} k columns
  * @property {number} n rows
- * @property {Float32Array | Uint8Array} values column by column; u8 where colours were asked for
+ * @property {Float32Array | Uint8Array} values column by column; u8 where colors were asked for
  * @property {Uint32Array | null} bits the same values as integers: what was not sampled is MISSING (scale.js)
  * @property {Float64Array} first the first step of each column
  * @property {Float64Array} last

@@ -12,7 +12,7 @@ import { sameRows, sorted } from "./heat/rows.js";
 /**
  * @typedef {object} HeatOptions
  * @property {string} title
- * @property {string} [kind] of the taps, for the words beside the colours
+ * @property {string} [kind] of the taps, for the words beside the colors
  * @property {string} [stat]
  * @property {(row: Row, step: number) => void} [onPick] a click on a layer
  * @property {() => [number, number] | null} [span] the steps that are shown; those of the page if not given
@@ -53,7 +53,7 @@ export class Heat {
     return this.screen.plot;
   }
 
-  /** What the colours are of, in words. */
+  /** What the colors are of, in words. */
   get words() {
     const { kind = "", stat = "" } = this.options;
     const of = [stat, kind.replace("_grad", " gradient")].filter(Boolean).join(" of ");

@@ -1,6 +1,6 @@
 // @ts-check
-/** One layer's histograms over steps: steps to the right, signed-log values upwards, the share of a step's values as the colour. */
-import { paletteOf, pixelOf } from "./colours.js";
+/** One layer's histograms over steps: steps to the right, signed-log values upwards, the share of a step's values as the color. */
+import { paletteOf, pixelOf } from "./colors.js";
 import { h } from "./dom.js";
 import { BOTTOM, LEFT, drawAxes, drawCursor, topOf } from "./hist/axes.js";
 import { STRIP, paint } from "./hist/paint.js";
@@ -8,7 +8,7 @@ import { say, tableOf } from "./hist/say.js";
 import { SignedLog, endsOf, extentOf, shapeOf } from "./hist/shape.js";
 import { hideTip, showTip } from "./hist/tip.js";
 import { prefs } from "./prefs.js";
-import { colours, onTheme } from "./theme.js";
+import { colors, onTheme } from "./theme.js";
 
 const MAX_RATIO = 2;
 const PLACES = 40; // steps of the arrow keys from the bottom to the top
@@ -44,7 +44,7 @@ export class HistMap {
     const again = () => this.draw();
     const sized = new ResizeObserver(again);
     sized.observe(this.canvas);
-    const undone = [onTheme(again), prefs.on("colours", again), page.cursor.on("move", () => page.schedule.isSeen(this.canvas) && page.schedule.soon(this.canvas, () => this.#compose()))];
+    const undone = [onTheme(again), prefs.on("colors", again), page.cursor.on("move", () => page.schedule.isSeen(this.canvas) && page.schedule.soon(this.canvas, () => this.#compose()))];
     /** Takes it off the page. */
     this.close = () => {
       sized.disconnect();
@@ -101,8 +101,8 @@ export class HistMap {
     if (this.canvas.width !== across) this.canvas.width = across;
     if (this.canvas.height !== down) this.canvas.height = down;
     const image = new ImageData(Math.max(1, across - Math.round(LEFT * this.#ratio)), Math.max(4 * STRIP, down - Math.round(BOTTOM * this.#ratio)));
-    const palette = paletteOf(/** @type {any} */ (prefs.get("colours")));
-    paint(new Uint32Array(image.data.buffer), image.width, image.height, this.shape, this.axis, span, palette, pixelOf(colours().band));
+    const palette = paletteOf(/** @type {any} */ (prefs.get("colors")));
+    paint(new Uint32Array(image.data.buffer), image.width, image.height, this.shape, this.axis, span, palette, pixelOf(colors().band));
     this.#picture = image;
     this.#compose();
   }

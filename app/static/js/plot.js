@@ -4,7 +4,7 @@ import { Card } from "./card.js";
 import { blobOf } from "./plot/files.js";
 import { LineFigure } from "./plot/lines.js";
 import { Panel } from "./plot/panel.js";
-import { colours, onTheme } from "./theme.js";
+import { colors, onTheme } from "./theme.js";
 
 const GAP_MS = 250; // one chart is drawn at most four times a second,
 const MAX_LIVE = 4; // and no more than four of a page are there at once
@@ -99,7 +99,7 @@ export class LineChart {
     const { plot, width, height } = this.panel;
     if (!Plotly || !this.#alive || !width || this.panel.words) return;
     this.#drawnAt = performance.now();
-    const { traces, layout } = this.figure.make(colours(), width, height);
+    const { traces, layout } = this.figure.make(colors(), width, height);
     const fresh = !live.delete(this);
     live.add(this);
     Plotly.react(plot, traces, layout, CONFIG).then(() => this.#told());
@@ -138,7 +138,7 @@ export class LineChart {
   async picture(format) {
     const Plotly = await plotly();
     const [width, height] = [Math.max(480, this.panel.width), this.panel.height + 60];
-    const { traces, layout } = this.figure.make(colours(), width, height, true);
+    const { traces, layout } = this.figure.make(colors(), width, height, true);
     const url = await Plotly.toImage({ data: traces, layout, config: CONFIG }, { format, width, height, scale: 2 });
     return blobOf(url);
   }

@@ -11,7 +11,7 @@ const KEPT = "hookcore-prefs";
 export const PREFERENCES = {
   density: { words: "Density", help: "Row height of tables.", choices: [["comfortable", "comfortable"], ["compact", "compact"]] },
   numbers: { words: "Numbers", help: "Number format on all pages.", choices: [["auto", "0.01235, and 1.235e-5 when small"], ["short", "short: 0.012, 1.2e-5"], ["scientific", "always 1.235e-2"], ["long", "eight digits"]] },
-  colours: { words: "Color map", help: "For heatmaps and histograms. NaN, infinities, and steps that were not captured have their own colors.", choices: [["viridis", "viridis"], ["cividis", "cividis (safe for all types of color vision)"]] },
+  colors: { words: "Color map", help: "For heatmaps and histograms. NaN, infinities, and steps that were not captured have their own colors.", choices: [["viridis", "viridis"], ["cividis", "cividis (safe for all types of color vision)"]] },
   rate: { words: "Updates", help: "How often live pages refresh. Slower updates use less CPU.", choices: [["10", "10 a second"], ["20", "20 a second"], ["4", "4 a second"], ["1", "1 a second"]] },
   window: { words: "Steps shown", help: "Steps shown when you open a run that is still training. A finished run is shown from its first step.", choices: [["500", "500 steps"], ["200", "200 steps"], ["1000", "1,000 steps"], ["2000", "2,000 steps"]] },
   smooth: { words: "Smoothing", help: "Half-life in steps. The raw line stays visible behind the smoothed one.", choices: [["0", "off"], ["5", "5 steps"], ["20", "20 steps"], ["100", "100 steps"]] },

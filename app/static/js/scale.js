@@ -76,7 +76,7 @@ function widened(low, high, kind) {
   return high - low > least ? [low, high] : [low - (Math.abs(low) / 2 || 0.5), high + (Math.abs(high) / 2 || 0.5)];
 }
 
-const MIN_CHANGE = 0.2; // of the range's width: less would only make colours flicker
+const MIN_CHANGE = 0.2; // of the range's width: less would only make colors flicker
 const MIN_MS = 1000;
 
 /** The range of a picture as its values change: a new one only where it is really another one, and not at every frame. */

@@ -23,7 +23,7 @@ export function setTheme(name) {
   changed();
 }
 
-/** Calls when the colours are others; to draw again. @param {() => void} listener @returns {() => void} ends it */
+/** Calls when the colors are others; to draw again. @param {() => void} listener @returns {() => void} ends it */
 export function onTheme(listener) {
   listeners.add(listener);
   return () => listeners.delete(listener);
@@ -32,9 +32,9 @@ export function onTheme(listener) {
 const NAMES = ["paper", "card", "ink", "quiet", "line", "band", "accent", "good", "warn", "bad", "nan", "inf", "missing"];
 const LINES = ["line-1", "line-2", "line-3", "line-4"];
 
-/** The colours of the page for what CSS does not reach: canvas and Plotly. line1 to line4 are those of lines.
+/** The colors of the page for what CSS does not reach: canvas and Plotly. line1 to line4 are those of lines.
  * @returns {Record<string, string>} */
-export function colours() {
+export function colors() {
   if (known) return known;
   const style = getComputedStyle(document.documentElement);
   const entries = [...NAMES, ...LINES].map((name) => [name.replace("-", ""), style.getPropertyValue(`--${name}`).trim()]);

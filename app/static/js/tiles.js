@@ -1,10 +1,10 @@
 // @ts-check
 /** A tensor as tiles on one canvas: feature maps, attention heads, a matrix. Point at a cell to read it. */
-import { paletteOf } from "./colours.js";
+import { paletteOf } from "./colors.js";
 import { h } from "./dom.js";
 import { prefs } from "./prefs.js";
 import { cellAt, cornerOf, isCausal, layoutOf, pixelsOf, rangeOf } from "./tensors/layout.js";
-import { colours, onTheme } from "./theme.js";
+import { colors, onTheme } from "./theme.js";
 
 const HEIGHT = 520;
 
@@ -35,7 +35,7 @@ export class Tiles {
     const again = () => this.draw();
     const sized = new ResizeObserver(again);
     sized.observe(element);
-    const undone = [onTheme(again), prefs.on("colours", again)];
+    const undone = [onTheme(again), prefs.on("colors", again)];
     this.close = () => {
       sized.disconnect();
       for (const undo of undone) undo();
@@ -53,7 +53,7 @@ export class Tiles {
     const [tiles, rows, columns] = picture.shape;
     const part = (/** @type {number} */ tile) => picture.values.subarray(tile * rows * columns, (tile + 1) * rows * columns);
     this.ranges = picture.range ? [picture.range] : picture.shared ? [rangeOf(picture.values, picture.whole)] : Array.from({ length: tiles }, (_, tile) => rangeOf(part(tile), picture.whole));
-    // Tiles beside each other are read with the same colours: signed ones for all or for none.
+    // Tiles beside each other are read with the same colors: signed ones for all or for none.
     const signed = this.ranges.some((range) => range.signed);
     if (signed) this.ranges = this.ranges.map(({ low, high, clipped }) => ({ low: -Math.max(-low, high), high: Math.max(-low, high), signed, clipped }));
     this.draw();
@@ -79,7 +79,7 @@ export class Tiles {
     pen.imageSmoothingEnabled = false;
     const small = document.createElement("canvas");
     Object.assign(small, { width: columns, height: rows });
-    const palette = paletteOf(this.ranges[0]?.signed ? "diverging" : /** @type {any} */ (prefs.get("colours")));
+    const palette = paletteOf(this.ranges[0]?.signed ? "diverging" : /** @type {any} */ (prefs.get("colors")));
     for (let tile = 0; tile < tiles; tile += 1) {
       const range = this.ranges[this.ranges.length > 1 ? tile : 0];
       const image = new ImageData(columns, rows);
@@ -104,8 +104,8 @@ export class Tiles {
     const [left, top] = cornerOf(this.layout, this.at.tile);
     const [wide, high] = [this.layout.tileWidth / columns, this.layout.tileHeight / rows];
     pen.lineWidth = 1.5;
-    for (const [colour, by] of /** @type {[string, number][]} */ ([[colours().ink, 1.5], [colours().paper, 0]])) {
-      pen.strokeStyle = colour;
+    for (const [color, by] of /** @type {[string, number][]} */ ([[colors().ink, 1.5], [colors().paper, 0]])) {
+      pen.strokeStyle = color;
       pen.strokeRect(left + this.at.column * wide - by, top + this.at.row * high - by, Math.max(3, wide) + 2 * by, Math.max(3, high) + 2 * by);
     }
   }

@@ -5,12 +5,12 @@
   const PAUSE_MS = 50;
   const Plotly = /** @type {any} */ (globalThis).Plotly;
   const dark = matchMedia("(prefers-color-scheme: dark)");
-  const pairs = /** @type {[string, string][]} */ (JSON.parse(document.getElementById("colours")?.textContent ?? "[]"));
-  const rgb = (/** @type {string} */ colour) => [1, 3, 5].map((place) => parseInt(colour.slice(place, place + 2), 16)).join(",");
+  const pairs = /** @type {[string, string][]} */ (JSON.parse(document.getElementById("colors")?.textContent ?? "[]"));
+  const rgb = (/** @type {string} */ color) => [1, 3, 5].map((place) => parseInt(color.slice(place, place + 2), 16)).join(",");
   /** @type {Set<Element>} */
   const drawn = new Set();
 
-  /** A figure in the colours of the day or the night. @param {string} text */
+  /** A figure in the colors of the day or the night. @param {string} text */
   function themed(text) {
     if (!dark.matches) return JSON.parse(text);
     const known = new Map(pairs.flatMap(([day, night]) => [[`"${day}"`, `"${night}"`], [`rgba(${rgb(day)},`, `rgba(${rgb(night)},`]]));

@@ -1,7 +1,7 @@
 // @ts-check
 /** The reader's hand on the bars of one step: what is under it, one cursor with the other charts, and picking. */
 import { Tip } from "../heat/tip.js";
-import { colours } from "../theme.js";
+import { colors } from "../theme.js";
 import { MISSING, startOf, worse } from "../worst.js";
 import { barsIn } from "./bars.js";
 import { layerAt } from "./marks.js";
@@ -95,13 +95,13 @@ export class Hand {
     const { clientWidth, clientHeight } = plot;
     if (!clientWidth || !boxes.length) return;
     const pen = sized(over, clientWidth, clientHeight);
-    const page = colours();
+    const page = colors();
     const pointed = this.at >= 0 ? this.at : this.placeOf(this.page.cursor.point.module);
     const [top, bottom] = [boxes[0], boxes[boxes.length - 1]];
-    for (const [place, colour] of /** @type {[number, string][]} */ ([[this.placeOf(this.page.state.get("module")), page.accent], [pointed, page.ink]])) {
+    for (const [place, color] of /** @type {[number, string][]} */ ([[this.placeOf(this.page.state.get("module")), page.accent], [pointed, page.ink]])) {
       if (place < 0 || place >= shown.length) continue;
       const each = top.w / shown.length;
-      pen.strokeStyle = colour;
+      pen.strokeStyle = color;
       pen.lineWidth = 1.5;
       pen.strokeRect(top.x + place * each, top.y - 1, Math.max(2, each), bottom.y + bottom.h - top.y + 2);
     }

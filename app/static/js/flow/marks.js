@@ -15,7 +15,7 @@ const HATCHED_PX = 8; // a hatch in narrower bars becomes stripes over all of th
 /** @typedef {import("./bars.js").Bar} Bar */
 /** @typedef {import("../heat/marks.js").Mark} Mark */
 /** @typedef {{x: number, y: number, w: number, h: number}} Box */
-/** @typedef {{title: string, bars: readonly Bar[], decades: [number, number], colour: string}} Panel */
+/** @typedef {{title: string, bars: readonly Bar[], decades: [number, number], color: string}} Panel */
 
 /** The boxes of so many panels. @param {number} width @param {number} height @param {number} many @returns {Box[]} */
 export function boxesOf(width, height, many) {
@@ -55,7 +55,7 @@ function wordsOf(bars) {
 }
 
 /** @param {Box} box @param {Bar} bar @param {number} place @param {Panel} panel @param {Record<string, string>} page @returns {Mark[]} */
-function barMarks(box, bar, place, { bars, decades, colour }, page) {
+function barMarks(box, bar, place, { bars, decades, color }, page) {
   const pitch = box.w / bars.length;
   const w = Math.min(26, pitch > 3 ? pitch * 0.78 : Math.max(1, pitch));
   const x = box.x + place * pitch + (pitch - w) / 2;
@@ -68,7 +68,7 @@ function barMarks(box, bar, place, { bars, decades, colour }, page) {
   if (bar.state === "inf") return [{ kind: "rect", x, y: box.y, w, h: box.h, fill: page.inf }, ...sign("\u25b2", middle, box.y + 8, page.card, signs)];
   const share = (Math.log10(Math.abs(bar.value)) - decades[0]) / (decades[1] - decades[0]);
   const h = Math.max(2, Math.min(1, share) * box.h);
-  return [{ kind: "rect", x, y: bottom - h, w, h, fill: colour }];
+  return [{ kind: "rect", x, y: bottom - h, w, h, fill: color }];
 }
 
 /** @param {string} text @param {number} x @param {number} y @param {string} fill @param {boolean} fits @returns {Mark[]} */

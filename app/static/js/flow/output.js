@@ -2,7 +2,7 @@
 /** The bars of one step as a table and as pictures. */
 import { number } from "../format.js";
 import { drawMarks, escaped, svgOf as svgOfMarks } from "../heat/pen.js";
-import { colours } from "../theme.js";
+import { colors } from "../theme.js";
 import { MISSING } from "../worst.js";
 
 const TITLE_PX = 26;
@@ -48,7 +48,7 @@ export async function pngOf(profile) {
   const { clientWidth: width, clientHeight: height } = profile.plot;
   const canvas = document.createElement("canvas");
   const pen = sized(canvas, width, height + TITLE_PX);
-  const page = colours();
+  const page = colors();
   pen.fillStyle = page.card;
   pen.fillRect(0, 0, width, height + TITLE_PX);
   drawMarks(pen, [{ kind: "text", x: 10, y: TITLE_PX / 2, text: titleOf(profile), fill: page.ink, align: "left", bold: true }]);
@@ -62,7 +62,7 @@ export async function pngOf(profile) {
 /** @param {Profile} profile */
 export function svgOf(profile) {
   const { clientWidth: width, clientHeight: height } = profile.plot;
-  const page = colours();
+  const page = colors();
   return [
     `<svg xmlns="http://www.w3.org/2000/svg" width="${width}" height="${height + TITLE_PX}" viewBox="0 ${-TITLE_PX} ${width} ${height + TITLE_PX}">`,
     `<rect y="${-TITLE_PX}" width="${width}" height="${height + TITLE_PX}" fill="${page.card}"/>`,

@@ -4,7 +4,7 @@ import { Card } from "../card.js";
 import { h } from "../dom.js";
 import { count } from "../format.js";
 import { drawMarks } from "../heat/pen.js";
-import { colours, onTheme } from "../theme.js";
+import { colors, onTheme } from "../theme.js";
 import { MISSING } from "../worst.js";
 import { barsIn, barsOf, decadesOf } from "./bars.js";
 import { Hand } from "./hand.js";
@@ -103,13 +103,13 @@ export class Profile {
     if (!width || !height) return;
     this.#gather();
     this.boxes = boxesOf(width, height, this.bits.length);
-    const page = colours();
+    const page = colors();
     const many = barsIn(this.shown.length, this.boxes[0].w);
     this.marks = this.boxes.flatMap((box, place) => {
       const bars = barsOf(this.bits[place], many);
       this.#decades[place] = decadesOf(bars, this.#decades[place]);
       const title = `${TITLES[place]}, ${this.values[place].stat()}`;
-      return panelMarks(box, { title, bars, decades: /** @type {[number, number]} */ (this.#decades[place]), colour: page[LINES[place]] }, page);
+      return panelMarks(box, { title, bars, decades: /** @type {[number, number]} */ (this.#decades[place]), color: page[LINES[place]] }, page);
     });
     this.marks.push(...blockMarks(this.boxes[this.boxes.length - 1], this.shown, page));
     drawMarks(sized(this.canvas, width, height), this.marks);

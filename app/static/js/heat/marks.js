@@ -1,6 +1,6 @@
 // @ts-check
-/** What stands around the cells - names, groups, axis, colour bar, legend - as data: a canvas and an SVG draw the same. Pure. */
-import { cssOf, STEPS } from "../colours.js";
+/** What stands around the cells - names, groups, axis, color bar, legend - as data: a canvas and an SVG draw the same. Pure. */
+import { cssOf, STEPS } from "../colors.js";
 import { count, number } from "../format.js";
 import { evenTicks, ticks } from "../scale.js";
 import { boxOf, xOf } from "./layout.js";
@@ -28,7 +28,7 @@ export function widthOf(rows) {
 }
 
 /** Names and groups of the rows, as many as can be read. @param {Layout} layout @param {readonly import("./rows.js").Row[]} rows
- * @param {boolean} grouped whether the rows stand in the model's order @param {Record<string, string>} page colours @returns {Mark[]} */
+ * @param {boolean} grouped whether the rows stand in the model's order @param {Record<string, string>} page colors @returns {Mark[]} */
 export function rowMarks(layout, rows, grouped, page) {
   const { shown, labels, gutter, pinned } = layout;
   if (!shown.length) return [];
@@ -78,7 +78,7 @@ export function stepMarks(layout, span, page) {
   });
 }
 
-/** The colour bar, with values at its ticks. @param {Layout} layout @param {import("../scale.js").Scale} scale @param {import("../colours.js").Palette} palette
+/** The color bar, with values at its ticks. @param {Layout} layout @param {import("../scale.js").Scale} scale @param {import("../colors.js").Palette} palette
  * @param {boolean} relative @param {Record<string, string>} page @returns {Mark[]} */
 export function barMarks(layout, scale, palette, relative, page) {
   const { bar } = layout;
@@ -86,8 +86,8 @@ export function barMarks(layout, scale, palette, relative, page) {
   const marks = [];
   const each = bar.h / SHADES;
   for (let shade = 0; shade < SHADES; shade += 1) {
-    const colour = palette.table[Math.round((shade / (SHADES - 1)) * (STEPS - 1))];
-    marks.push({ kind: "rect", x: bar.x, y: bar.y + bar.h - (shade + 1) * each, w: bar.w, h: each + 0.6, fill: cssOf(colour) });
+    const color = palette.table[Math.round((shade / (SHADES - 1)) * (STEPS - 1))];
+    marks.push({ kind: "rect", x: bar.x, y: bar.y + bar.h - (shade + 1) * each, w: bar.w, h: each + 0.6, fill: cssOf(color) });
   }
   for (const value of ticks(scale, Math.max(2, bar.h / 55))) {
     const y = Math.min(bar.y + bar.h - 5, Math.max(bar.y + 5, bar.y + (1 - scale.place(value)) * bar.h));
@@ -104,7 +104,7 @@ export function timesOf(decades) {
   return decades < 0 ? `\u00f7${text}` : `\u00d7${text}`;
 }
 
-/** What no scale holds. @param {Layout} layout @param {string} words what the colours are of @param {import("../colours.js").Palette} palette
+/** What no scale holds. @param {Layout} layout @param {string} words what the colors are of @param {import("../colors.js").Palette} palette
  * @param {Record<string, string>} page @returns {Mark[]} */
 export function legendMarks(layout, words, palette, page) {
   const y = layout.plot.y + layout.plot.h + 33;

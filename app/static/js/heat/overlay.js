@@ -22,7 +22,7 @@ export function drawCursor(pen, pointing, scene) {
   outline(pen, scene, plot.x, box.y, plot.w, Math.max(2, box.h));
 }
 
-/** Light on dark and dark on light: seen on every colour. @param {CanvasRenderingContext2D} pen @param {Scene} scene @param {number} x @param {number} y @param {number} w @param {number} h */
+/** Light on dark and dark on light: seen on every color. @param {CanvasRenderingContext2D} pen @param {Scene} scene @param {number} x @param {number} y @param {number} w @param {number} h */
 function outline(pen, { page }, x, y, w, h) {
   pen.lineWidth = 3;
   pen.strokeStyle = page.card;
@@ -39,8 +39,8 @@ function drawStep(pen, { layout, span, page }, step, alpha) {
   const [left, right] = [xOf(layout, span, step), xOf(layout, span, step + 1)];
   const x = Math.min(plot.x + plot.w - 1, Math.max(plot.x, (left + right) / 2));
   pen.globalAlpha = alpha;
-  for (const [width, colour] of /** @type {[number, string][]} */ ([[3, page.card], [1, page.ink]])) {
-    pen.fillStyle = colour;
+  for (const [width, color] of /** @type {[number, string][]} */ ([[3, page.card], [1, page.ink]])) {
+    pen.fillStyle = color;
     pen.fillRect(x - width / 2, plot.y, width, plot.h + 4);
   }
   pen.globalAlpha = 1;

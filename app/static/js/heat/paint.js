@@ -1,14 +1,14 @@
 // @ts-check
-/** From values to pixels. A table of 65,536 colours, one for each upper half of a float32, spares a logarithm a cell. Pure. */
-import { mixed, STEPS } from "../colours.js";
+/** From values to pixels. A table of 65,536 colors, one for each upper half of a float32, spares a logarithm a cell. Pure. */
+import { mixed, STEPS } from "../colors.js";
 import { MISSING } from "../worst.js";
 
 const EXPONENT = 0x7f800000;
 const MANTISSA = 0x007fffff;
-const FADED = 0.55; // of the colour for "not captured" in a cell that shows an older value
+const FADED = 0.55; // of the color for "not captured" in a cell that shows an older value
 const NARROW = 0.25; // of a range's size: there half a float32 is too coarse
 
-/** @typedef {import("../colours.js").Palette} Palette */
+/** @typedef {import("../colors.js").Palette} Palette */
 /** @typedef {import("../scale.js").Scale} Scale */
 
 export class Painter {
@@ -22,15 +22,15 @@ export class Painter {
     this.float = new Float32Array(this.word.buffer);
   }
 
-  /** The colour of a value. @param {number} bits of a float32 */
-  colour(bits) {
+  /** The color of a value. @param {number} bits of a float32 */
+  color(bits) {
     if ((bits & EXPONENT) === EXPONENT) return bits === MISSING ? this.palette.missing : bits & MANTISSA ? this.palette.nan : this.palette.inf;
     if (this.table !== null) return this.table[bits >>> 16];
     this.word[0] = bits;
     return this.palette.table[Math.round(this.scale.place(this.float[0]) * (STEPS - 1))];
   }
 
-  /** Cells as an image, row by row. In `hatch` stretches of values that are not finite get the colour of their hatch.
+  /** Cells as an image, row by row. In `hatch` stretches of values that are not finite get the color of their hatch.
    * @param {import("./grid.js").Grid} grid @param {number} from @param {number} to @param {Uint32Array} pixels @param {Uint32Array} [hatch]
    * @returns {boolean} whether there are such stretches */
   paint(grid, from, to, pixels, hatch) {
@@ -43,8 +43,8 @@ export class Painter {
       for (let y = 0, place = cell - from; y < values.length; y += 1, place += width) {
         const bits = values[y];
         const special = (bits & EXPONENT) === EXPONENT;
-        const colour = special || this.table === null ? this.colour(bits) : this.table[bits >>> 16];
-        pixels[place] = skipped ? this.#fade(colour) : colour;
+        const color = special || this.table === null ? this.color(bits) : this.table[bits >>> 16];
+        pixels[place] = skipped ? this.#fade(color) : color;
         if (special && hatch && sameKind(bits, left[y])) {
           hatch[place] = bits & MANTISSA ? this.palette.nanHatch : this.palette.infHatch;
           hatched = true;
@@ -55,10 +55,10 @@ export class Painter {
     return hatched;
   }
 
-  /** The colour of a step that was not captured. @param {number} colour of the nearest one before it */
-  #fade(colour) {
-    let faded = this.#faded.get(colour);
-    if (faded === undefined) this.#faded.set(colour, (faded = mixed(colour, this.palette.missing, FADED)));
+  /** The color of a step that was not captured. @param {number} color of the nearest one before it */
+  #fade(color) {
+    let faded = this.#faded.get(color);
+    if (faded === undefined) this.#faded.set(color, (faded = mixed(color, this.palette.missing, FADED)));
     return faded;
   }
 

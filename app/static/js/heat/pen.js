@@ -25,13 +25,13 @@ export function drawMarks(context, marks) {
   }
 }
 
-/** @param {CanvasRenderingContext2D} context @param {{x: number, y: number, w: number, h: number}} box @param {string} colour */
-function hatch(context, box, colour) {
+/** @param {CanvasRenderingContext2D} context @param {{x: number, y: number, w: number, h: number}} box @param {string} color */
+function hatch(context, box, color) {
   context.save();
   context.beginPath();
   context.rect(box.x, box.y, box.w, box.h);
   context.clip();
-  context.strokeStyle = colour;
+  context.strokeStyle = color;
   context.beginPath();
   for (let x = box.x - box.h; x < box.x + box.w; x += 4) {
     context.moveTo(x, box.y + box.h);

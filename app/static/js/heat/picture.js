@@ -1,5 +1,5 @@
 // @ts-check
-/** Brings cells and marks onto a canvas: a texture holds the cells' colours in a ring, and is stretched to the plot. */
+/** Brings cells and marks onto a canvas: a texture holds the cells' colors in a ring, and is stretched to the plot. */
 import { xOf } from "./layout.js";
 import { barMarks, legendMarks, rowMarks, stepMarks } from "./marks.js";
 import { drawMarks } from "./pen.js";
@@ -18,8 +18,8 @@ const HATCH_PX = 6;
  * @property {readonly import("./rows.js").Row[]} rows
  * @property {boolean} grouped
  * @property {boolean} relative
- * @property {string} words what the colours are of
- * @property {Record<string, string>} page colours
+ * @property {string} words what the colors are of
+ * @property {Record<string, string>} page colors
  */
 
 /** All that stands around the cells. @param {Scene} scene */
@@ -36,7 +36,7 @@ export class Texture {
   canvas = document.createElement("canvas");
   #context = /** @type {CanvasRenderingContext2D} */ (this.canvas.getContext("2d"));
 
-  /** Colours cells anew. @param {Grid} grid @param {import("./paint.js").Painter} painter @param {[number, number]} cells */
+  /** Colors cells anew. @param {Grid} grid @param {import("./paint.js").Painter} painter @param {[number, number]} cells */
   paint(grid, painter, [from, to]) {
     if (!grid.height) return;
     if (this.canvas.width !== grid.ring || this.canvas.height !== grid.height) {
@@ -51,7 +51,7 @@ export class Texture {
     }
   }
 
-  /** @type {CanvasRenderingContext2D | null} the colours of hatches, cell by cell; made when the first one is needed */
+  /** @type {CanvasRenderingContext2D | null} the colors of hatches, cell by cell; made when the first one is needed */
   #hatched = null;
 
   /** @param {Grid} grid */

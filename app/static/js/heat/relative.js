@@ -31,7 +31,7 @@ function insert(held, count, value) {
 }
 
 /** Makes columns relative: 0 is usual, 1 ten times as much, -1 a tenth. What is not finite stays. The logarithm is that of the
- * float's own bits, straight between powers of two: within 0.03, which no colour shows, and ten times as fast.
+ * float's own bits, straight between powers of two: within 0.03, which no color shows, and ten times as fast.
  * @param {Float32Array} usual @returns {(bits: Uint32Array) => Uint32Array} its answer holds until it is called again */
 export function relativeTo(usual) {
   const into = new Uint32Array(usual.length);

@@ -31,7 +31,7 @@ export function blockOf(path) {
   return numbered === 1 || numbered === 2 ? parts.slice(0, numbered + 1).join(".") : parts[0];
 }
 
-/** Neighbouring rows of one block. @param {readonly Row[]} rows @param {ArrayLike<number>} order @returns {Group[]} */
+/** Neighboring rows of one block. @param {readonly Row[]} rows @param {ArrayLike<number>} order @returns {Group[]} */
 export function groupsOf(rows, order) {
   /** @type {Group[]} */
   const groups = [];

@@ -2,8 +2,8 @@
 /** The elements of a heatmap, and when what of it is drawn: cells that are new, all cells, or all that stands around them. */
 import { h } from "../dom.js";
 import { prefs } from "../prefs.js";
-import { colours, onTheme } from "../theme.js";
-import { Colouring } from "./colouring.js";
+import { colors, onTheme } from "../theme.js";
+import { Coloring } from "./coloring.js";
 import { Grid } from "./grid.js";
 import { layOut, ROW_PX } from "./layout.js";
 import { widthOf } from "./marks.js";
@@ -21,7 +21,7 @@ export class Screen {
   scene = null;
   /** @type {import("./layout.js").Layout | null} */
   layout = null;
-  #colouring = new Colouring();
+  #coloring = new Coloring();
   #relative = { at: 0, convert: /** @type {((bits: Uint32Array) => Uint32Array) | null} */ (null) };
   #news = false;
   /** @type {ReturnType<typeof setTimeout> | null} */
@@ -45,8 +45,8 @@ export class Screen {
     this.pad.addEventListener("scroll", () => this.arrange());
     page.schedule.watch(plot);
     plot.addEventListener("seen", () => this.soon());
-    onTheme(() => this.#recolour());
-    prefs.on("colours", () => this.#recolour());
+    onTheme(() => this.#recolor());
+    prefs.on("colors", () => this.#recolor());
   }
 
   soon() {
@@ -73,7 +73,7 @@ export class Screen {
   }
 
   forgetRange() {
-    this.#colouring.forget();
+    this.#coloring.forget();
   }
 
   /** @param {[number, number] | null} steps null: any */
@@ -84,8 +84,8 @@ export class Screen {
     this.soon();
   }
 
-  #recolour() {
-    this.#colouring.painter = null;
+  #recolor() {
+    this.#coloring.painter = null;
     this.soon();
   }
 
@@ -98,12 +98,12 @@ export class Screen {
     const layout = this.layout ?? this.#layOut(ratio);
     grid.show(span[0], span[1], Math.floor(layout.plot.w * Math.min(1, ratio)));
     const fresh = grid.fill(columns, this.#convert(columns));
-    const before = this.#colouring.painter;
-    const painter = this.#colouring.choose(heat, grid, began);
+    const before = this.#coloring.painter;
+    const painter = this.#coloring.choose(heat, grid, began);
     if (painter !== before && grid.have) texture.paint(grid, painter, grid.have);
     else if (fresh) texture.paint(grid, painter, fresh);
     const { rows, grouped, relative, words } = heat;
-    this.scene = { layout, span, grid, painter, rows, grouped, relative, words, page: colours() };
+    this.scene = { layout, span, grid, painter, rows, grouped, relative, words, page: colors() };
     drawScene(this.context, texture, this.scene, ratio);
     this.pointing.draw();
     if (this.#news && columns.length) tellDrawn(columns.last(columns.length - 1), performance.now() - began);
@@ -143,7 +143,7 @@ export class Screen {
     const canvas = document.createElement("canvas");
     Object.assign(canvas, { width: this.picture.width, height: this.picture.height });
     const context = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
-    context.fillStyle = colours().card;
+    context.fillStyle = colors().card;
     context.fillRect(0, 0, canvas.width, canvas.height);
     context.drawImage(this.picture, 0, 0);
     return canvas;

@@ -1,7 +1,7 @@
 // @ts-check
 /** What stands around the picture of histograms: ticks, steps, and the step that is pointed at. */
 import { count, number } from "../format.js";
-import { colours } from "../theme.js";
+import { colors } from "../theme.js";
 import { STRIP } from "./paint.js";
 
 export const LEFT = 52;
@@ -19,7 +19,7 @@ export function topOf(axis, value, { height, ratio }) {
 /** @param {CanvasRenderingContext2D} pen @param {import("./shape.js").SignedLog} axis @param {[number, number]} span @param {Size} size */
 export function drawAxes(pen, axis, span, size) {
   pen.font = FONT;
-  pen.fillStyle = colours().quiet;
+  pen.fillStyle = colors().quiet;
   pen.textAlign = "right";
   pen.textBaseline = "middle";
   let free = Infinity;
@@ -41,9 +41,9 @@ export function drawAxes(pen, axis, span, size) {
 export function drawCursor(pen, step, span, { width, height }) {
   if (step < span[0] || step > span[1]) return;
   const x = Math.floor(LEFT + ((step - span[0] + 0.5) / (span[1] - span[0] + 1)) * (width - LEFT));
-  // Two lines: one of them is seen on every colour.
-  pen.fillStyle = colours().ink;
+  // Two lines: one of them is seen on every color.
+  pen.fillStyle = colors().ink;
   pen.fillRect(x, 0, 1, height - BOTTOM);
-  pen.fillStyle = colours().paper;
+  pen.fillStyle = colors().paper;
   pen.fillRect(x + 1, 0, 1, height - BOTTOM);
 }

@@ -1,6 +1,6 @@
 // @ts-check
 /** The wall as a picture: what is in sight, with its names. */
-import { colours } from "../theme.js";
+import { colors } from "../theme.js";
 
 const [GAP, NAME, HEAD] = [14, 20, 30];
 
@@ -16,7 +16,7 @@ export async function pngOf(wall, title, of) {
   canvas.width = (right - left + 2 * GAP) * ratio;
   canvas.height = (bottom - top + 2 * GAP + HEAD) * ratio;
   const pen = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
-  const page = colours();
+  const page = colors();
   pen.scale(ratio, ratio);
   pen.fillStyle = page.card;
   pen.fillRect(0, 0, canvas.width, canvas.height);

@@ -1,16 +1,16 @@
 // @ts-check
-/** The pixels of histograms over steps: steps to the right, values upwards, and how much of a step lies there as the colour. Pure. */
+/** The pixels of histograms over steps: steps to the right, values upwards, and how much of a step lies there as the color. Pure. */
 import { endsOf, middleOf } from "./shape.js";
 
 /** @typedef {import("./shape.js").Shape} Shape */
 /** @typedef {{table: Uint32Array, nan: number, inf: number, missing: number, nanHatch: number, infHatch: number}} Palette */
 
-/** The colours reach from the first share to the second, by the logarithm. */
+/** The colors reach from the first share to the second, by the logarithm. */
 export const SHARES = /** @type {const} */ ([1e-4, 0.25]);
 export const STRIP = 5; // rows at the top and the bottom for what is not finite
 const DECADES = Math.log10(SHARES[1] / SHARES[0]);
 
-/** The colour of a share among the 256 of a table. @param {number} share */
+/** The color of a share among the 256 of a table. @param {number} share */
 export function levelOf(share) {
   const level = Math.log10(share / SHARES[0]) / DECADES;
   return level <= 0 ? 0 : level >= 1 ? 255 : Math.round(level * 255);
@@ -47,7 +47,7 @@ export function rowsOf(shape, axis, rows) {
 /** Fills pixels; where a row holds several bins the fullest one wins, and a column that is not finite is marked at the edges.
  * @param {Uint32Array} pixels @param {number} width @param {number} height
  * @param {Shape} shape @param {import("./shape.js").SignedLog} axis @param {[number, number]} span first and last step
- * @param {Palette} palette @param {number} empty the colour where nothing lies */
+ * @param {Palette} palette @param {number} empty the color where nothing lies */
 export function paint(pixels, width, height, shape, axis, span, palette, empty) {
   const inner = height - 2 * STRIP;
   const rows = rowsOf(shape, axis, inner);
@@ -58,27 +58,27 @@ export function paint(pixels, width, height, shape, axis, span, palette, empty) 
     const left = Math.max(0, Math.floor((shape.first[column] - span[0]) * scale));
     const right = Math.min(width, Math.max(left + 1, Math.floor((ends[column] - span[0]) * scale)));
     if (right <= 0 || left >= width) continue;
-    const colours = columnOf(shape, column, rows, inner, palette, empty);
-    for (let y = 0; y < inner; y += 1) pixels.fill(colours[y], (y + STRIP) * width + left, (y + STRIP) * width + right);
+    const colors = columnOf(shape, column, rows, inner, palette, empty);
+    for (let y = 0; y < inner; y += 1) pixels.fill(colors[y], (y + STRIP) * width + left, (y + STRIP) * width + right);
   }
   strips(pixels, width, height, shape, ends, span, palette, empty);
 }
 
 /** @param {Shape} shape @param {number} column @param {ReturnType<typeof rowsOf>} rows @param {number} inner @param {Palette} palette @param {number} empty */
 function columnOf(shape, column, { from, to, band, about }, inner, palette, empty) {
-  const colours = new Uint32Array(inner).fill(empty);
+  const colors = new Uint32Array(inner).fill(empty);
   const start = column * shape.bins;
   const total = shape.totals[column] || 1;
   for (let y = 0; y < inner; y += 1) {
     let most = 0;
     for (let bin = Math.max(0, from[y]); bin < to[y]; bin += 1) most = Math.max(most, shape.counts[start + bin]);
-    if (most) colours[y] = palette.table[levelOf(most / total)];
+    if (most) colors[y] = palette.table[levelOf(most / total)];
   }
-  if (shape.nan[column] === shape.totals[column] && shape.nan[column]) return colours.map((_, y) => (y % 4 ? palette.nan : palette.nanHatch)); // nothing but NaN
+  if (shape.nan[column] === shape.totals[column] && shape.nan[column]) return colors.map((_, y) => (y % 4 ? palette.nan : palette.nanHatch)); // nothing but NaN
   let sum = 0;
   for (let bin = about[0]; bin < about[1]; bin += 1) sum += shape.counts[start + bin];
-  if (sum) colours.fill(palette.table[levelOf(sum / total)], band[0], band[1]);
-  return colours;
+  if (sum) colors.fill(palette.table[levelOf(sum / total)], band[0], band[1]);
+  return colors;
 }
 
 /** NaN and +Infinity above, -Infinity below. A mark lasts no less than a pixel, and no later column takes it away.

@@ -1,10 +1,10 @@
 // @ts-check
 /** One layer's histograms as lines: ridges, the newest in front, or the bars of one step. Values to the right. */
-import { cssOf, tableOf } from "../colours.js";
+import { cssOf, tableOf } from "../colors.js";
 import { h } from "../dom.js";
 import { count, number } from "../format.js";
 import { prefs } from "../prefs.js";
-import { colours, onTheme } from "../theme.js";
+import { colors, onTheme } from "../theme.js";
 import { heightOf, heightsOf, picked } from "./heights.js";
 import { say, stepsOf, tableOf as numbersOf } from "./say.js";
 import { SignedLog, columnAt, endsOf, extentOf, shapeOf } from "./shape.js";
@@ -34,7 +34,7 @@ export class HistProfile {
     const again = () => page.schedule.soon(this, () => this.#paint());
     const sized = new ResizeObserver(again);
     sized.observe(this.canvas);
-    const undone = [onTheme(again), prefs.on("colours", again), page.cursor.on("move", () => mode === "bars" && again())];
+    const undone = [onTheme(again), prefs.on("colors", again), page.cursor.on("move", () => mode === "bars" && again())];
     this.draw = again;
     this.close = () => {
       sized.disconnect();
@@ -78,7 +78,7 @@ export class HistProfile {
     const columns = this.mode === "bars" ? [this.column] : picked(shape.columns, RIDGES);
     const room = height - BOTTOM;
     const tall = this.mode === "bars" ? room - 14 : room * 0.55;
-    const table = tableOf(/** @type {any} */ (prefs.get("colours")));
+    const table = tableOf(/** @type {any} */ (prefs.get("colors")));
     if (this.mode === "bars") grid(pen, width, room, tall);
     for (const [place, column] of columns.entries()) {
       const share = columns.length > 1 ? place / (columns.length - 1) : 1;
@@ -92,7 +92,7 @@ export class HistProfile {
   #axis(pen, width, height, columns) {
     const { axis, shape } = this;
     if (!axis || !shape) return;
-    pen.fillStyle = colours().quiet;
+    pen.fillStyle = colors().quiet;
     pen.textBaseline = "alphabetic";
     pen.textAlign = "center";
     let free = -Infinity;
@@ -125,24 +125,24 @@ function grid(pen, width, base, tall) {
   pen.textAlign = "right";
   for (const share of [1, 0.1, 0.01, 0.001]) {
     const y = Math.round(base - heightOf(share) * tall);
-    pen.fillStyle = colours().line;
+    pen.fillStyle = colors().line;
     pen.fillRect(0, y, width, 1);
-    pen.fillStyle = colours().quiet;
+    pen.fillStyle = colors().quiet;
     pen.fillText(`${share * 100}%`, width, y - 2);
   }
 }
 
-/** @param {CanvasRenderingContext2D} pen @param {Float32Array} heights @param {number} base @param {number} tall @param {string} colour @param {boolean} full */
-function ridge(pen, heights, base, tall, colour, full) {
+/** @param {CanvasRenderingContext2D} pen @param {Float32Array} heights @param {number} base @param {number} tall @param {string} color @param {boolean} full */
+function ridge(pen, heights, base, tall, color, full) {
   const path = new Path2D();
   path.moveTo(0, base);
   for (const [x, high] of heights.entries()) path.lineTo(x, base - high * tall);
   path.lineTo(heights.length, base);
   pen.globalAlpha = full ? 0.75 : 0.9;
-  pen.fillStyle = full ? colours().line1 : colour;
+  pen.fillStyle = full ? colors().line1 : color;
   pen.fill(path);
   pen.globalAlpha = 1;
   pen.lineWidth = 1;
-  pen.strokeStyle = full ? colours().line1 : colours().card;
+  pen.strokeStyle = full ? colors().line1 : colors().card;
   pen.stroke(path);
 }

@@ -39,9 +39,9 @@ export function fanOf(of) {
   const pairs = [["p1", "p99"], ["p5", "p95"], ["p25", "p75"]].map((names, place) => {
     const [low, high] = names.map(of);
     if (!low || !high || low.first.length !== median.first.length || high.first.length !== median.first.length) return null;
-    return { name: names.join(" to "), first: median.first, last: median.last, min: low.mean, max: high.mean, nonfinite: zeros(median.first.length), colour: "line1", opacity: 0.14 + 0.08 * place };
+    return { name: names.join(" to "), first: median.first, last: median.last, min: low.mean, max: high.mean, nonfinite: zeros(median.first.length), color: "line1", opacity: 0.14 + 0.08 * place };
   });
-  return [...pairs.filter((each) => each !== null), { ...median, name: "median", min: undefined, max: undefined, colour: "line1" }];
+  return [...pairs.filter((each) => each !== null), { ...median, name: "median", min: undefined, max: undefined, color: "line1" }];
 }
 
 /** @param {string} name @param {(stat: string) => Line | null} of @param {number} place @returns {Line[]} */
@@ -49,12 +49,12 @@ function sharesOf(name, of, place) {
   const [zero, nan, inf, count] = [of("zero_fraction"), of("nan"), of("inf"), of("count")];
   const prefix = name ? `${name}: ` : "";
   // What is not finite has lines of its own here.
-  const lines = plain(zero, `${prefix}zero`).map((line) => ({ ...line, nonfinite: zeros(line.first.length), colour: place ? "line2" : "line1" }));
-  for (const [part, words, colour] of /** @type {[Line | null, string, string][]} */ ([[nan, "NaN", "nan"], [inf, "infinite", "inf"]])) {
+  const lines = plain(zero, `${prefix}zero`).map((line) => ({ ...line, nonfinite: zeros(line.first.length), color: place ? "line2" : "line1" }));
+  for (const [part, words, color] of /** @type {[Line | null, string, string][]} */ ([[nan, "NaN", "nan"], [inf, "infinite", "inf"]])) {
     if (!part?.mean || !count?.mean || !some(part.mean)) continue;
     const whole = count.mean;
     const mean = Array.from(part.mean, (value, i) => value / whole[i]);
-    lines.push({ name: `${prefix}${words}`, first: part.first, last: part.last, mean, nonfinite: zeros(mean.length), colour, dashed: place > 0 });
+    lines.push({ name: `${prefix}${words}`, first: part.first, last: part.last, mean, nonfinite: zeros(mean.length), color, dashed: place > 0 });
   }
   return lines;
 }

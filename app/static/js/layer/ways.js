@@ -11,7 +11,7 @@ export function addWays(page) {
   page.keys.add("s", "smoothing: off, 5, 20, 100, 500 steps", () => turn(page, "smooth", HALF_LIVES), { group: "Charts" });
 }
 
-/** The address of a neighbour is looked at in the same way as this one: the links are the server's, the query is the page's of now. @param {string} id */
+/** The address of a neighbor is looked at in the same way as this one: the links are the server's, the query is the page's of now. @param {string} id */
 function go(id) {
   const link = /** @type {HTMLAnchorElement | null} */ (document.getElementById(id));
   if (link) location.assign(addressOf(link.href, location.href));

@@ -34,8 +34,8 @@ export class LineFigure {
     return asked === "log" || asked === "symlog" || asked === "linear" ? asked : scale;
   }
 
-  /** @param {Record<string, string>} colours @param {number} width @param {number} height @param {boolean} [alone] without the page around it: with title and legend */
-  make(colours, width, height, alone = false) {
+  /** @param {Record<string, string>} colors @param {number} width @param {number} height @param {boolean} [alone] without the page around it: with title and legend */
+  make(colors, width, height, alone = false) {
     const halfLife = Number(this.page.state.get("smooth")) || 0;
     const { span } = this.page.follow;
     this.drawn = this.lines.map((line) => drawn(line, halfLife, MAX_POINTS, span));
@@ -43,8 +43,8 @@ export class LineFigure {
     const ends = [low, high].filter((value) => value !== undefined);
     const axis = axisOf(this.scale, [/** @type {number[]} */ (ends), ...this.drawn.flatMap(({ raw, min, max }) => [raw, min, max])]);
     this.range = rangeOf(span, this.drawn);
-    const traces = tracesOf(this.lines, this.drawn, axis, colours);
-    return { traces, layout: layoutOf(this, axis, colours, width, height, alone) };
+    const traces = tracesOf(this.lines, this.drawn, axis, colors);
+    return { traces, layout: layoutOf(this, axis, colors, width, height, alone) };
   }
 
   /** The newest step that is drawn. */
@@ -72,22 +72,22 @@ function rangeOf(span, many) {
   return [Math.min(begun, to) - 0.5, to + 0.5];
 }
 
-/** @param {LineFigure} figure @param {import("./axis.js").Axis} axis @param {Record<string, string>} colours @param {number} width @param {number} height @param {boolean} alone */
-function layoutOf(figure, axis, colours, width, height, alone) {
+/** @param {LineFigure} figure @param {import("./axis.js").Axis} axis @param {Record<string, string>} colors @param {number} width @param {number} height @param {boolean} alone */
+function layoutOf(figure, axis, colors, width, height, alone) {
   const [from, to] = figure.range;
   const steps = steady(from, to, Math.max(2, Math.floor(width / 110))).filter(Number.isInteger);
   const ticks = axis.ticks(Math.max(3, Math.floor(height / 42)));
-  const common = { gridcolor: colours.line, linecolor: colours.line, zeroline: false, tickfont: { color: colours.quiet, size: 11 } };
-  const named = (/** @type {string | undefined} */ text) => (text ? { title: { text, standoff: 6, font: { size: 11, color: colours.quiet } } } : {});
+  const common = { gridcolor: colors.line, linecolor: colors.line, zeroline: false, tickfont: { color: colors.quiet, size: 11 } };
+  const named = (/** @type {string | undefined} */ text) => (text ? { title: { text, standoff: 6, font: { size: 11, color: colors.quiet } } } : {});
   const { title, y } = figure.options;
   return {
     width,
     height,
     uirevision: "page",
     margin: alone ? { l: 74, r: 20, t: 44, b: 74 } : MARGIN,
-    paper_bgcolor: alone ? colours.card : "rgba(0,0,0,0)",
+    paper_bgcolor: alone ? colors.card : "rgba(0,0,0,0)",
     plot_bgcolor: "rgba(0,0,0,0)",
-    font: { family: FONT, size: 12, color: colours.ink },
+    font: { family: FONT, size: 12, color: colors.ink },
     ...(alone ? { title: { text: title, font: { size: 14 }, x: 0.02 } } : {}),
     showlegend: alone,
     legend: { orientation: "h", y: -0.22, x: 0 },

@@ -1,9 +1,9 @@
 // @ts-check
 /** The place of a chart in the page: its drawing area, its legend with values, its cursor, its words. No Plotly. */
 import { h } from "../dom.js";
-import { colours } from "../theme.js";
+import { colors } from "../theme.js";
 import { MARGIN } from "./lines.js";
-import { SIGNS, colourOf } from "./traces.js";
+import { SIGNS, colorOf } from "./traces.js";
 import { nearest, stepsAt, valueWords } from "./words.js";
 
 const CLICK_PX = 4;
@@ -84,7 +84,7 @@ export class Panel {
 
   /** @param {import("./lines.js").LineFigure} figure @param {number | null} step */
   #tell(figure, step) {
-    const palette = colours();
+    const palette = colors();
     const known = figure.drawn.find(({ x }) => x.length);
     const words = known ? stepsAt(known, nearest(known, step)) : "";
     const items = figure.lines.map((line, order) => {
@@ -93,7 +93,7 @@ export class Panel {
       // Lines may have been captured at different steps, such as those of two runs.
       const own = stepsAt(points, place);
       const sign = h("span", { class: line.mean ? "sign" : "sign wide-sign", "aria-hidden": "true" });
-      sign.style.color = colourOf(line, order, palette);
+      sign.style.color = colorOf(line, order, palette);
       if (line.dashed) sign.classList.add("dashed");
       const at = own && own !== words ? h("span", { class: "quiet" }, `at ${own}`) : null;
       return h("li", {}, sign, line.name, h("b", { class: "number" }, valueWords(line, points, place)), at);

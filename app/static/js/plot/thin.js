@@ -13,7 +13,7 @@ import { ema } from "../smooth.js";
  * @property {ArrayLike<number>} [nonfinite] in how many of the steps there was a NaN or an infinity; where it is not given
  *   each value that is not finite says so itself
  * @property {ArrayLike<boolean | number>} [infinite] where what was not finite were infinities only
- * @property {string} [colour] a name in colours(), or a colour
+ * @property {string} [color] a name in colors(), or a color
  * @property {boolean} [dashed]
  * @property {number} [opacity] of the band
  */

@@ -1,5 +1,5 @@
 // @ts-check
-/** Where the tiles of a picture stand, and the colours of their values. Pure. */
+/** Where the tiles of a picture stand, and the colors of their values. Pure. */
 
 /** @typedef {{across: number, tileWidth: number, tileHeight: number, gap: number, width: number, height: number}} Layout */
 
@@ -39,9 +39,9 @@ export function cellAt(layout, x, y, [tiles, rows, columns]) {
   return row < rows && column < columns ? { tile, row, column } : null;
 }
 
-const CLIPPED = 0.005; // of the values, at each end: one outlier must not make all others one colour
+const CLIPPED = 0.005; // of the values, at each end: one outlier must not make all others one color
 
-/** The range of colours. Signed values get one that is as far below zero as above.
+/** The range of colors. Signed values get one that is as far below zero as above.
  * @param {ArrayLike<number>} values @param {boolean} [whole] to the very ends @returns {{low: number, high: number, signed: boolean, clipped: [boolean, boolean]}} `clipped`: whether values lie beyond its ends */
 export function rangeOf(values, whole = false) {
   const stride = Math.max(1, Math.floor(values.length / 50000));

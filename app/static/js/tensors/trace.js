@@ -3,7 +3,7 @@
 import { h } from "../dom.js";
 import { number } from "../format.js";
 import { evenTicks } from "../scale.js";
-import { colours, onTheme } from "../theme.js";
+import { colors, onTheme } from "../theme.js";
 
 const [LEFT, BOTTOM, TOP] = [56, 18, 8];
 
@@ -71,7 +71,7 @@ export class Trace {
     Object.assign(this.canvas, { width: Math.round(width * ratio), height: Math.round(height * ratio) });
     pen.scale(ratio, ratio);
     const { low, high, length } = this.data;
-    const page = colours();
+    const page = colors();
     const finite = [...Array.from(low), ...Array.from(high)].filter(Number.isFinite);
     let [least, most] = finite.length ? [finite.reduce((a, b) => Math.min(a, b)), finite.reduce((a, b) => Math.max(a, b))] : [0, 1];
     if (most === least) [least, most] = [least - 1, most + 1];
@@ -108,9 +108,9 @@ export class Trace {
   }
 }
 
-/** @param {CanvasRenderingContext2D} pen @param {number} x @param {number} y @param {string} colour */
-function dot(pen, x, y, colour) {
-  pen.fillStyle = colour;
+/** @param {CanvasRenderingContext2D} pen @param {number} x @param {number} y @param {string} color */
+function dot(pen, x, y, color) {
+  pen.fillStyle = color;
   pen.beginPath();
   pen.arc(x, y, 2.5, 0, 7);
   pen.fill();

@@ -1,6 +1,6 @@
 // @ts-check
-/** Colours of values: maps from dark to bright that are read in grey too, and what no scale holds. Pure but for the theme's. */
-import { colours as themed, isDark } from "./theme.js";
+/** Colors of values: maps from dark to bright that are read in gray too, and what no scale holds. Pure but for the theme's. */
+import { colors as themed, isDark } from "./theme.js";
 
 export const STEPS = 256;
 
@@ -28,7 +28,7 @@ export function pixel(red, green, blue) {
   return ((255 << 24) | (blue << 16) | (green << 8) | red) >>> 0;
 }
 
-/** @param {string} text a CSS colour */
+/** @param {string} text a CSS color */
 export function pixelOf(text) {
   return pixel(...rgbOf(text));
 }
@@ -47,7 +47,7 @@ export function mixed(a, b, share) {
 /** @type {Map<string, Uint32Array>} */
 const made = new Map();
 
-/** The 256 colours of a map, as pixels. @param {MapName} name @param {boolean} [dark] of the diverging one: what its middle is on */
+/** The 256 colors of a map, as pixels. @param {MapName} name @param {boolean} [dark] of the diverging one: what its middle is on */
 export function tableOf(name, dark = false) {
   const key = name === "diverging" ? (dark ? "dark" : "light") : name in ANCHORS ? name : "viridis";
   const found = made.get(key);
@@ -62,7 +62,7 @@ export function tableOf(name, dark = false) {
   return table;
 }
 
-/** All colours of a dense picture in the theme of now. @param {MapName} [name] */
+/** All colors of a dense picture in the theme of now. @param {MapName} [name] */
 export function paletteOf(name = "viridis") {
   const page = themed();
   const [nan, inf, missing] = [page.nan, page.inf, page.missing].map(pixelOf);
@@ -72,7 +72,7 @@ export function paletteOf(name = "viridis") {
     nan,
     inf,
     missing,
-    /** Every fourth diagonal where many stand side by side: not by colour alone. */
+    /** Every fourth diagonal where many stand side by side: not by color alone. */
     nanHatch: mixed(nan, card, 0.35),
     infHatch: mixed(inf, card, 0.35),
   };

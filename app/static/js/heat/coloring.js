@@ -1,14 +1,14 @@
 // @ts-check
-/** Which colours a heatmap has now: the range of what is shown, steady while it changes little; the scale; the map. */
-import { paletteOf } from "../colours.js";
+/** Which colors a heatmap has now: the range of what is shown, steady while it changes little; the scale; the map. */
+import { paletteOf } from "../colors.js";
 import { prefs } from "../prefs.js";
 import { Range, Scale } from "../scale.js";
 import { Painter } from "./paint.js";
 
 const MIN_DECADES = 0.3; // of a relative scale: a factor of two to each side
 
-export class Colouring {
-  /** The one that was chosen last; null where the colours are others. @type {Painter | null} */
+export class Coloring {
+  /** The one that was chosen last; null where the colors are others. @type {Painter | null} */
   painter = null;
   #range = new Range();
 
@@ -17,7 +17,7 @@ export class Colouring {
     this.#range.forget();
   }
 
-  /** The painter of now; the same one as long as its colours hold. @param {import("../heat.js").Heat} heat @param {import("./grid.js").Grid} grid @param {number} now */
+  /** The painter of now; the same one as long as its colors hold. @param {import("../heat.js").Heat} heat @param {import("./grid.js").Grid} grid @param {number} now */
   choose({ kind, range, relative }, grid, now) {
     const shown = relative ? "linear" : kind;
     const found = range ?? this.#range.held(now) ?? this.#range.of(grid.sample(), shown, now);
@@ -25,7 +25,7 @@ export class Colouring {
     const most = Math.max(relative ? MIN_DECADES : 0, Math.abs(found[0]), Math.abs(found[1]));
     const scale = signed ? new Scale(shown, -most, most) : new Scale(shown, ...found);
     if (this.painter?.scale.equals(scale)) return this.painter;
-    const map = /** @type {import("../colours.js").MapName} */ (prefs.get("colours"));
+    const map = /** @type {import("../colors.js").MapName} */ (prefs.get("colors"));
     this.painter = new Painter(scale, paletteOf(signed ? "diverging" : map));
     return this.painter;
   }
