@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 
 from hookcore.answers import Framed
@@ -50,6 +51,30 @@ def _store(world: Served) -> Any:
     run = world.runs.get("one")
     assert run is not None
     return run.store
+
+
+def test_store_and_client_take_the_same_names_of_taps_and_make_the_same_frames(world: Served, client: Client) -> None:
+    store = _store(world)
+    for tap in client.taps().taps[1:]:
+        for name in (tap.number, tap.label, tap.record):
+            for reader in (store, client):
+                _require_equal_frames(reader.series(name, "rms"), store.series(tap.number, "rms"))
+                _require_equal_frames(reader.histograms(name), store.histograms(tap.number))
+        _require_equal_frames(client.series(tap, "rms"), store.series(tap.number, "rms"))
+    _require_equal_frames(client.heatmap("output", "rms"), store.heatmap("output", "rms"))
+    _require_equal_frames(client.latest(sort="rms"), store.latest(sort="rms"))
+    _require_equal_frames(client.scalars("loss")["loss"], store.scalars("loss"))
+    quantiles = store.quantiles("head param_grad [weight]", [0.5, 0.99]).to_pandas()
+    assert list(quantiles) == ["first_step", "last_step", "p50", "p99"]
+    with pytest.raises(
+        ArgumentError, match=r"unknown tap 'head param_grad \[wait\]'; did you mean 'head param_grad \[w"
+    ):
+        store.series("head param_grad [wait]", "rms")
+
+
+def _require_equal_frames(one: Any, two: Any) -> None:
+    pandas.testing.assert_frame_equal(one.to_pandas(), two.to_pandas(), check_dtype=False)
+    assert one.to_polars().columns == list(two.columns())
 
 
 def test_runs_are_found_renamed_and_deleted(world: Served, client: Client) -> None:

@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 from starlette.exceptions import HTTPException
 
 from hookcore import answers
-from hookcore.answers.series import SERIES_COLUMNS
 from hookcore.errors import ArgumentError
 from hookcore.records import Kind, Tap
 from hookcore.sketch import BINS
 from hookcore.store import STAT_NAMES, Histograms, Series, Store
 from hookcore.store.checks import matcher, require, unknown
+from hookcore.store.tables import SERIES_COLUMNS
 
 from ..answering import histograms_table, series_table
 from ..formats import ARRAYS, StrictJson, Table

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib import import_module
 from typing import Annotated, Any, Final, TypeVar, get_args
 
 import msgspec
@@ -12,8 +11,10 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from hookcore import records
-from hookcore.errors import ArgumentError, ServerError
+from hookcore.errors import ServerError
 from hookcore.records import Kind, Phase
+from hookcore.store import tables
+from hookcore.store.tables import library as library
 
 Wanted = TypeVar("Wanted")
 AnyTap = TypeVar("AnyTap", bound="Tap")
@@ -22,7 +23,6 @@ NUMBER: Final = {
     "description": "a number, or the word for what JSON cannot say as a number",
     "anyOf": [{"type": "number"}, {"enum": ["NaN", "Infinity", "-Infinity"]}],
 }
-_OTHERWISE: Final = ", or use .columns()"
 
 
 class Number(float):
@@ -77,37 +77,13 @@ class Page(Answer, frozen=True):
     next: int | None
 
 
-class Framed(Answer, frozen=True):
+class Framed(tables.Framed, Answer, frozen=True):
     """An answer that can become a data frame."""
-
-    def columns(self) -> dict[str, Any]:
-        """Return the columns by name."""
-        raise NotImplementedError
-
-    def to_pandas(self) -> Any:
-        """Return a pandas DataFrame."""
-        return library("pandas", _OTHERWISE).DataFrame(self.columns())
-
-    def to_polars(self) -> Any:
-        """Return a polars DataFrame."""
-        return library("polars", _OTHERWISE).DataFrame(self.columns())
 
 
 def tap_columns(taps: Sequence[Tap]) -> dict[str, Any]:
     """Return a column for each part of the taps."""
-    numbers = {name: np.array([getattr(tap, name) for tap in taps], np.int64) for name in ("number", "call")}
-    texts = {name: [getattr(tap, name) for tap in taps] for name in ("module", "kind", "index", "phase")}
-    found = {**texts, "tap": numbers["number"], "call": numbers["call"]}
-    return {name: found[name] for name in ("tap", "module", "kind", "index", "call", "phase")}
-
-
-def library(name: str, otherwise: str = "") -> Any:
-    """Import a library that may be missing."""
-    try:
-        return import_module(name)
-    except ImportError:
-        package = name.partition(".")[0]
-        raise ArgumentError(f"{package} is not installed here: `pip install {package}`{otherwise}") from None
+    return tables.tap_columns([tap.number for tap in taps], taps)
 
 
 def decode(data: bytes, kind: type[Wanted]) -> Wanted:

@@ -8,7 +8,8 @@ import numpy as np
 from msgspec import Meta
 
 from hookcore.answers.base import Answer, FloatMatrix, Floats, Framed, Integers, Number, Page, States, Tap, tap_columns
-from hookcore.answers.series import Row, shape_cells, span_columns
+from hookcore.answers.series import Row, shape_cells
+from hookcore.store.tables import span_columns
 
 
 class Apart(Answer, frozen=True):

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 from msgspec import Meta
-from numpy.typing import NDArray
 
 from hookcore import store
 from hookcore.answers.base import (
@@ -24,11 +23,10 @@ from hookcore.answers.base import (
     tap_columns,
 )
 from hookcore.records import Kind
+from hookcore.store.tables import SERIES_COLUMNS, HistogramsTable, SeriesTable, span_columns
 
-SERIES_COLUMNS = ("first_step", "last_step", "mean", "min", "max", "present", "nonfinite")
 
-
-class Series(Framed, frozen=True, eq=False, omit_defaults=True):
+class Series(SeriesTable, Answer, frozen=True, eq=False, omit_defaults=True):
     """A stat of a tap, or a scalar, over time: item i of each list is about the steps first_step[i] to last_step[i]."""
 
     name: str
@@ -50,10 +48,6 @@ class Series(Framed, frozen=True, eq=False, omit_defaults=True):
         """Return the answer for a series; that of a quantile has no counts."""
         names = SERIES_COLUMNS if counts else SERIES_COLUMNS[:5]
         return cls(found.name, tap, *(getattr(found, name) for name in names))
-
-    def columns(self) -> dict[str, Any]:
-        """Return a row for each point."""
-        return {name: getattr(self, name) for name in SERIES_COLUMNS if getattr(self, name) is not None}
 
 
 class SeriesList(Page, frozen=True):
@@ -128,12 +122,7 @@ def shape_cells(answer: Any) -> None:
         msgspec.structs.force_setattr(answer, name, getattr(answer, name).reshape(shape))
 
 
-def span_columns(first_step: NDArray[np.int64], cells: NDArray[Any]) -> dict[str, Any]:
-    """Return the columns of a map, each named by its first step."""
-    return {str(step): cells[:, place] for place, step in enumerate(first_step.tolist())}
-
-
-class Histograms(Framed, frozen=True, eq=False, omit_defaults=True):
+class Histograms(HistogramsTable, Answer, frozen=True, eq=False, omit_defaults=True):
     """The distribution of a tap: counts[i][j] values of column i lie between edges[j] and edges[j + 1]."""
 
     tap: Tap
@@ -155,12 +144,6 @@ class Histograms(Framed, frozen=True, eq=False, omit_defaults=True):
         """Return the answer for the histograms of a tap."""
         counts: Any = (found.counts, found.nan, found.negative_infinity, found.positive_infinity, run)
         return cls(tap, found.first_step, found.last_step, found.edges, *counts)
-
-    def columns(self) -> dict[str, Any]:
-        """Return a row for each span of steps, and a column for each bin, named by its lower edge."""
-        names = ("first_step", "last_step", "nan", "negative_infinity", "positive_infinity")
-        bins = {f"from {edge!r}": self.counts[:, place] for place, edge in enumerate(self.edges[:-1].tolist())}
-        return {name: getattr(self, name) for name in names} | bins
 
 
 class HistogramsList(Answer, frozen=True):

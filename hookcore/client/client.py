@@ -19,9 +19,9 @@ from hookcore.answers.base import Wanted, decode, library
 from hookcore.answers.live import FrameNews, News
 from hookcore.client.exchange import Exchange
 from hookcore.errors import ServerError
-from hookcore.records import Coverage, HookRecord, Kind, Phase, Severity, Snapshot
+from hookcore.records import Coverage, HookRecord, Kind, Phase, Severity, Snapshot, Tap
 
-TapName = int | str
+TapName = int | str | Tap | answers.Tap  # by its number, its label, or itself
 AnyPage = TypeVar(
     "AnyPage",
     answers.Runs,
@@ -41,8 +41,9 @@ _MAX_HISTOGRAMS: Final = 50
 class Client:
     """A dashboard: the one at `url`, or this user's own on this machine. May be used from several threads.
 
-    Everything that takes `run` speaks of the newest run where none is named. A tap is named by its number, or by its
-    label such as "layers.0 output". What the server refuses is raised as ServerError with its sentence and `status`.
+    Everything that takes `run` speaks of the newest run where none is named. A tap is named by its number, by its
+    label such as "layers.0 output", or by itself. What the server refuses is raised as ServerError with its sentence
+    and `status`.
     """
 
     def __init__(self, url: str | None = None, token: str | None = None, *, timeout_s: float = 30.0) -> None:
@@ -138,7 +139,7 @@ class Client:
         run: str | None = None,
     ) -> answers.Series:
         """One stat of one tap in at most so many points; "p50", "p99.9" are quantiles."""
-        asked = {"tap": tap, "stat": stat, "from": first, "to": last, "points": points, "run": run}
+        asked = {"tap": _name_of(tap), "stat": stat, "from": first, "to": last, "points": points, "run": run}
         return self._get(answers.SeriesList, "/api/v1/series", asked).series[0]
 
     def many_series(
@@ -182,7 +183,7 @@ class Client:
         run: str | None = None,
     ) -> answers.Histograms:
         """The distribution of a tap over time."""
-        asked = {"tap": tap, "from": first, "to": last, "columns": columns, "bins": bins, "run": run}
+        asked = {"tap": _name_of(tap), "from": first, "to": last, "columns": columns, "bins": bins, "run": run}
         return self._get(answers.Histograms, "/api/v1/histograms", asked)
 
     def many_histograms(
@@ -328,7 +329,7 @@ class Client:
     ) -> answers.Accepted:
         """Asks the trainer to keep a tensor: of a tap, or of a module."""
         if tap is not None:
-            body: dict[str, Any] = {"tap": tap}
+            body: dict[str, Any] = {"tap": _name_of(tap)}
         else:
             body = {"module": module, "kind": kind, "index": index, "call": call, "phase": phase}
         return self._exchange.ask(answers.Accepted, "POST", "/api/v1/snapshots", {"run": run}, body)
@@ -524,3 +525,7 @@ def _asked_of_two(
     first, last = steps
     asked = {"runs": ",".join(runs), "kind": kind, "stat": stat, "match": match, "rename": rename}
     return {**asked, "from": first, "to": last}
+
+
+def _name_of(tap: TapName) -> int | str:
+    return tap.label if isinstance(tap, Tap | answers.Tap) else tap

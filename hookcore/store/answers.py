@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hookcore.records import Tap
+from hookcore.store.tables import Framed, HistogramsTable, SeriesTable, span_columns, tap_columns
 
 Floats = NDArray[np.float64]
 Counts = NDArray[np.uint32]
@@ -44,7 +46,7 @@ class StepRange:
 
 
 @dataclass(frozen=True, slots=True)
-class Series:
+class Series(SeriesTable):
     """One stat of one tap, or one scalar, over time. A point stands for the steps first_step to last_step.
 
     mean, low and high are over its finite values (NaN where there were none), `present` says in how many steps it was
@@ -63,7 +65,7 @@ class Series:
 
 
 @dataclass(frozen=True, slots=True)
-class Heatmap:
+class Heatmap(Framed):
     """One stat of many taps over time; a row is a tap, or `groups` neighbors starting with numbers[i].
 
     `worst` is the value with the largest magnitude in the cell. Where any tensor of the cell held a NaN or an infinity
@@ -89,9 +91,13 @@ class Heatmap:
         states[self.infinite] = 3
         return states
 
+    def columns(self) -> dict[str, Any]:
+        """Return a row for each row, and a column for each span of steps, named by its first step."""
+        return tap_columns(self.numbers, self.taps) | {"group": self.groups} | span_columns(self.first_step, self.worst)
+
 
 @dataclass(frozen=True, slots=True)
-class Histograms:
+class Histograms(HistogramsTable):
     """The distribution of one tap over time: counts[i, j] values of column i lie between edges[j] and edges[j + 1]."""
 
     tap: int
@@ -105,7 +111,7 @@ class Histograms:
 
 
 @dataclass(frozen=True, slots=True)
-class Quantiles:
+class Quantiles(Framed):
     """Quantiles of one tap over time, from its sketches."""
 
     tap: int
@@ -114,9 +120,14 @@ class Quantiles:
     last_step: Steps
     values: Floats  # [point, q]
 
+    def columns(self) -> dict[str, Any]:
+        """Return a row for each point, and a column for each quantile, such as p50."""
+        quantiles = {f"p{100 * q:g}": self.values[:, place] for place, q in enumerate(self.qs.tolist())}
+        return {"first_step": self.first_step, "last_step": self.last_step} | quantiles
+
 
 @dataclass(frozen=True, slots=True)
-class Latest:
+class Latest(Framed):
     """The exact values of taps in the newest step each was seen in."""
 
     stats: tuple[str, ...]
@@ -124,6 +135,11 @@ class Latest:
     taps: tuple[Tap, ...]
     steps: Steps
     values: Floats  # [tap, stat], as they came: NaN and infinities included
+
+    def columns(self) -> dict[str, Any]:
+        """Return a row for each tap, and a column for each stat."""
+        stats = {stat: self.values[:, place] for place, stat in enumerate(self.stats)}
+        return tap_columns(self.numbers, self.taps) | {"step": self.steps} | stats
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from hookcore.store.schemas import GRAD_SCALE, SCALAR_SCHEMA, STAT_SCHEMA
 from hookcore.store.segments import Floats, Lanes, Steps
 
 STAT_NAMES: Final = STAT_SCHEMA.names  # the recorded ones and the derived: zero_fraction, nonfinite
+TapName = int | str | Tap  # a tap by its number, its label, or itself
 _VALUE: Final = SCALAR_SCHEMA.columns.index("value")
 
 
@@ -54,7 +55,7 @@ class Queries:
         return TapList(np.array([number for number, _ in found], np.int64), tuple(tap for _, tap in found))
 
     def series(
-        self, tap: int | Tap, stat: str, first: int | None = None, last: int | None = None, points: int = 1000
+        self, tap: TapName, stat: str, first: int | None = None, last: int | None = None, points: int = 1000
     ) -> Series:
         """One stat of one tap in at most so many points."""
         checks.require("stat", stat, STAT_NAMES)
@@ -151,7 +152,7 @@ class Queries:
         return infinite
 
     def histograms(
-        self, tap: int | Tap, first: int | None = None, last: int | None = None, columns: int = 200, bins: int = 80
+        self, tap: TapName, first: int | None = None, last: int | None = None, columns: int = 200, bins: int = 80
     ) -> Histograms:
         """The distribution of a tap over time in at most so many columns and bins; counts are exact sums."""
         checks.require_at_least("columns", columns, 1)
@@ -161,7 +162,7 @@ class Queries:
         return histograms_of(entries, number, columns, bins, lambda begin, end: self._bounds_of(number, begin, end))
 
     def quantiles(
-        self, tap: int | Tap, qs: ArrayLike, first: int | None = None, last: int | None = None, points: int = 1000
+        self, tap: TapName, qs: ArrayLike, first: int | None = None, last: int | None = None, points: int = 1000
     ) -> Quantiles:
         """Return quantiles of a tap over time in at most so many points: within 7 %, or NaN if one is not known."""
         checks.require_at_least("points", points, 1)
@@ -308,8 +309,12 @@ class Queries:
         """The newest label of each name."""
         return dict(self._parts.labels.items())
 
-    def _number_of(self, tap: int | Tap) -> int:
+    def _number_of(self, tap: TapName) -> int:
         taps = self._parts.taps
+        if isinstance(tap, str):
+            labels = [each.label for each in taps[:]]
+            checks.require("tap", tap, labels)
+            return labels.index(tap)
         if isinstance(tap, Tap):
             number = self._parts.tap_numbers.get(tap)
             if number is None:
