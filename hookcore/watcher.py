@@ -56,14 +56,11 @@ class Watcher:
         self._leave_cells = failures.follow_cells(self._end_cell)
         try:
             if open_bridge is not None:
-                self._recorder.sink = TeeSink(self._delivery.sink, open_bridge, self._recorder.errors.record)
-            if model is None:
-                self._recorder.models.discover()
-            else:
-                self._recorder.models.add(model)
+                self._recorder.send_to(TeeSink(self._delivery.sink, open_bridge, self._recorder.errors.record))
+            self._recorder.watch(model)
             self._recorder.attach()
             self._begin_delivery()
-            self._recorder.tell_of_escapes(self._delivery.run.name, self._delivery.run.script)
+            self._recorder.shipper.report_escapes(self._delivery.run.name, self._delivery.run.script)
         except BaseException:
             self._recorder.close(0.0)
             self._leave_cells()
@@ -79,11 +76,12 @@ class Watcher:
             why = str(error) if isinstance(error, ServerError) else f"{type(error).__name__}: {error}"
             logger.warning("hookcore: no dashboard: %s. The run is kept in watcher.store.", why)
             self._delivery = to_the_store(self._delivery, self.settings)
-            if isinstance(self._recorder.sink, TeeSink):
-                self._recorder.sink.sink = self._delivery.sink
+            tee = self._recorder.shipper.sink
+            if isinstance(tee, TeeSink):
+                tee.sink = self._delivery.sink
             else:
-                self._recorder.sink = self._delivery.sink
-            self._recorder.sink.describe(self._recorder.models.records())
+                self._recorder.send_to(self._delivery.sink)
+            self._recorder.description.send_modules()
 
     def step(self) -> None:
         """End a step, in loops without an optimizer. From the first call on, only these calls end steps."""
@@ -102,7 +100,7 @@ class Watcher:
 
     def observe(self, name: str, tensor: Tensor) -> Tensor:
         """Make an intermediate tensor inside a forward, and its gradient, taps called `name`. Returns the tensor."""
-        if not torch.compiler.is_compiling() and self._recorder.current.captured and isinstance(tensor, Tensor):
+        if not torch.compiler.is_compiling() and self._recorder.capturing and isinstance(tensor, Tensor):
             self._guarded("observe", self._observe, name, tensor)
         return tensor
 
@@ -110,7 +108,7 @@ class Watcher:
         plan = self._observed.get(name)
         if plan is None:
             plan = self._observed[name] = self._recorder.models.plan_for_name(name)
-        self._recorder.dispatcher.saw_output(plan, tensor)
+        self._recorder.observe(plan, tensor)
 
     def _guarded(self, what: str, call: Callable[..., None], *arguments: Any) -> None:
         try:
@@ -261,7 +259,9 @@ class Watcher:
 
     def __repr__(self) -> str:
         state = "closed" if self._recorder.closed else "detached" if self.paused else "watching"
-        return f"<hookcore.Watcher {state}, {len(self._recorder.plans.by_id)} modules, step {self._recorder.step}>"
+        return (
+            f"<hookcore.Watcher {state}, {len(self._recorder.models.plans.by_id)} modules, step {self._recorder.step}>"
+        )
 
 
 class NullWatcher:

@@ -74,7 +74,7 @@ def test_ever_new_keys_take_no_rows_from_other_modules() -> None:
         assert ("other", "output_grad", "", 0) in read_step(watcher, 900)
         taps = [tap for tap in watcher.store.taps().taps if tap.module == "odd"]
         assert 0 < len(taps) <= 600
-        assert sum(len(plan.taps) for plan in watcher._recorder.plans.live()) <= 600
+        assert sum(len(plan.taps) for plan in watcher._recorder.models.plans.live()) <= 600
         assert any("odd" in item.path and item.reason for item in watcher.coverage())
         assert watcher.errors == []
 
@@ -82,8 +82,17 @@ def test_ever_new_keys_take_no_rows_from_other_modules() -> None:
 def test_models_and_optimizers_that_come_and_go_leave_nothing_in_the_watcher() -> None:
     def sizes(watcher: hookcore.Watcher) -> int:
         recorder = watcher._recorder
-        statistics, table = recorder.statistics, recorder.statistics.table
-        tables: list[Any] = [recorder, recorder.models, recorder.parameters, recorder.plans, statistics, table]
+        statistics = recorder.dispatcher.statistics
+        table, steps = statistics.table, recorder.steps
+        tables: list[Any] = [
+            recorder,
+            recorder.models,
+            recorder.parameters,
+            recorder.models.plans,
+            statistics,
+            table,
+            steps,
+        ]
         values = [value for table in tables for value in vars(table).values() if isinstance(value, (list, dict, set))]
         kept = [table.taps, table.numbers, recorder.errors.events]
         return sum(len(value) for value in values if all(value is not other for other in kept))

@@ -21,7 +21,7 @@ from hookcore.observe.arena import CpuArena
 from hookcore.recorder import clock as clock_code
 from hookcore.recorder import dispatch as dispatch_code
 from hookcore.recorder import errorlog
-from hookcore.recorder import recorder as recorder_code
+from hookcore.recorder import shipping as shipping_code
 from hookcore.recorder import statistics as statistics_code
 from hookcore.recorder import worker as worker_code
 from hookcore.recorder.cadence import Cadence
@@ -30,8 +30,8 @@ from hookcore.recorder.clock import Clock
 from hookcore.recorder.dispatch import Dispatcher
 from hookcore.recorder.models import Models
 from hookcore.recorder.parameters import Parameters
-from hookcore.recorder.recorder import Recorder
 from hookcore.recorder.statistics import Statistics
+from hookcore.recorder.steps import Steps
 from hookcore.records import KINDS
 from hookcore.store import Store
 from tests.harness import digest, process_state, read_step, seed_all, watch
@@ -109,10 +109,10 @@ INSIDE_HOOKS: Final[dict[str, list[tuple[Any, str]]]] = {
     "the optimizer's pre-hook": [(Parameters, "before_step")],
     "the optimizer's post-hook": [(Parameters, "after_step")],
     "the search for a scaler": [(clock_code, "_find_scaler")],
-    "the end of a step": [(Recorder, "end_step")],
+    "the end of a step": [(Steps, "end_step")],
     "the packing of a frame": [(CpuArena, "pack")],
     "the cadence": [(Cadence, "wants")],
-    "the recorder's thread": [(recorder_code, "build_frames")],
+    "the recorder's thread": [(shipping_code, "build_frames")],
     "the sink": [(Store, "append")],
 }
 
@@ -216,7 +216,7 @@ def test_a_dead_recorder_thread_holds_nobody_up(monkeypatch: pytest.MonkeyPatch,
     watcher = run.watcher
     assert run.steps == untouched
     assert not watcher.flush(0.05)
-    assert watcher._recorder._worker.dropped >= 1
+    assert watcher._recorder.shipper.worker.dropped >= 1
 
 
 def test_a_slow_sink_holds_up_nobody_and_what_is_dropped_is_counted(
@@ -242,7 +242,7 @@ def test_a_slow_sink_holds_up_nobody_and_what_is_dropped_is_counted(
         assert watcher.flush()
         kept_steps = watcher.store.steps()
         assert kept_steps.newest == STEPS + 2
-        dropped = watcher._recorder._worker.dropped
+        dropped = watcher._recorder.shipper.worker.dropped
         assert dropped + kept_steps.count == STEPS + 3
 
 

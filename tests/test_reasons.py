@@ -203,7 +203,7 @@ def test_no_other_thread_than_the_one_that_trains_looks_at_a_gradient() -> None:
                 optimizer.zero_grad()
                 (model[1](torch.randn(2, 4)).sum() * model[0].weight.sum()).backward()
                 optimizer.step()
-            described = threading.Thread(target=watcher._recorder._describe_all)
+            described = threading.Thread(target=watcher._recorder.description.send)
             described.start()
             described.join()
             told = {each.path: each.reason for each in watcher.coverage()}

@@ -475,7 +475,7 @@ def _asking(settings: dict[str, Any], watchers: list[hookcore.Watcher]) -> Attac
 
 
 def _ask_for_everything(watcher: hookcore.Watcher) -> None:
-    for plan in watcher._recorder.plans.live():
+    for plan in watcher._recorder.models.plans.live():
         for kind in ("output", "output_grad", "input", "input_grad"):
             ask(watcher, plan.path, kind, "0" if kind.startswith("input") else "")
         module = plan.ref()

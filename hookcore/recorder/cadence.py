@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from typing import Final
+from typing import Any, Final
 
 WINDOW: Final = 15  # steps of each sort that the estimate looks at
 TIMED_STEPS: Final = 3  # that are timed before a cost is told
@@ -63,6 +63,31 @@ class Cadence:
             if not self._plain or not self._captured:
                 # Steps of one sort alone tell no cost: alternate again.
                 self._seen, self._measuring, self.stride = min(self._seen, WARM_UP), True, 2 * every
+
+    def take_turns(self, gap: int) -> None:
+        """Choose steps in blocks in which each optimizer steps: so many steps lie between two steps of the rarest."""
+        self.block = 1 << (min(MAX_BLOCK, gap) - 1).bit_length()
+
+    def as_scalars(self) -> dict[str, float]:
+        """Return what is logged with each frame."""
+        if self.cost != self.cost:
+            return {}
+        return {
+            "hookcore/cost": self.cost,
+            "hookcore/effective_cost": self.effective_cost,
+            "hookcore/every": float(self.stride),
+            "hookcore/skipped_steps": float(self.skipped),
+        }
+
+    def as_settings(self) -> dict[str, Any]:
+        """Return what is shown next to the settings, in types that JSON has."""
+        known = self.cost == self.cost
+        return {
+            "stride": self.stride,
+            "cost": self.cost if known else None,
+            "effective_cost": self.effective_cost if known else None,
+            "skipped_steps": self.skipped,
+        }
 
     def took(self, background_s: float) -> None:
         """Learn from the recorder's thread what a frame took."""

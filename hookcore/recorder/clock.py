@@ -48,7 +48,7 @@ _current_task: Callable[[], int] = torch._C._current_graph_task_id
 
 
 class Host(Protocol):
-    """What the clock tells: the recorder."""
+    """What the clock calls: the steps."""
 
     def end_step(self, skipped_by: GradScaler | None) -> None:
         """The step is over, or this scaler left it out."""
@@ -68,8 +68,8 @@ class Host(Protocol):
     def read_parameters(self) -> None:
         """No optimizer of torch's will step: the gradients are final now."""
 
-    def emit(self, name: str, message: str, severity: Any = "info") -> None:
-        """Record an event."""
+    def emit(self, name: str, message: str) -> None:
+        """Add an event to the next frame."""
 
 
 class Owner:
@@ -84,9 +84,7 @@ class Owner:
         "keys",
         "last_step",
         "late",
-        "owned",
         "owns",
-        "reads",
         "ref",
         "scaler",
         "seen",
@@ -109,8 +107,6 @@ class Owner:
         self.ever_reached = False  # whether a pass was ever seen to reach a witness
         self.late = False  # whether it steps with the gradients of the step that ended last
         self.inner_passes = False  # whether its step was given a closure, which computes the gradients
-        self.reads = False  # whether the values of its step are captured
-        self.owned: list[Parameter] = []  # what it steps, while a step that is captured runs
         self.inside = False  # whether it steps inside the backward pass
         self.last_step = -1
         self.gap = 1  # steps from one of its steps to the next
@@ -148,7 +144,7 @@ class Clock:
         self.manual = False  # the user calls step()
         self.passes = 0  # backward passes that reached a watched parameter since the last step ended
         self.begins_late = False  # a step that begins now has had its forward pass already
-        self.due = False  # an optimizer stepped inside the pass that runs
+        self._due = False  # an optimizer stepped inside the pass that runs
         self._decided = False  # whether an optimizer ever stepped
         self._by_hand = 0  # so many passes make a step, where no optimizer steps; 0 while that is not known
         self._attempts = 0  # closed ones, while it is not known who steps
@@ -286,6 +282,14 @@ class Clock:
         """Whether the step that just ended changed a weight."""
         return owner.versions != [tensor._version for tensor in owner.seen]
 
+    def leave_to_user(self) -> None:
+        """Let only the user end steps from now on."""
+        self.manual = True
+
+    def end_with_pass(self, owner: Owner) -> None:
+        """End the step with the backward pass that runs: the optimizer steps inside it."""
+        owner.inside = self._due = True
+
     def tick(self, skipped_by: GradScaler | None = None) -> None:
         """End the step."""
         self.passes, self._passed = 0, False
@@ -382,7 +386,7 @@ class Clock:
             return
         if not self.stepping and not self.manual:
             self.begins_late = True
-            self.look()
+            self.notice_end()
             self.begins_late = False
         self._know_witnesses()
         self._looked_at = self._witness_tensors()
@@ -400,8 +404,8 @@ class Clock:
             self._parameters.note_pass(self._alone.keys)
         else:
             reached = self._look_at_witnesses()
-        if self.due:
-            self.due = False
+        if self._due:
+            self._due = False
             if not self._decided:
                 self._decide(None)
             self.tick()
@@ -459,7 +463,7 @@ class Clock:
 
     # -- steps that no optimizer ends -------------------------------------------------------------------------------
 
-    def look(self) -> bool:
+    def notice_end(self) -> bool:
         """Notice a step that ended without an optimizer's: a scaler skipped it, or the weights were changed by hand.
 
         Called where the next step may begin: before a pass, before a module runs, before a value is logged.
@@ -585,7 +589,7 @@ def _find_scaler(owner: Owner, depth: int) -> None:
     """The scaler that drives this step is one of the callers, if there is one: it has no hook of its own."""
     if owner.scaler is not None and owner.scaler() is not None:
         return
-    frame: Any = sys._getframe(2)
+    frame: Any = sys._getframe(3)
     for _ in range(depth):
         if frame is None:
             return

@@ -37,18 +37,20 @@ class Change:
 class Commands:
     """The commands of one recorder that were read and wait."""
 
-    def __init__(self, settings: Settings, models: Models, snapshots: Snapshots, emit: Emit) -> None:
+    def __init__(
+        self, settings: Settings, models: Models, snapshots: Snapshots, emit: Emit, describe: Callable[[], None]
+    ) -> None:
         self._models = models
         self._snapshots = snapshots
         self._emit = emit
+        self._describe = describe
         self._lock = threading.Lock()  # of the readers alone: they tell, which takes the recorder's lock
         self._coming = settings  # what holds when everything that waits is carried out
         self._last = -1
         self.changes: deque[Change] = deque()  # that wait; appended to by readers, emptied under the recorder's lock
-        self.wants_inventory = True  # looked at by the recorder's thread; the first one is sent unasked
 
-    def read(self, command: Command) -> None:
-        """Check a command and lay it by. One that comes twice is carried out once."""
+    def enqueue(self, command: Command) -> None:
+        """Validate a command and queue it. One that comes twice is carried out once."""
         with self._lock:
             if command.number <= self._last:
                 return
@@ -58,7 +60,7 @@ class Commands:
             elif command.name == "snapshot":
                 self.ask(command.tap, command.number)
             else:
-                self.wants_inventory = True
+                self._describe()
 
     def ask(self, tap: Tap | None, number: int = -1) -> bool:
         """Look for a tensor from the next step on, or say why not."""
@@ -104,12 +106,12 @@ class Commands:
         self._coming = coming
         self.changes.append(Change(values, choice))
 
-    def carry_out(self, apply: Callable[[Change], None]) -> None:
+    def apply_pending(self, apply: Callable[[Change], None]) -> None:
         """Between two steps: everything that waits, in its order."""
         while self.changes:
             apply(self.changes.popleft())
 
-    def carry_out_while_idle(self, apply: Callable[[Change], None]) -> None:
+    def apply_while_idle(self, apply: Callable[[Change], None]) -> None:
         """In the recorder's thread, while no step ends: what no hook looks at. The rest waits on."""
         later: list[Change] = []
         while self.changes:

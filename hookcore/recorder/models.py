@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hookcore.compiled import clean_path, is_dynamo_graph, unwrap
+from hookcore.compiled import clean_path, guarded, is_dynamo_graph, unwrap
 from hookcore.config import Settings
 from hookcore.errors import PatternError
 from hookcore.names import select, unique_root_name
@@ -40,7 +40,7 @@ class Models:
         errors: ErrorLog,
         changed: Callable[[], None],
     ) -> None:
-        self._plans = plans
+        self.plans = plans
         self._errors = errors
         self._parameters = parameters
         self._settings = settings
@@ -71,15 +71,15 @@ class Models:
     def plan_for_name(self, name: str) -> Plan:
         """A plan for a tensor that the user names; the first model says whether it is training."""
         root = self.roots[0] if self.roots else Root(nn.Module(), "")
-        if any(plan.path == name for plan in self._plans.live()):
+        if any(plan.path == name for plan in self.plans.live()):
             name = f"{name} (observed)"  # a module's path: its numbers must not mix with these
         plan = Plan(name, root.ref() or nn.Module(), root, frozenset(("output", "output_grad")))
         plan.type_name = "observed tensor"
-        self._plans.named.append(plan)
+        self.plans.named.append(plan)
         return plan
 
     def _plan_all(self, root: Root, modules: dict[str, tuple[nn.Module, str]]) -> None:
-        plans = self._plans.by_id
+        plans = self.plans.by_id
         for path, (module, reason) in modules.items():
             key = id(module)
             if key in plans:
@@ -108,7 +108,7 @@ class Models:
             self._gone.clear()
         changed = {
             id(plan.root): plan.root
-            for plan in self._plans.live()
+            for plan in self.plans.live()
             if (module := plan.ref()) is not None
             and (module._modules or plan.children)
             and fingerprint(module) != plan.children
@@ -122,7 +122,7 @@ class Models:
 
     def _follow(self, root: Root) -> None:
         """Bring the plans of a model in line with its tree. What was captured keeps its name."""
-        plans, modules = self._plans.by_id, _modules_of(root)
+        plans, modules = self.plans.by_id, _modules_of(root)
         selection = _Everything(self._settings)
         mine = [(key, plan) for key, plan in list(plans.items()) if plan.root is root]
         calls = self._gone | {plan.path: plan.calls for _, plan in mine}
@@ -143,7 +143,7 @@ class Models:
 
     def _rename(self, plan: Plan, path: str, reason: str) -> None:
         """A module has another place in the tree: its next values get taps of that name."""
-        self._plans.departed.append(plan.left_behind(f"called {path} since then"))
+        self.plans.departed.append(plan.left_behind(f"called {path} since then"))
         plan.path = path
         plan.choose(_NO_KINDS if reason else self._settings.kinds, reason)
         self._parameters.rename(plan)
@@ -162,7 +162,7 @@ class Models:
             missing = set(selection.unmatched)
             unmatched = missing if unmatched is None else unmatched & missing
             everything |= modules
-            plans = ((self._plans.by_id.get(id(module)), path) for path, module in modules.items())
+            plans = ((self.plans.by_id.get(id(module)), path) for path, module in modules.items())
             choice += [(plan, selection.reason(path)) for plan, path in plans if plan is not None]
         if unmatched:
             select(everything, _leaves(everything), settings.include, settings.exclude)
@@ -173,7 +173,7 @@ class Models:
         self._settings = settings
         for plan, reason in [*choice, *self._planned_since(choice)]:
             kinds = _NO_KINDS if reason else settings.kinds
-            if reason and plan.path in self._plans.regions:
+            if reason and plan.path in self.plans.regions:
                 kinds, reason = settings.kinds & _BOUNDARY_KINDS, ""
             plan.choose(kinds, reason)
         self._parameters.choose(settings.kinds)
@@ -181,7 +181,7 @@ class Models:
     def _planned_since(self, choice: Choice) -> Choice:
         """Modules that came after the choice was made."""
         chosen, selection = {id(plan) for plan, _ in choice}, _Everything(self._settings)
-        later = [plan for plan in self._plans.live() if id(plan) not in chosen]
+        later = [plan for plan in self.plans.live() if id(plan) not in chosen]
         return [
             (plan, selection.reason("" if plan.is_root else plan.path.removeprefix(f"{plan.root.name}/"), module))
             for plan in later
@@ -190,7 +190,7 @@ class Models:
 
     def paths(self) -> set[str]:
         """The path of every plan."""
-        return {plan.path for plan in [*self._plans.live(), *self._plans.named]}
+        return {plan.path for plan in [*self.plans.live(), *self.plans.named]}
 
     @property
     def wants_inputs(self) -> bool:
@@ -199,19 +199,19 @@ class Models:
 
     def make_boundary(self, plan: Plan) -> None:
         """A compiled region's root is captured even where the patterns leave it out: it speaks for all inside."""
-        if plan.path in self._plans.regions:
+        if plan.path in self.plans.regions:
             return
-        self._plans.regions.append(plan.path)
+        self.plans.regions.append(plan.path)
         if plan.skipped_by:
             plan.make_boundary(self._settings.kinds & _BOUNDARY_KINDS)
 
     def _departed(self, key: int, _: object) -> None:
         """A module is gone; what is known of it stays."""
-        plan = self._plans.by_id.pop(key, None)
+        plan = self.plans.by_id.pop(key, None)
         if plan is not None:
             self._gone[plan.path] = plan.calls
             self._parameters.forget(plan)
-            self._plans.departed.append(plan)
+            self.plans.departed.append(plan)
 
     # -- finding ----------------------------------------------------------------------------------------------------
 
@@ -238,7 +238,7 @@ class Models:
 
     def _discover(self, top: nn.Module) -> None:
         """Watch a model that began to run. Losses and metrics, which own no parameter, are none."""
-        if id(top) in self._plans.by_id or next(parameters_of(top), None) is None:
+        if id(top) in self.plans.by_id or next(parameters_of(top), None) is None:
             return
         try:
             self.add(top, unique_root_name(type(top).__name__, {root.name for root in self.roots}))
@@ -255,6 +255,7 @@ class Models:
             module = owner
         return module
 
+    @guarded
     def saw_registration(self, owner: nn.Module, name: str, child: Any) -> None:
         """torch's module registration hook: who is part of whom."""
         try:
@@ -272,13 +273,13 @@ class Models:
 
     def records(self) -> list[ModuleRecord]:
         """The tree of every watched model."""
-        plans = self._plans.by_id
+        plans = self.plans.by_id
         return [record for root in self.roots for record in records_of(root, plans)]
 
     def coverage(self, table: TapTable) -> list[Coverage]:
         """Return every module: captured, or not and why."""
         boundary = self._settings.compiled == "boundary"
-        return coverage_of(self._plans, table, boundary, self.hooks_are_on_modules)
+        return coverage_of(self.plans, table, boundary, self.hooks_are_on_modules)
 
     @property
     def hooks_are_on_modules(self) -> bool:

@@ -56,12 +56,17 @@ class Parameters:
         self._plans = plans
         self._statistics = statistics
         self._wanted = _reads_parameters(kinds)
+        self._wants_updates = "update" in kinds
         self._known: dict[int, Parameter] = {}  # by id(tensor); an entry counts while the tensor stands at its place
         self._keys: dict[int, dict[str, int]] = {}  # by id(plan) and name, the keys of its entries
         self.adopted = 0  # grows with every parameter that is learned
         # By optimizer, for several may step at once in several threads.
         self._before: dict[int, list[tuple[Parameter, Tensor]]] = {}
         self.read = False  # whether this step's gradients have been read
+
+    def begin_step(self) -> None:
+        """Forget that gradients were read."""
+        self.read = False
 
     def find(self, parameter: Tensor) -> Parameter | None:
         """The watched parameter that this tensor is."""
@@ -103,6 +108,7 @@ class Parameters:
     def choose(self, kinds: frozenset[Kind]) -> None:
         """The plans were made anew: so are the rows."""
         self._wanted = _reads_parameters(kinds)
+        self._wants_updates = "update" in kinds
         for parameter in self.all():
             parameter.choose(self._statistics)
 
@@ -176,6 +182,8 @@ class Parameters:
 
     def ratios(self) -> tuple[tuple[int, int], ...]:
         """The rows of each update and of the weights it changed."""
+        if not self._wants_updates:
+            return ()
         return tuple((p.update_slot, p.norm_slot) for p in self._known.values() if p.update_slot >= 0)
 
 

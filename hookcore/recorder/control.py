@@ -1,0 +1,88 @@
+"""What can change while training runs: carries commands out between two steps, or while no step ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from hookcore.config import Settings
+from hookcore.recorder.cadence import Cadence
+from hookcore.recorder.commands import Change, Commands, describe_change
+from hookcore.recorder.models import Models
+from hookcore.recorder.placement import Placement
+from hookcore.recorder.snapshots import Snapshots
+
+
+class Control:
+    """The settings that hold now. Called under the recorder's lock."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        commands: Commands,
+        cadence: Cadence,
+        models: Models,
+        snapshots: Snapshots,
+        placement: Placement,
+        emit: Callable[..., None],
+    ) -> None:
+        self.settings = settings
+        self.paused = False
+        self._commands = commands
+        self._cadence = cadence
+        self._models = models
+        self._snapshots = snapshots
+        self._placement = placement
+        self._emit = emit
+        self._reported_waiting = False
+
+    def current_settings(self) -> dict[str, Any]:
+        """Return what holds now, in types that JSON has: settings, `paused`, and figures of the cadence."""
+        return {**self.settings.as_dict(), "paused": self.paused, **self._cadence.as_settings()}
+
+    def pause(self, paused: bool) -> None:
+        """Capture nothing until resumed."""
+        self.paused = paused
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a command or a snapshot is to be looked after at the end of the step."""
+        return self._snapshots.active or bool(self._commands.changes)
+
+    def apply_pending(self) -> None:
+        """Carry out everything that waits; called between two steps, on the training thread."""
+        self._commands.apply_pending(self._apply)
+        self._reported_waiting = False
+        self.begin_snapshots()
+
+    def begin_snapshots(self) -> None:
+        """Look for the tensors that were asked for."""
+        self._snapshots.begin()
+        self._placement.follow_observers(*((self._snapshots,) if self._snapshots.looks_at_calls else ()))
+
+    def apply_while_idle(self) -> None:
+        """Carry out what no hook looks at; called on the recorder's thread, while no step ends.
+
+        A forward may be running, and a slow one at that. The cadence and the switch for pausing are read at the end of
+        a step only, under the lock that is held here.
+        """
+        if not self._commands.waits_for_a_step:
+            self._commands.apply_while_idle(self._apply)
+        if self._commands.changes and not self._reported_waiting:
+            self._reported_waiting = True
+            self._emit("settings-waiting", "no step ends now: the change holds from the end of the next one")
+
+    def _apply(self, change: Change) -> None:
+        before = self.current_settings()
+        values = {name: value for name, value in change.values.items() if name != "paused"}
+        self.settings = replace(self.settings, **values)
+        if "every" in values or "budget" in values:
+            self._cadence.change(self.settings.every, self.settings.budget)
+        if change.choice is not None:
+            self._models.rechoose(self.settings, change.choice)
+            limit = self._placement.follow_choice([plan for plan, _ in change.choice])
+            if limit is not None:
+                self._emit("settings-limited", limit, "warning")
+        self.paused = change.values.get("paused", self.paused)
+        self._emit("settings-changed", describe_change(before, self.current_settings(), change.values))

@@ -1,0 +1,69 @@
+"""What a run is described by, sent now and then: its modules, their coverage, and the hooks that are there."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+from hookcore.recorder.clock import Clock
+from hookcore.recorder.errorlog import ErrorLog
+from hookcore.recorder.inventory import list_hooks
+from hookcore.recorder.models import Models
+from hookcore.recorder.notices import Notices
+from hookcore.recorder.shipping import Shipper
+from hookcore.recorder.taps import TapTable
+from hookcore.records import HookRecord
+
+EVERY_S: Final = 30.0
+PAUSE: Final = 200  # times as long as a description took there is none
+
+
+class Description:
+    """Describes the run to the sink, on the recorder's thread."""
+
+    def __init__(
+        self, shipper: Shipper, models: Models, table: TapTable, clock: Clock, notices: Notices, errors: ErrorLog
+    ) -> None:
+        self._shipper = shipper
+        self._models = models
+        self._table = table
+        self._clock = clock
+        self._notices = notices
+        self._errors = errors
+        self._hooks: tuple[HookRecord, ...] = ()  # as they were listed last
+        self._due_at = 0.0
+        self._requested = True  # the first one is sent unasked
+
+    def request(self) -> None:
+        """Send everything soon. Any thread may call it."""
+        self._requested = True
+
+    def send_if_requested(self) -> None:
+        """Send everything if somebody asked for it."""
+        if self._requested:
+            self._requested = False
+            self.send()
+
+    def send_if_due(self) -> None:
+        """Send everything if the last description is old."""
+        if (began := time.monotonic()) > self._due_at:
+            self.send()
+            now = time.monotonic()  # walking over a very large model blocks whoever registers a hook: do it rarely
+            self._due_at = now + max(EVERY_S, PAUSE * (now - began))
+
+    def send(self) -> None:
+        """Send the modules, their coverage, and the hooks."""
+        try:
+            self._notices.emit_new()
+            self._hooks = list_hooks(self._models.roots, self._clock.optimizers())
+            self.send_coverage()
+        except Exception as error:
+            self._errors.record("description of the modules", error)
+
+    def send_coverage(self) -> None:
+        """Send the modules and their coverage, with the hooks as they were listed last."""
+        self._shipper.sink.describe(self._models.records(), self._models.coverage(self._table), self._hooks)
+
+    def send_modules(self) -> None:
+        """Send the modules, without waiting for their coverage."""
+        self._shipper.sink.describe(self._models.records(), (), self._hooks)

@@ -1,0 +1,84 @@
+"""Parts of steps, held back while it is not known whether they are steps of their own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from hookcore.recorder.cadence import Cadence
+from hookcore.recorder.collector import Collector, drop_rows
+from hookcore.recorder.current import CurrentStep
+from hookcore.recorder.frames import RawFrame
+from hookcore.recorder.scales import LossScale
+
+
+class Parts:
+    """Cuts the step that runs into parts, and ships them when the clock has decided what they are."""
+
+    def __init__(
+        self,
+        current: CurrentStep,
+        collector: Collector,
+        cadence: Cadence,
+        scale: LossScale,
+        ship: Callable[[RawFrame], None],
+    ) -> None:
+        self._current = current
+        self._collector = collector
+        self._cadence = cadence
+        self._scale = scale
+        self._ship = ship
+        self._held: list[list[RawFrame]] = []
+        self._open: list[RawFrame] = []  # of the newest part
+        self._is_cut = False  # whether the arena holds only what came after the open ones
+
+    @property
+    def has_open(self) -> bool:
+        """Whether something was cut off and not held yet."""
+        return bool(self._open)
+
+    def saw_pass(self) -> None:
+        """Note that the arena holds something of the open part again."""
+        self._is_cut = False
+
+    def cut(self, step: int) -> None:
+        """Keep what came so far apart from what comes now."""
+        if not self._is_cut:
+            self._open.append(self._collector.take(step))
+            self._is_cut = True
+
+    def hold(self, step: int) -> None:
+        """Close the open part: it may turn out to be a step of its own."""
+        if not self._is_cut:
+            self._open.append(self._collector.take(step))
+        self._open[-1].micro_batches = self._current.take_backwards()
+        self._held.append(self._open)
+        self._open, self._is_cut = [], False
+
+    def release(self, step: int, as_steps: bool, scales: Sequence[float] = ()) -> int:
+        """Ship all parts, as parts of the step that runs or as steps from it on; return how many steps.
+
+        `scales`: a scaler skipped these steps, and the loss had these scales in them; NaN where that is not known.
+        """
+        held, self._held = self._held, []
+        for offset, parts in enumerate(held):
+            if scales:
+                self._collector.mark_part_skipped(parts[-1], step + offset)
+            scale = scales[offset] if scales else None if as_steps else self._scale.value
+            self._put(parts, step + (offset if as_steps else 0), as_steps, scale)
+        if not as_steps:
+            self._current.add_backwards(sum(parts[-1].micro_batches for parts in held))
+        steps = len(held) if as_steps else 0
+        self._put(self._open, step + steps, as_steps, self._scale.value)
+        self._open = []
+        return steps
+
+    def _put(self, parts: list[RawFrame], step: int, as_steps: bool, scale: Any) -> None:
+        for part in parts:
+            part.step, part.scale = step, scale
+            # Captured only while it was not known to be a step, or with gradients that are scaled by an unknown factor.
+            unknown = isinstance(scale, float) and math.isnan(scale)  # one on a device is not waited for
+            if unknown or (as_steps and not self._cadence.chooses(step)):
+                drop_rows(part)
+            self._ship(part)

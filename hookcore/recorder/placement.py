@@ -1,0 +1,107 @@
+"""Where hookcore's hooks are: one attachment to modules, hooks on optimizers, and the observer of backward passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from torch.optim import Optimizer
+
+from hookcore import hooks
+from hookcore.config import Settings
+from hookcore.hooks.engine import BackwardHandle, BackwardObserver, observe_backward
+from hookcore.recorder.attachment import Attachment
+from hookcore.recorder.calls import Observer
+from hookcore.recorder.dispatch import Dispatcher
+from hookcore.recorder.in_graphs import InsideAttachment
+from hookcore.recorder.models import Models
+from hookcore.recorder.on_modules import ModuleAttachment
+from hookcore.recorder.on_process import ProcessAttachment
+from hookcore.recorder.plans import Plan
+
+
+class StepObserver(BackwardObserver, Protocol):
+    """Sees backward passes and the steps of optimizers."""
+
+    def saw_step_begin(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """Look at an optimizer that is about to step."""
+
+    def saw_step_end(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """Look at an optimizer that has stepped."""
+
+
+class Placement:
+    """Registers the hooks of one recorder, and removes them."""
+
+    def __init__(
+        self, settings: Settings, dispatcher: Dispatcher, models: Models, emit: Callable[[str, str], None]
+    ) -> None:
+        self._compiled, self._attach = settings.compiled, settings.attach
+        self._dispatcher = dispatcher
+        self._models = models
+        self._emit = emit
+        self._attachment: Attachment | None = None
+        self._handles: list[hooks.HookHandle] = []
+        self._backward_handle: BackwardHandle | None = None
+
+    def attach(self, observer: StepObserver, step: int, captured: bool) -> None:
+        """Register every hook."""
+        self._handles = [
+            hooks.on_optimizer_step_pre(None, observer.saw_step_begin),
+            hooks.on_optimizer_step(None, observer.saw_step_end),
+        ]
+        self._backward_handle = observe_backward(observer)
+        if self._models.discovers:
+            self._handles.append(hooks.on_module_registration(self._models.saw_registration))
+        self._attachment = self._new_attachment()
+        self.begin_step(step, captured)
+        self._attachment.follow_observers()
+
+    def _new_attachment(self) -> Attachment:
+        if self._compiled == "inside":
+            inside = InsideAttachment(self._dispatcher)
+            if inside.compiled_before:
+                self._emit(
+                    "compiled-again", "the model was compiled before; its graphs are made once more, to see inside"
+                )
+            return inside
+        if self._attach == "module":
+            return ModuleAttachment(self._dispatcher, self._models)
+        return ProcessAttachment(self._dispatcher, self._models)
+
+    def detach(self) -> None:
+        """Remove every hook."""
+        self._dispatcher.current.stop()
+        if self._attachment is not None:
+            self._attachment.close()
+            self._attachment = None
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        if self._backward_handle is not None:
+            self._backward_handle.remove()
+            self._backward_handle = None
+
+    @property
+    def attached(self) -> bool:
+        """Whether any hook is registered."""
+        return self._attachment is not None
+
+    def begin_step(self, step: int, captured: bool) -> None:
+        """Start a step; hooks on modules are on in captured steps only."""
+        was_captured = self._dispatcher.current.captured
+        self._dispatcher.current.begin(step, captured)
+        if captured or was_captured:
+            self._dispatcher.begin_step(captured)
+        if self._attachment is not None and (captured or was_captured):
+            (self._attachment.on if captured else self._attachment.off)()
+
+    def follow_observers(self, *others: Observer) -> None:
+        """Let these observers see the calls of modules, beside the statistics."""
+        self._dispatcher.add_only(*others)
+        if self._attachment is not None:
+            self._attachment.follow_observers()
+
+    def follow_choice(self, chosen: Sequence[Plan]) -> str | None:
+        """Follow modules that were chosen anew; return why that's not possible for some."""
+        return None if self._attachment is None else self._attachment.follow_choice(chosen)

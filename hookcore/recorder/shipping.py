@@ -1,0 +1,147 @@
+"""The recorder's thread: builds frames from what the training thread left, and sends them to the sink."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final
+
+from hookcore.recorder.cadence import Cadence, JumpFinder
+from hookcore.recorder.collector import SKIPPED, skipped_step
+from hookcore.recorder.errorlog import ErrorLog
+from hookcore.recorder.frames import RawFrame, build_frames
+from hookcore.recorder.scalars import number_of
+from hookcore.recorder.taps import TapTable
+from hookcore.recorder.worker import Worker
+from hookcore.records import STATS, Event, Frame, Snapshot, Tap, escaped_in
+from hookcore.sinks import Sink
+
+MAX_JUMP_FINDERS: Final = 256  # scalars whose jumps are looked for
+_BAD_COLUMNS: Final = [STATS.index("nan"), STATS.index("inf")]
+
+
+class Shipper:
+    """`after_batch` and `tick` are called on the thread: after frames were sent, and at every look at the queue."""
+
+    def __init__(
+        self,
+        sink: Sink,
+        table: TapTable,
+        cadence: Cadence,
+        errors: ErrorLog,
+        emit: Callable[[str, str, Any], None],
+        after_batch: Callable[[], None],
+        tick: Callable[[], None],
+        has_more: Callable[[], bool],
+    ) -> None:
+        self.sink = sink
+        self._table = table
+        self._cadence = cadence
+        self._errors = errors
+        self._emit = emit
+        self._after_batch = after_batch
+        self._was_bad = False
+        self._unsent_taps: tuple[Tap, ...] = ()
+        self._reported_drops = 0
+        self._reported_escape = False
+        self._jumps: dict[str, JumpFinder] = {}
+        self.worker = Worker(self._ship, lambda error: errors.record("recorder thread", error), tick, has_more)
+
+    def start(self) -> None:
+        """Start the thread; a second call does nothing."""
+        self.worker.start()
+
+    def put(self, raw: RawFrame) -> None:
+        """Queue a step or a part of one. Never waits."""
+        self.worker.put(raw)
+
+    def add_snapshot(self, snapshot: Snapshot) -> None:
+        """Send a snapshot."""
+        self.sink.add_snapshot(snapshot)
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until everything queued is in the sink; return False if the time ran out."""
+        return self.worker.flush(timeout_s)
+
+    def close(self, timeout_s: float, describe: Callable[[], None]) -> None:
+        """Send what waits, end the thread, describe the run once more, and close the sink."""
+        self.worker.close(timeout_s)
+        with contextlib.suppress(Exception):
+            describe()
+        self.sink.close()
+
+    def send_to(self, sink: Sink) -> None:
+        """Send to another sink from now on."""
+        self.sink = sink
+
+    def _ship(self, raws: list[RawFrame]) -> None:
+        began = time.thread_time()
+        for raw in raws:
+            self._resolve(raw)
+        for frame in build_frames(raws, self._table.taps, self._table.numbers):
+            self._table.saw_frame(frame.step, frame.taps.tolist())
+            self._alarm_if_bad(frame)
+            self._send(frame)
+        self._cadence.took((time.thread_time() - began) / max(1, len(raws)))
+        self._after_batch()
+
+    def _resolve(self, raw: RawFrame) -> None:
+        """Wait for what is on a device."""
+        awaited = {name: number_of(value) for name, value in raw.scalars.items() if not isinstance(value, float)}
+        self.note_jumps(awaited)
+        raw.scalars |= awaited
+        raw.scale = None if raw.scale is None else number_of(raw.scale)
+        if SKIPPED not in awaited:
+            return
+        if not awaited[SKIPPED]:
+            del raw.scalars[SKIPPED]
+        else:
+            raw.events += (skipped_step(raw.step),)
+
+    def _alarm_if_bad(self, frame: Frame) -> None:
+        bad = bool(frame.stats[:, _BAD_COLUMNS].any()) if len(frame.stats) else self._was_bad
+        if bad and not self._was_bad:
+            self._cadence.alarm()
+        self._was_bad = bad
+
+    def note_jumps(self, scalars: dict[str, Any]) -> None:
+        """Let the next step be captured if a loss jumps or a number becomes non-finite."""
+        for name, value in scalars.items():
+            if not isinstance(value, float) or name.startswith("hookcore/"):
+                continue
+            if "loss" in name.lower() or not math.isfinite(value) or name in self._jumps:
+                finder = self._jumps.get(name)
+                if finder is None and len(self._jumps) < MAX_JUMP_FINDERS:
+                    finder = self._jumps[name] = JumpFinder()
+                if finder is not None and finder.jumped(value):
+                    self._cadence.alarm()
+
+    def _send(self, frame: Frame) -> None:
+        if self._unsent_taps or self.worker.dropped > self._reported_drops:
+            frame = self._with_what_was_lost(frame)
+        try:
+            names = (part for tap in frame.new_taps for part in (tap.module, tap.index))
+            self.report_escapes(*frame.scalars, *names)
+            self.sink.send(frame)
+        except Exception as error:
+            self._unsent_taps = frame.new_taps  # without their names every later number would be another tap's
+            self._errors.record("sink", error)
+
+    def report_escapes(self, *names: str) -> None:
+        """Emit one event if a name is not valid Unicode: it is shown otherwise than it is written."""
+        name = None if self._reported_escape else escaped_in(names)
+        if name is not None:
+            self._reported_escape = True
+            message = f"a name is not valid Unicode; it is shown as '{name}', others likewise"
+            self._emit("name-escaped", message, "warning")
+
+    def _with_what_was_lost(self, frame: Frame) -> Frame:
+        lost = self.worker.dropped - self._reported_drops
+        self._reported_drops += lost
+        message = f"{lost} frames were dropped: the recorder's thread could not keep up"
+        event = Event(frame.step, time.time(), "frame-dropped", message, "warning", count=lost)
+        taps, self._unsent_taps = self._unsent_taps + frame.new_taps, ()
+        return replace(frame, new_taps=taps, events=frame.events + ((event,) if lost else ()))

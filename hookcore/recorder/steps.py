@@ -1,0 +1,294 @@
+"""Steps: found by the clock, chosen by the cadence, and shipped when they end."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Final
+
+import torch
+from torch._C import DisableTorchFunction
+from torch.amp.grad_scaler import GradScaler
+from torch.optim import Optimizer
+
+from hookcore.compiled import guard_functions
+from hookcore.hooks.engine import ObservedEngine
+from hookcore.recorder.cadence import Cadence
+from hookcore.recorder.clock import Clock, Owner
+from hookcore.recorder.collector import Collector
+from hookcore.recorder.control import Control
+from hookcore.recorder.dispatch import Dispatcher
+from hookcore.recorder.frames import RawFrame
+from hookcore.recorder.meter import Meter
+from hookcore.recorder.models import Models
+from hookcore.recorder.parameters import Parameter, Parameters
+from hookcore.recorder.parts import Parts
+from hookcore.recorder.placement import Placement
+from hookcore.recorder.scales import LossScale
+from hookcore.recorder.snapshots import Snapshots
+
+_NAN: Final = float("nan")
+_current_task: Callable[[], int] = torch._C._current_graph_task_id
+
+
+def entry(where: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Make a method of `Steps` one that torch may call: timed, under the lock, and never raising."""
+
+    def decorate(method: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(method)
+        def call(self: Steps, *args: Any) -> None:
+            if (meter := self._current.meter) is not None:
+                meter.enter()
+            try:
+                with self._lock, DisableTorchFunction():
+                    method(self, *args)
+            except Exception as error:
+                self._errors.record(where, error)
+            finally:
+                if meter is not None:
+                    meter.leave()
+
+        guard_functions(call)
+        return call
+
+    return decorate
+
+
+class Steps:
+    """Follows optimizers and backward passes. The clock calls it back when a step ends."""
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        parameters: Parameters,
+        models: Models,
+        snapshots: Snapshots,
+        cadence: Cadence,
+        collector: Collector,
+        scale: LossScale,
+        control: Control,
+        placement: Placement,
+        ship: Callable[[RawFrame], None],
+        lock: AbstractContextManager[Any],
+        now: Callable[[], float],
+    ) -> None:
+        self.clock = Clock(parameters, self)
+        self.ended_at = _NAN  # by `now`
+        self._dispatcher = dispatcher
+        self._current = dispatcher.current
+        self._errors = dispatcher.errors
+        self._parameters = parameters
+        self._models = models
+        self._snapshots = snapshots
+        self._cadence = cadence
+        self._collector = collector
+        self._scale = scale
+        self._parts = Parts(self._current, collector, cadence, scale, ship)
+        self._control = control
+        self._placement = placement
+        self._ship = ship
+        self._lock = lock
+        self._now = now
+        self._read: dict[int, list[Parameter]] = {}  # what an optimizer steps, while its step is captured; by id(owner)
+        self._has_work = False  # whether a snapshot or a command made the step that ended longer
+        self._last_captured = False  # whether the step that ended last was captured
+
+    # Optimizers
+
+    @entry("optimizer pre-hook")
+    def saw_step_begin(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """Read gradients and weights as the optimizer is about to use them."""
+        # With a closure, forward and backward run inside the step: the gradients come later.
+        with_gradients = _closure(args, kwargs) is None
+        owner = self.clock.step_begins(optimizer, closure=not with_gradients)
+        if owner is None:
+            return
+        self._read.pop(id(owner), None)
+        self._scale.read(owner.live_scaler(), optimizer)
+        if self._last_captured if owner.late else self._current.captured:
+            owned = self._read[id(owner)] = self._parameters.owned(optimizer)
+            self._parameters.before_step(owned, with_gradients, id(optimizer))
+            if self._snapshots.active:
+                self._snapshots.before_step(owned, with_gradients)
+
+    @entry("optimizer post-hook")
+    def saw_step_end(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """End the step if the optimizer's parameters got new gradients since the last one."""
+        owner = self.clock.step_ended(optimizer)
+        if owner is None:
+            return
+        owned, has_closure = self._read.pop(id(owner), None), _closure(args, kwargs) is not None
+        if has_closure and not owner.steps:
+            # Its model may have become known inside this step, whose beginning said nothing then.
+            owned = self._parameters.owned(optimizer) if self._current.captured else None
+        if owned is not None:
+            if has_closure:
+                self._scale.read(owner.live_scaler(), optimizer)
+                self._parameters.read_gradients(owned)
+                self._snapshots.read_gradients(owned)
+            self._parameters.after_step(id(optimizer))
+            if self._snapshots.active:
+                self._snapshots.after_step(owned)
+        self._count(owner, captured=owned is not None)
+
+    def _count(self, owner: Owner, captured: bool) -> None:
+        if self.clock.manual:
+            return
+        if _current_task() != -1:
+            self.clock.end_with_pass(owner)
+            return
+        now = self.clock.step
+        step = self.clock.count(owner)
+        if 0 <= step < now and captured:  # a second optimizer after the same backward pass
+            self._ship(self._collector.take(step, micro_batches=self._current.backwards))
+            self._scale.forget()
+
+    # Backward passes
+
+    @entry("begin of a backward pass")
+    def backward_begins(self, accumulates: bool) -> None:
+        """Note that a backward pass of this process starts."""
+        self._current.begin_pass(accumulates)
+        if accumulates:
+            self.clock.pass_begins()
+
+    @entry("end of a backward pass")
+    def backward_ended(self, accumulates: bool) -> None:
+        """Note that it is over, or raised."""
+        if self._current.end_pass(accumulates):
+            self._dispatcher.reset_calls()
+        if not accumulates:
+            return
+        self._parts.saw_pass()
+        self.clock.pass_ended()
+        pending = self._current.captured and (self.clock.undecided or self.clock.may_have_skipped)
+        self._current.await_call(pending)
+        if pending:
+            self._scale.note_pass(self.clock.scalers())
+
+    def saw_pending_call(self) -> None:
+        """Look whether a step has ended: a module is about to run, after a pass that may have been the last one."""
+        with self._lock, DisableTorchFunction():
+            if self._current.running or self.clock.stepping:
+                return
+            self._current.await_call(False)
+            if not self.clock.notice_end() and self.clock.undecided:
+                self._parts.cut(self.clock.step)
+
+    # The user
+
+    def end_by_user(self) -> None:
+        """End the step because the user says so."""
+        with self._lock:
+            if (meter := self._current.meter) is not None:
+                meter.enter()
+            if self._current.captured and not self._parameters.read:
+                self.read_parameters()
+            self.clock.leave_to_user()
+            self.release_parts(as_steps=False)
+            self.clock.tick()
+
+    def end_early(self) -> None:
+        """Ship what the step has so far: the training ends."""
+        begun = self._current.captured and self._has_begun
+        self.release_parts(as_steps=False)
+        if begun or self._collector.has_news:
+            self._ship(self._collector.take(self.clock.step, micro_batches=self._current.backwards))
+
+    @property
+    def _has_begun(self) -> bool:
+        """Whether a module ran or a gradient came in this step."""
+        return self._current.began_backward or self._dispatcher.has_outputs()
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether this step is captured and nothing of it has come yet."""
+        return self._current.captured and not self._has_begun and _current_task() == -1
+
+    def saw_log(self) -> bool:
+        """Notice a step that ended unseen before a scalar is logged. Return whether the next one has begun."""
+        if not self._current.running and not self.clock.manual and not self.clock.stepping:
+            with DisableTorchFunction():
+                self.clock.notice_end()
+        return bool(self.clock.passes) or not self.clock.step
+
+    # What the clock calls
+
+    def read_parameters(self) -> None:
+        """Read the gradients, which are final: no optimizer of torch's will step."""
+        if self._current.captured:
+            self._parameters.read_all()
+            if self._snapshots.active:
+                self._snapshots.before_step(self._parameters.all(), with_gradients=True)
+
+    def hold_part(self) -> None:
+        """Keep what came so far apart: it may turn out to be a step of its own."""
+        self._parts.hold(self.clock.step)
+
+    def release_parts(self, as_steps: bool, scales: Sequence[float] = ()) -> int:
+        """Ship the parts that were held, and return how many steps they are."""
+        return self._parts.release(self.clock.step, as_steps, scales)
+
+    def emit(self, name: str, message: str) -> None:
+        """Add an event to the next frame."""
+        self._collector.emit(name, message)
+
+    def end_step(self, skipped_by: GradScaler | None) -> None:
+        """Ship the frame."""
+        now = self._now()
+        self._has_work = self._control.has_work
+        if self._has_work:
+            self._guarded(self._end_snapshots)
+        if self._scale.skipped_by(skipped_by):
+            self._collector.mark_skipped()
+        if self._parts.has_open:
+            self.release_parts(as_steps=False)
+        if self._current.captured or self._collector.has_news:
+            self._ship(self._collector.take(self.clock.step, now - self.ended_at, self._current.backwards))
+
+    def begin_step(self) -> None:
+        """Decide about the next step."""
+        captured = self._last_captured = self._current.captured
+        for root in self._models.roots:
+            root.note_step()
+        self._scale.begin_step()
+        self._parameters.begin_step()
+        if self._has_work:
+            self._guarded(self._control.apply_pending)
+        wanted = self._choose(captured)
+        # What runs on another device is not seen from here, and two threads cannot be told apart.
+        self._current.time_with(Meter(self._now) if wanted and self._cadence.wants_timing and self._alone else None)
+        self._placement.begin_step(self.clock.step, wanted and not self._control.paused and self._placement.attached)
+
+    def _choose(self, captured: bool) -> bool:
+        """Tell the cadence about the step that ended, and return whether the next one is captured."""
+        cadence, clock = self._cadence, self.clock
+        cadence.take_turns(clock.longest_gap())
+        spent = _NAN if self._current.meter is None or not self._alone else self._current.meter.take()
+        # A step in which a snapshot was taken tells nothing of what capturing costs.
+        cadence.step_ended(captured, _NAN if self._has_work else self._now() - self.ended_at, spent)
+        wanted = cadence.wants(clock.step) and not clock.begins_late
+        self.ended_at = self._now()
+        return wanted or (self._snapshots.active and self._snapshots.hurries)
+
+    @property
+    def _alone(self) -> bool:
+        return not self.clock.many_threads and not self._dispatcher.statistics.devices
+
+    def _end_snapshots(self) -> None:
+        self._snapshots.end_step("capture is paused" if self._control.paused else "")
+
+    def _guarded(self, call: Callable[[], None]) -> None:
+        """Let no error of a command keep the step from ending."""
+        try:
+            call()
+        except Exception as error:
+            self._errors.record("command", error)
+
+
+def _closure(args: Any, kwargs: Any) -> Any:
+    return kwargs.get("closure") if "closure" in kwargs else args[1] if len(args) > 1 else None
+
+
+guard_functions(ObservedEngine.run_backward)
