@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hookcore.pictures import image_of
-
-MAGENTA: Final = (255, 0, 255)  # not a number
+from hookcore.vocabulary import NAN_COLOR, rgb_of
 
 
 def png_of(matrix: NDArray[Any]) -> bytes:
@@ -25,7 +24,7 @@ def colors_of(matrix: NDArray[Any]) -> NDArray[np.uint8]:
     low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 0.0)
     with np.errstate(invalid="ignore", over="ignore"):
         pixels = _gray(values, low, high) if low >= 0 and not np.isneginf(values).any() else _diverging(values)
-    pixels[np.isnan(values)] = MAGENTA
+    pixels[np.isnan(values)] = rgb_of(NAN_COLOR)
     return pixels
 
 

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from hookcore.store import Series, Store
 from hookcore.store.rows import Rows
+from hookcore.vocabulary import OWN
 
 from .comparison import Apart, Asked, Compared, Layer, Pairs, chunks, layers_of
-from .findings.keyfigures import OWN
 
 MAX_NAMED: Final = 5  # logged values of one sentence
 _EVERY_POINT: Final = 1 << 40

@@ -15,7 +15,9 @@ from hookcore import answers
 from hookcore.client import Client
 from hookcore.errors import HookcoreError
 from hookcore.pictures import address_of, image_of, map_of
+from hookcore.records import ROOT, Kind
 from hookcore.store import Heatmap, Store
+from hookcore.vocabulary import KIND_TITLES, is_loss, loss_rank
 
 if TYPE_CHECKING:
     from hookcore.delivery import Delivery
@@ -26,7 +28,7 @@ CELL_PX: Final = (640, 6)  # the picture's width, and the height of a row
 HEIGHT_PX: Final = 600  # of the live page
 ASK_S: Final = 2.0
 RECENT_STEPS: Final = 500  # in which to look for the loss
-_KINDS: Final = (("output", "Activations"), ("output_grad", "Gradients of activations"))
+_KINDS: Final[tuple[Kind, ...]] = ("output", "output_grad")
 _LEGEND: Final = "bright: large, magenta: NaN, orange: infinite, gray: not captured"
 
 
@@ -80,7 +82,7 @@ class Card:
 def _figure(title: str, found: Heatmap | answers.Heatmap) -> str:
     first, last = found.taps[0].module, found.taps[-1].module
     caption = (
-        f"{title}: root mean square of each layer, from {first or 'the root'} (top) to {last or 'the root'} (bottom), "
+        f"{title.capitalize()}: root mean square of each layer, from {first or ROOT} (top) to {last or ROOT} (bottom), "
         f"steps {int(found.first_step[0])} to {int(found.last_step[-1])}; {_LEGEND}"
     )
     width, row = CELL_PX
@@ -116,11 +118,12 @@ def _facts_of_store(store: Store) -> Facts:
     if newest is None:
         return Facts(("no steps yet",))
     figures = [f"step {newest}"]
-    if "loss" in store.scalar_names() and len(losses := store.scalars("loss", newest - RECENT_STEPS).mean):
-        figures.append(f"loss {losses[-1]:.4g}")
+    loss = min(filter(is_loss, store.scalar_names()), key=loss_rank, default="")
+    if loss and len(losses := store.scalars(loss, newest - RECENT_STEPS).mean):
+        figures.append(f"{loss} {losses[-1]:.4g}")
     latest = store.latest(stat="nonfinite")
     ill = {latest.taps[place].module for place in np.flatnonzero(latest.values[:, 0] > 0).tolist()}
-    found = ((title, store.heatmap(kind, "rms", columns=COLUMNS, rows=ROWS)) for kind, title in _KINDS)
+    found = ((KIND_TITLES[kind], store.heatmap(kind, "rms", columns=COLUMNS, rows=ROWS)) for kind in _KINDS)
     return Facts((*figures, *_told_of(len(ill))), newest, tuple(each for each in found if len(each[1].taps)))
 
 
@@ -133,8 +136,7 @@ def _facts_of_server(client: Client, run: str) -> Facts:
         if said.loss is not None:
             figures.append(f"{said.loss.name} {said.loss.value:.4g}")
         found = [
-            (title, client.heatmap(kind, "rms", columns=COLUMNS, rows=ROWS, run=run))  # type: ignore[arg-type]
-            for kind, title in _KINDS
+            (KIND_TITLES[kind], client.heatmap(kind, "rms", columns=COLUMNS, rows=ROWS, run=run)) for kind in _KINDS
         ]
     maps = tuple(each for each in found if len(each[1].taps))
     return Facts((*figures, *_told_of(said.nonfinite)), said.newest_step, maps)

@@ -10,9 +10,11 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-# dark violet to yellow, as Plotly's Viridis: bright is large
+from hookcore.vocabulary import EMPTY_COLOR, INFINITE_COLOR, NAN_COLOR, rgb_of
+
+# Dark violet to yellow, as Plotly's Viridis: bright is large.
 _COLORS: Final = np.array([(68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37)], np.float64)
-_NAN, _INFINITE, _EMPTY = (196, 0, 154), (217, 72, 15), (198, 204, 211)
+_NAN, _INFINITE, _EMPTY = map(rgb_of, (NAN_COLOR, INFINITE_COLOR, EMPTY_COLOR))
 _SIGNATURE: Final = b"\x89PNG\r\n\x1a\n"
 _TRUE_COLOR: Final = 2
 

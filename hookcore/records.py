@@ -28,6 +28,7 @@ KINDS: Final[tuple[Kind, ...]] = (
     "param_grad",
     "update",
 )
+ROOT: Final = "(root)"  # how the path of the root module, which is empty, is written for a reader
 GRADIENT_KINDS: Final = frozenset({"output_grad", "input_grad", "param_grad"})
 
 # The columns of a frame's matrix. Moments, min and max are over the finite values; `std` is the population's
@@ -102,10 +103,23 @@ class Tap:
     @property
     def label(self) -> str:
         """The tap in one line, such as "encoder output [past.1] call 2 (eval)"."""
+        return f"{self.module or ROOT} {self.stream}"
+
+    @property
+    def name(self) -> str:
+        """The label without the kind, such as "encoder [past.1] call 2 (eval)"."""
+        return f"{self.module or ROOT}{self._rest}"
+
+    @property
+    def stream(self) -> str:
+        """The label without the module, such as "output [past.1] call 2 (eval)"."""
+        return f"{self.kind}{self._rest}"
+
+    @property
+    def _rest(self) -> str:
         index = f" [{self.index}]" if self.index else ""
         call = f" call {self.call}" if self.call else ""
-        phase = "" if self.phase == "train" else f" ({self.phase})"
-        return f"{self.module} {self.kind}{index}{call}{phase}"
+        return f"{index}{call}{'' if self.phase == 'train' else f' ({self.phase})'}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,9 @@ from PIL import Image
 
 from hookcore.errors import ArgumentError
 from hookcore.records import Snapshot, Tap
+from hookcore.vocabulary import NAN_COLOR, rgb_of
 from hookcore.wire import DTYPES
-from hookcore_app.png import MAGENTA, colors_of, png_of
+from hookcore_app.png import colors_of, png_of
 from hookcore_app.slices import cut
 from tests.api_world import MATRIX, TAPS, World, csv_columns, floats, npy, same
 
@@ -200,7 +201,7 @@ def test_a_picture_decodes_to_the_colors_of_its_values(values: Any) -> None:
 
 @given(arrays(np.float64, st.tuples(st.integers(1, 5), st.integers(1, 5))))
 def test_what_is_not_a_number_is_magenta_and_nothing_else_is(values: Any) -> None:
-    magenta = (colors_of(values) == MAGENTA).all(axis=-1)
+    magenta = (colors_of(values) == rgb_of(NAN_COLOR)).all(axis=-1)
     assert np.array_equal(magenta, np.isnan(values))
 
 

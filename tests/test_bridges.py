@@ -86,7 +86,7 @@ def test_a_step_is_summed_up_when_the_next_one_comes_with_all_its_parts() -> Non
         0.0,
         {
             "loss": 2.0,
-            "hookcore/time_s": 0.5,
+            "hookcore/elapsed_s": 0.5,
             "hookcore/gradient_norm": 5.0,
             "hookcore/nonfinite_modules": 0.0,
             "hookcore/zero_modules": 1.0,

@@ -77,7 +77,7 @@ def test_a_map_holds_the_worst_values_and_marks_nan_and_infinities_apart(world: 
     assert np.argwhere(np.isfinite(values_of(nan["z"]))).tolist() == [[1, 7]]
     assert np.argwhere(np.isfinite(values_of(infinite["z"]))).tolist() == [[2, 9]]
     assert np.isnan(values_of(cells["z"])[1, 7])
-    assert cells["y"][:2] == ["(model)", "layers.0"]
+    assert cells["y"][:2] == ["(root)", "layers.0"]
     assert values_of(cells["x"]).tolist() == [step - 0.5 for step in range(STEPS + 1)]
 
 
@@ -108,7 +108,7 @@ def test_merged_points_have_a_band_of_their_extremes(world: World) -> None:
 
 def test_a_smoothed_line_leaves_the_line_as_it_was_behind_it(world: World) -> None:
     told = world.json("figure", run="one", chart="series", tap=0, smooth=4)
-    (behind,), (line,) = named(told, " output, as it was"), named(told, " output")
+    (behind,), (line,) = named(told, "(root) output, as it was"), named(told, "(root) output")
     assert behind["opacity"] < 0.5
     raw = values_of(behind["y"])
     assert raw.tolist() == [value_at(step, 0) for step in range(STEPS)]
@@ -146,7 +146,7 @@ def test_smoothing_goes_by_steps_and_not_by_points() -> None:
 def test_a_profile_has_a_bar_for_each_layer_and_a_cross_for_what_is_not_finite(world: World) -> None:
     told = world.json("figure", run="one", chart="profile", step=7)
     (bars,) = named(told, "output")
-    assert bars["x"] == ["(model)", "layers.0", "layers.1 [past.1] call 2"]
+    assert bars["x"] == ["(root)", "layers.0", "layers.1 [past.1] call 2"]
     heights = values_of(bars["y"])
     assert heights[0] == value_at(7, 0)
     assert math.isnan(heights[1])

@@ -85,7 +85,7 @@ def test_without_a_server_a_cell_shows_the_figures_and_a_picture_of_every_layer_
     assert "open" in page.named("details")[0]
     activations, gradients = page.named("img")
     assert image_in(activations["src"]).size == (3, 4 + 1)  # steps, and the layers with the root
-    assert str(gradients["alt"]).startswith("Gradients of activations: root mean square of each layer, from")
+    assert str(gradients["alt"]).startswith("Gradients: root mean square of each layer, from")
 
 
 def test_the_picture_shows_what_was_not_finite_and_what_was_not_captured(seed: int) -> None:

@@ -15,6 +15,7 @@ from hookcore.records import KINDS
 from hookcore.sketch import BINS
 from hookcore.store import STAT_NAMES, Series, TapList
 from hookcore.store.checks import matcher, require, unknown
+from hookcore.vocabulary import KIND_WORDS, OWN
 
 from ..formats import StrictJson
 from ..runs import Run, Runs
@@ -148,7 +149,7 @@ def _heatmap(run: Run, asked: Asked, style: Style) -> dict[str, Any]:
     require("stat", asked.stat, STAT_NAMES)
     bounds = asked.span.first, asked.span.last
     found = run.store.heatmap(asked.one_kind, asked.stat, asked.match, *bounds, asked.columns, asked.rows)
-    return heatmap(found, style, f"{asked.stat} of {asked.kind.replace('_', ' ')}", asked.scale)
+    return heatmap(found, style, f"{asked.stat} of {KIND_WORDS[asked.one_kind]}", asked.scale)
 
 
 def _series(run: Run, asked: Asked, style: Style) -> dict[str, Any]:
@@ -173,7 +174,7 @@ def _series(run: Run, asked: Asked, style: Style) -> dict[str, Any]:
         return Series(asked.stat, number, told.first_step, told.last_step, values, values, values, bad, bad)
 
     many = [(tap.label, read(number)) for number, tap in wanted]
-    title = many[0][0] if len(many) == 1 else f"{asked.stat} of {asked.kind.replace('_', ' ')}"
+    title = many[0][0] if len(many) == 1 else f"{asked.stat} of {KIND_WORDS[asked.one_kind]}"
     return series(many, style, title, asked.stat, asked.scale, asked.smooth)
 
 
@@ -181,7 +182,7 @@ def _scalars(run: Run, asked: Asked, style: Style) -> dict[str, Any]:
     from ..figures import series
 
     every = run.store.scalar_names()
-    names = asked.names or [name for name in every if not name.startswith("hookcore/")][:MAX_LINES]
+    names = asked.names or [name for name in every if not name.startswith(OWN)][:MAX_LINES]
     missing = next((name for name in names if name not in set(every)), None)
     if missing is not None:
         raise HTTPException(404, unknown("scalar", missing, every))
@@ -259,7 +260,7 @@ def _compare(run: Run, other: Run, asked: Asked, style: Style) -> dict[str, Any]
     found = same_maps(
         run.store, other.store, asked.one_kind, asked.stat, asked.match, bounds, asked.columns, asked.rows
     )
-    title = f"{asked.stat} of {asked.kind.replace('_', ' ')}: {other.name} against {run.name}"
+    title = f"{asked.stat} of {KIND_WORDS[asked.one_kind]}: {other.name} against {run.name}"
     return difference(*found, style, title)
 
 

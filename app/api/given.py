@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from hookcore import answers
 from hookcore.answers.base import SCHEMAS
 from hookcore.errors import ArgumentError
-from hookcore.records import KINDS, Kind, Tap
+from hookcore.records import KINDS, ROOT, Kind, Tap
 from hookcore.store import STAT_NAMES, Store
 from hookcore.store.checks import require, unknown
 
@@ -28,7 +28,7 @@ MAX_PAGE: Final = 10_000
 RUN_PATTERN: Final = r"^[A-Za-z0-9_-]{1,200}$"
 _SALT: Final = secrets.token_hex(4)  # a server that was started again counts its versions anew
 _LABEL: Final = re.compile(
-    rf"(?P<module>.*) (?P<kind>{'|'.join(KINDS)})(?: \[(?P<index>.*)\])?(?: call (?P<call>\d{{1,9}}))?"
+    rf"(?P<module>.*?)(?: (?P<kind>{'|'.join(KINDS)}))?(?: \[(?P<index>.*)\])?(?: call (?P<call>\d{{1,9}}))?"
     r"(?: \((?P<phase>eval|train)\))?",
     re.DOTALL,
 )
@@ -132,22 +132,24 @@ def tap_of(store: Store, given: int | str) -> tuple[int, Tap]:
             raise ArgumentError(f"unknown tap number {text}: there are {len(taps.taps)} taps, numbered from 0")
         return number, taps.taps[number]
     found = _LABEL.fullmatch(text)
-    if found is None:
-        raise ArgumentError(
-            f"tap={text[:200]!r} is not a tap: give its number, or its label such as 'layers.0 output [1] call 2'"
-        )
-    tap = Tap(
-        found["module"],
-        found["kind"],  # type: ignore[arg-type]  # the expression allows kinds only
-        found["index"] or "",
-        int(found["call"] or 0),
-        "eval" if found["phase"] == "eval" else "train",
+    assert found is not None  # it may be a module's path alone
+    modules = {found["module"], "" if found["module"] == ROOT else found["module"]}
+    rest = found["index"] or "", int(found["call"] or 0), found["phase"] or "train"
+    fitting = [
+        (number, tap)
+        for number, tap in taps
+        if tap.module in modules and (tap.index, tap.call, tap.phase) == rest and found["kind"] in (None, tap.kind)
+    ]
+    if len(fitting) == 1:
+        return fitting[0]
+    if fitting:
+        several = ", ".join(f"{tap.label!r} ({number})" for number, tap in fitting)
+        raise ArgumentError(f"tap={text[:200]!r} names {len(fitting)} taps: give one of {several}")
+    known = sorted({each.module or ROOT for each in taps.taps})
+    raise ArgumentError(
+        f"there is no tap {text[:200]!r}: {unknown('module', found['module'], known)}. Give its number, or its label "
+        "such as 'layers.0 output [1] call 2'"
     )
-    try:
-        return taps.taps.index(tap), tap
-    except ValueError:
-        near = {each.module for each in taps.taps}
-        raise ArgumentError(f"there is no tap {text[:200]!r}: {unknown('module', tap.module, sorted(near))}") from None
 
 
 def quantile_of(stat: str) -> float | None:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from hookcore.records import Tap
 from hookcore.store import Series
+from hookcore.vocabulary import KIND_WORDS
 
 from .style import Scale, Style, Trace, axis, escaped, figure_of, is_log, marks, marks_axis, value_axis
 
@@ -112,11 +113,11 @@ def profile(
         traces.append(
             {
                 "type": "bar",
-                "name": kind.replace("_", " "),
+                "name": KIND_WORDS.get(kind, kind),
                 "x": [_layer_of(tap) for tap in taps],
                 "y": heights,
                 "marker": {"color": style.lines[place % len(style.lines)]},
-                "hovertemplate": f"%{{x}}<br>{kind.replace('_', ' ')} %{{y:.5g}}<extra></extra>",
+                "hovertemplate": f"%{{x}}<br>{KIND_WORDS.get(kind, kind)} %{{y:.5g}}<extra></extra>",
             }
         )
     traces += [mark for each in kinds for mark in _bar_marks(style, each)]
@@ -156,5 +157,4 @@ def _bar_marks(style: Style, kind: tuple[str, Sequence[Tap], Floats, NDArray[np.
 
 def _layer_of(tap: Tap) -> str:
     """What a bar stands for, whatever its kind: an output and its gradient stand side by side."""
-    label = tap.label.removeprefix(tap.module).replace(f" {tap.kind}", "", 1)
-    return escaped((tap.module or "(model)") + label)
+    return escaped(tap.name)

@@ -118,12 +118,7 @@ def edges_of(first_step: NDArray[np.int64], last_step: NDArray[np.int64]) -> Flo
 
 def _labels(taps: Sequence[Tap], groups: NDArray[np.int64]) -> list[str]:
     more = (f" + {size - 1}" if size > 1 else "" for size in groups.tolist())
-    return [escaped(_row_name(tap) + rest) for tap, rest in zip(taps, more, strict=True)]
-
-
-def _row_name(tap: Tap) -> str:
-    """All rows are of one kind, which the title says."""
-    return (tap.module or "(model)") + tap.label.removeprefix(f"{tap.module} {tap.kind}")
+    return [escaped(tap.name + rest) for tap, rest in zip(taps, more, strict=True)]
 
 
 def _trace(z: Floats, x: Any, y: Any, colors: Any) -> Trace:

@@ -12,6 +12,8 @@ import numpy as np
 import plotly.graph_objects as go
 from numpy.typing import NDArray
 
+from hookcore.vocabulary import INFINITE_COLOR, NAN_COLOR
+
 Scale = Literal["auto", "log", "linear"]
 Trace = dict[str, Any]
 NEVER_NEGATIVE: Final = frozenset(
@@ -44,8 +46,8 @@ LIGHT: Final = Style(
     "#171b21",
     "#545d68",
     "#d8dde3",
-    "#c4009a",
-    "#d9480f",
+    NAN_COLOR,
+    INFINITE_COLOR,
     ("#0b5cc0", "#b3470c", "#1a7f46", "#7a3fb8", "#8a5a00", "#00707a", "#b42318", "#545d68"),
     "#0b5cc0",
     "#b3470c",

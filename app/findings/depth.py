@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookcore.records import Kind, Tap
+from hookcore.vocabulary import KIND_WORDS
 
 from .finding import RECENT, RULES, Finding, RuleName
 from .order import around
 from .readings import Readings
-from .words import kind_word
 
 _MIN_COLUMNS: Final = 4  # recent columns with a value
 _FLOOR: Final = -46.0  # the logarithm that stands for zero: below the smallest 32-bit float
@@ -116,7 +116,7 @@ def _finding(readings: Readings, stack: Stack, rule: RuleName, fall: float, begu
     verb = "shrinks" if rule == "vanishing" else "grows"
     ends = (_size(now[near]), other.module or "(root)", _size(now[far]), tap.module or "(root)")
     message = (
-        f"the {kind_word(stack.kind)} {verb} by {abs(fall):.0f} decades over {layers} layers, "
+        f"the {KIND_WORDS[stack.kind]} {verb} by {abs(fall):.0f} decades over {layers} layers, "
         f"{abs(fall) / max(1, layers - 1):.1g} a layer: {ends[0]} in {ends[1]}, {ends[2]} in {ends[3]}, "
         f"since step {since}{older}"
     )

@@ -11,11 +11,10 @@ from numpy.typing import NDArray
 
 from hookcore.records import Kind, Tap
 from hookcore.store import Latest, Store
+from hookcore.vocabulary import OWN, TIME, loss_rank
 
 from ..coverage import coverage_of
 
-OWN: Final = "hookcore/"  # prefix of the scalars that hookcore logs itself
-TIME: Final = "hookcore/time_s"
 MAX_SCALARS: Final = 50
 _RATE_STEPS: Final = 200  # newest steps from which the rate is computed
 _GRADIENTS: Final[tuple[Kind, ...]] = ("param_grad", "output_grad")
@@ -66,7 +65,7 @@ def key_figures_of(store: Store, last: int | None = None) -> KeyFigures:
         newest_step=steps.newest,
         steps=steps.count,
         steps_per_s=_rate(store),
-        loss=_loss_of(scalars),
+        loss=scalars[0] if scalars else None,
         scalars=scalars,
         gradient_kind=kind,
         gradient_norm=norm,
@@ -95,18 +94,9 @@ def _newest(store: Store, name: str, last: int | None) -> Reading | None:
 
 def _scalars(store: Store, last: int | None) -> tuple[Reading, ...]:
     names = [name for name in store.scalar_names() if not name.startswith(OWN)]
-    names.sort(key=lambda name: not _is_loss(name))  # so that the loss is never left out
+    names.sort(key=loss_rank)  # the loss is never among those that are left out
     found = (_newest(store, name, last) for name in names[:MAX_SCALARS])
     return tuple(reading for reading in found if reading is not None)
-
-
-def _is_loss(name: str) -> bool:
-    return name == "loss" or name.rpartition("/")[2] in ("loss", "train_loss")
-
-
-def _loss_of(scalars: tuple[Reading, ...]) -> Reading | None:
-    """Return the scalar named like a loss, else the first one that was logged."""
-    return next((each for each in scalars if each.name == "loss"), scalars[0] if scalars else None)
 
 
 def _rate(store: Store) -> float | None:

@@ -8,6 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from hookcore.store import Series, Store, TapList
+from hookcore.vocabulary import is_loss
 
 from .finding import RULES, SPARK, Finding
 from .readings import window_first
@@ -37,11 +38,6 @@ class Losses:
     def now(self, series: Series) -> Series:
         """Return the newest steps of a loss, unmerged if the store still has them."""
         return self.store.scalars(series.name, window_first(self.store), points=_POINTS)
-
-
-def is_loss(name: str) -> bool:
-    """Return whether a scalar is a loss, by its name."""
-    return "loss" in name.rpartition("/")[2].casefold() and not name.startswith("hookcore/")
 
 
 def _worsened(series: Series, since: int) -> bool | None:

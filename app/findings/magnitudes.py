@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookcore.records import GRADIENT_KINDS, KINDS, Kind, Severity
+from hookcore.vocabulary import KIND_WORDS
 
 from .finding import RECENT, RULES, WARM_UP, Finding, RuleName
 from .loss import Losses
 from .order import Group, groups_of
 from .readings import Logs, Readings
-from .words import kind_word
 
 _TOGETHER: Final = 2  # columns within which onsets share a cause
 
@@ -175,7 +175,7 @@ def _power(value: float) -> float:
 
 
 def _size_sentence(rule: RuleName, kind: Kind, value: float, usual: float, since: str) -> str:
-    name = kind_word(kind)
+    name = KIND_WORDS[kind]
     if rule == "exploding":
         return f"the {name} has been {_times(value, usual)} as large as usual {since}"
     if value == 0:
@@ -220,7 +220,7 @@ def _spike(readings: Readings, group: Group) -> Finding:
     step = int(series.first_step[np.nanargmax(np.abs(series.max))]) if np.isfinite(series.max).any() else bounds[0]
     value, usual = float(readings.columns.size[column, place]), _power(readings.past.usual[place])
     severe = value > usual * RULES["spike"].limits["warning_factor"]
-    message = f"the {kind_word(tap.kind)} was {_times(value, usual)} as large as usual at step {step}"
+    message = f"the {KIND_WORDS[tap.kind]} was {_times(value, usual)} as large as usual at step {step}"
     return _finding(readings, "spike", "warning" if severe else "info", group, (value, usual), step, message, step)
 
 

@@ -10,10 +10,10 @@ import numpy as np
 
 from hookcore.records import GRADIENT_KINDS, Severity, Tap
 from hookcore.store import Episode, NonfiniteTaps, Store, TapList
+from hookcore.vocabulary import KIND_WORDS
 
 from .finding import Finding
 from .order import around, rank_of
-from .words import kind_word
 
 MOST: Final = 10  # the newest past episodes to show
 STAT: Final = "rms"
@@ -116,7 +116,7 @@ def _unseen(episode: Episode) -> int:
 
 
 def _message(episode: Episode, leader: _Leader, what: str, skipped: bool) -> str:
-    begin, name = episode.begin, kind_word(leader.tap.kind)
+    begin, name = episode.begin, KIND_WORDS[leader.tap.kind]
     if episode.is_over:
         when = f"at step {begin}" if episode.last <= begin else f"between steps {begin} and {episode.last}"
         tail = "; the gradient scaler skipped the step" if skipped else "; finite again"

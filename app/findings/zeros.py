@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 from hookcore.store import Store, TapList
 from hookcore.store.rows import Rows
+from hookcore.vocabulary import KIND_WORDS
 
 from .finding import RULES, SPARK, Finding, RuleName
 from .readings import window_first
-from .words import kind_word
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ def _finding(taps: TapList, rule: RuleName, about: Since, more: int) -> Finding:
     alive = np.flatnonzero(~(low >= RULES["dead"].limits["zero_fraction"]))
     captured = int(rows.present[rows.first >= since, 0].sum())
     number, tap = int(taps.numbers[place]), taps.taps[place]
-    message = f"every value of the {kind_word(tap.kind)} has been zero since step {since}{older} ({captured} captured)"
+    message = f"every value of the {KIND_WORDS[tap.kind]} has been zero since step {since}{older} ({captured} captured)"
     usual = float(low[alive[-1]]) if len(alive) else float("nan")
     spark = tuple(low[np.isfinite(low)][-SPARK:].tolist())
     values = "zero_fraction", float(low[-1]), usual, since

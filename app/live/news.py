@@ -12,7 +12,7 @@ from hookcore import answers
 from hookcore.answers import Number
 from hookcore.answers.live import FrameNews
 from hookcore.store import STAT_NAMES, Latest, TapList
-from hookcore.store.schemas import TIME
+from hookcore.vocabulary import OWN, TIME
 
 from ..answering import events_of, taps_of
 from ..formats import json_of
@@ -111,7 +111,7 @@ def _new_logs(run: Run, told: Steps, now: Steps) -> dict[str, Any] | None:
     span = new_steps(told, now)
     if span is None:
         return None
-    scalars = [name for name in run.store.scalar_names() if not name.startswith("hookcore/")][:MAX_SCALARS]
+    scalars = [name for name in run.store.scalar_names() if not name.startswith(OWN)][:MAX_SCALARS]
     found = [run.store.scalars(name, *span, points=MAX_POINTS) for name in scalars]
     found = [series for series in found if len(series.first_step)]
     if not found:

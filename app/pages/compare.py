@@ -15,6 +15,7 @@ from starlette.responses import HTMLResponse
 from hookcore.errors import ArgumentError, PatternError
 from hookcore.records import KINDS, Tap
 from hookcore.store import STAT_NAMES, Store
+from hookcore.vocabulary import is_loss, loss_rank
 
 from ..comparison import Asked, Layer
 from ..facts import finder_of
@@ -27,7 +28,6 @@ from .frame import address_of, render, shortened
 MAX_LAYERS: Final = 200  # in the table
 MAX_ALONE: Final = 50
 LABEL_LETTERS: Final = 48
-LOSS: Final = "loss"
 
 router = APIRouter(include_in_schema=False)
 
@@ -188,7 +188,7 @@ def _result(one: Run, two: Run, wanted: Wanted) -> dict[str, Any]:
         ],
         "types": one.store.module_types(),
         "find_problem": finder.problem,
-        "has_loss": any(logged.name == LOSS for logged in verdict.logged),
+        "loss": min(filter(is_loss, (logged.name for logged in verdict.logged)), key=loss_rank, default=""),
     }
 
 

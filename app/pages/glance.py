@@ -10,6 +10,7 @@ import numpy as np
 
 from hookcore.records import Tap
 from hookcore.store import Store
+from hookcore.vocabulary import OWN, loss_rank
 
 from ..cost import Cost, cost_of
 from ..findings import Finding, KeyFigures, Reading
@@ -23,7 +24,6 @@ from .spark import Spark, spark_of
 SHOWN_SCALARS: Final = 12
 POINTS: Final = 90  # of a sparkline
 AROUND: Final = 60  # steps before and after the onset of a finding, in its sparkline
-OWN: Final = "hookcore/"
 _KINDS: Final = {"param_grad": "parameters", "output_grad": "outputs"}
 
 
@@ -206,7 +206,7 @@ def spark_of_finding(store: Store, finding: Finding) -> Spark | None:
 def scalar_lines(store: Store, most: int | None, span: Span | None) -> tuple[list[ScalarLine], int]:
     """Return the user's scalars in these steps, the loss first, and their number."""
     names = [name for name in store.scalar_names() if not name.startswith(OWN)]
-    names.sort(key=lambda name: "loss" not in name.casefold())
+    names.sort(key=loss_rank)
     found = (_scalar_line(store, name, span) for name in names[:most])
     return [line for line in found if line is not None], len(names)
 

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import HTMLResponse
 
 from hookcore.records import KINDS, Kind, Tap
+from hookcore.vocabulary import KIND_TITLES
 
 from ..facts import finder_of
 from ..runs import Run
@@ -20,15 +21,6 @@ SORTS: Final = {"model": "model order", "zero": "zero share", "spread": "spread"
 RANGES: Final = {"own": "per layer", "shared": "shared"}
 SIZES: Final = {"s": "small", "m": "medium", "l": "large"}
 VIEWS: Final = {"map": "over steps", "ridges": "ridges", "bars": "one step"}
-KIND_LABELS: Final[dict[Kind, str]] = {
-    "output": "activations",
-    "output_grad": "gradients",
-    "input": "inputs",
-    "input_grad": "gradients of inputs",
-    "param": "parameters",
-    "param_grad": "gradients of parameters",
-    "update": "updates",
-}
 
 router = APIRouter(include_in_schema=False)
 
@@ -85,7 +77,7 @@ def histograms_page(
         "histograms",
         run=run,
         kind=chosen,
-        kind_labels=KIND_LABELS,
+        kind_labels=KIND_TITLES,
         choices=choices,
         asked=asked | {"size": asked["size"] if "size" in given else "m"},
         tiles=tiles[:MAX_TILES],

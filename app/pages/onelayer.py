@@ -29,7 +29,7 @@ class Values:
     @property
     def label(self) -> str:
         """The tap's label without its module."""
-        return self.tap.label.removeprefix(f"{self.tap.module} ")
+        return self.tap.stream
 
     @property
     def has_nonfinite(self) -> bool:

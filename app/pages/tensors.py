@@ -10,13 +10,13 @@ from starlette.responses import HTMLResponse
 
 from hookcore.records import KINDS, Snapshot
 from hookcore.store import Store
+from hookcore.vocabulary import KIND_TITLES
 
 from ..api.snapshots import MAX_VALUES, numbered
 from ..facts import finder_of
 from ..runs import Run
 from ..tiles import statistics_of
 from .frame import render, run_of
-from .histograms import KIND_LABELS
 
 MAX_SHOWN: Final = 300
 MAX_MODULES: Final = 20_000
@@ -75,5 +75,5 @@ def tensors_page(
         asked_for=number,
         modules=[module.path for module in run.store.modules()[:MAX_MODULES]],
         wanted={"module": query.get("module", ""), "kind": query.get("kind", KINDS[0])},
-        kind_labels=KIND_LABELS,
+        kind_labels=KIND_TITLES,
     )

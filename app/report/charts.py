@@ -11,18 +11,18 @@ from markupsafe import Markup
 
 from hookcore.records import Kind
 from hookcore.store import Store
+from hookcore.vocabulary import KIND_TITLES, OWN, loss_rank
 
 from .. import figures
 from ..findings import Finding
-from ..findings.keyfigures import OWN
 from ..formats import json_of
 from .pictures import line_of, picture_of
 
 MAX_CHART_BYTES: Final = 6_000_000
 MAPS: Final[tuple[tuple[Kind, str, str], ...]] = (
-    ("output", "rms", "Activations"),
-    ("output_grad", "norm", "Gradients of activations"),
-    ("param_grad", "norm", "Gradients of parameters"),
+    ("output", "rms", KIND_TITLES["output"].capitalize()),
+    ("output_grad", "norm", KIND_TITLES["output_grad"].capitalize()),
+    ("param_grad", "norm", KIND_TITLES["param_grad"].capitalize()),
     ("update", "ratio", "Updates as shares of their weights"),
 )
 MAP_ROWS, MAP_COLUMNS = 250, 300
@@ -78,7 +78,7 @@ def _chart(name: str, title: str, figure: dict[str, Any], text: str, **more: Any
 
 def _scalars(store: Store) -> Iterator[Chart]:
     names = [name for name in store.scalar_names() if not name.startswith(OWN)]
-    names.sort(key=lambda name: name != "loss")
+    names.sort(key=loss_rank)
     for place, name in enumerate(names[:6]):
         series = store.scalars(name, points=POINTS)
         if len(series.mean):

@@ -16,6 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 import hookcore
+from hookcore.vocabulary import KIND_WORDS
 
 from .. import assets, figures
 from ..cost import cost_of
@@ -76,7 +77,7 @@ def report_of(run: Run) -> bytes:
         "spark": _spark,
         "most_bytes": MAX_BYTES,
     }
-    html: str = _templates().get_template("page.html").render(values)
+    html: str = _templates().get_template("page.html").render(values, kind_words=KIND_WORDS)
     return html.encode("utf-8", "replace")
 
 

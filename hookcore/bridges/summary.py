@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hookcore.records import STAT_COLUMN, Frame, Tap
+from hookcore.vocabulary import ELAPSED, GRADIENT_NORM, NONFINITE_MODULES, ZERO_MODULES
 
-GRADIENT_NORM: Final = "hookcore/gradient_norm"
-NONFINITE: Final = "hookcore/nonfinite_modules"
-ZERO: Final = "hookcore/zero_modules"
-STEP_TIME: Final = "hookcore/time_s"
 _COUNT, _NAN, _INF, _ZERO, _NORM = (STAT_COLUMN[name] for name in ("count", "nan", "inf", "zero", "norm"))
 
 Step = tuple[int, float, dict[str, float]]  # its number, when it was, its numbers
@@ -41,7 +37,7 @@ class Summary:
         self._time_s = frame.time_s
         self._numbers |= frame.scalars
         if math.isfinite(frame.elapsed_s):
-            self._numbers[STEP_TIME] = frame.elapsed_s
+            self._numbers[ELAPSED] = frame.elapsed_s
         if len(frame.taps):
             self._captured = True
             self._add_rows(frame.taps, frame.stats)
@@ -64,7 +60,7 @@ class Summary:
         """Gives the step that was begun, if there is one."""
         numbers = self._numbers
         if self._captured:
-            numbers |= {NONFINITE: float(len(self._nonfinite)), ZERO: float(len(self._zero))}
+            numbers |= {NONFINITE_MODULES: float(len(self._nonfinite)), ZERO_MODULES: float(len(self._zero))}
         if self._squares:
             numbers[GRADIENT_NORM] = math.sqrt(math.fsum(self._squares.values()))
         if numbers:

@@ -132,7 +132,7 @@ class Snapshots:
     def _miss(self, request: Request, reason: str) -> None:
         request.taken, request.before = True, None
         hint = f": {request.hint}" if request.hint else ""
-        self._emit("snapshot-missed", f"{_name(request.tap)}: {reason}{hint}", "info", request.tap.module)
+        self._emit("snapshot-missed", f"{request.tap.label}: {reason}{hint}", "info", request.tap.module)
 
     # -- modules ----------------------------------------------------------------------------------------------------
 
@@ -340,7 +340,7 @@ class Snapshots:
         )
         cut = f", of which the first {values.size} values" if copy.truncated else ""
         scale = f"; the loss scale {taken.scale:g} is still in it" if taken.scale not in (None, 1.0) else ""
-        message = f"{_name(request.tap)} of step {taken.step}: {copy.dtype} {list(copy.shape)}{cut}{scale}"
+        message = f"{request.tap.label} of step {taken.step}: {copy.dtype} {list(copy.shape)}{cut}{scale}"
         self._emit("snapshot-taken", message, "info", request.tap.module)
 
 
@@ -358,9 +358,3 @@ class SnapshotHook:
         snapshots, request = self.snapshots, self.request
         if grad is not None and not request.taken:
             snapshots.saw_requested_gradient(request, grad)
-
-
-def _name(tap: Tap) -> str:
-    index = f" {tap.index}" if tap.index else ""
-    call = f", call {tap.call}" if tap.call else ""
-    return f"{tap.module or 'the root'} {tap.kind}{index}{call}{'' if tap.phase == 'train' else ' in eval'}"

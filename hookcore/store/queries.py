@@ -20,8 +20,9 @@ from hookcore.store.ladder import Ladder
 from hookcore.store.ledger import Episode, NonfiniteTaps
 from hookcore.store.parts import Parts
 from hookcore.store.rows import Rows, down_sample
-from hookcore.store.schemas import GRAD_SCALE, SCALAR_SCHEMA, STAT_SCHEMA
+from hookcore.store.schemas import SCALAR_SCHEMA, STAT_SCHEMA
 from hookcore.store.segments import Floats, Lanes, Steps
+from hookcore.vocabulary import GRAD_SCALE
 
 STAT_NAMES: Final = STAT_SCHEMA.names  # the recorded ones and the derived: zero_fraction, nonfinite
 TapName = int | str | Tap  # a tap by its number, its label, or itself

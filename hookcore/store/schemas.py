@@ -9,10 +9,6 @@ import numpy as np
 from hookcore.records import STAT_COLUMN, STATS
 from hookcore.store.segments import Column, Floats, Schema
 
-TIME: Final = "hookcore/time_s"
-ELAPSED: Final = "hookcore/elapsed_s"
-MICRO_BATCHES: Final = "hookcore/micro_batches"
-GRAD_SCALE: Final = "hookcore/grad_scale"
 SKIPPED_STEP: Final = "skipped-step"  # the event that says that a gradient scaler skipped a step
 
 _ADDED: Final = tuple(STAT_COLUMN[name] for name in ("count", "nan", "inf", "zero", "parts", "sketched"))

@@ -178,7 +178,7 @@ test("the block of a module is its first part, with the number where there are m
   assert.deepEqual(groupsOf(rows, identity(5)), [
     { name: "embed", from: 0, to: 1 }, { name: "layers.0", from: 1, to: 3 }, { name: "layers.1", from: 3, to: 4 }, { name: "head", from: 4, to: 5 },
   ]);
-  assert.equal(labelOf({ ...row("", 0), index: "1", call: 2, phase: "eval" }), "(root) [1] #2 (eval)");
+  assert.equal(labelOf({ ...row("", 0), index: "1", call: 2, phase: "eval" }), "(root) [1] call 2 (eval)");
   assert.equal(shortened("layers.12.mlp.gate_proj", 80), "\u2026gate_proj");
 });
 

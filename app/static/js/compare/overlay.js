@@ -59,10 +59,11 @@ function exactly(path) {
 /** @param {import("../page.js").Page} page @param {HTMLElement | null} figure @param {Side[]} sides @returns {() => Promise<void>} shows the newest */
 export function makeLoss(page, figure, sides) {
   if (!figure) return async () => {};
-  const chart = new LineChart(page, figure, { title: "Loss in both runs", y: { title: "loss", scale: "linear" }, query: () => sides.map(({ id }) => ({ path: "scalars", query: { name: "loss", points: POINTS, run: id } })) });
+  const name = figure.dataset.name ?? "loss";
+  const chart = new LineChart(page, figure, { title: "Loss in both runs", y: { title: name, scale: "linear" }, query: () => sides.map(({ id }) => ({ path: "scalars", query: { name, points: POINTS, run: id } })) });
   return async () => {
     try {
-      const answers = await Promise.all(sides.map(({ id }) => get("scalars", { run: id, name: "loss", points: POINTS })));
+      const answers = await Promise.all(sides.map(({ id }) => get("scalars", { run: id, name, points: POINTS })));
       chart.show(answers.flatMap(({ series }, place) => series.map((/** @type {any} */ each) => lineOf(each, sides[place], place === 1, ""))));
     } catch (error) {
       chart.say(/** @type {Error} */ (error).message);

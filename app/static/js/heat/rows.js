@@ -11,7 +11,7 @@ const FINITE = 0x7f800000;
 /** A row's name: its module, and what else is needed to tell it. @param {Row} row */
 export function labelOf(row) {
   const index = row.index ? ` [${row.index}]` : "";
-  const call = row.call ? ` #${row.call}` : "";
+  const call = row.call ? ` call ${row.call}` : "";
   return `${row.module || "(root)"}${index}${call}${row.phase === "eval" ? " (eval)" : ""}`;
 }
 

@@ -88,7 +88,7 @@ export function makeTree(page, figure, capture) {
     if (!capture) return;
     const on = stateOf(row) !== "true";
     const now = switched(tree.modules, capture.wanted, patternsOf(row, tree.modules), on, row.node.members[0].path);
-    if (now.blocked) return toast(`${row.node.path || "The model"} is still excluded by ${now.blocked}. Remove that pattern from Exclude.`, { kind: "error" });
+    if (now.blocked) return toast(`${row.node.path || "(root)"} is still excluded by ${now.blocked}. Remove that pattern from Exclude.`, { kind: "error" });
     capture.fill(now);
     page.announce(document.getElementById("dry-run")?.textContent ?? "");
   }

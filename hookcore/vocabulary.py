@@ -1,0 +1,55 @@
+"""Words and colors that stand for one thing everywhere: kinds of taps, hookcore's own scalars, the loss, and NaN."""
+
+from __future__ import annotations
+
+from typing import Final
+
+OWN: Final = "hookcore/"  # starts the names of the scalars that hookcore adds
+TIME: Final = "hookcore/time_s"  # the clock at the end of the step
+ELAPSED: Final = "hookcore/elapsed_s"  # from the end of the previous step to the end of this one
+MICRO_BATCHES: Final = "hookcore/micro_batches"
+GRAD_SCALE: Final = "hookcore/grad_scale"
+GRADIENT_NORM: Final = "hookcore/gradient_norm"
+NONFINITE_MODULES: Final = "hookcore/nonfinite_modules"
+ZERO_MODULES: Final = "hookcore/zero_modules"
+
+KIND_WORDS: Final[dict[str, str]] = {
+    "output": "output",
+    "output_grad": "output gradient",
+    "input": "input",
+    "input_grad": "input gradient",
+    "param": "parameter",
+    "param_grad": "parameter gradient",
+    "update": "update",
+}
+KIND_TITLES: Final[dict[str, str]] = {
+    "output": "activations",
+    "output_grad": "gradients",
+    "input": "inputs",
+    "input_grad": "gradients of inputs",
+    "param": "parameters",
+    "param_grad": "gradients of parameters",
+    "update": "updates",
+}
+
+NAN_COLOR: Final = "#c4009a"
+INFINITE_COLOR: Final = "#d9480f"
+EMPTY_COLOR: Final = "#c6ccd3"
+
+
+def rgb_of(color: str) -> tuple[int, int, int]:
+    """Return red, green and blue of a color such as "#c4009a"."""
+    red, green, blue = bytes.fromhex(color[1:])
+    return red, green, blue
+
+
+def is_loss(name: str) -> bool:
+    """Return whether a scalar is a loss: the last part of its name contains "loss"."""
+    return "loss" in name.rpartition("/")[2].casefold() and not name.startswith(OWN)
+
+
+def loss_rank(name: str) -> int:
+    """Return a key that sorts scalars by how surely they are the loss of the training."""
+    if not is_loss(name):
+        return 3
+    return 0 if name == "loss" else 1 if name.rpartition("/")[2].casefold() in ("loss", "train_loss") else 2

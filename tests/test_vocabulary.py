@@ -1,0 +1,101 @@
+"""One word, one color and one rule for one thing, wherever it is shown."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hookcore.notebook import _facts_of_store
+from hookcore.records import KINDS, Tap
+from hookcore.vocabulary import ELAPSED, KIND_TITLES, KIND_WORDS, NAN_COLOR, is_loss, loss_rank, rgb_of
+from hookcore_app.figures import LIGHT
+from hookcore_app.findings import key_figures_of
+from hookcore_app.pages.glance import scalar_lines
+from hookcore_app.png import colors_of
+from tests.api_world import TAPS, World, make_frame, open_run
+from tests.manual import ROOT
+
+LOGGED = {"accuracy": 0.5, "aux_loss": 3.0, "hookcore/loss": 9.0, "lossless": 2.0, "train/loss": 1.0}
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def _log(world: World, name: str, started_s: float = 0.0) -> None:
+    run = open_run(world.runs, name, started_s=started_s)
+    for step in range(3):
+        run.store.append(
+            make_frame(step, [1.0] * len(TAPS) if step == 0 else [], new_taps=TAPS if step == 0 else (), scalars=LOGGED)
+        )
+    run.changes.tell()
+
+
+def test_everybody_takes_the_same_scalar_for_the_loss(world: World) -> None:
+    _log(world, "two", 5.0)
+    run = world.runs.get("two")
+    assert run is not None
+    loss = key_figures_of(run.store).loss
+    assert loss is not None
+    assert loss.name == "train/loss"
+    assert scalar_lines(run.store, None, None)[0][0].name == "train/loss"
+    assert "train/loss 1" in _facts_of_store(run.store).figures
+    _log(world, "three", 4.0)
+    assert 'data-name="train/loss"' in world.client.get("/compare?a=two&b=three").text
+
+
+@pytest.mark.parametrize(
+    ("name", "yes"),
+    [
+        ("loss", True),
+        ("train/Loss", True),
+        ("aux_loss", True),
+        ("loss/lr", False),
+        ("hookcore/loss", False),
+        ("lr", False),
+    ],
+)
+def test_a_loss_is_told_by_the_last_part_of_its_name(name: str, yes: bool) -> None:
+    assert is_loss(name) is yes
+    assert (loss_rank(name) < 3) is yes
+
+
+def test_nan_has_one_color_in_pictures_charts_and_pages() -> None:
+    assert tuple(colors_of(np.array([[np.nan, 1.0]]))[0, 0]) == rgb_of(NAN_COLOR)
+    assert LIGHT.nan == NAN_COLOR
+    for style in ("static/app.css", "templates/report/style.css"):
+        assert f"--nan: {NAN_COLOR};" in (ROOT / "app" / style).read_text(), style
+
+
+def test_every_kind_has_its_words() -> None:
+    assert tuple(KIND_WORDS) == tuple(KIND_TITLES) == KINDS
+
+
+def test_a_label_names_the_root_and_says_what_the_script_says() -> None:
+    tap = Tap("", "output", "1", 2, "eval")
+    assert (tap.label, tap.name) == (
+        "(root) output [1] call 2 (eval)",
+        "(root) [1] call 2 (eval)",
+    )  # as in heat.test.mjs
+
+
+def test_every_label_that_is_shown_finds_its_tap(world: World) -> None:
+    for number, tap in enumerate(TAPS):
+        fitting = [each for each in TAPS if each.name == tap.name]
+        for label in (tap.label, *((tap.name,) if len(fitting) == 1 else ())):
+            [series] = world.json("series", tap=label, stat="rms")["series"]
+            assert (series["tap"]["number"], series["tap"]["label"]) == (number, tap.label)
+
+
+def test_a_label_without_a_kind_that_fits_several_taps_is_answered_with_their_labels(world: World) -> None:
+    world.run.store.announce((Tap("both", "output"), Tap("both", "output_grad")))
+    said = world.error("series", 400, tap="both", stat="rms")
+    assert "'both output' (5)" in said
+    assert "'both output_grad' (6)" in said
+
+
+def test_the_duration_of_a_step_has_one_name() -> None:
+    for page in ("frameworks", "store"):
+        assert f"`{ELAPSED}`" in (ROOT / "docs" / f"{page}.md").read_text()
+    assert "`hookcore/time_s`" not in (ROOT / "docs" / "frameworks.md").read_text()
