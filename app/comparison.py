@@ -1,4 +1,4 @@
-"""Two stores side by side: which taps they share, how far these are apart, and where they part. Pure; no web."""
+"""Comparison of two stores: shared taps, their differences, and the first difference. Pure; no web."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _AT_ONCE: Final = 64  # taps read together
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What is compared: a stat of the taps that fit, within some steps. Up to `tolerance` two values are equal."""
+    """What to compare: a stat of the matching taps, within some steps. Values within `tolerance` are equal."""
 
     stat: str
     kind: str | None = None
@@ -38,7 +38,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """The taps that both have, by the first one's name, with their numbers in both; and those that only one has."""
+    """The shared taps, by the first store's names, with their numbers in both; and the taps of one store only."""
 
     taps: tuple[Tap, ...]
     numbers: tuple[tuple[int, int], ...]
@@ -46,7 +46,7 @@ class Pairs:
 
     @classmethod
     def of(cls, one: Store, two: Store, asked: Asked) -> Pairs:
-        """A tap of the second store goes by its module's new name, where `rename` gives it one."""
+        """Pair the taps of two stores; `rename` maps module paths of the second store."""
         fits, rename = matcher(asked.match), renamer(asked.rename)
         own = {tap: number for number, tap in _taps(one, asked.kind) if fits(tap.module)}
         other: dict[Tap, int] = {}
@@ -95,7 +95,7 @@ def renamer(rule: str) -> Callable[[str], str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Apart:
-    """How far one thing that both runs have is apart, over the steps that both have of it."""
+    """The difference of one thing in both runs, over their shared steps."""
 
     points: int  # spans of steps that were compared; 0: nothing is known of a difference
     steps: int  # the steps in these spans
@@ -120,7 +120,7 @@ class Apart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer(Apart):
-    """One tap of both runs, and its differences at some of the spans of steps that both have."""
+    """One tap of both runs, with its differences at some of the shared spans of steps."""
 
     tap: Tap
     numbers: tuple[int, int]
@@ -131,7 +131,7 @@ class Layer(Apart):
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """Some lanes [row, lane] at the spans of steps that both runs have."""
+    """Some lanes [row, lane] at the shared spans of steps."""
 
     first_step: NDArray[np.int64]
     last_step: NDArray[np.int64]
@@ -159,7 +159,7 @@ class Compared:
         return cls(one.first[in_one], one.last[in_one], difference, share, steps, (bad[0] > 0) & (bad[1] > 0))
 
     def apart(self, place: int, tolerance: float) -> dict[str, Any]:
-        """The fields of an `Apart` for one lane."""
+        """Return the fields of an `Apart` for one lane."""
         seen = np.flatnonzero(self.steps[:, place])
         share, first, last = self.share[seen, place], self.first_step[seen], self.last_step[seen]
         apart, bad = np.flatnonzero(share > tolerance), np.flatnonzero(self.nonfinite[seen, place])
@@ -178,7 +178,7 @@ class Compared:
         }
 
     def layer(self, place: int, tap: Tap, numbers: tuple[int, int], tolerance: float, points: int) -> Layer:
-        """One tap, thinned to so many points: of neighbors the one with the largest difference stays."""
+        """Return one tap with at most `points` points: of neighbors, the one with the largest difference stays."""
         seen = np.flatnonzero(self.steps[:, place])
         difference = self.difference[seen, place]
         kept = _thinned(np.abs(difference), points)
@@ -193,7 +193,7 @@ class Compared:
 
 
 def _thinned(magnitudes: NDArray[np.float64], points: int) -> NDArray[np.intp]:
-    """The places of at most so many points, the largest of each group of neighbors; NaN is larger than all."""
+    """Return the indexes of at most `points` points, the largest of each group of neighbors; NaN is largest."""
     size = len(magnitudes)
     if size <= points or not points:
         return np.arange(min(size, points))
@@ -203,7 +203,7 @@ def _thinned(magnitudes: NDArray[np.float64], points: int) -> NDArray[np.intp]:
 
 
 def _distance(one: NDArray[np.float64], two: NDArray[np.float64]) -> NDArray[np.float64]:
-    """How far two values are apart, in shares of the larger magnitude; infinite where only one is a number."""
+    """Return the difference as a share of the larger magnitude; infinite if only one is a number."""
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         share = np.abs(two - one) / np.maximum(np.abs(one), np.abs(two))
         both_nan = np.isnan(one) & np.isnan(two)
@@ -213,7 +213,7 @@ def _distance(one: NDArray[np.float64], two: NDArray[np.float64]) -> NDArray[np.
 def compare(
     one: Store, two: Store, pairs: Pairs, asked: Asked, points: int, only: Sequence[int] | None = None
 ) -> list[Layer]:
-    """Compare each pair, or only some of them by their place, with so many points each."""
+    """Compare all pairs, or only some by index, with `points` points each."""
     places = list(range(len(pairs.taps))) if only is None else list(only)
     layers = []
     for some, _, compared in chunks(one, two, pairs, asked, places):
@@ -222,7 +222,7 @@ def compare(
 
 
 def layers_of(some: list[int], compared: Compared, pairs: Pairs, asked: Asked, points: int) -> list[Layer]:
-    """The layers of one chunk."""
+    """Return the layers of one chunk."""
     return [
         compared.layer(lane, pairs.taps[place], pairs.numbers[place], asked.tolerance, points)
         for lane, place in enumerate(some)
@@ -232,7 +232,7 @@ def layers_of(some: list[int], compared: Compared, pairs: Pairs, asked: Asked, p
 def chunks(
     one: Store, two: Store, pairs: Pairs, asked: Asked, places: list[int]
 ) -> Iterator[tuple[list[int], tuple[Rows, Rows], Compared]]:
-    """Some pairs at a time, by their place: what each run has of them, and how that compares."""
+    """Yield chunks of pairs by index: the rows of both runs, and their comparison."""
     for start in range(0, len(places), _AT_ONCE):
         some = places[start : start + _AT_ONCE]
         rows = []
@@ -246,7 +246,7 @@ def chunks(
 
 @dataclass(frozen=True, slots=True)
 class Differences:
-    """The largest share of each cell [row, column]. A row is so many neighbors, a column a span of steps."""
+    """The largest share in each cell [row, column]. A row is a group of neighbors, a column a span of steps."""
 
     starts: NDArray[np.int64]  # the place of the first pair of each row
     groups: NDArray[np.int64]  # how many pairs are in it
@@ -257,7 +257,7 @@ class Differences:
 
 
 def differences(one: Store, two: Store, pairs: Pairs, asked: Asked, columns: int, rows: int) -> Differences:
-    """All pairs over all steps that both have."""
+    """Compare all pairs over all shared steps."""
     span = _common(one, two, asked)
     many, height = len(pairs.taps), min(len(pairs.taps), rows)
     starts = -(-np.arange(height, dtype=np.int64) * many // height) if height else np.empty(0, np.int64)
@@ -286,7 +286,7 @@ def differences(one: Store, two: Store, pairs: Pairs, asked: Asked, columns: int
 
 
 def _common(one: Store, two: Store, asked: Asked) -> tuple[int, int] | None:
-    """The first and the last step that both may have."""
+    """Return the first and the last step that both runs can have."""
     ranges = one.steps(), two.steps()
     if any(each.first is None or each.newest is None for each in ranges):
         return None

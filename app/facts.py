@@ -1,4 +1,4 @@
-"""What the find box can ask of a run's modules. Every page and its script get these facts from here, and only here."""
+"""The facts about modules for the find box, for pages and scripts alike."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .runs import Run
 
 
 def facts_of(run: Run) -> dict[str, Facts]:
-    """What is known of each module, by its path, in the model's order."""
+    """Return the facts about each module by path, in the model's order."""
     captured = {each.path: each.captured for each in coverage_of(run.store)}
     taps = run.store.taps()
     modules = dict(zip(taps.numbers.tolist(), (tap.module for tap in taps.taps), strict=True))
@@ -34,7 +34,7 @@ def facts_of(run: Run) -> dict[str, Facts]:
 
 
 def facts_as_json(facts: Mapping[str, Facts]) -> list[list[Any]]:
-    """A row for each module, with the fields of `Facts` in their order; js/finder.js reads it."""
+    """Return a row per module with the fields of `Facts` in order, for js/finder.js."""
     return [
         [each.path, each.type, each.aliases, each.parameters, each.trainable, each.captured, each.nan, each.dead]
         for each in facts.values()
@@ -43,14 +43,14 @@ def facts_as_json(facts: Mapping[str, Facts]) -> list[list[Any]]:
 
 @dataclass(frozen=True, slots=True)
 class Finder:
-    """Which modules a text finds; if it can't be read, `problem` says why and every module fits."""
+    """The modules that a text finds; if it is invalid, every module fits and `problem` gives the reason."""
 
     problem: str
     fits: Callable[[str], bool]  # given a module's path
 
 
 def finder_of(run: Run, text: str) -> Finder:
-    """Read what is typed into the find box as a question about the modules of a run."""
+    """Parse the text of the find box for the modules of a run."""
     found = parse(text)
     if found.problem or not text.strip():
         return Finder(found.problem, lambda _path: True)

@@ -1,4 +1,4 @@
-"""What is typed into the find box, read as js/find.js reads it: for pages that are shown before their script runs."""
+"""The parser of the find box, equal to js/find.js, for the first paint of a page."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _DEPTH: Final = re.compile(r"([<>]?)([0-9]{1,4})")
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What can be asked of a module."""
+    """The properties of a module that the find box can test."""
 
     path: str
     type: str = ""
@@ -43,19 +43,19 @@ _STATES: Final[dict[str, Test]] = {
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A test of modules; where the text cannot be read every module passes, and `problem` says why."""
+    """A test of modules; if the text is invalid, every module passes and `problem` gives the reason."""
 
     test: Test
     problem: str = ""
 
 
 def everything(module: Facts) -> bool:
-    """Every module passes."""
+    """Let every module pass."""
     return True
 
 
 def parse(text: str) -> Found:
-    """Several terms must all hold; `!` before one turns it round."""
+    """Parse the text: all terms must hold; `!` negates a term."""
     if len(text) > MAX_LETTERS:
         return Found(everything, f"the search is longer than {MAX_LETTERS} characters: shorten it")
     try:

@@ -1,4 +1,4 @@
-"""For watchdogs: is it alive, does it take requests, and the figures that Prometheus collects."""
+"""Health checks, and metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Samples = Iterable[tuple[dict[str, str], float]]
 
 
 class Metric(NamedTuple):
-    """One figure, by labels."""
+    """A metric and its samples by labels."""
 
     name: str
     kind: str
@@ -30,13 +30,13 @@ class Metric(NamedTuple):
 
 @router.get("/healthz")
 def healthz() -> dict[str, str]:
-    """That the server answers; it tells nothing else, and needs no token."""
+    """Report that the server answers; this reveals nothing else and needs no token."""
     return {"status": "ok"}
 
 
 @router.get("/readyz", responses={503: {"description": "the server is stopping"}})
 def readyz(request: Request) -> dict[str, str]:
-    """That the server takes requests."""
+    """Report that the server accepts requests."""
     if request.app.state.stopping:
         raise HTTPException(503, "this server is stopping: ask again in a moment", {"Retry-After": "5"})
     return {"status": "ready"}
@@ -44,7 +44,7 @@ def readyz(request: Request) -> dict[str, str]:
 
 @router.get("/metrics", response_class=PlainTextResponse)
 def metrics(request: Request) -> PlainTextResponse:
-    """The server's figures, as Prometheus reads them."""
+    """Return the server's metrics in the Prometheus format."""
     state = request.app.state
     lines: list[str] = []
     clients = publisher_of(request.app).clients

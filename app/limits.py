@@ -1,4 +1,4 @@
-"""How large the parts of a batch may be. The wire checks that a batch is whole; this, that it is reasonable."""
+"""Limits for the parts of a batch. The wire checks that a batch is complete; this checks that it is reasonable."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 def check(batch: Batch) -> None:
-    """Raises WireError where a part of a batch is larger than anything that hookcore sends."""
+    """Raise WireError if a part of a batch is larger than anything that hookcore sends."""
     _check_run(batch.run)
     _check_books(batch.books)
     _require(-1 <= batch.commands_done < WHOLE // 2, f"commands done up to number {batch.commands_done}")
@@ -76,7 +76,7 @@ def _check_run(run: RunInfo) -> None:
 
 
 def tamed(run: RunInfo) -> RunInfo:
-    """Return what a file says of a run, without what no trainer sends: such a run is shown, and breaks no page."""
+    """Return a run's description from a file, without invalid parts, so that the run can be shown."""
     fitting = {}
     for name, value in run.settings.items():
         with suppress(WireError):
@@ -87,7 +87,7 @@ def tamed(run: RunInfo) -> RunInfo:
 
 
 def _check_settings(settings: dict[str, Any]) -> None:
-    """Settings are plain values. Those that pages read have the type that a trainer gives them."""
+    """Check that settings are plain values, and that those shown on pages have the right types."""
     _require(_is_plain(settings, DEEPEST_SETTINGS), "settings that JSON cannot say, or too deep")
     _require(_count(settings) <= MAX_IN_SETTINGS, f"more than {MAX_IN_SETTINGS} values in its settings")
     for name, value in settings.items():

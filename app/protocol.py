@@ -1,4 +1,4 @@
-"""uvicorn's protocols with the deadlines and limits that they lack."""
+"""uvicorn's protocols, extended with deadlines and limits."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ MAX_MESSAGE: Final = 64 * 2**10  # bytes of one message that a page sends
 
 
 class SocketProtocol(WriteDeadline, WebSocketsSansIOProtocol):
-    """A WebSocket whose peer must read."""
+    """A WebSocket that is closed if its peer doesn't read."""
 
     close_timeout = 0.3
 
     def send_receive_event_to_app(self) -> None:
-        """Hand a message on, unless it is a text that isn't UTF-8, for which uvicorn would log a traceback."""
+        """Pass on a message, unless its text isn't UTF-8, for which uvicorn would log a traceback."""
         if self.curr_msg_data_type == "text" and not _is_utf8(self.frames):
             self.frames = []
             self.conn.send_close(1007, "the text of a message was not UTF-8")
@@ -54,7 +54,7 @@ class HttpProtocol(WriteDeadline, HttpToolsProtocol):
     since = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A peer has come."""
+        """Accept a connection, or reject it if there are too many."""
         self.app_state = {**self.app_state, PEER: {}}  # what is found out about the peer, for all its requests
         self.since = self.loop.time()
         is_full = len(self.connections) >= self.settings.max_connections and not self._evict()
@@ -66,12 +66,11 @@ class HttpProtocol(WriteDeadline, HttpToolsProtocol):
         self._start_receiving()
 
     def connection_lost(self, *arguments: Any) -> None:
-        """The peer has gone."""
         self._stop_receiving()
         super().connection_lost(*arguments)
 
     def data_received(self, data: bytes) -> None:
-        """Some bytes have come."""
+        """Check the size of the headers and pass the data on."""
         if self._receive_timer is None and not self._is_busy:
             self._start_receiving()
         self._nbytes += len(data)
@@ -84,24 +83,20 @@ class HttpProtocol(WriteDeadline, HttpToolsProtocol):
             self.transport.abort()  # what the application did not count: padding, trailers
 
     def on_message_begin(self) -> None:
-        """A request begins."""
         super().on_message_begin()
         self._in_head = self._is_arriving = True
         self._nbytes = 0
 
     def on_headers_complete(self) -> None:
-        """Its headers are there."""
         self._in_head = False
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        """All of it is there."""
         self._is_arriving = False
         self._stop_receiving()
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """Its answer is sent."""
         self.since = self.loop.time()
         super().on_response_complete()
         if self._is_arriving and self._receive_timer is None and not self.transport.is_closing():
@@ -109,12 +104,12 @@ class HttpProtocol(WriteDeadline, HttpToolsProtocol):
 
     @property
     def _is_busy(self) -> bool:
-        """Whether an answer is being made."""
+        """Return whether an answer is being prepared."""
         return self.cycle is not None and not self.cycle.response_complete
 
     @property
     def may_be_evicted(self) -> bool:
-        """Whether nothing is lost that a peer waits for."""
+        """Return whether closing the connection loses nothing that the peer waits for."""
         return not self._is_busy and not self.transport.is_closing()
 
     def _start_receiving(self) -> None:
@@ -135,7 +130,7 @@ class HttpProtocol(WriteDeadline, HttpToolsProtocol):
             self._answer(408, f"no whole request has come within {self.settings.receive_s:g} s: connect again")
 
     def _evict(self) -> bool:
-        """Makes room by closing the connection that has waited longest; False where every one is busy."""
+        """Close the connection that has waited longest; return False if all are busy."""
         waiting = [each for each in self.connections if isinstance(each, HttpProtocol) and each.may_be_evicted]
         if not waiting:
             return False
@@ -145,7 +140,7 @@ class HttpProtocol(WriteDeadline, HttpToolsProtocol):
         return True
 
     def _answer(self, status: int, sentence: str) -> None:
-        """An answer without the application, and the end of the connection."""
+        """Answer without the application, and close the connection."""
         body = json.dumps({"error": sentence}).encode()
         lines = [f"HTTP/1.1 {status} Refused", *(f"{name}: {value}" for name, value in HEADERS.items())]
         lines += ["content-type: application/json", f"content-length: {len(body)}", "connection: close"]
@@ -154,7 +149,7 @@ class HttpProtocol(WriteDeadline, HttpToolsProtocol):
 
 
 def protocol_for(settings: ServerSettings) -> type[HttpProtocol]:
-    """The protocol with the limits of these settings."""
+    """Return the protocol class with the limits of these settings."""
     return type("HttpProtocol", (HttpProtocol,), {"settings": settings})
 
 

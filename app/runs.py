@@ -52,11 +52,11 @@ MAX_ACKNOWLEDGED: Final = 10_000  # findings and events of one run; the oldest a
 
 
 class AwayError(HookcoreError):
-    """A batch came for a run that is on disk only. It is read again when the trainer repeats the batch."""
+    """A batch arrived for a run that is only on disk. The run is loaded before the trainer repeats the batch."""
 
 
 class Changes:
-    """Tells those who follow that something is new. A follower keeps a number, never a queue."""
+    """Notifies followers of new data. A follower keeps a version number, never a queue."""
 
     def __init__(self) -> None:
         self.version = 0
@@ -64,7 +64,7 @@ class Changes:
         self._waiting: dict[asyncio.Event, asyncio.AbstractEventLoop] = {}
 
     def tell(self) -> None:
-        """Something is new. From any thread."""
+        """Announce new data, from any thread."""
         with self._lock:
             self.version += 1
             waiting, self._waiting = self._waiting, {}
@@ -73,7 +73,7 @@ class Changes:
                 loop.call_soon_threadsafe(event.set)
 
     async def wait_beyond(self, version: int, timeout_s: float) -> int:
-        """The version once it is above `version`, or what it is when the time is over."""
+        """Return the version once it is above `version`, or the current one after the timeout."""
         event = asyncio.Event()
         with self._lock:
             if self.version > version:
@@ -103,7 +103,7 @@ class OnDisk(Protocol):
 
 @dataclass(slots=True)
 class Run:
-    """One training process. Everything may be called from any thread."""
+    """One training process. All methods are thread-safe."""
 
     info: RunInfo
     store: Store
@@ -146,12 +146,12 @@ class Run:
 
     @property
     def id(self) -> str:
-        """Its name in addresses."""
+        """The id in addresses."""
         return self.info.id
 
     @property
     def state(self) -> State:
-        """Whether its trainer is there, and if not, how it went."""
+        """Whether its trainer is live, and if not, how the run ended."""
         if self.failure is not None:
             return self.failure.outcome
         if self.ended_at_step is not None:
@@ -164,17 +164,17 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether nothing more is to be expected of it."""
+        """Whether no more data can arrive."""
         return self.state != "live"
 
     def swap(self, store: Store, loaded: bool) -> None:
-        """Show another store: one that was read from disk, or an outline in place of one that is on disk."""
+        """Use another store: one loaded from disk, or an outline of one that is on disk."""
         self.store, self.loaded = store, loaded
         self.findings = FindingsCache(store)
         self.changes.tell()
 
     def ask(self, name: Literal["settings", "snapshot", "inventory"], **what: Any) -> Command:
-        """A command for the trainer; its effect shows once the trainer obeyed."""
+        """Queue a command for the trainer and return it."""
         command = Command(self._new_number(), name, **what)
         if self.local is not None:
             self.local(command)
@@ -190,7 +190,7 @@ class Run:
             return self._newest_command
 
     def ask_snapshots(self, taps: Sequence[Tap]) -> list[Command]:
-        """Commands that the trainer gets all at once, so that it keeps the tensors of one step."""
+        """Queue commands that the trainer receives together, so that it captures the tensors of one step."""
         commands = [Command(self._new_number(), "snapshot", tap=tap) for tap in taps]
         if self.local is not None:
             for command in commands:
@@ -201,7 +201,7 @@ class Run:
         return commands
 
     def acknowledge(self, key: str, yes: bool = True) -> None:
-        """Notes that somebody saw a finding or an event, or takes that back."""
+        """Acknowledge a finding or an event, or undo that."""
         with self.lock:
             self.acknowledgements.pop(key, None)
             if yes:
@@ -211,17 +211,17 @@ class Run:
         self.edited()
 
     def edited(self) -> None:
-        """Tell followers, and the disk, of another name, notes or acknowledgements."""
+        """Announce and save a changed name, note, or acknowledgement."""
         if self.on_edit is not None:
             self.on_edit()
         self.changes.tell()
 
     def has_seen(self, finding: Finding) -> bool:
-        """Whether a finding was acknowledged since it began: what comes again is new."""
+        """Return whether a finding was acknowledged since it began; a recurring one is new."""
         return finding.since_step <= self.acknowledgements.get(finding.key, -1)
 
     def take(self, batch: Batch) -> Answer:
-        """Files a batch. What was taken before is not taken again; what does not fit together raises WireError."""
+        """File a batch. Repeated items are ignored; inconsistent data raises WireError."""
         with self.lock:
             if self.kept:
                 raise AwayError(f"the run {self.id} has just left memory: send again")
@@ -252,7 +252,7 @@ class Run:
         )
 
     def _notice(self, books: Books) -> None:
-        """Puts what happened on the way to here among the events: it explains a hole in the steps."""
+        """Add events about lost or delayed data, because they explain a gap in the steps."""
         silent_s = self.clock() - self.seen_at
         if self._met and silent_s > SILENCE_S:
             say(self, "reconnected", f"the trainer is back after {silent_s:.0f} s without a sign of life")
@@ -273,7 +273,7 @@ class Run:
             self._unsent, self._unsent_due = 0, self.clock() + UNSENT_EVERY_S
 
     def _notice_return(self, missing: int) -> None:
-        """The server was started again, and continues the run from disk."""
+        """Add an event: the server was restarted and continues the run from disk."""
         if missing > 0:
             if self.on_disk is not None:
                 self.on_disk.miss(missing)  # or the next restart would tell of them again
@@ -298,7 +298,7 @@ class Run:
                 self.acknowledged = item.number
 
     def take_record(self, record: Frame | Snapshot | EndItem) -> None:
-        """Files a record of a trainer in this very process."""
+        """File a record of a trainer in this process."""
         with self.lock:
             self.seen_at = self.clock()
             self._keep(record)
@@ -324,27 +324,27 @@ def _record_of(item: FrameItem | SnapshotItem | EndItem) -> Frame | Snapshot | E
 
 
 class Disk(Protocol):
-    """What writes runs to disk, and reads them again."""
+    """Writes runs to disk and loads them."""
 
     def load(self, run: Run) -> None:
-        """Read a run that is on disk into memory."""
+        """Load a run from disk into memory."""
 
     def is_whole(self, run: Run) -> bool:
-        """Whether all of a run is on disk, so that it can leave memory."""
+        """Return whether all of a run is on disk, so that it can leave memory."""
 
     def release(self, run: Run) -> None:
-        """Write what is left of a run, and let go of it."""
+        """Write the rest of a run and close its files."""
 
     def discard(self, run: Run, why: Why) -> None:
-        """Put a run's folder aside, from where it can come back."""
+        """Move a run's folder to the trash."""
 
     def restore(self, run: Run) -> None:
-        """Put a run's folder back."""
+        """Restore a run's folder from the trash."""
 
 
 @dataclass(slots=True)
 class Gone:
-    """A run that was removed. It can be brought back as long as there is a `run`."""
+    """A removed run. It can be restored as long as there is a `run`."""
 
     id: str
     name: str
@@ -371,35 +371,35 @@ class Runs:
         self._numbers = itertools.count(int(time.time() * 1000))
 
     def now(self) -> float:
-        """The time by which runs are judged idle or lost."""
+        """Return the time for deciding whether runs are idle or lost."""
         return self._clock()
 
     @property
     def removed(self) -> int:
-        """How many runs were removed to make room."""
+        """The number of runs that were removed to make room."""
         return self._removed
 
     def all(self) -> list[Run]:
-        """All runs, the newest first; those on disk too."""
+        """Return all runs, newest first, including those on disk."""
         with self._lock:
             return sorted(self._runs.values(), key=lambda run: (run.info.started_s, run.id), reverse=True)
 
     def gone(self) -> list[Gone]:
-        """The runs that were removed, the newest removal first."""
+        """Return the removed runs, latest removal first."""
         with self._lock:
             return sorted(self._gone.values(), key=lambda gone: gone.at_s, reverse=True)
 
     def get(self, run_id: str) -> Run | None:
-        """A run by its id, as it is: one that is on disk is not read."""
+        """Return a run by its id, without loading it from disk."""
         return self._runs.get(run_id)
 
     def find(self, run_id: str) -> Run | None:
-        """A run by its id, read from disk if need be. Not for the event loop."""
+        """Return a run by its id, loaded from disk if needed. Not for the event loop."""
         run = self._runs.get(run_id)
         return None if run is None else self.read(run)
 
     def read(self, run: Run) -> Run:
-        """The run, with all its values in memory."""
+        """Return the run with all its values in memory."""
         run.looked_at = self._clock()
         if not run.loaded and self.disk is not None:
             with self._loading:
@@ -409,7 +409,7 @@ class Runs:
         return run
 
     def open(self, info: RunInfo) -> Run | None:
-        """The run of a trainer, a new one if need be; None if the server is full of live runs."""
+        """Return a trainer's run, created if needed; None if the server is full of live runs."""
         with self._lock:
             run = self._runs.get(info.id)
             if run is not None:
@@ -423,7 +423,7 @@ class Runs:
         return run
 
     def open_local(self, info: RunInfo, memory: int, obey: Callable[[Command], None]) -> Run:
-        """The run of a trainer in this process, which has its own memory and is never refused."""
+        """Return the run of a trainer in this process, which has its own memory and is never rejected."""
         run = self._new(info, memory)
         run.local = obey
         self.add(run)
@@ -436,24 +436,24 @@ class Runs:
         return run
 
     def store_bytes(self, asked: int) -> int:
-        """The limit of one run's store: what was asked for, and at most a quarter of the memory."""
+        """Return the limit of a run's store: as requested, but at most a quarter of the memory."""
         most = self.settings.memory // MAX_SHARE
         return max(min(asked or most, most), MIN_RUN_BYTES)
 
     def known(self, info: RunInfo) -> Run:
-        """A run that is on disk, as the list shows it."""
+        """Return a run on disk, as the list shows it."""
         run = self._new(info, MIN_RUN_BYTES)
         run.kept, run.loaded = True, False
         return run
 
     def add(self, run: Run) -> None:
-        """Shows a run that was made elsewhere: read from a file, or trained in this process."""
+        """List a run from elsewhere: loaded from a file, or trained in this process."""
         with self._lock:
             self._runs[run.id] = run
         self.changes.tell()
 
     def add_known(self, run: Run) -> Run:
-        """List a run that is on disk; one of this id that is there already stays."""
+        """List a run on disk, unless its id is listed already."""
         with self._lock:
             found = self._runs.setdefault(run.id, run)
         self.changes.tell()
@@ -476,7 +476,7 @@ class Runs:
         return True
 
     def drop(self, run: Run) -> None:
-        """Take a run away that has nothing worth a trace."""
+        """Remove a run that has no data."""
         with self._lock:
             self._runs.pop(run.id, None)
         if self.disk is not None:
@@ -493,14 +493,14 @@ class Runs:
                 del self._gone[next(iter(self._gone))]
 
     def forget(self, folder_name: str) -> None:
-        """A removed run can't be brought back any more: its room on disk was needed."""
+        """Forget a removed run whose folder was deleted to make room."""
         for gone in list(self._gone.values()):
             if gone.run is not None and gone.run.folder is not None and gone.run.folder.name == folder_name:
                 gone.run = None
         self.changes.tell()
 
     def restore(self, run_id: str) -> Run | None:
-        """Bring a removed run back; None if that is not possible."""
+        """Restore a removed run; return None if that is not possible."""
         with self._lock:
             gone = self._gone.get(run_id)
             if gone is None or gone.run is None or run_id in self._runs:
@@ -518,12 +518,12 @@ class Runs:
 
     @property
     def used_bytes(self) -> int:
-        """What all runs together take, those that can be restored too."""
+        """Return the memory of all runs, including those that can be restored."""
         gone = [each.run for each in list(self._gone.values()) if each.run is not None]
         return sum(run.store.usage().nbytes for run in [*self._runs.values(), *gone] if run.loaded)
 
     def _has_place(self) -> bool:
-        """Whether one more run may come; idle runs leave for it (called with the lock held)."""
+        """Return whether there is room for another run; unload idle runs if needed (the lock must be held)."""
         loaded = [run for run in self._runs.values() if run.loaded]
         if len(loaded) < self.settings.max_runs:
             return self.used_bytes < self.settings.memory or self._has_idle()
@@ -536,7 +536,7 @@ class Runs:
         return any(run.finished for run in self._runs.values() if run.loaded)
 
     def balance(self, spare: Run | None = None, at_once: bool = True) -> None:
-        """Keep the memory within its limit, by the mildest means that do."""
+        """Keep the memory within its limit, with the mildest sufficient means."""
         now = self._clock()
         if not at_once and 0 <= now - self._balanced_at < BALANCE_EVERY_S:
             return
@@ -566,19 +566,19 @@ class Runs:
                 make(run)
 
     def _idle(self, loaded: list[Run]) -> list[Run]:
-        """The finished runs in memory: those that nobody looked at first, and of these the oldest."""
+        """Return the finished runs in memory: unviewed ones first, and of these the oldest."""
         recent = self._clock() - IDLE_S
         finished = [run for run in loaded if run.finished]
         return sorted(finished, key=lambda run: (max(run.looked_at, recent), run.seen_at, run.info.started_s))
 
     def _drop(self, run: Run) -> bool:
-        """A run that was removed before: on disk it can still be restored."""
+        """Unload a removed run, which can still be restored from disk."""
         if not self._leave(run):
             self._gone[run.id].run = None
         return True
 
     def _leave(self, run: Run) -> bool:
-        """Keep a run on disk only, if all of it is there."""
+        """Unload a run if all of it is on disk."""
         if self.disk is None or run.local is not None or not run.lock.acquire(blocking=False):
             return False  # a batch is being filed: the trainer is back
         try:
@@ -591,7 +591,7 @@ class Runs:
             run.lock.release()
 
     def _unload(self, run: Run) -> bool:
-        """Take a run out of memory that is whole on disk; nothing is lost."""
+        """Unload a run that is completely on disk; no data is lost."""
         if self._clock() - run.looked_at < IDLE_S:
             return False
         if run.state == "lost" and self.disk is not None:
@@ -599,7 +599,7 @@ class Runs:
         return self._leave(run)
 
     def _evict(self, run: Run) -> bool:
-        """Remove a run for good that is in memory only; the last means (called with the lock held)."""
+        """Remove a run that is only in memory; the last resort (the lock must be held)."""
         if run.id not in self._runs or not run.loaded:
             return False
         if self._leave(run):
@@ -617,7 +617,7 @@ def _nbytes_of(run: Run) -> int:
 
 
 def _shrink(run: Run) -> bool:
-    """Merge older steps until the run takes half."""
+    """Merge older steps until the run takes half of its memory."""
     return run.store.shrink(_nbytes_of(run) // 2) > 0
 
 
@@ -629,7 +629,7 @@ _WHY: Final[dict[Why, str]] = {
 
 
 def why_gone(runs: Runs, run_id: str) -> str:
-    """What to say to who asks for a run that was removed; empty if this server knows nothing of it."""
+    """Return why a run was removed; empty if this server doesn't know the run."""
     gone = next((gone for gone in runs.gone() if gone.id == run_id), None)
     if gone is None:
         return ""
@@ -639,6 +639,6 @@ def why_gone(runs: Runs, run_id: str) -> str:
 
 
 def say(run: Run, name: str, message: str, severity: Severity = "info", count: int = 1) -> None:
-    """Puts an event of the server's own beside those of the trainer."""
+    """Add an event of the server to those of the trainer."""
     run.store.add_event(Event(run.store.steps().newest or 0, time.time(), name, message, severity, count=count))
     run.changes.tell()

@@ -22,12 +22,12 @@ def cells_of(values: NDArray[Any]) -> int:
 
 
 def read_slice(text: str) -> tuple[Part, ...]:
-    """The parts of a slice; ArgumentError where it is none."""
+    """Parse a slice, or raise ArgumentError."""
     return tuple(_part(piece) for piece in text.split(",")) if text.strip() else ()
 
 
 def cut(values: NDArray[Any], text: str) -> NDArray[Any]:
-    """The part of an array that a slice names; always an array, without dimensions where one value is named."""
+    """Return a slice of an array; always an array, without dimensions if it is one value."""
     parts = read_slice(text)
     if parts.count(...) > 1:
         raise ArgumentError(f"slice={text!r} holds ... more than once: it can stand for one gap only")

@@ -1,4 +1,4 @@
-"""A tensor as pictures: tiles small enough for a screen, and the exact statistics of a part. Arithmetic only."""
+"""Tensors as pictures: tiles of limited size, and the exact statistics of a part. Arithmetic only."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ QUANTILES: Final = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 
 
 def real_of(values: NDArray[Any]) -> NDArray[Any]:
-    """Numbers that can be drawn: of complex ones the magnitude; float32 where that loses nothing, else float64."""
+    """Return real numbers: magnitudes of complex ones; float32 if that loses nothing, else float64."""
     if values.dtype.kind == "c":
         values = np.abs(values)
     return values.astype(np.float32 if np.can_cast(values.dtype, np.float32) else np.float64)
 
 
 def tiles_of(values: NDArray[Any]) -> NDArray[Any]:
-    """Any tensor as [tile, row, column]: the last two dimensions are a tile, all before them count the tiles."""
+    """Return a tensor as [tile, row, column]: the last two dimensions are a tile."""
     shape = (1, 1, *values.shape)[-2:] if values.ndim < 2 else values.shape[-2:]
     return values.reshape(-1, *shape) if values.size else values.reshape(0, *shape)
 
 
 def factors_of(shape: tuple[int, ...], rows: int, columns: int) -> tuple[int, int]:
-    """How many rows and columns of a tile share one cell, so that it has at most so many."""
+    """Return how many rows and columns of a tile share a cell, so that it has at most `rows` and `columns`."""
     return max(1, -(-shape[-2] // rows)), max(1, -(-shape[-1] // columns))
 
 
 def pool(tiles: NDArray[Any], rows: int, columns: int, how: Pool = "worst") -> NDArray[Any]:
-    """Tiles of at most so many rows and columns. The worst of a cell is a NaN, else the largest magnitude."""
+    """Reduce tiles to at most `rows` and `columns`. The worst of a cell is a NaN, else the largest magnitude."""
     down, across = factors_of(tiles.shape, rows, columns)
     if (down, across) == (1, 1) or not tiles.size:
         return tiles
@@ -70,7 +70,7 @@ _POOLS: Final[dict[Pool, Callable[..., NDArray[Any]]]] = {
 
 
 def statistics_of(values: NDArray[Any]) -> dict[str, float]:
-    """Of the very values, in float64: moments and quantiles are over the finite ones; NaN where there is none."""
+    """Return exact statistics in float64: moments and quantiles cover the finite values; NaN if there are none."""
     numbers: Floats = (np.abs(values) if values.dtype.kind == "c" else values).astype(np.float64).ravel()
     finite = numbers[np.isfinite(numbers)]
     counts = {

@@ -1,4 +1,4 @@
-"""When the server was last used, and by whom: what decides whether it is idle."""
+"""When the server was last used, to decide whether it is idle."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 class Usage:
-    """Trainers and readers. A reader is any request or open stream that asks about runs."""
+    """The last use by trainers and readers. A reader is any request or open stream about runs."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
@@ -16,12 +16,12 @@ class Usage:
         self.open = 0  # requests and streams of readers that are under way
 
     def note_trainer(self) -> None:
-        """A trainer sent something."""
+        """Note that a trainer sent something."""
         self.trainer_at = self.clock()
 
     @contextmanager
     def reading(self) -> Generator[None, None, None]:
-        """A reader's request, from its beginning to its end."""
+        """Count a reader's request while it is open."""
         self.open += 1
         try:
             yield
@@ -31,5 +31,5 @@ class Usage:
 
     @property
     def idle_s(self) -> float:
-        """For how long nobody has used the server."""
+        """Return for how many seconds the server has not been used."""
         return 0.0 if self.open else self.clock() - max(self.trainer_at, self.reader_at)

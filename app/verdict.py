@@ -1,4 +1,4 @@
-"""What may be said of two runs: where they first differ, how much of them was compared, and what could not be. Pure."""
+"""The verdict on two runs: where they first differ, how much was compared, and what could not be. Pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Logged(Apart):
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """How many steps were compared, of how many."""
+    """How many steps were compared, and how many could not be."""
 
     compared: int  # captured by both runs
     captured: tuple[int, int]
@@ -39,7 +39,7 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Two runs compared: the layers and logged values, how much was looked at, and what follows from it."""
+    """A comparison of two runs: layers, logged values, how much was compared, and the conclusion."""
 
     pairs: Pairs
     layers: list[Layer]
@@ -48,14 +48,14 @@ class Verdict:
 
     @property
     def outcome(self) -> Outcome:
-        """Two runs of which no step of a layer was compared are never said to be without a difference."""
+        """The outcome; "unknown" if no step of a layer was compared."""
         if self.parting is not None or any(each.parts_at is not None for each in self.logged):
             return "different"
         return "no difference" if self.extent.compared else "unknown"
 
     @property
     def parting(self) -> Layer | None:
-        """The layer that differs first; of several, the one that the model passes first."""
+        """The layer that differs first; among several, the first one in the model."""
         first = min(self.layers, key=parting_key, default=None)
         return None if first is None or first.parts_at is None else first
 
@@ -66,7 +66,7 @@ class Verdict:
         return min(apart, key=lambda each: each.parts_at or 0, default=None)
 
     def say(self) -> list[str]:
-        """The verdict in sentences, the most important one first."""
+        """Return the verdict in sentences, the most important one first."""
         return [self._headline(), *(sentence for sentence in self._details() if sentence)]
 
     def _headline(self) -> str:
@@ -83,7 +83,7 @@ class Verdict:
         return [self._layers(), self._rest(), *self._values(), self._nonfinite(), self._left_out()]
 
     def _layers(self) -> str:
-        """What is known of the layers, unless the headline says it."""
+        """Describe the layers, unless the headline does."""
         if not self.pairs.taps or self.outcome != "different":
             return ""
         steps = f"the {_count(self.extent.compared, 'step')} that both runs captured"
@@ -96,7 +96,7 @@ class Verdict:
         return "No layer was compared: no step was captured by both runs."
 
     def _ties(self) -> str:
-        """Return what is to be said if several layers begin to differ in the same merged steps."""
+        """Describe the layers that start to differ in the same merged steps."""
         first = self.parting
         if first is None or first.parts_at == first.parts_by:
             return ""
@@ -148,7 +148,7 @@ _NO_PAIR: Final = "no layer was captured in both runs."
 
 
 def parting_words(apart: Apart) -> str:
-    """Return when two runs begin to differ, as exactly as it is known."""
+    """Return when two runs start to differ, as precisely as possible."""
     return _when(apart.parts_at, apart.parts_by)
 
 
@@ -181,7 +181,7 @@ def parting_key(layer: Layer) -> tuple[bool, int, int]:
 
 
 def share_key(layer: Layer) -> tuple[bool, float, bool, int, int]:
-    """Sort the largest difference first; what was not compared comes last."""
+    """Sort the largest difference first; layers that were not compared come last."""
     return not layer.points, -layer.share if layer.points else 0.0, *parting_key(layer)
 
 
@@ -202,19 +202,19 @@ def compare_runs(one: Store, two: Store, asked: Asked) -> Verdict:
 
 @dataclass(slots=True)
 class _Steps:
-    """The steps of some spans, which are met once for every chunk of lanes."""
+    """The steps of some spans, collected over all chunks of lanes."""
 
     firsts: list[NDArray[np.int64]] = field(default_factory=list)
     counts: list[NDArray[np.integer[Any]]] = field(default_factory=list)
 
     def add(self, first: NDArray[np.int64], steps: NDArray[np.integer[Any]]) -> None:
-        """Spans, and how many steps of each the lanes saw [span, lane]."""
+        """Add spans, and the number of steps in each that the lanes have [span, lane]."""
         if steps.size:
             self.firsts.append(first)
             self.counts.append(steps.max(axis=1))
 
     def count(self) -> int:
-        """Return how many steps at least one lane saw."""
+        """Return the number of steps that at least one lane has."""
         if not self.firsts:
             return 0
         first, counts = np.concatenate(self.firsts), np.concatenate(self.counts)
@@ -224,7 +224,7 @@ class _Steps:
 
 
 def _span(one: Store, two: Store, asked: Asked) -> int:
-    """How many steps lie between the first and the newest one of either run."""
+    """Return the number of steps from the first to the newest of either run."""
     ranges = [each for each in (one.steps(), two.steps()) if each.newest is not None]
     if not ranges:
         return 0
@@ -235,7 +235,7 @@ def _span(one: Store, two: Store, asked: Asked) -> int:
 
 
 def _compare_logged(one: Store, two: Store, asked: Asked) -> list[Logged]:
-    """Every value that both runs logged, but for hookcore's own."""
+    """Compare every value that both runs logged, except hookcore's own."""
     there = set(two.scalar_names())
     names = [name for name in one.scalar_names() if name in there and not name.startswith(OWN)]
     found = []
@@ -246,7 +246,7 @@ def _compare_logged(one: Store, two: Store, asked: Asked) -> list[Logged]:
 
 
 def _lane(series: Series) -> Rows:
-    """A logged value as rows of one lane."""
+    """Return a logged value as rows of one lane."""
     mean, low, high = (each[:, None] for each in (series.mean, series.min, series.max))
     present, bad = series.present[:, None], series.nonfinite[:, None]
     return Rows(series.first_step, series.last_step, mean, low, high, present - bad, present, bad)

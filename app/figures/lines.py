@@ -27,7 +27,7 @@ def series(
     scale: Scale = "auto",
     half_life: float = 0.0,
 ) -> dict[str, Any]:
-    """Each series as its mean with the band of its extremes; smoothed, the line as it was stays behind."""
+    """Plot each series as its mean with the band of its extremes; if smoothed, the raw line stays visible."""
     known = [np.concatenate([each.min, each.max]) for _, each in many]
     log = is_log(scale, stat, np.concatenate(known) if known else np.empty(0))
     traces: list[Trace] = []
@@ -60,7 +60,7 @@ def _range_of(known: Sequence[Floats], log: bool) -> dict[str, Any]:
 
 
 def _band(one: Series, color: str) -> list[Trace]:
-    """Nothing where every point is one value."""
+    """Return the band of extremes, or nothing if every point is a single step."""
     if np.array_equal(one.min, one.max, equal_nan=True):
         return []
     edge = {"type": "scatter", "mode": "lines", "x": one.first_step, "line": {"width": 0}, "hoverinfo": "skip"}
@@ -82,7 +82,7 @@ def _line(name: str, one: Series, color: str, half_life: float) -> list[Trace]:
 
 
 def smoothed(steps: NDArray[np.int64], values: Floats, half_life: float) -> Floats:
-    """The exponential mean whose weights halve every `half_life` steps, without a bias at the beginning.
+    """Return the exponential mean whose weights halve every `half_life` steps, without a bias at the start.
 
     What is not finite has no weight and stays what it is.
     """
@@ -104,7 +104,7 @@ def profile(
     stat: str,
     scale: Scale = "auto",
 ) -> dict[str, Any]:
-    """A bar for each layer, from the input to the output, each kind beside the others: (kind, taps, values, bad)."""
+    """Plot a bar per layer from input to output, with kinds side by side: (kind, taps, values, bad)."""
     values = np.concatenate([each[2] for each in kinds]) if kinds else np.empty(0)
     log = is_log(scale, stat, values)
     order = list(dict.fromkeys(_layer_of(tap) for _, taps, _, _ in kinds for tap in taps))

@@ -19,7 +19,7 @@ _MAX_DECADES: Final = 12.0  # of the colors of a difference
 
 
 def heatmap(found: Heatmap, style: Style, title: str, scale: Scale = "auto") -> dict[str, Any]:
-    """Layers from the input (top) to the output over steps; the cell's color is the magnitude of its worst value."""
+    """Plot layers from input (top) to output over steps; the color is the magnitude of a cell's worst value."""
     values = np.abs(found.worst)
     log = is_log(scale, found.stat if found.stat in NEVER_NEGATIVE else "rms", values)
     labels = _labels(found.taps, found.groups)
@@ -68,7 +68,7 @@ def difference(one: Heatmap, two: Heatmap, style: Style, title: str) -> dict[str
 
 
 def tensor(snapshot: Snapshot, values: NDArray[Any], style: Style, title: str, scale: Scale = "auto") -> dict[str, Any]:
-    """A part of a tensor with up to two dimensions: a line, or a picture whose first row is on top."""
+    """Plot a tensor with up to two dimensions: as a line, or as a picture whose first row is on top."""
     numbers = np.abs(values) if np.iscomplexobj(values) else values
     numbers = numbers.astype(np.float64)
     matrix = np.atleast_2d(numbers)
@@ -110,7 +110,7 @@ def _vector(values: Floats, style: Style, title: str) -> dict[str, Any]:
 
 
 def edges_of(first_step: NDArray[np.int64], last_step: NDArray[np.int64]) -> Floats:
-    """Where cells begin, so that a step is in the middle of its own; the last one ends where it ends."""
+    """Return the edges of cells, so that each step is in the middle of its own cell."""
     if not len(first_step):
         return np.empty(0)
     return np.append(first_step, last_step[-1] + 1).astype(np.float64) - 0.5
@@ -127,7 +127,7 @@ def _trace(z: Floats, x: Any, y: Any, colors: Any) -> Trace:
 
 
 def _cells(values: Floats, x: Any, y: Any, log: bool, name: str, colors: Any = _COLORS) -> Trace:
-    """Values as colors; a logarithmic color bar has values at its ticks."""
+    """Return a map of values as colors; a logarithmic color bar shows values at its ticks."""
     if not log:
         told = {"hovertemplate": f"%{{y}}<br>step %{{x}}<br>{escaped(name)} %{{z:.5g}}<extra></extra>"}
         return {**_trace(values, x, y, colors), **told, "colorbar": {**BAR, "exponentformat": "e"}}

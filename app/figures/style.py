@@ -1,4 +1,4 @@
-"""What all figures share: colors, axes, ticks that say values, and the marks of what was not finite."""
+"""Shared parts of all figures: colors, axes, ticks with values, and marks of non-finite values."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MAX_TICKS: Final = 9
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """The colors of a theme: those of the pages."""
+    """The colors of a theme, as on the pages."""
 
     name: str
     paper: str
@@ -68,7 +68,7 @@ THEMES: Final[Mapping[str, Style]] = MappingProxyType({"light": LIGHT, "dark": D
 
 
 def figure_of(style: Style, title: str, traces: list[Trace], **layout: Any) -> dict[str, Any]:
-    """A figure as Plotly reads it; what Plotly does not know raises here. Arrays are typed, so NaN stays NaN."""
+    """Return a figure as a dict; Plotly raises here for an invalid one. Arrays are typed, so NaN stays NaN."""
     common = {
         "template": "none",
         "title": {"text": escaped(title), "font": {"size": 15}, "x": 0, "xref": "container", "pad": {"l": 14}},
@@ -85,25 +85,25 @@ def figure_of(style: Style, title: str, traces: list[Trace], **layout: Any) -> d
 
 
 def escaped(text: str) -> str:
-    """A name of the user's: Plotly reads a few tags in texts."""
+    """Escape a user-given name, because Plotly interprets some tags."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def axis(style: Style, title: str = "", **more: Any) -> dict[str, Any]:
-    """An axis in the colors of the theme."""
+    """Return an axis in the colors of the theme."""
     common = {"gridcolor": style.line, "linecolor": style.line, "zerolinecolor": style.line, "ticks": "outside"}
     more.setdefault("title", {"text": escaped(title), "font": {"color": style.quiet}})
     return {**common, "tickcolor": style.line, "automargin": True, "exponentformat": "e", **more}
 
 
 def value_axis(style: Style, title: str, log: bool, **more: Any) -> dict[str, Any]:
-    """An axis of values; a logarithmic one has values at its ticks, no exponents alone."""
+    """Return an axis of values; a logarithmic one shows values at its ticks, not exponents."""
     kind = {"type": "log", "exponentformat": "e", "dtick": "D1" if more.pop("narrow", False) else None} if log else {}
     return axis(style, title, **{name: value for name, value in kind.items() if value is not None}, **more)
 
 
 def is_log(scale: Scale, stat: str, values: NDArray[np.float64]) -> bool:
-    """Whether a stat is shown on a logarithmic axis: where asked for or usual, and possible."""
+    """Return whether a stat gets a logarithmic axis: if requested or usual, and possible."""
     if scale == "linear" or (scale == "auto" and (stat not in NEVER_NEGATIVE or stat in _LINEAR)):
         return False
     known = values[np.isfinite(values)]
@@ -111,7 +111,7 @@ def is_log(scale: Scale, stat: str, values: NDArray[np.float64]) -> bool:
 
 
 def shown(value: float) -> str:
-    """A number as a tick says it."""
+    """Format a number for a tick."""
     if value == 0 or not math.isfinite(value):
         return "0" if value == 0 else "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if 0.001 <= abs(value) < 10_000:
@@ -121,7 +121,7 @@ def shown(value: float) -> str:
 
 
 def log_ticks(low: float, high: float) -> tuple[list[float], list[str]]:
-    """Places (exponents) and values for a color bar from 10**low to 10**high."""
+    """Return positions (exponents) and labels for a color bar from 10**low to 10**high."""
     first, last = math.floor(low), math.ceil(high)
     stride = max(1, math.ceil((last - first) / _MAX_TICKS))
     places = [float(place) for place in range(first, last + 1, stride) if low - 1e-9 <= place <= high + 1e-9]
@@ -133,7 +133,7 @@ def log_ticks(low: float, high: float) -> tuple[list[float], list[str]]:
 def marks(
     style: Style, steps: NDArray[np.int64], nonfinite: NDArray[np.int64] | NDArray[np.uint32], name: str = ""
 ) -> list[Trace]:
-    """Crosses at the axis where something was not finite, on an axis of their own (`y2`): no value hides them."""
+    """Return crosses at non-finite values, on their own axis (`y2`), so that no value hides them."""
     bad = np.flatnonzero(nonfinite)
     if not len(bad):
         return []
@@ -156,5 +156,5 @@ def marks(
 
 
 def marks_axis() -> dict[str, Any]:
-    """The axis of `marks`: from the bottom of the chart to its top, and not to be seen."""
+    """Return the invisible axis of `marks`, from the bottom of the chart to its top."""
     return {"overlaying": "y", "range": [0, 1], "visible": False, "fixedrange": True}

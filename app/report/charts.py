@@ -1,4 +1,4 @@
-"""Which charts a report has, and how large they may be together."""
+"""The charts of a report, within a size limit."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NOTHING: Final = Markup()
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """One chart: for Plotly as JSON, and what is there without it."""
+    """A chart: JSON for Plotly, and its fallback without JavaScript."""
 
     name: str
     title: str
@@ -47,7 +47,7 @@ class Chart:
 
 
 def charts_of(store: Store, findings: tuple[Finding, ...]) -> tuple[list[Chart], list[str]]:
-    """The charts that fit, the most telling first, and the titles of those that were left out."""
+    """Return the charts that fit, most informative first, and the titles of the others."""
     taken: list[Chart] = []
     left_out: list[str] = []
     size = 0
@@ -104,7 +104,7 @@ def _map(store: Store, kind: Kind, stat: str, title: str) -> Iterator[Chart]:
 
 
 def _worst(findings: tuple[Finding, ...]) -> list[Finding]:
-    """The first finding of each of the worst taps."""
+    """Return the first finding of each of the worst taps."""
     by_tap: dict[int, Finding] = {}
     for finding in findings:
         by_tap.setdefault(finding.number, finding)
@@ -124,7 +124,7 @@ def _layer(store: Store, place: int, finding: Finding) -> Iterator[Chart]:
 
 
 def _profile(store: Store) -> Iterator[Chart]:
-    """The newest step from the input to the output, where there are not too many layers for bars."""
+    """Yield the newest step by layer, unless there are too many layers for bars."""
     newest = store.steps().newest
     kinds = []
     for kind in ("output", "output_grad"):

@@ -1,4 +1,4 @@
-"""The report's parts put into one file."""
+"""Assembles the report into one file."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ _MAX_TEXT: Final = 500  # characters of a cell
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A script that stands in the page, and the name under which the page's policy lets it run."""
+    """An inline script, and the hash that allows it to run."""
 
     text: Markup
     digest: str
 
 
 def report_of(run: Run) -> bytes:
-    """A run as HTML. It asks for nothing from anywhere, and runs no script but its own."""
+    """Return a run as one HTML file, which loads nothing and runs only its own scripts."""
     store = run.store
     findings = run.findings.current()
     charts, left_out = charts_of(store, findings)
@@ -107,25 +107,25 @@ def _draw() -> Script:
 
 
 def _script(text: str) -> Script:
-    """A script must not hold what ends it; in a script of ours such a text can only stand in a string."""
+    """Escape the end of a script element, which can only occur inside a string of these scripts."""
     safe = text.replace("</script", "<\\/script").replace("<!--", "<\\!--")
     return Script(Markup(safe), base64.b64encode(hashlib.sha256(safe.encode()).digest()).decode())
 
 
 def _policy(scripts: list[Script]) -> str:
-    """The page may run these scripts and no others, and ask nobody for anything."""
+    """Return a policy that allows only these scripts and no network access."""
     allowed = " ".join(f"'sha256-{script.digest}'" for script in scripts)
     return f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'"
 
 
 def _data(content: bytes) -> Markup:
-    """JSON for a script element: no name that a user gave can end it."""
+    """Return JSON for a script element, which no user-given name can end."""
     text = content.decode("utf-8")
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
 
 def _colors() -> list[list[str]]:
-    """What is one color by day and another by night."""
+    """Return pairs of colors for the light and the dark theme."""
     light, dark = figures.LIGHT, figures.DARK
     pairs = {getattr(light, name): getattr(dark, name) for name in ("paper", "ink", "quiet", "line", "nan", "infinite")}
     pairs |= dict(zip(light.lines, dark.lines, strict=True))
@@ -151,14 +151,14 @@ def _about(run: Run) -> dict[str, str]:
 
 
 def _pairs(values: Any) -> dict[str, str]:
-    """Settings as texts."""
+    """Return settings as text."""
     told = plain(values)
     items = list(told.items())[:MAX_ROWS] if isinstance(told, dict) else []
     return {str(name): _cut(_text_of(value)) for name, value in items}
 
 
 def _text_of(value: Any) -> str:
-    """A setting as a reader writes it, not as JSON does."""
+    """Format a setting as in Python, not as JSON."""
     if value is None or value == []:
         return "none"
     if isinstance(value, bool):
@@ -175,7 +175,7 @@ def _cut(text: str) -> str:
 
 
 def _time(seconds: float) -> str:
-    """A moment; what is none says so."""
+    """Format a time, or say that it is unknown."""
     try:
         return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
     except (ValueError, OverflowError, OSError):

@@ -17,7 +17,7 @@ _MARGIN: Final = 4
 
 
 def line_of(values: NDArray[np.float64], width: int = WIDTH, height: int = HEIGHT) -> Markup:
-    """A line through the finite values; what is not finite is a mark at the bottom."""
+    """Draw a line through the finite values, with marks for non-finite ones at the bottom."""
     finite = np.isfinite(values)
     if not finite.any():
         return Markup("")
@@ -39,5 +39,5 @@ def line_of(values: NDArray[np.float64], width: int = WIDTH, height: int = HEIGH
 
 
 def picture_of(found: Heatmap) -> str:
-    """The address of a picture of a map: colors of the magnitudes' logarithms, and of what was not finite."""
+    """Return a heatmap as a data URL: colors of the logarithms, and of non-finite values."""
     return address_of(image_of(map_of(found)))

@@ -1,4 +1,4 @@
-"""A run on disk, as Parquet files that other programs read without us. Knows no torch and no web."""
+"""A run on disk, as Parquet files that other programs can read without hookcore. Imports no torch and no web."""
 
 from __future__ import annotations
 

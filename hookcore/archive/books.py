@@ -1,4 +1,4 @@
-"""What a kept run says of itself: how much of it is on disk, who may continue it, and whether it is being written."""
+"""The state of a saved run: how much of it is on disk, who may continue it, and whether it is being written."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ _METADATA: Final = b"hookcore"
 
 @dataclass(frozen=True, slots=True)
 class Books:
-    """The accounts of a run on disk, over all writers that it had."""
+    """The counters of a run on disk, over all of its writers."""
 
     acknowledged: int = -1  # the highest number, on the wire, of what was written
     written: int = 0  # frames and snapshots
     lost: int = 0
 
     def as_metadata(self) -> dict[bytes, bytes]:
-        """The accounts as they stand in a part, so that a crash can't separate them from what they speak of."""
+        """Return the counters as metadata of a part, so that a crash can't separate them from its data."""
         return {_METADATA: json.dumps(asdict(self)).encode()}
 
     @classmethod
     def of(cls, folder: Path) -> Books:
-        """The accounts of the run in a folder: the newer of what its run.json and its last part say."""
+        """Return the counters of the run in a folder: the newer of run.json and its last part."""
         found = [cls()]
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
             found.append(cls.read(json.loads((folder / RUN_FILE).read_bytes())))
@@ -45,17 +45,17 @@ class Books:
 
     @classmethod
     def read(cls, said: dict[str, Any]) -> Books:
-        """The accounts in a JSON object; those that are missing are empty."""
+        """Read the counters from a JSON object; missing ones are zero."""
         return cls(*(int(said.get(name, default)) for name, default in asdict(cls()).items()))
 
 
 def key_hash(key: str) -> str:
-    """What is written of a run's key: enough to know its trainer again, and useless to anybody else."""
+    """Return a hash of a run's key: enough to recognize its trainer, useless to anyone else."""
     return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest() if key else ""
 
 
 def hold(folder: Path) -> int | None:
-    """Keep other processes from writing to a run; None if one does. The lock ends with the descriptor."""
+    """Lock a run against other writers; None if another process has the lock. It ends with the descriptor."""
     number = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -68,7 +68,7 @@ def hold(folder: Path) -> int | None:
 
 
 def is_held(folder: Path) -> bool:
-    """Whether a process is writing to this run."""
+    """Return whether a process is writing to this run."""
     try:
         number = hold(folder)
     except OSError:

@@ -1,4 +1,4 @@
-"""Files that are whole or not there: written aside, put on disk, renamed."""
+"""Atomic files: written under a temporary name, synced, renamed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def open_regular(path: Path, most_bytes: int) -> BinaryIO:
 
 
 def write_whole(path: Path, write: Callable[[BinaryIO], None]) -> int:
-    """Puts a file in its place at once; a crash leaves the old one, or none. Returns its size."""
+    """Write a file atomically; a crash leaves the old one, or none. Return its size."""
     aside = path.with_name(path.name + _UNFINISHED)
     try:
         with aside.open("wb") as file:
@@ -53,7 +53,7 @@ def write_whole(path: Path, write: Callable[[BinaryIO], None]) -> int:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Puts the folder's own list of files on disk: without it a power cut may undo a renaming."""
+    """Sync a folder, because a power failure could otherwise undo a renaming."""
     number = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(number)
@@ -62,7 +62,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def write_json(path: Path, content: dict[str, Any]) -> int:
-    """Puts a JSON file in its place."""
+    """Write a JSON file atomically."""
     data = json.dumps(content, indent=1).encode()
     return write_whole(path, lambda file: _write_bytes(file, data))
 
@@ -72,7 +72,7 @@ def _write_bytes(file: BinaryIO, data: bytes) -> None:
 
 
 def write_table(path: Path, table: pa.Table) -> int:
-    """Puts a Parquet file in its place."""
+    """Write a Parquet file atomically."""
     # Numbers that hardly repeat gain nothing from a dictionary, and cost the time to make one.
     words = [field.name for field in table.schema if pa.types.is_dictionary(field.type) or field.type == pa.string()]
     options = {"compression": "zstd", "compression_level": 1, "use_dictionary": words, "write_statistics": True}
@@ -85,7 +85,7 @@ def _read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
 
 
 def last_frame(folder: Path) -> int:
-    """The highest number of a frame in the parts of a table that can be read; -1 where there is none."""
+    """Return the highest frame number in the readable parts of a table, or -1."""
     for _, _, path in reversed(parts_in(folder)):
         with contextlib.suppress(OSError, pa.ArrowException, IndexError):
             return int(_read_table(path, ["frame"])["frame"][-1].as_py())
@@ -93,7 +93,7 @@ def last_frame(folder: Path) -> int:
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Takes away what a crash left: files that were never finished, and parts that were merged into others."""
+    """Remove what a crash left: unfinished files, and parts that were merged into others."""
     for path in folder.rglob(f"*{_UNFINISHED}"):
         path.unlink()
     for below in folder.iterdir():
@@ -105,7 +105,7 @@ def remove_unfinished(folder: Path) -> None:
 
 
 def merge_parts(folder: Path) -> int:
-    """Makes one part of many small ones, if there are so many. Returns by how many bytes the folder grew.
+    """Merge small parts, if there are many. Return by how many bytes the folder grew.
 
     The merged part is in its place before the others go, so that nothing is lost at any moment. A crash between leaves
     rows twice for programs that read all files; ours looks at the ranges, and the next writer cleans up.
@@ -122,7 +122,7 @@ def merge_parts(folder: Path) -> int:
 
 
 def _mergeable(parts: list[tuple[int, int, Path]]) -> list[tuple[int, int, Path]]:
-    """The newest neighbors of one size class, where there are enough of them."""
+    """Return the newest neighbors of one size class, if there are enough."""
     by_class: list[tuple[int, list[tuple[int, int, Path]]]] = []
     for part in parts:
         size = part[2].stat().st_size

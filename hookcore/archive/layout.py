@@ -1,4 +1,4 @@
-"""What lies where in the folder of a kept run, and the columns of its tables."""
+"""The files in the folder of a saved run, and the columns of its tables."""
 
 from __future__ import annotations
 
@@ -107,18 +107,18 @@ _UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 def folder_name(name: str, run_id: str) -> str:
-    """The folder of a run: made of its name and id, and of nothing that leads elsewhere."""
+    """Return the name of a run's folder, from its name and id, without path separators."""
     word = _UNSAFE.sub("-", name).strip("-.")[:60]
     return f"{word or 'run'}-{_UNSAFE.sub('-', run_id)[:64]}{SUFFIX}"
 
 
 def part_name(first: int, last: int) -> str:
-    """The file of the parts first to last."""
+    """Return the file name of the parts from first to last."""
     return f"part-{first:06d}-{last:06d}.parquet"
 
 
 def parts_in(folder: Path) -> list[tuple[int, int, Path]]:
-    """The parts that count, in order: one that lies within a larger one was merged into it."""
+    """Return the valid parts in order; one inside a larger one was merged into it."""
     found = []
     for path in folder.glob("part-*.parquet"):
         match = _PART.fullmatch(path.name)

@@ -1,4 +1,4 @@
-"""Reads a kept run. What is damaged is left out with a sentence; nothing in a file is ever executed."""
+"""Reads a saved run. Damaged parts are skipped and reported; nothing in a file is ever executed."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ Record = TypeVar("Record", Tap, ModuleRecord, Coverage, HookRecord)
 
 @dataclass(slots=True)
 class Archive:
-    """A kept run. `frames()` and what follows read the disk; `damages` says what could not be read so far."""
+    """A saved run. `frames()` and the later methods read the disk; `damages` lists what could not be read."""
 
     folder: Path
     info: RunInfo
@@ -60,7 +60,7 @@ class Archive:
     has_sketches: bool = True  # in the bins of this hookcore; others are left out
 
     def taps(self) -> tuple[Tap, ...]:
-        """All taps, by their numbers."""
+        """The taps by number."""
         rows = self._whole("taps")
         if [row.pop("tap") for row in rows] != list(range(len(rows))):
             self.damages.append("taps.parquet: the numbers of the taps have gaps")
@@ -68,19 +68,18 @@ class Archive:
         return tuple(self._records("taps", rows, Tap))
 
     def modules(self) -> list[ModuleRecord]:
-        """The modules of the run."""
         return self._records("modules", self._whole("modules"), ModuleRecord)
 
     def coverage(self) -> list[Coverage]:
-        """What was captured, and what not and why."""
+        """The coverage of the run."""
         return self._records("coverage", self._whole("coverage"), Coverage)
 
     def hooks(self) -> list[HookRecord]:
-        """The hooks that were there."""
+        """The hooks of the last inventory."""
         return self._records("hooks", self._whole("hooks"), HookRecord)
 
     def frames(self) -> Iterator[Frame]:
-        """All frames that are whole, in order."""
+        """Yield all complete frames in order."""
         # Parts of the tables may be merged differently: a range of parts is read of all tables together.
         for first, last in _common_ranges(self.folder):
             try:
@@ -105,13 +104,13 @@ class Archive:
             yield frame
 
     def snapshots(self) -> Iterator[Snapshot]:
-        """All snapshots."""
+        """Yield all snapshots."""
         for _, _, path in parts_in(self.folder / "snapshots"):
             table = self._read(path, TABLES["snapshots"])
             yield from self._each(snapshots_of(table), path.name)
 
     def add_events(self, store: Store) -> None:
-        """Puts all events into a store."""
+        """Add all events to a store."""
         # What the store told of itself while it was filled, it told then too.
         told = {(event.step, event.name, event.message) for event in store.events()}
         for _, _, path in parts_in(self.folder / "events"):
@@ -147,7 +146,7 @@ class Archive:
 
 
 def _table_of(file: BinaryIO, schema: pa.Schema, most_bytes: int, most_rows: int) -> pa.Table:
-    """Read a table piece by piece, so that a small file that unpacks to a large table is refused on the way.
+    """Read a table in pieces, so that a small file that unpacks to a large table is rejected early.
 
     What the file says of its size is checked, but not relied on. Texts stay in dictionaries until it is known how long
     they are together: a file may repeat one long text in every row.
@@ -175,7 +174,7 @@ def _require_size(size: int, rows: int, most_bytes: int, most_rows: int) -> None
 
 
 def _text_bytes(array: pa.Array) -> int:
-    """Return the bytes of all texts of an array, each counted as often as it occurs."""
+    """Return the size of all strings in an array, counting each occurrence."""
     if pa.types.is_dictionary(array.type):
         lengths = pc.fill_null(pc.binary_length(array.dictionary), 0)
         return pc.sum(pc.take(lengths, array.indices)).as_py() or 0
@@ -185,7 +184,7 @@ def _text_bytes(array: pa.Array) -> int:
 
 
 def read_archive(folder: str | Path) -> Archive:
-    """Opens a kept run by its folder, or by a file in it; raises ArgumentError where it is none."""
+    """Open a saved run by its folder or a file in it; raise ArgumentError if it isn't one."""
     path = Path(folder).expanduser()
     if path.is_file():
         path = path.parent if path.parent.name not in TABLES else path.parent.parent
@@ -214,7 +213,7 @@ def read_archive(folder: str | Path) -> Archive:
 
 
 def load_into(store: Store, archive: Archive) -> None:
-    """Replays a kept run into a store, part by part; the store's own limits bound the memory."""
+    """Load a saved run into a store, part by part; the store's limits bound the memory."""
     store.announce(archive.taps())
     store.describe(archive.modules(), archive.coverage(), archive.hooks())
     labels = archive.labels
@@ -230,7 +229,7 @@ def load_into(store: Store, archive: Archive) -> None:
 
 
 def _common_ranges(folder: Path) -> list[tuple[int, int]]:
-    """Ranges of parts that no part of any table crosses."""
+    """Return ranges of frames that no part of any table crosses."""
     parts = sorted(
         (first, last)
         for name in ("steps", "stats", "sketches", "scalars")

@@ -1,4 +1,4 @@
-"""One thread that writes any number of runs to disk. It starts with the first writer and ends with the last."""
+"""A thread that writes any number of runs to disk. It starts with the first writer and ends with the last."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ class Writes(Protocol):
     """A writer that the thread serves."""
 
     def write_part(self) -> bool:
-        """Write what waits. Return False when the run has ended and nothing more will come."""
+        """Write waiting data. Return False if the run has ended and there is no more."""
 
 
 class Scribe:
-    """The thread and its writers. A writer that is finished is forgotten, so that nothing of its run stays behind."""
+    """The thread and its writers. A finished writer is removed, so that no reference to its run remains."""
 
     def __init__(self, part_s: float = PART_S) -> None:
         self._part_s = part_s
@@ -26,7 +26,7 @@ class Scribe:
         self._thread: threading.Thread | None = None
 
     def add(self, writer: Writes) -> None:
-        """Serve one more writer."""
+        """Add a writer."""
         with self._changed:
             self._writers.append(writer)
             if self._thread is None:

@@ -1,4 +1,4 @@
-"""A sink that keeps what it passes on."""
+"""A sink that also saves to disk."""
 
 from __future__ import annotations
 
@@ -27,31 +27,31 @@ class ArchiveSink:
         self._closed = False
 
     def send(self, frame: Frame) -> None:
-        """Files a frame, and keeps it."""
+        """Store and save a frame."""
         self._inner.send(frame)
         self._writer.take(frame)
 
     def describe(
         self, modules: Sequence[ModuleRecord], coverage: Sequence[Coverage] = (), hooks: Sequence[HookRecord] = ()
     ) -> None:
-        """Hands the modules on; the writer finds them in the store."""
+        """Store the modules; the writer reads them from the store."""
         self._inner.describe(modules, coverage, hooks)
 
     def add_snapshot(self, snapshot: Snapshot) -> None:
-        """Files a snapshot, and keeps it."""
+        """Store and save a snapshot."""
         self._inner.add_snapshot(snapshot)
         self._writer.take(snapshot)
 
     def listen(self, obey: Callable[[Command], None]) -> None:
-        """Nobody gives commands through a store."""
+        """Do nothing: a store gives no commands."""
 
     def fail(self, failure: Failure) -> None:
-        """Note why the run ends."""
+        """Record why the run ends."""
         self._failure = failure
         self._inner.fail(failure)
 
     def close(self) -> None:
-        """Writes the rest."""
+        """Write the rest."""
         if not self._closed:
             self._closed = True
             self._inner.close()
@@ -60,5 +60,5 @@ class ArchiveSink:
                 logger.warning("hookcore: the run's folder is not complete: it took more than %g s to write", CLOSE_S)
 
     def abandon(self) -> None:
-        """In a forked child: nothing is written."""
+        """Stop writing in a forked child."""
         self._writer.abandon()

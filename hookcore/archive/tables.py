@@ -1,4 +1,4 @@
-"""From records to Arrow tables and back. Pure: no file is touched here."""
+"""Conversion between records and Arrow tables. Pure: touches no files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NO_BLOCK: Final = SketchBlock(np.zeros(1, np.uint32), np.empty(0, np.uint16), n
 
 
 def frame_tables(frames: Sequence[Numbered], taps: Sequence[Tap]) -> dict[str, pa.Table]:
-    """The rows of some frames; those of taps that nobody knows are left out, as the store does."""
+    """Return the rows of frames; rows of unknown taps are left out, as in the store."""
     known = [(number, _of_known_taps(frame, len(taps))) for number, frame in frames]
     return {
         "steps": _steps_table(known),
@@ -118,18 +118,18 @@ def _scalars_table(frames: Sequence[Numbered]) -> pa.Table:
 
 
 def records_table(name: str, records: Sequence[Any]) -> pa.Table:
-    """Records whose fields are a table's columns."""
+    """Return a table of records, with a column per field."""
     schema = TABLES.get(name) or WHOLE[name]
     return pa.Table.from_pylist([asdict(record) for record in records], schema=schema)
 
 
 def taps_table(taps: Sequence[Tap]) -> pa.Table:
-    """All taps with their numbers."""
+    """Return a table of all taps with their numbers."""
     return pa.Table.from_pylist([{"tap": number, **asdict(tap)} for number, tap in enumerate(taps)], WHOLE["taps"])
 
 
 def snapshots_table(snapshots: Sequence[Snapshot]) -> pa.Table:
-    """Snapshots with their values as little-endian bytes."""
+    """Return a table of snapshots with their values as little-endian bytes."""
     rows = []
     for snapshot in snapshots:
         item = snapshot_item(0, snapshot)
@@ -153,18 +153,18 @@ def snapshots_table(snapshots: Sequence[Snapshot]) -> pa.Table:
 
 
 def events_of(table: pa.Table) -> Iterator[Event]:
-    """Yield events as they were."""
+    """Yield the events of a table."""
     return (Event(**row) for row in _rows(table))
 
 
 def _rows(table: pa.Table) -> Iterator[dict[str, Any]]:
-    """Yield the rows; only some of them are Python objects at a time."""
+    """Yield the rows, converting only some of them to Python objects at a time."""
     for batch in table.to_batches(max_chunksize=ROWS_AT_ONCE):
         yield from batch.to_pylist()
 
 
 def snapshots_of(table: pa.Table) -> Iterator[Snapshot]:
-    """Snapshots as they were; raises WireError where bytes, type and shape do not belong together."""
+    """Yield snapshots; raise WireError if bytes, type, and shape don't match."""
     for row in _rows(table):
         tap = Tap(**{name: row[name] for name in (*TAP_COLUMNS, "call")})
         shape, number = tuple(row["shape"]), row["number"]
@@ -173,7 +173,7 @@ def snapshots_of(table: pa.Table) -> Iterator[Snapshot]:
 
 
 def frames_of(tables: dict[str, pa.Table]) -> Iterator[Frame]:
-    """The frames whose rows are in some tables, in order, checked like those that come over the network."""
+    """Yield the frames of some tables in order, checked like those from the network."""
     order = _numbers(tables["steps"]["frame"])
     cut = {name: _cuts(tables[name], order) for name in ("stats", "sketches", "scalars")}
     stats = np.stack([_floats(tables["stats"][name]) for name in STATS], axis=1)
@@ -207,7 +207,7 @@ class _Blocks:
         self._bins, self._counts = _flat(bins, np.uint16), _flat(counts, np.uint32)
 
     def of(self, taps: NDArray[np.int64], rows: slice) -> SketchBlock:
-        """The sketches of a frame; none where they do not belong to its taps."""
+        """Return the sketches of a frame, or none if they don't match its taps."""
         if not self._same or not np.array_equal(self._taps[rows], taps):
             return SketchBlock(np.zeros(len(taps) + 1, np.uint32), _NO_BLOCK.bins, _NO_BLOCK.counts)
         start = self._start[rows.start : rows.stop + 1]
@@ -216,7 +216,7 @@ class _Blocks:
 
 
 def _cuts(table: pa.Table, order: NDArray[np.int64]) -> NDArray[np.intp]:
-    """Return the first row of each frame, and the one after its last."""
+    """Return the first row of each frame, and the end of the last one."""
     frames = _numbers(table["frame"])
     return np.stack([np.searchsorted(frames, order, side="left"), np.searchsorted(frames, order, side="right")], axis=1)
 

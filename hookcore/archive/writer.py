@@ -1,4 +1,4 @@
-"""Writes a run to disk while it goes on. Failures are reported, and stop nothing else."""
+"""Writes a run to disk while it is running. Failures are reported and stop nothing else."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Tell = Callable[[str, str], None]
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The accounts: frames and snapshots that came, were written, or were lost, and the bytes on disk."""
+    """Counters of received, written, and lost frames and snapshots, and the bytes on disk."""
 
     taken: int
     written: int
@@ -48,7 +48,7 @@ class Kept:
 
 
 class ArchiveWriter:
-    """Keeps a run in a folder below `parent`. Names, modules and events are read from the run's store.
+    """Saves a run to a folder in `parent`. Names, modules, and events are read from the run's store.
 
     `take` never waits and never raises. A disk that is full, or the limit, stops the writing, is told once through
     `tell(name, message)`, and is tried again after a while.
@@ -106,12 +106,12 @@ class ArchiveWriter:
 
     @property
     def kept(self) -> Kept:
-        """The accounts of this moment."""
+        """The current counters."""
         with self._changed:
             return Kept(self._taken, self._written, self._lost, self._nbytes, self._stopped)
 
     def take(self, record: Frame | Snapshot | EndItem, number: int = -1) -> None:
-        """Keep a record, with its number on the wire.
+        """Queue a record, with its number on the wire.
 
         If the disk can't follow, the oldest record that waits is lost, and counted.
         """
@@ -138,7 +138,7 @@ class ArchiveWriter:
             self._scribe.poke()
 
     def close(self, deadline_s: float = CLOSE_S) -> bool:
-        """Write what waits and stop. Return whether that is done; if not, it goes on in the background."""
+        """Write waiting data and stop. Return whether that is done; if not, it continues in the background."""
         with self._changed:
             self._ending = True
         self._poke()
@@ -149,26 +149,26 @@ class ArchiveWriter:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the writer is finished, and nothing was lost."""
+        """Whether the writer has finished without losses."""
         return self._finished.is_set() and not self._stopped and not self._lost
 
     @property
     def durable(self) -> int:
-        """The highest number on the wire of what is on disk; what was lost before it is counted."""
+        """The highest number on the wire that is on disk; earlier losses are counted."""
         return self._durable
 
     def miss(self, count: int) -> None:
-        """Count what a server before this one had acknowledged, and lost when it was killed."""
+        """Count the records that an earlier, killed server had acknowledged and lost."""
         with self._changed:
             self._missing += count
 
     @property
     def events_seen(self) -> int:
-        """How many of the store's events were written."""
+        """The number of the store's events that were written."""
         return self._events_seen
 
     def abandon(self) -> None:
-        """In a forked child: write nothing, and wait for no lock of the parent."""
+        """Stop writing in a forked child, without waiting for locks of the parent."""
         self._changed = threading.Condition()
         self._queue.clear()
         self._ending = True
@@ -188,7 +188,7 @@ class ArchiveWriter:
         return not ending
 
     def write(self) -> None:
-        """Writes one part of all that waits; called by the thread. Lets no exception out."""
+        """Write all waiting data as one part; called by the thread. No exception escapes."""
         with self._changed:
             if self._stopped and self._clock() < self._try_at and not self._ending:
                 self._lose_what_is_too_much()
@@ -208,7 +208,7 @@ class ArchiveWriter:
             self._merge()
 
     def _lose_what_is_too_much(self) -> None:
-        """While the disk takes nothing the newest records wait, up to a part."""
+        """If the disk is full, keep the newest records, up to one part, and drop the rest."""
         while self._queue and (self._queued_bytes > PART_BYTES or self._ending):
             self._queued_bytes -= _size_of(self._queue.popleft().record)
             self._lost += 1
@@ -264,12 +264,12 @@ class ArchiveWriter:
         return self._nbytes + self._used_elsewhere() >= self._limit
 
     def _books(self, more: int = 0) -> Books:
-        """The accounts of this run with what the writers before this one wrote, and `more` that is being written."""
+        """Return this run's counters, including earlier writers and `more` that is being written."""
         before, lost = self._before, self._lost + self._missing
         return Books(self._acknowledged, before.written + self._written + more, before.lost + lost)
 
     def _merge(self) -> None:
-        """Fewer files. What is written is safe already: a merge that fails costs nothing but the merge."""
+        """Merge small files. The data is already safe, so a failure only costs the merge."""
         for name in TABLES:
             if name not in self._unmergeable:
                 try:
@@ -335,7 +335,7 @@ class ArchiveWriter:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A record that waits: its place among the frames of this writer, and its number on the wire."""
+    """A waiting record: its position among this writer's frames, and its number on the wire."""
 
     frame: int
     number: int

@@ -1,4 +1,4 @@
-"""Bridges out: the few numbers that tell how a run is, step by step, into a tool that somebody has already.
+"""Bridges to other tools: each step's key figures for TensorBoard and similar tools.
 
 A bridge follows the frames behind the recorder, on a thread of its own. It is no store, and no way back.
 """

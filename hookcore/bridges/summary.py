@@ -1,4 +1,4 @@
-"""A step in a few numbers: the scalars, the norm of all gradients, and how many modules are ill."""
+"""The summary of a step: its scalars, the norm of all gradients, and the number of problematic modules."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Step = tuple[int, float, dict[str, float]]  # its number, when it was, its numbe
 
 
 class Summary:
-    """Puts the frames of a step together; a step is over when a later one comes."""
+    """Collects the frames of a step; a step is over when a later one arrives."""
 
     def __init__(self) -> None:
         self._taps: list[Tap] = []
@@ -29,7 +29,7 @@ class Summary:
         self._captured = False
 
     def add(self, frame: Frame) -> Iterator[Step]:
-        """Takes a frame; gives the step before it, where that one is over."""
+        """Add a frame; yield the previous step if it is over."""
         if frame.step > self._step:
             yield from self.end()
             self._step = frame.step
@@ -57,7 +57,7 @@ class Summary:
                 self._squares[number] = math.nan if ill[row] else float(stats[row, _NORM]) ** 2
 
     def end(self) -> Iterator[Step]:
-        """Gives the step that was begun, if there is one."""
+        """Yield the unfinished step, if there is one."""
         numbers = self._numbers
         if self._captured:
             numbers |= {NONFINITE_MODULES: float(len(self._nonfinite)), ZERO_MODULES: float(len(self._zero))}

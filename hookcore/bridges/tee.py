@@ -1,4 +1,4 @@
-"""A sink that hands every frame on, and tells a bridge of it on the side."""
+"""A sink that passes every frame on, and also to a bridge."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Failed = Callable[[str, Exception], None]
 
 
 class TeeSink:
-    """Hands everything to the sink behind it; what goes wrong with the bridge is told, and stops neither."""
+    """Passes everything to the next sink; failures of the bridge are reported and stop neither."""
 
     def __init__(self, sink: Sink, open_writer: Callable[[], Writer], failed: Failed) -> None:
         self.dropped = 0
@@ -43,7 +43,7 @@ class TeeSink:
         self._thread.start()
 
     def send(self, frame: Frame) -> None:
-        """Hands a frame on; never waits for the bridge."""
+        """Pass a frame on; never wait for the bridge."""
         if self._thread.is_alive():
             self._guarded(lambda: self._put(self._summary.add(frame)))
         self.sink.send(frame)
@@ -60,23 +60,23 @@ class TeeSink:
     def describe(
         self, modules: Sequence[ModuleRecord], coverage: Sequence[Coverage] = (), hooks: Sequence[HookRecord] = ()
     ) -> None:
-        """Hands the modules on."""
+        """Pass the modules on."""
         self.sink.describe(modules, coverage, hooks)
 
     def add_snapshot(self, snapshot: Snapshot) -> None:
-        """Hands a snapshot on."""
+        """Pass a snapshot on."""
         self.sink.add_snapshot(snapshot)
 
     def listen(self, obey: Callable[[Command], None]) -> None:
-        """The sink behind is asked for commands."""
+        """Receive commands from the next sink."""
         self.sink.listen(obey)
 
     def fail(self, failure: Failure) -> None:
-        """Hands on why the run ends."""
+        """Pass on why the run ends."""
         self.sink.fail(failure)
 
     def close(self) -> None:
-        """Ends both; the bridge has a few seconds to write what waits."""
+        """Close both; the bridge has a few seconds to write waiting data."""
         if self._thread.is_alive():
             self._guarded(lambda: self._put(self._summary.end()))
             with contextlib.suppress(queue.Full):
@@ -114,7 +114,7 @@ class TeeSink:
 
 
 def bridge_for(given: str | None, name: str) -> Callable[[], Writer] | None:
-    """What opens the bridge that a setting such as "tensorboard:runs/x" names; None where there is none to be.
+    """Return a function that opens the bridge in a setting such as "tensorboard:runs/x", or None.
 
     Raises ArgumentError where the tool is not installed. Of a distributed training rank 0 alone has a bridge.
     """

@@ -1,4 +1,4 @@
-"""The tools that a bridge leads to, each behind three calls. None is imported before a bridge needs it."""
+"""The tools of the bridges, each with the same three methods. They are imported when needed."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any, Final, Protocol
 
 
 class Writer(Protocol):
-    """Takes the numbers of one run."""
+    """Receives the summaries of one run."""
 
     def write(self, step: int, time_s: float, numbers: Mapping[str, float]) -> None:
-        """The numbers of a step."""
+        """Write the numbers of a step."""
 
     def flush(self) -> None:
-        """What was written can be seen."""
+        """Make written data visible."""
 
     def close(self) -> None:
-        """The run is over."""
+        """End the run."""
 
 
 class TensorBoard:
@@ -28,21 +28,21 @@ class TensorBoard:
         self._writer: Any = import_module("torch.utils.tensorboard").SummaryWriter(folder)
 
     def write(self, step: int, time_s: float, numbers: Mapping[str, float]) -> None:
-        """A point on each scalar's curve."""
+        """Add a point to each scalar's curve."""
         for name, value in numbers.items():
             self._writer.add_scalar(name, value, step, time_s)
 
     def flush(self) -> None:
-        """To the disk."""
+        """Write to disk."""
         self._writer.flush()
 
     def close(self) -> None:
-        """Ends the file."""
+        """Close the file."""
         self._writer.close()
 
 
 class WeightsAndBiases:
-    """A run of its own in a project; the script's own run, where it has one, is not touched."""
+    """A separate run in a project; the script's own run is not touched."""
 
     def __init__(self, project: str, name: str) -> None:
         wandb = import_module("wandb")
@@ -51,11 +51,11 @@ class WeightsAndBiases:
         self._run: Any = wandb.init(project=project, name=name, reinit="create_new", settings=settings)
 
     def write(self, step: int, time_s: float, numbers: Mapping[str, float]) -> None:
-        """A row of the run's history."""
+        """Add a row to the run's history."""
         self._run.log(dict(numbers), step=step, commit=True)
 
     def flush(self) -> None:
-        """Its own process sends as it goes on."""
+        """Do nothing: the tool's own process sends continuously."""
 
     def close(self) -> None:
         """Ends the run."""
@@ -63,7 +63,7 @@ class WeightsAndBiases:
 
 
 class MLflow:
-    """A run of its own in an experiment, at the address that MLFLOW_TRACKING_URI or MLflow's default names."""
+    """A separate run in an experiment, at MLFLOW_TRACKING_URI or MLflow's default address."""
 
     def __init__(self, experiment: str, name: str) -> None:
         tracking = import_module("mlflow.tracking")
@@ -74,13 +74,13 @@ class MLflow:
         self._run: str = self._client.create_run(number, run_name=name).info.run_id
 
     def write(self, step: int, time_s: float, numbers: Mapping[str, float]) -> None:
-        """The step's metrics at once."""
+        """Send the step's metrics."""
         moment = int(time_s * 1000)
         metrics = [self._metric(name, value, moment, step) for name, value in numbers.items()]
         self._client.log_batch(self._run, metrics=metrics)
 
     def flush(self) -> None:
-        """Each step is sent as it comes."""
+        """Do nothing: each step is sent immediately."""
 
     def close(self) -> None:
         """Ends the run."""

@@ -1,4 +1,4 @@
-"""Callbacks for the trainers of others: `hookcore.frameworks.lightning`, `.transformers`, `.accelerate`, `.ignite`.
+"""Callbacks for other frameworks: `hookcore.frameworks.lightning`, `.transformers`, `.accelerate`, `.ignite`.
 
 Each file imports its framework, so that nobody imports one by importing hookcore. There is no training loop here.
 """

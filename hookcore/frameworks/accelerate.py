@@ -28,20 +28,20 @@ class HookcoreTracker(Watching, GeneralTracker):  # type: ignore[misc]
 
     @property
     def tracker(self) -> Watcher | None:
-        """The watcher."""
+        """Return the watcher."""
         return self.watcher
 
     def start(self) -> None:
-        """Begins a run."""
+        """Start a run."""
         self.begin(self._model)
 
     def store_init_configuration(self, values: Mapping[str, object]) -> None:
-        """Of the script's configuration nothing is kept."""
+        """Ignore the script's configuration."""
 
     def log(self, values: Mapping[str, object], step: int | None = None, **kwargs: Any) -> None:
-        """Scalars of the step that just ended; `step` is the script's own count, and not ours."""
+        """Log scalars of the step that just ended; `step` is the script's own count, which is ignored."""
         self.log_numbers(values)
 
     def finish(self) -> None:
-        """Ends the run."""
+        """End the run."""
         self.close()

@@ -23,7 +23,7 @@ class HookcoreHandler(Watching):
         self._model = model
 
     def attach(self, engine: Engine) -> None:
-        """Follows the engine from now on."""
+        """Follow the engine from now on."""
         engine.add_event_handler(Events.STARTED, lambda: self.begin(self._model))
         engine.add_event_handler(Events.ITERATION_COMPLETED, self._log_output)
         engine.add_event_handler(Events.EPOCH_COMPLETED, lambda found: self.log_numbers(found.state.metrics))

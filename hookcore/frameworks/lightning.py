@@ -27,7 +27,7 @@ class HookcoreCallback(Watching, Callback):  # type: ignore[misc]
         self._later: set[str] = set()  # those that validation and the ends of epochs bring
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begins a run."""
+        """Start a run."""
         self._told.clear()
         self._later.clear()
         self.begin(pl_module)
@@ -35,17 +35,17 @@ class HookcoreCallback(Watching, Callback):  # type: ignore[misc]
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """The loss, and what the training step logged."""
+        """Log the loss and the values that the training step logged."""
         metrics = {name: value for name, value in trainer.callback_metrics.items() if name not in self._later}
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         self._log_news({"loss": loss} | metrics)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """What validation logged."""
+        """Log the metrics of the validation."""
         self._log_late(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Means over the epoch."""
+        """Log the means over the epoch."""
         self._log_late(trainer)
 
     def _log_late(self, trainer: Trainer) -> None:
@@ -53,13 +53,13 @@ class HookcoreCallback(Watching, Callback):  # type: ignore[misc]
         self._log_news({name: trainer.callback_metrics[name] for name in self._later & trainer.callback_metrics.keys()})
 
     def _log_news(self, metrics: dict[str, Any]) -> None:
-        """Lightning keeps a metric until there is a newer one, which is another tensor."""
+        """Log new metrics only: Lightning keeps a metric until there is a newer one, which is another tensor."""
         news = {name: value for name, value in metrics.items() if self._told.get(name) is not value}
         self._told |= news
         self.log_numbers(news)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Ends the run of a training that raised."""
+        """End the run of a training that raised an exception."""
         self.close(exception)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

@@ -29,7 +29,7 @@ class HookcoreCallback(Watching, TrainerCallback):  # type: ignore[misc]
         control: TrainerControl,
         **kwargs: Any,
     ) -> None:
-        """Begin a run."""
+        """Start a run."""
         self.begin(kwargs.get("model"), _UNFINISHED)
 
     def on_log(
@@ -40,7 +40,7 @@ class HookcoreCallback(Watching, TrainerCallback):  # type: ignore[misc]
         logs: Mapping[str, object] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Loss, learning rate, and whatever else was logged."""
+        """Log the loss, the learning rate, and all other logged numbers."""
         self.log_numbers(logs or {})
 
     def on_train_end(

@@ -1,4 +1,4 @@
-"""What all callbacks have in common: a watcher that begins and ends with a training."""
+"""The common part of all callbacks: a watcher that starts and ends with a training."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hookcore.watcher import Watcher, watch
 
 
 class Watching:
-    """Holds the settings of `hookcore.watch`, and the watcher of the training that runs or ran last.
+    """Has the settings of `hookcore.watch`, and the watcher of the current or last training.
 
     As a context manager it ends the run on the way out, whatever happened inside.
     """
@@ -27,7 +27,7 @@ class Watching:
         self.watcher: Watcher | None = None
 
     def begin(self, model: nn.Module | None, unfinished: str = "") -> None:
-        """End a run that was left open, and watch the model.
+        """End a run that is still open, and watch the model.
 
         `unfinished` says why the run crashed if it is closed without `finish` and its exception isn't known.
         """
@@ -36,13 +36,13 @@ class Watching:
         self.watcher._unfinished = unfinished
 
     def finish(self) -> None:
-        """End the run as one that went well; an exception by which the framework itself ends its loop is no crash."""
+        """End the run normally; an exception by which the framework itself ends its loop is not a crash."""
         if self.watcher is not None:
             self.watcher._unfinished = ""
             self.watcher._close(None)
 
     def log_numbers(self, found: Mapping[str, object]) -> None:
-        """Record those of the values that are single numbers for the step that ended."""
+        """Log the values that are single numbers, for the step that ended."""
         if self.watcher is not None:
             numbers = {name: value for name, value in found.items() if _is_number(value) and name != "self"}
             if numbers:

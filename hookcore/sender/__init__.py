@@ -1,4 +1,4 @@
-"""The trainer's side of the wire: frames to a server by HTTP, from a thread of its own. Knows no torch."""
+"""The trainer's side of the wire: sends frames to a server over HTTP, from its own thread. Imports no torch."""
 
 from hookcore.sender.connection import Address
 from hookcore.sender.sink import HttpSink

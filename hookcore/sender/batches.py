@@ -1,4 +1,4 @@
-"""A parcel as a batch of the wire, and a server's words about one that it did not take."""
+"""Conversion of parcels to batches, and of error answers to sentences."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_SENTENCE = 500
 
 
 def batch_of(parcel: Parcel, run: RunInfo, commands_done: int) -> Batch:
-    """The batch that carries a parcel."""
+    """Return the batch for a parcel."""
     items: list[Item] = [_item(entry) for entry in parcel.entries]
     if parcel.end is not None:
         items.append(parcel.end)
@@ -38,7 +38,7 @@ def _item(entry: Entry) -> FrameItem | SnapshotItem:
 
 
 def sentence_of(body: bytes) -> str:
-    """What an error's answer says, led by a colon; empty where it says nothing that we understand."""
+    """Return the error in an answer, with a leading colon, or an empty string."""
     with contextlib.suppress(ValueError, TypeError, KeyError):
         return f": {str(json.loads(body)['error'])[:MAX_SENTENCE]}"
     return ""

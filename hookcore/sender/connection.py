@@ -1,4 +1,4 @@
-"""One connection to a server that has proved its identity, and what can come of a request on it."""
+"""A connection to a server that has proved its identity, and the possible results of a request."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _PATH: Final = "/api/v1/ingest"
 
 
 class NotSentError(Exception):
-    """No connection: no byte of the request left."""
+    """There is no connection: no byte of the request was sent."""
 
 
 class UnansweredError(Exception):
-    """The request left in part or whole, and no answer came."""
+    """The request was sent in part or completely, and no answer arrived."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer by HTTP."""
+    """An HTTP answer."""
 
     status: int
     body: bytes
@@ -41,7 +41,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a server is, and what opens it."""
+    """The address of a server, and its token."""
 
     url: str
     token: str = ""
@@ -51,12 +51,12 @@ class Address:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host's name is this machine's own."""
+    """Return whether a host name is this machine's loopback."""
     return host in ("localhost", "::1") or host.startswith("127.")
 
 
 class Connection:
-    """Posts bodies to one server, one after the other, from one thread."""
+    """Posts bodies to one server, in order, from one thread."""
 
     def __init__(self, address: Address, connect_s: float = CONNECT_S, request_s: float = REQUEST_S) -> None:
         self.address = address
@@ -72,7 +72,7 @@ class Connection:
 
     @property
     def stands(self) -> bool:
-        """Whether a server has taken the connection."""
+        """Whether the connection is open."""
         return self._socket is not None
 
     def post(self, body: bytes) -> Reply:
@@ -97,7 +97,7 @@ class Connection:
         return reply
 
     def _connect(self) -> http.client.HTTPConnection:
-        """Open a connection. Nothing but a challenge leaves before the server has proved that it knows the token."""
+        """Open a connection. Only a challenge is sent before the server has proved that it knows the token."""
         try:
             self._http = connection = self._new()
             connection.connect()
@@ -128,14 +128,14 @@ class Connection:
         return body, headers
 
     def close(self) -> None:
-        """Ends the connection; the next request makes a new one."""
+        """Close the connection; the next request opens a new one."""
         connection, self._http, self._socket = self._http, None, None
         if connection is not None:
             with contextlib.suppress(OSError):
                 connection.close()
 
     def interrupt(self) -> None:
-        """From another thread: whoever waits for an answer stops waiting."""
+        """Stop waiting for an answer; callable from another thread."""
         current = self._socket
         if current is not None:
             with contextlib.suppress(OSError):
@@ -143,7 +143,7 @@ class Connection:
                 socket.socket.shutdown(current, socket.SHUT_RDWR)
 
     def abandon(self) -> None:
-        """In a forked child: lets go of the descriptor and says nothing to the server; the parent goes on with it."""
+        """Close the descriptor in a forked child, without a message to the server; the parent keeps using it."""
         current, self._http, self._socket = self._socket, None, None
         if current is not None:
             with contextlib.suppress(OSError):

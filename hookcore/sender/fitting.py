@@ -1,4 +1,4 @@
-"""Texts that are longer than a server takes are cut here, so that one odd name does not get a whole batch refused."""
+"""Shortens strings that exceed the server's limits, so that one odd name doesn't get a whole batch rejected."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Record = TypeVar("Record", Tap, Event, ModuleRecord, Coverage, HookRecord)
 
 
 def cut(text: str, longest: int = MAX_TEXT) -> str:
-    """The text, or its beginning and a mark of the rest, so that two long names stay two."""
+    """Return the text, or its beginning and a hash of the rest, so that two long names stay distinct."""
     if len(text) <= longest:
         return text
     mark = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:12]
@@ -25,7 +25,7 @@ def cut(text: str, longest: int = MAX_TEXT) -> str:
 
 
 def fitted(record: Record) -> Record:
-    """The record with no text that is too long; most are given back as they are."""
+    """Return the record with shortened strings; most are returned unchanged."""
     changes: dict[str, Any] = {}
     for each in fields(record):
         value = getattr(record, each.name)
@@ -39,7 +39,7 @@ def fitted(record: Record) -> Record:
 
 
 def fitted_frame(frame: Frame) -> Frame:
-    """The frame with no text that is too long; its new taps are not looked at."""
+    """Return the frame with shortened strings; its new taps are not checked."""
     if all(len(name) <= MAX_TEXT for name in frame.scalars) and not frame.events and not frame.labels:
         return frame
     return replace(
@@ -51,7 +51,7 @@ def fitted_frame(frame: Frame) -> Frame:
 
 
 def fitted_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings in which a very long list is only hinted at."""
+    """Return the settings with very long lists abbreviated."""
     texts = {name: repr(value) for name, value in settings.items()}
     short = {name: value for name, value in plain(settings).items() if len(texts[name]) <= MAX_SETTING}
     return {name: short[name] if name in short else cut(texts[name]) for name in settings}

@@ -1,4 +1,4 @@
-"""What waits to be sent, what is on its way, and the books of both. Knows no network and starts no thread."""
+"""Waiting and sent items, and their counters. Knows no network and starts no thread."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Reason = Literal["queue-full", "refused", "too-large", "unsendable", "closed"]
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """A frame or a snapshot with its number; `taps` is how many taps the receiver must know to read it."""
+    """A frame or a snapshot with its number; `taps` is the number of taps that the receiver must know."""
 
     number: int
     record: Frame | Snapshot
@@ -38,7 +38,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Parcel:
-    """What goes into one batch."""
+    """The content of one batch."""
 
     taps_from: int
     taps: tuple[Tap, ...]
@@ -50,7 +50,7 @@ class Parcel:
 
 
 class Outbox:
-    """A bounded queue whose books balance at every moment, and all that a receiver which lost its memory needs again.
+    """A bounded queue whose counters always balance, with all data that a restarted receiver needs again.
 
     An item is waiting, or in flight (sent, and nobody knows whether it arrived), or acknowledged, or dropped. What is
     in flight is not dropped but sent again until somebody answers. What is acknowledged but not on the receiver's disk
@@ -92,7 +92,7 @@ class Outbox:
     # -- what comes in ----------------------------------------------------------------------------------------------
 
     def put(self, record: Frame | Snapshot) -> None:
-        """Takes an item; where there is no room the oldest one that waits is dropped."""
+        """Add an item; if there is no room, drop the oldest waiting one."""
         with self.changed:
             if isinstance(record, Frame):
                 self._taps.extend(map(fitted, record.new_taps))
@@ -122,7 +122,7 @@ class Outbox:
     def describe(
         self, modules: Sequence[ModuleRecord], coverage: Sequence[Coverage] = (), hooks: Sequence[HookRecord] = ()
     ) -> None:
-        """Adds to the description of the run; a new version only where something differs."""
+        """Update the description of the run; the version changes only if the content does."""
         with self.changed:
             differs = _update(self._modules, modules)
             differs |= _update(self._coverage, coverage)
@@ -143,19 +143,19 @@ class Outbox:
 
     @property
     def has_news(self) -> bool:
-        """Whether a parcel would hold more than a sign of life."""
+        """Whether a parcel would contain more than a sign of life."""
         with self.changed:
             return bool(self._waiting or self._flying or self._end or self._description_is_due or self._taps_missing)
 
     @property
     def empty(self) -> bool:
-        """Whether everything was acknowledged, or dropped."""
+        """Whether everything was acknowledged or dropped."""
         with self.changed:
             return not (self._waiting or self._flying)
 
     @property
     def settled(self) -> bool:
-        """Whether the receiver has all that there is, the end included."""
+        """Whether the receiver has everything, including the end."""
         return not self.has_news
 
     @property
@@ -167,11 +167,11 @@ class Outbox:
         return self._described < self._version and self._description_strikes < STRIKES
 
     def fail(self, failure: Failure) -> None:
-        """Say with the end why the run ended."""
+        """Record why the run ended, to be sent with the end."""
         self._failure = failure
 
     def end(self) -> None:
-        """Nothing more comes: the end follows when all else has arrived. Later items are counted as dropped."""
+        """Mark the end, which is sent when everything else has arrived. Later items count as dropped."""
         with self.changed:
             if not self._closed:
                 self._closed = True
@@ -179,14 +179,14 @@ class Outbox:
             self._tell()
 
     def give_up(self) -> None:
-        """What waits is dropped; what is in flight stays so."""
+        """Drop waiting items; items in flight stay so."""
         with self.changed:
             self._closed, self._end = True, None
             while self._waiting:
                 self._drop(self._waiting.popleft(), "closed")
 
     def next_parcel(self) -> Parcel:
-        """What to send now; its items are in flight until `took` or `returned` is called with it."""
+        """Return what to send now; its items are in flight until `took` or `returned` is called with it."""
         with self.changed:
             taps_from = self._known_taps
             description = self._description() if self._description_is_due else None
@@ -232,7 +232,7 @@ class Outbox:
     # -- what became of it ------------------------------------------------------------------------------------------
 
     def took(self, parcel: Parcel, answer: Answer) -> bool:
-        """Books an answer; False where nothing of what was sent got any further."""
+        """Process an answer; return False if nothing that was sent made progress."""
         with self.changed:
             before = (self._known_taps, self._described)
             self._known_taps = max(0, min(answer.taps, len(self._taps)))
@@ -251,7 +251,7 @@ class Outbox:
             return bool(arrived) or grew or not (parcel.entries or parcel.taps or parcel.description or self._end)
 
     def _retain(self, arrived: Sequence[Entry], answer: Answer) -> None:
-        """Hold on to what a restart of the receiver would lose, the newest of it if that is too much."""
+        """Retain what a restarted receiver would lose, or the newest of it if that is too much."""
         durable = answer.acknowledged if answer.durable is None else answer.durable
         self._retained.extend(arrived)
         self._retained_bytes += sum(entry.size for entry in arrived)
@@ -261,7 +261,7 @@ class Outbox:
             self._retained_bytes -= self._retained.popleft().size
 
     def _rewind(self, answer: Answer) -> bool:
-        """Return whether the receiver has lost what it had acknowledged; what is retained of that waits again."""
+        """Return whether the receiver has lost acknowledged items; retained ones of them wait again."""
         lost: list[Entry] = []
         while self._retained and self._retained[-1].number > answer.acknowledged:
             lost.append(self._retained.pop())
@@ -276,18 +276,18 @@ class Outbox:
         return True
 
     def not_sent(self, parcel: Parcel) -> None:
-        """No byte of the parcel left: what was not in doubt before waits again."""
+        """Handle a parcel that was not sent: items that weren't in doubt before wait again."""
         with self.changed:
             if parcel.entries and not self._uncertain:
                 self._put_back(parcel.entries)
 
     def unanswered(self, parcel: Parcel) -> None:
-        """The parcel may have arrived or not."""
+        """Handle a parcel that may or may not have arrived."""
         with self.changed:
             self._uncertain = self._uncertain or bool(parcel.entries)
 
     def refused(self, parcel: Parcel, reason: Reason) -> None:
-        """The receiver read the parcel and wants none of it; its parts are tried one by one."""
+        """Handle a parcel that the receiver rejected; its parts are tried one by one."""
         with self.changed:
             if self._careful and parcel.description is not None:
                 self._description_strikes += 1
@@ -313,7 +313,7 @@ class Outbox:
 
     @property
     def books(self) -> Books:
-        """The accounts of this moment."""
+        """Return the current counters."""
         with self.changed:
             return self._books()
 
@@ -327,7 +327,7 @@ class Outbox:
         )
 
     def abandon(self) -> None:
-        """In a forked child: everything is forgotten, and no lock of the parent's is waited for."""
+        """Forget everything in a forked child, without waiting for locks of the parent."""
         self.changed = threading.Condition()
         self.listening = False
         self._forget_all()
@@ -335,7 +335,7 @@ class Outbox:
 
 
 def _update(known: dict[str, Described], given: Sequence[Described]) -> bool:
-    """Whether any of those given differs from what was known of its path."""
+    """Update records by path; return whether any of them changed."""
     differs = False
     for each in given:
         if known.get(each.path) != each and known.get((each := fitted(each)).path) != each:

@@ -1,4 +1,4 @@
-"""Finding things by name: patterns over module paths, and errors that say what there is."""
+"""Lookup by name: patterns for module paths, and errors that list what exists."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _SHOWN = 20
 
 
 def require(what: str, given: object, allowed: Sequence[str]) -> None:
-    """Raises unless `given` is one of `allowed`."""
+    """Raise ArgumentError unless `given` is one of `allowed`."""
     if given not in allowed:
         raise ArgumentError(unknown(what, str(given), allowed))
 
 
 def unknown(what: str, given: str, allowed: Sequence[str]) -> str:
-    """What is wrong with a name, what is allowed, and the nearest match."""
+    """Return an error that names the value, what is allowed, and the nearest match."""
     near = difflib.get_close_matches(given, allowed, n=1, cutoff=0.4)
     hint = f"; did you mean {near[0]!r}?" if near else "."
     more = ", ..." if len(allowed) > _SHOWN else ""
@@ -27,19 +27,19 @@ def unknown(what: str, given: str, allowed: Sequence[str]) -> str:
 
 
 def require_at_least(what: str, given: int, least: int) -> None:
-    """Raises unless a number is large enough."""
+    """Raise ArgumentError unless a number is large enough."""
     if given < least:
         raise ArgumentError(f"{what}={given} is too small: give at least {least}")
 
 
 def matcher(pattern: str | None) -> Callable[[str], bool]:
-    """Whether a module path fits a glob (`*` also crosses dots) or, after "re:", a whole regular expression."""
+    """Return a test of module paths for a glob (`*` also matches dots) or, after "re:", a regular expression."""
     if pattern is None:
         return lambda path: True
     return patterns.expression(pattern) if pattern.startswith("re:") else patterns.glob(pattern)
 
 
 def require_kind(kind: str | None) -> None:
-    """Raises on a kind that does not exist."""
+    """Raise ArgumentError for an unknown kind."""
     if kind is not None:
         require("kind", kind, KINDS)

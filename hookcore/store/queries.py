@@ -1,4 +1,4 @@
-"""The questions a store answers. Everything is down-sampled here, to what was asked for, and keeps its extremes."""
+"""The queries of a store. Everything is down-sampled here to the requested size, and keeps its extremes."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ _VALUE: Final = SCALAR_SCHEMA.columns.index("value")
 
 
 class Queries:
-    """Reads a store's state, from any thread. `first` and `last` are inclusive steps; None is no bound."""
+    """Reads a store's state, from any thread. `first` and `last` are inclusive steps; None means no bound."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
 
     def steps(self) -> StepRange:
-        """The first and newest step, and how many there were."""
+        """Return the first and newest step, and the number of steps."""
         return self._parts.steps
 
     @property
     def taps_announced(self) -> int:
-        """How many taps were announced; those that found no room count too."""
+        """The number of announced taps, including those without room."""
         return self._parts.taps_announced
 
     def taps(self, match: str | None = None, kind: str | None = None) -> TapList:
-        """The taps of a kind whose module path fits a glob (`*` crosses dots) or "re:" and an expression."""
+        """Return the taps of a kind whose module path matches a glob, or "re:" and a regular expression."""
         checks.require_kind(kind)
         fits = checks.matcher(match)
         found = [
@@ -58,13 +58,13 @@ class Queries:
     def series(
         self, tap: TapName, stat: str, first: int | None = None, last: int | None = None, points: int = 1000
     ) -> Series:
-        """One stat of one tap in at most so many points."""
+        """Return one stat of one tap in at most `points` points."""
         checks.require("stat", stat, STAT_NAMES)
         number = self._number_of(tap)
         return _series(self._parts.stats, stat, number, STAT_NAMES.index(stat), number, (first, last, points))
 
     def rows(self, numbers: NDArray[np.int64], stat: str, first: int | None = None, last: int | None = None) -> Rows:
-        """One stat of some taps [row, tap] as it is kept, not down-sampled; `present` is 0 where a tap was not seen."""
+        """Return one stat of some taps [row, tap] without down-sampling; `present` is 0 for uncaptured taps."""
         checks.require("stat", stat, STAT_NAMES)
         parts = self._parts.stats.gather(STAT_NAMES.index(stat), _lanes(numbers), first, last) if len(numbers) else []
         if not parts:
@@ -72,14 +72,14 @@ class Queries:
         return Rows(*(np.concatenate([getattr(part, each.name) for part in parts]) for each in fields(Rows)))
 
     def scalars(self, name: str, first: int | None = None, last: int | None = None, points: int = 1000) -> Series:
-        """One scalar in at most so many points."""
+        """Return one scalar in at most `points` points."""
         lane = self._parts.scalar_lanes.get(name)
         if lane is None:
             raise ArgumentError(checks.unknown("scalar", name, self.scalar_names()))
         return _series(self._parts.scalars, name, None, _VALUE, lane, (first, last, points))
 
     def scalar_names(self) -> list[str]:
-        """The scalars that were logged, and those that hookcore adds, which begin with "hookcore/"."""
+        """Return the names of logged scalars, and of hookcore's own, which start with "hookcore/"."""
         return self._parts.scalar_lanes.names()
 
     def heatmap(
@@ -93,7 +93,7 @@ class Queries:
         rows: int | None = None,
         wanted: TapList | None = None,
     ) -> Heatmap:
-        """The worst value of each tap of a kind, over time, in at most `columns` by `rows` cells.
+        """Return the worst value of each tap of a kind over time, in at most `columns` by `rows` cells.
 
         Who asks again and again for the same taps gives them as `wanted`, and spares the search by kind and match.
         """
@@ -143,7 +143,7 @@ class Queries:
     def _infinite(
         self, wanted: TapList, over: Columns, cells: Cells, bounds: tuple[int | None, int | None]
     ) -> NDArray[np.bool_]:
-        """The cells that are not finite and held no NaN."""
+        """Return the cells that are non-finite but had no NaN."""
         infinite = cells.nonfinite > 0
         if infinite.any():
             nans = Cells.make(over.number, len(wanted.taps))
@@ -155,7 +155,7 @@ class Queries:
     def histograms(
         self, tap: TapName, first: int | None = None, last: int | None = None, columns: int = 200, bins: int = 80
     ) -> Histograms:
-        """The distribution of a tap over time in at most so many columns and bins; counts are exact sums."""
+        """Return the distribution of a tap over time, in at most `columns` by `bins`; counts are exact sums."""
         checks.require_at_least("columns", columns, 1)
         checks.require_at_least("bins", bins, MIN_BINS)
         number = self._number_of(tap)
@@ -165,7 +165,7 @@ class Queries:
     def quantiles(
         self, tap: TapName, qs: ArrayLike, first: int | None = None, last: int | None = None, points: int = 1000
     ) -> Quantiles:
-        """Return quantiles of a tap over time in at most so many points: within 7 %, or NaN if one is not known."""
+        """Return quantiles of a tap over time in at most `points` points: within 6 %, or NaN if unknown."""
         checks.require_at_least("points", points, 1)
         number = self._number_of(tap)
         entries = self._parts.sketches.entries(first, last)
@@ -199,7 +199,7 @@ class Queries:
         last: int | None = None,
         wanted: TapList | None = None,
     ) -> Latest:
-        """The newest values of every tap seen; `sort` is a stat, largest and non-finite first ("-norm": smallest).
+        """Return the newest values of every tap; `sort` is a stat, largest and non-finite first ("-norm": smallest).
 
         With bounds, of the taps seen in these steps. `wanted` names the taps, and spares the search by kind.
         """
@@ -237,7 +237,7 @@ class Queries:
         return self._parts.ledger.captured(first)
 
     def captured_step(self, back: int) -> int | None:
-        """Return the captured step so many before the newest one, or the oldest of the newest 1,024."""
+        """Return the captured step `back` steps before the newest one, or the oldest of the newest 1,024."""
         return self._parts.ledger.captured_step(back)
 
     def events(
@@ -248,7 +248,7 @@ class Queries:
         severity: Severity | None = None,
         limit: int | None = None,
     ) -> list[Event]:
-        """The newest events that fit, oldest first."""
+        """Return the newest matching events, oldest first."""
         found = [
             event
             for event in self._parts.events.items()
@@ -260,19 +260,19 @@ class Queries:
         return found if limit is None else found[max(0, len(found) - limit) :]
 
     def events_after(self, taken: int) -> tuple[int, list[Event]]:
-        """For a reader that follows: the events that came after the first so many, and how many there are now."""
+        """For followers: return the events after the first `taken`, and the number of all."""
         return self._parts.events.items_after(taken)
 
     def snapshots(self) -> list[Snapshot]:
-        """The snapshots that are kept, oldest first; their values are read-only."""
+        """Return the stored snapshots, oldest first; their values are read-only."""
         return self._parts.snapshots.items()
 
     def snapshots_after(self, taken: int) -> tuple[int, list[Snapshot]]:
-        """For a reader that numbers them: the snapshots that came after the first so many, and how many came."""
+        """For readers that number them: return the snapshots after the first `taken`, and the number of all."""
         return self._parts.snapshots.items_after(taken)
 
     def modules(self) -> list[ModuleRecord]:
-        """The modules of the run."""
+        """Return the modules of the run."""
         return self._parts.modules.items()
 
     def module_types(self) -> dict[str, str]:
@@ -280,12 +280,12 @@ class Queries:
         return {module.path: module.type for module in self.modules()}
 
     def coverage(self) -> list[Coverage]:
-        """Return every module: captured, or not and why. What the store refused is not captured."""
+        """Return every module: captured, or the reason why not. Refused taps count as not captured."""
         return self.without_refused(self._parts.coverage.items())
 
     @property
     def refused_taps(self) -> int:
-        """How many taps found no room; they are the ones with the highest numbers."""
+        """The number of taps without room; they have the highest numbers."""
         return self._parts.taps_announced - len(self._parts.taps)
 
     def without_refused(self, coverage: Sequence[Coverage]) -> list[Coverage]:
@@ -303,11 +303,11 @@ class Queries:
         ]
 
     def hooks(self) -> tuple[HookRecord, ...]:
-        """The hooks that were on the model and the process when they were last looked for."""
+        """Return the hooks of the last inventory."""
         return self._parts.hooks
 
     def labels(self) -> dict[str, str]:
-        """The newest label of each name."""
+        """Return the newest label of each name."""
         return dict(self._parts.labels.items())
 
     def _number_of(self, tap: TapName) -> int:

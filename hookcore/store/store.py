@@ -1,4 +1,4 @@
-"""The store: what a run's frames become, in bounded memory. One thread writes, many read."""
+"""The store of a run's frames, in bounded memory. One thread writes, many read."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ class Store(Queries):
 
     @classmethod
     def outline(cls, steps: StepRange) -> Store:
-        """A store with no values, which knows only the range of steps that another one has."""
+        """Return a store without values that has the range of steps of another one."""
         outline = cls(MIN_BYTES)
         outline._parts.steps = steps
         return outline
 
     def append(self, frame: Frame) -> None:
-        """Takes a frame in: a new newest step, or a further part of the newest one.
+        """Add a frame: a new step, or another part of the newest one.
 
         The arrays of `frame.sketches` are kept as they are where they own their memory: do not write to them again.
         """
@@ -82,7 +82,7 @@ class Store(Queries):
     def describe(
         self, modules: Sequence[ModuleRecord], coverage: Sequence[Coverage] = (), hooks: Sequence[HookRecord] = ()
     ) -> None:
-        """The modules of the run and what is captured of them; a path that is known already is replaced.
+        """Update the modules and their coverage; known paths are replaced.
 
         The hooks, where any are given, take the place of all those of before.
         """
@@ -101,7 +101,7 @@ class Store(Queries):
         self._parts.events.add(event, bytes_of(event))
 
     def add_snapshot(self, snapshot: Snapshot) -> None:
-        """Keeps a snapshot with a copy of its values; the oldest ones make room."""
+        """Keep a snapshot with a copy of its values; the oldest ones make room."""
         if snapshot.values.nbytes > self._parts.snapshots.max_bytes:
             self._tell("snapshot-refused", f"a snapshot of {snapshot.values.nbytes} bytes is above the store's limit")
         owned = replace(snapshot, values=np.array(snapshot.values))
@@ -109,18 +109,18 @@ class Store(Queries):
         self._parts.snapshots.add(owned, bytes_of(owned))
 
     def shrink(self, max_bytes: int) -> int:
-        """Merge values until they take about `max_bytes`; nothing but resolution is lost. Return the bytes saved."""
+        """Merge values until they take about `max_bytes`; only resolution is lost. Return the bytes saved."""
         with self._writer:
             before = self._parts.usage().nbytes
             self._parts.shrink(max_bytes)
             return before - self._parts.usage().nbytes
 
     def usage(self) -> Usage:
-        """The bytes of each part against its limit, and what was dropped or merged."""
+        """Return the size and limit of each part, and the counters of dropped and merged data."""
         return self._parts.usage()
 
     def announce(self, taps: tuple[Tap, ...]) -> None:
-        """Further taps, numbered on from the last one; those of a frame's `new_taps` need no call."""
+        """Add taps, numbered from the last one; those in a frame's `new_taps` need no call."""
         with self._writer:
             self._announce(taps)
 
@@ -186,7 +186,7 @@ class Store(Queries):
             self._parts.scalars.append(frame.step, lanes, values)
 
     def _lanes_of(self, scalars: tuple[str, ...]) -> tuple[NDArray[np.intp], NDArray[np.intp] | None]:
-        """The lanes of scalars, and which of them there are if not all found room."""
+        """Return the lanes of scalars, and which of them exist if not all fit."""
         if scalars == self._known_scalars:
             return self._known_lanes, None
         lanes = [self._parts.lane_of_scalar(name) for name in scalars]
@@ -206,7 +206,7 @@ class Store(Queries):
         self._parts.steps = StepRange(first, step, old.count + (step != old.newest), old.frames + 1)
 
     def _tell(self, name: str, message: str) -> None:
-        """Says once that a limit was met; the counters say how often."""
+        """Add an event the first time that a limit is reached; the counters say how often."""
         if name not in self._told:
             self._told.add(name)
             newest = self._parts.steps.newest
@@ -226,7 +226,7 @@ def _check(frame: Frame) -> None:
 
 
 def _ascending_runs(taps: NDArray[np.uint32]) -> list[NDArray[np.intp] | None]:
-    """Rows in parts in which taps ascend and none is met twice; None stands for all rows as they are."""
+    """Split rows into parts with ascending, unique taps; None means all rows unchanged."""
     if len(taps) < 2 or bool((taps[1:] > taps[:-1]).all()):
         return [None]
     order = np.argsort(taps, kind="stable")
@@ -237,7 +237,7 @@ def _ascending_runs(taps: NDArray[np.uint32]) -> list[NDArray[np.intp] | None]:
 
 
 def _select(block: SketchBlock, rows: NDArray[np.intp]) -> SketchBlock:
-    """Some rows of a block, in this order."""
+    """Return some rows of a block, in this order."""
     start = block.start.astype(np.int64)
     lengths = start[rows + 1] - start[rows]
     ends = np.cumsum(lengths)
