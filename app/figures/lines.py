@@ -156,5 +156,5 @@ def _bar_marks(style: Style, kind: tuple[str, Sequence[Tap], Floats, NDArray[np.
 
 
 def _layer_of(tap: Tap) -> str:
-    """What a bar stands for, whatever its kind: an output and its gradient stand side by side."""
+    """Return the name of a bar, the same for an output and its gradient."""
     return escaped(tap.name)
