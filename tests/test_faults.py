@@ -18,7 +18,6 @@ from torch import Tensor, nn
 import hookcore
 from hookcore.errors import ClosedError
 from hookcore.observe.arena import CpuArena
-from hookcore.recorder import clock as clock_code
 from hookcore.recorder import dispatch as dispatch_code
 from hookcore.recorder import errorlog
 from hookcore.recorder import shipping as shipping_code
@@ -29,6 +28,7 @@ from hookcore.recorder.calls import Call
 from hookcore.recorder.clock import Clock
 from hookcore.recorder.dispatch import Dispatcher
 from hookcore.recorder.models import Models
+from hookcore.recorder.owners import Owner
 from hookcore.recorder.parameters import Parameters
 from hookcore.recorder.statistics import Statistics
 from hookcore.recorder.steps import Steps
@@ -108,7 +108,7 @@ INSIDE_HOOKS: Final[dict[str, list[tuple[Any, str]]]] = {
     "the parameters' gradients": [(Parameters, "read_gradients")],
     "the optimizer's pre-hook": [(Parameters, "before_step")],
     "the optimizer's post-hook": [(Parameters, "after_step")],
-    "the search for a scaler": [(clock_code, "_find_scaler")],
+    "the search for a scaler": [(Owner, "find_scaler")],
     "the end of a step": [(Steps, "end_step")],
     "the packing of a frame": [(CpuArena, "pack")],
     "the cadence": [(Cadence, "wants")],

@@ -12,7 +12,6 @@ and no scaler steps it, it makes no difference which pass reached it, and nothin
 
 from __future__ import annotations
 
-import math
 import sys
 import threading
 import weakref
@@ -21,10 +20,11 @@ from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor
-from torch.amp.grad_scaler import GradScaler, OptState
+from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 from hookcore.hooks.handle import STEP_LOOP
+from hookcore.recorder.owners import Mark, Owner, marks_of, scales_until_now, spread, tensors_of, was_reset
 from hookcore.recorder.parameters import Parameter, Parameters
 
 WITNESSES: Final = 4  # of one optimizer
@@ -34,16 +34,12 @@ MANY_WITNESSES: Final = 512  # of an optimizer that a pass once reached past its
 ALL_WITNESSES: Final = 128  # of all optimizers together, unless one needs more
 ATTEMPTS: Final = 16  # resets of the gradients after which updates by hand are taken for granted, though none is seen
 PASSES_WITHOUT_STEP: Final = 64  # then each pass counts as a step, even if nothing ever resets the gradients
-READABLE: Final = 4096  # values of a gradient that are looked at for being zero
 RECENT: Final = 256  # steps after which an optimizer that stopped stepping counts no more
 RENEW_EVERY: Final = 16  # steps of an optimizer after which its witnesses' tensors are looked up again
 SCALER_STEPS: Final = 16  # an optimizer's first steps, and then one in so many, in which its scaler is looked for
 SCALER_DEPTH: Final = 64  # frames up the stack
 SCALER_NEAR: Final = 6  # in all other steps: a loop may begin to use a scaler at any time
 
-Mark = tuple[int, int] | None
-
-_SCALER_STEPS: Final = frozenset((GradScaler.step.__code__, GradScaler._maybe_opt_step.__code__))
 _current_task: Callable[[], int] = torch._C._current_graph_task_id
 
 
@@ -70,68 +66,6 @@ class Host(Protocol):
 
     def emit(self, name: str, message: str) -> None:
         """Add an event to the next frame."""
-
-
-class Owner:
-    """An optimizer with watched parameters."""
-
-    __slots__ = (
-        "after",
-        "ever_reached",
-        "gap",
-        "inner_passes",
-        "inside",
-        "keys",
-        "last_step",
-        "late",
-        "owns",
-        "ref",
-        "scaler",
-        "seen",
-        "state",
-        "states",
-        "steps",
-        "versions",
-        "witnesses",
-    )
-
-    def __init__(self, optimizer: Optimizer) -> None:
-        self.ref: weakref.ref[Optimizer] = weakref.ref(optimizer)
-        self.state: tuple[Any, ...] = ()
-        self.owns = False
-        self.witnesses: list[Parameter] = []
-        self.seen: list[Tensor] = []  # the witnesses' tensors; renewed often enough to keep no replaced one for long
-        self.keys: frozenset[int] = frozenset()  # by id
-        self.after: list[Mark] = []  # of its witnesses, when their gradients were last explained
-        self.versions: list[int] = []  # of its witnesses, before it steps
-        self.ever_reached = False  # whether a pass was ever seen to reach a witness
-        self.late = False  # whether it steps with the gradients of the step that ended last
-        self.inner_passes = False  # whether its step was given a closure, which computes the gradients
-        self.inside = False  # whether it steps inside the backward pass
-        self.last_step = -1
-        self.gap = 1  # steps from one of its steps to the next
-        self.steps = 0
-        self.scaler: weakref.ref[GradScaler] | None = None
-        self.states: Any = None  # the scaler's table of optimizers when the last pass ended
-
-    def look_up(self) -> None:
-        """Find the witnesses' tensors as they are now."""
-        self.seen = _tensors(self.witnesses)
-        self.keys = frozenset(map(id, self.seen))
-
-    def live_scaler(self) -> GradScaler | None:
-        """The scaler that steps it, if there is one and it is enabled."""
-        scaler = self.scaler() if self.scaler is not None else None
-        return scaler if scaler is not None and scaler.is_enabled() else None
-
-    def scaler_attempted(self) -> bool:
-        """Whether a scaler tried to step it since the last pass, by the traces that need no look at a device."""
-        scaler = self.live_scaler()
-        if scaler is None:
-            return False
-        states = scaler._per_optimizer_states
-        optimizer = self.ref()
-        return states is not self.states or states.get(id(optimizer), {}).get("stage") is OptState.STEPPED
 
 
 class Clock:
@@ -187,7 +121,7 @@ class Clock:
         if closure or not self._passed:  # else it is known already that it steps with new gradients
             owner.versions = [tensor._version for tensor in owner.seen]
         far = owner.steps < SCALER_STEPS or owner.steps % SCALER_STEPS == 0
-        _find_scaler(owner, SCALER_DEPTH if far else SCALER_NEAR)
+        owner.find_scaler(SCALER_DEPTH if far else SCALER_NEAR)
         return owner
 
     def step_ended(self, optimizer: Optimizer) -> Owner | None:
@@ -229,7 +163,7 @@ class Clock:
             self._decide(owner.live_scaler())
         if not owner.steps:
             for other in self._owners.values():  # what came until now may not have been looked at
-                other.after = _marks(other.seen)
+                other.after = marks_of(other.seen)
         step = self.step if fresh else self.step - 1
         owner.gap = max(1, step - owner.last_step) if owner.last_step >= 0 else 1
         owner.last_step = step
@@ -239,7 +173,7 @@ class Clock:
             self.tick()
             self._group.clear()
         self._group.add(id(owner))
-        owner.after = _marks(owner.seen)
+        owner.after = marks_of(owner.seen)
         if owner is not self._alone or owner.scaler is not None or owner.inside:
             self._alone = self._only_owner()
         return step
@@ -258,7 +192,7 @@ class Clock:
 
     def _decide(self, scaler: GradScaler | None) -> None:
         """An optimizer steps this model. What was held until now was skipped by its scaler, or is part of its step."""
-        scales = _scales_until_now(scaler, self._attempts) if scaler is not None else []
+        scales = scales_until_now(scaler, self._attempts) if scaler is not None else []
         self._decided, self._by_hand, self._attempts = True, 0, 0
         self.step += self._host.release_parts(as_steps=bool(scales), scales=scales)
 
@@ -270,7 +204,7 @@ class Clock:
             return owner.ever_reached and self._last not in (owner, None)
         if not self._saw_passes:  # compiled as a whole, or with gradients that were set by hand
             return bool(self._group) and id(owner) not in self._group
-        return not owner.steps or owner.after == _marks(owner.seen)
+        return not owner.steps or owner.after == marks_of(owner.seen)
 
     def _has_reached(self, owner: Owner) -> bool:
         if self.many_threads:
@@ -333,7 +267,7 @@ class Clock:
         optimizer = owner.ref()
         owned = self._parameters.owned(optimizer) if optimizer is not None else []
         trainable = [each for each in owned if (tensor := each.tensor) is not None and tensor.requires_grad]
-        chosen = {id(each): each for each in (*owner.witnesses, *_spread(trainable, many))}
+        chosen = {id(each): each for each in (*owner.witnesses, *spread(trainable, many))}
         self._known = (-1, False)
         if owner.steps or not owner.witnesses:
             owner.witnesses = list(chosen.values())
@@ -390,7 +324,7 @@ class Clock:
             self.begins_late = False
         self._know_witnesses()
         self._looked_at = self._witness_tensors()
-        self._marks = _marks(self._looked_at)
+        self._marks = marks_of(self._looked_at)
 
     def pass_ended(self) -> None:
         """It is over, or raised."""
@@ -416,7 +350,7 @@ class Clock:
 
     def _look_at_witnesses(self) -> bool:
         tensors, before = self._looked_at, self._marks
-        now = _marks(tensors)
+        now = marks_of(tensors)
         self._looked_at, self._marks = [], now
         if not self._decided:
             self._versions = [tensor._version for tensor in tensors]
@@ -427,14 +361,14 @@ class Clock:
             self._parameters.note_pass(reached)
         for owner in self._owners.values() if self._decided else ():
             owner.ever_reached = owner.ever_reached or not reached.isdisjoint(owner.keys)
-            owner.after = list(now) if owner.seen is tensors else _marks(owner.seen)
+            owner.after = list(now) if owner.seen is tensors else marks_of(owner.seen)
             if owner.scaler is not None and (scaler := owner.scaler()) is not None:
                 owner.states = scaler._per_optimizer_states
         return bool(reached)
 
     def _witness_tensors(self) -> list[Tensor]:
         if self._known[1]:
-            return _tensors(self._witnesses)
+            return tensors_of(self._witnesses)
         at_work = [owner for owner in self._owners.values() if owner.owns and not owner.inside]
         if len(at_work) == 1:
             return at_work[0].seen
@@ -448,14 +382,14 @@ class Clock:
         if self._known[1] and not early:
             for owner in self._owners.values():
                 if len(owner.witnesses) <= FIRST_WITNESSES:
-                    owner.witnesses = _spread(owner.witnesses, self._share())
+                    owner.witnesses = spread(owner.witnesses, self._share())
                     owner.look_up()
         self._known = (self._parameters.adopted, early)
         inside = {id(each) for owner in self._owners.values() if owner.inside for each in owner.witnesses}
         chosen = [each for owner in self._owners.values() if owner.owns for each in owner.witnesses]
         if early:
             trainable = [each for each in self._parameters.all() if (t := each.tensor) is not None and t.requires_grad]
-            chosen += _spread(trainable, FIRST_WITNESSES)
+            chosen += spread(trainable, FIRST_WITNESSES)
         self._witnesses = [each for key, each in {id(each): each for each in chosen}.items() if key not in inside]
         for owner in self._owners.values():
             if owner.owns and not owner.witnesses:
@@ -505,13 +439,13 @@ class Clock:
         return bool(self.passes) and any(owner.scaler is not None for owner in list(self._owners.values()))
 
     def _weights_changed(self) -> bool:
-        tensors = _tensors(self._witnesses)
+        tensors = tensors_of(self._witnesses)
         return len(tensors) == len(self._marks) and self._versions != [tensor._version for tensor in tensors]
 
     def _was_reset(self) -> bool:
         """Whether the gradients were."""
-        tensors = _tensors(self._witnesses)
-        return len(tensors) == len(self._marks) and any(map(_was_reset, tensors, self._marks))
+        tensors = tensors_of(self._witnesses)
+        return len(tensors) == len(self._marks) and any(map(was_reset, tensors, self._marks))
 
     def _count_by_hand(self) -> None:
         if self._by_hand:
@@ -532,34 +466,6 @@ class Clock:
         self.tick()
 
 
-def _tensors(parameters: list[Parameter]) -> list[Tensor]:
-    return [tensor for each in parameters if (tensor := each.tensor) is not None]
-
-
-def _marks(tensors: list[Tensor]) -> list[Mark]:
-    return [None if (grad := tensor.grad) is None else (id(grad), grad._version) for tensor in tensors]
-
-
-def _was_reset(tensor: Tensor, after: Mark) -> bool:
-    """Whether a gradient was set to None or to zero since."""
-    if after is None:
-        return False
-    grad = tensor.grad
-    if grad is None:
-        return True
-    if (id(grad), grad._version) == after or not grad.is_cpu or grad.numel() > READABLE or type(grad) is not Tensor:
-        return False
-    return not bool(grad.detach().any())
-
-
-def _spread(items: list[Any], many: int) -> list[Any]:
-    if len(items) <= many:
-        return list(items)
-    if many <= 1:
-        return items[:many]
-    return [items[round(number * (len(items) - 1) / (many - 1))] for number in range(many)]
-
-
 def _step_frames(all_of_them: bool) -> list[int]:
     """The running calls of `Optimizer.step`, innermost first; only that one unless all are asked for."""
     found: list[int] = []
@@ -571,31 +477,3 @@ def _step_frames(all_of_them: bool) -> list[int]:
                 break
         frame = frame.f_back
     return found
-
-
-def _scales_until_now(scaler: GradScaler, attempts: int) -> list[float]:
-    """The loss scale in each of a scaler's first steps, which it all skipped; none if it skipped nothing."""
-    first, factor = scaler._init_scale, scaler.get_backoff_factor()
-    now = scaler._scale
-    if isinstance(now, Tensor) and now.is_cpu:
-        if float(now) == first:
-            return []
-        if not math.isclose(float(now), first * factor**attempts, rel_tol=1e-6):
-            return [math.nan] * attempts
-    return [first * factor**number for number in range(attempts)]
-
-
-def _find_scaler(owner: Owner, depth: int) -> None:
-    """The scaler that drives this step is one of the callers, if there is one: it has no hook of its own."""
-    if owner.scaler is not None and owner.scaler() is not None:
-        return
-    frame: Any = sys._getframe(3)
-    for _ in range(depth):
-        if frame is None:
-            return
-        if frame.f_code in _SCALER_STEPS:
-            scaler = frame.f_locals.get("self")
-            if isinstance(scaler, GradScaler):
-                owner.scaler = weakref.ref(scaler)
-            return
-        frame = frame.f_back

@@ -15,13 +15,14 @@ from torch.optim import Optimizer
 from hookcore.compiled import guard_functions
 from hookcore.hooks.engine import ObservedEngine
 from hookcore.recorder.cadence import Cadence
-from hookcore.recorder.clock import Clock, Owner
+from hookcore.recorder.clock import Clock
 from hookcore.recorder.collector import Collector
 from hookcore.recorder.control import Control
 from hookcore.recorder.dispatch import Dispatcher
 from hookcore.recorder.frames import RawFrame
 from hookcore.recorder.meter import Meter
 from hookcore.recorder.models import Models
+from hookcore.recorder.owners import Owner
 from hookcore.recorder.parameters import Parameter, Parameters
 from hookcore.recorder.parts import Parts
 from hookcore.recorder.placement import Placement
