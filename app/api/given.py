@@ -16,9 +16,9 @@ from starlette.exceptions import HTTPException
 from hookcore import answers
 from hookcore.answers.base import SCHEMAS
 from hookcore.errors import ArgumentError
-from hookcore.records import KINDS, ROOT, Kind, Tap
+from hookcore.records import Kind, Tap
 from hookcore.store import STAT_NAMES, Store
-from hookcore.store.checks import require, unknown
+from hookcore.store.checks import find_tap, require, unknown
 
 from ..formats import ARRAYS, MEDIA_TYPES, Table, choose, json_of
 from ..runs import Run, Runs, why_gone
@@ -27,11 +27,6 @@ MAX_STEP: Final = 2**53
 MAX_PAGE: Final = 10_000
 RUN_PATTERN: Final = r"^[A-Za-z0-9_-]{1,200}$"
 _SALT: Final = secrets.token_hex(4)  # a server that was started again counts its versions anew
-_LABEL: Final = re.compile(
-    rf"(?P<module>.*?)(?: (?P<kind>{'|'.join(KINDS)}))?(?: \[(?P<index>.*)\])?(?: call (?P<call>\d{{1,9}}))?"
-    r"(?: \((?P<phase>eval|train)\))?",
-    re.DOTALL,
-)
 _QUANTILE: Final = re.compile(r"p(\d{1,2}(?:\.\d{1,6})?|100)")
 
 RunId = Annotated[str, Path(pattern=RUN_PATTERN, description="a run's id", examples=["run-1"])]
@@ -123,33 +118,15 @@ GivenSpan = Annotated[Span, Depends(_span)]
 
 
 def tap_of(store: Store, given: int | str) -> tuple[int, Tap]:
-    """A tap by its number or its label, and its number."""
+    """Return a tap's number and the tap, by its number or its label."""
     text = str(given)
     taps = store.taps()
-    if text.isascii() and text.isdigit():
-        number = int(text[:20])
-        if number >= len(taps.taps):
-            raise ArgumentError(f"unknown tap number {text}: there are {len(taps.taps)} taps, numbered from 0")
-        return number, taps.taps[number]
-    found = _LABEL.fullmatch(text)
-    assert found is not None  # it may be a module's path alone
-    modules = {found["module"], "" if found["module"] == ROOT else found["module"]}
-    rest = found["index"] or "", int(found["call"] or 0), found["phase"] or "train"
-    fitting = [
-        (number, tap)
-        for number, tap in taps
-        if tap.module in modules and (tap.index, tap.call, tap.phase) == rest and found["kind"] in (None, tap.kind)
-    ]
-    if len(fitting) == 1:
-        return fitting[0]
-    if fitting:
-        several = ", ".join(f"{tap.label!r} ({number})" for number, tap in fitting)
-        raise ArgumentError(f"tap={text[:200]!r} names {len(fitting)} taps: give one of {several}")
-    known = sorted({each.module or ROOT for each in taps.taps})
-    raise ArgumentError(
-        f"there is no tap {text[:200]!r}: {unknown('module', found['module'], known)}. Give its number, or its label "
-        "such as 'layers.0 output [1] call 2'"
-    )
+    if not (text.isascii() and text.isdigit()):
+        return find_tap(taps, text)
+    number = int(text[:20])
+    if number >= len(taps.taps):
+        raise ArgumentError(f"unknown tap number {text}: there are {len(taps.taps)} taps, numbered from 0")
+    return number, taps.taps[number]
 
 
 def quantile_of(stat: str) -> float | None:

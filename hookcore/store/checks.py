@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
 
 from hookcore import patterns
 from hookcore.errors import ArgumentError
-from hookcore.records import KINDS
+from hookcore.records import KINDS, ROOT, Tap
 
 _SHOWN = 20
+_LABEL: Final = re.compile(
+    rf"(?P<module>.*?)(?: (?P<kind>{'|'.join(KINDS)}))?(?: \[(?P<index>.*)\])?(?: call (?P<call>\d{{1,9}}))?"
+    r"(?: \((?P<phase>eval|train)\))?",
+    re.DOTALL,
+)
 
 
 def require(what: str, given: object, allowed: Sequence[str]) -> None:
@@ -43,3 +50,30 @@ def require_kind(kind: str | None) -> None:
     """Raise ArgumentError for an unknown kind."""
     if kind is not None:
         require("kind", kind, KINDS)
+
+
+def find_tap(taps: Iterable[tuple[int, Tap]], text: str) -> tuple[int, Tap]:
+    """Return the tap that a label names, and its number. The kind may be left out if only one tap fits."""
+    taps = list(taps)
+    found = _LABEL.fullmatch(text)
+    assert found is not None  # it may be a module's path alone
+    modules = {found["module"], "" if found["module"] == ROOT else found["module"]}
+    rest = found["index"] or "", int(found["call"] or 0), found["phase"] or "train"
+    fitting = [
+        (number, tap)
+        for number, tap in taps
+        if tap.module in modules and (tap.index, tap.call, tap.phase) == rest and found["kind"] in (None, tap.kind)
+    ]
+    if len(fitting) == 1:
+        return fitting[0]
+    if fitting:
+        several = ", ".join(f"{tap.label!r} ({number})" for number, tap in fitting)
+        raise ArgumentError(f"tap={text[:200]!r} names {len(fitting)} taps: give one of {several}")
+    own = [tap.label for _, tap in taps if tap.module in modules]
+    if own:
+        raise ArgumentError(unknown("tap", text[:200], own))
+    known = sorted({tap.module or ROOT for _, tap in taps})
+    raise ArgumentError(
+        f"there is no tap {text[:200]!r}: {unknown('module', found['module'][:200], known)}. Give its number, or its "
+        "label such as 'layers.0 output [1] call 2'"
+    )

@@ -313,9 +313,7 @@ class Queries:
     def _number_of(self, tap: TapName) -> int:
         taps = self._parts.taps
         if isinstance(tap, str):
-            labels = [each.label for each in taps[:]]
-            checks.require("tap", tap, labels)
-            return labels.index(tap)
+            return checks.find_tap(enumerate(taps[:]), tap)[0]
         if isinstance(tap, Tap):
             number = self._parts.tap_numbers.get(tap)
             if number is None:
