@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hookcore import hooks
 from hookcore.errors import ArgumentError, HookError
-from tests.test_hooks_leaks import no_leaked_hooks, nothing  # noqa: F401
+from tests.leaks import nothing, nothing_left_behind  # noqa: F401
 
 pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="this torch has no gloo")
 CAP_MB = 0.002  # several small buckets

@@ -18,7 +18,7 @@ from torch import nn
 
 from hookcore import hooks
 from hookcore.errors import ArgumentError, ClosedError
-from tests.test_hooks_leaks import no_leaked_hooks, nothing  # noqa: F401
+from tests.leaks import nothing, nothing_left_behind  # noqa: F401
 
 X = torch.linspace(-1, 1, 6).reshape(2, 3)
 

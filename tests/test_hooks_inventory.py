@@ -18,7 +18,7 @@ from torch.nn.modules import module as torch_modules
 from hookcore import hooks
 from hookcore.errors import ArgumentError
 from hookcore.hooks.origin import find_origin
-from tests.test_hooks_leaks import no_leaked_hooks, nothing  # noqa: F401
+from tests.leaks import nothing, nothing_left_behind  # noqa: F401
 
 THIS = __name__
 
@@ -81,7 +81,7 @@ def test_every_table_of_a_module_is_listed_with_its_owner_and_where_the_function
     assert {(record.scope, record.owner, record.ours, record.legacy) for record in records} == {
         ("module", "1.0", False, False)
     }
-    assert {record.function for record in records} == {"tests.test_hooks_leaks.nothing"}
+    assert {record.function for record in records} == {"tests.leaks.nothing"}
     assert {record.where for record in records} == {f"{nothing.__code__.co_filename}:{nothing.__code__.co_firstlineno}"}
     assert records[0].options == ("with_kwargs",)
     assert records[1].options == ("with_kwargs", "always_call")
@@ -96,7 +96,7 @@ def test_ours_are_told_from_everybody_else_s_also_after_the_handle_is_dropped() 
     removed = hooks.on_forward(model, nothing)
     removed.remove()
     assert [record.ours for record in hooks.inventory(model)] == [False, True, True]
-    assert {record.function for record in hooks.inventory(model)} == {"tests.test_hooks_leaks.nothing"}
+    assert {record.function for record in hooks.inventory(model)} == {"tests.leaks.nothing"}
 
 
 def test_parameters_and_tensors_are_listed_each_shared_one_once() -> None:
@@ -126,7 +126,7 @@ def test_the_functions_inside_multi_gradient_and_backward_end_hooks_are_named() 
     ]
     records = hooks.inventory(tensors=[first])
     assert [record.point for record in records] == ["gradient", "gradient", "backward end"]
-    assert {record.function for record in records} == {"tests.test_hooks_leaks.nothing"}
+    assert {record.function for record in records} == {"tests.leaks.nothing"}
     for handle in every:
         handle.remove()
 
@@ -203,7 +203,7 @@ def test_functions_are_found_inside_what_wraps_them() -> None:
         nothing(*args)
 
     bound = Bound()
-    assert find_origin(nothing) == ("tests.test_hooks_leaks.nothing", find_origin(wrapped)[1])
+    assert find_origin(nothing) == ("tests.leaks.nothing", find_origin(wrapped)[1])
     assert find_origin(functools.partial(functools.partial(nothing, 1), 2)) == find_origin(nothing)
     assert find_origin(bound.method) == (f"{THIS}.Bound.method", line_of(Bound.method))
     assert find_origin(functools.partial(bound.method)) == find_origin(bound.method)

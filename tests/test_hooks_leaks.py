@@ -13,52 +13,16 @@ import re
 import threading
 import time
 import weakref
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.nn.modules import module as torch_modules
-from torch.optim import optimizer as torch_optimizers
 
 from hookcore import hooks
 from hookcore.hooks import handle as handles
-from hookcore.hooks.saved import top_pair
-
-GLOBAL_TABLES = (
-    "_global_buffer_registration_hooks",
-    "_global_module_registration_hooks",
-    "_global_parameter_registration_hooks",
-    "_global_backward_pre_hooks",
-    "_global_backward_hooks",
-    "_global_forward_pre_hooks",
-    "_global_forward_hooks",
-    "_global_forward_hooks_always_called",
-    "_global_forward_hooks_with_kwargs",
-)
-
-
-def global_state() -> dict[str, Any]:
-    """Everything that a hook on the process may leave behind in torch."""
-    state: dict[str, Any] = {name: dict(vars(torch_modules)[name]) for name in GLOBAL_TABLES}
-    state["flag"] = torch_modules._global_is_full_backward_hook
-    state["step pre"] = dict(torch_optimizers._global_optimizer_pre_hooks)
-    state["step"] = dict(torch_optimizers._global_optimizer_post_hooks)
-    state["saved tensors"] = top_pair()
-    return state
-
-
-@pytest.fixture(autouse=True)
-def no_leaked_hooks() -> Iterator[None]:
-    before = global_state()
-    yield
-    assert global_state() == before
-    assert not handles.registry.deferred
-
-
-def nothing(*_args: Any) -> None: ...
+from tests.leaks import GLOBAL_TABLES, global_state, nothing, nothing_left_behind  # noqa: F401
 
 
 def test_every_global_hook_leaves_torch_s_tables_as_they_were() -> None:

@@ -15,7 +15,7 @@ from torch.nn.modules import module as torch_modules
 
 from hookcore import hooks
 from hookcore.errors import ArgumentError, HookError
-from tests.test_hooks_leaks import no_leaked_hooks, nothing  # noqa: F401
+from tests.leaks import nothing, nothing_left_behind  # noqa: F401
 
 
 class Scale(nn.Module):

@@ -20,7 +20,7 @@ from torch.package import PackageExporter
 from hookcore import hooks
 from hookcore.errors import ArgumentError, HookError
 from hookcore.hooks.saved import top_pair
-from tests.test_hooks_leaks import no_leaked_hooks, nothing  # noqa: F401
+from tests.leaks import nothing, nothing_left_behind  # noqa: F401
 
 # -- steps ---------------------------------------------------------------------------------------------------------
 

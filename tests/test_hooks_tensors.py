@@ -13,7 +13,7 @@ from torch.autograd.graph import Node
 
 from hookcore import hooks
 from hookcore.errors import ArgumentError, HookError
-from tests.test_hooks_leaks import no_leaked_hooks, nothing  # noqa: F401
+from tests.leaks import nothing, nothing_left_behind  # noqa: F401
 
 
 def graph() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from hookcore import sketch
 from hookcore.observe import _kernel, cpu, layout, portable
 from hookcore.observe.arena import CODES, CpuArena
-from tests.test_kernels import check, expect, floats32, floats64, measure
+from tests.kernels import check, expect, floats32, floats64, measure
 
 SOURCE = Path(cpu.__file__).with_name("_kernel.c").read_text()
 

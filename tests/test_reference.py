@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 
 import numpy as np
@@ -17,23 +16,10 @@ from hookcore.observe.arena import CODES, CpuArena
 from hookcore.observe.device import SLOTS_PER_SEGMENT, DeviceArena, HostBuffers
 from hookcore.observe.harvest import Harvest, unpack
 from hookcore.observe.plain import make_plain
-from hookcore.recorder.frames import stats_of
-from hookcore.records import STATS
 from hookcore.sketch import BINS, bins_of
-from tests.test_kernels import expect, floats32, floats64
+from tests.kernels import check_stats, floats32, floats64
 
 CPU = torch.device("cpu")
-
-
-def check_stats(values: np.ndarray, row: np.ndarray) -> None:
-    """A row of cells against float64 NumPy on the same values."""
-    stats = dict(zip(STATS, stats_of(row[None])[0].tolist(), strict=True))
-    expected = expect(values)
-    scale = max(abs(expected.get("min", 0.0)), abs(expected.get("max", 0.0)))
-    for name, value in expected.items():
-        tolerance = 1e-12 * scale if name in ("mean", "std") else 0.0
-        assert stats[name] == pytest.approx(value, rel=1e-9, abs=tolerance), name
-    assert math.isnan(stats["mean"]) == ("mean" not in expected)
 
 
 def check(values: np.ndarray, tensor: torch.Tensor) -> None:

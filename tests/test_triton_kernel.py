@@ -22,8 +22,7 @@ from hypothesis import strategies as st
 from hookcore.observe import layout, reference, triton_kernel
 from hookcore.observe.device import DeviceArena
 from hookcore.sketch import BINS, bins_of
-from tests.test_kernels import expect, floats32, floats64
-from tests.test_reference import check_stats
+from tests.kernels import check_stats, expect, floats32, floats64
 
 IN_INTERPRETER = os.environ.get("TRITON_INTERPRET") == "1"
 interpreted = pytest.mark.skipif(not IN_INTERPRETER, reason="runs in the process that the first test starts")
