@@ -17,24 +17,24 @@ _SHORT: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Equal spans of the steps first to last."""
+    """Equal spans of the steps from first to last."""
 
     first: int
     last: int
     number: int
 
     def of(self, steps: Steps) -> Steps:
-        """The column of each step; what is outside counts with the nearest column."""
+        """Return the column of each step; steps outside count for the nearest column."""
         inside = np.minimum(np.maximum(steps, self.first), self.last) - self.first
         return inside * self.number // (self.last - self.first + 1)
 
     def first_steps(self) -> Steps:
-        """The first step of each column."""
+        """Return the first step of each column."""
         span = self.last - self.first + 1
         return self.first - (-np.arange(self.number, dtype=np.int64) * span) // self.number
 
     def last_steps(self) -> Steps:
-        """The last step of each column."""
+        """Return the last step of each column."""
         return np.append(self.first_steps()[1:] - 1, self.last)
 
 
@@ -50,7 +50,7 @@ def columns_over(parts: Sequence[Rows], first: int | None, last: int | None, mos
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """What is known of each cell [column, lane]."""
+    """The values of each cell [column, lane]."""
 
     low: Floats
     high: Floats
@@ -59,7 +59,7 @@ class Cells:
 
     @classmethod
     def make(cls, columns: int, lanes: int) -> Cells:
-        """Empty cells."""
+        """Return empty cells."""
         shape = columns, lanes
         counts = np.zeros(shape, np.uint32), np.zeros(shape, np.uint32)
         return cls(np.full(shape, np.nan), np.full(shape, np.nan), *counts)
@@ -113,7 +113,7 @@ class Cells:
         return Cells(low, high, *counts), starts
 
     def worst(self) -> Floats:
-        """The value of the largest magnitude; NaN where a tensor was not finite, and where there is none."""
+        """Return the value with the largest magnitude; NaN if a tensor was non-finite, or if there is none."""
         worst = self.high.copy()
         np.copyto(worst, self.low, where=-self.low > self.high)
         np.copyto(worst, np.nan, where=(self.nonfinite > 0) | (self.present == 0))

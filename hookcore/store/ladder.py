@@ -1,4 +1,4 @@
-"""A whole run in bounded memory: the newest steps exact, older ones merged 8 to 1, and so on, tier by tier."""
+"""A whole run in bounded memory: the newest steps exact, older ones merged 8 to 1 from tier to tier."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Merge = Callable[[Floats, Floats], Floats]  # [column, lane] of two parts of one
 
 
 class Ladder:
-    """Rows of one schema. One thread writes; readers hold `lock` only while they copy what may still change.
+    """Rows of one schema. One thread writes; readers hold `lock` only while they copy data that can still change.
 
     Merged segments never change, and neither do the rows of an exact one but for the newest. So work that takes long
     (merging) is done on the side, and `lock` is held only to swap the result in.
@@ -44,16 +44,16 @@ class Ladder:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all segments."""
+        """The size of all segments in bytes."""
         return sum(self._bytes) + self._fallen.nbytes + self._fallen_steps.nbytes
 
     @property
     def newest(self) -> int | None:
-        """The newest step among the exact rows."""
+        """The newest exact step."""
         return int(self._exact[-1].steps[self._exact[-1].used - 1]) if self._exact else None
 
     def levels(self) -> list[tuple[int, int, int]]:
-        """Rows, bytes and the limit of each level, the exact one first."""
+        """Return rows, bytes, and the limit of each level, the exact one first."""
         with self._lock:
             rows = [sum(part.used for part in self._exact)]
             rows += [sum(part.used for part in level) for level in self._merged]
@@ -62,14 +62,14 @@ class Ladder:
             return list(zip(rows, used, self._limits, strict=True))
 
     def grow(self, lanes: int) -> None:
-        """From now on there are so many lanes; never more than `max_lanes`."""
+        """Set the number of lanes, at most `max_lanes`."""
         if lanes > self._lanes:
             ahead = lanes if self._lanes == 0 else max(lanes, self._lanes + self._lanes // 8)
             self._lanes = min(self.max_lanes, -(-ahead // _GRANULE) * _GRANULE)
 
     @property
     def least_bytes(self) -> int:
-        """The limit below which the lanes that there are would not fit."""
+        """Return the smallest limit in which the existing lanes fit."""
         return _least_bytes(self.schema, self._lanes)
 
     def shrink(self, max_bytes: int) -> None:
@@ -86,7 +86,7 @@ class Ladder:
             self._make_room(tier, 0)
 
     def append(self, step: int, lanes: Lanes, values: Floats) -> None:
-        """A new newest step; `values` is [column, lane]."""
+        """Append a new step; `values` is [column, lane]."""
         segment = self._room_for_row()
         row = segment.used
         view = segment.values[:, row]
@@ -98,7 +98,7 @@ class Ladder:
             segment.used = row + 1
 
     def merge_newest(self, lanes: Lanes, values: Floats, both: Merge) -> None:
-        """A further part of the newest step: lanes met again are merged, others are added."""
+        """Merge another part of the newest step: repeated lanes are merged, others are added."""
         segment = self._exact[-1]
         if segment.lanes < self._lanes:
             segment = self._widen_newest()
@@ -108,7 +108,7 @@ class Ladder:
             view[:, lanes] = np.where(np.isnan(known[0]), values, both(known, values))
 
     def gather(self, column: int, lanes: Lanes, first: int | None, last: int | None) -> list[Rows]:
-        """One column of some lanes over the rows that overlap the steps first to last, oldest first, in parts."""
+        """Return one column of some lanes over the rows that overlap the steps, oldest first, in parts."""
         with self._lock:
             merged = [segment for level in reversed(self._merged) for segment in level]
             exact = [part for part in self._exact if part.used]
@@ -118,7 +118,7 @@ class Ladder:
         return [part for part in (*found, tail) if part is not None]
 
     def latest(self, first: int | None = None, last: int | None = None) -> tuple[Steps, Floats]:
-        """For every lane, the newest step it was present in (-1: never) and its exact values then, [column, lane].
+        """Return, for every lane, its newest step (-1: never) and its exact values then, [column, lane].
 
         With bounds, the newest one between them; only the rows of these steps are read.
         """
@@ -164,7 +164,7 @@ class Ladder:
         return self._bytes[0] + ahead
 
     def _trim(self, segment: ExactRows) -> None:
-        """Gives unwritten rows back, before a wider segment follows."""
+        """Release unwritten rows before a wider segment follows."""
         if segment.used < segment.rows:
             exact = segment.cut(slice(0, segment.used))
             with self._lock:
@@ -208,7 +208,7 @@ class Ladder:
         return steps, np.concatenate([self._fallen, more], axis=1)
 
     def _make_room(self, tier: int, wanted: int) -> None:
-        """Merges what is in a tier until so many bytes more fit in."""
+        """Merge rows of a tier until `wanted` more bytes fit."""
         while self._merged[tier] and self._bytes[tier + 1] + wanted > self._limits[tier + 1]:
             if tier + 1 < len(self._merged):
                 self._promote(tier)
@@ -232,7 +232,7 @@ class Ladder:
             self._put(tier + 1, *joined)
 
     def _halve(self) -> None:
-        """Merges the rows of two neighbors of the last tier in pairs: the oldest of those merged the least."""
+        """Merge the rows of two neighbors of the last tier in pairs: the oldest of the least merged ones."""
         level = self._merged[-1]
         at = min(range(len(level) - 1), key=lambda i: max(level[i].level, level[i + 1].level), default=0)
         pair = level[at : at + 2]
@@ -252,7 +252,7 @@ class Ladder:
         return merged, 0
 
     def _put(self, tier: int, joined: MergedRows, replaced: int) -> None:
-        """Publishes what `_join` gave (called with the lock held)."""
+        """Publish the result of `_join` (the lock must be held)."""
         level = self._merged[tier]
         gone = level[len(level) - replaced :]
         self._bytes[tier + 1] += joined.nbytes - sum(part.nbytes for part in gone)
@@ -264,7 +264,7 @@ def _fits(old: MergedRows, new: MergedRows, most: int) -> bool:
 
 
 def _power_of_two(number: int) -> int:
-    """The largest power of two that is not above, within what a segment may have."""
+    """Return the largest power of two within the limit of a segment."""
     return 1 << (max(1, min(number, _MAX_ROWS)).bit_length() - 1)
 
 
@@ -284,7 +284,7 @@ def _least_bytes(schema: Schema, lanes: int) -> int:
 
 
 def _note_latest(part: ExactRows, steps: Steps, values: Floats) -> None:
-    """Notes the newest row of each lane in a segment, where that is newer than what is known."""
+    """Note the newest row of each lane in a segment, if it is newer than the known one."""
     if not part.used:
         return
     present: NDArray[np.bool_] = ~np.isnan(part.values[0, : part.used])

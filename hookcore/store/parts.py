@@ -1,4 +1,4 @@
-"""What a store is made of: its limits, shared out, and the state that the writer changes and the queries read."""
+"""The parts of a store: its limits, and the state that the writer changes and the queries read."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Parts:
         self._hook_bytes = 0
 
     def add_taps(self, taps: tuple[Tap, ...]) -> int:
-        """Numbers further taps; how many of them found no room."""
+        """Number new taps; return how many found no room."""
         refused = 0
         with self.lock:
             for tap in taps:
@@ -78,7 +78,7 @@ class Parts:
         return refused
 
     def put_hooks(self, hooks: Sequence[HookRecord]) -> None:
-        """Keeps the hooks that there are now, as many as find room."""
+        """Replace the list of hooks, up to the limit."""
         kept: list[HookRecord] = []
         taken = 0
         with self.lock:
@@ -93,7 +93,7 @@ class Parts:
             self.hooks, self._hook_bytes = tuple(kept), taken
 
     def lane_of_scalar(self, name: str) -> int | None:
-        """The lane of a scalar, a new one if need be; None where there is no room."""
+        """Return the lane of a scalar, created if needed; None if there is no room."""
         lane = self.scalar_lanes.get(name)
         if lane is None:
             lane = len(self.scalar_lanes.names())
@@ -104,14 +104,14 @@ class Parts:
         return lane
 
     def shrink(self, max_bytes: int) -> None:
-        """Keep the values in fewer bytes, at a coarser resolution. Events, snapshots and names stay."""
+        """Reduce the memory of the values, at a coarser resolution. Events, snapshots, and names stay."""
         self.max_bytes = min(self.max_bytes, max_bytes)
         for part in ("stats", "scalars", "sketches"):
             ladder: Ladder | SketchLadder = getattr(self, part)
             ladder.shrink(max(int(max_bytes * SHARES[part]), ladder.least_bytes))
 
     def usage(self) -> Usage:
-        """The bytes of each part against its limit, and what was dropped or merged."""
+        """Return the size and limit of each part, and the counters of dropped and merged data."""
         catalogues = (self.modules, self.coverage, self.labels, self.scalar_lanes)
         taken = {
             "stats": self.stats.nbytes,

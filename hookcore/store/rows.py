@@ -1,4 +1,4 @@
-"""What a query reads: one column of some lanes over many rows, exact and merged ones alike, and its down-sampling."""
+"""The rows of a query: one column of some lanes, from exact and merged rows, and its down-sampling."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class Rows:
 
     @classmethod
     def empty(cls, lanes: int) -> Rows:
-        """No row."""
+        """Return no rows."""
         ends, floats, counts = np.empty(0, np.int64), np.empty((0, lanes)), np.empty((0, lanes), np.uint32)
         return cls(ends, ends, floats, floats, floats, counts, counts, counts)
 
     def take(self, lanes: NDArray[np.intp]) -> Rows:
-        """Some lanes, in this order."""
+        """Return some lanes, in this order."""
         return Rows(
             self.first,
             self.last,
@@ -45,7 +45,7 @@ class Rows:
 
     @classmethod
     def join(cls, parts: Sequence[Rows]) -> Rows:
-        """All rows of one lane in which it was present, in the order given."""
+        """Join all rows of one lane in which it was present, in the given order."""
         if not parts:
             return cls.empty(1)
         present = np.concatenate([part.present[:, 0] for part in parts]) > 0
@@ -53,7 +53,7 @@ class Rows:
 
 
 def overlap(first_steps: Steps, last_steps: Steps, first: int | None, last: int | None) -> slice:
-    """The rows, ascending and apart from each other, that have a step between first and last."""
+    """Return the range of rows that overlap the steps; rows are ascending and disjoint."""
     low = 0 if first is None else int(np.searchsorted(last_steps, first))
     high = len(first_steps) if last is None else int(np.searchsorted(first_steps, last, side="right"))
     return slice(low, max(low, high))
@@ -62,7 +62,7 @@ def overlap(first_steps: Steps, last_steps: Steps, first: int | None, last: int 
 def pick_exact(
     schema: Schema, part: ExactRows, column: int, lanes: Lanes, first: int | None, last: int | None
 ) -> Rows | None:
-    """The rows of one segment of single steps, copied."""
+    """Copy rows of a segment of single steps."""
     steps = part.steps[: part.used]
     rows = overlap(steps, steps, first, last)
     if rows.start == rows.stop:
@@ -80,7 +80,7 @@ def pick_exact(
 
 
 def pick_merged(part: MergedRows, column: int, lanes: Lanes, first: int | None, last: int | None) -> Rows | None:
-    """The rows of one merged segment."""
+    """Return rows of a merged segment."""
     rows = overlap(part.first, part.last, first, last)
     if rows.start == rows.stop:
         return None
@@ -90,7 +90,7 @@ def pick_merged(part: MergedRows, column: int, lanes: Lanes, first: int | None, 
 
 
 def _pick(values: NDArray[Scalar], rows: slice, lanes: Lanes, fill: float) -> NDArray[Scalar]:
-    """Some lanes of some rows; a lane that was not there yet is filled."""
+    """Return some lanes of some rows; missing lanes are filled."""
     width = values.shape[1]
     if isinstance(lanes, slice):
         if lanes.stop <= width:
@@ -105,7 +105,7 @@ def _pick(values: NDArray[Scalar], rows: slice, lanes: Lanes, fill: float) -> ND
 
 
 def down_sample(rows: Rows, points: int) -> Rows:
-    """One lane in at most so many rows, equal spans of steps in one; every extreme and every count is kept."""
+    """Reduce one lane to at most `points` rows with equal spans of steps; every extreme and count is kept."""
     if len(rows.first) <= points:
         return rows
     span = int(rows.first[-1]) - int(rows.first[0]) + 1

@@ -1,4 +1,4 @@
-"""The two kinds of rows that the store keeps, and how two parts of one step become one."""
+"""The two schemas of rows in the store, and how two parts of a step are merged."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SCALAR_SCHEMA: Final = Schema(("present", "bad", "value"), (1,))
 
 
 def merge_stats(known: Floats, new: Floats) -> Floats:
-    """The stats [column, lane] of all values of two parts; moments by Chan's formula, over the finite values."""
+    """Merge the stats [column, lane] of two parts; moments by Chan's formula, over the finite values."""
     merged = np.empty_like(known)
     merged[_ADDED, :] = known[_ADDED, :] + new[_ADDED, :]
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
@@ -55,5 +55,5 @@ def merge_stats(known: Floats, new: Floats) -> Floats:
 
 
 def later_wins(known: Floats, new: Floats) -> Floats:
-    """A scalar that is logged twice in a step has the later value."""
+    """Merge scalars: the later value of a step wins."""
     return new

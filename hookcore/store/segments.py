@@ -31,11 +31,11 @@ class Schema:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Stored and derived columns."""
+        """The stored and derived columns."""
         return (*self.columns, *self.derived)
 
     def read(self, column: int, stored: Column) -> Floats:
-        """One column of `names`, its values that are not finite turned to NaN."""
+        """Return one column of `names`, with non-finite values as NaN."""
         if column < len(self.columns):
             values = stored(column)
         else:
@@ -43,24 +43,24 @@ class Schema:
         return np.where(np.isfinite(values), values, np.nan)
 
     def count_nonfinite(self, stored: Column) -> NDArray[np.bool_]:
-        """Where the value of a lane was not finite."""
+        """Return where the value of a lane was non-finite."""
         total = stored(self.nonfinite[0])
         for column in self.nonfinite[1:]:
             total = total + stored(column)
         return total > 0
 
     def exact_row_bytes(self, lanes: int) -> int:
-        """What one row of ExactRows takes."""
+        """Return the size of one row of ExactRows."""
         return 8 + lanes * 8 * len(self.columns)
 
     def merged_row_bytes(self, lanes: int) -> int:
-        """What one row of MergedRows takes."""
+        """Return the size of one row of MergedRows."""
         return 16 + lanes * (28 * len(self.names) + 8)
 
 
 @dataclass(slots=True, eq=False)
 class ExactRows:
-    """Single steps as they came. Rows from `used` on are not yet written."""
+    """Single steps, unmerged. Rows from `used` on are not written yet."""
 
     steps: Steps  # [rows]
     values: Floats  # [column, row, lane]
@@ -68,7 +68,7 @@ class ExactRows:
 
     @classmethod
     def make(cls, schema: Schema, rows: int, lanes: int) -> ExactRows:
-        """Unwritten rows."""
+        """Return unwritten rows."""
         return cls(np.empty(rows, np.int64), np.empty((len(schema.columns), rows, lanes)))
 
     @property
@@ -92,21 +92,21 @@ class ExactRows:
         return self.steps
 
     def view(self, first: int | None, last: int | None) -> ExactRows:
-        """The rows of the steps first to last, where they lie."""
+        """Return a view of the rows of the steps."""
         steps = self.steps[: self.used]
         begin = 0 if first is None else int(np.searchsorted(steps, first))
         end = len(steps) if last is None else int(np.searchsorted(steps, last, side="right"))
         return ExactRows(steps[begin:end], self.values[:, begin:end], max(0, end - begin))
 
     def cut(self, rows: slice) -> ExactRows:
-        """A copy of some rows, all of them used."""
+        """Return a copy of some rows, all of them used."""
         steps = self.steps[rows].copy()
         return ExactRows(steps, self.values[:, rows].copy(), len(steps))
 
 
 @dataclass(slots=True, eq=False)
 class MergedRows:
-    """Consecutive steps merged into rows. Never changed once made, so that readers need no lock."""
+    """Consecutive steps merged into rows. Immutable, so readers need no lock."""
 
     first: Steps  # [row]
     last: Steps
@@ -120,7 +120,7 @@ class MergedRows:
 
     @classmethod
     def make(cls, names: int, rows: int, lanes: int, level: int = 0) -> MergedRows:
-        """Rows to be filled."""
+        """Return rows to be filled."""
         wide, flat = (names, rows, lanes), (rows, lanes)
         ends = np.empty(rows, np.int64), np.empty(rows, np.int64)
         numbers = np.empty(wide), np.empty(wide), np.empty(wide)
@@ -142,7 +142,7 @@ class MergedRows:
 
 
 def condense(schema: Schema, parts: Sequence[ExactRows], factor: int) -> MergedRows:
-    """Exact rows, `factor` to one; the last row takes what is left over."""
+    """Merge exact rows, `factor` to one; the last row takes the remainder."""
     steps = np.concatenate([part.steps[: part.used] for part in parts])
     lanes = max(part.lanes for part in parts)
     merged = MergedRows.make(len(schema.names), -(-len(steps) // factor), lanes)
@@ -160,7 +160,7 @@ def condense(schema: Schema, parts: Sequence[ExactRows], factor: int) -> MergedR
 
 
 def merge(parts: Sequence[MergedRows], factor: int) -> MergedRows:
-    """Merged rows, `factor` to one; the last row takes what is left over. A factor of one joins them as they are."""
+    """Merge merged rows, `factor` to one; the last row takes the remainder. A factor of one joins them unchanged."""
     lanes = max(part.lanes for part in parts)
     rows = sum(part.used for part in parts)
     merged = MergedRows.make(parts[0].mean.shape[0], -(-rows // factor), lanes, max(part.level for part in parts))

@@ -22,7 +22,7 @@ _LARGEST: Final = 0.4  # of a level's limit: the largest entry that is kept
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SketchRows:
-    """The sketches of some taps over the steps first to last, sparse; never changed once made."""
+    """The sketches of some taps over some steps, sparse and immutable."""
 
     first: int
     last: int
@@ -38,7 +38,7 @@ class SketchRows:
         return arrays + _RECORD_BYTES
 
     def row(self, tap: int) -> tuple[NDArray[np.uint16], NDArray[Any]] | None:
-        """The bins of one tap that hold something, and the counts beside them; None where it has none."""
+        """Return the filled bins of one tap with their counts; None if there are none."""
         row = int(np.searchsorted(self.taps, tap))
         if row == len(self.taps) or self.taps[row] != tap:
             return None
@@ -60,11 +60,11 @@ class SketchLadder:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all entries."""
+        """The size of all entries in bytes."""
         return sum(self._bytes)
 
     def levels(self) -> list[tuple[int, int, int]]:
-        """Entries, bytes and the limit of each level, the one of single steps first."""
+        """Return entries, bytes, and the limit of each level, the one of single steps first."""
         with self._lock:
             return list(zip((len(level) for level in self._levels), self._bytes, self._limits, strict=True))
 
@@ -75,7 +75,7 @@ class SketchLadder:
         return int(largest * 2 / (_LARGEST * min(SHARES)))
 
     def shrink(self, max_bytes: int) -> None:
-        """Lower the limit, and sum up entries until they fit."""
+        """Lower the limit, and sum entries until they fit."""
         if max_bytes >= self.max_bytes:
             return
         self.max_bytes = max_bytes
@@ -89,14 +89,14 @@ class SketchLadder:
                     self._merge_pair()
 
     def append(self, step: int, taps: NDArray[np.uint32], block: SketchBlock) -> None:
-        """The sketches of a step, or of a part of one; the arrays are kept, or copied if they are views."""
+        """Append the sketches of a step or of a part of one; the arrays are kept, or copied if they are views."""
         if not block.bins.size:
             return
         arrays = _own(taps, np.uint32), _own(block.start, np.uint32), _own(block.bins, np.uint16)
         self._add(0, SketchRows(step, step, 1, *arrays, _own(block.counts, np.uint32)))
 
     def entries(self, first: int | None, last: int | None) -> list[SketchRows]:
-        """What overlaps the steps first to last, oldest first."""
+        """Return the entries that overlap the steps, oldest first."""
         with self._lock:
             everything = [entry for level in reversed(self._levels) for entry in level]
         return [
@@ -124,7 +124,7 @@ class SketchLadder:
                 self._bytes[level] += entry.nbytes
 
     def _take(self, level: int, number: int) -> None:
-        """Removes the oldest entries of a level (called with the lock held)."""
+        """Remove the oldest entries of a level (the lock must be held)."""
         if number:
             self._bytes[level] -= sum(old.nbytes for old in self._levels[level][:number])
             del self._levels[level][:number]
@@ -137,7 +137,7 @@ class SketchLadder:
         self._add(level + 1, merged, replaces=number)
 
     def _merge_pair(self) -> None:
-        """Sums up two neighbors of the last level: the oldest pair of the fewest steps."""
+        """Sum two neighbors of the last level: the oldest pair with the fewest steps."""
         entries = self._levels[-1]
         at = min(range(len(entries) - 1), key=lambda i: entries[i].steps + entries[i + 1].steps)
         merged = sum_up(entries[at : at + 2])
@@ -162,7 +162,7 @@ class SketchLadder:
 
 
 def sum_up(entries: Sequence[SketchRows]) -> SketchRows:
-    """The exact sum of sketches of neighboring steps."""
+    """Return the exact sum of sketches of neighboring steps."""
     taps = np.unique(np.concatenate([entry.taps for entry in entries]))
     places = [np.searchsorted(taps, entry.taps) for entry in entries]
     lengths, bins, counts = [], [], []
@@ -207,7 +207,7 @@ def _oldest(entries: Sequence[SketchRows]) -> int:
 
 
 def _own(array: NDArray[Any], dtype: type[np.generic]) -> NDArray[Any]:
-    """The array itself if the memory it holds is all its own, else a copy."""
+    """Return the array if it owns its memory, else a copy."""
     if array.dtype == dtype and array.base is None and array.flags.c_contiguous:
         return array
     return np.array(array, dtype)
