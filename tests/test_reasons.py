@@ -85,6 +85,24 @@ def test_every_module_has_the_reason_that_is_true_of_it() -> None:
     assert all(item.captured or item.reason for item in coverage.values())
 
 
+def test_whole_numbers_among_the_outputs_of_a_module_say_nothing_of_its_gradients() -> None:
+    class Coded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            y = self.layer(x)
+            return y, y.argmax(1)
+
+    model = Coded()
+    with watch(model) as watcher:
+        model(torch.randn(3, 4))[0].sum().backward()
+        torch.optim.SGD(model.parameters(), 0.1).step()
+        watcher.flush()
+        assert [each.reason for each in watcher.coverage()] == ["", ""]
+
+
 def test_modules_inside_a_compiled_function_say_so_and_an_event_does() -> None:
     torch._dynamo.reset()
     model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 1))

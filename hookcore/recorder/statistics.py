@@ -169,7 +169,8 @@ class Statistics:
     def _hook_output(self, call: Call, index: str, tensor: Tensor) -> None:
         plan = call.plan
         if not tensor.requires_grad:
-            if not call.comes_again and not is_wrapped(tensor):
+            can = tensor.is_floating_point() or tensor.is_complex()
+            if can and not call.comes_again and not is_wrapped(tensor):
                 plan.note_reason(NO_GRADIENT)
             return
         if tensor.is_leaf:
