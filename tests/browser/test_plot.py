@@ -93,7 +93,7 @@ def test_the_numbers_that_are_exported_are_those_of_the_server(
         page = open_layer(tab, paths)
         as_json = json.loads(exported(page, VALUES, "JSON", tmp_path))
         as_csv = list(csv.DictReader(io.StringIO(exported(page, VALUES, "CSV", tmp_path).decode())))
-    tap = as_json["series"][0]["tap"]
+    tap = as_json["series"][0]["tap"]["number"]
     truth = site.get(f"series?run={run}&tap={tap}&stat=mean,min,max&points=10000")["series"]
     assert [each["tap"]["label"] for each in truth] == ["encoder.layers.1.linear1 output"] * 3
     assert as_json["series"] == truth
