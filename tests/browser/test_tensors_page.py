@@ -46,7 +46,8 @@ def kept(site: Site) -> dict[str, int]:
 
     def came() -> dict[str, int]:
         found = {each["tap"]["label"]: each["number"] for each in site.get(f"snapshots?run={run}")["snapshots"]}
-        return found if {"attention output [1]", "encoder output", "head param [weight]"} <= set(found) else {}
+        expected = {"features.0 output", "head param [weight]", "head param [bias]", "encoder output"}
+        return found if {"attention output [1]", *expected} <= set(found) else {}
 
     return dict(wait_for(came, "the snapshots come"))
 
