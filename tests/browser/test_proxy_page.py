@@ -32,9 +32,7 @@ def test_a_browser_logs_in_through_a_proxy_and_sees_what_is_new(browser: Browser
                 tab.page.goto(_link(proxy))
                 expect(tab.page).to_have_url(f"{proxy.url}/")
                 row = tab.page.get_by_role("link", name="far").first
-                while not row.is_visible():  # the training has to begin first
-                    tab.page.wait_for_timeout(500)
-                    tab.page.reload()
+                expect(row).to_be_visible(timeout=60_000)  # by itself, as soon as the training has begun
                 row.click()
                 expect(tab.page.locator("#status.live")).to_be_visible()
                 newest = "() => Number(document.querySelector('[data-newest]').dataset.newest)"
