@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 from urllib.request import Request, urlopen
+from uuid import uuid4
 
 from playwright.sync_api import Browser, expect
 
@@ -24,14 +25,15 @@ def _link(proxy: Proxied) -> str:
 
 def test_a_browser_logs_in_through_a_proxy_and_sees_what_is_new(browser: Browser, tmp_path: Path) -> None:
     with proxied(tmp_path) as proxy:
-        command = [sys.executable, "-m", "tests.browser.trainer", proxy.url, "--name", "far", "--pause", "0.1"]
+        name = f"far-{uuid4().hex[:8]}"  # kept runs of another try have other names
+        command = [sys.executable, "-m", "tests.browser.trainer", proxy.url, "--name", name, "--pause", "0.1"]
         with (tmp_path / "trainer.log").open("wb") as out:
             trainer = subprocess.Popen(command, cwd=ROOT, env=proxy.environment, stdout=out, stderr=out)
         try:
             with visiting(browser, proxy.url, ignore_https_errors=True) as tab:
                 tab.page.goto(_link(proxy))
                 expect(tab.page).to_have_url(f"{proxy.url}/")
-                row = tab.page.get_by_role("link", name="far").first
+                row = tab.page.get_by_role("link", name=name).first
                 expect(row).to_be_visible(timeout=60_000)  # by itself, as soon as the training has begun
                 row.click()
                 expect(tab.page.locator("#status.live")).to_be_visible()
