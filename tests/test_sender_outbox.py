@@ -264,6 +264,26 @@ def test_what_may_have_arrived_stays_in_doubt_when_the_server_is_away_afterwards
     assert outbox.books == Books(produced=2, acknowledged=1, waiting=1)
 
 
+def test_what_is_in_doubt_waits_behind_what_the_receiver_has_lost() -> None:
+    outbox = Outbox()
+    outbox.put(a_frame(0, (Tap("m", "output"),)))
+    outbox.took(outbox.next_parcel(), Answer(acknowledged=0, taps=1, described=-1, durable=-1))
+    outbox.put(a_frame(1))
+    outbox.describe([ModuleRecord("m", "One", None)])
+    outbox.refused(outbox.next_parcel(), "refused")  # from now on the parts go one by one
+    outbox.took(outbox.next_parcel(), Answer(acknowledged=0, taps=1, described=0, durable=-1))
+    outbox.unanswered(outbox.next_parcel())
+    assert (outbox.books.waiting, outbox.books.in_flight) == (0, 1)
+    outbox.describe([ModuleRecord("m", "Two", None)])
+    parcel = outbox.next_parcel()
+    assert parcel.description is not None
+    assert parcel.entries == ()
+    outbox.took(parcel, Answer(acknowledged=-1, taps=1, described=1, durable=-1))
+    assert _is_balanced(outbox.books)
+    assert (outbox.books.acknowledged, outbox.books.waiting) == (0, 2)
+    assert [entry.number for entry in outbox.next_parcel().entries] == [0]
+
+
 def test_one_refused_frame_costs_no_other(outbox: Outbox) -> None:
     for step in range(5):
         outbox.put(a_frame(step))

@@ -18,7 +18,7 @@ MAX_ITEMS: Final = 10_000
 PARCEL_BYTES: Final = 8_000_000  # an item that is larger travels alone
 ENTRY_BYTES: Final = 500  # an item without its arrays and texts
 TAP_BYTES: Final = 80
-RETAINED_SHARE: Final = 4  # of the queue's bytes a fourth, beside it, for what was acknowledged but isn't on disk yet
+RETAINED_SHARE: Final = 4  # retained items may take a quarter of the queue's bytes, in addition to the queue
 STRIKES: Final = 2  # an item that was refused so often by itself is given up
 
 Described = TypeVar("Described", ModuleRecord, Coverage)
@@ -53,9 +53,9 @@ class Outbox:
     """A bounded queue whose counters always balance, with all data that a restarted receiver needs again.
 
     An item is waiting, or in flight (sent, and nobody knows whether it arrived), or acknowledged, or dropped. What is
-    in flight is not dropped but sent again until somebody answers. What is acknowledged but not on the receiver's disk
-    yet is retained, as far as there is room: a receiver that was killed has lost it, and gets it again. Everything may
-    be called from any thread.
+    in flight is not dropped but sent again until somebody answers. Acknowledged items that are not on the receiver's
+    disk yet are retained as far as there is room, and sent again if the receiver loses them because it is killed. All
+    methods may be called from any thread.
     """
 
     def __init__(self, max_bytes: int = MAX_BYTES, max_items: int = MAX_ITEMS) -> None:
@@ -271,7 +271,7 @@ class Outbox:
         self._retained_bytes -= nbytes
         self._bytes += nbytes
         self._acknowledged -= len(lost)
-        self._put_back(lost[::-1])
+        self._put_back((*reversed(lost), *self._flying))  # a receiver without these has nothing of what came after
         self._make_room()
         return True
 
