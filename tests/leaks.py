@@ -11,23 +11,12 @@ from torch.optim import optimizer as torch_optimizers
 
 from hookcore.hooks import handle as handles
 from hookcore.hooks.saved import top_pair
-
-GLOBAL_TABLES = (
-    "_global_buffer_registration_hooks",
-    "_global_module_registration_hooks",
-    "_global_parameter_registration_hooks",
-    "_global_backward_pre_hooks",
-    "_global_backward_hooks",
-    "_global_forward_pre_hooks",
-    "_global_forward_hooks",
-    "_global_forward_hooks_always_called",
-    "_global_forward_hooks_with_kwargs",
-)
+from tests.conftest import MODULE_TABLES
 
 
 def global_state() -> dict[str, Any]:
     """Everything that a hook on the process may leave behind in torch."""
-    state: dict[str, Any] = {name: dict(vars(torch_modules)[name]) for name in GLOBAL_TABLES}
+    state: dict[str, Any] = {name: dict(vars(torch_modules)[name]) for name in MODULE_TABLES}
     state["flag"] = torch_modules._global_is_full_backward_hook
     state["step pre"] = dict(torch_optimizers._global_optimizer_pre_hooks)
     state["step"] = dict(torch_optimizers._global_optimizer_post_hooks)

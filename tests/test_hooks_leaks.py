@@ -22,7 +22,8 @@ from torch.nn.modules import module as torch_modules
 
 from hookcore import hooks
 from hookcore.hooks import handle as handles
-from tests.leaks import GLOBAL_TABLES, global_state, nothing, nothing_left_behind  # noqa: F401
+from tests.conftest import MODULE_TABLES
+from tests.leaks import global_state, nothing, nothing_left_behind  # noqa: F401
 
 
 def test_every_global_hook_leaves_torch_s_tables_as_they_were() -> None:
@@ -39,7 +40,7 @@ def test_every_global_hook_leaves_torch_s_tables_as_they_were() -> None:
         hooks.on_optimizer_step(None, nothing),
     ]
     during = global_state()
-    assert all(len(during[name]) == len(before[name]) + 1 for name in GLOBAL_TABLES)
+    assert all(len(during[name]) == len(before[name]) + 1 for name in MODULE_TABLES)
     for handle in registered:
         handle.remove()
     assert global_state() == before
