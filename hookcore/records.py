@@ -28,12 +28,13 @@ KINDS: Final[tuple[Kind, ...]] = (
     "param_grad",
     "update",
 )
-ROOT: Final = "(root)"  # how the path of the root module, which is empty, is written for a reader
+ROOT: Final = "(root)"  # the path of the root module, which is empty, as readers see it
 GRADIENT_KINDS: Final = frozenset({"output_grad", "input_grad", "param_grad"})
 
-# The columns of a frame's matrix. Moments, min and max are over the finite values; `std` is the population's
-# (divided by n); `parts` says how many tensors were merged (calls of several micro-batches); `sketched` how many
-# values went into the sketch (fewer than `count` where it was sampled); `ratio` is |update| / |param| (NaN elsewhere).
+# The columns of a frame's matrix. Moments, minimum, and maximum are over the finite values; `std` is the population's
+# (divided by n); `parts` is the number of merged tensors (calls of several micro-batches); `sketched` is the number of
+# values in the sketch (fewer than `count` if it was sampled); `ratio` is |update|
+# |param| (otherwise NaN).
 STATS: Final = (
     "count",
     "nan",
@@ -56,9 +57,9 @@ _ESCAPED: Final = re.compile(r"\\ud[89a-f][0-9a-f]{2}")
 
 
 def text_of(text: str) -> str:
-    """Return a text that can be written anywhere: plain `str`, what isn't valid Unicode escaped as `\\udcff`."""
+    """Return a text as a plain `str` that can be encoded: invalid Unicode is escaped as `\udcff`."""
     if type(text) is not str:
-        text = str.__str__(text)  # its letters, whatever a subclass says that it is
+        text = str.__str__(text)  # its letters, whatever a subclass returns
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -75,7 +76,7 @@ def _write_plainly(record: Any, *names: str) -> None:
 
 
 def plain(value: Any) -> Any:
-    """Return a value in which every text, however deep, is written as `text_of` does."""
+    """Return a value with every text in it, however deep, written as `text_of` does."""
     if isinstance(value, str):
         return text_of(value)
     if isinstance(value, (tuple, list)):
@@ -87,8 +88,8 @@ def plain(value: Any) -> Any:
 class Tap:
     """One observed tensor stream.
 
-    `index` is the place in a nested output ("" for a lone tensor, "0", "past.1"), or the parameter's own name.
-    `call` is the number of the call in a step.
+    `index` is the place in a nested output ("" for a single tensor, "0", "past.1"), or the parameter's own name. `call`
+    is the number of the call in a step.
     """
 
     module: str
@@ -128,7 +129,7 @@ class Event:
 
     step: int
     time_s: float
-    name: str  # a short word such as "skipped-step", "hook-error", "frame-dropped"
+    name: str  # a short name such as "skipped-step", "hook-error", "frame-dropped"
     message: str
     severity: Severity = "info"
     module: str = ""
@@ -140,7 +141,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class SketchBlock:
-    """The sketches of one frame, sparse: row i owns bins[start[i]:start[i + 1]] and the counts beside them.
+    """The sparse sketches of one frame: row i owns bins[start[i]:start[i + 1]] and the counts at the same places.
 
     Bin numbers are those of `hookcore.sketch`, ascending inside a row. A row may be empty.
     """
@@ -152,20 +153,20 @@ class SketchBlock:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """All that was captured in one step; a step may come in several frames, whose taps then differ or merge."""
+    """Everything captured in one step. A step may have several frames, whose taps differ or are merged."""
 
     step: int
     time_s: float
     taps: NDArray[np.uint32]  # run-wide numbers of taps; row i of `stats` and `sketches` belongs to taps[i]
     stats: NDArray[np.float64]  # [len(taps), len(STATS)]
     sketches: SketchBlock
-    new_taps: tuple[Tap, ...] = ()  # announced here for the first time; numbered on from the last known tap
+    new_taps: tuple[Tap, ...] = ()  # announced here for the first time; numbered from the last known tap
     events: tuple[Event, ...] = ()
     scalars: dict[str, float] = field(default_factory=dict)
     micro_batches: int = 0
-    grad_scale: float | None = None  # the loss scale that was divided out of the gradients; None where none is known
-    labels: dict[str, str] = field(default_factory=dict)  # what else a reader must know, for example the optimizer
-    elapsed_s: float = float("nan")  # from the end of the step before to the end of this one
+    grad_scale: float | None = None  # the loss scale that was divided out of the gradients; None if unknown
+    labels: dict[str, str] = field(default_factory=dict)  # other facts that readers need, for example the optimizer
+    elapsed_s: float = float("nan")  # from the end of the previous step to the end of this one
 
     def __post_init__(self) -> None:
         if any(type(name) is not str or not name.isascii() for name in self.scalars):
@@ -176,7 +177,7 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A raw tensor kept on request. `dtype` is torch's name; bfloat16 travels as float32."""
+    """A raw tensor captured on request. `dtype` is torch's name; bfloat16 is sent as float32."""
 
     tap: Tap
     step: int
@@ -185,12 +186,12 @@ class Snapshot:
     shape: tuple[int, ...]
     values: NDArray[np.generic]
     truncated: bool = False
-    number: int = -1  # that of the command that asked for it; -1 where the training script did
+    number: int = -1  # the number of the command that requested it; -1 if the training script did
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a run ended before its time. `step` is the one that it was in."""
+    """Why a run ended early. `step` is the step that it was in."""
 
     outcome: Literal["crashed", "interrupted"]
     step: int
@@ -205,10 +206,10 @@ class ModuleRecord:
     path: str
     type: str
     parent: str | None
-    parameters: int = 0  # own and below, each shared parameter once
+    parameters: int = 0  # of this module and those below, with each shared parameter counted once
     trainable: int = 0
-    aliases: tuple[str, ...] = ()  # further paths under which the same module stands
-    shapes: tuple[tuple[str, tuple[int, ...]], ...] = ()  # "weight", "output", "input 0", ...: as they first came
+    aliases: tuple[str, ...] = ()  # other paths of the same module
+    shapes: tuple[tuple[str, tuple[int, ...]], ...] = ()  # "weight", "output", "input 0", ...: as they were first seen
 
     def __post_init__(self) -> None:
         _write_plainly(self, "path", "type", "parent", "aliases", "shapes")
@@ -230,10 +231,10 @@ class Coverage:
 
 @dataclass(frozen=True, slots=True)
 class HookRecord:
-    """One hook. `owner` is the module's or parameter's path, or a number in what was given; "" for the process.
+    """One hook. `owner` is the module's or parameter's path, or a number in the arguments; "" for the process.
 
-    `function` is its qualified name, `where` its file and line ("" where it is not written in Python), `number` torch's
-    key for it (-1 where there is none), `ours` whether hookcore registered it, `warning` why its numbers are wrong.
+    `function` is its qualified name, `where` its file and line ("" if it isn't written in Python), `number` torch's key
+    for it (-1 if there is none), `ours` whether hookcore registered it, `warning` why its numbers are wrong.
     """
 
     scope: Scope
@@ -253,11 +254,11 @@ class HookRecord:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What a reader asks of the trainer; it rides on the answer to a frame and takes effect at the next step.
+    """A reader's request to the trainer. It is sent in the answer to a batch and takes effect at the next step.
 
     `settings` changes what is captured: `changes` holds settings as a caller of `watch` would write them (every,
-    budget, include, exclude, kinds) and `paused`. `snapshot` keeps the tensor of `tap` at its next call. `inventory`
-    looks for hooks again. Numbers ascend; a command that comes twice is carried out once.
+    budget, include, exclude, kinds) and `paused`. `snapshot` captures the tensor of `tap` at its next call. `inventory`
+    looks for hooks again. Numbers ascend; a repeated command is carried out once.
     """
 
     number: int

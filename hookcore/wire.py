@@ -1,9 +1,8 @@
-"""How records travel between processes: msgpack by msgspec, arrays as little-endian bytes. Knows no network.
+"""The encoding of records between processes: msgpack by msgspec, arrays as little-endian bytes. Knows no network.
 
-A `Batch` says everything that its receiver needs to place it, so that a receiver that lost its memory can go on: who
-sends (`run`), which taps the receiver may not know yet, and numbered items. The answer says what the receiver now has;
-a sender that reads less than it thought sends that part again. An item whose number was seen before is ignored, so
-that sending twice stores once.
+A `Batch` contains all that a receiver needs to place it, even one that has lost its memory: the sender (`run`), the
+taps that may be unknown to the receiver, and numbered items. The answer says what the receiver has; if that is less
+than expected, the sender sends it again. Items with a known number are ignored, so sending twice stores once.
 """
 
 from __future__ import annotations
@@ -41,35 +40,35 @@ CONTENT_TYPE: Final = "application/vnd.hookcore.v1+msgpack"
 MAX_BATCH_BYTES: Final = 64 * 2**20  # decoded; a receiver refuses more
 MAX_DECODED_BYTES: Final = 384 * 2**20  # of a batch in memory, once decoded
 MAX_SETTINGS_BYTES: Final = 65_536
-WEIGHED_FROM_BYTES: Final = 256 * 2**10  # a smaller message can't take much memory
+WEIGHED_FROM_BYTES: Final = 256 * 2**10  # smaller messages can't take much memory
 MAX_DIMENSIONS: Final = 64
 MAX_TEXT: Final = 1000  # characters of a name; longer ones are refused
-# The types a snapshot may have on its way: numbers and truth values, no objects.
+# The types that a snapshot may have: numbers and truth values, no objects.
 _DTYPE_NAMES: Final = (
     "bool uint8 int8 uint16 int16 uint32 int32 uint64 int64 float16 float32 float64 complex64 complex128"
 )
 DTYPES: Final = frozenset(_DTYPE_NAMES.split())
-LATEST_TIME_S: Final = 253_402_300_800.0  # the year 10000, which no calendar on a page can show
-_MOST: Final = 2**53  # whole numbers that JSON can say
+LATEST_TIME_S: Final = 253_402_300_800.0  # the year 10000, which pages can't show
+_MOST: Final = 2**53  # the integers that JSON can represent
 _COUNTS: Final = (slice(0, 4), slice(10, 12))  # the columns of STATS that count something
 _FRAME_ARRAYS: Final = {"taps": "<u4", "start": "<u4", "bins": "<u2", "counts": "<u4"}
 
 
 class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Who sends: one training process."""
+    """The sender, which is one training process."""
 
-    id: str  # letters, digits, "-" and "_": safe in an address
-    key: str  # a secret of the sender: nobody else can add to its run
+    id: str  # letters, digits, "-", and "_": safe in a URL
+    key: str  # a secret of the sender: without it, nothing can be added to its run
     name: str
     host: str = ""
     pid: int = 0
     started_s: float = 0.0
     script: str = ""
     versions: dict[str, str] = {}
-    settings: dict[str, Any] = {}  # as they are now, commands included
-    memory: int = 0  # bytes that its store should have
-    # A folder of the sender's machine, as `keep_text` writes it, in which the run is to be kept; only its own user's
-    # server obeys.
+    settings: dict[str, Any] = {}  # the current ones, commands included
+    memory: int = 0  # size of its store in bytes
+    # The folder in which to keep the run, on the sender's machine, as `keep_text` writes it. Only a server of the same
+    # user follows it.
     keep: str = ""
 
 
@@ -108,7 +107,7 @@ class SnapshotItem(msgspec.Struct, tag="snapshot", frozen=True):
 
 
 class EndItem(msgspec.Struct, tag="end", frozen=True):
-    """The run is over; nothing comes after it. `failure` says why, if it did not end as it should."""
+    """The end of the run; no items follow. `failure` gives the cause, unless it ended normally."""
 
     number: int
     step: int
@@ -119,7 +118,7 @@ Item = FrameItem | SnapshotItem | EndItem
 
 
 class Description(msgspec.Struct, frozen=True):
-    """What a run consists of, whole; a newer one (by its version) takes the place of an older one."""
+    """All that a run consists of. A newer version replaces an older one."""
 
     version: int
     modules: tuple[ModuleRecord, ...] = ()
@@ -138,11 +137,11 @@ class Books(msgspec.Struct, frozen=True):
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
-    """One request. With no items it is a sign of life, and a chance to be given commands."""
+    """One request. Without items, it shows that the sender is alive and fetches commands."""
 
     schema: int = SCHEMA
     run: RunInfo
-    taps_from: int = 0  # the number of the first of `taps`; all before it were acknowledged
+    taps_from: int = 0  # the number of the first of `taps`; all earlier ones were acknowledged
     taps: tuple[Tap, ...] = ()
     description: Description | None = None
     items: tuple[Item, ...] = ()
@@ -156,17 +155,17 @@ class _RunSize(msgspec.Struct):
 
 
 class _Size(msgspec.Struct):
-    """The parts of a batch that may hold anything, not decoded yet."""
+    """The parts of a batch that can be large, not decoded yet."""
 
     run: _RunSize
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What the receiver has. Where `taps` is below the batch's `taps_from` nothing of the batch was taken."""
+    """What the receiver has. If `taps` is below the batch's `taps_from`, it took nothing of the batch."""
 
     acknowledged: int  # the highest item taken; -1 before the first
-    taps: int  # how many taps are known
-    described: int  # the version of the description that is known; -1 before the first
+    taps: int  # number of known taps
+    described: int  # the known version of the description; -1 before the first
     commands: tuple[Command, ...] = ()
     durable: int | None = None  # the highest item that a restart can't lose; None: the sender needn't retain any
 
@@ -184,17 +183,17 @@ def keep_text(folder: str) -> str:
 
 
 def keep_folder(text: str) -> str:
-    """Return the path of which `keep_text` made a text."""
+    """Return the path behind a text of `keep_text`."""
     return os.fsdecode(unquote_to_bytes(text[len("file://") :])) if text.startswith("file://") else text
 
 
 def encode(message: Batch | Answer) -> bytes:
-    """A message as bytes."""
+    """Encode a message."""
     return _encoder.encode(message)
 
 
 def decode_batch(data: bytes | bytearray, most_bytes: int = MAX_DECODED_BYTES) -> Batch:
-    """Return the batch that these bytes hold; raise WireError with what is wrong.
+    """Decode a batch; raise WireError with what is wrong.
 
     A batch that would take more than `most_bytes` of memory is refused before it is decoded.
     """
@@ -209,7 +208,7 @@ def decode_batch(data: bytes | bytearray, most_bytes: int = MAX_DECODED_BYTES) -
 
 
 def decode_answer(data: bytes) -> Answer:
-    """An answer from bytes; raises WireError with what is wrong."""
+    """Decode an answer; raise WireError with what is wrong."""
     return _decode(_answers, data)
 
 
@@ -221,7 +220,7 @@ def _decode(decoder: msgspec.msgpack.Decoder[Message], data: bytes | bytearray) 
 
 
 def frame_item(number: int, frame: Frame) -> FrameItem:
-    """A frame on its way. Its new taps travel in the batch."""
+    """Return the item for a frame. Its new taps are sent in the batch."""
     block = frame.sketches
     arrays: dict[str, NDArray[Any]] = {
         "taps": frame.taps,
@@ -253,7 +252,7 @@ def frame_of(item: FrameItem, new_taps: tuple[Tap, ...] = ()) -> Frame:
     _require(len(stats) == rows * len(STATS), f"{len(stats)} stats for {rows} taps of {len(STATS)}")
     stats = stats.reshape(rows, len(STATS))
     _require_counts(stats)
-    # A tap that came many times in one frame would cost its reader far more than its bytes.
+    # A tap that occurs many times in one frame would cost its reader far more than its bytes.
     _require(bool((taps[1:] > taps[:-1]).all()) or len(np.unique(taps)) == rows, "a tap twice in a frame")
     _require(len(start) == rows + 1, f"{len(start)} starts of sketches for {rows} taps")
     _require(len(bins) == len(counts) == int(start[-1]), f"{len(bins)} bins, {len(counts)} counts, {start[-1]} said")
@@ -281,7 +280,7 @@ def frame_of(item: FrameItem, new_taps: tuple[Tap, ...] = ()) -> Frame:
 
 
 def snapshot_item(number: int, snapshot: Snapshot) -> SnapshotItem:
-    """A snapshot on its way."""
+    """Return the item for a snapshot."""
     values = np.ascontiguousarray(snapshot.values)
     return SnapshotItem(
         number,
@@ -308,7 +307,7 @@ def snapshot_of(item: SnapshotItem) -> Snapshot:
     _require(0 <= item.step < _MOST, f"step {item.step}")
     _require_time(item.time_s)
     _require(len(item.shape) <= MAX_DIMENSIONS, f"a tensor of {len(item.shape)} dimensions")
-    # NumPy multiplies the sizes of an empty tensor too, so its other sizes count as well.
+    # NumPy also multiplies the sizes of an empty tensor, so its other sizes count too.
     sizes = math.prod(max(1, size) for size in item.shape)
     _require(min(item.shape, default=0) >= 0 and sizes < _MOST, f"a tensor of shape {item.shape[:8]}")
     expected = math.prod(item.shape)
@@ -327,7 +326,7 @@ def snapshot_of(item: SnapshotItem) -> Snapshot:
 
 
 def _require_counts(stats: NDArray[np.float64]) -> None:
-    """Counts are counts. A row without a count at all says nothing, and the store drops it."""
+    """Check that counts are counts. A row without any count is allowed; the store drops it."""
     for columns in _COUNTS:
         numbers = stats[:, columns]
         counts = ((numbers >= 0) & (numbers <= _MOST)).all(axis=1)
@@ -339,7 +338,7 @@ def _require_time(time_s: float) -> None:
 
 
 def _require_ascending_bins(start: NDArray[Any], bins: NDArray[Any]) -> None:
-    """Inside each row bins ascend and are bins."""
+    """Check that the bins of each row are valid and ascending."""
     if not len(bins):
         return
     _require(int(bins.max()) < BINS, f"bin {bins.max()} of {BINS}")

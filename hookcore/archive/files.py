@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from hookcore.archive.layout import part_name, parts_in
 
-MERGE_AT: Final = 8  # parts of about one size become one
+MERGE_AT: Final = 8  # this many parts of about one size become one
 MERGED_BYTES: Final = 64 * 2**20  # larger ones are left as they are
 _UNFINISHED: Final = ".unfinished"  # at the end of the name, so that no pattern for Parquet files matches it
 
@@ -23,7 +23,7 @@ _UNFINISHED: Final = ".unfinished"  # at the end of the name, so that no pattern
 def open_regular(path: Path, most_bytes: int) -> BinaryIO:
     """Open a file for reading; raise OSError if it is a pipe, a device, or larger than `most_bytes`.
 
-    A folder may be somebody else's. A pipe in it would wait for a writer, and a device may have no end.
+    A folder may belong to someone else. A pipe in it would wait for a writer, and a device may have no end.
     """
     file = os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb")
     about = os.fstat(file.fileno())
@@ -73,14 +73,14 @@ def _write_bytes(file: BinaryIO, data: bytes) -> None:
 
 def write_table(path: Path, table: pa.Table) -> int:
     """Write a Parquet file atomically."""
-    # Numbers that hardly repeat gain nothing from a dictionary, and cost the time to make one.
+    # A dictionary of numbers that hardly repeat saves nothing, and takes time to make.
     words = [field.name for field in table.schema if pa.types.is_dictionary(field.type) or field.type == pa.string()]
     options = {"compression": "zstd", "compression_level": 1, "use_dictionary": words, "write_statistics": True}
     return write_whole(path, lambda file: pq.write_table(table, file, **options))
 
 
 def _read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
-    with path.open("rb") as file:  # Arrow opens only paths that are UTF-8
+    with path.open("rb") as file:  # Arrow opens only paths that are valid UTF-8
         return pq.read_table(file, columns=columns)
 
 
@@ -107,8 +107,8 @@ def remove_unfinished(folder: Path) -> None:
 def merge_parts(folder: Path) -> int:
     """Merge small parts, if there are many. Return by how many bytes the folder grew.
 
-    The merged part is in its place before the others go, so that nothing is lost at any moment. A crash between leaves
-    rows twice for programs that read all files; ours looks at the ranges, and the next writer cleans up.
+    The merged part is complete before the others are removed, so that no data is ever missing. A crash in between
+    leaves duplicate rows for programs that read all files; hookcore checks the ranges, and the next writer cleans up.
     """
     run = _mergeable(parts_in(folder))
     if not run:

@@ -11,7 +11,7 @@ import pyarrow as pa
 from hookcore.records import STATS
 
 FORMAT: Final = 2
-OTHER_BINS: Final = frozenset({1})  # formats that are read but for their sketches, which were counted in other bins
+OTHER_BINS: Final = frozenset({1})  # formats that are read without their sketches, which have other bins
 SUFFIX: Final = ".hookcore"
 RUN_FILE: Final = "run.json"
 TAP_COLUMNS: Final = ("module", "kind", "index", "phase")
@@ -20,8 +20,8 @@ _WORD: Final = pa.dictionary(pa.int32(), pa.string())
 _TAP: Final = [*((name, _WORD) for name in TAP_COLUMNS), ("call", pa.int32())]
 _PLACE: Final = [("frame", pa.int64()), ("step", pa.int64())]
 
-# Tables that grow by parts. `frame` counts the frames as they came: a step may come in several, and the rows of the
-# tables belong together by it.
+# Tables that grow by parts. `frame` numbers the frames in order of arrival and connects the rows of the tables: one
+# step may have several frames.
 TABLES: Final = {
     "steps": pa.schema(
         [
@@ -63,7 +63,7 @@ TABLES: Final = {
         ]
     ),
 }
-# Tables that are written whole whenever they change.
+# Tables that are rewritten whole whenever they change.
 WHOLE: Final = {
     "taps": pa.schema([("tap", pa.int32()), *((name, pa.string()) for name in TAP_COLUMNS), ("call", pa.int32())]),
     "modules": pa.schema(

@@ -25,12 +25,12 @@ from hookcore.wire import RunInfo
 MAX_RUN_FILE_BYTES: Final = 2**22
 MAX_FILE_BYTES: Final = 2**29
 MAX_PART_BYTES: Final = 2**30  # unpacked; a file that holds more is not read
-MAX_WHOLE_BYTES: Final = 2**26  # unpacked, of a table whose rows become objects all at once
+MAX_WHOLE_BYTES: Final = 2**26  # unpacked, of a table whose rows all become objects at once
 MAX_PART_ROWS: Final = 50_000_000
 MAX_WHOLE_ROWS: Final = 300_000
 ROWS_AT_ONCE: Final = 2**16
 _ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
-# Whatever a file that somebody else made can bring about while it is read.
+# All errors that reading a foreign file can cause.
 _READ_ERRORS: Final = (
     OSError,
     pa.ArrowException,
@@ -57,7 +57,7 @@ class Archive:
     failure: Failure | None = None
     key_hash: str = ""
     damages: list[str] = field(default_factory=list)
-    has_sketches: bool = True  # in the bins of this hookcore; others are left out
+    has_sketches: bool = True  # in this version's bins; others are left out
 
     def taps(self) -> tuple[Tap, ...]:
         """The taps by number."""
@@ -80,7 +80,7 @@ class Archive:
 
     def frames(self) -> Iterator[Frame]:
         """Yield all complete frames in order."""
-        # Parts of the tables may be merged differently: a range of parts is read of all tables together.
+        # Parts of the tables may be merged differently, so a range of parts is read from all tables together.
         for first, last in _common_ranges(self.folder):
             try:
                 tables = {name: self._range(name, first, last) for name in ("steps", "stats", "sketches", "scalars")}
@@ -111,7 +111,7 @@ class Archive:
 
     def add_events(self, store: Store) -> None:
         """Add all events to a store."""
-        # What the store told of itself while it was filled, it told then too.
+        # Events that the store added while it was being filled are in the archive too.
         told = {(event.step, event.name, event.message) for event in store.events()}
         for _, _, path in parts_in(self.folder / "events"):
             for event in self._each(events_of(self._read(path, TABLES["events"])), path.name):
@@ -148,8 +148,8 @@ class Archive:
 def _table_of(file: BinaryIO, schema: pa.Schema, most_bytes: int, most_rows: int) -> pa.Table:
     """Read a table in pieces, so that a small file that unpacks to a large table is rejected early.
 
-    What the file says of its size is checked, but not relied on. Texts stay in dictionaries until it is known how long
-    they are together: a file may repeat one long text in every row.
+    The size that the file states is checked but not trusted. Texts stay in dictionaries until their total length is
+    known, because a file may repeat one long text in every row.
     """
     parts = pq.ParquetFile(file)
     about = parts.metadata

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Final, Protocol
 
-PART_S: Final = 5.0  # the most of a run that a crash may cost
+PART_S: Final = 5.0  # the part of a run that a crash may lose
 
 
 class Writes(Protocol):

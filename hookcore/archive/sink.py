@@ -13,7 +13,7 @@ from hookcore.wire import EndItem, RunInfo
 
 logger = logging.getLogger("hookcore")
 
-CLOSE_S: Final = 10.0  # a process that ends before its values are on disk loses them: they are worth the wait
+CLOSE_S: Final = 10.0  # a process that ends before its values are on disk loses them, so it is worth the wait
 
 
 class ArchiveSink:

@@ -44,14 +44,14 @@ class Kept:
     written: int
     lost: int
     nbytes: int
-    stopped: str  # why nothing is written now; empty while all is well
+    stopped: str  # why nothing is being written; empty if all is well
 
 
 class ArchiveWriter:
     """Saves a run to a folder in `parent`. Names, modules, and events are read from the run's store.
 
-    `take` never waits and never raises. A disk that is full, or the limit, stops the writing, is told once through
-    `tell(name, message)`, and is tried again after a while.
+    `take` never waits and never raises. A full disk, or the limit, stops the writing, is reported once through
+    `tell(name, message)`, and is retried after a while.
     """
 
     def __init__(
@@ -83,21 +83,21 @@ class ArchiveWriter:
         self._queue: deque[_Entry] = deque()
         self._queued_bytes = 0
         self._frames = self._taken = self._written = self._lost = self._nbytes = 0
-        self._before = Books()  # of the writers of this run before this one
-        self._acknowledged = -1  # the highest number of what was written, or is being written
+        self._before = Books()  # of earlier writers of this run
+        self._acknowledged = -1  # the highest number that was written or is being written
         self._durable = -1  # the highest number of what is on disk
         self._missing = 0
         self._events_seen, self._after_part = events_seen, after_part
         self._part = 0
-        self._first_frame = 0  # of this writer: a folder that is opened again has frames already
+        self._first_frame = 0  # of this writer: a folder that is opened again already has frames
         self._unmergeable: set[str] = set()
         self._opened = False
-        self._whole: dict[str, Any] = {}  # what was last written of the tables that are written whole
+        self._whole: dict[str, Any] = {}  # the last written contents of the tables that are written whole
         self._stopped = ""
         self._try_at = 0.0
         self._ending = False
         self._end: EndItem | None = None
-        self._end_on_disk: EndItem | None = None  # once all that came before it is written
+        self._end_on_disk: EndItem | None = None  # set when everything before it is written
         self._held: int | None = None  # the descriptor that keeps other processes from writing here
         self._finished = threading.Event()
         self._scribe = (scribe or Scribe(part_s)) if start else None
@@ -113,7 +113,7 @@ class ArchiveWriter:
     def take(self, record: Frame | Snapshot | EndItem, number: int = -1) -> None:
         """Queue a record, with its number on the wire.
 
-        If the disk can't follow, the oldest record that waits is lost, and counted.
+        If the disk can't keep up, the oldest waiting record is lost and counted.
         """
         with self._changed:
             if isinstance(record, EndItem):
@@ -191,7 +191,7 @@ class ArchiveWriter:
         """Write all waiting data as one part; called by the thread. No exception escapes."""
         with self._changed:
             if self._stopped and self._clock() < self._try_at and not self._ending:
-                self._lose_what_is_too_much()
+                self._drop_excess()
                 return
             records, end = list(self._queue), self._end
             self._queue.clear()
@@ -207,7 +207,7 @@ class ArchiveWriter:
                 self._stopped = ""
             self._merge()
 
-    def _lose_what_is_too_much(self) -> None:
+    def _drop_excess(self) -> None:
         """If the disk is full, keep the newest records, up to one part, and drop the rest."""
         while self._queue and (self._queued_bytes > PART_BYTES or self._ending):
             self._queued_bytes -= _size_of(self._queue.popleft().record)
@@ -217,7 +217,7 @@ class ArchiveWriter:
         with self._changed:
             self._queue.extendleft(reversed(records))
             self._queued_bytes += sum(_size_of(entry.record) for entry in records)
-            self._lose_what_is_too_much()
+            self._drop_excess()
             self._try_at = self._clock() + self._retry_s
             told, self._stopped = self._stopped, why
         if not told:
@@ -252,7 +252,7 @@ class ArchiveWriter:
         self._acknowledged = max([self._acknowledged, *numbers])
         if "steps" in tables:
             tables["steps"] = tables["steps"].replace_schema_metadata(self._books(len(records)).as_metadata())
-        # `steps` comes last: frames are there when their step is, and so is what was taken with them.
+        # `steps` comes last: if a step is there, its frames and everything captured with them are too.
         filled = [name for name in _ORDER if name in tables and tables[name].num_rows]
         for name in filled:
             self._nbytes += write_table(self.folder / name / part_name(self._part, self._part), tables[name])
@@ -274,14 +274,15 @@ class ArchiveWriter:
             if name not in self._unmergeable:
                 try:
                     self._nbytes += merge_parts(self.folder / name)
-                except Exception:  # a full disk, or a part that was damaged since
+                except Exception:  # a full disk, or a part that has become damaged
                     self._unmergeable.add(name)
 
     def _open(self) -> None:
         if self._opened:
             return
         self.folder.parent.mkdir(parents=True, exist_ok=True)
-        self.folder.mkdir(mode=0o700, exist_ok=True)  # closed to others, whatever the umask: it may hold training data
+        # Closed to other users, whatever the umask, because it may hold training data.
+        self.folder.mkdir(mode=0o700, exist_ok=True)
         self._hold_folder()
         for name in TABLES:
             (self.folder / name).mkdir(exist_ok=True)

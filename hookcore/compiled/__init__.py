@@ -1,6 +1,6 @@
-"""What `torch.compile` asks of us: hooks it does not see, its regions found and named, and a way to look inside them.
+"""Support for `torch.compile`: hooks that it doesn't see, its regions found and named, and hooks inside them.
 
-It keeps no numbers and knows no recorder. Nothing here imports `torch._dynamo`, which would cost a second of start-up.
+Keeps no numbers and knows no recorder. Nothing here imports `torch._dynamo`, which would add a second to the start.
 """
 
 from hookcore.compiled.aside import QuietHooks, StepAside

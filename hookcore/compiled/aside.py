@@ -1,4 +1,4 @@
-"""Global hooks beside compiled code: they step aside while a region runs, and cause no warning."""
+"""Global hooks around compiled code: they step aside while a region runs, and cause no warning."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ from hookcore.hooks.modules import KeywordHook
 
 
 class StepAside:
-    """Takes the process's hooks away while a compiled region runs, and sees the region's output all the same.
+    """Removes the hooks on the process while a compiled region runs, and still sees the region's output.
 
-    Dynamo guards on how many global module hooks there are: one that comes or goes (an unsampled step, a pause, a
-    close, a watch that begins late) would recompile every graph. So the pre-hook of a region's root removes them, and
-    a hook on that one module, there for that one call, puts them back and reports the output. Modules that other
-    threads run in the meantime are not seen.
+    Dynamo guards on the number of global module hooks. If it changed (an uncaptured step, a pause, a close, a later
+    watch), every graph would be recompiled. So the pre-hook of a region's root removes them, and a hook on that module,
+    for that one call, restores them and reports the output. Modules that other threads run meanwhile are not seen.
     """
 
     def __init__(
@@ -32,28 +31,28 @@ class StepAside:
 
     @property
     def active(self) -> bool:
-        """Whether a region is running, and the global hooks therefore off."""
+        """Whether a region is running, so that the global hooks are off."""
         return bool(self._handles)
 
     def enter(self, module: nn.Module) -> None:
-        """Called by the pre-hook of a region's root."""
-        # The last of the module's hooks, to see what it returns after hooks of the user's.
+        """Remove the hooks. Called by the pre-hook of a region's root."""
+        # The last of the module's hooks, to see what it returns after the user's own hooks.
         self._handles.append(hooks.on_forward(module, self._leave, always_call=True))
         if len(self._handles) == 1:
             self._off()
 
     def _leave(self, module: nn.Module, args: Any, *rest: Any) -> None:
-        """The region's root has returned or raised."""
+        """Restore the hooks: the region's root has returned or raised."""
         if torch.compiler.is_compiling():
             return
         output = rest[-1]
         self.close()
-        if output is not None:  # it is None after an exception
+        if output is not None:  # None after an exception
             self._saw_output(module, args, output)
 
     def close(self) -> None:
-        """Back to normal; also what repairs a call that was interrupted half way. Calling it twice is fine."""
-        # No lock: a fork could copy it locked. Two threads that race here cost a compilation, and nothing else.
+        """Restore everything, even if a call was interrupted halfway. Calling this twice is fine."""
+        # No lock, because a fork could copy it locked. Two threads that race here only cost a compilation.
         handles, self._handles = self._handles, []
         for handle in handles:
             handle.remove()
@@ -62,29 +61,30 @@ class StepAside:
 
 
 class QuietHooks:
-    """Keeps torch from warning the user, at every call of a compiled module, of global hooks that are only ours.
+    """Keeps torch from warning about our global hooks at every call of a compiled module.
 
-    A warnings filter would not do: one that the user sets later comes before it, and `error` would then raise our
-    warning inside the training. So the question itself, which torch asks for this warning alone, leaves ours out.
+    A warnings filter isn't enough: a filter that the user sets later takes precedence, and `error` would then raise our
+    warning inside the training. Instead, this replaces the function with which torch looks for global hooks. Torch
+    calls it for this warning only.
     """
 
     def __init__(self, *functions: Callable[..., Any]) -> None:
         self._codes = frozenset(code_of(function) for function in functions)
 
     def on(self) -> None:
-        """Leave these functions out of the question. Calling it twice is fine."""
+        """Hide these functions from that check. Calling this twice is fine."""
         _quiet[id(self)] = self._codes
         if _torchs_question is not None and torch_module._has_any_global_hook is _torchs_question:
             torch_module._has_any_global_hook = _has_foreign_hook
 
     def off(self) -> None:
-        """Torch's own question again, once nobody is on. Calling it twice is fine."""
+        """Restore torch's own check when no hooks are left. Calling this twice is fine."""
         _quiet.pop(id(self), None)
         if not _quiet and getattr(torch_module, "_has_any_global_hook", None) is _has_foreign_hook:
             torch_module._has_any_global_hook = _torchs_question  # type: ignore[assignment]
 
 
-# Torch has one question, so there is one table of who is on.
+# Torch has one such function, so there is one table of all users.
 _quiet: dict[int, frozenset[CodeType]] = {}
 _torchs_question: Callable[[], Any] | None = getattr(torch_module, "_has_any_global_hook", None)
 
@@ -101,7 +101,7 @@ def _has_foreign_hook() -> bool:
 
 
 def _inner(hook: Any) -> Any:
-    """The function behind what `hooks.on_forward(with_kwargs=True)` registers."""
+    """Return the function behind the one that `hooks.on_forward(with_kwargs=True)` registers."""
     return hook.fn if isinstance(hook, KeywordHook) else hook
 
 

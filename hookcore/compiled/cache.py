@@ -1,4 +1,4 @@
-"""What Dynamo has compiled in this process."""
+"""The code that Dynamo has compiled in this process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 
 def seen_codes() -> Iterator[CodeType]:
-    """All code that Dynamo has met and that is still there; none where it is not imported, or only just being."""
+    """Return all code that Dynamo has met and that still exists; none if Dynamo isn't fully imported."""
     codes = getattr(sys.modules.get("torch._dynamo.convert_frame"), "input_codes", None)
     for reference in list(codes.seen) if codes is not None else ():
         code = reference()
@@ -19,7 +19,7 @@ def seen_codes() -> Iterator[CodeType]:
 
 
 def has_graphs(code: CodeType) -> bool:
-    """Whether anything was compiled for this code."""
+    """Return whether anything was compiled for this code."""
     frames = torch._C._dynamo.eval_frame
     if hasattr(frames, "_get_total_cache_entry_count"):
         return frames._get_total_cache_entry_count(code) > 0
@@ -27,5 +27,5 @@ def has_graphs(code: CodeType) -> bool:
 
 
 def has_compiled() -> bool:
-    """Whether Dynamo has compiled anything in this process."""
+    """Return whether Dynamo has compiled anything in this process."""
     return any(map(has_graphs, seen_codes()))

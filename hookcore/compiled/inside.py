@@ -1,4 +1,4 @@
-"""Activations and gradients inside a compiled region, through ops that every backend keeps in its graphs."""
+"""Activations and gradients inside a compiled region, by ops that every backend keeps in its graphs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _KEY_BITS: Final = 32  # the low bits of an address are the module's key, the hi
 
 
 def _never() -> bool:
-    """Stand for `torch.compiler.is_exporting`, which torch 2.6 does not have."""
+    """Replace `torch.compiler.is_exporting`, which torch 2.6 does not have."""
     return False
 
 
@@ -25,32 +25,32 @@ _is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", _nev
 
 
 class Observer(Protocol):
-    """What `Inside` reports to. Neither method may raise, keep the tensor, or leave a trace on it.
+    """Receives what `Inside` sees. Its methods must not raise, keep the tensor, or leave a trace on it.
 
     Grad mode says whether the output requires a gradient, whatever mode the compiled code itself runs in. A
-    checkpointed part runs again in the backward, and is reported again: `torch._C._current_graph_task_id()` is then
-    not -1. Its gradients come with the tickets of that second time.
+    checkpointed part runs again in the backward and is reported again; `torch._C._current_graph_task_id()` is then not
+    -1. Its gradients have the tickets of that second time.
     """
 
     def saw_output(self, key: int, index: str, output: Tensor) -> int:
-        """An output; answers with a ticket of the observer's (a call number), negative to hear no more of it."""
+        """Handle an output. Return a ticket (a call number); a negative one stops further reports of this output."""
         ...
 
     def saw_gradient(self, key: int, index: str, ticket: int, gradient: Tensor) -> None:
-        """The gradient of an output, with the ticket that `saw_output` gave it."""
+        """Handle the gradient of an output, with the ticket from `saw_output`."""
         ...
 
 
-# A graph can hold numbers and tensors but no Python object, so its ops find their observers here, by number.
+# A graph can hold numbers and tensors but no Python objects, so its ops find their observers here, by number.
 _observers: dict[int, Observer] = {}
 _library: torch.library.Library | None = None
 
 
 class Inside:
-    """Sees the modules inside compiled regions, in the same graphs and without a break.
+    """Observes the modules inside compiled regions, in the same graphs and without a break.
 
-    The hooks are per module, because those are what Dynamo traces. Intermediate tensors that a backend would have
-    fused away become real: results may differ in the last bits, and it costs.
+    The hooks are per module, because Dynamo traces those. Intermediate tensors that a backend would have fused away
+    become real: this costs time, and results may differ in the last bits.
     """
 
     def __init__(self, observer: Observer) -> None:
@@ -61,7 +61,7 @@ class Inside:
         self._modules: list[nn.Module] = []
 
     def attach(self, modules: Iterable[tuple[int, nn.Module]]) -> bool:
-        """Watch these modules under these keys; answers whether some were compiled already, and will be anew."""
+        """Watch these modules under these keys. Return whether some were compiled already and will be recompiled."""
         added = [(key, unwrap(module)) for key, module in modules]
         for key, module in added:
             hook = _OutputHook(self._number << _KEY_BITS | key)
@@ -70,7 +70,7 @@ class Inside:
         return forget_graphs(module for _, module in added)
 
     def close(self) -> None:
-        """Take the hooks off and drop the graphs that hold them: each region compiles once more at its next call."""
+        """Remove the hooks and drop the graphs that hold them: each region is compiled once more at its next call."""
         if _observers.pop(self._number, None) is None:
             return
         while self._handles:
@@ -82,15 +82,15 @@ class Inside:
 class _OutputHook:
     """The forward hook of one module.
 
-    Its address goes into the graph as a tensor: as a number it would be compiled in, and alike modules that are
-    compiled one by one, which otherwise share one graph, would each need their own.
+    Its address is in the graph as a tensor. A number would be compiled in, and identical modules that are compiled one
+    by one, which otherwise share a graph, would each need their own.
     """
 
     __slots__ = ("address", "number")
 
     def __init__(self, number: int) -> None:
         self.number = number
-        with torch.inference_mode(False):  # a backward could not save a tensor made there
+        with torch.inference_mode(False):  # a backward can't save a tensor made in inference mode
             self.address = torch.tensor(number, dtype=torch.int64, device="cpu")
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
@@ -103,12 +103,12 @@ class _OutputHook:
                 _see(tensor, self.number, index)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A copy of the model, or a checkpoint of it, gets a hook that does nothing and needs no hookcore to be read.
+        # A copy of the model, or a checkpoint, gets a hook that does nothing and loads without hookcore.
         return getattr, (contextlib.nullcontext(), "__exit__")
 
 
 class _GradientHook:
-    """The gradient hook of one output outside a graph."""
+    """The gradient hook of one output outside of a graph."""
 
     __slots__ = ("index", "number", "ticket")
 
@@ -121,17 +121,17 @@ class _GradientHook:
 
 
 def _see(output: Tensor, number: int, index: str) -> None:
-    """Outside a graph: a module that is in no region, or the root of one."""
+    """Report the output of a module in no region, or of the root of one."""
     ticket = _report_output(number, index, output, output.requires_grad)
     if ticket >= 0 and output.grad_fn is not None:
         output.register_hook(_GradientHook(number, index, ticket))  # type: ignore[no-untyped-call]
 
 
 def _trace(output: Tensor, address: Tensor, index: str) -> None:
-    """What Dynamo puts into the graph."""
-    # Detached, for the op has no derivative and must not look as if one were missing.
+    """Trace the ops into Dynamo's graph."""
+    # Detached, because the op has no derivative and must not look as if one were missing.
     ticket = torch.ops.hookcore.saw_output(output.detach(), address, index, output.requires_grad)
-    # A leaf is an input of the graph, and would keep the hook for ever.
+    # A leaf is an input of the graph, and would keep the hook forever.
     if output.requires_grad and not output.is_leaf:
 
         def saw_gradient(gradient: Tensor) -> None:
@@ -141,7 +141,7 @@ def _trace(output: Tensor, address: Tensor, index: str) -> None:
 
 
 def _tensors(output: Any, index: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Every tensor of a nested output, and its place in it."""
+    """Yield every tensor of a nested output, with its place."""
     if isinstance(output, Tensor):
         yield index, output
         return
@@ -173,7 +173,7 @@ def _report_gradient(number: int, index: str, ticket: int, gradient: Tensor) -> 
         observer.saw_gradient(number & (1 << _KEY_BITS) - 1, index, ticket, gradient)
 
 
-# The ops. The forward one answers with a tensor, so that the ticket waits in the graph for the backward of its call.
+# The ops. The forward one returns a tensor, so that the ticket waits in the graph for the backward of its call.
 
 
 def _run_saw_output(output: Tensor, address: Tensor, index: str, requires_grad: bool) -> Tensor:
@@ -197,7 +197,7 @@ def _fake_saw_gradient(gradient: Tensor, address: Tensor, ticket: Tensor, index:
 
 
 def _vmap_saw_output(info: Any, dims: Any, *arguments: Any) -> tuple[Tensor, None]:
-    """One call stands for many there, so nothing is seen."""
+    """See nothing: one call there stands for many."""
     return _ticket(-1), None
 
 
@@ -206,11 +206,11 @@ def _vmap_saw_gradient(*arguments: Any) -> tuple[None, None]:
 
 
 def _define_ops() -> None:
-    """Register the two ops, once in a process.
+    """Register the two ops, once per process.
 
-    They are pure in their arguments, so that no version counter and no alias is touched, and marked as having a side
-    effect, so that no pass removes them. torch's ordered effect tokens would do as well, but under inductor they fail
-    on a checkpointed part, and switch off the reuse of buffers.
+    They are pure in their arguments, so that no version counter or alias is affected, and marked as having a side
+    effect, so that no pass removes them. torch's ordered effect tokens would also work, but with inductor they fail on
+    a checkpointed part, and disable the reuse of buffers.
     """
     global _library
     if _library is not None:

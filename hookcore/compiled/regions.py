@@ -1,4 +1,4 @@
-"""Compiled regions: found, named, kept out of our code, and made to compile anew."""
+"""Compiled regions: how to find and name them, keep Dynamo out of our code, and recompile them."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from hookcore.compiled.cache import has_graphs, seen_codes
 
 Guarded = TypeVar("Guarded", bound=Callable[..., Any])
 
-_WRAPPER: Final = "OptimizedModule"  # by name, for the class itself is in torch._dynamo
+_WRAPPER: Final = "OptimizedModule"  # by name, because the class itself is in torch._dynamo
 _ORIGINAL: Final = "_orig_mod"
 _TORCH: Final = os.path.dirname(torch.__file__)
 
 
 def guard_functions(*functions: Callable[..., Any]) -> None:
-    """Keep Dynamo out of these functions and of all that they call, at no cost per call.
+    """Keep Dynamo out of these functions and everything they call, at no cost per call.
 
-    The mark lies on the code object, needs no `torch._dynamo`, and survives `torch._dynamo.reset()`. A function that
-    Dynamo meets in the middle of a trace is inlined all the same: that is what `torch.compiler.is_compiling()` is for.
+    The mark is on the code object, needs no `torch._dynamo`, and survives `torch._dynamo.reset()`. A function that
+    Dynamo meets in the middle of a trace is still inlined: such functions check `torch.compiler.is_compiling()`.
     """
     frames = torch._C._dynamo.eval_frame
-    if not hasattr(frames, "set_code_exec_strategy"):  # torch 2.6 knows no frames below
+    if not hasattr(frames, "set_code_exec_strategy"):  # torch 2.6 has no frames below
         for code in (*map(code_of, functions), *_own_codes()):
             frames.skip_code(code)  # type: ignore[attr-defined]
         return
@@ -39,13 +39,13 @@ def guard_functions(*functions: Callable[..., Any]) -> None:
 
 
 def guarded(function: Guarded) -> Guarded:
-    """Keep Dynamo out of a function that torch or a training script calls; a decorator."""
+    """Keep Dynamo out of a function that torch or a training script calls. A decorator."""
     guard_functions(function)
     return function
 
 
 def _own_codes() -> Iterator[CodeType]:
-    """All code of hookcore's that is loaded: any of it may be called by a guarded function."""
+    """Return all loaded code of hookcore, any of which may be called by a guarded function."""
     for name, module in list(sys.modules.items()):
         for each in list(vars(module).values()) if name.partition(".")[0] == "hookcore" else ():
             for member in (each, *(vars(each).values() if isinstance(each, type) else ())):
@@ -62,7 +62,7 @@ def _nested_codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def code_of(function: Callable[..., Any]) -> CodeType:
-    """The code of a plain Python function or method."""
+    """Return the code of a plain Python function or method."""
     plain = getattr(function, "__func__", function)
     if not isinstance(plain, FunctionType):
         raise TypeError(f"expected a plain Python function or method, got {type(function).__name__}; give its __call__")
@@ -70,15 +70,15 @@ def code_of(function: Callable[..., Any]) -> CodeType:
 
 
 def is_region(module: nn.Module) -> bool:
-    """Whether calling this module enters a compiled region: `torch.compile(module)` or `module.compile()`."""
+    """Return whether calling this module enters a compiled region (`torch.compile(module)` or `module.compile()`)."""
     return _is_wrapper(module) or module.__dict__.get("_compiled_call_impl") is not None
 
 
 def runs_uncompiled(module: nn.Module) -> bool:
-    """Whether this region's root is a module of torch's own that was compiled in place.
+    """Return whether this region's root is one of torch's own modules that was compiled in place.
 
-    Dynamo does not compile the forward of such a module, only what it calls of the user's; but with a hook on the
-    module it would.
+    Dynamo doesn't compile the forward of such a module, only the user's code that it calls. With a hook on the module,
+    it would compile the forward too.
     """
     return (
         not _is_wrapper(module)
@@ -88,7 +88,7 @@ def runs_uncompiled(module: nn.Module) -> bool:
 
 
 def runs_under_dynamo() -> bool:
-    """Whether a compiled function or module is running in this thread, so that Dynamo compiles what is called now."""
+    """Return whether a compiled function or module runs in this thread, so that Dynamo compiles what it calls."""
     eval_frame = sys.modules.get("torch._dynamo.eval_frame")
     frame: FrameType | None = sys._getframe(1)
     while eval_frame is not None and frame is not None:
@@ -99,12 +99,12 @@ def runs_under_dynamo() -> bool:
 
 
 def is_dynamo_graph(module: nn.Module) -> bool:
-    """Whether this is a graph of Dynamo's own making, which some backends run as a module."""
+    """Return whether this is a graph made by Dynamo, which some backends run as a module."""
     return isinstance(module, torch.fx.GraphModule) and "compile_subgraph_reason" in module.__dict__
 
 
 def unwrap(module: nn.Module) -> nn.Module:
-    """The user's own module behind `torch.compile(module)`; any other module is returned as it is."""
+    """Return the user's module inside `torch.compile(module)`. Other modules are returned unchanged."""
     while _is_wrapper(module):
         original = module._modules[_ORIGINAL]
         assert original is not None  # torch's own constructor puts it there
@@ -113,17 +113,17 @@ def unwrap(module: nn.Module) -> nn.Module:
 
 
 def _is_wrapper(module: nn.Module) -> bool:
-    """By name, and by what it holds: a class of the user's may have the same name."""
+    """Check the name and the contents, because a class of the user may have the same name."""
     return type(module).__name__ == _WRAPPER and _ORIGINAL in module._modules
 
 
 def clean_path(path: str) -> str:
-    """A module's path without the segments that `torch.compile(module)` puts into it."""
+    """Return a module's path without the segments that `torch.compile(module)` inserts."""
     return ".".join(part for part in path.split(".") if part != _ORIGINAL)
 
 
 def compiled_regions(root: nn.Module) -> dict[str, nn.Module]:
-    """The outermost compiled regions of a model: their clean path, and the module whose call enters them."""
+    """Yield the outermost compiled regions of a model: their clean path, and the module whose call enters them."""
     regions: dict[str, nn.Module] = {}
     for path, module in root.named_modules(remove_duplicate=False):
         clean = clean_path(path)
@@ -133,21 +133,22 @@ def compiled_regions(root: nn.Module) -> dict[str, nn.Module]:
 
 
 def is_inside(path: str, regions: Iterable[str]) -> bool:
-    """Whether this clean path is the root of one of the regions, or lies in one."""
+    """Return whether this clean path is, or lies inside, the root of one of the regions."""
     return any(region in ("", path) or path.startswith(region + ".") for region in regions)
 
 
 def forget_graphs(modules: Iterable[nn.Module]) -> bool:
-    """Make Dynamo compile these modules anew at their next call; answers whether it had compiled any.
+    """Make Dynamo recompile these modules at their next call. Return whether it had compiled any.
 
-    It must be told, because it does not look again for hooks on a module that had none. Other modules whose forward
-    is written in the same file are compiled anew too, which costs time and changes nothing.
+    This is necessary because Dynamo doesn't check again for hooks on a module that had none. Other modules whose
+    forward is in the same file are recompiled too, which costs time and changes nothing.
     """
     if "torch._dynamo.convert_frame" not in sys.modules:
         return False
-    # By file, because what follows a graph break is a function of Dynamo's own, said to be of the forward's file.
+    # By file, because the part after a graph break is a function of Dynamo, attributed to the forward's file.
     files = {_file_of(module) for module in modules}
-    files.add(sys.modules["torch._dynamo.external_utils"].__file__)  # the frame it wraps around torch's own modules
+    # The frame that it wraps around torch's own modules.
+    files.add(sys.modules["torch._dynamo.external_utils"].__file__)
     found = False
     for code in seen_codes():
         if code.co_filename in files:
@@ -162,7 +163,7 @@ def _file_of(module: nn.Module) -> str | None:
 
 
 def compiled_functions(modules: Iterable[nn.Module]) -> list[str]:
-    """Functions of the user's that Dynamo has compiled, with their places; not the forwards of these modules."""
+    """Return the user's functions that Dynamo has compiled, with their places, except the forwards of these modules."""
     forwards = {getattr(getattr(type(module), "forward", None), "__code__", None) for module in modules}
     names: dict[str, None] = {}
     for code in seen_codes():

@@ -1,6 +1,6 @@
-"""What a user can set, in one table: the name, the default, what is allowed, and how a given value is read.
+"""All user settings in one table: name, default, allowed values, and how a value is read.
 
-`Settings.of` reads the arguments of a call against the table, and where one is missing a variable of its name.
+`Settings.of` reads the arguments of a call by this table. For a missing one, it uses the variable of that name.
 """
 
 from hookcore.config.readers import AUTO, NO_FOLDER, Pattern, bytes_of, did_you_mean, nearest

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 Pattern = str | type
 
 MIN_SKETCH_VALUES: Final = 1024
-MIN_MEMORY_BYTES: Final = 2_000_000  # three quarters of it must be a store
+MIN_MEMORY_BYTES: Final = 2_000_000  # the store must get three quarters of it
 MAX_BUDGET: Final = 10.0
 AUTO: Final = "auto"
 NO_FOLDER: Final = "none"  # sent by a trainer so that the server doesn't save its run

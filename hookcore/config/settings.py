@@ -1,4 +1,4 @@
-"""The settings of one watcher: as a caller writes them, and as they are kept."""
+"""The settings of one watcher, as a caller writes them and as they are kept."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hookcore.records import Kind, Phase
 
 
 class _NotGiven:
-    """The default of an argument for which an environment variable or the table's default stands in."""
+    """The default of an argument that is replaced by an environment variable or the default of the table."""
 
     def __repr__(self) -> str:
         return "<not given>"
@@ -45,7 +45,7 @@ class WatchSettings(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The settings of one watcher. `Settings.of` makes them: it checks every value and fills in the defaults."""
+    """The settings of one watcher. `Settings.of` checks every value and fills in the defaults."""
 
     include: tuple[Pattern, ...]
     exclude: tuple[Pattern, ...]
@@ -67,8 +67,8 @@ class Settings:
     def of(cls, environment: Mapping[str, str] | None = None, /, **arguments: object) -> Settings:
         """Return the settings of a call: its arguments, else the variables, else the defaults.
 
-        An argument that is NOT_GIVEN counts as missing. The variables are the process's, unless `environment` is
-        given. A wrong value raises ArgumentError.
+        An argument that is NOT_GIVEN counts as missing. `environment` replaces the variables of the process. A wrong
+        value raises ArgumentError.
         """
         names = [setting.name for setting in SETTINGS]
         for name in arguments:
@@ -86,7 +86,7 @@ class Settings:
         return cls(**values)  # type: ignore[arg-type]  # each reader returns its field's type; a test holds it
 
     def as_dict(self) -> dict[str, Any]:
-        """The settings as a caller would write them, in types that JSON has."""
+        """Return the settings as a caller would write them, in types that JSON has."""
         return {each.name: _plain(getattr(self, each.name)) for each in fields(self)}
 
 

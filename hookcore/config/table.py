@@ -1,4 +1,4 @@
-"""The table of settings: the name, the default, what is allowed, and what it does."""
+"""The table of settings: the name, the default, the allowed values, and the effect."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Every hook point of PyTorch as one small API: `on_*` takes a function of torch's own signature, and gives a handle.
-
-Not here: arithmetic on tensors, and the recorder, which is one user of these functions among others.
-"""
+"""All hook points of PyTorch as one small API: `on_*` takes a function with torch's signature and returns a handle."""
 
 from __future__ import annotations
 

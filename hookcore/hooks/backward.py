@@ -1,4 +1,4 @@
-"""Being told that a backward has finished."""
+"""Callbacks at the end of a backward pass."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hookcore.errors import HookError
 from hookcore.hooks.checks import require_callable, require_tensor, require_tensors
 from hookcore.hooks.handle import HookHandle, registering
 
-_MAX_UNFINISHED: Final = 64  # backwards that were begun and whose end has not come, because they raised or still run
+_MAX_UNFINISHED: Final = 64  # backward passes that have begun but not ended, because they raised or still run
 
 
 class _Once:
@@ -32,7 +32,7 @@ class _Once:
 
 
 class _Always:
-    """A tensor hook that, at a backward's first gradient, asks the engine to call at the end. It holds no tensor."""
+    """A tensor hook that asks the engine, at a backward's first gradient, to call at its end. Holds no tensor."""
 
     __slots__ = ("__weakref__", "_unfinished", "fn")
 
@@ -45,7 +45,7 @@ class _Always:
         if self.fn is None or backward in self._unfinished:
             return
         ending = _Ending(self, backward)
-        # One atomic step: on a GPU several threads of one backward may come here at once.
+        # One atomic step: on a GPU, several threads of one backward pass may get here at once.
         if self._unfinished.setdefault(backward, ending) is not ending:
             return
         while len(self._unfinished) > _MAX_UNFINISHED:
@@ -53,7 +53,7 @@ class _Always:
         queue_backward_end(ending)
 
     def finish(self, backward: int) -> None:
-        """The end of this backward."""
+        """Call the function at the end of this backward pass."""
         self._unfinished.pop(backward, None)
         if self.fn is not None:
             self.fn()
@@ -71,7 +71,7 @@ class _Ending:
 
 
 class BackwardEndHandle(HookHandle):
-    """Silences the call, and takes the tensor hooks off that ask for it."""
+    """Disables the callback and removes the tensor hooks that request it."""
 
     __slots__ = ("_callback",)
 
@@ -98,10 +98,10 @@ class BackwardEndHandle(HookHandle):
 def on_backward_end(
     fn: Callable[[], Any], *, of: nn.Module | torch.Tensor | Iterable[torch.Tensor] | None = None
 ) -> HookHandle:
-    """Call `fn()` when the backward that is running has finished; with `of`, at the end of every backward through it.
+    """Call `fn()` when the running backward pass has finished; with `of`, at the end of every backward pass through it.
 
-    `of`: a module (its parameters that need a gradient), a tensor, or several. A backward that raises has no end. One
-    inside another, as of a reentrant checkpoint, has an end of its own.
+    `of`: a module (its parameters that need a gradient), a tensor, or several tensors. A backward pass that raises has
+    no end. A nested one, such as that of a reentrant checkpoint, has its own end.
     """
     require_callable(fn, "()")
     if of is not None:
@@ -134,6 +134,6 @@ def _on_every_end(fn: Callable[[], Any], of: object) -> HookHandle:
 
 
 def queue_backward_end(callback: Callable[[], None]) -> None:
-    """The bare call, for the recorder: it comes once in every backward pass."""
+    """Queue the callback itself, for the recorder: it runs once in every backward pass."""
     engine: Any = torch.autograd.Variable._execution_engine
     engine.queue_callback(callback)

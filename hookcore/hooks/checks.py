@@ -1,4 +1,4 @@
-"""Arguments that are refused: what was given, what was expected, what to do."""
+"""Checks of arguments. Each error says what was given, what was expected, and what to do."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hookcore.errors import ArgumentError, HookError
 
 
 def describe(value: object) -> str:
-    """A short name for what was given, that runs none of its code."""
+    """Return a short description of a value without running any of its code."""
     if type(value) in (str, int, float, bool, type(None)):
         return repr(value)
     if issubclass(type(value), type):
@@ -22,7 +22,7 @@ def describe(value: object) -> str:
 
 
 def require_callable(fn: object, signature: str) -> None:
-    """Refuse what cannot be called."""
+    """Raise unless the value is callable."""
     if not callable(fn):
         hint = " A call's result was perhaps given where the function was meant." if fn is None else ""
         raise ArgumentError(
@@ -31,7 +31,7 @@ def require_callable(fn: object, signature: str) -> None:
 
 
 def require_module(module: object) -> nn.Module:
-    """Refuse what is no initialised module."""
+    """Raise unless the value is an initialized module."""
     if not isinstance(module, nn.Module):
         raise ArgumentError(
             f"Got {describe(module)}; expected a torch.nn.Module, or None for every module of the process. "
@@ -51,7 +51,7 @@ def require_module(module: object) -> nn.Module:
 
 
 def require_tensor(tensor: object) -> torch.Tensor:
-    """Refuse what is no tensor, and a tensor that needs no gradient."""
+    """Raise unless the value is a tensor that needs a gradient."""
     if not isinstance(tensor, torch.Tensor):
         raise ArgumentError(f"Got {describe(tensor)}; expected a torch.Tensor. Pass the tensor itself.")
     if not tensor.requires_grad:
@@ -63,7 +63,7 @@ def require_tensor(tensor: object) -> torch.Tensor:
 
 
 def require_tensors(tensors: object) -> list[torch.Tensor]:
-    """Refuse what is no non-empty collection of tensors that need gradients."""
+    """Raise unless the value is a non-empty collection of tensors that need gradients."""
     if isinstance(tensors, torch.Tensor) or not isinstance(tensors, Iterable):
         raise ArgumentError(
             f"Got {describe(tensors)}; expected several tensors. Pass a list, even for a single tensor."
@@ -75,7 +75,7 @@ def require_tensors(tensors: object) -> list[torch.Tensor]:
 
 
 def require_choice(name: str, given: object, allowed: Sequence[str]) -> None:
-    """Refuse a word that is none of the allowed ones, and name the nearest."""
+    """Raise if a word isn't one of the choices, and suggest the nearest."""
     if given in allowed:
         return
     near = difflib.get_close_matches(str(given), allowed, n=1, cutoff=0.3)
@@ -84,7 +84,7 @@ def require_choice(name: str, given: object, allowed: Sequence[str]) -> None:
 
 
 def refuse_globally(**options: Any) -> None:
-    """Refuse options that torch has only for the hooks of one module."""
+    """Raise if an option is given that torch supports only for hooks on a single module."""
     for name, value in options.items():
         if value:
             raise ArgumentError(

@@ -1,4 +1,4 @@
-"""A look at the buckets of gradients that DistributedDataParallel reduces between processes."""
+"""Records of the gradient buckets that DistributedDataParallel reduces between processes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DEFAULT_MAX_RECORDS: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class BucketRecord:
-    """One bucket on its way: `norm_before` of this process's own gradients, `norm_after` of the reduced ones."""
+    """A reduced bucket: `norm_before` of this process's own gradients, `norm_after` of the reduced ones."""
 
     index: int
     is_last: bool
@@ -39,7 +39,7 @@ class BucketRecord:
 
 
 class _Moment:
-    """A norm and the time at which it was taken, fetched from the device only when somebody reads them."""
+    """A norm and the time at which it was taken, fetched from the device only when it is read."""
 
     __slots__ = ("_event", "_norm", "_time_s")
 
@@ -52,13 +52,13 @@ class _Moment:
             self._event.record(torch.cuda.current_stream(buffer.device))
 
     def read_norm(self) -> float:
-        """The norm; waits for the device."""
+        """Return the norm. Waits for the device."""
         if self._event is not None:
             self._event.synchronize()
         return float("nan") if self._norm is None else float(self._norm)
 
     def measure_since(self, earlier: _Moment) -> float:
-        """Seconds from the earlier moment to this one, on the device's own clock where it has one."""
+        """Return the seconds since an earlier moment, on the device's own clock if it has one."""
         if self._event is not None and earlier._event is not None:
             self._event.synchronize()
             return float(earlier._event.elapsed_time(self._event)) / 1000
@@ -69,14 +69,14 @@ def _norm(buffer: torch.Tensor) -> torch.Tensor | None:
     if buffer.layout is not torch.strided:
         return None
     with torch.no_grad():
-        # Half precision overflows at 65,504, which the square of a gradient's norm passes easily.
+        # Half precision overflows at 65,504, which the square of a gradient's norm easily exceeds.
         wide = torch.float32 if buffer.dtype in (torch.float16, torch.bfloat16) else None
         norm: torch.Tensor = torch.linalg.vector_norm(buffer, dtype=wide)
         return norm
 
 
 class _Passage:
-    """A bucket that has set out and may have arrived."""
+    """A bucket whose reduction has started and may have finished."""
 
     __slots__ = ("_after", "_before", "_facts")
 
@@ -88,11 +88,11 @@ class _Passage:
         self._before = _Moment(buffer)
 
     def arrive(self, reduced: torch.Tensor) -> None:
-        """The reduction is done, or on a GPU queued."""
+        """Note that the reduction is done or, on a GPU, queued."""
         self._after = _Moment(reduced)
 
     def read(self) -> BucketRecord | None:
-        """The record, or None while the bucket is under way."""
+        """Return the record, or None while the reduction runs."""
         after = self._after
         if after is None:
             return None
@@ -102,7 +102,7 @@ class _Passage:
 
 
 class _Log:
-    """The passages of one registration, and what went wrong with them."""
+    """The buckets of one registration, and the errors of recording them."""
 
     def __init__(self, max_records: int) -> None:
         self.passages: deque[_Passage] = deque(maxlen=max_records)
@@ -111,7 +111,7 @@ class _Log:
         self.first_error = ""
 
     def open(self, bucket: GradBucket) -> _Passage | None:
-        """Note that a bucket sets out. Whatever goes wrong is counted and never reaches the training."""
+        """Note that a reduction starts. Errors are counted and never reach the training."""
         try:
             passage = _Passage(bucket)
         except Exception as error:
@@ -123,20 +123,20 @@ class _Log:
         return passage
 
     def close(self, passage: _Passage, value: Any) -> None:
-        """Note that it has arrived."""
+        """Note that the reduction has finished."""
         try:
             passage.arrive(value[0] if isinstance(value, (list, tuple)) else value)
         except Exception as error:
             self.note(error)
 
     def note(self, error: Exception) -> None:
-        """Count an error of ours and keep the first, as text: its traceback would keep the tensors alive."""
+        """Count an error of the recording and keep the first as text: its traceback would keep tensors alive."""
         self.errors += 1
         self.first_error = self.first_error or f"{type(error).__name__}: {error}"
 
 
 class _Recorder:
-    """The state of the hook at torch: what reduces, and where its passages are noted."""
+    """The state of the hook on the model: how to reduce, and where to record."""
 
     def __init__(self, group: Any) -> None:
         self.group = group
@@ -145,12 +145,12 @@ class _Recorder:
         self.log: _Log | None = None
 
     def reduce(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """The user's hook, or what DDP does without any."""
+        """Run the user's hook, or do what DDP does without one."""
         if self.hook is not None:
             return self.hook(self.state, bucket)
         buffer = bucket.buffer()
         size = self.group.size()
-        # DDP multiplies by the inverse (and divides sparse gradients): the last bit depends on it.
+        # DDP multiplies by the inverse (and divides sparse gradients). Dividing here could change the last bit.
         buffer = buffer.div_(size) if buffer.is_sparse else buffer.mul_(1.0 / size)
         work = dist.all_reduce(buffer, group=self.group, async_op=True)
         future: torch.futures.Future[torch.Tensor] = work.get_future().then(_first)
@@ -161,9 +161,9 @@ def _first(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
     return future.value()[0]
 
 
-# Not annotated: torch compares a hook's annotations with its own classes, and ours are strings.
+# Not annotated: torch compares the annotations of a hook with its own classes, and ours are strings.
 def reduce_and_record(recorder, bucket):  # type: ignore[no-untyped-def]
-    """The hook at torch. `then` passes the reduced bucket on as it came."""
+    """Reduce and record one bucket. `then` returns the reduced bucket unchanged."""
     log = recorder.log
     passage = None if log is None else log.open(bucket)
     future = recorder.reduce(bucket)
@@ -179,7 +179,7 @@ def reduce_and_record(recorder, bucket):  # type: ignore[no-untyped-def]
 
 
 class CommunicationHandle(HookHandle):
-    """What went through a model's reduction. Torch cannot take the hook off again: removed, it reduces and records not.
+    """Records of a model's reductions. Torch can't remove the hook; removed, it reduces but no longer records.
 
     The records stay readable after the removal, until the handle is dropped.
     """
@@ -193,27 +193,26 @@ class CommunicationHandle(HookHandle):
 
     @property
     def records(self) -> tuple[BucketRecord, ...]:
-        """The newest buckets that have arrived, oldest first. Reading waits for a GPU; recording never does."""
+        """The newest reduced buckets, oldest first. Reading waits for a GPU; recording never does."""
         found = (passage.read() for passage in tuple(self._log.passages))
         return tuple(record for record in found if record is not None)
 
     @property
     def dropped(self) -> int:
-        """How many older records gave way to newer ones."""
+        """Number of old records that were dropped to make room."""
         return self._log.dropped
 
     @property
     def errors(self) -> int:
-        """How often the recording failed; the reduction went on."""
+        """Number of failed recordings. The reductions themselves weren't affected."""
         return self._log.errors
 
     @property
     def first_error(self) -> str:
-        """The first error of the recording, or nothing."""
+        """The first error of the recording, or an empty string."""
         return self._log.first_error
 
     def clear(self) -> None:
-        """Forget the records."""
         self._log.passages.clear()
 
     def _is_in_place(self) -> bool:
@@ -238,7 +237,7 @@ def on_communication(
 ) -> CommunicationHandle:
     """Record each bucket of gradients around DDP's own all-reduce, or around `hook(state, bucket)`.
 
-    Without a hook of your own the reduced gradients are what DDP makes of them, to the bit.
+    Without a hook of your own, the reduced gradients are bit for bit those of DDP.
     """
     if hook is not None:
         require_callable(hook, "(state, bucket), which returns a future of the reduced tensor")
@@ -260,7 +259,7 @@ def on_communication(
 
 
 def _find_recorder(model: DistributedDataParallel) -> _Recorder | None:
-    """Ours from an earlier registration that was removed since; a hook that is in use is an error."""
+    """Return our recorder from an earlier, removed registration. Raise if another hook is in use."""
     for hook, state in model._comm_hooks:
         if hook is reduce_and_record and isinstance(state, _Recorder) and state.log is None:
             return state
@@ -276,7 +275,7 @@ def _register(model: DistributedDataParallel, recorder: _Recorder) -> None:
     try:
         model.register_comm_hook(recorder, reduce_and_record)
     except RuntimeError as error:
-        # Torch notes the hook before it asks the reducer, which refuses beside a built-in one.
+        # Torch notes the hook before it asks the reducer, which refuses it if a built-in one is registered.
         model._comm_hooks[:] = [pair for pair in model._comm_hooks if pair[1] is not recorder]
         raise HookError(
             f"Torch refused the communication hook: {error}. Torch takes one per model; a built-in one cannot be "

@@ -1,9 +1,9 @@
-"""Every backward pass of the process, seen as it begins and ends.
+"""An observer of every backward pass of the process, at its beginning and end.
 
-Torch has no hook for this. A tensor hook sees only passes that reach its tensor, and has to be registered in the
-forward pass; a step clock needs the passes of steps in which nothing is registered at all. All backward passes that
-Python starts go through `Variable._execution_engine`, so while somebody observes, an engine of a subclass stands
-there. It calls torch's own method with the same arguments, and torch's engine is back when the last observer leaves.
+Torch has no hook for this. A tensor hook sees only passes that reach its tensor, and must be registered in the forward
+pass. A step clock also needs the passes of steps in which nothing is registered. All backward passes that Python starts
+go through `Variable._execution_engine`, so a subclass of torch's engine replaces it while there are observers. It calls
+torch's own method with the same arguments. When the last observer leaves, torch's engine is restored.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ _current_task = torch._C._current_graph_task_id
 
 
 class BackwardObserver(Protocol):
-    """Is called around every outermost backward pass, in the thread that started it; lets no exception out."""
+    """Called around every outermost backward pass, in the thread that started it. Must not raise."""
 
     def backward_begins(self, accumulates: bool) -> None:
-        """A pass starts. `accumulates`: into `.grad`, as `backward()` does; `torch.autograd.grad` does not."""
+        """Handle the start of a pass. `accumulates`: into `.grad`, unlike `torch.autograd.grad`."""
 
     def backward_ended(self, accumulates: bool) -> None:
-        """The pass is over, or raised."""
+        """Handle the end of a pass, even if it raised."""
 
 
 _observers: tuple[BackwardObserver, ...] = ()
-_replaced: Any = None  # torch's own engine, while ours stands in its place
+_replaced: Any = None  # torch's own engine, while ours replaces it
 _lock = threading.Lock()
 
 
 class ObservedEngine(_ImperativeEngine):
-    """Torch's engine, with observers around the passes that are not inside another one."""
+    """Torch's engine, which also calls the observers around each outermost pass."""
 
     def run_backward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the pass as torch does."""
@@ -52,13 +52,12 @@ class ObservedEngine(_ImperativeEngine):
 
 
 class BackwardHandle:
-    """Stops observing when it is removed; a second removal does nothing."""
+    """Stops observing when it is removed. A second removal does nothing."""
 
     def __init__(self, observer: BackwardObserver) -> None:
         self._observer: BackwardObserver | None = observer
 
     def remove(self) -> None:
-        """Stop observing."""
         global _observers
         with _lock:
             _observers = tuple(observer for observer in _observers if observer is not self._observer)
@@ -79,6 +78,6 @@ def observe_backward(observer: BackwardObserver) -> BackwardHandle:
 
 
 def _put_back() -> None:
-    # Someone may have put an engine of their own on top of ours, which then passes everything through.
+    # Other code may have put its own engine on top of ours. Ours then passes everything through.
     if isinstance(Variable._execution_engine, ObservedEngine):
         Variable._execution_engine = _replaced

@@ -1,4 +1,4 @@
-"""What every registration returns, and the registry of the hooks that are ours."""
+"""Handles, which every registration returns, and the registry of our own hooks."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def _code(function: Any) -> CodeType:
 def _no_step(_optimizer: torch.optim.Optimizer) -> None: ...
 
 
-# Torch walks these dictionaries while it calls the hooks, so that deleting an entry from inside a hook would break the
-# walk, and with it the user's step. Forward hooks are walked that way only after an exception.
+# Torch iterates over these dictionaries while it calls the hooks. Deleting an entry from inside a hook would break the
+# iteration, and with it the user's step. For forward hooks, that is so only after an exception.
 FORWARD_LOOP = frozenset({_code(nn.Module._call_impl)})
 STEP_LOOP = frozenset({_code(torch.optim.Optimizer.profile_hook_step(_no_step))})
 REGISTRATION_LOOP = frozenset(
@@ -49,7 +49,7 @@ _LOOPS = {"forward": FORWARD_LOOP, "step": STEP_LOOP, "registration": REGISTRATI
 
 
 def is_looping(loops: frozenset[CodeType]) -> bool:
-    """Whether one of these loops of torch's runs in the calling thread."""
+    """Return whether one of these loops of torch runs in the calling thread."""
     if loops is FORWARD_LOOP and sys.exc_info()[0] is None:
         return False
     frame: FrameType | None = sys._getframe(1)
@@ -61,11 +61,11 @@ def is_looping(loops: frozenset[CodeType]) -> bool:
 
 
 def removed_hook(*_args: Any, **_kwargs: Any) -> None:
-    """Stands for a hook that was removed while torch was walking over it."""
+    """Replace a hook that was removed while torch was iterating over its table."""
 
 
 class _Registry:
-    """The one table of this process: which of torch's hook numbers are ours, and which entries wait for deletion."""
+    """The only table of this process: which hook numbers are ours, and which entries are to be deleted later."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -74,11 +74,11 @@ class _Registry:
         self.set_global_backward_flag = False
 
     def renew_lock(self) -> None:
-        # A thread of the parent's may have held it at the fork; in the child nobody would ever release it.
+        # A thread of the parent may have held the lock at the fork; in the child, nothing would release it.
         self.lock = threading.RLock()
 
     def own(self, handle: RemovableHandle) -> None:
-        # The callback forgets the number when the model or the tensor dies; it gets the reference, `pop`'s default.
+        # When the model or tensor dies, this forgets the number. The reference is passed as `pop`'s default.
         self.owned[handle.id] = weakref.ref(handle.hooks_dict_ref(), partial(self.owned.pop, handle.id))
 
     def owns(self, hooks: Any, number: int) -> bool:
@@ -111,10 +111,10 @@ os.register_at_fork(after_in_child=registry.renew_lock)
 
 
 def take_free_number(module: nn.Module) -> None:
-    """Make torch's next hook number one that this module does not use yet.
+    """Make torch's next hook number one that this module doesn't use yet. Call it under the lock.
 
     A module that was pickled with hooks keeps the numbers of the process that pickled it. Torch would overwrite such a
-    hook, or call a new one as if it had been registered with the options of the old one. Call it under the lock.
+    hook, or call a new hook with the options of an old one.
     """
     tables = [table for name, table in module.__dict__.items() if "_hooks" in name and isinstance(table, dict)]
     used = max((number for table in tables for number in table if isinstance(number, int)), default=-1)
@@ -124,8 +124,8 @@ def take_free_number(module: nn.Module) -> None:
 def take_private_number(handle: RemovableHandle, *tables: dict[int, Any]) -> None:
     """Give a hook on the process a number that no hook on a module has.
 
-    Torch looks the number of a global hook up in the tables of each module, too, and the numbers of a module that was
-    unpickled are those of another process: it would call the hook with other arguments than it was registered for.
+    Torch also looks up the number of a global hook in the tables of each module. An unpickled module has the numbers of
+    another process, so torch would call the hook with the wrong arguments.
     """
     number = next(_private_numbers)
     for table in tables:
@@ -134,20 +134,20 @@ def take_private_number(handle: RemovableHandle, *tables: dict[int, Any]) -> Non
     handle.id = number
 
 
-_private_numbers = itertools.count(-1, -1)  # torch counts from 0 upwards
+_private_numbers = itertools.count(-1, -1)  # torch counts up from 0
 
 
 def registering() -> AbstractContextManager[Any]:
-    """Serialises registrations: torch numbers its handles without a lock, and equal numbers overwrite each other."""
+    """Serialize registrations: torch numbers its handles without a lock, and equal numbers overwrite each other."""
     if registry.deferred:
         registry.sweep()
     return registry.lock
 
 
 class HookHandle:
-    """One registered hook: `id`, `active`, an idempotent `remove`; as a context manager it removes at the end.
+    """A registered hook: `id`, `active`, and an idempotent `remove`. Also a context manager.
 
-    Dropping the handle leaves the hook active. The handle refers to the model, tensor or function only weakly.
+    Dropping the handle leaves the hook active. It refers to the model, tensor, or function only weakly.
     """
 
     __slots__ = ("__weakref__", "_handles", "_loops", "_module", "_removed", "_undo", "id", "point")
@@ -173,11 +173,11 @@ class HookHandle:
 
     @property
     def active(self) -> bool:
-        """Whether the hook would still fire: neither removed, nor gone together with what it was registered on."""
+        """Whether the hook can still fire: it wasn't removed, and what it was registered on still exists."""
         return not self._removed and self._is_in_place()
 
     def remove(self) -> None:
-        """Take the hook off. Calling it again, or after the model is gone, does nothing."""
+        """Remove the hook. Calling this again, or after the model is gone, does nothing."""
         if self._removed:
             return
         with registering():
@@ -203,7 +203,7 @@ class HookHandle:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id}: {self.point}, {'active' if self.active else 'removed'}>"
 
-    # As with torch's own handle, a copy belongs to the copy of the model that was copied along with it.
+    # As with torch's own handle, a copy belongs to the copy of the model that was made with it.
     def __getstate__(self) -> tuple[Any, ...]:
         module = None if self._module is None else self._module()
         loops = next((name for name, loops in _LOOPS.items() if loops is self._loops), "")

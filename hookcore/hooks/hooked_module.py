@@ -1,4 +1,4 @@
-"""Any module with the registrations as methods; the module itself is not touched until something is registered."""
+"""Any module with the registrations as methods. The module itself isn't touched until a hook is registered."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ M = TypeVar("M", bound=nn.Module)
 Hook = Callable[..., Any]
 
 _OWN: Final = frozenset({"_hooked_inner", "_hooked_handles"})
-# Methods that give the module itself back, so that calls can be chained: here, they give the wrapper.
+# Methods of the module that return the module, for chaining. Here they return the wrapper.
 _RETURN_SELF: Final = frozenset(
     {
         "apply",
@@ -52,10 +52,10 @@ _HOOK_TABLES: Final = (
 
 
 class HookedModule(Generic[M]):
-    """Wraps a module: calls, attributes, items, state dict, `to`, `train` are the inner module's own.
+    """Wraps a module: calls, attributes, items, state dict, `to`, and `train` are those of the inner module.
 
-    It is no torch.nn.Module, so that it never becomes part of a model: give `inner` to whoever wants one. Threads may
-    register, remove and run the forward at the same time. A deepcopy or a pickle holds the module without the hooks
+    It is not a torch.nn.Module, so it never becomes part of a model: pass `inner` where one is needed. Threads may
+    register, remove, and run the forward at the same time. A deepcopy or a pickle holds the module without the hooks
     that were registered here.
     """
 
@@ -69,7 +69,7 @@ class HookedModule(Generic[M]):
 
     @property
     def inner(self) -> M:
-        """The wrapped module, the very object."""
+        """The wrapped module itself, not a copy."""
         inner = self._hooked_inner
         if inner is None:
             raise ClosedError("The HookedModule has given its module back. Use that module, or wrap it again.")
@@ -82,7 +82,7 @@ class HookedModule(Generic[M]):
             return tuple(handle for handle in self._hooked_handles if handle.active)
 
     def into_inner(self, *, keep_hooks: bool = False) -> M:
-        """Give the module back, by default without the hooks registered here; the wrapper is of no use after that."""
+        """Return the module, by default without the hooks registered here. The wrapper can't be used afterwards."""
         with registering():
             inner = self.inner
             if not keep_hooks:
@@ -123,7 +123,7 @@ class HookedModule(Generic[M]):
     def _keep(self, register: Callable[..., HookHandle], fn: Hook, **options: bool) -> HookHandle:
         with registering():
             handle = register(self.inner, fn, **options)
-            # Handles that were removed one by one must not pile up here.
+            # Handles that were removed one by one must not accumulate here.
             self._hooked_handles = [*(kept for kept in self._hooked_handles if kept.active), handle]
             return handle
 
@@ -188,7 +188,7 @@ class HookedModule(Generic[M]):
         return (HookedModule, (plain,))
 
     def _find_hooks(self) -> set[int]:
-        """Torch's numbers of the hooks on the inner module that were registered here."""
+        """Return torch's numbers of the hooks on the inner module that were registered here."""
         return {handle.id for kept in self._hooked_handles for handle in kept._handles}
 
 

@@ -1,4 +1,4 @@
-"""Every hook that is on a model, a tensor, an optimizer or the process, whoever put it there."""
+"""An inventory of all hooks on a model, tensor, optimizer, or the process, no matter who registered them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LEGACY_REASON: Final = (
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """One of torch's dictionaries of hooks: by its attribute, with the dictionaries of flags beside it."""
+    """One of torch's dictionaries of hooks: its attribute, and the dictionaries of flags that belong to it."""
 
     attribute: str
     point: str
@@ -85,7 +85,7 @@ def inventory(
 ) -> tuple[HookRecord, ...]:
     """List the hooks on a model and its parameters, on tensors, on optimizers, and always those on the process.
 
-    No code of the model's or of a hook's is run. Hooks on autograd nodes are in C++, where Python cannot list them.
+    This runs no code of the model or of a hook. Hooks on autograd nodes are in C++, where Python can't list them.
     """
     with registering():
         records: list[HookRecord] = []
@@ -118,13 +118,13 @@ def _require_all(given: Any, kind: type) -> list[Any]:
 
 
 def _attributes(thing: object) -> Mapping[str, Any]:
-    """The instance's dictionary, past any `__getattr__` or `__getattribute__` of its own."""
+    """Return the instance's dictionary, bypassing any `__getattr__` or `__getattribute__` of its class."""
     found: Mapping[str, Any] = object.__getattribute__(thing, "__dict__")
     return found
 
 
 def _walk(model: nn.Module) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Each module's path and dictionary once, in torch's order; `named_modules` might be overridden."""
+    """Yield each module's path and dictionary once, in torch's order. `named_modules` might be overridden."""
     seen: set[int] = set()
     waiting: list[tuple[str, object]] = [("", model)]
     while waiting:
@@ -162,7 +162,7 @@ def _read_communication(pairs: Iterable[tuple[Any, Any]], path: str) -> Iterator
 
 
 _TENSOR_TABLES: Final[tuple[tuple[str, Callable[[torch.Tensor], Any]], ...]] = (
-    # Past __torch_function__ and the properties of subclasses.
+    # These bypass __torch_function__ and the properties of subclasses.
     ("gradient", torch._C.TensorBase._backward_hooks.__get__),  # type: ignore[union-attr]
     ("gradient accumulated", torch._C.TensorBase._post_accumulate_grad_hooks.__get__),  # type: ignore[attr-defined]
 )

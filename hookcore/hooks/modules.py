@@ -1,4 +1,4 @@
-"""Hooks around the forward and the backward of modules: of one module, or with None of every module of the process."""
+"""Hooks around the forward and backward of one module or, with None, of every module of the process."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ Hook = Callable[..., Any]
 
 
 class KeywordPreHook:
-    """Passes a pre-hook's call on, unless the keyword inputs are missing.
+    """Passes on the call of a pre-hook, unless the keyword inputs are missing.
 
-    They are missing when another thread, or a hook before this one, removes it while its call is under way: torch then
-    no longer knows that it wants them.
+    They are missing if another thread or an earlier hook removes this hook during its call: torch then no longer knows
+    that the hook takes them.
     """
 
     __slots__ = ("fn",)
@@ -45,7 +45,7 @@ class KeywordPreHook:
 
 
 class KeywordHook:
-    """The same for a forward hook; `on_error` for one that torch calls without the keyword inputs after an error."""
+    """The same for a forward hook; `on_error` for a hook that torch calls without the keyword inputs after an error."""
 
     __slots__ = ("fn", "on_error")
 
@@ -65,7 +65,7 @@ class KeywordHook:
 
 
 def _reduce_to(fn: Any) -> tuple[Any, ...] | None:
-    """What stands for a function in copies of the model, where it says so itself (as the recorder's hooks do)."""
+    """Return what stands for a function in pickles and copies, if it defines that (as the recorder's hooks do)."""
     inert = getattr(type(fn), "inert", None)
     return None if inert is None else inert(fn)
 
@@ -73,9 +73,10 @@ def _reduce_to(fn: Any) -> tuple[Any, ...] | None:
 def on_forward_pre(
     module: nn.Module | None, fn: Hook, *, prepend: bool = False, with_kwargs: bool = False
 ) -> HookHandle:
-    """Call `fn(module, args)` before each forward; what it returns replaces the positional inputs.
+    """Call `fn(module, args)` before each forward; its result replaces the positional inputs.
 
-    `with_kwargs`: `fn(module, args, kwargs)`, which may return new `(args, kwargs)`. It and `prepend` need a module.
+    `with_kwargs`: call `fn(module, args, kwargs)`, which may return new `(args, kwargs)`. `with_kwargs` and `prepend`
+    need a module.
     """
     require_callable(fn, "(module, args, kwargs)" if with_kwargs else "(module, args)")
     if module is None:
@@ -101,11 +102,11 @@ def on_forward(
     with_kwargs: bool = False,
     always_call: bool = False,
 ) -> HookHandle:
-    """Call `fn(module, args, output)` after each forward; what it returns replaces the output.
+    """Call `fn(module, args, output)` after each forward; its result replaces the output.
 
-    `with_kwargs`: `fn(module, args, kwargs, output)`. `always_call`: also when the forward raised, with None as output
-    (on the process the keyword inputs are then lost in torch, and an empty dictionary stands for them).
-    `prepend`, for a module only: before the hooks that are already there.
+    `with_kwargs`: call `fn(module, args, kwargs, output)`. `always_call`: also call it if the forward raised, with None
+    as output (for hooks on the process, torch then loses the keyword inputs, so they are an empty dictionary).
+    `prepend`, for a module only: run before the hooks that are already registered.
     """
     require_callable(fn, "(module, args, kwargs, output)" if with_kwargs else "(module, args, output)")
     if module is not None:
@@ -115,7 +116,7 @@ def on_forward(
     with registering():
         handle = torch_modules.register_module_forward_hook(hook, with_kwargs=with_kwargs, always_call=always_call)
         if with_kwargs:
-            # Torch forgets this table on removal, and would then believe for ever that a global hook is there.
+            # Torch doesn't clear this table on removal, and would then assume forever that there is a global hook.
             leaked = weakref.ref(torch_modules._global_forward_hooks_with_kwargs)
             handle.extra_dict_ref = (*handle.extra_dict_ref, leaked)
         take_private_number(
@@ -137,10 +138,10 @@ def _on_module_forward(module: nn.Module, fn: Hook, prepend: bool, with_kwargs: 
 
 
 def on_full_backward_pre(module: nn.Module | None, fn: Hook, *, prepend: bool = False) -> HookHandle:
-    """Call `fn(module, grad_output)` before a module's backward; what it returns replaces the output's gradient.
+    """Call `fn(module, grad_output)` before a module's backward; its result replaces the gradient of the output.
 
-    Torch hands the module views of its inputs and outputs for this: in-place operations on them raise, and the last
-    bits of a gradient may change. `on_gradient` on the output does neither.
+    For this, torch gives the module views of its inputs and outputs: in-place operations on them raise, and the last
+    bits of a gradient may change. `on_gradient` on the output has neither effect.
     """
     require_callable(fn, "(module, grad_output)")
     if module is None:
@@ -158,7 +159,7 @@ def on_full_backward_pre(module: nn.Module | None, fn: Hook, *, prepend: bool = 
 def on_full_backward(module: nn.Module | None, fn: Hook, *, prepend: bool = False) -> HookHandle:
     """Call `fn(module, grad_input, grad_output)` after a module's backward; its result replaces the input's gradient.
 
-    The same views as with `on_full_backward_pre`.
+    It makes the same views as `on_full_backward_pre`.
     """
     require_callable(fn, "(module, grad_input, grad_output)")
     if module is None:
@@ -191,7 +192,7 @@ def _on_any_full_backward(fn: Hook) -> HookHandle:
 
 
 def _clear_module_flag(module: nn.Module | None) -> None:
-    # Torch leaves the flag behind, and a legacy hook would be refused for ever.
+    # Torch keeps the flag, and would then refuse a legacy hook forever.
     if module is not None and not module.__dict__["_backward_hooks"]:
         module.__dict__["_is_full_backward_hook"] = None
 
@@ -203,17 +204,17 @@ def _clear_global_flag(_module: nn.Module | None) -> None:
 
 
 def on_module_registration(fn: Hook) -> HookHandle:
-    """Call `fn(module, name, submodule)` whenever a module gets a submodule; what it returns takes its place."""
+    """Call `fn(module, name, submodule)` whenever a module gets a submodule; its result replaces the submodule."""
     return _on_registered("module registration", torch_modules.register_module_module_registration_hook, fn)
 
 
 def on_parameter_registration(fn: Hook) -> HookHandle:
-    """Call `fn(module, name, parameter)` whenever a module gets a parameter; what it returns takes its place."""
+    """Call `fn(module, name, parameter)` whenever a module gets a parameter; its result replaces the parameter."""
     return _on_registered("parameter registration", torch_modules.register_module_parameter_registration_hook, fn)
 
 
 def on_buffer_registration(fn: Hook) -> HookHandle:
-    """Call `fn(module, name, buffer)` whenever a module gets a buffer; what it returns takes its place."""
+    """Call `fn(module, name, buffer)` whenever a module gets a buffer; its result replaces the buffer."""
     return _on_registered("buffer registration", torch_modules.register_module_buffer_registration_hook, fn)
 
 

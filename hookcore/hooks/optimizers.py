@@ -1,4 +1,4 @@
-"""Hooks around an optimizer's step: of one optimizer, or with None of every optimizer of the process."""
+"""Hooks around the steps of one optimizer or, with None, of every optimizer of the process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SIGNATURE = "(optimizer, args, kwargs)"
 
 
 def on_optimizer_step_pre(optimizer: Optimizer | None, fn: Hook) -> HookHandle:
-    """Call `fn(optimizer, args, kwargs)` before each step; it may return new `(args, kwargs)` for it."""
+    """Call `fn(optimizer, args, kwargs)` before each step; it may return new `(args, kwargs)`."""
     require_callable(fn, _SIGNATURE)
     register = register_optimizer_step_pre_hook
     if optimizer is not None:
@@ -27,7 +27,7 @@ def on_optimizer_step_pre(optimizer: Optimizer | None, fn: Hook) -> HookHandle:
 
 
 def on_optimizer_step(optimizer: Optimizer | None, fn: Hook) -> HookHandle:
-    """Call `fn(optimizer, args, kwargs)` after each step; torch ignores what it returns."""
+    """Call `fn(optimizer, args, kwargs)` after each step; torch ignores its result."""
     require_callable(fn, _SIGNATURE)
     register = register_optimizer_step_post_hook
     if optimizer is not None:

@@ -1,4 +1,4 @@
-"""Where a hook's function was defined, found without running any of its code."""
+"""The place where a hook's function was defined, found without running any of its code."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch.nn.modules.module import _WrappedHook
 
 from hookcore.hooks.modules import KeywordHook, KeywordPreHook
 
-_MAX_DEPTH: Final = 32  # wrappers inside wrappers; a function may name itself as what it wraps
+_MAX_DEPTH: Final = 32  # nested wrappers; a function may name itself as the one it wraps
 
 
 def find_origin(hook: Any) -> tuple[str, str]:
-    """The qualified name, and `file:line` where it is written in Python."""
+    """Return the qualified name, and `file:line` if it is written in Python."""
     found = hook
     for _ in range(_MAX_DEPTH):
         inner = _unwrap(found)
@@ -32,7 +32,7 @@ def find_origin(hook: Any) -> tuple[str, str]:
 
 
 def _unwrap(hook: Any) -> Any:
-    # The type alone decides: isinstance, hasattr and inspect.unwrap would ask the object, which may answer with code.
+    # Only the type decides: isinstance, hasattr, and inspect.unwrap would ask the object, which may run code.
     kind = type(hook)
     if kind in (KeywordPreHook, KeywordHook):
         return hook.fn
@@ -48,7 +48,7 @@ def _unwrap(hook: Any) -> Any:
 
 
 def _unwrap_multi_grad(hook: FunctionType) -> Any:
-    """The user's function inside the closure that torch registers on each tensor of a multi-gradient hook."""
+    """Return the user's function from the closure that torch registers on each tensor of a multi-gradient hook."""
     if hook.__module__ != "torch.autograd.graph" or "fn" not in hook.__code__.co_freevars:
         return None
     cell = (hook.__closure__ or ())[hook.__code__.co_freevars.index("fn")]
@@ -56,7 +56,7 @@ def _unwrap_multi_grad(hook: FunctionType) -> Any:
 
 
 def _find_call(kind: type) -> tuple[str, str]:
-    """For an object that can be called: its class, and where its `__call__` is written."""
+    """Return the class of a callable object, and where its `__call__` is written."""
     call = inspect.getattr_static(kind, "__call__", None)
     where = _where(call.__code__) if type(call) is FunctionType else ""
     return _name(kind), where

@@ -1,4 +1,4 @@
-"""A look at what torch.package decides for each module of an export: packed, left outside, or mocked."""
+"""Records of what torch.package decides for each module of an export: packed, left outside, or mocked."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Hook = Callable[[PackageExporter, str], Any]
 
 @dataclass(frozen=True, slots=True)
 class PackageDecision:
-    """One module of an export, and what became of it. `order` counts from 0."""
+    """The decision about one module of an export. `order` counts from 0."""
 
     order: int
     action: Action
@@ -29,14 +29,14 @@ class PackageDecision:
 
 
 class _Decisions:
-    """The list that grows while an export runs."""
+    """The list of decisions, which grows while an export runs."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.made: list[PackageDecision] = []
 
     def note(self, action: Action, fn: Hook | None, exporter: PackageExporter, module_name: str) -> None:
-        """Torch's own signature, with the action and the user's function bound before it."""
+        """Record a decision. Torch's own signature, with the action and the user's function bound before it."""
         with self._lock:
             self.made.append(PackageDecision(len(self.made), action, module_name))
         if fn is not None:
@@ -44,7 +44,7 @@ class _Decisions:
 
 
 class PackageHandle(HookHandle):
-    """The hooks of one export, and the `decisions` they have seen, in their order."""
+    """The hooks of one export, and the `decisions` that they have seen, in order."""
 
     __slots__ = ("_decisions",)
 
@@ -54,7 +54,7 @@ class PackageHandle(HookHandle):
 
     @property
     def decisions(self) -> tuple[PackageDecision, ...]:
-        """All decisions so far: torch makes them when the exporter closes."""
+        """All decisions so far. Torch makes them when the exporter closes."""
         return tuple(self._decisions.made)
 
     def __getstate__(self) -> tuple[Any, ...]:
@@ -64,7 +64,7 @@ class PackageHandle(HookHandle):
 def on_package(
     exporter: PackageExporter, *, extern: Hook | None = None, intern: Hook | None = None, mock: Hook | None = None
 ) -> PackageHandle:
-    """Record every decision of an export; `extern`, `intern`, `mock`: `fn(exporter, module_name)`, called with each."""
+    """Record every decision of an export. `extern`, `intern`, and `mock` are called with `(exporter, module_name)`."""
     for fn in (extern, intern, mock):
         if fn is not None:
             require_callable(fn, "(exporter, module_name)")

@@ -1,4 +1,4 @@
-"""The pair of hooks through which autograd saves tensors for the backward and fetches them again."""
+"""The pair of hooks with which autograd saves tensors for the backward and loads them again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _read_top: Callable[[bool], tuple[Pack, Unpack] | None] | None = getattr(
 
 
 def top_pair() -> tuple[Pack, Unpack] | None:
-    """The pair in force in this thread; torch before 2.8 doesn't tell, so there it is None."""
+    """Return the pair in force in this thread. Torch before 2.8 doesn't say, so there it is None."""
     return None if _read_top is None else _read_top(True)
 
 
@@ -38,17 +38,17 @@ _stack = _Stack()
 
 
 def _ids(pair: tuple[Pack, Unpack]) -> tuple[int, int]:
-    # Torch's stack holds the functions; their ids are enough here, and keep nothing alive.
+    # Torch's stack holds the functions. Their ids are enough here, and keep nothing alive.
     return (id(pair[0]), id(pair[1]))
 
 
 def is_ours(pair: tuple[Pack, Unpack]) -> bool:
-    """Whether this thread pushed that pair through `on_saved_tensors`."""
+    """Return whether this thread pushed that pair through `on_saved_tensors`."""
     return _ids(pair) in _stack.pairs
 
 
 class SavedTensorsHandle(HookHandle):
-    """A pair that stands on this thread's stack of pairs, from the registration to the removal."""
+    """A pair on this thread's stack of pairs, from registration to removal."""
 
     __slots__ = ("_pair", "_thread")
 
@@ -63,7 +63,7 @@ class SavedTensorsHandle(HookHandle):
 
     def _take_out(self) -> None:
         if not self._thread.is_alive():
-            return  # the stack went with the thread
+            return  # the stack ended with the thread
         if self._thread is not threading.current_thread():
             raise HookError(
                 f"The saved-tensors pair belongs to the thread {self._thread.name!r} and was to be removed in "
@@ -77,7 +77,7 @@ class SavedTensorsHandle(HookHandle):
         self._lift()
 
     def _lift(self) -> None:
-        """Pop down to the pair, drop it, and push the others back in their order."""
+        """Pop down to the pair, drop it, and push the others back in order."""
         if _read_top is None:
             self._lift_blindly()
             return
@@ -105,9 +105,10 @@ class SavedTensorsHandle(HookHandle):
 
 
 def on_saved_tensors(pack: Pack, unpack: Unpack) -> HookHandle:
-    """From here to the handle's removal: save `pack(tensor)` for the backward, and `unpack` it there.
+    """Until the handle is removed, save `pack(tensor)` for the backward, and load it with `unpack`.
 
-    In this thread only; of several pairs the innermost alone is called. The graph keeps a pair for what it packed.
+    This holds for this thread only. Of several pairs, only the innermost is called. The graph keeps a pair for what it
+    packed.
     """
     require_callable(pack, "(tensor)")
     require_callable(unpack, "(packed)")

@@ -1,4 +1,4 @@
-"""Hooks in the autograd graph: on tensors, on several tensors at once, on nodes."""
+"""Hooks in the autograd graph: on tensors, on several tensors at once, and on nodes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Hook = Callable[..., Any]
 
 
 def on_gradient(tensor: torch.Tensor, fn: Callable[[torch.Tensor], torch.Tensor | None]) -> HookHandle:
-    """Call `fn(grad)` each time the tensor's gradient is computed; what it returns replaces the gradient."""
+    """Call `fn(grad)` each time the tensor's gradient is computed; its result replaces the gradient."""
     require_callable(fn, "(grad)")
     require_tensor(tensor)
     with registering():
@@ -26,12 +26,12 @@ def on_gradient(tensor: torch.Tensor, fn: Callable[[torch.Tensor], torch.Tensor 
 
 
 def hook_gradient(tensor: torch.Tensor, fn: Callable[[torch.Tensor], torch.Tensor | None]) -> None:
-    """`tensor.register_hook(fn)` without a handle, for a tensor that was computed: the recorder's hottest line.
+    """Do what `tensor.register_hook(fn)` does, without a handle, for a computed tensor. The recorder's hottest line.
 
-    The same entries in the same places as torch makes them, at half the price: no handle that nobody will use.
+    It makes the same entries in the same places as torch, at half the cost, because it makes no handle.
     """
     if tensor._backward_hooks is not None:
-        # A tensor that a module gives back again and again keeps one.
+        # A tensor that a module returns again and again keeps a single hook.
         if not any(known is fn for known in tensor._backward_hooks.values()):
             tensor.register_hook(fn)  # type: ignore[no-untyped-call]
         return
@@ -56,10 +56,10 @@ def on_gradient_accumulated(tensor: torch.Tensor, fn: Callable[[torch.Tensor], N
 
 
 def on_gradients(tensors: Iterable[torch.Tensor], fn: Hook, *, mode: Literal["all", "any"] = "all") -> HookHandle:
-    """Call `fn(grads)` once all gradients of a backward are there, or with `mode="any"` `fn(grad)` with the first.
+    """Call `fn(grads)` when all gradients of a backward are there, or with `mode="any"` `fn(grad)` with the first one.
 
-    "all" passes None for a gradient that was not computed, never fires if one of the tensors is the backward's root,
-    and keeps the graph alive until it is removed or two garbage collections have run.
+    "all" passes None for a gradient that was not computed, and never fires if one of the tensors is the root of the
+    backward. It keeps the graph alive until it is removed or two garbage collections have run.
     """
     require_callable(fn, "(grad)" if mode == "any" else "(grads)")
     require_choice("mode", mode, ("all", "any"))
@@ -73,7 +73,7 @@ def on_gradients(tensors: Iterable[torch.Tensor], fn: Hook, *, mode: Literal["al
 def on_node_pre(node: Node | torch.Tensor, fn: Hook) -> HookHandle:
     """Call `fn(grad_outputs)` before an autograd node runs; the tuple it returns replaces them.
 
-    For a tensor, the node that computed it.
+    For a tensor, the node that computed it is used.
     """
     require_callable(fn, "(grad_outputs)")
     found = _require_node(node)
@@ -84,7 +84,7 @@ def on_node_pre(node: Node | torch.Tensor, fn: Hook) -> HookHandle:
 def on_node(node: Node | torch.Tensor, fn: Hook) -> HookHandle:
     """Call `fn(grad_inputs, grad_outputs)` after an autograd node has run; the tuple it returns replaces the first.
 
-    For a tensor, the node that computed it.
+    For a tensor, the node that computed it is used.
     """
     require_callable(fn, "(grad_inputs, grad_outputs)")
     found = _require_node(node)

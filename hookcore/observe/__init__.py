@@ -1,1 +1,1 @@
-"""Arithmetic on tensors: kernels, and the memory that they add to. It knows no module and registers no hook."""
+"""Arithmetic on tensors: kernels, and the memory that they write to. Knows no modules and registers no hooks."""

@@ -1,8 +1,8 @@
 /* The CPU kernel: adds tensors, given by address, to rows of an arena, and takes the rows out again.
  *
  * Written for any C compiler with GNU's vector types. The loops in _loops.h are compiled for several instruction sets,
- * and the module picks one when it is loaded. The few functions of Python's stable interface that are needed are
- * declared here, so that a build needs no headers of Python's and one build serves every Python since 3.11.
+ * and the module picks one when it is loaded. The few functions of Python's stable interface that it needs are
+ * declared here, so that a build needs no Python headers and one build serves every Python since 3.11.
  */
 
 #include <math.h>
@@ -56,7 +56,7 @@ enum {
     SCRATCH_BYTES = GATHERED_OFFSET + BLOCK * 16,
 };
 
-/* What is done with one tensor. */
+/* The work for one tensor. */
 struct task {
     const char *source;
     int64_t n, code, stride, jitter;
@@ -390,7 +390,7 @@ static int64_t pack_stretch(uint32_t *histogram, int64_t stretch, int64_t *bins,
     return filled;
 }
 
-/* Pack the written ones of `used` rows to `target` and leave them empty; answer the number of words. */
+/* Pack the written rows of the first `used` to `target` and leave them empty; return the number of words. */
 static int64_t pack(int64_t base, int64_t used, int64_t target)
 {
     int64_t *end = (int64_t *)target;
@@ -412,7 +412,7 @@ static int64_t pack(int64_t base, int64_t used, int64_t target)
     return end - (int64_t *)target;
 }
 
-/* The other way: where the arrays of a harvest are. Answer the number of rows. */
+/* The other way: where the arrays of a harvest are. Return the number of rows. */
 struct harvest {
     uint32_t *slots;
     double *cells;
@@ -510,7 +510,7 @@ int PyModule_AddStringConstant(PyObject *, const char *, const char *);
 void *PyEval_SaveThread(void);
 void PyEval_RestoreThread(void *);
 
-/* Read `wanted` integers; 0 where that cannot be, with an exception set. */
+/* Read `wanted` integers; 0 if that is impossible, with an exception set. */
 static int read_integers(PyObject *const *arguments, Py_ssize_t given, Py_ssize_t wanted, int64_t *numbers)
 {
     if (given != wanted) {

@@ -126,7 +126,7 @@ KEEP_FINITE(keep_finite32, float)
 KEEP_FINITE(keep_finite64, double)
 #undef KEEP_FINITE
 
-/* Add a block's moments to a row; answer whether something in it is not finite. */
+/* Add a block's moments to a row; return whether any of it is non-finite. */
 static ALWAYS_INLINE int NAME(add32)(const float *x, int64_t n, double *cells, char *scratch)
 {
     struct moments m = NAME(moments32)(x, n);

@@ -1,4 +1,4 @@
-"""The memory that kernels add to: one row a tap, emptied at the end of a step."""
+"""The memory that kernels write to: one row per tap, emptied at the end of each step."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _RUNTIMES: Final = ("libgomp", "libomp", "libiomp")
 
 
 class CpuArena:
-    """Rows for tensors in this process's own memory. The kernels are called with the interpreter lock held."""
+    """Rows for tensors in the memory of this process. The kernels are called with the interpreter lock held."""
 
     def __init__(self, capacity: int, sketch_values: int | None) -> None:
         self.capacity = capacity
@@ -44,7 +44,7 @@ class CpuArena:
         self._control = np.zeros(cpu.CONTROL_CELLS, np.int64)
         self.control: Final = self._control.ctypes.data
         self._control[cpu.LIMIT] = -1 if sketch_values is None else sketch_values
-        self._random = random.Random()  # our own: the global generators belong to the training
+        self._random = random.Random()  # a separate generator, because the global ones belong to the training
         self._packer = Packer()
         self._shape = np.zeros(1 + 2 * _MAX_DIMENSIONS, np.int64)
         self._use_threads()
@@ -61,17 +61,17 @@ class CpuArena:
         self._threads_seen = torch.get_num_threads()
 
     def begin_step(self) -> None:
-        """Move the sampling stride to another place; follow a change of torch's number of threads."""
+        """Move the sampling stride to another place, and follow a change of torch's number of threads."""
         self._control[cpu.JITTER] = self._random.getrandbits(30)
         if torch.get_num_threads() != self._threads_seen:
             self._use_threads()
 
     def row(self, slot: int) -> int:
-        """The address of a slot's row."""
+        """Return the address of a slot's row."""
         return self.base + slot * layout.ROW_BYTES
 
     def observe(self, tensor: torch.Tensor, row: int) -> None:
-        """Add a dense CPU tensor of a type in CODES to a row."""
+        """Add a dense CPU tensor whose type is in CODES to a row."""
         code = CODES[tensor.dtype]
         if tensor.is_contiguous() or _is_dense(tensor):
             address, size = tensor.data_ptr(), tensor.numel()
@@ -92,7 +92,7 @@ class CpuArena:
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether the values fill one stretch of memory in some order, such as channels_last: here no order matters."""
+    """Return whether the values fill one stretch of memory, in any order (for example channels_last)."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size == 1:
@@ -104,9 +104,10 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 
 
 def _openmp_calls() -> tuple[int, int] | None:
-    """The addresses of GOMP_parallel and omp_get_thread_num in the runtime that torch itself has loaded.
+    """Return the addresses of GOMP_parallel and omp_get_thread_num in the OpenMP runtime that torch has loaded.
 
-    Both GNU's and LLVM's runtimes have them. None where torch's own runtime cannot be told: then one thread does it.
+    Both GNU's and LLVM's runtimes have them. None if torch's own runtime can't be identified: one thread then does the
+    work.
     """
     torch_folder = str(Path(torch.__file__).parent)
     try:

@@ -1,4 +1,4 @@
-"""Taking a copy of a tensor as it is now, for a snapshot: bounded, plain, and without waiting for a device."""
+"""Copies of tensors for snapshots: bounded, plain, and made without waiting for a device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hookcore.observe.plain import _COMPRESSED, _has_memory, _make_strided, is_wrapped, kept_elsewhere, unseen
 
-MAX_BYTES: Final = 60 * 2**20  # of one copy, which must fit into one message; of a larger tensor the first rows go
+MAX_BYTES: Final = 60 * 2**20  # of one copy, which must fit into one message; larger tensors are cut
 _NUMPY_TYPES: Final = frozenset(
     (
         *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
@@ -24,17 +24,17 @@ _NUMPY_TYPES: Final = frozenset(
 
 @dataclass(slots=True)
 class Copy:
-    """A copy, or where it comes from another device a copy on its way."""
+    """A copy, which may still be on its way from another device."""
 
     dtype: str  # torch's name, without "torch."
     shape: tuple[int, ...]  # of the whole tensor
     truncated: bool
     nbytes: int
     _values: Tensor
-    _done: Any = None  # the event behind a transfer
+    _done: Any = None  # the event after a transfer
 
     def finish(self) -> NDArray[np.generic]:
-        """The values: the whole, or flat the first ones. Waits in this thread alone."""
+        """Return the values: all of them, or the first ones, flat. Waits, in this thread only."""
         if self._done is not None:
             self._done.synchronize()
         values: NDArray[np.generic] = self._values.numpy()
@@ -42,7 +42,7 @@ class Copy:
 
 
 def take_copy(tensor: Tensor, whole: tuple[int, ...] | None = None) -> Copy | str:
-    """Copy a tensor of any make, or say why it has no values to copy. `whole` is the shape of what it was cut from."""
+    """Copy any kind of tensor, or say why it has no values to copy. `whole` is the shape that it was cut from."""
     with unseen():
         if is_wrapped(tensor):
             return "it is inside torch.func (vmap, grad): the values are not there yet"
@@ -66,7 +66,7 @@ def take_copy(tensor: Tensor, whole: tuple[int, ...] | None = None) -> Copy | st
 
 
 def first_part(tensor: Tensor, itemsize: int = 0) -> Tensor:
-    """A view of what a copy may hold: all, or the first rows, or where one row is too much the first elements, flat."""
+    """Return a view of what a copy may hold: all, the first rows or, if one is too large, the first elements."""
     limit = MAX_BYTES // (itemsize or tensor.dtype.itemsize)
     if tensor.numel() <= limit:
         return tensor
@@ -113,7 +113,7 @@ def _copy(first: Tensor, dtype: str, shape: tuple[int, ...], travels: torch.dtyp
         return Copy(dtype, shape, truncated, nbytes, values)
     if torch.cuda.is_current_stream_capturing():
         raise ValueError("inside the capture of a CUDA graph nothing can be copied")
-    # On the stream that made the tensor: what comes after the copy waits for it there, and nobody waits here.
+    # On the stream that made the tensor: later work there waits for the copy, and no thread waits.
     with torch.cuda.device(first.device):
         values = torch.empty(first.shape, dtype=travels, device="cpu", pin_memory=True)
         values.copy_(first.to(travels), non_blocking=True)

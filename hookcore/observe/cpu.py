@@ -17,7 +17,7 @@ INTERFACE: Final = 3  # raised with every change of the extension's functions or
 
 # The control block that every call gets by address: int64 cells.
 LIMIT: Final = 0  # values that a sketch takes at least; -1: every value; 0: no sketch
-JITTER: Final = 1  # where the sampling stride begins: another place in every step
+JITTER: Final = 1  # where the sampling stride begins, which changes in every step
 SCRATCH: Final = 2  # address of the scratch memory, one part per thread
 THREADS: Final = 3
 FORK_CALL: Final = 4  # two addresses in torch's OpenMP runtime

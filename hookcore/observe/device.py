@@ -1,7 +1,7 @@
-"""The memory that kernels add to on another device than the CPU, and its way to the host.
+"""The memory that kernels write to on devices other than the CPU, and its transfer to the host.
 
-Nothing on the training thread waits for the device: observing launches a kernel, the end of a step launches a copy,
-and the recorder's thread waits for that copy when it wants the numbers.
+Nothing on the training thread waits for the device. Observing launches a kernel, and the end of a step launches a copy.
+The recorder's thread waits for that copy when it needs the numbers.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from hookcore.observe.arena import _is_dense
 from hookcore.observe.harvest import Harvest
 from hookcore.observe.plain import unseen
 
-SLOTS_PER_SEGMENT: Final = 64  # memory is taken for so many slots at a time, when the first of them is used
-KEPT_HOST_BUFFERS: Final = 2  # one is being read while the next one is filled
+SLOTS_PER_SEGMENT: Final = 64  # memory is allocated for this many slots when the first of them is used
+KEPT_HOST_BUFFERS: Final = 2  # one is read while the next one is filled
 IN_CAPTURE: Final = "inside the capture of a CUDA graph: a replay would add to steps that are over"
 
 AddToSlot = Callable[[Tensor, Tensor, Tensor, int, int], None]
@@ -39,10 +39,10 @@ class DeviceArena:
         self.device = device
         self.capacity = capacity
         self.sketch_values = sketch_values
-        self.fallback_reason = ""  # why, if torch's operators are used instead of the kernel
+        self.fallback_reason = ""  # why torch's operators are used instead of the kernel, or empty
         self._add, self._programs = self._find_kernel()
         self._segments: dict[int, _Segment] = {}
-        self._random = random.Random()  # our own: the global generators belong to the training
+        self._random = random.Random()  # a separate generator, because the global ones belong to the training
         self._offset = 0
         self._buffers = HostBuffers()
         self._copying: Any = None  # the stream that copies to the host
@@ -72,7 +72,7 @@ class DeviceArena:
         self._offset = self._random.getrandbits(30)
 
     def observe(self, tensor: Tensor, slot: int) -> str | None:
-        """Add a plain tensor of this device to a slot, on the current stream; answer why not where that cannot be."""
+        """Add a plain tensor of this device to a slot, on the current stream, or return the reason why not."""
         if not 0 <= slot < self.capacity:
             return "no room for one more tap"
         if self._is_capturing():
@@ -98,19 +98,19 @@ class DeviceArena:
         except Exception as error:
             if self._add is add_by_operators:
                 raise
-            # Triton compiles when it is first used, and needs a compiler of the system's for that.
+            # Triton compiles when it is first used, and needs a system compiler for that.
             self._add, _ = self._without_kernel(f"the kernel failed ({error}); Triton needs a C compiler")
             self._add(tensor, rows, histogram, stride, self._offset)
 
     def _on_device(self) -> AbstractContextManager[object]:
-        """Launches go to the current device, which need not be the tensor's."""
+        """Return a context for this device. Launches go to the current device, which may be another one."""
         return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 
     def _is_capturing(self) -> bool:
         return self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
     def _new_segment(self, number: int) -> _Segment:
-        # Tensors born in inference mode could not be written to outside of it.
+        # Tensors created in inference mode can't be written to outside of it.
         with unseen(), torch.inference_mode(False):
             segment = self._segments[number] = _Segment.on(self.device, self._programs)
         return segment
@@ -118,7 +118,7 @@ class DeviceArena:
     # -- to the host ------------------------------------------------------------------------------------------------
 
     def begin_transfer(self) -> Transfer | None:
-        """At a step's end: take out what was added and leave the slots empty. None where there is nothing to take."""
+        """Take out the numbers of a step at its end and empty the slots. Return None if there are none."""
         used = [(number, segment) for number, segment in sorted(self._segments.items()) if segment.used]
         if not used or self._is_capturing():
             return None
@@ -126,7 +126,7 @@ class DeviceArena:
         with unseen(), self._on_device():
             rows = [segment.rows[: segment.used] for _, segment in used]
             histograms = [segment.histograms[: segment.used] for _, segment in used]
-            # All segments at once: every operator is a launch, and a launch costs more than what it does here.
+            # All segments at once: every operator is a launch, and a launch costs more than the work it does here.
             taken = reference.combine(torch.cat(rows)), torch.cat(histograms)
             torch._foreach_zero_(rows)
             torch._foreach_zero_(histograms)
@@ -145,7 +145,7 @@ class DeviceArena:
             host_rows, host_histograms = self._buffers.take(len(slots), rows.dtype)
             host_rows.copy_(rows, non_blocking=True)
             host_histograms.copy_(histograms, non_blocking=True)
-            # The allocator must not hand their memory out again before the copy is done.
+            # The allocator must not reuse their memory before the copy is done.
             rows.record_stream(copying)
             histograms.record_stream(copying)
             done = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -159,7 +159,7 @@ class _Segment:
 
     rows: Tensor  # [slots, programs, CELLS]
     histograms: Tensor  # int32 [slots, BINS]
-    slots: list[tuple[Tensor, Tensor]]  # views of each slot, made beforehand: a mode of the user's would see it
+    slots: list[tuple[Tensor, Tensor]]  # views, made in advance: later, a mode of the user would see it
     used: int = 0  # slots from the first to the last one used in this step
 
     @classmethod
@@ -181,11 +181,11 @@ class Transfer:
     slots: NDArray[np.int64]
     rows: Tensor
     histograms: Tensor
-    done: Any  # the event behind the copy; None where the numbers are still on the device
+    done: Any  # the event after the copy; None if the numbers are still on the device
     buffers: HostBuffers
 
     def finish(self) -> Harvest:
-        """Wait for the copy, in this thread alone; call it once."""
+        """Wait for the copy, in this thread only. Call this once."""
         if self.done is not None:
             self.done.synchronize()
         with unseen():
@@ -199,13 +199,13 @@ class Transfer:
 
 @dataclass(slots=True)
 class HostBuffers:
-    """Pinned memory that is used again and again: taking it from the system would stop the device."""
+    """Pinned memory that is reused, because allocating it would stop the device."""
 
     free: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def take(self, slots: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Room for so many slots, from the first buffers that are long enough."""
+        """Return room for this many slots, from the first buffers that are large enough."""
         with self.lock:
             for i, (rows, _) in enumerate(self.free):
                 whole = rows.untyped_storage().nbytes() // (layout.CELLS * rows.itemsize)
@@ -224,14 +224,14 @@ class HostBuffers:
         )
 
     def give_back(self, rows: Tensor, histograms: Tensor) -> None:
-        """Keep the newest ones, which are the longest."""
+        """Keep the newest buffers, which are the largest."""
         with self.lock:
             self.free.append((rows, histograms))
             del self.free[:-KEPT_HOST_BUFFERS]
 
 
 def add_by_operators(tensor: Tensor, rows: Tensor, histogram: Tensor, stride: int, offset: int) -> None:
-    """What the kernel does, by torch's operators."""
+    """Do the kernel's work with torch's operators."""
     with unseen():
         values = reference.flat(tensor)
         row = reference.measure(values)
@@ -242,7 +242,7 @@ def add_by_operators(tensor: Tensor, rows: Tensor, histogram: Tensor, stride: in
 
 
 def harvest_of(slots: NDArray[np.int64], rows: NDArray[np.float64], histograms: NDArray[np.int32]) -> Harvest:
-    """Rows and dense sketches as the frames want them; slots without a tensor are left out."""
+    """Return rows and dense sketches in the form of frames, without empty slots."""
     filled = rows[:, layout.PARTS] > 0
     dense = histograms[filled].view(np.uint32)
     row, bins = np.nonzero(dense)

@@ -1,7 +1,7 @@
-"""Taking a step's numbers out of an arena, in two halves.
+"""The two halves of taking a step's numbers out of an arena.
 
-`Packer.pack` runs on the training thread and does the least: it copies what was written, packed, and leaves the rows
-empty. `unpack` runs on the recorder's thread, for many steps at once.
+`Packer.pack` runs on the training thread and does as little as possible: it copies the written rows, packed, and
+empties them. `unpack` runs on the recorder's thread, for many steps at once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MAX_ROW_WORDS = _WORDS_BEFORE_BINS + BINS
 
 
 class Harvest(NamedTuple):
-    """Rows of one or more steps: slot numbers, cells, and the sketches as `hookcore.records.SketchBlock` has them."""
+    """Rows of one or more steps: slot numbers, cells, and sketches in the form of `hookcore.records.SketchBlock`."""
 
     slots: NDArray[np.uint32]
     cells: NDArray[np.float64]
@@ -33,7 +33,7 @@ class Harvest(NamedTuple):
 
 
 class Packer:
-    """Packs an arena; its buffer grows to what the largest step can need. Untouched pages of it cost nothing."""
+    """Packs an arena. Its buffer grows to what the largest step can need; its untouched pages cost nothing."""
 
     def __init__(self) -> None:
         self._buffer: NDArray[np.int64] = np.empty(0, np.int64)
@@ -41,7 +41,7 @@ class Packer:
         self._lock = threading.Lock()  # two threads may end a step at the same moment
 
     def pack(self, base: int, used: int) -> NDArray[np.int64]:
-        """Move what the first `used` rows at `base` hold out of the arena."""
+        """Move the contents of the first `used` rows at `base` out of the arena."""
         with self._lock:
             if self._buffer.size < used * _MAX_ROW_WORDS:
                 self._buffer = np.empty(2 * used * _MAX_ROW_WORDS, np.int64)
@@ -50,7 +50,7 @@ class Packer:
 
 
 def unpack(packed: Sequence[NDArray[np.int64]]) -> list[Harvest]:
-    """What each of the packed steps holds; the work is done for all of them at once."""
+    """Return the rows of each packed step, unpacked together."""
     words = packed[0] if len(packed) == 1 else np.concatenate(packed)
     most = words.size // _WORDS_BEFORE_BINS
     slots, cells, start = np.empty(most, np.uint32), np.empty((most, _CELLS)), np.zeros(most + 1, np.uint32)
@@ -75,7 +75,7 @@ def unpack(packed: Sequence[NDArray[np.int64]]) -> list[Harvest]:
 
 
 def join(harvests: Sequence[Harvest]) -> Harvest:
-    """Several harvests of one step as one."""
+    """Merge several harvests of one step."""
     if len(harvests) == 1:
         return harvests[0]
     lengths = np.concatenate([np.diff(harvest.start) for harvest in harvests])

@@ -1,6 +1,6 @@
-"""Where a tap's numbers lie in an arena: one row of bytes a tap, sixteen float64 cells and then the sketch.
+"""The layout of a tap's row in an arena: sixteen float64 cells, then the sketch.
 
-Plain constants and a NumPy dtype; compiled kernels and Python read the same names.
+Plain constants and a NumPy dtype. Compiled kernels and Python read the same names.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import numpy as np
 
 from hookcore.sketch import BINS
 
-# Cells of a row. Moments, min and max are over the finite values only.
+# Cells of a row. Moments, minimum, and maximum are over the finite values only.
 FINITE: Final = 0  # how many finite values
 MEAN: Final = 1
 DEVIATION: Final = 2  # sum of squared deviations from the mean
@@ -21,11 +21,11 @@ NAN_COUNT: Final = 5
 POS_INF_COUNT: Final = 6
 NEG_INF_COUNT: Final = 7
 ZERO_COUNT: Final = 8
-PARTS: Final = 9  # how many tensors were merged; 0 means an empty row
-SKETCHED: Final = 10  # how many values went into the sketch
+PARTS: Final = 9  # number of merged tensors; 0 means an empty row
+SKETCHED: Final = 10  # number of values in the sketch
 RATIO: Final = 11  # |update| / |parameter|, written by the recorder
 SCALE: Final = 12  # 0, or the power of two that is the unit of MEAN; DEVIATION is in units of its square
-TOUCHED: Final = 13  # the bits of an integer: which of 64 stretches of the sketch are not empty; the extension's own
+TOUCHED: Final = 13  # bits that say which of 64 stretches of the sketch are not empty; for the extension only
 CELLS: Final = 16
 
 HIST_OFFSET: Final = CELLS * 8
@@ -36,7 +36,7 @@ HUGE: Final = 2.0**480
 TINY: Final = 2.0**-450
 FAR_EXPONENT: Final = 600
 
-ROW_USE: Final = ROW_BYTES // 3  # about what a row takes: values fill few bins, and untouched pages cost nothing
+ROW_USE: Final = ROW_BYTES // 3  # what a row takes, roughly: values fill few bins, and untouched pages cost nothing
 
 ROW_DTYPE: Final = np.dtype(
     {
@@ -49,7 +49,7 @@ ROW_DTYPE: Final = np.dtype(
 
 
 def scale_of(magnitude: float) -> int:
-    """Return the SCALE for finite values of which this is the largest magnitude."""
+    """Return the SCALE for finite values with this largest magnitude."""
     if magnitude > HUGE:
         return FAR_EXPONENT
     return -FAR_EXPONENT if 0 < magnitude < TINY else 0

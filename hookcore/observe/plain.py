@@ -1,7 +1,7 @@
-"""Making any tensor plain: a dense strided tensor of a measurable type, or the reason why there is none.
+"""Conversion of any tensor to a plain one, dense and strided with a type that the kernels take, or the reason why not.
 
-Everything here runs outside the user's modes: an operator of ours that a selective checkpoint or a profiler saw would
-change what it does.
+Everything here runs outside the user's modes: a selective checkpoint or a profiler that saw one of our operators would
+behave differently.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ is_wrapped: Final = torch._C._functorch.is_functorch_wrapped_tensor
 
 @contextmanager
 def unseen() -> Iterator[None]:
-    """No gradient, no mode and no subclass of the user's sees what happens in here."""
+    """Hide the operators in this block from autograd, and from modes and subclasses of the user."""
     with DisableTorchFunction(), torch.no_grad(), _disable_current_modes(), torch.autocast("cpu", enabled=False):
         yield
 
 
 def make_plain(tensor: torch.Tensor) -> torch.Tensor | str:
-    """The tensor's values as a strided tensor of a type that the kernels take, or why that cannot be."""
+    """Return the tensor's values as a strided tensor of a type that the kernels take, or the reason why not."""
     if is_wrapped(tensor):
         return "inside torch.func (vmap, grad): the values are not there yet"
     if type(tensor).__name__ == "DTensor":
@@ -56,10 +56,10 @@ def make_plain(tensor: torch.Tensor) -> torch.Tensor | str:
 
 
 def _make_strided(tensor: torch.Tensor) -> torch.Tensor:
-    """The stored values of a nested or sparse tensor; any other layout made dense."""
+    """Return the stored values of a nested or sparse tensor. Any other layout is made dense."""
     if tensor.is_nested:
         if tensor.layout is torch.jagged:
-            # With lengths there are holes between the rows.
+            # With lengths, there are holes between the rows.
             return (tensor if tensor.lengths() is None else tensor.contiguous()).values()  # type: ignore[attr-defined]
         return torch.cat([part.reshape(-1) for part in tensor.unbind()])
     if tensor.layout is torch.sparse_coo:
@@ -70,7 +70,7 @@ def _make_strided(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def kept_elsewhere(tensor: torch.Tensor) -> str:
-    """Why a tensor without memory of its own is not read."""
+    """Return why a tensor without memory of its own can't be read."""
     name = type(tensor).__name__
     if name == "AsyncCollectiveTensor":
         return "on its way between ranks: torch waits for the values where they are used first, and hookcore does not"

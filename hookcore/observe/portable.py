@@ -1,6 +1,6 @@
-"""The functions of the compiled CPU kernel in NumPy, for machines on which the extension was not built.
+"""The functions of the compiled CPU kernel in NumPy, for machines without the extension.
 
-Same arguments and same results as `_kernel.c`, about ten times slower, in one thread.
+They take the same arguments and give the same results as `_kernel.c`, in one thread and about ten times slower.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hookcore.observe import layout
 INSTRUCTIONS: Final = "NumPy"
 MAX_THREADS: Final = 1
 SCRATCH_BYTES: Final = 64
-# By code (see `hookcore.observe.cpu`); bfloat16 is unknown to NumPy and is read as its bits.
+# By code (see `hookcore.observe.cpu`). NumPy has no bfloat16, so its bits are read.
 _DTYPES: Final = ("f4", "f8", "u2", "f2", "u1", "i1", "i2", "i4", "i8", "u1", "c8", "c16")
 _BFLOAT16: Final = 2
 _PIECE: Final = 1 << 20  # values at a time, so that the float64 copies stay small
@@ -36,7 +36,7 @@ def observe_other(address: int, n: int, code: int, row: int, control: int) -> No
 
 
 def observe_strided(address: int, n: int, code: int, shape: int, row: int, control: int) -> None:
-    """Add n values of a tensor with gaps to a row; `shape` is the address of the axes' number, sizes and strides."""
+    """Add n values of a tensor with gaps to a row. `shape`: the address of the number of axes, sizes, and strides."""
     axes = int(_array(shape, 1, np.int64)[0])
     sizes, strides = _array(shape + 8, 2 * axes, np.int64).reshape(2, axes)
     dtype = np.dtype(_DTYPES[code])
@@ -47,7 +47,7 @@ def observe_strided(address: int, n: int, code: int, shape: int, row: int, contr
 
 
 def pack(base: int, used: int, target: int) -> int:
-    """Pack the written ones of `used` rows to `target`, leave them empty, and return the number of words."""
+    """Pack the written rows of the first `used` to `target`, empty them, and return the number of words."""
     rows = _rows(base, used)
     end = target
     for slot in np.flatnonzero(rows["cells"][:, layout.PARTS]).tolist():
@@ -75,7 +75,7 @@ def unpack(words: int, size: int, slots: int, cells: int, start: int, bins: int,
     while at + _HEAD <= size:
         length = int(given[at + 1])
         if not 0 <= length <= size - at - _HEAD:
-            break  # not what `pack` wrote: no numbers are better than wrong ones
+            break  # not written by `pack`: no numbers are better than wrong ones
         to_slots[rows] = given[at]
         to_cells[rows] = given[at + 2 : at + _HEAD]
         pairs = given[at + _HEAD : at + _HEAD + length]
@@ -161,7 +161,7 @@ def _pieces(values: NDArray[Any], code: int) -> Iterator[tuple[int, NDArray[np.f
 
 
 def _magnitudes(values: NDArray[np.complex128]) -> NDArray[np.float64]:
-    """The magnitudes of complex numbers; those of finite numbers are finite."""
+    """Return the magnitudes of complex numbers. Those of finite numbers are finite."""
     with np.errstate(over="ignore", invalid="ignore"):
         sizes = np.abs(values)
     sizes[np.isfinite(values) & np.isinf(sizes)] = np.finfo(np.float64).max
@@ -191,7 +191,7 @@ def _measure(x: NDArray[np.float64]) -> _Moments:
 
 
 def _merge(cells: NDArray[np.float64], new: _Moments) -> None:
-    """Merge by Chan's formula, in the larger one of the two scales."""
+    """Merge by Chan's formula, in the larger of the two scales."""
     number, mean, deviation = cells[[layout.FINITE, layout.MEAN, layout.DEVIATION]].tolist()
     if number == 0:
         cells[[layout.FINITE, layout.MEAN, layout.DEVIATION, layout.MIN, layout.MAX, layout.SCALE]] = new
@@ -209,7 +209,7 @@ def _merge(cells: NDArray[np.float64], new: _Moments) -> None:
 
 
 def _common_scale(*parts: tuple[float, float]) -> int:
-    """The largest scale; parts of nothing but zeros fit any."""
+    """Return the larger scale. Parts with only zeros fit any scale."""
     return int(max((scale for scale, moments in parts if moments), default=0))
 
 
@@ -222,7 +222,7 @@ def _rescaled(mean: float, deviation: float, by: int) -> tuple[float, float]:
 
 
 def _stride_of(n: int, limit: int) -> int:
-    """0: no sketch; 1: every value; else an odd number of values from one taken value to the next."""
+    """Return the sampling stride: 0 for no sketch, 1 for every value, else an odd number of values."""
     if limit == 0:
         return 0
     if limit < 0 or n < 2 * limit:

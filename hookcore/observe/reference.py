@@ -1,7 +1,7 @@
-"""The same numbers by torch's own operators: for every device without a kernel, and what kernels are tested against.
+"""The same numbers by torch's own operators, for devices without a kernel and for tests of the kernels.
 
-Nothing here waits for the device: every result stays on it. Long tensors are taken in pieces, so that the float64
-copies stay small beside what the training itself needs.
+Nothing here waits for the device: every result stays on it. Long tensors are processed in pieces, so that the float64
+copies stay small compared with the training's own memory.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from hookcore import sketch
 from hookcore.observe import layout
 
 PIECE: Final = 1 << 22  # values
-_COUNTS: Final = slice(layout.NAN_COUNT, layout.SKETCHED + 1)  # neighbors: what just adds up
+_COUNTS: Final = slice(layout.NAN_COUNT, layout.SKETCHED + 1)  # adjacent cells that are simply added
 _EXACT_IN_FLOAT32: Final = frozenset(
     {torch.float32, torch.float16, torch.bfloat16, torch.uint8, torch.int8, torch.int16, torch.bool}
 )
 
 
 def wide_type(device: torch.device) -> torch.dtype:
-    """The type that moments are computed in. Apple's GPUs have no float64: there counts are exact to 2 ** 24."""
+    """Return the type for moments. Apple's GPUs have no float64, so counts are exact up to 2 ** 24 there."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
 def measure(tensor: Tensor) -> Tensor:
-    """A row of cells (see `hookcore.observe.layout`) of a dense tensor, on its device; SKETCHED stays 0."""
+    """Return a row of cells (see `hookcore.observe.layout`) of a dense tensor, on its device. SKETCHED stays 0."""
     pieces = [_measure_piece(piece) for piece in _pieces(flat(tensor))]
     if not pieces:
         row = torch.zeros(layout.CELLS, dtype=wide_type(tensor.device), device=tensor.device)
@@ -39,13 +39,13 @@ def measure(tensor: Tensor) -> Tensor:
 
 
 def flat(tensor: Tensor) -> Tensor:
-    """Return the values in one dimension, copied only if they don't lie in order; of complex ones the magnitudes."""
+    """Return the values in one dimension, copied only if they aren't in order. Complex values become magnitudes."""
     values = tensor.detach().reshape(-1)
     return magnitudes(values) if values.is_complex() else values
 
 
 def magnitudes(tensor: Tensor) -> Tensor:
-    """Return the magnitudes of complex numbers; those of finite numbers are finite."""
+    """Return the magnitudes of complex numbers. Those of finite numbers are finite."""
     if tensor.device.type == "mps":  # has no float64
         return tensor.abs()
     sizes = tensor.to(torch.complex128).abs()
@@ -65,7 +65,7 @@ def _measure_piece(values: Tensor) -> Tensor:
     most = _zero_where_none(torch.where(finite, x, -torch.inf).amax(), number)
     scale = _scale_of(torch.maximum(most, -least)) if values.dtype == torch.float64 else torch.zeros_like(number)
     near = torch.ldexp(torch.where(finite, x, 0), -scale) if values.dtype == torch.float64 else x
-    # The second pass measures from the mean that the first one found, so that nothing cancels.
+    # The second pass measures from the first pass's mean, so that nothing cancels.
     rough = (torch.where(finite, near, 0) / some).sum()
     away = torch.where(finite, near - rough, 0)
     rest = away.sum() / some
@@ -84,7 +84,7 @@ def _measure_piece(values: Tensor) -> Tensor:
 
 
 def combine(rows: Tensor) -> Tensor:
-    """Merge rows, [..., rows, CELLS] to [..., CELLS], by Chan's formula: as if their values had been one tensor."""
+    """Merge rows, [..., rows, CELLS] to [..., CELLS], by Chan's formula, as if their values were one tensor."""
     number = rows[..., layout.FINITE]
     empty = number == 0
     mean, deviation, scale = _in_one_unit(rows)
@@ -105,13 +105,13 @@ def combine(rows: Tensor) -> Tensor:
 
 
 def _scale_of(magnitude: Tensor) -> Tensor:
-    """`layout.scale_of` without waiting for the device."""
+    """Return `layout.scale_of` without waiting for the device."""
     far = torch.where(magnitude > layout.HUGE, layout.FAR_EXPONENT, 0)
     return torch.where((magnitude > 0) & (magnitude < layout.TINY), -layout.FAR_EXPONENT, far).to(magnitude.dtype)
 
 
 def _in_one_unit(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return means, deviations, and the one scale in which they are: the largest of all rows that are not zero."""
+    """Return means, deviations, and their common scale, which is the largest of all rows that aren't zero."""
     mean, deviation, scale = (rows[..., cell] for cell in (layout.MEAN, layout.DEVIATION, layout.SCALE))
     if rows.dtype != torch.float64:
         return mean, deviation, torch.zeros_like(scale[..., 0])
@@ -127,7 +127,7 @@ def _zero_where_none(extreme: Tensor, number: Tensor) -> Tensor:
 
 
 def stride_of(values: int, limit: int | None) -> int:
-    """How far the sketch goes from one value that it takes to the next: all up to the limit, then an odd stride."""
+    """Return the distance between sampled values: 1 up to the limit, then an odd stride."""
     if limit is None or values < 2 * limit:
         return 1
     stride = values // limit
@@ -135,24 +135,24 @@ def stride_of(values: int, limit: int | None) -> int:
 
 
 def sample(tensor: Tensor, limit: int | None, offset: int) -> Tensor:
-    """The values that go into a sketch; `offset` is another number in every step, so that all get their turn."""
+    """Return the values for a sketch. `offset` differs in every step, so that all values get their turn."""
     values = flat(tensor)
     stride = stride_of(values.numel(), limit)
     return values[offset % stride :: stride]
 
 
 def bins(tensor: Tensor, limit: int | None = None, offset: int = 0) -> Tensor:
-    """The int64 histogram over the bins of `hookcore.sketch`, on the tensor's device."""
+    """Return the int64 histogram over the bins of `hookcore.sketch`, on the tensor's device."""
     histogram = torch.zeros(sketch.BINS, dtype=torch.int64, device=tensor.device)
     for piece in _pieces(sample(tensor, limit, offset)):
         numbers = bin_numbers(piece)
-        # Not bincount: on a GPU it waits for the largest number.
+        # Not bincount, because on a GPU it waits for the largest number.
         histogram.scatter_add_(0, numbers, torch.ones_like(numbers))
     return histogram
 
 
 def bin_numbers(values: Tensor) -> Tensor:
-    """The bin of each value, from the bits of its float."""
+    """Return the bin of each value, from the bits of its float."""
     if values.dtype in _EXACT_IN_FLOAT32 or values.device.type == "mps":
         words = values.to(torch.float32).view(torch.int32)
         return _bins_of_words(words, sign_at=31, mantissa_bits=23, bias=127)
@@ -166,7 +166,7 @@ def _bins_of_words(words: Tensor, sign_at: int, mantissa_bits: int, bias: int) -
     lowest = (bias + sketch.MIN_EXPONENT) * sketch.STEPS_PER_OCTAVE
     step = ((magnitude >> (mantissa_bits - 3)) - lowest).clamp(-1, sketch.MAGNITUDES)
     step = step.masked_fill(magnitude == infinite, sketch.MAGNITUDES + 1)
-    # Below zero the bins run the other way: POS_FIRST + step is mirrored at ZERO.
+    # Below zero, the bins run the other way: POS_FIRST + step is mirrored at ZERO.
     numbers = torch.where(sign < 0, 2 * sketch.ZERO - sketch.POS_FIRST - step, sketch.POS_FIRST + step)
     numbers = numbers.masked_fill(magnitude == 0, sketch.ZERO)
     return numbers.masked_fill(magnitude > infinite, sketch.NAN).to(torch.int64)

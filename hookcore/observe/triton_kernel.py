@@ -1,8 +1,8 @@
-"""The CUDA kernel: one pass over a tensor that adds its numbers to a slot, in one launch and without waiting.
+"""The CUDA kernel: one pass over a tensor adds its numbers to a slot, in one launch and without waiting.
 
-Every program has a row of its own in each slot, and adds to it over the calls of a step: launches on one stream come
-one after the other, so no two of them meet in a row. A lane measures from the first finite value that it sees. What
-that can cancel is bounded by the number of values of the lane, since the sum of squares then holds that distance too.
+In each slot, every program has its own row and adds to it over the calls of a step. Launches on one stream run one
+after the other, so no two of them meet in a row. A lane measures from the first finite value that it sees. The possible
+cancellation is bounded by the lane's number of values, because the sum of squares then holds that distance too.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -23,7 +23,7 @@ from hookcore.observe.plain import unseen
 BLOCK: Final = 2048
 SKETCH_BLOCK: Final = 2048
 WARPS: Final = 16
-PROGRAMS_PER_PROCESSOR: Final = 1  # the registers of one fill a multiprocessor
+PROGRAMS_PER_PROCESSOR: Final = 1  # one fills the registers of a multiprocessor
 
 _CELLS = tl.constexpr(layout.CELLS)
 _FINITE, _MEAN, _DEVIATION = tl.constexpr(layout.FINITE), tl.constexpr(layout.MEAN), tl.constexpr(layout.DEVIATION)
@@ -41,20 +41,20 @@ _BINS, _ZERO, _NAN = tl.constexpr(sketch.BINS), tl.constexpr(sketch.ZERO), tl.co
 _POS_FIRST, _STEPS = tl.constexpr(sketch.POS_FIRST), tl.constexpr(sketch.MAGNITUDES)
 _LOWEST32 = tl.constexpr((127 + sketch.MIN_EXPONENT) * sketch.STEPS_PER_OCTAVE)
 _LOWEST64 = tl.constexpr((1023 + sketch.MIN_EXPONENT) * sketch.STEPS_PER_OCTAVE)
-_HISTOGRAM = tl.constexpr(1 << (sketch.BINS - 1).bit_length())  # Triton's has a power of two of bins
-_NOWHERE = tl.constexpr((1 << (sketch.BINS - 1).bit_length()) - 1)  # where lanes go that hold no value
+_HISTOGRAM = tl.constexpr(1 << (sketch.BINS - 1).bit_length())  # Triton needs a power of two of bins
+_NOWHERE = tl.constexpr((1 << (sketch.BINS - 1).bit_length()) - 1)  # where lanes without a value go
 
 
 @triton.jit
 def _load(values, index, mask, WIDE: tl.constexpr):  # noqa: N803
-    """Values as float32, or as float64 where float32 would round them; NaN where the mask is off."""
+    """Return values as float32, or as float64 if float32 would round them; NaN where the mask is off."""
     kind: tl.constexpr = tl.float64 if WIDE else tl.float32
     return tl.where(mask, tl.load(values + index, mask=mask, other=0).to(kind), float("nan"))
 
 
 @triton.jit
 def _bins(x, mask, WIDE: tl.constexpr):  # noqa: N803
-    """The sketch bin of each value, from its bits."""
+    """Return the sketch bin of each value, from its bits."""
     if WIDE:
         words = x.to(tl.int64, bitcast=True)
         sign = words >> 63
@@ -77,13 +77,13 @@ def _bins(x, mask, WIDE: tl.constexpr):  # noqa: N803
 
 @triton.jit
 def _factor(by):
-    """2 ** -by, for the three distances that two scales can have; the largest leaves nothing."""
+    """Return 2 ** -by, for the three distances that two scales can have. The largest leaves nothing."""
     return tl.where(by == 0, 1.0, tl.where(by == _FAR_EXPONENT, _FAR_UNIT, 0.0))
 
 
 @triton.jit
 def _add_moments(row, number, mean, deviation, low, high, scale, FAR: tl.constexpr):  # noqa: N803
-    """Merge finite values into a row; reads and writes scalars only. FAR: the unit may differ from 1."""
+    """Merge finite values into a row, reading and writing scalars only. FAR: the unit may differ from 1."""
     old_mean, before = tl.load(row + _MEAN), tl.load(row + _DEVIATION)
     if FAR:
         some, had_some = (mean != 0) | (deviation != 0), (old_mean != 0) | (before != 0)
@@ -98,7 +98,7 @@ def _add_moments(row, number, mean, deviation, low, high, scale, FAR: tl.constex
     total = old + number
     some = tl.maximum(total, 1.0)
     apart = mean - old_mean
-    # A share of zero must not meet an infinite distance: each side counts only where it has values.
+    # Zero times an infinite distance would be NaN, so each side counts only if it has values.
     share = number / some
     moved = tl.where(old > 0, old_mean + apart * share, mean)
     between = tl.where((old > 0) & (number > 0), apart * apart * old * share, 0.0)
@@ -117,7 +117,7 @@ def _raise(row, cell: tl.constexpr, by):
 
 @triton.jit
 def _sketch(values, n, stride, offset, histogram, WIDE: tl.constexpr, SKETCH_BLOCK: tl.constexpr):  # noqa: N803
-    """Count every stride-th value; a tensor that was read a moment ago still lies in the second-level cache."""
+    """Count every stride-th value. A tensor that was just read is still in the second-level cache."""
     program, programs = tl.program_id(0).to(tl.int64), tl.num_programs(0).to(tl.int64)
     first = offset.to(tl.int64) % stride
     taken = (n.to(tl.int64) - first + stride - 1) // stride
@@ -135,7 +135,7 @@ def _sketch(values, n, stride, offset, histogram, WIDE: tl.constexpr, SKETCH_BLO
 
 @triton.jit
 def _scale_of(values, n, BLOCK: tl.constexpr):  # noqa: N803
-    """The SCALE for the float64s of this program, which takes a pass of its own."""
+    """Return the SCALE for the float64s of this program, which takes an extra pass."""
     program, programs = tl.program_id(0).to(tl.int64), tl.num_programs(0).to(tl.int64)
     lanes = tl.arange(0, BLOCK).to(tl.int64)
     largest = tl.zeros([BLOCK], tl.float64)
@@ -161,7 +161,7 @@ def _observe(
     BLOCK: tl.constexpr,  # noqa: N803
     SKETCH_BLOCK: tl.constexpr,  # noqa: N803
 ):
-    """Add n values to a slot. FUSED sketches every value on the way; else every stride-th is fetched afterwards."""
+    """Add n values to a slot. FUSED sketches every value on the way; otherwise every stride-th is loaded afterwards."""
     program, programs = tl.program_id(0).to(tl.int64), tl.num_programs(0).to(tl.int64)
     lanes = tl.arange(0, BLOCK).to(tl.int64)
     kind: tl.constexpr = tl.float64 if WIDE else tl.float32
@@ -176,7 +176,7 @@ def _observe(
     for begin in range(program * BLOCK, n, programs * BLOCK):
         mask = begin + lanes < n
         x = _load(values, begin + lanes, mask, WIDE)
-        finite = tl.abs(x) < inf  # false for NaN, and so where the mask is off
+        finite = tl.abs(x) < inf  # false for NaN, and therefore where the mask is off
         seen += tl.minimum(n.to(tl.int64) - begin, BLOCK)
         pos_infs += (x == inf).to(tl.int32)
         neg_infs += (x == -inf).to(tl.int32)
@@ -226,17 +226,17 @@ _NARROW: Final = frozenset(
 
 
 def programs_on(device: torch.device) -> int:
-    """How many programs a launch has at most, and so how many rows a slot has."""
+    """Return the maximum number of programs per launch, which is the number of rows per slot."""
     if device.type != "cuda":
         return 4  # the interpreter
     return PROGRAMS_PER_PROCESSOR * int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def add(tensor: Tensor, rows: Tensor, histogram: Tensor, stride: int, offset: int, block: int = BLOCK) -> None:
-    """Launch the kernel: add a tensor, whose values fill one stretch of memory, to a slot.
+    """Launch the kernel: add a tensor whose values fill one stretch of memory to a slot.
 
-    rows: the slot's float64 [programs, CELLS]; histogram: its int32 [BINS]; stride and offset as the sketch takes
-    values (`hookcore.observe.reference.stride_of`).
+    rows: the slot's float64 [programs, CELLS]; histogram: its int32 [BINS]; stride and offset: how the sketch samples
+    (`hookcore.observe.reference.stride_of`).
     """
     values = tensor
     if tensor.dtype is torch.bool:
@@ -258,5 +258,5 @@ def add(tensor: Tensor, rows: Tensor, histogram: Tensor, stride: int, offset: in
         BLOCK=block,
         SKETCH_BLOCK=min(block, SKETCH_BLOCK),
         num_warps=max(1, min(WARPS, block // 128)),
-        enable_fp_fusion=True,  # said aloud, else Triton warns the user
+        enable_fp_fusion=True,  # explicit, because Triton otherwise warns the user
     )

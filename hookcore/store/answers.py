@@ -1,4 +1,4 @@
-"""What the store answers with: frozen records of arrays, copied out of the store or never changed again."""
+"""The store's answers: frozen records of arrays, which are copies or never change again."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class TapList:
 
 @dataclass(frozen=True, slots=True)
 class StepRange:
-    """The first and the newest step (None before the first one), and how many different ones came.
+    """The first and the newest step (None before the first one), and the number of different steps.
 
-    `frames` counts every frame that was taken: it rises too where a further part of the newest step came.
+    `frames` counts every frame, so it also rises when another part of the newest step arrives.
     """
 
     first: int | None
@@ -47,10 +47,10 @@ class StepRange:
 
 @dataclass(frozen=True, slots=True)
 class Series(SeriesTable):
-    """One stat of one tap, or one scalar, over time. A point stands for the steps first_step to last_step.
+    """One stat of one tap, or one scalar, over time. A point covers the steps first_step to last_step.
 
-    mean, low and high are over its finite values (NaN where there were none), `present` says in how many steps it was
-    seen, and `nonfinite` in how many of those the tensor held a NaN or an infinity.
+    mean, low, and high are over the finite values (NaN if there were none). `present` counts the steps with a value,
+    and `nonfinite` those in which the tensor held a NaN or an infinity.
     """
 
     name: str
@@ -66,33 +66,33 @@ class Series(SeriesTable):
 
 @dataclass(frozen=True, slots=True)
 class Heatmap(Framed):
-    """One stat of many taps over time; a row is a tap, or `groups` neighbors starting with numbers[i].
+    """One stat of many taps over time. A row is a tap, or `groups` neighbors starting with numbers[i].
 
-    `worst` is the value with the largest magnitude in the cell. Where any tensor of the cell held a NaN or an infinity
-    `nonfinite` says in how many steps, and `worst` is NaN. It is NaN too where the cell is empty: `present` is 0.
+    `worst` is the value with the largest magnitude in the cell. If any tensor of the cell was non-finite, `worst` is
+    NaN and `nonfinite` counts these steps. `worst` is also NaN in an empty cell, where `present` is 0.
     """
 
     stat: str
     numbers: NDArray[np.int64]
     taps: tuple[Tap, ...]
-    groups: NDArray[np.int64]  # how many taps are in each row
+    groups: NDArray[np.int64]  # taps in each row
     first_step: Steps  # of each column
     last_step: Steps
     worst: Floats  # [row, column]
     nonfinite: Counts
     present: Counts
-    infinite: NDArray[np.bool_]  # where what was not finite were infinities, and no NaN
+    infinite: NDArray[np.bool_]  # cells whose non-finite values were infinities only
 
     @property
     def state(self) -> NDArray[np.uint8]:
-        """0 where a cell is empty, 1 finite, 2 where it holds a NaN, 3 where it holds infinities and no NaN."""
+        """0 for an empty cell, 1 for a finite one, 2 for one with a NaN, 3 for one with infinities and no NaN."""
         states = (self.present > 0).astype(np.uint8)
         states[self.nonfinite > 0] = 2
         states[self.infinite] = 3
         return states
 
     def columns(self) -> dict[str, Any]:
-        """Return a row for each row, and a column for each span of steps, named by its first step."""
+        """Return a row for each row of the map, and a column for each span of steps, named by its first step."""
         return tap_columns(self.numbers, self.taps) | {"group": self.groups} | span_columns(self.first_step, self.worst)
 
 
@@ -134,7 +134,7 @@ class Latest(Framed):
     numbers: NDArray[np.int64]
     taps: tuple[Tap, ...]
     steps: Steps
-    values: Floats  # [tap, stat], as they came: NaN and infinities included
+    values: Floats  # [tap, stat], unchanged: NaN and infinities included
 
     def columns(self) -> dict[str, Any]:
         """Return a row for each tap, and a column for each stat."""
@@ -144,7 +144,7 @@ class Latest(Framed):
 
 @dataclass(frozen=True, slots=True)
 class PartUsage:
-    """What a part of the store takes and may take."""
+    """The size and limit of one part of the store."""
 
     nbytes: int
     limit: int
@@ -152,10 +152,10 @@ class PartUsage:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What the store takes, and what its limits cost so far."""
+    """The size of the store, and what its limits have cost so far."""
 
     max_bytes: int
     nbytes: int
     parts: dict[str, PartUsage]
     dropped: dict[str, int]  # by reason: lost
-    merged: dict[str, int]  # by part: rows that were merged into others, nothing but resolution lost
+    merged: dict[str, int]  # by part: rows that were merged with others, which loses only resolution

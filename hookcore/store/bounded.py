@@ -1,4 +1,4 @@
-"""What is kept beside the numbers, each within its own limit: events, snapshots, and the names of things."""
+"""Data other than numbers, each kind within its own limit: events, snapshots, and names."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ Item = TypeVar("Item")
 
 
 class BoundedLog(Generic[Item]):
-    """The newest items within a limit; the oldest ones go, and are counted."""
+    """The newest items within a limit. Older ones are dropped and counted."""
 
     def __init__(self, max_bytes: int, lock: threading.Lock) -> None:
         self.max_bytes = max_bytes
         self.nbytes = 0
-        self.dropped = 0  # older ones that had to go
-        self.refused = 0  # larger than the limit by themselves
-        self.taken = 0  # all that were ever kept
+        self.dropped = 0  # older items, dropped
+        self.refused = 0  # items larger than the limit
+        self.taken = 0  # all items that were ever added
         self._lock = lock
         self._items: deque[tuple[int, Item]] = deque()
 
     def add(self, item: Item, nbytes: int) -> None:
-        """Keeps an item that takes so many bytes."""
+        """Add an item of this size."""
         with self._lock:
             if nbytes > self.max_bytes:
                 self.refused += 1
@@ -41,26 +41,26 @@ class BoundedLog(Generic[Item]):
             self.taken += 1
 
     def items(self) -> list[Item]:
-        """What is kept, oldest first."""
+        """Return the items, oldest first."""
         with self._lock:
             return [item for _, item in self._items]
 
     def items_after(self, taken: int) -> tuple[int, list[Item]]:
-        """What came after so many were taken and is still kept, and how many are taken now."""
+        """Return the items after the first `taken` that still exist, and the number of all that were ever added."""
         with self._lock:
             fresh = min(len(self._items), max(0, self.taken - taken))
             return self.taken, [self._items[place][1] for place in range(len(self._items) - fresh, len(self._items))]
 
 
 class Room:
-    """Bytes that several catalogues share. The caller holds their lock."""
+    """Bytes that several catalogs share. The caller holds their lock."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.nbytes = 0
 
     def take(self, nbytes: int) -> bool:
-        """Take so many bytes, or give them back; False if they are not free."""
+        """Take some bytes, or return them if negative; False if they aren't free."""
         if self.nbytes + nbytes > self.max_bytes:
             return False
         self.nbytes += nbytes
@@ -68,7 +68,7 @@ class Room:
 
 
 class BoundedMap(Generic[Item]):
-    """Named items; once their room is full, new names are refused and counted."""
+    """Named items. When their room is full, new names are refused and counted."""
 
     def __init__(self, room: Room, lock: threading.Lock) -> None:
         self._room = room
@@ -77,7 +77,7 @@ class BoundedMap(Generic[Item]):
         self._items: dict[Hashable, tuple[int, Item]] = {}
 
     def put(self, name: Hashable, item: Item, nbytes: int) -> bool:
-        """Keeps an item under its name, in place of the one before; False where it found no room."""
+        """Set the item of a name; False if there is no room for it."""
         with self._lock:
             old = self._items.get(name, (0, None))[0]
             if not self._room.take(nbytes - old):
@@ -87,24 +87,23 @@ class BoundedMap(Generic[Item]):
             return True
 
     def get(self, name: Hashable) -> Item | None:
-        """The item under a name."""
         with self._lock:
             found = self._items.get(name)
             return None if found is None else found[1]
 
     def names(self) -> list[Any]:
-        """All names, in the order in which they came."""
+        """Return all names, oldest first."""
         with self._lock:
             return list(self._items)
 
     def items(self) -> list[Item]:
-        """All items, in the order in which their names came."""
+        """Return all items, in the order of their names."""
         with self._lock:
             return [item for _, item in self._items.values()]
 
 
 def bytes_of(record: Tap | Event | ModuleRecord | Coverage | HookRecord | Snapshot) -> int:
-    """About what a record takes in memory, a little more rather than less."""
+    """Return roughly the memory of a record, rather too much than too little."""
     size = _RECORD_BYTES
     for name in type(record).__slots__:
         value = getattr(record, name)
@@ -118,7 +117,7 @@ def bytes_of(record: Tap | Event | ModuleRecord | Coverage | HookRecord | Snapsh
 
 
 def texts_bytes(texts: Sequence[str]) -> int:
-    """About what a record of these texts takes."""
+    """Return roughly the memory of a record with these texts."""
     return _RECORD_BYTES + sum(map(_text_bytes, texts))
 
 

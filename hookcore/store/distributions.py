@@ -37,7 +37,7 @@ MIN_BINS = 5  # too large, negative, around zero, positive, too large
 
 @dataclass(frozen=True, slots=True)
 class CountsOverTime:
-    """The exact sums of a tap's sketches in spans of steps [span, bin], for the bins that hold anything, ascending."""
+    """The exact sums of a tap's sketches in spans of steps [span, bin], for the filled bins, ascending."""
 
     first: Steps
     last: Steps
@@ -46,7 +46,7 @@ class CountsOverTime:
 
     @classmethod
     def of(cls, entries: Sequence[SketchRows], tap: int, most: int) -> CountsOverTime:
-        """Sum up in at most so many equal spans."""
+        """Sum up sketches in at most this many equal spans."""
         found = [(entry, row) for entry in entries if (row := entry.row(tap)) is not None]
         if not found:
             none = np.empty(0, np.int64)
@@ -56,7 +56,7 @@ class CountsOverTime:
         span = int(last[-1] - first[0]) + 1
         place = (first - first[0]) * min(most, span) // span
         begins = np.diff(place, prepend=-1) > 0
-        # All rows at once: one by one a window of 500 steps takes a hundred times as long.
+        # All rows at once: one by one, a window of 500 steps takes a hundred times as long.
         every = np.concatenate([bins for _, (bins, _) in found])
         column_of = np.zeros(BINS, np.intp)
         column_of[every] = 1
@@ -70,12 +70,12 @@ class CountsOverTime:
         return cls(first[begins], last[ends], used, counts)
 
     def of_bin(self, number: int) -> NDArray[np.uint64]:
-        """The counts of one bin, by span."""
+        """Return the counts of one bin, by span."""
         sums: NDArray[np.uint64] = self.counts[:, self.bins == number].sum(axis=1, dtype=np.uint64)
         return sums
 
     def folded(self, largest: float) -> CountsOverTime:
-        """The same with everything from a magnitude on in "too large": the order of these values is not known."""
+        """Return these counts with everything from a magnitude on in "too large", where the order is unknown."""
         edge = int(bins_of(largest))
         bins = np.where((self.bins >= edge) & (self.bins < POS_OVER), POS_OVER, self.bins)
         bins = np.where((bins > NEG_OVER) & (bins <= 2 * ZERO - edge), NEG_OVER, bins)
@@ -101,7 +101,7 @@ def histograms_of(entries: Sequence[SketchRows], tap: int, columns: int, bins: i
     edges = EDGES[starts]
     inner = (starts > NEG_OVER) & (starts < POS_INF)
     edges[inner] = np.clip(edges[inner], -largest, largest)
-    kept = np.diff(edges, append=np.inf) > 0  # bins that "too large" took in are empty
+    kept = np.diff(edges, append=np.inf) > 0  # bins that "too large" has absorbed are empty
     return Histograms(tap, found.first, found.last, edges[kept], counts[:, kept[:-1]], *apart)
 
 
@@ -109,7 +109,7 @@ def quantiles_of(entries: Sequence[SketchRows], tap: int, qs: ArrayLike, points:
     """Return the quantiles of the values that are not NaN in at most so many points; NaN if one is not known."""
     found = CountsOverTime.of(entries, tap, points)
     wanted = np.atleast_1d(np.asarray(qs, np.float64))
-    Sketch.empty().quantiles(wanted)  # raises for a wrong q even if there are no sketches
+    Sketch.empty().quantiles(wanted)  # raises for a wrong quantile even if there are no sketches
     values = np.full((len(found.first), len(wanted)), np.nan)
     out = np.isin(found.bins, (NEG_OVER, NEG_UNDER, POS_UNDER, POS_OVER))
     reaching = np.flatnonzero(found.counts[:, out].any(axis=1))
@@ -122,9 +122,9 @@ def quantiles_of(entries: Sequence[SketchRows], tap: int, qs: ArrayLike, points:
 
 
 def _display_groups(filled: NDArray[np.intp], bins: int) -> NDArray[np.intp]:
-    """The first bins of at most so many groups that hold every filled finite bin, and the end of the last one.
+    """Return the first bins of at most this many groups that hold every filled finite bin, and the end of the last one.
 
-    What is empty on both sides of zero is part of the group around zero: it would take most of the groups.
+    Empty bins on both sides of zero belong to the group around zero. Otherwise they would take most of the groups.
     """
     if not len(filled):
         return np.empty(0, np.intp)

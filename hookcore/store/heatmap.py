@@ -39,7 +39,7 @@ class Columns:
 
 
 def columns_over(parts: Sequence[Rows], first: int | None, last: int | None, most: int) -> Columns | None:
-    """At most so many columns over what there is between first and last; None where there is nothing."""
+    """Return at most this many columns over the steps that exist between first and last; None if there are none."""
     if not parts:
         return None
     start, end = int(parts[0].first[0]), int(parts[-1].last[-1])
@@ -82,19 +82,19 @@ class Cells:
             self._spread(columns, rows, row, streaks)
 
     def _spread(self, columns: Columns, rows: Rows, row: int, streaks: Streaks) -> None:
-        """Share the steps of a row among the columns that it touches, in whole numbers that add up.
+        """Distribute the steps of a row over the columns that it touches, in whole numbers that add up.
 
-        Non-finite steps go to the columns of their streaks; other steps are taken as evenly spaced.
+        Non-finite steps go to the columns of their streaks. Other steps are assumed to be evenly spaced.
         """
         ends = np.array([rows.first[row], rows.last[row]])
         begin, end = columns.of(ends).tolist()
         touched = slice(begin, end + 1)
         borders = np.append(np.maximum(columns.first_steps()[touched], ends[0]), ends[1] + 1)
-        borders[0] = ends[0]  # what is outside counts with the nearest column
+        borders[0] = ends[0]  # steps outside count for the nearest column
         bad = streaks.steps_before(borders)
         room = bad[-1]
         nonfinite = rows.nonfinite[row].astype(np.int64)
-        unknown = room < nonfinite  # more streaks than are remembered: those steps may be anywhere in the row
+        unknown = room < nonfinite  # more streaks than the ledger keeps: those steps may be anywhere in the row
         bad[:, unknown] = (borders - ends[0])[:, None]
         shared = _share(nonfinite, bad)
         fine = (borders - ends[0])[:, None] - bad * ~unknown
@@ -102,7 +102,7 @@ class Cells:
         self.present[touched] += shared + _share(rows.present[row] - nonfinite, fine)
 
     def group(self, most: int) -> tuple[Cells, Steps]:
-        """Neighboring lanes merged into at most so many, with the first lane of each."""
+        """Merge neighboring lanes into at most this many; return them with the first lane of each."""
         lanes = self.low.shape[1]
         number = min(most, lanes)
         starts = -(-np.arange(number, dtype=np.int64) * lanes // number)
@@ -135,7 +135,7 @@ class Streaks:
 
 
 def _within(column: int, begin_column: Steps, end_column: Steps, rows: slice) -> slice:
-    """Of rows that touch a column, those that touch no other: only the first and the last can reach beyond."""
+    """Return which of the rows that touch a column touch no other. Only the first and the last can reach further."""
     start, stop = rows.start, rows.stop
     start += int(begin_column[start] < column or end_column[start] > column)
     stop -= int(stop > start and end_column[stop - 1] > column)
@@ -143,7 +143,7 @@ def _within(column: int, begin_column: Steps, end_column: Steps, rows: slice) ->
 
 
 def _share(steps: NDArray[Any], passed: Steps) -> Counts:
-    """Share steps [lane] in proportion to what lies between two borders, of `passed` [border, lane]."""
+    """Return the share of steps [lane] between two borders, proportional to `passed` [border, lane]."""
     total = np.maximum(passed[-1], 1)
     until = steps * passed // total
     shared: Counts = np.diff(until, axis=0).astype(np.uint32)
@@ -151,8 +151,10 @@ def _share(steps: NDArray[Any], passed: Steps) -> Counts:
 
 
 def _fold(operation: np.ufunc, cells: NDArray[Any], starts: Steps) -> NDArray[Any]:
-    """Cells [column, lane] with the lanes from each start to the next in one. Short groups lane by lane: 5 times as
-    fast as `reduceat`."""
+    """Merge the lanes of cells [column, lane] from each start to the next.
+
+    For short groups, a loop over lanes is 5 times as fast as `reduceat`.
+    """
     sizes = np.diff(starts, append=cells.shape[1])
     if sizes.max() > _SHORT:
         folded: NDArray[Any] = operation.reduceat(cells, starts, axis=1, dtype=cells.dtype)
@@ -166,6 +168,6 @@ def _fold(operation: np.ufunc, cells: NDArray[Any], starts: Steps) -> NDArray[An
 
 
 def _combine(operation: np.ufunc, cells: NDArray[Any], values: NDArray[Any]) -> None:
-    """Puts rows [row, lane] into cells [lane]. A loop over these is ten times as fast as `reduceat` over axis 0."""
+    """Combine rows [row, lane] into cells [lane]. A loop over them is ten times as fast as `reduceat` over axis 0."""
     added = values[0] if len(values) == 1 else operation.reduce(values, axis=0, dtype=values.dtype)
     operation(cells, added, out=cells)

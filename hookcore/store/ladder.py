@@ -14,7 +14,7 @@ from hookcore.store.segments import ExactRows, Floats, Lanes, MergedRows, Schema
 
 FACTOR: Final = 8
 SHARES: Final = (0.30, 0.15, 0.15, 0.40)  # of the limit: exact rows, 8 to 1, 64 to 1, and the rest of the run
-_SEGMENTS: Final = 32  # into how many segments a level is cut: fewer cost pauses, more cost every query
+_SEGMENTS: Final = 32  # segments per level: fewer cause pauses, more make every query slower
 _MAX_ROWS: Final = 4096
 _GRANULE: Final = 8  # lanes are allotted in multiples of this
 
@@ -24,22 +24,23 @@ Merge = Callable[[Floats, Floats], Floats]  # [column, lane] of two parts of one
 class Ladder:
     """Rows of one schema. One thread writes; readers hold `lock` only while they copy data that can still change.
 
-    Merged segments never change, and neither do the rows of an exact one but for the newest. So work that takes long
-    (merging) is done on the side, and `lock` is held only to swap the result in.
+    Merged segments never change; of an exact one, only the newest row does. So slow work (merging) happens outside, and
+    `lock` is held only to swap in the result.
     """
 
     def __init__(self, schema: Schema, max_bytes: int, lock: threading.Lock) -> None:
         self.schema = schema
         self.max_bytes = max_bytes
         self.max_lanes = _most_lanes(schema, max_bytes)
-        self.merged_rows = 0  # how many rows were merged away so far
+        self.merged_rows = 0  # rows that were merged away so far
         self._lock = lock
         self._limits = [int(max_bytes * share) for share in SHARES]
         self._bytes = [0] * len(SHARES)
         self._exact: list[ExactRows] = []
         self._merged: list[list[MergedRows]] = [[] for _ in SHARES[1:]]
-        self._lanes = 0  # the width that new segments get
-        self._fallen_steps: Steps = np.empty(0, np.int64)  # newest step of each lane that left the exact rows
+        self._lanes = 0  # the width of new segments
+        # The newest step of each lane that is no longer in the exact rows.
+        self._fallen_steps: Steps = np.empty(0, np.int64)
         self._fallen: Floats = np.empty((len(schema.columns), 0))
 
     @property
@@ -57,7 +58,7 @@ class Ladder:
         with self._lock:
             rows = [sum(part.used for part in self._exact)]
             rows += [sum(part.used for part in level) for level in self._merged]
-            latest = self._fallen.nbytes + self._fallen_steps.nbytes  # counts with the exact rows that it came from
+            latest = self._fallen.nbytes + self._fallen_steps.nbytes  # belongs to the exact rows that it came from
             used = [self._bytes[0] + latest, *self._bytes[1:]]
             return list(zip(rows, used, self._limits, strict=True))
 
@@ -118,13 +119,13 @@ class Ladder:
         return [part for part in (*found, tail) if part is not None]
 
     def latest(self, first: int | None = None, last: int | None = None) -> tuple[Steps, Floats]:
-        """Return, for every lane, its newest step (-1: never) and its exact values then, [column, lane].
+        """Return every lane's newest step (-1 if it has none) and its exact values there, [column, lane].
 
-        With bounds, the newest one between them; only the rows of these steps are read.
+        With bounds, use the newest step between them. Only the rows of these steps are read.
         """
         with self._lock:
             parts = [ExactRows(part.steps, part.values, part.used) for part in reversed(self._exact) if part.used]
-            if parts:  # the newest row may still change: copied, and not read where it lies
+            if parts:  # the newest row may still change, so it is copied
                 parts.insert(0, parts[0].cut(slice(parts[0].used - 1, parts[0].used)))
                 parts[1].used -= 1
             old_steps, old_values = self._fallen_steps, self._fallen
@@ -232,7 +233,7 @@ class Ladder:
             self._put(tier + 1, *joined)
 
     def _halve(self) -> None:
-        """Merge the rows of two neighbors of the last tier in pairs: the oldest of the least merged ones."""
+        """Merge the rows of two neighbors of the last tier in pairs, the oldest of the least merged first."""
         level = self._merged[-1]
         at = min(range(len(level) - 1), key=lambda i: max(level[i].level, level[i + 1].level), default=0)
         pair = level[at : at + 2]
@@ -244,7 +245,7 @@ class Ladder:
             self._bytes[-1] += merged.nbytes - sum(part.nbytes for part in pair)
 
     def _join(self, tier: int, merged: MergedRows) -> tuple[MergedRows, int]:
-        """The rows with the tier's last segment before them if both are short, and how many segments they replace."""
+        """Prepend the tier's last segment if both are short. Return the rows, and how many segments they replace."""
         level = self._merged[tier]
         most = _power_of_two(self._limits[tier + 1] // (_SEGMENTS * self.schema.merged_row_bytes(merged.lanes)))
         if level and _fits(level[-1], merged, most):
@@ -269,14 +270,14 @@ def _power_of_two(number: int) -> int:
 
 
 def _most_lanes(schema: Schema, max_bytes: int) -> int:
-    """As many lanes as leave room for two rows in every level; what is latest of each lane is kept beside."""
+    """Return the most lanes that leave room for two rows in every level, in addition to each lane's newest values."""
     exact = (max_bytes * SHARES[0] - 16) / (schema.exact_row_bytes(1) * 3 + 8)
     merged = (max_bytes * min(SHARES[1:]) - 32) / (2 * (schema.merged_row_bytes(1) - 16))
     return max(0, int(min(exact, merged)) // _GRANULE * _GRANULE)
 
 
 def _least_bytes(schema: Schema, lanes: int) -> int:
-    """The inverse of `_most_lanes`: the bytes in which so many lanes fit."""
+    """Return the bytes that this many lanes need; the inverse of `_most_lanes`."""
     lanes += _GRANULE
     exact = (lanes * (schema.exact_row_bytes(1) * 3 + 8) + 16) / SHARES[0]
     merged = (lanes * 2 * (schema.merged_row_bytes(1) - 16) + 32) / min(SHARES[1:])

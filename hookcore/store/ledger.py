@@ -1,8 +1,8 @@
 """The exact record of non-finite values: kept from the first frame on, never merged, in bounded memory.
 
-Rows of a ladder lose their place in time as they age. Which tensor was non-finite first, in which step, and for how
-long must not, so the ledger notes it as frames come in. A run without non-finite values costs it nothing. Logged
-scalars have a ledger of their own, in which a scalar stands where a tap stands in the other.
+Rows of a ladder lose their exact steps as they age. The ledger keeps which tensor was non-finite first, in which step,
+and for how long, by recording it as frames arrive. It costs nothing in a run without non-finite values. Logged scalars
+have their own ledger, with scalars in the place of taps.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 FIRST_KEPT: Final = 8  # episodes from the beginning of the run
 NEWEST_KEPT: Final = 24
 CAPTURED_KEPT: Final = 1024  # newest step numbers
-BYTES_PER_TAP: Final = 96  # eight columns, the open episode, and two bits for each episode that is kept
+BYTES_PER_TAP: Final = 96  # eight columns, the open episode, and two bits for each kept episode
 _NEVER: Final = -1
 
 Steps = NDArray[np.int64]
@@ -28,10 +28,10 @@ Counts = NDArray[np.float64] | NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """Captured steps in which one or more taps were non-finite, until the taps that were seen again were finite.
+    """Captured steps in which at least one tap was non-finite, until all taps that were seen again were finite.
 
-    `previous` is the captured step before `begin` (None if it was the first one), `first` the numbers of the taps that
-    were non-finite in `begin`, `taps` of all that were, and `skipped` says that a gradient scaler skipped a step of it.
+    `previous` is the captured step before `begin` (None if there is none). `first` holds the numbers of the taps that
+    were non-finite in `begin`, and `taps` those of all. `skipped`: a gradient scaler skipped one of the steps.
     """
 
     begin: int
@@ -46,26 +46,26 @@ class Episode:
 
 @dataclass(frozen=True, slots=True)
 class NonfiniteTaps:
-    """What is known of every tap that was ever non-finite, by the tap's number, ascending.
+    """The record of every tap that was ever non-finite, ascending by its number.
 
-    `since` is where its newest streak of non-finite steps begins; `is_over` says that it was finite after `last_step`.
+    `since` is the start of its newest streak of non-finite steps; `is_over` says that it was finite after `last_step`.
     """
 
     numbers: NDArray[np.int64]
     first_step: Steps
     last_step: Steps
     since: Steps
-    first_until: Steps  # where its first streak ends
+    first_until: Steps  # the end of its first streak
     streaks: Steps
     steps: Steps
-    nan: Steps  # how many values
+    nan: Steps  # number of values
     inf: Steps
     is_over: Flags
 
 
 @dataclass(slots=True)
 class _Open:
-    """An episode as it is written; `closed_at` is the step that ended it, which a later part may take back."""
+    """An episode being written. `closed_at` is the step that ended it; a later part of that step may reopen it."""
 
     begin: int
     last: int
@@ -79,7 +79,7 @@ class _Open:
 
 @dataclass(frozen=True, slots=True)
 class _Closed:
-    """An episode that is over, its taps as bits."""
+    """An episode that is over, with its taps as bits."""
 
     about: Episode  # without the taps
     first: bytes
@@ -90,8 +90,8 @@ class Ledger:
     """Non-finite values by tap and by episode, and the newest captured steps. One thread writes, many read."""
 
     def __init__(self, max_bytes: int, lock: threading.Lock) -> None:
-        self.max_bytes = max_bytes  # what as many taps as a store has room for can need
-        self.dropped = 0  # episodes that made room for others
+        self.max_bytes = max_bytes  # enough for as many taps as a store can hold
+        self.dropped = 0  # episodes that were dropped to make room
         self._lock = lock
         self._lanes = 0
         self._any = False
@@ -105,14 +105,14 @@ class Ledger:
 
     @property
     def nbytes(self) -> int:
-        """The bytes that are taken; zero in a run without non-finite values."""
+        """The bytes in use; zero in a run without non-finite values."""
         closed = sum(len(each.first) + len(each.taps) + 256 for each in self._closed)
         return self._lanes * 8 * (len(_COLUMNS) + 1) + closed + (2 * self._lanes if self._open else 0)
 
     def append(self, step: int, taps: NDArray[np.integer], nan: Counts, inf: Counts) -> None:
-        """Note a captured step, or a further part of the newest one; each tap occurs at most once in `taps`.
+        """Record a captured step, or another part of the newest one. Each tap occurs at most once in `taps`.
 
-        `nan` and `inf` are how many such values each of them held, both NaN if that is not known.
+        `nan` and `inf` are the numbers of such values in each tap, both NaN if unknown.
         """
         previous = self._note_captured(step)
         bad, fine = nan + inf > 0, nan + inf == 0
@@ -126,7 +126,7 @@ class Ledger:
             self._follow(step, previous, taps[bad], taps[fine])
 
     def note_skipped(self, step: int) -> None:
-        """Note that a gradient scaler skipped a step: non-finite gradients of it are how the scaler finds its scale."""
+        """Record that a gradient scaler skipped a step. Its non-finite gradients are how the scaler finds its scale."""
         with self._lock:
             self._skipped.append(step)
             if self._open is not None:
@@ -136,7 +136,7 @@ class Ledger:
                     self._closed[place] = replace(each, about=replace(each.about, skipped=True))
 
     def taps(self) -> NonfiniteTaps:
-        """Every tap that was ever non-finite."""
+        """Return every tap that was ever non-finite."""
         with self._lock:
             columns, fine = {name: each.copy() for name, each in self._columns.items()}, self._fine.copy()
         numbers = np.flatnonzero(columns["steps"] > 0)
@@ -144,21 +144,21 @@ class Ledger:
         return NonfiniteTaps(numbers, **picked, is_over=fine[numbers] > picked["last_step"])
 
     def episodes(self) -> list[Episode]:
-        """The first and the newest episodes, oldest first; how many others there were is in `dropped`."""
+        """Return the first and the newest episodes, oldest first. `dropped` counts the others."""
         with self._lock:
             closed, newest = list(self._closed), self._read_open()
         found = [replace(each.about, first=_numbers(each.first), taps=_numbers(each.taps)) for each in closed]
         return found if newest is None else [*found, newest]
 
     def captured(self, first: int | None = None) -> int:
-        """How many captured steps there are from `first` on; exact if they are among the newest CAPTURED_KEPT."""
+        """Return the number of captured steps from `first` on, exact among the newest CAPTURED_KEPT."""
         with self._lock:
             if first is None:
                 return self._captured_count
             return sum(step >= first for step in self._captured)
 
     def captured_step(self, back: int) -> int | None:
-        """The captured step so many before the newest one, or the oldest that is known."""
+        """Return the captured step this many before the newest one, or the oldest known one."""
         with self._lock:
             return self._captured[max(-len(self._captured), -1 - back)] if self._captured else None
 
@@ -258,7 +258,7 @@ def _about(episode: _Open) -> Episode:
 
 
 def _touches(begin: int, last: int, step: int) -> bool:
-    """Whether a step that a scaler skipped is one of an episode; the event may carry a neighboring number."""
+    """Return whether a skipped step belongs to an episode. The number in the event may be off by one."""
     return begin - 1 <= step <= last + 1
 
 

@@ -26,8 +26,8 @@ SHARES: Final = {  # of max_bytes
     "ledger": 0.01,
     "scalar_ledger": 0.005,
 }
-# Taps, scalars, modules, coverage, hooks and labels do not compete with values: values without names are worthless.
-# This limit is there for whoever sends nonsense; a model of 100,000 modules stays far below it.
+# Taps, scalars, modules, coverage, hooks, and labels don't compete with values, because values without names are
+# worthless. This limit is for senders of nonsense; a model of 100,000 modules stays far below it.
 NAMES_BYTES: Final = 256 * 2**20
 
 
@@ -54,7 +54,7 @@ class Parts:
         self.labels: BoundedMap[tuple[str, str]] = BoundedMap(self.names, self.lock)
         self.taps: list[Tap] = []  # only ever appended to
         self.tap_numbers: dict[Tap, int] = {}
-        self.taps_announced = 0  # those that found no room keep their number
+        self.taps_announced = 0  # taps without room keep their number
         self.steps = StepRange(None, None, 0)
         self.dropped: Counter[str] = Counter()
         self.hooks: tuple[HookRecord, ...] = ()
@@ -69,7 +69,7 @@ class Parts:
                 full = self.taps_announced > len(self.taps) or len(self.taps) >= self.stats.max_lanes
                 self.taps_announced += 1
                 if full or not self.names.take(nbytes):
-                    refused += 1  # numbers have no gaps: after the first refusal all are
+                    refused += 1  # numbers have no gaps, so all after the first refusal are refused
                     continue
                 self.tap_numbers[tap] = len(self.taps)
                 self.taps.append(tap)

@@ -24,7 +24,7 @@ from hookcore.store.schemas import SCALAR_SCHEMA, STAT_SCHEMA
 from hookcore.store.segments import Floats, Lanes, Steps
 from hookcore.vocabulary import GRAD_SCALE
 
-STAT_NAMES: Final = STAT_SCHEMA.names  # the recorded ones and the derived: zero_fraction, nonfinite
+STAT_NAMES: Final = STAT_SCHEMA.names  # the recorded and the derived ones: zero_fraction, nonfinite
 TapName = int | str | Tap  # a tap by its number, its label, or itself
 _VALUE: Final = SCALAR_SCHEMA.columns.index("value")
 
@@ -95,7 +95,7 @@ class Queries:
     ) -> Heatmap:
         """Return the worst value of each tap of a kind over time, in at most `columns` by `rows` cells.
 
-        Who asks again and again for the same taps gives them as `wanted`, and spares the search by kind and match.
+        Callers that ask for the same taps again and again pass them as `wanted`, which skips the search.
         """
         checks.require("stat", stat, STAT_NAMES)
         checks.require_at_least("columns", columns, 1)
@@ -128,7 +128,7 @@ class Queries:
         )
 
     def _streaks_of(self, numbers: NDArray[np.int64]) -> Streaks:
-        """Return the first and the newest streak of non-finite steps of taps; nothing more is known exactly."""
+        """Return the first and the newest streak of non-finite steps of taps. No others are known exactly."""
         known = self._parts.ledger.taps()
         place = np.searchsorted(known.numbers, numbers)
         place[place == len(known.numbers)] = 0
@@ -172,7 +172,7 @@ class Queries:
         return quantiles_of(entries, number, qs, points, lambda begin, end: self._bounds_of(number, begin, end))
 
     def _bounds_of(self, number: int, first: Steps, last: Steps) -> list[tuple[float, float, float]]:
-        """Return the extremes of a tap in spans of steps, and where its sketches end after the loss scale is out."""
+        """Return a tap's extremes in spans of steps, and the magnitude where its sketches end, unscaled."""
         numbers, span = np.array([number], np.int64), (int(first[0]), int(last[-1]))
         least, most = (self.rows(numbers, stat, *span) for stat in ("min", "max"))
         lane = self._parts.scalar_lanes.get(GRAD_SCALE) if self._parts.taps[number].kind in GRADIENT_KINDS else None
@@ -183,7 +183,7 @@ class Queries:
             divisor = np.fmax.reduce(scale.high[_within(scale, begin, end), 0], initial=1.0)
             inside = _within(least, begin, end)
             if ((least.first < begin) | (least.last > end))[inside].any():
-                inside[:] = False  # merged rows reach beyond: these are not the extremes of this span
+                inside[:] = False  # merged rows reach further, so these are not the extremes of this span
             minimum = np.fmin.reduce(least.low[inside, 0], initial=np.nan)
             maximum = np.fmax.reduce(most.high[inside, 0], initial=np.nan)
             found.append((float(minimum), float(maximum), 2.0**MAX_EXPONENT / float(divisor)))
@@ -201,7 +201,7 @@ class Queries:
     ) -> Latest:
         """Return the newest values of every tap; `sort` is a stat, largest and non-finite first ("-norm": smallest).
 
-        With bounds, of the taps seen in these steps. `wanted` names the taps, and spares the search by kind.
+        With bounds, return the taps seen in these steps. `wanted` names the taps and skips the search by kind.
         """
         for given in (stat, sort.removeprefix("-") if sort else None):
             if given is not None:
@@ -260,7 +260,7 @@ class Queries:
         return found if limit is None else found[max(0, len(found) - limit) :]
 
     def events_after(self, taken: int) -> tuple[int, list[Event]]:
-        """For followers: return the events after the first `taken`, and the number of all."""
+        """Return the events after the first `taken`, and the number of all events. For followers."""
         return self._parts.events.items_after(taken)
 
     def snapshots(self) -> list[Snapshot]:
@@ -268,7 +268,7 @@ class Queries:
         return self._parts.snapshots.items()
 
     def snapshots_after(self, taken: int) -> tuple[int, list[Snapshot]]:
-        """For readers that number them: return the snapshots after the first `taken`, and the number of all."""
+        """Return the snapshots after the first `taken`, and the number of all. For readers that number them."""
         return self._parts.snapshots.items_after(taken)
 
     def modules(self) -> list[ModuleRecord]:
@@ -280,16 +280,16 @@ class Queries:
         return {module.path: module.type for module in self.modules()}
 
     def coverage(self) -> list[Coverage]:
-        """Return every module: captured, or the reason why not. Refused taps count as not captured."""
+        """Return every module with its state: captured, or why not. Refused taps count as not captured."""
         return self.without_refused(self._parts.coverage.items())
 
     @property
     def refused_taps(self) -> int:
-        """The number of taps without room; they have the highest numbers."""
+        """The number of taps without room, which have the highest numbers."""
         return self._parts.taps_announced - len(self._parts.taps)
 
     def without_refused(self, coverage: Sequence[Coverage]) -> list[Coverage]:
-        """Return coverage in which a module is captured only if the store has one of its taps, and with these kinds."""
+        """Return coverage that calls a module captured only if the store has one of its taps, with these kinds."""
         refused = self.refused_taps
         if not refused:
             return list(coverage)

@@ -1,4 +1,4 @@
-"""The rows of a query: one column of some lanes, from exact and merged rows, and its down-sampling."""
+"""The rows of a query, which are one column of some lanes, and their down-sampling."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hookcore.store.segments import Counts, ExactRows, Floats, Lanes, MergedRows
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows in time [row] and their values [row, lane]; see MergedRows for what the values mean."""
+    """Rows in time [row] and their values [row, lane]. MergedRows defines the values."""
 
     first: Steps
     last: Steps

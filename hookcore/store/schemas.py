@@ -1,4 +1,4 @@
-"""The two schemas of rows in the store, and how two parts of a step are merged."""
+"""The two row schemas of the store, and the merging of two parts of a step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from hookcore.records import STAT_COLUMN, STATS
 from hookcore.store.segments import Column, Floats, Schema
 
-SKIPPED_STEP: Final = "skipped-step"  # the event that says that a gradient scaler skipped a step
+SKIPPED_STEP: Final = "skipped-step"  # the event for a step that a gradient scaler skipped
 
 _ADDED: Final = tuple(STAT_COLUMN[name] for name in ("count", "nan", "inf", "zero", "parts", "sketched"))
 _COUNT, _NAN, _INF, _ZERO = (STAT_COLUMN[name] for name in ("count", "nan", "inf", "zero"))
@@ -37,7 +37,7 @@ def merge_stats(known: Floats, new: Floats) -> Floats:
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         one = known[_COUNT] - known[_NAN] - known[_INF]
         two = new[_COUNT] - new[_NAN] - new[_INF]
-        share = two / (one + two)  # NaN where neither part has a finite value: so are its moments
+        share = two / (one + two)  # NaN if neither part has a finite value, as are its moments
         delta = new[_MEAN] - known[_MEAN]
         own, other = np.sqrt(1 - share), np.sqrt(share)
         merged[_MEAN] = known[_MEAN] + delta * share
@@ -50,7 +50,7 @@ def merge_stats(known: Floats, new: Floats) -> Floats:
         merged[np.ix_(moments, empty)] = other[np.ix_(moments, empty)]
     merged[_MIN] = np.fmin(known[_MIN], new[_MIN])
     merged[_MAX] = np.fmax(known[_MAX], new[_MAX])
-    merged[_RATIO] = np.fmax(known[_RATIO], new[_RATIO])  # two updates of one parameter: the larger one
+    merged[_RATIO] = np.fmax(known[_RATIO], new[_RATIO])  # of two updates of one parameter, the larger one
     return merged
 
 

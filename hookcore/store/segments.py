@@ -1,7 +1,7 @@
 """Blocks of rows in time: exact rows of single steps, and merged rows of several. Pure arithmetic, no limits.
 
-A row is one step, or several consecutive ones in one; a column is a statistic, a lane is a tap (or a scalar). Arrays
-are [column, row, lane]: a query reads one column of many rows, and so touches a thirteenth of the bytes.
+A row is one step or several merged ones, a column is a statistic, and a lane is a tap or a scalar. Arrays are [column,
+row, lane]: a query reads one column of many rows, and so touches a thirteenth of the bytes.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ Scalar = TypeVar("Scalar", bound=np.generic)
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """The columns of a row. The first one is NaN where a lane was absent in a step, and never otherwise."""
+    """The columns of a row. The first one is NaN exactly where a lane was absent in a step."""
 
     columns: tuple[str, ...]
-    nonfinite: tuple[int, ...]  # a lane's value was not finite where the sum of these columns is above zero
-    derived: dict[str, Callable[[Column], Floats]] = field(default_factory=dict)  # further ones, made from the stored
+    nonfinite: tuple[int, ...]  # the value of a lane was non-finite where the sum of these columns is positive
+    derived: dict[str, Callable[[Column], Floats]] = field(default_factory=dict)  # computed from the stored ones
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -110,17 +110,17 @@ class MergedRows:
 
     first: Steps  # [row]
     last: Steps
-    mean: Floats  # [name, row, lane], over the finite values; NaN where there were none
+    mean: Floats  # [name, row, lane], over the finite values; NaN if there were none
     low: Floats
     high: Floats
-    finite: Counts  # [name, row, lane]: how many values were finite
-    present: Counts  # [row, lane]: in how many steps the lane was there
-    nonfinite: Counts  # [row, lane]: in how many of them its value was not finite
-    level: int = 0  # how often its rows were merged in pairs
+    finite: Counts  # [name, row, lane]: number of finite values
+    present: Counts  # [row, lane]: number of steps with the lane
+    nonfinite: Counts  # [row, lane]: number of steps with a non-finite value
+    level: int = 0  # how many times its rows were merged in pairs
 
     @classmethod
     def make(cls, names: int, rows: int, lanes: int, level: int = 0) -> MergedRows:
-        """Return rows to be filled."""
+        """Return rows to fill."""
         wide, flat = (names, rows, lanes), (rows, lanes)
         ends = np.empty(rows, np.int64), np.empty(rows, np.int64)
         numbers = np.empty(wide), np.empty(wide), np.empty(wide)
@@ -205,7 +205,7 @@ def _mean_of_means(means: Floats, weights: NDArray[Any], totals: Counts, factor:
 
 
 def _stack(parts: Sequence[NDArray[Scalar]], lanes: int, fill: float) -> NDArray[Scalar]:
-    """Parts [row, lane] below each other, narrow ones widened with `fill`."""
+    """Stack parts [row, lane], with narrow ones padded with `fill`."""
     if len(parts) == 1 and parts[0].shape[1] == lanes:
         return parts[0]
     stacked = np.full((sum(len(part) for part in parts), lanes), fill, parts[0].dtype)
@@ -217,7 +217,7 @@ def _stack(parts: Sequence[NDArray[Scalar]], lanes: int, fill: float) -> NDArray
 
 
 def _fold(operation: np.ufunc, values: NDArray[Any], factor: int) -> NDArray[Any]:
-    """Rows [row, lane] reduced `factor` to one, the last one of what is left over."""
+    """Reduce rows [row, lane] `factor` to one; the last row takes the remainder."""
     if factor == 1:
         return values
     groups = len(values) // factor

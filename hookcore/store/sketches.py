@@ -15,9 +15,9 @@ from hookcore.sketch import BINS
 
 FACTOR: Final = 8
 SHARES: Final = (0.25, 0.25, 0.50)  # of the limit: single steps, 8 to 1, and the rest of the run
-_TAPS_AT_ONCE: Final = 128  # so many dense rows (1.3 MB) are summed at a time: they stay in the cache
-_RECORD_BYTES: Final = 600  # the objects around the arrays
-_LARGEST: Final = 0.4  # of a level's limit: the largest entry that is kept
+_TAPS_AT_ONCE: Final = 128  # dense rows (1.3 MB) that are summed at a time, to stay in the cache
+_RECORD_BYTES: Final = 600  # the Python objects around the arrays
+_LARGEST: Final = 0.4  # the largest entry, as a share of its level's limit
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,11 +26,11 @@ class SketchRows:
 
     first: int
     last: int
-    steps: int  # how many steps are in it
+    steps: int  # number of steps in it
     taps: NDArray[np.uint32]  # ascending
     start: NDArray[np.uint32]
     bins: NDArray[np.uint16]
-    counts: NDArray[Any]  # uint32, or uint64 where that is too small
+    counts: NDArray[Any]  # uint32, or uint64 if that is too small
 
     @property
     def nbytes(self) -> int:
@@ -47,12 +47,12 @@ class SketchRows:
 
 
 class SketchLadder:
-    """Sketches step by step, then 8 steps in one, then as many in one as it takes to keep the whole run."""
+    """Sketches of single steps, then of 8 steps each, then of as many as it takes to keep the whole run."""
 
     def __init__(self, max_bytes: int, lock: threading.Lock) -> None:
         self.max_bytes = max_bytes
-        self.merged = 0  # how many entries were merged away
-        self.refused = 0  # how many sketches found no room
+        self.merged = 0  # entries that were merged away
+        self.refused = 0  # sketches that found no room
         self._lock = lock
         self._limits = [int(max_bytes * share) for share in SHARES]
         self._bytes = [0] * len(SHARES)
@@ -70,7 +70,7 @@ class SketchLadder:
 
     @property
     def least_bytes(self) -> int:
-        """The limit below which sketches would be cut instead of merged; sums have more bins than single steps."""
+        """The limit below which sketches are cut instead of merged. Sums have more bins than single steps."""
         largest = max((entry.nbytes for level in self._levels for entry in level), default=0)
         return int(largest * 2 / (_LARGEST * min(SHARES)))
 
@@ -89,7 +89,7 @@ class SketchLadder:
                     self._merge_pair()
 
     def append(self, step: int, taps: NDArray[np.uint32], block: SketchBlock) -> None:
-        """Append the sketches of a step or of a part of one; the arrays are kept, or copied if they are views."""
+        """Append the sketches of a step or of a part of one. Arrays are kept, or copied if they are views."""
         if not block.bins.size:
             return
         arrays = _own(taps, np.uint32), _own(block.start, np.uint32), _own(block.bins, np.uint16)
@@ -106,7 +106,7 @@ class SketchLadder:
         ]
 
     def _add(self, level: int, entry: SketchRows, replaces: int = 0) -> None:
-        """Appends to a level; atomically takes away the oldest `replaces` entries of the level before."""
+        """Append to a level, and atomically remove the oldest `replaces` entries of the previous level."""
         limit, entries, absorbed = self._limits[level], self._levels[level], 0
         entry = self._cut(entry, int(limit * _LARGEST))
         while entries and not absorbed and self._bytes[level] + entry.nbytes > limit:
@@ -147,7 +147,7 @@ class SketchLadder:
             entries[at : at + 2] = [merged]
 
     def _cut(self, entry: SketchRows, most: int) -> SketchRows:
-        """The entry without the last taps that would make it too large; they are counted."""
+        """Return the entry without the last taps, which make it too large. They are counted."""
         if entry.nbytes <= most:
             return entry
         bytes_to_row = entry.start[1:].astype(np.int64) * (2 + entry.counts.itemsize) + _RECORD_BYTES + 4
@@ -197,7 +197,7 @@ def _narrow(counts: NDArray[np.uint64]) -> NDArray[Any]:
 
 
 def _oldest(entries: Sequence[SketchRows]) -> int:
-    """How many entries hold the oldest FACTOR of them, where the parts of one step count once."""
+    """Return the number of entries with the oldest FACTOR steps. Parts of one step count once."""
     seen = 0
     for number, entry in enumerate(entries):
         seen += number == 0 or entry.first != entries[number - 1].first

@@ -38,7 +38,8 @@ DEFAULT_BYTES: Final = 512 * 2**20
 class Store(Queries):
     """The frames of one run within `max_bytes`, and names within `names_bytes`. See docs/store.md.
 
-    Writing never raises on a frame that comes too late or finds no room: that is counted, and told once by an event.
+    Adding a frame never raises, even if it is late or there is no room. Such frames are counted, and an event reports
+    the first.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class Store(Queries):
     ) -> None:
         super().__init__(Parts(max_bytes, names_bytes))
         self._clock = clock
-        self._writer = threading.Lock()  # frames from several threads are taken one after the other
+        self._writer = threading.Lock()  # frames from several threads are added one after the other
         self._told: set[str] = set()
         self._known_scalars: tuple[str, ...] = ()
         self._known_lanes: NDArray[np.intp] = np.empty(0, np.intp)
@@ -65,7 +66,7 @@ class Store(Queries):
     def append(self, frame: Frame) -> None:
         """Add a frame: a new step, or another part of the newest one.
 
-        The arrays of `frame.sketches` are kept as they are where they own their memory: do not write to them again.
+        The arrays of `frame.sketches` are not copied if they own their memory, so don't write to them afterwards.
         """
         _check(frame)
         with self._writer:
@@ -84,7 +85,7 @@ class Store(Queries):
     ) -> None:
         """Update the modules and their coverage; known paths are replaced.
 
-        The hooks, where any are given, take the place of all those of before.
+        Hooks, if given, replace all earlier ones.
         """
         with self._writer:
             if hooks:
@@ -95,13 +96,13 @@ class Store(Queries):
                 self._parts.coverage.put(covered.path, covered, bytes_of(covered))
 
     def add_event(self, event: Event) -> None:
-        """Keep an event; the oldest ones make room."""
+        """Keep an event, and drop the oldest ones to make room."""
         if event.name == SKIPPED_STEP:
             self._parts.ledger.note_skipped(event.step)
         self._parts.events.add(event, bytes_of(event))
 
     def add_snapshot(self, snapshot: Snapshot) -> None:
-        """Keep a snapshot with a copy of its values; the oldest ones make room."""
+        """Keep a snapshot with a copy of its values, and drop the oldest ones to make room."""
         if snapshot.values.nbytes > self._parts.snapshots.max_bytes:
             self._tell("snapshot-refused", f"a snapshot of {snapshot.values.nbytes} bytes is above the store's limit")
         owned = replace(snapshot, values=np.array(snapshot.values))
@@ -120,7 +121,7 @@ class Store(Queries):
         return self._parts.usage()
 
     def announce(self, taps: tuple[Tap, ...]) -> None:
-        """Add taps, numbered from the last one; those in a frame's `new_taps` need no call."""
+        """Add taps, numbered from the last one. The taps in a frame's `new_taps` are added automatically."""
         with self._writer:
             self._announce(taps)
 
@@ -178,7 +179,7 @@ class Store(Queries):
         values = np.ones((3, len(lanes)))
         values[2] = list(named.values()) if chosen is None else np.array(list(named.values()))[chosen]
         np.logical_not(np.isfinite(values[2]), out=values[1])
-        if self._parts.scalar_ledger.nbytes or values[1].any():  # most runs never log what is not finite
+        if self._parts.scalar_ledger.nbytes or values[1].any():  # most runs never log a non-finite value
             self._parts.scalar_ledger.append(frame.step, lanes, np.isnan(values[2]), np.isinf(values[2]))
         if self._parts.scalars.newest == frame.step:
             self._parts.scalars.merge_newest(lanes, values, later_wins)
@@ -186,7 +187,7 @@ class Store(Queries):
             self._parts.scalars.append(frame.step, lanes, values)
 
     def _lanes_of(self, scalars: tuple[str, ...]) -> tuple[NDArray[np.intp], NDArray[np.intp] | None]:
-        """Return the lanes of scalars, and which of them exist if not all fit."""
+        """Return the lanes of scalars, and which scalars have one if not all fit."""
         if scalars == self._known_scalars:
             return self._known_lanes, None
         lanes = [self._parts.lane_of_scalar(name) for name in scalars]
@@ -197,7 +198,7 @@ class Store(Queries):
                 "scalars-refused", "there are more scalars than fit: log fewer names, or give the store more memory"
             )
             return numbers, np.array(found, np.intp)
-        self._known_scalars, self._known_lanes = scalars, numbers  # most frames have the same
+        self._known_scalars, self._known_lanes = scalars, numbers  # most frames have the same scalars
         return numbers, None
 
     def _note_step(self, step: int) -> None:
@@ -206,7 +207,7 @@ class Store(Queries):
         self._parts.steps = StepRange(first, step, old.count + (step != old.newest), old.frames + 1)
 
     def _tell(self, name: str, message: str) -> None:
-        """Add an event the first time that a limit is reached; the counters say how often."""
+        """Add an event the first time a limit is reached. The counters say how often it is."""
         if name not in self._told:
             self._told.add(name)
             newest = self._parts.steps.newest

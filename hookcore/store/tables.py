@@ -1,4 +1,4 @@
-"""Answers as tables: their columns by name, and the way to a data frame. A store and a server answer with the same."""
+"""Answers as tables: columns by name, and data frames. The store and the server share them."""
 
 from __future__ import annotations
 
