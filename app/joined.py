@@ -4,7 +4,7 @@ The files stay small modules for who reads, checks and tests them, and nothing i
 to find some seventy of them level by level shows its first numbers half a second later (`benchmarks.browser`, load).
 
 Each module becomes a function that is called once, after those that it imports from, and returns what it exports. The
-modules keep to the few forms of import and export below, one a line, without cycles; anything else is an error here.
+modules keep to the few forms of import and export below, without cycles; anything else is an error here.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable
 from typing import Final
 
+_WRAPPED: Final = re.compile(r"^(import|export) \{\n([^{}]*?),?\n\} from", re.MULTILINE)
 _IMPORT: Final = re.compile(r'^import \{ ([\w, ]+) \} from "(\.[^"]+)";$')
 _PASSED_ON: Final = re.compile(r'^export \{ (\w+(?:, \w+)*) \} from "(\.[^"]+)";$')
 _EXPORT: Final = re.compile(r"^export ((?:async )?(?:function\*?|class|const) (\w+).*)$")
@@ -31,7 +32,7 @@ def _add(name: str, read: Callable[[str], str], done: dict[str, str], within: tu
     if name in within:
         raise ValueError(f"modules import each other: {' -> '.join((*within, name))}")
     body, exports = [], []
-    for line in read(name).splitlines():
+    for line in _WRAPPED.sub(_on_one_line, read(name)).splitlines():
         if found := _IMPORT.match(line) or _PASSED_ON.match(line):
             other = posixpath.normpath(posixpath.join(posixpath.dirname(name), found[2]))
             if other not in done:
@@ -49,6 +50,10 @@ def _add(name: str, read: Callable[[str], str], done: dict[str, str], within: tu
             body.append(line)
     returned = f"return {{ {', '.join(exports)} }};"
     done[name] = "\n".join((f"// {name}", f"const {_variable(name)} = (() => {{", *body, returned, "})();"))
+
+
+def _on_one_line(names: re.Match[str]) -> str:
+    return f"{names[1]} {{ {' '.join(names[2].split())} }} from"
 
 
 def _variable(name: str) -> str:

@@ -25,7 +25,7 @@ def run(files: dict[str, str], folder: Path) -> str:
 
 def test_what_a_module_exports_is_there_where_it_is_imported_under_each_of_its_names(tmp_path: Path) -> None:
     files = {
-        "main.js": 'import { Box, LEAST as least } from "./of/box.js";\n'
+        "main.js": 'import {\n  Box,\n  LEAST as least,\n} from "./of/box.js";\n'
         'import { twice } from "./again.js";\n'
         'import { later } from "./of/later.js";\n'
         "console.log(new Box(least).open(), twice(4), typeof later);",

@@ -5,8 +5,14 @@ import { squareOf } from "../../app/static/js/tensors/rolled.js";
 
 test("a request is asked, waiting, came, or cannot come any more", () => {
   const known = { kept: new Set([1]), waiting: new Set([2]), state: "live" };
-  assert.deepEqual([1, 2, 3].map((number) => fateOf(number, known)), ["came", "asked", "waiting"]);
-  assert.deepEqual([1, 2, 3].map((number) => fateOf(number, { ...known, state: "lost" })), ["came", "gone", "gone"]);
+  assert.deepEqual(
+    [1, 2, 3].map((number) => fateOf(number, known)),
+    ["came", "asked", "waiting"],
+  );
+  assert.deepEqual(
+    [1, 2, 3].map((number) => fateOf(number, { ...known, state: "lost" })),
+    ["came", "gone", "gone"],
+  );
   assert.equal(fateOfAll(["came", "waiting", "asked"]), "asked");
   assert.equal(fateOfAll(["came", "waiting"]), "waiting");
   assert.equal(fateOfAll(["came", "came"]), "came");

@@ -7,11 +7,20 @@ import { dice } from "./dice.mjs";
 /** @param {string} kind @param {[number, number, number[]][]} columns first step, last step, bits */
 function frame(kind, columns) {
   const n = columns[0]?.[2].length ?? 3;
-  return { kind, k: columns.length, n, bits: Uint32Array.from(columns.flatMap((each) => each[2])), first: columns.map((each) => each[0]), last: columns.map((each) => each[1]), nonfinite: columns.map(() => 0) };
+  return {
+    kind,
+    k: columns.length,
+    n,
+    bits: Uint32Array.from(columns.flatMap((each) => each[2])),
+    first: columns.map((each) => each[0]),
+    last: columns.map((each) => each[1]),
+    nonfinite: columns.map(() => 0),
+  };
 }
 
 /** @param {Columns} columns */
-const held = (columns) => Array.from({ length: columns.length }, (_, i) => [columns.first(i), columns.last(i), [...columns.bits(i)]]);
+const held = (columns) =>
+  Array.from({ length: columns.length }, (_, i) => [columns.first(i), columns.last(i), [...columns.bits(i)]]);
 
 test("a ring holds what a plain list would, whatever comes again and however often", () => {
   for (let seed = 0; seed < 300; seed += 1) {
@@ -37,16 +46,34 @@ test("a ring holds what a plain list would, whatever comes again and however oft
       plain = [...plain, ...fresh].slice(-capacity);
       assert.deepEqual(held(columns), plain, `seed ${seed}`);
       const asked = whole(step + 3);
-      assert.equal(columns.find(asked), plain.findLastIndex(([first]) => first <= asked), `seed ${seed}`);
+      assert.equal(
+        columns.find(asked),
+        plain.findLastIndex(([first]) => first <= asked),
+        `seed ${seed}`,
+      );
     }
   }
 });
 
 test("a snapshot takes the place of what it covers, and what adjoins before it stays", () => {
   const columns = new Columns(1, 10);
-  columns.take(frame("snapshot", [[0, 0, [1]], [1, 1, [2]], [2, 2, [3]]]));
-  columns.take(frame("snapshot", [[2, 2, [9]], [3, 3, [4]]]));
-  assert.deepEqual(held(columns).map((each) => each[2][0]), [1, 2, 9, 4]);
+  columns.take(
+    frame("snapshot", [
+      [0, 0, [1]],
+      [1, 1, [2]],
+      [2, 2, [3]],
+    ]),
+  );
+  columns.take(
+    frame("snapshot", [
+      [2, 2, [9]],
+      [3, 3, [4]],
+    ]),
+  );
+  assert.deepEqual(
+    held(columns).map((each) => each[2][0]),
+    [1, 2, 9, 4],
+  );
 });
 
 test("a snapshot of another time leaves nothing of the window before", () => {
@@ -68,13 +95,23 @@ test("a frame without columns or rows changes nothing: a server that was started
 
 test("a step in which nothing was captured leaves no column", () => {
   const columns = new Columns(2, 10);
-  columns.take(frame("delta", [[0, 0, [1, MISSING]], [1, 1, [MISSING, MISSING]], [2, 2, [MISSING, 4]]]));
-  assert.deepEqual(held(columns).map((each) => each[0]), [0, 2]);
+  columns.take(
+    frame("delta", [
+      [0, 0, [1, MISSING]],
+      [1, 1, [MISSING, MISSING]],
+      [2, 2, [MISSING, 4]],
+    ]),
+  );
+  assert.deepEqual(
+    held(columns).map((each) => each[0]),
+    [0, 2],
+  );
 });
 
 test("in a window longer than the ring steps share a column, and a NaN among them stays", () => {
   const columns = new Columns(1, 10, 5);
-  for (let step = 0; step < 48; step += 1) columns.take(frame("delta", [[step, step, [step === 12 ? NAN : 0x3f800000 + step]]]));
+  for (let step = 0; step < 48; step += 1)
+    columns.take(frame("delta", [[step, step, [step === 12 ? NAN : 0x3f800000 + step]]]));
   assert.equal(columns.length, 10);
   assert.deepEqual([columns.first(2), columns.last(2), columns.bits(2)[0]], [10, 14, NAN]);
   assert.deepEqual([columns.first(9), columns.last(9), columns.bits(9)[0]], [45, 47, 0x3f800000 + 47]);

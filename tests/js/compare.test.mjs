@@ -4,7 +4,16 @@ import { bitsOf } from "../../app/static/js/compare/bits.js";
 import { INFINITE, MISSING, NAN } from "../../app/static/js/worst.js";
 
 test("cells become columns, and what is no number is told apart from what is not there", () => {
-  const bits = bitsOf([[0.5, "NaN", 0], ["NaN", "NaN", 2]], [[1, 2, 1], [0, 2, 1]]);
+  const bits = bitsOf(
+    [
+      [0.5, "NaN", 0],
+      ["NaN", "NaN", 2],
+    ],
+    [
+      [1, 2, 1],
+      [0, 2, 1],
+    ],
+  );
   const values = new Float32Array(bits.buffer);
   assert.equal(values[0], 0.5);
   assert.equal(bits[1], MISSING);

@@ -4,7 +4,14 @@ import { test } from "node:test";
 import { Curve } from "../../app/static/js/overview/curve.js";
 
 /** A series whose values are the steps themselves. */
-const series = (steps, values = steps) => ({ first_step: steps, last_step: steps, mean: values, min: values, max: values, nonfinite: steps.map(() => 0) });
+const series = (steps, values = steps) => ({
+  first_step: steps,
+  last_step: steps,
+  mean: values,
+  min: values,
+  max: values,
+  nonfinite: steps.map(() => 0),
+});
 
 test("what is new is added behind", () => {
   const curve = new Curve();
@@ -41,5 +48,6 @@ test("old steps are forgotten in every column", () => {
   curve.take(series([1, 2, 3, 4]), true);
   curve.forget(3);
   const line = curve.line("loss");
-  for (const column of [line.first, line.last, line.mean, line.min, line.max, line.nonfinite]) assert.equal(column.length, 2);
+  for (const column of [line.first, line.last, line.mean, line.min, line.max, line.nonfinite])
+    assert.equal(column.length, 2);
 });

@@ -4,7 +4,11 @@ import { restore } from "../../app/static/js/runs/deeds.js";
 
 test("a deleted run that is brought back is no longer hidden in the list", async (context) => {
   const asked = [];
-  context.mock.method(globalThis, "fetch", async (url, { method }) => (asked.push([method, url]), { ok: true, text: async () => "" }));
+  context.mock.method(
+    globalThis,
+    "fetch",
+    async (url, { method }) => (asked.push([method, url]), { ok: true, text: async () => "" }),
+  );
   const gone = new Set(["one", "two"]);
   let refreshed = false;
   await restore("one", gone, () => (refreshed = true));

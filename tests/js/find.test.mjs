@@ -28,12 +28,20 @@ for (const [text, wanted] of cases) {
 function fits(pattern, text) {
   if (!pattern) return !text;
   if (pattern[0] === "*") return fits(pattern.slice(1), text) || (text !== "" && fits(pattern, text.slice(1)));
-  return text !== "" && (pattern[0] === "?" || pattern[0].toLowerCase() === text[0].toLowerCase()) && fits(pattern.slice(1), text.slice(1));
+  return (
+    text !== "" &&
+    (pattern[0] === "?" || pattern[0].toLowerCase() === text[0].toLowerCase()) &&
+    fits(pattern.slice(1), text.slice(1))
+  );
 }
 
 test("a glob is what trying letter by letter says, for many random patterns and names", () => {
   let seed = 7;
-  const random = (letters, most) => Array.from({ length: (seed = (seed * 48271) % 2147483647) % most }, () => letters[(seed = (seed * 48271) % 2147483647) % letters.length]).join("");
+  const random = (letters, most) =>
+    Array.from(
+      { length: (seed = (seed * 48271) % 2147483647) % most },
+      () => letters[(seed = (seed * 48271) % 2147483647) % letters.length],
+    ).join("");
   let hits = 0;
   for (let round = 0; round < 20000; round += 1) {
     const [pattern, text] = [random("ab.*?[(", 6), random("aAb.[(\n", 7)];
@@ -45,7 +53,14 @@ test("a glob is what trying letter by letter says, for many random patterns and 
 
 test("what cannot be read says why, and the last result stays", () => {
   const before = parse("attn");
-  for (const [text, words] of [["/(/", /not a regular expression/], ["/abc", /also ends with a slash/], ["is:odd", /is:frozen/], ["type:", /class/], ["depth:x", /depth:2/], ["x".repeat(2000), /longer/]]) {
+  for (const [text, words] of [
+    ["/(/", /not a regular expression/],
+    ["/abc", /also ends with a slash/],
+    ["is:odd", /is:frozen/],
+    ["type:", /class/],
+    ["depth:x", /depth:2/],
+    ["x".repeat(2000), /longer/],
+  ]) {
     const found = parse(text, before);
     assert.match(found.problem, words);
     assert.equal(found.test, before.test);
@@ -55,8 +70,10 @@ test("what cannot be read says why, and the last result stays", () => {
 });
 
 test("an expression whose time could double with every letter is refused, others are not", () => {
-  for (const text of ["/(a+)+b/", "/(a|a)*b/", "/((ab)*c)*/", "/(x{2,})+/"]) assert.match(parse(text).problem, /too long/);
-  for (const text of ["/(a|b)c/", "/(abc)+/", "/layers\\.(1|2)\\d+/", "/[(+]*/", "/(a+)?b/", "/\\(+/"]) assert.equal(parse(text).problem, "");
+  for (const text of ["/(a+)+b/", "/(a|a)*b/", "/((ab)*c)*/", "/(x{2,})+/"])
+    assert.match(parse(text).problem, /too long/);
+  for (const text of ["/(a|b)c/", "/(abc)+/", "/layers\\.(1|2)\\d+/", "/[(+]*/", "/(a+)?b/", "/\\(+/"])
+    assert.equal(parse(text).problem, "");
 });
 
 test("a broken expression inside of a negation is told, too", () => {

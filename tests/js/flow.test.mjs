@@ -12,12 +12,36 @@ import { dice } from "./dice.mjs";
 const row = (module, index = "") => ({ number: 0, module, kind: "output", index, call: 0, phase: "train", group: 1 });
 /** @param {number[]} values */
 const bitsOf = (...values) => new Uint32Array(Float32Array.of(...values).buffer);
-const PAGE = { ink: "#000", quiet: "#555", line: "#ccc", card: "#fff", nan: "#c0a", inf: "#d40", missing: "#ccc", warn: "#850", line1: "#00f" };
+const PAGE = {
+  ink: "#000",
+  quiet: "#555",
+  line: "#ccc",
+  card: "#fff",
+  nan: "#c0a",
+  inf: "#d40",
+  missing: "#ccc",
+  warn: "#850",
+  line1: "#00f",
+};
 
 test("layers stand from input to output, and a gradient without an activation behind the one before it", () => {
-  const layers = merged(["a", "b", "c"].map((name) => row(name)), [row("a"), row("extra"), row("c")]);
-  assert.deepEqual(layers.map(({ label, rows }) => [label, ...rows]), [["a", 0, 0], ["extra", -1, 1], ["b", 1, -1], ["c", 2, 2]]);
-  assert.deepEqual(merged([], [row("x"), row("y", "1")]).map(({ label }) => label), ["x", "y [1]"]);
+  const layers = merged(
+    ["a", "b", "c"].map((name) => row(name)),
+    [row("a"), row("extra"), row("c")],
+  );
+  assert.deepEqual(
+    layers.map(({ label, rows }) => [label, ...rows]),
+    [
+      ["a", 0, 0],
+      ["extra", -1, 1],
+      ["b", 1, -1],
+      ["c", 2, 2],
+    ],
+  );
+  assert.deepEqual(
+    merged([], [row("x"), row("y", "1")]).map(({ label }) => label),
+    ["x", "y [1]"],
+  );
 });
 
 test("of layers that share a bar the worst is shown, and every layer is in one", () => {
@@ -31,12 +55,22 @@ test("of layers that share a bar the worst is shown, and every layer is in one",
     assert.equal(bars[0].from, 0);
     assert.equal(bars.at(-1)?.to, many);
     for (let place = 1; place < bars.length; place += 1) assert.equal(bars[place].from, bars[place - 1].to);
-    assert.deepEqual(bars.filter(({ state }) => state === "nan").map(({ from, to }) => from <= at && at < to), [true]);
+    assert.deepEqual(
+      bars.filter(({ state }) => state === "nan").map(({ from, to }) => from <= at && at < to),
+      [true],
+    );
   }
 });
 
 test("zero, NaN, infinite and not sampled are four different things", () => {
-  assert.deepEqual([...bitsOf(0, -0, NaN, -Infinity, 1e-40), MISSING].map(stateOf), ["zero", "zero", "nan", "inf", "finite", "missing"]);
+  assert.deepEqual([...bitsOf(0, -0, NaN, -Infinity, 1e-40), MISSING].map(stateOf), [
+    "zero",
+    "zero",
+    "nan",
+    "inf",
+    "finite",
+    "missing",
+  ]);
 });
 
 test("the axis has whole decades around the values, and does not jump with every step", () => {
@@ -52,7 +86,8 @@ test("a bar that is not finite fills its panel and has a sign of its own", () =>
   const bars = barsOf(bitsOf(1, NaN, Infinity, 0), 4);
   const marks = panelMarks(box, { title: "t", bars, decades: [-2, 2], color: PAGE.line1 }, PAGE);
   assert.ok(marks.some((mark) => mark.kind === "rect" && mark.fill === PAGE.nan && mark.h === box.h));
-  for (const sign of ["\u2715", "\u25b2", "\u25cb"]) assert.ok(marks.some((mark) => mark.kind === "text" && mark.text === sign));
+  for (const sign of ["\u2715", "\u25b2", "\u25cb"])
+    assert.ok(marks.some((mark) => mark.kind === "text" && mark.text === sign));
   const bar = marks.find((mark) => mark.kind === "rect" && mark.fill === PAGE.line1);
   assert.ok(bar?.kind === "rect" && Math.abs(bar.h - box.h / 2) < 1);
 });
@@ -63,12 +98,18 @@ test("the names of blocks do not lie over each other, and a place leads to its l
   const names = blockMarks(box, layers, PAGE).filter((mark) => mark.kind === "text");
   assert.ok(names.length > 3);
   for (let place = 1; place < names.length; place += 1) assert.ok(names[place].x - names[place - 1].x > 30);
-  assert.deepEqual([box.x, box.x + box.w / 2, box.x + box.w - 0.01, box.x - 1].map((x) => layerAt(box, 900, x)), [0, 450, 899, -1]);
+  assert.deepEqual(
+    [box.x, box.x + box.w / 2, box.x + box.w - 0.01, box.x - 1].map((x) => layerAt(box, 900, x)),
+    [0, 450, 899, -1],
+  );
 });
 
 test("names in an SVG are text, whatever they are", () => {
   assert.equal(escaped('<b>&"\u0001'), "&lt;b&gt;&amp;&quot;\ufffd");
-  assert.match(svgOf([{ kind: "text", x: 1, y: 2, text: "</text><script>", fill: "#000", align: "left" }]), /&lt;\/text&gt;&lt;script&gt;/);
+  assert.match(
+    svgOf([{ kind: "text", x: 1, y: 2, text: "</text><script>", fill: "#000", align: "left" }]),
+    /&lt;\/text&gt;&lt;script&gt;/,
+  );
 });
 
 test("while the page follows the newest steps are asked for, and those in sight where it is held", () => {

@@ -6,7 +6,12 @@ import * as format from "../../app/static/js/format.js";
 const { count, number, pace, percent, setForm } = format;
 
 const cases = JSON.parse(readFileSync(new URL("number_cases.json", import.meta.url), "utf8"));
-const valueOf = (value) => new Map([["NaN", NaN], ["Infinity", Infinity], ["-Infinity", -Infinity]]).get(value) ?? value;
+const valueOf = (value) =>
+  new Map([
+    ["NaN", NaN],
+    ["Infinity", Infinity],
+    ["-Infinity", -Infinity],
+  ]).get(value) ?? value;
 
 for (const [name, some] of Object.entries(cases)) {
   test(`a ${name} reads as the table says, which the server is held to as well`, () => {
@@ -15,7 +20,10 @@ for (const [name, some] of Object.entries(cases)) {
 }
 
 test("what is not finite is called by its name, and what is not there is a dash", () => {
-  assert.deepEqual([NaN, Infinity, -Infinity, null, undefined].map((value) => number(value)), ["NaN", "Infinity", "-Infinity", "-", "-"]);
+  assert.deepEqual(
+    [NaN, Infinity, -Infinity, null, undefined].map((value) => number(value)),
+    ["NaN", "Infinity", "-Infinity", "-", "-"],
+  );
 });
 
 test("the reader chooses how numbers are written", () => {

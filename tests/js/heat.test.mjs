@@ -12,13 +12,28 @@ import { Scale } from "../../app/static/js/scale.js";
 import { badness, MISSING, NAN } from "../../app/static/js/worst.js";
 import { dice } from "./dice.mjs";
 
-const PALETTE = { table: Uint32Array.from({ length: 256 }, (_, place) => place), nan: 1001, inf: 1002, missing: 1003, nanHatch: 1004, infHatch: 1005 };
+const PALETTE = {
+  table: Uint32Array.from({ length: 256 }, (_, place) => place),
+  nan: 1001,
+  inf: 1002,
+  missing: 1003,
+  nanHatch: 1004,
+  infHatch: 1005,
+};
 
 /** @param {number} first @param {ArrayLike<number>} values @param {string} [kind] */
 function column(first, values, kind = "delta") {
   const floats = Float32Array.from(values);
   const bits = new Uint32Array(floats.buffer);
-  return { kind, k: 1, n: floats.length, bits, first: [first], last: [first], nonfinite: [floats.filter((value) => !Number.isFinite(value)).length] };
+  return {
+    kind,
+    k: 1,
+    n: floats.length,
+    bits,
+    first: [first],
+    last: [first],
+    nonfinite: [floats.filter((value) => !Number.isFinite(value)).length],
+  };
 }
 
 /** @param {number} many */
@@ -29,7 +44,11 @@ const row = (module, number) => ({ number, module, kind: "output", index: "", ca
 
 test("steps that came at once are asked for once more, so that each has a column of its own", () => {
   const asked = [];
-  const stream = { subscribe: (wish, handlers) => (Object.assign(stream, handlers), asked.push(wish), { change: (again) => asked.push(again), close() {} }) };
+  const stream = {
+    subscribe: (wish, handlers) => (
+      Object.assign(stream, handlers), asked.push(wish), { change: (again) => asked.push(again), close() {} }
+    ),
+  };
   const follow = { span: null, window: { live: 500 }, paused: false, on() {} };
   new Feed({ stream, follow }, { rows: [], take() {}, setRows() {} }, () => ({ kind: "output" }));
   const delta = (first, last) => stream.frame({ kind: "delta", first: [first], last: [last] });
@@ -52,7 +71,15 @@ test("what is filled in step by step is what is filled in at once", () => {
     live.shape(starts, order);
     for (let step = 0; step < 150; step += 1) {
       const again = step > 0 && chance() < 0.1 ? step - 1 : step;
-      if (chance() < 0.85) live.changed(columns.take(column(again, Array.from({ length: rows }, () => (chance() < 0.01 ? NaN : chance())))));
+      if (chance() < 0.85)
+        live.changed(
+          columns.take(
+            column(
+              again,
+              Array.from({ length: rows }, () => (chance() < 0.01 ? NaN : chance())),
+            ),
+          ),
+        );
       if (!columns.length || chance() < 0.3) continue;
       const span = [Math.max(0, step - window + 1), step];
       live.show(span[0], span[1], pixels);
@@ -63,8 +90,11 @@ test("what is filled in step by step is what is filled in at once", () => {
       whole_.fill(columns);
       // A step that is captured late changes what the skipped ones behind it show only once they are painted again.
       for (let cell = live.shown[0] + 1; cell <= live.shown[1]; cell += 1) {
-        const touched = Array.from({ length: live.per }, (_, offset) => cell * live.per + offset).some((each) => columns.find(each) >= 0 && columns.last(columns.find(each)) >= each);
-        if (touched) assert.deepEqual([...live.at(cell)], [...whole_.at(cell)], `seed ${seed} step ${step} cell ${cell}`);
+        const touched = Array.from({ length: live.per }, (_, offset) => cell * live.per + offset).some(
+          (each) => columns.find(each) >= 0 && columns.last(columns.find(each)) >= each,
+        );
+        if (touched)
+          assert.deepEqual([...live.at(cell)], [...whole_.at(cell)], `seed ${seed} step ${step} cell ${cell}`);
       }
     }
   }
@@ -76,7 +106,13 @@ test("one NaN among thousands of layers and steps is one whole cell of its own c
     const rows = 500 + whole(4500);
     const [at, when] = [whole(rows), whole(120)];
     const columns = new Columns(rows, 121);
-    for (let step = 0; step < 120; step += 1) columns.take(column(step, Float32Array.from({ length: rows }, (_, each) => (step === when && each === at ? NaN : 0.1 + chance()))));
+    for (let step = 0; step < 120; step += 1)
+      columns.take(
+        column(
+          step,
+          Float32Array.from({ length: rows }, (_, each) => (step === when && each === at ? NaN : 0.1 + chance())),
+        ),
+      );
     const grid = new Grid();
     grid.shape(startsOf(rows, 60 + whole(300)), identity(rows));
     grid.show(0, 119, 10 + whole(150));
@@ -101,7 +137,10 @@ test("a step that was not captured always shows the nearest one before it, faded
   assert.deepEqual(skipped, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 30]);
   assert.equal(grid.at(5)[0], MISSING, "nothing came before");
   const pixels = new Uint32Array(100);
-  const painter = new Painter(new Scale("linear", 0, 100), { ...PALETTE, table: Uint32Array.from({ length: 256 }, (_, place) => 0xff000000 + place) });
+  const painter = new Painter(new Scale("linear", 0, 100), {
+    ...PALETTE,
+    table: Uint32Array.from({ length: 256 }, (_, place) => 0xff000000 + place),
+  });
   painter.paint(grid, 0, 99, pixels);
   assert.equal(new Set([...pixels.subarray(31)]).size, 1, "one color from the last captured step to the end");
   assert.notEqual(pixels[31], pixels[30]);
@@ -124,7 +163,9 @@ test("the table of colors says what the scale says", () => {
 
 test("a narrow linear range is not blurred by the table", () => {
   const painter = new Painter(new Scale("linear", 100, 100.5), PALETTE);
-  const colors = [100, 100.125, 100.25, 100.375, 100.5].map((value) => painter.color(new Uint32Array(Float32Array.of(value).buffer)[0]));
+  const colors = [100, 100.125, 100.25, 100.375, 100.5].map((value) =>
+    painter.color(new Uint32Array(Float32Array.of(value).buffer)[0]),
+  );
   assert.deepEqual(colors, [0, 64, 128, 191, 255]);
 });
 
@@ -143,7 +184,10 @@ test("wide stretches of NaN are hatched, and every cell of them keeps NaN's own 
   assert.deepEqual(top, [0, ...Array(19).fill(PALETTE.nanHatch)]);
   assert.deepEqual(new Set(middle), new Set([0]), "single cells keep the full color");
   assert.deepEqual(low, [0, ...Array(19).fill(PALETTE.infHatch)]);
-  assert.deepEqual(rowsOf(pixels).map((row) => new Set(row).size), [1, 2, 1]);
+  assert.deepEqual(
+    rowsOf(pixels).map((row) => new Set(row).size),
+    [1, 2, 1],
+  );
 });
 
 test("relative to its own median a row that is always small looks usual, and what is not finite stays", () => {
@@ -158,7 +202,8 @@ test("relative to its own median a row that is always small looks usual, and wha
 
 test("rows stand by the step at which they first were not finite, the others behind them in the model's order", () => {
   const columns = new Columns(4, 20);
-  for (let step = 0; step < 10; step += 1) columns.take(column(step, [1, step >= 7 ? NaN : 1, step >= 3 ? Infinity : 1, 2]));
+  for (let step = 0; step < 10; step += 1)
+    columns.take(column(step, [1, step >= 7 ? NaN : 1, step >= 3 ? Infinity : 1, 2]));
   assert.deepEqual([...onsets(columns)], [Infinity, 7, 3, Infinity]);
   assert.deepEqual([...sorted([0, 1, 2, 3], "bad", columns)], [2, 1, 0, 3]);
   assert.deepEqual([...sorted([0, 1, 2, 3], "model", columns)], [0, 1, 2, 3]);
@@ -173,10 +218,20 @@ test("by change the row that grew or shrank most comes first", () => {
 });
 
 test("the block of a module is its first part, with the number where there are many", () => {
-  assert.deepEqual(["layers.12.mlp.gate", "encoder.layers.3.norm", "head", "0", "", "a.b.c.7"].map(blockOf), ["layers.12", "encoder.layers.3", "head", "0", "", "a"]);
+  assert.deepEqual(["layers.12.mlp.gate", "encoder.layers.3.norm", "head", "0", "", "a.b.c.7"].map(blockOf), [
+    "layers.12",
+    "encoder.layers.3",
+    "head",
+    "0",
+    "",
+    "a",
+  ]);
   const rows = ["embed", "layers.0.a", "layers.0.b", "layers.1.a", "head"].map(row);
   assert.deepEqual(groupsOf(rows, identity(5)), [
-    { name: "embed", from: 0, to: 1 }, { name: "layers.0", from: 1, to: 3 }, { name: "layers.1", from: 3, to: 4 }, { name: "head", from: 4, to: 5 },
+    { name: "embed", from: 0, to: 1 },
+    { name: "layers.0", from: 1, to: 3 },
+    { name: "layers.1", from: 3, to: 4 },
+    { name: "head", from: 4, to: 5 },
   ]);
   assert.equal(labelOf({ ...row("", 0), index: "1", call: 2, phase: "eval" }), "(root) [1] call 2 (eval)");
   assert.equal(shortened("layers.12.mlp.gate_proj", 80), "\u2026gate_proj");
@@ -198,14 +253,22 @@ test("every row is in exactly one pixel row, whatever is pinned and wherever it 
       const pixel = pixelAt(layout, box.y + box.h / 2);
       assert.ok(layout.starts[pixel] <= place && place < layout.starts[pixel + 1]);
     }
-    if (fit === "read") assert.ok(boxOf(layout, layout.shown.length - 1).h >= Math.min(ROW_PX, layout.plot.h / layout.shown.length) - 0.01);
+    if (fit === "read")
+      assert.ok(
+        boxOf(layout, layout.shown.length - 1).h >= Math.min(ROW_PX, layout.plot.h / layout.shown.length) - 0.01,
+      );
   }
 });
 
 test("a place on the axis and a step are the same there and back", () => {
   const layout = layOut(900, 400, identity(10), 0, "fit", 0, 120);
-  for (const span of /** @type {[number, number][]} */ ([[0, 499], [1000, 1007], [5, 100000]])) {
-    for (const step of [span[0], span[1], Math.floor((span[0] + span[1]) / 2)]) assert.equal(stepAt(layout, span, xOf(layout, span, step + 0.5)), step);
+  for (const span of /** @type {[number, number][]} */ ([
+    [0, 499],
+    [1000, 1007],
+    [5, 100000],
+  ])) {
+    for (const step of [span[0], span[1], Math.floor((span[0] + span[1]) / 2)])
+      assert.equal(stepAt(layout, span, xOf(layout, span, step + 0.5)), step);
   }
 });
 

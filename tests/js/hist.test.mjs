@@ -11,26 +11,62 @@ const EDGES = [-1, -0.1, -0.01, -1e-17, 1e-17, 0.01, 0.1, 1];
 /** @param {number[]} first @param {number[][]} counts @param {Record<string, number[]>} [others] */
 function answer(first, counts, others = {}) {
   const none = first.map(() => 0);
-  return { first_step: first, last_step: first, edges: EDGES, counts, nan: none, negative_infinity: none, positive_infinity: none, ...others };
+  return {
+    first_step: first,
+    last_step: first,
+    edges: EDGES,
+    counts,
+    nan: none,
+    negative_infinity: none,
+    positive_infinity: none,
+    ...others,
+  };
 }
 
-const PALETTE = { table: Uint32Array.from({ length: 256 }, (_, level) => 1000 + level), nan: 1, inf: 2, missing: 3, nanHatch: 4, infHatch: 5 };
+const PALETTE = {
+  table: Uint32Array.from({ length: 256 }, (_, level) => 1000 + level),
+  nan: 1,
+  inf: 2,
+  missing: 3,
+  nanHatch: 4,
+  infHatch: 5,
+};
 const EMPTY = 6;
 
 test("places on a signed logarithmic axis ascend with the value, and lead back to it", () => {
-  for (const extent of [{ small: 1e-3, negative: 1, positive: 10 }, { small: 1e-6, negative: 0, positive: 5 }, { small: 0.01, negative: 2, positive: 0 }]) {
+  for (const extent of [
+    { small: 1e-3, negative: 1, positive: 10 },
+    { small: 1e-6, negative: 0, positive: 5 },
+    { small: 0.01, negative: 2, positive: 0 },
+  ]) {
     const axis = new SignedLog(extent);
-    const values = [-extent.negative, -extent.small * 3, -extent.small / 2, 0, extent.small / 2, extent.small * 3, extent.positive].filter((value, place) => (place < 3 ? extent.negative > 0 : place < 4 || extent.positive > 0));
+    const values = [
+      -extent.negative,
+      -extent.small * 3,
+      -extent.small / 2,
+      0,
+      extent.small / 2,
+      extent.small * 3,
+      extent.positive,
+    ].filter((value, place) => (place < 3 ? extent.negative > 0 : place < 4 || extent.positive > 0));
     const places = values.map((value) => axis.place(value));
-    assert.deepEqual(places, [...places].sort((a, b) => a - b));
-    for (const value of values) if (axis.place(value) > 0 && axis.place(value) < 1) assert.ok(Math.abs(axis.value(axis.place(value)) - value) <= 1e-9 * Math.max(1, Math.abs(value)), `${value}`);
+    assert.deepEqual(
+      places,
+      [...places].sort((a, b) => a - b),
+    );
+    for (const value of values)
+      if (axis.place(value) > 0 && axis.place(value) < 1)
+        assert.ok(Math.abs(axis.value(axis.place(value)) - value) <= 1e-9 * Math.max(1, Math.abs(value)), `${value}`);
     for (const tick of axis.ticks(3)) assert.ok(axis.place(tick) >= 0 && axis.place(tick) <= 1);
     assert.ok(axis.ticks(3).includes(0));
   }
 });
 
 test("the axis holds the largest values, and lets the few tiny ones fall into the band around zero", () => {
-  const shape = shapeOf({ ...answer([0], [[0, 0, 0, 0, 1, 500, 499]]), edges: [-1, -0.1, -0.01, -1e-17, 1e-17, 0.01, 0.1, 0.83] });
+  const shape = shapeOf({
+    ...answer([0], [[0, 0, 0, 0, 1, 500, 499]]),
+    edges: [-1, -0.1, -0.01, -1e-17, 1e-17, 0.01, 0.1, 0.83],
+  });
   const extent = extentOf([shape]);
   assert.equal(extent.positive, 1);
   assert.equal(extent.negative, 0);
@@ -42,15 +78,28 @@ test("a column lasts until the next one, but not over a gap", () => {
   const shape = shapeOf(answer([0, 2, 4, 20, 22], Array(5).fill([0, 0, 0, 1, 0, 0, 0])));
   const ends = endsOf(shape);
   assert.deepEqual([...ends], [2, 4, 5, 22, 24]);
-  assert.deepEqual([0, 1, 3, 4, 5, 19, 20, 23, 24].map((step) => columnAt(shape, ends, step)), [0, 0, 1, 2, -1, -1, 3, 4, -1]);
+  assert.deepEqual(
+    [0, 1, 3, 4, 5, 19, 20, 23, 24].map((step) => columnAt(shape, ends, step)),
+    [0, 0, 1, 2, -1, -1, 3, 4, -1],
+  );
 });
 
 test("where nothing lies is empty, where nothing was captured is missing, and the most is the brightest", () => {
-  const shape = shapeOf(answer([0, 1, 5], [[0, 0, 0, 0, 0, 10, 90], [0, 0, 0, 100, 0, 0, 0], [0, 0, 0, 0, 0, 0, 100]]));
+  const shape = shapeOf(
+    answer(
+      [0, 1, 5],
+      [
+        [0, 0, 0, 0, 0, 10, 90],
+        [0, 0, 0, 100, 0, 0, 0],
+        [0, 0, 0, 0, 0, 0, 100],
+      ],
+    ),
+  );
   const [width, height] = [6, 40];
   const pixels = new Uint32Array(width * height);
   paint(pixels, width, height, shape, new SignedLog({ small: 0.01, negative: 1, positive: 1 }), [0, 5], PALETTE, EMPTY);
-  const column = (/** @type {number} */ x) => Array.from({ length: height - 2 * STRIP }, (_, y) => pixels[(y + STRIP) * width + x]);
+  const column = (/** @type {number} */ x) =>
+    Array.from({ length: height - 2 * STRIP }, (_, y) => pixels[(y + STRIP) * width + x]);
   assert.deepEqual(new Set(column(0)), new Set([1000 + levelOf(0.9), 1000 + levelOf(0.1), EMPTY]));
   assert.equal(column(0)[0], 1000 + levelOf(0.9));
   assert.deepEqual(new Set(column(1)), new Set([1255, EMPTY]));
@@ -61,11 +110,33 @@ test("one column that is not finite is seen, however many share a pixel", () => 
   const many = 400;
   const steps = Array.from({ length: many }, (_, step) => step);
   const one = steps.map((step) => Number(step === 137));
-  for (const [name, colors, y] of /** @type {[string, number[], number][]} */ ([["nan", [1, 4], 0], ["positive_infinity", [2, 5], 0], ["negative_infinity", [2, 5], 39]])) {
-    const shape = shapeOf(answer(steps, steps.map(() => [0, 0, 0, 0, 0, 0, 100]), { [name]: one }));
+  for (const [name, colors, y] of /** @type {[string, number[], number][]} */ ([
+    ["nan", [1, 4], 0],
+    ["positive_infinity", [2, 5], 0],
+    ["negative_infinity", [2, 5], 39],
+  ])) {
+    const shape = shapeOf(
+      answer(
+        steps,
+        steps.map(() => [0, 0, 0, 0, 0, 0, 100]),
+        { [name]: one },
+      ),
+    );
     const pixels = new Uint32Array(20 * 40);
-    paint(pixels, 20, 40, shape, new SignedLog({ small: 0.01, negative: 1, positive: 1 }), [0, many - 1], PALETTE, EMPTY);
-    assert.ok([...pixels.subarray(y * 20, (y + 1) * 20)].some((pixel) => colors.includes(pixel)), name);
+    paint(
+      pixels,
+      20,
+      40,
+      shape,
+      new SignedLog({ small: 0.01, negative: 1, positive: 1 }),
+      [0, many - 1],
+      PALETTE,
+      EMPTY,
+    );
+    assert.ok(
+      [...pixels.subarray(y * 20, (y + 1) * 20)].some((pixel) => colors.includes(pixel)),
+      name,
+    );
   }
   const all = shapeOf(answer([0], [[0, 0, 0, 0, 0, 0, 0]], { nan: [50] }));
   const pixels = new Uint32Array(4 * 40);
@@ -97,9 +168,30 @@ test("heights of a profile ascend with the share, and the newest step is always 
 });
 
 test("layers are sorted with the largest first, those of which nothing is known last, and equals in model order", () => {
-  const layer = (/** @type {number} */ place, /** @type {number} */ zero) => /** @type {any} */ ({ tap: place, place, zero });
+  const layer = (/** @type {number} */ place, /** @type {number} */ zero) =>
+    /** @type {any} */ ({ tap: place, place, zero });
   const layers = [layer(3, 0.1), layer(0, NaN), layer(2, 0.9), layer(1, 0.1)];
-  assert.deepEqual(ordered(layers, "zero").map((each) => each.place), [2, 1, 3, 0]);
-  assert.deepEqual(ordered(layers, "model").map((each) => each.place), [0, 1, 2, 3]);
-  assert.deepEqual(driftOf([[1, 2, 8], [1, NaN, 1], [0, 0, 0]], [[1, 1, 1], [1, 2, 1], [1, 1, 1]]), [3, 0, NaN]);
+  assert.deepEqual(
+    ordered(layers, "zero").map((each) => each.place),
+    [2, 1, 3, 0],
+  );
+  assert.deepEqual(
+    ordered(layers, "model").map((each) => each.place),
+    [0, 1, 2, 3],
+  );
+  assert.deepEqual(
+    driftOf(
+      [
+        [1, 2, 8],
+        [1, NaN, 1],
+        [0, 0, 0],
+      ],
+      [
+        [1, 1, 1],
+        [1, 2, 1],
+        [1, 1, 1],
+      ],
+    ),
+    [3, 0, NaN],
+  );
 });

@@ -6,14 +6,22 @@ import { literal, patternsOf, switched } from "../../app/static/js/hooks/switch.
 import { fold, grow, rowsOf } from "../../app/static/js/treeRows.js";
 
 const modules = [
-  ["", "Net", null], ["layers", "Sequential", ""], ["layers.0", "Block", "layers"], ["layers.0.attn", "Attention", "layers.0"],
-  ["layers.1", "Block", "layers"], ["layers.1.attn", "Attention", "layers.1"], ["layers.10", "Linear", "layers"], ["head", "Linear", ""],
+  ["", "Net", null],
+  ["layers", "Sequential", ""],
+  ["layers.0", "Block", "layers"],
+  ["layers.0.attn", "Attention", "layers.0"],
+  ["layers.1", "Block", "layers"],
+  ["layers.1.attn", "Attention", "layers.1"],
+  ["layers.10", "Linear", "layers"],
+  ["head", "Linear", ""],
 ].map(([path, type, parent]) => ({ path, type, parent }));
 const cases = JSON.parse(readFileSync(new URL("pattern_cases.json", import.meta.url), "utf8"));
 const chosen = (wanted, of = modules) => [...choose(of, wanted).paths];
 const rowOf = (path, { closed = [], of = modules, folded = false } = {}) => {
   const roots = folded ? fold(grow(of)) : grow(of);
-  return rowsOf(roots, { closed: new Set(closed), test: () => true, sort: null }).rows.find(({ node }) => node.path === path);
+  return rowsOf(roots, { closed: new Set(closed), test: () => true, sort: null }).rows.find(
+    ({ node }) => node.path === path,
+  );
 };
 
 for (const [include, exclude, wanted] of cases) {
@@ -30,7 +38,13 @@ test("what the trainer would refuse is told before", () => {
 });
 
 test("of several roots a pattern speaks of the path below each", () => {
-  const two = [["left", null], ["left/0", "left"], ["left/0.a", "left/0"], ["right", null], ["right/0", "right"]].map(([path, parent]) => ({ path, parent, type: "M" }));
+  const two = [
+    ["left", null],
+    ["left/0", "left"],
+    ["left/0.a", "left/0"],
+    ["right", null],
+    ["right/0", "right"],
+  ].map(([path, parent]) => ({ path, parent, type: "M" }));
   assert.deepEqual(chosen({ include: "0", exclude: "" }, two), ["left/0", "right/0"]);
   assert.deepEqual(chosen({ include: "", exclude: "is:root" }, two), ["left/0", "left/0.a", "right/0"]);
   assert.deepEqual(patternsOf(rowOf("left/0", { of: two }), two), ["0"]);
@@ -48,25 +62,45 @@ test("one module switched off and on again leaves no pattern behind", () => {
   for (const { path } of modules) {
     const patterns = patternsOf(rowOf(path), modules);
     const off = switched(modules, { include: "", exclude: "" }, patterns, false, path);
-    assert.deepEqual(chosen(off), modules.map((module) => module.path).filter((each) => each !== path));
+    assert.deepEqual(
+      chosen(off),
+      modules.map((module) => module.path).filter((each) => each !== path),
+    );
     const on = switched(modules, off, patterns, true, path);
     assert.deepEqual([on.include, on.exclude, on.blocked], ["", "", ""]);
   }
 });
 
 test("a closed group is switched with all below it", () => {
-  const off = switched(modules, { include: "", exclude: "" }, patternsOf(rowOf("layers.0", { closed: ["layers.0"] }), modules), false, "layers.0");
+  const off = switched(
+    modules,
+    { include: "", exclude: "" },
+    patternsOf(rowOf("layers.0", { closed: ["layers.0"] }), modules),
+    false,
+    "layers.0",
+  );
   assert.deepEqual(chosen(off), ["", "layers", "layers.1", "layers.1.attn", "layers.10", "head"]);
 });
 
 test("a folded row is switched in all its blocks, and in nothing else", () => {
   const row = rowOf("layers.*.attn", { folded: true });
-  const off = switched(modules, { include: "", exclude: "" }, patternsOf(row, modules), false, row.node.members[0].path);
+  const off = switched(
+    modules,
+    { include: "", exclude: "" },
+    patternsOf(row, modules),
+    false,
+    row.node.members[0].path,
+  );
   assert.deepEqual(chosen(off), ["", "layers", "layers.0", "layers.1", "layers.10", "head"]);
 });
 
 test("a folded row that is one part of its numbers is switched path by path", () => {
-  const more = [...modules, { path: "layers.2", type: "Other", parent: "layers" }, { path: "layers.3", type: "Block", parent: "layers" }, { path: "layers.3.attn", type: "Attention", parent: "layers.3" }];
+  const more = [
+    ...modules,
+    { path: "layers.2", type: "Other", parent: "layers" },
+    { path: "layers.3", type: "Block", parent: "layers" },
+    { path: "layers.3.attn", type: "Attention", parent: "layers.3" },
+  ];
   const of = [...more].sort((one, two) => one.path.localeCompare(two.path)).filter(({ path }) => path !== "layers.10");
   const row = rowOf("layers.*.attn", { of, folded: true });
   assert.equal(row.node.members.length, 2);
@@ -76,7 +110,11 @@ test("a folded row that is one part of its numbers is switched path by path", ()
 test("what is not included is included when it is switched on, and taken out when it is switched off", () => {
   const on = switched(modules, { include: "head", exclude: "" }, ["layers.0"], true, "layers.0");
   assert.deepEqual(chosen(on), ["layers.0", "head"]);
-  assert.deepEqual(switched(modules, on, ["layers.0"], false, "layers.0"), { include: "head", exclude: "", blocked: "" });
+  assert.deepEqual(switched(modules, on, ["layers.0"], false, "layers.0"), {
+    include: "head",
+    exclude: "",
+    blocked: "",
+  });
 });
 
 test("the last included pattern stays, since without any everything would be watched", () => {

@@ -5,14 +5,26 @@ import { prefs } from "../../app/static/js/prefs.js";
 
 /** A key press on an element that is within these selectors. */
 function press(key, { within = [], timeStamp = 0, ...modifiers } = {}) {
-  const target = { closest: (what) => (within.some((each) => what.split(", ").includes(each) || what.startsWith(each)) ? {} : null) };
-  return { key, target, timeStamp, prevented: false, preventDefault() { this.prevented = true; }, ...modifiers };
+  const target = {
+    closest: (what) => (within.some((each) => what.split(", ").includes(each) || what.startsWith(each)) ? {} : null),
+  };
+  return {
+    key,
+    target,
+    timeStamp,
+    prevented: false,
+    preventDefault() {
+      this.prevented = true;
+    },
+    ...modifiers,
+  };
 }
 
 function make() {
   const heard = [];
   const keys = new Keys(null);
-  for (const key of ["g f", "f", "/", "Ctrl+k", "Space", "Shift+ArrowLeft", "Escape", "?"]) keys.add(key, `does ${key}`, () => heard.push(key), { group: key === "g f" ? "Go to" : "Everywhere" });
+  for (const key of ["g f", "f", "/", "Ctrl+k", "Space", "Shift+ArrowLeft", "Escape", "?"])
+    keys.add(key, `does ${key}`, () => heard.push(key), { group: key === "g f" ? "Go to" : "Everywhere" });
   return { keys, heard };
 }
 
@@ -73,6 +85,9 @@ test("the list has every key in its group, and those that do the same in one lin
   const { keys } = make();
   keys.add("j, ArrowDown", "next", () => {});
   keys.add("f", "something else", () => {});
-  assert.deepEqual(keys.groups.get("This page"), [{ keys: ["j", "ArrowDown"], words: "next" }, { keys: ["f"], words: "something else" }]);
+  assert.deepEqual(keys.groups.get("This page"), [
+    { keys: ["j", "ArrowDown"], words: "next" },
+    { keys: ["f"], words: "something else" },
+  ]);
   assert.deepEqual(keys.groups.get("Go to"), [{ keys: ["g f"], words: "does g f" }]);
 });

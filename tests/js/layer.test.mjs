@@ -6,20 +6,44 @@ import { QUANTILES, distributionsOf, plansOf, shortOf, tensorOf } from "../../ap
 import { addressOf } from "../../app/static/js/layer/ways.js";
 
 let number = 0;
-const tap = (kind, index = "", more = {}) => ({ number: (number += 1), kind, index, call: 0, phase: "train", label: `m ${kind} ${index}`, ...more });
+const tap = (kind, index = "", more = {}) => ({
+  number: (number += 1),
+  kind,
+  index,
+  call: 0,
+  phase: "train",
+  label: `m ${kind} ${index}`,
+  ...more,
+});
 const NOTHING = { kind: "", index: "", call: "", phase: "" };
-const LINEAR = [tap("param_grad", "weight"), tap("param_grad", "bias"), tap("output"), tap("output_grad"), tap("update", "weight"), tap("param", "weight")];
+const LINEAR = [
+  tap("param_grad", "weight"),
+  tap("param_grad", "bias"),
+  tap("output"),
+  tap("output_grad"),
+  tap("update", "weight"),
+  tap("param", "weight"),
+];
 
 test("a module with everything gets its output, gradients, update ratio and shares at a glance", () => {
-  assert.deepEqual(plansOf(LINEAR, NOTHING).map(({ id }) => id), ["values", "gradients", "ratio", "shares"]);
+  assert.deepEqual(
+    plansOf(LINEAR, NOTHING).map(({ id }) => id),
+    ["values", "gradients", "ratio", "shares"],
+  );
 });
 
 test("a module without parameters gets the percentiles of its output instead of a ratio", () => {
-  assert.deepEqual(plansOf(LINEAR.slice(2, 4), NOTHING).map(({ id }) => id), ["values", "gradients", "percentiles", "shares"]);
+  assert.deepEqual(
+    plansOf(LINEAR.slice(2, 4), NOTHING).map(({ id }) => id),
+    ["values", "gradients", "percentiles", "shares"],
+  );
 });
 
 test("a module that was never called, with gradients of its parameters, gets what there is of those", () => {
-  assert.deepEqual(plansOf(LINEAR.slice(0, 2), NOTHING).map(({ id }) => id), ["values", "gradients", "percentiles", "shares"]);
+  assert.deepEqual(
+    plansOf(LINEAR.slice(0, 2), NOTHING).map(({ id }) => id),
+    ["values", "gradients", "percentiles", "shares"],
+  );
 });
 
 test("nothing captured is no chart", () => {
@@ -27,7 +51,8 @@ test("nothing captured is no chart", () => {
 });
 
 test("never are there more than four charts", () => {
-  for (const choice of [NOTHING, ...LINEAR.map(({ kind, index }) => ({ ...NOTHING, kind, index }))]) assert.ok(plansOf(LINEAR, choice).length <= 4);
+  for (const choice of [NOTHING, ...LINEAR.map(({ kind, index }) => ({ ...NOTHING, kind, index }))])
+    assert.ok(plansOf(LINEAR, choice).length <= 4);
 });
 
 test("the address names the tensor; what it does not say, or says wrongly, is the first there is", () => {
@@ -45,15 +70,34 @@ test("call and phase choose among the taps of a kind", () => {
 });
 
 test("distributions are of the first tensor of each kind, or of the one that is looked at", () => {
-  assert.deepEqual(distributionsOf(LINEAR, NOTHING).map(({ kind }) => kind), ["output", "output_grad", "param", "param_grad", "update"]);
+  assert.deepEqual(
+    distributionsOf(LINEAR, NOTHING).map(({ kind }) => kind),
+    ["output", "output_grad", "param", "param_grad", "update"],
+  );
   assert.deepEqual(distributionsOf(LINEAR, { ...NOTHING, kind: "update" }), [LINEAR[4]]);
 });
 
 test("a tensor has a short name", () => {
-  assert.deepEqual(LINEAR.map(shortOf), ["weight gradient", "bias gradient", "output", "output gradient", "weight update", "weight"]);
+  assert.deepEqual(LINEAR.map(shortOf), [
+    "weight gradient",
+    "bias gradient",
+    "output",
+    "output gradient",
+    "weight update",
+    "weight",
+  ]);
 });
 
-const series = (mean, more = {}) => ({ name: "", first: mean.map((_, step) => step), last: mean.map((_, step) => step), mean, min: mean, max: mean, nonfinite: mean.map(() => 0), ...more });
+const series = (mean, more = {}) => ({
+  name: "",
+  first: mean.map((_, step) => step),
+  last: mean.map((_, step) => step),
+  mean,
+  min: mean,
+  max: mean,
+  nonfinite: mean.map(() => 0),
+  ...more,
+});
 
 test("every stat that a chart's lines are made of is asked for", () => {
   for (const choice of [NOTHING, ...LINEAR.map(({ kind, index }) => ({ ...NOTHING, kind, index }))]) {
@@ -69,13 +113,23 @@ test("every stat that a chart's lines are made of is asked for", () => {
 test("the band of the values is from the tensor's least to its greatest, not of the mean's", () => {
   const [plan] = plansOf(LINEAR, NOTHING);
   const [line] = linesOf(plan, (_, stat) => series({ mean: [1, 2], min: [-5, -6], max: [7, 8] }[stat]));
-  assert.deepEqual([line.mean, line.min, line.max], [[1, 2], [-5, -6], [7, 8]]);
+  assert.deepEqual(
+    [line.mean, line.min, line.max],
+    [
+      [1, 2],
+      [-5, -6],
+      [7, 8],
+    ],
+  );
 });
 
 test("the fan has three bands about the median", () => {
   const values = Object.fromEntries(QUANTILES.map((name, place) => [name, series([place, place + 1])]));
   const lines = fanOf((name) => values[name]);
-  assert.deepEqual(lines.map(({ name }) => name), ["p1 to p99", "p5 to p95", "p25 to p75", "median"]);
+  assert.deepEqual(
+    lines.map(({ name }) => name),
+    ["p1 to p99", "p5 to p95", "p25 to p75", "median"],
+  );
   assert.deepEqual(lines[0].min, [0, 1]);
   assert.deepEqual(lines[0].max, [6, 7]);
   assert.deepEqual(lines[3].mean, [3, 4]);
@@ -83,7 +137,8 @@ test("the fan has three bands about the median", () => {
 
 test("shares of NaN are of all values, and there only where there is one", () => {
   const plan = plansOf([LINEAR[2]], NOTHING).at(-1);
-  const of = (nan) => linesOf(plan, (_, stat) => series({ zero_fraction: [0.5, 0.5], nan, inf: [0, 0], count: [10, 10] }[stat]));
+  const of = (nan) =>
+    linesOf(plan, (_, stat) => series({ zero_fraction: [0.5, 0.5], nan, inf: [0, 0], count: [10, 10] }[stat]));
   assert.deepEqual(of([0, 0]).length, 1);
   const lines = of([0, 5]);
   assert.deepEqual(lines[1].mean, [0, 0.5]);
@@ -93,5 +148,8 @@ test("shares of NaN are of all values, and there only where there is one", () =>
 test("the way to a neighbor keeps the view and changes the module", () => {
   const there = addressOf("http://h/runs/r/layer?module=a.b", "http://h/runs/r/layer?module=x&kind=output&smooth=5");
   assert.equal(there, "http://h/runs/r/layer?module=a.b&kind=output&smooth=5");
-  assert.equal(addressOf("http://h/runs/r/layer?module=", "http://h/l?module=x&y=log"), "http://h/runs/r/layer?module=&y=log");
+  assert.equal(
+    addressOf("http://h/runs/r/layer?module=", "http://h/l?module=x&y=log"),
+    "http://h/runs/r/layer?module=&y=log",
+  );
 });

@@ -89,7 +89,11 @@ test("it subscribes when the socket is open, for the page's run, and acknowledge
   const { stream, now } = world();
   /** @type {any[]} */
   const heard = [];
-  const handlers = { rows: (/** @type {any} */ said) => heard.push(said.type), frame: (/** @type {any} */ frame) => heard.push(frame.kind), json: (/** @type {any} */ said) => heard.push(said.type) };
+  const handlers = {
+    rows: (/** @type {any} */ said) => heard.push(said.type),
+    frame: (/** @type {any} */ frame) => heard.push(frame.kind),
+    json: (/** @type {any} */ said) => heard.push(said.type),
+  };
   stream.subscribe({ view: "heatmap", kind: "output" }, handlers);
   assert.deepEqual(now().asked, []);
   now().onopen();
@@ -98,12 +102,22 @@ test("it subscribes when the socket is open, for the page's run, and acknowledge
   now().says(cells(1, 1, 2, 0, [1]));
   now().says(json(1, 3, { type: "state" }));
   assert.deepEqual(heard, ["rows", "snapshot", "state"]);
-  assert.deepEqual(now().asked.slice(1), [1, 2, 3].map((sequence) => ({ op: "ack", id: 1, sequence })));
+  assert.deepEqual(
+    now().asked.slice(1),
+    [1, 2, 3].map((sequence) => ({ op: "ack", id: 1, sequence })),
+  );
 });
 
 test("a handler that fails does not keep the stream from going on", () => {
   const { stream, now } = world();
-  stream.subscribe({ view: "heatmap" }, { frame: () => { throw new Error("on purpose"); } });
+  stream.subscribe(
+    { view: "heatmap" },
+    {
+      frame: () => {
+        throw new Error("on purpose");
+      },
+    },
+  );
   now().onopen();
   assert.throws(() => now().says(cells(1, 1, 1, 0, [1])), /on purpose/);
   assert.deepEqual(now().asked[1], { op: "ack", id: 1, sequence: 1 });
@@ -115,7 +129,10 @@ test("another wish has another number, and what was on its way to the old one re
   const open = stream.subscribe({ view: "heatmap", stat: "rms" }, { frame: () => (heard += 1) });
   now().onopen();
   open.change({ view: "heatmap", stat: "norm" });
-  assert.deepEqual(now().asked.slice(1), [{ op: "unsubscribe", id: 1 }, { op: "subscribe", id: 2, view: "heatmap", stat: "norm", run: "one" }]);
+  assert.deepEqual(now().asked.slice(1), [
+    { op: "unsubscribe", id: 1 },
+    { op: "subscribe", id: 2, view: "heatmap", stat: "norm", run: "one" },
+  ]);
   now().says(cells(2, 1, 1, 0, [1]));
   assert.equal(heard, 0);
   now().says(cells(1, 2, 1, 0, [1]));
@@ -132,7 +149,15 @@ test("after a hole it asks for a new snapshot and shows nothing of what lies beh
   now().says(cells(1, 1, 1, 0, [1]));
   now().says(cells(2, 1, 3, 2, [1]));
   assert.equal(heard, 1);
-  assert.deepEqual(now().asked.slice(-2).map((each) => [each.op, each.id]), [["unsubscribe", 1], ["subscribe", 2]]);
+  assert.deepEqual(
+    now()
+      .asked.slice(-2)
+      .map((each) => [each.op, each.id]),
+    [
+      ["unsubscribe", 1],
+      ["subscribe", 2],
+    ],
+  );
 });
 
 test("a lost connection comes back, waits longer each time, and everything is subscribed anew", async () => {
@@ -155,7 +180,10 @@ test("a lost connection comes back, waits longer each time, and everything is su
     assert.equal(sockets.length, before + 1);
   }
   now().onopen();
-  assert.deepEqual(now().asked.map((each) => each.op), ["subscribe"]);
+  assert.deepEqual(
+    now().asked.map((each) => each.op),
+    ["subscribe"],
+  );
   now().says(json(now().asked[0].id, 1, { type: "state" }));
   now().onclose({ code: 1006 });
   assert.equal(stream.retryAt, Date.now() + 500, "what was heard of is trusted again");
@@ -192,7 +220,15 @@ test("a hidden page asks for nothing, and for everything anew when it is seen ag
   stream.subscribe({ view: "latest" }, {});
   assert.equal(now().asked.length, 2);
   page.show(true);
-  assert.deepEqual(now().asked.slice(2).map((each) => [each.op, each.view]), [["subscribe", "heatmap"], ["subscribe", "latest"]]);
+  assert.deepEqual(
+    now()
+      .asked.slice(2)
+      .map((each) => [each.op, each.view]),
+    [
+      ["subscribe", "heatmap"],
+      ["subscribe", "latest"],
+    ],
+  );
 });
 
 test("a subscription that the server does not know what to do with yet is tried again", () => {

@@ -9,9 +9,24 @@ import { drawn } from "../../app/static/js/plot/thin.js";
 import { colorOf, faint, stretches, tracesOf } from "../../app/static/js/plot/traces.js";
 import { nearest, stepsAt, summaryOf, tableOf, valueWords } from "../../app/static/js/plot/words.js";
 
-const COLORS = { line1: "#112233", line2: "#abc", nan: "#c4009a", inf: "#d9480f", card: "#fff", ink: "#000", quiet: "#555", line: "#ddd" };
+const COLORS = {
+  line1: "#112233",
+  line2: "#abc",
+  nan: "#c4009a",
+  inf: "#d9480f",
+  card: "#fff",
+  ink: "#000",
+  quiet: "#555",
+  line: "#ddd",
+};
 const counted = (many) => Array.from({ length: many }, (_, place) => place);
-const line = (mean, more = {}) => ({ name: "x", first: counted(mean.length), last: counted(mean.length), mean, ...more });
+const line = (mean, more = {}) => ({
+  name: "x",
+  first: counted(mean.length),
+  last: counted(mean.length),
+  mean,
+  ...more,
+});
 const page = (values, span = null) => ({ state: { get: (name) => values[name] ?? "" }, follow: { span } });
 
 test("of more points than can be drawn each extreme stays, and no step is left out", () => {
@@ -33,13 +48,22 @@ test("one NaN among many points is marked, and so is an infinity by its sign", (
   mean[100] = Infinity;
   mean[200] = -Infinity;
   const { marks } = drawn(line(mean), 0, 1000);
-  assert.deepEqual(marks.map(({ sign }) => sign), ["inf", "-inf", "nan"]);
+  assert.deepEqual(
+    marks.map(({ sign }) => sign),
+    ["inf", "-inf", "nan"],
+  );
   assert.ok(marks[2].first <= 2500 && marks[2].last >= 2500);
 });
 
 test("a line that counts what was not finite is marked there and nowhere else", () => {
   const { marks } = drawn(line([1, 2, NaN, 4], { nonfinite: [0, 3, 0, 1], infinite: [0, 1, 0, 0] }), 0, 1000);
-  assert.deepEqual(marks.map(({ first, sign }) => [first, sign]), [[1, "inf"], [3, "nan"]]);
+  assert.deepEqual(
+    marks.map(({ first, sign }) => [first, sign]),
+    [
+      [1, "inf"],
+      [3, "nan"],
+    ],
+  );
 });
 
 test("smoothing sees what is before the window, and all points rather than those that are drawn", () => {
@@ -56,7 +80,10 @@ test("a log axis says values in round powers of ten", () => {
   assert.equal(axis.kind, "log");
   const texts = axis.ticks(5).map(({ text }) => text);
   assert.ok(texts.length >= 3);
-  assert.ok(texts.every((text) => /^(1e-\d+|0\.0*1|10*)$/.test(text)), texts.join(" "));
+  assert.ok(
+    texts.every((text) => /^(1e-\d+|0\.0*1|10*)$/.test(text)),
+    texts.join(" "),
+  );
   assert.ok(Math.abs(axis.place(1e-4) - axis.place(1e-5) - 1) < 1e-9);
 });
 
@@ -71,10 +98,20 @@ test("a log axis of values below zero is one on both sides of zero", () => {
   assert.equal(axis.kind, "symlog");
   assert.equal(axis.place(0), 0);
   assert.equal(axis.place(-1), -axis.place(1));
-  assert.deepEqual(axis.ticks(5).map(({ text }) => text).filter((text) => text === "0"), ["0"]);
+  assert.deepEqual(
+    axis
+      .ticks(5)
+      .map(({ text }) => text)
+      .filter((text) => text === "0"),
+    ["0"],
+  );
 });
 
-for (const [low, high] of [[2, 3], [1.1, 1.2], [0.999, 1.001]]) {
+for (const [low, high] of [
+  [2, 3],
+  [1.1, 1.2],
+  [0.999, 1.001],
+]) {
   test(`a log axis from ${low} to ${high} has ticks all the same`, () => {
     const axis = new Axis("log", low, high);
     const ticks = axis.ticks(5);
@@ -103,7 +140,10 @@ test("a hole parts the line and its band; nothing is drawn across it", () => {
   const points = drawn(one, 0, 1000);
   const axis = axisOf("linear", [points.min, points.max]);
   const [band, stroke, marks] = tracesOf([one], [points], axis, COLORS);
-  assert.deepEqual(stretches(points.raw), [[0, 2], [3, 5]]);
+  assert.deepEqual(stretches(points.raw), [
+    [0, 2],
+    [3, 5],
+  ]);
   assert.equal(stroke.y[2], null);
   assert.equal(stroke.connectgaps, false);
   assert.equal(band.x.filter((x) => x === null).length, 1);
@@ -117,7 +157,14 @@ test("NaN and infinities have symbols of their own, at the foot of the axis", ()
   const points = drawn(one, 0, 1000);
   const axis = axisOf("linear", [points.raw]);
   const marks = tracesOf([one], [points], axis, COLORS).filter(({ mode }) => mode === "markers");
-  assert.deepEqual(marks.map(({ name, marker }) => [name, marker.symbol]), [["NaN", "x-thin"], ["Infinity", "triangle-up"], ["-Infinity", "triangle-down"]]);
+  assert.deepEqual(
+    marks.map(({ name, marker }) => [name, marker.symbol]),
+    [
+      ["NaN", "x-thin"],
+      ["Infinity", "triangle-up"],
+      ["-Infinity", "triangle-down"],
+    ],
+  );
   assert.ok(marks.every(({ y }) => y[0] < axis.place(1)));
 });
 
@@ -164,9 +211,16 @@ test("words say from where to where, and how often it was not finite", () => {
 
 test("the table has a row for each step of any line", () => {
   const lines = [line([1, 2]), { ...line([5, 6]), name: "y", first: [1, 2], last: [1, 2] }];
-  const { columns, rows } = tableOf(lines, lines.map((each) => drawn(each, 0, 1000)));
+  const { columns, rows } = tableOf(
+    lines,
+    lines.map((each) => drawn(each, 0, 1000)),
+  );
   assert.deepEqual(columns, ["step", "x", "y"]);
-  assert.deepEqual(rows, [[0, 1, null], [1, 2, 5], [2, null, 6]]);
+  assert.deepEqual(rows, [
+    [0, 1, null],
+    [1, 2, 5],
+    [2, null, 6],
+  ]);
 });
 
 test("the nearest point is found for any step", () => {
@@ -181,14 +235,23 @@ test("the nearest point is found for any step", () => {
 test("what is not finite is said by its name", () => {
   const one = line([NaN, Infinity, 2], { nonfinite: [1, 0, 1] });
   const points = drawn(one, 0, 1000);
-  assert.deepEqual([0, 1, 2].map((place) => valueWords(one, points, place)), ["NaN", "Infinity", "2, partly non-finite"]);
+  assert.deepEqual(
+    [0, 1, 2].map((place) => valueWords(one, points, place)),
+    ["NaN", "Infinity", "2, partly non-finite"],
+  );
 });
 
 test("the range of a point is shown only if it has one, and a point says which steps it stands for", () => {
   const one = { ...line([2, 3], { min: [2, 1], max: [2, 5] }), first: [0, 10], last: [0, 19] };
   const points = drawn(one, 0, 1000);
-  assert.deepEqual([0, 1].map((place) => valueWords(one, points, place)), ["2", "3 (1 to 5)"]);
-  assert.deepEqual([-1, 0, 1].map((place) => stepsAt(points, place)), ["", "step 0", "steps 10 to 19"]);
+  assert.deepEqual(
+    [0, 1].map((place) => valueWords(one, points, place)),
+    ["2", "3 (1 to 5)"],
+  );
+  assert.deepEqual(
+    [-1, 0, 1].map((place) => stepsAt(points, place)),
+    ["", "step 0", "steps 10 to 19"],
+  );
 });
 
 test("colors may be short, and those of lines go round", () => {
@@ -199,12 +262,30 @@ test("colors may be short, and those of lines go round", () => {
 });
 
 test("CSV puts into quotes what needs it, and has NumPy's words", () => {
-  assert.equal(csvOf(["-x"], [["=1+1"], ["-1.5"], [-1.5], ["@a"], ["\tb"], ["a=b"]]), "'-x\r\n'=1+1\r\n-1.5\r\n-1.5\r\n'@a\r\n'\tb\r\na=b\r\n");
-  assert.equal(csvOf(["a", "b,c"], [[1, NaN], ['say "x"', -Infinity], [null, "l\nm"]]), 'a,"b,c"\r\n1,nan\r\n"say ""x""",-inf\r\n,"l\nm"\r\n');
+  assert.equal(
+    csvOf(["-x"], [["=1+1"], ["-1.5"], [-1.5], ["@a"], ["\tb"], ["a=b"]]),
+    "'-x\r\n'=1+1\r\n-1.5\r\n-1.5\r\n'@a\r\n'\tb\r\na=b\r\n",
+  );
+  assert.equal(
+    csvOf(
+      ["a", "b,c"],
+      [
+        [1, NaN],
+        ['say "x"', -Infinity],
+        [null, "l\nm"],
+      ],
+    ),
+    'a,"b,c"\r\n1,nan\r\n"say ""x""",-inf\r\n,"l\nm"\r\n',
+  );
 });
 
 test("JSON of a table can be read by any parser", () => {
-  assert.deepEqual(JSON.parse(jsonOf(["a"], [[NaN], [Infinity], [-Infinity], [1]])).rows, [["NaN"], ["Infinity"], ["-Infinity"], [1]]);
+  assert.deepEqual(JSON.parse(jsonOf(["a"], [[NaN], [Infinity], [-Infinity], [1]])).rows, [
+    ["NaN"],
+    ["Infinity"],
+    ["-Infinity"],
+    [1],
+  ]);
 });
 
 test("a file's name has nothing in it that a system refuses", () => {
@@ -212,13 +293,26 @@ test("a file's name has nothing in it that a system refuses", () => {
 });
 
 test("Python asks for one series as the page does", () => {
-  const script = pythonOf([{ path: "series", query: { tap: ["layers.0 output"], stat: "rms", from: 3, to: 9, points: 10000, run: "run-1" } }], "http://box:1");
-  assert.equal(script, 'import hookcore\n\nclient = hookcore.Client("http://box:1")\nseries = client.series("layers.0 output", stat="rms", first=3, last=9, points=10000, run="run-1")\n');
+  const script = pythonOf(
+    [{ path: "series", query: { tap: ["layers.0 output"], stat: "rms", from: 3, to: 9, points: 10000, run: "run-1" } }],
+    "http://box:1",
+  );
+  assert.equal(
+    script,
+    'import hookcore\n\nclient = hookcore.Client("http://box:1")\nseries = client.series("layers.0 output", stat="rms", first=3, last=9, points=10000, run="run-1")\n',
+  );
 });
 
 test("Python asks for several by a loop", () => {
-  const script = pythonOf([{ path: "series", query: { tap: ["a output", "b output"], stat: "min,max", from: null } }], "u");
-  assert.ok(script.includes("(tap, stat): client.series(tap, stat=stat)\n    for tap in [\"a output\", \"b output\"]\n    for stat in [\"min\", \"max\"]\n"));
+  const script = pythonOf(
+    [{ path: "series", query: { tap: ["a output", "b output"], stat: "min,max", from: null } }],
+    "u",
+  );
+  assert.ok(
+    script.includes(
+      '(tap, stat): client.series(tap, stat=stat)\n    for tap in ["a output", "b output"]\n    for stat in ["min", "max"]\n',
+    ),
+  );
 });
 
 test("what the client has no call for is not offered", () => {

@@ -35,7 +35,10 @@ test("ticks are round, ascend, lie within the range, and are not many more than 
     const found = ticks(new Scale(kind, low, high), many);
     assert.ok(found.length >= 1 && found.length <= 2 * many + 3, `${kind} ${low} ${high} ${many}: ${found}`);
     for (const [place, value] of found.entries()) {
-      assert.ok(value >= low - (high - low) * 0.01 && value <= high + (high - low) * 0.01, `${kind} ${low} ${high}: ${found}`);
+      assert.ok(
+        value >= low - (high - low) * 0.01 && value <= high + (high - low) * 0.01,
+        `${kind} ${low} ${high}: ${found}`,
+      );
       if (place) assert.ok(value > found[place - 1]);
     }
   }
@@ -47,7 +50,9 @@ test("steps are counted in whole numbers of 1, 2 and 5", () => {
 });
 
 test("the range leaves out what is rare, what is not finite, and zeros on a log scale", () => {
-  const values = Float64Array.from({ length: 1000 }, (_, place) => (place === 5 ? 1e9 : place === 6 ? NaN : place === 7 ? 0 : 1 + place / 100));
+  const values = Float64Array.from({ length: 1000 }, (_, place) =>
+    place === 5 ? 1e9 : place === 6 ? NaN : place === 7 ? 0 : 1 + place / 100,
+  );
   const [low, high] = percentiles(values, "log");
   assert.ok(low >= 1 && high < 12);
   assert.deepEqual(percentiles([NaN, Infinity], "log"), [1e-6, 1]);
@@ -57,7 +62,8 @@ test("the range leaves out what is rare, what is not finite, and zeros on a log 
 
 test("a range that changes by less than a fifth, or too soon, stays", () => {
   const range = new Range();
-  const of = (/** @type {number} */ high) => Float64Array.from({ length: 500 }, (_, place) => 10 ** ((place / 499) * Math.log10(high)));
+  const of = (/** @type {number} */ high) =>
+    Float64Array.from({ length: 500 }, (_, place) => 10 ** ((place / 499) * Math.log10(high)));
   const first = range.of(of(1000), "log", 0);
   assert.equal(range.of(of(1e6), "log", 500), first);
   assert.equal(range.of(of(1100), "log", 1500), first);

@@ -29,14 +29,29 @@ const close = (got, expected, name = "") => {
   assert.equal(got.length, expected.length);
   expected.forEach((value, place) => {
     if (Number.isNaN(value)) assert.ok(Number.isNaN(got[place]), `${name} ${place}`);
-    else assert.ok(Math.abs(got[place] - value) <= 1e-12 * Math.max(1, Math.abs(value)), `${name} ${place}: ${got[place]} is not ${value}`);
+    else
+      assert.ok(
+        Math.abs(got[place] - value) <= 1e-12 * Math.max(1, Math.abs(value)),
+        `${name} ${place}: ${got[place]} is not ${value}`,
+      );
   });
 };
 
 for (const halfLife of [0.5, 5, 20, 300]) {
   test(`smoothing with a half-life of ${halfLife} is the mean weighted by the distance in steps`, () => {
     const values = drawn(700, 7);
-    close(ema(values.map((_, step) => step), values, halfLife), reference(values.map((_, step) => step), values, halfLife));
+    close(
+      ema(
+        values.map((_, step) => step),
+        values,
+        halfLife,
+      ),
+      reference(
+        values.map((_, step) => step),
+        values,
+        halfLife,
+      ),
+    );
   });
 }
 

@@ -11,7 +11,9 @@ import { read, write } from "../../app/static/js/state.js";
 
 class FakeState extends Told {
   values = { steps: "live:500", step: "" };
-  get(name) { return this.values[name]; }
+  get(name) {
+    return this.values[name];
+  }
   set(changes) {
     Object.assign(this.values, changes);
     for (const name of Object.keys(changes)) this.tell(name);
@@ -70,7 +72,10 @@ test("the cursor tells a move once, with who moved it", () => {
 test("who listens can stop, also while it is told", () => {
   const told = new Told();
   const heard = [];
-  const end = told.on("x", () => { heard.push(1); end(); });
+  const end = told.on("x", () => {
+    heard.push(1);
+    end();
+  });
   told.on("x", () => heard.push(2));
   told.tell("x");
   told.tell("x");
@@ -86,14 +91,30 @@ test("only what was changed is asked of the trainer, as the interface takes it",
   const before = { every: "1", budget: "5", kinds: ["output"], include: "", exclude: "" };
   assert.deepEqual(changesOf(before, before), {});
   assert.deepEqual(changesOf(before, { ...before, every: "01", budget: "5.0", exclude: " \n" }), {});
-  const wanted = { every: "10", budget: "", kinds: ["output", "update"], include: "blocks.*\n\n type:Linear ", exclude: "head" };
-  assert.deepEqual(changesOf(before, wanted), { every: 10, budget: null, kinds: ["output", "update"], include: ["blocks.*", "type:Linear"], exclude: ["head"] });
+  const wanted = {
+    every: "10",
+    budget: "",
+    kinds: ["output", "update"],
+    include: "blocks.*\n\n type:Linear ",
+    exclude: "head",
+  };
+  assert.deepEqual(changesOf(before, wanted), {
+    every: 10,
+    budget: null,
+    kinds: ["output", "update"],
+    include: ["blocks.*", "type:Linear"],
+    exclude: ["head"],
+  });
   assert.deepEqual(changesOf(before, { ...before, budget: "0.7" }), { budget: 0.007 });
   assert.deepEqual(changesOf({ ...before, include: "a" }, before), { include: null });
 });
 
 test("an alert counts until it is acknowledged, and a note never does", () => {
-  const listed = [{ severity: "error", acknowledged: false }, { severity: "warning", acknowledged: true }, { severity: "info", acknowledged: false }];
+  const listed = [
+    { severity: "error", acknowledged: false },
+    { severity: "warning", acknowledged: true },
+    { severity: "info", acknowledged: false },
+  ];
   assert.deepEqual(unseen(listed), ["error"]);
 });
 

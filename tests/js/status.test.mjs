@@ -3,7 +3,19 @@ import { test } from "node:test";
 import { Rate } from "../../app/static/js/rate.js";
 import { bannerOf, pillOf } from "../../app/static/js/status.js";
 
-const live = { run: "live", broken: false, refused: "", newest: 12345, step: 12345, held: false, waiting: 0, rate: 18.2, drawing: null, retryS: 0, heardAt: "14:02:11" };
+const live = {
+  run: "live",
+  broken: false,
+  refused: "",
+  newest: 12345,
+  step: 12345,
+  held: false,
+  waiting: 0,
+  rate: 18.2,
+  drawing: null,
+  retryS: 0,
+  heardAt: "14:02:11",
+};
 
 test("the pill says the step and the rate of a live run", () => {
   assert.deepEqual(pillOf(live), { state: "live", words: "live \u00b7 step 12,345 \u00b7 18/s" });
@@ -15,7 +27,10 @@ test("the pill says that drawing is slow", () => {
 });
 
 test("a held page counts the steps that came since", () => {
-  assert.deepEqual(pillOf({ ...live, held: true, waiting: 214 }), { state: "paused", words: "paused \u00b7 214 new steps" });
+  assert.deepEqual(pillOf({ ...live, held: true, waiting: 214 }), {
+    state: "paused",
+    words: "paused \u00b7 214 new steps",
+  });
   assert.equal(pillOf({ ...live, held: true, waiting: 1 }).words, "paused \u00b7 1 new step");
   assert.equal(pillOf({ ...live, held: true, step: 40 }).words, "paused \u00b7 step 40");
 });
@@ -28,7 +43,10 @@ test("every state of a run has its words", () => {
   assert.equal(words("crashed"), "crashed \u00b7 step 12,345");
   assert.equal(words("removed"), "removed");
   assert.equal(words("ended", { held: true, step: 40 }), "held at step 40 \u00b7 ended");
-  assert.deepEqual(pillOf({ ...live, newest: null, step: null }), { state: "waiting", words: "waiting for the first step" });
+  assert.deepEqual(pillOf({ ...live, newest: null, step: null }), {
+    state: "waiting",
+    words: "waiting for the first step",
+  });
 });
 
 test("a broken connection is told before all else, with what is shown and when it is tried again", () => {
@@ -42,7 +60,10 @@ test("a broken connection is told before all else, with what is shown and when i
 });
 
 test("a page without a run says of a broken connection only that", () => {
-  assert.equal(bannerOf({ ...live, run: "", newest: null, broken: true, retryS: 1 }).words, "The dashboard isn't responding. Next attempt in 1 s.");
+  assert.equal(
+    bannerOf({ ...live, run: "", newest: null, broken: true, retryS: 1 }).words,
+    "The dashboard isn't responding. Next attempt in 1 s.",
+  );
 });
 
 test("the banner says why the server wants no connection, at which step a run was lost, and that one was removed", () => {

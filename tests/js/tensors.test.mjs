@@ -29,19 +29,43 @@ test("every cell of a view leads to the indices of its values in the tensor", ()
   const [tiles, every] = viewsOf(shape);
   assert.deepEqual(indicesOf(shape, tiles, [2], { tile: 3, row: 1, column: 4 }, [1, 1]), ["2", "3", "1", "4"]);
   assert.deepEqual(indicesOf(shape, every, [], { tile: 9, row: 1, column: 4 }, [1, 1]), ["2", "1", "1", "4"]);
-  assert.deepEqual(indicesOf(shape, tiles, [0], { tile: 0, row: 1, column: 1 }, [2, 4]), ["0", "0", "2\u20133", "4\u20135"]);
-  assert.deepEqual(indicesOf([64, 32], viewsOf([64, 32])[0], [], { tile: 0, row: 1, column: 2 }, [1, 1], { rows: [8, 16], columns: [4, 32] }), ["9", "6"]);
+  assert.deepEqual(indicesOf(shape, tiles, [0], { tile: 0, row: 1, column: 1 }, [2, 4]), [
+    "0",
+    "0",
+    "2\u20133",
+    "4\u20135",
+  ]);
+  assert.deepEqual(
+    indicesOf([64, 32], viewsOf([64, 32])[0], [], { tile: 0, row: 1, column: 2 }, [1, 1], {
+      rows: [8, 16],
+      columns: [4, 32],
+    }),
+    ["9", "6"],
+  );
   assert.deepEqual(indicesOf([9], viewsOf([9])[0], [], { tile: 0, row: 0, column: 7 }, [1, 1]), ["7"]);
-  assert.deepEqual(indicesOf([3, 5, 7], viewsOf([3, 5, 7])[1], [1, 6], { tile: 0, row: 0, column: 4 }, [1, 1]), ["1", "4", "6"]);
+  assert.deepEqual(indicesOf([3, 5, 7], viewsOf([3, 5, 7])[1], [1, 6], { tile: 0, row: 0, column: 4 }, [1, 1]), [
+    "1",
+    "4",
+    "6",
+  ]);
 });
 
 test("tiles lie beside each other without touching, inside of the width, and a point finds its cell", () => {
-  for (const [tiles, rows, columns] of [[1, 256, 64], [16, 32, 32], [64, 3, 3], [5, 8, 400], [7, 400, 8]]) {
+  for (const [tiles, rows, columns] of [
+    [1, 256, 64],
+    [16, 32, 32],
+    [64, 3, 3],
+    [5, 8, 400],
+    [7, 400, 8],
+  ]) {
     const layout = layoutOf(700, 500, tiles, rows, columns);
     for (let tile = 0; tile < tiles; tile += 1) {
       const [left, top] = cornerOf(layout, tile);
       assert.ok(left + layout.tileWidth <= 700 && top + layout.tileHeight <= layout.height + 1);
-      assert.deepEqual(cellAt(layout, left + layout.tileWidth - 0.5, top + layout.tileHeight - 0.5, [tiles, rows, columns]), { tile, row: rows - 1, column: columns - 1 });
+      assert.deepEqual(
+        cellAt(layout, left + layout.tileWidth - 0.5, top + layout.tileHeight - 0.5, [tiles, rows, columns]),
+        { tile, row: rows - 1, column: columns - 1 },
+      );
       assert.deepEqual(cellAt(layout, left, top, [tiles, rows, columns]), { tile, row: 0, column: 0 });
     }
     assert.equal(cellAt(layout, -1, 0, [tiles, rows, columns]), null);
@@ -61,7 +85,14 @@ test("signed values get a range that is as wide on both sides, and one outlier d
 });
 
 test("NaN, infinities and what is masked have colors that no value has", () => {
-  const palette = { table: Uint32Array.from({ length: 256 }, (_, level) => 1000 + level), nan: 1, inf: 2, missing: 3, nanHatch: 4, infHatch: 5 };
+  const palette = {
+    table: Uint32Array.from({ length: 256 }, (_, level) => 1000 + level),
+    nan: 1,
+    inf: 2,
+    missing: 3,
+    nanHatch: 4,
+    infHatch: 5,
+  };
   const pixels = pixelsOf([0, NaN, Infinity, -Infinity, 1, 0.5], 0, 2, 3, { low: 0, high: 1 }, palette, false);
   assert.deepEqual([...pixels], [1000, 1, 2, 2, 1255, 1128]);
   const causal = [1, 0, 0, 0.5, 0.5, 0, 0.2, 0.3, 0.5];
@@ -72,10 +103,21 @@ test("NaN, infinities and what is masked have colors that no value has", () => {
 });
 
 test("a NumPy file is read, of either width", () => {
-  for (const [type, Kind] of /** @type {[string, any][]} */ ([["<f4", Float32Array], ["<f8", Float64Array]])) {
+  for (const [type, Kind] of /** @type {[string, any][]} */ ([
+    ["<f4", Float32Array],
+    ["<f8", Float64Array],
+  ])) {
     const text = `{'descr': '${type}', 'fortran_order': False, 'shape': (1, 2, 3), }`.padEnd(117) + "\n";
     const values = Kind.from([1, NaN, -Infinity, 0.5, -0, 9]);
-    const head = Uint8Array.from([0x93, ...[..."NUMPY"].map((letter) => letter.charCodeAt(0)), 1, 0, 118, 0, ...[...text].map((letter) => letter.charCodeAt(0))]);
+    const head = Uint8Array.from([
+      0x93,
+      ...[..."NUMPY"].map((letter) => letter.charCodeAt(0)),
+      1,
+      0,
+      118,
+      0,
+      ...[...text].map((letter) => letter.charCodeAt(0)),
+    ]);
     const bytes = new Uint8Array(head.length + values.byteLength);
     bytes.set(head);
     bytes.set(new Uint8Array(values.buffer), head.length);

@@ -17,14 +17,19 @@ function random(seed, size = 60) {
     const name = next() % 2 ? String(many) : "abc"[many % 3] + many;
     modules.push({ path: parent ? `${parent}.${name}` : name, type: "ABC"[next() % 3], parent });
   }
-  const below = (path) => modules.filter((module) => module.parent === path).flatMap((module) => [module, ...below(module.path)]);
+  const below = (path) =>
+    modules.filter((module) => module.parent === path).flatMap((module) => [module, ...below(module.path)]);
   return [modules[0], ...below("")];
 }
 
-const blocks = [{ path: "", type: "Net" }, { path: "layers", type: "List" }];
+const blocks = [
+  { path: "", type: "Net" },
+  { path: "layers", type: "List" },
+];
 for (let block = 0; block < 6; block += 1) {
   blocks.push({ path: `layers.${block}`, type: "Block" });
-  for (const name of ["attn", "attn.q", "mlp"]) blocks.push({ path: `layers.${block}.${name}`, type: name, bad: block === 4 && name === "mlp" });
+  for (const name of ["attn", "attn.q", "mlp"])
+    blocks.push({ path: `layers.${block}.${name}`, type: name, bad: block === 4 && name === "mlp" });
   if (block === 3) blocks.push({ path: `layers.${block}.extra`, type: "Linear" });
 }
 
@@ -32,16 +37,26 @@ test("rows are the modules in their order, each as deep as its parents are many"
   for (let seed = 1; seed <= 30; seed += 1) {
     const modules = random(seed);
     const shown = rowsOf(grow(modules), all);
-    assert.deepEqual(paths(shown), modules.map(({ path }) => path));
+    assert.deepEqual(
+      paths(shown),
+      modules.map(({ path }) => path),
+    );
     assert.equal(shown.matching, modules.length);
-    for (const { node, level } of shown.rows) assert.equal(level, node.path === "" ? 1 : node.path.split(".").length + 1);
+    for (const { node, level } of shown.rows)
+      assert.equal(level, node.path === "" ? 1 : node.path.split(".").length + 1);
   }
 });
 
 test("a module whose parent is not listed stands below the nearest one that is; without parents the path tells", () => {
   const roots = grow([{ path: "a" }, { path: "a.b.c.d" }, { path: "x.y" }, { path: "GAN/left.0" }]);
-  assert.deepEqual(roots.map(({ path }) => path), ["a", "x.y", "GAN/left.0"]);
-  assert.deepEqual(roots[0].children.map(({ name }) => name), ["b.c.d"]);
+  assert.deepEqual(
+    roots.map(({ path }) => path),
+    ["a", "x.y", "GAN/left.0"],
+  );
+  assert.deepEqual(
+    roots[0].children.map(({ name }) => name),
+    ["b.c.d"],
+  );
   assert.equal(grow([{ path: "GAN" }, { path: "GAN/left" }, { path: "GAN/left.0" }]).length, 1);
 });
 
@@ -50,7 +65,10 @@ test("what is closed hides exactly what is below it", () => {
   for (const { path } of modules) {
     const shown = paths(rowsOf(grow(modules), { ...all, closed: new Set([path]) }));
     const isBelow = (each) => (path === "" ? each !== "" : each.startsWith(`${path}.`));
-    assert.deepEqual(shown, modules.map((module) => module.path).filter((each) => !isBelow(each)));
+    assert.deepEqual(
+      shown,
+      modules.map((module) => module.path).filter((each) => !isBelow(each)),
+    );
   }
 });
 
@@ -64,24 +82,41 @@ test("what is found is shown with the groups it is in, and counted without them"
       assert.equal(matches, wanted(node.members[0]));
       assert.ok(matches || expanded, "a group that is not found is there for what is in it");
     }
-    assert.deepEqual(shown.rows.filter((row) => row.matches).map((row) => row.node.path), modules.filter(wanted).map(({ path }) => path));
+    assert.deepEqual(
+      shown.rows.filter((row) => row.matches).map((row) => row.node.path),
+      modules.filter(wanted).map(({ path }) => path),
+    );
   }
 });
 
 test("place and size among the siblings are those of what is shown", () => {
   const { rows } = rowsOf(grow(blocks), { ...all, test: ({ type }) => type === "mlp" });
   const groups = rows.filter(({ level }) => level === 3);
-  assert.deepEqual(groups.map(({ place, siblings }) => [place, siblings]), [1, 2, 3, 4, 5, 6].map((place) => [place, 6]));
+  assert.deepEqual(
+    groups.map(({ place, siblings }) => [place, siblings]),
+    [1, 2, 3, 4, 5, 6].map((place) => [place, 6]),
+  );
 });
 
 test("blocks that are built alike are folded, and the one that is not stays between them", () => {
   const folded = fold(grow(blocks));
   const rows = rowsOf(folded, all).rows.map(({ node }) => [node.path, node.members.length]);
   assert.deepEqual(rows, [
-    ["", 1], ["layers", 1],
-    ["layers.*", 3], ["layers.*.attn", 3], ["layers.*.attn.q", 3], ["layers.*.mlp", 3],
-    ["layers.3", 1], ["layers.3.attn", 1], ["layers.3.attn.q", 1], ["layers.3.mlp", 1], ["layers.3.extra", 1],
-    ["layers.*", 2], ["layers.*.attn", 2], ["layers.*.attn.q", 2], ["layers.*.mlp", 2],
+    ["", 1],
+    ["layers", 1],
+    ["layers.*", 3],
+    ["layers.*.attn", 3],
+    ["layers.*.attn.q", 3],
+    ["layers.*.mlp", 3],
+    ["layers.3", 1],
+    ["layers.3.attn", 1],
+    ["layers.3.attn.q", 1],
+    ["layers.3.mlp", 1],
+    ["layers.3.extra", 1],
+    ["layers.*", 2],
+    ["layers.*.attn", 2],
+    ["layers.*.attn.q", 2],
+    ["layers.*.mlp", 2],
   ]);
 });
 
@@ -108,7 +143,8 @@ test("the worst of a node is the largest rank of it and all below it", () => {
   const rank = ({ path }) => (path.length * 7919) % 101;
   const roots = grow(modules);
   const worst = worstOf(roots, rank);
-  for (const node of nodesOf(roots)) assert.equal(worst.get(node).rank, Math.max(...nodesOf([node]).map((each) => rank(each.members[0]))));
+  for (const node of nodesOf(roots))
+    assert.equal(worst.get(node).rank, Math.max(...nodesOf([node]).map((each) => rank(each.members[0]))));
 });
 
 test("opened to what is marked, everything marked is seen and no open group is without it", () => {
@@ -116,13 +152,17 @@ test("opened to what is marked, everything marked is seen and no open group is w
   const marked = (module) => module.bad === true;
   const { rows } = rowsOf(roots, { ...all, closed: closedBut(roots, marked) });
   assert.ok(rows.some(({ node }) => marked(node.members[0])));
-  for (const { node, expanded } of rows) if (expanded) assert.ok(nodesOf(node.children).some((each) => marked(each.members[0])));
+  for (const { node, expanded } of rows)
+    if (expanded) assert.ok(nodesOf(node.children).some((each) => marked(each.members[0])));
 });
 
 test("sorted it is a list: numbers by size, NaN above all, what is missing last either way", () => {
   const values = [3, NaN, undefined, -1, Infinity, "", 0];
   const modules = values.map((value, place) => ({ path: `m${place}`, value }));
-  const sorted = (descending) => rowsOf(grow(modules), { ...all, sort: { value: (node) => node.members[0].value, descending } }).rows.map(({ node }) => node.members[0].value);
+  const sorted = (descending) =>
+    rowsOf(grow(modules), { ...all, sort: { value: (node) => node.members[0].value, descending } }).rows.map(
+      ({ node }) => node.members[0].value,
+    );
   assert.deepEqual(sorted(false), [-1, 0, 3, Infinity, NaN, undefined, ""]);
   assert.deepEqual(sorted(true), [NaN, Infinity, 3, 0, -1, undefined, ""]);
   assert.ok(compare("layers.2", "layers.10") < 0);

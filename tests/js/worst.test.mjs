@@ -34,14 +34,20 @@ test("squeezing loses no NaN, no infinity and no spike, and invents nothing", ()
   for (let seed = 0; seed < 200; seed += 1) {
     const { whole, chance, pick } = dice(seed);
     const [n, k] = [1 + whole(60), 1 + whole(30)];
-    const values = Float32Array.from({ length: n * k }, () => (chance() < 0.02 ? pick([NaN, Infinity, -Infinity, 1e9]) : chance() - 0.5));
+    const values = Float32Array.from({ length: n * k }, () =>
+      chance() < 0.02 ? pick([NaN, Infinity, -Infinity, 1e9]) : chance() - 0.5,
+    );
     const bits = new Uint32Array(values.buffer);
     for (let hole = whole(n); hole > 0; hole -= 1) bits[whole(n * k)] = MISSING;
     const small = squeeze(values, n, k, 1 + whole(40), 1 + whole(40));
     const found = new Uint32Array(small.values.buffer);
     /** @type {number[][]} */
     const expected = Array.from({ length: small.n * small.k }, () => []);
-    for (let column = 0; column < k; column += 1) for (let row = 0; row < n; row += 1) expected[Math.floor((column * small.k) / k) * small.n + Math.floor((row * small.n) / n)].push(bits[column * n + row]);
+    for (let column = 0; column < k; column += 1)
+      for (let row = 0; row < n; row += 1)
+        expected[Math.floor((column * small.k) / k) * small.n + Math.floor((row * small.n) / n)].push(
+          bits[column * n + row],
+        );
     expected.forEach((each, place) => assert.equal(rank(found[place]), Math.max(...each.map(rank)), `seed ${seed}`));
   }
 });

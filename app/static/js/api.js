@@ -1,7 +1,11 @@
 // @ts-check
 /** REST from a page. Numbers that JSON cannot hold come as words and become numbers here. */
 
-const WORDS = new Map([["NaN", NaN], ["Infinity", Infinity], ["-Infinity", -Infinity]]);
+const WORDS = new Map([
+  ["NaN", NaN],
+  ["Infinity", Infinity],
+  ["-Infinity", -Infinity],
+]);
 
 /** A number of an answer: "NaN" and the infinities are words there. @param {any} value @returns {number} */
 export function numberOf(value) {

@@ -22,7 +22,10 @@ export function startBadge(page) {
     const began = performance.now();
     notBefore = Infinity;
     try {
-      const [{ findings }, { events }] = await Promise.all([get("findings", { run: page.run, limit: MAX }), get("events", { run: page.run, limit: MAX })]);
+      const [{ findings }, { events }] = await Promise.all([
+        get("findings", { run: page.run, limit: MAX }),
+        get("events", { run: page.run, limit: MAX }),
+      ]);
       show(badge, [...unseen(findings), ...unseen(events)]);
     } catch {
       // The banner says what is wrong with the server; the number stays.

@@ -30,8 +30,24 @@ export class Card {
     this.page = page;
     this.element = element;
     this.options = options;
-    this.table = h("div", { class: "wide card-table", tabindex: "0", role: "region", "aria-label": `${options.title}, as a table`, hidden: true });
-    this.toggle = h("button", { class: "button small toggle", type: "button", "aria-pressed": "false", "aria-label": `Table: ${options.title}`, onclick: () => this.showTable(Boolean(this.table.hidden)) }, "Table");
+    this.table = h("div", {
+      class: "wide card-table",
+      tabindex: "0",
+      role: "region",
+      "aria-label": `${options.title}, as a table`,
+      hidden: true,
+    });
+    this.toggle = h(
+      "button",
+      {
+        class: "button small toggle",
+        type: "button",
+        "aria-pressed": "false",
+        "aria-label": `Table: ${options.title}`,
+        onclick: () => this.showTable(Boolean(this.table.hidden)),
+      },
+      "Table",
+    );
     this.menu = new Menu("Export", options.title, () => this.items());
     let header = element.querySelector(":scope > header");
     if (!header) element.prepend((header = h("header", {}, h("h2", {}, options.title))));
@@ -52,11 +68,39 @@ export class Card {
   refresh() {
     if (this.table.hidden) return;
     const { columns, rows } = this.options.table();
-    const head = h("tr", {}, ...columns.map((name, place) => h("th", { scope: "col", class: place ? "number" : null }, name)));
+    const head = h(
+      "tr",
+      {},
+      ...columns.map((name, place) => h("th", { scope: "col", class: place ? "number" : null }, name)),
+    );
     const shown = rows.slice(-MAX_ROWS).reverse();
-    const body = shown.map((row) => h("tr", {}, ...row.map((value, place) => (place ? h("td", { class: classOf(value) }, wordOf(value)) : h("th", { scope: "row" }, wordOf(value))))));
-    const more = rows.length > MAX_ROWS ? h("p", { class: "quiet small" }, `The newest ${MAX_ROWS.toLocaleString("en")} of ${rows.length.toLocaleString("en")} rows. Exported files contain all rows.`) : "";
-    this.table.replaceChildren(h("table", {}, h("caption", { class: "quiet-label" }, this.options.title), h("thead", {}, head), h("tbody", {}, ...body)), more);
+    const body = shown.map((row) =>
+      h(
+        "tr",
+        {},
+        ...row.map((value, place) =>
+          place ? h("td", { class: classOf(value) }, wordOf(value)) : h("th", { scope: "row" }, wordOf(value)),
+        ),
+      ),
+    );
+    const more =
+      rows.length > MAX_ROWS
+        ? h(
+            "p",
+            { class: "quiet small" },
+            `The newest ${MAX_ROWS.toLocaleString("en")} of ${rows.length.toLocaleString("en")} rows. Exported files contain all rows.`,
+          )
+        : "";
+    this.table.replaceChildren(
+      h(
+        "table",
+        {},
+        h("caption", { class: "quiet-label" }, this.options.title),
+        h("thead", {}, head),
+        h("tbody", {}, ...body),
+      ),
+      more,
+    );
   }
 
   /** @returns {import("./plot/menu.js").Item[]} */
@@ -64,8 +108,15 @@ export class Card {
     const { png, svg } = this.options;
     const items = [];
     if (png) items.push({ words: "PNG", action: () => this.save("png", png) });
-    if (svg) items.push({ words: "SVG", action: () => this.save("svg", async () => new Blob([await svg()], { type: "image/svg+xml" })) });
-    items.push({ words: "CSV", action: () => this.saveNumbers("csv") }, { words: "JSON", action: () => this.saveNumbers("json") });
+    if (svg)
+      items.push({
+        words: "SVG",
+        action: () => this.save("svg", async () => new Blob([await svg()], { type: "image/svg+xml" })),
+      });
+    items.push(
+      { words: "CSV", action: () => this.saveNumbers("csv") },
+      { words: "JSON", action: () => this.saveNumbers("json") },
+    );
     if (hasPython(this.queries)) items.push({ words: "Copy as Python", action: () => this.copyPython() });
     return items;
   }
@@ -73,7 +124,10 @@ export class Card {
   /** @returns {Query[]} */
   get queries() {
     const asked = this.options.query?.() ?? [];
-    return (Array.isArray(asked) ? asked : [asked]).map(({ path, query }) => ({ path, query: { ...query, run: this.page.run } }));
+    return (Array.isArray(asked) ? asked : [asked]).map(({ path, query }) => ({
+      path,
+      query: { ...query, run: this.page.run },
+    }));
   }
 
   /** Takes away what it added. */
@@ -90,9 +144,13 @@ export class Card {
     if (!asked.length) {
       const { columns, rows } = this.options.table();
       const text = format === "csv" ? csvOf(columns, rows) : jsonOf(columns, rows);
-      return this.save(format, async () => new Blob([text], { type: format === "csv" ? "text/csv" : "application/json" }));
+      return this.save(
+        format,
+        async () => new Blob([text], { type: format === "csv" ? "text/csv" : "application/json" }),
+      );
     }
-    for (const [place, each] of asked.entries()) await this.save(format, () => fetchFile(each, format), asked.length > 1 ? String(place + 1) : "");
+    for (const [place, each] of asked.entries())
+      await this.save(format, () => fetchFile(each, format), asked.length > 1 ? String(place + 1) : "");
   }
 
   /** @param {string} ending @param {() => Promise<Blob>} make @param {string} [part] */
@@ -100,7 +158,10 @@ export class Card {
     try {
       download(await make(), `${fileName(this.page.runName || this.page.name, this.options.title, part)}.${ending}`);
     } catch (error) {
-      toast(`Exporting \u201c${this.options.title}\u201d as ${ending.toUpperCase()} failed: ${error instanceof Error ? error.message : error}`, { kind: "error" });
+      toast(
+        `Exporting \u201c${this.options.title}\u201d as ${ending.toUpperCase()} failed: ${error instanceof Error ? error.message : error}`,
+        { kind: "error" },
+      );
     }
   }
 
@@ -115,7 +176,13 @@ export class Card {
 /** @param {import("./page.js").Page} page @param {Card} card */
 function register(page, card) {
   const known = cards.get(page) ?? [];
-  if (!known.length) page.keys.add("e", "export the chart under the pointer, or the first visible one", () => pointedAt(known, page)?.menu.open(), { group: "Charts" });
+  if (!known.length)
+    page.keys.add(
+      "e",
+      "export the chart under the pointer, or the first visible one",
+      () => pointedAt(known, page)?.menu.open(),
+      { group: "Charts" },
+    );
   known.push(card);
   cards.set(page, known);
 }
@@ -123,7 +190,13 @@ function register(page, card) {
 /** @param {Card[]} known @param {import("./page.js").Page} page */
 function pointedAt(known, page) {
   const there = known.filter(({ element }) => element.isConnected && element.offsetParent);
-  return there.find(({ element }) => element.contains(document.activeElement)) ?? there.find(({ element }) => element.matches(":hover")) ?? there.find(({ element }) => inSight(element)) ?? there[0] ?? null;
+  return (
+    there.find(({ element }) => element.contains(document.activeElement)) ??
+    there.find(({ element }) => element.matches(":hover")) ??
+    there.find(({ element }) => inSight(element)) ??
+    there[0] ??
+    null
+  );
 }
 
 /** @param {HTMLElement} element */
@@ -140,5 +213,9 @@ function wordOf(value) {
 
 /** @param {unknown} value */
 function classOf(value) {
-  return typeof value === "number" && !Number.isFinite(value) ? (Number.isNaN(value) ? "number nan" : "number inf") : "number";
+  return typeof value === "number" && !Number.isFinite(value)
+    ? Number.isNaN(value)
+      ? "number nan"
+      : "number inf"
+    : "number";
 }

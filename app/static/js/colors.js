@@ -6,8 +6,30 @@ export const STEPS = 256;
 
 /** Anchors, evenly spaced. Lightness rises all the way; the diverging one is lightest, or darkest, in its middle. */
 const ANCHORS = {
-  viridis: ["#440154", "#482878", "#3e4989", "#31688e", "#26828e", "#1f9e89", "#35b779", "#6ece58", "#b5de2b", "#fde725"],
-  cividis: ["#00224e", "#123570", "#3b496c", "#575d6d", "#707173", "#8a8678", "#a59c74", "#c3b369", "#e1cc55", "#fee838"],
+  viridis: [
+    "#440154",
+    "#482878",
+    "#3e4989",
+    "#31688e",
+    "#26828e",
+    "#1f9e89",
+    "#35b779",
+    "#6ece58",
+    "#b5de2b",
+    "#fde725",
+  ],
+  cividis: [
+    "#00224e",
+    "#123570",
+    "#3b496c",
+    "#575d6d",
+    "#707173",
+    "#8a8678",
+    "#a59c74",
+    "#c3b369",
+    "#e1cc55",
+    "#fee838",
+  ],
   light: ["#123f7a", "#2d6fb4", "#86b3da", "#ecebe6", "#e5a877", "#bf5b1d", "#7a2c05"],
   dark: ["#9cc9ff", "#4f93d8", "#2b5c92", "#2a2f37", "#8f4d1e", "#d98443", "#ffc894"],
 };
@@ -19,7 +41,11 @@ export function rgbOf(text) {
   const short = /^#([0-9a-f])([0-9a-f])([0-9a-f])$/i.exec(text);
   const found = short ? short.slice(1).map((digit) => digit + digit) : (/^#(..)(..)(..)$/.exec(text)?.slice(1) ?? null);
   if (found !== null) return /** @type {[number, number, number]} */ (found.map((digits) => parseInt(digits, 16)));
-  const numbers = /rgba?\(([^)]*)\)/.exec(text)?.[1].match(/[\d.]+/g)?.slice(0, 3).map(Number);
+  const numbers = /rgba?\(([^)]*)\)/
+    .exec(text)?.[1]
+    .match(/[\d.]+/g)
+    ?.slice(0, 3)
+    .map(Number);
   return numbers?.length === 3 ? /** @type {[number, number, number]} */ (numbers) : [128, 128, 128];
 }
 
@@ -40,7 +66,8 @@ export function cssOf(bits) {
 
 /** Two pixels mixed. @param {number} a @param {number} b @param {number} share of b */
 export function mixed(a, b, share) {
-  const part = (/** @type {number} */ shift) => Math.round(((a >> shift) & 255) * (1 - share) + ((b >> shift) & 255) * share);
+  const part = (/** @type {number} */ shift) =>
+    Math.round(((a >> shift) & 255) * (1 - share) + ((b >> shift) & 255) * share);
   return pixel(part(0), part(8), part(16));
 }
 

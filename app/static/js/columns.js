@@ -37,13 +37,15 @@ export class Columns {
    */
   take(frame) {
     if (frame.k === 0 || frame.n === 0) return null;
-    if (frame.n !== this.rows || frame.bits === null) throw new Error(`a frame has ${frame.n} rows, expected ${this.rows}`);
+    if (frame.n !== this.rows || frame.bits === null)
+      throw new Error(`a frame has ${frame.n} rows, expected ${this.rows}`);
     if (frame.kind === "snapshot" && !this.#adjoins(frame)) this.length = 0;
     const before = this.length ? this.last(this.length - 1) + 1 : frame.first[0];
     this.#dropFrom(frame.first[0]);
     for (let column = 0; column < frame.k; column += 1) {
       const bits = frame.bits.subarray(column * this.rows, (column + 1) * this.rows);
-      if (bits.some((each) => each !== MISSING)) this.#add(bits, frame.first[column], frame.last[column], frame.nonfinite?.[column] ?? 0);
+      if (bits.some((each) => each !== MISSING))
+        this.#add(bits, frame.first[column], frame.last[column], frame.nonfinite?.[column] ?? 0);
     }
     this.version += 1;
     return [Math.min(before, frame.first[0]), frame.last[frame.k - 1]];
@@ -65,7 +67,10 @@ export class Columns {
   /** @param {Uint32Array} bits @param {number} first @param {number} last @param {number} nonfinite */
   #add(bits, first, last, nonfinite) {
     const newest = this.#place(this.length - 1);
-    const joins = this.width > 1 && this.length > 0 && Math.floor(this.#first[newest] / this.width) === Math.floor(last / this.width);
+    const joins =
+      this.width > 1 &&
+      this.length > 0 &&
+      Math.floor(this.#first[newest] / this.width) === Math.floor(last / this.width);
     if (!joins) return this.#append(bits, first, last, nonfinite);
     const held = this.bits(this.length - 1);
     for (let row = 0; row < this.rows; row += 1) held[row] = worse(held[row], bits[row]);

@@ -33,7 +33,8 @@ export function parse(text, before = EVERYTHING) {
     const terms = split(text).map(read);
     if (!terms.length) return EVERYTHING;
     const [only] = terms;
-    const test = terms.length === 1 ? only.test : (/** @type {Module} */ module) => terms.every((term) => term.test(module));
+    const test =
+      terms.length === 1 ? only.test : (/** @type {Module} */ module) => terms.every((term) => term.test(module));
     return { test, problem: "", words: terms.map((term) => term.words).join(", ") };
   } catch (error) {
     if (!(error instanceof Unreadable)) throw error;
@@ -43,7 +44,11 @@ export function parse(text, before = EVERYTHING) {
 
 /** A glob for a whole text: `*` any letters, dots included, `?` one. @param {string} pattern @returns {RegExp} */
 export function glob(pattern) {
-  const body = pattern.replace(/\*+/g, "*").replace(/[\\^$.|+(){}[\]/]/g, "\\$&").replace(/\*/g, ".*").replace(/\?/g, ".");
+  const body = pattern
+    .replace(/\*+/g, "*")
+    .replace(/[\\^$.|+(){}[\]/]/g, "\\$&")
+    .replace(/\*/g, ".*")
+    .replace(/\?/g, ".");
   return new RegExp(`^${body}$`, "isu");
 }
 
@@ -64,7 +69,8 @@ function isCaptured(module) {
 
 /** The terms: parted by spaces, but for those inside of an expression. @param {string} text @returns {string[]} */
 function split(text) {
-  if (text.length > MAX_LETTERS) throw new Unreadable(`the search is longer than ${MAX_LETTERS} characters: shorten it`);
+  if (text.length > MAX_LETTERS)
+    throw new Unreadable(`the search is longer than ${MAX_LETTERS} characters: shorten it`);
   return text.match(/!?\/(?:\\.|[^\\/])*\/[a-z]*(?=\s|$)|\S+/gu) ?? [];
 }
 
@@ -97,7 +103,10 @@ function readExpression(term) {
   const end = term.lastIndexOf("/");
   if (end === 0) throw new Unreadable("a regular expression also ends with a slash: /layers\\.[0-3]\\./");
   const [source, flags] = [term.slice(1, end), term.slice(end + 1)];
-  if (canHang(source)) throw new Unreadable(`${term}: a repeated group must not contain repetitions or alternatives: matching could take too long`);
+  if (canHang(source))
+    throw new Unreadable(
+      `${term}: a repeated group must not contain repetitions or alternatives: matching could take too long`,
+    );
   try {
     const pattern = new RegExp(source, flags.includes("i") ? "iu" : "u");
     return onNames((name) => pattern.test(name), `fits ${term}`);
@@ -138,7 +147,11 @@ function readType(value) {
 /** @param {string} value @returns {Term} */
 function readState(value) {
   if (Object.hasOwn(STATES, value)) return STATES[value];
-  throw new Unreadable(`is:${value} is unknown: use ${Object.keys(STATES).map((name) => `is:${name}`).join(", ")}`);
+  throw new Unreadable(
+    `is:${value} is unknown: use ${Object.keys(STATES)
+      .map((name) => `is:${name}`)
+      .join(", ")}`,
+  );
 }
 
 /** @param {string} value @returns {Term} */

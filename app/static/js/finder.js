@@ -10,7 +10,9 @@ const FIELDS = ["path", "type", "aliases", "parameters", "trainable", "captured"
 
 /** The rows of an answer, by path. Pure. @param {any[][]} rows @returns {Map<string, Module>} */
 export function modulesOf(rows) {
-  const modules = rows.map((row) => /** @type {Module} */ (Object.fromEntries(FIELDS.map((name, place) => [name, row[place] ?? undefined]))));
+  const modules = rows.map(
+    (row) => /** @type {Module} */ (Object.fromEntries(FIELDS.map((name, place) => [name, row[place] ?? undefined]))),
+  );
   return new Map(modules.map((module) => [module.path, module]));
 }
 
@@ -29,7 +31,8 @@ export class Finder {
     this.found = parse(page.state.get("f"));
     if (this.found.test !== EVERYTHING.test) void this.#load();
     setInterval(() => {
-      if (page.runState === "live" && /\bis:/.test(page.state.get("f")) && !document.hidden && !page.follow.paused) void this.#load();
+      if (page.runState === "live" && /\bis:/.test(page.state.get("f")) && !document.hidden && !page.follow.paused)
+        void this.#load();
     }, RENEWED_MS);
   }
 

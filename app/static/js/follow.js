@@ -52,7 +52,8 @@ export class Follow extends Told {
   get span() {
     const window = this.window;
     if ("from" in window) return [window.from, window.to];
-    const last = this.state.get("step") === "" ? this.newest : this.#heldEnd(Number(this.state.get("step")), window.live);
+    const last =
+      this.state.get("step") === "" ? this.newest : this.#heldEnd(Number(this.state.get("step")), window.live);
     return last === null ? null : [Math.max(0, last - window.live + 1), last];
   }
 

@@ -21,7 +21,8 @@ export function number(value, how = form) {
   const { digits, style } = { ...form, ...how };
   if (value === 0) return "0";
   const size = Math.abs(value);
-  if (style === "scientific" || size < 1e-3 || size >= 10 ** Math.max(6, digits)) return trimmed(value.toExponential(digits - 1));
+  if (style === "scientific" || size < 1e-3 || size >= 10 ** Math.max(6, digits))
+    return trimmed(value.toExponential(digits - 1));
   return Number(value.toPrecision(digits)).toLocaleString("en", { maximumSignificantDigits: digits });
 }
 
@@ -37,7 +38,11 @@ function trimmed(text) {
 
 /** 12,345. @param {number | null | undefined} value */
 export function count(value) {
-  return value === null || value === undefined ? "-" : Number.isFinite(value) ? value.toLocaleString("en") : nameOf(value);
+  return value === null || value === undefined
+    ? "-"
+    : Number.isFinite(value)
+      ? value.toLocaleString("en")
+      : nameOf(value);
 }
 
 /** A share; a small one that is not zero does not look like zero. @param {number | null | undefined} share */
@@ -83,7 +88,11 @@ export function bytes(size) {
 export function ago(seconds) {
   if (!Number.isFinite(seconds)) return "";
   if (seconds < 2) return "just now";
-  for (const [size, unit] of /** @type {[number, string][]} */ ([[86400, "d"], [3600, "h"], [60, "min"]])) {
+  for (const [size, unit] of /** @type {[number, string][]} */ ([
+    [86400, "d"],
+    [3600, "h"],
+    [60, "min"],
+  ])) {
     if (seconds >= size) return `${Math.floor(seconds / size)} ${unit} ago`;
   }
   return `${Math.floor(seconds)} s ago`;

@@ -25,9 +25,15 @@ const WIDTHS = [0, 4, 1]; // bytes of a value: none, f4, u8
 export function decode(buffer) {
   const head = new DataView(buffer);
   const kind = KINDS[head.getUint8(0)];
-  if (!kind) throw new Error(`unknown frame kind ${head.getUint8(0)}: the server has a different version, reload the page`);
+  if (!kind)
+    throw new Error(`unknown frame kind ${head.getUint8(0)}: the server has a different version, reload the page`);
   const width = WIDTHS[head.getUint8(1)];
-  const about = { kind, id: head.getUint16(2, true), sequence: head.getUint32(4, true), time_s: head.getFloat64(24, true) };
+  const about = {
+    kind,
+    id: head.getUint16(2, true),
+    sequence: head.getUint32(4, true),
+    time_s: head.getFloat64(24, true),
+  };
   const [k, n] = [head.getUint32(16, true), head.getUint32(20, true)];
   const steps = HEADER + Math.ceil((k * n * width) / 8) * 8;
   return {

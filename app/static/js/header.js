@@ -79,7 +79,11 @@ function startFollow(page) {
   const show = () => {
     button.hidden = follow.newest === null || (page.runState !== "live" && !follow.paused);
     button.dataset.does = follow.paused ? "live" : "pause";
-    byId("follow-words").textContent = follow.paused ? (page.runState === "live" ? "Jump to live" : "To the end") : "Pause";
+    byId("follow-words").textContent = follow.paused
+      ? page.runState === "live"
+        ? "Jump to live"
+        : "To the end"
+      : "Pause";
   };
   button.addEventListener("click", turn);
   page.keys.add("Space", "pause, or follow the newest step", turn, { group: "Steps" });

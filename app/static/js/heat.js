@@ -44,7 +44,15 @@ export class Heat {
     this.options = options;
     this.screen = new Screen(page, this, /** @type {HTMLElement} */ (element.querySelector(".plot") ?? element));
     const query = options.query ? { query: options.query } : {};
-    this.card = element.matches("figure") ? new Card(page, element, { title: options.title, table: () => this.table(), png: () => pngOf(this), svg: async () => svgOf(this), ...query }) : null;
+    this.card = element.matches("figure")
+      ? new Card(page, element, {
+          title: options.title,
+          table: () => this.table(),
+          png: () => pngOf(this),
+          svg: async () => svgOf(this),
+          ...query,
+        })
+      : null;
     page.follow.on("change", () => this.draw());
   }
 
@@ -95,7 +103,10 @@ export class Heat {
     const alone = new Set(pinned);
     const rest = alone.size ? shown.filter((row) => !alone.has(row)) : shown;
     const order = Int32Array.from([...pinned, ...sorted(rest, sort, this.columns)]);
-    const same = order.length === this.order.length && this.pinned === alone.size && order.every((row, place) => row === this.order[place]);
+    const same =
+      order.length === this.order.length &&
+      this.pinned === alone.size &&
+      order.every((row, place) => row === this.order[place]);
     this.grouped = sort === "model";
     this.order = order;
     this.pinned = alone.size;

@@ -36,15 +36,27 @@ export class HistMap {
     this.page = page;
     this.module = module;
     this.onOpen = onOpen;
-    this.canvas = /** @type {HTMLCanvasElement} */ (h("canvas", { tabindex: "0", role: "application", class: "histmap" }));
-    this.canvas.setAttribute("aria-label", `${title}: histograms over steps. Arrow keys move the cursor${onOpen ? ", Enter opens the layer" : ""}`);
+    this.canvas = /** @type {HTMLCanvasElement} */ (
+      h("canvas", { tabindex: "0", role: "application", class: "histmap" })
+    );
+    this.canvas.setAttribute(
+      "aria-label",
+      `${title}: histograms over steps. Arrow keys move the cursor${onOpen ? ", Enter opens the layer" : ""}`,
+    );
     Object.assign(this.canvas.style, { width: "100%", height: `${height}px` });
     element.append(this.canvas);
     page.schedule.watch(this.canvas);
     const again = () => this.draw();
     const sized = new ResizeObserver(again);
     sized.observe(this.canvas);
-    const undone = [onTheme(again), prefs.on("colors", again), page.cursor.on("move", () => page.schedule.isSeen(this.canvas) && page.schedule.soon(this.canvas, () => this.#compose()))];
+    const undone = [
+      onTheme(again),
+      prefs.on("colors", again),
+      page.cursor.on(
+        "move",
+        () => page.schedule.isSeen(this.canvas) && page.schedule.soon(this.canvas, () => this.#compose()),
+      ),
+    ];
     /** Takes it off the page. */
     this.close = () => {
       sized.disconnect();
@@ -57,7 +69,9 @@ export class HistMap {
   /** @param {() => void} again */
   #listen(again) {
     this.canvas.addEventListener("seen", again);
-    this.canvas.addEventListener("pointermove", (event) => this.#point(this.#placeOf(event), event.clientX, event.clientY));
+    this.canvas.addEventListener("pointermove", (event) =>
+      this.#point(this.#placeOf(event), event.clientX, event.clientY),
+    );
     for (const gone of ["pointerleave", "blur"]) this.canvas.addEventListener(gone, () => this.#point(null));
     this.canvas.addEventListener("click", (event) => this.onOpen?.(this.#placeOf(event)?.step ?? null));
     this.canvas.addEventListener("keydown", (event) => this.#key(event));
@@ -100,9 +114,21 @@ export class HistMap {
     const [across, down] = [Math.round(width * this.#ratio), Math.round(height * this.#ratio)];
     if (this.canvas.width !== across) this.canvas.width = across;
     if (this.canvas.height !== down) this.canvas.height = down;
-    const image = new ImageData(Math.max(1, across - Math.round(LEFT * this.#ratio)), Math.max(4 * STRIP, down - Math.round(BOTTOM * this.#ratio)));
+    const image = new ImageData(
+      Math.max(1, across - Math.round(LEFT * this.#ratio)),
+      Math.max(4 * STRIP, down - Math.round(BOTTOM * this.#ratio)),
+    );
     const palette = paletteOf(/** @type {any} */ (prefs.get("colors")));
-    paint(new Uint32Array(image.data.buffer), image.width, image.height, this.shape, this.axis, span, palette, pixelOf(colors().band));
+    paint(
+      new Uint32Array(image.data.buffer),
+      image.width,
+      image.height,
+      this.shape,
+      this.axis,
+      span,
+      palette,
+      pixelOf(colors().band),
+    );
     this.#picture = image;
     this.#compose();
   }
@@ -125,14 +151,19 @@ export class HistMap {
     if (!span || !this.axis || event.clientX < box.left + LEFT) return null;
     const strip = STRIP / this.#ratio;
     const place = 1 - (event.clientY - box.top - strip) / (box.height - BOTTOM - 2 * strip);
-    const step = Math.floor(span[0] + ((event.clientX - box.left - LEFT) / (box.width - LEFT)) * (span[1] - span[0] + 1));
+    const step = Math.floor(
+      span[0] + ((event.clientX - box.left - LEFT) / (box.width - LEFT)) * (span[1] - span[0] + 1),
+    );
     return { step: Math.min(span[1], step), value: this.axis.value(Math.min(1, Math.max(0, place))) };
   }
 
   /** @param {{step: number, value: number} | null} at @param {number} [x] @param {number} [y] */
   #point(at, x = 0, y = 0) {
     this.#at = at;
-    this.page.cursor.move({ step: at?.step ?? null, ...(this.module === undefined ? {} : { module: at ? this.module : null }) }, this);
+    this.page.cursor.move(
+      { step: at?.step ?? null, ...(this.module === undefined ? {} : { module: at ? this.module : null }) },
+      this,
+    );
     if (!at || !this.shape || !this.axis) return hideTip();
     const words = say(this.shape, this.#ends, this.axis, at);
     showTip(words, x, y);

@@ -7,7 +7,14 @@ const SIGNS = { ArrowLeft: "\u2190", ArrowRight: "\u2192", ArrowUp: "\u2191", Ar
 
 /** @param {string} key @returns {Node[]} */
 export function keyCaps(key) {
-  const parts = key.split(" ").map((press) => press.split("+").filter(Boolean).map((part) => h("kbd", {}, SIGNS[part] ?? (part.length === 1 && press.startsWith("Ctrl+") ? part.toUpperCase() : part))));
+  const parts = key.split(" ").map((press) =>
+    press
+      .split("+")
+      .filter(Boolean)
+      .map((part) =>
+        h("kbd", {}, SIGNS[part] ?? (part.length === 1 && press.startsWith("Ctrl+") ? part.toUpperCase() : part)),
+      ),
+  );
   return parts.flatMap((press, place) => [...(place ? [document.createTextNode(" then ")] : []), ...press]);
 }
 
@@ -16,12 +23,30 @@ export function showKeys(keys) {
   const open = document.querySelector("dialog.keylist");
   if (open) return /** @type {HTMLDialogElement} */ (open).close();
   const groups = [...keys.groups].map(([group, lines]) =>
-    h("section", {}, h("h3", {}, group), h("dl", {}, ...lines.flatMap(({ keys: each, words }) => [h("dt", {}, ...each.flatMap((key, place) => [...(place ? [" or "] : []), ...keyCaps(key)])), h("dd", {}, words)]))),
+    h(
+      "section",
+      {},
+      h("h3", {}, group),
+      h(
+        "dl",
+        {},
+        ...lines.flatMap(({ keys: each, words }) => [
+          h("dt", {}, ...each.flatMap((key, place) => [...(place ? [" or "] : []), ...keyCaps(key)])),
+          h("dd", {}, words),
+        ]),
+      ),
+    ),
   );
   const close = h("button", { class: "button", type: "button", onclick: () => dialog.close() }, "Close");
   const help = h("a", { href: "help#keys-list" }, "More help");
   const dialog = /** @type {HTMLDialogElement} */ (
-    h("dialog", { class: "keylist", "aria-labelledby": "keylist-title" }, h("h2", { id: "keylist-title" }, "Keyboard shortcuts"), h("div", { class: "columns" }, ...groups), h("p", { class: "toolbar" }, close, help))
+    h(
+      "dialog",
+      { class: "keylist", "aria-labelledby": "keylist-title" },
+      h("h2", { id: "keylist-title" }, "Keyboard shortcuts"),
+      h("div", { class: "columns" }, ...groups),
+      h("p", { class: "toolbar" }, close, help),
+    )
   );
   dialog.addEventListener("close", () => dialog.remove());
   document.body.append(dialog);

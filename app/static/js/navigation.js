@@ -12,7 +12,8 @@ export function addNavigation(page) {
   // On a phone the entries stand in a row that scrolls: the one of this page is to be seen.
   const nav = /** @type {HTMLElement | null} */ (document.querySelector("nav.side"));
   const current = /** @type {HTMLElement | null} */ (nav?.querySelector("[aria-current]"));
-  if (nav && current) nav.scrollLeft = current.offsetLeft - nav.offsetLeft - (nav.clientWidth - current.offsetWidth) / 2;
+  if (nav && current)
+    nav.scrollLeft = current.offsetLeft - nav.offsetLeft - (nav.clientWidth - current.offsetWidth) / 2;
   keepSteps(page);
   startFind(page);
 }
@@ -31,7 +32,9 @@ function keepSteps({ state }) {
 
 /** @param {import("./page.js").Page} page */
 function startFind(page) {
-  const find = /** @type {HTMLInputElement | null} */ (document.getElementById("find") ?? document.querySelector("main input[type=search]"));
+  const find = /** @type {HTMLInputElement | null} */ (
+    document.getElementById("find") ?? document.querySelector("main input[type=search]")
+  );
   const clear = () => {
     if (find && document.activeElement === find) {
       if (find.value) {
@@ -44,7 +47,15 @@ function startFind(page) {
   };
   page.keys.add("Escape", "clear the selection or the find box", clear, { group: "Everywhere" });
   if (!find) return;
-  page.keys.add("/, Ctrl+k", "find", () => { find.focus(); find.select(); }, { group: "Everywhere" });
+  page.keys.add(
+    "/, Ctrl+k",
+    "find",
+    () => {
+      find.focus();
+      find.select();
+    },
+    { group: "Everywhere" },
+  );
 }
 
 /** @param {import("./page.js").Page} page */
@@ -63,7 +74,8 @@ export function addStepping(page) {
     const length = Math.max(2, Math.round((span[1] - span[0] + 1) * factor));
     const window = follow.window;
     if ("live" in window) return page.state.set({ steps: `live:${Math.min(length, 1_000_000)}` });
-    const middle = follow.step !== null && follow.step >= span[0] && follow.step <= span[1] ? follow.step : (span[0] + span[1]) / 2;
+    const middle =
+      follow.step !== null && follow.step >= span[0] && follow.step <= span[1] ? follow.step : (span[0] + span[1]) / 2;
     const from = Math.max(0, Math.round(middle - length / 2));
     follow.zoom(from, Math.min(follow.newest, from + length - 1));
   };

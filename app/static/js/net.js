@@ -169,7 +169,10 @@ export class Stream extends Told {
     clearTimeout(this.#timer);
     this.#timer = null;
     this.retryAt = null;
-    this.why = status === 401 ? UNKNOWN : `The server closed the connection: ${event.reason || "invalid request"}. Reload the page.`;
+    this.why =
+      status === 401
+        ? UNKNOWN
+        : `The server closed the connection: ${event.reason || "invalid request"}. Reload the page.`;
     this.#become("refused");
   }
 

@@ -15,7 +15,17 @@ export const SHARED = { f: "", steps: "live:500", step: "" };
 
 /** @param {Record<string, string>} [defaults] */
 export function open(defaults = {}) {
-  const { run = null, runName = "", runPath = "", mayChange, first = "", newest = "", static: folder = "", page: name = "", runState = "" } = document.body.dataset;
+  const {
+    run = null,
+    runName = "",
+    runPath = "",
+    mayChange,
+    first = "",
+    newest = "",
+    static: folder = "",
+    page: name = "",
+    runState = "",
+  } = document.body.dataset;
   const steps = stepsOf(runState, first, newest);
   const state = new State({ ...SHARED, steps, ...defaults });
   if (run !== null) prefer(state, runState);
@@ -54,7 +64,9 @@ export function open(defaults = {}) {
 /** The steps shown unless the address says otherwise: the newest ones of a live run, all of a finished one.
  * @param {string} runState @param {string} first @param {string} newest */
 export function stepsOf(runState, first, newest) {
-  return runState === "live" || newest === "" ? SHARED.steps : `live:${Math.max(2, Number(newest) - Number(first) + 1)}`;
+  return runState === "live" || newest === ""
+    ? SHARED.steps
+    : `live:${Math.max(2, Number(newest) - Number(first) + 1)}`;
 }
 
 /** The reader's preferences apply if the address says nothing else. They are written to it, so that a link shows the same to others.
@@ -63,7 +75,8 @@ function prefer(state, runState) {
   const given = new URLSearchParams(location.search);
   const window = runState === "live" ? prefs.chosen("window") : "";
   const chosen = { steps: window && `live:${window}`, smooth: prefs.chosen("smooth") };
-  for (const [name, value] of Object.entries(chosen)) if (value && name in state.defaults && !given.has(name)) state.set({ [name]: value });
+  for (const [name, value] of Object.entries(chosen))
+    if (value && name in state.defaults && !given.has(name)) state.set({ [name]: value });
 }
 
 /** @typedef {ReturnType<typeof open>} Page */

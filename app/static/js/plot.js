@@ -8,7 +8,15 @@ import { colors, onTheme } from "./theme.js";
 
 const GAP_MS = 250; // one chart is drawn at most four times a second,
 const MAX_LIVE = 4; // and no more than four of a page are there at once
-const CONFIG = { displayModeBar: false, displaylogo: false, showSendToCloud: false, responsive: false, doubleClick: false, scrollZoom: false, showTips: false };
+const CONFIG = {
+  displayModeBar: false,
+  displaylogo: false,
+  showSendToCloud: false,
+  responsive: false,
+  doubleClick: false,
+  scrollZoom: false,
+  showTips: false,
+};
 
 /** @type {Promise<any> | null} */
 let loading = null;
@@ -32,7 +40,12 @@ export function plotly() {
 const live = new Set();
 
 addEventListener("pagehide", () => [...live].forEach((chart) => chart.purge()));
-addEventListener("pageshow", (event) => event.persisted && document.querySelectorAll(".chart .plot").forEach((plot) => plot.dispatchEvent(new CustomEvent("seen"))));
+addEventListener(
+  "pageshow",
+  (event) =>
+    event.persisted &&
+    document.querySelectorAll(".chart .plot").forEach((plot) => plot.dispatchEvent(new CustomEvent("seen"))),
+);
 
 /**
  * Lines over steps, with a card around them. Zoom and cursor are those of the page.
@@ -64,7 +77,12 @@ export class LineChart {
     page.schedule.watch(plot);
     plot.addEventListener("seen", () => this.ask(true));
     const again = () => this.ask(true);
-    this.ends = [onTheme(again), page.follow.on("change", again), page.cursor.on("move", () => this.point()), ...["smooth", "y"].map((name) => page.state.on(name, again))];
+    this.ends = [
+      onTheme(again),
+      page.follow.on("change", again),
+      page.cursor.on("move", () => this.point()),
+      ...["smooth", "y"].map((name) => page.state.on(name, again)),
+    ];
     this.panel.onSize = again;
     plotly().then(again, (error) => this.say(error.message));
   }
@@ -126,7 +144,8 @@ export class LineChart {
     const plot = /** @type {any} */ (this.panel.plot);
     plot.on("plotly_relayout", (/** @type {any} */ change) => {
       const [from, to] = [change["xaxis.range[0]"], change["xaxis.range[1]"]];
-      if (Number.isFinite(from) && Number.isFinite(to)) this.page.follow.zoom(Math.max(0, Math.ceil(from)), Math.max(0, Math.ceil(from), Math.floor(to)));
+      if (Number.isFinite(from) && Number.isFinite(to))
+        this.page.follow.zoom(Math.max(0, Math.ceil(from)), Math.max(0, Math.ceil(from), Math.floor(to)));
     });
     plot.on("plotly_doubleclick", () => {
       this.page.follow.live();

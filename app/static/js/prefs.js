@@ -9,13 +9,70 @@ const KEPT = "hookcore-prefs";
 
 /** @type {Record<string, Preference>} */
 export const PREFERENCES = {
-  density: { words: "Density", help: "Row height of tables.", choices: [["comfortable", "comfortable"], ["compact", "compact"]] },
-  numbers: { words: "Numbers", help: "Number format on all pages.", choices: [["auto", "0.01235, and 1.235e-5 when small"], ["short", "short: 0.012, 1.2e-5"], ["scientific", "always 1.235e-2"], ["long", "eight digits"]] },
-  colors: { words: "Color map", help: "For heatmaps and histograms. NaN, infinities, and steps that were not captured have their own colors.", choices: [["viridis", "viridis"], ["cividis", "cividis (safe for all types of color vision)"]] },
-  rate: { words: "Updates", help: "How often live pages refresh. Slower updates use less CPU.", choices: [["10", "10 a second"], ["20", "20 a second"], ["4", "4 a second"], ["1", "1 a second"]] },
-  window: { words: "Steps shown", help: "Steps shown when you open a run that is still training. A finished run is shown from its first step.", choices: [["500", "500 steps"], ["200", "200 steps"], ["1000", "1,000 steps"], ["2000", "2,000 steps"]] },
-  smooth: { words: "Smoothing", help: "Half-life in steps. The raw line stays visible behind the smoothed one.", choices: [["0", "off"], ["5", "5 steps"], ["20", "20 steps"], ["100", "100 steps"]] },
-  keys: { words: "Single-letter shortcuts", help: "Turn off if they clash with voice control or a screen reader.", choices: [["on", "on"], ["off", "off"]] },
+  density: {
+    words: "Density",
+    help: "Row height of tables.",
+    choices: [
+      ["comfortable", "comfortable"],
+      ["compact", "compact"],
+    ],
+  },
+  numbers: {
+    words: "Numbers",
+    help: "Number format on all pages.",
+    choices: [
+      ["auto", "0.01235, and 1.235e-5 when small"],
+      ["short", "short: 0.012, 1.2e-5"],
+      ["scientific", "always 1.235e-2"],
+      ["long", "eight digits"],
+    ],
+  },
+  colors: {
+    words: "Color map",
+    help: "For heatmaps and histograms. NaN, infinities, and steps that were not captured have their own colors.",
+    choices: [
+      ["viridis", "viridis"],
+      ["cividis", "cividis (safe for all types of color vision)"],
+    ],
+  },
+  rate: {
+    words: "Updates",
+    help: "How often live pages refresh. Slower updates use less CPU.",
+    choices: [
+      ["10", "10 a second"],
+      ["20", "20 a second"],
+      ["4", "4 a second"],
+      ["1", "1 a second"],
+    ],
+  },
+  window: {
+    words: "Steps shown",
+    help: "Steps shown when you open a run that is still training. A finished run is shown from its first step.",
+    choices: [
+      ["500", "500 steps"],
+      ["200", "200 steps"],
+      ["1000", "1,000 steps"],
+      ["2000", "2,000 steps"],
+    ],
+  },
+  smooth: {
+    words: "Smoothing",
+    help: "Half-life in steps. The raw line stays visible behind the smoothed one.",
+    choices: [
+      ["0", "off"],
+      ["5", "5 steps"],
+      ["20", "20 steps"],
+      ["100", "100 steps"],
+    ],
+  },
+  keys: {
+    words: "Single-letter shortcuts",
+    help: "Turn off if they clash with voice control or a screen reader.",
+    choices: [
+      ["on", "on"],
+      ["off", "off"],
+    ],
+  },
 };
 
 /** The default of a preference. @param {string} name */
@@ -26,11 +83,18 @@ function first(name) {
 /** What of `given` is a preference with a value that it may have. @param {any} given @returns {Record<string, string>} */
 export function readPrefs(given) {
   const values = given !== null && typeof given === "object" ? given : {};
-  const allowed = Object.entries(PREFERENCES).filter(([name, { choices }]) => choices.some(([value]) => value === values[name]));
+  const allowed = Object.entries(PREFERENCES).filter(([name, { choices }]) =>
+    choices.some(([value]) => value === values[name]),
+  );
   return Object.fromEntries(allowed.map(([name]) => [name, values[name]]));
 }
 
-const FORMS = { auto: { digits: 4, style: "auto" }, short: { digits: 2, style: "auto" }, scientific: { digits: 4, style: "scientific" }, long: { digits: 8, style: "auto" } };
+const FORMS = {
+  auto: { digits: 4, style: "auto" },
+  short: { digits: 2, style: "auto" },
+  scientific: { digits: 4, style: "scientific" },
+  long: { digits: 8, style: "auto" },
+};
 
 /** Tells "change" with the name, and the name itself. */
 class Prefs extends Told {
@@ -79,7 +143,8 @@ class Prefs extends Told {
       throw new Error("not a JSON file: choose a file exported from this page");
     }
     const read = readPrefs(given);
-    if (given?.hookcore !== 1) throw new Error("this file contains no hookcore settings: choose a file exported from this page");
+    if (given?.hookcore !== 1)
+      throw new Error("this file contains no hookcore settings: choose a file exported from this page");
     this.#put(read);
     return Object.keys(read).length;
   }

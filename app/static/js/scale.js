@@ -129,7 +129,9 @@ export function ticks(scale, many = 6) {
   if (scale.kind === "linear") return evenTicks(scale.low, scale.high, many);
   if (scale.kind === "log") return logTicks(Math.abs(scale.low), Math.abs(scale.high), many);
   const side = logTicks(scale.linear, Math.max(Math.abs(scale.low), Math.abs(scale.high)), Math.max(2, many / 2));
-  const inside = [...side.map((value) => -value).reverse(), 0, ...side].filter((value) => value >= scale.low && value <= scale.high);
+  const inside = [...side.map((value) => -value).reverse(), 0, ...side].filter(
+    (value) => value >= scale.low && value <= scale.high,
+  );
   return inside.length > 1 ? inside : evenTicks(scale.low, scale.high, many);
 }
 
@@ -141,7 +143,8 @@ export function evenTicks(low, high, many = 6) {
   const step = [1, 2, 5, 10].map((times) => times * size).find((each) => each >= rough * 0.999) ?? size * 10;
   const found = [];
   // Counted in whole steps: sums of fractions drift.
-  for (let place = Math.ceil(low / step - 1e-9); place * step <= high + step * 1e-9; place += 1) found.push(Number((place * step).toPrecision(12)));
+  for (let place = Math.ceil(low / step - 1e-9); place * step <= high + step * 1e-9; place += 1)
+    found.push(Number((place * step).toPrecision(12)));
   return found;
 }
 

@@ -18,12 +18,15 @@ export class Schedule {
   cost = 0;
 
   constructor() {
-    this.#watch = new IntersectionObserver((entries) => {
-      for (const entry of entries) {
-        this.#seen.set(entry.target, entry.isIntersecting);
-        if (entry.isIntersecting) entry.target.dispatchEvent(new CustomEvent("seen"));
-      }
-    }, { rootMargin: "100px" });
+    this.#watch = new IntersectionObserver(
+      (entries) => {
+        for (const entry of entries) {
+          this.#seen.set(entry.target, entry.isIntersecting);
+          if (entry.isIntersecting) entry.target.dispatchEvent(new CustomEvent("seen"));
+        }
+      },
+      { rootMargin: "100px" },
+    );
     document.addEventListener("visibilitychange", () => this.#ask());
   }
 

@@ -29,7 +29,14 @@ export function pillOf(now) {
     return { state: run, words: held ? joined(`held at step ${count(step)}`, run) : joined(run, where) };
   }
   if (newest === null) return { state: "waiting", words: "waiting for the first step" };
-  if (held) return { state: "paused", words: joined("paused", now.waiting ? `${count(now.waiting)} new ${now.waiting === 1 ? "step" : "steps"}` : `step ${count(step)}`) };
+  if (held)
+    return {
+      state: "paused",
+      words: joined(
+        "paused",
+        now.waiting ? `${count(now.waiting)} new ${now.waiting === 1 ? "step" : "steps"}` : `step ${count(step)}`,
+      ),
+    };
   const slow = now.drawing === null ? "" : `display ${now.drawing} fps`;
   return { state: "live", words: joined("live", at, pace(now.rate), slow) };
 }
@@ -50,8 +57,15 @@ export function bannerOf(now) {
     return { kind: "disconnected", words: `The dashboard isn't responding.${shown} ${retry}` };
   }
   if (now.run === "lost") {
-    return { kind: "lost", words: `${now.newest === null ? "The training stopped responding before its first step" : `Nothing received from the training since step ${count(now.newest)}`}. It was killed, is stuck, or can't reach this server. If it reconnects, this page resumes automatically.` };
+    return {
+      kind: "lost",
+      words: `${now.newest === null ? "The training stopped responding before its first step" : `Nothing received from the training since step ${count(now.newest)}`}. It was killed, is stuck, or can't reach this server. If it reconnects, this page resumes automatically.`,
+    };
   }
-  if (now.run === "removed") return { kind: "removed", words: "This run was removed from the server. This page shows the data it had already loaded." };
+  if (now.run === "removed")
+    return {
+      kind: "removed",
+      words: "This run was removed from the server. This page shows the data it had already loaded.",
+    };
   return null;
 }

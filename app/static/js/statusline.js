@@ -25,7 +25,8 @@ export class Status {
 
   start() {
     const { stream, follow, run } = this.page;
-    if (run !== null) stream.subscribe({ view: "runs", hz: Number(prefs.get("rate")) }, { json: (said) => this.hear(said) });
+    if (run !== null)
+      stream.subscribe({ view: "runs", hz: Number(prefs.get("rate")) }, { json: (said) => this.hear(said) });
     stream.on("state", (state) => {
       this.broken = state !== "open" && (this.broken || state !== "connecting");
       this.show();
@@ -50,7 +51,10 @@ export class Status {
     }
     page.told.tell("runs", said.runs);
     if (mine) page.told.tell("run", mine);
-    if (before === "live" && page.runState === "crashed") toast(`The training crashed at step ${count(page.follow.newest)}. Reload the page for the traceback.`, { kind: "error" });
+    if (before === "live" && page.runState === "crashed")
+      toast(`The training crashed at step ${count(page.follow.newest)}. Reload the page for the traceback.`, {
+        kind: "error",
+      });
     if (before === "live" && page.runState === "ended") toast(`The run ended at step ${count(page.follow.newest)}`);
     if (before === page.runState) this.soon();
     else this.show();

@@ -29,7 +29,21 @@ export function onTheme(listener) {
   return () => listeners.delete(listener);
 }
 
-const NAMES = ["paper", "card", "ink", "quiet", "line", "band", "accent", "good", "warn", "bad", "nan", "inf", "missing"];
+const NAMES = [
+  "paper",
+  "card",
+  "ink",
+  "quiet",
+  "line",
+  "band",
+  "accent",
+  "good",
+  "warn",
+  "bad",
+  "nan",
+  "inf",
+  "missing",
+];
 const LINES = ["line-1", "line-2", "line-3", "line-4"];
 
 /** The colors of the page for what CSS does not reach: canvas and Plotly. line1 to line4 are those of lines.
@@ -37,7 +51,10 @@ const LINES = ["line-1", "line-2", "line-3", "line-4"];
 export function colors() {
   if (known) return known;
   const style = getComputedStyle(document.documentElement);
-  const entries = [...NAMES, ...LINES].map((name) => [name.replace("-", ""), style.getPropertyValue(`--${name}`).trim()]);
+  const entries = [...NAMES, ...LINES].map((name) => [
+    name.replace("-", ""),
+    style.getPropertyValue(`--${name}`).trim(),
+  ]);
   known = Object.fromEntries(entries);
   return /** @type {Record<string, string>} */ (known);
 }

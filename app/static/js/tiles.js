@@ -30,7 +30,14 @@ export class Tiles {
     this.page = page;
     this.tall = height;
     this.onPoint = onPoint;
-    this.canvas = /** @type {HTMLCanvasElement} */ (h("canvas", { class: "tiles", tabindex: "0", role: "application", "aria-label": `${title}: arrow keys move the cursor` }));
+    this.canvas = /** @type {HTMLCanvasElement} */ (
+      h("canvas", {
+        class: "tiles",
+        tabindex: "0",
+        role: "application",
+        "aria-label": `${title}: arrow keys move the cursor`,
+      })
+    );
     element.append(this.canvas);
     const again = () => this.draw();
     const sized = new ResizeObserver(again);
@@ -41,7 +48,9 @@ export class Tiles {
       for (const undo of undone) undo();
       this.canvas.remove();
     };
-    this.canvas.addEventListener("pointermove", (event) => this.#point(this.cellOf(event), event.clientX, event.clientY));
+    this.canvas.addEventListener("pointermove", (event) =>
+      this.#point(this.cellOf(event), event.clientX, event.clientY),
+    );
     for (const gone of ["pointerleave", "blur"]) this.canvas.addEventListener(gone, () => this.#point(null, 0, 0));
     this.canvas.addEventListener("keydown", (event) => this.#key(event));
   }
@@ -51,11 +60,22 @@ export class Tiles {
     this.picture = picture;
     this.causal = isCausal(picture.values, picture.shape);
     const [tiles, rows, columns] = picture.shape;
-    const part = (/** @type {number} */ tile) => picture.values.subarray(tile * rows * columns, (tile + 1) * rows * columns);
-    this.ranges = picture.range ? [picture.range] : picture.shared ? [rangeOf(picture.values, picture.whole)] : Array.from({ length: tiles }, (_, tile) => rangeOf(part(tile), picture.whole));
+    const part = (/** @type {number} */ tile) =>
+      picture.values.subarray(tile * rows * columns, (tile + 1) * rows * columns);
+    this.ranges = picture.range
+      ? [picture.range]
+      : picture.shared
+        ? [rangeOf(picture.values, picture.whole)]
+        : Array.from({ length: tiles }, (_, tile) => rangeOf(part(tile), picture.whole));
     // Tiles beside each other are read with the same colors: signed ones for all or for none.
     const signed = this.ranges.some((range) => range.signed);
-    if (signed) this.ranges = this.ranges.map(({ low, high, clipped }) => ({ low: -Math.max(-low, high), high: Math.max(-low, high), signed, clipped }));
+    if (signed)
+      this.ranges = this.ranges.map(({ low, high, clipped }) => ({
+        low: -Math.max(-low, high),
+        high: Math.max(-low, high),
+        signed,
+        clipped,
+      }));
     this.draw();
   }
 
@@ -83,7 +103,9 @@ export class Tiles {
     for (let tile = 0; tile < tiles; tile += 1) {
       const range = this.ranges[this.ranges.length > 1 ? tile : 0];
       const image = new ImageData(columns, rows);
-      new Uint32Array(image.data.buffer).set(pixelsOf(picture.values, tile * rows * columns, rows, columns, range, palette, this.causal));
+      new Uint32Array(image.data.buffer).set(
+        pixelsOf(picture.values, tile * rows * columns, rows, columns, range, palette, this.causal),
+      );
       small.getContext("2d")?.putImageData(image, 0, 0);
       const [left, top] = cornerOf(this.layout, tile);
       pen.drawImage(small, left, top, this.layout.tileWidth, this.layout.tileHeight);
@@ -104,9 +126,17 @@ export class Tiles {
     const [left, top] = cornerOf(this.layout, this.at.tile);
     const [wide, high] = [this.layout.tileWidth / columns, this.layout.tileHeight / rows];
     pen.lineWidth = 1.5;
-    for (const [color, by] of /** @type {[string, number][]} */ ([[colors().ink, 1.5], [colors().paper, 0]])) {
+    for (const [color, by] of /** @type {[string, number][]} */ ([
+      [colors().ink, 1.5],
+      [colors().paper, 0],
+    ])) {
       pen.strokeStyle = color;
-      pen.strokeRect(left + this.at.column * wide - by, top + this.at.row * high - by, Math.max(3, wide) + 2 * by, Math.max(3, high) + 2 * by);
+      pen.strokeRect(
+        left + this.at.column * wide - by,
+        top + this.at.row * high - by,
+        Math.max(3, wide) + 2 * by,
+        Math.max(3, high) + 2 * by,
+      );
     }
   }
 
@@ -119,7 +149,9 @@ export class Tiles {
   /** @param {{clientX: number, clientY: number}} event */
   cellOf(event) {
     const box = this.canvas.getBoundingClientRect();
-    return this.layout && this.picture ? cellAt(this.layout, event.clientX - box.left, event.clientY - box.top, this.picture.shape) : null;
+    return this.layout && this.picture
+      ? cellAt(this.layout, event.clientX - box.left, event.clientY - box.top, this.picture.shape)
+      : null;
   }
 
   /** @param {Cell | null} cell @param {number} x @param {number} y */
@@ -142,10 +174,19 @@ export class Tiles {
     const size = event.shiftKey ? 10 : 1;
     const column = from.column + move[1] * size;
     // Over the edge of a tile lies the next one.
-    const tile = column >= columns && from.tile + 1 < tiles ? from.tile + 1 : column < 0 && from.tile > 0 ? from.tile - 1 : from.tile;
+    const tile =
+      column >= columns && from.tile + 1 < tiles
+        ? from.tile + 1
+        : column < 0 && from.tile > 0
+          ? from.tile - 1
+          : from.tile;
     const inside = tile > from.tile ? 0 : tile < from.tile ? columns - 1 : Math.max(0, Math.min(columns - 1, column));
     const cell = { tile, row: Math.max(0, Math.min(rows - 1, from.row + move[0] * size)), column: inside };
     const [box, [left, top]] = [this.canvas.getBoundingClientRect(), cornerOf(this.layout, tile)];
-    this.#point(cell, box.left + left + (cell.column / columns) * this.layout.tileWidth, box.top + top + (cell.row / rows) * this.layout.tileHeight);
+    this.#point(
+      cell,
+      box.left + left + (cell.column / columns) * this.layout.tileWidth,
+      box.top + top + (cell.row / rows) * this.layout.tileHeight,
+    );
   }
 }

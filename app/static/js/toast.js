@@ -27,9 +27,15 @@ export function toast(text, { undo, done, kind } = {}) {
     clearTimeout(timer);
     timer = setTimeout(leave, undo || kind === "error" ? LONG_MS : SHORT_MS);
   };
-  const element = h("div", { class: `toast${kind ? ` ${kind}` : ""}`, role: kind === "error" ? "alert" : null }, h("span", {}, text));
+  const element = h(
+    "div",
+    { class: `toast${kind ? ` ${kind}` : ""}`, role: kind === "error" ? "alert" : null },
+    h("span", {}, text),
+  );
   if (undo) element.append(h("button", { class: "button", type: "button", onclick: () => end(undo) }, "Undo"));
-  element.append(h("button", { class: "button icon", type: "button", "aria-label": "Close", onclick: leave }, "\u00d7"));
+  element.append(
+    h("button", { class: "button icon", type: "button", "aria-label": "Close", onclick: leave }, "\u00d7"),
+  );
   // It stays while the pointer or the focus is on it.
   for (const begin of ["mouseenter", "focusin"]) element.addEventListener(begin, () => clearTimeout(timer));
   for (const over of ["mouseleave", "focusout"]) element.addEventListener(over, wait);

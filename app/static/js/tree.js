@@ -55,7 +55,18 @@ export class Tree {
     this.columns = [names, ...options.columns];
     this.head = h("div", { role: "row", class: "tree-row tree-head", "aria-rowindex": "1" });
     this.body = h("div", { role: "rowgroup", class: "tree-body" });
-    this.grid = h("div", { role: "treegrid", class: "treegrid", tabindex: "0", "aria-label": options.title, "aria-colcount": String(this.columns.length) }, this.head, this.body);
+    this.grid = h(
+      "div",
+      {
+        role: "treegrid",
+        class: "treegrid",
+        tabindex: "0",
+        "aria-label": options.title,
+        "aria-colcount": String(this.columns.length),
+      },
+      this.head,
+      this.body,
+    );
     this.nothing = h("div", { class: "empty", hidden: true });
     this.tools = new Tools(this);
     this.grid.style.setProperty("--columns", layoutOf(this.columns));
@@ -74,7 +85,9 @@ export class Tree {
 
   /** Other modules, or the same in another state. @param {readonly Module[]} modules */
   show(modules) {
-    const known = this.modules.length === modules.length && this.modules.every((module, place) => module.path === modules[place].path && module.type === modules[place].type);
+    const known =
+      this.modules.length === modules.length &&
+      this.modules.every((module, place) => module.path === modules[place].path && module.type === modules[place].type);
     this.modules = [...modules];
     this.build();
     if (!known) this.tools.showTypes(this.modules);
@@ -101,8 +114,15 @@ export class Tree {
   /** The rows: what is closed, found and sorted. */
   arrange() {
     const sort = this.sorting;
-    const value = (/** @type {Node} */ node) => sort?.column.value(sort.column.rank && node.members.length > 1 ? this.worst(sort.column, node).module : node.members[0]);
-    const shown = rowsOf(this.roots, { closed: this.closed, test: this.found.test, sort: sort && { value, descending: sort.descending } });
+    const value = (/** @type {Node} */ node) =>
+      sort?.column.value(
+        sort.column.rank && node.members.length > 1 ? this.worst(sort.column, node).module : node.members[0],
+      );
+    const shown = rowsOf(this.roots, {
+      closed: this.closed,
+      test: this.found.test,
+      sort: sort && { value, descending: sort.descending },
+    });
     this.rows = shown.rows;
     this.matching = shown.matching;
     this.head.replaceChildren(...this.columns.map((column, place) => this.tools.heading(column, place, sort)));
@@ -167,7 +187,12 @@ export class Tree {
   open(which) {
     const groups = nodesOf(this.roots).filter((node) => node.children.length);
     if (which === "alerts") this.closed = closedBut(this.roots, this.options.alarming ?? (() => false));
-    else this.closed = new Set(which === "all" ? [] : groups.filter((node) => node.parent !== null || this.roots.length > 1).map((node) => node.path));
+    else
+      this.closed = new Set(
+        which === "all"
+          ? []
+          : groups.filter((node) => node.parent !== null || this.roots.length > 1).map((node) => node.path),
+      );
     this.arrange();
   }
 
@@ -189,7 +214,12 @@ export class Tree {
 
   /** What is shown as a table, for a file. */
   table() {
-    const rows = this.rows.map(({ node }) => [node.path, ...this.columns.slice(1).map((column) => column.value(column.rank ? this.worst(column, node).module : node.members[0]))]);
+    const rows = this.rows.map(({ node }) => [
+      node.path,
+      ...this.columns
+        .slice(1)
+        .map((column) => column.value(column.rank ? this.worst(column, node).module : node.members[0])),
+    ]);
     return { columns: this.columns.map(({ key }) => key), rows };
   }
 }

@@ -36,7 +36,11 @@ export function worstOf(roots, rank) {
  * @param {Node[]} roots @param {(module: Module) => boolean} marked @returns {Set<string>} */
 export function closedBut(roots, marked) {
   const worst = worstOf(roots, (module) => (marked(module) ? 1 : 0));
-  return new Set(nodesOf(roots).filter((node) => node.children.length && !node.children.some((child) => worst.get(child)?.rank)).map((node) => node.path));
+  return new Set(
+    nodesOf(roots)
+      .filter((node) => node.children.length && !node.children.some((child) => worst.get(child)?.rank))
+      .map((node) => node.path),
+  );
 }
 
 /** The rows that are shown, and how many nodes match. @param {Node[]} roots @param {View} view @returns {{rows: Row[], matching: number}} */
@@ -76,9 +80,18 @@ function treeRows(roots, shown, matching, closed) {
 
 /** @param {Node[]} roots @param {Set<Node>} matching @param {NonNullable<View["sort"]>} sort @returns {Row[]} */
 function listRows(roots, matching, { value, descending }) {
-  const found = nodesOf(roots).filter((node) => matching.has(node)).map((node) => ({ node, value: value(node) }));
+  const found = nodesOf(roots)
+    .filter((node) => matching.has(node))
+    .map((node) => ({ node, value: value(node) }));
   found.sort((one, two) => compare(one.value, two.value, descending));
-  return found.map(({ node }, place) => ({ node, level: 1, place: place + 1, siblings: found.length, expanded: null, matches: true }));
+  return found.map(({ node }, place) => ({
+    node,
+    level: 1,
+    place: place + 1,
+    siblings: found.length,
+    expanded: null,
+    matches: true,
+  }));
 }
 
 /** Numbers by their size and words by the alphabet; NaN is larger than every number, and what is missing comes last either way.
@@ -86,7 +99,8 @@ function listRows(roots, matching, { value, descending }) {
 export function compare(one, two, descending = false) {
   const missing = Number(isMissing(one)) - Number(isMissing(two));
   if (missing || isMissing(one)) return missing;
-  const order = typeof one === "number" && typeof two === "number" ? numbers(one, two) : words.compare(String(one), String(two));
+  const order =
+    typeof one === "number" && typeof two === "number" ? numbers(one, two) : words.compare(String(one), String(two));
   return descending ? -order : order;
 }
 

@@ -15,13 +15,25 @@ export class Differences {
     this.asked = asked;
     this.said = /** @type {HTMLElement} */ (figure.querySelector("#differences-said"));
     const query = () => ({ path: "compare/heatmap", query: { ...asked(), columns: COLUMNS, rows: ROWS } });
-    this.heat = new Heat(page, figure, { title: "Difference by layer and step", kind: "", stat: "relative difference", onPick: (row) => onPick(row.module), query });
+    this.heat = new Heat(page, figure, {
+      title: "Difference by layer and step",
+      kind: "",
+      stat: "relative difference",
+      onPick: (row) => onPick(row.module),
+      query,
+    });
     this.finder = new Finder(page, () => this.arrange(), page.state.get("a") || null);
   }
 
   async load() {
     try {
-      const { rows, first_step: first, last_step: last, worst, state } = await get("compare/heatmap", { ...this.asked(), columns: COLUMNS, rows: ROWS });
+      const {
+        rows,
+        first_step: first,
+        last_step: last,
+        worst,
+        state,
+      } = await get("compare/heatmap", { ...this.asked(), columns: COLUMNS, rows: ROWS });
       this.heat.setRows(rows, [Math.max(1, first.length), 1], "difference");
       this.heat.take({ kind: "snapshot", k: first.length, n: rows.length, bits: bitsOf(worst, state), first, last });
       this.arrange();
@@ -35,7 +47,11 @@ export class Differences {
     const { rows } = this.heat;
     const shown = [...rows.keys()].filter((row) => this.finder.fits(rows[row].module));
     this.heat.setOrder(shown);
-    this.said.textContent = this.finder.problem || (shown.length < rows.length ? `${shown.length.toLocaleString("en")} of ${rows.length.toLocaleString("en")} rows` : "");
+    this.said.textContent =
+      this.finder.problem ||
+      (shown.length < rows.length
+        ? `${shown.length.toLocaleString("en")} of ${rows.length.toLocaleString("en")} rows`
+        : "");
     this.heat.draw();
   }
 }

@@ -11,7 +11,16 @@ const MAX_TAPS = 4; // of one layer: parameters, calls
 /** @param {any} series @param {Side} side @param {boolean} dashed @param {string} more @returns {import("../plot/thin.js").Line} */
 function lineOf(series, side, dashed, more) {
   const numbers = (/** @type {string} */ name) => series[name].map(numberOf);
-  return { name: `${dashed ? "B" : "A"}: ${side.name}${more}`, first: series.first_step, last: series.last_step, mean: numbers("mean"), min: numbers("min"), max: numbers("max"), nonfinite: series.nonfinite ?? undefined, dashed };
+  return {
+    name: `${dashed ? "B" : "A"}: ${side.name}${more}`,
+    first: series.first_step,
+    last: series.last_step,
+    mean: numbers("mean"),
+    min: numbers("min"),
+    max: numbers("max"),
+    nonfinite: series.nonfinite ?? undefined,
+    dashed,
+  };
 }
 
 export class Overlay {
@@ -24,12 +33,19 @@ export class Overlay {
     this.sides = sides;
     this.asked = asked;
     this.heading = /** @type {HTMLElement} */ (figure.querySelector("h2"));
-    this.chart = new LineChart(page, figure, { title: "A layer in both runs", y: { title: asked().stat, scale: "log" }, query: () => sides.map((_, place) => this.query(place)) });
+    this.chart = new LineChart(page, figure, {
+      title: "A layer in both runs",
+      y: { title: asked().stat, scale: "log" },
+      query: () => sides.map((_, place) => this.query(place)),
+    });
   }
 
   /** @param {number} place of the run */
   query(place) {
-    return { path: "series", query: { tap: this.#numbers[place], stat: this.asked().stat, points: POINTS, run: this.sides[place].id } };
+    return {
+      path: "series",
+      query: { tap: this.#numbers[place], stat: this.asked().stat, points: POINTS, run: this.sides[place].id },
+    };
   }
 
   /** @param {string} module its name in A */
@@ -44,7 +60,18 @@ export class Overlay {
       if (!layers.length) return this.chart.say("Only one of the runs has this layer.");
       const answers = await Promise.all([0, 1].map((place) => get("series", this.query(place).query)));
       if (this.#asked !== module) return;
-      this.chart.show(answers.flatMap(({ series }, place) => series.map((/** @type {any} */ each) => lineOf(each, this.sides[place], place === 1, series.length > 1 ? ` ${each.tap.label.slice(each.tap.module.length).trim()}` : ""))));
+      this.chart.show(
+        answers.flatMap(({ series }, place) =>
+          series.map((/** @type {any} */ each) =>
+            lineOf(
+              each,
+              this.sides[place],
+              place === 1,
+              series.length > 1 ? ` ${each.tap.label.slice(each.tap.module.length).trim()}` : "",
+            ),
+          ),
+        ),
+      );
     } catch (error) {
       this.chart.say(/** @type {Error} */ (error).message);
     }
@@ -60,11 +87,19 @@ function exactly(path) {
 export function makeLoss(page, figure, sides) {
   if (!figure) return async () => {};
   const name = figure.dataset.name ?? "loss";
-  const chart = new LineChart(page, figure, { title: "Loss in both runs", y: { title: name, scale: "linear" }, query: () => sides.map(({ id }) => ({ path: "scalars", query: { name, points: POINTS, run: id } })) });
+  const chart = new LineChart(page, figure, {
+    title: "Loss in both runs",
+    y: { title: name, scale: "linear" },
+    query: () => sides.map(({ id }) => ({ path: "scalars", query: { name, points: POINTS, run: id } })),
+  });
   return async () => {
     try {
       const answers = await Promise.all(sides.map(({ id }) => get("scalars", { run: id, name, points: POINTS })));
-      chart.show(answers.flatMap(({ series }, place) => series.map((/** @type {any} */ each) => lineOf(each, sides[place], place === 1, ""))));
+      chart.show(
+        answers.flatMap(({ series }, place) =>
+          series.map((/** @type {any} */ each) => lineOf(each, sides[place], place === 1, "")),
+        ),
+      );
     } catch (error) {
       chart.say(/** @type {Error} */ (error).message);
     }

@@ -98,7 +98,10 @@ export class Hand {
     const page = colors();
     const pointed = this.at >= 0 ? this.at : this.placeOf(this.page.cursor.point.module);
     const [top, bottom] = [boxes[0], boxes[boxes.length - 1]];
-    for (const [place, color] of /** @type {[number, string][]} */ ([[this.placeOf(this.page.state.get("module")), page.accent], [pointed, page.ink]])) {
+    for (const [place, color] of /** @type {[number, string][]} */ ([
+      [this.placeOf(this.page.state.get("module")), page.accent],
+      [pointed, page.ink],
+    ])) {
       if (place < 0 || place >= shown.length) continue;
       const each = top.w / shown.length;
       pen.strokeStyle = color;

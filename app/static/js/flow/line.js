@@ -43,11 +43,17 @@ export class PickedLine {
     if (!module || (!now && performance.now() - this.#shownAt < SHOWN_MS)) return;
     this.#shownAt = performance.now();
     byId("line-title").textContent = module;
-    byId("line-open").href = page.address("layer", { module, ...(page.state.get("step") ? { step: page.state.get("step") } : {}) });
+    byId("line-open").href = page.address("layer", {
+      module,
+      ...(page.state.get("step") ? { step: page.state.get("step") } : {}),
+    });
     this.pin.setAttribute("aria-pressed", String(this.pins.includes(module)));
     const { columns, rows } = heat;
     if (!columns?.length) return;
-    this.#chart ??= new LineChart(page, figure, { title: module, y: { title: heat.options.stat, scale: /** @type {any} */ (page.state.get("y")) } });
+    this.#chart ??= new LineChart(page, figure, {
+      title: module,
+      y: { title: heat.options.stat, scale: /** @type {any} */ (page.state.get("y")) },
+    });
     const mine = [...rows.keys()].filter((row) => rows[row].module === module);
     this.#chart.show(mine.map((row) => lineOf(columns, row, labelOf(rows[row]))));
   }
@@ -55,7 +61,15 @@ export class PickedLine {
 
 /** What was sampled of a row. @param {import("../columns.js").Columns} columns @param {number} row @param {string} name */
 function lineOf(columns, row, name) {
-  const places = Array.from({ length: columns.length }, (_, place) => place).filter((place) => valueOf(columns, place, row) !== null);
+  const places = Array.from({ length: columns.length }, (_, place) => place).filter(
+    (place) => valueOf(columns, place, row) !== null,
+  );
   const mean = places.map((place) => columns.value(place, row));
-  return { name, first: places.map((place) => columns.first(place)), last: places.map((place) => columns.last(place)), mean, nonfinite: mean.map((value) => (Number.isFinite(value) ? 0 : 1)) };
+  return {
+    name,
+    first: places.map((place) => columns.first(place)),
+    last: places.map((place) => columns.last(place)),
+    mean,
+    nonfinite: mean.map((value) => (Number.isFinite(value) ? 0 : 1)),
+  };
 }

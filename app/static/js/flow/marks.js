@@ -20,12 +20,20 @@ const HATCHED_PX = 8; // a hatch in narrower bars becomes stripes over all of th
 /** The boxes of so many panels. @param {number} width @param {number} height @param {number} many @returns {Box[]} */
 export function boxesOf(width, height, many) {
   const each = (height - FOOT - SPLIT * (many - 1)) / many;
-  return Array.from({ length: many }, (_, place) => ({ x: LEFT, y: place * (each + SPLIT) + HEAD, w: Math.max(10, width - LEFT - RIGHT), h: Math.max(10, each - HEAD) }));
+  return Array.from({ length: many }, (_, place) => ({
+    x: LEFT,
+    y: place * (each + SPLIT) + HEAD,
+    w: Math.max(10, width - LEFT - RIGHT),
+    h: Math.max(10, each - HEAD),
+  }));
 }
 
 /** @param {Box} box @param {Panel} panel @param {Record<string, string>} page @returns {Mark[]} */
 export function panelMarks(box, panel, page) {
-  return [...frameMarks(box, panel, page), ...panel.bars.flatMap((bar, place) => barMarks(box, bar, place, panel, page))];
+  return [
+    ...frameMarks(box, panel, page),
+    ...panel.bars.flatMap((bar, place) => barMarks(box, bar, place, panel, page)),
+  ];
 }
 
 /** @param {Box} box @param {Panel} panel @param {Record<string, string>} page @returns {Mark[]} */
@@ -38,7 +46,14 @@ function frameMarks(box, { title, decades, bars }, page) {
     if ((high - power) % every) continue;
     const y = box.y + box.h * (1 - (power - low) / (high - low));
     marks.push({ kind: "rect", x: box.x, y: y - 0.5, w: box.w, h: 1, fill: page.line });
-    marks.push({ kind: "text", x: box.x - 6, y, text: number(Number(`1e${power}`), { digits: 3, style: "auto" }), fill: page.quiet, align: "right" });
+    marks.push({
+      kind: "text",
+      x: box.x - 6,
+      y,
+      text: number(Number(`1e${power}`), { digits: 3, style: "auto" }),
+      fill: page.quiet,
+      align: "right",
+    });
   }
   const words = wordsOf(bars);
   if (words) marks.push({ kind: "text", x: box.x + box.w, y: box.y - 9, text: words, fill: page.ink, align: "right" });
@@ -50,7 +65,11 @@ function wordsOf(bars) {
   const counts = { nan: 0, inf: 0, zero: 0 };
   for (const { state } of bars) if (state in counts) counts[/** @type {"nan"} */ (state)] += 1;
   const shared = bars.some(({ from, to }) => to - from > 1) ? " (of the bars)" : "";
-  const words = [counts.nan && `\u2715 NaN ${counts.nan}`, counts.inf && `\u25b2 Inf ${counts.inf}`, counts.zero && `\u25cb zero ${counts.zero}`].filter(Boolean);
+  const words = [
+    counts.nan && `\u2715 NaN ${counts.nan}`,
+    counts.inf && `\u25b2 Inf ${counts.inf}`,
+    counts.zero && `\u25cb zero ${counts.zero}`,
+  ].filter(Boolean);
   return words.length ? words.join("  ") + shared : "";
 }
 
@@ -63,9 +82,21 @@ function barMarks(box, bar, place, { bars, decades, color }, page) {
   const bottom = box.y + box.h;
   const signs = w >= SIGN_PX;
   if (bar.state === "missing") return [{ kind: "rect", x, y: bottom - 2, w, h: 2, fill: page.missing }];
-  if (bar.state === "zero") return [{ kind: "rect", x, y: bottom - 3, w, h: 3, fill: page.warn }, ...sign("\u25cb", middle, bottom - 9, page.warn, signs)];
-  if (bar.state === "nan") return [{ kind: "rect", x, y: box.y, w, h: box.h, fill: page.nan, ...(w < HATCHED_PX ? {} : { hatch: page.card }) }, ...sign("\u2715", middle, box.y + 8, page.card, signs)];
-  if (bar.state === "inf") return [{ kind: "rect", x, y: box.y, w, h: box.h, fill: page.inf }, ...sign("\u25b2", middle, box.y + 8, page.card, signs)];
+  if (bar.state === "zero")
+    return [
+      { kind: "rect", x, y: bottom - 3, w, h: 3, fill: page.warn },
+      ...sign("\u25cb", middle, bottom - 9, page.warn, signs),
+    ];
+  if (bar.state === "nan")
+    return [
+      { kind: "rect", x, y: box.y, w, h: box.h, fill: page.nan, ...(w < HATCHED_PX ? {} : { hatch: page.card }) },
+      ...sign("\u2715", middle, box.y + 8, page.card, signs),
+    ];
+  if (bar.state === "inf")
+    return [
+      { kind: "rect", x, y: box.y, w, h: box.h, fill: page.inf },
+      ...sign("\u25b2", middle, box.y + 8, page.card, signs),
+    ];
   const share = (Math.log10(Math.abs(bar.value)) - decades[0]) / (decades[1] - decades[0]);
   const h = Math.max(2, Math.min(1, share) * box.h);
   return [{ kind: "rect", x, y: bottom - h, w, h, fill: color }];
@@ -87,10 +118,28 @@ export function blockMarks(box, layers, page) {
     let to = from + 1;
     while (to < layers.length && blockOf(layers[to].module) === name) to += 1;
     const [left, right] = [from, to].map((place) => box.x + (place / layers.length) * box.w);
-    marks.push({ kind: "rect", x: left, y, w: Math.max(1, right - left - 1), h: 3, fill: odd % 2 ? page.quiet : page.line });
+    marks.push({
+      kind: "rect",
+      x: left,
+      y,
+      w: Math.max(1, right - left - 1),
+      h: 3,
+      fill: odd % 2 ? page.quiet : page.line,
+    });
     const text = shortest(name, Math.max(LABEL_PX, right - left));
-    if ((left + right) / 2 - text.length * 3.1 > free && (left + right) / 2 + text.length * 3.1 < box.x + box.w + RIGHT) {
-      marks.push({ kind: "text", x: (left + right) / 2, y: y + 11, text, fill: page.quiet, align: "center", mono: true });
+    if (
+      (left + right) / 2 - text.length * 3.1 > free &&
+      (left + right) / 2 + text.length * 3.1 < box.x + box.w + RIGHT
+    ) {
+      marks.push({
+        kind: "text",
+        x: (left + right) / 2,
+        y: y + 11,
+        text,
+        fill: page.quiet,
+        align: "center",
+        mono: true,
+      });
       free = (left + right) / 2 + text.length * 3.1 + 8;
     }
     from = to;

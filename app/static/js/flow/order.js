@@ -24,7 +24,10 @@ export function merged(outputs, gradients) {
       before = label;
     } else behind.set(before, [...(behind.get(before) ?? []), layerOf(row, [-1, place])]);
   }
-  return [...(behind.get("") ?? []), ...[...known.values()].flatMap((layer) => [layer, ...(behind.get(layer.label) ?? [])])];
+  return [
+    ...(behind.get("") ?? []),
+    ...[...known.values()].flatMap((layer) => [layer, ...(behind.get(layer.label) ?? [])]),
+  ];
 }
 
 /** @param {Row} row @param {[number, number]} rows @returns {Layer} */

@@ -34,7 +34,12 @@ export function wordOf(bits) {
 /** @param {Profile} profile @returns {{columns: string[], rows: any[][]}} the first layer last: tables are read from their end */
 export function tableOf({ shown, bits, values }) {
   const columns = ["layer", "type", `activation ${values[0].stat()}`, `gradient ${values[1].stat()}`];
-  const rows = shown.map((layer, place) => [layer.label, layer.type, valueOf(bits[0]?.[place]), valueOf(bits[1]?.[place])]);
+  const rows = shown.map((layer, place) => [
+    layer.label,
+    layer.type,
+    valueOf(bits[0]?.[place]),
+    valueOf(bits[1]?.[place]),
+  ]);
   return { columns, rows: rows.reverse() };
 }
 
@@ -51,7 +56,9 @@ export async function pngOf(profile) {
   const page = colors();
   pen.fillStyle = page.card;
   pen.fillRect(0, 0, width, height + TITLE_PX);
-  drawMarks(pen, [{ kind: "text", x: 10, y: TITLE_PX / 2, text: titleOf(profile), fill: page.ink, align: "left", bold: true }]);
+  drawMarks(pen, [
+    { kind: "text", x: 10, y: TITLE_PX / 2, text: titleOf(profile), fill: page.ink, align: "left", bold: true },
+  ]);
   pen.translate(0, TITLE_PX);
   drawMarks(pen, profile.marks);
   const blob = await new Promise((done) => canvas.toBlob(done, "image/png"));

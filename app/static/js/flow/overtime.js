@@ -25,10 +25,28 @@ export class OverTime {
     this.empty = byId("flow-empty");
     const query = () => {
       const span = page.follow.span;
-      return { path: "heatmap", query: { kind: this.kind, stat: this.stat, columns: 1000, rows: 2000, ...(span ? { from: span[0], to: span[1] } : {}) } };
+      return {
+        path: "heatmap",
+        query: {
+          kind: this.kind,
+          stat: this.stat,
+          columns: 1000,
+          rows: 2000,
+          ...(span ? { from: span[0], to: span[1] } : {}),
+        },
+      };
     };
-    this.heat = new Heat(page, byId("flow"), { title: "Over steps", kind: this.kind, stat: this.stat, query, onPick: options.onPick });
-    this.feed = new Feed(page, this.heat, () => ({ kind: this.kind, stat: this.stat, rows: MAX_ROWS }), { rows: () => this.choose(), frame: () => this.#later() });
+    this.heat = new Heat(page, byId("flow"), {
+      title: "Over steps",
+      kind: this.kind,
+      stat: this.stat,
+      query,
+      onPick: options.onPick,
+    });
+    this.feed = new Feed(page, this.heat, () => ({ kind: this.kind, stat: this.stat, rows: MAX_ROWS }), {
+      rows: () => this.choose(),
+      frame: () => this.#later(),
+    });
     const { state } = page;
     for (const name of ["kind", "stat"]) state.on(name, () => this.#ask());
     for (const name of ["sort", "pin"]) state.on(name, () => this.choose());
@@ -86,7 +104,11 @@ export class OverTime {
   /** @param {number} shown */
   #say(shown) {
     const { rows } = this.heat;
-    const why = rows.length ? (shown ? "" : `The filter matches nothing: ${count(rows.length)} layers are hidden. Clear the find box, or select all types.`) : this.options.why(this.kind);
+    const why = rows.length
+      ? shown
+        ? ""
+        : `The filter matches nothing: ${count(rows.length)} layers are hidden. Clear the find box, or select all types.`
+      : this.options.why(this.kind);
     if (this.empty.textContent !== why) this.empty.textContent = why;
     this.empty.hidden = !why;
     this.heat.plot.hidden = Boolean(why);

@@ -47,10 +47,28 @@ export class Profile {
     const words = "Activations and gradients from input to output. Arrow keys move between layers, Enter selects one.";
     this.pad = h("div", { class: "profile-pad", role: "application", tabindex: "0", "aria-label": words });
     this.plot.replaceChildren(this.canvas, this.over, this.pad);
-    this.values = [new Values(page, "output", () => page.state.get("act"), () => this.changed()), new Values(page, "output_grad", () => page.state.get("grad"), () => this.changed())];
+    this.values = [
+      new Values(
+        page,
+        "output",
+        () => page.state.get("act"),
+        () => this.changed(),
+      ),
+      new Values(
+        page,
+        "output_grad",
+        () => page.state.get("grad"),
+        () => this.changed(),
+      ),
+    ];
     page.state.on("act", () => this.values[0].renew());
     page.state.on("grad", () => this.values[1].renew());
-    this.card = new Card(page, element, { title: "One step, from input to output", table: () => tableOf(this), png: () => pngOf(this), svg: async () => svgOf(this) });
+    this.card = new Card(page, element, {
+      title: "One step, from input to output",
+      table: () => tableOf(this),
+      png: () => pngOf(this),
+      svg: async () => svgOf(this),
+    });
     this.hand = new Hand(page, this);
     new ResizeObserver(() => this.soon()).observe(this.plot);
     page.schedule.watch(this.plot);
@@ -71,7 +89,9 @@ export class Profile {
 
   /** The values of the layers that are shown. */
   #gather() {
-    this.bits = this.values.map(({ bits }, place) => Uint32Array.from(this.shown, ({ rows }) => (rows[place] < 0 ? MISSING : (bits[rows[place]] ?? MISSING))));
+    this.bits = this.values.map(({ bits }, place) =>
+      Uint32Array.from(this.shown, ({ rows }) => (rows[place] < 0 ? MISSING : (bits[rows[place]] ?? MISSING))),
+    );
   }
 
   /** Numbers came, or others are asked for. */
@@ -94,7 +114,10 @@ export class Profile {
 
   /** The step that the bars are of. @returns {number | null} */
   get step() {
-    return this.values.reduce((most, { step }) => (step === null ? most : Math.max(most ?? step, step)), /** @type {number | null} */ (null));
+    return this.values.reduce(
+      (most, { step }) => (step === null ? most : Math.max(most ?? step, step)),
+      /** @type {number | null} */ (null),
+    );
   }
 
   draw() {
@@ -109,17 +132,27 @@ export class Profile {
       const bars = barsOf(this.bits[place], many);
       this.#decades[place] = decadesOf(bars, this.#decades[place]);
       const title = `${TITLES[place]}, ${this.values[place].stat()}`;
-      return panelMarks(box, { title, bars, decades: /** @type {[number, number]} */ (this.#decades[place]), color: page[LINES[place]] }, page);
+      return panelMarks(
+        box,
+        { title, bars, decades: /** @type {[number, number]} */ (this.#decades[place]), color: page[LINES[place]] },
+        page,
+      );
     });
     this.marks.push(...blockMarks(this.boxes[this.boxes.length - 1], this.shown, page));
     drawMarks(sized(this.canvas, width, height), this.marks);
     this.hand.draw();
-    if (this.step !== null) document.dispatchEvent(new CustomEvent("hookcore:drawn", { detail: { kind: "bars", step: this.step, ms: performance.now() - began } }));
+    if (this.step !== null)
+      document.dispatchEvent(
+        new CustomEvent("hookcore:drawn", { detail: { kind: "bars", step: this.step, ms: performance.now() - began } }),
+      );
   }
 
   /** The numbers of a layer, in words. @param {number} place */
   words(place) {
-    const parts = TITLES.map((title, panel) => `${title.slice(0, -1).toLowerCase()} ${this.values[panel].stat()} ${wordOf(this.bits[panel][place])}`);
+    const parts = TITLES.map(
+      (title, panel) =>
+        `${title.slice(0, -1).toLowerCase()} ${this.values[panel].stat()} ${wordOf(this.bits[panel][place])}`,
+    );
     return `step ${count(this.step)} \u00b7 ${parts.join(", ")}`;
   }
 }

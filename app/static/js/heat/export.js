@@ -65,7 +65,14 @@ export function tableOf(heat) {
   const since = onsets(columns);
   const found = Array.from(order, (row) => {
     const [low, high] = extremes(columns, row);
-    return [labelOf(rows[row]), rows[row].type ?? "", valueOf(columns, at, row), low, high, Number.isFinite(since[row]) ? since[row] : null];
+    return [
+      labelOf(rows[row]),
+      rows[row].type ?? "",
+      valueOf(columns, at, row),
+      low,
+      high,
+      Number.isFinite(since[row]) ? since[row] : null,
+    ];
   });
   return { columns: names, rows: found.reverse() };
 }

@@ -42,7 +42,15 @@ export class Feed {
   constructor(page, heat, wish, also = {}) {
     const whole = () => {
       const wanted = wish();
-      return wanted && { view: "heatmap", hz: Number(prefs.get("rate")), rows: "fit:600", ...windowOf(page.follow, heat.rows.length), ...wanted };
+      return (
+        wanted && {
+          view: "heatmap",
+          hz: Number(prefs.get("rate")),
+          rows: "fit:600",
+          ...windowOf(page.follow, heat.rows.length),
+          ...wanted,
+        }
+      );
     };
     this.wish = new Wish(page, whole, {
       rows: (/** @type {any} */ said) => {

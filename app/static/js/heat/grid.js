@@ -72,7 +72,11 @@ export class Grid {
    * @returns {[number, number] | null} the cells that are new */
   fill(columns, convert = null) {
     const [from, to] = this.shown;
-    const all = this.have === null || from < this.have[0] || from > this.have[1] + 1 || Math.max(to, this.have[1]) - from >= this.ring;
+    const all =
+      this.have === null ||
+      from < this.have[0] ||
+      from > this.have[1] + 1 ||
+      Math.max(to, this.have[1]) - from >= this.ring;
     const fresh = all ? /** @type {[number, number]} */ ([from, to]) : this.#missing();
     this.#dirty = null;
     if (fresh === null) return null;

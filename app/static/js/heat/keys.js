@@ -13,7 +13,14 @@ const ZOOM = 1.5;
 /** @typedef {import("./pointing.js").Pointing} Pointing */
 
 /** Rows and steps that a key moves by. @type {Record<string, [number, number]>} */
-const MOVES = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1], PageUp: [-FAR, 0], PageDown: [FAR, 0] };
+const MOVES = {
+  ArrowUp: [-1, 0],
+  ArrowDown: [1, 0],
+  ArrowLeft: [0, -1],
+  ArrowRight: [0, 1],
+  PageUp: [-FAR, 0],
+  PageDown: [FAR, 0],
+};
 
 /** @type {ReturnType<typeof setTimeout> | undefined} */
 let reading;
@@ -24,7 +31,8 @@ export function moveBy(event, pointing) {
   const move = MOVES[event.key];
   if (move) go(pointing, move[0] * (event.shiftKey ? FAR : 1), move[1] * (event.shiftKey ? FAR : 1));
   else if (event.key === "Home" || event.key === "End") jump(pointing, event.key === "End");
-  else if (event.key === "+" || event.key === "-") zoom(pointing, event.key === "-" ? ZOOM : 1 / ZOOM, start(pointing)?.step ?? 0);
+  else if (event.key === "+" || event.key === "-")
+    zoom(pointing, event.key === "-" ? ZOOM : 1 / ZOOM, start(pointing)?.step ?? 0);
   else if (event.key === "Enter") pointing.pick(pointing.at);
   else return;
   event.preventDefault();

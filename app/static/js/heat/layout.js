@@ -50,16 +50,33 @@ export function layOut(width, height, order, pinned, fit, scrolled, wanted, dens
   const rest = order.length - pinned;
   const read = fit === "read" && rest > 0;
   const begin = read ? Math.min(Math.max(0, scrolled), Math.max(0, rest - room)) : 0;
-  const shown = read && rest > room ? Int32Array.from([...order.subarray(0, pinned), ...order.subarray(pinned + begin, pinned + begin + room)]) : order;
+  const shown =
+    read && rest > room
+      ? Int32Array.from([...order.subarray(0, pinned), ...order.subarray(pinned + begin, pinned + begin + room)])
+      : order;
   const starts = startsOf(shown.length, Math.floor((plot.h - top) * density), pinned);
   /** @type {Band[]} */
   const bands = [];
   if (pinned) bands.push({ y: plot.y, h: pinned * ROW_PX, from: 0, to: pinned });
   const pixels = starts.length - 1 - pinned;
-  if (pixels > 0) bands.push({ y: plot.y + top, h: read ? Math.min(plot.h - top, pixels * ROW_PX) : plot.h - top, from: pinned, to: pinned + pixels });
+  if (pixels > 0)
+    bands.push({
+      y: plot.y + top,
+      h: read ? Math.min(plot.h - top, pixels * ROW_PX) : plot.h - top,
+      from: pinned,
+      to: pinned + pixels,
+    });
   const content = read && rest > room ? plot.h + (rest - room) * ROW_PX : plot.h;
   return {
-    width, height, plot, labels, bands, starts, shown, pinned, content,
+    width,
+    height,
+    plot,
+    labels,
+    bands,
+    starts,
+    shown,
+    pinned,
+    content,
     gutter: { x: labels + 4, y: plot.y, w: GUTTER, h: plot.h },
     bar: { x: plot.x + plot.w + 10, y: plot.y, w: 10, h: plot.h },
   };

@@ -35,7 +35,17 @@ export function rowMarks(layout, rows, grouped, page) {
   /** @type {Mark[]} */
   const marks = [];
   /** @param {string} text @param {number} y @param {boolean} [bold] */
-  const name = (text, y, bold = false) => marks.push({ kind: "text", x: labels, y, text: shortened(text, labels - 4), fill: bold ? page.ink : page.quiet, align: "right", mono: true, bold });
+  const name = (text, y, bold = false) =>
+    marks.push({
+      kind: "text",
+      x: labels,
+      y,
+      text: shortened(text, labels - 4),
+      fill: bold ? page.ink : page.quiet,
+      align: "right",
+      mono: true,
+      bold,
+    });
   for (let place = 0; place < pinned; place += 1) {
     const box = boxOf(layout, place);
     name(labelOf(rows[shown[place]]), box.y + box.h / 2, true);
@@ -45,10 +55,20 @@ export function rowMarks(layout, rows, grouped, page) {
   const groups = grouped ? groupsOf(rows, rest) : [];
   for (const [place, group] of groups.entries()) {
     const [top, end] = [boxOf(layout, pinned + group.from), boxOf(layout, pinned + group.to - 1)];
-    marks.push({ kind: "rect", x: gutter.x, y: top.y, w: gutter.w - 2, h: Math.max(1, end.y + end.h - top.y - 1), fill: place % 2 ? page.quiet : page.line });
+    marks.push({
+      kind: "rect",
+      x: gutter.x,
+      y: top.y,
+      w: gutter.w - 2,
+      h: Math.max(1, end.y + end.h - top.y - 1),
+      fill: place % 2 ? page.quiet : page.line,
+    });
   }
   const readable = boxOf(layout, pinned).h >= LINE_PX - 2;
-  const named = grouped && !readable ? groups.map(({ name, from, to }) => ({ text: name || "(root)", place: from, middle: (from + to - 1) / 2 })) : null;
+  const named =
+    grouped && !readable
+      ? groups.map(({ name, from, to }) => ({ text: name || "(root)", place: from, middle: (from + to - 1) / 2 }))
+      : null;
   let free = -Infinity;
   for (let place = 0; place < (named?.length ?? rest.length); place += 1) {
     const at = named ? Math.floor(named[place].middle) : place;
@@ -87,12 +107,33 @@ export function barMarks(layout, scale, palette, relative, page) {
   const each = bar.h / SHADES;
   for (let shade = 0; shade < SHADES; shade += 1) {
     const color = palette.table[Math.round((shade / (SHADES - 1)) * (STEPS - 1))];
-    marks.push({ kind: "rect", x: bar.x, y: bar.y + bar.h - (shade + 1) * each, w: bar.w, h: each + 0.6, fill: cssOf(color) });
+    marks.push({
+      kind: "rect",
+      x: bar.x,
+      y: bar.y + bar.h - (shade + 1) * each,
+      w: bar.w,
+      h: each + 0.6,
+      fill: cssOf(color),
+    });
   }
   for (const value of ticks(scale, Math.max(2, bar.h / 55))) {
     const y = Math.min(bar.y + bar.h - 5, Math.max(bar.y + 5, bar.y + (1 - scale.place(value)) * bar.h));
-    marks.push({ kind: "rect", x: bar.x + bar.w, y: bar.y + (1 - scale.place(value)) * bar.h - 0.5, w: 4, h: 1, fill: page.quiet });
-    marks.push({ kind: "text", x: bar.x + bar.w + 6, y, text: relative ? timesOf(value) : number(value, { digits: 3, style: "auto" }), fill: page.quiet, align: "left" });
+    marks.push({
+      kind: "rect",
+      x: bar.x + bar.w,
+      y: bar.y + (1 - scale.place(value)) * bar.h - 0.5,
+      w: 4,
+      h: 1,
+      fill: page.quiet,
+    });
+    marks.push({
+      kind: "text",
+      x: bar.x + bar.w + 6,
+      y,
+      text: relative ? timesOf(value) : number(value, { digits: 3, style: "auto" }),
+      fill: page.quiet,
+      align: "left",
+    });
   }
   return marks;
 }
@@ -108,17 +149,37 @@ export function timesOf(decades) {
  * @param {Record<string, string>} page @returns {Mark[]} */
 export function legendMarks(layout, words, palette, page) {
   const y = layout.plot.y + layout.plot.h + 33;
-  const entries = /** @type {[string, number, number | null][]} */ ([["NaN", palette.nan, palette.nanHatch], ["Inf", palette.inf, palette.infHatch], ["faded: not captured", palette.missing, null]]);
+  const entries = /** @type {[string, number, number | null][]} */ ([
+    ["NaN", palette.nan, palette.nanHatch],
+    ["Inf", palette.inf, palette.infHatch],
+    ["faded: not captured", palette.missing, null],
+  ]);
   /** @type {Mark[]} */
   const marks = [];
   let x = layout.plot.x + layout.plot.w;
   for (const [text, fill, hatch] of entries.reverse()) {
     marks.push({ kind: "text", x, y, text, fill: page.quiet, align: "right" });
     x -= text.length * 5.6 + 20;
-    marks.push({ kind: "rect", x, y: y - 5, w: 12, h: 10, fill: cssOf(fill), ...(hatch === null ? {} : { hatch: cssOf(hatch) }) });
+    marks.push({
+      kind: "rect",
+      x,
+      y: y - 5,
+      w: 12,
+      h: 10,
+      fill: cssOf(fill),
+      ...(hatch === null ? {} : { hatch: cssOf(hatch) }),
+    });
     x -= 12;
   }
   const room = Math.floor((x - layout.plot.x - 8) / 6);
-  if (room > 12) marks.push({ kind: "text", x: layout.plot.x, y, text: words.length > room ? `${words.slice(0, room - 1)}\u2026` : words, fill: page.quiet, align: "left" });
+  if (room > 12)
+    marks.push({
+      kind: "text",
+      x: layout.plot.x,
+      y,
+      text: words.length > room ? `${words.slice(0, room - 1)}\u2026` : words,
+      fill: page.quiet,
+      align: "left",
+    });
   return marks;
 }

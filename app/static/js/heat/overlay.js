@@ -11,10 +11,18 @@ export function drawCursor(pen, pointing, scene) {
   const held = page.state.get("step");
   if (held !== "" && held !== undefined) drawStep(pen, scene, Number(held), 0.9);
   const picked = page.state.get("module");
-  if (picked) drawMark(pen, pointing, scene, heat.rows.findIndex((row) => row.module === picked));
+  if (picked)
+    drawMark(
+      pen,
+      pointing,
+      scene,
+      heat.rows.findIndex((row) => row.module === picked),
+    );
   const { module, tap, step } = page.cursor.point;
   if (step !== null && step !== undefined) drawStep(pen, scene, step, 0.6);
-  const named = heat.rows.findIndex((row) => (tap === null || tap === undefined ? row.module === module : row.number === tap));
+  const named = heat.rows.findIndex((row) =>
+    tap === null || tap === undefined ? row.module === module : row.number === tap,
+  );
   const row = pointing.at?.row ?? (named >= 0 ? named : heat.rows.findIndex((each) => each.module === module));
   const place = module === null || module === undefined || row < 0 ? -1 : pointing.placeOf(row);
   if (place < 0) return;
@@ -39,7 +47,10 @@ function drawStep(pen, { layout, span, page }, step, alpha) {
   const [left, right] = [xOf(layout, span, step), xOf(layout, span, step + 1)];
   const x = Math.min(plot.x + plot.w - 1, Math.max(plot.x, (left + right) / 2));
   pen.globalAlpha = alpha;
-  for (const [width, color] of /** @type {[number, string][]} */ ([[3, page.card], [1, page.ink]])) {
+  for (const [width, color] of /** @type {[number, string][]} */ ([
+    [3, page.card],
+    [1, page.ink],
+  ])) {
     pen.fillStyle = color;
     pen.fillRect(x - width / 2, plot.y, width, plot.h + 4);
   }
@@ -62,7 +73,9 @@ function drawMark(pen, pointing, scene, row) {
 
 /** @param {CanvasRenderingContext2D} pen @param {{from: number, to: number}} drag @param {import("./layout.js").Box} plot */
 export function drawDrag(pen, drag, plot) {
-  const [left, right] = [drag.from, drag.to].sort((a, b) => a - b).map((x) => Math.min(plot.x + plot.w, Math.max(plot.x, x)));
+  const [left, right] = [drag.from, drag.to]
+    .sort((a, b) => a - b)
+    .map((x) => Math.min(plot.x + plot.w, Math.max(plot.x, x)));
   pen.fillStyle = "rgb(255 255 255 / 35%)";
   pen.fillRect(left, plot.y, right - left, plot.h);
   pen.strokeStyle = "#000";

@@ -16,7 +16,8 @@ export class Painter {
   constructor(scale, palette) {
     this.scale = scale;
     this.palette = palette;
-    const narrow = scale.kind === "linear" && scale.high - scale.low < NARROW * Math.max(Math.abs(scale.low), Math.abs(scale.high));
+    const narrow =
+      scale.kind === "linear" && scale.high - scale.low < NARROW * Math.max(Math.abs(scale.low), Math.abs(scale.high));
     this.table = narrow ? null : makeTable(scale, palette);
     this.word = new Uint32Array(1);
     this.float = new Float32Array(this.word.buffer);
@@ -24,7 +25,8 @@ export class Painter {
 
   /** The color of a value. @param {number} bits of a float32 */
   color(bits) {
-    if ((bits & EXPONENT) === EXPONENT) return bits === MISSING ? this.palette.missing : bits & MANTISSA ? this.palette.nan : this.palette.inf;
+    if ((bits & EXPONENT) === EXPONENT)
+      return bits === MISSING ? this.palette.missing : bits & MANTISSA ? this.palette.nan : this.palette.inf;
     if (this.table !== null) return this.table[bits >>> 16];
     this.word[0] = bits;
     return this.palette.table[Math.round(this.scale.place(this.float[0]) * (STEPS - 1))];
@@ -77,5 +79,7 @@ function makeTable(scale, palette) {
   const bits = Uint32Array.from({ length: 0x10000 }, (_, half) => ((half << 16) | 0x8000) >>> 0);
   bits[0] = 0;
   const values = new Float32Array(bits.buffer);
-  return Uint32Array.from(values, (value) => (Number.isFinite(value) ? palette.table[Math.round(scale.place(value) * (STEPS - 1))] : palette.nan));
+  return Uint32Array.from(values, (value) =>
+    Number.isFinite(value) ? palette.table[Math.round(scale.place(value) * (STEPS - 1))] : palette.nan,
+  );
 }

@@ -46,7 +46,8 @@ export function svgOf(marks) {
   const anchors = { left: "start", right: "end", center: "middle" };
   return marks
     .map((mark) => {
-      if (mark.kind === "rect") return `<rect x="${mark.x}" y="${mark.y}" width="${mark.w}" height="${mark.h}" fill="${mark.fill}"/>`;
+      if (mark.kind === "rect")
+        return `<rect x="${mark.x}" y="${mark.y}" width="${mark.w}" height="${mark.h}" fill="${mark.fill}"/>`;
       const style = `font-family="${escaped(mark.mono ? MONO : SANS)}" font-size="${mark.mono ? SIZE.mono : SIZE.sans}"${mark.bold ? ' font-weight="600"' : ""}`;
       return `<text x="${mark.x}" y="${mark.y}" fill="${mark.fill}" text-anchor="${anchors[mark.align]}" dominant-baseline="central" ${style}>${escaped(mark.text)}</text>`;
     })

@@ -45,7 +45,12 @@ export class Texture {
     }
     for (const [first, last] of pieces(from, to, grid.ring)) {
       const [image, hatch] = [0, 1].map(() => new ImageData(last - first + 1, grid.height));
-      const hatched = painter.paint(grid, first, last, ...[image, hatch].map(({ data }) => new Uint32Array(data.buffer)));
+      const hatched = painter.paint(
+        grid,
+        first,
+        last,
+        ...[image, hatch].map(({ data }) => new Uint32Array(data.buffer)),
+      );
       this.#context.putImageData(image, first % grid.ring, 0);
       if (hatched || this.#hatched) this.#hatch(grid).putImageData(hatch, first % grid.ring, 0);
     }
@@ -58,7 +63,8 @@ export class Texture {
   #hatch(grid) {
     this.#hatched ??= /** @type {CanvasRenderingContext2D} */ (document.createElement("canvas").getContext("2d"));
     const { canvas } = this.#hatched;
-    if (canvas.width !== grid.ring || canvas.height !== grid.height) Object.assign(canvas, { width: grid.ring, height: grid.height });
+    if (canvas.width !== grid.ring || canvas.height !== grid.height)
+      Object.assign(canvas, { width: grid.ring, height: grid.height });
     return this.#hatched;
   }
 
@@ -73,7 +79,8 @@ export class Texture {
     context.setTransform(1, 0, 0, 1, 0, 0);
     context.imageSmoothingEnabled = false;
     this.#stretch(context, this.canvas, { layout, grid, span }, ratio);
-    if (this.#hatched) context.drawImage(this.#lines(this.#hatched.canvas, { layout, grid, span }, context.canvas, ratio), 0, 0);
+    if (this.#hatched)
+      context.drawImage(this.#lines(this.#hatched.canvas, { layout, grid, span }, context.canvas, ratio), 0, 0);
     context.restore();
   }
 
@@ -97,7 +104,17 @@ export class Texture {
       const [left, right] = [first, last + 1].map((cell) => Math.round(xOf(layout, span, cell * grid.per) * ratio));
       for (const band of bands) {
         const [top, bottom] = [band.y, band.y + band.h].map((y) => Math.round(y * ratio));
-        context.drawImage(cells, first % grid.ring, band.from, last - first + 1, band.to - band.from, left, top, right - left, bottom - top);
+        context.drawImage(
+          cells,
+          first % grid.ring,
+          band.from,
+          last - first + 1,
+          band.to - band.from,
+          left,
+          top,
+          right - left,
+          bottom - top,
+        );
       }
     }
   }
@@ -120,7 +137,7 @@ function diagonals(context, ratio) {
 /** Cells in runs that do not go over the ring's end. @param {number} from @param {number} to @param {number} ring @returns {[number, number][]} */
 function pieces(from, to, ring) {
   const found = /** @type {[number, number][]} */ ([]);
-  for (let first = from; first <= to;) {
+  for (let first = from; first <= to; ) {
     const last = Math.min(to, first + ring - 1 - (first % ring));
     found.push([first, last]);
     first = last + 1;

@@ -10,7 +10,9 @@ const DECADES = Math.log10(2) / 2 ** 23; // of one unit of the bits
 export function usualOf(columns) {
   const usual = new Float32Array(columns.rows);
   const many = Math.min(SAMPLES, columns.length);
-  const picked = Array.from({ length: many }, (_, place) => columns.column(Math.floor((place * columns.length) / many)));
+  const picked = Array.from({ length: many }, (_, place) =>
+    columns.column(Math.floor((place * columns.length) / many)),
+  );
   const held = new Float32Array(many);
   for (let row = 0; row < usual.length; row += 1) {
     let count = 0;

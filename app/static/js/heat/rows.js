@@ -46,7 +46,10 @@ export function groupsOf(rows, order) {
 
 /** Whether two lists are of the same rows. @param {readonly Row[]} before @param {readonly Row[]} after */
 export function sameRows(before, after) {
-  return before.length === after.length && after.every((row, place) => row.number === before[place].number && row.group === before[place].group);
+  return (
+    before.length === after.length &&
+    after.every((row, place) => row.number === before[place].number && row.group === before[place].group)
+  );
 }
 
 /** Which rows share a pixel row: the first `alone` have one each, the others share the rest. @param {number} rows @param {number} pixels @param {number} [alone] */

@@ -118,7 +118,16 @@ export class Screen {
       const [width, height] = [Math.round(clientWidth * ratio), Math.round(clientHeight * ratio)];
       if (canvas.width !== width || canvas.height !== height) Object.assign(canvas, { width, height });
     }
-    const layout = layOut(clientWidth, clientHeight, order, pinned, fit, Math.round(this.pad.scrollTop / ROW_PX), widthOf(this.heat.rows), Math.min(1, ratio));
+    const layout = layOut(
+      clientWidth,
+      clientHeight,
+      order,
+      pinned,
+      fit,
+      Math.round(this.pad.scrollTop / ROW_PX),
+      widthOf(this.heat.rows),
+      Math.min(1, ratio),
+    );
     const more = layout.content - layout.plot.h;
     this.spacer.style.height = `${clientHeight + more}px`;
     this.pad.classList.toggle("scrolls", more > 0);

@@ -36,14 +36,22 @@ export function wordsOf(heat, point) {
   const i = columns?.find(point.step) ?? -1;
   const value = columns && i >= 0 ? valueOf(columns, i, point.row) : null;
   const said = value === null ? "not captured" : [heat.options.stat ?? "", number(value)].join(" ").trim();
-  const many = point.sharing > 1 ? `\nthe worst of ${point.sharing} layers here` : row.group > 1 ? `\nthe worst of the next ${row.group} layers` : "";
+  const many =
+    point.sharing > 1
+      ? `\nthe worst of ${point.sharing} layers here`
+      : row.group > 1
+        ? `\nthe worst of the next ${row.group} layers`
+        : "";
   return `${labelOf(row)}${row.type ? ` (${row.type})` : ""}\n${columns && i >= 0 ? stepsOf(columns, i, point.step) : `step ${count(point.step)}`} \u00b7 ${said}${many}`;
 }
 
 /** @param {import("../columns.js").Columns} columns @param {number} i @param {number} step */
 function stepsOf(columns, i, step) {
   const [first, last] = [columns.first(i), columns.last(i)];
-  if (step > last) return `step ${count(step)}: not captured; nearest earlier value, from ${first === last ? `step ${count(first)}` : `steps ${count(first)} to ${count(last)}`}`;
+  if (step > last)
+    return `step ${count(step)}: not captured; nearest earlier value, from ${first === last ? `step ${count(first)}` : `steps ${count(first)} to ${count(last)}`}`;
   if (last > first) return `steps ${count(first)} to ${count(last)}`;
-  return first === step ? `step ${count(step)}` : `step ${count(step)}: not captured; nearest earlier value, from step ${count(first)}`;
+  return first === step
+    ? `step ${count(step)}`
+    : `step ${count(step)}: not captured; nearest earlier value, from step ${count(first)}`;
 }

@@ -14,7 +14,8 @@ export function turn(event, pointing, x) {
   const { scene } = pointing.screen;
   if (!scene) return;
   const sideways = event.shiftKey ? event.deltaY || event.deltaX : event.deltaX;
-  if (event.ctrlKey || event.metaKey) zoom(pointing, event.deltaY > 0 ? ZOOM : 1 / ZOOM, stepAt(scene.layout, scene.span, x));
+  if (event.ctrlKey || event.metaKey)
+    zoom(pointing, event.deltaY > 0 ? ZOOM : 1 / ZOOM, stepAt(scene.layout, scene.span, x));
   else if (event.shiftKey || Math.abs(sideways) > Math.abs(event.deltaY)) pan(pointing, Math.sign(sideways) * PAN);
   else return;
   event.preventDefault();

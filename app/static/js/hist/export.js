@@ -28,7 +28,13 @@ export async function pngOf(wall, title, of) {
     const [x, y] = [boxes[place].left - left + GAP, boxes[place].top - top + GAP + HEAD];
     pen.fillText(`${tile.layer.module} ${tile.layer.type}`, x, y + NAME - 6, boxes[place].width);
     const picture = /** @type {HTMLCanvasElement} */ (tile.map?.canvas);
-    pen.drawImage(picture, x, y + (picture.getBoundingClientRect().top - boxes[place].top), picture.clientWidth, picture.clientHeight);
+    pen.drawImage(
+      picture,
+      x,
+      y + (picture.getBoundingClientRect().top - boxes[place].top),
+      picture.clientWidth,
+      picture.clientHeight,
+    );
   }
   const blob = await new Promise((done) => canvas.toBlob(done, "image/png"));
   if (!blob) throw new Error("the browser could not create the image");

@@ -29,5 +29,7 @@ export function heightOf(share) {
 /** Which columns a ridge picture shows: so many at most, evenly, and always the newest. @param {number} columns @param {number} most @returns {number[]} */
 export function picked(columns, most) {
   const many = Math.min(columns, most);
-  return Array.from({ length: many }, (_, place) => (many === 1 ? columns - 1 : Math.round((place * (columns - 1)) / (many - 1))));
+  return Array.from({ length: many }, (_, place) =>
+    many === 1 ? columns - 1 : Math.round((place * (columns - 1)) / (many - 1)),
+  );
 }

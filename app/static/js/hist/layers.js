@@ -40,8 +40,21 @@ export async function layersOf(run, kind, modules) {
 
 /** Adds how far each layer went in the window. @param {string} run @param {string} kind @param {[number, number] | null} span @param {Layer[]} layers */
 export async function addDrift(run, kind, span, layers) {
-  const said = await get("heatmap", { run, kind, stat: "rms", columns: COLUMNS, rows: ROWS, from: span?.[0], to: span?.[1] });
-  const drifts = driftOf(said.worst.map((/** @type {any[]} */ row) => row.map(numberOf)), said.state);
-  const found = new Map(said.rows.map((/** @type {any} */ row, /** @type {number} */ place) => [row.number, drifts[place]]));
+  const said = await get("heatmap", {
+    run,
+    kind,
+    stat: "rms",
+    columns: COLUMNS,
+    rows: ROWS,
+    from: span?.[0],
+    to: span?.[1],
+  });
+  const drifts = driftOf(
+    said.worst.map((/** @type {any[]} */ row) => row.map(numberOf)),
+    said.state,
+  );
+  const found = new Map(
+    said.rows.map((/** @type {any} */ row, /** @type {number} */ place) => [row.number, drifts[place]]),
+  );
   for (const layer of layers) layer.drift = found.get(layer.tap) ?? NaN;
 }

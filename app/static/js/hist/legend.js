@@ -11,7 +11,9 @@ const COLORS = 132;
 
 /** A bar with shares, and signs for what no bin holds. */
 export function histLegend() {
-  const bar = /** @type {HTMLCanvasElement} */ (h("canvas", { width: COLORS, height: 1, role: "img", "aria-label": "dark: few of a step's values; bright: many" }));
+  const bar = /** @type {HTMLCanvasElement} */ (
+    h("canvas", { width: COLORS, height: 1, role: "img", "aria-label": "dark: few of a step's values; bright: many" })
+  );
   const draw = () => {
     const pen = bar.getContext("2d");
     const table = tableOf(/** @type {any} */ (prefs.get("colors")));
@@ -23,11 +25,19 @@ export function histLegend() {
   draw();
   onTheme(draw);
   prefs.on("colors", draw);
-  const sign = (/** @type {string} */ name, /** @type {string} */ words) => h("span", {}, h("span", { class: `swatch ${name}`, "aria-hidden": "true" }), words);
+  const sign = (/** @type {string} */ name, /** @type {string} */ words) =>
+    h("span", {}, h("span", { class: `swatch ${name}`, "aria-hidden": "true" }), words);
   return h(
     "span",
     { class: "hist-legend" },
-    h("span", { class: "scale" }, "share of a step's values: \u2264", `${100 * SHARES[0]}%`, bar, `\u2265 ${percent(SHARES[1]).replace(".0", "")}`),
+    h(
+      "span",
+      { class: "scale" },
+      "share of a step's values: \u2264",
+      `${100 * SHARES[0]}%`,
+      bar,
+      `\u2265 ${percent(SHARES[1]).replace(".0", "")}`,
+    ),
     sign("nan", "NaN"),
     sign("inf", "infinite"),
     sign("missing", "not captured"),

@@ -15,7 +15,12 @@
  */
 
 /** The largest first; what is not a number is the worst of all, but only where something is known. @type {Record<string, (layer: Layer) => number>} */
-const KEYS = { zero: (layer) => layer.zero, spread: (layer) => layer.spread, drift: (layer) => layer.drift, bad: (layer) => layer.bad };
+const KEYS = {
+  zero: (layer) => layer.zero,
+  spread: (layer) => layer.spread,
+  drift: (layer) => layer.drift,
+  bad: (layer) => layer.bad,
+};
 
 /** @param {Layer[]} layers @param {string} sort @returns {Layer[]} */
 export function ordered(layers, sort) {
@@ -30,7 +35,9 @@ export function ordered(layers, sort) {
  * @param {(number | null)[][]} rows worst values by row and column @param {number[][]} states 0 empty, 1 finite @returns {number[]} */
 export function driftOf(rows, states) {
   return rows.map((row, place) => {
-    const sizes = row.map((value, column) => (states[place][column] === 1 ? Math.abs(Number(value)) : 0)).filter((size) => size > 0);
+    const sizes = row
+      .map((value, column) => (states[place][column] === 1 ? Math.abs(Number(value)) : 0))
+      .filter((size) => size > 0);
     return sizes.length < 2 ? NaN : Math.max(...sizes.map((size) => Math.abs(Math.log2(size / sizes[0]))));
   });
 }

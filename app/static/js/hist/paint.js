@@ -74,7 +74,8 @@ function columnOf(shape, column, { from, to, band, about }, inner, palette, empt
     for (let bin = Math.max(0, from[y]); bin < to[y]; bin += 1) most = Math.max(most, shape.counts[start + bin]);
     if (most) colors[y] = palette.table[levelOf(most / total)];
   }
-  if (shape.nan[column] === shape.totals[column] && shape.nan[column]) return colors.map((_, y) => (y % 4 ? palette.nan : palette.nanHatch)); // nothing but NaN
+  if (shape.nan[column] === shape.totals[column] && shape.nan[column])
+    return colors.map((_, y) => (y % 4 ? palette.nan : palette.nanHatch)); // nothing but NaN
   let sum = 0;
   for (let bin = about[0]; bin < about[1]; bin += 1) sum += shape.counts[start + bin];
   if (sum) colors.fill(palette.table[levelOf(sum / total)], band[0], band[1]);
@@ -95,7 +96,15 @@ function strips(pixels, width, height, shape, ends, span, palette, empty) {
       for (let y = 0; y < STRIP; y += 1) {
         for (let x = left; x < right; x += 1) {
           const hatched = (x + y) % 4 === 0;
-          const top = nan ? (hatched ? palette.nanHatch : palette.nan) : above ? (hatched ? palette.infHatch : palette.inf) : empty;
+          const top = nan
+            ? hatched
+              ? palette.nanHatch
+              : palette.nan
+            : above
+              ? hatched
+                ? palette.infHatch
+                : palette.inf
+              : empty;
           if (pass === 0 || nan || above) pixels[y * width + x] = pass === 0 ? empty : top;
           const bottom = below ? (hatched ? palette.infHatch : palette.inf) : empty;
           if (pass === 0 || below) pixels[(height - 1 - y) * width + x] = pass === 0 ? empty : bottom;

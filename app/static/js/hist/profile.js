@@ -28,13 +28,23 @@ export class HistProfile {
   constructor(page, element, { title, height, mode, onOpen }) {
     this.page = page;
     this.mode = mode;
-    this.canvas = /** @type {HTMLCanvasElement} */ (h("canvas", { class: "histmap", role: "img", "aria-label": `${title}: ${mode === "bars" ? "the histogram of one step" : "histograms of several steps, newest in front"}` }));
+    this.canvas = /** @type {HTMLCanvasElement} */ (
+      h("canvas", {
+        class: "histmap",
+        role: "img",
+        "aria-label": `${title}: ${mode === "bars" ? "the histogram of one step" : "histograms of several steps, newest in front"}`,
+      })
+    );
     Object.assign(this.canvas.style, { width: "100%", height: `${height}px` });
     element.append(this.canvas);
     const again = () => page.schedule.soon(this, () => this.#paint());
     const sized = new ResizeObserver(again);
     sized.observe(this.canvas);
-    const undone = [onTheme(again), prefs.on("colors", again), page.cursor.on("move", () => mode === "bars" && again())];
+    const undone = [
+      onTheme(again),
+      prefs.on("colors", again),
+      page.cursor.on("move", () => mode === "bars" && again()),
+    ];
     this.draw = again;
     this.close = () => {
       sized.disconnect();
@@ -83,7 +93,14 @@ export class HistProfile {
     for (const [place, column] of columns.entries()) {
       const share = columns.length > 1 ? place / (columns.length - 1) : 1;
       const base = this.mode === "bars" ? room : tall + (room - tall) * share;
-      ridge(pen, heightsOf(shape, this.axis, column, Math.floor(width)), base, tall, cssOf(table[Math.round(30 + 170 * share)]), this.mode === "bars");
+      ridge(
+        pen,
+        heightsOf(shape, this.axis, column, Math.floor(width)),
+        base,
+        tall,
+        cssOf(table[Math.round(30 + 170 * share)]),
+        this.mode === "bars",
+      );
     }
     this.#axis(pen, width, height, columns);
   }
@@ -107,7 +124,11 @@ export class HistProfile {
     }
     pen.textAlign = "left";
     const [first, last] = [columns[0], columns[columns.length - 1]];
-    pen.fillText(first === last ? stepsOf(shape, first) : `${count(shape.first[first])} \u2026 ${count(shape.last[last])}`, 2, 10);
+    pen.fillText(
+      first === last ? stepsOf(shape, first) : `${count(shape.first[first])} \u2026 ${count(shape.last[last])}`,
+      2,
+      10,
+    );
   }
 
   /** @param {PointerEvent} event */
@@ -116,7 +137,11 @@ export class HistProfile {
     if (!this.shape?.columns || !this.axis) return;
     const value = this.axis.value(Math.min(1, Math.max(0, (event.clientX - box.left) / box.width)));
     const column = this.mode === "bars" ? this.column : this.shape.columns - 1;
-    showTip(say(this.shape, this.#ends, this.axis, { step: this.shape.first[column], value }), event.clientX, event.clientY);
+    showTip(
+      say(this.shape, this.#ends, this.axis, { step: this.shape.first[column], value }),
+      event.clientX,
+      event.clientY,
+    );
   }
 }
 

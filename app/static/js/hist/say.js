@@ -7,7 +7,8 @@ import { columnAt, middleOf } from "./shape.js";
 
 /** The bin of a value; -1 beyond all bins. @param {Shape} shape @param {number} value */
 export function binAt(shape, value) {
-  for (let bin = 0; bin < shape.bins; bin += 1) if (value >= shape.edges[bin] && value < shape.edges[bin + 1]) return bin;
+  for (let bin = 0; bin < shape.bins; bin += 1)
+    if (value >= shape.edges[bin] && value < shape.edges[bin + 1]) return bin;
   return -1;
 }
 
@@ -23,7 +24,11 @@ export function say(shape, ends, axis, { step, value }) {
   if (column < 0) return `step ${count(step)}\nnot captured`;
   const total = shape.totals[column];
   const lines = [stepsOf(shape, column), lineOf(shape, column, axis, value, total)];
-  for (const [words, held] of /** @type {[string, number][]} */ ([["NaN", shape.nan[column]], ["Infinity", shape.positive[column]], ["-Infinity", shape.negative[column]]])) {
+  for (const [words, held] of /** @type {[string, number][]} */ ([
+    ["NaN", shape.nan[column]],
+    ["Infinity", shape.positive[column]],
+    ["-Infinity", shape.negative[column]],
+  ])) {
     if (held) lines.push(`${words}: ${count(held)}, ${percent(held / total)}`);
   }
   return lines.join("\n");
@@ -32,10 +37,12 @@ export function say(shape, ends, axis, { step, value }) {
 /** @param {Shape} shape @param {number} column @param {import("./shape.js").SignedLog} axis @param {number} value @param {number} total */
 function lineOf(shape, column, axis, value, total) {
   const start = column * shape.bins;
-  const told = (/** @type {string} */ where, /** @type {number} */ held) => `${where}: ${count(held)} of ${count(total)}, ${percent(total ? held / total : 0)}`;
+  const told = (/** @type {string} */ where, /** @type {number} */ held) =>
+    `${where}: ${count(held)} of ${count(total)}, ${percent(total ? held / total : 0)}`;
   if (Math.abs(value) <= axis.small) {
     let sum = 0;
-    for (let bin = 0; bin < shape.bins; bin += 1) if (Math.abs(middleOf(shape, bin)) <= axis.small) sum += shape.counts[start + bin];
+    for (let bin = 0; bin < shape.bins; bin += 1)
+      if (Math.abs(middleOf(shape, bin)) <= axis.small) sum += shape.counts[start + bin];
     return told(`zero, and magnitudes up to ${number(axis.small)}`, sum);
   }
   const bin = binAt(shape, value);

@@ -21,13 +21,17 @@ export function shapeOf(said) {
   const [columns, bins] = [said.first_step.length, Math.max(0, said.edges.length - 1)];
   const counts = new Float64Array(columns * bins);
   for (let column = 0; column < columns; column += 1) counts.set(said.counts[column], column * bins);
-  const [nan, negative, positive] = [said.nan, said.negative_infinity, said.positive_infinity].map((each) => Float64Array.from(each));
+  const [nan, negative, positive] = [said.nan, said.negative_infinity, said.positive_infinity].map((each) =>
+    Float64Array.from(each),
+  );
   const totals = nan.map((held, column) => {
     let sum = held + negative[column] + positive[column];
     for (let bin = column * bins; bin < (column + 1) * bins; bin += 1) sum += counts[bin];
     return sum;
   });
-  const [first, last, edges] = [said.first_step, said.last_step, said.edges].map((each) => Float64Array.from(each, Number));
+  const [first, last, edges] = [said.first_step, said.last_step, said.edges].map((each) =>
+    Float64Array.from(each, Number),
+  );
   return { tap: said.tap, columns, bins, first, last, edges, counts, totals, nan, negative, positive };
 }
 
@@ -39,7 +43,9 @@ export function middleOf(shape, bin) {
 
 /** Where the columns stand: each lasts until the next one, but not over a gap. Ends are exclusive. @param {Shape} shape @returns {Float64Array} */
 export function endsOf({ first, last, columns }) {
-  const gaps = Array.from({ length: Math.max(0, columns - 1) }, (_, column) => first[column + 1] - first[column]).sort((a, b) => a - b);
+  const gaps = Array.from({ length: Math.max(0, columns - 1) }, (_, column) => first[column + 1] - first[column]).sort(
+    (a, b) => a - b,
+  );
   const usual = gaps.length ? gaps[(gaps.length - 1) >> 1] : 1;
   return last.map((step, column) => {
     const next = column + 1 < columns ? first[column + 1] : first[column] + usual;
@@ -103,7 +109,7 @@ function roundDown(value) {
 function roundUp(value) {
   if (!value) return 0;
   const power = 10 ** Math.floor(Math.log10(value));
-  return (([1, 2, 5, 10].find((times) => times * power >= value * 0.999)) ?? 10) * power;
+  return ([1, 2, 5, 10].find((times) => times * power >= value * 0.999) ?? 10) * power;
 }
 
 const BAND = 0.06; // of the axis: the values about zero
@@ -132,7 +138,10 @@ export class SignedLog {
   /** @param {number} place */
   value(place) {
     const bent = place * this.length + this.low;
-    const size = Math.abs(bent) <= this.half ? (Math.abs(bent) / this.half) * this.small : this.small * 10 ** (Math.abs(bent) - this.half);
+    const size =
+      Math.abs(bent) <= this.half
+        ? (Math.abs(bent) / this.half) * this.small
+        : this.small * 10 ** (Math.abs(bent) - this.half);
     return Math.sign(bent) * size;
   }
 
@@ -142,7 +151,9 @@ export class SignedLog {
       if (!end) return [];
       const [from, to] = [Math.ceil(Math.log10(this.small) - 1e-9), Math.floor(Math.log10(end) + 1e-9)];
       const every = Math.max(1, Math.ceil((to - from + 1) / many));
-      return Array.from({ length: Math.max(0, Math.floor((to - from) / every) + 1) }, (_, place) => Number(`1e${to - place * every}`));
+      return Array.from({ length: Math.max(0, Math.floor((to - from) / every) + 1) }, (_, place) =>
+        Number(`1e${to - place * every}`),
+      );
     };
     return [...side(-this.negative).map((value) => -value), 0, ...side(this.positive).reverse()];
   }

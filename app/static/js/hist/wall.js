@@ -72,7 +72,17 @@ export class Wall {
     for (const layer of this.layers.slice(made, made + many)) {
       const plot = h("div", { class: "plot" });
       const address = this.page.address("layer", { module: layer.module });
-      const element = h("article", { class: "tile" }, h("h3", { title: `${layer.module} ${layer.label}` }, h("a", { href: address }, layer.module || "(root)"), h("span", { class: "quiet" }, ` ${layer.type} ${shortOf(layer.label)}`)), plot);
+      const element = h(
+        "article",
+        { class: "tile" },
+        h(
+          "h3",
+          { title: `${layer.module} ${layer.label}` },
+          h("a", { href: address }, layer.module || "(root)"),
+          h("span", { class: "quiet" }, ` ${layer.type} ${shortOf(layer.label)}`),
+        ),
+        plot,
+      );
       const tile = { layer, element, plot, map: null };
       this.tiles.push(tile);
       this.#byElement.set(element, tile);
@@ -99,9 +109,19 @@ export class Wall {
     if (tile.map) return;
     const { state } = this.page;
     const { layer } = tile;
-    const onOpen = (/** @type {number | null} */ step) => location.assign(this.page.address("layer", { module: layer.module, ...(step === null ? {} : { step }) }));
-    const options = { title: `${layer.module} ${layer.label}`, height: HEIGHTS[state.get("size")] ?? HEIGHTS.m, module: layer.module, onOpen, mode: state.get("view") };
-    tile.map = state.get("view") === "map" ? new HistMap(this.page, tile.plot, options) : new HistProfile(this.page, tile.plot, options);
+    const onOpen = (/** @type {number | null} */ step) =>
+      location.assign(this.page.address("layer", { module: layer.module, ...(step === null ? {} : { step }) }));
+    const options = {
+      title: `${layer.module} ${layer.label}`,
+      height: HEIGHTS[state.get("size")] ?? HEIGHTS.m,
+      module: layer.module,
+      onOpen,
+      mode: state.get("view"),
+    };
+    tile.map =
+      state.get("view") === "map"
+        ? new HistMap(this.page, tile.plot, options)
+        : new HistProfile(this.page, tile.plot, options);
     this.#fill(tile);
   }
 
@@ -134,7 +154,10 @@ export class Wall {
 
   /** @param {boolean} [anew] @returns {Promise<void>} */
   async ask(anew = false) {
-    const wanted = this.seen.map((tile) => tile.layer.tap).filter((tap) => anew || !this.answers.has(tap)).slice(0, MAX_ASKED);
+    const wanted = this.seen
+      .map((tile) => tile.layer.tap)
+      .filter((tap) => anew || !this.answers.has(tap))
+      .slice(0, MAX_ASKED);
     if (!wanted.length) return;
     this.#asking?.abort();
     this.#asking = new AbortController();
@@ -175,13 +198,12 @@ export class Wall {
   /** One axis for all that are in sight, where the reader wants it. */
   #share() {
     const said = this.seen.map((tile) => this.answers.get(tile.layer.tap)).filter((each) => each?.edges.length > 1);
-    this.axis = this.page.state.get("range") === "shared" && said.length ? new SignedLog(extentOf(said.map(shapeOf))) : null;
+    this.axis =
+      this.page.state.get("range") === "shared" && said.length ? new SignedLog(extentOf(said.map(shapeOf))) : null;
   }
-
 }
 
 /** @param {string} label @returns {string} the place in a nested output, the call, the phase: what is not the kind */
 function shortOf(label) {
   return label.replace(/^\w+ ?/, "");
 }
-

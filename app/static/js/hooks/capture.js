@@ -23,7 +23,12 @@ export class Capture {
     this.tell = tell;
     this.held = read(form);
     this.told = byId("capture-told");
-    this.buttons = { save: byId("capture-save"), drop: byId("capture-drop"), undo: byId("capture-undo"), pause: byId("capture-pause") };
+    this.buttons = {
+      save: byId("capture-save"),
+      drop: byId("capture-drop"),
+      undo: byId("capture-undo"),
+      pause: byId("capture-pause"),
+    };
     form.addEventListener("input", () => this.look());
     form.addEventListener("submit", (event) => {
       event.preventDefault();
@@ -48,8 +53,11 @@ export class Capture {
 
   /** Writes settings into the form; they hold only when they are applied. @param {Partial<Wanted>} wanted */
   fill(wanted) {
-    for (const name of NAMES) if (wanted[name] !== undefined) /** @type {any} */ (this.form.elements.namedItem(name)).value = wanted[name];
-    if (wanted.kinds) for (const box of /** @type {NodeListOf<HTMLInputElement>} */ (this.form.querySelectorAll("[name=kinds]"))) box.checked = wanted.kinds.includes(box.value);
+    for (const name of NAMES)
+      if (wanted[name] !== undefined) /** @type {any} */ (this.form.elements.namedItem(name)).value = wanted[name];
+    if (wanted.kinds)
+      for (const box of /** @type {NodeListOf<HTMLInputElement>} */ (this.form.querySelectorAll("[name=kinds]")))
+        box.checked = wanted.kinds.includes(box.value);
     this.look();
   }
 
@@ -62,8 +70,17 @@ export class Capture {
     const now = choose(this.modules, this.held).paths.size;
     const count = `${many.toLocaleString("en")} of ${all.toLocaleString("en")} modules`;
     const unsure = this.chosen.unsure ? "; the trainer also counts subclasses for type: patterns" : "";
-    const wrong = this.chosen.problem || (this.chosen.unmatched.length && all ? `${this.chosen.unmatched[0]} matches no module, so the trainer would reject it` : "") || (wanted.kinds.length ? "" : "Select at least one kind, or pause capture");
-    byId("dry-run").textContent = wrong || (changes.length ? `Would watch ${count} (now ${now.toLocaleString("en")})${unsure}` : `Watches ${count}${unsure}`);
+    const wrong =
+      this.chosen.problem ||
+      (this.chosen.unmatched.length && all
+        ? `${this.chosen.unmatched[0]} matches no module, so the trainer would reject it`
+        : "") ||
+      (wanted.kinds.length ? "" : "Select at least one kind, or pause capture");
+    byId("dry-run").textContent =
+      wrong ||
+      (changes.length
+        ? `Would watch ${count} (now ${now.toLocaleString("en")})${unsure}`
+        : `Watches ${count}${unsure}`);
     byId("dry-run").className = wrong ? "error" : changes.length ? "drafted" : "quiet";
     this.buttons.save.disabled = Boolean(wrong) && !this.chosen.unmatched.length ? true : !changes.length;
     this.buttons.drop.disabled = !changes.length;
@@ -139,5 +156,11 @@ export class Capture {
 function read(form) {
   const data = new FormData(form);
   const text = (/** @type {string} */ name) => String(data.get(name) ?? "").replace(/\r/g, "");
-  return { every: text("every"), budget: text("budget"), kinds: data.getAll("kinds").map(String), include: text("include"), exclude: text("exclude") };
+  return {
+    every: text("every"),
+    budget: text("budget"),
+    kinds: data.getAll("kinds").map(String),
+    include: text("include"),
+    exclude: text("exclude"),
+  };
 }

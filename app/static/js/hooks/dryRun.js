@@ -9,7 +9,10 @@
 
 /** @param {string} text a pattern a line @returns {string[]} */
 export function linesOf(text) {
-  return text.split("\n").map((line) => line.trim()).filter(Boolean);
+  return text
+    .split("\n")
+    .map((line) => line.trim())
+    .filter(Boolean);
 }
 
 /** @param {readonly Module[]} modules @param {{include: string, exclude: string}} wanted @returns {Chosen} */
@@ -17,11 +20,21 @@ export function choose(modules, { include, exclude }) {
   const known = describe(modules);
   const unmatched = [];
   try {
-    const [wanted, unwanted] = [include, exclude].map((text) => linesOf(text).map((pattern) => ({ pattern, test: testOf(pattern) })));
+    const [wanted, unwanted] = [include, exclude].map((text) =>
+      linesOf(text).map((pattern) => ({ pattern, test: testOf(pattern) })),
+    );
     const all = [...wanted, ...unwanted];
     for (const { pattern, test } of all) if (!known.some(test)) unmatched.push(pattern);
-    const chosen = known.filter((module) => (!wanted.length || wanted.some(({ test }) => test(module))) && !unwanted.some(({ test }) => test(module)));
-    return { paths: new Set(chosen.map(({ path }) => path)), unmatched, problem: "", unsure: all.some(({ pattern }) => pattern.startsWith("type:")) };
+    const chosen = known.filter(
+      (module) =>
+        (!wanted.length || wanted.some(({ test }) => test(module))) && !unwanted.some(({ test }) => test(module)),
+    );
+    return {
+      paths: new Set(chosen.map(({ path }) => path)),
+      unmatched,
+      problem: "",
+      unsure: all.some(({ pattern }) => pattern.startsWith("type:")),
+    };
   } catch (error) {
     return { paths: new Set(), unmatched, problem: /** @type {Error} */ (error).message, unsure: false };
   }
@@ -37,9 +50,15 @@ export function excludedBy(modules, path, exclude) {
  * @param {readonly Module[]} modules @returns {Known[]} */
 export function describe(modules) {
   const parents = new Set(modules.map(({ parent }) => parent));
-  const roots = modules.filter(({ parent, path }) => (parent === null || parent === undefined) && path !== "").map(({ path }) => path);
+  const roots = modules
+    .filter(({ parent, path }) => (parent === null || parent === undefined) && path !== "")
+    .map(({ path }) => path);
   const one = modules.some(({ path }) => path === "");
-  return modules.map((module) => ({ ...module, local: one ? module.path : localOf(module.path, roots), leaf: !parents.has(module.path) }));
+  return modules.map((module) => ({
+    ...module,
+    local: one ? module.path : localOf(module.path, roots),
+    leaf: !parents.has(module.path),
+  }));
 }
 
 /** @param {string} path @param {string[]} roots */
@@ -69,7 +88,9 @@ function expressionOf(source) {
   try {
     return new RegExp(`^(?:${source})$`, "u");
   } catch (error) {
-    throw new Error(`re:${source} is not a regular expression: ${/** @type {Error} */ (error).message.replace(/^.*:\s*/s, "")}`);
+    throw new Error(
+      `re:${source} is not a regular expression: ${/** @type {Error} */ (error).message.replace(/^.*:\s*/s, "")}`,
+    );
   }
 }
 

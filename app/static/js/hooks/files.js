@@ -12,7 +12,9 @@ export function startFiles(page) {
   byId("hooks-csv").addEventListener("click", async () => {
     try {
       const { hooks } = await get("hooks", { run: page.run, limit: 10_000 });
-      const rows = hooks.map((/** @type {any} */ hook) => COLUMNS.map((name) => (Array.isArray(hook[name]) ? hook[name].join(" ") : hook[name])));
+      const rows = hooks.map((/** @type {any} */ hook) =>
+        COLUMNS.map((name) => (Array.isArray(hook[name]) ? hook[name].join(" ") : hook[name])),
+      );
       download(new Blob([csvOf(COLUMNS, rows)], { type: "text/csv" }), `${fileName(page.runName, "hooks")}.csv`);
     } catch (error) {
       toast(`Exporting the hooks as CSV failed: ${/** @type {Error} */ (error).message}`, { kind: "error" });

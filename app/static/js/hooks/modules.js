@@ -18,7 +18,11 @@ const ON_MODEL = new Set(["module", "parameter"]);
 
 /** @param {string} run @returns {Promise<Seen[]>} */
 export async function load(run) {
-  const [modules, { hooks }, said] = await Promise.all([allModules(run), get("hooks", { run, limit: 10_000 }), get(`runs/${encodeURIComponent(run)}/facts`)]);
+  const [modules, { hooks }, said] = await Promise.all([
+    allModules(run),
+    get("hooks", { run, limit: 10_000 }),
+    get(`runs/${encodeURIComponent(run)}/facts`),
+  ]);
   const paths = new Set(modules.map(({ path }) => path));
   /** @type {Map<string, number>} */
   const foreign = new Map();
@@ -28,7 +32,11 @@ export async function load(run) {
     foreign.set(path, (foreign.get(path) ?? 0) + 1);
   }
   const facts = modulesOf(said.modules);
-  return modules.map((module) => ({ ...seen(module), ...facts.get(module.path), hooks: foreign.get(module.path) ?? 0 }));
+  return modules.map((module) => ({
+    ...seen(module),
+    ...facts.get(module.path),
+    hooks: foreign.get(module.path) ?? 0,
+  }));
 }
 
 /** @param {string} run @returns {Promise<any[]>} */
@@ -49,7 +57,19 @@ function seen({ path, type, parent, coverage, taps, parameters, trainable, alias
     if (tap.kind === "output") calls = Math.max(calls, tap.call + 1);
     values += typeof tap.values === "number" ? tap.values : 0;
   }
-  return { path, type, parent, parameters, trainable, aliases, captured: coverage?.captured, kinds: coverage?.kinds ?? [], reason: coverage?.reason ?? "", calls, values };
+  return {
+    path,
+    type,
+    parent,
+    parameters,
+    trainable,
+    aliases,
+    captured: coverage?.captured,
+    kinds: coverage?.kinds ?? [],
+    reason: coverage?.reason ?? "",
+    calls,
+    values,
+  };
 }
 
 /** @param {import("../page.js").Page} page @param {HTMLElement} figure @param {import("./capture.js").Capture | null} capture */
@@ -59,20 +79,65 @@ export function makeTree(page, figure, capture) {
   /** @type {import("../tree.js").Column[]} */
   const columns = [
     { key: "type", title: "Type", width: 140, value: ({ type }) => type },
-    { key: "captured", title: "Captured", width: 310, value: ({ captured, reason }) => (captured ? "yes" : reason || "no"), rank: ({ captured }) => Number(!captured), words: (words, { captured }) => `${captured ? "\u2713" : "\u2013"} ${words}`, help: "If not, the reason. A collapsed group shows the first uncaptured module in it." },
+    {
+      key: "captured",
+      title: "Captured",
+      width: 310,
+      value: ({ captured, reason }) => (captured ? "yes" : reason || "no"),
+      rank: ({ captured }) => Number(!captured),
+      words: (words, { captured }) => `${captured ? "\u2713" : "\u2013"} ${words}`,
+      help: "If not, the reason. A collapsed group shows the first uncaptured module in it.",
+    },
     { key: "kinds", title: "Kinds", width: 230, value: ({ kinds }) => kinds.join(", ") },
-    { key: "calls", title: "Calls", width: 62, number: true, value: ({ calls }) => calls, words: many, rank: ({ calls }) => calls, help: "Calls per step" },
-    { key: "values", title: "Values", width: 84, number: true, value: ({ values }) => values, words: many, rank: ({ values }) => values, help: "Values read in the newest captured step" },
-    { key: "hooks", title: "Hooks", width: 72, number: true, value: ({ hooks }) => hooks, words: many, rank: ({ hooks }) => hooks, help: "Hooks on the module and its parameters that are not from hookcore" },
+    {
+      key: "calls",
+      title: "Calls",
+      width: 62,
+      number: true,
+      value: ({ calls }) => calls,
+      words: many,
+      rank: ({ calls }) => calls,
+      help: "Calls per step",
+    },
+    {
+      key: "values",
+      title: "Values",
+      width: 84,
+      number: true,
+      value: ({ values }) => values,
+      words: many,
+      rank: ({ values }) => values,
+      help: "Values read in the newest captured step",
+    },
+    {
+      key: "hooks",
+      title: "Hooks",
+      width: 72,
+      number: true,
+      value: ({ hooks }) => hooks,
+      words: many,
+      rank: ({ hooks }) => hooks,
+      help: "Hooks on the module and its parameters that are not from hookcore",
+    },
   ];
-  if (capture) columns.unshift({ key: "watch", title: "Watch", width: 70, value: ({ path }) => capture.chosen.paths.has(path), paint: (cell, _module, row) => paintBox(cell, row) });
+  if (capture)
+    columns.unshift({
+      key: "watch",
+      title: "Watch",
+      width: 70,
+      value: ({ path }) => capture.chosen.paths.has(path),
+      paint: (cell, _module, row) => paintBox(cell, row),
+    });
 
   /** @param {HTMLElement} cell @param {import("../tree.js").Row} row */
   function paintBox(cell, row) {
     if (!cell.firstChild) cell.append(h("button", { type: "button", role: "checkbox", class: "box", tabindex: "-1" }));
     const box = /** @type {HTMLElement} */ (cell.firstChild);
     box.setAttribute("aria-checked", stateOf(row));
-    box.setAttribute("aria-label", `Watch ${row.node.path || "(root)"}${row.expanded === false ? " and everything below it" : ""}`);
+    box.setAttribute(
+      "aria-label",
+      `Watch ${row.node.path || "(root)"}${row.expanded === false ? " and everything below it" : ""}`,
+    );
     box.onclick = () => flip(row);
   }
 
@@ -88,13 +153,25 @@ export function makeTree(page, figure, capture) {
     if (!capture) return;
     const on = stateOf(row) !== "true";
     const now = switched(tree.modules, capture.wanted, patternsOf(row, tree.modules), on, row.node.members[0].path);
-    if (now.blocked) return toast(`${row.node.path || "(root)"} is still excluded by ${now.blocked}. Remove that pattern from Exclude.`, { kind: "error" });
+    if (now.blocked)
+      return toast(
+        `${row.node.path || "(root)"} is still excluded by ${now.blocked}. Remove that pattern from Exclude.`,
+        { kind: "error" },
+      );
     capture.fill(now);
     page.announce(document.getElementById("dry-run")?.textContent ?? "");
   }
 
-  const onPick = (/** @type {any} */ { path }) => location.assign(new URL(page.address("layer", { module: path }), document.baseURI));
-  const tree = new Tree(page, place, { title: "Modules", columns, onPick, onSpace: capture ? flip : undefined, alarming: ({ captured }) => !captured, alarmingWords: "Expand uncaptured" });
+  const onPick = (/** @type {any} */ { path }) =>
+    location.assign(new URL(page.address("layer", { module: path }), document.baseURI));
+  const tree = new Tree(page, place, {
+    title: "Modules",
+    columns,
+    onPick,
+    onSpace: capture ? flip : undefined,
+    alarming: ({ captured }) => !captured,
+    alarmingWords: "Expand uncaptured",
+  });
   new Card(page, figure, { title: "Modules", table: () => tree.table() });
   return tree;
 }

@@ -55,7 +55,8 @@ export class Refresh {
     const before = this.#coverage;
     for (const id of this.ids) {
       const [old, next] = [document.getElementById(id), newer.getElementById(id)];
-      if (old && next && !old.isEqualNode(next) && !old.contains(document.activeElement)) old.replaceWith(document.adoptNode(next));
+      if (old && next && !old.isEqualNode(next) && !old.contains(document.activeElement))
+        old.replaceWith(document.adoptNode(next));
     }
     if (this.#coverage !== before) this.changed();
   }

@@ -16,7 +16,9 @@ export function startStock(page, show) {
     told.textContent = "Searching \u2026";
     try {
       const { number } = await send("POST", "hooks", undefined, { run: page.run });
-      told.textContent = (await isDone(page.run, number)) ? "Done." : "The trainer has not answered yet. It searches at its next step.";
+      told.textContent = (await isDone(page.run, number))
+        ? "Done."
+        : "The trainer has not answered yet. It searches at its next step.";
       await show();
     } catch (error) {
       told.textContent = /** @type {Error} */ (error).message;

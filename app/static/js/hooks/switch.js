@@ -14,11 +14,14 @@ export function literal(path) {
 export function patternsOf({ node, expanded }, modules) {
   const whole = expanded === false;
   const meant = new Set(node.members.map(({ path }) => path));
-  const locals = describe(modules).filter(({ path }) => meant.has(path)).map(({ local }) => local);
+  const locals = describe(modules)
+    .filter(({ path }) => meant.has(path))
+    .map(({ local }) => local);
   if (locals.length > 1) {
     const one = expressionFor(locals);
     // One expression in place of many paths, where it means these and no others.
-    if (choose(modules, { include: one, exclude: "" }).paths.size === meant.size) return [whole ? `${one}(\\..*)?` : one];
+    if (choose(modules, { include: one, exclude: "" }).paths.size === meant.size)
+      return [whole ? `${one}(\\..*)?` : one];
   }
   return locals.flatMap((local) => patternsOfOne(local, whole));
 }
@@ -32,7 +35,9 @@ function patternsOfOne(local, whole) {
 /** Where all paths have a number, any number. @param {string[]} paths */
 function expressionFor(paths) {
   const parts = paths.map((path) => path.split("."));
-  const any = parts[0].map((part, place) => (parts.every((each) => each[place] === part) ? part.replace(/[\\^$.|+?*(){}[\]]/g, "\\$&") : "\\d+"));
+  const any = parts[0].map((part, place) =>
+    parts.every((each) => each[place] === part) ? part.replace(/[\\^$.|+?*(){}[\]]/g, "\\$&") : "\\d+",
+  );
   return `re:${any.join("\\.")}`;
 }
 
@@ -41,7 +46,9 @@ function expressionFor(paths) {
  * @returns {Patterns & {blocked: string}} */
 export function switched(modules, wanted, patterns, on, path) {
   const [include, exclude] = [linesOf(wanted.include), linesOf(wanted.exclude)];
-  return on ? switchOn(modules, include, exclude, patterns, path) : switchOff(modules, include, exclude, patterns, path);
+  return on
+    ? switchOn(modules, include, exclude, patterns, path)
+    : switchOff(modules, include, exclude, patterns, path);
 }
 
 /** @param {readonly Module[]} modules @param {string[]} include @param {string[]} exclude @param {string[]} patterns @param {string} path */
@@ -59,6 +66,7 @@ function switchOff(modules, include, exclude, patterns, path) {
   const left = include.filter((pattern) => !patterns.includes(pattern));
   // Without any pattern every module is included: the last one stays, and is excluded.
   const now = { include: (left.length ? left : include).join("\n"), exclude: exclude.join("\n") };
-  if (choose(modules, now).paths.has(path)) now.exclude = [...exclude, ...patterns.filter((pattern) => !exclude.includes(pattern))].join("\n");
+  if (choose(modules, now).paths.has(path))
+    now.exclude = [...exclude, ...patterns.filter((pattern) => !exclude.includes(pattern))].join("\n");
   return { ...now, blocked: "" };
 }

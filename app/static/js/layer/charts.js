@@ -23,7 +23,9 @@ export class Charts {
     this.place.append(this.empty);
     this.feed = new Feed(page);
     this.feed.on("data", () => this.#draw());
-    this.feed.on("error", (error) => this.#shown.forEach(({ chart }) => chart.say(`${error.message}. The chart will retry with the next step.`)));
+    this.feed.on("error", (error) =>
+      this.#shown.forEach(({ chart }) => chart.say(`${error.message}. The chart will retry with the next step.`)),
+    );
   }
 
   /** @param {Plan[]} plans */
@@ -38,15 +40,27 @@ export class Charts {
 
   /** @param {Plan} plan */
   #make(plan) {
-    const figure = h("figure", { class: "card chart", id: `chart-${plan.id}` }, h("header", {}, h("h2", {}, plan.title)), h("div", { class: "plot" }));
+    const figure = h(
+      "figure",
+      { class: "card chart", id: `chart-${plan.id}` },
+      h("header", {}, h("h2", {}, plan.title)),
+      h("div", { class: "plot" }),
+    );
     this.place.append(figure);
-    return { plan, figure, chart: new LineChart(this.page, figure, { title: plan.title, y: plan.y, query: () => this.#query(plan) }) };
+    return {
+      plan,
+      figure,
+      chart: new LineChart(this.page, figure, { title: plan.title, y: plan.y, query: () => this.#query(plan) }),
+    };
   }
 
   /** @param {Plan} plan */
   #query(plan) {
     const { span } = this.page.follow;
-    return { path: "series", query: { tap: labelsOf(plan), stat: plan.stats.join(","), from: span?.[0], to: span?.[1], points: FULL } };
+    return {
+      path: "series",
+      query: { tap: labelsOf(plan), stat: plan.stats.join(","), from: span?.[0], to: span?.[1], points: FULL },
+    };
   }
 
   #draw() {

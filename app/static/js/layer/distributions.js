@@ -48,12 +48,32 @@ export class Distributions {
     const title = `${shortOf(tap)}: distribution`;
     const words = h("p", { class: "empty", hidden: true });
     const place = h("div", { class: "plot" }, words);
-    const figure = h("figure", { class: "chart card", id: `distribution-${tap.kind}` }, h("header", {}, h("h3", {}, shortOf(tap))), place);
+    const figure = h(
+      "figure",
+      { class: "chart card", id: `distribution-${tap.kind}` },
+      h("header", {}, h("h3", {}, shortOf(tap))),
+      place,
+    );
     this.place.append(figure);
-    const map = new HistMap(this.page, place, { title: shortOf(tap), module: this.module, onOpen: (step) => step !== null && this.page.follow.hold(step) });
-    const png = () => new Promise((/** @type {(blob: Blob) => void} */ resolve, reject) => map.canvas.toBlob((blob) => (blob ? resolve(blob) : reject(new Error("the browser could not create the image")))));
+    const map = new HistMap(this.page, place, {
+      title: shortOf(tap),
+      module: this.module,
+      onOpen: (step) => step !== null && this.page.follow.hold(step),
+    });
+    const png = () =>
+      new Promise((/** @type {(blob: Blob) => void} */ resolve, reject) =>
+        map.canvas.toBlob((blob) =>
+          blob ? resolve(blob) : reject(new Error("the browser could not create the image")),
+        ),
+      );
     const query = () => ({ path: "histograms", query: { tap: tap.label, ...this.#bounds, columns: FULL, bins: BINS } });
-    return { tap, figure, map, words, card: new Card(this.page, figure, { title, table: () => map.table(), png, query }) };
+    return {
+      tap,
+      figure,
+      map,
+      words,
+      card: new Card(this.page, figure, { title, table: () => map.table(), png, query }),
+    };
   }
 
   get #bounds() {
@@ -78,7 +98,11 @@ export class Distributions {
     const asking = (this.#asking = new AbortController());
     for (const { tap, map, card, words } of this.#shown) {
       try {
-        const said = await get("histograms", { run: this.page.run, tap: tap.number, ...this.#bounds, columns: COLUMNS, bins: BINS }, asking.signal);
+        const said = await get(
+          "histograms",
+          { run: this.page.run, tap: tap.number, ...this.#bounds, columns: COLUMNS, bins: BINS },
+          asking.signal,
+        );
         words.hidden = said.first_step.length > 0;
         map.canvas.hidden = !words.hidden;
         words.textContent = words.hidden ? "" : "No histogram was captured in these steps.";

@@ -68,17 +68,23 @@ export class Feed extends Told {
 
   #soon() {
     if (this.page.follow.paused || document.hidden || this.#timer !== undefined) return;
-    this.#timer = setTimeout(() => {
-      this.#timer = undefined;
-      if (!this.page.follow.paused && !document.hidden) this.#more();
-    }, Math.max(0, this.#notBefore - performance.now()));
+    this.#timer = setTimeout(
+      () => {
+        this.#timer = undefined;
+        if (!this.page.follow.paused && !document.hidden) this.#more();
+      },
+      Math.max(0, this.#notBefore - performance.now()),
+    );
   }
 
   /** What is new; what was told last may have been told in part. */
   async #more() {
     if (this.#asking) return;
     if (!this.#loaded) return this.load();
-    const lasts = [...this.#curves.values()].map((curve) => curve.line("").first).filter((first) => first.length).map((first) => first[first.length - 1]);
+    const lasts = [...this.#curves.values()]
+      .map((curve) => curve.line("").first)
+      .filter((first) => first.length)
+      .map((first) => first[first.length - 1]);
     const from = lasts.length ? Math.min(...lasts) : this.#loaded[0];
     if (await this.#ask(from, null, POINTS, false)) this.#forget();
   }
@@ -96,7 +102,9 @@ export class Feed extends Told {
     const asking = (this.#asking = new AbortController());
     this.#notBefore = performance.now() + MIN_MS;
     try {
-      const wanted = this.asks.map(({ taps, stats }) => get("series", { run: this.page.run, tap: taps, stat: stats.join(","), from, to, points }, asking.signal));
+      const wanted = this.asks.map(({ taps, stats }) =>
+        get("series", { run: this.page.run, tap: taps, stat: stats.join(","), from, to, points }, asking.signal),
+      );
       const answers = await Promise.all(wanted);
       if (whole) this.#curves.clear();
       for (const series of answers.flatMap((answer) => answer.series)) this.#take(series, whole);
@@ -117,6 +125,8 @@ export class Feed extends Told {
     this.#curves.set(key, curve);
     curve.take(series, whole);
     if (whole) this.#merged = this.#merged && this.#curves.size > 1;
-    this.#merged ||= series.first_step.some((/** @type {number} */ first, /** @type {number} */ place) => first !== series.last_step[place]);
+    this.#merged ||= series.first_step.some(
+      (/** @type {number} */ first, /** @type {number} */ place) => first !== series.last_step[place],
+    );
   }
 }

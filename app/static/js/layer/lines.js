@@ -7,7 +7,9 @@ import { shortOf } from "./plan.js";
 
 /** @param {Plan} plan @param {Find} find @returns {Line[]} */
 export function linesOf(plan, find) {
-  return plan.parts.flatMap((part, place) => MAKERS[part.make](part, (stat) => find(part.tap.number, stat), place)).filter((line) => line.first.length);
+  return plan.parts
+    .flatMap((part, place) => MAKERS[part.make](part, (stat) => find(part.tap.number, stat), place))
+    .filter((line) => line.first.length);
 }
 
 /** @type {Record<string, (part: Part, of: (stat: string) => Line | null, place: number) => Line[]>} */
@@ -16,7 +18,9 @@ const MAKERS = {
     const [mean, min, max] = [of("mean"), of("min"), of("max")];
     if (!mean) return [];
     const alike = min && max && min.first.length === mean.first.length && max.first.length === mean.first.length;
-    return [{ ...mean, name: "mean", ...(alike ? { min: min.min, max: max.max } : { min: undefined, max: undefined }) }];
+    return [
+      { ...mean, name: "mean", ...(alike ? { min: min.min, max: max.max } : { min: undefined, max: undefined }) },
+    ];
   },
   norm: ({ name }, of) => plain(of("norm"), name || "norm"),
   rms: (_, of) => plain(of("rms"), "rms"),
@@ -36,12 +40,29 @@ function plain(line, name) {
 export function fanOf(of) {
   const median = of("p50");
   if (!median) return [];
-  const pairs = [["p1", "p99"], ["p5", "p95"], ["p25", "p75"]].map((names, place) => {
+  const pairs = [
+    ["p1", "p99"],
+    ["p5", "p95"],
+    ["p25", "p75"],
+  ].map((names, place) => {
     const [low, high] = names.map(of);
-    if (!low || !high || low.first.length !== median.first.length || high.first.length !== median.first.length) return null;
-    return { name: names.join(" to "), first: median.first, last: median.last, min: low.mean, max: high.mean, nonfinite: zeros(median.first.length), color: "line1", opacity: 0.14 + 0.08 * place };
+    if (!low || !high || low.first.length !== median.first.length || high.first.length !== median.first.length)
+      return null;
+    return {
+      name: names.join(" to "),
+      first: median.first,
+      last: median.last,
+      min: low.mean,
+      max: high.mean,
+      nonfinite: zeros(median.first.length),
+      color: "line1",
+      opacity: 0.14 + 0.08 * place,
+    };
   });
-  return [...pairs.filter((each) => each !== null), { ...median, name: "median", min: undefined, max: undefined, color: "line1" }];
+  return [
+    ...pairs.filter((each) => each !== null),
+    { ...median, name: "median", min: undefined, max: undefined, color: "line1" },
+  ];
 }
 
 /** @param {string} name @param {(stat: string) => Line | null} of @param {number} place @returns {Line[]} */
@@ -49,12 +70,27 @@ function sharesOf(name, of, place) {
   const [zero, nan, inf, count] = [of("zero_fraction"), of("nan"), of("inf"), of("count")];
   const prefix = name ? `${name}: ` : "";
   // What is not finite has lines of its own here.
-  const lines = plain(zero, `${prefix}zero`).map((line) => ({ ...line, nonfinite: zeros(line.first.length), color: place ? "line2" : "line1" }));
-  for (const [part, words, color] of /** @type {[Line | null, string, string][]} */ ([[nan, "NaN", "nan"], [inf, "infinite", "inf"]])) {
+  const lines = plain(zero, `${prefix}zero`).map((line) => ({
+    ...line,
+    nonfinite: zeros(line.first.length),
+    color: place ? "line2" : "line1",
+  }));
+  for (const [part, words, color] of /** @type {[Line | null, string, string][]} */ ([
+    [nan, "NaN", "nan"],
+    [inf, "infinite", "inf"],
+  ])) {
     if (!part?.mean || !count?.mean || !some(part.mean)) continue;
     const whole = count.mean;
     const mean = Array.from(part.mean, (value, i) => value / whole[i]);
-    lines.push({ name: `${prefix}${words}`, first: part.first, last: part.last, mean, nonfinite: zeros(mean.length), color, dashed: place > 0 });
+    lines.push({
+      name: `${prefix}${words}`,
+      first: part.first,
+      last: part.last,
+      mean,
+      nonfinite: zeros(mean.length),
+      color,
+      dashed: place > 0,
+    });
   }
   return lines;
 }
@@ -68,4 +104,3 @@ function some(values) {
 function zeros(length) {
   return new Array(length).fill(0);
 }
-

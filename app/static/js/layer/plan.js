@@ -13,13 +13,20 @@ const MAX_LINES = 4;
 /** The taps that the choice leaves: of each kind those of one call and phase. @param {Tap[]} taps @param {Choice} choice */
 export function chosen(taps, choice) {
   const kind = taps.some((tap) => tap.kind === choice.kind) ? choice.kind : "";
-  return taps.filter((tap) => (!kind || tap.kind === kind) && tap.phase === (choice.phase || "train") && tap.call === Number(choice.call || 0));
+  return taps.filter(
+    (tap) =>
+      (!kind || tap.kind === kind) && tap.phase === (choice.phase || "train") && tap.call === Number(choice.call || 0),
+  );
 }
 
 /** The one tensor that is looked at, null at a glance. @param {Tap[]} taps @param {Choice} choice @returns {Tap | null} */
 export function tensorOf(taps, choice) {
   const some = taps.filter((tap) => tap.kind === choice.kind);
-  const fits = (/** @type {Tap} */ tap) => [choice.index === "" || tap.index === choice.index, choice.phase === "" || tap.phase === choice.phase, choice.call === "" || tap.call === Number(choice.call)];
+  const fits = (/** @type {Tap} */ tap) => [
+    choice.index === "" || tap.index === choice.index,
+    choice.phase === "" || tap.phase === choice.phase,
+    choice.call === "" || tap.call === Number(choice.call),
+  ];
   const scored = some.map((tap) => ({ tap, score: fits(tap).filter(Boolean).length }));
   return scored.sort((a, b) => b.score - a.score)[0]?.tap ?? null;
 }
@@ -33,21 +40,38 @@ export function plansOf(taps, choice) {
 /** @param {Tap} tap @returns {Plan[]} */
 function ofTensor(tap) {
   const one = (/** @type {string} */ make) => [{ tap, name: "", make }];
-  const size = tap.kind === "update" ? ratioOf(one("ratio")) : { id: "size", title: "Size: rms and norm", y: { title: "rms, norm", scale: /** @type {const} */ ("log") }, stats: ["rms", "norm"], parts: [...one("rms"), ...one("norm")] };
+  const size =
+    tap.kind === "update"
+      ? ratioOf(one("ratio"))
+      : {
+          id: "size",
+          title: "Size: rms and norm",
+          y: { title: "rms, norm", scale: /** @type {const} */ ("log") },
+          stats: ["rms", "norm"],
+          parts: [...one("rms"), ...one("norm")],
+        };
   return [valuesOf(one("values"), "Mean, min, and max"), size, percentilesOf(one("fan")), sharesOf(one("shares"))];
 }
 
 /** @param {Tap[]} taps @returns {Plan[]} */
 function atAGlance(taps) {
   const of = (/** @type {string[]} */ ...kinds) => kinds.flatMap((kind) => taps.filter((tap) => tap.kind === kind));
-  const parts = (/** @type {Tap[]} */ some, /** @type {string} */ make) => some.slice(0, MAX_LINES).map((tap) => ({ tap, name: shortOf(tap), make }));
+  const parts = (/** @type {Tap[]} */ some, /** @type {string} */ make) =>
+    some.slice(0, MAX_LINES).map((tap) => ({ tap, name: shortOf(tap), make }));
   const main = of("output").slice(0, 1);
   const shown = main.length ? main : of("input", "param", "param_grad", "update").slice(0, 1);
   const gradients = of("output_grad", "param_grad", "input_grad");
   const updates = of("update");
   const plans = [];
   if (shown.length) plans.push(valuesOf(parts(shown, "values"), `${wordOf(shown[0])}: mean, min, and max`));
-  if (gradients.length) plans.push({ id: "gradients", title: "Gradients: norm", y: { title: "norm", scale: /** @type {const} */ ("log") }, stats: ["norm"], parts: parts(gradients, "norm") });
+  if (gradients.length)
+    plans.push({
+      id: "gradients",
+      title: "Gradients: norm",
+      y: { title: "norm", scale: /** @type {const} */ ("log") },
+      stats: ["norm"],
+      parts: parts(gradients, "norm"),
+    });
   if (updates.length) plans.push(ratioOf(parts(updates, "ratio")));
   else if (shown.length) plans.push(percentilesOf(parts(shown, "fan"), `${wordOf(shown[0])}: percentiles`));
   if (shown.length) plans.push(sharesOf(parts([...shown, ...of("output_grad").slice(0, 1)], "shares")));
@@ -66,12 +90,24 @@ function percentilesOf(parts, title = "Percentiles") {
 
 /** @param {Part[]} parts @returns {Plan} */
 function sharesOf(parts) {
-  return { id: "shares", title: "Share of zeros, NaN, and infinities", y: { title: "share of the values", scale: "linear", fixed: true, low: 0, high: 1 }, stats: SHARES, parts };
+  return {
+    id: "shares",
+    title: "Share of zeros, NaN, and infinities",
+    y: { title: "share of the values", scale: "linear", fixed: true, low: 0, high: 1 },
+    stats: SHARES,
+    parts,
+  };
 }
 
 /** @param {Part[]} parts @returns {Plan} */
 function ratioOf(parts) {
-  return { id: "ratio", title: "Update-to-weight ratio", y: { title: "norm of the update / norm of the weight", scale: "log" }, stats: ["ratio"], parts };
+  return {
+    id: "ratio",
+    title: "Update-to-weight ratio",
+    y: { title: "norm of the update / norm of the weight", scale: "log" },
+    stats: ["ratio"],
+    parts,
+  };
 }
 
 /** The tensors whose distribution is shown: the one that is looked at, or the first of each kind. @param {Tap[]} taps @param {Choice} choice @returns {Tap[]} */
@@ -79,7 +115,9 @@ export function distributionsOf(taps, choice) {
   const tensor = tensorOf(taps, choice);
   if (tensor) return [tensor];
   const some = chosen(taps, { ...choice, kind: "" });
-  return ["output", "output_grad", "param", "param_grad", "update"].flatMap((kind) => some.filter((tap) => tap.kind === kind).slice(0, 1));
+  return ["output", "output_grad", "param", "param_grad", "update"].flatMap((kind) =>
+    some.filter((tap) => tap.kind === kind).slice(0, 1),
+  );
 }
 
 /** A tap within its module, in short: `output`, `weight gradient`. @param {Tap} tap */

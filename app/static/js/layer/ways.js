@@ -6,9 +6,18 @@ const HALF_LIVES = ["0", "5", "20", "100", "500"];
 
 /** @param {import("../page.js").Page} page */
 export function addWays(page) {
-  for (const [key, id, words] of [["j", "next", "next layer"], ["k", "previous", "previous layer"], ["u", "parent", "parent of this layer"]]) page.keys.add(key, words, () => go(id));
-  page.keys.add("l", "scale: what fits, log, log on both sides, linear", () => turn(page, "y", SCALES), { group: "Charts" });
-  page.keys.add("s", "smoothing: off, 5, 20, 100, 500 steps", () => turn(page, "smooth", HALF_LIVES), { group: "Charts" });
+  for (const [key, id, words] of [
+    ["j", "next", "next layer"],
+    ["k", "previous", "previous layer"],
+    ["u", "parent", "parent of this layer"],
+  ])
+    page.keys.add(key, words, () => go(id));
+  page.keys.add("l", "scale: what fits, log, log on both sides, linear", () => turn(page, "y", SCALES), {
+    group: "Charts",
+  });
+  page.keys.add("s", "smoothing: off, 5, 20, 100, 500 steps", () => turn(page, "smooth", HALF_LIVES), {
+    group: "Charts",
+  });
 }
 
 /** The address of a neighbor is looked at in the same way as this one: the links are the server's, the query is the page's of now. @param {string} id */
@@ -30,5 +39,7 @@ export function addressOf(other, here) {
 function turn(page, name, values) {
   page.state.set({ [name]: values[(values.indexOf(page.state.get(name)) + 1) % values.length] });
   const picker = /** @type {HTMLSelectElement | null} */ (document.querySelector(`#layer-tools [name=${name}]`));
-  page.announce(`${name === "y" ? "Scale" : "Smoothing"}: ${picker?.selectedOptions[0]?.textContent ?? page.state.get(name)}`);
+  page.announce(
+    `${name === "y" ? "Scale" : "Smoothing"}: ${picker?.selectedOptions[0]?.textContent ?? page.state.get(name)}`,
+  );
 }

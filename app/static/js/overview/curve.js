@@ -26,7 +26,9 @@ export class Curve {
     points.last.push(...series.last_step);
     for (const name of VALUES) points[name].push(...series[name].map(numberOf));
     // Quantiles do not count: there each value says for itself what it is.
-    points.nonfinite.push(...(series.nonfinite ?? series.mean.map((/** @type {any} */ value) => Number(!Number.isFinite(numberOf(value))))));
+    points.nonfinite.push(
+      ...(series.nonfinite ?? series.mean.map((/** @type {any} */ value) => Number(!Number.isFinite(numberOf(value))))),
+    );
   }
 
   /** Forgets what is before a step. @param {number} step */
@@ -47,5 +49,12 @@ export class Curve {
 }
 
 function empty() {
-  return { first: /** @type {number[]} */ ([]), last: /** @type {number[]} */ ([]), mean: /** @type {number[]} */ ([]), min: /** @type {number[]} */ ([]), max: /** @type {number[]} */ ([]), nonfinite: /** @type {number[]} */ ([]) };
+  return {
+    first: /** @type {number[]} */ ([]),
+    last: /** @type {number[]} */ ([]),
+    mean: /** @type {number[]} */ ([]),
+    min: /** @type {number[]} */ ([]),
+    max: /** @type {number[]} */ ([]),
+    nonfinite: /** @type {number[]} */ ([]),
+  };
 }

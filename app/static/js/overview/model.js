@@ -22,9 +22,18 @@ export class ModelPicture {
     this.drawn = new Promise((keep) => document.addEventListener("hookcore:drawn", () => keep(), { once: true }));
     const query = () => {
       const span = page.follow.span;
-      return { path: "heatmap", query: { run: page.run, kind: this.kind, stat: this.stat, ...(span ? { from: span[0], to: span[1] } : {}) } };
+      return {
+        path: "heatmap",
+        query: { run: page.run, kind: this.kind, stat: this.stat, ...(span ? { from: span[0], to: span[1] } : {}) },
+      };
     };
-    this.heat = new Heat(page, element, { title: "All layers", kind: this.kind, stat: this.stat, query, onPick: (row, step) => this.#open(row, step) });
+    this.heat = new Heat(page, element, {
+      title: "All layers",
+      kind: this.kind,
+      stat: this.stat,
+      query,
+      onPick: (row, step) => this.#open(row, step),
+    });
     this.feed = new Feed(page, this.heat, () => this.#wish(), { rows: (said) => this.#name(said) });
     for (const name of ["kind", "stat"]) page.state.on(name, () => this.#change());
     page.state.on("f", () => this.feed.renew());
@@ -59,7 +68,12 @@ export class ModelPicture {
   #choose() {
     const rows = [...this.#rows.keys()].filter((row) => this.finder.fits(this.#rows[row].module));
     this.heat.setOrder(rows);
-    const words = rows.length || !this.finder.ready ? "" : this.#rows.length ? `No layers match the filter; ${this.#rows.length.toLocaleString("en")} are hidden.` : whyNone(this.kind);
+    const words =
+      rows.length || !this.finder.ready
+        ? ""
+        : this.#rows.length
+          ? `No layers match the filter; ${this.#rows.length.toLocaleString("en")} are hidden.`
+          : whyNone(this.kind);
     this.empty.hidden = !words;
     this.plot.hidden = Boolean(words);
     if (this.empty.textContent !== words) this.empty.textContent = words;
@@ -68,13 +82,21 @@ export class ModelPicture {
   /** @param {import("../heat/rows.js").Row} row @param {number} step */
   #open(row, step) {
     const { module, kind, index, call, phase } = /** @type {any} */ (row);
-    const query = { module, kind, ...(index ? { index } : {}), ...(call ? { call } : {}), ...(phase && phase !== "train" ? { phase } : {}), step };
+    const query = {
+      module,
+      kind,
+      ...(index ? { index } : {}),
+      ...(call ? { call } : {}),
+      ...(phase && phase !== "train" ? { phase } : {}),
+      step,
+    };
     location.assign(new URL(this.page.address("layer", query), document.baseURI));
   }
 }
 
 /** Why there is no layer of a kind. Pure. @param {string} kind */
 export function whyNone(kind) {
-  if (kind.endsWith("_grad")) return `No ${kind} was captured: no module has run a backward pass yet (model.eval()? torch.no_grad()?), or this kind is not selected on the Hooks page.`;
+  if (kind.endsWith("_grad"))
+    return `No ${kind} was captured: no module has run a backward pass yet (model.eval()? torch.no_grad()?), or this kind is not selected on the Hooks page.`;
   return `No ${kind} was captured: no module has run yet, or this kind is not selected on the Hooks page.`;
 }

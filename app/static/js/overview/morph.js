@@ -19,8 +19,10 @@ export function morph(shown, newer) {
 
 /** @param {any} shown @param {any} newer */
 function attributes(shown, newer) {
-  for (const { name, value } of [...newer.attributes]) if (!READERS.has(name) && shown.getAttribute(name) !== value) shown.setAttribute(name, value);
-  for (const { name } of [...shown.attributes]) if (!READERS.has(name) && !newer.hasAttribute(name)) shown.removeAttribute(name);
+  for (const { name, value } of [...newer.attributes])
+    if (!READERS.has(name) && shown.getAttribute(name) !== value) shown.setAttribute(name, value);
+  for (const { name } of [...shown.attributes])
+    if (!READERS.has(name) && !newer.hasAttribute(name)) shown.removeAttribute(name);
 }
 
 /** @param {any} shown @param {any} newer */

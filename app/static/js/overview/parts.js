@@ -37,7 +37,8 @@ export class Parts {
 
   /** Something is new in the run. @param {string[]} [names] in these parts only */
   soon(names) {
-    for (const element of this.elements) if (!names || names.includes(element.dataset.part ?? "")) this.#old.add(element);
+    for (const element of this.elements)
+      if (!names || names.includes(element.dataset.part ?? "")) this.#old.add(element);
     this.#later();
   }
 
@@ -70,10 +71,13 @@ export class Parts {
 
   #later() {
     if (this.#timer !== null || this.#asking || document.hidden) return;
-    this.#timer = setTimeout(() => {
-      this.#timer = null;
-      this.#ask();
-    }, Math.max(0, this.#notBefore - performance.now()));
+    this.#timer = setTimeout(
+      () => {
+        this.#timer = null;
+        this.#ask();
+      },
+      Math.max(0, this.#notBefore - performance.now()),
+    );
   }
 
   async #ask() {

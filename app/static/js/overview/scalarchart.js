@@ -23,7 +23,12 @@ export class ScalarChart {
     this.page = page;
     this.usual = name;
     const query = () => ({ path: "scalars", query: { run: page.run, name: this.name, ...this.#bounds } });
-    this.chart = new LineChart(page, byId("chart"), { title: this.name || "Loss", y: { title: "", scale: "linear" }, legend: false, query });
+    this.chart = new LineChart(page, byId("chart"), {
+      title: this.name || "Loss",
+      y: { title: "", scale: "linear" },
+      legend: false,
+      query,
+    });
     page.state.on("scalar", () => this.show());
     page.follow.on("change", () => this.show());
     this.show();
@@ -56,7 +61,10 @@ export class ScalarChart {
     this.#asked?.abort();
     const title = byId("chart").querySelector("h2");
     if (title) title.textContent = this.name || "Loss";
-    if (!this.name) return this.chart.say("No scalars logged. Call watcher.log(loss=loss.item()) in your training loop to plot it here.");
+    if (!this.name)
+      return this.chart.say(
+        "No scalars logged. Call watcher.log(loss=loss.item()) in your training loop to plot it here.",
+      );
     if (live === null) this.#fetch();
     else this.#follow(live);
   }
@@ -79,7 +87,11 @@ export class ScalarChart {
   async #fetch() {
     this.#asked = new AbortController();
     try {
-      const answer = await get("scalars", { run: this.page.run, name: this.name, points: POINTS, ...this.#bounds }, this.#asked.signal);
+      const answer = await get(
+        "scalars",
+        { run: this.page.run, name: this.name, points: POINTS, ...this.#bounds },
+        this.#asked.signal,
+      );
       this.curve.take(answer.series[0], true);
       this.#draw();
     } catch (error) {

@@ -22,10 +22,13 @@ export function listenToSeen(page, renew) {
     const button = /** @type {HTMLElement | null} */ (/** @type {Element} */ (event.target).closest("[data-seen]"));
     if (!button) return;
     const { seen: key = "", undone } = button.dataset;
-    const next = /** @type {HTMLElement | null} */ (button.closest("li, tr")?.nextElementSibling?.querySelector("[data-seen]"));
+    const next = /** @type {HTMLElement | null} */ (
+      button.closest("li, tr")?.nextElementSibling?.querySelector("[data-seen]")
+    );
     if (!(await note(key, undone === undefined))) return;
     // The line goes away, and the focus goes on to the next one.
     if (document.activeElement === button) next?.focus({ preventScroll: true });
-    if (undone === undefined) toast("Acknowledged. You will be alerted if it happens again.", { undo: () => note(key, false) });
+    if (undone === undefined)
+      toast("Acknowledged. You will be alerted if it happens again.", { undo: () => note(key, false) });
   });
 }

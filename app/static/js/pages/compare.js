@@ -8,7 +8,20 @@ import { open } from "../page.js";
 const LIVE_MS = 10_000;
 const held = document.getElementById("compared")?.dataset ?? {};
 const [first, last] = [Number(held.first ?? 0), Number(held.last ?? 0)];
-const page = open({ a: "", b: "", kind: "output", stat: "rms", tolerance: "", rename: "", f: "", sort: "", module: held.module ?? "", y: "", smooth: "0", steps: `live:${Math.max(2, last - first + 1)}` });
+const page = open({
+  a: "",
+  b: "",
+  kind: "output",
+  stat: "rms",
+  tolerance: "",
+  rename: "",
+  f: "",
+  sort: "",
+  module: held.module ?? "",
+  y: "",
+  smooth: "0",
+  steps: `live:${Math.max(2, last - first + 1)}`,
+});
 const { state } = page;
 const form = /** @type {HTMLFormElement | null} */ (document.getElementById("choice"));
 
@@ -25,7 +38,10 @@ function asked() {
 }
 
 function startPictures() {
-  const sides = [{ id: held.a ?? "", name: held.aName ?? "A" }, { id: held.b ?? "", name: held.bName ?? "B" }];
+  const sides = [
+    { id: held.a ?? "", name: held.aName ?? "A" },
+    { id: held.b ?? "", name: held.bName ?? "B" },
+  ];
   page.follow.saw(last);
   const pick = (/** @type {string} */ module) => state.set({ module });
   const [figure, lines] = ["differences", "layer-lines"].map((id) => document.getElementById(id));
@@ -33,7 +49,8 @@ function startPictures() {
   const overlay = lines && new Overlay(page, lines, sides, asked);
   const showLoss = makeLoss(page, document.getElementById("loss-lines"), sides);
   const showLayer = () => {
-    for (const row of /** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll("#layers tbody tr"))) row.classList.toggle("picked", row.dataset.module === state.get("module"));
+    for (const row of /** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll("#layers tbody tr")))
+      row.classList.toggle("picked", row.dataset.module === state.get("module"));
     void overlay?.show(state.get("module"));
   };
   const all = () => {

@@ -15,7 +15,8 @@ const page = open({ severity: "", name: "", text: "", in: "", hide: "0", event: 
 const parts = new Parts(page, "events");
 const walk = new Walk(page);
 
-for (const name of FILTERS) page.state.on(name, () => (page.state.get("row") === "0" ? parts.now() : page.state.set({ row: "0" })));
+for (const name of FILTERS)
+  page.state.on(name, () => (page.state.get("row") === "0" ? parts.now() : page.state.set({ row: "0" })));
 page.state.on("row", () => parts.now());
 page.state.on("event", () => {
   walk.show();
@@ -40,7 +41,10 @@ byId("copy").addEventListener("click", async (/** @type {MouseEvent} */ event) =
   query.set("format", "markdown");
   const answer = await fetch(`${page.address("events")}?${query}`);
   const copied = answer.ok && (await copyText(await answer.text()));
-  toast(copied ? "Copied the list as a Markdown table" : "Copying failed. Open the button's link in a new tab instead", copied ? {} : { kind: "error" });
+  toast(
+    copied ? "Copied the list as a Markdown table" : "Copying failed. Open the button's link in a new tab instead",
+    copied ? {} : { kind: "error" },
+  );
 });
 
 document.addEventListener("click", (event) => {

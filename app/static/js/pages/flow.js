@@ -11,7 +11,19 @@ import { Profile } from "../flow/profile.js";
 import { startScrub } from "../flow/scrub.js";
 import { open } from "../page.js";
 
-const page = open({ kind: "output_grad", stat: "norm", act: "rms", grad: "norm", type: "", sort: "auto", rows: "fit", y: "log", relative: "0", module: "", pin: "" });
+const page = open({
+  kind: "output_grad",
+  stat: "norm",
+  act: "rms",
+  grad: "norm",
+  type: "",
+  sort: "auto",
+  rows: "fit",
+  y: "log",
+  relative: "0",
+  module: "",
+  pin: "",
+});
 const { state } = page;
 
 const finder = new Finder(page, () => filter());
@@ -22,8 +34,10 @@ const fits = ({ module, type = "" }) => finder.fits(module) && ["", type].includ
 /** Why there is nothing of a kind. @param {string} kind */
 function whyNone(kind) {
   if (page.follow.newest === null) return "No steps yet. The heatmap starts with the first step.";
-  if (kind === "update") return "Updates are not captured, because they need a copy of every parameter. To capture them, select update on the Hooks page.";
-  if (kind.endsWith("_grad")) return `No ${kind} was captured: no module has run a backward pass yet (model.eval()? torch.no_grad()?), or this kind is not selected on the Hooks page.`;
+  if (kind === "update")
+    return "Updates are not captured, because they need a copy of every parameter. To capture them, select update on the Hooks page.";
+  if (kind.endsWith("_grad"))
+    return `No ${kind} was captured: no module has run a backward pass yet (model.eval()? torch.no_grad()?), or this kind is not selected on the Hooks page.`;
   return `No ${kind} was captured: no module has run yet, or this kind is not selected on the Hooks page.`;
 }
 
@@ -44,7 +58,12 @@ const profile = new Profile(page, byId("profile"), {
   onLayers: () => sayCount(),
 });
 
-const ratio = new Heat(page, byId("ratio"), { title: "Update-to-weight ratio", kind: "update", stat: "ratio", onPick: (row) => pick(row.module) });
+const ratio = new Heat(page, byId("ratio"), {
+  title: "Update-to-weight ratio",
+  kind: "update",
+  stat: "ratio",
+  onPick: (row) => pick(row.module),
+});
 const ratioEmpty = byId("ratio-empty");
 new Feed(page, ratio, () => ({ kind: "update", stat: "ratio", rows: "fit:10000" }), { rows: () => showRatio() });
 
@@ -61,13 +80,21 @@ function showRatio() {
 function sayCount() {
   if (!finder.ready) return; // what the server found stays until it is known here as well
   const { shown, layers } = profile;
-  const words = finder.problem || (shown.length === layers.length ? `${count(layers.length)} layers` : `${count(shown.length)} of ${count(layers.length)} layers`);
+  const words =
+    finder.problem ||
+    (shown.length === layers.length
+      ? `${count(layers.length)} layers`
+      : `${count(shown.length)} of ${count(layers.length)} layers`);
   const element = byId("flow-count");
   if (element.textContent !== words) element.textContent = words;
   element.classList.toggle("error", Boolean(finder.problem));
   const empty = byId("profile-empty");
   empty.hidden = layers.length > 0 || !profile.values.every(({ known }) => known);
-  empty.textContent = empty.hidden ? "" : page.follow.newest === null ? whyNone("output") : "Neither outputs nor their gradients are captured. The Hooks page shows which kinds are.";
+  empty.textContent = empty.hidden
+    ? ""
+    : page.follow.newest === null
+      ? whyNone("output")
+      : "Neither outputs nor their gradients are captured. The Hooks page shows which kinds are.";
   profile.plot.hidden = !empty.hidden;
 }
 

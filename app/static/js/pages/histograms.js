@@ -29,25 +29,39 @@ const card = new Card(page, byId("wall-card"), {
   get title() {
     return title();
   },
-  table: () => ({ columns: COLUMNS, rows: wall.layers.map((layer) => [`${layer.module} ${layer.label}`, layer.type, layer.zero, layer.spread, layer.drift, layer.bad]).reverse() }),
+  table: () => ({
+    columns: COLUMNS,
+    rows: wall.layers
+      .map((layer) => [`${layer.module} ${layer.label}`, layer.type, layer.zero, layer.spread, layer.drift, layer.bad])
+      .reverse(),
+  }),
   query: () => ({ path: "histograms", query: wall.query(wall.seen.map((tile) => tile.layer.tap).slice(0, 50)) }),
   png: () => pngOf(wall, title(), page.runName),
 });
 const legend = histLegend();
-const WORDS = /** @type {Record<string, string>} */ ({ ridges: "brighter is newer; height: share of a step's values, logarithmic", bars: "height: share of the step's values, logarithmic" });
+const WORDS = /** @type {Record<string, string>} */ ({
+  ridges: "brighter is newer; height: share of a step's values, logarithmic",
+  bars: "height: share of the step's values, logarithmic",
+});
 
 /** Which layers fit the find box, in the order that is wanted. */
 async function arrange() {
   const fits = layers.filter((layer) => finder.fits(layer.module));
-  if (state.get("sort") === "drift") await addDrift(/** @type {string} */ (page.run), state.get("kind"), follow.span, fits);
+  if (state.get("sort") === "drift")
+    await addDrift(/** @type {string} */ (page.run), state.get("kind"), follow.span, fits);
   const problem = byId("problem");
   problem.hidden = !finder.problem;
   problem.textContent = finder.problem;
-  byId("total").textContent = fits.length === layers.length ? `${count(layers.length)} layers` : `${count(fits.length)} of ${count(layers.length)} layers`;
+  byId("total").textContent =
+    fits.length === layers.length
+      ? `${count(layers.length)} layers`
+      : `${count(fits.length)} of ${count(layers.length)} layers`;
   byId("wall-empty").hidden = fits.length > 0 || !finder.ready;
   byId("empty-words").replaceChildren(...whyEmpty());
   byId("wall-title").textContent = title().replace(/^./, (letter) => letter.toUpperCase());
-  byId("legend").replaceChildren(state.get("view") === "map" ? legend : h("span", { class: "quiet small" }, WORDS[state.get("view")] ?? ""));
+  byId("legend").replaceChildren(
+    state.get("view") === "map" ? legend : h("span", { class: "quiet small" }, WORDS[state.get("view")] ?? ""),
+  );
   wall.element.className = `wall ${state.get("size")}`;
   wall.show(ordered(fits, state.get("sort")));
   card.refresh();
@@ -55,7 +69,11 @@ async function arrange() {
 
 /** @returns {(Node | string)[]} */
 function whyEmpty() {
-  if (layers.length) return [`None of ${count(layers.length)} layers matches the filter. `, h("button", { class: "button", type: "button", onclick: () => state.set({ f: "" }) }, "Clear filter")];
+  if (layers.length)
+    return [
+      `None of ${count(layers.length)} layers matches the filter. `,
+      h("button", { class: "button", type: "button", onclick: () => state.set({ f: "" }) }, "Clear filter"),
+    ];
   if (follow.newest === null) return ["No steps yet. Histograms appear with the first captured step."];
   const gradient = state.get("kind").endsWith("grad") || state.get("kind") === "update";
   return [
@@ -73,7 +91,8 @@ async function load() {
 }
 
 /** @param {() => Promise<void>} work */
-const say = (work) => () => work().catch((error) => toast(`Can\u2019t load the histograms: ${error.message}`, { kind: "error" }));
+const say = (work) => () =>
+  work().catch((error) => toast(`Can\u2019t load the histograms: ${error.message}`, { kind: "error" }));
 
 state.on("kind", say(load));
 for (const name of ["sort", "size", "view"]) state.on(name, say(arrange));
@@ -82,10 +101,15 @@ state.on("range", () => {
   wall.soon(true);
 });
 follow.on("change", () => wall.soon(true));
-page.keys.add("v", "switch view: over steps, ridges, one step", () => {
-  const views = ["map", "ridges", "bars"];
-  state.set({ view: views[(views.indexOf(state.get("view")) + 1) % views.length] });
-}, { group: "Charts" });
+page.keys.add(
+  "v",
+  "switch view: over steps, ridges, one step",
+  () => {
+    const views = ["map", "ridges", "bars"];
+    state.set({ view: views[(views.indexOf(state.get("view")) + 1) % views.length] });
+  },
+  { group: "Charts" },
+);
 
 let shown = follow.newest;
 let asking = false;

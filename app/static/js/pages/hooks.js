@@ -12,7 +12,12 @@ import { toast } from "../toast.js";
 const page = open({ sort: "", fold: "0" });
 const run = /** @type {string} */ (page.run);
 const form = /** @type {HTMLFormElement | null} */ (document.getElementById("capture"));
-const refresh = new Refresh(page, ["figures", "reasons", "lists"], ["hook-figures", "hook-reasons", "hook-lists"], () => void show());
+const refresh = new Refresh(
+  page,
+  ["figures", "reasons", "lists"],
+  ["hook-figures", "hook-reasons", "hook-lists"],
+  () => void show(),
+);
 
 const capture = form && new Capture(page, form, { drafted: () => tree.draw(), obeyed: () => void settle() });
 const tree = makeTree(page, byId("modules"), capture);

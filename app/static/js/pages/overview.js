@@ -45,7 +45,10 @@ function startParts() {
 function showNewest(name, value) {
   if (page.follow.paused) return;
   const title = document.querySelector("#figure-loss dt")?.textContent;
-  const cards = [document.querySelector(`#scalars [id="scalar-${CSS.escape(name)}"]`), title === name ? byId("figure-loss") : null];
+  const cards = [
+    document.querySelector(`#scalars [id="scalar-${CSS.escape(name)}"]`),
+    title === name ? byId("figure-loss") : null,
+  ];
   for (const card of cards) {
     const data = card?.querySelector("data");
     if (!card || !data) continue;

@@ -46,8 +46,12 @@ function start(body) {
   const compare = /** @type {HTMLButtonElement} */ (byId("compare"));
   compare.hidden = false;
   compare.addEventListener("click", () => {
-    const [b, a] = [...body.querySelectorAll("tr")].filter((row) => ticked.includes(row.dataset.run ?? "")).sort((one, other) => Number(other.dataset.started) - Number(one.dataset.started));
-    location.assign(new URL(`compare?${new URLSearchParams({ a: a.dataset.run ?? "", b: b.dataset.run ?? "" })}`, document.baseURI));
+    const [b, a] = [...body.querySelectorAll("tr")]
+      .filter((row) => ticked.includes(row.dataset.run ?? ""))
+      .sort((one, other) => Number(other.dataset.started) - Number(one.dataset.started));
+    location.assign(
+      new URL(`compare?${new URLSearchParams({ a: a.dataset.run ?? "", b: b.dataset.run ?? "" })}`, document.baseURI),
+    );
   });
   body.addEventListener("change", (event) => tick(/** @type {HTMLInputElement} */ (event.target)));
   body.addEventListener("click", (event) => {
@@ -108,7 +112,9 @@ function take(newer) {
 
 /** What was removed; what had to go while the page is open is announced. @param {Document} newer */
 function takeGone(newer) {
-  const [before, now] = [document, newer].map((each) => /** @type {HTMLElement | null} */ (each.getElementById("gone")));
+  const [before, now] = [document, newer].map(
+    (each) => /** @type {HTMLElement | null} */ (each.getElementById("gone")),
+  );
   if (!before || !now) return;
   const known = new Set([...before.querySelectorAll("li")].map((each) => each.dataset.goneRun));
   for (const each of now.querySelectorAll("li")) {

@@ -12,5 +12,8 @@ startPreferences();
 startCapture(page);
 byId("copy-diagnostics").addEventListener("click", async () => {
   const copied = await copyText(`${byId("diagnostics").textContent}\n${navigator.userAgent}\n`);
-  toast(copied ? "Copied the diagnostics" : "Your browser blocked copying. Open Diagnostics and copy the text by hand.", copied ? {} : { kind: "error" });
+  toast(
+    copied ? "Copied the diagnostics" : "Your browser blocked copying. Open Diagnostics and copy the text by hand.",
+    copied ? {} : { kind: "error" },
+  );
 });

@@ -11,7 +11,22 @@ import { Viewer } from "../tensors/viewer.js";
 import { toast } from "../toast.js";
 
 const LIVE_MS = 3000;
-const DEFAULTS = { module: "", kind: "output", index: "", phase: "train", call: "", snapshot: "", beside: "", view: "", at: "", scale: "shared", ends: "most", pool: "worst", part: "", after: "" };
+const DEFAULTS = {
+  module: "",
+  kind: "output",
+  index: "",
+  phase: "train",
+  call: "",
+  snapshot: "",
+  beside: "",
+  view: "",
+  at: "",
+  scale: "shared",
+  ends: "most",
+  pool: "worst",
+  part: "",
+  after: "",
+};
 const ROLLOUT = { image: "0", rollout: "", sample: "0", fuse: "mean", discard: "0", gradient: "0", position: "0" };
 
 const page = open({ ...DEFAULTS, ...ROLLOUT });
@@ -28,7 +43,10 @@ const finder = new Finder(page, () => showList(page, kept, finder, chosen()));
 /** The snapshot that is looked at. */
 function chosen() {
   if (state.get("snapshot")) return kept.find((each) => String(each.number) === state.get("snapshot"));
-  return kept.find((each) => each.number === first?.number) ?? (first = listed(kept).find((each) => finder.fits(each.tap.module)) ?? null);
+  return (
+    kept.find((each) => each.number === first?.number) ??
+    (first = listed(kept).find((each) => finder.fits(each.tap.module)) ?? null)
+  );
 }
 
 /** The snapshots of now; what is shown of them follows. */
@@ -49,7 +67,8 @@ async function show() {
   await viewer.show(one ? [one, ...kept.filter((each) => String(each.number) === state.get("beside"))] : []);
   if (one) return;
   const empty = byId("viewer-empty");
-  if (state.get("snapshot")) empty.textContent = `Snapshot ${state.get("snapshot")} was discarded to make room for newer ones. Choose another one, or capture it again.`;
+  if (state.get("snapshot"))
+    empty.textContent = `Snapshot ${state.get("snapshot")} was discarded to make room for newer ones. Choose another one, or capture it again.`;
 }
 
 /** Where the module has more than one tensor of this kind: its parameters by name, the places of a nested output. */
@@ -57,7 +76,9 @@ async function places() {
   const select = byId("ask-form").elements.namedItem("index");
   const found = state.get("module") ? await indicesOf(state.get("module"), state.get("kind")) : [];
   byId("ask-index-row").hidden = found.length < 2 && (found[0] ?? "") === "";
-  select.replaceChildren(...(found.length ? found : [""]).map((index) => h("option", { value: index }, index || "the output")));
+  select.replaceChildren(
+    ...(found.length ? found : [""]).map((index) => h("option", { value: index }, index || "the output")),
+  );
   if (found.length && !found.includes(state.get("index"))) state.set({ index: found[0] });
   select.value = state.get("index");
 }
@@ -75,9 +96,12 @@ async function indicesOf(module, kind) {
 }
 
 /** @param {() => Promise<any>} work */
-const say = (work) => () => work().catch((error) => toast(`Can\u2019t load the snapshots: ${error.message}`, { kind: "error" }));
+const say = (work) => () =>
+  work().catch((error) => toast(`Can\u2019t load the snapshots: ${error.message}`, { kind: "error" }));
 
-new Asking(page, load, (number) => state.set({ snapshot: String(number), beside: "", view: "", at: "", part: "", after: "" }));
+new Asking(page, load, (number) =>
+  state.set({ snapshot: String(number), beside: "", view: "", at: "", part: "", after: "" }),
+);
 for (const name of ["snapshot", "beside"]) state.on(name, say(show));
 for (const name of ["module", "kind"]) state.on(name, say(places));
 setInterval(() => document.hidden || load().catch(() => undefined), LIVE_MS);

@@ -41,7 +41,12 @@ export class Axis {
 
   /** The ticks: values, not exponents. @param {number} [many] @returns {{at: number, text: string}[]} */
   ticks(many = 5) {
-    const values = this.kind === "linear" ? steady(this.range[0], this.range[1], many) : this.kind === "log" ? this.#decades(many) : this.#bothSides(many);
+    const values =
+      this.kind === "linear"
+        ? steady(this.range[0], this.range[1], many)
+        : this.kind === "log"
+          ? this.#decades(many)
+          : this.#bothSides(many);
     return values.map((value) => ({ at: this.put(value), text: number(value, FORM) }));
   }
 
@@ -68,7 +73,9 @@ export class Axis {
     const every = Math.ceil(DECADES / Math.max(1, Math.floor(many / 2)));
     for (let down = 0; down < DECADES; down += every) side.push(Number(`1e${power - down}`));
     const [from, to] = this.range;
-    return [...side.map((value) => -value), 0, ...side.reverse()].filter((value) => this.put(value) >= from && this.put(value) <= to);
+    return [...side.map((value) => -value), 0, ...side.reverse()].filter(
+      (value) => this.put(value) >= from && this.put(value) <= to,
+    );
   }
 }
 
@@ -89,7 +96,8 @@ export function steady(low, high, many) {
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 2.5, 5, 10].map((factor) => factor * power).find((each) => each >= rough) ?? 10 * power;
   const values = [];
-  for (let place = Math.ceil(low / step); place * step <= high; place += 1) values.push(Number((place * step).toPrecision(12)));
+  for (let place = Math.ceil(low / step); place * step <= high; place += 1)
+    values.push(Number((place * step).toPrecision(12)));
   return values;
 }
 

@@ -14,7 +14,8 @@ export function fileName(...parts) {
  */
 function field(value) {
   if (value === null || value === undefined) return "";
-  if (typeof value === "number" && !Number.isFinite(value)) return Number.isNaN(value) ? "nan" : value > 0 ? "inf" : "-inf";
+  if (typeof value === "number" && !Number.isFinite(value))
+    return Number.isNaN(value) ? "nan" : value > 0 ? "inf" : "-inf";
   const isFormula = typeof value === "string" && /^[=+\-@\t\r\n]/.test(value) && Number.isNaN(Number(value));
   const text = isFormula ? `'${value}` : String(value);
   return /[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
@@ -27,7 +28,14 @@ export function csvOf(columns, rows) {
 
 /** JSON with the words for what JSON cannot say. @param {string[]} columns @param {any[][]} rows */
 export function jsonOf(columns, rows) {
-  const said = (/** @type {string} */ _, /** @type {any} */ value) => (typeof value === "number" && !Number.isFinite(value) ? (Number.isNaN(value) ? "NaN" : value > 0 ? "Infinity" : "-Infinity") : value);
+  const said = (/** @type {string} */ _, /** @type {any} */ value) =>
+    typeof value === "number" && !Number.isFinite(value)
+      ? Number.isNaN(value)
+        ? "NaN"
+        : value > 0
+          ? "Infinity"
+          : "-Infinity"
+      : value;
   return JSON.stringify({ columns, rows }, said);
 }
 

@@ -41,7 +41,10 @@ export class LineFigure {
     this.drawn = this.lines.map((line) => drawn(line, halfLife, MAX_POINTS, span));
     const { low, high } = this.options.y ?? {};
     const ends = [low, high].filter((value) => value !== undefined);
-    const axis = axisOf(this.scale, [/** @type {number[]} */ (ends), ...this.drawn.flatMap(({ raw, min, max }) => [raw, min, max])]);
+    const axis = axisOf(this.scale, [
+      /** @type {number[]} */ (ends),
+      ...this.drawn.flatMap(({ raw, min, max }) => [raw, min, max]),
+    ]);
     this.range = rangeOf(span, this.drawn);
     const traces = tracesOf(this.lines, this.drawn, axis, colors);
     return { traces, layout: layoutOf(this, axis, colors, width, height, alone) };
@@ -49,7 +52,11 @@ export class LineFigure {
 
   /** The newest step that is drawn. */
   get newest() {
-    return this.drawn.reduce((/** @type {number | null} */ newest, { last }) => (last.length ? Math.max(newest ?? 0, last[last.length - 1]) : newest), null);
+    return this.drawn.reduce(
+      (/** @type {number | null} */ newest, { last }) =>
+        last.length ? Math.max(newest ?? 0, last[last.length - 1]) : newest,
+      null,
+    );
   }
 
   summary() {
@@ -77,8 +84,14 @@ function layoutOf(figure, axis, colors, width, height, alone) {
   const [from, to] = figure.range;
   const steps = steady(from, to, Math.max(2, Math.floor(width / 110))).filter(Number.isInteger);
   const ticks = axis.ticks(Math.max(3, Math.floor(height / 42)));
-  const common = { gridcolor: colors.line, linecolor: colors.line, zeroline: false, tickfont: { color: colors.quiet, size: 11 } };
-  const named = (/** @type {string | undefined} */ text) => (text ? { title: { text, standoff: 6, font: { size: 11, color: colors.quiet } } } : {});
+  const common = {
+    gridcolor: colors.line,
+    linecolor: colors.line,
+    zeroline: false,
+    tickfont: { color: colors.quiet, size: 11 },
+  };
+  const named = (/** @type {string | undefined} */ text) =>
+    text ? { title: { text, standoff: 6, font: { size: 11, color: colors.quiet } } } : {};
   const { title, y } = figure.options;
   return {
     width,
@@ -93,7 +106,21 @@ function layoutOf(figure, axis, colors, width, height, alone) {
     legend: { orientation: "h", y: -0.22, x: 0 },
     dragmode: "zoom",
     hovermode: false,
-    xaxis: { ...common, showgrid: false, range: [from, to], tickvals: steps, ticktext: steps.map((step) => count(step)), ...(alone ? named("step") : {}) },
-    yaxis: { ...common, range: axis.range, fixedrange: true, tickvals: ticks.map(({ at }) => at), ticktext: ticks.map(({ text }) => text), ...(alone ? named(y?.title) : {}) },
+    xaxis: {
+      ...common,
+      showgrid: false,
+      range: [from, to],
+      tickvals: steps,
+      ticktext: steps.map((step) => count(step)),
+      ...(alone ? named("step") : {}),
+    },
+    yaxis: {
+      ...common,
+      range: axis.range,
+      fixedrange: true,
+      tickvals: ticks.map(({ at }) => at),
+      ticktext: ticks.map(({ text }) => text),
+      ...(alone ? named(y?.title) : {}),
+    },
   };
 }

@@ -11,8 +11,25 @@ export class Menu {
   constructor(words, label, items) {
     made += 1;
     this.items = items;
-    this.button = h("button", { class: "button small", type: "button", "aria-haspopup": "menu", "aria-expanded": "false", "aria-label": `${words}: ${label}`, "aria-controls": `menu-${made}` }, words);
-    this.list = h("div", { class: "menu", id: `menu-${made}`, role: "menu", "aria-label": `${words}: ${label}`, hidden: true });
+    this.button = h(
+      "button",
+      {
+        class: "button small",
+        type: "button",
+        "aria-haspopup": "menu",
+        "aria-expanded": "false",
+        "aria-label": `${words}: ${label}`,
+        "aria-controls": `menu-${made}`,
+      },
+      words,
+    );
+    this.list = h("div", {
+      class: "menu",
+      id: `menu-${made}`,
+      role: "menu",
+      "aria-label": `${words}: ${label}`,
+      hidden: true,
+    });
     this.element = h("span", { class: "menu-place" }, this.button, this.list);
     this.button.addEventListener("click", () => (this.list.hidden ? this.open() : this.close()));
     this.element.addEventListener("keydown", (event) => this.#hear(event));
@@ -22,7 +39,11 @@ export class Menu {
   }
 
   open() {
-    this.list.replaceChildren(...this.items().map(({ words, action }) => h("button", { type: "button", role: "menuitem", tabindex: "-1", onclick: () => this.#choose(action) }, words)));
+    this.list.replaceChildren(
+      ...this.items().map(({ words, action }) =>
+        h("button", { type: "button", role: "menuitem", tabindex: "-1", onclick: () => this.#choose(action) }, words),
+      ),
+    );
     this.list.hidden = false;
     this.button.setAttribute("aria-expanded", "true");
     this.#entries[0]?.focus();
@@ -56,7 +77,12 @@ export class Menu {
     else {
       const entries = this.#entries;
       const at = entries.indexOf(/** @type {HTMLElement} */ (document.activeElement));
-      const next = { ArrowDown: (at + 1) % entries.length, ArrowUp: (at - 1 + entries.length) % entries.length, Home: 0, End: entries.length - 1 }[event.key];
+      const next = {
+        ArrowDown: (at + 1) % entries.length,
+        ArrowUp: (at - 1 + entries.length) % entries.length,
+        Home: 0,
+        End: entries.length - 1,
+      }[event.key];
       if (next === undefined) return;
       entries[next].focus();
     }

@@ -27,12 +27,22 @@ export class Panel {
     this.place = /** @type {HTMLElement} */ (found ?? h("div", { class: "plot" }));
     if (!found) element.append(this.place);
     this.summary = h("p", { class: "quiet-label", id: `summary-${made}` });
-    this.plot = h("div", { class: "plot-area", role: "img", "aria-label": options.title, "aria-describedby": `summary-${made}` });
+    this.plot = h("div", {
+      class: "plot-area",
+      role: "img",
+      "aria-label": options.title,
+      "aria-describedby": `summary-${made}`,
+    });
     this.line = h("div", { class: "plot-cursor", hidden: true });
     this.empty = h("p", { class: "empty", hidden: true });
     this.legend = h("ul", { class: "plot-legend" });
     this.at = h("li", { class: "quiet" });
-    this.place.replaceChildren(h("div", { class: "plot-frame" }, this.plot, this.line), this.empty, this.legend, this.summary);
+    this.place.replaceChildren(
+      h("div", { class: "plot-frame" }, this.plot, this.line),
+      this.empty,
+      this.legend,
+      this.summary,
+    );
     this.watcher = new ResizeObserver(([entry]) => this.#resize(entry.contentRect));
     this.watcher.observe(this.plot);
     this.#followPointer();
@@ -50,14 +60,21 @@ export class Panel {
   #followPointer() {
     const { plot, page } = this;
     let downAt = NaN;
-    plot.addEventListener("pointermove", (event) => page.cursor.move({ step: this.#stepAt(event.clientX) }, this), { capture: true });
+    plot.addEventListener("pointermove", (event) => page.cursor.move({ step: this.#stepAt(event.clientX) }, this), {
+      capture: true,
+    });
     plot.addEventListener("pointerleave", () => page.cursor.move({ step: null }, this));
     plot.addEventListener("pointerdown", (event) => (downAt = event.clientX), { capture: true });
     // Plotly covers the page while it drags: the end of a click may be heard elsewhere.
-    addEventListener("pointerup", this.#up = (event) => {
-      if (Math.abs(event.clientX - downAt) < CLICK_PX && event.button === 0) page.cursor.pin({ step: this.#stepAt(downAt) });
-      downAt = NaN;
-    }, { capture: true });
+    addEventListener(
+      "pointerup",
+      (this.#up = (event) => {
+        if (Math.abs(event.clientX - downAt) < CLICK_PX && event.button === 0)
+          page.cursor.pin({ step: this.#stepAt(downAt) });
+        downAt = NaN;
+      }),
+      { capture: true },
+    );
   }
 
   /** @type {(event: PointerEvent) => void} */
@@ -66,7 +83,8 @@ export class Panel {
   /** @param {number} clientX */
   #stepAt(clientX) {
     const [from, to] = this.range;
-    const share = (clientX - this.plot.getBoundingClientRect().left - MARGIN.l) / Math.max(1, this.width - MARGIN.l - MARGIN.r);
+    const share =
+      (clientX - this.plot.getBoundingClientRect().left - MARGIN.l) / Math.max(1, this.width - MARGIN.l - MARGIN.r);
     return Math.round(Math.min(to - 0.5, Math.max(from + 0.5, from + share * (to - from))));
   }
 
@@ -76,9 +94,11 @@ export class Panel {
     const { step: pointed = null } = this.page.cursor.point;
     const step = pointed ?? this.page.follow.step;
     const [from, to] = figure.range;
-    const shown = step !== null && step >= from && step <= to && (pointed !== null || this.page.state.get("step") !== "");
+    const shown =
+      step !== null && step >= from && step <= to && (pointed !== null || this.page.state.get("step") !== "");
     this.line.hidden = !shown;
-    if (shown) this.line.style.transform = `translateX(${MARGIN.l + ((step - from) / (to - from)) * (this.width - MARGIN.l - MARGIN.r)}px)`;
+    if (shown)
+      this.line.style.transform = `translateX(${MARGIN.l + ((step - from) / (to - from)) * (this.width - MARGIN.l - MARGIN.r)}px)`;
     this.#tell(figure, step);
   }
 
@@ -129,5 +149,12 @@ const MARKS = { nan: "\u2715", inf: "\u25b2", "-inf": "\u25bc" };
 /** The legend of what was not finite: the signs at the foot of the axis. @param {import("./lines.js").LineFigure} figure */
 function marksOf(figure) {
   const there = new Set(figure.drawn.flatMap(({ marks }) => marks.map(({ sign }) => sign)));
-  return [...there].map((sign) => h("li", { class: SIGNS[sign][1] }, h("span", { "aria-hidden": "true" }, MARKS[sign]), `${SIGNS[sign][2]} in this span`));
+  return [...there].map((sign) =>
+    h(
+      "li",
+      { class: SIGNS[sign][1] },
+      h("span", { "aria-hidden": "true" }, MARKS[sign]),
+      `${SIGNS[sign][2]} in this span`,
+    ),
+  );
 }

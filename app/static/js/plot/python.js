@@ -30,13 +30,23 @@ function literal(value) {
 function callOf({ path, query }) {
   const name = path === "series" && !("tap" in query) ? "many_series" : path;
   const { method, answer, bare, drop = [] } = CALLS[name];
-  const given = Object.entries(query).filter(([key, value]) => value !== null && value !== undefined && value !== "" && !drop.includes(key));
+  const given = Object.entries(query).filter(
+    ([key, value]) => value !== null && value !== undefined && value !== "" && !drop.includes(key),
+  );
   /** @type {[string, string[]][]} */
-  const lists = name.endsWith("series") ? [["tap", [query.tap ?? []].flat()], ["stat", String(query.stat ?? "").split(",")]] : [];
+  const lists = name.endsWith("series")
+    ? [
+        ["tap", [query.tap ?? []].flat()],
+        ["stat", String(query.stat ?? "").split(",")],
+      ]
+    : [];
   const loops = lists.filter(([, each]) => each.length > 1);
-  const value = (/** @type {string} */ key, /** @type {any} */ said) => (loops.some(([each]) => each === key) ? key : literal(Array.isArray(said) && said.length === 1 ? said[0] : said));
+  const value = (/** @type {string} */ key, /** @type {any} */ said) =>
+    loops.some(([each]) => each === key) ? key : literal(Array.isArray(said) && said.length === 1 ? said[0] : said);
   const first = given.filter(([key]) => bare.includes(key)).map(([key, said]) => value(key, said));
-  const named = given.filter(([key]) => !bare.includes(key)).map(([key, said]) => `${NAMES[key] ?? key}=${value(key, said)}`);
+  const named = given
+    .filter(([key]) => !bare.includes(key))
+    .map(([key, said]) => `${NAMES[key] ?? key}=${value(key, said)}`);
   const call = `client.${method}(${[...first, ...named].join(", ")})`;
   if (!loops.length) return `${answer} = ${call}`;
   const keys = loops.length > 1 ? "(tap, stat)" : loops[0][0];

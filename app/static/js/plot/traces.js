@@ -9,7 +9,11 @@ const BAND = 0.18;
 const ROUND = 0.02; // of the axis' length: the marks stand so far above its foot
 
 /** What stands for what is not finite: its symbol, its color's name, its words. @type {Record<string, [string, string, string]>} */
-export const SIGNS = { nan: ["x-thin", "nan", "NaN"], inf: ["triangle-up", "inf", "Infinity"], "-inf": ["triangle-down", "inf", "-Infinity"] };
+export const SIGNS = {
+  nan: ["x-thin", "nan", "NaN"],
+  inf: ["triangle-up", "inf", "Infinity"],
+  "-inf": ["triangle-down", "inf", "-Infinity"],
+};
 
 /** @param {string} color #rgb or #rrggbb @param {number} share */
 export function faint(color, share) {
@@ -44,7 +48,19 @@ function bandOf(line, points, axis, color) {
     for (let i = to - 1; i >= from; i -= 1) x.push(points.x[i]), y.push(axis.place(points.min[i]));
   }
   const only = line.mean ? {} : { name: line.name };
-  return { type: "scatter", mode: "lines", x, y, fill: "toself", fillcolor: faint(color, line.opacity ?? BAND), line: { width: 0 }, hoverinfo: "skip", showlegend: !line.mean, name: `${line.name}, min to max`, ...only };
+  return {
+    type: "scatter",
+    mode: "lines",
+    x,
+    y,
+    fill: "toself",
+    fillcolor: faint(color, line.opacity ?? BAND),
+    line: { width: 0 },
+    hoverinfo: "skip",
+    showlegend: !line.mean,
+    name: `${line.name}, min to max`,
+    ...only,
+  };
 }
 
 /** From where to where values are finite. @param {number[]} values @returns {[number, number][]} */
@@ -66,17 +82,41 @@ function strokesOf(line, points, axis, color) {
   const smooth = points.smooth.length > 0;
   const common = { type: "scatter", x: points.x, hoverinfo: "none", connectgaps: false };
   const dash = line.dashed ? "dash" : "solid";
-  const raw = { ...common, ...pen(points.raw, color, smooth ? 1 : 1.75, dash), y: placed(points.raw, axis), name: line.name, opacity: smooth ? RAW_BEHIND : 1, showlegend: !smooth };
+  const raw = {
+    ...common,
+    ...pen(points.raw, color, smooth ? 1 : 1.75, dash),
+    y: placed(points.raw, axis),
+    name: line.name,
+    opacity: smooth ? RAW_BEHIND : 1,
+    showlegend: !smooth,
+  };
   if (!smooth) return [raw];
-  return [raw, { ...common, ...pen(points.smooth, color, 1.75, dash), y: placed(points.smooth, axis), name: line.name, showlegend: true }];
+  return [
+    raw,
+    {
+      ...common,
+      ...pen(points.smooth, color, 1.75, dash),
+      y: placed(points.smooth, axis),
+      name: line.name,
+      showlegend: true,
+    },
+  ];
 }
 
 /** A line needs two points: one between holes is a dot. @param {number[]} values @param {string} color @param {number} width @param {string} dash */
 function pen(values, color, width, dash) {
-  const alone = new Set(stretches(values).filter(([from, to]) => to - from === 1).map(([from]) => from));
+  const alone = new Set(
+    stretches(values)
+      .filter(([from, to]) => to - from === 1)
+      .map(([from]) => from),
+  );
   const line = { color: color, width, dash, simplify: true };
   if (!alone.size) return { mode: "lines", line };
-  return { mode: "lines+markers", line, marker: { color: color, size: values.map((_, place) => (alone.has(place) ? 4 : 0)) } };
+  return {
+    mode: "lines+markers",
+    line,
+    marker: { color: color, size: values.map((_, place) => (alone.has(place) ? 4 : 0)) },
+  };
 }
 
 /** @param {number[]} values @param {import("./axis.js").Axis} axis */
@@ -88,9 +128,27 @@ function placed(values, axis) {
 function marksOf(drawn, axis, colors) {
   const foot = axis.range[0] + (axis.range[1] - axis.range[0]) * ROUND;
   return Object.entries(SIGNS).flatMap(([sign, [symbol, color, words]]) => {
-    const at = [...new Set(drawn.flatMap(({ marks }) => marks.filter((mark) => mark.sign === sign).map(({ x }) => x)))].sort((a, b) => a - b);
+    const at = [
+      ...new Set(drawn.flatMap(({ marks }) => marks.filter((mark) => mark.sign === sign).map(({ x }) => x))),
+    ].sort((a, b) => a - b);
     if (!at.length) return [];
-    const marker = { symbol, size: 7, color: colors[color], line: { color: colors[color], width: sign === "nan" ? 1.75 : 0 } };
-    return [{ type: "scatter", mode: "markers", x: at, y: at.map(() => foot), marker, name: words, hoverinfo: "none", cliponaxis: false }];
+    const marker = {
+      symbol,
+      size: 7,
+      color: colors[color],
+      line: { color: colors[color], width: sign === "nan" ? 1.75 : 0 },
+    };
+    return [
+      {
+        type: "scatter",
+        mode: "markers",
+        x: at,
+        y: at.map(() => foot),
+        marker,
+        name: words,
+        hoverinfo: "none",
+        cliponaxis: false,
+      },
+    ];
   });
 }

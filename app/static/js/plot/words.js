@@ -23,7 +23,9 @@ export function summaryOf(lines, drawn) {
 function lineWords(line, points) {
   const lows = (points.min.length ? points.min : points.raw).filter(Number.isFinite);
   const highs = (points.max.length ? points.max : points.raw).filter(Number.isFinite);
-  const bad = points.marks.length ? `, non-finite at ${count(points.marks.length)} of ${count(points.x.length)} points` : "";
+  const bad = points.marks.length
+    ? `, non-finite at ${count(points.marks.length)} of ${count(points.x.length)} points`
+    : "";
   if (!lows.length) return `${line.name}: no finite values${bad}.`;
   const now = line.mean ? `${number(points.raw.at(-1))} at the end, ` : "";
   return `${line.name}: ${now}from ${number(least(lows))} to ${number(-least(highs.map((value) => -value)))}${bad}.`;
@@ -46,7 +48,10 @@ export function tableOf(lines, drawn) {
     const own = columnsOf(line, points);
     points.first.forEach((first, i) => {
       const key = stepWords(first, points.last[i]);
-      const found = rows.get(key) ?? { at: first, row: [first === points.last[i] ? first : key, ...new Array(width - 1).fill(null)] };
+      const found = rows.get(key) ?? {
+        at: first,
+        row: [first === points.last[i] ? first : key, ...new Array(width - 1).fill(null)],
+      };
       own.forEach(([, values], column) => (found.row[offset + column] = values[i]));
       rows.set(key, found);
     });
@@ -81,7 +86,9 @@ export function nearest(points, step) {
 
 /** The steps of a point in words; nothing if there is no point. @param {Drawn} points @param {number} place */
 export function stepsAt(points, place) {
-  return place < 0 ? "" : `${points.first[place] === points.last[place] ? "step" : "steps"} ${stepWords(points.first[place], points.last[place])}`;
+  return place < 0
+    ? ""
+    : `${points.first[place] === points.last[place] ? "step" : "steps"} ${stepWords(points.first[place], points.last[place])}`;
 }
 
 /** What a line says at a point. @param {Line} line @param {Drawn} points @param {number} place */
@@ -89,7 +96,10 @@ export function valueWords(line, points, place) {
   if (place < 0) return "-";
   const value = line.mean ? (points.smooth.length ? points.smooth[place] : points.raw[place]) : NaN;
   const mark = points.marks.find(({ x }) => x === points.x[place]);
-  const band = line.mean && points.max[place] > points.min[place] ? ` (${number(points.min[place])} to ${number(points.max[place])})` : "";
+  const band =
+    line.mean && points.max[place] > points.min[place]
+      ? ` (${number(points.min[place])} to ${number(points.max[place])})`
+      : "";
   if (Number.isFinite(value)) return number(value) + band + (mark ? ", partly non-finite" : "");
   if (mark) return { nan: "NaN", inf: "Infinity", "-inf": "-Infinity" }[mark.sign];
   if (line.mean || !Number.isFinite(points.min[place])) return "-";

@@ -11,7 +11,9 @@ export async function edit(row, refresh) {
   row.dataset.editing = "";
   const path = `runs/${row.dataset.run}`;
   const name = /** @type {HTMLInputElement} */ (h("input", { "aria-label": "Name", maxlength: 1000, required: true }));
-  const notes = /** @type {HTMLTextAreaElement} */ (h("textarea", { "aria-label": "Notes", rows: 2, maxlength: 20000, placeholder: "Notes" }));
+  const notes = /** @type {HTMLTextAreaElement} */ (
+    h("textarea", { "aria-label": "Notes", rows: 2, maxlength: 20000, placeholder: "Notes" })
+  );
   const before = [...cell.childNodes];
   // Until the notes have come, or were typed over, they are the server's: what comes late must not undo what was typed.
   let known = false;
@@ -31,7 +33,12 @@ export async function edit(row, refresh) {
       toast(`Saving failed: ${/** @type {Error} */ (error).message}`, { kind: "error" });
     }
   };
-  const buttons = h("div", {}, h("button", { class: "button main" }, "Save"), h("button", { class: "button", type: "button", onclick: end }, "Cancel"));
+  const buttons = h(
+    "div",
+    {},
+    h("button", { class: "button main" }, "Save"),
+    h("button", { class: "button", type: "button", onclick: end }, "Cancel"),
+  );
   const form = h("form", { class: "edit", onsubmit: save }, name, notes, buttons);
   form.addEventListener("keydown", (event) => {
     if (event.key === "Escape") end();

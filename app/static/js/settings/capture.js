@@ -12,7 +12,9 @@ export function startCapture(page) {
   if (!form) return;
   const choice = byId("run");
   byId("run-show").hidden = true;
-  choice.addEventListener("change", () => location.assign(new URL(`settings?run=${encodeURIComponent(choice.value)}`, document.baseURI)));
+  choice.addEventListener("change", () =>
+    location.assign(new URL(`settings?run=${encodeURIComponent(choice.value)}`, document.baseURI)),
+  );
   if (!document.getElementById("capture-save")) return;
   const told = byId("capture-told");
   const pause = byId("capture-pause");
@@ -63,5 +65,11 @@ async function obeyed(run, number) {
 function read(form) {
   const data = new FormData(form);
   const text = (/** @type {string} */ name) => String(data.get(name) ?? "");
-  return { every: text("every"), budget: text("budget"), kinds: data.getAll("kinds").map(String), include: text("include"), exclude: text("exclude") };
+  return {
+    every: text("every"),
+    budget: text("budget"),
+    kinds: data.getAll("kinds").map(String),
+    include: text("include"),
+    exclude: text("exclude"),
+  };
 }

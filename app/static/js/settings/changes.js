@@ -5,7 +5,10 @@
 
 /** @param {string} text a pattern a line */
 function patterns(text) {
-  return text.split("\n").map((line) => line.trim()).filter(Boolean);
+  return text
+    .split("\n")
+    .map((line) => line.trim())
+    .filter(Boolean);
 }
 
 /** Each setting as the interface takes it. @param {Wanted} wanted @returns {Record<string, any>} */
@@ -23,5 +26,7 @@ function asAsked({ every, budget, kinds, include, exclude }) {
 /** The settings that are to be others than before. @param {Wanted} before @param {Wanted} wanted @returns {Record<string, any>} */
 export function changesOf(before, wanted) {
   const [old, now] = [asAsked(before), asAsked(wanted)];
-  return Object.fromEntries(Object.entries(now).filter(([name, value]) => JSON.stringify(value) !== JSON.stringify(old[name])));
+  return Object.fromEntries(
+    Object.entries(now).filter(([name, value]) => JSON.stringify(value) !== JSON.stringify(old[name])),
+  );
 }

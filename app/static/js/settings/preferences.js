@@ -5,13 +5,22 @@ import { PREFERENCES, prefs } from "../prefs.js";
 import { setTheme, theme } from "../theme.js";
 import { toast } from "../toast.js";
 
-const THEME = { words: "Theme", help: "Light, dark, or the same as your system.", choices: [["system", "system"], ["light", "light"], ["dark", "dark"]] };
+const THEME = {
+  words: "Theme",
+  help: "Light, dark, or the same as your system.",
+  choices: [
+    ["system", "system"],
+    ["light", "light"],
+    ["dark", "dark"],
+  ],
+};
 
 export function startPreferences() {
   const form = byId("prefs");
   const changeTheme = (/** @type {string} */ value) => setTheme(value);
   const fields = [field("theme", THEME, theme(), changeTheme)];
-  for (const [name, preference] of Object.entries(PREFERENCES)) fields.push(field(name, preference, prefs.get(name), (value) => prefs.set(name, value)));
+  for (const [name, preference] of Object.entries(PREFERENCES))
+    fields.push(field(name, preference, prefs.get(name), (value) => prefs.set(name, value)));
   form.replaceChildren(...fields);
   form.addEventListener("submit", (/** @type {Event} */ event) => event.preventDefault());
   prefs.on("change", (name) => (byId(`pref-${name}`).value = prefs.get(name)));
@@ -26,8 +35,18 @@ export function startPreferences() {
 function field(name, about, chosen, change) {
   const options = about.choices.map(([value, words]) => h("option", { value, selected: value === chosen }, words));
   const id = `pref-${name}`;
-  const select = h("select", { id, "aria-describedby": `${id}-help`, onchange: (/** @type {any} */ event) => change(event.target.value) }, ...options);
-  return h("div", { class: "field" }, h("label", { for: id }, about.words), select, h("p", { class: "quiet small", id: `${id}-help` }, about.help));
+  const select = h(
+    "select",
+    { id, "aria-describedby": `${id}-help`, onchange: (/** @type {any} */ event) => change(event.target.value) },
+    ...options,
+  );
+  return h(
+    "div",
+    { class: "field" },
+    h("label", { for: id }, about.words),
+    select,
+    h("p", { class: "quiet small", id: `${id}-help` }, about.help),
+  );
 }
 
 function reset() {

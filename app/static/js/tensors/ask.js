@@ -56,18 +56,33 @@ export class Asking {
   #allow(state) {
     const may = this.page.mayChange && state === "live";
     for (const id of ["ask-button", "ask-attention"]) byId(id).disabled = !may;
-    if (state !== "live") byId("ask-words").textContent = state === "lost" ? "The trainer does not answer, so no tensor can be captured." : "The training has ended, so no more tensors can be captured.";
-    else if (may) byId("ask-words").textContent = "The trainer copies the tensor in its next step. The training does not wait.";
+    if (state !== "live")
+      byId("ask-words").textContent =
+        state === "lost"
+          ? "The trainer does not answer, so no tensor can be captured."
+          : "The training has ended, so no more tensors can be captured.";
+    else if (may)
+      byId("ask-words").textContent = "The trainer copies the tensor in its next step. The training does not wait.";
   }
 
   /** The tensor that the form names. */
   async one() {
     if (byId("ask-button").disabled) return;
     const { state } = this.page;
-    const body = { module: state.get("module"), kind: state.get("kind"), index: state.get("index"), phase: state.get("phase"), call: Number(state.get("call")) || 0 };
+    const body = {
+      module: state.get("module"),
+      kind: state.get("kind"),
+      index: state.get("index"),
+      phase: state.get("phase"),
+      call: Number(state.get("call")) || 0,
+    };
     await this.#try(async () => {
       const said = await send("POST", "snapshots", body, { run: this.page.run });
-      this.#add([said.number], `${body.module || "the model"} ${body.kind}${body.index ? ` [${body.index}]` : ""}`, body.module);
+      this.#add(
+        [said.number],
+        `${body.module || "the model"} ${body.kind}${body.index ? ` [${body.index}]` : ""}`,
+        body.module,
+      );
     });
   }
 
@@ -76,7 +91,11 @@ export class Asking {
     await this.#try(async () => {
       const said = await send("POST", "attention-rollout", undefined, { run: this.page.run });
       const numbers = said.asked.map((/** @type {any} */ each) => each.number);
-      this.#add(numbers, numbers.length === 1 ? "1 possible attention map" : `${numbers.length} possible attention maps`, null);
+      this.#add(
+        numbers,
+        numbers.length === 1 ? "1 possible attention map" : `${numbers.length} possible attention maps`,
+        null,
+      );
       if (said.left_out) toast(`${said.left_out} more do not fit in one request`);
     });
   }
@@ -107,9 +126,22 @@ export class Asking {
   async #poll() {
     try {
       const run = this.page.run;
-      const [settings, snapshots, missed] = await Promise.all([get("settings", { run }), this.look(), get("events", { run, name: "snapshot-missed", limit: 50 })]);
-      const known = { kept: new Set(snapshots.map((each) => each.number)), waiting: new Set(settings.waiting.map((/** @type {any} */ each) => each.number)), state: settings.state };
-      for (const request of [...this.#open]) this.#tell(request, request.numbers.map((number) => fateOf(number, known)), missed.events);
+      const [settings, snapshots, missed] = await Promise.all([
+        get("settings", { run }),
+        this.look(),
+        get("events", { run, name: "snapshot-missed", limit: 50 }),
+      ]);
+      const known = {
+        kept: new Set(snapshots.map((each) => each.number)),
+        waiting: new Set(settings.waiting.map((/** @type {any} */ each) => each.number)),
+        state: settings.state,
+      };
+      for (const request of [...this.#open])
+        this.#tell(
+          request,
+          request.numbers.map((number) => fateOf(number, known)),
+          missed.events,
+        );
     } catch {
       // The page says already that the server does not answer; the requests stay.
     }
@@ -118,11 +150,19 @@ export class Asking {
 
   /** @param {Request} request @param {Fate[]} fates @param {any[]} missed events, oldest first */
   #tell(request, fates, missed) {
-    const why = missed.findLast((event) => event.time_s > request.since - CLOCKS_S && (request.numbers.length > 1 || event.module === request.module));
+    const why = missed.findLast(
+      (event) =>
+        event.time_s > request.since - CLOCKS_S && (request.numbers.length > 1 || event.module === request.module),
+    );
     const came = fates.filter((fate) => fate === "came").length;
     const fate = fateOfAll(fates);
     const over = fate === "came" || fate === "gone" || (why && fate === "waiting");
-    request.words.textContent = over && fate !== "came" ? (why?.message ?? WORDS.gone[0]) : fates.length > 1 ? `${came} of ${fates.length} captured` : WORDS[fate][0];
+    request.words.textContent =
+      over && fate !== "came"
+        ? (why?.message ?? WORDS.gone[0])
+        : fates.length > 1
+          ? `${came} of ${fates.length} captured`
+          : WORDS[fate][0];
     request.words.title = WORDS[fate][1];
     request.line.className = over && fate !== "came" ? "gone" : fate;
     if (!over) return;

@@ -18,7 +18,14 @@ export function layoutOf(width, most, tiles, rows, columns) {
     const fitted = Math.min(tileWidth, Math.floor(most / aspect));
     const tileHeight = Math.max(4, Math.round(fitted * aspect));
     const lines = Math.ceil(tiles / across);
-    chosen = { across, tileWidth: Math.max(4, fitted), tileHeight, gap, width, height: lines * tileHeight + (lines - 1) * gap };
+    chosen = {
+      across,
+      tileWidth: Math.max(4, fitted),
+      tileHeight,
+      gap,
+      width,
+      height: lines * tileHeight + (lines - 1) * gap,
+    };
     if (chosen.height <= most) break;
   }
   return /** @type {Layout} */ (chosen ?? { across: 1, tileWidth: width, tileHeight: 4, gap, width, height: 4 });
@@ -31,11 +38,17 @@ export function cornerOf({ across, tileWidth, tileHeight, gap }, tile) {
 
 /** The cell at a point; null between tiles. @param {Layout} layout @param {number} x @param {number} y @param {[number, number, number]} shape tiles, rows, columns */
 export function cellAt(layout, x, y, [tiles, rows, columns]) {
-  const [at, line] = [Math.floor(x / (layout.tileWidth + layout.gap)), Math.floor(y / (layout.tileHeight + layout.gap))];
+  const [at, line] = [
+    Math.floor(x / (layout.tileWidth + layout.gap)),
+    Math.floor(y / (layout.tileHeight + layout.gap)),
+  ];
   const tile = line * layout.across + at;
   if (x < 0 || y < 0 || at >= layout.across || tile >= tiles) return null;
   const [left, top] = cornerOf(layout, tile);
-  const [column, row] = [Math.floor(((x - left) / layout.tileWidth) * columns), Math.floor(((y - top) / layout.tileHeight) * rows)];
+  const [column, row] = [
+    Math.floor(((x - left) / layout.tileWidth) * columns),
+    Math.floor(((y - top) / layout.tileHeight) * rows),
+  ];
   return row < rows && column < columns ? { tile, row, column } : null;
 }
 
@@ -56,7 +69,9 @@ export function rangeOf(values, whole = false) {
   }
   if (least > most) return { low: 0, high: 1, signed: false, clipped: [false, false] };
   const signed = least < 0;
-  const sorted = Float64Array.from(found.length ? found : [least, most], (value) => (signed ? Math.abs(value) : value)).sort();
+  const sorted = Float64Array.from(found.length ? found : [least, most], (value) =>
+    signed ? Math.abs(value) : value,
+  ).sort();
   const at = (/** @type {number} */ share) => sorted[Math.round(share * (sorted.length - 1))];
   const edge = Math.max(-least, most);
   if (signed) {
@@ -65,7 +80,9 @@ export function rangeOf(values, whole = false) {
   }
   const [low, high] = whole ? [least, most] : [at(CLIPPED), at(1 - CLIPPED)];
   if (high > low) return { low, high, signed, clipped: [low > least, high < most] };
-  return most > least ? { low: least, high: most, signed, clipped: [false, false] } : { low: Math.min(0, least), high: most || 1, signed, clipped: [false, false] };
+  return most > least
+    ? { low: least, high: most, signed, clipped: [false, false] }
+    : { low: Math.min(0, least), high: most || 1, signed, clipped: [false, false] };
 }
 
 /** Whether all above the diagonal of every tile is zero, and not all else: a mask that lets no position see later ones.

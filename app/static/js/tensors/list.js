@@ -30,7 +30,10 @@ export function showList(page, snapshots, finder, chosen) {
   const lines = fits.slice(0, MAX).map((each) => lineOf(page, each, chosen));
   byId("kept").replaceChildren(...lines);
   const noun = snapshots.length === 1 ? "snapshot" : "snapshots";
-  byId("kept-total").textContent = fits.length === snapshots.length ? `${count(fits.length)} ${noun}` : `${count(fits.length)} of ${count(snapshots.length)} ${noun}`;
+  byId("kept-total").textContent =
+    fits.length === snapshots.length
+      ? `${count(fits.length)} ${noun}`
+      : `${count(fits.length)} of ${count(snapshots.length)} ${noun}`;
   const empty = byId("kept-empty");
   empty.hidden = fits.length > 0;
   if (snapshots.length) empty.textContent = "No snapshot matches the filter."; // otherwise the server's sentence stands
@@ -42,18 +45,42 @@ function lineOf(page, each, chosen) {
   const number = String(each.number);
   const current = each === chosen;
   const besides = number === state.get("beside");
-  const link = h("a", { href: page.address("tensors", { snapshot: number }) }, h("strong", {}, each.tap.label), h("span", { class: "quiet small" }, aboutOf(each)));
+  const link = h(
+    "a",
+    { href: page.address("tensors", { snapshot: number }) },
+    h("strong", {}, each.tap.label),
+    h("span", { class: "quiet small" }, aboutOf(each)),
+  );
   link.addEventListener("click", (event) => {
     if (event.ctrlKey || event.metaKey || event.shiftKey) return;
     event.preventDefault();
-    state.set({ snapshot: number, beside: "", ...(same(chosen, each) ? {} : { view: "", at: "", part: "", after: "" }) }, { push: true });
+    state.set(
+      { snapshot: number, beside: "", ...(same(chosen, each) ? {} : { view: "", at: "", part: "", after: "" }) },
+      { push: true },
+    );
   });
   const alike = chosen && !current && same(chosen, each);
-  const beside = alike && h("button", { class: "button toggle", type: "button", "aria-pressed": String(besides), "aria-label": `Compare: ${each.tap.label}, step ${each.step}`, onclick: () => state.set({ beside: besides ? "" : number }) }, "Compare");
+  const beside =
+    alike &&
+    h(
+      "button",
+      {
+        class: "button toggle",
+        type: "button",
+        "aria-pressed": String(besides),
+        "aria-label": `Compare: ${each.tap.label}, step ${each.step}`,
+        onclick: () => state.set({ beside: besides ? "" : number }),
+      },
+      "Compare",
+    );
   return h("li", { "aria-current": current ? "true" : null }, link, beside || null);
 }
 
 /** Whether one look fits both. @param {any} one @param {any} two */
 function same(one, two) {
-  return one && one.kept_shape.length === two.kept_shape.length && one.kept_shape.slice(-2).join() === two.kept_shape.slice(-2).join();
+  return (
+    one &&
+    one.kept_shape.length === two.kept_shape.length &&
+    one.kept_shape.slice(-2).join() === two.kept_shape.slice(-2).join()
+  );
 }

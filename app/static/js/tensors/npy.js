@@ -9,7 +9,10 @@ export function readNpy(buffer) {
   const [length, start] = bytes[6] === 1 ? [view.getUint16(8, true), 10] : [view.getUint32(8, true), 12];
   const header = new TextDecoder("latin1").decode(bytes.subarray(start, start + length));
   const type = /'descr': '([^']+)'/.exec(header)?.[1];
-  const shape = (/'shape': \(([^)]*)\)/.exec(header)?.[1] ?? "").split(",").filter((part) => part.trim()).map(Number);
+  const shape = (/'shape': \(([^)]*)\)/.exec(header)?.[1] ?? "")
+    .split(",")
+    .filter((part) => part.trim())
+    .map(Number);
   const body = buffer.slice(start + length);
   if (type === "<f4") return { shape, values: new Float32Array(body) };
   if (type === "<f8") return { shape, values: new Float64Array(body) };

@@ -20,16 +20,49 @@ export function viewsOf(shape, label = "") {
   if (!many) return [{ name: "trace", words: "value", pickers: [], draws: "trace" }];
   const weight = isWeight(label);
   const first = weight ? "output channel" : "sample";
-  const pick = (/** @type {number} */ count, /** @type {string[]} */ words) => shape.slice(0, count).map((size, axis) => ({ axis, size, words: words[axis] ?? `dimension ${axis}` }));
+  const pick = (/** @type {number} */ count, /** @type {string[]} */ words) =>
+    shape.slice(0, count).map((size, axis) => ({ axis, size, words: words[axis] ?? `dimension ${axis}` }));
   /** @type {Record<string, () => View>} */
   const views = {
-    tiles: () => ({ name: "tiles", words: wordsOf(shape, label), pickers: many > 3 ? pick(many - 3, [first]) : [], draws: "tiles" }),
+    tiles: () => ({
+      name: "tiles",
+      words: wordsOf(shape, label),
+      pickers: many > 3 ? pick(many - 3, [first]) : [],
+      draws: "tiles",
+    }),
     every: () => ({ name: "every", words: weight ? "all filters" : "all samples", pickers: [], draws: "tiles" }),
-    matrix: () => ({ name: "matrix", words: many === 3 && !isAttention(shape, label) ? "sequence: positions by channels" : "matrix", pickers: pick(many - 2, [first, weight ? "input channel" : many > 3 ? "channel" : "row"]), draws: "tiles" }),
-    trace: () => ({ name: "trace", words: "line along the last dimension", pickers: pick(many - 1, [first, "row", "row"]), draws: "trace" }),
-    channel: () => ({ name: "channel", words: "line of one channel", pickers: [{ axis: 0, words: first, size: shape[0] }, { axis: 2, words: "channel", size: shape[2] }], draws: "trace" }),
+    matrix: () => ({
+      name: "matrix",
+      words: many === 3 && !isAttention(shape, label) ? "sequence: positions by channels" : "matrix",
+      pickers: pick(many - 2, [first, weight ? "input channel" : many > 3 ? "channel" : "row"]),
+      draws: "tiles",
+    }),
+    trace: () => ({
+      name: "trace",
+      words: "line along the last dimension",
+      pickers: pick(many - 1, [first, "row", "row"]),
+      draws: "trace",
+    }),
+    channel: () => ({
+      name: "channel",
+      words: "line of one channel",
+      pickers: [
+        { axis: 0, words: first, size: shape[0] },
+        { axis: 2, words: "channel", size: shape[2] },
+      ],
+      draws: "trace",
+    }),
   };
-  const order = many === 1 ? ["trace"] : many === 2 ? ["matrix", "trace"] : many === 3 ? (isAttention(shape, label) || weight ? ["tiles", "matrix", "trace"] : ["matrix", "channel", "tiles", "trace"]) : ["tiles", "every", "matrix", "trace"];
+  const order =
+    many === 1
+      ? ["trace"]
+      : many === 2
+        ? ["matrix", "trace"]
+        : many === 3
+          ? isAttention(shape, label) || weight
+            ? ["tiles", "matrix", "trace"]
+            : ["matrix", "channel", "tiles", "trace"]
+          : ["tiles", "every", "matrix", "trace"];
   return order.map((name) => views[name]());
 }
 
@@ -44,7 +77,8 @@ function wordsOf(shape, label) {
  * @param {number[]} shape @param {View} view @param {number[]} picks @param {{rows: [number, number], columns: [number, number]} | null} [part] */
 export function sliceOf(shape, view, picks, part = null) {
   const pieces = shape.map(() => ":");
-  for (const [place, { axis, size }] of view.pickers.entries()) pieces[axis] = String(Math.max(0, Math.min(size - 1, picks[place] || 0)));
+  for (const [place, { axis, size }] of view.pickers.entries())
+    pieces[axis] = String(Math.max(0, Math.min(size - 1, picks[place] || 0)));
   if (part && shape.length >= 2 && view.draws === "tiles") {
     pieces[shape.length - 2] = part.rows.join(":");
     pieces[shape.length - 1] = part.columns.join(":");
@@ -62,12 +96,21 @@ export function indicesOf(shape, view, picks, cell, factors, part = null) {
   for (const [axis, pick] of fixed) found[axis] = String(pick);
   const free = shape.map((_, axis) => axis).filter((axis) => !fixed.has(axis));
   const inside = free.slice(-2);
-  const range = (/** @type {number} */ at, /** @type {number} */ factor, /** @type {[number, number]} */ [from, to]) => {
+  const range = (
+    /** @type {number} */ at,
+    /** @type {number} */ factor,
+    /** @type {[number, number]} */ [from, to],
+  ) => {
     const [low, high] = [from + at * factor, Math.min(to, from + (at + 1) * factor)];
     return high - low > 1 ? `${low}\u2013${high - 1}` : String(low);
   };
   if (inside.length > 1) found[inside[0]] = range(cell.row, factors[0], part?.rows ?? [0, shape[inside[0]]]);
-  if (inside.length) found[inside[inside.length - 1]] = range(cell.column, factors[1], part?.columns ?? [0, shape[inside[inside.length - 1]]]);
+  if (inside.length)
+    found[inside[inside.length - 1]] = range(
+      cell.column,
+      factors[1],
+      part?.columns ?? [0, shape[inside[inside.length - 1]]],
+    );
   let rest = cell.tile;
   for (const axis of free.slice(0, -2).reverse()) {
     found[axis] = String(rest % shape[axis]);

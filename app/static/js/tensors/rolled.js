@@ -37,7 +37,11 @@ export class Rolled {
     this.page = page;
     const { state } = page;
     this.figure = byId("rollout");
-    this.matrix = new Tiles(page, byId("rollout-matrix"), { title: "Attention rollout", height: 420, onPoint: (cell) => this.#say(cell) });
+    this.matrix = new Tiles(page, byId("rollout-matrix"), {
+      title: "Attention rollout",
+      height: 420,
+      onPoint: (cell) => this.#say(cell),
+    });
     this.card = new Card(page, this.figure, {
       title: "Attention rollout",
       table: () => this.table(),
@@ -46,7 +50,9 @@ export class Rolled {
     });
     for (const name of TRIFLES) state.on(name, () => this.look());
     for (const name of ["position", "image"]) state.on(name, () => this.#showRow());
-    byId("rollout-step").addEventListener("change", (/** @type {any} */ event) => state.set({ rollout: event.target.value }));
+    byId("rollout-step").addEventListener("change", (/** @type {any} */ event) =>
+      state.set({ rollout: event.target.value }),
+    );
     this.matrix.canvas.addEventListener("click", (event) => {
       const cell = this.matrix.cellOf(event);
       if (cell) state.set({ position: String(cell.row) });
@@ -55,7 +61,14 @@ export class Rolled {
 
   get query() {
     const { state } = this.page;
-    return { run: this.page.run, step: state.get("attention-rollout"), sample: state.get("sample"), fuse: state.get("fuse"), discard: state.get("discard"), gradient: state.get("gradient") === "1" };
+    return {
+      run: this.page.run,
+      step: state.get("attention-rollout"),
+      sample: state.get("sample"),
+      fuse: state.get("fuse"),
+      discard: state.get("discard"),
+      gradient: state.get("gradient") === "1",
+    };
   }
 
   /** Asks for it; where no maps are kept there is nothing to see. */
@@ -78,11 +91,16 @@ export class Rolled {
   #show() {
     const { layers, matrix, step, steps, sample, samples } = this.said;
     const size = matrix.length;
-    byId("rollout-step").replaceChildren(...[...steps].reverse().map((/** @type {number} */ each) => h("option", { value: each, selected: each === step }, count(each))));
+    byId("rollout-step").replaceChildren(
+      ...[...steps]
+        .reverse()
+        .map((/** @type {number} */ each) => h("option", { value: each, selected: each === step }, count(each))),
+    );
     const heads = layers.reduce((/** @type {number} */ sum, /** @type {any} */ layer) => sum + layer.heads, 0);
     const differ = layers.every((/** @type {any} */ layer) => layer.gradient !== null);
     byId("gradient-row").hidden = !differ && this.page.state.get("gradient") !== "1";
-    byId("rollout-about").textContent = `${layers.length} ${layers.length === 1 ? "layer" : "layers"} (${namesOf(layers)}), ${heads} heads, ${size} positions, sample ${sample} of ${samples}. Each row shows what a position of the last layer attends to before the first; rows sum to 1. Discard drops the smallest weights of each row, but never those of the first position.${differ ? "" : " Gradient weighting isn\u2019t available: no gradient reaches these weights."}`;
+    byId("rollout-about").textContent =
+      `${layers.length} ${layers.length === 1 ? "layer" : "layers"} (${namesOf(layers)}), ${heads} heads, ${size} positions, sample ${sample} of ${samples}. Each row shows what a position of the last layer attends to before the first; rows sum to 1. Discard drops the smallest weights of each row, but never those of the first position.${differ ? "" : " Gradient weighting isn\u2019t available: no gradient reaches these weights."}`;
     this.matrix.show({ values: Float32Array.from(matrix.flat()), shape: [1, size, size], shared: true });
     showScale(byId("rollout-scale"), this.matrix);
     this.#showRow();
@@ -100,27 +118,50 @@ export class Rolled {
     if (fits) byId("image-words").textContent = `show as a ${fits.side} \u00d7 ${fits.side} image`;
     this.row?.close();
     const element = byId("rollout-row");
-    element.replaceChildren(h("p", { class: "quiet small" }, `What position ${place} attends to${square ? ` (as a ${square.side} \u00d7 ${square.side} image)` : ""}. Click a row of the matrix to choose another position.`));
+    element.replaceChildren(
+      h(
+        "p",
+        { class: "quiet small" },
+        `What position ${place} attends to${square ? ` (as a ${square.side} \u00d7 ${square.side} image)` : ""}. Click a row of the matrix to choose another position.`,
+      ),
+    );
     const title = `What position ${place} attends to`;
     if (square) {
-      this.row = new Tiles(this.page, element, { title, height: 380, onPoint: (cell) => this.#say(cell && { row: place, column: cell.row * square.side + cell.column + square.from }) });
-      this.row.show({ values: Float32Array.from(matrix[place].slice(square.from)), shape: [1, square.side, square.side], shared: true });
+      this.row = new Tiles(this.page, element, {
+        title,
+        height: 380,
+        onPoint: (cell) =>
+          this.#say(cell && { row: place, column: cell.row * square.side + cell.column + square.from }),
+      });
+      this.row.show({
+        values: Float32Array.from(matrix[place].slice(square.from)),
+        shape: [1, square.side, square.side],
+        shared: true,
+      });
     } else {
-      this.row = new Trace(this.page, element, { title, onPoint: (at) => this.#say(at < 0 ? null : { row: place, column: at }) });
+      this.row = new Trace(this.page, element, {
+        title,
+        onPoint: (at) => this.#say(at < 0 ? null : { row: place, column: at }),
+      });
       this.row.show(matrix[place], matrix[place]);
     }
   }
 
   /** @param {{row: number, column: number} | null} cell */
   #say(cell) {
-    const words = cell ? `position ${cell.row} \u2192 ${cell.column}: ${number(this.said?.matrix[cell.row]?.[cell.column])}` : "\u00a0";
+    const words = cell
+      ? `position ${cell.row} \u2192 ${cell.column}: ${number(this.said?.matrix[cell.row]?.[cell.column])}`
+      : "\u00a0";
     byId("rollout-words").textContent = words;
     if (cell && this.figure.contains(document.activeElement)) this.page.announce(words);
   }
 
   table() {
     const matrix = this.said?.matrix ?? [];
-    return { columns: ["position", ...matrix.map((/** @type {any} */ _, /** @type {number} */ place) => String(place))], rows: matrix.map((/** @type {number[]} */ row, /** @type {number} */ place) => [place, ...row]).reverse() };
+    return {
+      columns: ["position", ...matrix.map((/** @type {any} */ _, /** @type {number} */ place) => String(place))],
+      rows: matrix.map((/** @type {number[]} */ row, /** @type {number} */ place) => [place, ...row]).reverse(),
+    };
   }
 
   /** @returns {Promise<Blob>} */

@@ -50,17 +50,31 @@ export class Side {
     const asked = { run, slice: this.slice, after: look.after, limit: TILES };
     const path = `snapshots/${this.entry.number}`;
     const trace = look.view.draws === "trace";
-    const tiles = Math.max(1, Math.min(TILES, shape.slice(look.view.pickers.length, -2).reduce((/** @type {number} */ a, /** @type {number} */ b) => a * b, 1)));
+    const tiles = Math.max(
+      1,
+      Math.min(
+        TILES,
+        shape
+          .slice(look.view.pickers.length, -2)
+          .reduce((/** @type {number} */ a, /** @type {number} */ b) => a * b, 1),
+      ),
+    );
     const most = Math.min(MAX_CELLS, Math.floor(Math.sqrt(MAX_VALUES / tiles)));
     const [said, low, high] = await Promise.all([
       get(`${path}/statistics`, { run, slice: this.slice }, signal),
-      trace ? tilesOf(path, { ...asked, columns: TRACE, pool: "min" }, signal) : tilesOf(path, { ...asked, rows: most, columns: most, pool: look.pool }, signal),
+      trace
+        ? tilesOf(path, { ...asked, columns: TRACE, pool: "min" }, signal)
+        : tilesOf(path, { ...asked, rows: most, columns: most, pool: look.pool }, signal),
       trace ? tilesOf(path, { ...asked, columns: TRACE, pool: "max" }, signal) : null,
     ]);
-    this.statistics = Object.fromEntries(Object.entries(said.statistics).map(([name, value]) => [name, numberOf(value)]));
+    this.statistics = Object.fromEntries(
+      Object.entries(said.statistics).map(([name, value]) => [name, numberOf(value)]),
+    );
     const inside = said.shape.slice(-2);
     const whole = [...Array(2 - inside.length).fill(1), ...inside];
-    const factors = /** @type {[number, number]} */ ([0, 1].map((at) => Math.max(1, Math.ceil(whole[at] / (trace && at ? TRACE : most)))));
+    const factors = /** @type {[number, number]} */ (
+      [0, 1].map((at) => Math.max(1, Math.ceil(whole[at] / (trace && at ? TRACE : most))))
+    );
     this.total = said.shape.slice(0, -2).reduce((/** @type {number} */ a, /** @type {number} */ b) => a * b, 1);
     this.data = { values: low.values, shape: /** @type {any} */ (low.shape), factors };
     this.high = high?.values ?? null;
@@ -71,15 +85,26 @@ export class Side {
     const { look, data } = this;
     if (!look || !data) return;
     const trace = look.view.draws === "trace";
-    if (!this.picture || (this.picture instanceof Trace) !== trace) {
+    if (!this.picture || this.picture instanceof Trace !== trace) {
       this.picture?.close();
       const title = `${this.entry.tap.label}, step ${this.entry.step}`;
       this.picture = trace
-        ? new Trace(this.page, this.plot, { title, onPoint: (place) => this.#say(place < 0 ? null : { tile: 0, row: 0, column: place }) })
+        ? new Trace(this.page, this.plot, {
+            title,
+            onPoint: (place) => this.#say(place < 0 ? null : { tile: 0, row: 0, column: place }),
+          })
         : new Tiles(this.page, this.plot, { title, onPoint: (cell) => this.#say(cell) });
     }
-    if (this.picture instanceof Trace) this.picture.show(data.values, this.high ?? data.values, data.factors[1], this.statistics.count);
-    else this.picture.show({ values: data.values, shape: data.shape, shared: look.scale === "shared", whole: look.ends === "all", range: look.scale === "shared" ? range : undefined });
+    if (this.picture instanceof Trace)
+      this.picture.show(data.values, this.high ?? data.values, data.factors[1], this.statistics.count);
+    else
+      this.picture.show({
+        values: data.values,
+        shape: data.shape,
+        shared: look.scale === "shared",
+        whole: look.ends === "all",
+        range: look.scale === "shared" ? range : undefined,
+      });
     showScale(this.bar, this.picture instanceof Tiles ? this.picture : null);
     this.#facts();
     this.#files();
@@ -92,8 +117,18 @@ export class Side {
     const place = (cell.tile * data.shape[1] + cell.row) * data.shape[2] + cell.column;
     const value = data.values[place];
     const squeezed = data.factors[0] * data.factors[1] > 1;
-    const indices = indicesOf(this.entry.kept_shape, look.view, look.picks, { ...cell, tile: cell.tile + look.after }, data.factors, look.part);
-    const told = look.view.draws === "trace" && squeezed ? `${number(value)} to ${number(this.high?.[place] ?? value)}` : number(value);
+    const indices = indicesOf(
+      this.entry.kept_shape,
+      look.view,
+      look.picks,
+      { ...cell, tile: cell.tile + look.after },
+      data.factors,
+      look.part,
+    );
+    const told =
+      look.view.draws === "trace" && squeezed
+        ? `${number(value)} to ${number(this.high?.[place] ?? value)}`
+        : number(value);
     const words = `[${indices.join(", ")}]  ${told}${squeezed && look.view.draws !== "trace" ? `  (the ${look.pool === "max" ? "largest" : look.pool === "min" ? "least" : look.pool} of ${data.factors.join(" \u00d7 ")})` : ""}`;
     this.words.textContent = words;
     if (document.activeElement === this.picture?.canvas) this.page.announce(words);
@@ -103,14 +138,37 @@ export class Side {
     const { count: all, nan, inf, zero, ...others } = this.statistics;
     const counts = { values: count(all), zero: percent(all ? zero / all : 0), NaN: count(nan), infinite: count(inf) };
     const told = [...Object.entries(counts), ...Object.entries(others).map(([name, value]) => [name, number(value)])];
-    this.facts.replaceChildren(...told.map(([name, value]) => h("div", { class: (name === "NaN" && nan) || (name === "infinite" && inf) ? name.slice(0, 3).toLowerCase() : null }, h("dt", {}, name), h("dd", {}, value))));
+    this.facts.replaceChildren(
+      ...told.map(([name, value]) =>
+        h(
+          "div",
+          { class: (name === "NaN" && nan) || (name === "infinite" && inf) ? name.slice(0, 3).toLowerCase() : null },
+          h("dt", {}, name),
+          h("dd", {}, value),
+        ),
+      ),
+    );
   }
 
   #files() {
     const link = (/** @type {string} */ format, /** @type {string} */ words, /** @type {string} */ slice) =>
-      h("a", { class: "button small", download: `${this.entry.tap.label.replace(/[^A-Za-z0-9._-]+/g, "-")}_step${this.entry.step}.${format}`, href: urlOf(`snapshots/${this.entry.number}`, { run: this.page.run, format, slice }) }, words);
+      h(
+        "a",
+        {
+          class: "button small",
+          download: `${this.entry.tap.label.replace(/[^A-Za-z0-9._-]+/g, "-")}_step${this.entry.step}.${format}`,
+          href: urlOf(`snapshots/${this.entry.number}`, { run: this.page.run, format, slice }),
+        },
+        words,
+      );
     const flat = (this.data?.shape[0] ?? 0) === 1;
-    this.files.replaceChildren(h("span", { class: "quiet small" }, "Download"), link("npy", "npy", ""), link("safetensors", "safetensors", ""), ...(this.slice ? [link("npy", "this slice as npy", this.slice)] : []), ...(flat ? [link("csv", "CSV", this.slice), link("png", "PNG, a pixel a value", this.slice)] : []));
+    this.files.replaceChildren(
+      h("span", { class: "quiet small" }, "Download"),
+      link("npy", "npy", ""),
+      link("safetensors", "safetensors", ""),
+      ...(this.slice ? [link("npy", "this slice as npy", this.slice)] : []),
+      ...(flat ? [link("csv", "CSV", this.slice), link("png", "PNG, a pixel a value", this.slice)] : []),
+    );
   }
 
   close() {
@@ -121,13 +179,16 @@ export class Side {
 
 /** @param {any} entry */
 export function aboutOf(entry) {
-  const cut = entry.truncated ? ` \u00b7 only ${entry.kept_shape.join(" \u00d7 ")} was captured: the tensor exceeds the trainer's limit` : "";
+  const cut = entry.truncated
+    ? ` \u00b7 only ${entry.kept_shape.join(" \u00d7 ")} was captured: the tensor exceeds the trainer's limit`
+    : "";
   return `step ${count(entry.step)} \u00b7 ${entry.shape.join(" \u00d7 ") || "one value"} \u00b7 ${entry.dtype} \u00b7 ${bytes(entry.nbytes)}${cut}`;
 }
 
 /** @param {string} path @param {Record<string, any>} query @param {AbortSignal} signal */
 async function tilesOf(path, query, signal) {
   const answer = await fetch(urlOf(`${path}/tiles`, { ...query, format: "npy" }), { signal });
-  if (!answer.ok) throw new Error((await answer.json().catch(() => null))?.error ?? `the server answered ${answer.status}`);
+  if (!answer.ok)
+    throw new Error((await answer.json().catch(() => null))?.error ?? `the server answered ${answer.status}`);
   return readNpy(await answer.arrayBuffer());
 }

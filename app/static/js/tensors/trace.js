@@ -17,7 +17,9 @@ export class Trace {
   constructor(page, element, { title, height = 260, onPoint }) {
     this.page = page;
     this.onPoint = onPoint;
-    this.canvas = /** @type {HTMLCanvasElement} */ (h("canvas", { tabindex: "0", role: "application", "aria-label": `${title}: arrow keys move the cursor` }));
+    this.canvas = /** @type {HTMLCanvasElement} */ (
+      h("canvas", { tabindex: "0", role: "application", "aria-label": `${title}: arrow keys move the cursor` })
+    );
     Object.assign(this.canvas.style, { width: "100%", height: `${height}px` });
     element.append(this.canvas);
     const again = () => this.draw();
@@ -29,14 +31,20 @@ export class Trace {
       ended();
       this.canvas.remove();
     };
-    this.canvas.addEventListener("pointermove", (event) => this.#point(this.#placeOf(event.clientX), event.clientX, event.clientY));
+    this.canvas.addEventListener("pointermove", (event) =>
+      this.#point(this.#placeOf(event.clientX), event.clientX, event.clientY),
+    );
     for (const gone of ["pointerleave", "blur"]) this.canvas.addEventListener(gone, () => this.#point(-1, 0, 0));
     this.canvas.addEventListener("keydown", (event) => {
       const move = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
       if (!move || !this.data) return;
       event.preventDefault();
       const box = this.canvas.getBoundingClientRect();
-      this.#point(Math.max(0, Math.min(this.data.low.length - 1, this.at + move * (event.shiftKey ? 10 : 1))), box.left + LEFT, box.top);
+      this.#point(
+        Math.max(0, Math.min(this.data.low.length - 1, this.at + move * (event.shiftKey ? 10 : 1))),
+        box.left + LEFT,
+        box.top,
+      );
     });
   }
 
@@ -65,7 +73,11 @@ export class Trace {
   }
 
   #paint() {
-    const [width, height, ratio] = [this.canvas.clientWidth, this.canvas.clientHeight, Math.min(2, devicePixelRatio || 1)];
+    const [width, height, ratio] = [
+      this.canvas.clientWidth,
+      this.canvas.clientHeight,
+      Math.min(2, devicePixelRatio || 1),
+    ];
     const pen = this.canvas.getContext("2d");
     if (!pen || !this.data || width < LEFT + 20) return;
     Object.assign(this.canvas, { width: Math.round(width * ratio), height: Math.round(height * ratio) });
@@ -73,7 +85,9 @@ export class Trace {
     const { low, high, length } = this.data;
     const page = colors();
     const finite = [...Array.from(low), ...Array.from(high)].filter(Number.isFinite);
-    let [least, most] = finite.length ? [finite.reduce((a, b) => Math.min(a, b)), finite.reduce((a, b) => Math.max(a, b))] : [0, 1];
+    let [least, most] = finite.length
+      ? [finite.reduce((a, b) => Math.min(a, b)), finite.reduce((a, b) => Math.max(a, b))]
+      : [0, 1];
     if (most === least) [least, most] = [least - 1, most + 1];
     const x = (/** @type {number} */ place) => LEFT + ((place + 0.5) / low.length) * (width - LEFT);
     const y = (/** @type {number} */ value) => TOP + (1 - (value - least) / (most - least)) * (height - BOTTOM - TOP);
@@ -104,7 +118,9 @@ export class Trace {
       open = finite;
     }
     pen.stroke();
-    if (low.length <= 64) for (let place = 0; place < low.length; place += 1) if (Number.isFinite(low[place])) dot(pen, x(place), y(low[place]), page.line1);
+    if (low.length <= 64)
+      for (let place = 0; place < low.length; place += 1)
+        if (Number.isFinite(low[place])) dot(pen, x(place), y(low[place]), page.line1);
   }
 }
 

@@ -20,14 +20,13 @@ export class Viewer {
   constructor(page) {
     this.page = page;
     this.figure = byId("viewer");
-    this.card = new Card(page, this.figure, {
-      title: "Tensor",
-      table: () => this.table(),
-      png: () => this.png(),
-    });
+    this.card = new Card(page, this.figure, { title: "Tensor", table: () => this.table(), png: () => this.png() });
     for (const name of TRIFLES) page.state.on(name, () => this.look());
-    byId("view").addEventListener("change", (/** @type {any} */ event) => page.state.set({ view: event.target.value, at: "", part: "", after: "" }));
-    for (const button of byId("zoom").querySelectorAll("button")) button.addEventListener("click", () => this.zoom(button.dataset.zoom, null));
+    byId("view").addEventListener("change", (/** @type {any} */ event) =>
+      page.state.set({ view: event.target.value, at: "", part: "", after: "" }),
+    );
+    for (const button of byId("zoom").querySelectorAll("button"))
+      button.addEventListener("click", () => this.zoom(button.dataset.zoom, null));
     byId("panes").addEventListener("dblclick", (/** @type {MouseEvent} */ event) => this.zoom("in", event));
     page.keys.add("+", "zoom in", () => this.zoom("in", null), { group: "Tensor" });
     page.keys.add("-", "zoom out", () => this.zoom("out", null), { group: "Tensor" });
@@ -77,9 +76,17 @@ export class Viewer {
       if (/** @type {any} */ (error).name === "AbortError") return;
       return toast(`This tensor cannot be shown: ${/** @type {any} */ (error).message}`, { kind: "error" });
     }
-    const range = this.sides.length > 1 ? rangeOf(Float64Array.from(this.sides.flatMap((side) => Array.from(side.data?.values ?? []))), look.ends === "all") : undefined;
+    const range =
+      this.sides.length > 1
+        ? rangeOf(
+            Float64Array.from(this.sides.flatMap((side) => Array.from(side.data?.values ?? []))),
+            look.ends === "all",
+          )
+        : undefined;
     for (const side of this.sides) side.draw(range);
-    byId("pool-row").hidden = !this.sides.some((side) => side.data && side.data.factors[0] * side.data.factors[1] > 1) || look.view.draws === "trace";
+    byId("pool-row").hidden =
+      !this.sides.some((side) => side.data && side.data.factors[0] * side.data.factors[1] > 1) ||
+      look.view.draws === "trace";
     this.#pages(look);
     this.card.refresh();
   }
@@ -89,15 +96,22 @@ export class Viewer {
     const { entry } = this.sides[0];
     byId("viewer-title").textContent = entry.tap.label;
     const views = viewsOf(entry.kept_shape, entry.tap.label);
-    byId("view").replaceChildren(...views.map(({ name, words }) => h("option", { value: name, selected: name === view.name }, words)));
+    byId("view").replaceChildren(
+      ...views.map(({ name, words }) => h("option", { value: name, selected: name === view.name }, words)),
+    );
     const inputs = view.pickers.map(({ words, size }, place) => {
-      const input = /** @type {HTMLInputElement} */ (h("input", { type: "number", min: 0, max: size - 1, value: picks[place], size: 5 }));
+      const input = /** @type {HTMLInputElement} */ (
+        h("input", { type: "number", min: 0, max: size - 1, value: picks[place], size: 5 })
+      );
       input.addEventListener("change", () => this.pick(place, Number(input.value)));
       return h("label", {}, words, " ", input, h("span", { class: "quiet" }, `of ${size}`));
     });
     // A hand that is in a field keeps it.
-    if (!byId("pickers").contains(document.activeElement) || byId("pickers").childElementCount !== inputs.length) byId("pickers").replaceChildren(...inputs);
-    for (const name of ["scale", "ends"]) /** @type {HTMLElement} */ (document.querySelector(`#viewer-tools [name=${name}]`)?.closest("label")).hidden = view.draws === "trace";
+    if (!byId("pickers").contains(document.activeElement) || byId("pickers").childElementCount !== inputs.length)
+      byId("pickers").replaceChildren(...inputs);
+    for (const name of ["scale", "ends"])
+      /** @type {HTMLElement} */ (document.querySelector(`#viewer-tools [name=${name}]`)?.closest("label")).hidden =
+        view.draws === "trace";
     byId("zoom").hidden = view.draws === "trace" || entry.kept_shape.length < 2;
   }
 
@@ -120,9 +134,23 @@ export class Viewer {
   /** @param {import("./side.js").Look} look */
   #pages({ after }) {
     const total = this.sides[0].total;
-    const go = (/** @type {number} */ to, /** @type {string} */ words, /** @type {boolean} */ off) => h("button", { class: "button", type: "button", disabled: off, onclick: () => this.page.state.set({ after: to > 0 ? String(to) : "" }) }, words);
+    const go = (/** @type {number} */ to, /** @type {string} */ words, /** @type {boolean} */ off) =>
+      h(
+        "button",
+        {
+          class: "button",
+          type: "button",
+          disabled: off,
+          onclick: () => this.page.state.set({ after: to > 0 ? String(to) : "" }),
+        },
+        words,
+      );
     byId("pages").hidden = total <= TILES;
-    byId("pages").replaceChildren(go(after - TILES, "Previous", after <= 0), h("span", { class: "quiet" }, `${after}\u2013${Math.min(total, after + TILES) - 1} of ${total}`), go(after + TILES, "Next", after + TILES >= total));
+    byId("pages").replaceChildren(
+      go(after - TILES, "Previous", after <= 0),
+      h("span", { class: "quiet" }, `${after}\u2013${Math.min(total, after + TILES) - 1} of ${total}`),
+      go(after + TILES, "Next", after + TILES >= total),
+    );
   }
 
   /** What is in the picture: the values of a matrix, of many tiles what each is. */
@@ -132,20 +160,31 @@ export class Viewer {
     const [tiles, rows, columns] = data.shape;
     if (tiles === 1 && rows * columns <= 20000) {
       const line = (/** @type {number} */ row) => [row, ...data.values.subarray(row * columns, (row + 1) * columns)];
-      return { columns: ["row", ...Array.from({ length: columns }, (_, column) => String(column))], rows: Array.from({ length: rows }, (_, row) => line(rows - 1 - row)) };
+      return {
+        columns: ["row", ...Array.from({ length: columns }, (_, column) => String(column))],
+        rows: Array.from({ length: rows }, (_, row) => line(rows - 1 - row)),
+      };
     }
     const told = Array.from({ length: tiles }, (_, tile) => {
       const part = data.values.subarray(tile * rows * columns, (tile + 1) * rows * columns);
       const finite = part.filter(Number.isFinite);
       const sum = finite.reduce((a, b) => a + b, 0);
-      return [tile + (this.wanted.after || 0), finite.length ? finite.reduce((a, b) => Math.min(a, b)) : NaN, sum / finite.length, finite.length ? finite.reduce((a, b) => Math.max(a, b)) : NaN, part.length - finite.length];
+      return [
+        tile + (this.wanted.after || 0),
+        finite.length ? finite.reduce((a, b) => Math.min(a, b)) : NaN,
+        sum / finite.length,
+        finite.length ? finite.reduce((a, b) => Math.max(a, b)) : NaN,
+        part.length - finite.length,
+      ];
     });
     return { columns: ["tile", "min", "mean", "max", "non-finite"], rows: told.reverse() };
   }
 
   /** @returns {Promise<Blob>} */
   async png() {
-    const blob = await new Promise((done) => (this.sides[0]?.picture ? this.sides[0].picture.canvas.toBlob(done, "image/png") : done(null)));
+    const blob = await new Promise((done) =>
+      this.sides[0]?.picture ? this.sides[0].picture.canvas.toBlob(done, "image/png") : done(null),
+    );
     if (!blob) throw new Error("no tensor is shown");
     return blob;
   }

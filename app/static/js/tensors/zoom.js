@@ -10,7 +10,11 @@ const LEAST = 4;
 export function zoomed(shape, part, how, cell = null, factors = [1, 1]) {
   if (how === "whole") return null;
   const before = part ?? { rows: [0, shape[0]], columns: [0, shape[1]] };
-  const change = (/** @type {[number, number]} */ [from, to], /** @type {number} */ size, /** @type {number | null} */ at) => {
+  const change = (
+    /** @type {[number, number]} */ [from, to],
+    /** @type {number} */ size,
+    /** @type {number | null} */ at,
+  ) => {
     const length = Math.min(size, Math.max(Math.min(LEAST, size), Math.round((to - from) * (how === "in" ? 0.5 : 2))));
     const center = at ?? (from + to) / 2;
     const start = Math.max(0, Math.min(size - length, Math.round(center - length / 2)));

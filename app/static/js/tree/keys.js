@@ -31,7 +31,8 @@ const ACTIONS = {
   PageUp: (tree) => tree.activate(tree.active - page(tree)),
   Home: (tree) => tree.activate(0),
   End: (tree) => tree.activate(tree.rows.length - 1),
-  ArrowRight: (tree, row) => (row.expanded === false ? tree.toggle(row, true) : row.expanded && tree.activate(tree.active + 1)),
+  ArrowRight: (tree, row) =>
+    row.expanded === false ? tree.toggle(row, true) : row.expanded && tree.activate(tree.active + 1),
   ArrowLeft: (tree, row) => (row.expanded ? tree.toggle(row, false) : toParent(tree, row)),
   Enter: (tree, row) => tree.pick(row),
   " ": (tree, row) => (tree.options.onSpace ?? ((each) => tree.toggle(each)))(row),
@@ -39,5 +40,6 @@ const ACTIONS = {
 
 /** @param {import("../tree.js").Tree} tree @param {import("../tree.js").Row} row */
 function toParent(tree, row) {
-  for (let place = tree.active - 1; place >= 0; place -= 1) if (tree.rows[place].level < row.level) return tree.activate(place);
+  for (let place = tree.active - 1; place >= 0; place -= 1)
+    if (tree.rows[place].level < row.level) return tree.activate(place);
 }

@@ -23,7 +23,14 @@ export function grow(modules) {
   for (const module of modules) {
     const parent = parentOf(module, nodes);
     const name = parent === null || parent.path === "" ? module.path : module.path.slice(parent.path.length + 1);
-    const node = { path: module.path, name: name || module.type || "model", type: module.type ?? "", members: [module], parent, children: [] };
+    const node = {
+      path: module.path,
+      name: name || module.type || "model",
+      type: module.type ?? "",
+      members: [module],
+      parent,
+      children: [],
+    };
     nodes.set(module.path, node);
     (parent === null ? roots : parent.children).push(node);
   }
@@ -62,7 +69,13 @@ function merged(alike, parent, path, name, shapes) {
   const { children } = first;
   for (let from = 0, to; from < children.length; from = to) {
     to = from + 1;
-    if (isNumber(children[from].name)) while (to < children.length && isNumber(children[to].name) && shapes.get(children[to]) === shapes.get(children[from])) to += 1;
+    if (isNumber(children[from].name))
+      while (
+        to < children.length &&
+        isNumber(children[to].name) &&
+        shapes.get(children[to]) === shapes.get(children[from])
+      )
+        to += 1;
     const own = to - from > 1 ? "*" : children[from].name;
     const mark = children[from].path.slice(first.path.length, -children[from].name.length || undefined);
     const below = alike.flatMap((each) => each.children.slice(from, to));

@@ -30,7 +30,9 @@ export class RowView {
     this.name = h("span", { class: "tree-name" });
     this.many = h("span", { class: "tree-many" });
     const first = h("div", { role: "rowheader", class: "tree-cell" }, this.twist, this.name, this.many);
-    const others = tree.columns.slice(1).map((column) => h("div", { role: "gridcell", class: `tree-cell${column.number ? " number" : ""}` }));
+    const others = tree.columns
+      .slice(1)
+      .map((column) => h("div", { role: "gridcell", class: `tree-cell${column.number ? " number" : ""}` }));
     this.cells = [first, ...others];
     this.element = h("div", { role: "row", class: "tree-row", id: `tree-row-${made}` }, ...this.cells);
     body.append(this.element);
@@ -50,7 +52,14 @@ export class RowView {
 
   /** @param {import("../tree.js").Row} row @param {number} place */
   #describe(row, place) {
-    const given = { "aria-rowindex": place + 2, "aria-level": row.level, "aria-posinset": row.place, "aria-setsize": row.siblings, "aria-expanded": row.expanded, "aria-selected": place === this.tree.active };
+    const given = {
+      "aria-rowindex": place + 2,
+      "aria-level": row.level,
+      "aria-posinset": row.place,
+      "aria-setsize": row.siblings,
+      "aria-expanded": row.expanded,
+      "aria-selected": place === this.tree.active,
+    };
     for (const [name, value] of Object.entries(given)) {
       if (value === null) this.element.removeAttribute(name);
       else if (this.element.getAttribute(name) !== String(value)) this.element.setAttribute(name, String(value));
@@ -77,9 +86,15 @@ export class RowView {
     const module = worst && worst.rank > -Infinity ? worst.module : node.members[0];
     if (column.paint) return column.paint(cell, module, row);
     const value = column.value(module);
-    const text = value === null || value === undefined ? "" : column.words ? column.words(value, module) : String(value);
+    const text =
+      value === null || value === undefined ? "" : column.words ? column.words(value, module) : String(value);
     write(cell, text);
-    const title = [text.length > LONG ? text : "", worst && module !== node.members[0] ? `worst of these: ${module.path}` : ""].filter(Boolean).join("\n");
+    const title = [
+      text.length > LONG ? text : "",
+      worst && module !== node.members[0] ? `worst of these: ${module.path}` : "",
+    ]
+      .filter(Boolean)
+      .join("\n");
     if (cell.title !== title) cell.title = title;
   }
 }

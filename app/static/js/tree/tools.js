@@ -9,14 +9,27 @@ export class Tools {
   constructor(tree) {
     this.tree = tree;
     this.said = h("span", { class: "quiet small tree-said", role: "status" });
-    const button = (/** @type {string} */ words, /** @type {() => void} */ onclick) => h("button", { class: "button small", type: "button", onclick }, words);
-    this.types = /** @type {HTMLSelectElement} */ (h("select", { "aria-label": "Type of module", onchange: () => this.#chooseType() }));
-    this.fold = /** @type {HTMLInputElement} */ (h("input", { type: "checkbox", onchange: () => tree.page.state.set({ fold: this.fold.checked ? "1" : "0" }) }));
+    const button = (/** @type {string} */ words, /** @type {() => void} */ onclick) =>
+      h("button", { class: "button small", type: "button", onclick }, words);
+    this.types = /** @type {HTMLSelectElement} */ (
+      h("select", { "aria-label": "Type of module", onchange: () => this.#chooseType() })
+    );
+    this.fold = /** @type {HTMLInputElement} */ (
+      h("input", { type: "checkbox", onchange: () => tree.page.state.set({ fold: this.fold.checked ? "1" : "0" }) })
+    );
     const buttons = [button("Expand all", () => tree.open("all")), button("Collapse all", () => tree.open("none"))];
-    if (tree.options.alarming) buttons.push(button(tree.options.alarmingWords ?? "Expand to alerts", () => tree.open("alerts")));
+    if (tree.options.alarming)
+      buttons.push(button(tree.options.alarmingWords ?? "Expand to alerts", () => tree.open("alerts")));
     const { defaults } = tree.page.state;
     const fold = "fold" in defaults ? h("label", { class: "small" }, this.fold, "Group equal blocks") : null;
-    this.element = h("div", { class: "toolbar tree-tools" }, "f" in defaults ? this.types : null, ...buttons, fold, this.said);
+    this.element = h(
+      "div",
+      { class: "toolbar tree-tools" },
+      "f" in defaults ? this.types : null,
+      ...buttons,
+      fold,
+      this.said,
+    );
   }
 
   /** @param {readonly import("../tree.js").Module[]} modules */
@@ -24,7 +37,10 @@ export class Tools {
     /** @type {Map<string, number>} */
     const counts = new Map();
     for (const { type = "" } of modules) counts.set(type, (counts.get(type) ?? 0) + 1);
-    const options = [...counts].sort((one, two) => two[1] - one[1]).slice(0, MAX_TYPES).map(([type, many]) => h("option", { value: type }, `${type} (${many.toLocaleString("en")})`));
+    const options = [...counts]
+      .sort((one, two) => two[1] - one[1])
+      .slice(0, MAX_TYPES)
+      .map(([type, many]) => h("option", { value: type }, `${type} (${many.toLocaleString("en")})`));
     this.types.replaceChildren(h("option", { value: "" }, "All types"), ...options);
     this.tell();
   }
@@ -32,7 +48,10 @@ export class Tools {
   /** The type is a term of what is searched for, so that there is one filter, not two. */
   #chooseType() {
     const { state } = this.tree.page;
-    const others = state.get("f").split(/\s+/).filter((/** @type {string} */ term) => term && !term.startsWith("type:"));
+    const others = state
+      .get("f")
+      .split(/\s+/)
+      .filter((/** @type {string} */ term) => term && !term.startsWith("type:"));
     state.set({ f: [...others, ...(this.types.value ? [`type:${this.types.value}`] : [])].join(" ") });
   }
 
@@ -41,8 +60,14 @@ export class Tools {
     const all = tree.modules.length;
     const { problem, words } = tree.found;
     const folded = tree.page.state.get("fold") === "1";
-    const count = words ? `${tree.matching.toLocaleString("en")} of ${all.toLocaleString("en")} modules` : `${all.toLocaleString("en")} modules`;
-    const said = problem ? `${problem} (filter not applied)` : folded && words ? `${tree.matching.toLocaleString("en")} rows of ${all.toLocaleString("en")} modules` : count;
+    const count = words
+      ? `${tree.matching.toLocaleString("en")} of ${all.toLocaleString("en")} modules`
+      : `${all.toLocaleString("en")} modules`;
+    const said = problem
+      ? `${problem} (filter not applied)`
+      : folded && words
+        ? `${tree.matching.toLocaleString("en")} rows of ${all.toLocaleString("en")} modules`
+        : count;
     if (this.said.textContent !== said) this.said.textContent = said;
     this.said.classList.toggle("error", Boolean(problem));
     this.said.title = words;
@@ -55,8 +80,17 @@ export class Tools {
   nothing() {
     const all = this.tree.modules.length;
     if (!all) return h("p", {}, "No modules yet. They appear with the first step.");
-    const clear = h("button", { class: "button", type: "button", onclick: () => this.tree.page.state.set({ f: "" }) }, "Clear filter");
-    return h("div", {}, h("p", {}, `No modules match the filter; ${all.toLocaleString("en")} modules are hidden.`), clear);
+    const clear = h(
+      "button",
+      { class: "button", type: "button", onclick: () => this.tree.page.state.set({ f: "" }) },
+      "Clear filter",
+    );
+    return h(
+      "div",
+      {},
+      h("p", {}, `No modules match the filter; ${all.toLocaleString("en")} modules are hidden.`),
+      clear,
+    );
   }
 
   /** @param {import("../tree.js").Column} column @param {number} place @param {{column: import("../tree.js").Column, descending: boolean} | null} sort */
@@ -67,14 +101,26 @@ export class Tools {
     // First click: the largest numbers, or words from A on; then the other way; then the model's order again.
     const [once, twice] = column.number ? [`-${column.key}`, column.key] : [column.key, `-${column.key}`];
     const next = !own ? once : state.get("sort") === once ? twice : "";
-    const cell = h("div", { role: "columnheader", class: `tree-cell${column.number ? " number" : ""}`, "aria-colindex": String(place + 1), title: column.help ?? null });
+    const cell = h("div", {
+      role: "columnheader",
+      class: `tree-cell${column.number ? " number" : ""}`,
+      "aria-colindex": String(place + 1),
+      title: column.help ?? null,
+    });
     cell.setAttribute("aria-sort", own ? (own.descending ? "descending" : "ascending") : "none");
     if ("sort" in state.defaults) {
       const onclick = () => {
         state.set({ sort: next });
         /** @type {HTMLElement | null} */ (this.tree.head.children[place].querySelector("button"))?.focus();
       };
-      cell.append(h("button", { type: "button", class: "tree-sort", onclick }, column.title, h("span", { "aria-hidden": "true" }, mark)));
+      cell.append(
+        h(
+          "button",
+          { type: "button", class: "tree-sort", onclick },
+          column.title,
+          h("span", { "aria-hidden": "true" }, mark),
+        ),
+      );
     } else cell.append(column.title);
     return cell;
   }
