@@ -16,13 +16,14 @@ from hookcore.answers.base import Answer
 from hookcore.errors import HookcoreError
 from hookcore.records import text_of
 
-from . import api, assets, health, ingest, live, login, pages
-from .access import Access
+from . import api, assets, health, ingest, live, pages
 from .api.given import PROBLEM
+from .guard import login
+from .guard.access import Access
+from .guard.security import Guard
 from .keep import Keeper
 from .pages.error import error_page, wants_page
 from .runs import Runs
-from .security import Guard
 from .settings import ServerSettings
 from .usage import Usage
 

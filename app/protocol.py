@@ -9,8 +9,8 @@ from typing import Any, Final, cast
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
+from .guard.security import HEADERS, PEER
 from .live import WriteDeadline
-from .security import HEADERS, PEER
 from .settings import ServerSettings
 
 MAX_HEAD_BYTES: Final = 65_536

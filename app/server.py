@@ -24,13 +24,13 @@ from hookcore.config import AUTO
 from hookcore.errors import ArgumentError, HookcoreError
 
 from . import pages
-from .access import Access
+from .guard.access import Access
+from .guard.security import ANY_ADDRESS, ancestors_of
 from .live import publisher_of
 from .main import create_app
 from .orphans import follow_orphans
 from .protocol import MAX_MESSAGE, SocketProtocol, protocol_for
 from .runs import Runs
-from .security import ANY_ADDRESS, ancestors_of
 from .settings import ServerSettings
 from .usage import Usage
 

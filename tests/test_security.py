@@ -14,8 +14,9 @@ from fastapi import Request
 from starlette.websockets import WebSocketDisconnect
 
 from hookcore.errors import ArgumentError
-from hookcore_app import access, assets, security
-from hookcore_app.access import Access
+from hookcore_app import assets
+from hookcore_app.guard import access, security
+from hookcore_app.guard.access import Access
 from hookcore_app.server import complete
 from hookcore_app.settings import ServerSettings
 from tests.build import make_info

@@ -19,9 +19,9 @@ from hookcore.records import KINDS, Severity
 from hookcore.store import STAT_NAMES
 
 from .. import assets
+from ..guard.security import may_change
 from ..numerals import ago, pace, percent, shown, size, thousands
 from ..runs import Run, Runs, why_gone
-from ..security import may_change
 from .eventlines import Line, alert_lines
 
 THEMES: Final = ("system", "light", "dark")

@@ -18,7 +18,7 @@ from typing import Final, Literal
 from hookcore.errors import ArgumentError
 from hookcore.trust import proof_of
 
-from .settings import ServerSettings
+from ..settings import ServerSettings
 
 Role = Literal["owner", "reader"]
 How = Literal["token", "cookie", "user", "open"]
