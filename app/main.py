@@ -21,11 +21,11 @@ from .api.given import PROBLEM
 from .guard import login
 from .guard.access import Access
 from .guard.security import Guard
+from .guard.usage import Usage
 from .keep import Keeper
 from .pages.error import error_page, wants_page
 from .runs import Runs
 from .settings import ServerSettings
-from .usage import Usage
 
 
 class App(FastAPI):

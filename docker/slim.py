@@ -40,7 +40,7 @@ UNUSED = {
 STRIPPED = ["pyarrow", "zstandard"]
 LOADED = [
     "hookcore_app.cli.command",
-    "hookcore_app.server",
+    "hookcore_app.serving.server",
     "hookcore_app.main",
     "hookcore.archive",
     "plotly.graph_objects",

@@ -173,7 +173,7 @@ def _to_the_store(run: RunInfo, settings: Settings) -> Delivery:
 
 
 def _in_this_process(run: RunInfo, settings: Settings) -> Delivery:
-    server = import_module("hookcore_app.server_thread").start(HOST, PORT)
+    server = import_module("hookcore_app.serving.server_thread").start(HOST, PORT)
     sink = server.open_run(run, run.memory)
     url = str(server.url).rstrip("/")
     return Delivery(run, sink, sink.store, "thread", f"{url}/runs/{run.id}", Address(url, getattr(server, "token", "")))

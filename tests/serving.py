@@ -16,7 +16,7 @@ from hookcore import wire
 from hookcore.records import Event, Frame, Tap
 from hookcore_app.main import App, create_app
 from hookcore_app.runs import Runs
-from hookcore_app.server import Server, complete, listen, make_server
+from hookcore_app.serving.server import Server, complete, listen, make_server
 from hookcore_app.settings import ServerSettings
 from tests.build import frame, stats_of
 

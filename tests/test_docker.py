@@ -41,7 +41,7 @@ def test_the_server_gets_every_dependency_but_those_of_trainers() -> None:
 
 
 def test_the_server_imports_no_torch() -> None:
-    code = "import sys; import hookcore_app.server, hookcore_app.cli; print({'torch'} & set(sys.modules))"
+    code = "import sys; import hookcore_app.serving.server, hookcore_app.cli; print({'torch'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import hookcore
-from hookcore_app import server_thread
+from hookcore_app.serving import server_thread
 from tests.manual import PAGES, ROOT, blocks_of, inline_code_of, name_of, tokens_of
 
 WITH_CODE = [page for page in PAGES if blocks_of(page, "python")]

@@ -24,7 +24,7 @@ from hookcore.store import StepRange
 from hookcore.wire import Batch, Books, EndItem, RunInfo, frame_item
 from hookcore_app.keep import Keeper, show, show_all
 from hookcore_app.runs import AwayError, Run, Runs
-from hookcore_app.server import _with_folder
+from hookcore_app.serving.server import _with_folder
 from hookcore_app.settings import ServerSettings
 from hookcore_app.shelf import bytes_below
 from tests.serving import World, make_world

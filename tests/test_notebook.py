@@ -20,7 +20,7 @@ from hookcore.sender import Address
 from hookcore.sinks import StoreSink
 from hookcore.store import Store
 from hookcore.wire import RunInfo
-from hookcore_app import server_thread
+from hookcore_app.serving import server_thread
 from tests.harness import watch
 from tests.serving import PATIENCE_S, TOKEN, served
 from tests.zoo.case import mean_square, mlp

@@ -17,7 +17,7 @@ from hookcore.errors import ArgumentError
 from hookcore_app import assets
 from hookcore_app.guard import access, security
 from hookcore_app.guard.access import Access
-from hookcore_app.server import complete
+from hookcore_app.serving.server import complete
 from hookcore_app.settings import ServerSettings
 from tests.build import make_info
 from tests.serving import (

@@ -25,7 +25,7 @@ from hookcore.dashboard import Dashboard, find, join_or_start, status, stop_dash
 from hookcore.errors import ArgumentError, ServerError
 from hookcore.sender import Address, HttpSink
 from hookcore.watcher import NullWatcher, Watcher
-from hookcore_app import server_thread
+from hookcore_app.serving import server_thread
 from tests.receiver import Receiver, a_run, serving
 from tests.waiting import wait_for
 

@@ -26,9 +26,9 @@ from websockets.sync.client import ClientConnection, connect
 from hookcore import wire
 from hookcore.errors import ArgumentError
 from hookcore_app import cli
-from hookcore_app import server as serve
 from hookcore_app.cli import flags
 from hookcore_app.guard.access import Access
+from hookcore_app.serving import server as serve
 from hookcore_app.settings import ServerSettings
 from tests.build import make_info
 from tests.serving import (

@@ -14,8 +14,8 @@ import pytest
 from hookcore.errors import ClosedError, ServerError
 from hookcore.records import Command
 from hookcore.sinks import Sink
-from hookcore_app import server_thread
 from hookcore_app.runs import Runs
+from hookcore_app.serving import server_thread
 from hookcore_app.settings import ServerSettings
 from tests.build import make_info
 from tests.serving import (

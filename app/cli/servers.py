@@ -41,7 +41,7 @@ def add(commands: Commands) -> None:
 
 
 def _serve(given: argparse.Namespace, environment: Mapping[str, str]) -> str:
-    from ..server import run  # only a server needs it
+    from ..serving.server import run  # only a server needs it
 
     run(server_settings_of(given, environment), environment)
     return ""
@@ -52,7 +52,7 @@ def _open(given: argparse.Namespace, environment: Mapping[str, str]) -> str:
         if not path.exists():
             raise ArgumentError(f"{str(path)!r} is not a file or folder: give the path of a saved run")
     from ..keep import show_all
-    from ..server import run
+    from ..serving.server import run
 
     def fill(runs: Runs) -> None:
         for path in given.file:

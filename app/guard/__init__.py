@@ -1,1 +1,1 @@
-"""The guard: who asks, what they may do, and what is let through."""
+"""The guard: who asks, what they may do, what is let through, and when the server is idle."""

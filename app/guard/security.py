@@ -19,8 +19,8 @@ from hookcore.errors import ArgumentError
 from hookcore.trust import PROOF_PATH
 
 from ..settings import LOOPBACK, ServerSettings
-from ..usage import Usage
 from .access import Access, Visitor, user_of
+from .usage import Usage
 
 MAX_URL: Final = 8192
 MAX_HEADER_BYTES: Final = 32_768

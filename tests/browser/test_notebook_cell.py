@@ -11,7 +11,7 @@ import torch
 from playwright.sync_api import Browser, Page, expect
 
 import hookcore
-from hookcore_app import server_thread
+from hookcore_app.serving import server_thread
 from tests.harness import watch
 from tests.serving import PATIENCE_S
 from tests.test_security_browser import _page

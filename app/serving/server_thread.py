@@ -12,10 +12,10 @@ from hookcore.records import Command, Coverage, Failure, Frame, HookRecord, Modu
 from hookcore.store import Store
 from hookcore.wire import EndItem, RunInfo
 
-from .main import create_app
-from .runs import Run, Runs
+from ..main import create_app
+from ..runs import Run, Runs
+from ..settings import ServerSettings
 from .server import Server, complete, listen, make_server, url_of
-from .settings import ServerSettings
 
 THREAD: Final = "hookcore-server"
 _START_S: Final = 10.0

@@ -9,9 +9,9 @@ from typing import Any, Final, cast
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-from .guard.security import HEADERS, PEER
-from .live import WriteDeadline
-from .settings import ServerSettings
+from ..guard.security import HEADERS, PEER
+from ..live import WriteDeadline
+from ..settings import ServerSettings
 
 MAX_HEAD_BYTES: Final = 65_536
 MAX_MESSAGE: Final = 64 * 2**10  # bytes of one message that a page sends

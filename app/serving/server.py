@@ -23,16 +23,16 @@ from hookcore import dashboard
 from hookcore.config import AUTO
 from hookcore.errors import ArgumentError, HookcoreError
 
-from . import pages
-from .guard.access import Access
-from .guard.security import ANY_ADDRESS, ancestors_of
-from .live import publisher_of
-from .main import create_app
-from .orphans import follow_orphans
+from .. import pages
+from ..guard.access import Access
+from ..guard.security import ANY_ADDRESS, ancestors_of
+from ..guard.usage import Usage
+from ..live import publisher_of
+from ..main import create_app
+from ..orphans import follow_orphans
+from ..runs import Runs
+from ..settings import ServerSettings
 from .protocol import MAX_MESSAGE, SocketProtocol, protocol_for
-from .runs import Runs
-from .settings import ServerSettings
-from .usage import Usage
 
 logger = logging.getLogger("hookcore")
 
