@@ -18,8 +18,8 @@ from hookcore.errors import ArgumentError
 from hookcore.records import Snapshot, Tap
 from hookcore.vocabulary import NAN_COLOR, rgb_of
 from hookcore.wire import DTYPES
-from hookcore_app.png import colors_of, png_of
-from hookcore_app.slices import cut
+from hookcore_app.analysis.png import colors_of, png_of
+from hookcore_app.analysis.slices import cut
 from tests.api_world import MATRIX, TAPS, World, csv_columns, floats, npy, same
 
 

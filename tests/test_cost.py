@@ -8,8 +8,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from hookcore.records import Coverage, ModuleRecord, Tap
-from hookcore_app.cost import Cost, cost_of, ordinal
-from hookcore_app.coverage import UNREPORTED, coverage_of
+from hookcore_app.analysis.cost import Cost, cost_of, ordinal
+from hookcore_app.analysis.coverage import UNREPORTED, coverage_of
 from tests.build import make_info
 from tests.serving import (
     World,

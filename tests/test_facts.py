@@ -8,7 +8,7 @@ import re
 import pytest
 
 from hookcore.records import Tap
-from hookcore_app.facts import facts_of, finder_of
+from hookcore_app.analysis.facts import facts_of, finder_of
 
 from .api_world import COVERAGE, HOOKS, MODULES, TAPS, World, make_frame, open_run, value_at
 

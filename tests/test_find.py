@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hookcore_app.find import Facts, parse
+from hookcore_app.analysis.find import Facts, parse
 
 CASES = json.loads((Path(__file__).parent / "js" / "find_cases.json").read_text("utf-8"))
 MODULES = (  # those of tests/js/find.test.mjs

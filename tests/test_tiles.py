@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from hookcore.records import Snapshot
-from hookcore_app.tiles import factors_of, pool, real_of, statistics_of, tiles_of
+from hookcore_app.analysis.tiles import factors_of, pool, real_of, statistics_of, tiles_of
 from tests.api_world import TAPS, World, csv_columns, npy, same
 
 NUMBERS = st.floats(-1e6, 1e6, width=32) | st.sampled_from([math.nan, math.inf, -math.inf])

@@ -8,8 +8,8 @@ import pytest
 
 from hookcore.records import Tap
 from hookcore.store import Store
-from hookcore_app.comparison import Asked
-from hookcore_app.verdict import Verdict, compare_runs
+from hookcore_app.analysis.comparison import Asked
+from hookcore_app.analysis.verdict import Verdict, compare_runs
 
 from .api_world import make_frame
 

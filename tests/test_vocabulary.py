@@ -8,10 +8,10 @@ import pytest
 from hookcore.notebook import _facts_of_store
 from hookcore.records import KINDS, Tap
 from hookcore.vocabulary import ELAPSED, KIND_TITLES, KIND_WORDS, NAN_COLOR, is_loss, loss_rank, rgb_of
+from hookcore_app.analysis.png import colors_of
 from hookcore_app.figures import LIGHT
 from hookcore_app.findings import key_figures_of
 from hookcore_app.pages.glance import scalar_lines
-from hookcore_app.png import colors_of
 from tests.api_world import TAPS, World, make_frame, open_run
 from tests.manual import ROOT
 

@@ -18,10 +18,10 @@ from hookcore.records import Tap
 from hookcore.store import STAT_NAMES
 from hookcore.store.checks import matcher, require
 
-from ..comparison import Apart, Asked, Differences, Layer, Pairs, compare, differences, renamer
+from ..analysis.comparison import Apart, Asked, Differences, Layer, Pairs, compare, differences, renamer
+from ..analysis.verdict import Verdict, compare_runs, parting_key, share_key
 from ..formats import ARRAYS, StrictJson, Table
 from ..runs import Run
-from ..verdict import Verdict, compare_runs, parting_key, share_key
 from . import examples
 from .given import (
     RUN_PATTERN,

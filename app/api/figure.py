@@ -17,9 +17,9 @@ from hookcore.store import STAT_NAMES, Series, TapList
 from hookcore.store.checks import matcher, require, unknown
 from hookcore.vocabulary import KIND_WORDS, OWN
 
+from ..analysis.slices import cells_of, cut
 from ..formats import StrictJson
 from ..runs import Run, Runs
-from ..slices import cells_of, cut
 from . import examples
 from .given import (
     RUN_PATTERN,

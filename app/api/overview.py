@@ -12,8 +12,8 @@ from hookcore.answers import Number
 from hookcore.errors import ArgumentError
 from hookcore.records import Severity
 
+from ..analysis.cost import cost_of
 from ..answering import finding_of, reading_of, scope_of
-from ..cost import cost_of
 from ..findings import RULES, KeyFigures, Rule, key_figures_of
 from ..formats import StrictJson
 from ..runs import Run

@@ -14,9 +14,9 @@ from hookcore.records import Snapshot, Tap
 from hookcore.store import Store
 from hookcore.store.checks import matcher
 
+from ..analysis.rollout import Fuse, Layer, is_attention, maps_of
+from ..analysis.rollout import rollout as roll_out
 from ..formats import ARRAYS, StrictJson, Table
-from ..rollout import Fuse, Layer, is_attention, maps_of
-from ..rollout import rollout as roll_out
 from ..runs import Run
 from . import examples
 from .given import MAX_STEP, Format, GivenReply, GivenRun, Match, answered, described, version_of

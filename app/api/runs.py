@@ -15,8 +15,8 @@ from hookcore.records import Coverage, ModuleRecord, Tap
 from hookcore.store import Store
 from hookcore.store.checks import matcher
 
+from ..analysis.facts import facts_as_json, facts_of
 from ..answering import run_of, taps_of
-from ..facts import facts_as_json, facts_of
 from ..formats import StrictJson
 from ..runs import Gone, Run, why_gone
 from . import examples

@@ -17,12 +17,12 @@ from hookcore.records import Snapshot, Tap
 from hookcore.store import Store
 from hookcore.store.checks import matcher, unknown
 
+from ..analysis.png import png_of
+from ..analysis.slices import cells_of, cut
+from ..analysis.tiles import Pool, factors_of, real_of, statistics_of, tiles_of
+from ..analysis.tiles import pool as pooled
 from ..formats import TENSORS, StrictJson, csv_of, json_of, npy_of
-from ..png import png_of
 from ..runs import Run
-from ..slices import cells_of, cut
-from ..tiles import Pool, factors_of, real_of, statistics_of, tiles_of
-from ..tiles import pool as pooled
 from . import examples
 from .bodies import SnapshotRequest
 from .given import (

@@ -13,7 +13,7 @@ from hookcore.records import Kind, Tap
 from hookcore.store import Latest, Store
 from hookcore.vocabulary import OWN, TIME, loss_rank
 
-from ..coverage import coverage_of
+from ..analysis.coverage import coverage_of
 
 MAX_SCALARS: Final = 50
 _RATE_STEPS: Final = 200  # newest steps from which the rate is computed

@@ -17,12 +17,12 @@ from hookcore.records import KINDS, Tap
 from hookcore.store import STAT_NAMES, Store
 from hookcore.vocabulary import is_loss, loss_rank
 
-from ..comparison import Asked, Layer
-from ..facts import finder_of
+from ..analysis.comparison import Asked, Layer
+from ..analysis.facts import finder_of
+from ..analysis.verdict import Verdict, compare_runs, parting_key, parting_words, share_key
 from ..formats import plain
 from ..numerals import ago
 from ..runs import Run, Runs
-from ..verdict import Verdict, compare_runs, parting_key, parting_words, share_key
 from .frame import address_of, render, shortened
 
 MAX_LAYERS: Final = 200  # in the table

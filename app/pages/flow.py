@@ -11,7 +11,7 @@ from starlette.responses import HTMLResponse
 from hookcore.records import GRADIENT_KINDS, KINDS, Kind, Tap
 from hookcore.store import STAT_NAMES, Store, checks
 
-from ..facts import Finder, finder_of
+from ..analysis.facts import Finder, finder_of
 from ..runs import Run
 from .frame import render, run_of
 

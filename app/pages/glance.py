@@ -12,7 +12,7 @@ from hookcore.records import Tap
 from hookcore.store import Store
 from hookcore.vocabulary import OWN, loss_rank
 
-from ..cost import Cost, cost_of
+from ..analysis.cost import Cost, cost_of
 from ..findings import Finding, KeyFigures, Reading
 from ..numerals import shown, thousands
 from ..runs import Run

@@ -11,7 +11,7 @@ from starlette.responses import HTMLResponse
 from hookcore.records import KINDS, Kind, Tap
 from hookcore.vocabulary import KIND_TITLES
 
-from ..facts import finder_of
+from ..analysis.facts import finder_of
 from ..runs import Run
 from .frame import render, run_of
 

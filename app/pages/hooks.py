@@ -16,10 +16,10 @@ from hookcore.config import SETTINGS
 from hookcore.records import Coverage, HookRecord, Kind
 from hookcore.store import Store
 
-from ..cost import cost_of
-from ..coverage import coverage_of
-from ..facts import facts_of
-from ..find import Facts, parse
+from ..analysis.cost import cost_of
+from ..analysis.coverage import coverage_of
+from ..analysis.facts import facts_of
+from ..analysis.find import Facts, parse
 from ..runs import Run
 from .frame import no_change_words, render, run_of
 from .settings import share_of, trainer_settings

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal
 from fastapi import APIRouter, Query, Request
 from starlette.responses import HTMLResponse
 
-from ..facts import finder_of
+from ..analysis.facts import finder_of
 from ..runs import Run
 from .eventlines import SIGNS
 from .frame import address_of, render, run_of

@@ -12,7 +12,7 @@ from hookcore.records import KINDS, Kind, Tap
 from hookcore.store import STAT_NAMES, Latest, Store
 from hookcore.store.checks import require
 
-from ..coverage import coverage_of
+from ..analysis.coverage import coverage_of
 from ..findings import key_figures_of
 from ..runs import Run
 from .eventlines import Line, all_lines

@@ -16,7 +16,7 @@ import hookcore
 from hookcore.config import SETTINGS
 
 from .. import assets
-from ..cost import cost_of
+from ..analysis.cost import cost_of
 from ..formats import plain
 from ..numerals import size
 from ..runs import Run, Runs

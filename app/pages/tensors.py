@@ -12,10 +12,10 @@ from hookcore.records import KINDS, Snapshot
 from hookcore.store import Store
 from hookcore.vocabulary import KIND_TITLES
 
+from ..analysis.facts import finder_of
+from ..analysis.tiles import statistics_of
 from ..api.snapshots import MAX_VALUES, numbered
-from ..facts import finder_of
 from ..runs import Run
-from ..tiles import statistics_of
 from .frame import render, run_of
 
 MAX_SHOWN: Final = 300

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from ..cost import cost_of
+from ..analysis.cost import cost_of
 from ..runs import Run
 
 _STATES: Final = {

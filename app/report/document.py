@@ -19,7 +19,7 @@ import hookcore
 from hookcore.vocabulary import KIND_WORDS
 
 from .. import assets, figures
-from ..cost import cost_of
+from ..analysis.cost import cost_of
 from ..findings import RULES, key_figures_of
 from ..formats import plain
 from ..runs import Run

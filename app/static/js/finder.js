@@ -1,5 +1,5 @@
 // @ts-check
-/** Which modules the find box finds. What is asked of a module (app/facts.py) comes from the server, once for all pages. */
+/** Which modules the find box finds. What is asked of a module (app/analysis/facts.py) comes from the server, once for all pages. */
 import { get } from "./api.js";
 import { EVERYTHING, parse } from "./find.js";
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..runs import Run
 from .coverage import coverage_of
 from .find import Facts, parse
-from .runs import Run
 
 
 def facts_of(run: Run) -> dict[str, Facts]:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from hookcore.store import Store
 
-from .runs import Run
+from ..runs import Run
 
 EFFECTIVE: Final = "hookcore/effective_cost"
 PER_CAPTURE: Final = "hookcore/cost"
