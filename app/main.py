@@ -16,7 +16,8 @@ from hookcore.answers.base import Answer
 from hookcore.errors import HookcoreError
 from hookcore.records import text_of
 
-from . import api, assets, health, ingest, live, pages
+from . import api, assets, live, pages
+from .api import health, ingest
 from .api.given import PROBLEM
 from .guard import login
 from .guard.access import Access

@@ -10,8 +10,8 @@ from fastapi import APIRouter, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse
 
-from .live import publisher_of
-from .runs import STATES, Run
+from ..live import publisher_of
+from ..runs import STATES, Run
 
 METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 

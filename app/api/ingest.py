@@ -19,10 +19,10 @@ from starlette.exceptions import HTTPException
 from hookcore import wire
 from hookcore.errors import HookcoreError, WireError
 
-from . import limits
-from .keep import WrongKeyError
-from .runs import AwayError, Run, Runs
-from .settings import ServerSettings
+from .. import limits
+from ..keep import WrongKeyError
+from ..runs import AwayError, Run, Runs
+from ..settings import ServerSettings
 
 RETRY_S: Final = 5
 MAX_WAITING: Final = 4  # bodies of the maximum size at once
