@@ -23,9 +23,9 @@ from .guard import login
 from .guard.access import Access
 from .guard.security import Guard
 from .guard.usage import Usage
-from .keep import Keeper
 from .pages.error import error_page, wants_page
 from .runs import Runs
+from .runs.keep import Keeper
 from .settings import ServerSettings
 
 

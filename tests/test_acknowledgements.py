@@ -11,7 +11,7 @@ import pytest
 
 import hookcore
 from hookcore.records import Event, Tap
-from hookcore_app import runs as runs_module
+from hookcore_app.runs import run as runs_module
 from tests.api_world import World, open_run
 from tests.build import append
 from tests.serving import TOKEN, Served, served

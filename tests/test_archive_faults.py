@@ -25,8 +25,9 @@ from hookcore.errors import ArgumentError
 from hookcore.records import Event
 from hookcore.store import Store
 from hookcore.wire import EndItem
-from hookcore_app.keep import Keeper, show
 from hookcore_app.runs import Runs
+from hookcore_app.runs.keep import Keeper
+from hookcore_app.runs.saved import show
 from hookcore_app.settings import ServerSettings
 from tests.archive_world import STORE_BYTES, make_info, plain_frame
 from tests.waiting import wait_for

@@ -22,11 +22,12 @@ from hookcore.errors import HookcoreError
 from hookcore.records import Failure
 from hookcore.store import StepRange
 from hookcore.wire import Batch, Books, EndItem, RunInfo, frame_item
-from hookcore_app.keep import Keeper, show, show_all
 from hookcore_app.runs import AwayError, Run, Runs
+from hookcore_app.runs.keep import Keeper
+from hookcore_app.runs.saved import show, show_all
+from hookcore_app.runs.shelf import bytes_below
 from hookcore_app.serving.server import _with_folder
 from hookcore_app.settings import ServerSettings
-from hookcore_app.shelf import bytes_below
 from tests.serving import World, make_world
 from tests.test_archive import TAPS, make_frame
 from tests.waiting import wait_for

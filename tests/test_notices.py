@@ -17,7 +17,7 @@ from hookcore import notices
 from hookcore.dashboard import find, stop_dashboard
 from hookcore.errors import ServerError
 from hookcore.notices import post_notice, take_orphans
-from hookcore_app.orphans import list_orphan
+from hookcore_app.runs.orphans import list_orphan
 from tests.build import make_info
 from tests.receiver import a_run
 from tests.serving import (

@@ -17,10 +17,10 @@ from hookcore.records import Coverage, Event, Failure, ModuleRecord, Tap
 from hookcore.store import Store
 from hookcore_app import figures
 from hookcore_app.cli import main
-from hookcore_app.keep import show
 from hookcore_app.report import MAX_BYTES, report_of
 from hookcore_app.report.pictures import line_of, picture_of
 from hookcore_app.runs import Run, Runs
+from hookcore_app.runs.saved import show
 from hookcore_app.settings import ServerSettings
 from tests.api_world import World, fill, make_info, open_run
 from tests.browser.browsing import chromium

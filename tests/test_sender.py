@@ -23,7 +23,7 @@ from hookcore.sender import Address, HttpSink
 from hookcore.sender import sink as sink_module
 from hookcore.sinks import Sink
 from hookcore.wire import Batch, Books, EndItem
-from hookcore_app import limits
+from hookcore_app.runs import limits
 from tests.receiver import DEADLINE_S, Receiver, a_frame, a_run, serving
 from tests.waiting import wait_for
 

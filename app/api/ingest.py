@@ -19,9 +19,8 @@ from starlette.exceptions import HTTPException
 from hookcore import wire
 from hookcore.errors import HookcoreError, WireError
 
-from .. import limits
-from ..keep import WrongKeyError
-from ..runs import AwayError, Run, Runs
+from ..runs import AwayError, Run, Runs, limits
+from ..runs.keep import WrongKeyError
 from ..settings import ServerSettings
 
 RETRY_S: Final = 5

@@ -13,10 +13,10 @@ from hookcore.errors import ArgumentError
 from hookcore.records import Severity
 
 from ..analysis.cost import cost_of
-from ..answering import finding_of, reading_of, scope_of
 from ..findings import RULES, KeyFigures, Rule, key_figures_of
 from ..formats import StrictJson
 from ..runs import Run
+from ..runs.answering import finding_of, reading_of, scope_of
 from . import examples
 from .bodies import Acknowledgement
 from .given import GivenReply, GivenRun, GivenRuns, answered, described, run_named, version_of

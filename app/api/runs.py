@@ -16,9 +16,9 @@ from hookcore.store import Store
 from hookcore.store.checks import matcher
 
 from ..analysis.facts import facts_as_json, facts_of
-from ..answering import run_of, taps_of
 from ..formats import StrictJson
 from ..runs import Gone, Run, why_gone
+from ..runs.answering import run_of, taps_of
 from . import examples
 from .bodies import RunChanges
 from .given import (

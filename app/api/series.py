@@ -18,8 +18,8 @@ from hookcore.store import STAT_NAMES, Histograms, Series, Store
 from hookcore.store.checks import matcher, require, unknown
 from hookcore.store.tables import SERIES_COLUMNS
 
-from ..answering import histograms_table, series_table
 from ..formats import ARRAYS, StrictJson, Table
+from ..runs.answering import histograms_table, series_table
 from . import examples
 from .given import (
     After,

@@ -12,8 +12,8 @@ from hookcore.errors import ArgumentError
 from hookcore.records import Event, Severity
 from hookcore.store.checks import matcher
 
-from ..answering import events_of
 from ..formats import StrictJson, plain
+from ..runs.answering import events_of
 from . import examples
 from .bodies import SettingsChanges
 from .given import MAX_STEP, GivenReply, GivenRun, GivenSpan, Limit, Span, answered, described, version_of

@@ -52,9 +52,9 @@ def _report(given: argparse.Namespace, environment: Mapping[str, str]) -> str:
 def _of_file(path: Path, run_id: str | None) -> tuple[str, bytes]:
     if not path.exists():
         raise ArgumentError(f"{str(path)!r} is not a file, folder, or address: give a saved run, or http://HOST:PORT")
-    from ..keep import show
     from ..report import report_of
     from ..runs import Runs
+    from ..runs.saved import show
     from ..settings import ServerSettings
 
     run = show(Runs(ServerSettings()), path)

@@ -51,7 +51,7 @@ def _open(given: argparse.Namespace, environment: Mapping[str, str]) -> str:
     for path in given.file:
         if not path.exists():
             raise ArgumentError(f"{str(path)!r} is not a file or folder: give the path of a saved run")
-    from ..keep import show_all
+    from ..runs.saved import show_all
     from ..serving.server import run
 
     def fill(runs: Runs) -> None:

@@ -14,9 +14,9 @@ from hookcore.answers.live import FrameNews
 from hookcore.store import STAT_NAMES, Latest, TapList
 from hookcore.vocabulary import OWN, TIME
 
-from ..answering import events_of, taps_of
 from ..formats import json_of
 from ..runs import Run
+from ..runs.answering import events_of, taps_of
 from .marks import Cursor, Mark, Steps, mark_of, new_steps, token_of
 from .publisher import Publisher
 

@@ -12,8 +12,8 @@ from hookcore.answers.live import LiveRow
 from hookcore.errors import ArgumentError
 from hookcore.store import STAT_NAMES, Heatmap, TapList
 
-from ..answering import events_of
 from ..runs import Run
+from ..runs.answering import events_of
 from .frames import DELTA, SNAPSHOT, Body, as_colors, as_f4, json_body, scale_for, values_body
 from .marks import Mark, new_steps
 from .publisher import Selections

@@ -29,8 +29,8 @@ from ..guard.security import ANY_ADDRESS, ancestors_of
 from ..guard.usage import Usage
 from ..live import publisher_of
 from ..main import create_app
-from ..orphans import follow_orphans
 from ..runs import Runs
+from ..runs.orphans import follow_orphans
 from ..settings import ServerSettings
 from .protocol import MAX_MESSAGE, SocketProtocol, protocol_for
 

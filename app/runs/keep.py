@@ -5,22 +5,22 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 from weakref import WeakSet
 
-from hookcore.archive import SUFFIX, Archive, ArchiveWriter, Books, Scribe, folder_name, load_into, read_archive
+from hookcore.archive import ArchiveWriter, Books, Scribe, folder_name, read_archive
 from hookcore.archive.books import key_hash
 from hookcore.config import NO_FOLDER
-from hookcore.errors import ArgumentError, HookcoreError
-from hookcore.records import Event, Frame, Severity, Snapshot
-from hookcore.store import StepRange, Store
+from hookcore.errors import HookcoreError
+from hookcore.records import Frame, Snapshot
 from hookcore.wire import EndItem, RunInfo, keep_folder
 
-from .limits import tamed
-from .runs import MAX_ACKNOWLEDGED, Run, Runs, Why, say
-from .settings import ServerSettings
+from ..settings import ServerSettings
+from .run import Run, say
+from .runs import Runs, Why
+from .saved import apply_folder, call_logged, fill_store, list_run, load, make_known
 from .shelf import PAGE_FILE, REMOVED_FILE, TRASH, Shelf, is_run, may_go, number_of, read_json, write_page
 
 logger = logging.getLogger("hookcore")
@@ -28,7 +28,6 @@ logger = logging.getLogger("hookcore")
 CLOSE_S: Final = 2.0
 NOTE_EVERY_S: Final = 30.0  # between two summaries of a live run
 MAX_LISTED: Final = 2000  # maximum number of runs from disk in the list
-MAX_NOTES: Final = 20_000
 
 Summarize = Callable[[Run], dict[str, Any]]
 
@@ -101,8 +100,8 @@ class Keeper:
         if archive.key_hash and archive.key_hash != key_hash(run.info.key):
             raise WrongKeyError(f"another trainer started the run {run.id}: each trainer needs its own run")
         with run.lock:
-            _know(run, path, archive)
-            _fill(archive, run.store)
+            apply_folder(run, path, archive)
+            fill_store(archive, run.store)
             run.seen_events = run.store.events_after(0)[0]
             self._continue(run, run.info, Books.of(path))
 
@@ -260,9 +259,9 @@ class Keeper:
         """List the runs of the server's folder and its trash, and make room for new ones."""
         shelf = self._shelf_of(Path(self._settings.keep) / "any")
         for path in shelf.runs()[:MAX_LISTED]:
-            _logged(path, lambda path: list_run(self._runs, path, self.note))
+            call_logged(path, lambda path: list_run(self._runs, path, self.note))
         for path in shelf.trashed():
-            _logged(path, self._list_trashed)
+            call_logged(path, self._list_trashed)
         try:
             self._make_room(shelf)
         except OSError as error:
@@ -312,122 +311,6 @@ class _Noting:
             self._keeper.note(self._run)
 
 
-# -- runs that are read -------------------------------------------------------------------------------------------
-
-
-def show(runs: Runs, path: Path) -> Run:
-    """Load a saved run and list it; raises HookcoreError if it can't be read."""
-    archive = read_archive(path)
-    known = runs.get(archive.info.id)
-    if known is None:
-        known = make_known(runs, archive.folder, archive)
-        runs.add(known)
-    if not known.loaded:
-        load(runs, known)
-    return known
-
-
-def load(runs: Runs, run: Run) -> None:
-    """Read a run that is on disk into memory."""
-    if run.folder is None:
-        return
-    store = Store(runs.store_bytes(run.info.memory))
-    try:
-        _fill(read_archive(run.folder), store)
-    except HookcoreError as error:
-        _warn(store, "damaged", f"this run can no longer be read: {error}")
-    run.seen_events = store.events_after(0)[0]
-    run.swap(store, loaded=True)
-
-
-def show_all(runs: Runs, path: Path) -> list[Run]:
-    """List a saved run, or all runs in a folder. Raises ArgumentError if there is none."""
-    folders = [] if not path.is_dir() or is_run(path) else Shelf(path.absolute(), 0).runs()
-    if not folders:
-        return [show(runs, path)]
-    shown: list[Run] = []
-    for folder in folders:
-        _logged(folder, lambda folder: shown.append(list_run(runs, folder)))
-    if not shown:
-        raise ArgumentError(f"{path} contains no readable run: give a folder with runs (*{SUFFIX}), or one of them")
-    return shown
-
-
-def list_run(runs: Runs, path: Path, note: Callable[[Run], None] | None = None) -> Run:
-    """Put a run on disk into the list, unless it is listed already."""
-    run = make_known(runs, path)
-    if note is not None:
-        run.on_edit = lambda: note(run)
-    return runs.add_known(run)
-
-
-def make_known(runs: Runs, path: Path, archive: Archive | None = None) -> Run:
-    """Return a run as its folder describes it; its values stay on disk."""
-    archive = archive or read_archive(path)
-    run = runs.known(tamed(archive.info))
-    _know(run, archive.folder, archive)
-    return run
-
-
-def _know(run: Run, path: Path, archive: Archive) -> None:
-    said = read_json(path / PAGE_FILE)
-    run.folder, run.key_hash = path, archive.key_hash
-    run.name, run.notes = _text(said.get("name")) or run.name, _text(said.get("notes"))
-    run.acknowledgements = dict(_acknowledged_in(said.get("acknowledgements")))
-    summary = said.get("summary")
-    run.summary = summary if isinstance(summary, dict) else {}
-    run.failure = archive.failure
-    run.ended_at_step = archive.last_step if archive.state == "ended" or archive.failure is not None else None
-    if not run.loaded:
-        newest = archive.last_step
-        first, count = (_whole(run.summary.get(name)) for name in ("first_step", "steps"))
-        run.swap(Store.outline(StepRange(first if newest is not None else None, newest, count or 0)), loaded=False)
-
-
-def _fill(archive: Archive, store: Store) -> None:
-    load_into(store, archive)
-    for sentence in archive.damages:
-        _warn(store, "damaged", f"a part of this saved run could not be read: {sentence}")
-    if not archive.has_sketches:
-        message = (
-            "An earlier version saved this run's histograms with other bins. They can't be shown; all other values can."
-        )
-        _add_event(store, "no-histograms", message, "info")
-    if archive.lost:
-        _warn(store, "not-kept", f"{archive.lost} frames and snapshots of this run were not written")
-
-
-def _warn(store: Store, name: str, message: str) -> None:
-    _add_event(store, name, message, "warning")
-
-
-def _add_event(store: Store, name: str, message: str, severity: Severity) -> None:
-    store.add_event(Event(store.steps().newest or 0, time.time(), name, message, severity))
-
-
 def _steps_of(run: Run) -> dict[str, Any]:
     steps = run.store.steps()
     return {"first_step": steps.first, "newest_step": steps.newest, "steps": steps.count}
-
-
-def _acknowledged_in(said: object) -> Iterator[tuple[str, int]]:
-    if isinstance(said, dict):
-        for key, step in list(said.items())[:MAX_ACKNOWLEDGED]:
-            if isinstance(key, str) and isinstance(step, int):
-                yield key, step
-
-
-def _text(said: object) -> str:
-    return said[:MAX_NOTES] if isinstance(said, str) else ""
-
-
-def _whole(said: object) -> int | None:
-    return said if isinstance(said, int) and 0 <= said < 2**53 else None
-
-
-def _logged(path: Path, call: Callable[[Path], Any]) -> None:
-    """Call a function for a folder; log an error, because one damaged run must not hide the others."""
-    try:
-        call(path)
-    except (HookcoreError, OSError, ValueError, TypeError) as error:
-        logger.warning("hookcore: %s can't be listed: %s", path, error)

@@ -15,7 +15,8 @@ from hookcore.wire import RunInfo
 
 from .keep import Keeper, WrongKeyError
 from .limits import tamed
-from .runs import Runs, say
+from .run import say
+from .runs import Runs
 
 logger = logging.getLogger("hookcore")
 

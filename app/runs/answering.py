@@ -14,9 +14,9 @@ from hookcore.answers import Number
 from hookcore.records import Event, text_of
 from hookcore.store import Histograms, Series, TapList
 
-from .findings import Finding, Reading, Scope, key_of_event
-from .formats import Table, plain
-from .runs import Run
+from ..findings import Finding, Reading, Scope, key_of_event
+from ..formats import Table, plain
+from .run import Run
 
 
 def taps_of(found: TapList) -> tuple[answers.Tap, ...]:

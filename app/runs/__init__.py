@@ -1,0 +1,9 @@
+"""The runs of a server: in memory and on disk, and the limits of both."""
+
+from __future__ import annotations
+
+from .changes import Changes
+from .run import STATES, AwayError, Run, State
+from .runs import Gone, Runs, why_gone
+
+__all__ = ["STATES", "AwayError", "Changes", "Gone", "Run", "Runs", "State", "why_gone"]

@@ -1,0 +1,281 @@
+"""One training process: its store, its accounts, and the commands that wait for its trainer."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Literal, Protocol
+
+from hookcore.errors import HookcoreError
+from hookcore.failures import event_of
+from hookcore.records import Command, Event, Failure, Frame, Severity, Snapshot, Tap
+from hookcore.store import Store
+from hookcore.wire import (
+    Answer,
+    Batch,
+    Books,
+    EndItem,
+    FrameItem,
+    RunInfo,
+    SnapshotItem,
+    frame_of,
+    snapshot_of,
+)
+
+from ..findings import Finding, FindingsCache
+from .changes import Changes
+
+State = Literal["live", "ended", "crashed", "interrupted", "lost"]
+STATES: Final[tuple[State, ...]] = ("live", "crashed", "lost", "interrupted", "ended")  # the most urgent first
+MAX_COMMANDS: Final = 256  # that wait for one trainer
+SILENCE_S: Final = 5.0  # a trainer gives a sign of life every second
+UNSENT_EVERY_S: Final = 10.0  # between two events about frames that were not sent
+MAX_ACKNOWLEDGED: Final = 10_000  # findings and events of one run; the oldest are forgotten
+
+
+class AwayError(HookcoreError):
+    """A batch arrived for a run that is only on disk. The run is loaded before the trainer repeats the batch."""
+
+
+class OnDisk(Protocol):
+    """What is on disk of a run while it is written."""
+
+    @property
+    def durable(self) -> int:
+        """The highest number on the wire of what is on disk."""
+
+    def miss(self, count: int) -> None:
+        """Count what a server before this one had acknowledged, and lost when it was killed."""
+
+
+@dataclass(slots=True)
+class Run:
+    """One training process. All methods are thread-safe."""
+
+    info: RunInfo
+    store: Store
+    numbers: itertools.count[int]
+    changes: Changes
+    clock: Callable[[], float] = time.monotonic
+    lost_after_s: float = 15.0
+    name: str = ""
+    notes: str = ""
+    kept: bool = False  # read from disk: no trainer is connected to it
+    folder: Path | None = None  # where it is on disk
+    loaded: bool = True  # False: it is on disk, and its store knows the range of steps only
+    summary: dict[str, Any] = field(default_factory=dict)  # what the list shows of a run that is not loaded
+    key_hash: str = ""  # of the trainer that may continue it
+    seen_at: float = 0.0
+    looked_at: float = float("-inf")
+    failure: Failure | None = None
+    ended_at_step: int | None = None
+    acknowledged: int = -1
+    described: int = -1
+    books: Books = field(default_factory=Books)
+    local: Callable[[Command], None] | None = None  # a trainer in this very process
+    on_record: Callable[[Frame | Snapshot | EndItem, int], None] | None = None  # who writes the run to disk
+    on_disk: OnDisk | None = None  # what is on disk of it while it is written
+    on_edit: Callable[[], None] | None = None  # who writes name, notes and acknowledgements to disk
+    writer: Any = None  # who wrote it to disk until it ended or was lost
+    seen_events: int = 0  # those that were on disk when it was read
+    stored: int | None = None  # frames and snapshots that were on disk when its trainer came back
+    commands: deque[Command] = field(default_factory=lambda: deque(maxlen=MAX_COMMANDS))
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    findings: FindingsCache = field(init=False)
+    acknowledgements: dict[str, int] = field(default_factory=dict)  # by key, with the step up to which it holds
+    _newest_command: int = -1  # the highest number of a command, of this server's or one before it
+    _met: bool = False  # a batch has come
+    _unsent: int = 0  # that the trainer dropped and no event has told of
+    _unsent_due: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.findings = FindingsCache(self.store)
+
+    @property
+    def id(self) -> str:
+        """The id in addresses."""
+        return self.info.id
+
+    @property
+    def state(self) -> State:
+        """Whether its trainer is live, and if not, how the run ended."""
+        if self.failure is not None:
+            return self.failure.outcome
+        if self.ended_at_step is not None:
+            return "ended"
+        if self.kept:
+            return "lost"
+        if self.local is None and self.clock() - self.seen_at > self.lost_after_s:
+            return "lost"
+        return "live"
+
+    @property
+    def finished(self) -> bool:
+        """Whether no more data can arrive."""
+        return self.state != "live"
+
+    def swap(self, store: Store, loaded: bool) -> None:
+        """Use another store: one loaded from disk, or an outline of one that is on disk."""
+        self.store, self.loaded = store, loaded
+        self.findings = FindingsCache(store)
+        self.changes.tell()
+
+    def ask(self, name: Literal["settings", "snapshot", "inventory"], **what: Any) -> Command:
+        """Queue a command for the trainer and return it."""
+        command = Command(self._new_number(), name, **what)
+        if self.local is not None:
+            self.local(command)
+        else:
+            with self.lock:
+                self.commands.append(command)
+        return command
+
+    def _new_number(self) -> int:
+        """Return a number above those of all commands that the trainer knows, whatever the clock says."""
+        with self.lock:
+            self._newest_command = max(next(self.numbers), self._newest_command + 1)
+            return self._newest_command
+
+    def ask_snapshots(self, taps: Sequence[Tap]) -> list[Command]:
+        """Queue commands that the trainer receives together, so that it captures the tensors of one step."""
+        commands = [Command(self._new_number(), "snapshot", tap=tap) for tap in taps]
+        if self.local is not None:
+            for command in commands:
+                self.local(command)
+        else:
+            with self.lock:
+                self.commands.extend(commands)
+        return commands
+
+    def acknowledge(self, key: str, yes: bool = True) -> None:
+        """Acknowledge a finding or an event, or undo that."""
+        with self.lock:
+            self.acknowledgements.pop(key, None)
+            if yes:
+                self.acknowledgements[key] = self.store.steps().newest or 0
+                while len(self.acknowledgements) > MAX_ACKNOWLEDGED:
+                    del self.acknowledgements[next(iter(self.acknowledgements))]
+        self.edited()
+
+    def edited(self) -> None:
+        """Announce and save a changed name, note, or acknowledgement."""
+        if self.on_edit is not None:
+            self.on_edit()
+        self.changes.tell()
+
+    def has_seen(self, finding: Finding) -> bool:
+        """Return whether a finding was acknowledged since it began; a recurring one is new."""
+        return finding.since_step <= self.acknowledgements.get(finding.key, -1)
+
+    def take(self, batch: Batch) -> Answer:
+        """File a batch. Repeated items are ignored; inconsistent data raises WireError."""
+        with self.lock:
+            if self.kept:
+                raise AwayError(f"the run {self.id} has just left memory: send again")
+            if batch.retained > self.acknowledged:
+                # Lost with the server that acknowledged it. The trainer sends it again, and the rest after it.
+                self.seen_at = self.clock()
+                return self._answer()
+            self._notice(batch.books)
+            self.seen_at = self.clock()
+            self.info, self.books = batch.run, batch.books
+            self._newest_command = max(self._newest_command, batch.commands_done)
+            while self.commands and self.commands[0].number <= batch.commands_done:
+                self.commands.popleft()
+            known = self.store.taps_announced
+            if batch.taps_from <= known:
+                self._take_all(batch, batch.taps[known - batch.taps_from :])
+            answer = self._answer()
+        self.changes.tell()
+        return answer
+
+    def _answer(self) -> Answer:
+        return Answer(
+            acknowledged=self.acknowledged,
+            taps=self.store.taps_announced,
+            described=self.described,
+            commands=tuple(self.commands),
+            durable=None if self.on_disk is None else self.on_disk.durable,
+        )
+
+    def _notice(self, books: Books) -> None:
+        """Add events about lost or delayed data, because they explain a gap in the steps."""
+        silent_s = self.clock() - self.seen_at
+        if self._met and silent_s > SILENCE_S:
+            say(self, "reconnected", f"the trainer is back after {silent_s:.0f} s without a sign of life")
+        elif not self._met and self.stored is not None:
+            self._notice_return(books.acknowledged - self.stored)
+        elif not self._met and books.acknowledged:
+            sent = f"{books.acknowledged:,} frames and snapshots"
+            say(
+                self,
+                "reconnected",
+                f"the trainer comes from a server that is gone, and with it {sent} that it sent there",
+            )
+        self._met = True
+        self._unsent += max(0, sum(books.dropped.values()) - sum(self.books.dropped.values()))
+        if self._unsent and self.clock() >= self._unsent_due:
+            told = f"the trainer dropped {self._unsent:,} frames or snapshots that it could not send"
+            say(self, "frame-dropped", told, "warning", self._unsent)
+            self._unsent, self._unsent_due = 0, self.clock() + UNSENT_EVERY_S
+
+    def _notice_return(self, missing: int) -> None:
+        """Add an event: the server was restarted and continues the run from disk."""
+        if missing > 0:
+            if self.on_disk is not None:
+                self.on_disk.miss(missing)  # or the next restart would tell of them again
+            told = f"The server was restarted. {missing:,} frames and snapshots were not on disk yet and are lost."
+            say(self, "reconnected", told, "warning", missing)
+        else:
+            say(self, "reconnected", "the server was restarted; nothing is missing")
+
+    def _take_all(self, batch: Batch, new_taps: tuple[Tap, ...]) -> None:
+        # All is read before anything is kept: a damaged batch leaves no trace.
+        fresh = [item for item in batch.items if item.number > self.acknowledged]
+        records = [_record_of(item) for item in fresh]
+        if new_taps:
+            self.store.announce(new_taps)
+        described = batch.description
+        if described is not None and described.version > self.described:
+            self.store.describe(described.modules, described.coverage, described.hooks)
+            self.described = described.version
+        for item, record in zip(fresh, records, strict=True):
+            if item.number > self.acknowledged:
+                self._keep(record, item.number)
+                self.acknowledged = item.number
+
+    def take_record(self, record: Frame | Snapshot | EndItem) -> None:
+        """File a record of a trainer in this process."""
+        with self.lock:
+            self.seen_at = self.clock()
+            self._keep(record)
+        self.changes.tell()
+
+    def _keep(self, record: Frame | Snapshot | EndItem, number: int = -1) -> None:
+        if isinstance(record, EndItem):
+            self.ended_at_step, self.failure = record.step, record.failure
+            if record.failure is not None:
+                self.store.add_event(event_of(record.failure))
+        elif isinstance(record, Snapshot):
+            self.store.add_snapshot(record)
+        else:
+            self.store.append(record)
+        if self.on_record is not None:
+            self.on_record(record, number)
+
+
+def _record_of(item: FrameItem | SnapshotItem | EndItem) -> Frame | Snapshot | EndItem:
+    if isinstance(item, FrameItem):
+        return frame_of(item)
+    return snapshot_of(item) if isinstance(item, SnapshotItem) else item
+
+
+def say(run: Run, name: str, message: str, severity: Severity = "info", count: int = 1) -> None:
+    """Add an event of the server to those of the trainer."""
+    run.store.add_event(Event(run.store.steps().newest or 0, time.time(), name, message, severity, count=count))
+    run.changes.tell()

@@ -1,0 +1,348 @@
+"""The runs that a server shows.
+
+Memory is given by use. When it is scarce, runs that are whole on disk leave it first, then idle runs become coarser.
+Only then is a run removed, and that is announced.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Literal, Protocol
+
+from hookcore.records import Command
+from hookcore.store import Store
+from hookcore.wire import (
+    MAX_TEXT,
+    RunInfo,
+)
+
+from ..settings import ServerSettings
+from .changes import Changes
+from .run import Run
+
+Why = Literal["deleted", "memory", "disk"]
+MIN_RUN_BYTES: Final = 2**20
+MAX_SHARE: Final = 4  # one run gets at most a quarter of the memory
+FULL: Final = 0.9  # of the memory: from here on room is made
+IDLE_S: Final = 300.0  # a run that was looked at since stays in memory
+BALANCE_EVERY_S: Final = 1.0
+MAX_GONE: Final = 200  # removed runs that are remembered
+
+
+class Disk(Protocol):
+    """Writes runs to disk and loads them."""
+
+    def load(self, run: Run) -> None:
+        """Load a run from disk into memory."""
+
+    def is_whole(self, run: Run) -> bool:
+        """Return whether all of a run is on disk, so that it can leave memory."""
+
+    def release(self, run: Run) -> None:
+        """Write the rest of a run and close its files."""
+
+    def discard(self, run: Run, why: Why) -> None:
+        """Move a run's folder to the trash."""
+
+    def restore(self, run: Run) -> None:
+        """Restore a run's folder from the trash."""
+
+
+@dataclass(slots=True)
+class Gone:
+    """A removed run. It can be restored as long as there is a `run`."""
+
+    id: str
+    name: str
+    at_s: float
+    why: Why
+    run: Run | None
+
+
+class Runs:
+    """All runs of a server, within its memory."""
+
+    def __init__(self, settings: ServerSettings, clock: Callable[[], float] = time.monotonic) -> None:
+        self.settings = settings
+        self.changes = Changes()
+        self.disk: Disk | None = None
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._loading = threading.Lock()  # one run at a time is read from disk
+        self._runs: dict[str, Run] = {}
+        self._gone: dict[str, Gone] = {}
+        self._removed = 0
+        self._balanced_at = float("-inf")
+        # Far above the places by which snapshots without a command are numbered.
+        self._numbers = itertools.count(int(time.time() * 1000))
+
+    def now(self) -> float:
+        """Return the time for deciding whether runs are idle or lost."""
+        return self._clock()
+
+    @property
+    def removed(self) -> int:
+        """The number of runs that were removed to make room."""
+        return self._removed
+
+    def all(self) -> list[Run]:
+        """Return all runs, newest first, including those on disk."""
+        with self._lock:
+            return sorted(self._runs.values(), key=lambda run: (run.info.started_s, run.id), reverse=True)
+
+    def gone(self) -> list[Gone]:
+        """Return the removed runs, latest removal first."""
+        with self._lock:
+            return sorted(self._gone.values(), key=lambda gone: gone.at_s, reverse=True)
+
+    def get(self, run_id: str) -> Run | None:
+        """Return a run by its id, without loading it from disk."""
+        return self._runs.get(run_id)
+
+    def find(self, run_id: str) -> Run | None:
+        """Return a run by its id, loaded from disk if needed. Not for the event loop."""
+        run = self._runs.get(run_id)
+        return None if run is None else self.read(run)
+
+    def read(self, run: Run) -> Run:
+        """Return the run with all its values in memory."""
+        run.looked_at = self._clock()
+        if not run.loaded and self.disk is not None:
+            with self._loading:
+                if not run.loaded:
+                    self.disk.load(run)
+            self.balance(spare=run)
+        return run
+
+    def open(self, info: RunInfo) -> Run | None:
+        """Return a trainer's run, created if needed; None if the server is full of live runs."""
+        with self._lock:
+            run = self._runs.get(info.id)
+            if run is not None:
+                return run
+            if not self._has_place():
+                return None
+            run = self._new(info, self.store_bytes(info.memory))
+            self._runs[info.id] = run
+        self.balance(spare=run)
+        self.changes.tell()
+        return run
+
+    def open_local(self, info: RunInfo, memory: int, obey: Callable[[Command], None]) -> Run:
+        """Return the run of a trainer in this process, which has its own memory and is never rejected."""
+        run = self._new(info, memory)
+        run.local = obey
+        self.add(run)
+        return run
+
+    def _new(self, info: RunInfo, memory: int) -> Run:
+        run = Run(info, Store(memory), self._numbers, Changes(), self._clock, self.settings.lost_after_s)
+        run.seen_at = self._clock()
+        run.name = info.name[:MAX_TEXT] or info.id
+        return run
+
+    def store_bytes(self, asked: int) -> int:
+        """Return the limit of a run's store: as requested, but at most a quarter of the memory."""
+        most = self.settings.memory // MAX_SHARE
+        return max(min(asked or most, most), MIN_RUN_BYTES)
+
+    def known(self, info: RunInfo) -> Run:
+        """Return a run on disk, as the list shows it."""
+        run = self._new(info, MIN_RUN_BYTES)
+        run.kept, run.loaded = True, False
+        return run
+
+    def add(self, run: Run) -> None:
+        """List a run from elsewhere: loaded from a file, or trained in this process."""
+        with self._lock:
+            self._runs[run.id] = run
+        self.changes.tell()
+
+    def add_known(self, run: Run) -> Run:
+        """List a run on disk, unless its id is listed already."""
+        with self._lock:
+            found = self._runs.setdefault(run.id, run)
+        self.changes.tell()
+        return found
+
+    def remove(self, run_id: str, why: Why = "deleted") -> bool:
+        """Take a run off the list; False if there is none. It can be restored until its room is needed.
+
+        A trainer that still sends starts the run again.
+        """
+        with self._lock:
+            run = self._runs.pop(run_id, None)
+        if run is None:
+            return False
+        self.put_aside(run, why)
+        if self.disk is not None:
+            self.disk.discard(run, why)
+            self._leave(run)
+        self.changes.tell()
+        return True
+
+    def drop(self, run: Run) -> None:
+        """Remove a run that has no data."""
+        with self._lock:
+            self._runs.pop(run.id, None)
+        if self.disk is not None:
+            self.disk.release(run)
+        self.changes.tell()
+
+    def put_aside(self, run: Run, why: Why, at_s: float | None = None) -> None:
+        """Remember a removed run; with `at_s`, one that was removed before this server started."""
+        with self._lock:
+            self._gone.pop(run.id, None)
+            self._gone[run.id] = Gone(run.id, run.name, time.time() if at_s is None else at_s, why, run)
+            self._removed += why != "deleted" and at_s is None
+            while len(self._gone) > MAX_GONE:
+                del self._gone[next(iter(self._gone))]
+
+    def forget(self, folder_name: str) -> None:
+        """Forget a removed run whose folder was deleted to make room."""
+        for gone in list(self._gone.values()):
+            if gone.run is not None and gone.run.folder is not None and gone.run.folder.name == folder_name:
+                gone.run = None
+        self.changes.tell()
+
+    def restore(self, run_id: str) -> Run | None:
+        """Restore a removed run; return None if that is not possible."""
+        with self._lock:
+            gone = self._gone.get(run_id)
+            if gone is None or gone.run is None or run_id in self._runs:
+                return None
+            run = gone.run
+            del self._gone[run_id]
+            self._runs[run_id] = run
+        run.looked_at = self._clock()
+        if self.disk is not None:
+            self.disk.restore(run)
+        self.changes.tell()
+        return run
+
+    # -- memory -----------------------------------------------------------------------------------------------------
+
+    @property
+    def used_bytes(self) -> int:
+        """Return the memory of all runs, including those that can be restored."""
+        gone = [each.run for each in list(self._gone.values()) if each.run is not None]
+        return sum(run.store.usage().nbytes for run in [*self._runs.values(), *gone] if run.loaded)
+
+    def _has_place(self) -> bool:
+        """Return whether there is room for another run; unload idle runs if needed (the lock must be held)."""
+        loaded = [run for run in self._runs.values() if run.loaded]
+        if len(loaded) < self.settings.max_runs:
+            return self.used_bytes < self.settings.memory or self._has_idle()
+        for run in self._idle(loaded):
+            self._unload(run) or self._evict(run)
+            return True
+        return False
+
+    def _has_idle(self) -> bool:
+        return any(run.finished for run in self._runs.values() if run.loaded)
+
+    def balance(self, spare: Run | None = None, at_once: bool = True) -> None:
+        """Keep the memory within its limit, with the mildest sufficient means."""
+        now = self._clock()
+        if not at_once and 0 <= now - self._balanced_at < BALANCE_EVERY_S:
+            return
+        self._balanced_at = now
+        limit = int(self.settings.memory * FULL)
+        if self.used_bytes <= limit:
+            return
+        with self._lock:
+            self._make_room(limit, spare)
+        self.changes.tell()
+
+    def _make_room(self, limit: int, spare: Run | None) -> None:
+        loaded = [run for run in self._runs.values() if run.loaded and run is not spare]
+        idle = self._idle(loaded)
+        live = sorted((run for run in loaded if not run.finished), key=_nbytes_of, reverse=True)
+        means: tuple[tuple[Callable[[Run], bool], list[Run]], ...] = (
+            (self._drop, [gone.run for gone in self._gone.values() if gone.run is not None and gone.run.loaded]),
+            (self._unload, idle),
+            (_shrink, sorted(idle, key=_nbytes_of, reverse=True)),
+            (_shrink, live),
+            (self._evict, idle),
+        )
+        for make, runs in means:
+            for run in runs:
+                if self.used_bytes <= limit:
+                    return
+                make(run)
+
+    def _idle(self, loaded: list[Run]) -> list[Run]:
+        """Return the finished runs in memory: unviewed ones first, and of these the oldest."""
+        recent = self._clock() - IDLE_S
+        finished = [run for run in loaded if run.finished]
+        return sorted(finished, key=lambda run: (max(run.looked_at, recent), run.seen_at, run.info.started_s))
+
+    def _drop(self, run: Run) -> bool:
+        """Unload a removed run, which can still be restored from disk."""
+        if not self._leave(run):
+            self._gone[run.id].run = None
+        return True
+
+    def _leave(self, run: Run) -> bool:
+        """Unload a run if all of it is on disk."""
+        if self.disk is None or run.local is not None or not run.lock.acquire(blocking=False):
+            return False  # a batch is being filed: the trainer is back
+        try:
+            if not self.disk.is_whole(run):
+                return False
+            run.swap(Store.outline(run.store.steps()), loaded=False)
+            run.kept, run.writer = True, None
+            return True
+        finally:
+            run.lock.release()
+
+    def _unload(self, run: Run) -> bool:
+        """Unload a run that is completely on disk; no data is lost."""
+        if self._clock() - run.looked_at < IDLE_S:
+            return False
+        if run.state == "lost" and self.disk is not None:
+            self.disk.release(run)  # it is whole soon
+        return self._leave(run)
+
+    def _evict(self, run: Run) -> bool:
+        """Remove a run that is only in memory; the last resort (the lock must be held)."""
+        if run.id not in self._runs or not run.loaded:
+            return False
+        if self._leave(run):
+            return True
+        del self._runs[run.id]
+        self._gone[run.id] = Gone(run.id, run.name, time.time(), "memory", None)
+        self._removed += 1
+        if self.disk is not None:
+            self.disk.release(run)
+        return True
+
+
+def _nbytes_of(run: Run) -> int:
+    return run.store.usage().nbytes
+
+
+def _shrink(run: Run) -> bool:
+    """Merge older steps until the run takes half of its memory."""
+    return run.store.shrink(_nbytes_of(run) // 2) > 0
+
+
+_WHY: Final[dict[Why, str]] = {
+    "deleted": "was deleted",
+    "memory": "was removed to make room in memory",
+    "disk": "was removed to make room on disk",
+}
+
+
+def why_gone(runs: Runs, run_id: str) -> str:
+    """Return why a run was removed; empty if this server doesn't know the run."""
+    gone = next((gone for gone in runs.gone() if gone.id == run_id), None)
+    if gone is None:
+        return ""
+    at = time.strftime("%Y-%m-%d %H:%M", time.localtime(gone.at_s))
+    undo = "To restore it, select Undo on the Runs page." if gone.run is not None else "It can't be restored."
+    return f"The run {gone.name or gone.id} {_WHY[gone.why]} on {at}. {undo}"

@@ -1,0 +1,138 @@
+"""Saved runs: listed by what their folder says, and loaded on demand."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from hookcore.archive import SUFFIX, Archive, load_into, read_archive
+from hookcore.errors import ArgumentError, HookcoreError
+from hookcore.records import Event, Severity
+from hookcore.store import StepRange, Store
+
+from .limits import tamed
+from .run import MAX_ACKNOWLEDGED, Run
+from .runs import Runs
+from .shelf import PAGE_FILE, Shelf, is_run, read_json
+
+logger = logging.getLogger("hookcore")
+
+MAX_NOTES: Final = 20_000
+
+
+def show(runs: Runs, path: Path) -> Run:
+    """Load a saved run and list it; raises HookcoreError if it can't be read."""
+    archive = read_archive(path)
+    known = runs.get(archive.info.id)
+    if known is None:
+        known = make_known(runs, archive.folder, archive)
+        runs.add(known)
+    if not known.loaded:
+        load(runs, known)
+    return known
+
+
+def load(runs: Runs, run: Run) -> None:
+    """Read a run that is on disk into memory."""
+    if run.folder is None:
+        return
+    store = Store(runs.store_bytes(run.info.memory))
+    try:
+        fill_store(read_archive(run.folder), store)
+    except HookcoreError as error:
+        _warn(store, "damaged", f"this run can no longer be read: {error}")
+    run.seen_events = store.events_after(0)[0]
+    run.swap(store, loaded=True)
+
+
+def show_all(runs: Runs, path: Path) -> list[Run]:
+    """List a saved run, or all runs in a folder. Raises ArgumentError if there is none."""
+    folders = [] if not path.is_dir() or is_run(path) else Shelf(path.absolute(), 0).runs()
+    if not folders:
+        return [show(runs, path)]
+    shown: list[Run] = []
+    for folder in folders:
+        call_logged(folder, lambda folder: shown.append(list_run(runs, folder)))
+    if not shown:
+        raise ArgumentError(f"{path} contains no readable run: give a folder with runs (*{SUFFIX}), or one of them")
+    return shown
+
+
+def list_run(runs: Runs, path: Path, note: Callable[[Run], None] | None = None) -> Run:
+    """Put a run on disk into the list, unless it is listed already."""
+    run = make_known(runs, path)
+    if note is not None:
+        run.on_edit = lambda: note(run)
+    return runs.add_known(run)
+
+
+def make_known(runs: Runs, path: Path, archive: Archive | None = None) -> Run:
+    """Return a run as its folder describes it; its values stay on disk."""
+    archive = archive or read_archive(path)
+    run = runs.known(tamed(archive.info))
+    apply_folder(run, archive.folder, archive)
+    return run
+
+
+def apply_folder(run: Run, path: Path, archive: Archive) -> None:
+    """Set what a run's folder says of it: its names, notes, acknowledgements, summary, and end."""
+    said = read_json(path / PAGE_FILE)
+    run.folder, run.key_hash = path, archive.key_hash
+    run.name, run.notes = _text(said.get("name")) or run.name, _text(said.get("notes"))
+    run.acknowledgements = dict(_acknowledged_in(said.get("acknowledgements")))
+    summary = said.get("summary")
+    run.summary = summary if isinstance(summary, dict) else {}
+    run.failure = archive.failure
+    run.ended_at_step = archive.last_step if archive.state == "ended" or archive.failure is not None else None
+    if not run.loaded:
+        newest = archive.last_step
+        first, count = (_whole(run.summary.get(name)) for name in ("first_step", "steps"))
+        run.swap(Store.outline(StepRange(first if newest is not None else None, newest, count or 0)), loaded=False)
+
+
+def fill_store(archive: Archive, store: Store) -> None:
+    """Put the values of a saved run into a store, with events about what is missing."""
+    load_into(store, archive)
+    for sentence in archive.damages:
+        _warn(store, "damaged", f"a part of this saved run could not be read: {sentence}")
+    if not archive.has_sketches:
+        message = (
+            "An earlier version saved this run's histograms with other bins. They can't be shown; all other values can."
+        )
+        _add_event(store, "no-histograms", message, "info")
+    if archive.lost:
+        _warn(store, "not-kept", f"{archive.lost} frames and snapshots of this run were not written")
+
+
+def _warn(store: Store, name: str, message: str) -> None:
+    _add_event(store, name, message, "warning")
+
+
+def _add_event(store: Store, name: str, message: str, severity: Severity) -> None:
+    store.add_event(Event(store.steps().newest or 0, time.time(), name, message, severity))
+
+
+def _acknowledged_in(said: object) -> Iterator[tuple[str, int]]:
+    if isinstance(said, dict):
+        for key, step in list(said.items())[:MAX_ACKNOWLEDGED]:
+            if isinstance(key, str) and isinstance(step, int):
+                yield key, step
+
+
+def _text(said: object) -> str:
+    return said[:MAX_NOTES] if isinstance(said, str) else ""
+
+
+def _whole(said: object) -> int | None:
+    return said if isinstance(said, int) and 0 <= said < 2**53 else None
+
+
+def call_logged(path: Path, call: Callable[[Path], Any]) -> None:
+    """Call a function for a folder; log an error, because one damaged run must not hide the others."""
+    try:
+        call(path)
+    except (HookcoreError, OSError, ValueError, TypeError) as error:
+        logger.warning("hookcore: %s can't be listed: %s", path, error)
