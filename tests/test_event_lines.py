@@ -10,9 +10,9 @@ import pytest
 
 from hookcore.records import Event, Kind, Tap
 from hookcore_app.pages import summary_of
-from hookcore_app.pages.eventlines import Filter, Line, all_lines, markdown_of, modules_of
-from hookcore_app.pages.provenance import provenance_of
-from hookcore_app.pages.timeline import COLUMNS, timeline_of
+from hookcore_app.pages.views.event_list import Filter, Line, all_lines, markdown_of, modules_of
+from hookcore_app.pages.views.provenance import provenance_of
+from hookcore_app.pages.views.timeline import COLUMNS, timeline_of
 from hookcore_app.runs import Run
 from tests.build import make_info
 from tests.live_world import frame

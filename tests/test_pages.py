@@ -16,8 +16,8 @@ from hookcore.store import STAT_NAMES
 from hookcore_app import assets
 from hookcore_app.findings import RULES, key_of_event
 from hookcore_app.pages import frame, settings
-from hookcore_app.pages.spark import HEIGHT, WIDTH, spark_of
-from hookcore_app.pages.words import KIND_WORDS, STAT_WORDS
+from hookcore_app.pages.views.spark import HEIGHT, WIDTH, spark_of
+from hookcore_app.pages.views.words import KIND_WORDS, STAT_WORDS
 from tests.build import make_info
 from tests.serving import (
     READ_TOKEN,

@@ -11,7 +11,7 @@ from hookcore.vocabulary import ELAPSED, KIND_TITLES, KIND_WORDS, NAN_COLOR, is_
 from hookcore_app.analysis.png import colors_of
 from hookcore_app.figures import LIGHT
 from hookcore_app.findings import key_figures_of
-from hookcore_app.pages.glance import scalar_lines
+from hookcore_app.pages.views.overview import scalar_lines
 from tests.api_world import TAPS, World, make_frame, open_run
 from tests.manual import ROOT
 

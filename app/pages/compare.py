@@ -21,9 +21,9 @@ from ..analysis.comparison import Asked, Layer
 from ..analysis.facts import finder_of
 from ..analysis.verdict import Verdict, compare_runs, parting_key, parting_words, share_key
 from ..formats import plain
-from ..numerals import ago
 from ..runs import Run, Runs
 from .frame import address_of, render, shortened
+from .views.numerals import ago
 
 MAX_LAYERS: Final = 200  # in the table
 MAX_ALONE: Final = 50

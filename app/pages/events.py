@@ -12,11 +12,11 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 
 from ..runs import Run
-from .eventlines import FINDING, SEVERITIES, Filter, Line, all_lines, markdown_of, modules_of, names_of
 from .frame import address_of, render, run_of
-from .glance import layer_address
-from .provenance import provenance_of
-from .timeline import timeline_of
+from .views.event_list import FINDING, SEVERITIES, Filter, Line, all_lines, markdown_of, modules_of, names_of
+from .views.overview import layer_address
+from .views.provenance import provenance_of
+from .views.timeline import timeline_of
 
 ROWS: Final = 100  # per page
 MAX_COPIED: Final = 1000

@@ -20,9 +20,9 @@ from hookcore.store import STAT_NAMES
 
 from .. import assets
 from ..guard.security import may_change
-from ..numerals import ago, pace, percent, shown, size, thousands
 from ..runs import Run, Runs, why_gone
-from .eventlines import Line, alert_lines
+from .views.event_list import Line, alert_lines
+from .views.numerals import ago, pace, percent, shown, size, thousands
 
 THEMES: Final = ("system", "light", "dark")
 THEME_COOKIE: Final = "hookcore-theme"

@@ -11,7 +11,7 @@ from hookcore.store import STAT_NAMES
 
 from ..findings import RULES
 from .frame import PLACES, render
-from .words import BEGIN, KEYS, KIND_WORDS, NOTHING, STAT_WORDS, WORDS
+from .views.words import BEGIN, KEYS, KIND_WORDS, NOTHING, STAT_WORDS, WORDS
 
 GO: Final = (
     ("r", "Runs"),

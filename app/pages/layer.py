@@ -10,10 +10,10 @@ from starlette.responses import HTMLResponse
 
 from ..analysis.facts import finder_of
 from ..runs import Run
-from .eventlines import SIGNS
 from .frame import address_of, render, run_of
-from .onelayer import SHOWN_STATS, Layer, alerts_of, hooks_of, layer_of, near, values_of
-from .words import KIND_WORDS, STAT_WORDS
+from .views.event_list import SIGNS
+from .views.layer import SHOWN_STATS, Layer, alerts_of, hooks_of, layer_of, near, values_of
+from .views.words import KIND_WORDS, STAT_WORDS
 
 ROWS: Final = 100  # modules per page of the list
 HALF_LIVES: Final = (5, 20, 100, 500)

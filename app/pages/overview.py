@@ -15,11 +15,11 @@ from hookcore.store.checks import require
 from ..analysis.coverage import coverage_of
 from ..findings import key_figures_of
 from ..runs import Run
-from .eventlines import Line, all_lines
 from .frame import render, run_of
-from .glance import SHOWN_SCALARS, scalar_lines, shown_alerts, tiles_of, why_empty
-from .span import Span, span_of
-from .verdict import claim_of, progress_of, stop_of
+from .views.event_list import Line, all_lines
+from .views.overview import SHOWN_SCALARS, scalar_lines, shown_alerts, tiles_of, why_empty
+from .views.span import Span, span_of
+from .views.verdict import claim_of, progress_of, stop_of
 
 ROWS: Final = 50  # of the table on one page
 NEWS: Final = 6

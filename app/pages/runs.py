@@ -22,7 +22,7 @@ from ..findings import key_figures_of
 from ..formats import word_of
 from ..runs import STATES, Run, Runs, State
 from .frame import Alerts, address_of, alerts_of, render
-from .spark import Spark, spark_of
+from .views.spark import Spark, spark_of
 
 SPARK_POINTS: Final = 90
 MAX_ALERTS: Final = 1000  # of a run that is on disk

@@ -18,10 +18,10 @@ from hookcore.config import SETTINGS
 from .. import assets
 from ..analysis.cost import cost_of
 from ..formats import plain
-from ..numerals import size
 from ..runs import Run, Runs
 from ..settings import ServerSettings
 from .frame import no_change_words, render
+from .views.numerals import size
 
 SECRET: Final = frozenset({"token", "read_token", "certfile", "keyfile"})
 SIZES: Final = frozenset({"memory", "keep_limit", "max_body"})

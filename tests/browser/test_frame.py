@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from playwright.sync_api import Browser, Page, expect
 
-from hookcore_app.pages.words import KEYS
+from hookcore_app.pages.views.words import KEYS
 
 from .browsing import visiting
 from .conftest import Open

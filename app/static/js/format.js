@@ -3,7 +3,7 @@
 
 /** @typedef {{digits: number, style: "auto" | "scientific"}} Form */
 
-/** As the server writes numbers (app/numerals.py). @type {Form} */
+/** As the server writes numbers (app/pages/views/numerals.py). @type {Form} */
 const AUTO = { digits: 4, style: "auto" };
 
 /** @type {Form} */

@@ -12,12 +12,12 @@ from hookcore.records import Tap
 from hookcore.store import Store
 from hookcore.vocabulary import OWN, loss_rank
 
-from ..analysis.cost import Cost, cost_of
-from ..findings import Finding, KeyFigures, Reading
-from ..numerals import shown, thousands
-from ..runs import Run
-from .eventlines import Line, alert_lines, line_of
-from .frame import address_of
+from ...analysis.cost import Cost, cost_of
+from ...findings import Finding, KeyFigures, Reading
+from ...runs import Run
+from ..frame import address_of
+from .event_list import Line, alert_lines, line_of
+from .numerals import shown, thousands
 from .span import Span
 from .spark import Spark, spark_of
 

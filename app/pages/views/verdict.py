@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from ..analysis.cost import cost_of
-from ..runs import Run
+from ...analysis.cost import cost_of
+from ...runs import Run
 
 _STATES: Final = {
     "live": "Live",

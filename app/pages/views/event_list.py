@@ -9,8 +9,8 @@ from typing import Final
 from hookcore.records import Severity
 from hookcore.store.checks import matcher
 
-from ..findings import RULES, Finding, key_of_event
-from ..runs import Run
+from ...findings import RULES, Finding, key_of_event
+from ...runs import Run
 
 SEVERITIES: Final[tuple[Severity, ...]] = ("error", "warning", "info")
 SIGNS: Final = {"error": "\u2715", "warning": "\u25b2", "info": "\u2022"}  # not by color alone

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from ..runs import Run
+from ...runs import Run
 
 LIVE_STEPS: Final = 500
 

@@ -9,8 +9,8 @@ from typing import Final
 from hookcore.records import KINDS, Coverage, HookRecord, ModuleRecord, Tap
 from hookcore.store import Store, TapList
 
-from ..runs import Run
-from .eventlines import Line, event_lines, line_of
+from ...runs import Run
+from .event_list import Line, event_lines, line_of
 
 SHOWN_STATS: Final = ("count", "mean", "std", "min", "max", "rms", "norm", "zero_fraction", "nan", "inf", "ratio")
 MAX_LINES: Final = 30  # of events

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from .eventlines import SEVERITIES, Line
+from .event_list import SEVERITIES, Line
 
 COLUMNS: Final = 100
 HEIGHT: Final = 40

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from hookcore.records import Kind, Tap
 from hookcore.store import Store, TapList
 
-from ..findings import Finding
-from ..findings.order import Rank, rank_of
-from ..findings.order import around as around_of
+from ...findings import Finding
+from ...findings.order import Rank, rank_of
+from ...findings.order import around as around_of
 from .spark import Spark, spark_of
 
 AROUND: Final = 50  # steps on either side
