@@ -1,1 +1,1 @@
-"""The tests of hookcore and of its server."""
+"""Tests of hookcore and its server."""

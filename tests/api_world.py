@@ -1,4 +1,4 @@
-"""A small world for the REST interface: runs full of known numbers, and readers of every format."""
+"""Fixtures for the REST tests: runs with known numbers, and readers of every format."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ MATRIX = np.array([[0.5, -2.0, np.nan], [np.inf, 0.0, -np.inf]], np.float32)
 
 
 def value_at(step: int, row: int) -> float:
-    """The rms of a tap in a step: known, and with all that JSON cannot say."""
+    """Return the rms of a tap in a step: known values, including all that JSON can't represent."""
     if row == 1 and step == 7:
         return math.nan
     if row == 2 and step == 9:
@@ -67,7 +67,7 @@ def value_at(step: int, row: int) -> float:
 
 
 def make_frame(step: int, values: list[float], **others: Any) -> Frame:
-    """A frame whose mean, min, max and rms are given; the sketch holds the same value eight times."""
+    """Return a frame with these means, extremes, and rms. The sketch holds the same value eight times."""
     block = SketchBlock(
         np.arange(len(values) + 1, dtype=np.uint32), bins_of(np.array(values)), np.full(len(values), 8, np.uint32)
     )
@@ -76,20 +76,20 @@ def make_frame(step: int, values: list[float], **others: Any) -> Frame:
 
 
 def make_info(run: str, **others: Any) -> RunInfo:
-    """Who sends, with settings that JSON cannot say."""
+    """Return a run's info, with settings that JSON can't represent."""
     settings = {"every": 1, "budget": math.inf, "odd": [b"bytes", {1: math.nan}]}
     return build.make_info(run, **{"key": f"secret of {run}", "name": f"run {run}", "settings": settings, **others})
 
 
 def open_run(runs: Runs, run: str, **others: Any) -> Run:
-    """A run whose trainer is there and that has nothing yet."""
+    """Return an empty run whose trainer is connected."""
     found = runs.open(make_info(run, **others))
     assert found is not None
     return found
 
 
 def fill(run: Run, scale: float = 1.0, steps: int = STEPS) -> Run:
-    """Known numbers in every part of a run."""
+    """Fill every part of a run with known numbers."""
     run.store.describe(MODULES, COVERAGE, HOOKS)
     for step in range(steps):
         values = [value_at(step, row) * scale for row in range(len(TAPS))]
@@ -104,7 +104,7 @@ def fill(run: Run, scale: float = 1.0, steps: int = STEPS) -> Run:
 
 
 def attend(run: Run) -> Run:
-    """A layer of attention, and the map of it."""
+    """Add an attention layer and its attention map."""
     tap = Tap("blocks.0.attn", "output", "1")
     frame = make_frame(STEPS, [0.5] * (len(TAPS) + 1), new_taps=(tap,))
     frame.stats[-1, [STAT_COLUMN["min"], STAT_COLUMN["max"]]] = 0.0, 1.0
@@ -125,7 +125,7 @@ class World:
         self.run = fill(open_run(self.runs, "one"))
 
     def get(self, path: str, accept: str | None = None, status: int = 200, **asked: Any) -> Any:
-        """An answer with a status; the words first, last stand for the parameters from and to."""
+        """Return an answer with this status. `first` and `last` become the parameters `from` and `to`."""
         named = {{"first": "from", "last": "to"}.get(name, name): value for name, value in asked.items()}
         headers = {} if accept is None else {"Accept": accept}
         answer = self.client.get(f"/api/v1/{path}", params=named, headers=headers)
@@ -133,18 +133,18 @@ class World:
         return answer
 
     def json(self, path: str, **asked: Any) -> Any:
-        """What an address answers."""
+        """Return the JSON of an address."""
         return strict(self.get(path, **asked).content)
 
     def error(self, path: str, status: int, **asked: Any) -> str:
-        """The sentence of an answer that is an error."""
+        """Return the message of an error."""
         said = strict(self.get(path, status=status, **asked).content)
         assert set(said) == {"error"}
         return str(said["error"])
 
 
 def strict(data: bytes) -> Any:
-    """JSON that any parser reads."""
+    """Parse JSON as strictly as any parser does."""
     return json.loads(data, parse_constant=_refuse)
 
 
@@ -153,27 +153,27 @@ def _refuse(word: str) -> Any:
 
 
 def floats(values: Any) -> Any:
-    """Lists of numbers and words as an array."""
+    """Return lists of numbers and words as an array."""
     return np.array(values, float)
 
 
 def arrow_columns(data: bytes) -> dict[str, list[Any]]:
-    """An Arrow stream."""
+    """Return the columns of an Arrow stream."""
     table: dict[str, list[Any]] = pa.ipc.open_stream(data).read_all().to_pydict()
     return table
 
 
 def csv_columns(data: bytes) -> dict[str, list[str]]:
-    """A CSV with names."""
+    """Return the columns of a CSV."""
     names, *rows = list(csv.reader(io.StringIO(data.decode())))
     return {name: [row[place] for row in rows] for place, name in enumerate(names)}
 
 
 def npy(data: bytes) -> Any:
-    """A NumPy file without objects."""
+    """Return the columns of a NumPy file without objects."""
     return np.load(io.BytesIO(data), allow_pickle=False)
 
 
 def same(one: Any, two: Any) -> bool:
-    """Equal to the last bit, where NaN equals NaN."""
+    """Return whether arrays are equal to the last bit, where NaN equals NaN."""
     return np.array_equal(floats(one), floats(two), equal_nan=True)

@@ -1,4 +1,4 @@
-"""A small world for kept runs: random runs, sinks that keep them, and what two stores must agree in."""
+"""Fixtures for saved runs: random runs, sinks that save them, and a comparison of two stores."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Trainer:
     """Makes the frames of a random run."""
 
     random: np.random.Generator
-    odd: float = 0.1  # how often a number is an odd one
+    odd: float = 0.1  # how often a number is an unusual one
     taps: list[Tap] = field(default_factory=list)
     step: int = -1
 
@@ -66,12 +66,12 @@ class Trainer:
         odd = np.less(self.random.random(values.shape), self.odd)
         values[odd] = self.random.choice(ODD, int(odd.sum()))
         values[:, STAT_COLUMN["count"]] = self.random.integers(1, 1000, rows)
-        for name in ("nan", "inf", "zero", "parts", "sketched"):  # numbers of things are never odd
+        for name in ("nan", "inf", "zero", "parts", "sketched"):  # counts are always ordinary
             values[:, STAT_COLUMN[name]] = self.random.integers(0, 2, rows)
         return values
 
     def next_step(self, grow: int = 0, parts: int = 1, sketched: bool = True) -> list[Frame]:
-        """The frames of one step; a tap may be in several of them, whose rows then merge."""
+        """Return the frames of one step. A tap may be in several of them, whose rows are then merged."""
         self.step += int(self.random.integers(1, 4))
         new, frames = self.new_taps(grow), []
         for part in range(parts):
@@ -106,25 +106,25 @@ class Trainer:
 
 
 def plain_frame(step: int, taps: int = 4, first: bool | None = None) -> Frame:
-    """A frame whose means say which step it is of; the first announces its taps."""
+    """Return a frame whose means tell its step. The first one announces its taps."""
     new = tuple(Tap(f"m.{n}", "output") for n in range(taps)) if (step == 0 if first is None else first) else ()
     return frame(step, stats_of(taps, 1.0, mean=step), new)
 
 
 def keep(folder: Path, info: RunInfo | None = None) -> tuple[ArchiveSink, Store]:
-    """A sink that keeps a run in a folder, and the store beside it."""
+    """Return a sink that saves a run in a folder, with its store."""
     store = Store(STORE_BYTES)
     return ArchiveSink(StoreSink(store), str(folder), info or make_info()), store
 
 
 def kept_in(folder: Path) -> Path:
-    """The only kept run of a folder."""
+    """Return the only saved run of a folder."""
     (found,) = folder.glob("*.hookcore")
     return found
 
 
 def require_same(expected: Store, found: Store) -> None:
-    """Both stores answer every question alike."""
+    """Assert that both stores answer every query alike."""
     assert found.steps() == expected.steps()
     assert found.taps().taps == expected.taps().taps
     for number in range(len(expected.taps().taps)):

@@ -1,4 +1,4 @@
-"""The one builder of what a trainer sends: stats, frames, runs, and stores that are filled with them."""
+"""The only builders of a trainer's data: stats, frames, runs, and filled stores."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hookcore_app.runs import Run, Runs
 
 
 def stats_of(rows: int, fill: float = 0.0, **columns: Any) -> np.ndarray:
-    """Return stats [tap, stat] that are `fill` but for some columns: each a number, or one for each tap."""
+    """Return stats [tap, stat] that are `fill`, except for the given columns: each a number, or one for each tap."""
     stats = np.full((rows, len(STATS)), float(fill))
     for name, column in columns.items():
         stats[:, STAT_COLUMN[name]] = column
@@ -22,7 +22,7 @@ def stats_of(rows: int, fill: float = 0.0, **columns: Any) -> np.ndarray:
 
 
 def stats_of_magnitudes(values: Sequence[float], *names: str, count: int = 8, **columns: Any) -> np.ndarray:
-    """Return stats whose `names` are these values; NaN and infinities are what the tensors held."""
+    """Return stats whose `names` are these values. NaN and infinities stand for such values in the tensors."""
     given = np.asarray(values, float)
     named = dict.fromkeys(names, given)
     odd = {"nan": np.isnan(given), "inf": np.isinf(given), "ratio": np.nan}
@@ -44,7 +44,7 @@ def frame(
     time_s: float | None = None,
     **others: Any,
 ) -> Frame:
-    """Return a frame of the first taps, or of those with these `numbers`; `time_s` is the step unless given."""
+    """Return a frame of the first taps, or of those with these `numbers`. `time_s` is the step unless given."""
     rows = np.asarray(stats, np.float64)
     chosen = np.arange(len(rows)) if numbers is None else np.asarray(numbers)
     block = no_sketches(len(rows)) if sketches is None else sketches
@@ -54,12 +54,12 @@ def frame(
 
 
 def make_info(run: str = "one", **others: Any) -> RunInfo:
-    """Return what a trainer says of its run."""
+    """Return the info of a trainer about its run."""
     return RunInfo(**{"id": run, "key": f"key of {run}", "name": run, "started_s": 1.0, **others})
 
 
 def open_run(runs: Runs, run: str = "one", **others: Any) -> Run:
-    """Return a run whose trainer is there and that has nothing yet."""
+    """Return an empty run whose trainer is connected."""
     found = runs.open(make_info(run, **others))
     assert found is not None
     return found
@@ -80,9 +80,9 @@ def append(
 
 
 def store_of(rms: Any, taps: tuple[Tap, ...] | None = None, memory: int = 2**26, **columns: Any) -> Store:
-    """Return a store in which rms[step, tap] happened, of the outputs of some layers unless `taps` are given.
+    """Return a store of the values rms[step, tap], for the outputs of some layers unless `taps` are given.
 
-    `columns` are further stats of the same shape.
+    `columns` are other stats of the same shape.
     """
     store, rows = Store(memory), np.asarray(rms, float)
     if taps is None:

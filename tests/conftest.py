@@ -1,4 +1,4 @@
-"""What every test runs under: nothing of hookcore's may be left when it ends."""
+"""Checks around every test: hookcore must leave nothing behind."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ import torch
 from torch.nn.modules import module as torch_modules
 from torch.optim import optimizer as torch_optimizers
 
-# No test starts a dashboard or touches the user's own, unless it says so; processes that tests start inherit this.
+# No test starts a dashboard or touches the user's own unless it asks for that. Child processes inherit this.
 for _name in [name for name in os.environ if name.startswith("HOOKCORE_")]:
     del os.environ[_name]
 os.environ["HOOKCORE_SERVER"] = "none"
 os.environ["HOOKCORE_HOME"] = tempfile.mkdtemp(prefix="hookcore-tests-")
 atexit.register(shutil.rmtree, os.environ["HOOKCORE_HOME"], ignore_errors=True)
 
-# What a shell starts in the background ignores Ctrl+C, and so would all processes that tests start.
+# Background processes of a shell ignore Ctrl+C, and so would all processes that tests start.
 if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -45,7 +45,7 @@ OPTIMIZER_TABLES = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks
 
 
 def _process_state() -> dict[str, Any]:
-    """All that a hook or a watcher can leave on the process."""
+    """Return everything that a hook or a watcher can leave in the process."""
     tables = {name: dict(getattr(torch_modules, name)) for name in MODULE_TABLES}
     tables |= {name: dict(getattr(torch_optimizers, name)) for name in OPTIMIZER_TABLES}
     tables["engine"] = torch.autograd.Variable._execution_engine
@@ -57,14 +57,14 @@ def _threads() -> set[threading.Thread]:
 
 
 def pytest_collection_finish() -> None:
-    """What was imported lives as long as the tests: no garbage collection looks at it again. There are many of them."""
+    """Exempt all imported objects from garbage collection. There are many, and they live as long as the tests."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(autouse=True)
 def no_leaked_hooks() -> Iterator[None]:
-    """Every global hook table of torch's, and the threads, are after the test what they were before."""
+    """Assert that torch's global hook tables and the threads are unchanged after the test."""
     before, threads = _process_state(), _threads()
     yield
     after = _process_state()
@@ -76,9 +76,9 @@ def no_leaked_hooks() -> Iterator[None]:
 
 @pytest.fixture
 def seed() -> int:
-    """The same random numbers in every run of a test."""
+    """Give each test the same random numbers in every run."""
     number = 2026
     random.seed(number)
-    np.random.seed(number)  # for code under test that draws from the global generator
+    np.random.seed(number)  # for tested code that uses the global generator
     torch.manual_seed(number)
     return number

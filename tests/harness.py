@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-call"
-"""Runs a case of the zoo, watched or not, and reduces all that can be seen of it to something that compares exactly."""
+"""Runs a case of the zoo, watched or not, and reduces everything visible to something that compares exactly."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Key = tuple[str, str, str, int]
 
 
 def tensor_bytes(tensor: Tensor) -> bytes:
-    """A tensor of any make as bytes; its values and nothing else."""
+    """Return the values of any kind of tensor as bytes."""
     tensor = tensor.detach()
     head = f"{tensor.dtype}{tuple(tensor.shape) if not tensor.is_nested else 'nested'}{tensor.layout}".encode()
     if tensor.is_meta:
@@ -56,7 +56,7 @@ def tensor_bytes(tensor: Tensor) -> bytes:
 
 
 def digest(value: Any) -> str:
-    """Anything that a step may answer with, to the bit."""
+    """Return a digest of any result of a step, exact to the bit."""
     state = hashlib.sha256()
     _feed(state, value)
     return state.hexdigest()[:16]
@@ -84,12 +84,12 @@ def _feed(state: Any, value: Any) -> None:
 
 
 def random_state() -> str:
-    """Where the three random number generators stand."""
+    """Return the states of the three random number generators."""
     return digest([torch.get_rng_state(), np.random.get_state(), repr(random.getstate())])
 
 
 def seed_all(seed: int = 0) -> None:
-    """Begin every generator anew."""
+    """Seed every generator."""
     torch.manual_seed(seed)
     np.random.seed(seed)
     random.seed(seed)
@@ -100,7 +100,7 @@ def seed_all(seed: int = 0) -> None:
 
 @dataclass
 class Outcome:
-    """Everything that can be seen of a run from outside; two runs alike are equal."""
+    """Everything about a run that is visible from outside. Equal runs have equal outcomes."""
 
     steps: list[dict[str, str]]
     state_keys: list[str]
@@ -112,7 +112,7 @@ class Outcome:
 
 
 def run_case(case: Case, attach: Attach | None = None, steps: int = STEPS) -> Outcome:
-    """Train a case for a few steps, under whatever `attach` puts around it."""
+    """Train a case for a few steps, inside the context that `attach` returns."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         seed_all()
@@ -125,7 +125,7 @@ def run_case(case: Case, attach: Attach | None = None, steps: int = STEPS) -> Ou
 
 
 def observe_trial(trial: Trial, steps: int) -> Outcome:
-    """Take the steps and look at everything after each."""
+    """Take the steps, and record everything after each."""
     models = (trial.model, *trial.others)
     seen = [_take_step(trial, models, number) for number in range(steps)]
     state_keys = [key for model in models for key in model.state_dict()]
@@ -155,7 +155,7 @@ def _initialised(tensors: dict[str, Any]) -> dict[str, Any]:
 
 
 def hooks_on(trial: Trial) -> list[str]:
-    """How many hooks of each kind are on the modules of a trial."""
+    """Count the hooks of each kind on the modules of a trial."""
     modules = [named for model in (trial.model, *trial.others) for named in model.named_modules()]
     tables = [
         (f"{path}{name}", table)
@@ -190,7 +190,7 @@ COPIERS: Final[dict[str, Callable[[nn.Module], Any]]] = {
 
 
 def _try(copier: Callable[[nn.Module], Any], model: nn.Module) -> str:
-    """What a copy holds, or the error by which the model refuses to be copied."""
+    """Return the contents of a copy, or the error with which the model refuses to be copied."""
     try:
         return digest(copier(model))
     except Exception as error:
@@ -201,7 +201,7 @@ def _try(copier: Callable[[nn.Module], Any], model: nn.Module) -> str:
 
 
 def process_state() -> dict[str, list[object]]:
-    """Every place of the process where a hook or a thread could be left."""
+    """Return every place of the process where a hook or a thread could remain."""
     modules = (torch_module, torch_optimizer)
     tables = {name: value for module in modules for name, value in vars(module).items() if name.startswith("_global_")}
     state: dict[str, list[object]] = {}
@@ -209,7 +209,7 @@ def process_state() -> dict[str, list[object]]:
         if isinstance(value, (dict, set)):
             state[name] = [*sorted(map(str, value))]
     state["backward hooks are full ones"] = [str(torch_module._global_is_full_backward_hook)]
-    # A DataLoader's feeder threads are the user's, and end in their own time after the loader has gone.
+    # The feeder threads of a DataLoader belong to the user, and end some time after the loader is gone.
     threads = [thread.name for thread in threading.enumerate() if thread.name != "QueueFeederThread"]
     state["threads"] = [*sorted(threads)]
     state["functions"] = [
@@ -224,17 +224,17 @@ def process_state() -> dict[str, list[object]]:
 
 
 def watch(*arguments: Any, **settings: Any) -> hookcore.Watcher:
-    """A watcher that captures every step, in little memory, unless told otherwise."""
+    """Return a watcher that captures every step, in little memory, unless told otherwise."""
     return hookcore.watch(*arguments, **{"budget": None, "memory": MEMORY, **settings})
 
 
 def key_of(tap: Tap) -> Key:
-    """A tap's name in the twin's words."""
+    """Return a tap's name as the twin writes it."""
     return tap.module, tap.kind, tap.index, tap.call
 
 
 def read_step(watcher: hookcore.Watcher, step: int, phase: str = "train") -> dict[Key, dict[str, float]]:
-    """The stats of every tap that the store has for this step."""
+    """Return the stats of every tap in the store for this step."""
     taps = watcher.store.taps()
     seen: dict[Key, dict[str, float]] = {}
     for number, tap in zip(taps.numbers, taps.taps, strict=True):
@@ -250,7 +250,7 @@ def _value_at(watcher: hookcore.Watcher, number: int, stat: str, step: int) -> f
 
 
 def reference_stats(parts: list[Tensor]) -> dict[str, float]:
-    """The stats of all values of some tensors, by NumPy in float64."""
+    """Return the stats of all values of some tensors, by NumPy in float64."""
     values = np.concatenate([_float64(part) for part in parts])
     finite = values[np.isfinite(values)]
     stats = {
@@ -283,7 +283,7 @@ def _float64(tensor: Tensor) -> Any:
 
 
 def assert_stats(seen: dict[str, float], parts: list[Tensor], where: object = "", rel: float = 2e-6) -> None:
-    """Stats against the float64 computation of the same tensors, or of others that torch has rounded differently."""
+    """Compare stats with the float64 computation of the same tensors, or of ones that torch has rounded differently."""
     expected = reference_stats(parts)
     for name in ("count", "nan", "inf", "zero", "parts"):
         assert seen[name] == expected[name], (where, name)

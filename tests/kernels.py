@@ -1,4 +1,4 @@
-"""What the tests of the three kernels share: float64 NumPy on the same values, and tensors of any value."""
+"""Shared parts of the tests of the three kernels: float64 NumPy on the same values, and tensors of any values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SAMPLED = CpuArena(64, 65536)
 
 
 def measure(*tensors: torch.Tensor, arena: CpuArena = ARENA) -> tuple[dict[str, float], np.ndarray]:
-    """The stats and the dense sketch of tensors that were added to one row."""
+    """Return the stats and the dense sketch of tensors that were added to one row."""
     for tensor in tensors:
         arena.observe(tensor, arena.row(7))
     (harvest,) = unpack([arena.pack(8)])
@@ -32,7 +32,7 @@ def measure(*tensors: torch.Tensor, arena: CpuArena = ARENA) -> tuple[dict[str, 
 
 
 def expect(values: np.ndarray) -> dict[str, float]:
-    """The same by float64 NumPy, in two passes."""
+    """Return the same by float64 NumPy, in two passes."""
     x = values.astype(np.float64).reshape(-1)
     finite = x[np.isfinite(x)]
     answer = {
@@ -42,7 +42,7 @@ def expect(values: np.ndarray) -> dict[str, float]:
         "zero": (x == 0).sum(),
     }
     if finite.size:
-        unit = np.ldexp(1.0, np.frexp(np.abs(finite).max())[1] - 1)  # squares of the rest neither overflow nor vanish
+        unit = np.ldexp(1.0, np.frexp(np.abs(finite).max())[1] - 1)  # squares of the others neither overflow nor vanish
         near = finite / unit
         mean = math.fsum(near) / near.size
         answer |= {
@@ -75,7 +75,7 @@ floats64 = hnp.arrays(
 
 
 def check_stats(values: np.ndarray, row: np.ndarray) -> None:
-    """A row of cells against float64 NumPy on the same values."""
+    """Compare a row of cells with float64 NumPy on the same values."""
     require_stats(values, dict(zip(STATS, stats_of(row[None])[0].tolist(), strict=True)))
 
 
@@ -83,7 +83,7 @@ def require_stats(values: np.ndarray, stats: dict[str, float]) -> None:
     expected = expect(values)
     scale = max(abs(expected.get("min", 0.0)), abs(expected.get("max", 0.0)))
     for name, value in expected.items():
-        # A mean of values that cancel is as good as its largest summand allows; all else is relative.
+        # A mean of canceling values is only as exact as its largest summand; everything else is compared relatively.
         tolerance = 1e-12 * scale if name in ("mean", "std") else 0.0
         assert stats[name] == pytest.approx(value, rel=1e-9, abs=tolerance), name
     assert math.isnan(stats["mean"]) == ("mean" not in expected)

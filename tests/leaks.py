@@ -1,4 +1,4 @@
-"""What the tests of the hooks run under: torch's tables of hooks are afterwards what they were before."""
+"""A fixture for tests of hooks: afterwards, torch's tables of hooks must be unchanged."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.conftest import MODULE_TABLES
 
 
 def global_state() -> dict[str, Any]:
-    """Everything that a hook on the process may leave behind in torch."""
+    """Return everything that a hook on the process may leave behind in torch."""
     state: dict[str, Any] = {name: dict(vars(torch_modules)[name]) for name in MODULE_TABLES}
     state["flag"] = torch_modules._global_is_full_backward_hook
     state["step pre"] = dict(torch_optimizers._global_optimizer_pre_hooks)

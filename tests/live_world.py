@@ -1,4 +1,4 @@
-"""A small world for the live streams: frames, runs, a real server in a thread, and readers of both formats."""
+"""Fixtures for the live streams: frames, runs, a real server in a thread, and readers of both formats."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ PATIENCE_S = 30.0
 
 
 class Http(live.WriteDeadline, HttpToolsProtocol):
-    """HTTP whose peers must read."""
+    """HTTP that waits for slow readers."""
 
 
 class Socket(live.WriteDeadline, WebSocketsSansIOProtocol):
-    """WebSockets whose peers must read."""
+    """WebSockets that wait for slow readers."""
 
 
 def make_app(runs: Runs | None = None, **settings: Any) -> FastAPI:
-    """An application with nothing but the live streams."""
+    """Return an application with only the live streams."""
     app = FastAPI()
     app.state.settings = ServerSettings(**settings)
     app.state.runs = runs or Runs(app.state.settings)
@@ -61,14 +61,14 @@ def frame(
     known: int = 0,
     **more: Any,
 ) -> Frame:
-    """A frame whose taps have these rms values; NaN and infinity stand for a tensor that held one."""
+    """Return a frame whose taps have these rms values. NaN and infinity stand for such values in the tensor."""
     stats = stats_of_magnitudes(values, "mean", "std", "min", "max", "rms", "norm", count=4)
     taps = tuple(Tap(f"layers.{known + place}", "output") for place in range(new))
     return build.frame(step, stats, taps, numbers=numbers, time_s=time.time(), **more)
 
 
 def put(run: Run, *frames: Frame) -> None:
-    """Frames that arrived."""
+    """Add frames to the run, as if they had arrived."""
     for each in frames:
         run.store.append(each)
     run.seen_at = run.clock()
@@ -76,13 +76,12 @@ def put(run: Run, *frames: Frame) -> None:
 
 
 def event(step: int, name: str = "note") -> Event:
-    """An event."""
     return Event(step, 1.0, name, f"{name} at {step}")
 
 
 @dataclass
 class Served:
-    """A server that runs, in a thread."""
+    """A server that runs in a thread."""
 
     app: FastAPI
     port: int
@@ -103,7 +102,7 @@ class Served:
 
 @contextmanager
 def serving(app: FastAPI, http: Any = Http, socket: Any = Socket) -> Iterator[Served]:
-    """A real server on a free port; its streams are ended before it stops."""
+    """Run a real server on a free port. Its streams end before it stops."""
     config = uvicorn.Config(
         app,
         port=0,
@@ -138,7 +137,7 @@ class Block:
 
 
 def blocks_of(data: bytes) -> list[Block]:
-    """The events in a piece of a stream."""
+    """Return the events in a piece of a stream."""
     found = []
     for part in data.decode().split("\n\n"):
         fields = dict(line.split(": ", 1) for line in part.split("\n") if ": " in line and not line.startswith(":"))
@@ -153,7 +152,7 @@ def _refuse(word: str) -> Any:
 
 @contextmanager
 def listening(served: Served, last: str | None = None, **query: Any) -> Iterator[Iterator[Block]]:
-    """The events of a live stream as they come."""
+    """Yield the events of a live stream as they arrive."""
     headers = {} if last is None else {"Last-Event-ID": last}
     with (
         httpx2.Client(timeout=PATIENCE_S) as client,
@@ -174,13 +173,13 @@ def _events(answer: Any) -> Iterator[Block]:
 
 
 def next_of(events: Iterator[Block], name: str) -> Block:
-    """The next event of a name."""
+    """Return the next event with a name."""
     return next(each for each in events if each.name == name)
 
 
 @dataclass
 class Message:
-    """One frame of the socket, read with nothing of the server's code."""
+    """One frame of the socket, parsed without any code of the server."""
 
     kind: int
     dtype: int

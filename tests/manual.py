@@ -1,4 +1,4 @@
-"""The documentation as data: its pages, the blocks of code in them, and what they name in passing."""
+"""The documentation as data: its pages, their code blocks, and the names that they mention."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SETUP = re.compile(r"<!-- setup(?: (\w+))?\n(.+)-->", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A fenced block, or what a comment says is to be run in its place; `exempt` where a comment says why it is not."""
+    """A fenced block, or code in a comment that runs instead of one. `exempt` if a comment says why it is not run."""
 
     language: str
     line: int
@@ -26,13 +26,13 @@ class Block:
 
 
 def tokens_of(page: Path) -> list[Token]:
-    """A page as its parser sees it."""
+    """Return a page as its parser sees it."""
     tokens: list[Token] = MarkdownIt("commonmark", {"html": True}).enable("table").parse(page.read_text())
     return tokens
 
 
 def blocks_of(page: Path, language: str = "") -> list[Block]:
-    """The blocks of a page in one language, or in all; one that is indented has the language "indented"."""
+    """Return the blocks of a page in one language, or in all. An indented block has the language "indented"."""
     blocks, before = [], ""
     for token in tokens_of(page):
         line = token.map[0] + 1 if token.map else 0
@@ -49,11 +49,11 @@ def blocks_of(page: Path, language: str = "") -> list[Block]:
 
 
 def inline_code_of(page: Path) -> list[str]:
-    """What stands between single backticks, in text and in tables."""
+    """Return all text between single backticks, in paragraphs and in tables."""
     children = (child for token in tokens_of(page) for child in token.children or [])
     return [child.content for child in children if child.type == "code_inline"]
 
 
 def name_of(page: Path) -> str:
-    """A page's path in the checkout."""
+    """Return a page's path in the repository."""
     return str(page.relative_to(ROOT))

@@ -21,8 +21,8 @@ from tests.waiting import wait_for
 
 ROOT = Path(__file__).parents[1]
 PREFIX = "/hookcore"
-NAME = "box.example.org"  # in the docs, and in the certificate beside localhost
-# One process, as whoever runs the tests, that writes into its own folder alone.
+NAME = "box.example.org"  # in the docs, and in the certificate together with localhost
+# One process, of the user who runs the tests, that writes only into its own folder.
 NGINX = """daemon off; master_process off; pid FOLDER/nginx.pid; error_log stderr;
 events {}
 http {
@@ -38,10 +38,10 @@ CERTIFICATE = """openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime25
 
 @dataclass(frozen=True, slots=True)
 class Proxied:
-    """A server, and the proxy through which others reach it."""
+    """A server, and the proxy in front of it."""
 
     port: int
-    direct: str  # the server's own address
+    direct: str  # the address of the server itself
     certificate: Path
     folder: Path
 
@@ -51,7 +51,7 @@ class Proxied:
 
     @property
     def url(self) -> str:
-        """As others write it, without a slash at its end."""
+        """Return the public URL, without a trailing slash."""
         return f"https://{self.host}{PREFIX}"
 
     @property
@@ -60,14 +60,14 @@ class Proxied:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What somebody elsewhere sets who sends, reads or makes a link."""
+        """Return the variables for someone elsewhere who sends data, reads it, or makes a link."""
         ours = {"HOOKCORE_URL": self.url, "HOOKCORE_TOKEN": TOKEN, "HOOKCORE_CA_FILE": str(self.certificate)}
         return {name: value for name, value in os.environ.items() if name != "HOOKCORE_SERVER"} | ours
 
 
 @contextmanager
 def proxied(folder: Path) -> Iterator[Proxied]:
-    """Both processes, and their end."""
+    """Start both processes, and stop them at the end."""
     subprocess.run(CERTIFICATE.split(), cwd=folder, check=True, capture_output=True)
     with ExitStack() as stack:
         served = stack.enter_context(_serving(folder))

@@ -1,4 +1,4 @@
-"""A server for tests of the sender: the real runs behind bare HTTP, with every way of behaving badly."""
+"""A server for tests of the sender: real runs behind plain HTTP, with every kind of misbehavior."""
 
 from __future__ import annotations
 
@@ -24,43 +24,43 @@ DEADLINE_S = 20.0
 
 
 def a_run(name: str = "run") -> RunInfo:
-    """A run that asks for a small store."""
+    """Return a run that asks for a small store."""
     return make_info(name, memory=4_000_000)
 
 
 def a_frame(step: int, new_taps: tuple[Tap, ...] = (), taps: tuple[int, ...] = (0,), padding: int = 0) -> Frame:
-    """A frame of some taps; `padding` makes it that many bytes larger."""
+    """Return a frame of some taps. `padding` makes it larger by that many bytes."""
     labels = {"padding": "x" * padding} if padding else {}
     return frame(step, stats_of(len(taps), step), new_taps, numbers=taps, time_s=1000.0 + step, labels=labels)
 
 
 class Receiver:
-    """Takes batches as the server does. `before` and `after` may answer in its place: they return a status or None."""
+    """Takes batches as the server does. `before` and `after` may answer instead: they return a status or None."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.batches: list[Batch] = []
         self.headers: list[dict[str, str]] = []
-        self.stored: list[int] = []  # the steps of the frames that were kept, one entry for each time
+        self.stored: list[int] = []  # the steps of the stored frames, once for each time they were stored
         self.before: Callable[[Batch], int | None] = lambda batch: None
         self.after: Callable[[Batch], int | None] = lambda batch: None
         self.extra: dict[str, str] = {}
-        self.tokens: tuple[str, ...] = ()  # it proves that it knows these
-        self.hangs_up = False  # after a proof
+        self.tokens: tuple[str, ...] = ()  # the tokens that it proves to know
+        self.hangs_up = False  # hangs up after a proof
         self.forget()
 
     def forget(self) -> None:
-        """As a server that was started again."""
+        """Forget everything, like a restarted server."""
         self.runs = Runs(ServerSettings(memory=64_000_000))
 
     def run(self, name: str = "run") -> Run:
-        """A run that is there."""
+        """Return an existing run."""
         found = self.runs.get(name)
         assert found is not None
         return found
 
     def take(self, batch: Batch) -> Answer:
-        """Files a batch and notes which of its frames were new."""
+        """Store a batch, and note which of its frames were new."""
         run = self.runs.open(batch.run)
         assert run is not None
         before = run.acknowledged
@@ -73,12 +73,12 @@ class Receiver:
         return answer
 
     def items_sent(self) -> int:
-        """How many items came, each time counted."""
+        """Count the items that arrived, repetitions included."""
         with self.lock:
             return sum(len(batch.items) for batch in self.batches)
 
     def handle(self, body: bytes, headers: dict[str, str]) -> tuple[int, bytes]:
-        """The answer to a request; status 0 drops the connection."""
+        """Return the answer to a request. Status 0 drops the connection."""
         batch = decode_batch(body)
         with self.lock:
             self.batches.append(batch)
@@ -111,7 +111,7 @@ class _Proving(BaseHTTPRequestHandler):
 
 @contextmanager
 def serving(receiver: Receiver, port: int = 0, tls: ssl.SSLContext | None = None) -> Iterator[str]:
-    """The receiver behind a port of this machine; gives its address."""
+    """Serve the receiver on a local port, and yield its address."""
 
     asked = receiver  # a class body doesn't see the argument of the same name
 
@@ -149,7 +149,7 @@ def serving(receiver: Receiver, port: int = 0, tls: ssl.SSLContext | None = None
             super().process_request(request, client_address)
 
         def handle_error(self, request: Any, client_address: Any) -> None:
-            """The peer may be gone: some tests want it so."""
+            """Ignore it: in some tests, the peer goes away on purpose."""
 
     server = Server(("127.0.0.1", port), Handler)
     if tls is not None:

@@ -1,4 +1,4 @@
-"""A small world for the server: batches as a trainer sends them, a real server in a thread, and plain sockets."""
+"""Fixtures for the server: batches like a trainer's, a real server in a thread, and plain sockets."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def make_taps(count: int) -> tuple[Tap, ...]:
 
 
 def make_frame(step: int, taps: int = 2, mean: float | None = None, **others: Any) -> Frame:
-    """A frame whose means say which step it is of."""
+    """Return a frame whose means tell its step."""
     return frame(step, stats_of(taps, 1.0, mean=step if mean is None else mean), **others)
 
 
 def make_batch(
     info: wire.RunInfo, steps: Sequence[int], taps: int = 2, first: bool = True, **others: Any
 ) -> wire.Batch:
-    """A batch with a frame of each step; the items are numbered as the steps."""
+    """Return a batch with a frame for each step. Items have the numbers of the steps."""
     items = tuple(wire.frame_item(step, make_frame(step, taps)) for step in steps)
     announced: dict[str, Any] = {"taps": make_taps(taps)} if first else {"taps_from": taps}
     return wire.Batch(**{"run": info, "items": items, **announced, **others})
@@ -58,18 +58,18 @@ class World:
     client: TestClient
 
     def post(self, batch: wire.Batch | bytes, **headers: str) -> Any:
-        """Sends a batch."""
+        """Send a batch."""
         body = batch if isinstance(batch, bytes) else wire.encode(batch)
         return self.client.post("/api/v1/ingest", content=body, headers={**BATCH, **headers})
 
     def take(self, batch: wire.Batch) -> wire.Answer:
-        """Sends a batch that must be taken."""
+        """Send a batch that must be accepted."""
         response = self.post(batch)
         assert response.status_code == 200, response.text
         return wire.decode_answer(response.content)
 
     def means(self, run: str = "one", tap: int = 0) -> tuple[list[int], list[float]]:
-        """The steps of a tap and their means."""
+        """Return the steps of a tap, and its means."""
         found = self.runs.get(run)
         assert found is not None
         series = found.store.series(tap, "mean")
@@ -102,7 +102,7 @@ class Served:
         return socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE_S)
 
     def ask(self, head: str, body: bytes = b"") -> bytes:
-        """The answer to a request as it is written here; the connection is closed after it."""
+        """Return the answer to a literal request, after which the connection is closed."""
         with self.connect() as connection:
             connection.sendall(head.replace("\n", "\r\n").encode("latin-1") + b"\r\n\r\n" + body)
             return read_all(connection)
@@ -112,7 +112,7 @@ class Served:
 
 
 def read_all(connection: socket.socket) -> bytes:
-    """What comes until the other end closes."""
+    """Return everything received until the other end closes."""
     pieces = []
     try:
         while piece := connection.recv(65536):

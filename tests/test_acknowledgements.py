@@ -1,4 +1,4 @@
-"""Findings and events are acknowledged by their keys; what comes again is new."""
+"""Findings and events are acknowledged by their keys. Those that happen again are new."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def keys_of(world: World) -> dict[str, bool]:
     return {each["key"]: each["acknowledged"] for each in world.json("findings", run="one")["findings"]}
 
 
-def test_a_finding_is_acknowledged_and_taken_back(world: World) -> None:
+def test_a_finding_is_acknowledged_and_unacknowledged(world: World) -> None:
     key = next(iter(keys_of(world)))
     assert not keys_of(world)[key]
     unseen = sum(world.json("overview", run="one")["findings"].values())
@@ -43,7 +43,7 @@ def test_a_finding_is_acknowledged_and_taken_back(world: World) -> None:
     assert not keys_of(world)[key]
 
 
-def test_what_comes_again_after_it_was_acknowledged_is_new(world: World) -> None:
+def test_an_acknowledged_finding_that_happens_again_is_new(world: World) -> None:
     run = open_run(world.runs, "again", started_s=9.0)
     for step in range(60):
         append(run.store, step, [math.nan if step == 20 else 1.0], (Tap("a", "output"),) if step == 0 else ())
@@ -66,17 +66,19 @@ def test_an_event_is_acknowledged(world: World) -> None:
 
 
 @pytest.mark.parametrize("key", ["", "event:", "nonsense", "nonsense:a output", ":a"])
-def test_what_is_no_key_is_refused(world: World, key: str) -> None:
+def test_an_invalid_key_is_refused(world: World, key: str) -> None:
     said = acknowledge(world, key, 422 if not key else 400)
     assert "key" in said["error"]
 
 
-def test_a_run_that_is_not_there_is_told(world: World) -> None:
+def test_an_unknown_run_is_an_error(world: World) -> None:
     assert "unknown run" in acknowledge(world, "event:1", 404, run="nobody")["error"]
     assert acknowledge(world, "event:1", 422, more=1)["error"]
 
 
-def test_a_run_remembers_so_many_and_the_newest(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_keeps_a_limited_number_of_the_newest_acknowledgements(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(runs_module, "MAX_ACKNOWLEDGED", 3)
     for number in range(5):
         world.run.acknowledge(f"event:{number}")
@@ -84,7 +86,7 @@ def test_a_run_remembers_so_many_and_the_newest(world: World, monkeypatch: pytes
     assert list(world.run.acknowledgements) == ["event:2", "event:4", "event:3"]
 
 
-def test_followers_are_told(world: World) -> None:
+def test_followers_receive_acknowledgements(world: World) -> None:
     version = world.run.changes.version
     acknowledge(world, "event:1")
     assert asyncio.run(world.run.changes.wait_beyond(version, 30.0)) > version
@@ -99,7 +101,7 @@ def server() -> Iterator[Served]:
         yield found
 
 
-def test_the_client_asks_for_all_of_it(server: Served) -> None:
+def test_the_client_has_methods_for_acknowledgements(server: Served) -> None:
     run = open_run(server.runs, "run-1")
     for step in range(60):
         rms = [1.0, math.nan if step >= 50 else 2.0]

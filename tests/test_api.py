@@ -1,4 +1,4 @@
-"""REST: every route says what the store says, in every format, and refuses with a sentence what it cannot answer."""
+"""REST: every route answers with the store's values, in every format, and explains each refusal."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_runs_are_listed_newest_first_in_pages(world: World) -> None:
     assert "behind which" in world.error("runs", 404, after="gone")
 
 
-def test_a_run_says_how_far_it_is_and_keeps_its_key_to_itself(world: World) -> None:
+def test_a_run_states_its_progress_and_hides_its_key(world: World) -> None:
     said = world.json("runs/one")
     assert (said["first_step"], said["newest_step"], said["steps"]) == (0, STEPS - 1, STEPS)
     assert said["taps"] == len(TAPS)
@@ -74,12 +74,12 @@ def test_a_run_says_how_far_it_is_and_keeps_its_key_to_itself(world: World) -> N
     assert "secret of one" not in world.get("runs/one").text
 
 
-def test_what_a_trainer_put_into_its_settings_never_breaks_an_answer(world: World) -> None:
+def test_no_setting_of_a_trainer_breaks_an_answer(world: World) -> None:
     assert world.json("runs/one")["settings"]["budget"] == "Infinity"
     assert world.json("settings")["settings"]["odd"] == ["b'bytes'", {"1": "NaN"}]
 
 
-def test_a_run_is_renamed_and_annotated_each_by_itself(world: World) -> None:
+def test_a_run_is_renamed_and_annotated_independently(world: World) -> None:
     assert world.client.patch("/api/v1/runs/one", json={"name": "baseline"}).json()["name"] == "baseline"
     said = world.client.patch("/api/v1/runs/one", json={"notes": "<b>"}).json()
     assert (said["name"], said["notes"]) == ("baseline", "<b>")
@@ -92,11 +92,11 @@ def test_a_deleted_run_is_gone(world: World) -> None:
     assert "no run yet" in world.error("taps", 404)
 
 
-def test_an_unknown_run_is_named_with_its_nearest(world: World) -> None:
+def test_an_unknown_run_gets_the_nearest_id_as_a_hint(world: World) -> None:
     assert "did you mean 'one'" in world.error("series", 404, run="onee", stat="rms", tap="0")
 
 
-def test_without_a_name_the_newest_run_is_meant(world: World) -> None:
+def test_without_an_id_the_newest_run_is_used(world: World) -> None:
     assert world.json("taps")["run"] == "one"
     open_run(world.runs, "later", started_s=5.0)
     assert world.json("taps")["run"] == "later"
@@ -119,7 +119,7 @@ def test_the_tree_has_every_module_with_its_coverage_and_taps(world: World) -> N
 
 
 @pytest.mark.parametrize("path", ["runs/one/modules", "taps", "coverage", "hooks", "events", "snapshots"])
-def test_the_pages_of_a_list_hold_it_whole_and_nothing_twice(world: World, path: str) -> None:
+def test_the_pages_of_a_list_are_complete_and_without_duplicates(world: World, path: str) -> None:
     name = path.rpartition("/")[2]
     whole = world.json(path, limit=10_000)[name]
     found: list[Any] = []
@@ -133,7 +133,7 @@ def test_the_pages_of_a_list_hold_it_whole_and_nothing_twice(world: World, path:
     assert len(whole) >= 1
 
 
-def test_taps_are_chosen_by_module_kind_and_class(world: World) -> None:
+def test_taps_are_selected_by_module_kind_and_class(world: World) -> None:
     def numbers(**asked: Any) -> list[int]:
         return [tap["number"] for tap in world.json("taps", **asked)["taps"]]
 
@@ -146,7 +146,7 @@ def test_taps_are_chosen_by_module_kind_and_class(world: World) -> None:
     assert "expression" in world.error("taps", 400, match="re:(")
 
 
-def test_coverage_and_hooks_are_as_they_were_told(world: World) -> None:
+def test_coverage_and_hooks_are_those_that_the_trainer_sent(world: World) -> None:
     said = world.json("coverage", captured=False)["coverage"]
     assert [(each["path"], each["reason"]) for each in said] == [("head", COVERAGE[2].reason)]
     assert [each["function"] for each in world.json("hooks")["hooks"]] == [each.function for each in HOOKS]
@@ -158,7 +158,7 @@ def test_coverage_and_hooks_are_as_they_were_told(world: World) -> None:
 
 @pytest.mark.parametrize("stat", STAT_NAMES)
 @pytest.mark.parametrize("points", [5, 1000])
-def test_a_series_is_the_stores(world: World, stat: str, points: int) -> None:
+def test_a_series_equals_the_stores(world: World, stat: str, points: int) -> None:
     for number in range(len(TAPS)):
         said = world.json("series", tap=number, stat=stat, points=points, first=2, last=18)["series"][0]
         truth = world.run.store.series(number, stat, 2, 18, points)
@@ -166,7 +166,7 @@ def test_a_series_is_the_stores(world: World, stat: str, points: int) -> None:
             assert same(said[name], getattr(truth, name)), name
 
 
-def test_known_numbers_come_back_to_the_last_bit(world: World) -> None:
+def test_known_numbers_are_exact_to_the_last_bit(world: World) -> None:
     said = world.json("series", tap=1, stat="rms")["series"][0]
     assert said["mean"][7] == "NaN"
     assert [each for each in said["mean"] if each != "NaN"] == [value_at(step, 1) for step in range(STEPS) if step != 7]
@@ -184,7 +184,7 @@ def test_an_unknown_tap_is_refused_with_a_hint(world: World, tap: str) -> None:
     assert "tap" in world.error("series", 400, tap=tap, stat="mean")
 
 
-def test_several_stats_come_in_one_answer_and_are_what_each_alone_would_be(world: World) -> None:
+def test_several_stats_in_one_answer_equal_single_answers(world: World) -> None:
     names = ["min", "p50", "rms", "p99"]
     said = world.json("series", tap=4, stat=",".join(names), points=7)["series"]
     assert [one["name"] for one in said] == names
@@ -195,7 +195,7 @@ def test_several_stats_come_in_one_answer_and_are_what_each_alone_would_be(world
     assert "meen" in world.error("series", 400, tap=4, stat="min,meen")
 
 
-def test_several_taps_come_in_the_order_in_which_they_were_asked_for(world: World) -> None:
+def test_several_taps_come_in_the_requested_order(world: World) -> None:
     said = world.json("series", tap=[4, 1], stat="min,rms", points=7)["series"]
     assert [(one["tap"]["number"], one["name"]) for one in said] == [(4, "min"), (4, "rms"), (1, "min"), (1, "rms")]
     assert said[3] == world.json("series", tap=1, stat="rms", points=7)["series"][0]
@@ -212,7 +212,7 @@ def test_many_series_come_in_one_answer_in_pages(world: World) -> None:
 
 
 @pytest.mark.parametrize("asked", [{}, {"tap": "0", "match": "*"}])
-def test_a_series_is_asked_for_by_tap_or_by_match(world: World, asked: dict[str, str]) -> None:
+def test_a_series_needs_either_tap_or_match(world: World, asked: dict[str, str]) -> None:
     assert "tap=" in world.error("series", 400, stat="mean", **asked)
 
 
@@ -226,7 +226,7 @@ def test_quantiles_are_series_without_counts(world: World, stat: str, share: flo
 
 
 @pytest.mark.parametrize(("columns", "rows"), [(500, 1000), (4, 2), (1, 1)])
-def test_a_heatmap_is_the_stores(world: World, columns: int, rows: int) -> None:
+def test_a_heatmap_equals_the_stores(world: World, columns: int, rows: int) -> None:
     said = world.json("heatmap", kind="output", stat="rms", columns=columns, rows=rows, counts=True)
     truth = world.run.store.heatmap("output", "rms", None, None, None, columns, rows)
     assert same(said["worst"], truth.worst)
@@ -236,7 +236,7 @@ def test_a_heatmap_is_the_stores(world: World, columns: int, rows: int) -> None:
     assert [row["group"] for row in said["rows"]] == truth.groups.tolist()
 
 
-def test_a_heatmap_tells_nan_from_infinity_from_nothing(world: World) -> None:
+def test_a_heatmap_distinguishes_nan_infinity_and_no_data(world: World) -> None:
     world.run.store.append(make_frame(STEPS, [1.0]))
     said = world.json("heatmap", kind="output", stat="rms")
     assert said["state"][1][7] == 2
@@ -245,13 +245,13 @@ def test_a_heatmap_tells_nan_from_infinity_from_nothing(world: World) -> None:
     assert said["state"][0][STEPS] == 1
 
 
-def test_a_heatmap_of_nothing_is_empty(world: World) -> None:
+def test_a_heatmap_without_taps_is_empty(world: World) -> None:
     said = world.json("heatmap", kind="update", stat="rms")
     assert (said["rows"], said["worst"]) == ([], [])
     assert "cells" in world.error("heatmap", 400, kind="output", stat="rms", columns=5000, rows=5000)
 
 
-def test_histograms_are_the_stores(world: World) -> None:
+def test_histograms_equal_the_stores(world: World) -> None:
     for tap in range(3):
         said = world.json("histograms", tap=tap, columns=6, bins=9)
         truth = world.run.store.histograms(tap, None, None, 6, 9)
@@ -259,7 +259,7 @@ def test_histograms_are_the_stores(world: World) -> None:
             assert same(said[name], getattr(truth, name)), name
 
 
-def test_the_newest_values_are_the_stores_sorted_as_asked(world: World) -> None:
+def test_the_newest_values_equal_the_stores_and_are_sorted_as_requested(world: World) -> None:
     said = world.json("latest", sort="-rms", limit=3, match="layers.*")
     truth = world.run.store.latest(None, None, "-rms", 3, wanted=world.run.store.taps("layers.*"))
     assert said["stats"] == list(STAT_NAMES)
@@ -271,7 +271,7 @@ def test_the_newest_values_are_the_stores_sorted_as_asked(world: World) -> None:
     assert world.json("latest", stat="rms", kind="param_grad")["taps"][0]["values"] == [value_at(STEPS - 1, 4)]
 
 
-def test_logs_have_names_and_the_series_that_are_asked_for(world: World) -> None:
+def test_scalars_list_names_and_the_requested_series(world: World) -> None:
     said = world.json("scalars", match="l*")
     assert (said["names"], said["series"]) == (["loss", "lr"], [])
     said = world.json("scalars", name=["lr", "loss"], points=1000)
@@ -280,7 +280,7 @@ def test_logs_have_names_and_the_series_that_are_asked_for(world: World) -> None
     assert "did you mean 'loss'" in world.error("scalars", 404, name="los")
 
 
-def test_bounds_that_are_the_wrong_way_round_are_refused(world: World) -> None:
+def test_reversed_bounds_are_refused(world: World) -> None:
     for path, asked in MANY.items():
         if path != "latest":
             world.runs.get("two") or fill(open_run(world.runs, "two", started_s=0.0))
@@ -342,13 +342,13 @@ def test_json_and_npy_of_matrices_hold_the_same_numbers(world: World) -> None:
         ("text/csv;q=nonsense, application/x-npy;q=0.1", NPY),
     ],
 )
-def test_the_format_is_the_one_the_client_likes_best(world: World, accept: str, expected: str) -> None:
+def test_the_clients_preferred_format_is_sent(world: World, accept: str, expected: str) -> None:
     answer = world.get("latest", accept)
     assert answer.headers["content-type"].split(";")[0] == expected
     assert answer.headers["vary"] == "Accept"
 
 
-def test_a_format_that_is_not_offered_is_refused_with_those_that_are(world: World) -> None:
+def test_an_unknown_format_is_refused_with_the_known_ones(world: World) -> None:
     answer = world.get("series", "image/png", 406, tap=0, stat="rms")
     assert "text/csv" in answer.json()["error"]
     assert "format" in world.error("series", 422, tap=0, stat="rms", format="xml")
@@ -371,7 +371,7 @@ POLLED = [
 
 
 @pytest.mark.parametrize(("path", "asked"), POLLED, ids=[path for path, _ in POLLED])
-def test_an_answer_that_is_still_the_newest_is_not_sent_again(two: World, path: str, asked: dict[str, Any]) -> None:
+def test_an_unchanged_answer_is_not_sent_again(two: World, path: str, asked: dict[str, Any]) -> None:
     first = two.get(path, **asked)
     known = {"If-None-Match": f'"other", {first.headers["etag"]}'}
     again = two.client.get(f"/api/v1/{path}", params=asked, headers=known)
@@ -384,7 +384,7 @@ def test_an_answer_that_is_still_the_newest_is_not_sent_again(two: World, path: 
     assert later.headers["etag"] != first.headers["etag"]
 
 
-def test_tags_differ_by_format_question_and_state(world: World) -> None:
+def test_tags_differ_by_format_query_and_state(world: World) -> None:
     tags = {world.get("series", accept, tap=0, stat="rms").headers["etag"] for accept in (ARROW, CSV, NPY, "*/*")}
     tags |= {world.get("series", tap=0, stat="mean").headers["etag"]}
     before = world.get("runs/one").headers["etag"]
@@ -397,7 +397,7 @@ def test_tags_differ_by_format_question_and_state(world: World) -> None:
 # -- the trainer -------------------------------------------------------------------------------------------------------
 
 
-def test_events_are_chosen_and_followed(world: World) -> None:
+def test_events_are_filtered_and_followed(world: World) -> None:
     said = world.json("events", severity="warning", first=5, last=15)
     assert [event["step"] for event in said["events"]] == [5, 10, 15]
     assert said["next"] == STEPS
@@ -408,7 +408,7 @@ def test_events_are_chosen_and_followed(world: World) -> None:
     assert [event["step"] for event in world.json("events", after=18)["events"]] == [18, 19]
 
 
-def test_a_change_of_settings_waits_for_the_trainer(world: World) -> None:
+def test_changed_settings_wait_for_the_trainer(world: World) -> None:
     changes = {"every": 4, "budget": None, "include": "layers.*", "kinds": ["output"], "paused": True}
     answer = world.client.patch("/api/v1/settings", json=changes)
     assert answer.status_code == 202
@@ -440,14 +440,14 @@ def test_a_change_of_settings_waits_for_the_trainer(world: World) -> None:
         {"memory": "1GB"},
     ],
 )
-def test_a_change_that_the_trainer_would_refuse_is_refused_at_once(world: World, changes: dict[str, Any]) -> None:
+def test_a_change_that_the_trainer_would_refuse_is_refused_immediately(world: World, changes: dict[str, Any]) -> None:
     answer = world.client.patch("/api/v1/settings", json=changes)
     assert answer.status_code in (400, 422)
     assert answer.json()["error"]
     assert not world.run.commands
 
 
-def test_a_run_without_a_trainer_is_asked_for_nothing(world: World) -> None:
+def test_commands_to_a_run_without_a_trainer_are_refused(world: World) -> None:
     world.now += 1000.0
     for method, path, body in (
         ("PATCH", "settings", {"every": 2}),
@@ -460,7 +460,7 @@ def test_a_run_without_a_trainer_is_asked_for_nothing(world: World) -> None:
     assert not world.run.commands
 
 
-def test_an_inventory_is_asked_for(world: World) -> None:
+def test_an_inventory_can_be_requested(world: World) -> None:
     assert world.client.post("/api/v1/hooks").status_code == 202
     assert [command.name for command in world.run.commands] == ["inventory"]
 
@@ -469,7 +469,7 @@ def test_an_inventory_is_asked_for(world: World) -> None:
 
 
 def _pair(world: World, change: dict[tuple[int, int], float]) -> Any:
-    """Run two is run one, but for some values by (step, tap)."""
+    """Make run two equal to run one, except for some values by (step, tap)."""
     run = open_run(world.runs, "two", started_s=0.0)
     for step in range(STEPS):
         values = [change.get((step, row), value_at(step, row)) for row in range(len(TAPS))]
@@ -477,7 +477,7 @@ def _pair(world: World, change: dict[tuple[int, int], float]) -> Any:
     return run
 
 
-def test_equal_runs_do_not_part_be_there_nan_or_infinity(world: World) -> None:
+def test_equal_runs_do_not_differ_even_with_nan_or_infinity(world: World) -> None:
     _pair(world, {})
     said = world.json("compare", runs="one,two")
     assert (said["first"], said["parted"], said["total"]) == (None, 0, len(TAPS))
@@ -485,7 +485,7 @@ def test_equal_runs_do_not_part_be_there_nan_or_infinity(world: World) -> None:
 
 
 @pytest.mark.parametrize("other", [1e9, math.nan, math.inf, -math.inf])
-def test_the_first_step_and_layer_where_two_runs_part_is_found(world: World, other: float) -> None:
+def test_the_first_differing_step_and_layer_of_two_runs_is_found(world: World, other: float) -> None:
     _pair(world, {(12, 1): 0.0, (11, 4): 0.0, (11, 3): other, (15, 0): other})
     said = world.json("compare", runs="one,two")
     assert said["first"]["step"] == 11
@@ -494,7 +494,7 @@ def test_the_first_step_and_layer_where_two_runs_part_is_found(world: World, oth
     assert said["parted"] == 4
 
 
-def test_a_difference_within_the_tolerance_does_not_part(world: World) -> None:
+def test_a_difference_within_the_tolerance_does_not_count(world: World) -> None:
     _pair(world, {(5, 0): value_at(5, 0) * 1.001})
     assert world.json("compare", runs="one,two", tolerance=0.01)["first"] is None
     assert world.json("compare", runs="one,two", tolerance=0.0001)["first"]["step"] == 5
@@ -505,7 +505,7 @@ def test_a_difference_within_the_tolerance_does_not_part(world: World) -> None:
 def test_layers_are_compared_however_each_run_numbers_them(world: World) -> None:
     run = open_run(world.runs, "two", started_s=0.0)
     backwards = tuple(reversed(TAPS))
-    for step in range(0, STEPS, 2):  # the other run saw every second step only
+    for step in range(0, STEPS, 2):  # the other run captured every second step only
         values = [value_at(step, TAPS.index(tap)) * (2.0 if tap == TAPS[2] and step >= 8 else 1.0) for tap in backwards]
         run.store.append(make_frame(step, values, new_taps=backwards if step == 0 else ()))
     said = world.json("compare", runs="one,two")
@@ -516,7 +516,7 @@ def test_layers_are_compared_however_each_run_numbers_them(world: World) -> None
     assert found["difference"] == [0.0 if step < 8 else value_at(step, 2) for step in range(0, STEPS, 2)]
 
 
-def test_more_layers_than_are_read_at_once_are_all_compared(world: World) -> None:
+def test_all_layers_are_compared_even_more_than_are_read_at_once(world: World) -> None:
     taps = tuple(Tap(f"layer.{number}", "output") for number in range(150))
     for name in ("wide", "wider"):
         run = open_run(world.runs, name)
@@ -536,7 +536,7 @@ def test_taps_of_only_one_run_are_listed(world: World) -> None:
 
 
 @pytest.mark.parametrize("pair", ["one", "one,two,three", "one,../x", ","])
-def test_what_does_not_name_two_runs_is_refused(world: World, pair: str) -> None:
+def test_a_query_that_does_not_name_two_runs_is_refused(world: World, pair: str) -> None:
     assert "two" in world.error("compare", 400, runs=pair)
 
 
@@ -556,7 +556,7 @@ def test_every_route_is_described_with_an_example_and_its_errors(world: World) -
                 assert (content.get("application/json") or content["text/html"])["example"], path
 
 
-def test_the_word_for_what_is_no_number_is_declared_once(world: World) -> None:
+def test_the_type_for_non_finite_numbers_is_declared_once(world: World) -> None:
     schemas = world.app.openapi()["components"]["schemas"]
     holding = [name for name, schema in schemas.items() if '"-Infinity"' in str(schema).replace("'", '"')]
     assert holding == ["Number"]
@@ -568,7 +568,7 @@ EXAMPLES = {
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_an_answer_is_read_as_it_was_written(name: str) -> None:
+def test_an_answer_decodes_to_what_was_encoded(name: str) -> None:
     written = json_of(EXAMPLES[name])
     assert json_of(decode(written, type(EXAMPLES[name]))) == written
     strict(written)

@@ -1,4 +1,4 @@
-"""docs/http-api.md shows every route. That its commands are answered is for tests/test_docs_commands.py to find out."""
+"""docs/http-api.md shows every route. tests/test_docs_commands.py runs its commands."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CURLS = [line for block in blocks_of(PAGE, "sh") for line in block.text.splitlin
 
 
 def _asked(line: str) -> tuple[str, str]:
-    """The method and the route of a line of curl."""
+    """Return the method and the route of a line of curl."""
     method = re.search(r"-X (\w+)", line)
     path = re.sub(r"^(/api/v1/(?:removed-)?runs)/[\w-]+", r"\1/{run}", re.findall(r'"\$URL([^?"]*)', line)[0])
     return method[1].lower() if method else "get", re.sub(r"/snapshots/\d+", "/snapshots/{number}", path)
@@ -27,7 +27,7 @@ def _paths() -> dict[str, Any]:
     return paths
 
 
-def test_the_page_asks_every_route() -> None:
+def test_the_page_shows_every_route() -> None:
     asked = {_asked(line) for line in CURLS}
     there_are = {
         (method, path)
@@ -38,7 +38,7 @@ def test_the_page_asks_every_route() -> None:
     assert there_are <= asked, f"docs/http-api.md does not show {sorted(there_are - asked)}"
 
 
-def test_the_page_asks_for_nothing_that_is_not_there() -> None:
+def test_the_page_shows_only_existing_routes() -> None:
     paths = _paths()
     for line in CURLS:
         method, path = _asked(line)

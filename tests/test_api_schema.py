@@ -1,4 +1,4 @@
-"""The application keeps to its own description: whatever is asked, no answer is a crash or outside its schema."""
+"""The application follows its own schema: no request crashes it or gets an answer outside of the schema."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CHECKS = (
     response_headers_conformance,
     response_schema_conformance,
 )
-# Endless, or bytes of a trainer: tests of their own.
+# Endless, or for trainers: tested elsewhere.
 ELSEWHERE = r"^/api/v1/(live|socket|ingest)$"
 
 
@@ -43,8 +43,8 @@ schema.app = WORLD.app
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=list(HealthCheck),
 )
-def test_no_question_finds_a_crash_or_an_answer_outside_its_description(case: Any) -> None:
-    for run in RUNS:  # one question takes runs away
+def test_no_request_finds_a_crash_or_an_answer_outside_the_schema(case: Any) -> None:
+    for run in RUNS:  # one request removes runs
         WORLD.runs.add(run)
     answer = case.call(base_url="http://127.0.0.1", headers={"Host": "127.0.0.1"})
     case.validate_response(answer, checks=list(CHECKS))

@@ -1,4 +1,4 @@
-"""Raw tensors over REST: every format holds the same values, slices are NumPy's, and requests reach the trainer."""
+"""Raw tensors over REST: all formats hold the same values, slices follow NumPy, and requests reach the trainer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def world() -> World:
 
 
 def _add(world: World, values: Any, number: int = 77, **others: Any) -> str:
-    """The address of a snapshot of these values."""
+    """Add a snapshot of these values, and return its address."""
     kept = np.asarray(values)
     shape = others.pop("shape", kept.shape)
     world.run.store.add_snapshot(Snapshot(TAPS[1], 5, 1.0, str(kept.dtype), shape, kept, number=number, **others))
@@ -50,7 +50,7 @@ def test_every_format_holds_the_same_values(world: World) -> None:
 
 
 @pytest.mark.parametrize("dtype", sorted(DTYPES))
-def test_a_tensor_of_every_type_comes_back_as_it_was(world: World, dtype: str) -> None:
+def test_a_tensor_of_every_type_is_returned_unchanged(world: World, dtype: str) -> None:
     values = (np.arange(6).reshape(2, 3) % 2).astype(dtype)
     path = _add(world, values)
     held = npy(world.get(path, format="npy").content)
@@ -82,7 +82,7 @@ def test_an_empty_tensor_is_an_empty_list(world: World) -> None:
 
 
 @pytest.mark.parametrize("shape", [(0, 2**52), (2**52, 0), (0, 2**40, 2**12), (2**22, 0, 1)])
-def test_an_empty_tensor_of_a_huge_shape_has_no_text(world: World, shape: tuple[int, ...]) -> None:
+def test_an_empty_tensor_with_a_huge_shape_is_not_written_as_text(world: World, shape: tuple[int, ...]) -> None:
     path = _add(world, np.empty(shape, np.float32))
     for name in ("json", "csv", "png"):
         assert "more than 2000000" in world.error(path, 400, format=name)
@@ -94,7 +94,7 @@ def test_an_empty_tensor_of_a_huge_shape_has_no_text(world: World, shape: tuple[
 
 
 @pytest.mark.parametrize("shape", [(1, 30_000), (30_000, 1), (3, 2), (7,), (), (0, 3), (2, 0)])
-def test_a_csv_has_a_line_for_each_row_however_many_columns_there_are(world: World, shape: tuple[int, ...]) -> None:
+def test_a_csv_has_a_line_per_row_for_any_number_of_columns(world: World, shape: tuple[int, ...]) -> None:
     values = np.linspace(-1e30, 1e-30, int(np.prod(shape))).reshape(shape).astype(np.float32)
     if values.size > 1:
         values.flat[0], values.flat[1] = np.nan, -np.inf
@@ -106,14 +106,14 @@ def test_a_csv_has_a_line_for_each_row_however_many_columns_there_are(world: Wor
     assert same(found, matrix.ravel())
 
 
-def test_what_was_cut_off_is_said(world: World) -> None:
+def test_a_truncated_snapshot_says_so(world: World) -> None:
     path = _add(world, np.arange(4.0), shape=(100, 100), truncated=True)
     said = world.json(path, slice="1:")
     assert (said["shape"], said["kept_shape"], said["truncated"]) == ([100, 100], [4], True)
     assert said["values"] == [1.0, 2.0, 3.0]
 
 
-def test_a_format_that_cannot_hold_a_tensor_says_what_can(world: World) -> None:
+def test_a_format_that_cannot_hold_a_tensor_names_those_that_can(world: World) -> None:
     cube = _add(world, np.zeros((2, 2, 2)), 1000)
     assert "slice" in world.error(cube, 406, format="csv")
     assert "slice" in world.error(cube, 406, format="png")
@@ -126,7 +126,7 @@ def test_a_format_that_cannot_hold_a_tensor_says_what_can(world: World) -> None:
     assert "real" in world.error(complex_one, 406, format="csv")
 
 
-def test_a_snapshot_that_is_not_there_is_said_to_be_awaited_or_unknown(world: World) -> None:
+def test_a_missing_snapshot_is_either_awaited_or_unknown(world: World) -> None:
     assert "list names" in world.error("snapshots/9", 404)
     asked = world.client.post("/api/v1/snapshots", json={"tap": 1}).json()
     assert "ask again" in world.error(f"snapshots/{asked['number']}", 404)
@@ -152,7 +152,7 @@ def _text(part: Any) -> str:
 @given(st.lists(st.integers(0, 5), max_size=4).map(tuple), PARTS)
 @example((3, 3), [0, ..., slice(None, None, 0)])
 @example((), [...])
-def test_a_slice_is_numpys(shape: tuple[int, ...], parts: list[Any]) -> None:
+def test_a_slice_equals_numpys(shape: tuple[int, ...], parts: list[Any]) -> None:
     values = np.arange(int(np.prod(shape, dtype=int))).reshape(shape)
     text = ",".join(map(_text, parts))
     try:
@@ -167,17 +167,17 @@ def test_a_slice_is_numpys(shape: tuple[int, ...], parts: list[Any]) -> None:
 
 
 @given(st.text(alphabet="0123456789:,.- x", max_size=30))
-def test_no_slice_is_more_than_refused(text: str) -> None:
+def test_a_malformed_slice_is_refused_not_crashed_on(text: str) -> None:
     with suppress(ArgumentError):
         assert cut(MATRIX, text).size <= MATRIX.size
 
 
 @pytest.mark.parametrize("part", ["x", "0,,1", "1:2:3:4", "0,0,0", "9", "::0", "...,...", "9" * 40])
-def test_a_wrong_slice_is_refused_with_a_sentence(world: World, part: str) -> None:
+def test_an_impossible_slice_is_refused_with_a_sentence(world: World, part: str) -> None:
     assert "slice" in world.error("snapshots/0", 400, slice=part)
 
 
-def test_a_slice_holds_in_every_format(world: World) -> None:
+def test_a_slice_is_the_same_in_every_format(world: World) -> None:
     part = MATRIX[1, ::-1]
     assert same(world.json("snapshots/0", slice="1,::-1")["values"], part)
     assert same(npy(world.get("snapshots/0", format="npy", slice="1,::-1").content), part)
@@ -195,17 +195,17 @@ def _pixels(data: bytes) -> Any:
 
 
 @given(arrays(np.float32, st.tuples(st.integers(1, 9), st.integers(1, 9))))
-def test_a_picture_decodes_to_the_colors_of_its_values(values: Any) -> None:
+def test_a_png_decodes_to_the_colors_of_its_values(values: Any) -> None:
     assert np.array_equal(_pixels(png_of(values)), colors_of(values))
 
 
 @given(arrays(np.float64, st.tuples(st.integers(1, 5), st.integers(1, 5))))
-def test_what_is_not_a_number_is_magenta_and_nothing_else_is(values: Any) -> None:
+def test_exactly_the_nan_values_are_magenta(values: Any) -> None:
     magenta = (colors_of(values) == rgb_of(NAN_COLOR)).all(axis=-1)
     assert np.array_equal(magenta, np.isnan(values))
 
 
-def test_positive_values_are_grey_and_others_diverge_from_white(world: World) -> None:
+def test_nonnegative_values_are_gray_and_others_diverge_from_white(world: World) -> None:
     assert _pixels(png_of(np.array([[0.0, 1.0, np.inf]]))).tolist() == [[[0] * 3, [255] * 3, [255] * 3]]
     signed = _pixels(png_of(np.array([[-2.0, 0.0, 2.0, -np.inf]])))
     assert signed.tolist() == [[[0, 0, 255], [255, 255, 255], [255, 0, 0], [0, 0, 255]]]
@@ -227,7 +227,9 @@ def test_positive_values_are_grey_and_others_diverge_from_white(world: World) ->
         ),
     ],
 )
-def test_a_request_reaches_the_trainer_and_says_where_to_look(world: World, wanted: Any, tap: Tap) -> None:
+def test_a_request_reaches_the_trainer_and_returns_the_address_of_the_snapshot(
+    world: World, wanted: Any, tap: Tap
+) -> None:
     answer = world.client.post("/api/v1/snapshots", json=wanted)
     assert answer.status_code == 202
     [command] = world.run.commands
@@ -240,7 +242,7 @@ def test_a_request_reaches_the_trainer_and_says_where_to_look(world: World, want
     "wanted",
     [{}, {"tap": 0, "module": "head"}, {"tap": 99}, {"module": "heat"}, {"tap": True}, {"module": "head", "kind": "x"}],
 )
-def test_a_request_for_what_is_not_there_is_refused(world: World, wanted: Any) -> None:
+def test_a_request_for_an_unknown_tensor_is_refused(world: World, wanted: Any) -> None:
     answer = world.client.post("/api/v1/snapshots", json=wanted)
     assert answer.status_code in (400, 422)
     assert answer.json()["error"]

@@ -1,4 +1,4 @@
-"""The pages, the figures for watchdogs, and how errors are told."""
+"""The pages, the metrics for monitoring, and the display of errors."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _stats(**given: float) -> list[float]:
 
 @pytest.fixture
 def world() -> World:
-    """A run of two layers and three steps; in the last one a gradient holds a NaN and an infinity."""
+    """Return a run of two layers and three steps. The last step has a gradient with a NaN and an infinity."""
     world = make_world()
     run = world.runs.open(
         RunInfo(id="one", key="key", name="first try", script="train.py", host="box", memory=4_000_000)
@@ -77,18 +77,18 @@ def client(world: World) -> TestClient:
     return world.client
 
 
-def test_health_tells_nothing_but_that_the_server_answers(client: TestClient) -> None:
+def test_health_reveals_only_that_the_server_answers(client: TestClient) -> None:
     assert client.get("/healthz").json() == {"status": "ok"}
     assert client.get("/readyz").json() == {"status": "ready"}
 
 
-def test_a_server_without_runs_says_what_to_do() -> None:
+def test_a_server_without_runs_says_how_to_start_one() -> None:
     client = make_world().client
     assert "hookcore.watch(model)" in client.get("/").text
     assert client.get("/runs/one").status_code == 404
 
 
-def test_the_first_page_lists_the_runs_the_newest_first(world: World, client: TestClient) -> None:
+def test_the_first_page_lists_the_newest_runs_first(world: World, client: TestClient) -> None:
     newer = world.runs.open(RunInfo(id="two", key="key", name="", started_s=5.0))
     assert newer is not None
     newer.ended_at_step = 0
@@ -106,7 +106,7 @@ def test_pages_behind_a_proxy_link_below_its_path(world: World) -> None:
         assert not re.findall(r'(?:href|src|action)="/(?!hookcore/)', text)
 
 
-def test_a_run_that_was_captured_nothing_of_is_shown_too(world: World, client: TestClient) -> None:
+def test_a_run_without_captured_data_is_shown(world: World, client: TestClient) -> None:
     world.runs.open(RunInfo(id="empty", key="key", name=""))
     assert "No step has been captured yet" in client.get("/runs/empty").text
 
@@ -121,7 +121,7 @@ def test_a_run_that_was_captured_nothing_of_is_shown_too(world: World, client: T
         ("/nowhere", 404, "Not Found"),
     ],
 )
-def test_a_wrong_question_is_answered_with_what_is_wrong(
+def test_an_invalid_query_gets_an_error_that_says_what_is_wrong(
     client: TestClient, path: str, status: int, words: str
 ) -> None:
     response = client.get(path)
@@ -132,13 +132,13 @@ def test_a_wrong_question_is_answered_with_what_is_wrong(
 
 @pytest.mark.parametrize("method", ["post", "put", "patch", "delete"])
 @pytest.mark.parametrize("path", ["/", "/healthz", "/runs/one", "/static/now/app.css"])
-def test_nothing_can_be_changed_where_there_is_nothing_to_change(client: TestClient, method: str, path: str) -> None:
+def test_a_read_only_page_offers_no_changes(client: TestClient, method: str, path: str) -> None:
     response = client.request(method, path)
     assert response.status_code == 405
     assert list(response.json()) == ["error"]
 
 
-def test_the_figures_are_those_of_the_server_in_the_format_of_prometheus(world: World, client: TestClient) -> None:
+def test_metrics_are_those_of_the_server_in_the_format_of_prometheus(world: World, client: TestClient) -> None:
     world.take(make_batch(make_info("two", name='bad"name\\\n'), [0, 1]))
     response = client.get("/metrics")
     assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
@@ -194,7 +194,7 @@ def _read(client: TestClient, path: str = "/runs/one") -> _Page:
 
 
 def _words(client: TestClient, path: str) -> str:
-    """The text of a page's main part."""
+    """Return the text of a page's main part."""
     main = client.get(path).text.partition("<main")[2].partition("</main>")[0]
     return " ".join(re.sub(r"<[^>]*>", " ", main.partition(">")[2].replace("<wbr>", "")).split())
 
@@ -214,7 +214,7 @@ def test_the_page_lists_every_layers_newest_activation_and_gradient(client: Test
     assert page.classes[1:] == ["", "", "", "nonfinite"]
 
 
-def test_the_page_has_no_inline_script_or_style_and_loads_them_by_versioned_addresses(client: TestClient) -> None:
+def test_the_page_has_no_inline_script_or_style_and_loads_both_by_versioned_urls(client: TestClient) -> None:
     page, text = _read(client), client.get("/runs/one").text
     assert re.findall(r"<script[^>]*>([^<]*)<", text) == [""]
     assert "style" not in page.tags
@@ -227,27 +227,27 @@ def test_the_page_has_no_inline_script_or_style_and_loads_them_by_versioned_addr
         assert "immutable" in answer.headers["cache-control"]
 
 
-def test_the_page_can_be_narrowed_to_a_module_and_a_kind(client: TestClient) -> None:
+def test_the_page_can_be_filtered_by_module_and_kind(client: TestClient) -> None:
     rows = _read(client, "/runs/one?match=*.1&kind=output&refresh=").rows
     assert [row[:3] for row in rows[1:]] == [["net.1", "ReLU", "output"]]
     assert "No tensor matches" in client.get("/runs/one?match=nowhere").text
 
 
-def test_the_page_reloads_itself_only_when_asked_to(client: TestClient) -> None:
+def test_the_page_reloads_itself_only_on_request(client: TestClient) -> None:
     assert "http-equiv" not in client.get("/runs/one").text
     assert '<meta http-equiv="refresh" content="5">' in client.get("/runs/one?refresh=5").text
     for wrong in ("soon", "-1", "0", "1e9"):
         assert "http-equiv" not in client.get("/runs/one", params={"refresh": wrong}).text
 
 
-def test_the_page_says_what_was_not_captured_and_what_the_store_holds(client: TestClient) -> None:
+def test_the_page_shows_what_was_not_captured_and_what_the_store_holds(client: TestClient) -> None:
     text = client.get("/runs/one").text
     assert "net.2 (Identity): not called" in text
     assert "of 4 MB" in text
     assert "Nothing was lost." in text
 
 
-def test_the_page_shows_events_and_what_was_dropped(client: TestClient, store: Store) -> None:
+def test_the_page_shows_events_and_dropped_data(client: TestClient, store: Store) -> None:
     store.add_event(Event(3, 0.0, "hook-error", "an output could not be read", "error", "net.1", 2))
     store.append(frame(1, [_stats()]))
     text = client.get("/runs/one").text
@@ -256,7 +256,7 @@ def test_the_page_shows_events_and_what_was_dropped(client: TestClient, store: S
     assert "too late: 1" in words
 
 
-def test_names_from_the_run_are_text_and_never_markup(client: TestClient, store: Store) -> None:
+def test_names_from_the_run_are_escaped(client: TestClient, store: Store) -> None:
     nasty = '<script>alert("x")</script>'
     store.append(frame(4, [_stats()] * 5, (Tap(nasty, "output", index=nasty),), labels={nasty: nasty}))
     text = client.get("/runs/one", params={"match": "*"}).text
@@ -284,20 +284,20 @@ def test_a_table_of_more_taps_than_fit_has_pages() -> None:
     assert f"row={ROWS}#values" in world.client.get("/runs/one").text
 
 
-def test_a_part_of_the_page_comes_without_itsframe(client: TestClient) -> None:
+def test_a_part_of_the_page_comes_without_its_frame(client: TestClient) -> None:
     text = client.get("/runs/one?part=findings&part=figures").text
     assert "<html" not in text
     assert re.findall(r'data-part="(\w+)"', text) == ["findings", "figures"]
 
 
-def test_the_key_figures_and_the_findings_are_there_before_any_script(client: TestClient) -> None:
+def test_the_key_figures_and_findings_are_rendered_before_any_script(client: TestClient) -> None:
     words = _words(client, "/runs/one")
     assert "Modules captured 1 of 2 modules" in words
     assert "Non-finite layers 1 first: net.1" in words
     assert re.search(r"error: net\.1 ReLU NaN or infinity ?: .+ since step 3", words)
 
 
-def test_what_is_acknowledged_needs_no_attention_any_more(client: TestClient, run: Run) -> None:
+def test_acknowledged_findings_no_longer_alert(client: TestClient, run: Run) -> None:
     assert 'id="finding-' in client.get("/runs/one").text
     for finding in run.findings.current():
         run.acknowledge(finding.key)
@@ -331,18 +331,18 @@ def test_scalars_are_shown_with_the_loss_first(client: TestClient, store: Store)
         (-math.inf, "-Infinity"),
     ],
 )
-def test_numbers_are_shown_short_and_what_is_not_finite_by_its_name(value: float, text: str) -> None:
+def test_numbers_are_short_and_non_finite_ones_are_named(value: float, text: str) -> None:
     assert shown(value) == text
 
 
 @pytest.mark.parametrize(
     ("fraction", "text"), [(0.0, "0.0%"), (1e-9, "< 0.1%"), (0.25, "25.0%"), (1.0, "100.0%"), (math.nan, "NaN")]
 )
-def test_a_small_share_does_not_look_like_none(fraction: float, text: str) -> None:
+def test_a_small_share_is_not_shown_as_zero(fraction: float, text: str) -> None:
     assert percent(fraction) == text
 
 
-def test_the_description_of_the_api_names_what_trainers_and_watchdogs_ask(client: TestClient) -> None:
+def test_the_api_schema_contains_the_routes_of_trainers_and_monitoring(client: TestClient) -> None:
     description = client.get("/api/v1/openapi.json").json()
     assert {"/healthz", "/readyz", "/metrics", "/api/v1/ingest", "/api/v1/login-link"} <= set(description["paths"])
     assert "/login" not in description["paths"]

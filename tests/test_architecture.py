@@ -1,4 +1,4 @@
-"""Who may know whom, who may register hooks, what is public, and what the wheel holds."""
+"""Which room may import which, which may register hooks, what is public, and what the wheel contains."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hookcore.config import NOT_GIVEN, SETTINGS, WatchSettings
 
 ROOT = Path(__file__).parents[1]
 
-# Each room with the rooms that it may import; errors and records may be imported by all that stand behind them.
+# Each room with the rooms that it may import. errors and records may be imported by all above them.
 ROOMS: dict[str, set[str]] = {
     "errors": set(),
     "records": set(),
@@ -115,7 +115,7 @@ WITHOUT_TORCH = {
     "run",
     "__init__",
 }
-# Beside the room of hooks: torch's compiler must be able to trace through this one's registration.
+# Outside the hooks room: torch's compiler must be able to trace through this registration.
 REGISTERS_HOOKS = {"hookcore/compiled/inside.py"}
 WEB = {"app", "hookcore_app", "fastapi", "starlette", "uvicorn", "jinja2"}
 
@@ -129,7 +129,7 @@ def _files(folder: str) -> list[Path]:
 
 
 def _imports(file: Path) -> Iterator[str]:
-    """Every module that a file names in an import, wherever it stands; a name for types alone does not count."""
+    """Return every module that a file imports, at any place in it, except for names used only as types."""
     tree = ast.parse(file.read_text(), str(file))
     for_types = {id(each) for node in ast.walk(tree) if _is_for_types(node) for each in ast.walk(node)}
     for node in ast.walk(tree):
@@ -142,7 +142,7 @@ def _imports(file: Path) -> Iterator[str]:
 
 
 def _edges(files: list[Path]) -> dict[str, set[str]]:
-    """Which of these files names which other one in an import, for types alone too."""
+    """Return which of these files import which, including names used only as types."""
     names = {".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): file for file in files}
     edges: dict[str, set[str]] = {name: set() for name in names}
     for name, file in names.items():
@@ -164,7 +164,7 @@ def _targets(node: ast.AST, package: str) -> Iterator[str]:
 
 
 def _circle(edges: dict[str, set[str]]) -> set[str]:
-    """Take off all that nothing left imports, or that imports nothing left; what remains stands in a circle."""
+    """Remove all files that no remaining file imports, or that import no remaining one. The others form a cycle."""
     left = set(edges)
     while True:
         imported = set().union(*(edges[name] & left for name in left)) if left else set()
@@ -200,7 +200,7 @@ def test_a_room_imports_only_the_rooms_below_it(room: str) -> None:
         assert known <= ROOMS[room] | {room}, f"{file.relative_to(ROOT)} knows {sorted(known - ROOMS[room])}"
 
 
-def test_the_plan_of_rooms_has_no_way_back() -> None:
+def test_the_plan_of_rooms_has_no_cycle() -> None:
     above: dict[str, set[str]] = {}
     while len(above) < len(ROOMS):
         free = {room for room in ROOMS if room not in above and ROOMS[room] <= set(above)}
@@ -209,8 +209,8 @@ def test_the_plan_of_rooms_has_no_way_back() -> None:
 
 
 @pytest.mark.parametrize("folder", ["hookcore", "app"])
-def test_no_files_of_a_room_import_each_other_in_a_circle(folder: str) -> None:
-    """Names that are imported for types alone count: two files that need each other's names are one file."""
+def test_no_files_of_a_room_import_each_other_in_a_cycle(folder: str) -> None:
+    """Imports for types count too: two files that need each other's names are one file."""
     rooms: dict[str, list[Path]] = {}
     for file in _files(folder):
         rooms.setdefault(file.relative_to(ROOT / folder).parts[0], []).append(file)
@@ -224,12 +224,12 @@ def test_rooms_that_the_server_needs_import_no_torch(room: str) -> None:
         assert not [name for name in _imports(file) if name.split(".")[0] in ("torch", "numba", "triton")], file
 
 
-def test_hookcore_knows_no_web_and_no_server() -> None:
+def test_hookcore_imports_no_web_framework_and_no_server() -> None:
     for file in _files("hookcore"):
         assert not WEB & {name.split(".")[0] for name in _imports(file)}, file
 
 
-def test_the_server_knows_no_torch_and_nothing_of_hookcore_but_the_torchless_rooms() -> None:
+def test_the_server_imports_no_torch_and_only_the_torchless_rooms_of_hookcore() -> None:
     for file in _files("app"):
         for name in _imports(file):
             assert name.split(".")[0] not in ("torch", "hookcore_app", "app"), f"{file} imports {name}"
@@ -248,7 +248,7 @@ def test_importing_hookcore_loads_neither_torch_nor_numpy() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
 
-def test_only_one_room_registers_hooks_of_torchs() -> None:
+def test_only_one_room_registers_torch_hooks() -> None:
     for file in _files("hookcore") + _files("app"):
         hooking = [call for call in _calls(file) if re.fullmatch(r"(register|queue)_\w*(hook|callback)s?", call)]
         name = str(file.relative_to(ROOT))
@@ -262,7 +262,7 @@ def test_the_legacy_backward_hook_is_never_registered() -> None:
         assert not legacy, f"{file.relative_to(ROOT)} calls {legacy}"
 
 
-def test_no_module_imports_everything_of_another() -> None:
+def test_there_are_no_star_imports() -> None:
     for file in _files("hookcore") + _files("app"):
         assert not [name for name in _imports(file) if name.endswith(".*")], file
 
@@ -289,7 +289,7 @@ def test_the_public_names_are_exactly_these() -> None:
     assert sorted(hookcore.__all__) == dir(hookcore)
 
 
-def test_the_parameters_of_watch_are_the_table_of_settings_in_types_and_words() -> None:
+def test_the_parameters_of_watch_equal_the_table_of_settings_in_types_and_descriptions() -> None:
     hints = get_type_hints(WatchSettings)
     parameters = dict(inspect.signature(hookcore.watch).parameters)
     assert parameters.pop("model").kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
@@ -305,7 +305,7 @@ def test_the_parameters_of_watch_are_the_table_of_settings_in_types_and_words() 
 
 
 def _admits(hint: Any, value: Any) -> bool:
-    """Whether a value is of a type: of a union, a Literal, an iterable of Literals, or a class."""
+    """Return whether a type accepts a value. It may be a union, a Literal, an iterable of Literals, or a class."""
     if get_origin(hint) in (Union, UnionType):
         return any(_admits(each, value) for each in get_args(hint))
     if get_origin(hint) is Literal:
@@ -315,14 +315,16 @@ def _admits(hint: Any, value: Any) -> bool:
     return isinstance(value, hint)
 
 
-def test_an_argument_of_watch_wins_over_its_variable_and_one_left_out_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_argument_of_watch_overrides_its_variable_and_a_missing_one_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("HOOKCORE_EVERY", "7")
     monkeypatch.setenv("HOOKCORE_CALLS", "3")
     with hookcore.watch(nn.Linear(1, 1), every=2) as watcher:
         assert (watcher.settings.every, watcher.settings.calls) == (2, 3)
 
 
-def test_a_setting_that_watch_does_not_know_is_answered_with_the_nearest() -> None:
+def test_an_unknown_setting_of_watch_gets_the_nearest_as_a_hint() -> None:
     with pytest.raises(hookcore.ArgumentError, match=r"'evry' is not a setting.* Did you mean 'every'"):
         hookcore.watch(nn.Linear(1, 1), evry=2)  # type: ignore[arg-type]
 
@@ -332,7 +334,7 @@ def test_the_first_line_of_watch_says_that_a_process_starts() -> None:
     assert "start a dashboard process" in first
 
 
-def test_a_name_that_hookcore_does_not_have_is_an_attribute_error() -> None:
+def test_an_unknown_name_of_hookcore_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'wacth'"):
         _ = hookcore.wacth
 

@@ -1,4 +1,4 @@
-"""Kept runs: what is read again is what was kept, and neither a crash, a full disk nor a damaged file takes it all."""
+"""Saved runs are read as they were written, and a crash, a full disk, or a damaged file never costs everything."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ TAPS = (Tap("a", "output"), Tap("a.b", "output_grad", "0", 1), Tap("c", "param",
 
 
 def make_frame(step: int, seed: int = 0, taps: int = len(TAPS)) -> Frame:
-    """A frame with random numbers, NaN and infinities among them, and sketches of various lengths."""
+    """Return a frame with random numbers, including NaN and infinities, and sketches of various lengths."""
     rng = np.random.default_rng([seed, step])
     stats = rng.standard_normal((taps, len(STATS)))
     stats[rng.random(stats.shape) < 0.1] = rng.choice([np.nan, np.inf, -np.inf])
@@ -65,7 +65,7 @@ def make_frame(step: int, seed: int = 0, taps: int = len(TAPS)) -> Frame:
 
 
 class Kept:
-    """A store and a writer beside it, without the writer's thread."""
+    """A store and its writer, without the writer's thread."""
 
     def __init__(self, folder: Path, **settings: Any) -> None:
         self.store = Store(20_000_000)
@@ -89,7 +89,7 @@ class Kept:
 
 
 def assert_same(left: Store, right: Store) -> None:
-    """Two stores answer every question alike."""
+    """Assert that two stores answer every query alike."""
     assert left.taps().taps == right.taps().taps
     assert left.steps() == right.steps()
     for tap in range(len(left.taps().taps)):
@@ -115,7 +115,7 @@ def assert_same(left: Store, right: Store) -> None:
 
 @settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), min_size=1, max_size=12), st.integers(0, 99))
-def test_what_is_read_again_is_what_was_kept(
+def test_a_run_is_read_as_it_was_saved(
     tmp_path_factory: pytest.TempPathFactory, plan: list[tuple[int, bool]], seed: int
 ) -> None:
     kept = Kept(tmp_path_factory.mktemp("kept"))
@@ -126,7 +126,7 @@ def test_what_is_read_again_is_what_was_kept(
     )
     step = 0
     for number, (ahead, writes) in enumerate(plan):
-        step += ahead  # 0: a further part of the same step
+        step += ahead  # 0: another part of the same step
         kept.take(make_frame(step, seed + number))
         kept.store.add_event(Event(step, float(number), "note", "<b>é</b>", "warning", "a", 2))
         if writes:
@@ -137,7 +137,7 @@ def test_what_is_read_again_is_what_was_kept(
     assert_same(kept.store, kept.read())
 
 
-def test_many_parts_become_few_files_and_stay_the_same_rows(tmp_path: Path) -> None:
+def test_many_parts_are_merged_into_few_files_with_the_same_rows(tmp_path: Path) -> None:
     kept = Kept(tmp_path)
     for step in range(MERGE_AT * MERGE_AT + 3):
         kept.take(make_frame(step))
@@ -180,10 +180,10 @@ def test_other_programs_read_the_parts_as_one_table(
 
 
 @pytest.mark.parametrize("operation", [*range(1, 20), 30, 40, 50])
-def test_a_crash_between_any_two_operations_loses_nothing_that_was_written(
+def test_a_crash_between_any_two_operations_loses_no_written_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operation: int
 ) -> None:
-    """The writer dies at its n-th rename or removal: what was there before is read whole, nothing twice."""
+    """The writer dies at its n-th rename or removal. All earlier data is still readable, without duplicates."""
     kept = Kept(tmp_path)
     for step in range(MERGE_AT - 1):
         kept.take(make_frame(step))
@@ -261,7 +261,7 @@ def test_a_killed_process_leaves_every_finished_part(tmp_path: Path, delay: floa
         assert frame.stats.tobytes() == make_frame(frame.step).stats.tobytes()
 
 
-def test_a_full_disk_stops_the_writing_says_so_once_and_is_tried_again(
+def test_a_full_disk_stops_the_writing_is_reported_once_and_retried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = Kept(tmp_path)
@@ -288,7 +288,7 @@ def _no_space(_number: int) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of two megabytes."""
+    """Return a disk of two megabytes."""
     folder = tmp_path / "small"
     folder.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)], capture_output=True)
@@ -298,7 +298,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(folder)], check=True)
 
 
-def test_a_disk_that_is_really_full_stops_the_writing_and_nothing_else(small_disk: Path) -> None:
+def test_a_disk_that_is_really_full_stops_only_the_writing(small_disk: Path) -> None:
     kept = Kept(small_disk)
     kept.take(make_frame(0))
     kept.writer.write()
@@ -316,7 +316,7 @@ def test_a_disk_that_is_really_full_stops_the_writing_and_nothing_else(small_dis
     kept.writer.close()
 
 
-def test_the_limit_on_disk_is_held_and_told(tmp_path: Path) -> None:
+def test_the_disk_limit_is_kept_and_reported(tmp_path: Path) -> None:
     kept = Kept(tmp_path, limit_bytes=100_000)
     for step in range(200):
         kept.take(make_frame(step))
@@ -328,7 +328,9 @@ def test_the_limit_on_disk_is_held_and_told(tmp_path: Path) -> None:
     assert "keep_limit" in kept.told[0][1]
 
 
-def test_what_the_disk_cannot_follow_is_lost_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_that_the_disk_cannot_keep_up_with_are_lost_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("hookcore.archive.writer.MAX_QUEUE_BYTES", 20_000)
     kept = Kept(tmp_path)
     kept.take(*map(make_frame, range(100)))
@@ -339,7 +341,7 @@ def test_what_the_disk_cannot_follow_is_lost_and_counted(tmp_path: Path, monkeyp
 
 @pytest.mark.parametrize("table", ["steps", "stats", "sketches", "scalars", "events"])
 @pytest.mark.parametrize("damage", ["cut", "empty", "noise", "foreign"])
-def test_a_damaged_part_costs_no_more_than_itself(tmp_path: Path, table: str, damage: str) -> None:
+def test_a_damaged_part_costs_only_itself(tmp_path: Path, table: str, damage: str) -> None:
     kept = Kept(tmp_path)
     for step in range(4):
         kept.take(make_frame(step))
@@ -360,7 +362,7 @@ def test_a_damaged_part_costs_no_more_than_itself(tmp_path: Path, table: str, da
 
 
 @pytest.mark.parametrize("change", [{"format": 99}, {"run": 3}, {"run": {}}, {"labels": [1]}, {"last_step": "x"}])
-def test_a_run_file_that_is_wrong_is_named(tmp_path: Path, change: dict[str, Any]) -> None:
+def test_an_invalid_run_file_is_named(tmp_path: Path, change: dict[str, Any]) -> None:
     kept = Kept(tmp_path)
     kept.take(make_frame(0))
     kept.writer.write()
@@ -370,7 +372,7 @@ def test_a_run_file_that_is_wrong_is_named(tmp_path: Path, change: dict[str, Any
         read_archive(kept.writer.folder)
 
 
-def test_a_run_whose_histograms_were_counted_in_other_bins_is_read_without_them(tmp_path: Path) -> None:
+def test_a_run_whose_histograms_have_other_bins_is_read_without_them(tmp_path: Path) -> None:
     kept = Kept(tmp_path)
     for step in range(3):
         kept.take(make_frame(step))
@@ -387,12 +389,12 @@ def test_a_run_whose_histograms_were_counted_in_other_bins_is_read_without_them(
     assert not archive.damages
 
 
-def test_what_is_no_kept_run_is_named(tmp_path: Path) -> None:
+def test_a_path_that_is_no_saved_run_is_named(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="is no kept run"):
         read_archive(tmp_path)
 
 
-def test_numbers_that_cannot_be_are_refused_when_read(tmp_path: Path) -> None:
+def test_impossible_numbers_are_refused_when_read(tmp_path: Path) -> None:
     kept = Kept(tmp_path)
     kept.take(make_frame(0))
     kept.writer.write()
@@ -415,7 +417,7 @@ def test_no_name_leads_out_of_the_folder(name: str, run_id: str) -> None:
     assert not made.startswith(".")
 
 
-def test_a_kept_run_is_closed_to_others_whatever_the_umask(tmp_path: Path) -> None:
+def test_a_saved_run_is_closed_to_other_users_whatever_the_umask(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         kept = Kept(tmp_path / "runs")
@@ -425,13 +427,13 @@ def test_a_kept_run_is_closed_to_others_whatever_the_umask(tmp_path: Path) -> No
     assert kept.writer.folder.stat().st_mode & 0o777 == 0o700
 
 
-def test_neither_key_nor_folder_is_written_down(tmp_path: Path) -> None:
+def test_neither_key_nor_folder_is_saved(tmp_path: Path) -> None:
     kept = Kept(tmp_path)
     kept.writer.write()
     assert INFO.key not in (kept.writer.folder / "run.json").read_text()
 
 
-def test_a_sink_keeps_what_it_passes_on_and_says_that_the_run_ended(tmp_path: Path) -> None:
+def test_a_sink_saves_what_it_passes_on_and_marks_the_end_of_the_run(tmp_path: Path) -> None:
     sink = ArchiveSink(StoreSink(Store(20_000_000)), str(tmp_path), INFO)
     sink.store.announce(TAPS)
     for step in range(5):
@@ -446,6 +448,6 @@ def test_a_sink_keeps_what_it_passes_on_and_says_that_the_run_ended(tmp_path: Pa
     assert_same(sink.store, store)
 
 
-def test_errors_of_the_reader_are_hookcores_own(tmp_path: Path) -> None:
+def test_errors_of_the_reader_are_hookcore_errors(tmp_path: Path) -> None:
     with pytest.raises(HookcoreError):
         read_archive(tmp_path / "nothing")

@@ -1,4 +1,4 @@
-"""What a crash, a restart or a damaged file may cost a kept run: never a row twice, never a silent loss."""
+"""What a crash, a restart, or a damaged file may cost a saved run: never a duplicate row or an unreported loss."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def writer(parent: Path) -> tuple[ArchiveWriter, Store]:
 
 
 def write_each(kept: ArchiveWriter, store: Store, steps: Iterable[int]) -> None:
-    """Each step in a part of its own."""
+    """Write each step as a separate part."""
     for step in steps:
         frame = plain_frame(step, TAPS, first=not store.taps_announced)
         store.append(frame)
@@ -62,7 +62,7 @@ def require_each_once(store: Store, steps: Iterable[int]) -> None:
     assert store.series(0, "count").mean.tolist() == [1.0] * len(series.mean)
 
 
-def test_a_run_that_goes_on_after_a_restart_loses_no_step_when_its_parts_are_merged(tmp_path: Path) -> None:
+def test_a_run_continued_after_a_restart_loses_no_step_when_its_parts_are_merged(tmp_path: Path) -> None:
     for first in (0, 10):
         kept, store = writer(tmp_path)
         write_each(kept, store, range(first, first + 10))
@@ -72,7 +72,7 @@ def test_a_run_that_goes_on_after_a_restart_loses_no_step_when_its_parts_are_mer
     require_each_once(found, range(20))
 
 
-def test_a_merge_that_finds_no_room_doubles_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_merge_without_disk_space_duplicates_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept, store = writer(tmp_path)
     write_each(kept, store, range(archive_files.MERGE_AT - 1))
     whole, failed = archive_files.write_table, []
@@ -82,7 +82,7 @@ def test_a_merge_that_finds_no_room_doubles_no_row(tmp_path: Path, monkeypatch: 
         raise NO_SPACE
 
     with monkeypatch.context() as patch:
-        # Merging looks the name up here; the writer has its own.
+        # Merging finds the function under this name; the writer has its own.
         patch.setattr(archive_files, "write_table", full_while_merging)
         write_each(kept, store, [archive_files.MERGE_AT - 1])
     assert failed
@@ -104,9 +104,7 @@ def test_a_damaged_part_neither_stops_the_writing_nor_raises_when_read(tmp_path:
     require_each_once(found, [step for step in range(20) if step != 1])
 
 
-def test_a_file_that_was_never_finished_is_no_part_to_duckdb_or_polars(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unfinished_file_is_not_read_by_duckdb_or_polars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept, store = writer(tmp_path)
     write_each(kept, store, range(2))
     before = set((kept.folder / "stats").iterdir())
@@ -114,7 +112,7 @@ def test_a_file_that_was_never_finished_is_no_part_to_duckdb_or_polars(
     def die(path: Path, target: Path) -> Path:
         raise SystemExit
 
-    with monkeypatch.context() as patch:  # a process that is killed cleans nothing up
+    with monkeypatch.context() as patch:  # a killed process cleans nothing up
         patch.setattr(Path, "replace", die)
         patch.setattr(Path, "unlink", lambda path, missing_ok=False: None)
         with pytest.raises(SystemExit):
@@ -126,7 +124,7 @@ def test_a_file_that_was_never_finished_is_no_part_to_duckdb_or_polars(
 
 
 @pytest.mark.parametrize("run_id", ["../../up", "<script>", "", "a b", "x" * 5000])
-def test_an_id_that_is_not_safe_in_an_address_is_refused_when_read(tmp_path: Path, run_id: str) -> None:
+def test_an_id_that_is_unsafe_in_a_url_is_refused_when_read(tmp_path: Path, run_id: str) -> None:
     kept, store = writer(tmp_path)
     write_each(kept, store, range(1))
     file = kept.folder / "run.json"
@@ -161,7 +159,7 @@ NO_FILES = pytest.mark.parametrize("put", [_is_a_pipe, _has_no_end, _is_a_folder
 @pytest.mark.parametrize(
     "name", ["stats/part-000001-000001.parquet", "taps.parquet", "events/part-000000-000000.parquet"]
 )
-def test_a_part_that_is_no_file_is_left_out_and_the_rest_is_read(
+def test_a_part_that_is_not_a_regular_file_is_skipped_and_the_rest_is_read(
     tmp_path: Path, put: Callable[[Path], None], name: str
 ) -> None:
     kept, store = writer(tmp_path)
@@ -192,7 +190,7 @@ def test_a_folder_without_a_readable_run_file_hides_no_other_run(tmp_path: Path,
 
 
 def _crafted(schema: pa.Schema, rows: int, text: str) -> pa.Table:
-    """Rows that repeat one text: a few kilobytes on disk."""
+    """Return rows that repeat one text: a few kilobytes on disk."""
     columns = []
     for field in schema:
         if pa.types.is_list(field.type) or pa.types.is_map(field.type):
@@ -209,7 +207,7 @@ def _crafted(schema: pa.Schema, rows: int, text: str) -> pa.Table:
     ("name", "rows", "letters"),
     [("events", 2_000_000, 4000), ("scalars", 2_000_000, 4000), ("taps", 2_000_000, 1), ("modules", 100_000, 4000)],
 )
-def test_a_small_file_that_unpacks_to_a_large_table_is_left_out(
+def test_a_small_file_that_unpacks_to_a_large_table_is_skipped(
     tmp_path: Path, name: str, rows: int, letters: int
 ) -> None:
     kept, store = writer(tmp_path)
@@ -244,7 +242,7 @@ def test_many_tiny_frames_are_read_without_an_object_for_each(tmp_path: Path) ->
     assert taken == [0] * 5
 
 
-def test_what_came_too_late_is_told_as_often_after_reading_as_before(tmp_path: Path) -> None:
+def test_late_frames_are_reported_as_often_after_reading_as_before(tmp_path: Path) -> None:
     kept, store = writer(tmp_path)
     write_each(kept, store, [0, 5, 3, 6])
     names = [event.name for event in store.events()]
@@ -252,7 +250,7 @@ def test_what_came_too_late_is_told_as_often_after_reading_as_before(tmp_path: P
     assert [event.name for event in read(kept.folder)[0].events()] == names
 
 
-def test_the_first_values_of_a_run_are_written_without_waiting_for_a_whole_part(tmp_path: Path) -> None:
+def test_the_first_values_of_a_run_are_written_before_a_whole_part_is_full(tmp_path: Path) -> None:
     store = Store(STORE_BYTES)
     kept = ArchiveWriter(tmp_path, make_info(), store, part_s=10_000)
     frame = plain_frame(0, TAPS, first=True)
@@ -271,7 +269,7 @@ def test_a_run_is_not_called_ended_on_disk_before_all_of_it_is_written(
     write_table = archive_writer.write_table
 
     def look(path: Path, table: pa.Table) -> int:
-        states.append(read_archive(kept.folder).state)  # as a crash in this moment would leave it
+        states.append(read_archive(kept.folder).state)  # as a crash at this moment would leave it
         return write_table(path, table)
 
     monkeypatch.setattr(archive_writer, "write_table", look)
@@ -285,7 +283,7 @@ def test_a_run_is_not_called_ended_on_disk_before_all_of_it_is_written(
     assert read_archive(kept.folder).state == "ended"
 
 
-def test_a_run_that_was_removed_and_comes_again_is_kept_again(tmp_path: Path) -> None:
+def test_a_removed_run_that_sends_again_is_saved_again(tmp_path: Path) -> None:
     settings = ServerSettings(keep=str(tmp_path))
     runs = Runs(settings)
     keeper = Keeper(runs, settings)

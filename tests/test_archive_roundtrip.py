@@ -1,4 +1,4 @@
-"""A store that was kept and read again answers every question as the one that was kept."""
+"""A saved and reloaded store answers every query as the original did."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def reload(folder: Path) -> Store:
 
 @FEW
 @given(st.integers(0, 2**32 - 1), st.integers(1, 12), st.integers(1, 20), st.integers(1, 3))
-def test_every_question_is_answered_as_before(
+def test_every_query_is_answered_as_before(
     tmp_path_factory: pytest.TempPathFactory, seed: int, taps: int, steps: int, parts: int
 ) -> None:
     folder = tmp_path_factory.mktemp("runs")
@@ -55,7 +55,7 @@ def test_every_question_is_answered_as_before(
     require_same(store, reload(folder))
 
 
-def test_what_was_told_of_modules_last_is_what_is_read(tmp_path: Path) -> None:
+def test_the_last_description_of_modules_is_the_one_read(tmp_path: Path) -> None:
     sink, store = keep(tmp_path)
     sink.describe(MODULES[:1])
     sink.send(plain_frame(0))
@@ -64,7 +64,7 @@ def test_what_was_told_of_modules_last_is_what_is_read(tmp_path: Path) -> None:
     require_same(store, reload(tmp_path))
 
 
-def test_a_run_without_a_frame_can_be_kept_and_read(tmp_path: Path) -> None:
+def test_a_run_without_frames_can_be_saved_and_read(tmp_path: Path) -> None:
     sink, store = keep(tmp_path)
     sink.close()
     require_same(store, reload(tmp_path))
@@ -80,7 +80,7 @@ def test_the_secret_of_a_run_is_in_none_of_its_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["../../up", "/etc/x", "a\0b", "..", "", "x" * 5000, "\u202e<b>", "a/b\\c"])
-def test_nothing_is_written_beside_the_folder_whatever_the_name(tmp_path: Path, name: str) -> None:
+def test_nothing_is_written_outside_the_folder_whatever_the_name(tmp_path: Path, name: str) -> None:
     folder = tmp_path / "inner" / "runs"
     sink, _ = keep(folder, make_info(name=name))
     sink.send(plain_frame(0))

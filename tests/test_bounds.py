@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-call"
-"""What grows in the training does not grow in the watcher: outputs, keys, models, optimizers, hooks."""
+"""Things that grow in the training but must not grow in the watcher: outputs, keys, models, optimizers, hooks."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tests.zoo.case import mean_square, mlp, noise, sgd
 
 
 def step_of(model: nn.Module, *inputs: Tensor) -> None:
-    """One step of training."""
+    """Train one step."""
     optimizer = sgd(model.parameters())
     mean_square(model(*inputs)).backward()
     optimizer.step()
 
 
-def test_the_search_for_tensors_ends_in_an_output_that_holds_itself() -> None:
+def test_the_search_for_tensors_ends_in_an_output_that_contains_itself() -> None:
     endless: list[Any] = []
     endless.extend([endless] * 12)
     tensor = torch.ones(2)
@@ -48,7 +48,7 @@ def test_the_search_for_tensors_does_not_walk_a_million_numbers() -> None:
 
 
 class NewKeys(nn.Module):
-    """Names its output anew at every call."""
+    """Gives its output a new key at every call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class NewKeys(nn.Module):
         return {f"call {self.calls}": self.inner(x)}
 
 
-def test_ever_new_keys_take_no_rows_from_other_modules() -> None:
+def test_keys_that_change_in_every_step_take_no_rows_from_other_modules() -> None:
     seed_all()
     model = nn.ModuleDict({"odd": NewKeys(), "other": nn.Linear(6, 4)})
     optimizer = sgd(model.parameters())
@@ -111,7 +111,7 @@ def test_models_and_optimizers_that_come_and_go_leave_nothing_in_the_watcher() -
 
 
 class Cached(nn.Module):
-    """Computes once and returns the same tensor ever after."""
+    """Computes once, and then always returns the same tensor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -137,11 +137,11 @@ def test_a_tensor_that_is_returned_again_and_again_is_counted_once_a_step() -> N
     assert parts == [1, 1, 1, 1]
     assert isinstance(model[0], Cached)
     assert model[0].kept is not None
-    # One for each of the two modules that give it back.
+    # One for each of the two modules that return it.
     assert len(model[0].kept._backward_hooks or ()) <= 2
 
 
-def test_a_watcher_that_nobody_keeps_goes_on_until_it_is_told() -> None:
+def test_a_watcher_without_references_keeps_running_until_it_is_closed() -> None:
     def hooks() -> dict[str, int]:
         return {name: len(value) for name, value in process_state().items() if name.startswith("_global_")}
 

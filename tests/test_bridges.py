@@ -1,4 +1,4 @@
-"""Bridges out: what they write for each step, and that nothing that goes wrong with them reaches the training."""
+"""Bridges to other tools: what they write for each step. None of their failures reach the training."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def train(steps: int = 3, bridge: str | None = None, **settings: Any) -> tuple[n
 
 
 class Recording:
-    """Keeps what it is given."""
+    """Records what it receives."""
 
     def __init__(self) -> None:
         self.steps: dict[int, dict[str, float]] = {}
@@ -75,7 +75,7 @@ class Recording:
 # -- the summary --
 
 
-def test_a_step_is_summed_up_when_the_next_one_comes_with_all_its_parts() -> None:
+def test_a_step_is_summarized_with_all_its_parts_when_the_next_one_arrives() -> None:
     summary = Summary()
     gradients = {0: {"zero": 4.0}, 1: {"norm": 3.0}, 2: {"zero": 3.0}, 3: {"norm": 4.0}}
     assert list(summary.add(frame_of(0, gradients, new_taps=TAPS, elapsed_s=0.5))) == []
@@ -99,7 +99,7 @@ def test_a_step_is_summed_up_when_the_next_one_comes_with_all_its_parts() -> Non
     assert list(summary.end()) == []
 
 
-def test_a_step_that_was_not_captured_has_its_scalars_alone() -> None:
+def test_an_uncaptured_step_has_only_its_scalars() -> None:
     summary = Summary()
     assert list(summary.add(frame_of(4, {}, scalars={"loss": 1.0}))) == []
     assert list(summary.end()) == [(4, 4.0, {"loss": 1.0})]
@@ -108,7 +108,7 @@ def test_a_step_that_was_not_captured_has_its_scalars_alone() -> None:
 # -- TensorBoard --
 
 
-def test_what_tensorboard_reads_is_what_the_store_has(tmp_path: Path) -> None:
+def test_tensorboard_reads_the_values_of_the_store(tmp_path: Path) -> None:
     _, watcher = train(bridge=f"tensorboard:{tmp_path}", kinds=["output", "param_grad"])
     assert watcher.errors == []
     accumulator = import_module("tensorboard.backend.event_processing.event_accumulator").EventAccumulator
@@ -148,7 +148,7 @@ def test_mlflow_has_a_run_with_every_step(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_weights_and_biases_has_a_run_of_its_own_beside_the_scripts(
+def test_weights_and_biases_has_its_own_run_next_to_the_scripts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wandb = import_module("wandb")
@@ -177,7 +177,7 @@ def test_a_bridge_changes_no_bit_of_the_training(tmp_path: Path) -> None:
 # -- what goes wrong --
 
 
-def test_a_tool_that_is_not_installed_is_told_with_the_command_before_anything_is_registered(
+def test_a_tool_that_is_not_installed_is_reported_with_the_command_before_anything_is_registered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def find_nothing(name: str) -> ModuleSpec | None:
@@ -198,18 +198,18 @@ def test_a_tool_that_is_not_installed_is_told_with_the_command_before_anything_i
         (7, "tensorboard:FOLDER"),
     ],
 )
-def test_a_wrong_bridge_is_answered_with_what_is_allowed(given: object, told: str) -> None:
+def test_an_unknown_bridge_gets_the_allowed_ones(given: object, told: str) -> None:
     with pytest.raises(ArgumentError, match=told):
         Settings.of(bridge=given)
 
 
-def test_every_bridge_that_is_allowed_can_be_opened() -> None:
+def test_every_allowed_bridge_can_be_opened() -> None:
     assert set(WRITERS) == set(BRIDGES)
     assert Settings.of({"HOOKCORE_BRIDGE": "none"}).bridge is None
     assert Settings.of({"HOOKCORE_BRIDGE": "wandb:digits"}).bridge == "wandb:digits"
 
 
-def test_of_a_distributed_training_rank_0_alone_has_a_bridge(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_rank_0_of_a_distributed_training_has_a_bridge(monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in ("RANK", "LOCAL_RANK"):
         with monkeypatch.context() as changed:
             changed.setenv(variable, "1")
@@ -218,7 +218,7 @@ def test_of_a_distributed_training_rank_0_alone_has_a_bridge(monkeypatch: pytest
     assert tee.bridge_for("tensorboard:x", "run") is not None
 
 
-def test_a_bridge_that_cannot_be_opened_is_complained_about_once_and_the_run_goes_on(
+def test_a_bridge_that_cannot_be_opened_is_reported_once_and_the_run_continues(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = tmp_path / "file"
@@ -250,7 +250,7 @@ def test_a_step_that_cannot_be_written_costs_no_other_step() -> None:
     assert store.scalars("loss").first_step.tolist() == [0, 1, 2]
 
 
-def test_a_bridge_that_is_stuck_drops_steps_and_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stuck_bridge_drops_steps_and_delays_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tee, "MAX_WAITING", 2)
     entered, release = threading.Event(), threading.Event()
 

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-call"
-"""Callbacks for the frameworks' own trainers: a run for each training, its metrics as scalars, and the same bits."""
+"""Callbacks for the trainers of frameworks: a run for each training, its metrics as scalars, and the same bits."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ SETTINGS: dict[str, Any] = {"budget": None, "memory": "16MB"}
 
 
 class TroubleError(Exception):
-    """What goes wrong in a training."""
+    """A failure in a training."""
 
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """No progress reports."""
+    """Disable progress reports."""
     logging.disable(logging.WARNING)
     yield
     logging.disable(logging.NOTSET)
@@ -44,7 +44,7 @@ def weights_of(train: Callable[[], nn.Module]) -> str:
 
 
 def scalars_of(watching: Watching) -> dict[str, list[tuple[int, float]]]:
-    """The steps and values of each scalar of a run that ended well; hookcore's own are left out."""
+    """Return the steps and values of each scalar of a run that ended well, except hookcore's own."""
     watcher = watching.watcher
     assert watcher is not None
     assert "closed" in repr(watcher)
@@ -106,7 +106,7 @@ def test_lightning_trains_the_same_and_its_metrics_arrive_at_their_steps() -> No
     assert "net.0" in {tap.module for tap in callback.watcher.store.taps().taps}
 
 
-def test_lightning_ends_the_run_of_a_training_that_raises_and_begins_another() -> None:
+def test_lightning_ends_the_run_of_a_training_that_raises_and_starts_another() -> None:
     from hookcore.frameworks.lightning import HookcoreCallback
 
     callback = HookcoreCallback(**SETTINGS)
@@ -144,7 +144,7 @@ def train_with_transformers(folder: Path, *callbacks: Any, wrong: bool = False) 
     return model
 
 
-def test_the_trainer_of_transformers_trains_the_same_and_its_logs_arrive(tmp_path: Path) -> None:
+def test_the_hugging_face_trainer_trains_the_same_and_its_logs_arrive(tmp_path: Path) -> None:
     from hookcore.frameworks.transformers import HookcoreCallback
 
     callback = HookcoreCallback(**SETTINGS)
@@ -157,7 +157,7 @@ def test_the_trainer_of_transformers_trains_the_same_and_its_logs_arrive(tmp_pat
     assert not [event for event in callback.watcher.store.events() if event.name == "crashed"]
 
 
-def test_a_trainer_of_transformers_that_raises_ends_the_run_by_the_context(tmp_path: Path) -> None:
+def test_a_hugging_face_trainer_that_raises_ends_the_run_by_the_context(tmp_path: Path) -> None:
     from hookcore.frameworks.transformers import HookcoreCallback
 
     with pytest.raises(TroubleError), HookcoreCallback(**SETTINGS) as callback:
@@ -165,7 +165,7 @@ def test_a_trainer_of_transformers_that_raises_ends_the_run_by_the_context(tmp_p
     assert steps_of(scalars_of(callback)["loss"]) == [0, 1]
 
 
-def test_a_run_that_nobody_ended_ends_when_the_callback_is_thrown_away_or_trains_again(tmp_path: Path) -> None:
+def test_an_open_run_ends_when_the_callback_is_discarded_or_trains_again(tmp_path: Path) -> None:
     from hookcore.frameworks.transformers import HookcoreCallback
 
     callback = HookcoreCallback(**SETTINGS)
@@ -205,7 +205,7 @@ def train_with_accelerate(tracker_of: Callable[[nn.Module], Any] | None = None, 
     return model
 
 
-def test_accelerate_trains_the_same_and_what_it_logs_arrives() -> None:
+def test_accelerate_trains_the_same_and_its_logs_arrive() -> None:
     from hookcore.frameworks.accelerate import HookcoreTracker
 
     made: list[HookcoreTracker] = []
@@ -264,7 +264,7 @@ def test_ignite_trains_the_same_and_its_outputs_arrive() -> None:
     assert steps_of(scalars_of(made[0])["loss"]) == [0, 1, 2]
 
 
-def test_an_engine_of_ignite_that_is_terminated_did_not_crash() -> None:
+def test_a_terminated_ignite_engine_did_not_crash() -> None:
     from ignite.engine import Engine, Events
 
     from hookcore.frameworks.ignite import HookcoreHandler
@@ -287,7 +287,7 @@ def test_an_engine_of_ignite_that_is_terminated_did_not_crash() -> None:
     assert not [event for event in handler.watcher.store.events() if event.name == "crashed"]
 
 
-def test_an_engine_of_ignite_raises_what_it_would_have_raised_and_the_run_ends() -> None:
+def test_an_ignite_engine_raises_the_same_errors_and_the_run_ends() -> None:
     from hookcore.frameworks.ignite import HookcoreHandler
 
     made: list[HookcoreHandler] = []
@@ -299,7 +299,8 @@ def test_an_engine_of_ignite_raises_what_it_would_have_raised_and_the_run_ends()
 
     with pytest.raises(TroubleError):
         train_with_ignite(handler_of, wrong=True)
-    train_with_ignite(handler_of, lambda engine, error: seen.append(error), wrong=True)  # who swallows it still does
+    # Also if something swallows the exception.
+    train_with_ignite(handler_of, lambda engine, error: seen.append(error), wrong=True)
     assert [type(error) for error in seen] == [TroubleError]
     for handler in made:
         assert steps_of(scalars_of(handler)["loss"]) == [0]
@@ -308,7 +309,7 @@ def test_an_engine_of_ignite_raises_what_it_would_have_raised_and_the_run_ends()
 # -- all of them --
 
 
-def test_a_wrong_setting_is_told_where_the_callback_is_made() -> None:
+def test_an_invalid_setting_raises_where_the_callback_is_created() -> None:
     with pytest.raises(ArgumentError, match="budget"):
         Watching(budget="much")
     with pytest.raises(ArgumentError, match="not a setting"):
@@ -328,7 +329,7 @@ def test_only_single_numbers_are_logged() -> None:
     assert scalars_of(watching) == {"a": [(0, 1.0)], "b": [(0, 2.0)]}
 
 
-def test_no_framework_is_imported_before_its_file_is() -> None:
+def test_no_framework_is_imported_before_its_callback() -> None:
     names = {"lightning", "pytorch_lightning", "transformers", "accelerate", "ignite", "tensorboard", "wandb", "mlflow"}
     code = (
         "import sys, hookcore.frameworks.watching, hookcore.bridges\n"

@@ -1,4 +1,4 @@
-"""The command: its help, its table of settings, its flags, and what it does not import."""
+"""The command line: its help, its table of settings, its flags, and its imports."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hookcore_app.cli import flags, table
 
 ROOT = Path(__file__).parents[1]
 COMMANDS = ("demo", "run", "serve", "open", "status", "stop", "link", "logout", "report", "doctor")
-# How our processes hand something to each other; nobody sets them.
+# Handed from one of our processes to another; not for users.
 INTERNAL = {"HOOKCORE_LISTEN_FD", "HOOKCORE_LOCK_FD", "HOOKCORE_RUN_PYTHONPATH"}
 
 
@@ -31,7 +31,7 @@ def test_the_help_names_every_command_and_shows_examples(capsys: pytest.CaptureF
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_the_help_of_a_command_ends_in_examples_of_it(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_help_of_a_command_ends_with_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main([command, "--help"])
     assert ended.value.code == 0
@@ -40,7 +40,7 @@ def test_the_help_of_a_command_ends_in_examples_of_it(command: str, capsys: pyte
 
 
 @pytest.mark.parametrize("command", ["", *COMMANDS])
-def test_every_example_of_the_help_is_understood(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_example_of_the_help_is_valid(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main([*([command] if command else []), "--help"])
     examples = capsys.readouterr().out.partition("examples:\n")[2]
@@ -69,7 +69,7 @@ def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.parametrize("command", ["run", "demo"])
-def test_every_setting_of_watch_has_a_flag_that_says_the_same_as_its_variable(command: str) -> None:
+def test_every_setting_of_watch_has_a_flag_with_the_meaning_of_its_variable(command: str) -> None:
     parser = cli.make_parser()
     rest = ["train.py"] if command == "run" else []
     given = parser.parse_args([command, "--every", "3", "--kinds", "output,param", "--server", "none", *rest])
@@ -81,13 +81,13 @@ def test_every_setting_of_watch_has_a_flag_that_says_the_same_as_its_variable(co
     assert {f"watch_{each.name}" for each in SETTINGS} <= set(vars(given))
 
 
-def test_a_flag_of_watch_with_a_wrong_value_is_refused_before_anything_starts() -> None:
+def test_an_invalid_flag_of_watch_is_refused_before_anything_starts() -> None:
     given = cli.make_parser().parse_args(["run", "--budget", "5%", "train.py"])
     with pytest.raises(ArgumentError, match="HOOKCORE_BUDGET='5%' is invalid"):
         flags.watch_variables(given, {})
 
 
-def test_the_table_of_the_documentation_is_that_of_the_code() -> None:
+def test_the_table_in_the_documentation_equals_the_code() -> None:
     told = table.as_markdown()
     assert told in (ROOT / "docs" / "settings.md").read_text(), "regenerate it: python -m hookcore_app.cli.table"
     others = [page for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")] if "| allowed |" in page.read_text()]
@@ -101,7 +101,7 @@ def test_every_variable_that_the_code_reads_is_in_the_table() -> None:
     assert named - INTERNAL <= set(re.findall(r"`(HOOKCORE_[A-Z_]+)`", table.as_markdown()))
 
 
-def test_a_reader_that_has_seen_enough_gets_no_traceback() -> None:
+def test_a_closed_pipe_causes_no_traceback() -> None:
     command = [sys.executable, "-m", "hookcore_app.cli", "status"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as started:
         assert started.stdout is not None

@@ -1,4 +1,4 @@
-"""The client: every call against a real server says what the store says, and errors are the server's sentences."""
+"""The client: every call against a real server returns the store's values, and errors are the server's messages."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _store(world: Served) -> Any:
     return run.store
 
 
-def test_store_and_client_take_the_same_names_of_taps_and_make_the_same_frames(world: Served, client: Client) -> None:
+def test_store_and_client_take_the_same_tap_names_and_make_the_same_data_frames(world: Served, client: Client) -> None:
     store = _store(world)
     for tap in client.taps().taps[1:]:
         for name in (tap.number, tap.label, tap.record):
@@ -89,7 +89,7 @@ def test_runs_are_found_renamed_and_deleted(world: Served, client: Client) -> No
     assert [run.id for run in client.runs()] == ["one"]
 
 
-def test_what_a_run_consists_of_is_what_was_told(client: Client) -> None:
+def test_the_description_of_a_run_is_the_one_that_was_sent(client: Client) -> None:
     modules = client.modules()
     assert [(each.path, each.type, each.parent) for each in modules] == [
         (each.path, each.type, each.parent) for each in MODULES
@@ -102,7 +102,7 @@ def test_what_a_run_consists_of_is_what_was_told(client: Client) -> None:
     assert client.hooks() == list(HOOKS)
 
 
-def test_numbers_over_time_are_the_stores(world: Served, client: Client) -> None:
+def test_numbers_over_time_equal_the_stores(world: Served, client: Client) -> None:
     store = _store(world)
     one, truth = client.series(TAPS[2].label, "rms", 1, 18, points=5), store.series(2, "rms", 1, 18, 5)
     for name in ("first_step", "last_step", "mean", "min", "max", "present", "nonfinite"):
@@ -123,7 +123,7 @@ def test_numbers_over_time_are_the_stores(world: Served, client: Client) -> None
     assert same(latest.values, store.latest(sort="rms", limit=2).values)
 
 
-def test_more_taps_than_a_page_holds_are_all_found(world: Served, client: Client) -> None:
+def test_more_taps_than_a_page_holds_are_all_returned(world: Served, client: Client) -> None:
     store = _store(world)
     store.announce(tuple(Tap(f"more.{number}", "output") for number in range(250)))
     assert len(client.many_series("*", points=10)) == 250 + len(TAPS)
@@ -137,7 +137,7 @@ def test_scalars_have_names_and_series(client: Client) -> None:
     assert set(client.scalars(match="l*").names) == {"loss", "lr"}
 
 
-def test_events_are_chosen_and_followed(client: Client) -> None:
+def test_events_are_filtered_and_followed(client: Client) -> None:
     said = client.events(severity="warning")
     assert [event.step for event in said.events] == [0, 5, 10, 15]
     assert client.events(after=said.next).events == ()
@@ -182,7 +182,7 @@ def test_a_snapshot_is_waited_for(world: Served, client: Client) -> None:
     assert [each.number for each in client.snapshots()] == [0, snapshot.number]
 
 
-def test_a_snapshot_that_does_not_come_is_given_up(client: Client) -> None:
+def test_waiting_for_a_missing_snapshot_times_out(client: Client) -> None:
     with pytest.raises(ServerError, match="did not come within"):
         client.snapshot(1, timeout_s=0.0)
 
@@ -202,7 +202,7 @@ def test_two_runs_are_compared(world: Served, client: Client) -> None:
     assert same.verdict.message.startswith("No difference in the 20 steps that both runs captured.")
 
 
-def test_the_tail_follows_from_where_it_was(world: Served, client: Client) -> None:
+def test_the_tail_continues_where_it_was(world: Served, client: Client) -> None:
     store, run = _store(world), world.runs.get("one")
     assert run is not None
     news = client.tail("one", kind="output", stats=["rms"])
@@ -223,7 +223,7 @@ def test_the_tail_follows_from_where_it_was(world: Served, client: Client) -> No
     assert rest[-1].data["state"] == "removed"
 
 
-def test_an_error_is_the_servers_sentence_and_status(world: Served, client: Client) -> None:
+def test_an_error_has_the_servers_message_and_status(world: Served, client: Client) -> None:
     with pytest.raises(ServerError, match="did you mean 'rms'") as raised:
         client.series(0, "rmz")
     assert raised.value.status == 400
@@ -241,7 +241,7 @@ def test_an_error_is_the_servers_sentence_and_status(world: Served, client: Clie
     assert raised.value.status == 403
 
 
-def test_a_server_that_is_not_there_is_named() -> None:
+def test_an_unreachable_server_is_named() -> None:
     with pytest.raises(ServerError, match=r"http://127\.0\.0\.1:1 cannot be reached") as raised:
         Client("http://127.0.0.1:1").runs()
     assert raised.value.status is None
@@ -250,12 +250,12 @@ def test_a_server_that_is_not_there_is_named() -> None:
 
 
 @pytest.mark.parametrize("url", ["box:8642", "ftp://box", "http://", "http://box?x=1", ""])
-def test_what_is_no_address_is_refused(url: str) -> None:
+def test_an_invalid_address_is_refused(url: str) -> None:
     with pytest.raises(ArgumentError, match="address"):
         Client(url)
 
 
-def test_without_an_address_it_is_the_users_own_dashboard(
+def test_without_an_address_the_users_own_dashboard_is_used(
     world: Served, client: Client, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("HOOKCORE_HOME", str(tmp_path))
@@ -269,10 +269,10 @@ def test_without_an_address_it_is_the_users_own_dashboard(
         assert [run.id for run in own.runs()] == ["one"]
 
 
-def test_a_connection_that_the_server_closed_is_made_again(world: Served, client: Client) -> None:
+def test_a_connection_that_the_server_closed_is_reopened(world: Served, client: Client) -> None:
     client.runs()
     [connection] = client._exchange._idle
-    connection.sock.shutdown(socket.SHUT_RDWR)  # as a server that was started again, or that waited long enough
+    connection.sock.shutdown(socket.SHUT_RDWR)  # like a restarted server, or one whose timeout has passed
     assert [run.id for run in client.runs()] == ["one"]
     assert client._exchange._idle != [connection]
 
@@ -291,7 +291,7 @@ def test_one_client_serves_many_threads(client: Client) -> None:
     assert sorted(found) == sorted([number % len(TAPS) for number in range(6)] * 20)
 
 
-def test_data_frames_where_the_library_is_installed_and_else_a_clear_error(client: Client) -> None:
+def test_data_frames_need_their_library_and_say_so_without_it(client: Client) -> None:
     series = client.series(1)
     for name, make in (("pandas", series.to_pandas), ("polars", series.to_polars)):
         if importlib.util.find_spec(name) is None:
@@ -321,7 +321,7 @@ def test_every_route_has_its_method(world: Served) -> None:
 
 @contextmanager
 def _serving_at(port: int) -> Iterator[Runs]:
-    """A server at a port; 0 for any."""
+    """Serve at a port; 0 for any."""
     listening = listen("127.0.0.1", port)
     settings = complete(ServerSettings(host="127.0.0.1", port=port, token=TOKEN), listening)
     assert port in (0, settings.port)
@@ -336,7 +336,7 @@ def _serving_at(port: int) -> Iterator[Runs]:
         thread.join(30.0)
 
 
-def test_a_tail_outlives_a_server_that_is_started_again() -> None:
+def test_a_tail_survives_a_restart_of_the_server() -> None:
     told: list[Any] = []
     with _serving_at(0) as first:
         port = first.settings.port

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-call"
-"""The step clock: the same steps under every setting, in loops put together at random."""
+"""The step clock: the same steps under every setting, in randomly composed loops."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Lookahead(torch.optim.Optimizer):
 
 @dataclass
 class World:
-    """A model in two parts, their optimizers, and strangers."""
+    """A model in two parts, their optimizers, and unwatched models."""
 
     first: nn.Module = field(default_factory=lambda: nn.Linear(4, 5))
     last: nn.Module = field(default_factory=lambda: nn.Linear(5, 2))
@@ -75,7 +75,7 @@ class World:
         self.strangers.step()
 
 
-# Each turn of a loop, and how many steps it is.
+# Each turn of a loop, with its number of steps.
 
 
 def two_behind_one(w: World) -> None:
@@ -224,9 +224,9 @@ TURNS: Final[dict[Callable[[World], None], int]] = {
     gradients_set_by_hand: 2,
     one_among_strangers: 1,
 }
-# What must be met in the first steps: a scaler, and a stranger's pass before an optimizer that is new.
+# Turns that must occur in the first steps: a scaler, and an unwatched pass before a new optimizer.
 AT_FIRST: Final = (scaled, scaled_and_skipped, strangers_in_between)
-# Those of one optimizer each.
+# Turns of one optimizer alone.
 ALONE: Final = (
     (with_a_closure, with_micro_batches, with_autograd_grad, sharpness_aware),
     (one_of_two, twice_with_one_gradient, one_among_strangers),
@@ -236,10 +236,10 @@ ALONE: Final = (
 def _run(
     turns: list[Callable[[World], None]], scaler: bool, pauses: bool = False, **given: Any
 ) -> tuple[list[int], dict[int, Any]]:
-    """The number of the step after each turn, and the captured steps."""
+    """Return the number of the step after each turn, and the captured steps."""
     seed_all()
     world, numbers = World(), []
-    # The scaler is only met when it lets an optimizer step, so it does once before anything is counted.
+    # The scaler is noticed only when it lets an optimizer step, so it does that once before anything is counted.
     with watch(world.model, **given) as watcher:
         if scaler:
             scaled(world)
@@ -273,7 +273,7 @@ def test_steps_are_the_same_under_every_setting(turns: list[Callable[[World], No
     st.sampled_from(list(SETTINGS)),
     st.lists(st.sampled_from([turn for turn in TURNS if turn not in AT_FIRST]), max_size=5),
 )
-def test_they_are_where_one_optimizer_was_alone_at_work_before_others_came(
+def test_steps_are_the_same_if_one_optimizer_worked_alone_at_first(
     turns: list[Callable[[World], None]], name: str, later: list[Callable[[World], None]]
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-call"
-"""Steps of trainings that once were counted wrongly, and what belongs to them."""
+"""Steps of trainings that were once counted wrongly, and what belongs to them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _steps_of(watcher: hookcore.Watcher, module: str, kind: Any, index: str = ""
 
 
 @pytest.mark.parametrize("given", [{"budget": 0.05}, {"every": 2}, {"every": 3}, {}])
-def test_two_optimizers_behind_one_backward_are_one_step(given: dict[str, Any]) -> None:
+def test_two_optimizers_after_one_backward_are_one_step(given: dict[str, Any]) -> None:
     model = _net()
     first, last = sgd(model[0].parameters()), torch.optim.Adam(model[2].parameters())
     with watch(model, **given) as watcher:
@@ -60,7 +60,7 @@ def test_an_optimizer_inside_the_backward_pass_ends_a_step_with_each_pass(given:
 
 
 @pytest.mark.parametrize("every", [2, 3])
-def test_the_gradients_of_an_optimizer_inside_the_backward_pass_are_those_of_the_step_that_is_captured(
+def test_gradients_of_an_optimizer_inside_the_backward_pass_belong_to_the_captured_step(
     every: int,
 ) -> None:
     model, truth = _net(), []
@@ -82,7 +82,7 @@ def test_the_gradients_of_an_optimizer_inside_the_backward_pass_are_those_of_the
 
 
 @pytest.mark.parametrize("in_data", [False, True])
-def test_updates_by_hand_are_counted_from_one_reset_to_the_next(in_data: bool) -> None:
+def test_manual_updates_are_counted_from_one_reset_to_the_next(in_data: bool) -> None:
     model = _net()
     with watch(model, every=2) as watcher:
         for turn in range(200):
@@ -111,7 +111,7 @@ def test_a_compiled_loss_function_still_has_steps_with_the_gradients_of_weights(
         assert _steps_of(watcher, "0", "param_grad", "weight") == list(range(6))
 
 
-def test_training_that_goes_on_in_eval_mode_has_steps_and_numbers_of_its_own() -> None:
+def test_training_in_eval_mode_has_its_own_steps_and_numbers() -> None:
     model = _net()
     optimizer = sgd(model.parameters())
     with watch(model) as watcher:
@@ -128,7 +128,7 @@ def test_training_that_goes_on_in_eval_mode_has_steps_and_numbers_of_its_own() -
 
 
 @pytest.mark.parametrize("fused", [False, True])
-def test_gradients_under_a_scaler_are_divided_by_its_scale_also_with_a_fused_optimizer(fused: bool) -> None:
+def test_gradients_under_a_scaler_are_divided_by_its_scale_even_with_a_fused_optimizer(fused: bool) -> None:
     model, x = _net(), noise(5, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0, fused=fused)
     scaler = torch.amp.GradScaler("cpu", init_scale=65536.0)
@@ -170,7 +170,7 @@ def test_two_scalers_each_divide_their_own_gradients() -> None:
             assert_stats(read_step(watcher, step)[f"{name}.2", "output_grad", "", 0], [out.grad])
 
 
-def test_steps_that_the_scaler_skips_at_the_very_beginning_are_steps_of_their_own() -> None:
+def test_steps_that_the_scaler_skips_at_the_very_beginning_are_separate_steps() -> None:
     model = _net()
     optimizer, scaler = sgd(model.parameters()), torch.amp.GradScaler("cpu", init_scale=1024.0)
     with watch(model) as watcher:
@@ -189,7 +189,7 @@ def test_steps_that_the_scaler_skips_at_the_very_beginning_are_steps_of_their_ow
             assert (bad["inf"] + bad["nan"] > 0) == (step < 2 or step == 4), step
 
 
-def test_gradients_by_autograd_grad_without_a_graph_of_their_own_are_left_out() -> None:
+def test_gradients_of_autograd_grad_without_a_graph_are_left_out() -> None:
     model, x = _net(), noise(5, 4).requires_grad_()
     optimizer = sgd(model.parameters())
     with watch(model) as watcher:
@@ -225,7 +225,7 @@ def test_optimizers_that_take_turns_are_all_seen_when_few_steps_are_captured() -
     both = nn.ModuleDict({"forger": forger, "critic": critic})
     with watch(both, every=8) as watcher:
         for turn in range(120):
-            which = turn % 6 == 5  # five steps of the critic, one of the forger
+            which = turn % 6 == 5  # five steps of the critic, one of the generator
             both.zero_grad()
             fake = forger(noise(5, 4))
             critic(fake if which else fake.detach()).mean().backward()
@@ -237,7 +237,7 @@ def test_optimizers_that_take_turns_are_all_seen_when_few_steps_are_captured() -
 
 @pytest.mark.parametrize("every", [1, 2, 5])
 @pytest.mark.parametrize("place", ["top", "after the forward", "before the step", "after the step"])
-def test_a_logged_value_belongs_to_the_step_that_runs(every: int, place: str) -> None:
+def test_a_logged_value_belongs_to_the_running_step(every: int, place: str) -> None:
     model = _net()
     optimizer = sgd(model.parameters())
     with watch(model, every=every) as watcher:
@@ -260,7 +260,7 @@ def test_a_logged_value_belongs_to_the_step_that_runs(every: int, place: str) ->
     assert logged.mean.tolist() == list(range(10))
 
 
-def test_a_parameter_that_was_exchanged_in_its_group_is_captured() -> None:
+def test_a_parameter_that_was_replaced_in_its_group_is_captured() -> None:
     model = _net()
     optimizer = sgd(model.parameters())
     with watch(model) as watcher:
@@ -292,7 +292,7 @@ def test_parameters_can_be_swapped_while_they_are_watched() -> None:
         torch.__future__.set_swap_module_params_on_conversion(False)
 
 
-def test_a_kept_output_keeps_neither_store_nor_recorder_after_the_close() -> None:
+def test_a_kept_output_keeps_neither_store_nor_recorder_alive_after_close() -> None:
     model = _net()
     watcher = watch(model)
     kept = model(noise(1, 4))
@@ -317,7 +317,7 @@ def test_the_step_after_a_jump_of_the_loss_is_captured() -> None:
         assert _steps_of(watcher, "0", "output") == [0, 31, 46]
 
 
-def test_what_came_before_it_is_known_who_steps_is_kept_if_the_run_ends_there() -> None:
+def test_data_from_before_the_first_optimizer_step_is_kept_if_the_run_ends_there() -> None:
     model = _net()
     with watch(model) as watcher:
         for _ in range(2):

@@ -1,4 +1,4 @@
-"""What a reader asks of the trainer: checked where it arrives, carried out between two steps."""
+"""Commands from readers to the trainer: checked on arrival, carried out between two steps."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.waiting import wait_for
 
 
 class Training:
-    """A small model, its optimizer, and what is told to its recorder."""
+    """A small model, its optimizer, and the commands to its recorder."""
 
     def __init__(self, watcher: hookcore.Watcher, model: nn.Module) -> None:
         self.watcher, self.model = watcher, model
@@ -73,7 +73,7 @@ def training(**settings: Any) -> Iterator[Training]:
 
 
 @pytest.mark.parametrize("attach", ["global", "module"])
-def test_what_is_excluded_and_included_again_holds_from_the_next_step(attach: str) -> None:
+def test_excluding_and_including_take_effect_at_the_next_step(attach: str) -> None:
     with training(attach=attach) as run:
         run.step(2)
         run.change(exclude=["0", "type:ReLU"])
@@ -91,7 +91,7 @@ def test_what_is_excluded_and_included_again_holds_from_the_next_step(attach: st
 
 
 @pytest.mark.parametrize("attach", ["global", "module"])
-def test_kinds_come_and_go(attach: str) -> None:
+def test_kinds_can_be_added_and_removed(attach: str) -> None:
     with training(attach=attach, kinds="output") as run:
         run.step()
         run.change(kinds=["input", "param", "update"], include="is:leaf")
@@ -122,7 +122,7 @@ def test_the_cadence_and_the_budget_can_be_changed() -> None:
 
 
 def _steps_at_costs(cadence: Cadence, steps: range, plain_s: float = 1.0, captured_s: float = 2.0) -> list[int]:
-    """The steps that are captured, where these are the times that steps take."""
+    """Return the captured steps if steps take these times."""
     chosen = []
     for step in steps:
         captured = cadence.wants(step)
@@ -131,7 +131,7 @@ def _steps_at_costs(cadence: Cadence, steps: range, plain_s: float = 1.0, captur
     return chosen
 
 
-def test_a_budget_that_comes_later_is_learned_by_alternating() -> None:
+def test_a_budget_that_is_set_later_is_learned_by_alternating() -> None:
     cadence = Cadence(1, None)
     assert _steps_at_costs(cadence, range(100)) == list(range(100))
     cadence.change(1, 0.1)
@@ -142,14 +142,14 @@ def test_a_budget_that_comes_later_is_learned_by_alternating() -> None:
     assert cadence.effective_cost == pytest.approx(1 / 32)
 
 
-def test_captured_steps_of_runs_with_different_costs_are_shared() -> None:
+def test_runs_with_different_costs_share_captured_steps() -> None:
     cheap, dear = (set(_steps_at_costs(Cadence(1, 0.05), range(2000), captured_s=s)) for s in (1.2, 3.0))
     late_cheap, late_dear = ({step for step in steps if step > 100} for steps in (cheap, dear))
     assert late_dear < late_cheap
     assert len(late_cheap) > 4 * len(late_dear) > 0
 
 
-def test_a_jump_of_the_loss_has_the_next_step_captured() -> None:
+def test_the_step_after_a_jump_of_the_loss_is_captured() -> None:
     cadence = Cadence(100, None)
     cadence.alarm()
     assert [step for step in range(1, 150) if cadence.wants(step)] == [1, 100]
@@ -179,7 +179,7 @@ def test_pause_and_resume_take_effect_at_the_next_step() -> None:
         ({"memory": "1GB"}, "'memory' cannot be changed while training runs: these can be: "),
     ],
 )
-def test_a_wrong_value_changes_nothing_and_says_why(changes: dict[str, Any], said: str) -> None:
+def test_an_invalid_value_changes_nothing_and_is_explained(changes: dict[str, Any], said: str) -> None:
     with training() as run:
         before = run.recorder.current_settings()
         run.change(**{"every": 5, **changes})
@@ -190,7 +190,7 @@ def test_a_wrong_value_changes_nothing_and_says_why(changes: dict[str, Any], sai
     assert said in event.message
 
 
-def test_a_command_that_comes_twice_is_carried_out_once() -> None:
+def test_a_repeated_command_is_carried_out_once() -> None:
     with training() as run:
         for _ in range(3):
             run.recorder.obey(Command(7, "settings", changes={"every": 2}))
@@ -200,27 +200,27 @@ def test_a_command_that_comes_twice_is_carried_out_once() -> None:
         assert [event.message for event in run.events("settings-changed")] == ["every: 1 -> 2"]
 
 
-def test_the_present_settings_are_json() -> None:
+def test_the_current_settings_are_json() -> None:
     with training(exclude=[nn.ReLU]) as run:
         shown = run.recorder.current_settings()
         assert json.loads(json.dumps(shown, allow_nan=False)) == shown
         assert {"every", "budget", "include", "exclude", "kinds", "paused", "stride", "cost"} <= shown.keys()
 
 
-def test_without_a_step_the_cadence_and_the_pause_are_changed_all_the_same() -> None:
+def test_cadence_and_pause_can_be_changed_without_steps() -> None:
     with training() as run:
         run.step()
         handles = process_state()
         run.change(every=3, paused=True, include=["0"])
         wait_for(lambda: run.watcher.paused and run.recorder.settings.every == 3)
         wait_for(lambda: run.events("settings-waiting"))
-        assert not run.recorder.settings.include  # the hooks look at that: not while a forward may be running
+        assert not run.recorder.settings.include  # hooks read this: not while a forward may be running
         assert process_state() == handles
         run.step()
         assert run.recorder.settings.include == ("0",)
 
 
-def test_a_long_forward_keeps_its_own_settings_to_its_end() -> None:
+def test_a_long_forward_keeps_its_settings_until_it_ends() -> None:
     inside, go_on = threading.Event(), threading.Event()
 
     class Slow(nn.Module):
@@ -329,7 +329,7 @@ def test_inside_compiled_graphs_modules_can_be_left_out_and_come_back_without_a_
 # --- The inventory --------------------------------------------------------------------------------------------------
 
 
-def test_hooks_are_listed_at_the_start_and_again_when_asked_for() -> None:
+def test_hooks_are_listed_at_the_start_and_on_request() -> None:
     with training() as run:
         wait_for(lambda: run.watcher.store.hooks())
         assert any(record.ours for record in run.watcher.store.hooks())
@@ -343,7 +343,7 @@ def test_hooks_are_listed_at_the_start_and_again_when_asked_for() -> None:
     assert (found.owner, found.point, found.ours) == ("2", "forward", False)
 
 
-def test_no_more_than_so_many_hooks_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_listed_hooks_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listing, "MAX_HOOKS", 7)
     model = net()
     handles = [hooks.on_forward(model[0], lambda *_: None) for _ in range(20)]
@@ -354,7 +354,7 @@ def test_no_more_than_so_many_hooks_are_listed(monkeypatch: pytest.MonkeyPatch) 
 
 
 class Telling(StoreSink):
-    """Remembers who listens, and from which thread it was described to."""
+    """Records who listens, and which thread described the hooks."""
 
     def __init__(self) -> None:
         super().__init__(Store(4_000_000))

@@ -1,4 +1,4 @@
-"""Two stores side by side, against what is computed cell by cell; and the addresses that tell of it."""
+"""The comparison of two stores, checked cell by cell, and its REST addresses."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def world() -> World:
 
 
 def filled(taps: list[Tap], rows: dict[int, list[float]]) -> Store:
-    """A store with these values of rms at these steps."""
+    """Return a store with these values of rms at these steps."""
     store = Store(8_000_000)
     for place, (step, values) in enumerate(rows.items()):
         store.append(make_frame(step, values, new_taps=tuple(taps) if not place else ()))
@@ -32,7 +32,7 @@ def filled(taps: list[Tap], rows: dict[int, list[float]]) -> Store:
 
 
 def share(one: float, two: float) -> float:
-    """How far two values are apart; infinite where only one is a number."""
+    """Return the difference of two values as a share; infinite if only one is a number."""
     if one == two or (math.isnan(one) and math.isnan(two)):
         return 0.0
     if not (math.isfinite(one) and math.isfinite(two)):
@@ -46,7 +46,7 @@ def test_every_cell_is_the_largest_share_of_its_layers_and_steps() -> None:
     values = rng.normal(size=(2, 30, 150))
     values[1, :, ::3] = values[0, :, ::3]
     values[rng.random(values.shape) < 0.01] = NAN
-    # The second store counts its taps the other way round, and has every second step only.
+    # The second store numbers its taps in reverse and has only every second step.
     one = filled(taps, {step: values[0, step].tolist() for step in range(30)})
     two = filled(taps[::-1], {step: values[1, step, ::-1].tolist() for step in range(10, 30, 2)})
     asked = Asked("rms")
@@ -62,7 +62,7 @@ def test_every_cell_is_the_largest_share_of_its_layers_and_steps() -> None:
                 assert found.share[row, column] == pytest.approx(wanted, nan_ok=True)
 
 
-def test_the_layers_say_their_largest_share_and_its_step() -> None:
+def test_each_layer_has_its_largest_share_and_its_step() -> None:
     taps = [Tap("a", "output"), Tap("b", "output")]
     one = filled(taps, {0: [1.0, 1.0], 1: [1.0, 1.0], 2: [1.0, 1.0]})
     two = filled(taps, {0: [1.0, 1.0], 1: [2.0, NAN], 2: [1.5, 1.0]})
@@ -71,7 +71,7 @@ def test_the_layers_say_their_largest_share_and_its_step() -> None:
     assert [(layer.share, layer.at_step, layer.parts_at) for layer in layers] == [(0.5, 1, 1), (math.inf, 1, 1)]
 
 
-def test_renamed_modules_find_their_like_and_others_stay_alone() -> None:
+def test_renamed_modules_are_matched_and_others_stay_alone() -> None:
     one = filled([Tap("enc.0", "output"), Tap("enc.1", "output"), Tap("head", "output")], {0: [1.0, 2.0, 3.0]})
     two = filled([Tap("encoder.block1", "output"), Tap("encoder.block0", "output")], {0: [2.0, 5.0]})
     assert Pairs.of(one, two, Asked("rms")).taps == ()
@@ -86,16 +86,16 @@ def test_renamed_modules_find_their_like_and_others_stay_alone() -> None:
 
 
 @pytest.mark.parametrize("rule", ["no arrow", "-> x", "( -> x", "a -> \\7", "(?=a) -> x"])
-def test_a_rule_that_renames_nothing_says_so(rule: str) -> None:
+def test_a_rule_that_renames_nothing_is_reported(rule: str) -> None:
     with pytest.raises((ArgumentError, PatternError)):
         renamer(rule)
 
 
-def test_a_name_that_no_expression_can_mean_stays() -> None:
+def test_a_name_that_no_expression_matches_is_unchanged() -> None:
     assert renamer("a -> b")("a\ud800") == "a\ud800"
 
 
-def test_runs_without_a_common_step_have_no_column() -> None:
+def test_runs_without_a_common_step_have_no_columns() -> None:
     taps = [Tap("a", "output")]
     one, two, asked = filled(taps, {0: [1.0]}), filled(taps, {5: [1.0]}), Asked("rms")
     found = differences(one, two, Pairs.of(one, two, asked), asked, 10, 10)
@@ -108,21 +108,21 @@ def test_runs_without_a_common_step_have_no_column() -> None:
 
 
 def other_run(world: World, changed: dict[tuple[int, int], float]) -> None:
-    """A second run with the values of the first, but for some (step, row)."""
+    """Return a second run with the values of the first, except for some (step, row)."""
     run = open_run(world.runs, "two", started_s=0.0)
     for step in range(STEPS):
         values = [changed.get((step, row), value_at(step, row)) for row in range(len(TAPS))]
         run.store.append(make_frame(step, values, new_taps=TAPS if step == 0 else ()))
 
 
-def test_the_matrix_tells_what_is_equal_and_what_is_finite_in_one_only(world: World) -> None:
+def test_the_matrix_marks_equal_cells_and_cells_finite_in_one_run_only(world: World) -> None:
     other_run(world, {(3, 0): value_at(3, 0) * 2, (4, 0): NAN})
     said: dict[str, Any] = world.json("compare/heatmap", runs="one,two")
     assert (len(said["rows"]), len(said["first_step"])) == (len(TAPS), STEPS)
     assert said["worst"][0][2:6] == [0.0, 0.5, "NaN", 0.0]
     assert said["state"][0][2:6] == [1, 1, 2, 1]
     assert [place for place, state in enumerate(said["state"][1]) if state != 1] == [7]
-    assert said["state"][1][7] == 3  # NaN in both: no difference, and told apart from values that are equal
+    assert said["state"][1][7] == 3  # NaN in both: no difference, but marked differently from equal values
     assert said["rows"][0]["numbers"] == [0, 0]
 
 
@@ -142,7 +142,7 @@ def _file(data: bytes) -> Any:
     return io.BytesIO(data)
 
 
-def test_layers_come_in_the_order_that_was_asked_for(world: World) -> None:
+def test_layers_come_in_the_requested_order(world: World) -> None:
     other_run(world, {(5, 3): value_at(5, 3) * 2, (9, 1): value_at(9, 1) * 10, (2, 4): value_at(2, 4) * 1.1})
     order = {
         sort: [layer["tap"]["number"] for layer in world.json("compare", runs="one,two", sort=sort)["layers"]]
@@ -151,7 +151,7 @@ def test_layers_come_in_the_order_that_was_asked_for(world: World) -> None:
     assert order == {"model": [0, 1, 2, 3, 4], "share": [1, 3, 4, 0, 2], "step": [4, 3, 1, 0, 2]}
 
 
-def test_what_makes_no_sense_is_refused(world: World) -> None:
+def test_a_meaningless_comparison_is_refused(world: World) -> None:
     other_run(world, {})
     assert "cells" in world.error("compare/heatmap", 400, runs="one,two", columns=5000, rows=5000)
     assert "rename" in world.error("compare/heatmap", 400, runs="one,two", rename="x")

@@ -32,7 +32,7 @@ from hookcore.compiled import (
 )
 from hookcore.records import Tap
 
-pytestmark = [  # what torch itself warns of, with us and without
+pytestmark = [  # warnings that torch gives with or without hookcore
     pytest.mark.filterwarnings("ignore:.torch.jit.script_method:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
 ]
@@ -62,7 +62,7 @@ class Mlp(nn.Module):
 
 
 class Convolutions(nn.Module):
-    """Batch statistics and an in-place sum."""
+    """Batch statistics and an in-place addition."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -154,7 +154,7 @@ def compile_model(model: nn.Module, way: str, backend: Any) -> nn.Module:
 
 
 def train(model: nn.Module, batches: list[Tensor]) -> list[Tensor]:
-    """The losses and the final weights."""
+    """Return the losses and the final weights."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     losses = []
     for batch in batches:
@@ -175,7 +175,7 @@ def close(left: list[Tensor], right: list[Tensor]) -> bool:
 
 
 def counted() -> tuple[int, int, int]:
-    """How many graphs, how many frames, how many breaks since the test began."""
+    """Return the number of graphs, frames, and breaks since the test began."""
     counters = torch._dynamo.utils.counters
     breaks = sum(counters["graph_break"].values())
     return counters["stats"]["unique_graphs"], counters["frames"]["total"], breaks
@@ -194,7 +194,7 @@ def dynamo() -> Iterator[None]:
 
 
 def trained_alone(name: str, way: str, backend: str) -> tuple[list[Tensor], tuple[int, int, int]]:
-    """The compiled model without us."""
+    """Train the compiled model unwatched."""
     model, batches = make(name, way)
     result = train(compile_model(model, way, backend), batches)
     count = counted()
@@ -203,7 +203,7 @@ def trained_alone(name: str, way: str, backend: str) -> tuple[list[Tensor], tupl
 
 
 class Recording:
-    """An observer that keeps copies, numbers the calls of a key, and can be told not to listen."""
+    """An observer that keeps copies, numbers the calls of a key, and can be told to stop listening."""
 
     def __init__(self) -> None:
         self.tensors: dict[Seen, Tensor] = {}
@@ -245,7 +245,7 @@ def watch_inside(model: nn.Module) -> tuple[Inside, Recording, dict[int, str]]:
 
 
 def truth(model: nn.Module, batch: Tensor, loss_of: Callable[[Tensor], Tensor]) -> dict[Seen, Tensor]:
-    """Every module's outputs and their gradients, by autograd, uncompiled."""
+    """Return every module's outputs and their gradients, by autograd, uncompiled."""
     outputs: dict[Seen, Tensor] = {}
     values: dict[Seen, Tensor] = {}
     calls: Counter[int] = Counter()
@@ -256,7 +256,7 @@ def truth(model: nn.Module, batch: Tensor, loss_of: Callable[[Tensor], Tensor]) 
             seen = (key, "output", "", calls[key])
             calls[key] += 1
             outputs[seen], values[seen] = output, output.detach().clone()
-            return output.clone()  # so that an in-place operation on it leaves ours alone
+            return output.clone()  # so that an in-place operation doesn't change our copy
 
         handles.append(module.register_forward_hook(keep))
     loss = loss_of(model(batch))
@@ -327,7 +327,7 @@ def stats_of(watcher: hookcore.Watcher, path: str, kind: str) -> tuple[float, fl
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_pausing_resuming_and_closing_compile_nothing_anew(way: str) -> None:
+def test_pausing_resuming_and_closing_recompile_nothing(way: str) -> None:
     alone, count = trained_alone("gpt", way, "aot_eager")
     model, batches = make("gpt", way)
     compiled = compile_model(model, way, "aot_eager")
@@ -347,7 +347,7 @@ def test_pausing_resuming_and_closing_compile_nothing_anew(way: str) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_unsampled_steps_compile_nothing_anew(way: str) -> None:
+def test_uncaptured_steps_recompile_nothing(way: str) -> None:
     alone, count = trained_alone("mlp", way, "aot_eager")
     model, batches = make("mlp", way)
     with watch(model, every=2):
@@ -357,7 +357,7 @@ def test_unsampled_steps_compile_nothing_anew(way: str) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_watch_that_begins_after_compilation_compiles_nothing_anew_and_captures(way: str) -> None:
+def test_watching_after_compilation_recompiles_nothing_and_captures(way: str) -> None:
     model, batches = make("mlp", way)
     compiled = compile_model(model, way, "aot_eager")
     train(compiled, batches)
@@ -370,7 +370,7 @@ def test_a_watch_that_begins_after_compilation_compiles_nothing_anew_and_capture
     assert counted() == count
 
 
-def test_no_warning_comes_from_our_hooks_even_where_warnings_are_errors() -> None:
+def test_our_hooks_cause_no_warning_even_if_warnings_are_errors() -> None:
     model, batches = make("mlp")
     compiled = compile_model(model, "wrapped", "eager")
     with watch(model), warnings.catch_warnings():
@@ -404,7 +404,7 @@ def test_watching_inside_yields_the_taps_of_the_uncompiled_model(way: str, train
 
 
 def norms_seen(model: nn.Module, compiled: Callable[[], nn.Module], batches: list[Tensor]) -> dict[Tap, float]:
-    """What the store holds of a training that was watched from before it was compiled."""
+    """Return the store's norms of a training that was watched from before it was compiled."""
     with watch(model, compiled="inside") as watcher:
         train(compiled(), batches)
         assert watcher.flush()
@@ -416,7 +416,7 @@ def norms_seen(model: nn.Module, compiled: Callable[[], nn.Module], batches: lis
 # --- Regions --------------------------------------------------------------------------------------------------------
 
 
-def test_a_compiled_module_is_a_region_and_its_original_is_found_behind_it() -> None:
+def test_a_compiled_module_is_a_region_and_its_original_is_found() -> None:
     model = Mlp()
     wrapped = torch.compile(model, backend="eager")
     assert is_region(wrapped)
@@ -431,20 +431,20 @@ def test_regions_are_named_as_the_user_wrote_the_model() -> None:
     model = nn.Sequential(Around(Mlp()), Mlp())
     model[0].core = torch.compile(model[0].core, backend="eager")
     model[1].compile(backend="eager")
-    model[1].first.compile(backend="eager")  # inside another region, so no boundary of its own
+    model[1].first.compile(backend="eager")  # inside another region, so it has no boundary
     assert compiled_regions(model) == {"0.core": model[0].core, "1": model[1]}
     assert compiled_regions(torch.compile(model, backend="eager")).keys() == {""}
     assert clean_path("_orig_mod.0.core._orig_mod.first") == "0.core.first"
 
 
-def test_paths_inside_a_region_are_told_from_their_neighbors() -> None:
+def test_paths_inside_a_region_are_distinguished_from_their_neighbors() -> None:
     assert is_inside("core.first", ["core"])
     assert is_inside("core", ["core"])
     assert is_inside("anything", [""])
     assert not is_inside("core2.first", ["core"])
 
 
-def test_graphs_that_dynamo_made_are_told_from_graphs_of_the_user() -> None:
+def test_graphs_made_by_dynamo_are_distinguished_from_graphs_of_the_user() -> None:
     made: list[nn.Module] = []
 
     def backend(graph: torch.fx.GraphModule, _inputs: list[Tensor]) -> Callable[..., Any]:
@@ -466,7 +466,7 @@ def test_guarding_something_without_code_says_what_it_takes() -> None:
         guard_functions(len)
 
 
-def test_forgetting_answers_whether_there_was_anything_to_forget() -> None:
+def test_forgetting_returns_whether_there_was_anything_to_forget() -> None:
     model = Mlp()
     compiled = torch.compile(model, backend="eager")
     assert not forget_graphs([model])
@@ -479,7 +479,7 @@ def test_forgetting_answers_whether_there_was_anything_to_forget() -> None:
 
 
 class Hooked:
-    """A pair of global hooks as the recorder has them, with nothing behind them."""
+    """A pair of global hooks like the recorder's, which do nothing."""
 
     def __init__(self) -> None:
         self.log: list[str] = []
@@ -558,7 +558,7 @@ def test_closing_repairs_a_call_that_was_interrupted(hooked: Hooked) -> None:
     model.compile(backend="eager")
     with pytest.raises(KeyboardInterrupt):
         model(torch.randn(2))
-    assert hooked.aside.active  # torch calls no hook then
+    assert hooked.aside.active  # torch then calls no hook
     hooked.aside.close()
     hooked.aside.close()
     assert len(hooked.handles) == 2
@@ -579,13 +579,13 @@ def test_our_hooks_alone_do_not_make_torch_warn(hooked: Hooked) -> None:
         compiled(torch.randn(2, 6))
 
 
-def test_the_question_is_torchs_own_again_whoever_stops_first(hooked: Hooked) -> None:
+def test_torchs_own_check_is_restored_whichever_watcher_stops_first(hooked: Hooked) -> None:
     before = torch_module._has_any_global_hook
     first, second = QuietHooks(hooked.before), QuietHooks(hooked.after)
     first.on()
     second.on()
     first.off()
-    assert torch_module._has_any_global_hook()  # of `before` nobody spoke any more
+    assert torch_module._has_any_global_hook()  # `before` has no users anymore
     second.off()
     assert torch_module._has_any_global_hook is before
 
@@ -605,14 +605,14 @@ def test_a_global_hook_of_the_users_makes_torch_warn_as_before(hooked: Hooked) -
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("name", "way"), CASES)
-def test_every_module_inside_is_seen_truly_in_the_graphs_that_were_there(name: str, way: str, backend: str) -> None:
+def test_every_module_inside_is_seen_correctly_in_unchanged_graphs(name: str, way: str, backend: str) -> None:
     alone, count = trained_alone(name, way, backend)
     model, batches = make(name, way)
     expected = truth(copy.deepcopy(model), batches[0], lambda output: output.pow(2).mean())
     inside, recording, _ = watch_inside(model)
     result = train(compile_model(model, way, backend), batches)
     inside.close()
-    assert counted() == count  # five steps: nothing was compiled again, and nothing broke
+    assert counted() == count  # five steps: nothing was recompiled, and there was no graph break
     assert close(result, alone)
     assert set(recording.times.values()) == {1}
     assert len(recording.tensors) == 5 * len(expected)
@@ -620,7 +620,7 @@ def test_every_module_inside_is_seen_truly_in_the_graphs_that_were_there(name: s
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_gradients_find_their_own_forward_where_several_wait_for_a_backward(backend: str) -> None:
+def test_gradients_find_their_own_forward_if_several_wait_for_a_backward(backend: str) -> None:
     model, batches = make("mlp")
     first = truth(copy.deepcopy(model), batches[0], lambda output: 2 * output.sum())
     second = truth(copy.deepcopy(model), batches[1], lambda output: output.pow(2).sum())
@@ -684,7 +684,7 @@ class Checkpointed(nn.Module):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_checkpointed_part_in_a_region_is_seen_once_and_its_gradients_are_right(backend: str) -> None:
+def test_a_checkpointed_part_in_a_region_is_seen_once_with_correct_gradients(backend: str) -> None:
     torch.manual_seed(0)
     model, batch = Checkpointed(), torch.randn(3, 4)
     model.saves_memory = False
@@ -697,7 +697,7 @@ def test_a_checkpointed_part_in_a_region_is_seen_once_and_its_gradients_are_righ
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_not_listening_compiles_nothing_anew(backend: str) -> None:
+def test_an_observer_that_stops_listening_recompiles_nothing(backend: str) -> None:
     model, batches = make("gpt")
     inside, recording, _ = watch_inside(model)
     compiled = compile_model(model, "wrapped", backend)
@@ -710,7 +710,7 @@ def test_not_listening_compiles_nothing_anew(backend: str) -> None:
     inside.close()
 
 
-def test_evaluation_without_gradients_is_seen_too() -> None:
+def test_evaluation_without_gradients_is_also_seen() -> None:
     model, batches = make("mlp")
     inside, recording, _ = watch_inside(model)
     with torch.no_grad():
@@ -722,7 +722,7 @@ def test_evaluation_without_gradients_is_seen_too() -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_an_observer_can_tell_training_from_evaluation_by_the_grad_mode(backend: str) -> None:
+def test_an_observer_can_distinguish_training_and_evaluation_by_the_grad_mode(backend: str) -> None:
     model, batches = make("gpt")
     inside, recording, _ = watch_inside(model.eval())
     compile_model(model, "wrapped", backend)(batches[0])
@@ -731,7 +731,7 @@ def test_an_observer_can_tell_training_from_evaluation_by_the_grad_mode(backend:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_hooks_that_come_after_compilation_work_and_leave_when_closed(way: str) -> None:
+def test_hooks_added_after_compilation_work_and_are_removed_on_close(way: str) -> None:
     alone, _ = trained_alone("gpt", way, "aot_eager")
     model, batches = make("gpt", way)
     original = unwrap(model)
@@ -739,7 +739,7 @@ def test_hooks_that_come_after_compilation_work_and_leave_when_closed(way: str) 
     result = train(compiled, batches[:1])
     recording = Recording()
     inside = Inside(recording)
-    assert inside.attach(enumerate(original.modules()))  # says that graphs were there
+    assert inside.attach(enumerate(original.modules()))  # says that there were graphs
     result += train(compiled, batches[1:3])
     inside.close()
     inside.close()
@@ -754,7 +754,7 @@ def test_hooks_that_come_after_compilation_work_and_leave_when_closed(way: str) 
 
 
 @pytest.mark.parametrize("in_place", [True, False])
-def test_blocks_that_are_compiled_one_by_one_still_share_their_graphs(in_place: bool) -> None:
+def test_blocks_compiled_one_by_one_still_share_their_graphs(in_place: bool) -> None:
     def graphs(with_us: bool) -> tuple[int, int, int]:
         begin_afresh()
         model = Gpt(depth=12)
@@ -791,7 +791,7 @@ def test_copies_and_checkpoints_of_a_model_seen_inside_are_not_seen() -> None:
 
 
 @pytest.mark.parametrize("strict", [True, False])
-def test_an_exported_program_holds_nothing_of_ours(strict: bool) -> None:
+def test_an_exported_program_contains_nothing_of_hookcore(strict: bool) -> None:
     model = Mlp()
     inside, recording, _ = watch_inside(model)
     program = torch.export.export(model, (torch.randn(2, 6),), strict=strict)
@@ -801,7 +801,7 @@ def test_an_exported_program_holds_nothing_of_ours(strict: bool) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_vectorised_map_inside_a_region_runs_as_without_us(backend: str) -> None:
+def test_a_vectorized_map_inside_a_region_runs_as_if_unwatched(backend: str) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
     batch = torch.randn(3, 4)
     expected = model(batch)
@@ -811,7 +811,7 @@ def test_a_vectorised_map_inside_a_region_runs_as_without_us(backend: str) -> No
     inside.close()
 
 
-def test_two_observers_hear_their_own_models() -> None:
+def test_two_observers_see_only_their_own_models() -> None:
     models = [Mlp(), Mlp()]
     watched = [watch_inside(model) for model in models]
     torch.compile(models[1], backend="aot_eager")(torch.randn(2, 6)).sum().backward()
@@ -822,7 +822,7 @@ def test_two_observers_hear_their_own_models() -> None:
 
 
 def train_with_a_compiled_optimizer(how: str) -> list[Tensor]:
-    """The weights at the end of a small training in which the optimizer alone is compiled."""
+    """Return the weights after a small training in which only the optimizer is compiled."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 1))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
@@ -840,7 +840,7 @@ def train_with_a_compiled_optimizer(how: str) -> list[Tensor]:
 def test_a_compiled_optimizer_has_as_many_graphs_as_unwatched_and_each_step_is_counted(
     how: str, budget: float | None
 ) -> None:
-    # How often Dynamo broke is another number than unwatched: it leaves torch's loop over the step's hooks uncompiled.
+    # The number of graph breaks differs: Dynamo leaves torch's loop over the step's hooks uncompiled.
     alone = train_with_a_compiled_optimizer(how)
     graphs = counted()[0]
     begin_afresh()

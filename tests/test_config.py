@@ -1,4 +1,4 @@
-"""Settings: what is accepted, what it becomes, and what a wrong argument is told."""
+"""Settings: the accepted values, their stored form, and the errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from hookcore.records import KINDS
 
 
 class Linear:
-    """Stands for a module's class."""
+    """Stands for the class of a module."""
 
 
 def test_the_table_and_the_fields_name_the_same_settings() -> None:
     assert [field.name for field in dataclasses.fields(Settings)] == [setting.name for setting in SETTINGS]
 
 
-def test_defaults_are_what_the_documentation_promises(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_defaults_are_those_of_the_documentation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["folder/train.py"])
     settings = Settings.of({})
     assert dataclasses.asdict(settings) == {
@@ -48,13 +48,13 @@ def test_defaults_are_what_the_documentation_promises(monkeypatch: pytest.Monkey
     }
 
 
-def test_settings_cannot_be_changed_afterwards() -> None:
+def test_settings_are_immutable() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         Settings.of().every = 2  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("default", SETTINGS, ids=lambda setting: setting.name)
-def test_giving_a_default_is_the_same_as_giving_nothing(default: dataclasses.Field[object]) -> None:
+def test_passing_a_default_is_the_same_as_passing_nothing(default: dataclasses.Field[object]) -> None:
     assert Settings.of({}, **{default.name: default.default}) == Settings.of({})
 
 
@@ -71,7 +71,7 @@ def test_giving_a_default_is_the_same_as_giving_nothing(default: dataclasses.Fie
         ("7B", 7),
     ],
 )
-def test_sizes_are_decimal_or_binary_as_their_unit_says(text: str, size: int) -> None:
+def test_sizes_are_decimal_or_binary_by_their_unit(text: str, size: int) -> None:
     assert bytes_of(text) == size
 
 
@@ -113,7 +113,7 @@ def test_a_size_and_its_number_of_bytes_are_the_same_setting(number: int, unit: 
         ("name", "my run", "my run"),
     ],
 )
-def test_what_is_allowed_is_kept_in_one_form(argument: str, given: object, kept: object) -> None:
+def test_valid_values_are_stored_in_one_form(argument: str, given: object, kept: object) -> None:
     value = getattr(Settings.of(**{argument: given}), argument)
     assert value == kept
     assert type(value) is type(kept)
@@ -176,7 +176,7 @@ def test_what_is_allowed_is_kept_in_one_form(argument: str, given: object, kept:
         ("name", 3),
     ],
 )
-def test_what_is_not_allowed_is_named_with_what_is(argument: str, given: object) -> None:
+def test_invalid_values_are_named_with_the_allowed_ones(argument: str, given: object) -> None:
     with pytest.raises(ArgumentError) as caught:
         Settings.of(**{argument: given})
     allowed = next(setting.allowed for setting in SETTINGS if setting.name == argument)
@@ -198,7 +198,7 @@ def test_what_is_not_allowed_is_named_with_what_is(argument: str, given: object)
         ({"server": "thraed"}, "'thread'"),
     ],
 )
-def test_a_misspelled_word_is_answered_with_the_nearest(arguments: dict[str, object], hint: str) -> None:
+def test_a_misspelled_word_gets_the_nearest_as_a_hint(arguments: dict[str, object], hint: str) -> None:
     with pytest.raises(ArgumentError, match=f"Did you mean {hint}\\?"):
         Settings.of(**arguments)
 
@@ -227,7 +227,7 @@ def test_a_misspelled_word_is_answered_with_the_nearest(arguments: dict[str, obj
         ("NAME", "none", "none"),
     ],
 )
-def test_a_variable_stands_in_for_an_argument_that_is_missing(variable: str, text: str, kept: object) -> None:
+def test_a_variable_replaces_a_missing_argument(variable: str, text: str, kept: object) -> None:
     environment = {f"HOOKCORE_{variable}": text}
     name = variable.lower()
     assert getattr(Settings.of(environment), name) == kept
@@ -241,7 +241,7 @@ def test_every_setting_has_a_variable() -> None:
     assert Settings.of({setting.variable: " " for setting in SETTINGS}) == Settings.of({})
 
 
-def test_an_argument_goes_before_its_variable_and_this_before_the_address() -> None:
+def test_an_argument_overrides_its_variable_which_overrides_the_url() -> None:
     environment = {"HOOKCORE_URL": "http://a"}
     assert Settings.of(environment).server == "http://a"
     environment["HOOKCORE_SERVER"] = "http://b"
@@ -252,19 +252,19 @@ def test_an_argument_goes_before_its_variable_and_this_before_the_address() -> N
 @pytest.mark.parametrize(
     ("variable", "text"), [("HOOKCORE_EVERY", "often"), ("HOOKCORE_URL", "box:8642"), ("HOOKCORE_BUDGET", "5%")]
 )
-def test_a_wrong_variable_is_named_with_what_is_allowed(variable: str, text: str) -> None:
+def test_an_invalid_variable_is_named_with_the_allowed_values(variable: str, text: str) -> None:
     with pytest.raises(ArgumentError, match=f"^{variable}='{text}' is invalid: ") as caught:
         Settings.of({variable: text})
     assert "literal" not in str(caught.value)
     assert "convert" not in str(caught.value)
 
 
-def test_a_password_in_an_address_is_told_its_place() -> None:
+def test_an_error_says_where_a_password_in_an_address_belongs() -> None:
     with pytest.raises(ArgumentError, match="HOOKCORE_TOKEN"):
         Settings.of(server="http://me:secret@box")
 
 
-def test_a_folder_is_kept_as_an_absolute_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_folder_is_stored_as_an_absolute_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     assert Settings.of(keep="runs").keep == str(tmp_path / "runs")
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -293,14 +293,14 @@ def test_settings_can_be_written_as_json_and_read_again() -> None:
     assert Settings.of({}, **written) == dataclasses.replace(settings, include=("a.*", "type:Linear"))
 
 
-def test_an_unknown_argument_is_answered_with_every_setting() -> None:
+def test_the_error_for_an_unknown_argument_lists_every_setting() -> None:
     with pytest.raises(ArgumentError, match="'color' is not a setting") as caught:
         Settings.of(color="red")
     assert all(setting.name in str(caught.value) for setting in SETTINGS)
     assert "Did you mean" not in str(caught.value)
 
 
-def test_a_module_in_a_list_of_patterns_is_told_to_give_its_path_or_class() -> None:
+def test_the_error_for_a_module_as_a_pattern_asks_for_its_path_or_class() -> None:
     with pytest.raises(ArgumentError, match="give its path or its class"):
         Settings.of(include=[Linear()])
 

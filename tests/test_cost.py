@@ -1,4 +1,4 @@
-"""What watching costs: one sentence with one meaning, wherever it is shown."""
+"""The cost of watching: one sentence with one meaning, wherever it is shown."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _cost(settings: dict[str, Any], scalars: dict[str, float] | None = None) -> 
     return cost_of(run)
 
 
-def test_every_page_the_report_and_the_api_say_the_same_sentence() -> None:
+def test_every_page_the_report_and_the_api_show_the_same_sentence() -> None:
     client = _world({"budget": 0.05, "every": 1}, MEASURED).client
     headline, terms = SENTENCE.split(", ", 1)
     for path in ("/runs/one", "/runs/one/hooks", "/api/v1/report?run=one"):
@@ -83,11 +83,11 @@ def test_the_pages_say_how_many_steps_were_left_out() -> None:
         ),
     ],
 )
-def test_the_sentence_says_what_is_known(settings: dict[str, Any], scalars: dict[str, float], sentence: str) -> None:
+def test_the_sentence_states_what_is_known(settings: dict[str, Any], scalars: dict[str, float], sentence: str) -> None:
     assert _cost(settings, scalars).sentence == sentence
 
 
-def test_of_a_run_that_has_ended_nothing_more_will_be_measured() -> None:
+def test_the_cost_of_a_run_that_ended_unmeasured_is_not_awaited() -> None:
     run = _world({"budget": 0.05}).runs.get("one")
     assert run is not None
     run.ended_at_step = 1
@@ -101,7 +101,7 @@ def test_ordinals_are_english(number: int, words: str) -> None:
     assert ordinal(number) == words
 
 
-def test_all_pages_count_the_same_modules_also_those_that_were_not_reported() -> None:
+def test_all_pages_count_the_same_modules_including_unreported_ones() -> None:
     world = _world({})
     run = world.runs.get("one")
     assert run is not None

@@ -1,4 +1,4 @@
-"""The dashboard process: one for a user, found by a private folder, started where none runs, and never in the way."""
+"""The dashboard process: one per user, found by a private folder, started if none runs, and never in the way."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture
 def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
-    """A user of the test's own, whose dashboard ends with the test."""
+    """Return the environment of a separate user, whose dashboard ends with the test."""
     folder = tmp_path / "home"
     yield {**os.environ, "HOOKCORE_HOME": str(folder), "HOOKCORE_PORT": "0"}
     folder.mkdir(exist_ok=True)
@@ -41,7 +41,7 @@ def _answers(url: str) -> Any:
         return json.load(answer)
 
 
-def test_the_first_starts_it_and_the_second_joins(environment: dict[str, str]) -> None:
+def test_the_first_trainer_starts_it_and_the_second_joins(environment: dict[str, str]) -> None:
     first = join_or_start(environment)
     second = join_or_start(environment)
     assert (first.started, second.started) == (True, False)
@@ -62,7 +62,7 @@ def test_its_address_takes_connections_before_the_process_is_up(environment: dic
         assert started.url.startswith("http://127.0.0.1:")
 
 
-def test_the_folder_and_what_is_in_it_are_the_users_alone(environment: dict[str, str]) -> None:
+def test_only_the_user_can_read_the_folder_and_its_files(environment: dict[str, str]) -> None:
     started = join_or_start(environment)
     folder = home(environment)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
@@ -75,7 +75,7 @@ def test_the_folder_and_what_is_in_it_are_the_users_alone(environment: dict[str,
     assert started.token.encode() not in command
 
 
-def test_a_folder_that_was_open_to_others_is_closed(tmp_path: Path) -> None:
+def test_a_folder_that_others_could_read_is_closed(tmp_path: Path) -> None:
     folder = tmp_path / "open"
     folder.mkdir(mode=0o755)
     folder.chmod(0o755)
@@ -83,13 +83,13 @@ def test_a_folder_that_was_open_to_others_is_closed(tmp_path: Path) -> None:
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
-def test_the_folder_is_the_machines_own_where_homes_are_shared(tmp_path: Path) -> None:
+def test_machines_with_a_shared_home_have_separate_folders(tmp_path: Path) -> None:
     name = socket.gethostname()
     assert home({"XDG_STATE_HOME": str(tmp_path)}) == tmp_path / "hookcore" / name
     assert home({"HOME": str(tmp_path / "me")}) == tmp_path / "me/.local/state/hookcore" / name
 
 
-def test_it_stops_when_asked_and_another_takes_its_place(environment: dict[str, str]) -> None:
+def test_it_stops_on_request_and_another_can_replace_it(environment: dict[str, str]) -> None:
     assert stop_dashboard(environment) == "no dashboard is running"
     first = join_or_start(environment)
     _answers(first.url)
@@ -112,7 +112,7 @@ def test_a_killed_one_leaves_nothing_stale(environment: dict[str, str]) -> None:
     assert _answers(second.url)
 
 
-def test_it_outlives_who_started_it_and_is_in_no_session_of_his(environment: dict[str, str]) -> None:
+def test_it_outlives_its_starter_and_is_not_in_its_session(environment: dict[str, str]) -> None:
     code = "from hookcore.dashboard import join_or_start; print(join_or_start().url)"
     ran = subprocess.run(
         [sys.executable, "-W", "error", "-c", code], check=True, capture_output=True, text=True, env=environment
@@ -122,7 +122,7 @@ def test_it_outlives_who_started_it_and_is_in_no_session_of_his(environment: dic
     assert os.getsid(status(environment).pid) == status(environment).pid
 
 
-def test_all_that_start_at_the_same_moment_get_the_same_one(environment: dict[str, str]) -> None:
+def test_all_that_start_at_the_same_moment_share_one(environment: dict[str, str]) -> None:
     code = (
         "import sys; from hookcore.dashboard import join_or_start; sys.stdin.readline(); d = join_or_start(); "
         "print(d.url, d.token, d.started)"
@@ -143,7 +143,7 @@ def test_all_that_start_at_the_same_moment_get_the_same_one(environment: dict[st
     assert [started for _, _, started in said].count("True") == 1
 
 
-def test_the_next_port_is_taken_where_one_is_in_use(environment: dict[str, str]) -> None:
+def test_the_next_free_port_is_used(environment: dict[str, str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         started = join_or_start({**environment, "HOOKCORE_PORT": str(port)})
@@ -152,7 +152,7 @@ def test_the_next_port_is_taken_where_one_is_in_use(environment: dict[str, str])
 
 
 @pytest.mark.parametrize("port", ["http", "-1", "65536", "8642.0"])
-def test_a_port_that_is_none_is_answered_with_what_is(environment: dict[str, str], port: str) -> None:
+def test_the_error_for_an_invalid_port_says_what_is_valid(environment: dict[str, str], port: str) -> None:
     with pytest.raises(ArgumentError, match="a port from 0 to 65535"):
         join_or_start({**environment, "HOOKCORE_PORT": port})
     assert not status(environment).running
@@ -172,7 +172,7 @@ def test_a_port_that_is_none_is_answered_with_what_is(environment: dict[str, str
         '{"url": "http://127.0.0.1:1", "token": "%s", "pid": -1}',
     ],
 )
-def test_a_damaged_file_is_put_right_by_the_next_start(environment: dict[str, str], text: str) -> None:
+def test_the_next_start_repairs_a_damaged_file(environment: dict[str, str], text: str) -> None:
     (home(environment) / "dashboard.json").write_text(text.replace("%s", "t" * 43))
     assert find(environment) is None
     started = join_or_start(environment)
@@ -182,7 +182,7 @@ def test_a_damaged_file_is_put_right_by_the_next_start(environment: dict[str, st
     assert again.url == started.url
 
 
-def test_a_damaged_file_of_a_running_one_is_told_of(
+def test_a_damaged_file_of_a_running_one_is_reported(
     environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dashboard, "FIND_S", 0.1)
@@ -201,7 +201,7 @@ def test_a_damaged_file_of_a_running_one_is_told_of(
         file.write_text(whole)
 
 
-def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+def test_an_unusable_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for folder in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/hookcore")):
         with pytest.raises(ServerError, match="set HOOKCORE_HOME"):
@@ -218,7 +218,7 @@ def test_a_folder_of_another_user_is_not_trusted(tmp_path: Path) -> None:
         home({"HOOKCORE_HOME": str(foreign)})
 
 
-def test_a_server_that_cannot_start_leaves_its_words_in_the_log(environment: dict[str, str]) -> None:
+def test_a_server_that_cannot_start_explains_itself_in_the_log(environment: dict[str, str]) -> None:
     broken = {**environment, "HOOKCORE_MEMORY": "ignored", "HOOKCORE_MAX_RUNS": "many"}
     started = join_or_start(broken)
     wait_for(lambda: not status(environment).running)
@@ -226,7 +226,7 @@ def test_a_server_that_cannot_start_leaves_its_words_in_the_log(environment: dic
     assert join_or_start(environment).started
 
 
-def test_settings_of_a_training_are_not_the_servers(environment: dict[str, str]) -> None:
+def test_settings_of_a_training_do_not_reach_the_server(environment: dict[str, str]) -> None:
     given = {**environment, "HOOKCORE_MEMORY": "5MB", "HOOKCORE_KEEP": "/nowhere", "HOOKCORE_HOST": "0.0.0.0"}
     given |= {"HOOKCORE_TOKEN": "that of another server"}
     started = join_or_start(given)

@@ -1,4 +1,4 @@
-"""The demo trains something real, and each of its troubles is what its name says."""
+"""The demo trains something real, and each of its failures is what its name says."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ PATIENCE_S = 120
 
 @pytest.fixture(autouse=True)
 def threads() -> Iterator[None]:
-    """The demo sets how many threads torch has."""
+    """Restore torch's number of threads, which the demo sets."""
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
 
 
 def troubled(model: str, trouble: str) -> Store:
-    """What was seen of a training that goes wrong at step `AT`."""
+    """Return the data of a training that goes wrong at step `AT`."""
     return train(Demo(model, trouble, AT, STEPS, most_per_s=0), lambda _: None).store
 
 
 def values(store: Store, module: str, kind: Kind, stat: str, index: str = "") -> np.ndarray:
-    """A stat of every step."""
+    """Return a stat of every step."""
     series = store.series(Tap(module, kind, index), stat)
     assert series.first_step.tolist() == list(range(STEPS))
     return np.asarray(series.mean)
@@ -53,7 +53,7 @@ def first_of(model: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("model", "least"), [("cnn", 94), ("transformer", 85)])
-def test_it_learns_to_read_digits_that_it_never_saw(model: str, least: float) -> None:
+def test_it_learns_to_read_unseen_digits(model: str, least: float) -> None:
     told: list[str] = []
     watcher = train(Demo(model, steps=300, most_per_s=0), told.append)
     progress = [line for line in told if line.startswith("step")]
@@ -65,12 +65,12 @@ def test_it_learns_to_read_digits_that_it_never_saw(model: str, least: float) ->
 
 
 @BOTH
-def test_a_nan_begins_in_the_layer_that_divides_by_nothing(model: str) -> None:
+def test_a_nan_starts_in_the_layer_that_divides_by_zero(model: str) -> None:
     store = troubled(model, "nan")
     taps = store.taps(kind="output").taps
     nans = {tap.module: values(store, tap.module, "output", "nan", tap.index) for tap in taps}
     assert not any(found[:AT].any() for found in nans.values())
-    assert 0 < nans["standardize"][AT] < 64 * 64  # one picture of the batch
+    assert 0 < nans["standardize"][AT] < 64 * 64  # one image of the batch
     assert all(found[AT] for found in nans.values())
     assert np.isnan(np.asarray(store.scalars("loss").mean)[AT:]).all()
 
@@ -112,7 +112,7 @@ def test_a_spike_is_in_the_loss_and_in_the_gradients_and_passes(model: str) -> N
         assert found[AT + 1 :].max() < 10 * usual
 
 
-def test_the_command_offers_what_the_demo_has() -> None:
+def test_the_command_has_the_options_of_the_demo() -> None:
     assert tuple(MODELS) == command.MODELS
     assert tuple(TROUBLES) == command.TROUBLES
 
@@ -132,7 +132,7 @@ def test_without_scikit_learn_it_says_what_to_install(monkeypatch: pytest.Monkey
         ("--most-per-s", "nan", "use a number of 0 or more"),
     ],
 )
-def test_a_wrong_flag_is_answered_with_what_is_allowed(
+def test_the_error_for_an_invalid_flag_lists_the_valid_ones(
     flag: str, value: str, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -142,7 +142,7 @@ def test_a_wrong_flag_is_answered_with_what_is_allowed(
 
 
 @pytest.mark.slow
-def test_it_prints_its_address_first_then_its_progress_and_ends_well_with_ctrl_c(tmp_path: Path) -> None:
+def test_it_prints_its_address_then_its_progress_and_exits_cleanly_on_ctrl_c(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "hookcore_app.cli", "demo", "--server", "thread", "--most-per-s", "0"]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=tmp_path

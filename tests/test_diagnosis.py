@@ -1,4 +1,4 @@
-"""Findings in real trainings: healthy ones are quiet, sick ones are found, and too little to judge is said."""
+"""Findings in real trainings: none in healthy ones, the right ones in failing ones, and a note if data is missing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CHAIN = tuple(Tap(name, "output") for name in ("standardize", "stem", "blocks.0"
 
 
 def frame(step: int, rms: list[float], taps: tuple[Tap, ...] = (), loss: float | None = None, zero: float = 0) -> Frame:
-    """A step in which the taps have these magnitudes; NaN and infinities are what the tensors held."""
+    """Return a step in which the taps have these magnitudes. NaN and infinity stand for such values in tensors."""
     values = np.array(rms)
     stats = np.zeros((len(values), len(STATS)))
     stats[:, STAT_COLUMN["count"]] = 8
@@ -34,7 +34,7 @@ def frame(step: int, rms: list[float], taps: tuple[Tap, ...] = (), loss: float |
 
 
 def chain(store: Store, first: int, last: int, *, bad: int, heals: bool) -> None:
-    """Steps of a chain of layers: the first one makes a NaN in one step, the others keep it or heal too."""
+    """Return steps of a chain of layers. The first one makes a NaN in one step; the others keep it or recover too."""
     for step in range(first, last):
         is_bad = step == bad or (step > bad and not heals)
         rms = [math.nan if step == bad else 1.0, *([math.nan if is_bad else 1.0] * 3)]
@@ -42,7 +42,7 @@ def chain(store: Store, first: int, last: int, *, bad: int, heals: bool) -> None
 
 
 @pytest.mark.parametrize("name", HEALTHY)
-def test_a_healthy_training_is_quiet(name: str) -> None:
+def test_a_healthy_training_has_no_findings(name: str) -> None:
     diagnosis = diagnose(HEALTHY[name])
     assert problems_of(diagnosis) == []
     assert diagnosis.scope.verdict == "clear"
@@ -51,7 +51,7 @@ def test_a_healthy_training_is_quiet(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SICK)
-def test_a_sick_training_is_found(name: str) -> None:
+def test_a_failing_training_is_found(name: str) -> None:
     case = SICK[name]
     diagnosis = diagnose(case)
     found = [(rule, module) for rule, module, *_ in problems_of(diagnosis) if rule in case.expected]
@@ -60,13 +60,13 @@ def test_a_sick_training_is_found(name: str) -> None:
     assert diagnosis.scope.verdict == "problems"
 
 
-def test_a_stack_that_fades_from_the_first_step_on_is_found_under_a_cadence_too() -> None:
+def test_gradients_that_fade_from_the_first_step_on_are_found_even_under_a_cadence() -> None:
     (found, *_) = diagnose(SICK["sigmoid, 60 layers"], every=5).findings
     assert (found.rule, found.severity, found.module, found.since_step) == ("vanishing", "error", "0", 0)
     assert "shrinks by" in found.message
 
 
-def test_a_dead_layer_is_found_by_captured_steps_where_few_are_captured() -> None:
+def test_a_dead_layer_is_found_by_captured_steps_if_few_are_captured() -> None:
     found = [each for each in diagnose(SICK["dead relu from step 0"], every=7).findings if each.rule == "dead"]
     assert [(each.module, each.since_step) for each in found] == [("3", 0)]
     assert "29 captured" in found[0].message
@@ -97,7 +97,7 @@ def test_the_layer_that_made_a_nan_is_named_after_fifty_thousand_steps_and_after
     assert [told(each) for each in findings_of(reopened)] == [told(each) for each in findings_of(kept)] == [expected]
 
 
-def test_a_nan_of_one_step_is_one_step_in_its_layer_and_goes_on_where_it_went() -> None:
+def test_a_nan_of_one_step_lasts_one_step_in_its_layer_and_longer_downstream() -> None:
     store = Store(2**24)
     chain(store, 0, 800, bad=100, heals=False)
     (found,) = findings_of(store)
@@ -105,7 +105,7 @@ def test_a_nan_of_one_step_is_one_step_in_its_layer_and_goes_on_where_it_went() 
     assert (found.until_step, found.last_step) == (None, 100)
 
 
-def test_steps_that_were_not_captured_before_the_first_nan_are_told() -> None:
+def test_uncaptured_steps_before_the_first_nan_are_reported() -> None:
     store = Store(2**24)
     for place, step in enumerate((0, 10, 20)):
         store.append(frame(step, [1.0, math.nan if step == 20 else 1.0], CHAIN[:2] if place == 0 else ()))
@@ -115,7 +115,7 @@ def test_steps_that_were_not_captured_before_the_first_nan_are_told() -> None:
     )
 
 
-def test_an_infinite_gradient_of_a_skipped_step_is_a_note_however_long_ago_it_was() -> None:
+def test_an_infinite_gradient_of_a_skipped_step_is_always_a_note() -> None:
     store = Store(2**20)
     taps = (Tap("a", "output_grad"), Tap("b", "output_grad"))
     for step in range(3000):
@@ -131,7 +131,7 @@ def test_an_infinite_gradient_of_a_skipped_step_is_a_note_however_long_ago_it_wa
 
 
 def grown(losses: list[float] | None, factor: float = 60.0) -> tuple[Finding, ...]:
-    """A layer whose output grows late, beside a loss."""
+    """Return a layer whose output grows late, with a loss."""
     store = Store(2**24)
     for step in range(200):
         rms = [1.0, factor if step >= 150 else 1.0]
@@ -166,7 +166,7 @@ def test_a_loss_that_is_nan_or_diverges_is_found(name: str) -> None:
         assert (found.severity, found.since_step) == ("error", 30)
 
 
-def test_the_step_of_a_loss_that_became_nan_stays_exact_however_long_ago_it_was() -> None:
+def test_the_step_since_which_a_loss_is_nan_stays_exact() -> None:
     store = Store(2**20)  # so small that old steps are merged
     for step in range(8000):
         loss = math.nan if step >= 2003 or step == 77 else 1.0
@@ -183,7 +183,7 @@ def test_the_step_of_a_loss_that_became_nan_stays_exact_however_long_ago_it_was(
 # -- how much was looked at --------------------------------------------------------------------------------------------
 
 
-def test_too_little_to_judge_is_said_and_is_not_called_clear() -> None:
+def test_too_little_data_is_reported_and_not_called_clear() -> None:
     store = Store(2**24)
     assert examine(store).scope.verdict == "unknown"
     for step in range(5):
@@ -196,7 +196,7 @@ def test_too_little_to_judge_is_said_and_is_not_called_clear() -> None:
     )
 
 
-def test_a_layer_that_is_seldom_captured_is_counted_as_not_judged() -> None:
+def test_a_rarely_captured_layer_counts_as_not_judged() -> None:
     store = Store(2**24)
     for step in range(200):
         whole = frame(step, [1.0, 1.0, 1.0], CHAIN[:3] if step == 0 else ())
@@ -210,7 +210,7 @@ def test_a_layer_that_is_seldom_captured_is_counted_as_not_judged() -> None:
     assert [(each.rule, each.layers, each.of) for each in scope.unjudged] == [("exploding", 1, 3)]
 
 
-def test_a_layer_that_was_zero_in_too_few_captured_steps_is_not_judged_and_not_called_alive() -> None:
+def test_a_layer_that_was_zero_in_too_few_captured_steps_is_not_judged_or_called_alive() -> None:
     for steps, dead, unjudged in ((15, 0, 1), (16, 1, 0)):
         store = Store(2**24)
         for step in range(steps):
@@ -220,7 +220,7 @@ def test_a_layer_that_was_zero_in_too_few_captured_steps_is_not_judged_and_not_c
         assert sum(each.rule == "dead" for each in diagnosis.scope.unjudged) == unjudged
 
 
-def test_where_few_steps_are_captured_more_steps_are_looked_at() -> None:
+def test_a_longer_window_is_used_if_few_steps_are_captured() -> None:
     store = Store(2**24)
     for place in range(100):
         store.append(
@@ -239,7 +239,7 @@ def test_modules_that_are_not_captured_are_counted() -> None:
     assert examine(store).scope.uncaptured == 1
 
 
-def test_a_budget_that_captures_few_steps_leaves_a_healthy_training_quiet() -> None:
+def test_a_budget_that_captures_few_steps_causes_no_findings_in_a_healthy_training() -> None:
     case = Case(HEALTHY["mlp, small rate"].make, steps=250)
     diagnosis = diagnose(case, every=7)
     assert diagnosis.scope.sentence == "No problems found in the last 250 steps (36 captured)."

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-call"
-"""`hookcore.watch()`: models are found while they run, named by their own tree, and told apart."""
+"""`hookcore.watch()`: models are found while they run, named by their own tree, and distinguished."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class Critic(Net):
 
 
 def step_of(model: nn.Module, *inputs: Tensor) -> None:
-    """One step of training."""
+    """Train one step."""
     optimizer = sgd(model.parameters())
     mean_square(model(*inputs)).backward()
     optimizer.step()
 
 
 def paths(watcher: hookcore.Watcher) -> set[str]:
-    """The modules of which something was captured."""
+    """Return the modules that were captured."""
     return {item.path for item in watcher.coverage() if item.captured}
 
 
@@ -76,14 +76,14 @@ def test_a_model_that_first_runs_in_a_closure_inside_its_optimizer_has_its_first
     assert ("Net/encoder", "param_grad", "weight", 0) in taps[0]
 
 
-def test_a_model_that_was_made_before_the_watch_is_found_too() -> None:
+def test_a_model_created_before_the_watch_is_also_found() -> None:
     model = Net()
     with watch() as watcher:
         step_of(model, noise(5, 6))
         assert "Net/decoder.1" in paths(watcher)
 
 
-def test_two_models_of_one_class_have_names_of_their_own() -> None:
+def test_two_models_of_one_class_have_different_names() -> None:
     with watch() as watcher:
         models = [Net(), Net()]
         for model in models:
@@ -93,7 +93,7 @@ def test_two_models_of_one_class_have_names_of_their_own() -> None:
         assert "Net" in roots
 
 
-def test_parts_called_without_their_owner_belong_to_it() -> None:
+def test_parts_that_are_called_directly_belong_to_their_owner() -> None:
     with watch() as watcher:
         model = Net()
         optimizer = sgd(model.parameters())
@@ -104,7 +104,7 @@ def test_parts_called_without_their_owner_belong_to_it() -> None:
         assert "not called" in reasons["Net"]
 
 
-def test_losses_and_metrics_are_no_models() -> None:
+def test_losses_and_metrics_are_not_models() -> None:
     with watch() as watcher:
         model, criterion = Net(), nn.MSELoss()
         optimizer = sgd(model.parameters())
@@ -133,7 +133,7 @@ def test_an_adversarial_pair_is_two_models_and_each_optimizer_ends_steps() -> No
         assert owners == [{"Critic"}, {"Net"}, {"Critic"}, {"Net"}]
 
 
-def test_a_checkpoints_second_run_makes_no_new_model() -> None:
+def test_the_recompute_of_a_checkpoint_makes_no_new_model() -> None:
     with watch() as watcher:
         model = Net()
         optimizer = sgd(model.parameters())
@@ -153,7 +153,7 @@ def test_a_copy_of_a_model_is_another_model() -> None:
         assert len({path.partition("/")[0] for path in paths(watcher)}) == 2
 
 
-def test_a_model_that_came_and_went_is_let_go_and_another_may_come() -> None:
+def test_a_discarded_model_is_released_and_makes_room() -> None:
     with watch() as watcher:
         for _ in range(20):
             model = Net()
@@ -165,14 +165,14 @@ def test_a_model_that_came_and_went_is_let_go_and_another_may_come() -> None:
         assert watcher.current_step == 20
 
 
-def test_patterns_hold_for_models_that_are_found() -> None:
+def test_patterns_apply_to_discovered_models() -> None:
     with watch(include="type:Linear", kinds={"output"}) as watcher:
         step_of(Net(), noise(5, 6))
         assert watcher.flush()
         assert {key[0] for key in read_step(watcher, 0)} == {"Net/encoder", "Net/decoder.1"}
 
 
-def test_patterns_that_fit_one_of_two_models_leave_the_other_out_without_a_word_to_the_training() -> None:
+def test_a_model_without_matching_modules_is_silently_left_out() -> None:
     with watch(include="*encoder", kinds={"output"}) as watcher:
         model, other = Net(), mlp()
         step_of(other, noise(5, 6))
@@ -182,7 +182,7 @@ def test_patterns_that_fit_one_of_two_models_leave_the_other_out_without_a_word_
         assert watcher.errors == []
 
 
-def test_what_is_added_to_a_model_later_is_found_at_its_next_call() -> None:
+def test_modules_added_to_a_model_are_found_at_its_next_call() -> None:
     with watch() as watcher:
         model = Net()
         step_of(model, noise(5, 6))
@@ -193,7 +193,7 @@ def test_what_is_added_to_a_model_later_is_found_at_its_next_call() -> None:
         assert ("Net/decoder.2", "param_grad", "weight", 0) in read_step(watcher, 1)
 
 
-def test_the_same_holds_for_a_model_that_was_named() -> None:
+def test_the_same_is_true_for_a_named_model() -> None:
     model = Net()
     with watch(model) as watcher:
         step_of(model, noise(5, 6))
@@ -214,7 +214,7 @@ def test_a_watch_of_one_model_sees_no_other() -> None:
         assert {key[0] for key in read_step(watcher, 0)} == {"", "encoder", "decoder", "decoder.0", "decoder.1"}
 
 
-def test_two_watchers_see_their_own_models_at_once() -> None:
+def test_two_watchers_see_their_own_models_at_the_same_time() -> None:
     models = [Net(), Critic()]
     with watch(models[0]) as first, watch(models[1]) as second:
         for model in models:
@@ -236,7 +236,7 @@ def test_two_watchers_of_one_model_see_the_same() -> None:
         assert repr(read_step(first, 0)) == repr(read_step(second, 0))
 
 
-def test_nothing_is_registered_while_all_is_paused() -> None:
+def test_nothing_is_registered_while_all_watchers_are_paused() -> None:
     model = Net()
     with watch(model) as watcher:
         with hookcore.detached():
@@ -262,7 +262,7 @@ def test_a_paused_watcher_counts_steps_and_captures_none() -> None:
         assert [bool(read_step(watcher, number)) for number in range(3)] == [True, False, True]
 
 
-def test_every_second_step_is_captured_where_that_was_asked_for() -> None:
+def test_every_second_step_is_captured_on_request() -> None:
     model = Net()
     with watch(model, every=2) as watcher:
         for _ in range(6):
@@ -313,7 +313,7 @@ def test_a_loop_without_an_optimizer_ends_its_steps_itself() -> None:
         assert all(("0", "output_grad", "", 0) in read_step(watcher, number) for number in range(3))
 
 
-def test_a_loop_that_never_says_when_a_step_ends_is_told_and_captured_all_the_same() -> None:
+def test_a_loop_that_never_ends_a_step_is_reported_and_still_captured() -> None:
     model = nn.Linear(3, 1)
     with watch(model) as watcher:
         for _ in range(100):
@@ -340,7 +340,7 @@ class Partial(nn.Module):
         return self.excluded(self.used(self.direct.forward(frozen)))
 
 
-def test_coverage_names_every_module_and_the_reason_why_it_was_not_captured() -> None:
+def test_coverage_names_every_module_and_why_it_was_not_captured() -> None:
     model = Partial()
     with watch(model, exclude="excluded") as watcher:
         step_of(model, noise(5, 6))
@@ -360,7 +360,7 @@ def test_coverage_names_every_module_and_the_reason_why_it_was_not_captured() ->
     [("unused_and_detached_outputs", "unused"), ("unused_and_detached_outputs", "detached"),
      ("view_changed_in_place_afterwards", "viewer"), ("part_on_the_meta_device", "shadow")],
 )  # fmt: skip
-def test_coverage_does_not_claim_a_gradient_that_never_came(name: str, module: str) -> None:
+def test_coverage_does_not_claim_a_gradient_that_never_arrived(name: str, module: str) -> None:
     seed_all()
     trial = CASES[name].build()
     with watch(trial.model) as watcher:
@@ -386,7 +386,7 @@ def test_every_module_of_the_zoo_is_captured_or_has_a_reason(case: Any) -> None:
     assert all(item.captured or item.reason for item in coverage)
 
 
-def test_the_tree_tells_the_shapes_of_parameters_and_of_what_came_first(seed: int) -> None:
+def test_the_tree_has_the_shapes_of_parameters_and_of_the_first_inputs_and_outputs(seed: int) -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.LSTM(4, 5))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with watch(model, kinds={"input", "output"}) as watcher:

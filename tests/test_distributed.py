@@ -1,4 +1,4 @@
-"""Two processes that train together over gloo, both of them watched."""
+"""Two watched processes that train together over gloo."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _run(rank: int, watched: bool) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_both_ranks_are_captured_and_train_as_they_would_alone() -> None:
+def test_both_ranks_are_captured_and_train_as_unwatched() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for watched in (False, True):
             mp.spawn(_train, (folder, watched), nprocs=WORLD)
@@ -78,7 +78,7 @@ def test_both_ranks_are_captured_and_train_as_they_would_alone() -> None:
         for name, value in plain["weights"].items():
             assert torch.equal(value, seen["weights"][name])
         assert {("0", "output", ""), ("1", "output", ""), ("2", "output_grad", "")} <= set(seen["captured"])
-        # What the optimizer used is the reduced gradient, the same on both ranks.
+        # The optimizer used the reduced gradient, which is the same on both ranks.
         last = seen["reduced"][-1].double()
         total = sum(value**2 for value in seen["norms"].values()) ** 0.5
         assert total == pytest.approx(last.norm().item(), rel=1e-6)

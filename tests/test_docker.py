@@ -1,4 +1,4 @@
-"""The images' recipe. `make image` builds and runs it; here is what can be said without that."""
+"""The recipe of the images, as far as it can be checked without building them. `make image` builds and runs one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_hadolint_finds_nothing() -> None:
     assert (done.returncode, done.stdout) == (0, "")
 
 
-def test_all_that_is_copied_is_there_and_not_ignored() -> None:
+def test_all_copied_files_exist_and_are_not_ignored() -> None:
     ignored = (ROOT / ".dockerignore").read_text().split()
     for line in re.findall(r"^COPY (?!--from)(.+)$", DOCKERFILE, re.MULTILINE):
         for source in line.split()[:-1]:
@@ -32,7 +32,7 @@ def test_all_that_is_copied_is_there_and_not_ignored() -> None:
             assert f"!{source.split('/')[0]}" in ignored, source
 
 
-def test_the_server_gets_every_dependency_but_those_of_trainers() -> None:
+def test_the_server_gets_all_dependencies_except_those_of_trainers() -> None:
     command = [sys.executable, ROOT / "docker" / "requirements.py", "torch"]
     told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\n")
     needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
@@ -45,7 +45,7 @@ def test_the_server_imports_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
 
 
-def test_the_health_check_asks_the_server_where_it_is() -> None:
+def test_the_health_check_asks_the_server_at_its_address() -> None:
     with served() as server:
         environment = {**os.environ, "HOOKCORE_PORT": str(server.port)}
         command = [sys.executable, str(ROOT / "docker" / "healthy.py")]
@@ -54,7 +54,7 @@ def test_the_health_check_asks_the_server_where_it_is() -> None:
     assert gone.returncode != 0
 
 
-def test_the_dashboard_of_compose_answers_to_the_name_by_which_its_training_asks() -> None:
+def test_the_dashboard_of_compose_has_the_name_that_its_training_uses() -> None:
     compose = (ROOT / "compose.yaml").read_text()
     (host,) = re.findall(r"HOOKCORE_SERVER: http://(\S+)", compose)
     (allowed,) = re.findall(r"HOOKCORE_ALLOWED_HOSTS: (\S+)", compose)

@@ -1,7 +1,7 @@
-"""What the documentation shows is true: its code runs, its links lead somewhere, its tables are those of the code.
+"""The documentation is correct: its code runs, its links work, and its tables are those of the code.
 
-The Python blocks of a page are run in one namespace, from top to bottom. A comment of `<!-- setup`, code and `-->` is
-run too, for what a reader has and a test has not; `<!-- not run: reason -->` exempts the block below it.
+The Python blocks of a page run in one namespace, from top to bottom. The code of a comment `<!-- setup ... -->` runs
+too, for what a reader has and a test doesn't. `<!-- not run: reason -->` exempts the block below it.
 `tests/test_docs_commands.py` does the same for the shell.
 """
 
@@ -22,7 +22,7 @@ from hookcore_app.serving import server_thread
 from tests.manual import PAGES, ROOT, blocks_of, inline_code_of, name_of, tokens_of
 
 WITH_CODE = [page for page in PAGES if blocks_of(page, "python")]
-# What is in a fence, and who runs it; `text` is no code.
+# The language of each fenced block, and the test that runs it; `text` isn't code.
 LANGUAGES = {
     "python": "tests/test_docs.py",
     "sh": "tests/test_docs_commands.py",
@@ -30,14 +30,14 @@ LANGUAGES = {
     "nginx": "tests/test_proxy.py",
     "text": "",
 }
-MAX_EXEMPT = 3  # of all pages together: examples are there to be run
+MAX_EXEMPT = 3  # in all pages together: examples should run
 LINKS = ("link_open", "image")
 FOLDERS = ("hookcore", "app", "tests", "docs", "benchmarks", "examples", "docker")
 
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A watcher that was told nothing of servers is served from this process; no page starts a dashboard."""
+    """Serve watchers without a `server` setting from this process, so that no page starts a dashboard."""
     monkeypatch.setenv("HOOKCORE_SERVER", "thread")
     monkeypatch.setenv("HOOKCORE_PORT", "0")
     yield
@@ -68,19 +68,19 @@ def test_the_readme_shows_code() -> None:
     assert ROOT / "README.md" in WITH_CODE
 
 
-def test_hardly_any_code_is_exempt_from_being_run() -> None:
+def test_hardly_any_code_is_exempt_from_running() -> None:
     assert sum(block.exempt for page in PAGES for block in blocks_of(page, "python")) <= MAX_EXEMPT
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_every_block_of_a_page_is_in_a_language_that_somebody_runs(page: Path) -> None:
+def test_every_block_of_a_page_is_in_a_tested_language(page: Path) -> None:
     for block in blocks_of(page):
         assert block.language in LANGUAGES, f"{name_of(page)}:{block.line} is {block.language or 'in no language'}"
         assert (ROOT / LANGUAGES[block.language]).exists()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_the_links_and_pictures_of_a_page_lead_to_what_exists(page: Path) -> None:
+def test_the_links_and_pictures_of_a_page_exist(page: Path) -> None:
     children = [child for token in tokens_of(page) for child in token.children or []]
     links = [str(child.attrGet("href") or child.attrGet("src")) for child in children if child.type in LINKS]
     for link in links:
@@ -92,28 +92,28 @@ def test_the_links_and_pictures_of_a_page_lead_to_what_exists(page: Path) -> Non
 
 
 def _anchors_of(page: Path) -> set[str]:
-    """What GitHub makes of the headings: small letters, no signs, hyphens for spaces."""
+    """Return the anchors that GitHub makes of the headings: lowercase, no punctuation, hyphens for spaces."""
     tokens = tokens_of(page)
     titles = [tokens[place + 1].content for place, token in enumerate(tokens) if token.type == "heading_open"]
     return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_the_files_of_ours_that_a_page_names_exist(page: Path) -> None:
+def test_the_files_of_this_project_that_a_page_names_exist(page: Path) -> None:
     for code in inline_code_of(page):
-        # A scalar's name may begin like a folder's; a file has an ending, a folder a slash.
+        # The name of a scalar may start like a folder; a file has an extension, a folder a slash.
         if re.fullmatch(rf"({'|'.join(FOLDERS)})/([\w/-]*/|[\w/-]+\.\w+)?", code):
             assert (ROOT / code).exists(), f"{name_of(page)} names {code}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_the_commands_of_make_that_a_page_names_exist(page: Path) -> None:
+def test_the_make_targets_that_a_page_names_exist(page: Path) -> None:
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     named = set(re.findall(r"`make ([a-z]+)`", page.read_text()))
     assert named <= targets
 
 
-def test_the_readme_says_which_releases_were_run_and_the_oldest_that_can_be_installed() -> None:
+def test_the_readme_names_the_tested_releases_and_the_oldest_supported_one() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     run = re.search(r"^torch==(\d+\.\d+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     assert run is not None
@@ -126,7 +126,7 @@ def test_the_readme_says_which_releases_were_run_and_the_oldest_that_can_be_inst
 
 
 def _said_by_the_code() -> Iterator[str]:
-    """Every text in our code; what is put into one when it is said is a NUL."""
+    """Return every text in the code, with a NUL for each inserted value."""
     for file in sorted(path for folder in ("hookcore", "app") for path in (ROOT / folder).rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.JoinedStr):
@@ -138,7 +138,7 @@ def _said_by_the_code() -> Iterator[str]:
 
 
 def _quoted_messages() -> list[str]:
-    """The headings of the page that are a message."""
+    """Return the headings of the page that are messages."""
     tokens = tokens_of(ROOT / "docs" / "troubleshooting.md")
     titles = [tokens[place + 1] for place, token in enumerate(tokens) if token.type == "heading_open"]
     return [title.content[1:-1] for title in titles if re.fullmatch("`[^`]+`", title.content)]
@@ -148,7 +148,7 @@ def test_the_messages_of_the_troubleshooting_page_are_those_of_the_code() -> Non
     texts, messages = list(_said_by_the_code()), _quoted_messages()
     assert len(messages) > 20
     for message in messages:
-        # Three dots stand for what was put in; it may be followed by words of ours before the quotation goes on.
+        # Three dots stand for an inserted value. Other text of the message may follow before the quotation continues.
         parts = [re.escape(part.strip()) for part in re.split(r"\.\.\.", message)]
         wanted = re.compile(r"[^\n]*?\0[^\n]*?".join(parts))
         assert any(wanted.search(text) for text in texts), f"nothing in the code says: {message}"

@@ -1,9 +1,9 @@
-"""The commands in the documentation: those in blocks are run by a real shell, those in a line of text are understood.
+"""The commands in the documentation: those in blocks run in a real shell, and those in text are checked.
 
-The blocks of a page are one script, from top to bottom, and the first command that fails ends it. It runs where a
-reader would be: in a folder with a small training called train.py, with this environment's commands. A server with
-known runs listens where the page says `127.0.0.1:8642` or `box:8642`. A comment of `<!-- setup sh`, commands and `-->`
-is run too; `<!-- not run: reason -->` exempts the block below it.
+The blocks of a page are one script, from top to bottom, which ends at the first command that fails. It runs in the
+reader's place: in a folder with a small training called train.py, with this environment's commands. A server with known
+runs listens where the page says `127.0.0.1:8642` or `box:8642`. The commands of a comment `<!-- setup sh ... -->` run
+too; `<!-- not run: reason -->` exempts the block below it.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from tests.api_world import attend, fill, open_run
 from tests.manual import PAGES, ROOT, blocks_of, inline_code_of, name_of
 from tests.serving import TOKEN, Served, served
 
-MAX_EXEMPT = 5  # blocks of all pages together: what needs Docker or another machine, and benchmarks of minutes
+MAX_EXEMPT = 5  # blocks of all pages together that need Docker or another machine, and benchmarks of minutes
 PATIENCE_S = 250.0
 WITH_COMMANDS = [page for page in PAGES if any(not block.exempt for block in blocks_of(page, "sh"))]
-# What goes on until it is stopped is left when it has said what it should; `make` says that it would.
+# A command that runs until it is stopped is stopped after its expected output; `make` only prints its commands.
 PRELUDE = """
 set -euo pipefail
 trap 'echo "failed: $BASH_COMMAND" >&2' ERR
@@ -75,7 +75,7 @@ def world() -> Iterator[Served]:
 
 @pytest.fixture
 def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
-    """A reader's own: a folder with a training, our commands, and a dashboard that ends with the test."""
+    """Return the environment of a reader: a folder with a training, our commands, and a temporary dashboard."""
     home, binaries = tmp_path / "home", Path(sys.executable).parent
     folder = tmp_path / "work"
     folder.mkdir()
@@ -96,7 +96,7 @@ def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
 
 
 def run(script: str, folder: Path, environment: dict[str, str]) -> tuple[int, str]:
-    """The exit code of a script and all it said; whatever it started ends with it."""
+    """Return the exit code of a script and its output. Everything that it started ends with it."""
     said = folder.with_suffix(".said")
     with said.open("wb") as output:
         shell = subprocess.Popen(
@@ -111,7 +111,7 @@ def run(script: str, folder: Path, environment: dict[str, str]) -> tuple[int, st
         try:
             code = shell.wait(PATIENCE_S)
         finally:
-            with suppress(ProcessLookupError):  # all of it has ended by itself
+            with suppress(ProcessLookupError):  # everything has already ended
                 os.killpg(shell.pid, signal.SIGKILL)
             shell.wait()
     return code, said.read_text(errors="replace")
@@ -135,7 +135,7 @@ def test_a_command_that_fails_ends_a_page(environment: dict[str, str], tmp_path:
         assert "went on" not in said
 
 
-def test_hardly_any_commands_are_exempt_from_being_run() -> None:
+def test_hardly_any_commands_are_exempt_from_running() -> None:
     assert sum(block.exempt for page in PAGES for block in blocks_of(page, "sh")) <= MAX_EXEMPT
 
 
@@ -150,7 +150,7 @@ def _flags_of(command: argparse.ArgumentParser) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_the_commands_of_hookcore_that_a_page_names_exist_with_their_flags(page: Path) -> None:
+def test_the_hookcore_commands_that_a_page_names_exist_with_their_flags(page: Path) -> None:
     commands = _commands()
     for code in inline_code_of(page):
         found = re.match(r"(?:[A-Z_]+=\S+ |torchrun .*)*(?:\S+/)?hookcore ([a-z].*)", code)
@@ -161,7 +161,7 @@ def test_the_commands_of_hookcore_that_a_page_names_exist_with_their_flags(page:
 
 
 def _check_flags(command: argparse.ArgumentParser, name: str, words: list[str], where: str) -> None:
-    if name == "run":  # what stands behind the script is the script's
+    if name == "run":  # arguments after the script belong to the script
         words = words[: next((place for place, word in enumerate(words) if word.endswith(".py")), len(words))]
     for word in words:
         if word.startswith("-"):
@@ -169,10 +169,10 @@ def _check_flags(command: argparse.ArgumentParser, name: str, words: list[str], 
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_a_flag_that_a_page_names_is_one_of_some_command(page: Path) -> None:
+def test_a_flag_that_a_page_names_belongs_to_some_command(page: Path) -> None:
     known = {flag for command in _commands().values() for flag in _flags_of(command)}
     named = {code.split()[0].partition("=")[0] for code in inline_code_of(page) if re.match(r"--[a-z]", code)}
-    # Of other programs: Docker, and the benchmarks.
+    # Flags of Docker, and of the benchmarks.
     assert named - known <= {"--gpus", "--threads", "--clock", "--quick"}
 
 

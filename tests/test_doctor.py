@@ -1,4 +1,4 @@
-"""`hookcore doctor` finds what is wrong, and says what to do."""
+"""`hookcore doctor` finds problems and says how to solve them."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ def levels(environment: dict[str, str]) -> dict[str, Finding]:
 
 @pytest.fixture
 def well(tmp_path: Path) -> dict[str, str]:
-    """An environment in which nothing is wrong."""
+    """Return an environment without problems."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     return {"HOOKCORE_HOME": str(tmp_path / "home"), "HOOKCORE_PORT": str(port)}
 
 
-def test_where_nothing_is_wrong_it_says_so(well: dict[str, str]) -> None:
+def test_without_problems_it_says_so(well: dict[str, str]) -> None:
     findings = machine.examine(well)
     assert {each.level for each in findings} == {"ok"}
     assert as_text(findings).endswith("no problems found")
     assert f"port {well['HOOKCORE_PORT']} is free" in as_text(findings)
 
 
-def test_it_names_the_settings_that_variables_give(well: dict[str, str]) -> None:
+def test_it_names_the_settings_that_variables_set(well: dict[str, str]) -> None:
     assert "HOOKCORE_EVERY=10" in levels(well | {"HOOKCORE_EVERY": "10"})["settings"].text
     wrong = levels(well | {"HOOKCORE_EVERY": "often"})["settings"]
     assert wrong.level == "wrong"
@@ -47,14 +47,14 @@ def test_it_never_shows_a_token(well: dict[str, str]) -> None:
     assert "HOOKCORE_TOKEN is set" in told
 
 
-def test_a_folder_that_cannot_be_used_is_wrong(well: dict[str, str], tmp_path: Path) -> None:
+def test_an_unusable_folder_is_a_problem(well: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     found = levels(well | {"HOOKCORE_HOME": str(tmp_path / "file" / "home")})
     assert found["folder"].level == found["dashboard"].level == "wrong"
     assert "HOOKCORE_HOME" in found["folder"].text
 
 
-def test_a_private_file_that_others_may_read_is_wrong(well: dict[str, str], tmp_path: Path) -> None:
+def test_a_private_file_that_others_can_read_is_a_problem(well: dict[str, str], tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir(mode=0o700)
     (home / "dashboard.json").touch()
@@ -64,7 +64,7 @@ def test_a_private_file_that_others_may_read_is_wrong(well: dict[str, str], tmp_
     assert "dashboard.json" in found.text
 
 
-def test_a_port_that_is_taken_is_noted(well: dict[str, str]) -> None:
+def test_a_port_in_use_is_noted(well: dict[str, str]) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", int(well["HOOKCORE_PORT"])))
         other.listen()
@@ -73,7 +73,7 @@ def test_a_port_that_is_taken_is_noted(well: dict[str, str]) -> None:
     assert "next free port" in found.text
 
 
-def test_a_server_is_asked_whether_it_takes_the_token(well: dict[str, str]) -> None:
+def test_it_asks_a_server_whether_it_accepts_the_token(well: dict[str, str]) -> None:
     with served() as server:
         told = well | {"HOOKCORE_URL": server.url}
         assert levels(told | {"HOOKCORE_TOKEN": TOKEN})["server"].level == "ok"
@@ -126,14 +126,14 @@ def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("models")
-def test_of_a_model_that_is_run_it_says_what_was_captured_and_what_not_and_why() -> None:
+def test_for_a_model_with_inputs_it_says_what_was_captured_and_why_the_rest_was_not() -> None:
     told = as_text(training.examine_model("models_of_a_user:make_with_inputs"))
     assert "2 of 4 modules were captured in one step" in told
     assert "unused: not called in any captured step (direct calls to .forward() bypass hooks)" in told
 
 
 @pytest.mark.usefixtures("models")
-def test_of_a_model_without_inputs_it_says_what_the_settings_choose(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_for_a_model_without_inputs_it_says_what_the_settings_select(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOOKCORE_EXCLUDE", "unused")
     told = as_text(training.examine_model("models_of_a_user:make"))
     assert "3 of 4 modules would be captured" in told
@@ -152,13 +152,13 @@ def test_of_a_model_without_inputs_it_says_what_the_settings_choose(monkeypatch:
         ("models_of_a_user:make_with_wrong_inputs", "failed on its inputs"),
     ],
 )
-def test_a_model_that_cannot_be_had_is_an_error_with_its_reason(name: str, words: str) -> None:
+def test_a_model_that_cannot_be_loaded_is_an_error_with_its_reason(name: str, words: str) -> None:
     with pytest.raises(ArgumentError, match=words):
         training.examine_model(name)
 
 
 @pytest.mark.slow
-def test_what_torch_can_do_here_is_tried(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_tries_the_features_of_torch(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     found = {each.about: each for each in training.examine()}
     assert found["kernel"].level == found["torch.compile"].level == "ok"
     monkeypatch.setattr(training, "_compiler", lambda: Finding("wrong", "torch.compile", "is ill"))

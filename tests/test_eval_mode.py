@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-call"
-"""A model that trains in evaluation mode: all of it counts as training, also what needs no gradient."""
+"""A model that trains in evaluation mode: all of it counts as training, even what needs no gradient."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_evaluation_without_gradients_stays_apart_from_training_in_eval_mode() -
         assert read_step(watcher, 2)["0", "output", "", 0]["count"] == 5 * 6
 
 
-def test_training_is_not_captured_if_only_evaluation_is_asked_for() -> None:
+def test_training_is_not_captured_if_only_evaluation_is_selected() -> None:
     seed_all()
     model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 1))
     optimizer = sgd(model.parameters())

@@ -1,4 +1,4 @@
-"""The page Events: lines of findings and events, their filter, the timeline, and where a finding comes from."""
+"""The Events page: lines of findings and events, their filter, the timeline, and the origin of a finding."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def world() -> World:
 
 
 def _run(world: World, kinds: tuple[Kind, ...] = ("output", "output", "output"), bad: tuple[int, ...] = (1, 2)) -> Run:
-    """A run of 100 steps, of which some taps are NaN from BAD_FROM on."""
+    """Return a run of 100 steps in which some taps are NaN from BAD_FROM on."""
     run = world.runs.open(make_info("one"))
     assert run is not None
     taps = tuple(Tap(f"layers.{place}" if len(set(kinds)) == 1 else "layer", kind) for place, kind in enumerate(kinds))
@@ -90,16 +90,16 @@ def test_findings_and_events_are_one_list_the_newest_first(world: World) -> None
         (Filter(hides_seen=True), True),
     ],
 )
-def test_a_filter_takes_what_fits_all_that_it_asks_for(wanted: Filter, fits: bool) -> None:
+def test_a_filter_selects_lines_that_meet_all_its_conditions(wanted: Filter, fits: bool) -> None:
     assert wanted.fits(_line()) is fits
 
 
-def test_what_lasted_fits_all_steps_it_lasted_over() -> None:
+def test_a_lasting_finding_matches_all_its_steps() -> None:
     assert Filter(first=8, last=9).fits(_line(5, until=10))
     assert not Filter(hides_seen=True).fits(_line(acknowledged=True))
 
 
-def test_a_copy_is_a_table_whatever_the_messages_hold() -> None:
+def test_a_markdown_copy_stays_a_table_whatever_the_messages_contain() -> None:
     text = markdown_of([_line(message="a | b\n*c* <d>", module="net`|0")], "Events of [x]", "http://box/")
     row = text.splitlines()[-1]
     assert len(re.findall(r"(?<!\\)\|", row)) == 6
@@ -118,14 +118,14 @@ def test_the_timeline_shows_one_error_among_thousands_of_notes() -> None:
     assert column.words.endswith("1 error, 30 info")
 
 
-def test_the_columns_of_a_timeline_part_the_steps() -> None:
+def test_the_columns_of_a_timeline_partition_the_steps() -> None:
     for length in (1, 7, 100, 333):
         columns = timeline_of([_line(step) for step in range(10, 10 + length)], 10, 9 + length).columns
         assert [each.first for each in columns[1:]] == [each.last + 1 for each in columns[:-1]]
         assert (columns[0].first, columns[-1].last) == (10, 9 + length)
 
 
-def test_the_provenance_names_the_phase_what_went_before_and_what_followed(world: World) -> None:
+def test_the_provenance_names_the_phase_what_came_before_and_what_followed(world: World) -> None:
     run = _run(world)
     (finding,) = run.findings.current()
     found = provenance_of(run.store, finding)
@@ -136,7 +136,7 @@ def test_the_provenance_names_the_phase_what_went_before_and_what_followed(world
     assert found.merged == 1
 
 
-def test_a_layer_whose_onset_was_not_captured_is_nowhere_called_the_first(world: World) -> None:
+def test_a_layer_whose_onset_was_not_captured_is_never_called_the_first(world: World) -> None:
     run = world.runs.open(make_info("one"))
     assert run is not None
     run.store.announce((Tap("layer", "input"), Tap("layer", "output")))
@@ -178,14 +178,14 @@ def test_the_page_shows_the_worst_finding_and_filters_by_its_address(world: Worl
     assert "No longer available" in world.client.get("/runs/one/events?event=gone").text
 
 
-def test_the_page_hides_what_is_acknowledged_when_asked(world: World) -> None:
+def test_the_page_hides_acknowledged_lines_on_request(world: World) -> None:
     run = _run(world)
     run.acknowledge(run.findings.current()[0].key)
     assert "1 event" in world.client.get("/runs/one/events").text
     assert "1 acknowledged" in world.client.get("/runs/one/events?hide=1").text
 
 
-def test_the_list_can_be_had_as_markdown(world: World) -> None:
+def test_the_list_is_available_as_markdown(world: World) -> None:
     _run(world)
     answer = world.client.get("/runs/one/events?severity=error&format=markdown")
     assert answer.headers["content-type"].startswith("text/markdown")
@@ -193,7 +193,7 @@ def test_the_list_can_be_had_as_markdown(world: World) -> None:
     assert "runs/one/events?severity=error>" in answer.text
 
 
-def test_a_run_in_which_nothing_happened_says_so(world: World) -> None:
+def test_a_run_without_events_says_so(world: World) -> None:
     run = world.runs.open(make_info("one"))
     assert run is not None
     assert "No step has been captured yet" in world.client.get("/runs/one/events").text
@@ -226,7 +226,7 @@ def test_the_overview_the_badge_and_the_events_page_count_the_same_alerts(world:
     assert "2 need attention" in events
 
 
-def test_two_spikes_of_one_tensor_are_two_lines_of_which_one_is_selected(world: World) -> None:
+def test_two_spikes_of_one_tensor_are_separate_lines_and_one_can_be_selected(world: World) -> None:
     run = world.runs.open(make_info("one"))
     assert run is not None
     run.store.announce((Tap("blocks.2.relu", "output"),))
@@ -240,7 +240,7 @@ def test_two_spikes_of_one_tensor_are_two_lines_of_which_one_is_selected(world: 
     assert "blocks.<wbr>2.<wbr>relu" in text
 
 
-def test_a_page_says_how_much_it_looked_at_when_nothing_was_found(world: World) -> None:
+def test_a_page_without_findings_says_how_much_it_looked_at(world: World) -> None:
     run = _run(world, bad=())
     assert "No problems found in the last 100 steps (100 captured)." in world.client.get("/runs/one").text
     for step in range(100, 1000):

@@ -1,1 +1,1 @@
-"""Training scripts of many kinds. None knows of hookcore; each saves its weights to its first argument."""
+"""Training scripts of many kinds. They don't use hookcore; each saves its weights to its first argument."""

@@ -1,4 +1,4 @@
-"""Gradients of four micro-batches for each step, clipped."""
+"""Gradients of four micro-batches per step, clipped."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""torch's own transformer encoder, with dropout, padding and an evaluation on its fast path."""
+"""torch's own transformer encoder, with dropout, padding, and an evaluation on its fast path."""
 
 import sys
 

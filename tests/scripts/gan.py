@@ -1,4 +1,4 @@
-"""Two networks with an optimizer each, which work against each other."""
+"""Two networks that compete, each with its own optimizer."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The Trainer of transformers, on a tiny GPT-2 of random weights."""
+"""The Hugging Face Trainer, on a tiny GPT-2 with random weights."""
 
 import sys
 import tempfile

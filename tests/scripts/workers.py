@@ -1,4 +1,4 @@
-"""Data from worker processes that are spawned, whose data set is a class of this script; the model is pickled whole."""
+"""Data from spawned worker processes, with a data set class from this script. The whole model is pickled."""
 
 import sys
 
