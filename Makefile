@@ -10,6 +10,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEMO := $(VENV)/.demo
+NODE_STAMP := node_modules/.installed
+NODE_BIN := node_modules/.bin
 CODE := hookcore app tests benchmarks examples
 # What is compiled, by the compiler that pip brings along.
 KERNEL := setup.py hookcore/observe/_kernel.c hookcore/observe/_loops.h
@@ -41,12 +43,14 @@ test: $(STAMP)  ## everything that CI checks, with all set-up
 	$(MAKE) --no-print-directory pages
 	$(MAKE) --no-print-directory slow
 
-lint: $(STAMP)  ## style, and the direction of imports
+lint: $(STAMP) $(NODE_STAMP)  ## style of Python, scripts, and styles
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
+	$(NODE_BIN)/biome ci --error-on-warnings
 
-types: $(STAMP)  ## mypy --strict
+types: $(STAMP) $(NODE_STAMP)  ## types: mypy --strict, and tsc over the scripts
 	$(BIN)/mypy --strict
+	$(NODE_BIN)/tsc
 
 quick: $(STAMP)  ## the tests that take seconds
 	$(BIN)/python -m pytest -q -n $(AT_ONCE) --durations 15 -m "not slow and not browser"
@@ -69,12 +73,13 @@ bench: $(STAMP)  ## measure the cost on this machine; takes minutes
 image: $(DEMO)  ## build the dashboard's image and run it, without a Docker engine; as root, on Debian
 	docker/prove.sh
 
-format: $(STAMP)  ## put the code into shape
+format: $(STAMP) $(NODE_STAMP)  ## put the code into shape
 	$(BIN)/ruff check --fix $(CODE)
 	$(BIN)/ruff format $(CODE)
+	$(NODE_BIN)/biome check --write
 
 clean:  ## remove all that was built
-	rm -rf $(VENV) build dist *.egg-info hookcore/observe/*.so .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) node_modules build dist *.egg-info hookcore/observe/*.so .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torch goes first and alone, so that the resolver finds it there and never looks for another build of it.
@@ -83,6 +88,12 @@ $(STAMP): pyproject.toml constraints.txt $(KERNEL)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP_INSTALL) torch==2.13.0
 	$(PIP_INSTALL) -e '.[demo,dev,frameworks]'
+	touch $@
+
+# The checkers of the scripts: a formatter and a compiler that only checks. Nothing of them runs on a page.
+$(NODE_STAMP): package.json package-lock.json
+	@$(call need,$(HAS_ALL),$(ALL_PACKAGES))
+	npm ci --no-audit --no-fund --loglevel error
 	touch $@
 
 # All that `make demo` needs: no compiler, no browser, none of the tests' packages.
@@ -95,12 +106,13 @@ $(DEMO): pyproject.toml constraints.txt $(KERNEL)
 
 # What is looked for, and the packages that bring it: Python's venv module to install with; a C++ compiler with Python's
 # headers for torch.compile's tests, a browser for the pages' tests, openssl for the certificates of those that speak TLS,
-# nginx for those of a reverse proxy, curl for the commands in the documentation.
+# nginx for those of a reverse proxy, curl for the commands in the documentation, npm for the checkers of the scripts.
 HAS_VENV = $(PYTHON) -c 'import ensurepip, venv'
-HAS_ALL = command -v g++ && command -v chromium-headless-shell && command -v openssl && command -v node && command -v curl && \
+HAS_ALL = command -v g++ && command -v chromium-headless-shell && command -v openssl && command -v npm && command -v curl && \
 	PATH="$$PATH:/usr/sbin" command -v nginx && \
 	$(PYTHON) -c 'import ensurepip, os, sysconfig, venv; os.stat(sysconfig.get_path("include") + "/Python.h")'
-ALL_PACKAGES = python3-venv python3-dev g++ chromium-headless-shell openssl nodejs nginx curl
+ALL_PACKAGES = python3-venv python3-dev g++ chromium-headless-shell openssl nginx curl \
+	$(shell command -v npm >/dev/null || echo nodejs npm)  # a Node from elsewhere has an npm that conflicts with Debian's
 
 # Installs packages of Debian's unless a command says that they are there.
 define need

@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
-import { test } from "node:test";
 import { readFileSync } from "node:fs";
+import { test } from "node:test";
 import * as format from "../../app/static/js/format.js";
 
 const { count, number, pace, percent, setForm } = format;

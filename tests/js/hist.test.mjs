@@ -2,9 +2,9 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { heightOf, heightsOf, picked } from "../../app/static/js/hist/heights.js";
 import { driftOf, ordered } from "../../app/static/js/hist/order.js";
-import { STRIP, levelOf, paint } from "../../app/static/js/hist/paint.js";
+import { levelOf, paint, STRIP } from "../../app/static/js/hist/paint.js";
 import { binAt, say, tableOf } from "../../app/static/js/hist/say.js";
-import { SignedLog, columnAt, endsOf, extentOf, shapeOf } from "../../app/static/js/hist/shape.js";
+import { columnAt, endsOf, extentOf, SignedLog, shapeOf } from "../../app/static/js/hist/shape.js";
 
 const EDGES = [-1, -0.1, -0.01, -1e-17, 1e-17, 0.01, 0.1, 1];
 
@@ -48,7 +48,7 @@ test("places on a signed logarithmic axis ascend with the value, and lead back t
       extent.small / 2,
       extent.small * 3,
       extent.positive,
-    ].filter((value, place) => (place < 3 ? extent.negative > 0 : place < 4 || extent.positive > 0));
+    ].filter((_value, place) => (place < 3 ? extent.negative > 0 : place < 4 || extent.positive > 0));
     const places = values.map((value) => axis.place(value));
     assert.deepEqual(
       places,

@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { keyOf, Keys } from "../../app/static/js/keys.js";
+import { Keys, keyOf } from "../../app/static/js/keys.js";
 import { prefs } from "../../app/static/js/prefs.js";
 
 /** A key press on an element that is within these selectors. */

@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { fanOf, linesOf } from "../../app/static/js/layer/lines.js";
-import { QUANTILES, distributionsOf, plansOf, shortOf, tensorOf } from "../../app/static/js/layer/plan.js";
+import { distributionsOf, plansOf, QUANTILES, shortOf, tensorOf } from "../../app/static/js/layer/plan.js";
 import { addressOf } from "../../app/static/js/layer/ways.js";
 
 let number = 0;

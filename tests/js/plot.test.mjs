@@ -1,8 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-
-import { csvOf, fileName, jsonOf } from "../../app/static/js/plot/files.js";
 import { Axis, axisOf, steady } from "../../app/static/js/plot/axis.js";
+import { csvOf, fileName, jsonOf } from "../../app/static/js/plot/files.js";
 import { LineFigure } from "../../app/static/js/plot/lines.js";
 import { hasPython, pythonOf } from "../../app/static/js/plot/python.js";
 import { drawn } from "../../app/static/js/plot/thin.js";

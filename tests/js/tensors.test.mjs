@@ -107,7 +107,7 @@ test("a NumPy file is read, of either width", () => {
     ["<f4", Float32Array],
     ["<f8", Float64Array],
   ])) {
-    const text = `{'descr': '${type}', 'fortran_order': False, 'shape': (1, 2, 3), }`.padEnd(117) + "\n";
+    const text = `${`{'descr': '${type}', 'fortran_order': False, 'shape': (1, 2, 3), }`.padEnd(117)}\n`;
     const values = Kind.from([1, NaN, -Infinity, 0.5, -0, 9]);
     const head = Uint8Array.from([
       0x93,

@@ -49,8 +49,8 @@ export class Card {
       "Table",
     );
     this.menu = new Menu("Export", options.title, () => this.items());
-    let header = element.querySelector(":scope > header");
-    if (!header) element.prepend((header = h("header", {}, h("h2", {}, options.title))));
+    const header = element.querySelector(":scope > header") ?? h("header", {}, h("h2", {}, options.title));
+    if (!header.parentNode) element.prepend(header);
     header.append(h("span", { class: "card-tools" }, this.toggle, this.menu.element));
     element.append(this.table);
     register(page, this);
@@ -180,15 +180,15 @@ function register(page, card) {
     page.keys.add(
       "e",
       "export the chart under the pointer, or the first visible one",
-      () => pointedAt(known, page)?.menu.open(),
+      () => pointedAt(known)?.menu.open(),
       { group: "Charts" },
     );
   known.push(card);
   cards.set(page, known);
 }
 
-/** @param {Card[]} known @param {import("./page.js").Page} page */
-function pointedAt(known, page) {
+/** @param {Card[]} known */
+function pointedAt(known) {
   const there = known.filter(({ element }) => element.isConnected && element.offsetParent);
   return (
     there.find(({ element }) => element.contains(document.activeElement)) ??

@@ -1,6 +1,6 @@
 // @ts-check
 /** Colors of values: maps from dark to bright that are read in gray too, and what no scale holds. Pure but for the theme's. */
-import { colors as themed, isDark } from "./theme.js";
+import { isDark, colors as themed } from "./theme.js";
 
 export const STEPS = 256;
 

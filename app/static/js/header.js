@@ -1,12 +1,12 @@
 // @ts-check
 /** The live frame around every page: status, follow, link, theme, keys, banner. Its words are in status.js. */
 import { startBadge } from "./badge.js";
-import { byId } from "./dom.js";
 import { copyText } from "./copy.js";
+import { byId } from "./dom.js";
 import { showKeys } from "./keylist.js";
 import { addNavigation, addStepping } from "./navigation.js";
 import { Status } from "./statusline.js";
-import { setTheme, theme, THEMES } from "./theme.js";
+import { setTheme, THEMES, theme } from "./theme.js";
 import { toast } from "./toast.js";
 
 /** @param {import("./page.js").Page} page */
@@ -34,7 +34,7 @@ function startTheme(page) {
     button.title = `Theme: ${theme()}`;
   };
   const next = () => {
-    const place = THEMES.findIndex((name) => name === theme());
+    const place = THEMES.indexOf(theme());
     setTheme(THEMES[(place + 1) % THEMES.length]);
     show();
     page.announce(`Theme: ${theme()}`);

@@ -3,8 +3,8 @@
 import { Card } from "./card.js";
 import { Columns } from "./columns.js";
 import { pngOf, svgOf, tableOf } from "./heat/export.js";
-import { Screen } from "./heat/screen.js";
 import { sameRows, sorted } from "./heat/rows.js";
+import { Screen } from "./heat/screen.js";
 
 /** @typedef {import("./heat/rows.js").Row} Row */
 /** @typedef {import("./scale.js").Kind} Kind */

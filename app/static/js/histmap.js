@@ -2,10 +2,10 @@
 /** One layer's histograms over steps: steps to the right, signed-log values upwards, the share of a step's values as the color. */
 import { paletteOf, pixelOf } from "./colors.js";
 import { h } from "./dom.js";
-import { BOTTOM, LEFT, drawAxes, drawCursor, topOf } from "./hist/axes.js";
-import { STRIP, paint } from "./hist/paint.js";
+import { BOTTOM, drawAxes, drawCursor, LEFT, topOf } from "./hist/axes.js";
+import { paint, STRIP } from "./hist/paint.js";
 import { say, tableOf } from "./hist/say.js";
-import { SignedLog, endsOf, extentOf, shapeOf } from "./hist/shape.js";
+import { endsOf, extentOf, SignedLog, shapeOf } from "./hist/shape.js";
 import { hideTip, showTip } from "./hist/tip.js";
 import { prefs } from "./prefs.js";
 import { colors, onTheme } from "./theme.js";
@@ -29,6 +29,7 @@ export class HistMap {
   /** @type {ImageData | null} */
   #picture = null;
   #ratio = 1;
+  /** @type {Float64Array} */
   #ends = new Float64Array();
 
   /** @param {import("./page.js").Page} page @param {HTMLElement} element gets the canvas @param {Options} options */

@@ -39,13 +39,13 @@ export function plotly() {
 /** Those that are drawn now; who was drawn last is last. @type {Set<LineChart>} */
 const live = new Set();
 
-addEventListener("pagehide", () => [...live].forEach((chart) => chart.purge()));
-addEventListener(
-  "pageshow",
-  (event) =>
-    event.persisted &&
-    document.querySelectorAll(".chart .plot").forEach((plot) => plot.dispatchEvent(new CustomEvent("seen"))),
-);
+addEventListener("pagehide", () => {
+  for (const chart of [...live]) chart.purge();
+});
+addEventListener("pageshow", ({ persisted }) => {
+  if (!persisted) return;
+  for (const plot of document.querySelectorAll(".chart .plot")) plot.dispatchEvent(new CustomEvent("seen"));
+});
 
 /**
  * Lines over steps, with a card around them. Zoom and cursor are those of the page.

@@ -29,7 +29,7 @@ export class Scale {
   /** Where a value is: 0 at the low end, 1 at the high one, and no further; NaN for NaN. @param {number} value */
   place(value) {
     const place = (this.#bend(value) - this.from) / this.span;
-    return place < 0 ? 0 : place > 1 ? 1 : place;
+    return Math.min(1, Math.max(0, place));
   }
 
   /** The value at a place. @param {number} place */
@@ -71,7 +71,10 @@ function sampleOf(values, kind, most) {
 /** @param {number} low @param {number} high @param {Kind} kind @returns {[number, number]} */
 function widened(low, high, kind) {
   if (kind === "log") return high >= low * 2 ? [low, high] : [low / 3, high * 3];
-  if (kind === "symlog" && low < 0 && high > 0) low = -(high = Math.max(high, -low));
+  if (kind === "symlog" && low < 0 && high > 0) {
+    high = Math.max(high, -low);
+    low = -high;
+  }
   const least = 1e-6 * Math.max(Math.abs(low), Math.abs(high));
   return high - low > least ? [low, high] : [low - (Math.abs(low) / 2 || 0.5), high + (Math.abs(high) / 2 || 0.5)];
 }

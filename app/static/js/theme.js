@@ -3,7 +3,8 @@
 
 const COOKIE = "hookcore-theme";
 const YEAR_S = 31536000;
-export const THEMES = /** @type {const} */ (["system", "light", "dark"]);
+/** @type {readonly string[]} */
+export const THEMES = ["system", "light", "dark"];
 
 /** @type {Set<() => void>} */
 const listeners = new Set();
@@ -18,6 +19,7 @@ export function theme() {
 /** @param {string} name one of THEMES */
 export function setTheme(name) {
   const path = new URL(document.baseURI).pathname;
+  // biome-ignore lint/suspicious/noDocumentCookie: the CookieStore needs HTTPS, and many dashboards have none.
   document.cookie = `${COOKIE}=${name}; path=${path}; max-age=${name === "system" ? 0 : YEAR_S}; samesite=strict`;
   document.documentElement.dataset.theme = name;
   changed();

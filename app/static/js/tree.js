@@ -6,7 +6,7 @@
 import { h } from "./dom.js";
 import { EVERYTHING, parse } from "./find.js";
 import { isMarked, onKey } from "./tree/keys.js";
-import { ROW_PX, RowView, layoutOf, widthOf } from "./tree/rowView.js";
+import { layoutOf, ROW_PX, RowView, widthOf } from "./tree/rowView.js";
 import { Tools } from "./tree/tools.js";
 import { closedBut, fold, grow, nodesOf, rowsOf, worstOf } from "./treeRows.js";
 
@@ -139,7 +139,10 @@ export class Tree {
   /** The module of a node, or below it where it is closed, that is the worst for a column. @param {Column} column @param {Node} node */
   worst(column, node) {
     let found = this.#worst.get(column.key);
-    if (!found) this.#worst.set(column.key, (found = worstOf(this.roots, column.rank ?? (() => 0))));
+    if (!found) {
+      found = worstOf(this.roots, column.rank ?? (() => 0));
+      this.#worst.set(column.key, found);
+    }
     return /** @type {{module: Module, rank: number}} */ (found.get(node));
   }
 

@@ -1,7 +1,7 @@
 // @ts-check
 /** The layer that was picked, as a line over the steps; its numbers are those of the heatmap above. */
 import { byId } from "../dom.js";
-import { valueOf } from "../heat/export.js";
+import { cellValue } from "../heat/export.js";
 import { labelOf } from "../heat/rows.js";
 import { LineChart } from "../plot.js";
 
@@ -62,7 +62,7 @@ export class PickedLine {
 /** What was sampled of a row. @param {import("../columns.js").Columns} columns @param {number} row @param {string} name */
 function lineOf(columns, row, name) {
   const places = Array.from({ length: columns.length }, (_, place) => place).filter(
-    (place) => valueOf(columns, place, row) !== null,
+    (place) => cellValue(columns, place, row) !== null,
   );
   const mean = places.map((place) => columns.value(place, row));
   return {

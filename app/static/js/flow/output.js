@@ -21,13 +21,13 @@ export function sized(canvas, width, height) {
 }
 
 /** The value of these bits; null where there is none. @param {number | undefined} bits */
-export function valueOf(bits) {
+export function floatOf(bits) {
   return bits === undefined || bits === MISSING ? null : new Float32Array(Uint32Array.of(bits).buffer)[0];
 }
 
 /** @param {number | undefined} bits */
 export function wordOf(bits) {
-  const value = valueOf(bits);
+  const value = floatOf(bits);
   return value === null ? "not captured" : number(value);
 }
 
@@ -37,8 +37,8 @@ export function tableOf({ shown, bits, values }) {
   const rows = shown.map((layer, place) => [
     layer.label,
     layer.type,
-    valueOf(bits[0]?.[place]),
-    valueOf(bits[1]?.[place]),
+    floatOf(bits[0]?.[place]),
+    floatOf(bits[1]?.[place]),
   ]);
   return { columns, rows: rows.reverse() };
 }

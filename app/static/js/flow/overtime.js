@@ -2,9 +2,9 @@
 /** The layers over the steps: what is asked for, which rows are shown, and in what order. */
 import { byId } from "../dom.js";
 import { count } from "../format.js";
-import { Heat } from "../heat.js";
 import { Feed } from "../heat/feed.js";
 import { onsets } from "../heat/rows.js";
+import { Heat } from "../heat.js";
 
 const MAX_ROWS = "fit:10000"; // one row a layer: what is sorted and found has to be there
 const SORTED_MS = 1000; // rows that move more often cannot be read

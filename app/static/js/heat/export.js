@@ -1,9 +1,9 @@
 // @ts-check
 /** A heatmap as a picture with its title, as SVG, and as a table. */
 import { MISSING } from "../worst.js";
-import { labelOf, onsets } from "./rows.js";
 import { escaped, svgOf as svgOfMarks } from "./pen.js";
 import { marksOf } from "./picture.js";
+import { labelOf, onsets } from "./rows.js";
 
 const TITLE_PX = 26;
 
@@ -68,7 +68,7 @@ export function tableOf(heat) {
     return [
       labelOf(rows[row]),
       rows[row].type ?? "",
-      valueOf(columns, at, row),
+      cellValue(columns, at, row),
       low,
       high,
       Number.isFinite(since[row]) ? since[row] : null,
@@ -78,7 +78,7 @@ export function tableOf(heat) {
 }
 
 /** Null where it was not sampled. @param {import("../columns.js").Columns} columns @param {number} i @param {number} row */
-export function valueOf(columns, i, row) {
+export function cellValue(columns, i, row) {
   return columns.bits(i)[row] === MISSING ? null : columns.value(i, row);
 }
 

@@ -1,9 +1,10 @@
 // @ts-check
 /** A heatmap by keyboard: the arrows move over layers and steps, and what is there is read out. */
-import { labelOf } from "./rows.js";
-import { ROW_PX } from "./layout.js";
+
 import { number } from "../format.js";
-import { valueOf } from "./export.js";
+import { cellValue } from "./export.js";
+import { ROW_PX } from "./layout.js";
+import { labelOf } from "./rows.js";
 import { zoom } from "./zoom.js";
 
 const FAR = 10;
@@ -88,7 +89,7 @@ function read(pointing) {
     const { at, heat, page } = pointing;
     if (at === null || !heat.columns) return;
     const i = heat.columns.find(at.step);
-    const value = i >= 0 ? valueOf(heat.columns, i, at.row) : null;
+    const value = i >= 0 ? cellValue(heat.columns, i, at.row) : null;
     page.announce(`${labelOf(heat.rows[at.row])}, step ${at.step}, ${value === null ? "not captured" : number(value)}`);
   }, READ_MS);
 }

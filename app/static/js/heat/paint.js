@@ -60,7 +60,10 @@ export class Painter {
   /** The color of a step that was not captured. @param {number} color of the nearest one before it */
   #fade(color) {
     let faded = this.#faded.get(color);
-    if (faded === undefined) this.#faded.set(color, (faded = mixed(color, this.palette.missing, FADED)));
+    if (faded === undefined) {
+      faded = mixed(color, this.palette.missing, FADED);
+      this.#faded.set(color, faded);
+    }
     return faded;
   }
 

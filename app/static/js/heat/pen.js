@@ -57,5 +57,6 @@ export function svgOf(marks) {
 /** @param {string} text */
 export function escaped(text) {
   const words = /** @type {Record<string, string>} */ ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" });
+  // biome-ignore lint/suspicious/noControlCharactersInRegex: XML has no way to write them.
   return text.replace(/[\u0000-\u0008\u000b\u000c\u000e-\u001f]/g, "\ufffd").replace(/[&<>"]/g, (sign) => words[sign]);
 }

@@ -45,12 +45,8 @@ export class Texture {
     }
     for (const [first, last] of pieces(from, to, grid.ring)) {
       const [image, hatch] = [0, 1].map(() => new ImageData(last - first + 1, grid.height));
-      const hatched = painter.paint(
-        grid,
-        first,
-        last,
-        ...[image, hatch].map(({ data }) => new Uint32Array(data.buffer)),
-      );
+      const [pixels, lines] = [image, hatch].map(({ data }) => new Uint32Array(data.buffer));
+      const hatched = painter.paint(grid, first, last, pixels, lines);
       this.#context.putImageData(image, first % grid.ring, 0);
       if (hatched || this.#hatched) this.#hatch(grid).putImageData(hatch, first % grid.ring, 0);
     }

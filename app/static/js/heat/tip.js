@@ -2,7 +2,7 @@
 /** The words beside the pointer. */
 import { h } from "../dom.js";
 import { count, number } from "../format.js";
-import { valueOf } from "./export.js";
+import { cellValue } from "./export.js";
 import { labelOf } from "./rows.js";
 
 const AWAY = 14;
@@ -34,7 +34,7 @@ export function wordsOf(heat, point) {
   const { columns, rows } = heat;
   const row = rows[point.row];
   const i = columns?.find(point.step) ?? -1;
-  const value = columns && i >= 0 ? valueOf(columns, i, point.row) : null;
+  const value = columns && i >= 0 ? cellValue(columns, i, point.row) : null;
   const said = value === null ? "not captured" : [heat.options.stat ?? "", number(value)].join(" ").trim();
   const many =
     point.sharing > 1

@@ -1,6 +1,6 @@
 // @ts-check
 /** One step's histogram as a line: for each place of the axis how much lies there. Pure. */
-import { SHARES, rowsOf } from "./paint.js";
+import { rowsOf, SHARES } from "./paint.js";
 
 const FLOOR = SHARES[0] / 10;
 

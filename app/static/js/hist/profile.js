@@ -6,8 +6,8 @@ import { count, number } from "../format.js";
 import { prefs } from "../prefs.js";
 import { colors, onTheme } from "../theme.js";
 import { heightOf, heightsOf, picked } from "./heights.js";
-import { say, stepsOf, tableOf as numbersOf } from "./say.js";
-import { SignedLog, columnAt, endsOf, extentOf, shapeOf } from "./shape.js";
+import { tableOf as numbersOf, say, stepsOf } from "./say.js";
+import { columnAt, endsOf, extentOf, SignedLog, shapeOf } from "./shape.js";
 import { hideTip, showTip } from "./tip.js";
 
 const RIDGES = 12;
@@ -21,6 +21,7 @@ export class HistProfile {
   axis = null;
   /** @type {SignedLog | null} */
   shared = null;
+  /** @type {Float64Array} */
   #ends = new Float64Array();
 
   /** @param {import("../page.js").Page} page @param {HTMLElement} element

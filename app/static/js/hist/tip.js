@@ -7,7 +7,7 @@ let tip = null;
 
 /** @param {string} text lines @param {number} x @param {number} y of the window */
 export function showTip(text, x, y) {
-  if (!tip) document.body.append((tip = h("div", { class: "tip", "aria-hidden": "true" })));
+  tip ??= document.body.appendChild(h("div", { class: "tip", "aria-hidden": "true" }));
   tip.hidden = false;
   tip.textContent = text;
   const { offsetWidth, offsetHeight } = tip;

@@ -4,7 +4,7 @@ import { get } from "../api.js";
 import { h } from "../dom.js";
 import { HistMap } from "../histmap.js";
 import { HistProfile } from "./profile.js";
-import { SignedLog, extentOf, shapeOf } from "./shape.js";
+import { extentOf, SignedLog, shapeOf } from "./shape.js";
 
 const CHUNK = 120; // tiles that are made at once; more as the reader comes near the end
 const NARROW_CHUNK = 16; // where one stands below the other

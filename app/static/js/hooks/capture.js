@@ -82,7 +82,7 @@ export class Capture {
         ? `Would watch ${count} (now ${now.toLocaleString("en")})${unsure}`
         : `Watches ${count}${unsure}`);
     byId("dry-run").className = wrong ? "error" : changes.length ? "drafted" : "quiet";
-    this.buttons.save.disabled = Boolean(wrong) && !this.chosen.unmatched.length ? true : !changes.length;
+    this.buttons.save.disabled = !changes.length || (wrong !== "" && !this.chosen.unmatched.length);
     this.buttons.drop.disabled = !changes.length;
     this.tell.drafted();
   }

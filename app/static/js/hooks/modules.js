@@ -5,16 +5,16 @@ import { Card } from "../card.js";
 import { h } from "../dom.js";
 import { modulesOf } from "../finder.js";
 import { count } from "../format.js";
+import { toast } from "../toast.js";
 import { Tree } from "../tree.js";
 import { nodesOf } from "../treeRows.js";
-import { toast } from "../toast.js";
 import { patternsOf, switched } from "./switch.js";
 
 const A_PAGE = 2000;
 const ON_MODEL = new Set(["module", "parameter"]);
 
 /** @typedef {{path: string, type: string, parent: string | null, captured?: boolean, kinds: string[], reason: string, calls: number,
- *   values: number, hooks: number, nan: boolean, dead: boolean, parameters: number, trainable: number, aliases: string[]}} Seen */
+ *   values: number, hooks: number, nan?: boolean, dead?: boolean, parameters: number, trainable: number, aliases: string[]}} Seen */
 
 /** @param {string} run @returns {Promise<Seen[]>} */
 export async function load(run) {

@@ -23,16 +23,19 @@ export class Charts {
     this.place.append(this.empty);
     this.feed = new Feed(page);
     this.feed.on("data", () => this.#draw());
-    this.feed.on("error", (error) =>
-      this.#shown.forEach(({ chart }) => chart.say(`${error.message}. The chart will retry with the next step.`)),
-    );
+    this.feed.on("error", ({ message }) => {
+      for (const { chart } of this.#shown) chart.say(`${message}. The chart will retry with the next step.`);
+    });
   }
 
   /** @param {Plan[]} plans */
   show(plans) {
     this.place.hidden = !plans.length;
     if (JSON.stringify(plans) !== JSON.stringify(this.#shown.map(({ plan }) => plan))) {
-      for (const { chart, figure } of this.#shown) chart.remove(), figure.remove();
+      for (const { chart, figure } of this.#shown) {
+        chart.remove();
+        figure.remove();
+      }
       this.#shown = plans.map((plan) => this.#make(plan));
     }
     this.feed.show(plans.map((plan) => ({ taps: tapsOf(plan), stats: plan.stats })));

@@ -38,7 +38,11 @@ export class Distributions {
   show(taps) {
     byId("distributions").hidden = !taps.length;
     if (taps.map((tap) => tap.number).join() === this.#shown.map(({ tap }) => tap.number).join()) return;
-    for (const { map, card, figure } of this.#shown) map.close(), card.remove(), figure.remove();
+    for (const { map, card, figure } of this.#shown) {
+      map.close();
+      card.remove();
+      figure.remove();
+    }
     this.#shown = taps.map((tap) => this.#make(tap));
     this.#soon(0);
   }
@@ -95,7 +99,8 @@ export class Distributions {
     if (!this.page.follow.span || document.hidden || !this.page.schedule.isSeen(this.place)) return;
     this.#notBefore = performance.now() + MIN_MS;
     this.#asking?.abort();
-    const asking = (this.#asking = new AbortController());
+    const asking = new AbortController();
+    this.#asking = asking;
     for (const { tap, map, card, words } of this.#shown) {
       try {
         const said = await get(

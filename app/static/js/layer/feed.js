@@ -99,7 +99,8 @@ export class Feed extends Told {
 
   /** @param {number} from @param {number | null} to @param {number} points @param {boolean} whole */
   async #ask(from, to, points, whole) {
-    const asking = (this.#asking = new AbortController());
+    const asking = new AbortController();
+    this.#asking = asking;
     this.#notBefore = performance.now() + MIN_MS;
     try {
       const wanted = this.asks.map(({ taps, stats }) =>

@@ -42,6 +42,12 @@ export class Curve {
     return this.#points.first.length;
   }
 
+  /** The newest value, if it is of a single step. */
+  get newest() {
+    const { first, last, mean } = this.#points;
+    return first.at(-1) === last.at(-1) ? (mean.at(-1) ?? null) : null;
+  }
+
   /** @param {string} name @returns {Line} */
   line(name) {
     return { name, ...this.#points };

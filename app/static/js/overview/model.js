@@ -2,8 +2,8 @@
 /** The whole model in one picture: layers by steps, any kind and stat. */
 import { byId } from "../dom.js";
 import { Finder } from "../finder.js";
-import { Heat } from "../heat.js";
 import { Feed } from "../heat/feed.js";
+import { Heat } from "../heat.js";
 
 const MAX_ROWS = 10_000;
 

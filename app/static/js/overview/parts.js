@@ -122,7 +122,7 @@ export class Parts {
 /** Numbers as the reader wants them, and how they are to be told apart. @param {ParentNode} root */
 export function dress(root) {
   for (const each of /** @type {NodeListOf<HTMLDataElement>} */ (root.querySelectorAll("data[value]"))) {
-    const value = valueOf(each.value);
+    const value = readNumber(each.value);
     const words = number(value);
     if (each.textContent !== words) each.textContent = words;
     each.classList.toggle("nan", Number.isNaN(value));
@@ -132,7 +132,7 @@ export function dress(root) {
 }
 
 /** Python writes nan and inf. @param {string} text */
-export function valueOf(text) {
+export function readNumber(text) {
   const words = { nan: "NaN", inf: "Infinity", "-inf": "-Infinity" };
   return text in words ? numberOf(/** @type {any} */ (words)[text]) : Number(text);
 }

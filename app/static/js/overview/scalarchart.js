@@ -101,9 +101,9 @@ export class ScalarChart {
 
   #draw() {
     if (this.curve.length) {
-      const line = this.curve.line(this.name);
-      this.chart.show([line]);
-      if (line.first.at(-1) === line.last.at(-1)) this.told(this.name, /** @type {number} */ (line.mean.at(-1)));
+      this.chart.show([this.curve.line(this.name)]);
+      const { newest } = this.curve;
+      if (newest !== null) this.told(this.name, newest);
     } else this.chart.say(`${this.name} was not logged in these steps`);
   }
 }

@@ -3,10 +3,10 @@
 import { Walk } from "../alerts/walk.js";
 import { copyText } from "../copy.js";
 import { byId } from "../dom.js";
+import { dress, Parts } from "../overview/parts.js";
+import { listenToSeen } from "../overview/seen.js";
 import { open } from "../page.js";
 import { prefs } from "../prefs.js";
-import { Parts, dress } from "../overview/parts.js";
-import { listenToSeen } from "../overview/seen.js";
 import { toast } from "../toast.js";
 
 const FILTERS = ["f", "severity", "name", "text", "in", "hide"];

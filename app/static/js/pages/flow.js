@@ -2,13 +2,13 @@
 /** Gradient flow: one step from input to output, and every layer over the steps. */
 import { byId } from "../dom.js";
 import { Finder } from "../finder.js";
-import { count } from "../format.js";
-import { Heat } from "../heat.js";
-import { Feed } from "../heat/feed.js";
 import { PickedLine } from "../flow/line.js";
 import { OverTime } from "../flow/overtime.js";
 import { Profile } from "../flow/profile.js";
 import { startScrub } from "../flow/scrub.js";
+import { count } from "../format.js";
+import { Feed } from "../heat/feed.js";
+import { Heat } from "../heat.js";
 import { open } from "../page.js";
 
 const page = open({

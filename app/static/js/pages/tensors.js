@@ -43,10 +43,10 @@ const finder = new Finder(page, () => showList(page, kept, finder, chosen()));
 /** The snapshot that is looked at. */
 function chosen() {
   if (state.get("snapshot")) return kept.find((each) => String(each.number) === state.get("snapshot"));
-  return (
-    kept.find((each) => each.number === first?.number) ??
-    (first = listed(kept).find((each) => finder.fits(each.tap.module)) ?? null)
-  );
+  const found = kept.find((each) => each.number === first?.number);
+  if (found) return found;
+  first = listed(kept).find((each) => finder.fits(each.tap.module)) ?? null;
+  return first;
 }
 
 /** The snapshots of now; what is shown of them follows. */

@@ -23,7 +23,7 @@ function field(value) {
 
 /** @param {string[]} columns @param {any[][]} rows */
 export function csvOf(columns, rows) {
-  return [columns, ...rows].map((row) => row.map(field).join(",")).join("\r\n") + "\r\n";
+  return [columns, ...rows].map((row) => `${row.map(field).join(",")}\r\n`).join("");
 }
 
 /** JSON with the words for what JSON cannot say. @param {string[]} columns @param {any[][]} rows */

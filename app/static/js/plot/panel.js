@@ -3,7 +3,7 @@
 import { h } from "../dom.js";
 import { colors } from "../theme.js";
 import { MARGIN } from "./lines.js";
-import { SIGNS, colorOf } from "./traces.js";
+import { colorOf, SIGNS } from "./traces.js";
 import { nearest, stepsAt, valueWords } from "./words.js";
 
 const CLICK_PX = 4;
@@ -15,6 +15,7 @@ export class Panel {
   words = "";
   /** Called when its size is another. */
   onSize = () => {};
+  #gone = new AbortController();
 
   /** @param {import("../page.js").Page} page @param {HTMLElement} element @param {{title: string, legend?: boolean}} options */
   constructor(page, element, options) {
@@ -68,17 +69,14 @@ export class Panel {
     // Plotly covers the page while it drags: the end of a click may be heard elsewhere.
     addEventListener(
       "pointerup",
-      (this.#up = (event) => {
+      (event) => {
         if (Math.abs(event.clientX - downAt) < CLICK_PX && event.button === 0)
           page.cursor.pin({ step: this.#stepAt(downAt) });
         downAt = NaN;
-      }),
-      { capture: true },
+      },
+      { capture: true, signal: this.#gone.signal },
     );
   }
-
-  /** @type {(event: PointerEvent) => void} */
-  #up = () => {};
 
   /** @param {number} clientX */
   #stepAt(clientX) {
@@ -138,7 +136,7 @@ export class Panel {
 
   remove() {
     this.watcher.disconnect();
-    removeEventListener("pointerup", this.#up, { capture: true });
+    this.#gone.abort();
     this.place.replaceChildren();
   }
 }

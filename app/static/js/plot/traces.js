@@ -40,19 +40,17 @@ export function tracesOf(lines, drawn, axis, colors) {
 /** The band from min to max: a closed shape for each stretch without a hole. @param {Line} line @param {Drawn} points @param {import("./axis.js").Axis} axis @param {string} color */
 function bandOf(line, points, axis, color) {
   if (!points.min.length) return null;
-  const x = [];
-  const y = [];
-  for (const [from, to] of stretches(points.min)) {
-    if (x.length) x.push(null), y.push(null);
-    for (let i = from; i < to; i += 1) x.push(points.x[i]), y.push(axis.place(points.max[i]));
-    for (let i = to - 1; i >= from; i -= 1) x.push(points.x[i]), y.push(axis.place(points.min[i]));
-  }
+  const shapes = stretches(points.min).map(([from, to]) => {
+    const [xs, tops, bottoms] = [points.x, points.max, points.min].map((each) => each.slice(from, to));
+    return { x: [...xs, ...[...xs].reverse()], y: [...tops, ...bottoms.reverse()].map((value) => axis.place(value)) };
+  });
+  const joined = (/** @type {number[][]} */ parts) => parts.flatMap((part, i) => (i ? [null, ...part] : part));
   const only = line.mean ? {} : { name: line.name };
   return {
     type: "scatter",
     mode: "lines",
-    x,
-    y,
+    x: joined(shapes.map(({ x }) => x)),
+    y: joined(shapes.map(({ y }) => y)),
     fill: "toself",
     fillcolor: faint(color, line.opacity ?? BAND),
     line: { width: 0 },
@@ -71,7 +69,9 @@ export function stretches(values) {
   for (let i = 0; i <= values.length; i += 1) {
     const there = i < values.length && Number.isFinite(values[i]);
     if (there && from < 0) from = i;
-    if (!there && from >= 0) found.push([from, i]), (from = -1);
+    if (there || from < 0) continue;
+    found.push([from, i]);
+    from = -1;
   }
   return found;
 }

@@ -33,7 +33,7 @@ function lineWords(line, points) {
 
 /** @param {number[]} values */
 function least(values) {
-  return values.reduce((low, value) => (value < low ? value : low), Infinity);
+  return values.reduce((low, value) => Math.min(low, Number.isNaN(value) ? low : value), Infinity);
 }
 
 /** The table behind the chart: what is drawn, a row for each point. @param {Line[]} lines @param {Drawn[]} drawn */
@@ -52,7 +52,9 @@ export function tableOf(lines, drawn) {
         at: first,
         row: [first === points.last[i] ? first : key, ...new Array(width - 1).fill(null)],
       };
-      own.forEach(([, values], column) => (found.row[offset + column] = values[i]));
+      own.forEach(([, values], column) => {
+        found.row[offset + column] = values[i];
+      });
       rows.set(key, found);
     });
     offset += own.length;

@@ -38,9 +38,9 @@ export function startCapture(page) {
     event.preventDefault();
     const wanted = read(form);
     const changes = changesOf(before, wanted);
-    if (!Object.keys(changes).length) return void (told.textContent = "No changes.");
-    if (!wanted.kinds.length) return void (told.textContent = "Select at least one kind, or pause capture.");
-    if (await ask(changes)) before = wanted;
+    if (!Object.keys(changes).length) told.textContent = "No changes.";
+    else if (!wanted.kinds.length) told.textContent = "Select at least one kind, or pause capture.";
+    else if (await ask(changes)) before = wanted;
   });
   pause.addEventListener("click", async () => {
     const paused = pause.dataset.paused !== "yes";

@@ -25,7 +25,6 @@ export function listed(snapshots) {
 
 /** @param {import("../page.js").Page} page @param {any[]} snapshots @param {import("../finder.js").Finder} finder @param {any} chosen the one that is looked at */
 export function showList(page, snapshots, finder, chosen) {
-  const { state } = page;
   const fits = listed(snapshots).filter((each) => finder.fits(each.tap.module));
   const lines = fits.slice(0, MAX).map((each) => lineOf(page, each, chosen));
   byId("kept").replaceChildren(...lines);

@@ -80,7 +80,7 @@ export class Side {
     this.high = high?.values ?? null;
   }
 
-  /** @param {ReturnType<import("./layout.js")["rangeOf"]> | undefined} range shared with another side */
+  /** @param {ReturnType<typeof import("./layout.js").rangeOf> | undefined} range shared with another side */
   draw(range) {
     const { look, data } = this;
     if (!look || !data) return;
@@ -113,7 +113,10 @@ export class Side {
   /** @param {{tile: number, row: number, column: number} | null} cell */
   #say(cell) {
     const { look, data } = this;
-    if (!cell || !look || !data) return void (this.words.textContent = "\u00a0");
+    if (!cell || !look || !data) {
+      this.words.textContent = "\u00a0";
+      return;
+    }
     const place = (cell.tile * data.shape[1] + cell.row) * data.shape[2] + cell.column;
     const value = data.values[place];
     const squeezed = data.factors[0] * data.factors[1] > 1;

@@ -69,7 +69,8 @@ export class Viewer {
     const look = this.wanted;
     this.#controls(look);
     this.#asking?.abort();
-    const { signal } = (this.#asking = new AbortController());
+    this.#asking = new AbortController();
+    const { signal } = this.#asking;
     try {
       await Promise.all(this.sides.map((side) => side.load(look, signal)));
     } catch (error) {
@@ -109,9 +110,10 @@ export class Viewer {
     // A hand that is in a field keeps it.
     if (!byId("pickers").contains(document.activeElement) || byId("pickers").childElementCount !== inputs.length)
       byId("pickers").replaceChildren(...inputs);
-    for (const name of ["scale", "ends"])
-      /** @type {HTMLElement} */ (document.querySelector(`#viewer-tools [name=${name}]`)?.closest("label")).hidden =
-        view.draws === "trace";
+    for (const name of ["scale", "ends"]) {
+      const label = document.querySelector(`#viewer-tools [name=${name}]`)?.closest("label");
+      if (label) label.hidden = view.draws === "trace";
+    }
     byId("zoom").hidden = view.draws === "trace" || entry.kept_shape.length < 2;
   }
 
@@ -166,7 +168,7 @@ export class Viewer {
       };
     }
     const told = Array.from({ length: tiles }, (_, tile) => {
-      const part = data.values.subarray(tile * rows * columns, (tile + 1) * rows * columns);
+      const part = Float64Array.from(data.values.subarray(tile * rows * columns, (tile + 1) * rows * columns));
       const finite = part.filter(Number.isFinite);
       const sum = finite.reduce((a, b) => a + b, 0);
       return [

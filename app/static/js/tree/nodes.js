@@ -97,9 +97,8 @@ function shapesOf(roots) {
   const shapes = new Map();
   for (const node of backwards(roots)) {
     const text = `${node.type}(${node.children.map((child) => `${child.name}:${shapes.get(child)}`).join()})`;
-    let shape = known.get(text);
-    if (shape === undefined) known.set(text, (shape = known.size));
-    shapes.set(node, shape);
+    if (!known.has(text)) known.set(text, known.size);
+    shapes.set(node, /** @type {number} */ (known.get(text)));
   }
   return shapes;
 }
