@@ -1,4 +1,4 @@
-"""What the find box can ask of modules is built once: every page shows the same modules before and after its script."""
+"""The facts of the find box are built once, so every page shows the same modules before and after its script runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def world() -> World:
     return World()
 
 
-def test_the_facts_say_what_the_run_knows_of_each_module(world: World) -> None:
+def test_the_facts_contain_what_the_run_knows_of_each_module(world: World) -> None:
     facts = facts_of(world.run)
     assert [*facts] == [module.path for module in MODULES]
     found = {text: [path for path in facts if finder_of(world.run, text).fits(path)] for text in FILTERS}
@@ -36,7 +36,7 @@ def test_the_facts_say_what_the_run_knows_of_each_module(world: World) -> None:
     }
 
 
-def test_the_script_gets_the_facts_that_the_server_uses(world: World) -> None:
+def test_the_script_gets_the_facts_of_the_server(world: World) -> None:
     sent = world.json("runs/one/facts")["modules"]
     own = [
         [each.path, each.type, list(each.aliases), each.parameters, each.trainable, each.captured, each.nan, each.dead]
@@ -69,7 +69,7 @@ def test_a_module_that_becomes_nonfinite_is_found_from_then_on(world: World) -> 
 
 @pytest.mark.parametrize("page", ["flow", "histograms", "hooks", "layer"])
 @pytest.mark.parametrize("text", FILTERS)
-def test_every_page_shows_the_modules_that_the_facts_say(world: World, page: str, text: str) -> None:
+def test_every_page_shows_the_modules_of_the_facts(world: World, page: str, text: str) -> None:
     html = world.client.get(f"/runs/one/{page}", params={"f": text, "kind": "output"}).text
     main = html[html.index("<main") : html.index("</main")]
     fits = finder_of(world.run, text).fits
@@ -78,6 +78,6 @@ def test_every_page_shows_the_modules_that_the_facts_say(world: World, page: str
     assert shown & known == {path for path in known if fits(path)}
 
 
-def test_values_of_the_world_are_what_the_filters_expect() -> None:
+def test_values_of_the_fixture_are_those_that_the_filters_expect() -> None:
     assert math.isnan(value_at(7, 1))
     assert math.isinf(value_at(9, 2))

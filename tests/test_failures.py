@@ -1,4 +1,4 @@
-"""A run that raises is crashed, with its exception, traceback and step; whatever the loop does about the exception."""
+"""A run that raises is shown as crashed, with its exception, traceback, and step, however the loop handles it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.zoo.case import mlp
 ROOT = Path(__file__).parents[1]
 RAISES = "train(3)\nraise RuntimeError('out of luck')"
 RETURN, RAISED, INTERRUPTED = 0, 1, -signal.SIGINT
-# What each script does, and how Python ends it.
+# Each script, and how Python ends it.
 SCRIPTS: dict[str, tuple[str, int]] = {
     "plain": (f"watcher = start()\n{RAISES}", RAISED),
     "with": ("with start():\n    train(3)\n    raise RuntimeError('out of luck')", RAISED),
@@ -64,11 +64,11 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
 
 def run_script(folder: Path, name: str) -> Archive:
-    """What a script left on disk."""
+    """Return the run that a script left on disk."""
     script, code = SCRIPTS[name]
     file = folder / "script.py"
     file.write_text(DRIVER.format(root=str(ROOT), script=script, keep=str(folder)))
-    # Whoever runs the tests in the background has Ctrl+C ignored, and so would the script.
+    # If the tests run in the background, Ctrl+C is ignored, and would be by the script.
     heard = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         done = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, timeout=240)
@@ -76,7 +76,7 @@ def run_script(folder: Path, name: str) -> Archive:
         signal.signal(signal.SIGINT, heard)
     assert done.returncode == code, done.stderr
     if code == RAISED and name != "own hook":
-        assert "RuntimeError" in done.stderr  # Python says what it always says
+        assert "RuntimeError" in done.stderr  # Python's usual traceback
     assert ("mine" in done.stdout) == (name == "own hook")
     return read_archive(next(folder.glob("*.hookcore")))
 
@@ -100,7 +100,7 @@ def test_a_run_that_did_not_raise_has_ended(tmp_path: Path, script: str) -> None
 
 
 @pytest.mark.slow
-def test_ctrl_c_interrupts_a_run_and_an_exit_code_is_told(tmp_path: Path) -> None:
+def test_ctrl_c_interrupts_a_run_and_an_exit_code_is_recorded(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
     assert run_script(tmp_path / "one", "ctrl c").state == "interrupted"
@@ -128,7 +128,7 @@ def said(watcher: hookcore.Watcher) -> list[Event]:
     return [event for event in watcher.store.events() if event.name in ("crashed", "interrupted")]
 
 
-def test_what_a_run_raised_is_among_its_events(open_watcher: Callable[[], hookcore.Watcher]) -> None:
+def test_the_exception_of_a_run_is_among_its_events(open_watcher: Callable[[], hookcore.Watcher]) -> None:
     watcher = open_watcher()
     with pytest.raises(ValueError, match="odd"), watcher:
         raise ValueError("an odd one \udc80")
@@ -137,7 +137,7 @@ def test_what_a_run_raised_is_among_its_events(open_watcher: Callable[[], hookco
     assert "ValueError: an odd one \\udc80" in event.message
 
 
-def test_the_end_of_a_loop_is_no_crash(open_watcher: Callable[[], hookcore.Watcher]) -> None:
+def test_the_end_of_a_loop_is_not_a_crash(open_watcher: Callable[[], hookcore.Watcher]) -> None:
     watcher = open_watcher()
     try:
         next(iter(()))
@@ -146,7 +146,7 @@ def test_the_end_of_a_loop_is_no_crash(open_watcher: Callable[[], hookcore.Watch
     assert said(watcher) == []
 
 
-def test_an_exception_whose_own_code_raises_is_told_all_the_same() -> None:
+def test_an_exception_whose_own_code_raises_is_still_reported() -> None:
     class OddError(Exception):
         def __str__(self) -> str:
             raise RuntimeError
@@ -168,7 +168,7 @@ def test_no_hook_of_the_process_is_replaced(open_watcher: Callable[[], hookcore.
 
 
 class Shell:
-    """The part of IPython that tells of cells."""
+    """The part of IPython that announces cells."""
 
     def __init__(self) -> None:
         self.callbacks: dict[str, list[Any]] = {"post_run_cell": []}
@@ -190,7 +190,7 @@ def step(watcher: hookcore.Watcher) -> None:
     watcher.step()
 
 
-def test_a_cell_that_raises_crashes_the_run_unless_another_cell_goes_on(
+def test_a_cell_that_raises_crashes_the_run_unless_another_cell_continues(
     open_watcher: Callable[[], hookcore.Watcher], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shell = Shell()

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-call"
-"""Whatever breaks inside hookcore, or in what it looks at, does not reach the training; it is counted and readable."""
+"""No failure inside hookcore, or in the objects it looks at, reaches the training. It is counted and readable."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ class InjectedError(RuntimeError):
 
 
 def explode(*args: Any, **kwargs: Any) -> NoReturn:
-    """Stands in for something that breaks."""
+    """Raise the injected error."""
     raise InjectedError("injected")
 
 
 @dataclass
 class Run:
-    """What was computed, and what is left: the model and the closed watcher."""
+    """The results of a training, and what remains: the model and the closed watcher."""
 
     steps: list[str]
     model: nn.Module
@@ -59,7 +59,7 @@ class Run:
 
 
 def train(build: Callable[[], nn.Module] = mlp, breaks: Callable[[], None] = lambda: None, **settings: Any) -> Run:
-    """Train under watch; `breaks` is called once the watcher is there."""
+    """Train under watch. `breaks` is called when the watcher exists."""
     seed_all()
     model = build()
     with watch(model, **settings) as watcher:
@@ -70,7 +70,7 @@ def train(build: Callable[[], nn.Module] = mlp, breaks: Callable[[], None] = lam
 
 
 def take_steps(model: nn.Module) -> list[str]:
-    """The digest of each step."""
+    """Return the digest of each step."""
     inputs, optimizer, seen = noise(5, 6), sgd(model.parameters()), []
     for _ in range(STEPS):
         optimizer.zero_grad()
@@ -83,14 +83,14 @@ def take_steps(model: nn.Module) -> list[str]:
 
 
 def train_unwatched(build: Callable[[], nn.Module] = mlp) -> list[str]:
-    """The same without a watcher."""
+    """Train the same without a watcher."""
     seed_all()
     return take_steps(build())
 
 
 @pytest.fixture
 def untouched() -> Iterator[list[str]]:
-    """The same training without a watcher; whatever the test does, nothing may be left on the process."""
+    """Return the same training without a watcher. Whatever the test does, nothing may remain in the process."""
     before = process_state()
     yield train_unwatched()
     assert process_state() == before
@@ -134,7 +134,7 @@ def test_a_fault_never_reaches_the_training_and_is_counted(
     assert watcher.errors[0].severity == "error"
 
 
-def test_a_fault_while_models_are_found_never_reaches_the_training(
+def test_a_fault_during_discovery_never_reaches_the_training(
     monkeypatch: pytest.MonkeyPatch, untouched: list[str]
 ) -> None:
     monkeypatch.setattr(Models, "_discover", explode)
@@ -144,7 +144,7 @@ def test_a_fault_while_models_are_found_never_reaches_the_training(
     assert watcher.error_count >= 1
 
 
-def test_errors_are_kept_to_a_number_and_counted_beyond_it(
+def test_a_limited_number_of_errors_is_kept_and_the_rest_is_counted(
     monkeypatch: pytest.MonkeyPatch, untouched: list[str]
 ) -> None:
     monkeypatch.setattr(Cadence, "wants", explode)
@@ -156,7 +156,7 @@ def test_errors_are_kept_to_a_number_and_counted_beyond_it(
     assert watcher.error_count > 2
 
 
-def test_a_module_that_goes_on_failing_is_left_alone_and_the_others_are_captured(
+def test_a_module_that_keeps_failing_is_left_alone_and_the_others_are_captured(
     monkeypatch: pytest.MonkeyPatch, untouched: list[str]
 ) -> None:
     kept = Statistics.saw_outputs
@@ -166,7 +166,7 @@ def test_a_module_that_goes_on_failing_is_left_alone_and_the_others_are_captured
             explode()
         kept(self, call)
 
-    monkeypatch.setattr(statistics_code, "_observe", explode)  # so that all take the slow way
+    monkeypatch.setattr(statistics_code, "_observe", explode)  # so that all take the slow path
     monkeypatch.setattr(Statistics, "saw_outputs", fails_for_one)
     run = train()
     watcher = run.watcher
@@ -180,7 +180,7 @@ def test_a_module_that_goes_on_failing_is_left_alone_and_the_others_are_captured
     assert ("1", "output", "", 0) not in last
 
 
-def test_a_sink_that_fails_for_a_while_loses_those_frames_alone(
+def test_a_sink_that_fails_for_a_while_loses_only_those_frames(
     monkeypatch: pytest.MonkeyPatch, untouched: list[str]
 ) -> None:
     kept, calls = Store.append, []
@@ -203,9 +203,9 @@ def test_a_sink_that_fails_for_a_while_loses_those_frames_alone(
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_dead_recorder_thread_holds_nobody_up(monkeypatch: pytest.MonkeyPatch, untouched: list[str]) -> None:
+def test_a_dead_recorder_thread_delays_nothing(monkeypatch: pytest.MonkeyPatch, untouched: list[str]) -> None:
     class Dies(BaseException):
-        """Not an Exception: nobody catches it."""
+        """Not an Exception, so it isn't caught."""
 
     def die(*args: Any) -> NoReturn:
         raise Dies
@@ -219,7 +219,7 @@ def test_a_dead_recorder_thread_holds_nobody_up(monkeypatch: pytest.MonkeyPatch,
     assert watcher._recorder.shipper.worker.dropped >= 1
 
 
-def test_a_slow_sink_holds_up_nobody_and_what_is_dropped_is_counted(
+def test_a_slow_sink_delays_nothing_and_drops_are_counted(
     monkeypatch: pytest.MonkeyPatch, untouched: list[str]
 ) -> None:
     go_on = threading.Event()
@@ -250,7 +250,7 @@ def test_a_slow_sink_holds_up_nobody_and_what_is_dropped_is_counted(
 
 
 class Hostile(Tensor):
-    """A tensor subclass that raises at every function of torch's that is called on it, unless its module allows it."""
+    """A tensor subclass that raises at every torch function called on it, unless its module allows it."""
 
     armed = False
 
@@ -275,7 +275,7 @@ class ReturnsHostile(nn.Module):
 
 
 class Disarms(nn.Module):
-    """Knows how to handle its hostile child."""
+    """Can handle its hostile child."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -296,7 +296,7 @@ def test_a_tensor_subclass_that_raises_is_not_touched() -> None:
 
 
 class Interrupts(nn.Module):
-    """Raises something that is not an Exception, once."""
+    """Raises something other than an Exception, once."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -326,7 +326,7 @@ def test_an_interrupt_reaches_the_user_and_the_next_step_is_captured() -> None:
         assert watcher.errors == []
 
 
-def test_the_users_own_exception_arrives_as_it_was_raised() -> None:
+def test_the_users_own_exception_is_raised_unchanged() -> None:
     error = ValueError("mine")
 
     class Raises(nn.Module):
@@ -342,7 +342,7 @@ def test_the_users_own_exception_arrives_as_it_was_raised() -> None:
         assert watcher.errors == []
 
 
-def test_a_model_that_dies_while_it_is_watched_is_let_go() -> None:
+def test_a_model_that_is_deleted_while_watched_is_released() -> None:
     model = mlp()
     optimizer, gone = sgd(model.parameters()), weakref.ref(model)
     with watch(model, kinds=KINDS) as watcher:
@@ -363,7 +363,7 @@ def test_a_model_that_dies_while_it_is_watched_is_let_go() -> None:
 
 
 class CallsInside(nn.Module):
-    """Does something to the watcher in the middle of its forward, its backward or the optimizer's step."""
+    """Calls the watcher in the middle of its forward, its backward, or the optimizer's step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -395,7 +395,7 @@ def test_the_watcher_may_be_called_from_inside_a_forward_or_a_backward(call: str
     assert process_state() == before
 
 
-def test_a_forked_process_trains_as_if_nobody_watched() -> None:
+def test_a_forked_process_trains_as_if_unwatched() -> None:
     expected = train_unwatched()
     seed_all()
     model = mlp()
@@ -423,7 +423,7 @@ def test_a_forked_process_trains_as_if_nobody_watched() -> None:
 # --- The user's own mistakes ----------------------------------------------------------------------------------------
 
 
-def test_what_is_logged_or_observed_wrongly_is_counted_and_does_not_raise() -> None:
+def test_invalid_logs_and_observations_are_counted_and_do_not_raise() -> None:
     with watch(mlp()) as watcher:
         watcher.log(loss="not a number")  # type: ignore[arg-type]
         watcher.log(loss=torch.tensor([]))
@@ -432,7 +432,7 @@ def test_what_is_logged_or_observed_wrongly_is_counted_and_does_not_raise() -> N
         assert watcher.error_count == 2
 
 
-def test_a_watcher_can_be_closed_twice_and_used_no_more() -> None:
+def test_a_watcher_can_be_closed_twice_and_then_no_longer_used() -> None:
     before = process_state()
     watcher = watch(mlp())
     watcher.close()
@@ -447,7 +447,7 @@ def test_a_watcher_can_be_closed_twice_and_used_no_more() -> None:
     assert watcher.store.steps().count == 0
 
 
-def test_nothing_is_left_when_the_body_of_a_watch_raises() -> None:
+def test_nothing_remains_when_the_body_of_a_watch_raises() -> None:
     before = process_state()
     with pytest.raises(ValueError, match="mine"), watch(mlp()) as watcher:  # noqa: PT012
         watcher.log(loss=1.0)
@@ -455,7 +455,7 @@ def test_nothing_is_left_when_the_body_of_a_watch_raises() -> None:
     assert process_state() == before
 
 
-def test_nothing_is_left_when_watch_itself_raises() -> None:
+def test_nothing_remains_when_watch_itself_raises() -> None:
     before = process_state()
     with pytest.raises(hookcore.PatternError):
         watch(mlp(), include="no such module")

@@ -1,4 +1,4 @@
-"""Figures are what Plotly reads, hold the store's numbers, and mark what is not finite."""
+"""Figures are valid for Plotly, contain the store's numbers, and mark non-finite values."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def world() -> World:
 
 
 def values_of(told: Any) -> Any:
-    """A typed array as Plotly writes it."""
+    """Return the values of a typed array as Plotly writes it."""
     shape = [int(size) for size in told["shape"].split(",")] if "shape" in told else -1
     return np.frombuffer(base64.b64decode(told["bdata"]), told["dtype"]).reshape(shape)
 
@@ -59,7 +59,7 @@ def named(figure: dict[str, Any], name: str | None) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("asked", CHARTS, ids=lambda asked: "-".join(map(str, asked.values())))
-def test_every_chart_is_one_that_plotly_reads(world: World, asked: dict[str, Any], theme: str) -> None:
+def test_every_chart_is_valid_for_plotly(world: World, asked: dict[str, Any], theme: str) -> None:
     told = world.json("figure", run="one", theme=theme, **asked)
     figure = go.Figure(told)
     assert figure.data
@@ -67,7 +67,7 @@ def test_every_chart_is_one_that_plotly_reads(world: World, asked: dict[str, Any
     assert figure.layout.title.text
 
 
-def test_a_map_holds_the_worst_values_and_marks_nan_and_infinities_apart(world: World) -> None:
+def test_a_heatmap_has_the_worst_values_and_marks_nan_and_infinities_differently(world: World) -> None:
     told = world.json("figure", run="one", chart="heatmap")
     cells, nan, infinite = told["data"]
     values = values_of(cells["customdata"])
@@ -81,12 +81,12 @@ def test_a_map_holds_the_worst_values_and_marks_nan_and_infinities_apart(world: 
     assert values_of(cells["x"]).tolist() == [step - 0.5 for step in range(STEPS + 1)]
 
 
-def test_color_bars_of_logarithms_tell_values(world: World) -> None:
+def test_color_bars_of_logarithms_show_values(world: World) -> None:
     bar = world.json("figure", run="one", chart="heatmap")["data"][0]["colorbar"]
     assert [float(text) for text in bar["ticktext"]] == pytest.approx([10.0**place for place in bar["tickvals"]])
 
 
-def test_lines_mark_what_is_not_finite_at_the_axis(world: World) -> None:
+def test_lines_mark_non_finite_values_at_the_axis(world: World) -> None:
     told = world.json("figure", run="one", chart="series", tap=1)
     (marks,) = named(told, "NaN or infinity")
     assert values_of(marks["x"]).tolist() == [7]
@@ -106,13 +106,13 @@ def test_merged_points_have_a_band_of_their_extremes(world: World) -> None:
     assert not named(world.json("figure", run="one", chart="series", tap=0), "least")
 
 
-def test_a_smoothed_line_leaves_the_line_as_it_was_behind_it(world: World) -> None:
+def test_a_smoothed_line_keeps_the_original_line_behind_it(world: World) -> None:
     told = world.json("figure", run="one", chart="series", tap=0, smooth=4)
     (behind,), (line,) = named(told, "(root) output, as it was"), named(told, "(root) output")
     assert behind["opacity"] < 0.5
     raw = values_of(behind["y"])
     assert raw.tolist() == [value_at(step, 0) for step in range(STEPS)]
-    assert (values_of(line["y"])[1:] < raw[1:]).all()  # it rises: the mean lags behind
+    assert (values_of(line["y"])[1:] < raw[1:]).all()  # it rises, so the mean lags
 
 
 @settings(deadline=None)
@@ -136,14 +136,14 @@ def test_smoothing_stays_within_the_values_and_is_not_biased(values: Any, half_l
     assert np.allclose(constant[finite], 3.5)
 
 
-def test_smoothing_goes_by_steps_and_not_by_points() -> None:
+def test_smoothing_is_by_steps_and_not_by_points() -> None:
     dense = smoothed(np.array([0, 10]), np.array([0.0, 1.0]), 10.0)[-1]
     assert dense == pytest.approx(1 / 1.5)
     sparse = smoothed(np.array([0, 1000]), np.array([0.0, 1.0]), 10.0)[-1]
     assert sparse == pytest.approx(1.0)
 
 
-def test_a_profile_has_a_bar_for_each_layer_and_a_cross_for_what_is_not_finite(world: World) -> None:
+def test_a_profile_has_a_bar_for_each_layer_and_a_cross_for_non_finite_ones(world: World) -> None:
     told = world.json("figure", run="one", chart="profile", step=7)
     (bars,) = named(told, "output")
     assert bars["x"] == ["(root)", "layers.0", "layers.1 [past.1] call 2"]
@@ -171,7 +171,7 @@ def test_a_fan_has_bands_from_the_outside_in(world: World) -> None:
     assert values_of(middle["y"]) == pytest.approx([value_at(step, 0) for step in range(STEPS)], rel=0.07)
 
 
-def test_a_comparison_tells_how_many_times_as_large_the_second_run_is(world: World) -> None:
+def test_a_comparison_shows_how_many_times_as_large_the_second_run_is(world: World) -> None:
     told = world.json("figure", run="one", chart="compare", other="two")
     cells = told["data"][0]
     ratios = values_of(cells["customdata"])
@@ -181,7 +181,7 @@ def test_a_comparison_tells_how_many_times_as_large_the_second_run_is(world: Wor
     assert np.isfinite(values_of(both["z"])).sum() == 2
 
 
-def test_a_comparison_of_runs_whose_taps_come_in_another_order_brings_them_together() -> None:
+def test_a_comparison_matches_taps_that_come_in_another_order() -> None:
     one, two = Store(2**24), Store(2**24)
     taps = (Tap("a", "output"), Tap("b", "output"))
     for step in range(10):
@@ -222,20 +222,20 @@ def test_a_tensor_marks_nan_and_infinities(part: str) -> None:
         ({"chart": "pie"}, 422, "chart"),
     ],
 )
-def test_a_wrong_question_is_answered_with_what_to_do(
+def test_the_error_for_an_invalid_query_says_what_to_do(
     world: World, asked: dict[str, Any], status: int, told: str
 ) -> None:
     assert told in world.error("figure", status, run="one", **asked)
 
 
-def test_charts_of_a_run_without_anything_are_empty_and_not_errors() -> None:
+def test_charts_of_an_empty_run_are_empty_and_not_errors() -> None:
     world = World()
     open_run(world.runs, "empty", started_s=9.0)
     for chart in ("heatmap", "series", "profile", "scalars"):
         go.Figure(world.json("figure", run="empty", chart=chart))
 
 
-def test_names_are_texts_and_no_tags(world: World) -> None:
+def test_names_are_escaped(world: World) -> None:
     assert escaped("<b>a & b</b>") == "&lt;b&gt;a &amp; b&lt;/b&gt;"
     series = Series(
         "s", None, *(np.arange(2) for _ in range(2)), *(np.ones(2) for _ in range(3)), *2 * [np.zeros(2, np.uint32)]
@@ -246,7 +246,7 @@ def test_names_are_texts_and_no_tags(world: World) -> None:
     assert world
 
 
-def test_a_line_that_never_changes_is_not_drawn_as_nothing() -> None:
+def test_a_constant_line_is_visible() -> None:
     steps = np.arange(3)
     series = Series("lr", None, steps, steps, *(np.full(3, 0.01) for _ in range(3)), *2 * [np.zeros(3, np.uint32)])
     low, high = figures.series([("lr", series)], figures.LIGHT, "lr")["layout"]["yaxis"]["range"]
@@ -254,19 +254,19 @@ def test_a_line_that_never_changes_is_not_drawn_as_nothing() -> None:
 
 
 @given(st.floats(-320, 200), st.floats(0, 100))
-def test_ticks_of_logarithms_are_few_and_within_what_is_shown(low: float, span: float) -> None:
+def test_ticks_of_logarithms_are_few_and_within_the_range(low: float, span: float) -> None:
     places, texts = log_ticks(low, low + span)
     assert 1 <= len(places) <= 12
     assert len(places) == len(texts)
     assert all(low - 1e-6 <= place <= low + span + 1e-6 for place in places)
 
 
-def test_numbers_read_like_numbers() -> None:
+def test_numbers_are_readable() -> None:
     told = [shown(value) for value in (0.0, 1e-3, 12.5, 1e-7, 2.5e12, math.nan, -math.inf)]
     assert told == ["0", "0.001", "12.5", "1e-7", "2.5e12", "NaN", "-Infinity"]
 
 
-def test_what_may_be_negative_has_no_logarithm() -> None:
+def test_values_that_may_be_negative_have_no_logarithm() -> None:
     assert is_log("auto", "rms", np.array([1.0, math.nan]))
     assert not is_log("auto", "mean", np.array([1.0]))
     assert is_log("log", "mean", np.array([1.0]))

@@ -1,4 +1,4 @@
-"""What is typed into the find box means the same on the server as in the page."""
+"""A text in the find box means the same on the server and on the page."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from hookcore_app.analysis.find import Facts, parse
 
 CASES = json.loads((Path(__file__).parent / "js" / "find_cases.json").read_text("utf-8"))
-MODULES = (  # those of tests/js/find.test.mjs
+MODULES = (  # as in tests/js/find.test.mjs
     Facts("", "Net", (), 9, 5, True),
     Facts("layers.0", "Block", (), 5, 5, True),
     Facts("layers.0.attn", "SelfAttention", (), 3, 3, True),
@@ -41,7 +41,7 @@ def test_a_text_finds_what_the_page_finds(text: str, wanted: list[int]) -> None:
         ("!/(/", "not a regular expression"),
     ],
 )
-def test_what_cannot_be_read_says_why_and_shows_everything(text: str, words: str) -> None:
+def test_an_unreadable_text_says_why_and_shows_everything(text: str, words: str) -> None:
     found = parse(text)
     assert words in found.problem
     assert all(found.test(module) for module in MODULES)

@@ -1,4 +1,4 @@
-"""What needs attention: the first bad layer leads, a layer is measured by its own past, and noise is no finding."""
+"""Findings: the first bad layer leads, a layer is measured by its own past, and noise is not a finding."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ few = settings(quick, max_examples=15)
 
 
 def steady(steps: int = STEPS, taps: int = LAYERS, noise: float = 0.1, seed: int = 0) -> Any:
-    """Magnitudes that differ from layer to layer by powers of ten, and do not change but for noise."""
+    """Return magnitudes that differ between layers by powers of ten, and are constant except for noise."""
     random = np.random.default_rng(seed)
     return 10.0 ** np.linspace(-6, 3, taps) * np.exp(noise * random.standard_normal((steps, taps)))
 
@@ -48,7 +48,7 @@ def only(findings: Sequence[Finding], rule: str) -> list[Finding]:
     noise=st.floats(0, 0.5),
     kinds=st.sampled_from([OUTPUTS, GRADIENTS]),
 )
-def test_what_is_not_finite_in_any_layer_at_any_step_leads_the_list(
+def test_non_finite_values_in_any_layer_at_any_step_lead_the_list(
     layer: int, step: int, for_ever: bool, what: float, noise: float, kinds: tuple[Tap, ...]
 ) -> None:
     rms = steady(noise=noise)
@@ -65,7 +65,7 @@ def test_what_is_not_finite_in_any_layer_at_any_step_leads_the_list(
 
 @few
 @given(step=st.integers(0, 700), layer=st.integers(0, LAYERS - 1), spread=st.integers(0, 3), length=st.integers(1, 40))
-def test_what_went_bad_behind_the_first_is_counted_with_it(step: int, layer: int, spread: int, length: int) -> None:
+def test_layers_that_followed_are_counted_with_the_first(step: int, layer: int, spread: int, length: int) -> None:
     rms = steady(step + length)
     for later in range(layer, LAYERS):
         rms[step + (later - layer) * spread :, later] = math.nan
@@ -74,7 +74,7 @@ def test_what_went_bad_behind_the_first_is_counted_with_it(step: int, layer: int
     assert (first.number, first.since_step, first.downstream) == (layer, step, reached - 1)
 
 
-def test_in_the_forward_pass_the_first_layer_leads_and_in_the_backward_pass_the_last() -> None:
+def test_the_first_layer_leads_in_the_forward_pass_and_the_last_in_the_backward_pass() -> None:
     rms = steady()
     rms[30:] = math.nan
     assert findings_of(store_of(rms, OUTPUTS))[0].module == "layers.0"
@@ -84,7 +84,7 @@ def test_in_the_forward_pass_the_first_layer_leads_and_in_the_backward_pass_the_
     assert (first.module, first.kind, first.downstream) == ("layers.0", "output", LAYERS - 1)
 
 
-def test_a_weight_that_went_bad_in_the_update_leads_what_it_spoils_in_the_next_step() -> None:
+def test_a_weight_that_became_non_finite_in_the_update_leads_what_it_spoils_in_the_next_step() -> None:
     taps = (Tap("a", "output"), Tap("b", "output"), Tap("b", "param", "weight"))
     rms = steady(taps=3)
     rms[20:, 2], rms[21:, 1] = math.nan, math.nan
@@ -92,7 +92,7 @@ def test_a_weight_that_went_bad_in_the_update_leads_what_it_spoils_in_the_next_s
     assert (first.kind, first.module, first.since_step, first.downstream) == ("param", "b", 20, 0)
 
 
-def test_a_module_that_holds_others_does_not_lead_in_the_backward_pass() -> None:
+def test_a_container_does_not_lead_in_the_backward_pass() -> None:
     taps = (Tap("block.fc", "output_grad"), Tap("block", "output_grad"), Tap("", "output_grad"))
     rms = steady(taps=3)
     rms[20:] = math.nan
@@ -114,7 +114,7 @@ def test_the_beginning_is_known_however_long_ago_it_was() -> None:
     assert _told(cache.current()) == _told(findings_of(store))
 
 
-def test_what_was_bad_long_ago_and_is_fine_again_is_a_note_with_its_exact_step() -> None:
+def test_a_layer_that_recovered_long_ago_is_a_note_with_its_exact_step() -> None:
     rms = steady(WINDOW + 100)
     rms[20, 3] = math.nan
     (found,) = findings_of(store_of(rms))
@@ -122,7 +122,7 @@ def test_what_was_bad_long_ago_and_is_fine_again_is_a_note_with_its_exact_step()
     assert found.message == "NaN in the output at step 20; finite again"
 
 
-def test_a_gradient_that_the_scaler_threw_away_is_a_note() -> None:
+def test_a_gradient_that_the_scaler_discarded_is_a_note() -> None:
     rms = steady()
     rms[30] = math.inf
     store = store_of(rms, GRADIENTS)
@@ -132,7 +132,7 @@ def test_a_gradient_that_the_scaler_threw_away_is_a_note() -> None:
     assert "skipped" in findings_of(store)[0].message
 
 
-def test_infinities_are_no_nan() -> None:
+def test_infinities_are_not_nan() -> None:
     rms = steady()
     rms[30:, 1], rms[30:, 2] = math.inf, math.nan
     (first,) = findings_of(store_of(rms))
@@ -150,7 +150,7 @@ def test_infinities_are_no_nan() -> None:
     steps=st.integers(1, 300),
     kind=st.sampled_from([kind for kind in KINDS if kind != "update"]),
 )
-def test_steady_noise_is_no_finding_whatever_the_sizes_of_the_layers(
+def test_steady_noise_is_not_a_finding_whatever_the_sizes_of_the_layers(
     noise: float, seed: int, steps: int, kind: Kind
 ) -> None:
     taps = tuple(Tap(f"layers.{number}", kind) for number in range(LAYERS))
@@ -159,7 +159,7 @@ def test_steady_noise_is_no_finding_whatever_the_sizes_of_the_layers(
 
 @few
 @given(layer=st.integers(0, LAYERS - 1), step=st.integers(20, 299), noise=st.floats(0, 0.2), size=st.floats(20, 1e9))
-def test_a_spike_is_found_at_its_very_step(layer: int, step: int, noise: float, size: float) -> None:
+def test_a_spike_is_found_at_its_exact_step(layer: int, step: int, noise: float, size: float) -> None:
     rms = steady(300, noise=noise)
     rms[step, layer] = 10.0 ** np.linspace(-6, 3, LAYERS)[layer] * size
     (found,) = findings_of(store_of(rms))
@@ -175,7 +175,7 @@ def test_a_spike_is_found_at_its_very_step(layer: int, step: int, noise: float, 
     size=st.floats(50, 1e6),
     grows=st.booleans(),
 )
-def test_what_stays_far_above_its_own_past_is_exploding(layer: int, onset: int, size: float, grows: bool) -> None:
+def test_values_that_stay_far_above_their_past_are_exploding(layer: int, onset: int, size: float, grows: bool) -> None:
     rms = steady(200)
     rms[onset:, layer] *= np.geomspace(min(2.0, size), size, 200 - onset) if grows else size
     found = only(findings_of(store_of(rms)), "exploding")
@@ -185,7 +185,7 @@ def test_what_stays_far_above_its_own_past_is_exploding(layer: int, onset: int, 
     assert f"since step {found[0].since_step}" in found[0].message
 
 
-def test_what_exploded_long_ago_is_still_found_beside_the_beginning_of_the_run() -> None:
+def test_an_old_explosion_is_still_found_by_comparison_with_the_start_of_the_run() -> None:
     rms = steady(1500)
     rms[120:, 2:] *= np.geomspace(1, 1e9, 1500 - 120)[:, None] ** 0.2 * 1e4
     store = store_of(rms[:700])
@@ -219,12 +219,12 @@ def test_the_layer_that_exploded_first_leads_however_long_ago_it_was() -> None:
     assert (first.module, first.since_step) == ("layers.4", 200)
 
 
-def test_what_grew_a_hundredfold_over_a_long_run_is_no_finding() -> None:
+def test_hundredfold_growth_over_a_long_run_is_not_a_finding() -> None:
     rms = steady(1500) * np.geomspace(1, 100, 1500)[:, None]
     assert findings_of(store_of(rms)) == ()
 
 
-def test_layers_that_explode_one_after_the_other_are_one_finding_of_the_first() -> None:
+def test_layers_that_explode_one_after_another_are_one_finding_of_the_first() -> None:
     rms = steady(100)
     for layer in range(2, LAYERS):
         rms[80 + layer - 2 :, layer] *= 1e3
@@ -232,15 +232,15 @@ def test_layers_that_explode_one_after_the_other_are_one_finding_of_the_first() 
     assert (found.rule, found.number, found.since_step, found.downstream) == ("exploding", 2, 80, LAYERS - 3)
 
 
-def test_a_gradient_far_below_its_own_past_vanishes_and_a_small_one_that_is_steady_does_not() -> None:
+def test_a_gradient_far_below_its_own_past_vanishes_and_a_small_steady_one_does_not() -> None:
     rms = steady(100)
     rms[80:, 4] *= 1e-4
     (found,) = findings_of(store_of(rms, GRADIENTS))
     assert (found.rule, found.number, found.since_step, found.severity) == ("vanishing", 4, 80, "warning")
-    assert findings_of(store_of(rms, OUTPUTS)) == ()  # only of gradients
+    assert findings_of(store_of(rms, OUTPUTS)) == ()  # only for gradients
 
 
-def test_a_gradient_that_is_no_more_vanishes() -> None:
+def test_a_gradient_that_became_zero_vanishes() -> None:
     rms = steady(100)
     rms[80:, 4] = 0.0
     (found,) = findings_of(store_of(rms, GRADIENTS))
@@ -248,7 +248,7 @@ def test_a_gradient_that_is_no_more_vanishes() -> None:
     assert found.message == "the output gradient has been zero since step 80"
 
 
-def test_a_gradient_that_has_been_nothing_for_long_still_vanishes_and_one_that_never_was_does_not() -> None:
+def test_a_gradient_that_is_zero_for_long_still_vanishes_and_one_that_never_was_nonzero_does_not() -> None:
     rms = steady(800)
     rms[200:, 4] = 0.0
     rms[:, 2] = 0.0
@@ -260,7 +260,7 @@ def test_a_gradient_that_has_been_nothing_for_long_still_vanishes_and_one_that_n
     )
 
 
-def test_a_gradient_tiny_beside_the_others_vanishes_when_it_shrinks() -> None:
+def test_a_gradient_tiny_compared_with_the_others_vanishes_when_it_shrinks() -> None:
     rms = np.ones((100, LAYERS))
     rms[:, 1] = 1e-6
     assert findings_of(store_of(rms, GRADIENTS)) == ()
@@ -275,7 +275,7 @@ def test_gradients_that_all_fall_alike_are_a_note() -> None:
     assert (found.rule, found.severity, found.downstream) == ("vanishing", "info", LAYERS - 1)
 
 
-def test_the_beginning_of_a_run_is_no_spike() -> None:
+def test_the_start_of_a_run_is_not_a_spike() -> None:
     rms = steady(100)
     rms[:3] *= 1e3
     assert findings_of(store_of(rms)) == ()
@@ -284,7 +284,7 @@ def test_the_beginning_of_a_run_is_no_spike() -> None:
 # -- dead, stalled, too large ------------------------------------------------------------------------------------------
 
 
-def test_an_output_of_nothing_but_zeros_is_dead_since_its_last_value() -> None:
+def test_an_output_of_only_zeros_is_dead_since_its_last_value() -> None:
     zeros = np.zeros((STEPS, LAYERS))
     zeros[20:, 2] = 8
     zeros[:, 4] = 7.9
@@ -304,7 +304,7 @@ def test_an_update_that_is_a_large_share_of_its_weight_is_found() -> None:
     assert (found.rule, found.number, found.since_step, found.stat) == ("large-update", 1, 40, "ratio")
 
 
-def test_weights_that_do_not_change_any_more_are_stalled() -> None:
+def test_weights_that_no_longer_change_are_stalled() -> None:
     ratio = np.full((STEPS, LAYERS), 1e-3)
     ratio[40:, 1:3] = 0.0
     (found,) = findings_of(store_of(steady(), UPDATES, ratio=ratio))
@@ -314,7 +314,7 @@ def test_weights_that_do_not_change_any_more_are_stalled() -> None:
 # -- the whole ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_store_without_anything_has_no_finding() -> None:
+def test_an_empty_store_has_no_finding() -> None:
     assert findings_of(Store(2**20)) == ()
     assert findings_of(store_of(np.empty((0, LAYERS)))) == ()
 
@@ -327,11 +327,11 @@ def test_a_store_without_anything_has_no_finding() -> None:
     ),
     asked=st.sets(st.integers(1, 600), max_size=5),
 )
-def test_what_is_remembered_changes_no_answer(events: list[tuple[int, int, float]], asked: set[int]) -> None:
+def test_the_cache_changes_no_answer(events: list[tuple[int, int, float]], asked: set[int]) -> None:
     rms = steady(600)
     for step, layer, factor in events:
         rms[step : step + 7, layer] *= factor
-    store = Store(2**24)  # in which no row is merged: who looks later sees the same
+    store = Store(2**24)  # no row is merged in it, so later queries see the same
     cache = FindingsCache(store)
     for step, row in enumerate(rms):
         append(store, step, row, OUTPUTS if step == 0 else ())
@@ -344,12 +344,12 @@ def _told(findings: Sequence[Finding]) -> list[Any]:
     return [(each.key, each.severity, each.since_step, each.until_step, each.downstream) for each in findings]
 
 
-def test_nothing_new_is_not_looked_at_again() -> None:
+def test_unchanged_data_is_not_judged_again() -> None:
     cache = FindingsCache(store_of(steady()))
     assert cache.current() is cache.current()
 
 
-def test_taps_that_come_later_are_looked_at_too() -> None:
+def test_taps_that_are_added_later_are_judged_too() -> None:
     store = store_of(steady(40, 3), OUTPUTS[:3])
     cache = FindingsCache(store)
     assert cache.current() == ()
@@ -360,7 +360,7 @@ def test_taps_that_come_later_are_looked_at_too() -> None:
     assert [(each.number, each.since_step) for each in cache.current()] == [(5, 50)]
 
 
-def test_steps_that_were_not_captured_leave_no_gap() -> None:
+def test_uncaptured_steps_leave_no_gap() -> None:
     store = Store(2**26)
     rms = steady(100)
     rms[80:, 1] *= 1e3
@@ -369,7 +369,7 @@ def test_steps_that_were_not_captured_leave_no_gap() -> None:
     assert [(each.rule, each.since_step) for each in findings_of(store)] == [("exploding", 400)]
 
 
-def test_long_stretches_that_were_not_captured_are_no_fault() -> None:
+def test_long_uncaptured_stretches_are_not_a_finding() -> None:
     store = Store(2**26)
     for place, step in enumerate((0, 1, 2, 300, 301, 500)):
         append(store, step, steady(1)[0], OUTPUTS if place == 0 else ())
@@ -378,7 +378,7 @@ def test_long_stretches_that_were_not_captured_are_no_fault() -> None:
     assert [(each.number, each.since_step) for each in findings_of(store)] == [(0, 900)]
 
 
-def test_keys_are_the_same_for_as_long_as_a_rule_finds_a_tap_and_differ_between_taps() -> None:
+def test_keys_are_stable_while_a_rule_finds_a_tap_and_differ_between_taps() -> None:
     rms = steady(100)
     rms[60:, 1] = math.nan
     one = findings_of(store_of(rms[:70]))[0]
@@ -389,7 +389,7 @@ def test_keys_are_the_same_for_as_long_as_a_rule_finds_a_tap_and_differ_between_
     assert key_of_event(event) != key_of_event(Event(4, 1.5, "note", "text", module="a"))
 
 
-def test_every_rule_says_what_it_means() -> None:
+def test_every_rule_explains_itself() -> None:
     for name, rule in RULES.items():
         assert rule.name == name
         assert len(rule.help) > 40
@@ -397,7 +397,7 @@ def test_every_rule_says_what_it_means() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, LAYERS - 1)), max_size=20), st.integers(0, 4))
-def test_every_onset_is_in_one_group_that_the_earliest_leads(onsets: list[tuple[int, int]], gap: int) -> None:
+def test_every_onset_is_in_one_group_led_by_the_earliest(onsets: list[tuple[int, int]], gap: int) -> None:
     groups = groups_of(onsets, range(LAYERS), OUTPUTS, gap)
     assert all(two.column - one.column > gap for one, two in itertools.pairwise(groups))
     for column, place in onsets:
@@ -405,7 +405,7 @@ def test_every_onset_is_in_one_group_that_the_earliest_leads(onsets: list[tuple[
         assert (leader.column, leader.place) <= (column, place)
 
 
-def test_what_is_around_a_module_is_every_path_above_it() -> None:
+def test_the_ancestors_of_a_module_are_all_paths_above_it() -> None:
     assert around(["a.b.c", "a.d", ""]) == {"a.b", "a", ""}
 
 
@@ -436,7 +436,7 @@ def test_key_figures_of_a_run() -> None:
     assert figures.nonfinite_modules == ()
 
 
-def test_the_norm_of_gradients_of_which_one_is_not_finite_is_no_number() -> None:
+def test_the_norm_of_gradients_is_nan_if_one_of_them_is_non_finite() -> None:
     store = store_of([[1.0, math.nan, 2.0]], GRADIENTS[:3])
     figures = key_figures_of(store)
     assert figures.gradient_kind == "output_grad"
@@ -447,7 +447,7 @@ def test_the_norm_of_gradients_of_which_one_is_not_finite_is_no_number() -> None
     assert figures.largest_gradient.value == 2.0
 
 
-def test_key_figures_of_nothing_are_none() -> None:
+def test_key_figures_of_an_empty_run_are_none() -> None:
     figures = key_figures_of(Store(2**20))
     assert figures.newest_step is None
     assert figures.loss is None

@@ -1,4 +1,4 @@
-"""Formats: JSON that holds every number there is, negotiation, and tables."""
+"""Formats: JSON that represents every number, negotiation, and tables."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FLOATS = st.sampled_from([np.float16, np.float32, np.float64])
 
 
 @given(FLOATS.flatmap(lambda kind: arrays(kind, array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=5))))
-def test_every_float_comes_back_to_the_last_bit(values: Any) -> None:
+def test_every_float_is_decoded_to_the_last_bit(values: Any) -> None:
     said = strict(json_of({"values": array_json(values)}))["values"]
     found = np.array(said, values.dtype).reshape(values.shape)
     assert np.array_equal(found, values, equal_nan=True)
@@ -31,7 +31,7 @@ def test_every_float_comes_back_to_the_last_bit(values: Any) -> None:
 
 
 @given(arrays(np.float64, (4, 3), elements=st.sampled_from([np.nan, np.inf, -np.inf, 1.5])))
-def test_words_stand_where_the_values_stood(values: Any) -> None:
+def test_non_finite_values_become_words_in_their_places(values: Any) -> None:
     words = {np.inf: "Infinity", -np.inf: "-Infinity"}
     expected = [[words.get(each, "NaN" if each != each else each) for each in row] for row in values.tolist()]
     assert strict(json_of(array_json(values))) == expected
@@ -50,11 +50,11 @@ JUNK = st.recursive(
 
 
 @given(JUNK)
-def test_whatever_a_trainer_sent_becomes_json(value: Any) -> None:
+def test_all_values_from_a_trainer_become_json(value: Any) -> None:
     strict(json_of(plain(value)))
 
 
-def test_what_is_nested_too_deep_becomes_text() -> None:
+def test_deeply_nested_values_become_text() -> None:
     value: Any = []
     for _ in range(500):
         value = [value]
@@ -67,7 +67,7 @@ def test_any_accept_header_gets_an_offer_or_a_refusal(accept: str) -> None:
         assert choose(accept, ("json", "csv")) in ("json", "csv")
 
 
-def test_a_refusal_names_all_that_is_offered() -> None:
+def test_a_refusal_names_all_offered_formats() -> None:
     with pytest.raises(HTTPException) as raised:
         choose("image/*;q=1, text/csv;q=0", ("json", "csv"))
     assert raised.value.status_code == 406

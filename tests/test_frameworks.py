@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-call"
-"""Training loops of other people's: watched, they compute the same bits, and a step is their step."""
+"""Training loops of other frameworks: watched, they compute the same bits, and their steps are the steps of the run."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """No progress reports."""
+    """Disable progress reports."""
     logging.disable(logging.WARNING)
     yield
     logging.disable(logging.NOTSET)
 
 
 def compare(train: Callable[[], nn.Module]) -> hookcore.Watcher:
-    """Train unwatched and watched; answers with the closed watcher."""
+    """Train unwatched and watched, compare, and return the closed watcher."""
 
     def weights() -> str:
         seed_all()
@@ -45,7 +45,7 @@ def compare(train: Callable[[], nn.Module]) -> hookcore.Watcher:
 
 
 def parts_of(watcher: hookcore.Watcher, module: str, kind: str) -> list[float]:
-    """How many micro-batches each step merged."""
+    """Return the number of micro-batches merged into each step."""
     return [read_step(watcher, number)[module, kind, "", 0]["parts"] for number in range(watcher.current_step)]
 
 
@@ -82,7 +82,7 @@ def test_lightning_with_accumulation_and_validation() -> None:
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_the_trainer_of_transformers_with_accumulation_and_evaluation(tmp_path: Path, checkpointing: bool) -> None:
+def test_the_hugging_face_trainer_with_accumulation_and_evaluation(tmp_path: Path, checkpointing: bool) -> None:
     transformers = import_module("transformers")
 
     def train() -> nn.Module:

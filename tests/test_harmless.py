@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-call"
-"""Watching changes nothing: every case of the zoo, watched in every way, against itself unwatched."""
+"""Watching changes nothing: every case of the zoo, watched in every way, is compared with itself unwatched."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _closed(trial: Trial) -> Watchers:
 
 
 def _coming_and_going(trial: Trial) -> Watchers:
-    """Captured in step 0, paused in step 1, closed in step 2."""
+    """Capture step 0, pause in step 1, and close in step 2."""
     watchers, step = _watch_all(trial), trial.step
 
     def stepped(number: int) -> Any:
@@ -135,7 +135,7 @@ def test_watching_changes_no_bit_and_leaves_nothing(case: Case, way: str) -> Non
     for number in range(STEPS):
         assert seen.steps[number] == expected.steps[number], f"step {number}"
     if way == "per-module":
-        seen.hooks = expected.hooks  # those are its point; afterwards they are gone
+        seen.hooks = expected.hooks  # that is their purpose; afterwards they are gone
     assert seen == expected
     assert not seen.warnings - expected.warnings
     assert process_state() == before
@@ -147,7 +147,7 @@ def test_watching_changes_no_bit_and_leaves_nothing(case: Case, way: str) -> Non
 def _traced(trial: Trial, traces: list[Trace]) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for model in (trial.model, *trial.others):
-            with contextlib.suppress(hookcore.TraceError):  # compiled as a whole and in place: it says so
+            with contextlib.suppress(hookcore.TraceError):  # raised if the model is compiled as a whole and in place
                 traces.append(stack.enter_context(hookcore.trace(model)))
         yield
 
@@ -157,7 +157,7 @@ def test_tracing_changes_no_bit_and_leaves_nothing(case: Case) -> None:
     traces: list[Trace] = []
     before, expected = process_state(), _unwatched(case.name)
     seen = run_case(case, lambda trial: _traced(trial, traces))
-    seen.hooks = expected.hooks  # those are its point; afterwards they are gone
+    seen.hooks = expected.hooks  # that is their purpose; afterwards they are gone
     assert seen == expected
     assert not seen.warnings - expected.warnings
     assert process_state() == before
@@ -172,7 +172,7 @@ class Canary:
 
 
 class Census:
-    """Weak references to all that a training makes: outputs, their graph, and the model."""
+    """Weak references to everything that a training makes: outputs, their graph, and the model."""
 
     def __init__(self) -> None:
         self.born: list[weakref.ref[Any]] = []
@@ -188,7 +188,7 @@ class Census:
                     self.born.append(weakref.ref(canary))
 
     def count(self, watchers: Watchers) -> tuple[int, int]:
-        """How many were born, and how many still live once hookcore's own thread, which looks at models, is idle."""
+        """Return how many were created, and how many live when hookcore's own thread, which reads models, is idle."""
         for watcher in watchers:
             watcher.flush()
         return len(self.born), sum(reference() is not None for reference in self.born)
@@ -196,7 +196,7 @@ class Census:
 
 @contextlib.contextmanager
 def _without_collector() -> Iterator[None]:
-    gc.freeze()  # what is old is none of our business, and a collection need not walk it
+    gc.freeze()  # older objects don't matter here, and a collection needn't visit them
     gc.disable()
     try:
         yield
@@ -206,7 +206,7 @@ def _without_collector() -> Iterator[None]:
 
 
 def _take_census(case: Case, watched: bool) -> list[tuple[int, int]]:
-    """How many were born and how many still live: after each step, without the model, and after a collection."""
+    """Return how many were created and how many live after each step, without the model, and after a collection."""
     seed_all()
     census, watchers = Census(), Watchers()
     with _without_collector(), register_module_forward_hook(census.saw):
@@ -229,15 +229,15 @@ def _take_census(case: Case, watched: bool) -> list[tuple[int, int]]:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_no_tensor_graph_or_model_lives_longer_for_being_watched(case: Case) -> None:
+def test_no_tensor_graph_or_model_lives_longer_because_it_is_watched(case: Case) -> None:
     expected, seen = _take_census(case, watched=False), _take_census(case, watched=True)
     assert expected[0][0] > 0
     assert [born for born, _ in seen] == [born for born, _ in expected]
-    # Torch itself keeps something until a collection where it does a thing for the first time in a process.
+    # Torch itself keeps something until a collection when it does a thing for the first time in a process.
     assert all(mine <= torchs for (_, mine), (_, torchs) in zip(seen, expected, strict=True))
 
 
-def test_a_closed_watcher_lets_go_of_a_graph_that_still_lives() -> None:
+def test_a_closed_watcher_releases_a_graph_that_still_lives() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
     watcher = watch(model, kinds=KINDS)
     loss = model(torch.ones(2, 3)).sum()
@@ -254,7 +254,7 @@ def test_a_closed_watcher_lets_go_of_a_graph_that_still_lives() -> None:
 
 
 class Shows(nn.Module):
-    """Keeps the watcher, to show it a tensor from inside its forward."""
+    """Keeps the watcher, and passes it a tensor from inside its forward."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -278,7 +278,7 @@ def _by_save(model: nn.Module) -> Any:
 
 
 @pytest.mark.parametrize("copier", [copy.deepcopy, _by_pickle, _by_save])
-def test_a_watcher_that_sits_on_the_model_does_not_keep_it_from_being_copied(copier: Callable[[Any], Any]) -> None:
+def test_a_model_that_holds_its_watcher_can_still_be_copied(copier: Callable[[Any], Any]) -> None:
     model = Shows()
     with watch(model) as watcher:
         model.watcher = watcher
@@ -292,7 +292,7 @@ def test_a_watcher_that_sits_on_the_model_does_not_keep_it_from_being_copied(cop
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("strict", [False, True])
-def test_a_model_is_exported_as_if_nobody_watched(strict: bool) -> None:
+def test_a_model_is_exported_as_if_unwatched(strict: bool) -> None:
     def graph() -> list[str]:
         return [f"{node.op} {node.target}" for node in torch.export.export(model, (inputs,), strict=strict).graph.nodes]
 

@@ -1,4 +1,4 @@
-"""The look at DistributedDataParallel's buckets: two gloo processes on this machine."""
+"""Records of DistributedDataParallel's buckets: two gloo processes on this machine."""
 
 # Torch types an attribute of a module as Tensor or Module, and leaves `backward` and `register_hook` untyped.
 # mypy: disable-error-code="no-untyped-call,union-attr,operator,arg-type,index,attr-defined"
@@ -37,7 +37,7 @@ def wrap(module: nn.Module, **options: Any) -> DistributedDataParallel:
 
 
 def train(model: nn.Module, rank: int) -> list[torch.Tensor]:
-    """Three steps; the gradients of the last one."""
+    """Train three steps, and return the gradients of the last one."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     generator = torch.Generator().manual_seed(rank)
     for _ in range(3):
@@ -59,7 +59,7 @@ def compare_with_the_unhooked(rank: int, world: int) -> None:
     assert not handle.active
     count = len(handle.records)
     assert count >= 3
-    again = train(model, rank)  # removed: it still reduces, and records no more
+    again = train(model, rank)  # removed: it still reduces, but no longer records
     assert len(handle.records) == count
     assert len(again) == len(plain)
 
@@ -69,7 +69,7 @@ def check_the_norms(rank: int, world: int) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     handle = hooks.on_communication(model)
     x = torch.randn(8, 16, generator=torch.Generator().manual_seed(rank))
-    for _ in range(2):  # DDP lays its buckets out anew after the first backward
+    for _ in range(2):  # DDP rearranges its buckets after the first backward
         optimizer.zero_grad()
         handle.clear()
         local = torch.autograd.grad(model.module(x).square().sum(), list(model.parameters()))
@@ -144,7 +144,7 @@ def work(rank: int, world: int, meeting: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("world", [2, 3])
-def test_processes_reduce_the_same_to_the_bit_and_record_what_they_reduced(world: int, tmp_path: Path) -> None:
+def test_processes_reduce_bitwise_the_same_and_record_it(world: int, tmp_path: Path) -> None:
     multiprocessing.spawn(work, (world, str(tmp_path / "meeting")), nprocs=world)
 
 
@@ -156,7 +156,7 @@ def alone(tmp_path: Path) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("alone")
-def test_a_single_process_reduces_and_records_as_well() -> None:
+def test_a_single_process_also_reduces_and_records() -> None:
     model = wrap(build())
     handle = hooks.on_communication(model)
     assert all(map(torch.equal, train(model, 0), train(wrap(build()), 0)))
@@ -165,7 +165,7 @@ def test_a_single_process_reduces_and_records_as_well() -> None:
 
 
 @pytest.mark.usefixtures("alone")
-def test_an_error_of_the_recording_is_counted_and_the_training_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_the_recording_is_counted_and_the_training_continues(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_buffer: torch.Tensor) -> None:
         raise ArithmeticError("no norm")
 
@@ -212,7 +212,7 @@ def test_sparse_gradients_are_reduced_and_have_no_norm() -> None:
     assert all(record.norm_before != record.norm_before for record in handle.records)
 
 
-def test_what_does_not_communicate_is_refused() -> None:
+def test_a_model_that_does_not_communicate_is_refused() -> None:
     with pytest.raises(ArgumentError, match=r"Got an object of type Linear; expected a torch.nn.parallel.Distributed"):
         hooks.on_communication(nn.Linear(1, 1))
     with pytest.raises(ArgumentError, match=r"expected a function \(state, bucket\)"):
@@ -220,6 +220,6 @@ def test_what_does_not_communicate_is_refused() -> None:
 
 
 @pytest.mark.usefixtures("alone")
-def test_a_limit_that_is_no_positive_number_is_refused() -> None:
+def test_a_limit_must_be_a_positive_integer() -> None:
     with pytest.raises(ArgumentError, match=r"Got max_records=0; expected a whole number of at least 1"):
         hooks.on_communication(wrap(build()), max_records=0)

@@ -38,7 +38,7 @@ def test_wrapping_does_not_touch_the_module() -> None:
     assert not isinstance(hooked, nn.Module)
 
 
-def test_calls_attributes_and_items_are_the_inner_module_s() -> None:
+def test_calls_attributes_and_items_are_those_of_the_inner_module() -> None:
     model = build().eval()
     hooked = hooks.HookedModule(model)
     assert torch.equal(hooked(X), model(X))
@@ -70,7 +70,7 @@ def test_methods_that_return_the_module_return_the_wrapper() -> None:
     assert not model[0].weight.requires_grad
 
 
-def test_the_state_dict_has_the_inner_module_s_keys_and_loads_back() -> None:
+def test_the_state_dict_has_the_keys_of_the_inner_module_and_can_be_loaded() -> None:
     source, target = hooks.HookedModule(build()), hooks.HookedModule(build())
     with torch.no_grad():
         source.inner[0].weight.fill_(3)
@@ -101,14 +101,14 @@ def test_the_registrations_are_those_of_the_api() -> None:
     assert hooks.inventory(hooked) == ()
 
 
-def test_handles_that_were_removed_do_not_pile_up() -> None:
+def test_removed_handles_do_not_accumulate() -> None:
     hooked = hooks.HookedModule(build())
     for _ in range(50):
         hooked.on_forward(nothing).remove()
     assert len(hooked._hooked_handles) <= 1
 
 
-def test_into_inner_gives_the_module_back_without_our_hooks_but_with_everybody_else_s() -> None:
+def test_into_inner_returns_the_module_without_our_hooks_but_with_all_others() -> None:
     model = build()
     model.register_forward_hook(nothing)
     hooked = hooks.HookedModule(model)
@@ -133,7 +133,7 @@ def test_into_inner_can_leave_the_hooks_on() -> None:
     assert not model._forward_hooks
 
 
-def test_a_copy_has_the_module_and_others_hooks_but_not_the_ones_registered_here() -> None:
+def test_a_copy_has_the_module_and_other_hooks_but_not_the_ones_registered_here() -> None:
     model = build().eval()
     model.register_forward_hook(nothing)
     hooked = hooks.HookedModule(model)
@@ -171,7 +171,7 @@ def test_a_deepcopy_inside_a_larger_object_keeps_shared_modules_shared() -> None
     assert twins[0].inner is twins[1]
 
 
-def test_the_wrapper_does_not_keep_a_module_that_it_gave_back() -> None:
+def test_the_wrapper_does_not_keep_a_module_that_it_returned() -> None:
     hooked = hooks.HookedModule(build())
     hooked.on_forward(lambda *_: None)
     dead = weakref.ref(hooked.into_inner())
@@ -218,6 +218,6 @@ def test_threads_register_and_remove_while_others_run_the_forward() -> None:
     assert hooks.inventory(hooked) == ()
 
 
-def test_what_is_no_module_is_refused() -> None:
+def test_anything_but_a_module_is_refused() -> None:
     with pytest.raises(ArgumentError, match=r"Got 'model'; expected a torch.nn.Module"):
         hooks.HookedModule("model")  # type: ignore[type-var]

@@ -1,4 +1,4 @@
-"""The list of every hook, whoever put it there."""
+"""The inventory of all hooks, no matter who registered them."""
 
 # Torch types an attribute of a module as Tensor or Module, and leaves `backward` and `register_hook` untyped.
 # mypy: disable-error-code="no-untyped-call,union-attr,operator,arg-type,index,attr-defined"
@@ -28,7 +28,7 @@ def line_of(function: Any) -> str:
 
 
 class Hostile(nn.Module):
-    """Raises at every touch of an attribute once it is finished, as does its parameters' walk."""
+    """Raises at every attribute access once it is complete, and when its parameters are listed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Hostile(nn.Module):
 
 
 class HostileHook:
-    """A callable object that raises at every touch but a call."""
+    """A callable object that raises at everything but a call."""
 
     def __call__(self, *_args: Any) -> None: ...
 
@@ -56,7 +56,7 @@ class Bound:
     def __call__(self, *_args: Any) -> None: ...
 
 
-def test_every_table_of_a_module_is_listed_with_its_owner_and_where_the_function_is() -> None:
+def test_every_table_of_a_module_is_listed_with_its_owner_and_the_place_of_the_function() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Tanh()))
     leaf = model[1][0]
     leaf.register_forward_pre_hook(nothing, with_kwargs=True)
@@ -88,7 +88,7 @@ def test_every_table_of_a_module_is_listed_with_its_owner_and_where_the_function
     assert records[0].number == next(iter(leaf._forward_pre_hooks))
 
 
-def test_ours_are_told_from_everybody_else_s_also_after_the_handle_is_dropped() -> None:
+def test_our_hooks_are_distinguished_from_others_even_after_the_handle_is_dropped() -> None:
     model = nn.Linear(2, 2)
     model.register_forward_hook(nothing)
     hooks.on_forward(model, nothing)
@@ -99,7 +99,7 @@ def test_ours_are_told_from_everybody_else_s_also_after_the_handle_is_dropped() 
     assert {record.function for record in hooks.inventory(model)} == {"tests.leaks.nothing"}
 
 
-def test_parameters_and_tensors_are_listed_each_shared_one_once() -> None:
+def test_parameters_and_tensors_are_listed_and_shared_ones_once() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     model[1].weight = model[0].weight
     model[0].weight.register_hook(nothing)
@@ -131,7 +131,7 @@ def test_the_functions_inside_multi_gradient_and_backward_end_hooks_are_named() 
         handle.remove()
 
 
-def test_a_legacy_hook_is_marked_with_the_reason_and_the_reason_is_true() -> None:
+def test_a_legacy_hook_is_marked_with_a_correct_reason() -> None:
     model = nn.Sequential(nn.Linear(2, 3))
     shapes: list[Any] = []
     model[0].register_backward_hook(lambda _m, grad_input, _g: shapes.extend(tuple(g.shape) for g in grad_input))
@@ -197,7 +197,7 @@ def test_the_pair_in_force_in_this_thread_is_listed() -> None:
         assert [record.ours for record in hooks.inventory()] == [True, True]
 
 
-def test_functions_are_found_inside_what_wraps_them() -> None:
+def test_functions_are_found_inside_their_wrappers() -> None:
     @functools.wraps(nothing)
     def wrapped(*args: Any) -> None:
         nothing(*args)

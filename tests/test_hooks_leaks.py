@@ -1,4 +1,4 @@
-"""The fixture that every test of the hooks runs under, and the registry that it relies on."""
+"""The fixture around every test of the hooks, and the registry that it relies on."""
 
 # Torch types an attribute of a module as Tensor or Module, and leaves `backward` and `register_hook` untyped.
 # mypy: disable-error-code="no-untyped-call,union-attr,operator,arg-type,index,attr-defined"
@@ -26,7 +26,7 @@ from tests.conftest import MODULE_TABLES
 from tests.leaks import global_state, nothing, nothing_left_behind  # noqa: F401
 
 
-def test_every_global_hook_leaves_torch_s_tables_as_they_were() -> None:
+def test_every_global_hook_leaves_torchs_tables_unchanged() -> None:
     before = global_state()
     registered = [
         hooks.on_forward_pre(None, nothing),
@@ -46,7 +46,7 @@ def test_every_global_hook_leaves_torch_s_tables_as_they_were() -> None:
     assert global_state() == before
 
 
-def test_the_global_full_backward_flag_goes_with_the_last_hook_only() -> None:
+def test_the_global_full_backward_flag_is_cleared_only_with_the_last_hook() -> None:
     first = hooks.on_full_backward(None, nothing)
     second = hooks.on_full_backward(None, nothing)
     first.remove()
@@ -58,7 +58,7 @@ def test_the_global_full_backward_flag_goes_with_the_last_hook_only() -> None:
     torch_modules._global_is_full_backward_hook = None
 
 
-def test_a_flag_that_somebody_else_set_is_left_alone() -> None:
+def test_a_flag_set_by_other_code_is_left_alone() -> None:
     torch_modules.register_module_full_backward_hook(nothing).remove()
     try:
         hooks.on_full_backward(None, nothing).remove()
@@ -67,7 +67,7 @@ def test_a_flag_that_somebody_else_set_is_left_alone() -> None:
         torch_modules._global_is_full_backward_hook = None
 
 
-def test_a_handle_has_its_own_number_and_may_be_removed_any_number_of_times() -> None:
+def test_a_handle_has_its_own_number_and_can_be_removed_any_number_of_times() -> None:
     model = nn.Linear(2, 2)
     first, second = hooks.on_forward(model, nothing), hooks.on_forward(model, nothing)
     assert first.id != second.id
@@ -128,7 +128,7 @@ def test_handles_keep_neither_model_nor_tensor_nor_function_alive() -> None:
         handle.remove()
 
 
-def test_removing_a_multi_gradient_hook_lets_go_of_the_graph_that_torch_keeps_for_it() -> None:
+def test_removing_a_multi_gradient_hook_releases_the_graph_that_torch_keeps_for_it() -> None:
     leaf = torch.ones(2, requires_grad=True)
     computed = leaf * 2
     handle = hooks.on_gradients([computed, leaf], lambda _grads: None)
@@ -140,7 +140,7 @@ def test_removing_a_multi_gradient_hook_lets_go_of_the_graph_that_torch_keeps_fo
     assert not handle.active
 
 
-def test_the_registry_forgets_the_hooks_of_what_has_died() -> None:
+def test_the_registry_forgets_the_hooks_of_dead_objects() -> None:
     gc.collect()
     before = len(handles.registry.owned)
     for _ in range(20):
@@ -164,8 +164,8 @@ def test_a_copied_handle_belongs_to_the_copied_model() -> None:
     assert len(model._backward_hooks) == 1
 
 
-def test_a_registration_waits_for_one_that_is_under_way_in_another_thread() -> None:
-    # Torch takes a handle's number and raises the counter in two steps; equal numbers overwrite each other.
+def test_a_registration_waits_for_one_in_another_thread() -> None:
+    # Torch takes a handle's number and increments the counter in two steps; equal numbers overwrite each other.
     model = nn.Linear(2, 2)
     thread = threading.Thread(target=hooks.on_forward, args=(model, nothing))
     with handles.registering():
@@ -177,7 +177,7 @@ def test_a_registration_waits_for_one_that_is_under_way_in_another_thread() -> N
     assert len(model._forward_hooks) == 1
 
 
-def test_a_forked_child_can_register_although_the_lock_was_held() -> None:
+def test_a_forked_child_can_register_even_if_the_lock_was_held() -> None:
     release, held = threading.Event(), threading.Event()
 
     def hold() -> None:

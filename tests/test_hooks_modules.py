@@ -35,7 +35,7 @@ X = torch.linspace(-1, 1, 15).reshape(5, 3)
 
 
 @pytest.mark.parametrize("everywhere", [False, True])
-def test_a_forward_hook_gets_torch_s_own_arguments(model: nn.Sequential, everywhere: bool) -> None:
+def test_a_forward_hook_gets_torchs_own_arguments(model: nn.Sequential, everywhere: bool) -> None:
     seen: list[tuple[Any, ...]] = []
     with hooks.on_forward(None if everywhere else model[2], lambda *given: seen.append(given)):
         output = model(X)
@@ -47,7 +47,7 @@ def test_a_forward_hook_gets_torch_s_own_arguments(model: nn.Sequential, everywh
 
 
 @pytest.mark.parametrize("everywhere", [False, True])
-def test_what_a_forward_hook_returns_replaces_the_output(everywhere: bool) -> None:
+def test_the_result_of_a_forward_hook_replaces_the_output(everywhere: bool) -> None:
     module = Scale()
     target = None if everywhere else module
     with hooks.on_forward(target, lambda _m, _a, out: out + 1), hooks.on_forward(target, lambda _m, _a, out: out * 10):
@@ -56,7 +56,7 @@ def test_what_a_forward_hook_returns_replaces_the_output(everywhere: bool) -> No
 
 
 @pytest.mark.parametrize("everywhere", [False, True])
-def test_chained_pre_hooks_each_see_what_the_one_before_returned(everywhere: bool) -> None:
+def test_chained_pre_hooks_each_see_the_result_of_the_previous_one(everywhere: bool) -> None:
     module, seen = Scale(), []
     target = None if everywhere else module
 
@@ -84,7 +84,7 @@ def test_hooks_fire_in_order_of_registration_and_a_prepended_one_first() -> None
     assert order == ["pre first", "pre a", "pre b", "first", "a", "b"]
 
 
-def test_keyword_inputs_reach_the_hooks_that_ask_for_them_and_may_be_replaced() -> None:
+def test_keyword_inputs_reach_the_hooks_that_request_them_and_can_be_replaced() -> None:
     module, seen = Scale(), []
     pre = hooks.on_forward_pre(
         module, lambda _m, args, kwargs: (args, {"factor": kwargs["factor"] + 1}), with_kwargs=True
@@ -109,7 +109,7 @@ def test_always_call_also_runs_when_the_forward_raised(everywhere: bool) -> None
         warnings.simplefilter("error")
         with plain, always, keywords, pytest.raises(ValueError, match=r"negative"):
             module(torch.tensor(2.0), factor=-1.0)
-    # Torch has lost the keyword inputs on this path where the hook is on the process.
+    # On this path, torch loses the keyword inputs for hooks on the process.
     assert seen == [None, ({} if everywhere else {"factor": -1.0}, None)]
 
 
@@ -168,7 +168,7 @@ def test_full_backward_hooks_fire_in_order_and_prepended_first() -> None:
     assert order == ["pre first", "pre a", "pre b", "first", "a", "b"]
 
 
-def test_the_flag_of_a_module_goes_with_its_last_full_backward_hook() -> None:
+def test_the_flag_of_a_module_is_cleared_with_its_last_full_backward_hook() -> None:
     module = Scale()
     first, second = hooks.on_full_backward(module, nothing), hooks.on_full_backward(module, nothing)
     first.remove()
@@ -178,7 +178,7 @@ def test_the_flag_of_a_module_goes_with_its_last_full_backward_hook() -> None:
     module.register_backward_hook(nothing)
 
 
-def test_the_function_itself_is_registered_with_nothing_around_it() -> None:
+def test_the_function_itself_is_registered_without_a_wrapper() -> None:
     module = Scale()
     with hooks.on_forward(None, nothing), hooks.on_forward_pre(None, nothing):
         assert next(reversed(torch_modules._global_forward_hooks.values())) is nothing
@@ -188,7 +188,7 @@ def test_the_function_itself_is_registered_with_nothing_around_it() -> None:
 
 
 @pytest.mark.parametrize("everywhere", [False, True])
-def test_a_hook_may_remove_itself_while_it_runs(everywhere: bool) -> None:
+def test_a_hook_can_remove_itself_while_it_runs(everywhere: bool) -> None:
     module, calls = Scale(), []
     target = None if everywhere else module
 
@@ -204,7 +204,7 @@ def test_a_hook_may_remove_itself_while_it_runs(everywhere: bool) -> None:
 
 
 @pytest.mark.parametrize("everywhere", [False, True])
-def test_a_hook_may_remove_itself_after_an_exception_without_hiding_it(everywhere: bool) -> None:
+def test_a_hook_can_remove_itself_after_an_exception_without_hiding_it(everywhere: bool) -> None:
     module, calls = Scale(), []
     target = None if everywhere else module
 
@@ -221,7 +221,7 @@ def test_a_hook_may_remove_itself_after_an_exception_without_hiding_it(everywher
     assert not handle.active
 
 
-def test_a_hook_with_keyword_inputs_that_is_removed_by_one_before_it_is_left_out() -> None:
+def test_a_hook_with_keyword_inputs_that_an_earlier_hook_removes_is_skipped() -> None:
     module, calls = Scale(), []
     hooks.on_forward(module, lambda *_: late.remove())
     late = hooks.on_forward(module, lambda *_: calls.append(1), with_kwargs=True)
@@ -231,7 +231,7 @@ def test_a_hook_with_keyword_inputs_that_is_removed_by_one_before_it_is_left_out
     assert calls == []
 
 
-def test_registration_hooks_see_and_replace_what_a_module_gets() -> None:
+def test_registration_hooks_see_and_replace_new_members_of_a_module() -> None:
     seen: list[tuple[str, str]] = []
 
     def saw(_module: nn.Module, name: str, value: Any) -> Any:
@@ -247,7 +247,7 @@ def test_registration_hooks_see_and_replace_what_a_module_gets() -> None:
     assert isinstance(module.act, nn.Tanh)
 
 
-def test_a_registration_hook_may_remove_itself() -> None:
+def test_a_registration_hook_can_remove_itself() -> None:
     names: list[str] = []
 
     def once(_module: nn.Module, name: str, _value: Any) -> None:
@@ -267,7 +267,7 @@ REGISTER = [hooks.on_forward_pre, hooks.on_forward, hooks.on_full_backward_pre, 
 
 
 @pytest.mark.parametrize("register", REGISTER)
-def test_wrong_arguments_say_what_was_given_expected_and_to_be_done(register: Any) -> None:
+def test_the_error_for_a_wrong_argument_says_what_was_expected_and_what_to_do(register: Any) -> None:
     with pytest.raises(ArgumentError, match=r"Got 3 as the hook; expected a function \(module.*Pass the function"):
         register(nn.Linear(1, 1), 3)
     with pytest.raises(ArgumentError, match=r"Got 'model'; expected a torch.nn.Module, or None.*Pass the module"):
@@ -285,7 +285,7 @@ def test_a_global_pre_hook_refuses_keyword_inputs_that_torch_cannot_give_it() ->
         hooks.on_forward_pre(None, nothing, with_kwargs=True)
 
 
-def test_a_full_backward_hook_beside_a_legacy_one_is_refused() -> None:
+def test_a_full_backward_hook_is_refused_if_there_is_a_legacy_one() -> None:
     module = Scale()
     module.register_backward_hook(nothing)
     with pytest.raises(
@@ -299,7 +299,7 @@ def test_a_full_backward_hook_beside_a_legacy_one_is_refused() -> None:
     torch_modules._global_is_full_backward_hook = None
 
 
-def test_a_module_that_is_not_finished_or_is_scripted_is_refused() -> None:
+def test_an_unfinished_or_scripted_module_is_refused() -> None:
     class Unfinished(nn.Module):
         def __init__(self) -> None:
             hooks.on_forward(self, nothing)

@@ -1,4 +1,4 @@
-"""Hooks around steps, saved tensors, the end of a backward, and an export."""
+"""Hooks around steps, saved tensors, the end of a backward pass, and an export."""
 
 # Torch types an attribute of a module as Tensor or Module, and leaves `backward` and `register_hook` untyped.
 # mypy: disable-error-code="no-untyped-call,union-attr,operator,arg-type,index,attr-defined"
@@ -51,7 +51,7 @@ def test_step_hooks_see_the_parameter_before_and_after(optimizer: torch.optim.Op
 
 
 @pytest.mark.parametrize("everywhere", [False, True])
-def test_a_step_pre_hook_replaces_the_arguments_and_the_next_sees_them(
+def test_a_step_pre_hook_replaces_the_arguments_and_the_next_one_sees_them(
     optimizer: torch.optim.Optimizer, everywhere: bool
 ) -> None:
     target, calls = None if everywhere else optimizer, []
@@ -69,7 +69,7 @@ def test_a_step_pre_hook_replaces_the_arguments_and_the_next_sees_them(
     assert calls == ["closure"]
 
 
-def test_step_hooks_fire_in_torch_s_order(optimizer: torch.optim.Optimizer) -> None:
+def test_step_hooks_fire_in_torchs_order(optimizer: torch.optim.Optimizer) -> None:
     order: list[str] = []
 
     def note(word: str) -> Any:
@@ -91,7 +91,7 @@ def test_step_hooks_fire_in_torch_s_order(optimizer: torch.optim.Optimizer) -> N
 
 @pytest.mark.parametrize("everywhere", [False, True])
 @pytest.mark.parametrize("register", [hooks.on_optimizer_step_pre, hooks.on_optimizer_step])
-def test_a_step_hook_may_remove_itself_and_the_step_goes_on(
+def test_a_step_hook_can_remove_itself_and_the_step_continues(
     optimizer: torch.optim.Optimizer, register: Any, everywhere: bool
 ) -> None:
     target, calls = None if everywhere else optimizer, []
@@ -111,7 +111,7 @@ def test_a_step_hook_may_remove_itself_and_the_step_goes_on(
     assert calls == ["once", "other", "other"]
 
 
-def test_an_entry_that_waits_for_the_end_of_a_step_is_not_listed(optimizer: torch.optim.Optimizer) -> None:
+def test_an_entry_that_is_removed_at_the_end_of_a_step_is_not_listed(optimizer: torch.optim.Optimizer) -> None:
     handle = hooks.on_optimizer_step_pre(optimizer, lambda *_: handle.remove())
     optimizer.step()
     assert hooks.inventory(optimizers=[optimizer]) == ()
@@ -119,7 +119,7 @@ def test_an_entry_that_waits_for_the_end_of_a_step_is_not_listed(optimizer: torc
 
 
 @pytest.mark.parametrize("register", [hooks.on_optimizer_step_pre, hooks.on_optimizer_step])
-def test_what_is_no_optimizer_of_torch_s_is_refused(register: Any) -> None:
+def test_anything_but_a_torch_optimizer_is_refused(register: Any) -> None:
     with pytest.raises(ArgumentError, match=r"Got an object of type Linear; expected a torch.optim.Optimizer, or None"):
         register(nn.Linear(1, 1), nothing)
     with pytest.raises(ArgumentError, match=r"expected a function \(optimizer, args, kwargs\)"):
@@ -133,7 +133,7 @@ def same(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach()
 
 
-def test_saved_tensors_go_through_the_pair_and_may_be_replaced() -> None:
+def test_saved_tensors_go_through_the_pair_and_can_be_replaced() -> None:
     x = torch.tensor([3.0], requires_grad=True)
     packed: list[float] = []
 
@@ -169,11 +169,11 @@ def test_only_the_innermost_pair_is_called() -> None:
     assert calls == ["inner", "outer"]
 
 
-def test_a_pair_removed_out_of_order_leaves_the_others_in_theirs() -> None:
+def test_a_pair_removed_out_of_order_leaves_the_others_in_order() -> None:
     packs = [lambda tensor: tensor.detach() for _ in range(3)]
     first = hooks.on_saved_tensors(packs[0], same)
     second = hooks.on_saved_tensors(packs[1], same)
-    with saved_tensors_hooks(packs[2], same):  # somebody else's, on top of both
+    with saved_tensors_hooks(packs[2], same):  # another pair on top of both
         first.remove()
         assert top_pair() == (packs[2], same)
         assert second.active
@@ -205,7 +205,7 @@ def test_a_pair_belongs_to_its_thread() -> None:
     handle.remove()
 
 
-def test_a_pair_of_a_thread_that_has_ended_is_gone_with_it() -> None:
+def test_a_pair_is_gone_with_its_thread() -> None:
     left: list[hooks.HookHandle] = []
     thread = threading.Thread(target=lambda: left.append(hooks.on_saved_tensors(same, same)))
     thread.start()
@@ -278,7 +278,7 @@ def test_a_backward_that_raises_has_no_end_and_the_next_one_has() -> None:
     y = x * 2
     ends: list[int] = []
     with hooks.on_backward_end(lambda: ends.append(1), of=y):
-        for _ in range(100):  # more than are remembered
+        for _ in range(100):  # more than the limit
 
             def fail(_grad: torch.Tensor) -> None:
                 raise KeyError("in backward")
@@ -292,7 +292,7 @@ def test_a_backward_that_raises_has_no_end_and_the_next_one_has() -> None:
     assert ends == [1]
 
 
-def test_an_end_removed_during_the_backward_stays_silent() -> None:
+def test_an_end_removed_during_the_backward_is_not_called() -> None:
     x = torch.ones(2, requires_grad=True)
     y = x * 2
     ends: list[int] = []
@@ -302,7 +302,7 @@ def test_an_end_removed_during_the_backward_stays_silent() -> None:
     assert ends == []
 
 
-def test_a_module_without_gradients_has_no_backward_to_end() -> None:
+def test_a_module_without_gradients_is_refused() -> None:
     with pytest.raises(HookError, match=r"Tanh has no parameter that needs a gradient.*Pass a tensor"):
         hooks.on_backward_end(nothing, of=nn.Tanh())
 
@@ -356,6 +356,6 @@ def test_package_hooks_can_be_removed_before_and_during_the_export(sources: type
     after.remove()
 
 
-def test_what_is_no_exporter_is_refused() -> None:
+def test_anything_but_an_exporter_is_refused() -> None:
     with pytest.raises(ArgumentError, match=r"Got 'file.pt'; expected a torch.package.PackageExporter"):
         hooks.on_package("file.pt")

@@ -17,7 +17,7 @@ from tests.leaks import nothing, nothing_left_behind  # noqa: F401
 
 
 def graph() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """A leaf, what was computed from it, and a loss."""
+    """Return a leaf, a tensor computed from it, and a loss."""
     leaf = torch.tensor([1.0, -2.0, 3.0], requires_grad=True)
     middle = leaf * leaf
     return leaf, middle, (middle * torch.tensor([2.0, 3.0, 4.0])).sum()
@@ -42,7 +42,7 @@ def test_gradient_hooks_chain_in_order_and_replace_the_gradient() -> None:
     assert torch.equal(leaf.grad, torch.tensor([3.0, 4.0, 5.0]) * 10 * 2 * leaf.detach())
 
 
-def test_a_gradient_hook_may_remove_itself() -> None:
+def test_a_gradient_hook_can_remove_itself() -> None:
     _, middle, loss = graph()
     calls: list[str] = []
 
@@ -57,7 +57,7 @@ def test_a_gradient_hook_may_remove_itself() -> None:
     assert calls == ["once", "other", "other"]
 
 
-def test_an_accumulated_gradient_is_seen_after_each_backward_and_may_be_changed() -> None:
+def test_an_accumulated_gradient_is_seen_after_each_backward_and_can_be_changed() -> None:
     leaf, _, loss = graph()
     seen: list[torch.Tensor] = []
 
@@ -94,7 +94,7 @@ def test_all_gradients_arrive_together_with_none_for_those_not_computed() -> Non
     assert len(seen) == 1
 
 
-def test_any_gradient_is_the_first_that_comes() -> None:
+def test_any_gradient_is_the_first_one() -> None:
     leaf, middle, loss = graph()
     seen: list[torch.Tensor] = []
     handle = hooks.on_gradients((leaf, middle), seen.append, mode="any")
@@ -130,7 +130,7 @@ def test_node_hooks_see_and_replace_gradients_before_and_after_the_node() -> Non
     assert torch.equal(leaf.grad, came * 2 * leaf.detach())
 
 
-def test_node_hooks_may_remove_themselves() -> None:
+def test_node_hooks_can_remove_themselves() -> None:
     _, middle, loss = graph()
     calls: list[str] = []
 
@@ -145,7 +145,7 @@ def test_node_hooks_may_remove_themselves() -> None:
     assert calls == ["once", "other", "other"]
 
 
-def test_a_node_is_torch_s_own_kind() -> None:
+def test_a_node_has_torchs_own_type() -> None:
     assert isinstance(graph()[1].grad_fn, Node)
 
 
@@ -157,7 +157,7 @@ def test_a_tensor_that_needs_no_gradient_is_refused(register: Any) -> None:
         register(torch.ones(2, 3), nothing)
 
 
-def test_leaves_and_computed_tensors_are_told_apart() -> None:
+def test_leaves_and_computed_tensors_are_distinguished() -> None:
     leaf, middle, _ = graph()
     with pytest.raises(HookError, match=r"was computed \(<MulBackward0.*expected a leaf.*Use on_gradient"):
         hooks.on_gradient_accumulated(middle, nothing)

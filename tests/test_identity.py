@@ -1,4 +1,4 @@
-"""A server proves who it is before it is shown a token or a frame, whoever listens at its address by now."""
+"""A server proves its identity before it receives a token or a frame, whatever process now listens at its address."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NOBODY = f"HTTP/1.1 200 OK\r\nContent-Length: {len('{}')}\r\n\r\n{{}}".encode()
 
 @dataclass
 class Impostor:
-    """A server that keeps every byte it is sent and gives everyone the same answer."""
+    """A server that keeps every received byte and always gives the same answer."""
 
     port: int
     heard: bytearray = field(default_factory=bytearray)
@@ -81,7 +81,7 @@ def _requests(heard: bytearray) -> set[bytes]:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A user of the test's own, with a dashboard of its own."""
+    """Return a separate user's home, with its own dashboard."""
     folder = tmp_path / "home"
     for name in ("HOOKCORE_URL", "HOOKCORE_TOKEN"):
         monkeypatch.delenv(name, raising=False)
@@ -95,7 +95,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @contextmanager
 def _sending_to(address: Address) -> Iterator[HttpSink]:
-    """A sink that has a frame to send, ended with its thread."""
+    """Yield a sink with a frame to send, and end it with its thread."""
     sink = HttpSink(a_run(), request_s=1.0, close_s=0.1)
     sink._failures = 100  # as after a long time without an answer
     sink.start(address)
@@ -116,7 +116,7 @@ def _train(model: nn.Module, steps: int) -> None:
         optimizer.step()
 
 
-def test_whoever_takes_the_port_of_a_dead_dashboard_gets_neither_token_nor_frames(
+def test_a_process_that_takes_the_port_of_a_dead_dashboard_gets_neither_token_nor_frames(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(delivery, "MAX_REVIVALS", 0)
@@ -143,7 +143,7 @@ def test_whoever_takes_the_port_of_a_dead_dashboard_gets_neither_token_nor_frame
         watcher._delivery.hurry(0.1)
 
 
-def test_frames_that_waited_for_an_impostor_to_go_reach_the_next_dashboard(
+def test_frames_that_waited_for_an_impostor_to_leave_reach_the_next_dashboard(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(delivery, "MAX_REVIVALS", 0)
@@ -175,7 +175,7 @@ def test_frames_that_waited_for_an_impostor_to_go_reach_the_next_dashboard(
         b"\x16\x03\x01 this is not HTTP\r\n\r\n",
     ],
 )
-def test_an_answer_that_is_no_proof_gets_no_token_from_anyone(answer: bytes) -> None:
+def test_without_a_valid_proof_a_server_gets_no_token(answer: bytes) -> None:
     with impostor(answer=answer) as other:
         with Client(other.url, TOKEN) as client:
             with pytest.raises(ServerError):
@@ -191,7 +191,7 @@ def test_an_answer_that_is_no_proof_gets_no_token_from_anyone(answer: bytes) -> 
         assert all(request.startswith(b"GET " + PROOF_PATH.encode()) for request in _requests(other.heard))
 
 
-def test_an_old_proof_is_worth_nothing(tmp_path: Path) -> None:
+def test_an_old_proof_is_invalid(tmp_path: Path) -> None:
     proof = proof_of(TOKEN, NONCE)
     said = json.dumps({"proofs": [proof]}).encode()
     with impostor(answer=b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(said) + said) as other:
@@ -201,7 +201,7 @@ def test_an_old_proof_is_worth_nothing(tmp_path: Path) -> None:
         assert TOKEN.encode() not in other.heard
 
 
-def test_a_server_that_hangs_up_after_its_proof_is_not_sent_the_token_on_a_new_connection() -> None:
+def test_a_server_that_hangs_up_after_its_proof_gets_no_token_on_a_new_connection() -> None:
     receiver = Receiver()
     receiver.tokens = (TOKEN,)
     receiver.hangs_up = True
@@ -213,7 +213,7 @@ def test_a_server_that_hangs_up_after_its_proof_is_not_sent_the_token_on_a_new_c
     assert not receiver.batches
 
 
-def test_the_proof_is_of_each_token_and_shows_neither() -> None:
+def test_the_proof_covers_each_token_and_reveals_neither() -> None:
     world = make_world(token=TOKEN, read_token=READ_TOKEN, host="0.0.0.0")
     answer = world.client.get(f"{PROOF_PATH}?nonce={NONCE}")
     assert answer.json() == {"proofs": [proof_of(TOKEN, NONCE), proof_of(READ_TOKEN, NONCE)]}
@@ -230,7 +230,7 @@ def test_both_tokens_open_a_real_server_after_its_proof() -> None:
                 assert client.runs() == []
 
 
-def test_no_proxy_of_the_environment_is_asked(
+def test_proxies_of_the_environment_are_not_used(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with impostor() as proxy:
@@ -249,7 +249,7 @@ def test_no_proxy_of_the_environment_is_asked(
         assert not proxy.heard
 
 
-def test_a_server_of_this_machine_that_comes_back_after_a_long_time_is_not_kept_waiting() -> None:
+def test_a_local_server_that_returns_after_a_long_time_is_contacted_quickly() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{probe.getsockname()[1]}"

@@ -1,4 +1,4 @@
-"""What comes in is taken once and whole, or refused with a sentence; whatever comes, the next good batch is taken."""
+"""Batches are stored once and completely, or refused with a message. The next valid batch is always stored."""
 
 from __future__ import annotations
 
@@ -48,19 +48,19 @@ def world() -> World:
 
 
 def _refused(world: World, batch: wire.Batch | bytes, status: int, words: str, **headers: str) -> None:
-    """Refused with these words, and nothing is left of it: the next good batch of the run is taken whole."""
+    """Assert that a batch is refused with these words and leaves no trace: the run's next valid batch is stored."""
     response = world.post(batch, **headers)
     assert response.status_code == status, response.text
     assert words in response.json()["error"]
 
 
-def test_a_batch_is_filed_and_answered_with_what_the_server_has(world: World) -> None:
+def test_a_batch_is_stored_and_the_answer_says_what_the_server_has(world: World) -> None:
     answer = world.take(make_batch(INFO, [0, 1, 2]))
     assert (answer.acknowledged, answer.taps, answer.described, answer.commands) == (2, 2, -1, ())
     assert world.means() == ([0, 1, 2], [0.0, 1.0, 2.0])
 
 
-def test_a_batch_without_items_is_a_sign_of_life_and_brings_commands(world: World) -> None:
+def test_an_empty_batch_is_a_sign_of_life_and_fetches_commands(world: World) -> None:
     world.take(make_batch(INFO, []))
     run = world.runs.get("one")
     assert run is not None
@@ -70,7 +70,7 @@ def test_a_batch_without_items_is_a_sign_of_life_and_brings_commands(world: Worl
     assert world.take(done).commands == ()
 
 
-def test_commands_are_new_to_a_trainer_that_obeyed_a_server_whose_clock_was_ahead(world: World) -> None:
+def test_a_trainer_accepts_commands_after_a_server_whose_clock_was_ahead(world: World) -> None:
     done = int(time.time() * 1000) + 2 * 3600 * 1000
     world.take(make_batch(INFO, [], commands_done=done))
     run = world.runs.get("one")
@@ -81,7 +81,7 @@ def test_commands_are_new_to_a_trainer_that_obeyed_a_server_whose_clock_was_ahea
     assert world.take(make_batch(INFO, [], first=False, commands_done=done + 3)).commands == tuple(asked[3:])
 
 
-def test_what_comes_twice_or_late_is_stored_once(world: World) -> None:
+def test_repeated_and_late_items_are_stored_once(world: World) -> None:
     batches = [make_batch(INFO, [step, step + 1], first=step == 0) for step in range(0, 20, 2)]
     shuffled = random.Random(1)
     for number, batch in enumerate(batches):
@@ -91,13 +91,13 @@ def test_what_comes_twice_or_late_is_stored_once(world: World) -> None:
     assert world.means() == (list(range(20)), [float(step) for step in range(20)])
 
 
-def test_a_batch_that_leaves_out_taps_is_not_taken_and_the_answer_says_what_is_known(world: World) -> None:
+def test_a_batch_that_skips_taps_is_refused_and_the_answer_says_what_is_known(world: World) -> None:
     answer = world.take(make_batch(INFO, [0], first=False))
     assert (answer.acknowledged, answer.taps) == (-1, 0)
     assert world.take(make_batch(INFO, [0])).acknowledged == 0
 
 
-def test_a_removed_run_whose_trainer_still_sends_comes_anew(world: World) -> None:
+def test_a_removed_run_whose_trainer_still_sends_starts_again(world: World) -> None:
     world.take(make_batch(INFO, [0, 1]))
     assert world.runs.remove("one")
     assert world.take(make_batch(INFO, [2], first=False)).taps == 0
@@ -105,7 +105,7 @@ def test_a_removed_run_whose_trainer_still_sends_comes_anew(world: World) -> Non
     assert world.means() == ([2], [2.0])
 
 
-def test_a_run_that_is_shown_from_a_file_is_continued_by_nobody_but_its_trainer(world: World) -> None:
+def test_a_run_shown_from_a_file_can_be_continued_only_by_its_trainer(world: World) -> None:
     world.take(make_batch(INFO, [0, 1]))
     run = world.runs.get("one")
     assert run is not None
@@ -114,7 +114,7 @@ def test_a_run_that_is_shown_from_a_file_is_continued_by_nobody_but_its_trainer(
     assert world.means()[0] == [0, 1]
 
 
-def test_a_clock_that_goes_backwards_changes_no_order() -> None:
+def test_a_clock_that_runs_backwards_changes_no_order() -> None:
     now = [100.0]
     world = make_world(lambda: now[0])
     for step in range(5):
@@ -130,19 +130,19 @@ def test_a_clock_that_goes_backwards_changes_no_order() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "../etc", "a/b", "a b", "x" * 65, "naïve", "a\n", "%2e"])
-def test_a_run_whose_id_is_not_safe_in_an_address_is_refused(world: World, name: str) -> None:
+def test_a_run_id_that_is_unsafe_in_a_url_is_refused(world: World, name: str) -> None:
     _refused(world, make_batch(make_info(name), [0]), 422, "64 letters")
     assert world.runs.all() == []
 
 
-def test_nobody_can_add_to_the_run_of_another(world: World) -> None:
+def test_a_run_can_be_continued_only_with_its_key(world: World) -> None:
     world.take(make_batch(INFO, [0]))
     _refused(world, make_batch(make_info(key="guessed"), [1], first=False), 403, "another trainer")
     _refused(world, make_batch(make_info(key="schlüssel"), [1], first=False), 403, "another trainer")
     assert world.means()[0] == [0]
 
 
-def test_a_full_server_says_so_and_when_to_come_again() -> None:
+def test_a_full_server_says_so_and_when_to_retry() -> None:
     world = make_world(max_runs=1)
     world.take(make_batch(INFO, [0]))
     response = world.post(make_batch(make_info("two"), [0]))
@@ -152,7 +152,7 @@ def test_a_full_server_says_so_and_when_to_come_again() -> None:
     assert world.means()[0] == [0]
 
 
-def test_a_run_that_ended_makes_room() -> None:
+def test_an_ended_run_makes_room() -> None:
     world = make_world(max_runs=1)
     ended = make_batch(INFO, [], items=(wire.EndItem(0, 0),))
     world.take(ended)
@@ -160,8 +160,8 @@ def test_a_run_that_ended_makes_room() -> None:
     assert [run.id for run in world.runs.all()] == ["two"]
 
 
-def test_many_short_runs_stay_side_by_side() -> None:
-    """A run that ended claims what it takes, not what it might have taken."""
+def test_many_short_runs_are_kept() -> None:
+    """An ended run claims the memory that it uses, not what it might have used."""
     world = make_world(memory=64_000_000)
     for number in range(20):
         world.take(make_batch(make_info(f"run-{number}"), [0, 1]))
@@ -174,19 +174,19 @@ def test_a_body_of_another_type_is_refused(world: World, kind: str) -> None:
     assert world.post(make_batch(INFO, [0]), **{"Content-Type": kind}).status_code == 415
 
 
-def test_an_encoding_that_is_not_read_is_refused_by_name(world: World) -> None:
+def test_an_unsupported_encoding_is_refused_by_name(world: World) -> None:
     _refused(world, make_batch(INFO, [0]), 415, "br", **{"Content-Encoding": "br"})
 
 
 @pytest.mark.parametrize(("name", "pack"), [("gzip", gzip.compress), ("zstd", zstandard.compress)])
-def test_a_packed_batch_is_unpacked(world: World, name: str, pack: Any) -> None:
+def test_a_compressed_batch_is_decompressed(world: World, name: str, pack: Any) -> None:
     response = world.post(pack(wire.encode(make_batch(INFO, [0, 1]))), **{"Content-Encoding": name})
     assert response.status_code == 200
     assert world.means()[0] == [0, 1]
 
 
 @pytest.mark.parametrize("name", ["gzip", "zstd"])
-def test_a_packed_batch_that_is_cut_or_is_none_is_refused(world: World, name: str) -> None:
+def test_a_truncated_or_invalid_compressed_batch_is_refused(world: World, name: str) -> None:
     pack = gzip.compress if name == "gzip" else zstandard.compress
     whole = pack(wire.encode(make_batch(INFO, [0, 1])))
     for damaged in (whole[:-9], whole[:20], b"", b"nonsense", whole + b"more"):
@@ -271,7 +271,7 @@ WRONG: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_a_batch_with_something_wrong_in_it_leaves_no_trace(world: World, case: str) -> None:
+def test_an_invalid_batch_leaves_no_trace(world: World, case: str) -> None:
     response = world.post(_with(WRONG[case]))
     assert response.status_code == 422, response.text
     assert len(response.json()["error"]) < 2000
@@ -284,7 +284,7 @@ def _with(wrong: dict[str, Any]) -> wire.Batch:
     return wire.Batch(**{"run": INFO, "taps": make_taps(2), "items": (), **wrong})
 
 
-def test_a_damaged_item_takes_the_good_ones_beside_it_with_it(world: World) -> None:
+def test_a_damaged_item_invalidates_the_whole_batch(world: World) -> None:
     world.take(make_batch(INFO, [0]))
     good = wire.frame_item(1, make_frame(1))
     batch = make_batch(INFO, [], first=False, items=(good, _frame_item(number=2, stats=bytes(8))))
@@ -305,7 +305,7 @@ GOOD = wire.encode(
 
 @st.composite
 def damaged(draw: st.DrawFn) -> bytes:
-    """A batch with some bytes changed, cut off, put in or taken out."""
+    """Return a batch with some bytes changed, cut off, inserted, or removed."""
     data = bytearray(GOOD)
     for _ in range(draw(st.integers(1, 4))):
         at = draw(st.integers(0, max(0, len(data) - 1)))
@@ -318,14 +318,14 @@ def damaged(draw: st.DrawFn) -> bytes:
                 data[at:at] = draw(st.binary(min_size=1, max_size=9))
             case "remove":
                 del data[at : at + draw(st.integers(1, 20))]
-            case "length":  # lengths of four bytes that promise what never comes
+            case "length":  # lengths of four bytes that announce data which never arrives
                 data[at : at + 5] = bytes([draw(st.sampled_from([0xDB, 0xDD, 0xDF, 0xC6, 0xC9]))]) + b"\xff" * 4
     return bytes(data)
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(body=st.one_of(damaged(), st.binary(max_size=200)))
-def test_whatever_comes_is_taken_or_refused_and_the_store_stays_whole(body: bytes) -> None:
+def test_any_bytes_are_stored_or_refused_and_the_store_stays_consistent(body: bytes) -> None:
     world = _SHARED
     response = world.post(body)
     assert response.status_code in (200, 403, 422, 429), response.text
@@ -347,20 +347,20 @@ _SHARED = make_world()
 
 
 @pytest.mark.parametrize("byte", [0x91, 0x81])
-def test_a_body_that_nests_without_end_is_refused(world: World, byte: int) -> None:
+def test_a_body_with_endless_nesting_is_refused(world: World, byte: int) -> None:
     run = msgspec.msgpack.encode({"schema": 1, "run": msgspec.to_builtins(INFO)})
     for body in (bytes([byte]) * 1_000_000, run[:-1] + bytes([byte]) * 100_000):
         assert world.post(body).status_code == 422
 
 
-def test_ten_thousand_layers_are_taken(world: World) -> None:
+def test_ten_thousand_layers_are_accepted(world: World) -> None:
     answer = world.take(make_batch(INFO, [0, 1], taps=10_000))
     assert answer.taps == 10_000
     assert world.means(tap=9_999) == ([0, 1], [0.0, 1.0])
 
 
 @pytest.mark.slow
-def test_more_events_than_there_is_room_for_are_bounded_and_counted(world: World) -> None:
+def test_events_beyond_the_limit_are_dropped_and_counted(world: World) -> None:
     world.take(make_batch(INFO, []))
     for number in range(8):
         events = tuple(make_event(50_000 * number + each) for each in range(50_000))
@@ -377,7 +377,7 @@ def test_more_events_than_there_is_room_for_are_bounded_and_counted(world: World
     assert 0 < len(kept) < 400_000
 
 
-def test_sixteen_trainers_at_once_lose_and_double_nothing() -> None:
+def test_sixteen_trainers_at_once_lose_and_duplicate_nothing() -> None:
     steps, width = 40, 4
 
     def train(number: int, url: str) -> None:
@@ -399,7 +399,7 @@ def test_sixteen_trainers_at_once_lose_and_double_nothing() -> None:
             assert series.mean.tolist() == [float(step) for step in range(steps)]
 
 
-def test_a_folder_to_keep_a_run_in_is_obeyed_only_on_the_users_own_dashboard() -> None:
+def test_the_folder_for_a_run_is_used_only_on_the_users_own_dashboard() -> None:
     told = []
 
     class Keeper:
@@ -418,7 +418,7 @@ def test_a_folder_to_keep_a_run_in_is_obeyed_only_on_the_users_own_dashboard() -
     assert told == [("one", False), ("one", True), ("one", False)]
 
 
-def test_a_trainer_needs_the_token_that_may_change_things() -> None:
+def test_a_trainer_needs_the_token_that_permits_changes() -> None:
     world = make_world(token=TOKEN, read_token=READ_TOKEN)
     batch = make_batch(INFO, [0])
     assert world.post(batch).status_code == 401
@@ -455,7 +455,7 @@ def test_small_bodies_that_unpack_to_millions_of_values_take_little_memory() -> 
         assert server.runs.all() == []
 
 
-def test_many_large_batches_at_once_are_told_to_come_again() -> None:
+def test_with_many_large_batches_at_once_some_are_asked_to_retry() -> None:
     head = (
         f"POST /api/v1/ingest HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {TOKEN}\r\n"
         f"Content-Type: {wire.CONTENT_TYPE}\r\nContent-Length: 100000\r\n\r\n"
@@ -484,7 +484,7 @@ def _events(world: World) -> list[tuple[str, str, int]]:
     return [(event.name, event.message, event.count) for event in run.store.events_after(0)[1]]
 
 
-def test_a_trainer_that_comes_back_after_a_silence_is_an_event() -> None:
+def test_a_trainer_that_returns_after_a_silence_is_an_event() -> None:
     now = [0.0]
     world = make_world(lambda: now[0])
     for step, at in enumerate((0.0, 1.0, 2.0)):

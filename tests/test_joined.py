@@ -15,7 +15,7 @@ PAGES = sorted((assets.FOLDER / "js" / "pages").glob("*.js"))
 
 
 def run(files: dict[str, str], folder: Path) -> str:
-    """What the joined script of main.js prints."""
+    """Return what the joined script of main.js prints."""
     script = folder / "joined.mjs"
     script.write_text(join("main.js", files.__getitem__))
     done = subprocess.run(["node", script], capture_output=True, text=True, timeout=60, check=False)
@@ -23,7 +23,7 @@ def run(files: dict[str, str], folder: Path) -> str:
     return done.stdout
 
 
-def test_what_a_module_exports_is_there_where_it_is_imported_under_each_of_its_names(tmp_path: Path) -> None:
+def test_the_exports_of_a_module_are_available_under_each_imported_name(tmp_path: Path) -> None:
     files = {
         "main.js": 'import {\n  Box,\n  LEAST as least,\n} from "./of/box.js";\n'
         'import { twice } from "./again.js";\n'
@@ -43,7 +43,7 @@ def test_what_a_module_exports_is_there_where_it_is_imported_under_each_of_its_n
     assert run(files, tmp_path) == "4 8 function\n"
 
 
-def test_a_module_is_run_once_and_after_those_that_it_needs(tmp_path: Path) -> None:
+def test_a_module_runs_once_and_after_its_imports(tmp_path: Path) -> None:
     files = {
         "main.js": 'import { a } from "./a.js";\nimport { b } from "./b.js";\nconsole.log(a, b);',
         "a.js": 'import { once } from "./once.js";\nexport const a = once.push(1);',
@@ -56,7 +56,7 @@ def test_a_module_is_run_once_and_after_those_that_it_needs(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     "form", ["import * as a from './a.js';", "export default 1;", 'import "./a.js";', "export { a };"]
 )
-def test_a_form_that_it_cannot_join_is_refused_with_its_line(form: str) -> None:
+def test_unsupported_syntax_is_refused_with_its_line(form: str) -> None:
     with pytest.raises(ValueError, match=re.escape(form)):
         join("main.js", {"main.js": form}.__getitem__)
 
@@ -68,7 +68,7 @@ def test_modules_that_import_each_other_are_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.stem))
-def test_the_script_of_each_page_is_whole(page: Path, tmp_path: Path) -> None:
+def test_the_script_of_each_page_is_complete(page: Path, tmp_path: Path) -> None:
     found = assets.read(f"joined/{page.name}")
     assert found is not None
     script = tmp_path / "page.mjs"
@@ -77,11 +77,11 @@ def test_the_script_of_each_page_is_whole(page: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_page_that_is_not_there_has_no_script() -> None:
+def test_an_unknown_page_has_no_script() -> None:
     assert assets.read("joined/nowhere.js") is None
 
 
-def test_what_pages_ask_for_is_read_beforehand() -> None:
+def test_scripts_of_pages_are_read_in_advance() -> None:
     assets.read.cache_clear()
     pages.prepare()
     asked = assets.read.cache_info().misses

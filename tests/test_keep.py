@@ -1,4 +1,4 @@
-"""Runs that a server keeps: written as they come, only where it may, and shown again."""
+"""Runs that a server saves: as they arrive, only where it may, and shown again."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ STEPS = 12
 
 
 def train(runs: Runs, keeper: Keeper, info: RunInfo = INFO, may_name_folder: bool = False, ends: bool = True) -> Run:
-    """A trainer that sends some frames and ends."""
+    """Send some frames and end, like a trainer."""
     run = runs.open(info)
     assert run is not None
     keeper.opened(run, may_name_folder)
@@ -60,13 +60,13 @@ def state_of(folder: Path) -> str:
         return "not there yet"
 
 
-def test_a_server_keeps_its_runs_and_shows_them_after_a_restart(tmp_path: Path) -> None:
+def test_a_server_saves_its_runs_and_shows_them_after_a_restart(tmp_path: Path) -> None:
     settings = ServerSettings(keep=str(tmp_path))
     runs = Runs(settings)
     keeper = Keeper(runs, settings)
     run = train(runs, keeper)
     wait_for(lambda: state_of(tmp_path) == "ended")
-    assert [folder.parent for folder in kept_in(tmp_path)] == [tmp_path]  # whatever the run is called
+    assert [folder.parent for folder in kept_in(tmp_path)] == [tmp_path]  # whatever the name of the run
     keeper.close()
 
     again = Runs(settings)
@@ -84,7 +84,7 @@ def test_a_server_keeps_its_runs_and_shows_them_after_a_restart(tmp_path: Path) 
         assert np.array_equal(one.mean, other.mean, equal_nan=True)
 
 
-def test_closing_the_server_writes_what_is_left(tmp_path: Path) -> None:
+def test_closing_the_server_writes_the_rest(tmp_path: Path) -> None:
     settings = ServerSettings(keep=str(tmp_path))
     runs = Runs(settings)
     keeper = Keeper(runs, settings)
@@ -95,7 +95,7 @@ def test_closing_the_server_writes_what_is_left(tmp_path: Path) -> None:
     assert archive.state == "lost"
 
 
-def test_only_this_users_own_trainers_may_name_a_folder(tmp_path: Path) -> None:
+def test_only_this_users_own_trainers_can_choose_a_folder(tmp_path: Path) -> None:
     settings = ServerSettings()
     runs = Runs(settings)
     keeper = Keeper(runs, settings)
@@ -110,7 +110,7 @@ def test_only_this_users_own_trainers_may_name_a_folder(tmp_path: Path) -> None:
     keeper.close()
 
 
-def test_runs_say_if_the_users_data_folder_cannot_be_written_to(tmp_path: Path) -> None:
+def test_runs_report_an_unwritable_data_folder(tmp_path: Path) -> None:
     (tmp_path / "data").write_text("a file")
     settings, trouble = _with_folder(ServerSettings(), {"XDG_DATA_HOME": str(tmp_path / "data")})
     assert not settings.keeps
@@ -126,7 +126,7 @@ def test_runs_say_if_the_users_data_folder_cannot_be_written_to(tmp_path: Path) 
     assert _with_folder(ServerSettings(keep=""), {}) == (ServerSettings(keep=""), "")
 
 
-def test_nothing_is_written_unless_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_written_unless_requested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     settings = ServerSettings()
     runs = Runs(settings)
@@ -136,7 +136,7 @@ def test_nothing_is_written_unless_asked(tmp_path: Path, monkeypatch: pytest.Mon
     assert not list(tmp_path.iterdir())
 
 
-def test_the_limit_counts_what_was_kept_before(tmp_path: Path) -> None:
+def test_the_limit_includes_earlier_runs(tmp_path: Path) -> None:
     settings = ServerSettings(keep=str(tmp_path), keep_limit=1000)
     (tmp_path / "old-1.hookcore").mkdir()
     (tmp_path / "old-1.hookcore" / "filler.parquet").write_bytes(b"\0" * 2000)
@@ -149,7 +149,7 @@ def test_the_limit_counts_what_was_kept_before(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*/steps/*.parquet"))
 
 
-def test_a_kept_run_is_opened_by_its_folder_or_a_file_in_it(tmp_path: Path) -> None:
+def test_a_saved_run_is_opened_by_its_folder_or_a_file_in_it(tmp_path: Path) -> None:
     settings = ServerSettings(keep=str(tmp_path))
     keeper = Keeper(Runs(settings), settings)
     train(Runs(settings), keeper)
@@ -162,7 +162,7 @@ def test_a_kept_run_is_opened_by_its_folder_or_a_file_in_it(tmp_path: Path) -> N
         assert show(runs, path) is runs.get(INFO.id)
 
 
-def test_a_damaged_part_of_a_kept_run_is_told_on_its_page(tmp_path: Path) -> None:
+def test_a_damaged_part_of_a_saved_run_is_reported_on_its_page(tmp_path: Path) -> None:
     settings = ServerSettings(keep=str(tmp_path))
     keeper = Keeper(Runs(settings), settings)
     train(Runs(settings), keeper)
@@ -174,7 +174,7 @@ def test_a_damaged_part_of_a_kept_run_is_told_on_its_page(tmp_path: Path) -> Non
     assert any(event.name == "damaged" and "sketches" in event.message for event in run.store.events())
 
 
-def test_a_kept_run_without_histograms_of_todays_bins_says_so_and_raises_no_alert(tmp_path: Path) -> None:
+def test_a_saved_run_with_old_histogram_bins_says_so_and_raises_no_alert(tmp_path: Path) -> None:
     settings = ServerSettings(keep=str(tmp_path))
     runs = Runs(settings)
     keeper = Keeper(runs, settings)
@@ -222,7 +222,7 @@ def batch(info: RunInfo, steps: Iterable[int], first: bool = False, **others: An
 
 
 def start(settings: ServerSettings, count: int) -> World:
-    """A server over the folder, once it has listed the runs that are there."""
+    """Return a server over the folder, after it has listed the existing runs."""
     world = make_world(**{each.name: getattr(settings, each.name) for each in fields(settings)})
     wait_for(lambda: len(world.runs.all()) == count)
     return world
@@ -234,7 +234,7 @@ def stop(world: World) -> None:
 
 
 def die(world: World) -> None:
-    """What is left of a server that was killed: parts on disk, and no lock."""
+    """Reduce a server to what a killed one leaves: parts on disk, and no lock."""
     keeper = world.app.state.keeper
     keeper._scribe._writers.clear()
     keeper._scribe.poke()
@@ -251,7 +251,7 @@ def test_a_run_whose_server_was_killed_continues_as_one_run(tmp_path: Path, is_l
     (writer,) = (writer for _, writer in world.app.state.keeper._writers.values())
     wait_for(lambda: writer.kept.written > 0)  # by the thread, which now waits for the next part
     writer.write()
-    world.take(batch(INFO, range(10, 13)))  # taken, and not on disk when the server dies
+    world.take(batch(INFO, range(10, 13)))  # accepted, and not on disk when the server dies
     die(world)
 
     world = start(settings, 1) if is_listed else make_world(keep=str(tmp_path))
@@ -259,7 +259,7 @@ def test_a_run_whose_server_was_killed_continues_as_one_run(tmp_path: Path, is_l
     assert (answer.acknowledged, answer.taps, answer.described) == (9, len(TAPS), -1)
     again = batch(INFO, range(13, 15))
     world.take(again)
-    assert world.take(again).acknowledged == 14  # sent twice, kept once
+    assert world.take(again).acknowledged == 14  # sent twice, stored once
     run = world.runs.find(INFO.id)
     assert run is not None
     assert (run.state, len(world.runs.all())) == ("live", 1)
@@ -275,7 +275,7 @@ def test_a_run_whose_server_was_killed_continues_as_one_run(tmp_path: Path, is_l
     assert [frame.step for frame in archive.frames()] == expected
 
 
-def test_only_the_trainer_that_began_a_run_may_continue_it(tmp_path: Path) -> None:
+def test_only_the_trainer_that_started_a_run_can_continue_it(tmp_path: Path) -> None:
     settings = ServerSettings(keep=str(tmp_path))
     world = start(settings, 0)
     world.take(batch(INFO, range(3), first=True))
@@ -328,14 +328,14 @@ def finish(world: World, number: int) -> None:
     wait_for(lambda: world.app.state.keeper.is_whole(run))
 
 
-def test_a_run_that_is_deleted_before_its_last_part_is_written_comes_back_whole(tmp_path: Path) -> None:
+def test_a_run_deleted_before_its_last_part_is_written_is_restored_completely(tmp_path: Path) -> None:
     settings = ServerSettings(keep=str(tmp_path))
     world = start(settings, 0)
     for number in range(5):
         info = RunInfo(id=f"run-{number}", key="k", name=f"r{number}", memory=4_000_000)
         world.take(batch(info, range(STEPS), first=True))
         world.take(Batch(run=info, taps_from=len(TAPS), items=(EndItem(STEPS, STEPS - 1),)))
-        assert world.client.delete(f"/api/v1/runs/run-{number}").status_code == 204  # at once
+        assert world.client.delete(f"/api/v1/runs/run-{number}").status_code == 204  # immediately
     stop(world)
 
     world = start(settings, 0)
@@ -348,7 +348,7 @@ def test_a_run_that_is_deleted_before_its_last_part_is_written_comes_back_whole(
     stop(world)
 
 
-def test_a_run_does_not_leave_memory_while_its_trainer_sends_and_takes_nothing_once_it_left(tmp_path: Path) -> None:
+def test_a_run_stays_in_memory_while_its_trainer_sends_and_accepts_nothing_after_leaving_it(tmp_path: Path) -> None:
     world = start(ServerSettings(keep=str(tmp_path)), 0)
     finish(world, 0)
     run = world.runs.get("run-0")
@@ -363,7 +363,7 @@ def test_a_run_does_not_leave_memory_while_its_trainer_sends_and_takes_nothing_o
     stop(world)
 
 
-def test_a_deleted_run_comes_back_with_undo_even_after_a_restart(tmp_path: Path) -> None:
+def test_a_deleted_run_is_restored_by_undo_even_after_a_restart(tmp_path: Path) -> None:
     settings = ServerSettings(keep=str(tmp_path))
     world = start(settings, 0)
     finish(world, 0)
@@ -392,7 +392,7 @@ def test_a_deleted_run_comes_back_with_undo_even_after_a_restart(tmp_path: Path)
     stop(world)
 
 
-def test_the_oldest_runs_go_first_when_the_disk_is_full_and_it_is_told(tmp_path: Path) -> None:
+def test_the_oldest_runs_are_removed_first_when_the_disk_is_full_and_this_is_reported(tmp_path: Path) -> None:
     world = start(ServerSettings(keep=str(tmp_path)), 0)
     finish(world, 0)
     size = bytes_below(kept_in(tmp_path)[0])
@@ -413,7 +413,7 @@ def test_the_oldest_runs_go_first_when_the_disk_is_full_and_it_is_told(tmp_path:
     stop(world)
 
 
-def test_a_trainer_may_refuse_to_be_kept(tmp_path: Path) -> None:
+def test_a_trainer_can_opt_out_of_saving(tmp_path: Path) -> None:
     world = start(ServerSettings(keep=str(tmp_path)), 0)
     world.take(batch(msgspec.structs.replace(INFO, keep="none"), range(3), first=True))
     stop(world)
@@ -436,8 +436,8 @@ def test_a_folder_of_runs_is_opened_with_all_of_them(tmp_path: Path) -> None:
         show_all(world.runs, tmp_path / "damaged.hookcore")
 
 
-def test_memory_is_given_by_use_and_runs_on_disk_leave_it_first(tmp_path: Path) -> None:
-    now, limit = [0.0], 130_000  # about five of these runs
+def test_memory_is_assigned_by_use_and_runs_on_disk_leave_it_first(tmp_path: Path) -> None:
+    now, limit = [0.0], 130_000  # room for about five of these runs
     world = make_world(lambda: now[0], keep=str(tmp_path), memory=limit)
     sizes = []
     for number in range(12):

@@ -21,13 +21,13 @@ from tests.kernels import ARENA, SAMPLED, check, expect, floats32, floats64, mea
 
 @settings(deadline=None, max_examples=300)
 @given(floats32)
-def test_every_stat_of_any_float32_is_what_float64_says(values: np.ndarray) -> None:
+def test_every_stat_of_any_float32_equals_float64(values: np.ndarray) -> None:
     check(values, torch.from_numpy(values))
 
 
 @settings(deadline=None, max_examples=200)
 @given(floats64)
-def test_every_stat_of_any_float64_is_what_numpy_says(values: np.ndarray) -> None:
+def test_every_stat_of_any_float64_equals_numpy(values: np.ndarray) -> None:
     check(values, torch.from_numpy(values))
 
 
@@ -55,7 +55,7 @@ def test_a_finite_complex_value_is_finite(dtype: torch.dtype) -> None:
 
 @settings(deadline=None, max_examples=100)
 @given(hnp.arrays(np.float16, st.integers(1, 40), elements=st.floats(width=16)))
-def test_every_stat_of_any_float16_is_what_float64_says(values: np.ndarray) -> None:
+def test_every_stat_of_any_float16_equals_float64(values: np.ndarray) -> None:
     check(values, torch.from_numpy(values))
 
 
@@ -83,7 +83,7 @@ def test_a_huge_mean_does_not_cancel_a_tiny_spread(size: int, mean: float) -> No
 
 @pytest.mark.parametrize("special", [math.nan, math.inf, -math.inf, 0.0, -0.0, 1e-45, 3.4e38])
 @pytest.mark.parametrize("at", [0, 2048, 99_999])
-def test_one_odd_value_among_many_is_counted_and_the_rest_stays_exact(special: float, at: int) -> None:
+def test_one_unusual_value_among_many_is_counted_and_the_rest_stays_exact(special: float, at: int) -> None:
     values = np.random.default_rng(1).normal(size=100_000).astype(np.float32)
     values[at] = special
     check(values, torch.from_numpy(values))
@@ -119,7 +119,7 @@ def test_a_view_is_measured_by_its_own_elements(view, dtype: torch.dtype) -> Non
     check(tensor.float().numpy() if dtype is torch.bfloat16 else tensor.numpy(), tensor)
 
 
-def test_a_sampled_sketch_takes_at_least_the_limit_and_spreads_over_the_tensor() -> None:
+def test_a_sampled_sketch_takes_at_least_the_limit_and_covers_the_whole_tensor() -> None:
     values = torch.arange(1, 2_000_001, dtype=torch.float32)
     SAMPLED.begin_step()
     stats, dense = measure(values, arena=SAMPLED)
@@ -131,7 +131,7 @@ def test_a_sampled_sketch_takes_at_least_the_limit_and_spreads_over_the_tensor()
 
 
 def test_the_sampled_values_change_from_step_to_step() -> None:
-    values = torch.arange(1, 2_000_001, dtype=torch.float32)  # the smallest values lie in bins of their own
+    values = torch.arange(1, 2_000_001, dtype=torch.float32)  # the smallest values are in separate bins
     sketches = set()
     for _ in range(20):
         SAMPLED.begin_step()
@@ -167,7 +167,7 @@ def test_the_unused_cells_of_the_stats_are_known() -> None:
 
 
 def any_tensor(pick: np.random.Generator) -> torch.Tensor:
-    """A tensor of any size and magnitude, often with NaN, infinities, and zeros, sometimes all NaN or with gaps."""
+    """Return a tensor of any size and magnitude, often with NaN, infinities, or zeros, sometimes with gaps."""
     size = int(pick.choice([0, 1, 7, 100, 2047, 2048, 2049, 5000, 40_000]))
     dtype = list(CODES)[int(pick.integers(4))]
     values = pick.normal(size=size) * (1 if dtype is torch.float16 else 10.0 ** pick.uniform(-30, 30))
@@ -180,7 +180,7 @@ def any_tensor(pick: np.random.Generator) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_no_count_is_left_behind_in_a_row_or_in_what_threads_share(threads: int) -> None:
+def test_no_count_remains_in_a_row_or_in_what_threads_share(threads: int) -> None:
     before, pick = torch.get_num_threads(), np.random.default_rng(threads)
     torch.set_num_threads(threads)
     try:

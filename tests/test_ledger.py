@@ -1,4 +1,4 @@
-"""The ledger against brute force: the exact steps of non-finite values are known however long ago they were."""
+"""The ledger, compared with brute force: the exact steps of non-finite values are always known."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hookcore.store.ledger import FIRST_KEPT, NEWEST_KEPT
 TAPS = 5
 quick = settings(deadline=None, derandomize=True, max_examples=150, suppress_health_check=list(HealthCheck))
 
-# What one part of a step holds of each tap: None (absent), 0 (finite), or how many NaN (positive) or infinities.
+# The values of each tap in a part of a step: None (absent), 0 (finite), or the number of NaN (positive) or infinities.
 Part = tuple[int | None, ...]
 values = st.sampled_from([None, 0, 0, 0, 3, -2])
 steps = st.lists(
@@ -26,7 +26,7 @@ steps = st.lists(
 
 
 def part(step: int, held: Part, *, new: bool = False) -> Frame:
-    """A frame in which each tap holds what `held` says."""
+    """Return a frame in which each tap has the values of `held`."""
     numbers = np.array([tap for tap, each in enumerate(held) if each is not None], np.uint32)
     given = np.array([held[tap] for tap in numbers], float)
     stats = np.ones((len(numbers), len(STATS)))
@@ -39,7 +39,7 @@ def part(step: int, held: Part, *, new: bool = False) -> Frame:
 
 
 def store_of(run: list[tuple[int, list[Part]]]) -> tuple[Store, dict[int, list[Part]]]:
-    """A small store that was given a run of gaps and parts, and the same by step."""
+    """Return a small store filled with a run of gaps and parts, and the same data by step."""
     store, told, step = Store(2**20), {}, 0
     for gap, parts in run:
         step += gap
@@ -50,7 +50,7 @@ def store_of(run: list[tuple[int, list[Part]]]) -> tuple[Store, dict[int, list[P
 
 
 def streaks_of(bad: list[int], seen: list[int]) -> list[tuple[int, int]]:
-    """The first and last step of each streak: a step in which the tap was seen finite ends it."""
+    """Return the first and last step of each streak. A step in which the tap was finite ends it."""
     found = [[bad[0], bad[0]]]
     for one, two in pairwise(bad):
         if any(one < step < two for step in seen if step not in bad):
@@ -94,7 +94,7 @@ def test_every_tap_keeps_its_exact_steps_and_counts(run: list[tuple[int, list[Pa
 
 
 def episodes_of(told: dict[int, list[Part]]) -> list[tuple[int, int, int, bool, set[int], set[int]]]:
-    """The episodes by brute force: begin, last, steps, whether over, the taps of the first step, all taps."""
+    """Return the episodes by brute force: begin, last, steps, whether over, the taps of the first step, all taps."""
     found: list[tuple[int, int, int, bool, set[int], set[int]]] = []
     for step, parts in told.items():
         bad = {tap for held in parts for tap, each in enumerate(held) if each}
@@ -117,7 +117,7 @@ def as_told(episode: Episode) -> tuple[int, int, int, bool, set[int], set[int]]:
 
 @quick
 @given(run=steps)
-def test_episodes_are_exact_and_only_those_between_the_first_and_the_newest_are_left_out(
+def test_episodes_are_exact_and_only_middle_ones_are_dropped(
     run: list[tuple[int, list[Part]]],
 ) -> None:
     store, told = store_of(run)
@@ -163,7 +163,7 @@ def test_the_exact_steps_are_known_after_sixteen_thousand_steps_with_gaps_in_a_s
     assert store.captured() == 16_000
 
 
-def test_a_tensor_that_turns_non_finite_again_and_again_takes_no_more_memory() -> None:
+def test_a_tensor_that_repeatedly_becomes_non_finite_takes_no_more_memory() -> None:
     store = Store(2**20)
     for step in range(1000):
         store.append(part(step, (step % 2, 0, 0, 0, 0), new=step == 0))
@@ -187,7 +187,7 @@ def test_steps_that_a_scaler_skipped_make_room_first() -> None:
     assert sum(not skipped for skipped in kept.values()) == 1
 
 
-def test_a_heatmap_counts_every_step_in_one_column_and_a_non_finite_one_in_its_own() -> None:
+def test_a_heatmap_counts_every_step_in_one_column_and_a_non_finite_one_in_the_right_one() -> None:
     store, steps = Store(2**20), 9000
     for step in range(steps):
         held = (3 if step == 2999 else 0, 1 if step in (4000, 4001, 8000) else 0, 0, -1 if step >= 6000 else 0, 0)
@@ -221,7 +221,7 @@ def test_counts_in_a_heatmap_add_up_however_the_rows_were_merged(
     assert ((shown.state == 0) == (shown.present == 0)).all()
 
 
-def test_a_healthy_run_takes_nothing() -> None:
+def test_a_healthy_run_takes_no_memory() -> None:
     store = Store(2**20)
     for step in range(100):
         store.append(part(step, (0,) * TAPS, new=step == 0))

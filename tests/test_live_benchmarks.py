@@ -1,4 +1,4 @@
-"""The benchmarks of the server run, with a real server process; their figures are for quiet machines."""
+"""The server benchmarks run with a real server process. Their figures are for idle machines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def _run(*command: str) -> str:
-    """What a benchmark prints. It has a session of its own, so that nothing of it can be left."""
+    """Return the output of a benchmark. It has its own session, so that no process of it can remain."""
     started = subprocess.Popen(
         [sys.executable, "-m", *command],
         cwd=ROOT,
@@ -42,7 +42,7 @@ def test_every_step_of_a_paced_trainer_is_seen_by_a_reader_in_another_process(pa
 
 
 @pytest.mark.slow
-def test_questions_are_answered_while_frames_arrive_and_clients_follow() -> None:
+def test_queries_are_answered_while_frames_arrive_and_clients_follow() -> None:
     said = _run("benchmarks.serve", "--quick", "--only", "questions", "hour")
     held = next(line for line in said.splitlines() if "live clients held" in line)
     assert held.endswith("met")
@@ -50,7 +50,7 @@ def test_questions_are_answered_while_frames_arrive_and_clients_follow() -> None
 
 
 @pytest.mark.slow
-def test_sixteen_trainers_at_once_lose_no_frame_and_none_is_taken_twice() -> None:
+def test_sixteen_trainers_at_once_lose_and_duplicate_no_frame() -> None:
     said = _run("benchmarks.serve", "--quick", "--only", "trainers")
     judged = [line for line in said.splitlines() if "target <= 0" in line]
     assert len(judged) == 3

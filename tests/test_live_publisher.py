@@ -1,4 +1,4 @@
-"""What both streams stand on: when to look, what is shared, and when a peer is given up."""
+"""The basis of both streams: when to look for news, what is shared, and when a client is dropped."""
 
 from __future__ import annotations
 
@@ -28,30 +28,30 @@ from tests.live_world import (
 
 
 def _looks(pulse: Pulse, arrivals: list[float]) -> list[float]:
-    """When a pulse looks at things that arrive at these times."""
+    """Return when a pulse looks, for data that arrives at these times."""
     looks, free = [], 0.0
     for place, arrival in enumerate(arrivals):
         at = max(arrival, free)
         if place + 1 < len(arrivals) and at > arrivals[place + 1]:
-            continue  # the next one is there by then: one look is for both
+            continue  # by then the next one has arrived: one look covers both
         looks.append(at)
         free = at + pulse._rest_s(at)
     return looks
 
 
-def test_what_comes_as_often_as_looks_never_waits_for_one_though_it_is_uneven() -> None:
+def test_data_at_the_rate_of_looks_never_waits_for_one_even_if_it_is_uneven() -> None:
     random = np.random.default_rng(3)
     arrivals = sorted((np.arange(200) / 20 + random.uniform(0, 0.04, 200)).tolist())
     looks = _looks(Pulse(Changes(), int, 20), arrivals)
     assert np.mean([look in arrivals for look in looks]) > 0.95
 
 
-def test_what_comes_more_often_is_looked_at_about_as_often_as_asked_for() -> None:
+def test_faster_data_is_looked_at_about_as_often_as_requested() -> None:
     looks = _looks(Pulse(Changes(), int, 20), (np.arange(5000) / 1000).tolist())
     assert 90 <= len(looks) <= 20 / publisher.SOONER * 5 + publisher.EARLY + 2
 
 
-def test_a_pulse_beats_only_while_somebody_listens_and_survives_what_it_looks_at() -> None:
+def test_a_pulse_runs_only_while_there_are_listeners_and_survives_errors() -> None:
     async def live_through() -> None:
         changes, seen = Changes(), [0]
 
@@ -74,7 +74,7 @@ def test_a_pulse_beats_only_while_somebody_listens_and_survives_what_it_looks_at
     asyncio.run(live_through())
 
 
-def test_what_many_ask_for_is_made_once_and_no_more_is_kept_than_allowed() -> None:
+def test_shared_requests_are_computed_once_and_the_cache_is_bounded() -> None:
     async def ask() -> None:
         shared, made = Shared(), []
 
@@ -92,7 +92,7 @@ def test_what_many_ask_for_is_made_once_and_no_more_is_kept_than_allowed() -> No
     asyncio.run(ask())
 
 
-def test_what_could_not_be_made_is_tried_again() -> None:
+def test_failed_computations_are_retried() -> None:
     async def ask() -> None:
         shared, results = Shared(), iter([ZeroDivisionError("on purpose"), b"made"])
 
@@ -163,11 +163,11 @@ def test_taps_are_searched_once_until_there_are_more() -> None:
         (Steps(9, 0, 0), Steps(9, 3, 3), None),
     ],
 )
-def test_the_steps_that_are_new(told: Steps, now: Steps, span: Any) -> None:
+def test_the_new_steps_are_found(told: Steps, now: Steps, span: Any) -> None:
     assert new_steps(told, now) == span
 
 
-def test_an_array_in_json_keeps_what_is_not_finite() -> None:
+def test_an_array_in_json_keeps_non_finite_values() -> None:
     values = np.array([1.5, np.nan, np.inf, -np.inf])
     assert orjson.loads(json_of(values)) == [1.5, "NaN", "Infinity", "-Infinity"]
     assert orjson.loads(json_of(values[[1, 1]])) == ["NaN", "NaN"]
@@ -175,7 +175,7 @@ def test_an_array_in_json_keeps_what_is_not_finite() -> None:
     assert orjson.loads(json_of(np.empty(0))) == []
 
 
-def test_finite_values_stay_finite_on_their_way() -> None:
+def test_finite_values_stay_finite_in_transit() -> None:
     given = np.array([1e300, -1e300, np.inf, np.nan, 0.0])
     sent = frames.as_f4(given, np.array([False, False, False, False, True]))
     assert np.isfinite(sent[:2]).all()
@@ -196,7 +196,7 @@ def test_a_scale_is_found_for_any_values(kind: str, values: list[float]) -> None
 
 
 class Base:
-    """The part of a protocol that the deadline builds on."""
+    """The part of a protocol that the deadline is built on."""
 
     def pause_writing(self) -> None: ...
     def resume_writing(self) -> None: ...
@@ -204,7 +204,7 @@ class Base:
 
 
 class Peer:
-    """A transport whose peer takes what the list says, look by look."""
+    """A transport whose client accepts the listed amounts, look by look."""
 
     def __init__(self, waiting: list[int]) -> None:
         self.waiting, self.aborted = waiting, asyncio.Event()
@@ -223,7 +223,7 @@ class Protocol(live.WriteDeadline, Base):
         self.transport = peer
 
 
-def test_a_peer_that_takes_a_little_each_time_is_given_up_only_when_it_stops() -> None:
+def test_a_slow_client_is_dropped_only_when_it_stops_reading() -> None:
     async def wait() -> None:
         peer = Peer([100, 90, 80, 70, 60])
         Protocol(peer).pause_writing()
@@ -234,7 +234,7 @@ def test_a_peer_that_takes_a_little_each_time_is_given_up_only_when_it_stops() -
 
 
 @pytest.mark.parametrize("end", ["resume_writing", "connection_lost"])
-def test_a_peer_that_reads_again_or_is_gone_is_not_given_up(end: str) -> None:
+def test_a_client_that_reads_again_or_has_left_is_not_dropped(end: str) -> None:
     async def wait() -> None:
         peer = Peer([100])
         protocol = Protocol(peer)
@@ -251,7 +251,7 @@ def test_an_application_has_one_publisher() -> None:
 
 
 class TellTale:
-    """A run that ends while one looks at it: whatever is read first is old, and what is read later is new."""
+    """A run that ends during a look: what is read first is old, and what is read later is new."""
 
     def __init__(self, run: Any) -> None:
         self._run, self.store, self.asked = run, self, list[str]()
@@ -261,7 +261,7 @@ class TellTale:
         return getattr(self._run if name == "state" else self._run.store, name)
 
 
-def test_a_look_at_a_run_never_sees_its_end_without_its_last_step_nor_a_step_without_its_taps() -> None:
+def test_a_look_never_sees_the_end_of_a_run_without_its_last_step_or_a_step_without_its_taps() -> None:
     tale: Any = TellTale(open_run(Runs(ServerSettings())))
     mark_of(tale)
     assert [name for name in tale.asked if name != "events_after"] == ["state", "steps", "taps_announced"]

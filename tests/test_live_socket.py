@@ -1,4 +1,4 @@
-"""The binary socket: a snapshot and its deltas cover every step once, and equal what the store says."""
+"""The binary socket: a snapshot and its deltas cover every step once, and equal the store's values."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ DEEDS = st.lists(st.one_of(STEP, st.just("read")), max_size=40)
 
 
 class Page:
-    """What a page keeps: it reads nothing but the frames."""
+    """The state of a page, built only from the frames."""
 
     def __init__(self, socket: ClientConnection) -> None:
         self.socket = socket
@@ -69,7 +69,7 @@ class Page:
         return message
 
     def read_on(self, into: list[Message]) -> None:
-        """Reads until the socket is closed."""
+        """Read until the socket is closed."""
         while True:
             into.append(self.next(ack=False))
 
@@ -108,10 +108,10 @@ def heatmap(**more: Any) -> Subscribe:
 
 
 def expected_column(run: Run, first: int, last: int, rows: int) -> Any:
-    """What the store says of a column, as it travels."""
+    """Return a column with the store's values, as it is sent."""
     heat = run.store.heatmap("output", "rms", first=first, last=last, columns=1, rows=rows)
     if not heat.worst.size:
-        return [ABSENT] * min(rows, run.store.taps_announced)  # no step lies between these
+        return [ABSENT] * min(rows, run.store.taps_announced)  # no step is between these
     bits = np.clip(heat.worst[:, 0], -3.4028234663852886e38, 3.4028234663852886e38).astype("<f4").view("<u4").copy()
     bits[np.isnan(heat.worst[:, 0])] = 0x7FC00000
     bits[heat.infinite[:, 0]] = 0x7F800000
@@ -147,7 +147,7 @@ def test_a_snapshot_and_its_deltas_cover_every_step_once_and_equal_the_store(
         assert bits == expected_column(run, int(first), int(last), int(rows[4:]))
 
 
-def test_a_column_of_merged_steps_still_shows_a_value_that_was_not_finite() -> None:
+def test_a_column_of_merged_steps_still_shows_a_non_finite_value() -> None:
     run = open_run(Runs(ServerSettings(memory=8_000_000)))  # a store that merges soon
     put(run, frame(0, [1.0] * 4, new=4))
     now = mark_of(run)
@@ -159,7 +159,7 @@ def test_a_column_of_merged_steps_still_shows_a_value_that_was_not_finite() -> N
     assert message.values.view("<u4").tolist() == [[0x3F800000, 0x7FC00000, 0x7F800000, 0x3F800000]]
 
 
-def test_colors_tell_nan_infinity_and_not_sampled_apart() -> None:
+def test_colors_distinguish_nan_infinity_and_not_captured() -> None:
     run = make_run()
     put(run, frame(0, [1e-3, 1.0, 10.0, math.nan, math.inf, 0.0], new=7))
     asked = heatmap(dtype="u8", low=1e-3, high=1.0)
@@ -169,7 +169,7 @@ def test_colors_tell_nan_infinity_and_not_sampled_apart() -> None:
     assert (message.first, message.last, message.nonfinite) == ([0], [0], [2])
 
 
-def test_a_scale_that_was_not_given_is_found_and_said() -> None:
+def test_a_missing_scale_is_computed_and_sent() -> None:
     run = make_run()
     put(run, frame(0, np.geomspace(1e-4, 1.0, 50).tolist(), new=50))
     made = make(Selections(), run, spec_of(heatmap(dtype="u8")), None, mark_of(run))
@@ -180,7 +180,7 @@ def test_a_scale_that_was_not_given_is_found_and_said() -> None:
     assert about["scale"] == {"kind": "log", "low": scale.low, "high": scale.high}
 
 
-def test_the_first_answer_is_a_snapshot_and_what_follows_are_deltas_in_order() -> None:
+def test_the_first_answer_is_a_snapshot_followed_by_deltas_in_order() -> None:
     with serving(make_app()) as served, open_page(served) as page:
         run = open_run(served.runs)
         put(run, frame(0, [1.0, 2.0], new=2), frame(1, [3.0, 4.0]))
@@ -200,7 +200,7 @@ def test_the_first_answer_is_a_snapshot_and_what_follows_are_deltas_in_order() -
         assert page.next_of(3, "state").json["state"] == "ended"
 
 
-def test_a_page_that_does_not_acknowledge_gets_one_coalesced_column_when_it_does() -> None:
+def test_a_slow_page_gets_one_coalesced_column_when_it_acknowledges() -> None:
     with serving(make_app()) as served, open_page(served) as page:
         run = open_run(served.runs)
         put(run, frame(0, [1.0], new=1))
@@ -215,7 +215,7 @@ def test_a_page_that_does_not_acknowledge_gets_one_coalesced_column_when_it_does
         assert (delta.first, delta.last, delta.values.tolist()) == ([1], [49], [[7.0]])
 
 
-def test_resume_goes_on_behind_a_number_or_begins_anew() -> None:
+def test_resume_continues_after_a_number_or_starts_again() -> None:
     with serving(make_app()) as served, open_page(served) as page:
         run = open_run(served.runs)
         put(run, frame(0, [1.0], new=1))
@@ -232,7 +232,7 @@ def test_resume_goes_on_behind_a_number_or_begins_anew() -> None:
         assert page.next_of(1).values.tolist() == [[1.0], [2.0], [3.0]]
 
 
-def test_new_taps_that_fit_make_a_new_snapshot_and_others_do_not() -> None:
+def test_new_taps_that_match_cause_a_new_snapshot_and_others_do_not() -> None:
     with serving(make_app()) as served, open_page(served) as page:
         run = open_run(served.runs)
         put(run, frame(0, [1.0], new=1))
@@ -260,7 +260,7 @@ def test_new_taps_that_fit_make_a_new_snapshot_and_others_do_not() -> None:
         ({"match": "none"}, []),
     ],
 )
-def test_rows_are_what_was_asked_for(wish: dict[str, Any], modules: list[str]) -> None:
+def test_rows_are_the_requested_ones(wish: dict[str, Any], modules: list[str]) -> None:
     run = make_run()
     put(run, frame(0, [1.0, 2.0, 3.0, 4.0], new=4))
     rows, snapshot = bodies_of(run, heatmap(**wish), None, mark_of(run))[:2]
@@ -286,10 +286,10 @@ def test_the_view_of_the_latest_values_has_a_column_for_each_stat() -> None:
         assert (delta.first, delta.last) == ([1, 1], [1, 1])
 
 
-def test_the_latest_measures_of_a_tensor_with_a_nan_are_nan_and_its_counts_are_not() -> None:
+def test_the_latest_values_of_a_tensor_with_a_nan_are_nan_and_its_counts_are_not() -> None:
     with serving(make_app()) as served, open_page(served) as page:
         run = open_run(served.runs)
-        partly = frame(0, [1.0, 2.0, 3.0], new=3)  # finite over the values that were finite
+        partly = frame(0, [1.0, 2.0, 3.0], new=3)  # finite over the finite values
         partly.stats[1, STAT_COLUMN["nan"]] = 64
         partly.stats[2, STAT_COLUMN["inf"]] = 1
         put(run, partly)
@@ -322,7 +322,7 @@ def test_scalars_events_and_runs_come_as_json() -> None:
         assert {each["run"] for each in page.next_of(3, "runs").json["runs"]} == {"one", "two"}
 
 
-def test_a_subscription_that_was_ended_is_silent_and_its_number_is_free() -> None:
+def test_an_ended_subscription_is_silent_and_its_number_is_free() -> None:
     with serving(make_app()) as served, open_page(served) as page:
         run = open_run(served.runs)
         put(run, frame(0, [1.0], new=1))
@@ -363,7 +363,7 @@ def test_a_subscription_that_was_ended_is_silent_and_its_number_is_free() -> Non
     ],
     ids=json.dumps,
 )
-def test_a_request_that_makes_no_sense_gets_a_sentence(wish: dict[str, Any]) -> None:
+def test_an_invalid_request_gets_an_error_message(wish: dict[str, Any]) -> None:
     with serving(make_app()) as served, open_page(served) as page:
         open_run(served.runs)
         asked = {"op": "subscribe", "id": 1, "view": "heatmap", "kind": "output", "stat": "rms", **wish}
@@ -396,7 +396,7 @@ def test_a_socket_has_sixteen_subscriptions_at_most() -> None:
         assert "16 subscriptions" in message.json["error"]
 
 
-def test_a_flood_of_subscriptions_has_one_message_in_the_making(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_flood_of_subscriptions_has_only_one_message_in_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     may_go_on, made = threading.Event(), []
 
     def slow_make(*given: Any) -> Made:
@@ -411,7 +411,7 @@ def test_a_flood_of_subscriptions_has_one_message_in_the_making(monkeypatch: pyt
             put(run, frame(number, [1.0], new=number == 0))
             subscribe(page, 1, columns=number + 1)
         wait_for(lambda: made)
-        page.ask("nonsense")  # is answered once all before it was read
+        page.ask("nonsense")  # answered after everything before it was read
         assert "not a request" in page.next_of(3, "error").json["error"]
         assert len(made) == 1
         may_go_on.set()
@@ -419,7 +419,7 @@ def test_a_flood_of_subscriptions_has_one_message_in_the_making(monkeypatch: pyt
         assert len(made) == 2
 
 
-def test_batches_are_taken_while_every_maker_of_messages_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_are_accepted_while_every_encoder_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     may_go_on, made = threading.Event(), []
 
     def slow_make(*given: Any) -> Made:
@@ -459,7 +459,7 @@ def test_a_text_that_is_not_utf_8_closes_the_socket_and_leaves_no_traceback(capl
     assert caplog.text == ""
 
 
-def test_sockets_count_among_the_clients_and_a_server_that_stops_closes_them() -> None:
+def test_sockets_count_as_clients_and_a_server_that_stops_closes_them() -> None:
     with serving(make_app(max_clients=1)) as served:
         open_run(served.runs)
         with open_page(served) as page:
@@ -477,7 +477,7 @@ def test_sockets_count_among_the_clients_and_a_server_that_stops_closes_them() -
         wait_for(lambda: served.publisher.clients == 0)
 
 
-def test_a_run_that_is_removed_ends_its_subscriptions_and_not_the_socket() -> None:
+def test_removing_a_run_ends_its_subscriptions_but_not_the_socket() -> None:
     with serving(make_app()) as served, open_page(served) as page:
         run = open_run(served.runs)
         put(run, frame(0, [1.0], new=1))
@@ -491,7 +491,7 @@ def test_a_run_that_is_removed_ends_its_subscriptions_and_not_the_socket() -> No
         assert page.next_of(3, "rows").json["run"] == "two"
 
 
-def test_a_first_step_below_zero_counts_back_from_the_last_one() -> None:
+def test_a_negative_first_step_counts_back_from_the_last_one() -> None:
     run = make_run()
     put(run, *(frame(step, [float(step)], new=int(step == 0)) for step in range(20)))
     newest = [each for each in bodies_of(run, heatmap(**{"from": -5}), None, mark_of(run)) if each.kind == 1]
@@ -502,7 +502,7 @@ def test_a_first_step_below_zero_counts_back_from_the_last_one() -> None:
     assert whole[0].first[0] == 0
 
 
-def test_a_view_with_a_last_step_is_told_up_to_it_and_no_further() -> None:
+def test_a_view_with_a_last_step_ends_there() -> None:
     run = make_run()
     put(run, frame(0, [0.0], new=1), frame(1, [1.0]))
     asked, before = heatmap(to=3), mark_of(run)
@@ -524,7 +524,7 @@ def test_the_latest_values_at_a_step_are_those_that_each_tap_had_then() -> None:
     assert found[0].last == [1]
 
 
-def test_the_latest_values_at_a_step_that_was_merged_are_the_worst_around_it() -> None:
+def test_the_latest_values_at_a_merged_step_are_the_worst_around_it() -> None:
     run = open_run(Runs(ServerSettings(memory=2**21)))
     put(run, frame(0, [0.0] * 50, new=50))
     put(run, *(frame(step, [math.nan if step == 10 else float(step)] * 50) for step in range(1, 3000)))
@@ -535,7 +535,7 @@ def test_the_latest_values_at_a_step_that_was_merged_are_the_worst_around_it() -
     assert ABSENT not in found[0].values.view("<u4")
 
 
-def test_the_rows_say_the_types_of_their_modules() -> None:
+def test_the_rows_have_the_types_of_their_modules() -> None:
     run = make_run()
     put(run, frame(0, [1.0, 2.0], new=2))
     run.store.describe([ModuleRecord("layers.1", "Linear", None)])
@@ -543,7 +543,7 @@ def test_the_rows_say_the_types_of_their_modules() -> None:
     assert [row["type"] for row in said["rows"]] == ["", "Linear"]
 
 
-def test_an_unknown_run_is_no_wrong_request_however_often_it_is_asked_for() -> None:
+def test_subscribing_to_an_unknown_run_is_never_counted_as_an_invalid_request() -> None:
     with serving(make_app()) as served, open_page(served) as page:
         for number in range(1, 15):
             subscribe(page, number, run="later")

@@ -1,4 +1,4 @@
-"""Server-sent events: what is new, exactly once, however slowly it is read."""
+"""Server-sent events: all news, exactly once, however slowly it is read."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from tests.live_world import (
 from tests.waiting import wait_for
 
 WISH = Wish(None, None, ("rms", "nan"), 20.0)
-# What may happen to a run: a step (how far from the last, its values, a scalar), an event, or a read.
+# What can happen to a run: a step (distance from the last, its values, a scalar), an event, or a read.
 STEP = st.tuples(
     st.integers(1, 3),
     st.lists(st.sampled_from([0.5, -2.0, math.nan, math.inf, 1e300, None]), min_size=3, max_size=3),
@@ -73,7 +73,7 @@ def play(run: Run, deed: Any, step: int) -> int:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(DEEDS)
-def test_any_rhythm_of_reading_is_told_every_step_value_scalar_and_event_once(deeds: list[Any]) -> None:
+def test_every_step_value_scalar_and_event_is_sent_once_at_any_reading_speed(deeds: list[Any]) -> None:
     publisher, run = make_publisher()
     told, step, steps = begin(run, None), -1, []
     blocks: list[Block] = []
@@ -100,7 +100,7 @@ def test_any_rhythm_of_reading_is_told_every_step_value_scalar_and_event_once(de
 
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(DEEDS, DEEDS, st.integers(0, 20))
-def test_who_comes_back_after_any_event_is_told_what_lay_behind_it(
+def test_a_reader_that_returns_after_any_event_gets_everything_after_it(
     before: list[Any], after: list[Any], cut: int
 ) -> None:
     publisher, run = make_publisher()
@@ -120,7 +120,7 @@ def test_who_comes_back_after_any_event_is_told_what_lay_behind_it(
     assert tell(publisher, run, whole_cursor)[1] == tell(publisher, run, back)[1]
 
 
-def test_a_step_that_was_not_finite_is_named_though_the_newest_one_is_fine() -> None:
+def test_a_non_finite_step_is_named_even_if_the_newest_one_is_finite() -> None:
     publisher, run = make_publisher()
     put(run, frame(0, [1.0, 1.0], new=2))
     _, told = tell(publisher, run, begin(run, None))
@@ -131,7 +131,7 @@ def test_a_step_that_was_not_finite_is_named_though_the_newest_one_is_fine() -> 
     assert only.data["values"]["rms"] == [1.0, 1.0]
 
 
-def test_numbers_that_json_has_not_are_strings() -> None:
+def test_numbers_that_json_does_not_have_are_strings() -> None:
     publisher, run = make_publisher()
     put(run, frame(0, [math.nan, math.inf, -math.inf], new=3, scalars={"loss": math.nan}))
     wish = Wish(None, None, STAT_NAMES, 20.0)
@@ -143,7 +143,7 @@ def test_numbers_that_json_has_not_are_strings() -> None:
     assert (logs["mean"], logs["nonfinite"]) == (["NaN"], [1])
 
 
-def test_a_later_part_of_a_step_that_was_told_comes_with_it_again() -> None:
+def test_a_later_part_of_a_sent_step_sends_it_again() -> None:
     publisher, run = make_publisher()
     put(run, frame(5, [1.0], new=2))
     _, told = tell(publisher, run, begin(run, None))
@@ -154,7 +154,7 @@ def test_a_later_part_of_a_step_that_was_told_comes_with_it_again() -> None:
     assert tell(publisher, run, told)[0] == []
 
 
-def test_a_server_that_was_started_again_goes_on_behind_the_step_and_tells_its_taps_anew() -> None:
+def test_a_restarted_server_continues_after_the_step_and_sends_its_taps_again() -> None:
     publisher, run = make_publisher()
     put(run, frame(0, [1.0], new=1), frame(1, [1.0]))
     _, told = tell(publisher, run, begin(run, None))
@@ -169,16 +169,16 @@ def test_a_server_that_was_started_again_goes_on_behind_the_step_and_tells_its_t
 
 
 @pytest.mark.parametrize("text", ["", "a:b", "one:x:1.2:1.2.3:0:0:live", "one:x:1.2.3:1.2.3:a:0:live", "é" * 2000])
-def test_an_id_that_is_none_of_ours_is_as_none(text: str) -> None:
+def test_an_invalid_id_is_ignored(text: str) -> None:
     assert Cursor.read(text) is None
 
 
-def test_a_cursor_survives_its_way_as_text() -> None:
+def test_a_cursor_survives_its_conversion_to_text() -> None:
     cursor = Cursor("run-1", "token", marks.Steps(1, 2, 3), marks.Steps(), 4, 5, "live")
     assert Cursor.read(cursor.as_text()) == cursor
 
 
-def test_a_fresh_stream_says_the_run_its_state_its_taps_and_the_newest_step() -> None:
+def test_a_fresh_stream_starts_with_the_run_its_state_its_taps_and_the_newest_step() -> None:
     with serving(make_app()) as served:
         run = open_run(served.runs)
         put(run, frame(0, [1.0, 2.0], new=2), frame(1, [3.0, 4.0], scalars={"loss": 0.5}))
@@ -198,7 +198,7 @@ def test_a_fresh_stream_says_the_run_its_state_its_taps_and_the_newest_step() ->
             assert last["values"] == {"rms": [6.0]}
 
 
-def test_a_reader_that_comes_back_misses_nothing_and_hears_nothing_twice() -> None:
+def test_a_reader_that_returns_misses_nothing_and_gets_nothing_twice() -> None:
     with serving(make_app()) as served:
         run = open_run(served.runs)
         put(run, frame(0, [1.0], new=1))
@@ -229,7 +229,7 @@ def test_a_reader_that_comes_back_misses_nothing_and_hears_nothing_twice() -> No
         assert covered == list(range(covered[0], 120))
 
 
-def test_new_taps_are_told_before_their_values() -> None:
+def test_new_taps_are_sent_before_their_values() -> None:
     with serving(make_app()) as served:
         run = open_run(served.runs)
         put(run, frame(0, [1.0], new=1))
@@ -242,7 +242,7 @@ def test_new_taps_are_told_before_their_values() -> None:
             assert fresh[1].data["taps"] == [0, 1]
 
 
-def test_the_end_of_a_run_is_told_after_its_last_step() -> None:
+def test_the_end_of_a_run_is_sent_after_its_last_step() -> None:
     with serving(make_app()) as served:
         run = open_run(served.runs)
         with listening(served, run="one") as events:
@@ -258,7 +258,7 @@ def test_the_end_of_a_run_is_told_after_its_last_step() -> None:
             assert block.data == {"run": "one", "state": "ended", "last_step": 1}
 
 
-def test_a_run_without_a_sign_of_life_is_told_to_be_lost() -> None:
+def test_a_run_without_a_sign_of_life_is_reported_as_lost() -> None:
     with serving(make_app(lost_after_s=0.05)) as served:
         run = open_run(served.runs)
         put(run, frame(0, [1.0], new=1))
@@ -268,7 +268,7 @@ def test_a_run_without_a_sign_of_life_is_told_to_be_lost() -> None:
             assert block.data["last_step"] == 0
 
 
-def test_without_a_run_the_stream_waits_for_one_and_goes_over_to_a_newer_one() -> None:
+def test_without_a_run_the_stream_waits_for_one_and_switches_to_a_newer_one() -> None:
     with serving(make_app()) as served, listening(served) as events:
         wait_for(lambda: served.publisher.clients)
         open_run(served.runs, "old", started_s=1.0)
@@ -279,7 +279,7 @@ def test_without_a_run_the_stream_waits_for_one_and_goes_over_to_a_newer_one() -
         assert next_of(events, "frame").data["run"] == "new"
 
 
-def test_a_run_that_is_removed_ends_its_stream() -> None:
+def test_removing_a_run_ends_its_stream() -> None:
     with serving(make_app()) as served:
         open_run(served.runs)
         with listening(served, run="one") as events:
@@ -299,7 +299,7 @@ def test_a_server_that_stops_ends_its_streams() -> None:
         assert httpx2.get(served.url() + "/api/v1/live").status_code == 503
 
 
-def test_more_clients_than_allowed_are_told_so_and_a_place_that_is_left_is_given_again() -> None:
+def test_excess_clients_are_refused_and_a_freed_place_is_reused() -> None:
     with serving(make_app(max_clients=2)) as served:
         open_run(served.runs)
         with listening(served) as one:
@@ -314,7 +314,7 @@ def test_more_clients_than_allowed_are_told_so_and_a_place_that_is_left_is_given
 
 
 @pytest.mark.parametrize("query", ["kind=nose", "stat=rms,nose", "run=nobody", "match=re:("])
-def test_a_wish_that_makes_no_sense_is_refused_with_a_sentence(query: str) -> None:
+def test_an_invalid_request_is_refused_with_a_message(query: str) -> None:
     with serving(make_app()) as served:
         open_run(served.runs)
         answer = httpx2.get(f"{served.url()}/api/v1/live?{query}")
@@ -343,7 +343,7 @@ async def _follow(served: Any, steps: int, all_ready: asyncio.Barrier) -> list[t
     return spans
 
 
-def test_fifty_clients_with_one_wish_share_the_work_of_one() -> None:
+def test_fifty_clients_with_one_subscription_share_the_work_of_one() -> None:
     app = make_app()
     with serving(app) as served:
         run = open_run(served.runs)
@@ -367,7 +367,7 @@ def test_fifty_clients_with_one_wish_share_the_work_of_one() -> None:
 
 
 class Impatient(Http):
-    """A protocol that gives a peer little time, and notes how much was ever waiting for one."""
+    """A protocol that gives a client little time, and records the most data that ever waited for one."""
 
     write_s = 0.3
     most = 0
@@ -377,7 +377,7 @@ class Impatient(Http):
         super()._judge(before)
 
 
-def test_a_reader_that_stopped_reading_takes_bounded_memory_and_loses_its_place() -> None:
+def test_a_reader_that_stops_reading_takes_bounded_memory_and_is_dropped() -> None:
     Impatient.most = 0
     with serving(make_app(), http=Impatient) as served:
         run = open_run(served.runs)
@@ -400,7 +400,7 @@ def test_a_reader_that_stopped_reading_takes_bounded_memory_and_loses_its_place(
     assert 0 < Impatient.most < 4 * one_message
 
 
-def test_a_message_that_cannot_be_made_ends_only_its_own_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_message_that_cannot_be_encoded_ends_only_its_own_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(make_app()) as served:
         run = open_run(served.runs)
         put(run, frame(0, [1.0], new=1))

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-call"
-"""Where every step is captured, hookcore times its own code in some of them."""
+"""If every step is captured, hookcore times its own code in some of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.harness import watch
 
 
 class Ticks:
-    """A clock that is moved by hand."""
+    """A clock that is advanced by hand."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -25,7 +25,7 @@ class Ticks:
         return self.now
 
 
-def test_a_meter_counts_nested_calls_once_and_the_one_that_runs() -> None:
+def test_a_meter_counts_nested_calls_once_and_includes_the_running_one() -> None:
     clock = Ticks()
     meter = Meter(clock)
 
@@ -44,12 +44,12 @@ def test_a_meter_counts_nested_calls_once_and_the_one_that_runs() -> None:
     clock.now += 2
     assert meter.take() == 9
     meter.leave()
-    meter.leave()  # of a call that began before the meter was there
+    meter.leave()  # of a call that started before the meter did
     clock.now += 50
     assert meter.take() == 9
 
 
-def test_a_meter_goes_on_after_a_call_that_raised() -> None:
+def test_a_meter_continues_after_a_call_that_raised() -> None:
     clock = Ticks()
     meter = Meter(clock)
 
@@ -63,7 +63,7 @@ def test_a_meter_goes_on_after_a_call_that_raised() -> None:
     assert meter.take() == 3
 
 
-def test_the_cost_is_what_hookcore_took_by_what_the_user_took() -> None:
+def test_the_cost_is_the_time_of_hookcore_divided_by_the_users_time() -> None:
     cadence, timed = Cadence(1, None), []
     for step in range(1000):
         assert cadence.wants(step)
@@ -76,7 +76,7 @@ def test_the_cost_is_what_hookcore_took_by_what_the_user_took() -> None:
     assert [step for step in timed if step > 200] == [step for step in range(201, 1000) if step % TIME_EVERY == 0]
 
 
-def test_with_a_limit_or_with_steps_left_out_nothing_is_timed() -> None:
+def test_with_a_limit_or_with_uncaptured_steps_nothing_is_timed() -> None:
     for cadence in (Cadence(1, 0.05), Cadence(2, None)):
         for step in range(100):
             assert not cadence.wants_timing
@@ -92,9 +92,9 @@ def train(model: nn.Module, steps: int, inputs: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("settings", [{}, {"attach": "module"}, {"compiled": "inside"}, {"kinds": ("input", "update")}])
-def test_the_cost_of_capturing_every_step_is_told_whatever_the_hooks_sit_on(settings: dict[str, Any]) -> None:
+def test_the_cost_of_capturing_every_step_is_reported_for_every_kind_of_attachment(settings: dict[str, Any]) -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
-    model[0].register_forward_hook(lambda *_: None)  # the module's own, so that a companion stands behind it
+    model[0].register_forward_hook(lambda *_: None)  # the module's own, so that a companion hook follows it
     with watch(model, budget=None, **settings) as watcher:
         train(model, 40, torch.randn(4, 8))
         told = watcher._recorder.current_settings()
@@ -106,7 +106,7 @@ def test_the_cost_of_capturing_every_step_is_told_whatever_the_hooks_sit_on(sett
     assert scalars.mean[-1] > 0
 
 
-def test_a_step_that_is_timed_has_the_same_values_and_bits_as_one_that_is_not() -> None:
+def test_a_timed_step_has_the_same_values_and_bits_as_an_untimed_one() -> None:
     seen = []
     for timed in (True, False):
         torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Patterns: which modules they choose, the reason for each, and what a pattern that chooses none is told."""
+"""Patterns: which modules they select, the reason for each, and the error for a pattern without a match."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _select(include: list[Pattern], exclude: list[Pattern] | None = None) -> Sel
     return select(MODULES, LEAVES, include, exclude or [])
 
 
-def test_without_patterns_every_module_is_chosen() -> None:
+def test_without_patterns_every_module_is_selected() -> None:
     assert _select([]).chosen == tuple(MODULES)
 
 
@@ -80,25 +80,25 @@ def test_without_patterns_every_module_is_chosen() -> None:
         ("*", list(MODULES)),
     ],
 )
-def test_a_pattern_chooses_the_modules_it_speaks_of(pattern: Pattern, chosen: list[str]) -> None:
+def test_a_pattern_selects_exactly_the_modules_it_describes(pattern: Pattern, chosen: list[str]) -> None:
     assert list(_select([pattern]).chosen) == chosen
 
 
-def test_globs_tell_upper_from_lower_case() -> None:
+def test_globs_are_case_sensitive() -> None:
     with pytest.raises(PatternError, match="'embed'"):
         _select(["Embed"])
 
 
-def test_a_regular_expression_must_fit_the_whole_path() -> None:
+def test_a_regular_expression_must_match_the_whole_path() -> None:
     with pytest.raises(PatternError, match="matches no module"):
         _select(["re:drop"])
 
 
-def test_a_colon_in_a_path_is_no_prefix() -> None:
+def test_a_colon_in_a_path_is_not_a_prefix() -> None:
     assert select({"": Net(), "a:b": Linear()}, {"a:b"}, ["a:*"]).chosen == ("a:b",)
 
 
-def test_several_includes_add_up_and_excludes_are_taken_away() -> None:
+def test_includes_are_added_and_excludes_are_subtracted() -> None:
     selection = _select([Linear, "blocks.*.norm"], ["re:.*\\.1\\..*"])
     assert selection.chosen == ("embed", "blocks.0.norm", "blocks.0.attn.proj")
 
@@ -113,11 +113,11 @@ def test_every_module_that_is_left_out_has_its_reason() -> None:
     assert selection.reason("blocks.0.drop_path") == "not matched by include"
 
 
-def test_a_class_that_excludes_is_named_with_its_module() -> None:
+def test_an_excluding_class_is_named_with_its_module() -> None:
     assert _select([], [Dropout]).reason("blocks.0.drop_path") == f"excluded by {__name__}.Dropout"
 
 
-def test_leaves_may_be_told_by_a_function() -> None:
+def test_leaves_can_be_defined_by_a_function() -> None:
     assert select(MODULES, LEAVES.__contains__, ["is:leaf"]) == select(MODULES, LEAVES, ["is:leaf"])
 
 
@@ -136,29 +136,29 @@ def test_leaves_may_be_told_by_a_function() -> None:
     ],
 )
 @pytest.mark.parametrize("place", ["include", "exclude"])
-def test_a_pattern_that_matches_no_module_says_so_and_lists_near_names(pattern: Pattern, near: str, place: str) -> None:
+def test_a_pattern_without_a_match_is_an_error_that_lists_near_names(pattern: Pattern, near: str, place: str) -> None:
     with pytest.raises(PatternError, match=f"matches no module. Did you mean .*{near}"):
         select(MODULES, LEAVES, **{place: [pattern]})  # type: ignore[arg-type]
 
 
-def test_where_no_name_is_near_some_names_of_the_model_are_shown() -> None:
+def test_without_a_near_name_some_names_of_the_model_are_shown() -> None:
     with pytest.raises(PatternError, match=r"12 modules below the root: embed, blocks, .*, \.\.\."):
         _select(["qqqqqq"])
     with pytest.raises(PatternError, match="6 module types: Net, Linear, Module"):
         _select([type("Q", (), {})])
 
 
-def test_a_model_without_children_is_told_so() -> None:
+def test_the_error_for_a_model_without_children_says_so() -> None:
     with pytest.raises(PatternError, match="no modules below the root"):
         select({"": Net()}, set(), ["layer"])
 
 
-def test_every_pattern_that_matches_no_module_is_named_at_once() -> None:
+def test_all_patterns_without_a_match_are_named_together() -> None:
     with pytest.raises(PatternError, match=r"'embedd' matches no module\..* 'type:linear' matches no module"):
         _select(["embedd"], ["type:linear"])
 
 
-def test_patterns_may_wait_for_models_that_are_yet_to_come() -> None:
+def test_patterns_can_wait_for_models_that_do_not_exist_yet() -> None:
     selection = select(MODULES, LEAVES, ["encoder.*"], [Dropout, "type:Lstm"], strict=False)
     assert selection.chosen == ()
     assert selection.unmatched == ("'encoder.*'", "'type:Lstm'")
@@ -181,7 +181,7 @@ def test_a_malformed_pattern_says_what_is_wrong_and_where(pattern: str, message:
     assert repr(pattern) in str(caught.value)
 
 
-def test_a_pattern_error_is_a_value_error_but_no_argument_error() -> None:
+def test_a_pattern_error_is_a_value_error_but_not_an_argument_error() -> None:
     with pytest.raises(ValueError, match="no module") as caught:
         _select(["nowhere"])
     assert isinstance(caught.value, HookcoreError)
@@ -189,12 +189,12 @@ def test_a_pattern_error_is_a_value_error_but_no_argument_error() -> None:
 
 
 @given(st.lists(st.sampled_from(["*", "embed", "blocks.*", "type:Linear", "is:leaf", "is:root"]), max_size=4))
-def test_what_is_included_and_excluded_alike_is_never_chosen(patterns: list[Pattern]) -> None:
+def test_a_module_that_is_included_and_excluded_is_never_selected(patterns: list[Pattern]) -> None:
     assert select(MODULES, LEAVES, patterns, patterns or ["*"]).chosen == ()
 
 
 @given(st.lists(st.sampled_from(["Net", "GPT"]), max_size=12))
-def test_root_names_never_meet_twice(type_names: list[str]) -> None:
+def test_root_names_are_unique(type_names: list[str]) -> None:
     taken: list[str] = []
     for name in type_names:
         taken.append(unique_root_name(name, taken))

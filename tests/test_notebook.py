@@ -1,4 +1,4 @@
-"""A watcher at the end of a notebook's cell: the live page in a frame, and a picture where none may be shown."""
+"""A watcher at the end of a notebook cell: the live page in a frame, and a picture where frames aren't possible."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def trained(watcher: hookcore.Watcher, model: nn.Module, steps: int = 3) -> hook
 
 
 class _Tags(HTMLParser):
-    """What a page consists of; raises where a tag is left open."""
+    """The elements of a page. Raises if a tag is left open."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ def test_without_a_server_a_cell_shows_the_figures_and_a_picture_of_every_layer_
     model = mlp()
     with watch(model, name="<b>digits") as watcher:
         page = _Tags(trained(watcher, model)._repr_html_())
-    assert "<b>digits · step 2 · loss 2.5" in page.text  # the name is text
+    assert "<b>digits · step 2 · loss 2.5" in page.text  # the name is escaped
     assert page.named("iframe") == page.named("a") == []
     assert "open" in page.named("details")[0]
     activations, gradients = page.named("img")
@@ -88,7 +88,7 @@ def test_without_a_server_a_cell_shows_the_figures_and_a_picture_of_every_layer_
     assert str(gradients["alt"]).startswith("Gradients: root mean square of each layer, from")
 
 
-def test_the_picture_shows_what_was_not_finite_and_what_was_not_captured(seed: int) -> None:
+def test_the_picture_shows_non_finite_values_and_uncaptured_steps(seed: int) -> None:
     model = mlp()
     with watch(model) as watcher:
         trained(watcher, model, steps=1)
@@ -116,7 +116,7 @@ def test_a_cell_has_the_live_page_and_the_picture_stays_in_the_saved_notebook(se
 
 
 @pytest.mark.usefixtures("threaded")
-def test_where_frames_are_not_allowed_there_is_none(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+def test_without_permission_for_frames_there_is_none(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     monkeypatch.setenv("HOOKCORE_FRAME_ANCESTORS", "none")
     model = mlp()
     with watch(model, server="thread") as watcher:
@@ -126,7 +126,7 @@ def test_where_frames_are_not_allowed_there_is_none(monkeypatch: pytest.MonkeyPa
     assert "open" in page.named("details")[0]
 
 
-def test_the_picture_of_a_run_at_a_server_comes_from_there(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+def test_the_picture_of_a_run_on_a_server_comes_from_there(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     monkeypatch.setenv("HOOKCORE_TOKEN", TOKEN)
     model = mlp()
     with served() as server:
@@ -134,13 +134,13 @@ def test_the_picture_of_a_run_at_a_server_comes_from_there(monkeypatch: pytest.M
             trained(watcher, model)
             assert watcher.flush(PATIENCE_S)
             page = _Tags(watcher._repr_html_())
-            assert page.named("iframe") == []  # whether that server may be framed is not known here
+            assert page.named("iframe") == []  # it is unknown whether that server may be framed
             assert [link["href"] for link in page.named("a")] == [watcher.url]
         assert "step 2 · loss 2.5" in page.text
         assert image_in(page.named("img")[0]["src"]).size == (3, 5)
 
 
-def test_a_server_that_does_not_answer_leaves_the_link() -> None:
+def test_for_a_server_that_does_not_answer_only_the_link_is_shown() -> None:
     info = RunInfo(id="one", key="key", name="gone", started_s=0.0)
     gone = Delivery(info, StoreSink(Store(16_000_000)), None, "http://127.0.0.1:9", "http://127.0.0.1:9/runs/one")
     gone.address = Address("http://127.0.0.1:9")

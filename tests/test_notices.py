@@ -1,4 +1,4 @@
-"""Notices of runs: one that was announced is listed, even if its process is killed before the dashboard is up."""
+"""Notices of runs: an announced run is listed even if its process is killed before the dashboard is up."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from tests.waiting import wait_for
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    """A user of the test's own."""
+    """Return the environment of a separate user."""
     return {"HOOKCORE_HOME": str(tmp_path / "home")}
 
 
-def test_a_notice_is_an_orphan_once_nobody_holds_it(environment: dict[str, str]) -> None:
+def test_a_notice_is_an_orphan_when_its_lock_is_free(environment: dict[str, str]) -> None:
     notice = post_notice(a_run("one"), environment)
     (file,) = Path(environment["HOOKCORE_HOME"]).iterdir()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
@@ -43,7 +43,7 @@ def test_a_notice_is_an_orphan_once_nobody_holds_it(environment: dict[str, str])
     assert take_orphans(environment) == []
 
 
-def test_a_notice_that_was_answered_is_gone(environment: dict[str, str]) -> None:
+def test_an_answered_notice_is_gone(environment: dict[str, str]) -> None:
     notice = post_notice(a_run("one"), environment)
     notice.remove()
     notice.remove()
@@ -51,7 +51,7 @@ def test_a_notice_that_was_answered_is_gone(environment: dict[str, str]) -> None
     assert take_orphans(environment) == []
 
 
-def test_a_forked_child_neither_keeps_nor_frees_the_notice_of_its_parent(environment: dict[str, str]) -> None:
+def test_a_forked_child_neither_keeps_nor_releases_the_notice_of_its_parent(environment: dict[str, str]) -> None:
     notice = post_notice(a_run("one"), environment)
     child = os.fork()
     if not child:
@@ -63,7 +63,7 @@ def test_a_forked_child_neither_keeps_nor_frees_the_notice_of_its_parent(environ
     assert take_orphans(environment) == [a_run("one")]
 
 
-def test_damaged_notices_are_removed_once_they_are_old_and_hide_no_other(environment: dict[str, str]) -> None:
+def test_damaged_notices_are_removed_when_they_are_old_and_hide_no_other(environment: dict[str, str]) -> None:
     post_notice(a_run("one"), environment).leave()
     home = Path(environment["HOOKCORE_HOME"])
     for name, content in (("begun-a.json", b"{"), ("begun-b.json", b"[" * 60_000), ("begun-c.json", b'{"id": 7}')):
@@ -103,7 +103,7 @@ def test_an_orphan_is_shown_as_lost_with_the_reason_and_kept_on_disk(tmp_path: P
     later.app.state.keeper.close()
 
 
-def test_an_orphan_that_arrived_after_all_stays_as_it_is() -> None:
+def test_an_orphan_that_arrives_after_all_is_unchanged() -> None:
     world = make_world()
     world.take(make_batch(make_info("one"), [0, 1]))
     list_orphan(world.runs, world.app.state.keeper, make_info("one"))

@@ -1,4 +1,4 @@
-"""Numbers are written the same by the server and by the page's script."""
+"""Numbers are formatted the same by the server and by the page's script."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def test_a_number_reads_as_the_table_says(name: str, value: Any, words: str) -> 
     assert WRITERS[name](float(value) if isinstance(value, str) else value) == words
 
 
-def test_server_and_script_write_the_same_for_a_wide_grid_of_values() -> None:
+def test_server_and_script_format_a_wide_grid_of_values_alike() -> None:
     values = grid()
-    # Times, bytes and counts have bounds: no clock counts fractions of a picosecond, or the age of the universe.
+    # Times, bytes, and counts are bounded: no clock measures fractions of a picosecond, or the age of the universe.
     some = [value for value in values if value == 0 or not math.isfinite(value) or 1e-12 < abs(value) < 1e15]
     asked = {name: values if name in ("number", "percent") else some for name in WRITERS}
     asked["count"] = asked["bytes"] = [float(round(value)) for value in some if math.isfinite(value)]
@@ -62,7 +62,7 @@ def test_server_and_script_write_the_same_for_a_wide_grid_of_values() -> None:
 
 
 def grid() -> list[float]:
-    """Values of every magnitude, those around the limits, and ties."""
+    """Return values of every magnitude, those around the limits, and ties."""
     dice = random.Random(9)
     values = [0.0, math.nan, math.inf, -math.inf, 1e-45, 5e-324, 1.7976931348623157e308]
     values += [

@@ -1,4 +1,4 @@
-"""Names that are no valid Unicode, or no plain `str`: the run arrives whole, and the names are shown escaped."""
+"""Names that are not valid Unicode, or no plain `str`: the run arrives complete, and the names are shown escaped."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _train(model: nn.Module, watcher: hookcore.Watcher, steps: int = 3) -> None:
         optimizer.step()
 
 
-def test_a_run_full_of_odd_names_arrives_at_the_server_whole(
+def test_a_run_full_of_odd_names_arrives_at_the_server_complete(
     receiver: Receiver, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", [f"/home/{ODD}/train.py"])
@@ -91,7 +91,7 @@ def test_a_run_full_of_odd_names_arrives_at_the_server_whole(
     assert SHOWN in events[0].message
 
 
-def test_a_store_in_the_process_holds_what_a_server_would(tmp_path: Path) -> None:
+def test_a_store_in_the_process_has_the_same_names_as_a_server(tmp_path: Path) -> None:
     model = _odd_model()
     folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/kept\xff"))
     with hookcore.watch(model, server=None, name=ODD, keep=folder, budget=None) as watcher:
@@ -106,14 +106,14 @@ def test_a_store_in_the_process_holds_what_a_server_would(tmp_path: Path) -> Non
     json.dumps([module.path for module in watcher.store.modules()]).encode()
 
 
-def test_a_server_is_told_the_very_folder_that_a_run_is_to_be_kept_in() -> None:
+def test_a_server_gets_the_exact_folder_for_a_run() -> None:
     for folder in ("/runs", "/größe", "/odd \udcff%20/x", "relative"):
         text = wire.keep_text(folder)
         assert text.encode()
         assert wire.keep_folder(text) == folder
 
 
-def test_a_dashboard_keeps_a_run_in_a_folder_whose_name_is_no_unicode(tmp_path: Path) -> None:
+def test_a_dashboard_saves_a_run_in_a_folder_whose_name_is_not_unicode(tmp_path: Path) -> None:
     folder = os.fsdecode(os.fsencode(tmp_path) + b"/kept\xff")
     world = make_world(token="t" * 40, dashboard=True)
     info = make_info(keep=wire.keep_text(folder))
@@ -129,7 +129,7 @@ def test_a_dashboard_keeps_a_run_in_a_folder_whose_name_is_no_unicode(tmp_path: 
     assert len(os.listdir(folder)) == 1
 
 
-def test_a_kept_runs_page_file_with_a_name_that_is_no_unicode_breaks_no_list(tmp_path: Path) -> None:
+def test_the_page_file_of_a_saved_run_with_a_name_that_is_not_unicode_breaks_no_list(tmp_path: Path) -> None:
     world = make_world(keep=str(tmp_path))
     world.take(make_batch(make_info(), [0]))
     world.app.state.keeper.close()
@@ -147,9 +147,9 @@ def test_a_kept_runs_page_file_with_a_name_that_is_no_unicode_breaks_no_list(tmp
     later.app.state.keeper.close()
 
 
-def test_records_hold_only_what_can_be_written_and_two_odd_names_stay_two() -> None:
+def test_records_hold_only_valid_text_and_two_odd_names_stay_distinct() -> None:
     class Odd(str):
-        """A text that says that it is another one."""
+        """A text that pretends to be another one."""
 
         def __str__(self) -> str:
             return "liar"

@@ -1,4 +1,4 @@
-"""Whatever numbers and names a batch brings: it is refused, or every page and route that shows its run answers."""
+"""A batch with any numbers and names is either refused, or every page and route can show its run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TIMES = [0.0, 1.7e9, 253_402_300_799.0]
 
 
 class Trainer:
-    """Sends one batch of numbers that are allowed and that no training has."""
+    """Sends one batch of numbers that are valid but occur in no training."""
 
     def __init__(self, seed: int) -> None:
         self.pick = random.Random(seed)
@@ -166,11 +166,9 @@ def test_every_page_and_route_answers_whatever_a_trainer_sent(
     assert caplog.text == ""
 
 
-def test_a_run_that_cannot_be_read_is_listed_as_such_beside_the_others(
-    world: World, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_unreadable_run_is_listed_as_such_among_the_others(world: World, caplog: pytest.LogCaptureFixture) -> None:
     broken = open_run(world.runs, "broken")
-    # What is asked of every run alike, however it is: how much memory it takes.
+    # Asked of every run, even a broken one: its memory use.
     object.__setattr__(broken, "store", SimpleNamespace(usage=broken.store.usage))
     page = world.client.get("/", headers={"Accept": "text/html"})
     assert page.status_code == 200
@@ -181,7 +179,7 @@ def test_a_run_that_cannot_be_read_is_listed_as_such_beside_the_others(
 
 
 @pytest.mark.parametrize("started_s", [1e13, -1e13, float("nan"), float("inf")])
-def test_a_start_that_no_calendar_has_leaves_the_list_of_runs_whole(started_s: float) -> None:
+def test_an_impossible_start_date_does_not_break_the_list_of_runs(started_s: float) -> None:
     world = FilledWorld()
     fill(open_run(world.runs, "odd", started_s=started_s, settings={"kinds": 7}))
     for address in ("/", "/settings", "/settings?run=odd", "/runs/odd", "/runs/odd/hooks", "/api/v1/runs"):

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-call"
-"""Hooks of the user's that replace what a module receives or returns: hookcore shows what it really did."""
+"""The user's own hooks that replace inputs or outputs of a module: hookcore shows the real values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KINDS = ("input", "output", "output_grad")
 
 
 class Nested(nn.Module):
-    """Runs itself inside itself, and takes a keyword input."""
+    """Calls itself recursively, and takes a keyword input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ def test_output_and_input_are_what_the_module_returned_and_received(attach: str,
             seen = read_step(watcher, number)
             assert_stats(seen["0", "input", "0", 0], [x * 10])
             if attach == "module" and number == int(late):
-                # Ours stood before the new hook in this call, so what the module returned is not known.
+                # Ours came before the new hook in this call, so the module's result is unknown.
                 assert ("0", "output", "", 0) not in seen
             else:
                 assert_stats(seen["0", "output", "", 0], [out])
@@ -66,7 +66,7 @@ def test_output_and_input_are_what_the_module_returned_and_received(attach: str,
 
 
 @pytest.mark.parametrize("attach", ATTACH)
-def test_keyword_inputs_and_calls_inside_themselves_are_seen_behind_the_users_hooks(attach: str) -> None:
+def test_keyword_inputs_and_recursive_calls_are_seen_after_the_users_hooks(attach: str) -> None:
     model = Nested()
     model.register_forward_hook(multiply_output)
     with watch(model, attach=attach, kinds=KINDS) as watcher:
@@ -81,7 +81,7 @@ def test_keyword_inputs_and_calls_inside_themselves_are_seen_behind_the_users_ho
     assert not [hook for hook in model._forward_hooks.values() if hook is not multiply_output]
 
 
-def test_a_module_that_raises_keeps_no_hook_of_ours_and_is_seen_the_next_time() -> None:
+def test_a_module_that_raises_keeps_none_of_our_hooks_and_is_captured_the_next_time() -> None:
     class Fails(nn.Linear):
         fails = True
 
@@ -104,7 +104,7 @@ def test_a_module_that_raises_keeps_no_hook_of_ours_and_is_seen_the_next_time() 
     assert list(model[0]._forward_hooks.values()) == [multiply_output]
 
 
-def test_modules_without_hooks_of_their_own_never_get_one() -> None:
+def test_modules_without_their_own_hooks_never_get_one() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     model[0].register_forward_hook(multiply_output)
     seen: list[int] = []
@@ -152,7 +152,7 @@ class PreWithKeywords:
 
 @pytest.fixture
 def unpickled() -> Iterator[nn.Sequential]:
-    """A model with the hook numbers of another process: all that ours could get next."""
+    """Return a model with hook numbers of another process: all that ours could get next."""
     before = RemovableHandle.next_id
     model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 1))
     for number in range(before, before + 60, 3):
@@ -167,7 +167,7 @@ def unpickled() -> Iterator[nn.Sequential]:
 
 
 @pytest.mark.parametrize("settings", [{}, {"kinds": KINDS}, {"attach": "module", "kinds": KINDS}, {"every": 2}])
-def test_a_model_with_the_hook_numbers_of_another_process_trains_on(
+def test_a_model_with_the_hook_numbers_of_another_process_continues_to_train(
     unpickled: nn.Sequential, settings: dict[str, Any]
 ) -> None:
     tables = [len(module._forward_hooks) for module in unpickled]
@@ -190,7 +190,7 @@ def test_a_model_with_the_hook_numbers_of_another_process_trains_on(
     assert [len(module._forward_hooks) for module in unpickled] == tables
 
 
-def test_a_hook_on_such_a_module_replaces_none_and_gets_the_arguments_it_asked_for(unpickled: nn.Sequential) -> None:
+def test_a_hook_on_such_a_module_replaces_none_and_gets_the_arguments_it_requested(unpickled: nn.Sequential) -> None:
     calls: list[int] = []
     before = len(unpickled[0]._forward_hooks)
     handles = [

@@ -1,4 +1,4 @@
-"""The frame of the pages, and the pages Runs, Settings, Help and of errors, as the server writes them."""
+"""The frame of the pages, and the Runs, Settings, Help, and error pages, as the server renders them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _names(client: TestClient, query: str = "") -> list[str]:
     return re.findall(r'data-run="\w+" data-name="([^"]+)"', client.get(f"/{query}").text)
 
 
-def test_the_runs_page_has_every_run_with_what_one_sees_at_a_glance(client: TestClient) -> None:
+def test_the_runs_page_shows_every_run_at_a_glance(client: TestClient) -> None:
     text = client.get("/").text
     assert _names(client) == ["second try", "baseline"]
     assert text.count('<svg class="spark"') == 2
@@ -87,15 +87,15 @@ def test_the_runs_page_has_every_run_with_what_one_sees_at_a_glance(client: Test
         ("?sort=nonsense", ["second try", "baseline"]),
     ],
 )
-def test_runs_are_searched_and_sorted_by_the_address(client: TestClient, query: str, names: list[str]) -> None:
+def test_runs_are_searched_and_sorted_by_the_url(client: TestClient, query: str, names: list[str]) -> None:
     assert _names(client, query) == names
 
 
-def test_a_search_that_finds_nothing_says_how_many_are_hidden(client: TestClient) -> None:
+def test_a_search_without_results_says_how_many_runs_are_hidden(client: TestClient) -> None:
     assert "2 are hidden" in client.get("/?f=nothing").text
 
 
-def test_the_head_of_a_column_says_how_it_is_sorted_and_asks_for_the_other_way(client: TestClient) -> None:
+def test_a_column_header_shows_the_sort_order_and_links_to_the_reverse(client: TestClient) -> None:
     text = client.get("/?sort=name&f=b").text
     assert re.search(r'aria-sort="ascending"[^>]*>\s*<a href="\?f=b&amp;sort=-name"', text)
     assert text.count('aria-sort="none"') == 5
@@ -116,7 +116,7 @@ def test_a_run_shows_its_worst_alert_until_it_is_acknowledged(world: World, clie
     assert left.count == alerts.count - 2
 
 
-def test_what_a_visitor_may_not_do_has_no_button() -> None:
+def test_forbidden_actions_have_no_button() -> None:
     world = make_world(token=TOKEN, read_token=READ_TOKEN)
     _open(world, "one", (1.0,))
     reader = world.client.get("/", headers={"Authorization": f"Bearer {READ_TOKEN}"}).text
@@ -135,7 +135,7 @@ def test_a_server_without_runs_shows_three_lines_of_code() -> None:
     assert "HOOKCORE_URL=http://127.0.0.1:8642" in text
 
 
-def test_a_spark_has_gaps_and_marks_where_it_is_not_finite() -> None:
+def test_a_sparkline_has_gaps_and_marks_non_finite_values() -> None:
     values = np.array([1.0, 2.0, np.nan, np.inf, np.nan, 3.0, np.nan])
     spark = spark_of(np.arange(7), values)
     assert spark is not None
@@ -147,18 +147,18 @@ def test_a_spark_has_gaps_and_marks_where_it_is_not_finite() -> None:
 
 
 @pytest.mark.parametrize("values", [[5.0, 5.0], [np.nan, np.nan], [1e308, -1e308], [7.0]])
-def test_a_spark_of_anything_stays_in_its_box(values: list[float]) -> None:
+def test_a_sparkline_of_any_values_stays_in_its_box(values: list[float]) -> None:
     spark = spark_of(np.arange(len(values)), np.array(values))
     assert spark is not None
     assert "nan" not in spark.path
     assert "inf" not in spark.path
 
 
-def test_nothing_has_no_spark() -> None:
+def test_an_empty_series_has_no_sparkline() -> None:
     assert spark_of(np.empty(0, np.int64), np.empty(0)) is None
 
 
-def test_the_find_box_keeps_what_else_is_in_the_address(client: TestClient) -> None:
+def test_the_find_box_keeps_the_rest_of_the_url(client: TestClient) -> None:
     text = client.get("/runs/old/flow?f=layers.*&kind=output&other=%22x").text
     assert 'value="layers.*"' in text
     assert '<input type="hidden" name="kind" value="output">' in text
@@ -168,7 +168,7 @@ def test_the_find_box_keeps_what_else_is_in_the_address(client: TestClient) -> N
     assert 'type="hidden"' not in elsewhere.split("</form>")[0]
 
 
-def test_the_theme_of_the_cookie_is_in_the_first_byte_of_the_page(client: TestClient) -> None:
+def test_the_theme_cookie_applies_from_the_first_byte_of_the_page(client: TestClient) -> None:
     assert '<html lang="en" data-theme="system">' in client.get("/").text
     client.cookies.set("hookcore-theme", "dark")
     assert '<html lang="en" data-theme="dark">' in client.get("/").text
@@ -176,14 +176,14 @@ def test_the_theme_of_the_cookie_is_in_the_first_byte_of_the_page(client: TestCl
     assert '<html lang="en" data-theme="system">' in client.get("/").text
 
 
-def test_the_header_says_where_a_run_is_before_any_script(world: World, client: TestClient) -> None:
+def test_the_header_shows_the_state_of_a_run_before_any_script(world: World, client: TestClient) -> None:
     assert "live · step 2" in client.get("/runs/old/flow").text
     assert "ended · step 1" in client.get("/runs/new/flow").text
     _open(world, "empty")
     assert "waiting for the first step" in client.get("/runs/empty/flow").text
 
 
-def test_settings_show_what_the_trainer_told_and_hide_what_is_secret() -> None:
+def test_settings_show_what_the_trainer_sent_and_hide_secrets() -> None:
     world = make_world(token=TOKEN)
     told = {"every": 7, "budget": 0.02, "include": ["blocks.*", "head"], "kinds": ["update"], "effective_cost": 0.013}
     world.client.headers["Authorization"] = f"Bearer {TOKEN}"
@@ -198,7 +198,7 @@ def test_settings_show_what_the_trainer_told_and_hide_what_is_secret() -> None:
     assert "2 GB" in text
 
 
-def test_a_trainer_that_told_nothing_has_the_defaults(world: World) -> None:
+def test_a_trainer_that_sent_no_settings_has_the_defaults(world: World) -> None:
     run = world.runs.get("old")
     assert run is not None
     known = settings.trainer_settings(run)
@@ -207,7 +207,7 @@ def test_a_trainer_that_told_nothing_has_the_defaults(world: World) -> None:
     assert known["include"] == ""
 
 
-def test_settings_of_a_run_that_is_not_there_are_those_of_a_live_one(client: TestClient) -> None:
+def test_settings_of_an_unknown_run_are_those_of_a_live_one(client: TestClient) -> None:
     text = client.get("/settings?run=nowhere").text
     assert re.search(r'<option value="old" selected>', text)
     ended = client.get("/settings?run=new").text
@@ -215,7 +215,7 @@ def test_settings_of_a_run_that_is_not_there_are_those_of_a_live_one(client: Tes
     assert "<fieldset disabled>" in ended
 
 
-def test_settings_tell_memory_versions_and_licenses(client: TestClient) -> None:
+def test_settings_show_memory_versions_and_licenses(client: TestClient) -> None:
     text = client.get("/settings").text
     assert "of 2 GB used" in text
     assert assets.plotly_version() in text
@@ -225,7 +225,7 @@ def test_settings_tell_memory_versions_and_licenses(client: TestClient) -> None:
     assert all(package.version and package.license for package in packages.values())
 
 
-def test_diagnostics_hold_no_secret_and_no_name_of_a_module() -> None:
+def test_diagnostics_contain_no_secret_and_no_module_name() -> None:
     world = make_world(token=TOKEN, read_token=READ_TOKEN)
     run = _open(world, "one", (1.0,), name="secret plan")
     run.store.append(make_frame(5, 1, new_taps=(Tap("secret.layer", "output"),)))
@@ -235,7 +235,7 @@ def test_diagnostics_hold_no_secret_and_no_name_of_a_module() -> None:
     assert "'numpy'" in told
 
 
-def test_help_explains_every_stat_kind_and_rule_under_an_anchor_of_its_own(client: TestClient) -> None:
+def test_help_explains_every_stat_kind_and_rule_with_an_anchor(client: TestClient) -> None:
     text = client.get("/help").text
     anchors = re.findall(r'\bid="([\w-]+)"', text)
     wanted = (
@@ -253,7 +253,7 @@ def test_help_explains_every_stat_kind_and_rule_under_an_anchor_of_its_own(clien
 
 
 @pytest.mark.parametrize(("path", "status"), [("/nowhere", 404), ("/runs/nowhere", 404), ("/runs/nowhere/flow", 404)])
-def test_a_person_gets_a_page_of_what_is_wrong_with_a_way_on(client: TestClient, path: str, status: int) -> None:
+def test_a_browser_gets_an_error_page_with_a_way_to_continue(client: TestClient, path: str, status: int) -> None:
     response = client.get(path, headers=HTML)
     assert response.status_code == status
     assert response.headers["content-type"].startswith("text/html")
@@ -262,15 +262,13 @@ def test_a_person_gets_a_page_of_what_is_wrong_with_a_way_on(client: TestClient,
 
 
 @pytest.mark.parametrize("path", ["/api/v1/runs/nowhere", "/static/x/nothing.js"])
-def test_what_scripts_ask_for_is_answered_as_data_whoever_asks(client: TestClient, path: str) -> None:
+def test_routes_for_scripts_always_answer_with_data(client: TestClient, path: str) -> None:
     response = client.get(path, headers=HTML)
     assert response.status_code == 404
     assert list(response.json()) == ["error"]
 
 
-def test_a_crash_is_told_to_a_person_as_a_page_and_to_a_script_as_data(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_crash_is_a_page_for_browsers_and_data_for_scripts(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(world.runs.get("old"), "store", None)
     page = world.client.get("/runs/old/flow", headers=HTML)
     assert page.status_code == 500
@@ -278,7 +276,7 @@ def test_a_crash_is_told_to_a_person_as_a_page_and_to_a_script_as_data(
     assert list(world.client.get("/runs/old/flow").json()) == ["error"]
 
 
-def test_what_was_wrong_is_text_and_never_markup(client: TestClient) -> None:
+def test_error_messages_are_escaped(client: TestClient) -> None:
     text = client.get("/runs/old?kind=<script>x", headers=HTML).text
     assert "<script>x" not in text
 
@@ -294,7 +292,7 @@ def test_pages_work_below_the_path_of_a_proxy(world: World) -> None:
     assert client.get("/nowhere", headers=HTML).status_code == 404
 
 
-def test_an_asset_is_kept_forever_under_the_name_of_what_it_holds(client: TestClient) -> None:
+def test_an_asset_is_cached_forever_under_the_hash_of_its_contents(client: TestClient) -> None:
     address = f"/static/{assets.version()}/app.css"
     kept = client.get(address, headers={"Accept-Encoding": "gzip"})
     assert "immutable" in kept.headers["cache-control"]
@@ -310,7 +308,7 @@ def test_only_files_of_the_folder_are_assets(client: TestClient, name: str) -> N
     assert client.get(f"/static/x/{name}").status_code == 404
 
 
-def test_every_script_is_an_asset_that_a_browser_takes_as_one(client: TestClient) -> None:
+def test_every_script_is_an_asset_with_a_type_that_browsers_accept(client: TestClient) -> None:
     response = client.get(f"/static/{assets.version()}/js/page.js")
     assert response.headers["content-type"].startswith("text/javascript")
 
@@ -319,7 +317,7 @@ def test_every_script_is_an_asset_that_a_browser_takes_as_one(client: TestClient
     ("text", "html"),
     [("a `b*` c", "a <code>b*</code> c"), ("<i> `<b>`", "&lt;i&gt; <code>&lt;b&gt;</code>"), ("none", "none")],
 )
-def test_code_between_backticks_is_code_and_all_of_it_is_text(text: str, html: str) -> None:
+def test_text_between_backticks_is_code_and_is_escaped(text: str, html: str) -> None:
     assert frame.code(text) == html
 
 
@@ -337,11 +335,11 @@ def test_code_between_backticks_is_code_and_all_of_it_is_text(text: str, html: s
         (frame.thousands, None, "-"),
     ],
 )
-def test_numbers_are_written_for_people(function: Any, value: Any, words: str) -> None:
+def test_numbers_are_formatted_for_readers(function: Any, value: Any, words: str) -> None:
     assert function(value) == words
 
 
-def test_a_constant_that_was_rounded_differently_is_drawn_as_a_flat_line() -> None:
+def test_a_constant_with_rounding_differences_is_drawn_as_a_flat_line() -> None:
     values = np.where(np.arange(50) % 3, 0.01, np.nextafter(0.01, 1))
     spark = spark_of(np.arange(50), values)
     assert spark is not None

@@ -1,4 +1,4 @@
-"""The page's count of what patterns would choose is what the trainer chooses."""
+"""The page's preview of patterns equals the trainer's selection."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from hookcore.names import select
 
 CASES = json.loads((Path(__file__).parent / "js" / "pattern_cases.json").read_text("utf-8"))
-TYPES = {  # the modules of tests/js/hooks.test.mjs
+TYPES = {  # as in tests/js/hooks.test.mjs
     "": "Net",
     "layers": "Sequential",
     "layers.0": "Block",
@@ -24,7 +24,7 @@ LEAVES = {"layers.0.attn", "layers.1.attn", "layers.10", "head"}
 
 
 @pytest.mark.parametrize(("include", "exclude", "wanted"), CASES)
-def test_patterns_choose_what_the_page_counts(include: str, exclude: str, wanted: list[str]) -> None:
+def test_patterns_select_what_the_page_counts(include: str, exclude: str, wanted: list[str]) -> None:
     modules = {path: type(name, (), {})() for path, name in TYPES.items()}
     given = [[line.strip() for line in text.split("\n") if line.strip()] for text in (include, exclude)]
     assert list(select(modules, LEAVES, *given).chosen) == wanted

@@ -1,4 +1,4 @@
-"""The compiled CPU kernel on every instruction set, and NumPy in its place: the same numbers."""
+"""The compiled CPU kernel with every instruction set, and its NumPy replacement: the same numbers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SOURCE = Path(cpu.__file__).with_name("_kernel.c").read_text()
 
 @pytest.fixture(params=[1, 3, 4])
 def level(request: pytest.FixtureRequest) -> Iterator[int]:
-    """The newest instructions that the kernel may use; a processor without them uses the next older ones."""
+    """Set the newest instructions that the kernel may use. A processor without them uses the next older ones."""
     _kernel.limit_instructions(request.param)
     yield request.param
     _kernel.limit_instructions(4)
@@ -53,7 +53,7 @@ def test_non_finite_values_are_counted_with_every_instruction_set(level: int) ->
 
 @pytest.fixture
 def by_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """NumPy instead of the extension."""
+    """Use NumPy instead of the extension."""
     for name in ("observe", "observe_other", "observe_strided", "pack", "unpack"):
         monkeypatch.setattr(cpu, name, getattr(portable, name))
 
@@ -61,7 +61,9 @@ def by_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("dtype", list(CODES))
 @pytest.mark.parametrize("limit", [None, 0, 1000])
 @pytest.mark.parametrize("step", [1, 3])
-def test_numpy_adds_what_the_extension_adds(by_numpy: None, dtype: torch.dtype, limit: int | None, step: int) -> None:
+def test_numpy_gives_the_results_of_the_extension(
+    by_numpy: None, dtype: torch.dtype, limit: int | None, step: int
+) -> None:
     rows = []
     tensor = (torch.randn(40, 150, generator=torch.Generator().manual_seed(0)) * 30).to(dtype)[:, ::step]
     for kernel in (portable, _kernel):
@@ -88,14 +90,14 @@ def test_numpy_measures_any_value(parts: list[np.ndarray]) -> None:
         check(np.concatenate(parts), *[torch.from_numpy(part) for part in parts])
 
 
-def test_numpy_takes_long_tensors_in_pieces(by_numpy: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numpy_processes_long_tensors_in_pieces(by_numpy: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(portable, "_PIECE", 1000)
     values = np.random.default_rng(0).normal(size=10_001).astype(np.float32)
     values[5000] = math.nan
     check(values, torch.from_numpy(values))
 
 
-def test_the_extension_knows_the_layout_and_the_bins() -> None:
+def test_the_extension_has_the_layout_and_the_bins_of_python() -> None:
     listed = ast.literal_eval
     for name in ("ROW_BYTES", "FAR_EXPONENT"):
         assert int(re.search(rf"\b{name} = (\d+)", SOURCE)[1]) == getattr(layout, name)  # type: ignore[index]
@@ -116,7 +118,7 @@ def test_the_extension_knows_the_layout_and_the_bins() -> None:
     assert float.fromhex(re.search(r"TINY_SIZE (\S+)", SOURCE)[1]) == layout.TINY  # type: ignore[index]
 
 
-def test_a_missing_extension_and_one_of_another_version_are_replaced_with_a_reason() -> None:
+def test_a_missing_or_outdated_extension_is_replaced_with_a_reason() -> None:
     module, reason = cpu.load_kernel("hookcore.observe._no_such_kernel")
     assert module is portable
     assert "_no_such_kernel" in reason
@@ -162,7 +164,7 @@ with hookcore.watch(model, server=None, budget=None) as watcher:
     assert "pip install" in finding
 
 
-def test_a_watched_training_imports_neither_a_compiler_nor_the_web_nor_arrow() -> None:
+def test_a_watched_training_imports_no_compiler_web_framework_or_arrow() -> None:
     code = """
 import sys, torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""The private folder under attack and in odd environments: it is this user's own, or nothing is trusted to it."""
+"""The private folder under attack and in odd environments: it belongs to this user, or it isn't trusted."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ FILES = ("dashboard.lock", "dashboard.json", "dashboard.log")
 
 @pytest.fixture
 def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
-    """A user of the test's own, whose dashboard ends with the test."""
+    """Return the environment of a separate user, whose dashboard ends with the test."""
     yield {**os.environ, "HOOKCORE_HOME": str(tmp_path / "home"), "HOOKCORE_PORT": "0"}
     end = {"HOOKCORE_HOME": str(tmp_path / "home")}
-    with contextlib.suppress(ServerError):  # a lock that is no file of this user's: then no dashboard runs either
+    with contextlib.suppress(ServerError):  # the lock is not a file of this user, so no dashboard runs
         stop_dashboard(end)
 
 
 def _give_away(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make a file another user's: really if this process may, else by being another user from now on."""
+    """Give a file to another user: really if this process may, else by pretending to be another user."""
     if os.getuid() == 0:
         os.lchown(path, 12345, 12345)
     else:
@@ -58,7 +58,7 @@ def _run(code: str, environment: dict[str, str], **others: str) -> str:
     return ran.stdout + ran.stderr
 
 
-def test_another_users_link_is_not_followed_and_its_target_stays_as_it_is(
+def test_another_users_link_is_not_followed_and_its_target_is_unchanged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = tmp_path / "target"
@@ -75,7 +75,7 @@ def test_another_users_link_is_not_followed_and_its_target_stays_as_it_is(
     assert not list(target.iterdir())
 
 
-def test_a_link_of_ones_own_is_followed(tmp_path: Path) -> None:
+def test_the_users_own_link_is_followed(tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
     (tmp_path / "link").symlink_to("disk")
     (tmp_path / "again").symlink_to(tmp_path / "link")
@@ -83,14 +83,14 @@ def test_a_link_of_ones_own_is_followed(tmp_path: Path) -> None:
     assert _mode(tmp_path / "disk" / "below") == 0o700
 
 
-def test_links_that_lead_in_a_circle_end(tmp_path: Path) -> None:
+def test_circular_links_end(tmp_path: Path) -> None:
     (tmp_path / "one").symlink_to("two")
     (tmp_path / "two").symlink_to("one")
     with pytest.raises(ServerError, match="can't be used"):
         home({"HOOKCORE_HOME": str(tmp_path / "one")})
 
 
-def test_folders_above_are_made_for_the_user_alone_whatever_the_umask(tmp_path: Path) -> None:
+def test_parent_folders_are_created_for_the_user_alone_whatever_the_umask(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         home({"HOME": str(tmp_path / "me")})
@@ -103,7 +103,7 @@ def test_folders_above_are_made_for_the_user_alone_whatever_the_umask(tmp_path: 
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("kind", ["symbolic link", "hard link", "pipe", "folder"])
-def test_what_was_put_in_the_place_of_a_file_is_neither_followed_nor_waited_for(
+def test_a_link_or_pipe_in_the_place_of_a_file_is_neither_followed_nor_waited_for(
     environment: dict[str, str], tmp_path: Path, name: str, kind: str
 ) -> None:
     folder = home(environment)
@@ -141,7 +141,7 @@ def test_files_of_another_user_are_not_used(
     assert (folder / name).read_text() == json.dumps(said)
 
 
-def test_the_folder_that_is_open_is_the_one_that_is_used_whatever_takes_its_place(tmp_path: Path) -> None:
+def test_the_opened_folder_stays_in_use_whatever_replaces_it(tmp_path: Path) -> None:
     with PrivateFolder(tmp_path / "folder") as folder:
         (tmp_path / "folder").rename(tmp_path / "moved")
         (tmp_path / "trap").mkdir()
@@ -151,7 +151,7 @@ def test_the_folder_that_is_open_is_the_one_that_is_used_whatever_takes_its_plac
     assert not list((tmp_path / "trap").iterdir())
 
 
-def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_written_completely_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise OSError("no space")
 
@@ -164,9 +164,11 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyte
         assert folder.read("file") == b"old"
 
 
-def test_two_that_look_at_the_same_moment_do_not_take_each_other_for_the_dashboard(environment: dict[str, str]) -> None:
+def test_two_that_look_at_the_same_moment_do_not_mistake_each_other_for_the_dashboard(
+    environment: dict[str, str],
+) -> None:
     folder = home(environment)
-    stale = {"url": "http://127.0.0.1:1", "token": "t" * 43, "pid": os.getpid()}  # the number was given again
+    stale = {"url": "http://127.0.0.1:1", "token": "t" * 43, "pid": os.getpid()}  # the process number was reused
     (folder / "dashboard.json").write_text(json.dumps(stale))
     lock = os.open(folder / "dashboard.lock", os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.flock(lock, fcntl.LOCK_SH)
@@ -179,7 +181,7 @@ def test_two_that_look_at_the_same_moment_do_not_take_each_other_for_the_dashboa
         closer.join()
 
 
-def test_a_dashboard_whose_starter_was_killed_says_itself_where_it_is(environment: dict[str, str]) -> None:
+def test_a_dashboard_whose_starter_was_killed_publishes_its_address(environment: dict[str, str]) -> None:
     code = """
 import os, signal
 from hookcore import dashboard
@@ -190,7 +192,7 @@ dashboard.join_or_start()
     killed = subprocess.run([sys.executable, "-c", code], check=False, env=environment)
     assert killed.returncode == -9
     assert status(environment).running
-    assert not join_or_start(environment).started  # its address was said before it was there
+    assert not join_or_start(environment).started  # its address was published before it was up
     wait_for(lambda: status(environment).pid)
 
 
@@ -245,7 +247,7 @@ assert ctypes.CDLL(None, use_errno=True).unshare(NEW_NET if os.getuid() == 0 els
     ],
     ids=["no home", "full disk", "no current folder", "no loopback"],
 )
-def test_training_goes_on_with_a_store_of_its_own_and_a_warning_that_says_why(
+def test_training_continues_with_its_own_store_and_a_warning_that_says_why(
     environment: dict[str, str], before: str, variables: dict[str, str], words: str
 ) -> None:
     variables = {"XDG_STATE_HOME": "", **variables}
@@ -259,12 +261,12 @@ def test_training_goes_on_with_a_store_of_its_own_and_a_warning_that_says_why(
 
 
 @pytest.mark.parametrize("given", ["/proc/self/hookcore", "~nobody-of-this-name/x", "/dev/null/x"])
-def test_a_folder_that_can_not_be_made_is_an_error_with_advice(given: str) -> None:
+def test_a_folder_that_cannot_be_created_is_an_error_with_advice(given: str) -> None:
     with pytest.raises(ServerError, match=r"can't be used .*set HOOKCORE_HOME"):
         home({"HOOKCORE_HOME": given})
 
 
-def test_training_goes_on_where_no_thread_can_be_started_for_the_sender(
+def test_training_continues_if_no_thread_can_be_started_for_the_sender(
     environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*_: object) -> None:
@@ -283,7 +285,7 @@ def test_training_goes_on_where_no_thread_can_be_started_for_the_sender(
     assert "can't start new thread" in caplog.text
 
 
-def test_a_trainer_that_is_killed_while_it_starts_leaves_the_next_one_a_dashboard(
+def test_a_trainer_that_is_killed_while_it_starts_a_dashboard_leaves_one_for_the_next(
     environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dashboard, "STOP_S", 60.0)

@@ -42,7 +42,7 @@ watcher.close()
 
 @pytest.fixture(scope="module")
 def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxied]:
-    """With one run of 20 steps, that came through the proxy."""
+    """Return a proxy with one run of 20 steps, which was sent through it."""
     with proxied(tmp_path_factory.mktemp("proxy")) as started:
         _train(started, "first", 20)
         yield started
@@ -62,7 +62,7 @@ def _train(proxy: Proxied, name: str, steps: int) -> None:
 
 
 def _ask(proxy: Proxied, method: str, path: str, **headers: str) -> tuple[HTTPResponse, str]:
-    """An answer, and its text. No redirect is followed."""
+    """Return an answer and its text, without following redirects."""
     with closing(HTTPSConnection("localhost", proxy.port, context=proxy.trust, timeout=PATIENCE_S)) as connection:
         connection.request(method, path, headers=headers)
         answer = connection.getresponse()
@@ -70,7 +70,7 @@ def _ask(proxy: Proxied, method: str, path: str, **headers: str) -> tuple[HTTPRe
 
 
 def _log_in(proxy: Proxied, role: str = "owner") -> tuple[HTTPResponse, str]:
-    """What a login link answers, and the cookie that it gives."""
+    """Return the answer to a login link, and the cookie that it sets."""
     _, told = _ask(proxy, "POST", f"{PREFIX}/api/v1/login-link?role={role}", **BEARER)
     link = json.loads(told)["url"]
     assert link.startswith(f"{proxy.url}/login?code=")
@@ -78,27 +78,27 @@ def _log_in(proxy: Proxied, role: str = "owner") -> tuple[HTTPResponse, str]:
     return answer, answer.headers["Set-Cookie"].partition(";")[0]
 
 
-def test_a_training_elsewhere_sends_and_a_script_elsewhere_reads(proxy: Proxied, client: Client) -> None:
+def test_a_remote_training_sends_and_a_remote_script_reads(proxy: Proxied, client: Client) -> None:
     run = client.runs()[0]
     assert (run.name, run.state, run.newest_step) == ("first", "ended", 19)
     assert client.series("0 output", "rms", run=run.id).mean.size == 20
     assert client.rename(run.id, notes="through the proxy").notes == "through the proxy"
 
 
-def test_a_certificate_that_nobody_vouches_for_is_refused(proxy: Proxied, tmp_path: Path) -> None:
+def test_an_untrusted_certificate_is_refused(proxy: Proxied, tmp_path: Path) -> None:
     with Client(proxy.url, TOKEN) as stranger, pytest.raises(ServerError, match="certificate"):
         stranger.runs()
 
 
-def test_nobody_gets_in_through_the_proxy_without_a_token(proxy: Proxied) -> None:
+def test_the_proxy_lets_no_request_through_without_a_token(proxy: Proxied) -> None:
     with urlopen(f"{proxy.direct}/api/v1/runs", timeout=PATIENCE_S) as direct:
-        assert direct.status == 200  # on the machine itself all may read
+        assert direct.status == 200  # local readers need no token
     for method, path in (("GET", "/"), ("GET", "/api/v1/runs"), ("POST", "/api/v1/login-link")):
         answer, _ = _ask(proxy, method, PREFIX + path)
         assert answer.status == 401
 
 
-def test_a_login_link_gives_a_cookie_of_the_prefix_that_travels_by_tls_alone(proxy: Proxied) -> None:
+def test_a_login_link_sets_a_cookie_for_the_prefix_that_is_sent_only_over_tls(proxy: Proxied) -> None:
     answer, cookie = _log_in(proxy)
     assert answer.status == 303
     assert urljoin(f"{proxy.url}/login", answer.headers["Location"]) == f"{proxy.url}/"
@@ -114,7 +114,7 @@ def test_the_prefix_without_its_slash_leads_to_the_pages(proxy: Proxied) -> None
     assert answer.headers["Location"] == f"{proxy.url}/"
 
 
-def test_every_link_of_the_pages_stays_below_the_prefix_and_leads_somewhere(proxy: Proxied, client: Client) -> None:
+def test_every_link_of_the_pages_stays_below_the_prefix_and_works(proxy: Proxied, client: Client) -> None:
     run = client.runs()[0].id
     waiting, seen = [f"{proxy.url}/", f"{proxy.url}/runs/{run}"], set[str]()
     while waiting:
@@ -128,7 +128,7 @@ def test_every_link_of_the_pages_stays_below_the_prefix_and_leads_somewhere(prox
             continue
         assert f'<base href="{PREFIX}/">' in text
         for link in map(unescape, re.findall(r'(?:href|src|action)="([^"#]*)', text)):
-            # A page is the same whatever is asked of it; a download may be nothing without its query.
+            # A page is the same for any query; a download may be empty without one.
             target = urljoin(f"{proxy.url}/", link if link.startswith("api/") else link.partition("?")[0])
             assert target.startswith(f"{proxy.url}/"), f"{page} leads to {link}"
             if target not in seen and target not in waiting:
@@ -137,7 +137,7 @@ def test_every_link_of_the_pages_stays_below_the_prefix_and_leads_somewhere(prox
     assert any(path.endswith("app.css") for path in seen)
 
 
-def test_the_address_that_is_copied_from_a_page_is_the_proxys(proxy: Proxied, client: Client) -> None:
+def test_the_url_copied_from_a_page_is_the_proxys(proxy: Proxied, client: Client) -> None:
     run = client.runs()[0].id
     _, text = _ask(proxy, "GET", f"{PREFIX}/runs/{run}/events?format=markdown", **BEARER)
     assert f"{proxy.url}/runs/{run}/events" in text
@@ -149,7 +149,7 @@ def test_events_of_a_stream_arrive_while_it_is_open(proxy: Proxied) -> None:
         answer = connection.getresponse()
         assert answer.headers["Content-Type"].startswith("text/event-stream")
         name = ""
-        while name != "frame":  # a proxy that gathers would keep it until more has come
+        while name != "frame":  # a proxy with buffering would hold it back until more has arrived
             line = answer.readline().decode()
             assert line, "the stream ended"
             name = line.removeprefix("event: ").strip() if line.startswith("event: ") else name
@@ -159,7 +159,7 @@ def test_events_of_a_stream_arrive_while_it_is_open(proxy: Proxied) -> None:
             assert line, "the stream ended"
 
 
-def test_the_pages_socket_opens_for_the_proxys_own_pages_and_for_no_others(proxy: Proxied, client: Client) -> None:
+def test_the_pages_socket_opens_only_for_the_proxys_own_pages(proxy: Proxied, client: Client) -> None:
     address = f"wss://{proxy.host}{PREFIX}/api/v1/socket"
     _, cookie = _log_in(proxy, "reader")
     ours = {"Cookie": cookie}
@@ -172,7 +172,7 @@ def test_the_pages_socket_opens_for_the_proxys_own_pages_and_for_no_others(proxy
             connect(address, ssl=proxy.trust, origin=origin, additional_headers=ours, proxy=None)  # type: ignore[arg-type]
 
 
-def test_a_change_is_taken_from_the_proxys_own_pages_alone(proxy: Proxied) -> None:
+def test_a_change_is_accepted_only_from_the_proxys_own_pages(proxy: Proxied) -> None:
     _, cookie = _log_in(proxy)
     answers = {
         origin: _ask(proxy, "POST", f"{PREFIX}/api/v1/login-link", Cookie=cookie, Origin=origin)[0].status
@@ -186,7 +186,7 @@ def test_a_change_is_taken_from_the_proxys_own_pages_alone(proxy: Proxied) -> No
     }
 
 
-def test_the_name_of_the_docs_is_answered_to_and_another_one_is_not(proxy: Proxied) -> None:
+def test_the_host_name_of_the_docs_is_accepted_and_another_one_is_not(proxy: Proxied) -> None:
     assert _ask(proxy, "GET", f"{PREFIX}/healthz", Host=NAME)[0].status == 200
     assert _ask(proxy, "GET", f"{PREFIX}/healthz", Host="evil.example")[0].status == 400
 

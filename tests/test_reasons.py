@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-call"
-"""Coverage tells for each module what is true of it, and events tell what hookcore could not do."""
+"""Coverage gives the true reason for each module, and events report what hookcore couldn't do."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def train(
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_every_module_has_the_reason_that_is_true_of_it() -> None:
+def test_every_module_has_its_true_reason() -> None:
     model = Odd()
     with watch(model) as watcher:
         coverage = train(model, watcher, torch.randint(0, 7, (2, 3)))
@@ -85,7 +85,7 @@ def test_every_module_has_the_reason_that_is_true_of_it() -> None:
     assert all(item.captured or item.reason for item in coverage.values())
 
 
-def test_whole_numbers_among_the_outputs_of_a_module_say_nothing_of_its_gradients() -> None:
+def test_integers_among_the_outputs_of_a_module_say_nothing_about_its_gradients() -> None:
     class Coded(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -103,7 +103,7 @@ def test_whole_numbers_among_the_outputs_of_a_module_say_nothing_of_its_gradient
         assert [each.reason for each in watcher.coverage()] == ["", ""]
 
 
-def test_modules_inside_a_compiled_function_say_so_and_an_event_does() -> None:
+def test_modules_inside_a_compiled_function_have_that_reason_and_an_event() -> None:
     torch._dynamo.reset()
     model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 1))
 
@@ -126,7 +126,7 @@ def test_modules_inside_a_compiled_function_say_so_and_an_event_does() -> None:
     torch._dynamo.reset()
 
 
-def test_a_model_called_by_forward_beside_a_compiled_function_is_not_said_to_run_inside_it() -> None:
+def test_a_model_called_by_forward_next_to_a_compiled_function_is_not_said_to_run_inside_it() -> None:
     torch._dynamo.reset()
     torch.compile(lambda x: x * 2, backend="eager")(torch.ones(3))
     model = nn.Linear(4, 5)
@@ -140,7 +140,7 @@ def test_a_model_called_by_forward_beside_a_compiled_function_is_not_said_to_run
     torch._dynamo.reset()
 
 
-def test_parts_below_a_compiled_forward_say_so() -> None:
+def test_modules_below_a_compiled_forward_have_that_reason() -> None:
     torch._dynamo.reset()
     model = nn.Sequential(nn.Linear(4, 5), nn.ReLU())
     model.forward = torch.compile(model.forward, backend="eager")  # type: ignore[method-assign]
@@ -152,7 +152,7 @@ def test_parts_below_a_compiled_forward_say_so() -> None:
     torch._dynamo.reset()
 
 
-def test_a_model_that_is_made_anew_in_every_step_has_one_entry_for_each_module() -> None:
+def test_a_model_that_is_recreated_in_every_step_has_one_entry_for_each_module() -> None:
     with watch() as watcher:
         for _ in range(30):
             model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
@@ -162,11 +162,11 @@ def test_a_model_that_is_made_anew_in_every_step_has_one_entry_for_each_module()
         watcher.flush()
         coverage = watcher.coverage()
     assert len(coverage) == len({item.path for item in coverage})
-    assert len(coverage) <= 8  # two models may be alive at once
+    assert len(coverage) <= 8  # two models may be alive at the same time
     assert all(item.captured for item in coverage)
 
 
-def test_what_has_no_room_is_not_called_captured() -> None:
+def test_a_tensor_without_room_is_not_called_captured() -> None:
     model = nn.Sequential(*(nn.ReLU() for _ in range(400)), nn.Linear(2, 2))
     with hookcore.watch(model, server=None, budget=None, memory="2MB", kinds="output") as watcher:
         coverage = train(model, watcher, torch.ones(1, 2))
@@ -178,7 +178,7 @@ def test_what_has_no_room_is_not_called_captured() -> None:
     assert "taps-refused" in events
 
 
-def test_a_model_that_the_patterns_do_not_fit_is_an_event() -> None:
+def test_a_model_without_matching_modules_is_an_event() -> None:
     with watch(include="re:[0-9]+") as watcher:
         watcher.close()
     with watch(include="conv*") as watcher:
@@ -194,13 +194,13 @@ def test_a_model_that_the_patterns_do_not_fit_is_an_event() -> None:
 
 
 class Noting(nn.Parameter):
-    """Notes who asks for its gradient."""
+    """Records which threads read its gradient."""
 
     asked_by: ClassVar[set[int]] = set()
 
     @property
     def grad(self) -> Tensor | None:  # type: ignore[override]
-        """The gradient."""
+        """Return the gradient, and record the thread."""
         self.asked_by.add(threading.get_ident())
         return super().grad
 
@@ -209,8 +209,8 @@ class Noting(nn.Parameter):
         Tensor.grad.__set__(self, value)  # type: ignore[attr-defined]
 
 
-def test_no_other_thread_than_the_one_that_trains_looks_at_a_gradient() -> None:
-    """Torch sets and frees `.grad` without the interpreter lock: to look at it meanwhile can crash the process."""
+def test_only_the_training_thread_reads_gradients() -> None:
+    """Torch sets and frees `.grad` without the interpreter lock, so reading it meanwhile can crash the process."""
     Noting.asked_by.clear()
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
     model[0].weight = Noting(model[0].weight.detach())
@@ -230,7 +230,7 @@ def test_no_other_thread_than_the_one_that_trains_looks_at_a_gradient() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_the_reasons_of_a_model_that_is_gone_are_those_it_had() -> None:
+def test_a_deleted_model_keeps_its_reasons() -> None:
     model = Odd()
     with watch(model) as watcher:
         alive = train(model, watcher, torch.arange(6).reshape(2, 3))
@@ -255,7 +255,7 @@ def test_a_model_inside_torch_func_is_not_called_frozen() -> None:
     assert "frozen" not in found.reason
 
 
-def test_a_compiled_model_with_hooks_on_its_modules_says_that_none_of_it_is_seen() -> None:
+def test_a_compiled_model_with_hooks_on_its_modules_reports_that_nothing_is_seen() -> None:
     torch._dynamo.reset()
     model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 1))
     with watch(model, attach="module") as watcher:

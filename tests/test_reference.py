@@ -1,4 +1,4 @@
-"""The statistics by torch's operators against float64 NumPy, and their arena on other devices."""
+"""The statistics by torch's operators, compared with float64 NumPy, and their arena on other devices."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def check(values: np.ndarray, tensor: torch.Tensor) -> None:
 
 @settings(deadline=None, max_examples=200)
 @given(floats32)
-def test_every_stat_of_any_float32_is_what_float64_says(values: np.ndarray) -> None:
+def test_every_stat_of_any_float32_equals_float64(values: np.ndarray) -> None:
     check(values, torch.from_numpy(values))
 
 
 @settings(deadline=None, max_examples=200)
 @given(floats64)
-def test_every_stat_of_any_float64_is_what_numpy_says(values: np.ndarray) -> None:
+def test_every_stat_of_any_float64_equals_numpy(values: np.ndarray) -> None:
     check(values, torch.from_numpy(values))
 
 
@@ -80,7 +80,7 @@ def test_a_huge_mean_does_not_cancel_a_tiny_spread(mean: float) -> None:
 
 def test_pieces_of_a_long_tensor_merge_to_the_stats_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     values = np.random.default_rng(2).normal(size=10_001).astype(np.float32) + 1000
-    values[:4000] = np.nan  # some pieces hold nothing finite
+    values[:4000] = np.nan  # some pieces have no finite value
     values[[5000, 7000, 10_000]] = [np.inf, 0.0, -np.inf]
     monkeypatch.setattr(reference, "PIECE", 512)
     check(values, torch.from_numpy(values))
@@ -107,7 +107,7 @@ def test_views_empty_and_0d_tensors_are_measured_by_their_elements() -> None:
     ids=["complex", "negative-bit", "sparse", "sparse-duplicates", "csr", "mkldnn", "nested", "uint16"],
 )
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_an_odd_tensor_is_measured_by_what_it_stands_for(make, values: list[float]) -> None:  # type: ignore[no-untyped-def]
+def test_an_unusual_tensor_is_measured_by_the_values_it_represents(make, values: list[float]) -> None:  # type: ignore[no-untyped-def]
     plain = make_plain(make())
     assert isinstance(plain, torch.Tensor)
     check(np.array(values, np.float64), plain)
@@ -115,7 +115,7 @@ def test_an_odd_tensor_is_measured_by_what_it_stands_for(make, values: list[floa
 
 @settings(deadline=None, max_examples=60)
 @given(st.integers(0, 5000), st.integers(1, 700), st.integers(0, 2**30))
-def test_the_sampled_values_are_those_that_the_cpu_kernel_takes(number: int, limit: int, offset: int) -> None:
+def test_the_sampled_values_are_those_of_the_cpu_kernel(number: int, limit: int, offset: int) -> None:
     tensor = torch.arange(1, number + 1, dtype=torch.float64) ** 3
     arena = CpuArena(1, limit)
     arena._control[cpu.JITTER] = offset
@@ -164,7 +164,7 @@ def test_micro_batches_merge_in_a_slot(parts: list[np.ndarray]) -> None:
     np.testing.assert_array_equal(dense_of(harvest, 0), np.bincount(bins_of(whole), minlength=BINS))
 
 
-def test_slots_of_several_segments_come_back_under_their_numbers() -> None:
+def test_slots_of_several_segments_are_returned_under_their_numbers() -> None:
     arena = DeviceArena(CPU, 1000, None)
     slots = [SLOTS_PER_SEGMENT * 3 + 1, 0, SLOTS_PER_SEGMENT - 1, 5]
     for slot in slots:
@@ -175,14 +175,14 @@ def test_slots_of_several_segments_come_back_under_their_numbers() -> None:
     assert harvest.cells[:, layout.FINITE].tolist() == [slot + 1 for slot in sorted(slots)]
 
 
-def test_memory_is_taken_only_for_segments_in_use() -> None:
+def test_memory_is_allocated_only_for_used_segments() -> None:
     arena = DeviceArena(CPU, 1 << 16, None)
     assert arena.nbytes == 0
     arena.observe(torch.ones(3), 60_000)
     assert 0 < arena.nbytes < SLOTS_PER_SEGMENT * layout.ROW_BYTES * 2
 
 
-def test_a_slot_is_empty_after_its_step_and_steps_come_back_in_order() -> None:
+def test_a_slot_is_empty_after_its_step_and_steps_are_returned_in_order() -> None:
     arena = DeviceArena(CPU, 10, None)
     transfers = []
     for step in range(3):
@@ -194,7 +194,7 @@ def test_a_slot_is_empty_after_its_step_and_steps_come_back_in_order() -> None:
     assert [harvest.cells[0, layout.MAX] for harvest in harvests] == [0, 1, 2]
 
 
-def test_a_transfer_can_be_finished_by_another_thread_while_training_goes_on() -> None:
+def test_a_transfer_can_be_finished_by_another_thread_during_training() -> None:
     arena = DeviceArena(CPU, 10, None)
     arena.observe(torch.ones(4), 1)
     transfer = arena.begin_transfer()
@@ -215,7 +215,7 @@ def test_a_slot_beyond_the_capacity_is_refused_with_a_reason() -> None:
     assert arena.nbytes == 0
 
 
-def test_a_kernel_that_fails_is_replaced_and_no_value_is_lost() -> None:
+def test_a_failing_kernel_is_replaced_and_no_value_is_lost() -> None:
     def broken(*arguments: object) -> None:
         raise RuntimeError("no compiler here")
 
@@ -229,7 +229,7 @@ def test_a_kernel_that_fails_is_replaced_and_no_value_is_lost() -> None:
     assert "no compiler here" in arena.fallback_reason
 
 
-def test_the_sketch_of_a_long_tensor_is_sampled_and_moves_from_step_to_step() -> None:
+def test_the_sketch_of_a_long_tensor_is_sampled_differently_in_each_step() -> None:
     arena = DeviceArena(CPU, 10, 1024)
     values = torch.zeros(100_000)
     values[::2] = 1.0
@@ -253,7 +253,7 @@ class _Counting(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def test_a_mode_of_the_users_sees_nothing_and_no_random_number_is_drawn() -> None:
+def test_a_mode_of_the_user_sees_nothing_and_no_random_number_is_drawn() -> None:
     arena = DeviceArena(CPU, 10, 1024)
     tensor = torch.randn(3000, requires_grad=True)
     with_gaps = torch.randn(30, 100).T[:, ::2]
@@ -267,7 +267,7 @@ def test_a_mode_of_the_users_sees_nothing_and_no_random_number_is_drawn() -> Non
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_an_arena_that_began_in_inference_mode_goes_on_outside_of_it() -> None:
+def test_an_arena_created_in_inference_mode_works_outside_of_it() -> None:
     arena = DeviceArena(CPU, 10, None)
     with torch.inference_mode():
         arena.observe(torch.ones(3), 0)
@@ -275,7 +275,7 @@ def test_an_arena_that_began_in_inference_mode_goes_on_outside_of_it() -> None:
     assert end_step(arena).cells[0, layout.PARTS] == 2
 
 
-def test_host_memory_is_used_again_where_it_is_long_enough() -> None:
+def test_host_memory_that_is_large_enough_is_reused() -> None:
     buffers = HostBuffers()
     first = buffers.take(10, torch.float64)
     assert [tuple(each.shape) for each in first] == [(10, layout.CELLS), (10, BINS)]

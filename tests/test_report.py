@@ -1,4 +1,4 @@
-"""A report needs no server, no network, and trusts no name."""
+"""A report needs no server and no network, and trusts no name."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def browser() -> Iterator[Browser]:
 
 
 def make_run(name: str = "run-1", layers: int = 5, steps: int = 60, **others: Any) -> Run:
-    """A run in which a NaN comes up in one layer and spreads."""
+    """Return a run in which a NaN appears in one layer and spreads."""
     runs = Runs(ServerSettings(memory=500_000_000))
     run = open_run(runs, name, **others)
     kinds = ("output", "output_grad", "param_grad", "update")
@@ -55,7 +55,7 @@ def make_run(name: str = "run-1", layers: int = 5, steps: int = 60, **others: An
     return run
 
 
-def test_a_report_tells_key_figures_findings_coverage_settings_and_events_without_a_script() -> None:
+def test_a_report_contains_key_figures_findings_coverage_settings_and_events_without_a_script() -> None:
     html = re.sub(r"<script.*?</script>", "", report_of(make_run()).decode(), flags=re.DOTALL)
     for told in (
         "NaN in the output since step 50",
@@ -84,7 +84,7 @@ def test_a_run_that_failed_says_so_first(outcome: Any, words: str) -> None:
     assert html.index(words) < html.index("Findings")
 
 
-def test_steps_that_were_left_out_are_not_called_captured() -> None:
+def test_uncaptured_steps_are_not_called_captured() -> None:
     run = make_run()
     append(run.store, 60, steady(1, 20)[0], scalars={"hookcore/skipped_steps": 6287.0})
     html = report_of(run).decode()
@@ -92,7 +92,7 @@ def test_steps_that_were_left_out_are_not_called_captured() -> None:
     assert "(61 captured)" not in html
 
 
-def test_a_name_cannot_break_out_of_where_it_stands() -> None:
+def test_names_are_escaped() -> None:
     run = make_run(name="evil", **{"settings": {EVIL: EVIL}, "script": EVIL, "host": EVIL})
     run.name, run.notes = EVIL, EVIL
     taps = (Tap(EVIL, "output"),)
@@ -110,9 +110,7 @@ def test_a_name_cannot_break_out_of_where_it_stands() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_report_opens_from_a_file_without_a_request_and_without_an_error(
-    browser: Browser, tmp_path: Path, scheme: Any
-) -> None:
+def test_a_report_opens_from_a_file_without_requests_or_errors(browser: Browser, tmp_path: Path, scheme: Any) -> None:
     run = make_run()
     run.name = EVIL
     path = tmp_path / "report.html"
@@ -158,7 +156,7 @@ def test_a_report_without_scripts_shows_pictures_and_fits_a_phone(browser: Brows
 
 
 def listened_to(page: Page) -> tuple[Page, list[str], list[str]]:
-    """A page, what it complained of, and what it asked for."""
+    """Return a page with its console errors and requests."""
     said: list[str] = []
     asked: list[str] = []
 
@@ -176,7 +174,7 @@ def listened_to(page: Page) -> tuple[Page, list[str], list[str]]:
     return page, said, asked
 
 
-def test_a_report_is_never_larger_than_it_says() -> None:
+def test_a_report_is_never_larger_than_its_limit() -> None:
     run = make_run("large", layers=300, steps=400)
     content = report_of(run)
     assert 1_500_000 < len(content) < MAX_BYTES
@@ -189,12 +187,12 @@ def test_charts_that_do_not_fit_are_named(monkeypatch: pytest.MonkeyPatch) -> No
     assert "Activations (rms)" in html
 
 
-def test_a_run_that_has_nothing_yet_has_a_report() -> None:
+def test_an_empty_run_has_a_report() -> None:
     html = report_of(open_run(Runs(ServerSettings()), "empty")).decode()
     assert "No step has been captured yet: there is nothing to judge." in html
 
 
-def test_settings_are_written_for_readers_and_not_as_json() -> None:
+def test_settings_are_formatted_for_readers_and_not_as_json() -> None:
     settings = {"every": 1, "memory": 512_000_000, "include": [], "kinds": ["output", "update"], "keep": None}
     html = report_of(open_run(Runs(ServerSettings()), "told", settings={**settings, "paused": False})).decode()
     pairs = dict(re.findall(r"<dt>(\w+)</dt><dd><code>(.*?)</code></dd>", html))
@@ -208,7 +206,7 @@ def test_settings_are_written_for_readers_and_not_as_json() -> None:
     }
 
 
-def test_a_stat_that_is_constant_but_for_rounding_does_not_fill_its_chart() -> None:
+def test_rounding_noise_of_a_constant_stat_does_not_fill_its_chart() -> None:
     store = Store(8_000_000)
     noise = np.random.default_rng(0).normal(size=200) * 1e-9
     for step in range(200):
@@ -248,7 +246,7 @@ def test_the_command_asks_a_server(server: Served, tmp_path: Path, capsys: pytes
     assert [each.name for each in tmp_path.iterdir()] == ["report.html"]
 
 
-def test_the_command_reads_a_kept_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_reads_a_saved_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from hookcore.archive import ArchiveWriter
 
     world = World()
@@ -281,14 +279,14 @@ def _frames() -> list[Any]:
     ]
 
 
-def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_an_unwritable_path_is_reported(tmp_path: Path) -> None:
     from hookcore_app.cli.report import _write
 
     with pytest.raises(ArgumentError, match="can't write"):
         _write(tmp_path / "no" / "such" / "folder.html", b"", False)
 
 
-def test_pictures_mark_what_is_not_finite() -> None:
+def test_pictures_mark_non_finite_values() -> None:
     assert line_of(np.array([np.nan, np.nan])) == ""
     line = str(line_of(np.array([1.0, 2.0, np.nan, 3.0])))
     assert line.count("<polyline") == 2

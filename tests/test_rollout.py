@@ -1,4 +1,4 @@
-"""Attention rollout: against plain loops in Python's own floats, by its properties, and over REST."""
+"""Attention rollout: compared with plain loops in exact fractions, by its properties, and over REST."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FUSES = ("mean", "max", "min")
 
 
 def attention(seed: int, samples: int = 2, heads: int = 3, size: int = 5, causal: bool = False) -> Any:
-    """Maps whose rows sum to 1."""
+    """Return maps whose rows sum to 1."""
     scores = np.random.default_rng(seed).normal(0, 2, (samples, heads, size, size))
     if causal:
         scores = np.where(np.tri(size, dtype=bool), scores, -np.inf)
@@ -28,7 +28,7 @@ def attention(seed: int, samples: int = 2, heads: int = 3, size: int = 5, causal
 
 
 def layers_of(seed: int, many: int = 3, size: int = 5, heads: int = 3) -> list[Layer]:
-    """Layers with gradients."""
+    """Return layers with gradients."""
     draw = np.random.default_rng(seed + 1000)
     return [
         Layer(
@@ -41,7 +41,7 @@ def layers_of(seed: int, many: int = 3, size: int = 5, heads: int = 3) -> list[L
 
 
 def by_hand(layers: list[Layer], sample: int, fuse: str, discard: float, gradient: bool) -> list[list[Fraction]]:
-    """The same in exact fractions, element by element."""
+    """Compute the same in exact fractions, element by element."""
     size = layers[0].weights.shape[-1]
     found = [[Fraction(int(row == column)) for column in range(size)] for row in range(size)]
     for layer in layers:
@@ -76,7 +76,7 @@ def _row_by_hand(layer: Layer, sample: int, row: int, fuse: str, discard: float,
 @pytest.mark.parametrize("fuse", FUSES)
 @pytest.mark.parametrize("gradient", [False, True])
 @pytest.mark.parametrize("discard", [0.0, 0.3, 0.9])
-def test_the_rollout_is_that_of_exact_arithmetic(fuse: Any, gradient: bool, discard: float) -> None:
+def test_the_rollout_equals_exact_arithmetic(fuse: Any, gradient: bool, discard: float) -> None:
     layers = layers_of(3)
     for sample in (0, 1):
         found = rollout(layers, sample=sample, fuse=fuse, discard=discard, gradient=gradient)
@@ -103,7 +103,7 @@ def test_every_row_sums_to_one_and_nothing_is_negative(
 
 @given(st.integers(0, 10_000), st.permutations(range(5)))
 @settings(max_examples=30, deadline=None)
-def test_positions_in_another_order_give_the_same_rollout_in_that_order(seed: int, order: list[int]) -> None:
+def test_permuted_positions_give_the_permuted_rollout(seed: int, order: list[int]) -> None:
     layers = layers_of(seed)
     moved = [
         Layer(each.name, each.weights[..., order, :][..., order], each.gradient[..., order, :][..., order])  # type: ignore[index]
@@ -128,7 +128,7 @@ def test_discarding_keeps_the_first_position_and_the_largest_weight() -> None:
     assert found[2, 1] == 0
 
 
-def test_a_gradient_that_speaks_against_everything_leaves_the_way_around() -> None:
+def test_a_gradient_against_all_attention_leaves_the_identity() -> None:
     weights = attention(1)
     assert np.array_equal(rollout([Layer("one", weights, -np.ones_like(weights))], gradient=True), np.eye(5))
 
@@ -140,7 +140,7 @@ def test_gradients_need_no_scale() -> None:
     assert np.allclose(found[0], found[2], rtol=1e-9)
 
 
-def test_what_cannot_be_rolled_out_is_refused_with_a_reason() -> None:
+def test_maps_that_cannot_be_rolled_out_are_refused_with_a_reason() -> None:
     one = Layer("one", attention(1))
     with pytest.raises(ArgumentError, match="no layers"):
         rollout([])
@@ -158,7 +158,7 @@ def test_what_cannot_be_rolled_out_is_refused_with_a_reason() -> None:
         rollout([one], discard=1)
 
 
-def test_attention_is_told_from_what_is_not() -> None:
+def test_attention_maps_are_distinguished_from_other_outputs() -> None:
     weights = attention(1).astype(np.float32)
     assert is_attention(weights)
     assert is_attention(weights[:, 0])
@@ -181,7 +181,7 @@ def test_attention_is_told_from_what_is_not() -> None:
 # -- over REST ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_map_that_a_module_hands_on_counts_once(world: World) -> None:
+def test_a_map_that_a_module_passes_on_counts_once(world: World) -> None:
     inner = Tap("blocks.0.attn.softmax", "output")
     weights = attention(1).astype(np.float32)
     keep(world, ATTENTION[0], 20, weights, 101)
@@ -192,7 +192,7 @@ def test_a_map_that_a_module_hands_on_counts_once(world: World) -> None:
     assert len(world.json("attention-rollout")["layers"]) == 2
 
 
-def test_a_model_that_lists_the_maps_of_all_its_layers_adds_none(world: World) -> None:
+def test_a_model_that_returns_the_maps_of_all_its_layers_adds_none(world: World) -> None:
     for place, layer in enumerate(ATTENTION):
         weights = attention(place).astype(np.float32)
         keep(world, layer, 20, weights, 110 + place)
@@ -201,7 +201,7 @@ def test_a_model_that_lists_the_maps_of_all_its_layers_adds_none(world: World) -
     assert [each["number"] for each in world.json("attention-rollout")["layers"]] == [110, 111]
 
 
-def test_a_gradient_that_never_came_is_not_asked_for(world: World) -> None:
+def test_a_missing_gradient_is_not_requested(world: World) -> None:
     without = Tap("blocks.1.attn", "output_grad", "1")
     world.run.store.append(make_frame(21, [0.1] * 5, new_taps=(without,)))
     asked = [each["tap"] for each in world.client.post("/api/v1/attention-rollout").json()["asked"]]
@@ -215,7 +215,7 @@ GRADIENT = Tap("blocks.0.attn", "output_grad", "1")
 
 @pytest.fixture
 def world() -> World:
-    """Two layers of attention beside what the world has, announced in the order in which they are not."""
+    """Return the REST fixture with two attention layers, announced out of order."""
     world = World()
     records = [
         ModuleRecord(path, kind, None) for path, kind in (("blocks.0.attn", "Attention"), ("blocks.1.attn", "Mix"))
@@ -234,7 +234,7 @@ def keep(world: World, tap: Tap, step: int, values: Any, number: int) -> None:
     world.run.changes.tell()
 
 
-def test_the_maps_that_may_be_attention_are_asked_for_together(world: World) -> None:
+def test_possible_attention_maps_are_requested_together(world: World) -> None:
     answer = world.client.post("/api/v1/attention-rollout")
     assert answer.status_code == 202
     said = answer.json()
@@ -255,7 +255,7 @@ def test_a_run_without_attention_says_how_to_get_it(world: World) -> None:
     assert "POST /api/v1/attention-rollout" in world.error("attention-rollout", 404, step=3)
 
 
-def test_the_rollout_of_kept_maps_is_answered_in_every_format(world: World) -> None:
+def test_the_rollout_of_captured_maps_is_available_in_every_format(world: World) -> None:
     maps = [attention(place).astype(np.float32) for place in range(2)]
     slope = np.random.default_rng(5).normal(size=maps[0].shape).astype(np.float32)
     keep(world, ATTENTION[1], 20, maps[1], 101)
