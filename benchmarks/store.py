@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookcore.records import STAT_COLUMN, STATS, Frame, SketchBlock, Tap
-from hookcore.sketch import Sketch, block_of
+from hookcore.records.sketch import Sketch, block_of
 from hookcore.store import DEFAULT_BYTES, Store
 
 _MIB: Final = 2**20

@@ -17,12 +17,12 @@ import torch
 from torch import Tensor, nn
 
 import hookcore
-from hookcore import failures
-from hookcore.bridges import TeeSink, bridge_for
-from hookcore.compiled import guard_functions
 from hookcore.config import NOT_GIVEN, Attach, Compiled, Pattern, Settings
-from hookcore.delivery import deliver, to_the_store
+from hookcore.delivery import failures
+from hookcore.delivery.bridges import TeeSink, bridge_for
+from hookcore.delivery.delivery import deliver, to_the_store
 from hookcore.errors import ArgumentError, ClosedError, ServerError
+from hookcore.hooks.compiled import guard_functions
 from hookcore.recorder import Recorder
 from hookcore.recorder.plans import Plan
 from hookcore.records import Coverage, Event, Failure, Kind, Phase, Tap
@@ -31,7 +31,7 @@ from hookcore.wire import Books
 
 if TYPE_CHECKING:
     from hookcore.client import Client
-    from hookcore.notebook import Card
+    from hookcore.client.notebook import Card
 
 logger = logging.getLogger("hookcore")
 
@@ -216,7 +216,7 @@ class Watcher:
     def _card(self) -> Card:
         if not self._recorder.closed:
             self.flush(CARD_S)
-        card: Card = import_module("hookcore.notebook").card_of(self._delivery)
+        card: Card = import_module("hookcore.client.notebook").card_of(self._delivery)
         return card
 
     @property

@@ -23,7 +23,7 @@ from hookcore.records import (
     Snapshot,
     Tap,
 )
-from hookcore.sketch import bins_of
+from hookcore.records.sketch import bins_of
 from hookcore.wire import RunInfo
 from hookcore_app.main import create_app
 from hookcore_app.runs import Run, Runs

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from hookcore.archive import ArchiveSink
+from hookcore.delivery.sinks import StoreSink
 from hookcore.records import (
     KINDS,
     STAT_COLUMN,
@@ -21,8 +22,7 @@ from hookcore.records import (
     Snapshot,
     Tap,
 )
-from hookcore.sinks import StoreSink
-from hookcore.sketch import Sketch, block_of
+from hookcore.records.sketch import Sketch, block_of
 from hookcore.store import STAT_NAMES, Store
 from hookcore.wire import RunInfo
 from tests.build import frame, no_sketches, stats_of

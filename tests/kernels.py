@@ -14,7 +14,7 @@ from hookcore.observe.arena import CpuArena
 from hookcore.observe.harvest import unpack
 from hookcore.recorder.frames import stats_of
 from hookcore.records import STATS
-from hookcore.sketch import BINS, bins_of
+from hookcore.records.sketch import BINS, bins_of
 
 ARENA = CpuArena(64, None)
 SAMPLED = CpuArena(64, 65536)

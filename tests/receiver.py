@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
+from hookcore.dashboard.trust import PROOF_PATH, proof_of
 from hookcore.records import Frame, Tap
-from hookcore.trust import PROOF_PATH, proof_of
 from hookcore.wire import CONTENT_TYPE, Answer, Batch, RunInfo, decode_batch, encode, frame_of
 from hookcore_app.runs import Run, Runs
 from hookcore_app.settings import ServerSettings

@@ -16,7 +16,7 @@ from PIL import Image
 
 from hookcore.errors import ArgumentError
 from hookcore.records import Snapshot, Tap
-from hookcore.vocabulary import NAN_COLOR, rgb_of
+from hookcore.records.vocabulary import NAN_COLOR, rgb_of
 from hookcore.wire import DTYPES
 from hookcore_app.analysis.png import colors_of, png_of
 from hookcore_app.analysis.slices import cut

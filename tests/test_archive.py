@@ -29,9 +29,9 @@ from hookcore.archive import ArchiveSink, ArchiveWriter, folder_name, load_into,
 from hookcore.archive import files as archive_files
 from hookcore.archive.files import MERGE_AT
 from hookcore.archive.layout import SUFFIX, TABLES, parts_in
+from hookcore.delivery.sinks import StoreSink
 from hookcore.errors import ArgumentError, HookcoreError
 from hookcore.records import STATS, Coverage, Event, Frame, HookRecord, ModuleRecord, SketchBlock, Snapshot, Tap
-from hookcore.sinks import StoreSink
 from hookcore.store import Store
 from hookcore.wire import RunInfo
 

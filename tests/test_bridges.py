@@ -17,13 +17,13 @@ import torch
 from torch import nn
 
 import hookcore
-from hookcore.bridges import Summary, TeeSink, tee
-from hookcore.bridges.writers import WRITERS, WeightsAndBiases
 from hookcore.config import Settings
 from hookcore.config.readers import BRIDGES
+from hookcore.delivery.bridges import Summary, TeeSink, tee
+from hookcore.delivery.bridges.writers import WRITERS, WeightsAndBiases
+from hookcore.delivery.sinks import Sink, StoreSink
 from hookcore.errors import ArgumentError
 from hookcore.records import STAT_COLUMN, Frame, Tap
-from hookcore.sinks import Sink, StoreSink
 from hookcore.store import Store
 from tests.build import frame, stats_of
 from tests.harness import digest, seed_all, watch

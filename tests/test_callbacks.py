@@ -332,7 +332,7 @@ def test_only_single_numbers_are_logged() -> None:
 def test_no_framework_is_imported_before_its_callback() -> None:
     names = {"lightning", "pytorch_lightning", "transformers", "accelerate", "ignite", "tensorboard", "wandb", "mlflow"}
     code = (
-        "import sys, hookcore.frameworks.watching, hookcore.bridges\n"
+        "import sys, hookcore.frameworks.watching, hookcore.delivery.bridges\n"
         f"sys.exit(' '.join(sorted({names!r} & set(sys.modules))) or None)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -16,11 +16,11 @@ from torch import nn
 import hookcore
 from hookcore import hooks
 from hookcore.config import Settings
+from hookcore.delivery.sinks import StoreSink
 from hookcore.recorder import inventory as listing
 from hookcore.recorder.cadence import Cadence
 from hookcore.recorder.recorder import Recorder
 from hookcore.records import Command, Coverage, Event, HookRecord, ModuleRecord
-from hookcore.sinks import StoreSink
 from hookcore.store import Store
 from tests.harness import process_state, watch
 from tests.waiting import wait_for

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 import hookcore
 from hookcore import hooks
-from hookcore.compiled import (
+from hookcore.hooks.compiled import (
     Inside,
     QuietHooks,
     StepAside,
@@ -457,7 +457,7 @@ def test_graphs_made_by_dynamo_are_distinguished_from_graphs_of_the_user() -> No
 
 
 def test_importing_the_package_does_not_import_dynamo() -> None:
-    program = "import sys, hookcore.compiled; sys.exit('torch._dynamo' in sys.modules)"
+    program = "import sys, hookcore.hooks.compiled; sys.exit('torch._dynamo' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from hookcore.demo import Demo, train
-from hookcore.demo.models import MODELS
-from hookcore.demo.troubles import TROUBLES
+from hookcore.commands.demo import Demo, train
+from hookcore.commands.demo.models import MODELS
+from hookcore.commands.demo.troubles import TROUBLES
 from hookcore.errors import ArgumentError
 from hookcore.records import Kind, Tap
 from hookcore.store import Store

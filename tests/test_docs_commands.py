@@ -23,7 +23,7 @@ from pathlib import Path
 import pytest
 
 from hookcore.config import SETTINGS
-from hookcore.dashboard import status, stop_dashboard
+from hookcore.dashboard.process import status, stop_dashboard
 from hookcore_app import cli
 from tests.api_world import attend, fill, open_run
 from tests.manual import PAGES, ROOT, blocks_of, inline_code_of, name_of

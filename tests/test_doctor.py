@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hookcore.doctor import Finding, as_text, examine, machine, training
+from hookcore.commands.doctor import Finding, as_text, examine, machine, training
 from hookcore.errors import ArgumentError
 from hookcore_app import cli
 from tests.serving import TOKEN, served
@@ -86,7 +86,7 @@ def test_it_asks_a_server_whether_it_accepts_the_token(well: dict[str, str]) -> 
 
 
 def test_it_works_without_torch_and_says_what_is_missing(well: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "hookcore.doctor.training", None)
+    monkeypatch.setitem(sys.modules, "hookcore.commands.doctor.training", None)
     (found,) = (each for each in examine("", well) if each.about == "torch")
     assert found.level == "note"
     assert "but not train" in found.text

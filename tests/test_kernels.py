@@ -15,7 +15,7 @@ from hookcore.observe import cpu
 from hookcore.observe.arena import CODES, CpuArena
 from hookcore.observe.harvest import unpack
 from hookcore.records import STAT_COLUMN, STATS
-from hookcore.sketch import BINS, bins_of
+from hookcore.records.sketch import BINS, bins_of
 from tests.kernels import ARENA, SAMPLED, check, expect, floats32, floats64, measure
 
 

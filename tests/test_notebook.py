@@ -14,10 +14,10 @@ from PIL import Image
 from torch import nn
 
 import hookcore
-from hookcore import notebook
-from hookcore.delivery import Delivery
-from hookcore.sender import Address
-from hookcore.sinks import StoreSink
+from hookcore.client import notebook
+from hookcore.delivery.delivery import Delivery
+from hookcore.delivery.http import Address
+from hookcore.delivery.sinks import StoreSink
 from hookcore.store import Store
 from hookcore.wire import RunInfo
 from hookcore_app.serving import server_thread
@@ -29,7 +29,7 @@ from tests.zoo.case import mean_square, mlp
 @pytest.fixture
 def threaded(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("HOOKCORE_PORT", "0")
-    monkeypatch.setattr("hookcore.delivery.PORT", 0)
+    monkeypatch.setattr("hookcore.delivery.delivery.PORT", 0)
     yield
     server_thread.start(port=0).stop()
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 import hookcore
-from hookcore import notices
-from hookcore.dashboard import find, stop_dashboard
+from hookcore.dashboard import notices
+from hookcore.dashboard.notices import post_notice, take_orphans
+from hookcore.dashboard.process import find, stop_dashboard
 from hookcore.errors import ServerError
-from hookcore.notices import post_notice, take_orphans
 from hookcore_app.runs.orphans import list_orphan
 from tests.build import make_info
 from tests.receiver import a_run

@@ -14,7 +14,7 @@ import pytest
 from hookcore import wire
 from hookcore.records import KINDS, STAT_COLUMN, STATS, Coverage, Event, Frame, HookRecord, ModuleRecord, Snapshot, Tap
 from hookcore.records import SketchBlock as Block
-from hookcore.sketch import BINS
+from hookcore.records.sketch import BINS
 from hookcore.store import STAT_NAMES
 from hookcore_app.api.snapshots import numbered
 from hookcore_app.runs import Run

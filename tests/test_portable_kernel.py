@@ -17,9 +17,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hookcore import sketch
 from hookcore.observe import _kernel, cpu, layout, portable
 from hookcore.observe.arena import CODES, CpuArena
+from hookcore.records import sketch
 from tests.kernels import check, expect, floats32, floats64, measure
 
 SOURCE = Path(cpu.__file__).with_name("_kernel.c").read_text()
@@ -144,7 +144,7 @@ import sys
 sys.modules["hookcore.observe._kernel"] = None
 import hookcore, torch
 from torch import nn
-from hookcore.doctor import training
+from hookcore.commands.doctor import training
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
 with hookcore.watch(model, server=None, budget=None) as watcher:

@@ -16,7 +16,7 @@ from hookcore.observe.arena import CODES, CpuArena
 from hookcore.observe.device import SLOTS_PER_SEGMENT, DeviceArena, HostBuffers
 from hookcore.observe.harvest import Harvest, unpack
 from hookcore.observe.plain import make_plain
-from hookcore.sketch import BINS, bins_of
+from hookcore.records.sketch import BINS, bins_of
 from tests.kernels import check_stats, floats32, floats64
 
 CPU = torch.device("cpu")

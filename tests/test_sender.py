@@ -18,10 +18,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hookcore.delivery.http import Address, HttpSink
+from hookcore.delivery.http import sink as sink_module
+from hookcore.delivery.sinks import Sink
 from hookcore.records import Command, Coverage, Event, ModuleRecord, Snapshot, Tap
-from hookcore.sender import Address, HttpSink
-from hookcore.sender import sink as sink_module
-from hookcore.sinks import Sink
 from hookcore.wire import Batch, Books, EndItem
 from hookcore_app.runs import limits
 from tests.receiver import DEADLINE_S, Receiver, a_frame, a_run, serving
@@ -572,7 +572,7 @@ def test_a_deadline_ends_even_a_long_pause(sink: HttpSink, receiver: Receiver) -
 
 SENDING = """
 import sys, time
-from hookcore.sender import Address, HttpSink
+from hookcore.delivery.http import Address, HttpSink
 from hookcore.records import Tap
 from tests.receiver import a_frame, a_run
 sink = HttpSink(a_run())
@@ -605,7 +605,7 @@ def test_a_forked_child_never_sends_and_leaves_the_parents_connection_alone(rece
     code = f"""
 import os, sys, time, warnings
 warnings.simplefilter("ignore")  # newer Pythons warn of a fork beside threads
-from hookcore.sender import Address, HttpSink
+from hookcore.delivery.http import Address, HttpSink
 from hookcore.records import Tap
 from tests.receiver import a_frame, a_run
 sink = HttpSink(a_run(), close_s=15.0)

@@ -7,9 +7,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from hookcore.delivery.http import outbox as outbox_module
+from hookcore.delivery.http.outbox import PARCEL_BYTES, Outbox, Parcel
 from hookcore.records import ModuleRecord, Tap
-from hookcore.sender import outbox as outbox_module
-from hookcore.sender.outbox import PARCEL_BYTES, Outbox, Parcel
 from hookcore.wire import Answer, Batch, Books, FrameItem, decode_batch, encode, frame_item, frame_of
 from hookcore_app.runs import Run, Runs
 from hookcore_app.settings import ServerSettings

@@ -20,10 +20,10 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hookcore
-from hookcore import delivery
-from hookcore.dashboard import Dashboard, find, join_or_start, status, stop_dashboard
+from hookcore.dashboard.process import Dashboard, find, join_or_start, status, stop_dashboard
+from hookcore.delivery import delivery
+from hookcore.delivery.http import Address, HttpSink
 from hookcore.errors import ArgumentError, ServerError
-from hookcore.sender import Address, HttpSink
 from hookcore.watcher import NullWatcher, Watcher
 from hookcore_app.serving import server_thread
 from tests.receiver import Receiver, a_run, serving
@@ -239,7 +239,7 @@ def test_pausing_leaves_the_run_alive(receiver: Receiver, url: str) -> None:
 
 def test_a_server_in_this_process_shows_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
     model = _model()
-    monkeypatch.setattr("hookcore.delivery.PORT", 0)
+    monkeypatch.setattr("hookcore.delivery.delivery.PORT", 0)
     server = server_thread.start("127.0.0.1", 0)
     try:
         with hookcore.watch(model, server="thread", budget=None) as watcher:

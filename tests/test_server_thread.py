@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from hookcore.delivery.sinks import Sink
 from hookcore.errors import ClosedError, ServerError
 from hookcore.records import Command
-from hookcore.sinks import Sink
 from hookcore_app.runs import Runs
 from hookcore_app.serving import server_thread
 from hookcore_app.settings import ServerSettings

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hookcore import sketch
 from hookcore.errors import ArgumentError
-from hookcore.records import SketchBlock
-from hookcore.sketch import Sketch, bins_of
+from hookcore.records import SketchBlock, sketch
+from hookcore.records.sketch import Sketch, bins_of
 
 DOUBLES = st.floats(allow_nan=True, allow_infinity=True, width=64)
 LISTS = st.lists(DOUBLES, max_size=60)

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hookcore.records import STAT_COLUMN, STATS, Frame, Tap
-from hookcore.sketch import NAN, NEG_INF, POS_INF, Sketch, block_of
+from hookcore.records.sketch import NAN, NEG_INF, POS_INF, Sketch, block_of
 from hookcore.store import STAT_NAMES, Store
 from hookcore.store.ladder import Ladder
 from hookcore.store.schemas import STAT_SCHEMA

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from hookcore.observe import layout, reference, triton_kernel
 from hookcore.observe.device import DeviceArena
-from hookcore.sketch import BINS, bins_of
+from hookcore.records.sketch import BINS, bins_of
 from tests.kernels import check_stats, expect, floats32, floats64
 
 IN_INTERPRETER = os.environ.get("TRITON_INTERPRET") == "1"

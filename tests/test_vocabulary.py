@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hookcore.notebook import _facts_of_store
+from hookcore.client.notebook import _facts_of_store
 from hookcore.records import KINDS, Tap
-from hookcore.vocabulary import ELAPSED, KIND_TITLES, KIND_WORDS, NAN_COLOR, is_loss, loss_rank, rgb_of
+from hookcore.records.vocabulary import ELAPSED, KIND_TITLES, KIND_WORDS, NAN_COLOR, is_loss, loss_rank, rgb_of
 from hookcore_app.analysis.png import colors_of
 from hookcore_app.figures import LIGHT
 from hookcore_app.findings import key_figures_of

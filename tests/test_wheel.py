@@ -161,7 +161,7 @@ def test_the_installed_kernel_is_the_compiled_one(python: Path, user: Path) -> N
 
 def test_it_stands_beside_a_users_own_app(python: Path, user: Path) -> None:
     code = (
-        "import app, hookcore, hookcore_app.main as server, hookcore.hooks, hookcore.compiled\n"
+        "import app, hookcore, hookcore_app.main as server, hookcore.hooks, hookcore.hooks.compiled\n"
         "from hookcore_app.runs import Runs\n"
         "from hookcore_app.settings import ServerSettings\n"
         "assert app.MINE and 'environment' in hookcore.__file__ and 'environment' in server.__file__\n"

@@ -30,8 +30,7 @@ from hookcore.records import (
     Snapshot,
     Tap,
 )
-from hookcore.sketch import BINS
-from hookcore.weigh import weigh
+from hookcore.records.sketch import BINS
 from hookcore.wire import (
     DTYPES,
     SCHEMA,
@@ -51,6 +50,7 @@ from hookcore.wire import (
     snapshot_item,
     snapshot_of,
 )
+from hookcore.wire.weigh import weigh
 
 INFO = RunInfo(id="run-1", key="secret", name="a run")
 texts = st.text(max_size=20)

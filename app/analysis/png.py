@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hookcore.pictures import image_of
-from hookcore.vocabulary import NAN_COLOR, rgb_of
+from hookcore.client.pictures import image_of
+from hookcore.records.vocabulary import NAN_COLOR, rgb_of
 
 
 def png_of(matrix: NDArray[Any]) -> bytes:

@@ -9,9 +9,9 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from hookcore.records.vocabulary import OWN
 from hookcore.store import Series, Store
 from hookcore.store.rows import Rows
-from hookcore.vocabulary import OWN
 
 from .comparison import Apart, Asked, Compared, Layer, Pairs, chunks, layers_of
 

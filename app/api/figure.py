@@ -12,10 +12,10 @@ from starlette.exceptions import HTTPException
 
 from hookcore.errors import ArgumentError
 from hookcore.records import KINDS
-from hookcore.sketch import BINS
+from hookcore.records.sketch import BINS
+from hookcore.records.vocabulary import KIND_WORDS, OWN
 from hookcore.store import STAT_NAMES, Series, TapList
 from hookcore.store.checks import matcher, require, unknown
-from hookcore.vocabulary import KIND_WORDS, OWN
 
 from ..analysis.slices import cells_of, cut
 from ..formats import StrictJson

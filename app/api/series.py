@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from hookcore import answers
 from hookcore.errors import ArgumentError
 from hookcore.records import Kind, Tap
-from hookcore.sketch import BINS
+from hookcore.records.sketch import BINS
 from hookcore.store import STAT_NAMES, Histograms, Series, Store
 from hookcore.store.checks import matcher, require, unknown
 from hookcore.store.tables import SERIES_COLUMNS

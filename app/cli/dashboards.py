@@ -6,8 +6,8 @@ import argparse
 from collections.abc import Mapping
 from typing import Any, Final
 
-from hookcore import dashboard
 from hookcore.client.exchange import Exchange
+from hookcore.dashboard import process as dashboard
 from hookcore.errors import ArgumentError
 
 from .flags import Commands, add_command

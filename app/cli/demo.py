@@ -43,7 +43,7 @@ def add(commands: Commands) -> None:
 def _demo(given: argparse.Namespace, environment: Mapping[str, str]) -> int:
     os.environ.update(watch_variables(given, environment))
     try:
-        demo = import_module("hookcore.demo")  # imports torch, which no other command should wait for
+        demo = import_module("hookcore.commands.demo")  # imports torch, which no other command should wait for
         demo.train(demo.Demo(given.model, given.trouble, given.at, given.steps, given.most_per_s))
     except KeyboardInterrupt:
         pass  # before the training began, or at its end

@@ -35,7 +35,7 @@ def add(commands: Commands) -> None:
 
 
 def _doctor(given: argparse.Namespace, environment: Mapping[str, str]) -> int:
-    doctor = import_module("hookcore.doctor")  # imports torch, which no other command should wait for
+    doctor = import_module("hookcore.commands.doctor")  # imports torch, which no other command should wait for
     findings = doctor.examine(given.model, environment)
     print(doctor.as_text(findings))
     return SICK if any(each.level == "wrong" for each in findings) else 0

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Mapping
 from typing import Final
 
-from hookcore.run import become
+from hookcore.commands.run import become
 
 from .flags import Commands, add_command, add_watch_flags, watch_variables
 

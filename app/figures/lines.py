@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookcore.records import Tap
+from hookcore.records.vocabulary import KIND_WORDS
 from hookcore.store import Series
-from hookcore.vocabulary import KIND_WORDS
 
 from .style import Scale, Style, Trace, axis, escaped, figure_of, is_log, marks, marks_axis, value_axis
 

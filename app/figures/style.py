@@ -12,7 +12,7 @@ import numpy as np
 import plotly.graph_objects as go
 from numpy.typing import NDArray
 
-from hookcore.vocabulary import INFINITE_COLOR, NAN_COLOR
+from hookcore.records.vocabulary import INFINITE_COLOR, NAN_COLOR
 
 Scale = Literal["auto", "log", "linear"]
 Trace = dict[str, Any]

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookcore.records import Kind, Tap
-from hookcore.vocabulary import KIND_WORDS
+from hookcore.records.vocabulary import KIND_WORDS
 
 from .finding import RECENT, RULES, Finding, RuleName
 from .order import around

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookcore.records import Kind, Tap
+from hookcore.records.vocabulary import OWN, TIME, loss_rank
 from hookcore.store import Latest, Store
-from hookcore.vocabulary import OWN, TIME, loss_rank
 
 from ..analysis.coverage import coverage_of
 

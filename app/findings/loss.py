@@ -7,8 +7,8 @@ from functools import cached_property
 
 import numpy as np
 
+from hookcore.records.vocabulary import is_loss
 from hookcore.store import Series, Store, TapList
-from hookcore.vocabulary import is_loss
 
 from .finding import RULES, SPARK, Finding
 from .readings import window_first

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookcore.records import GRADIENT_KINDS, KINDS, Kind, Severity
-from hookcore.vocabulary import KIND_WORDS
+from hookcore.records.vocabulary import KIND_WORDS
 
 from .finding import RECENT, RULES, WARM_UP, Finding, RuleName
 from .loss import Losses

@@ -9,8 +9,8 @@ from typing import Final
 import numpy as np
 
 from hookcore.records import GRADIENT_KINDS, Severity, Tap
+from hookcore.records.vocabulary import KIND_WORDS
 from hookcore.store import Episode, NonfiniteTaps, Store, TapList
-from hookcore.vocabulary import KIND_WORDS
 
 from .finding import Finding
 from .order import around, rank_of

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from hookcore.records.vocabulary import KIND_WORDS
 from hookcore.store import Store, TapList
 from hookcore.store.rows import Rows
-from hookcore.vocabulary import KIND_WORDS
 
 from .finding import RULES, SPARK, Finding, RuleName
 from .readings import window_first

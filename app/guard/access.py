@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
+from hookcore.dashboard.trust import proof_of
 from hookcore.errors import ArgumentError
-from hookcore.trust import proof_of
 
 from ..settings import ServerSettings
 

@@ -11,8 +11,8 @@ import numpy as np
 from hookcore import answers
 from hookcore.answers import Number
 from hookcore.answers.live import FrameNews
+from hookcore.records.vocabulary import OWN, TIME
 from hookcore.store import STAT_NAMES, Latest, TapList
-from hookcore.vocabulary import OWN, TIME
 
 from ..formats import json_of
 from ..runs import Run

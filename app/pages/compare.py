@@ -14,8 +14,8 @@ from starlette.responses import HTMLResponse
 
 from hookcore.errors import ArgumentError, PatternError
 from hookcore.records import KINDS, Tap
+from hookcore.records.vocabulary import is_loss, loss_rank
 from hookcore.store import STAT_NAMES, Store
-from hookcore.vocabulary import is_loss, loss_rank
 
 from ..analysis.comparison import Asked, Layer
 from ..analysis.facts import finder_of

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import HTMLResponse
 
 from hookcore.records import KINDS, Kind, Tap
-from hookcore.vocabulary import KIND_TITLES
+from hookcore.records.vocabulary import KIND_TITLES
 
 from ..analysis.facts import finder_of
 from ..runs import Run

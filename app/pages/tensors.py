@@ -9,8 +9,8 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import HTMLResponse
 
 from hookcore.records import KINDS, Snapshot
+from hookcore.records.vocabulary import KIND_TITLES
 from hookcore.store import Store
-from hookcore.vocabulary import KIND_TITLES
 
 from ..analysis.facts import finder_of
 from ..analysis.tiles import statistics_of

@@ -10,8 +10,8 @@ import numpy as np
 from markupsafe import Markup
 
 from hookcore.records import Kind
+from hookcore.records.vocabulary import KIND_TITLES, OWN, loss_rank
 from hookcore.store import Store
-from hookcore.vocabulary import KIND_TITLES, OWN, loss_rank
 
 from .. import figures
 from ..findings import Finding

@@ -16,7 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 import hookcore
-from hookcore.vocabulary import KIND_WORDS
+from hookcore.records.vocabulary import KIND_WORDS
 
 from .. import assets, figures
 from ..analysis.cost import cost_of

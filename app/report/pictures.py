@@ -9,7 +9,7 @@ import numpy as np
 from markupsafe import Markup
 from numpy.typing import NDArray
 
-from hookcore.pictures import address_of, image_of, map_of
+from hookcore.client.pictures import address_of, image_of, map_of
 from hookcore.store import Heatmap
 
 WIDTH, HEIGHT = 640, 160

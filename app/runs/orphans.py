@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from fastapi import FastAPI
 
+from hookcore.dashboard.notices import take_orphans
 from hookcore.errors import HookcoreError
-from hookcore.notices import take_orphans
 from hookcore.wire import RunInfo
 
 from .keep import Keeper, WrongKeyError

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol
 
+from hookcore.delivery.failures import event_of
 from hookcore.errors import HookcoreError
-from hookcore.failures import event_of
 from hookcore.records import Command, Event, Failure, Frame, Severity, Snapshot, Tap
 from hookcore.store import Store
 from hookcore.wire import (

@@ -19,8 +19,8 @@ from typing import Any, Final
 import uvicorn
 from fastapi import FastAPI
 
-from hookcore import dashboard
 from hookcore.config import AUTO
+from hookcore.dashboard import process as dashboard
 from hookcore.errors import ArgumentError, HookcoreError
 
 from .. import pages

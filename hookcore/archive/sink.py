@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from hookcore.archive.writer import ArchiveWriter
+from hookcore.delivery.sinks import StoreSink
 from hookcore.records import Command, Coverage, Failure, Frame, HookRecord, ModuleRecord, Snapshot
-from hookcore.sinks import StoreSink
 from hookcore.wire import EndItem, RunInfo
 
 logger = logging.getLogger("hookcore")

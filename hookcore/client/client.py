@@ -14,10 +14,11 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from hookcore import answers, dashboard
+from hookcore import answers
 from hookcore.answers.base import Wanted, decode, library
 from hookcore.answers.live import FrameNews, News
 from hookcore.client.exchange import Exchange
+from hookcore.dashboard import process as dashboard
 from hookcore.errors import ServerError
 from hookcore.records import Coverage, HookRecord, Kind, Phase, Severity, Snapshot, Tap
 

@@ -12,8 +12,8 @@ from urllib.parse import quote, urlencode, urlsplit
 import msgspec
 
 from hookcore.answers.base import Wanted, decode
+from hookcore.dashboard.trust import require_proof, trusted
 from hookcore.errors import ArgumentError, ServerError
-from hookcore.trust import require_proof, trusted
 
 STREAM_TIMEOUT_S: Final = 60.0  # a live stream beats every 15 s
 FIRST_WAIT_S: Final = 0.2

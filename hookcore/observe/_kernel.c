@@ -13,7 +13,7 @@
 
 enum { INTERFACE = 3 }; /* raised with every change of the functions or of the layout; cpu.py compares */
 
-/* -- Rows (hookcore/observe/layout.py) and bins (hookcore/sketch.py) ----------------------------------------------- */
+/* -- Rows (hookcore/observe/layout.py) and bins (hookcore/records/sketch.py) ------------------------------------------- */
 
 enum { FINITE, MEAN, DEVIATION, MIN, MAX, NAN_COUNT, POS_INF_COUNT, NEG_INF_COUNT, ZERO_COUNT, PARTS, SKETCHED, RATIO, SCALE, TOUCHED };
 enum { CELLS = 16, HISTOGRAM_OFFSET = CELLS * 8, ROW_BYTES = 16448 };

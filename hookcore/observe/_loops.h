@@ -172,7 +172,7 @@ static ALWAYS_INLINE int NAME(add64)(const double *x, int64_t n, double *cells, 
 
 /* -- Sketches ------------------------------------------------------------------------------------------------------ */
 
-/* The bins of finite values, from their bits; hookcore.sketch says in which order the bins are. */
+/* The bins of finite values, from their bits; hookcore.records.sketch says in which order the bins are. */
 static ALWAYS_INLINE void NAME(bins32)(const int32_t *words, int64_t n, uint16_t *bins)
 {
     for (int64_t i = 0; i < n; i++) {

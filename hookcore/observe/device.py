@@ -19,11 +19,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hookcore import sketch
 from hookcore.observe import layout, reference
 from hookcore.observe.arena import _is_dense
 from hookcore.observe.harvest import Harvest
 from hookcore.observe.plain import unseen
+from hookcore.records import sketch
 
 SLOTS_PER_SEGMENT: Final = 64  # memory is allocated for this many slots when the first of them is used
 KEPT_HOST_BUFFERS: Final = 2  # one is read while the next one is filled

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookcore.observe import cpu, layout
-from hookcore.sketch import BINS
+from hookcore.records.sketch import BINS
 
 _CELLS = layout.CELLS
 # A packed row: slot and number of filled bins (int64), the cells, then (bin << 32 | count) for each filled bin.

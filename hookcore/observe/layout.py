@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from hookcore.sketch import BINS
+from hookcore.records.sketch import BINS
 
 # Cells of a row. Moments, minimum, and maximum are over the finite values only.
 FINITE: Final = 0  # how many finite values

@@ -12,8 +12,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from hookcore import sketch
 from hookcore.observe import layout
+from hookcore.records import sketch
 
 INSTRUCTIONS: Final = "NumPy"
 MAX_THREADS: Final = 1

@@ -12,8 +12,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from hookcore import sketch
 from hookcore.observe import layout
+from hookcore.records import sketch
 
 PIECE: Final = 1 << 22  # values
 _COUNTS: Final = slice(layout.NAN_COUNT, layout.SKETCHED + 1)  # adjacent cells that are simply added
@@ -142,7 +142,7 @@ def sample(tensor: Tensor, limit: int | None, offset: int) -> Tensor:
 
 
 def bins(tensor: Tensor, limit: int | None = None, offset: int = 0) -> Tensor:
-    """Return the int64 histogram over the bins of `hookcore.sketch`, on the tensor's device."""
+    """Return the int64 histogram over the bins of `hookcore.records.sketch`, on the tensor's device."""
     histogram = torch.zeros(sketch.BINS, dtype=torch.int64, device=tensor.device)
     for piece in _pieces(sample(tensor, limit, offset)):
         numbers = bin_numbers(piece)

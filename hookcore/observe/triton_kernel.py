@@ -16,9 +16,9 @@ import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found,import-untyped,unused-ignore]
 from torch import Tensor
 
-from hookcore import sketch
 from hookcore.observe import layout
 from hookcore.observe.plain import unseen
+from hookcore.records import sketch
 
 BLOCK: Final = 2048
 SKETCH_BLOCK: Final = 2048

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from hookcore import hooks
-from hookcore.compiled import guarded
+from hookcore.hooks.compiled import guarded
 from hookcore.recorder.dispatch import Dispatcher
 from hookcore.recorder.plans import Plan
 

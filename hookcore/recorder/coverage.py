@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
 
-from hookcore.compiled import clean_path, compiled_functions, has_compiled, is_region, runs_uncompiled
+from hookcore.hooks.compiled import clean_path, compiled_functions, has_compiled, is_region, runs_uncompiled
 from hookcore.recorder.plans import Plan, PlanTable, Root
 from hookcore.recorder.taps import TapTable
 from hookcore.recorder.tree import parameters_of, walk

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hookcore import hooks
-from hookcore.compiled import guarded
+from hookcore.hooks.compiled import guarded
 from hookcore.observe import cpu
 from hookcore.recorder.meter import Meter
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from hookcore.observe import cpu
 from hookcore.observe.harvest import Harvest, join, unpack
 from hookcore.records import STATS, Event, Frame, SketchBlock, Tap
-from hookcore.sketch import shifted_rows
+from hookcore.records.sketch import shifted_rows
 
 if TYPE_CHECKING:
     from hookcore.observe.device import Transfer

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from hookcore.compiled import Inside
+from hookcore.hooks.compiled import Inside
 from hookcore.hooks.headroom import hold_headroom, release_headroom
 from hookcore.recorder.dispatch import Dispatcher
 from hookcore.recorder.plans import Plan

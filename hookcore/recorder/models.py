@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from hookcore.compiled import clean_path, guarded, is_dynamo_graph, unwrap
 from hookcore.config import Settings
 from hookcore.errors import PatternError
+from hookcore.hooks.compiled import clean_path, guarded, is_dynamo_graph, unwrap
 from hookcore.names import select, unique_root_name
 from hookcore.recorder.coverage import coverage_of, joined, records_of
 from hookcore.recorder.errorlog import ErrorLog

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from hookcore import hooks
-from hookcore.compiled import guarded
+from hookcore.hooks.compiled import guarded
 from hookcore.hooks.headroom import hold_headroom, release_headroom
 from hookcore.hooks.modules import KeywordHook
 from hookcore.recorder.companions import LATE_PRE_HOOK, inert_hook

@@ -10,7 +10,7 @@ from torch import nn
 from torch._C import DisableTorchFunction
 
 from hookcore import hooks
-from hookcore.compiled import (
+from hookcore.hooks.compiled import (
     QuietHooks,
     StepAside,
     guard_functions,

@@ -10,8 +10,9 @@ from typing import Any, Final
 
 from torch import Tensor, nn
 
-from hookcore.compiled import guarded
 from hookcore.config import Settings
+from hookcore.delivery.sinks import Sink
+from hookcore.hooks.compiled import guarded
 from hookcore.observe import cpu, layout
 from hookcore.observe.arena import CpuArena
 from hookcore.recorder.cadence import Cadence
@@ -34,7 +35,6 @@ from hookcore.recorder.snapshots import Snapshots
 from hookcore.recorder.statistics import Statistics
 from hookcore.recorder.steps import Steps
 from hookcore.records import Command, Coverage, Tap
-from hookcore.sinks import Sink
 
 COVERAGE_WAIT_S: Final = 1.0
 IDLE_S: Final = 1.0  # after this time without a step, the recorder's thread carries commands out as far as it may

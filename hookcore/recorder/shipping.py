@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
+from hookcore.delivery.sinks import Sink
 from hookcore.recorder.cadence import Cadence, JumpFinder
 from hookcore.recorder.collector import SKIPPED, skipped_step
 from hookcore.recorder.errorlog import ErrorLog
@@ -17,7 +18,6 @@ from hookcore.recorder.scalars import number_of
 from hookcore.recorder.taps import TapTable
 from hookcore.recorder.worker import Worker
 from hookcore.records import STATS, Event, Frame, Snapshot, Tap, escaped_in
-from hookcore.sinks import Sink
 
 MAX_JUMP_FINDERS: Final = 256  # scalars whose jumps are looked for
 _BAD_COLUMNS: Final = [STATS.index("nan"), STATS.index("inf")]

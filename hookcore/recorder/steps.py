@@ -12,7 +12,7 @@ from torch._C import DisableTorchFunction
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
-from hookcore.compiled import guard_functions
+from hookcore.hooks.compiled import guard_functions
 from hookcore.hooks.engine import ObservedEngine
 from hookcore.recorder.cadence import Cadence
 from hookcore.recorder.clock import Clock

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hookcore.sketch import (
+from hookcore.records.sketch import (
     BINS,
     EDGES,
     MAGNITUDES,

@@ -11,7 +11,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from hookcore.errors import ArgumentError
 from hookcore.records import GRADIENT_KINDS, Coverage, Event, HookRecord, Kind, ModuleRecord, Severity, Snapshot, Tap
-from hookcore.sketch import MAX_EXPONENT
+from hookcore.records.sketch import MAX_EXPONENT
+from hookcore.records.vocabulary import GRAD_SCALE
 from hookcore.store import checks
 from hookcore.store.answers import Heatmap, Histograms, Latest, Quantiles, Series, StepRange, TapList
 from hookcore.store.distributions import MIN_BINS, histograms_of, quantiles_of
@@ -22,7 +23,6 @@ from hookcore.store.parts import Parts
 from hookcore.store.rows import Rows, down_sample
 from hookcore.store.schemas import SCALAR_SCHEMA, STAT_SCHEMA
 from hookcore.store.segments import Floats, Lanes, Steps
-from hookcore.vocabulary import GRAD_SCALE
 
 STAT_NAMES: Final = STAT_SCHEMA.names  # the recorded and the derived ones: zero_fraction, nonfinite
 TapName = int | str | Tap  # a tap by its number, its label, or itself

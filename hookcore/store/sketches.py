@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookcore.records import SketchBlock
-from hookcore.sketch import BINS
+from hookcore.records.sketch import BINS
 
 FACTOR: Final = 8
 SHARES: Final = (0.25, 0.25, 0.50)  # of the limit: single steps, 8 to 1, and the rest of the run

@@ -24,13 +24,13 @@ from hookcore.records import (
     Snapshot,
     Tap,
 )
+from hookcore.records.vocabulary import ELAPSED, GRAD_SCALE, MICRO_BATCHES, TIME
 from hookcore.store.answers import StepRange, Usage
 from hookcore.store.bounded import bytes_of, texts_bytes
 from hookcore.store.parts import MIN_BYTES, NAMES_BYTES, Parts
 from hookcore.store.queries import Queries
 from hookcore.store.schemas import SKIPPED_STEP, later_wins, merge_stats
 from hookcore.store.segments import Floats, Lanes
-from hookcore.vocabulary import ELAPSED, GRAD_SCALE, MICRO_BATCHES, TIME
 
 DEFAULT_BYTES: Final = 512 * 2**20
 

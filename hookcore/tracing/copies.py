@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch._C import DisableTorchFunction
 
-from hookcore.compiled import guard_functions
 from hookcore.hooks import HookHandle
+from hookcore.hooks.compiled import guard_functions
 from hookcore.observe.plain import is_wrapped, unseen
 from hookcore.tracing.nested import rebuild
 

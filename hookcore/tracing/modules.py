@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch._C import DisableTorchFunction
 
 from hookcore import hooks
-from hookcore.compiled import guard_functions
+from hookcore.hooks.compiled import guard_functions
 from hookcore.observe.plain import is_wrapped
 from hookcore.recorder.checkpoints import Pending, forward_segment, take_call
 from hookcore.tracing.calls import Layer, LayerCall, TraceKind

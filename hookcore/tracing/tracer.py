@@ -10,7 +10,10 @@ from typing import Final
 from torch import Tensor, nn
 
 from hookcore import hooks
-from hookcore.compiled import (
+from hookcore.config import Pattern, Setting, Settings, nearest
+from hookcore.config.readers import read_set
+from hookcore.errors import ArgumentError, TraceError
+from hookcore.hooks.compiled import (
     clean_path,
     compiled_functions,
     compiled_regions,
@@ -18,9 +21,6 @@ from hookcore.compiled import (
     is_inside,
     unwrap,
 )
-from hookcore.config import Pattern, Setting, Settings, nearest
-from hookcore.config.readers import read_set
-from hookcore.errors import ArgumentError, TraceError
 from hookcore.hooks.headroom import hold_headroom, release_headroom
 from hookcore.names import select
 from hookcore.recorder.tree import walk

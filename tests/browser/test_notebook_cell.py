@@ -23,7 +23,7 @@ BUTTONS = "button[data-seen], form button[type=submit]"
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], hookcore.Watcher]]:
     """A watcher that serves from this process, with some steps."""
-    monkeypatch.setattr("hookcore.delivery.PORT", 0)
+    monkeypatch.setattr("hookcore.delivery.delivery.PORT", 0)
     open_ones: list[hookcore.Watcher] = []
 
     def make() -> hookcore.Watcher:

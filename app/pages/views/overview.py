@@ -9,8 +9,8 @@ from typing import Final
 import numpy as np
 
 from hookcore.records import Tap
+from hookcore.records.vocabulary import OWN, loss_rank
 from hookcore.store import Store
-from hookcore.vocabulary import OWN, loss_rank
 
 from ...analysis.cost import Cost, cost_of
 from ...findings import Finding, KeyFigures, Reading

@@ -1,0 +1,146 @@
+"""The display of a watcher in a notebook cell: the live page in a frame, and a picture that stays in the notebook."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from hookcore import answers
+from hookcore.client import Client
+from hookcore.client.pictures import address_of, image_of, map_of
+from hookcore.errors import HookcoreError
+from hookcore.records import ROOT, Kind
+from hookcore.records.vocabulary import KIND_TITLES, is_loss, loss_rank
+from hookcore.store import Heatmap, Store
+
+if TYPE_CHECKING:
+    from hookcore.delivery.delivery import Delivery
+
+COLUMNS: Final = 300
+ROWS: Final = 150
+CELL_PX: Final = (640, 6)  # the picture's width, and the height of a row
+HEIGHT_PX: Final = 600  # of the live page
+ASK_S: Final = 2.0
+RECENT_STEPS: Final = 500  # in which to look for the loss
+_KINDS: Final[tuple[Kind, ...]] = ("output", "output_grad")
+_LEGEND: Final = "bright: large, magenta: NaN, orange: infinite, gray: not captured"
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """The figures of a run; an empty map has no rows."""
+
+    figures: tuple[str, ...] = ()
+    newest: int | None = None
+    maps: tuple[tuple[str, Heatmap | answers.Heatmap], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """One run in a cell."""
+
+    name: str
+    url: str | None
+    may_frame: bool
+    facts: Facts
+
+    def html(self) -> str:
+        """Render key figures, the live page if it may be framed, and the picture."""
+        link = f'<a href="{escape(self.url)}" target="_blank" rel="noopener">open page</a>' if self.url else ""
+        head = " · ".join([f"<b>{escape(self.name)}</b>", *map(escape, self.facts.figures), *filter(None, [link])])
+        return f"<div><p>{head}</p>{self._frame()}{self._pictures()}</div>"
+
+    def _frame(self) -> str:
+        if self.url is None or not self.may_frame:
+            return ""
+        return (
+            f'<iframe src="{escape(self.url)}" title="hookcore: {escape(self.name)}" width="100%" '
+            f'height="{HEIGHT_PX}" style="border: 1px solid #8886; border-radius: 6px"></iframe>'
+        )
+
+    def _pictures(self) -> str:
+        shown = "".join(_figure(title, found) for title, found in self.facts.maps)
+        if not shown:
+            return ""
+        opened = "" if self._frame() else " open"
+        return f"<details{opened}><summary>State at step {self.facts.newest}</summary>{shown}</details>"
+
+    def bundle(self, text: str) -> dict[str, str]:
+        """Return the representations by media type, for Jupyter."""
+        told = {"text/plain": text, "text/html": self.html()}
+        if self.facts.maps:
+            told["image/png"] = base64.b64encode(_png(self.facts.maps[0][1])).decode()
+        return told
+
+
+def _figure(title: str, found: Heatmap | answers.Heatmap) -> str:
+    first, last = found.taps[0].module, found.taps[-1].module
+    caption = (
+        f"{title.capitalize()}: root mean square of each layer, from {first or ROOT} (top) to {last or ROOT} (bottom), "
+        f"steps {int(found.first_step[0])} to {int(found.last_step[-1])}; {_LEGEND}"
+    )
+    width, row = CELL_PX
+    return (
+        f'<figure style="margin: 8px 0"><img src="{address_of(_png(found))}" alt="{escape(caption)}" style="width: '
+        f'{width}px; max-width: 100%; height: {max(40, row * len(found.taps))}px; image-rendering: pixelated">'
+        f'<figcaption style="font-size: 12px; max-width: {width}px">{escape(caption)}.</figcaption></figure>'
+    )
+
+
+def _png(found: Heatmap | answers.Heatmap) -> bytes:
+    return image_of(map_of(found))
+
+
+def card_of(delivery: Delivery) -> Card:
+    """Return the current card of a run. If the server doesn't answer, only the link is shown."""
+    facts = Facts()
+    with contextlib.suppress(HookcoreError, OSError):
+        if delivery.store is not None:
+            facts = _facts_of_store(delivery.store)
+        elif delivery.address is not None:
+            facts = _facts_of_server(
+                Client(delivery.address.url, delivery.address.token or None, timeout_s=ASK_S), delivery.run.id
+            )
+    # By default, this user's own dashboard lets pages on this machine frame it; other servers don't.
+    told = os.environ.get("HOOKCORE_FRAME_ANCESTORS", "")
+    may_frame = delivery.server in ("auto", "thread") and told.strip() != "none"
+    return Card(delivery.run.name, delivery.url, may_frame, facts)
+
+
+def _facts_of_store(store: Store) -> Facts:
+    newest = store.steps().newest
+    if newest is None:
+        return Facts(("no steps yet",))
+    figures = [f"step {newest}"]
+    loss = min(filter(is_loss, store.scalar_names()), key=loss_rank, default="")
+    if loss and len(losses := store.scalars(loss, newest - RECENT_STEPS).mean):
+        figures.append(f"{loss} {losses[-1]:.4g}")
+    latest = store.latest(stat="nonfinite")
+    ill = {latest.taps[place].module for place in np.flatnonzero(latest.values[:, 0] > 0).tolist()}
+    found = ((KIND_TITLES[kind], store.heatmap(kind, "rms", columns=COLUMNS, rows=ROWS)) for kind in _KINDS)
+    return Facts((*figures, *_told_of(len(ill))), newest, tuple(each for each in found if len(each[1].taps)))
+
+
+def _facts_of_server(client: Client, run: str) -> Facts:
+    with client:
+        said = client.overview(run)
+        if said.newest_step is None:
+            return Facts(("no steps yet",))
+        figures = [f"step {said.newest_step}"]
+        if said.loss is not None:
+            figures.append(f"{said.loss.name} {said.loss.value:.4g}")
+        found = [
+            (KIND_TITLES[kind], client.heatmap(kind, "rms", columns=COLUMNS, rows=ROWS, run=run)) for kind in _KINDS
+        ]
+    maps = tuple(each for each in found if len(each[1].taps))
+    return Facts((*figures, *_told_of(said.nonfinite)), said.newest_step, maps)
+
+
+def _told_of(ill: int) -> tuple[str, ...]:
+    return (f"{ill} modules with NaN or infinities",) if ill else ()

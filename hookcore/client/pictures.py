@@ -1,0 +1,64 @@
+"""Pictures with NumPy and zlib only: a PNG of pixels, and a color map of values."""
+
+from __future__ import annotations
+
+import base64
+import struct
+import zlib
+from typing import Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hookcore.records.vocabulary import EMPTY_COLOR, INFINITE_COLOR, NAN_COLOR, rgb_of
+
+# Dark violet to yellow, as Plotly's Viridis: bright is large.
+_COLORS: Final = np.array([(68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37)], np.float64)
+_NAN, _INFINITE, _EMPTY = map(rgb_of, (NAN_COLOR, INFINITE_COLOR, EMPTY_COLOR))
+_SIGNATURE: Final = b"\x89PNG\r\n\x1a\n"
+_TRUE_COLOR: Final = 2
+
+
+class _Map(Protocol):
+    @property
+    def worst(self) -> NDArray[np.float64]: ...
+
+    @property
+    def state(self) -> NDArray[np.uint8]: ...
+
+
+def image_of(pixels: NDArray[np.uint8]) -> bytes:
+    """Encode an RGB array [row, column, 3] as PNG."""
+    height, width, _ = pixels.shape
+    lines = np.zeros((height, 1 + 3 * width), np.uint8)  # each line starts with its filter: none
+    lines[:, 1:] = pixels.reshape(height, 3 * width)
+    header = struct.pack(">IIBBBBB", width, height, 8, _TRUE_COLOR, 0, 0, 0)
+    chunks = (b"IHDR", header), (b"IDAT", zlib.compress(lines.tobytes(), 6)), (b"IEND", b"")
+    return _SIGNATURE + b"".join(_chunk(name, data) for name, data in chunks)
+
+
+def map_of(found: _Map) -> NDArray[np.uint8]:
+    """The pixels of a heatmap of the store's or the client's: colors of the magnitudes' logarithms, and of what was
+    not finite."""
+    with np.errstate(divide="ignore"):
+        logs = np.log10(np.abs(found.worst))
+    known = logs[np.isfinite(logs)]
+    low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 0.0)
+    share = np.clip(np.nan_to_num((logs - low) / ((high - low) or 1.0), neginf=0.0), 0.0, 1.0)
+    at = share * (len(_COLORS) - 1)
+    below = np.minimum(at.astype(int), len(_COLORS) - 2)
+    part = (at - below)[..., None]
+    mixed: NDArray[np.float64] = _COLORS[below] * (1 - part) + _COLORS[below + 1] * part
+    pixels = np.rint(mixed).astype(np.uint8)
+    for state, color in ((0, _EMPTY), (2, _NAN), (3, _INFINITE)):
+        pixels[found.state == state] = color
+    return pixels
+
+
+def address_of(image: bytes) -> str:
+    """Return the image as a data URL."""
+    return "data:image/png;base64," + base64.b64encode(image).decode()
+
+
+def _chunk(name: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))

@@ -1,0 +1,1 @@
+"""What `hookcore run`, `hookcore doctor`, and `hookcore demo` do in the training's process."""

@@ -1,0 +1,25 @@
+"""Imported by Python itself before a script that `hookcore run` starts. Leaves the process as it would have been."""
+
+
+def _start() -> None:
+    import os
+    import sys
+
+    here = os.path.dirname(os.path.abspath(__file__))
+    before = os.environ.pop("HOOKCORE_RUN_PYTHONPATH", None)
+    if before is not None:
+        # Processes that this one starts are not run by us.
+        os.environ.pop("PYTHONPATH", None)
+        if before:
+            os.environ["PYTHONPATH"] = before[1:]
+    sys.path[:] = [path for path in sys.path if os.path.abspath(path) != here]
+    sys.modules.pop(__name__, None)
+    if before is not None:
+        from hookcore.commands.run.wait import watch_when_torch_comes
+
+        watch_when_torch_comes()
+    # The one that this file stands before. Where there is none, the error that says so is what Python expects.
+    import sitecustomize  # type: ignore[import-not-found]  # noqa: F401
+
+
+_start()

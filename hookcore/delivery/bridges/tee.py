@@ -1,0 +1,128 @@
+"""A sink that passes every frame on, and also to a bridge."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from importlib.util import find_spec
+from typing import Final
+
+from hookcore.delivery.bridges.summary import Step, Summary
+from hookcore.delivery.bridges.writers import WRITERS, Writer
+from hookcore.delivery.sinks import Sink
+from hookcore.errors import ArgumentError
+from hookcore.records import Command, Coverage, Failure, Frame, HookRecord, ModuleRecord, Snapshot
+
+logger = logging.getLogger("hookcore")
+
+THREAD: Final = "hookcore-bridge"
+MAX_WAITING: Final = 1000  # steps; later ones are dropped and counted
+FLUSH_S: Final = 2.0
+CLOSE_S: Final = 2.0
+
+Failed = Callable[[str, Exception], None]
+
+
+class TeeSink:
+    """Passes everything to the next sink; failures of the bridge are reported and stop neither."""
+
+    def __init__(self, sink: Sink, open_writer: Callable[[], Writer], failed: Failed) -> None:
+        self.dropped = 0
+        self.sink = sink
+        self._open, self._failed = open_writer, failed
+        self._warned = False
+        self._summary = Summary()
+        self._steps: queue.Queue[Step | None] = queue.Queue(MAX_WAITING)
+        self._thread = threading.Thread(target=self._run, name=THREAD, daemon=True)
+        self._thread.start()
+
+    def send(self, frame: Frame) -> None:
+        """Pass a frame on; never wait for the bridge."""
+        if self._thread.is_alive():
+            self._guarded(lambda: self._put(self._summary.add(frame)))
+        self.sink.send(frame)
+
+    def _put(self, steps: Iterable[Step]) -> None:
+        for step in steps:
+            try:
+                self._steps.put_nowait(step)
+            except queue.Full:
+                self.dropped += 1
+                if self.dropped == 1:
+                    raise RuntimeError(f"{MAX_WAITING} steps wait to be written: later ones are dropped") from None
+
+    def describe(
+        self, modules: Sequence[ModuleRecord], coverage: Sequence[Coverage] = (), hooks: Sequence[HookRecord] = ()
+    ) -> None:
+        """Pass the modules on."""
+        self.sink.describe(modules, coverage, hooks)
+
+    def add_snapshot(self, snapshot: Snapshot) -> None:
+        """Pass a snapshot on."""
+        self.sink.add_snapshot(snapshot)
+
+    def listen(self, obey: Callable[[Command], None]) -> None:
+        """Receive commands from the next sink."""
+        self.sink.listen(obey)
+
+    def fail(self, failure: Failure) -> None:
+        """Pass on why the run ends."""
+        self.sink.fail(failure)
+
+    def close(self) -> None:
+        """Close both; the bridge has a few seconds to write waiting data."""
+        if self._thread.is_alive():
+            self._guarded(lambda: self._put(self._summary.end()))
+            with contextlib.suppress(queue.Full):
+                self._steps.put(None, timeout=CLOSE_S)
+        self.sink.close()
+        self._thread.join(CLOSE_S)
+
+    # -- on the bridge's own thread ---------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            writer = self._open()
+        except Exception as error:
+            self._tell(error)
+            return
+        flushed = time.monotonic()
+        while (step := self._steps.get()) is not None:
+            self._guarded(partial(writer.write, *step))
+            if time.monotonic() - flushed > FLUSH_S:
+                self._guarded(writer.flush)
+                flushed = time.monotonic()
+        self._guarded(writer.close)
+
+    def _guarded(self, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except Exception as error:
+            self._tell(error)
+
+    def _tell(self, error: Exception) -> None:
+        self._failed("bridge", error)
+        if not self._warned:
+            self._warned = True
+            logger.warning("hookcore: the bridge failed: %s. The training goes on, and so does the run.", error)
+
+
+def bridge_for(given: str | None, name: str) -> Callable[[], Writer] | None:
+    """Return a function that opens the bridge in a setting such as "tensorboard:runs/x", or None.
+
+    Raises ArgumentError where the tool is not installed. Of a distributed training rank 0 alone has a bridge.
+    """
+    rank = os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or "0"  # torchrun's; Lightning's own launcher's
+    if given is None or rank != "0":
+        return None
+    tool, _, target = given.partition(":")
+    module, package, make = WRITERS[tool]
+    if find_spec(module) is None:
+        raise ArgumentError(f"bridge={given!r} needs {package}, which is not installed: pip install {package}")
+    return lambda: make(target, name)

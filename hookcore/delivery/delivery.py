@@ -1,0 +1,182 @@
+"""The destination of a run's frames, as set by its settings: a store in this process, or a server. Imports no torch."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any, Final
+
+from hookcore.config import AUTO, NO_FOLDER, Settings
+from hookcore.dashboard.notices import Notice, post_notice
+from hookcore.dashboard.process import HOST, PORT, Dashboard, find, find_or_revive, join_or_start
+from hookcore.delivery.http import Address, HttpSink
+from hookcore.delivery.sinks import Sink, StoreSink
+from hookcore.errors import ArgumentError, ServerError
+from hookcore.records import plain, text_of
+from hookcore.store import Store
+from hookcore.wire import Books, RunInfo, keep_text
+
+logger = logging.getLogger("hookcore")
+
+MAX_REVIVALS: Final = 3  # of a crashed dashboard, per trainer
+_told: Final[set[str]] = set()  # addresses that this process has printed
+Settled = Callable[[], dict[str, Any]]
+
+
+def store_bytes(settings: Settings) -> int:
+    """Return the store's share of the memory limit; the rest is for capture."""
+    return settings.memory - settings.memory // 4
+
+
+def new_run(settings: Settings, versions: dict[str, str]) -> RunInfo:
+    """Return a new run with a unique id and a secret key."""
+    now = time.time()
+    return RunInfo(
+        id=f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(now))}-{secrets.token_hex(4)}",
+        key=secrets.token_urlsafe(24),
+        name=text_of(settings.name),
+        host=text_of(socket.gethostname()),
+        pid=os.getpid(),
+        started_s=now,
+        script=text_of(sys.argv[0]) if sys.argv else "",
+        versions=versions,
+        settings=plain(settings.as_dict()),
+        memory=store_bytes(settings),
+        keep="" if settings.keep == AUTO else keep_text(settings.keep or NO_FOLDER),
+    )
+
+
+@dataclass(slots=True)
+class Delivery:
+    """The way of one run's frames. Call `begin` when the run is sure to take place."""
+
+    run: RunInfo
+    sink: Sink
+    store: Store | None  # where the frames stay in this process
+    server: str | None  # the setting
+    url: str | None = None  # the run's page
+    address: Address | None = None
+    notice: Notice | None = None  # for a dashboard that hasn't answered yet
+
+    def begin(self, settled: Settled) -> None:
+        """Find the server and start to send. If no server answers, frames stay queued and a warning is logged."""
+        if isinstance(self.sink, HttpSink):
+            self._begin_sending(self.sink, settled)
+        if self.url is not None and self.url not in _told:
+            _told.add(self.url)
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                print(f"hookcore: {self.url}", file=sys.stderr, flush=True)
+
+    def _begin_sending(self, sink: HttpSink, settled: Settled) -> None:
+        if self.server != "auto":
+            self.address = Address(self.server or "", os.environ.get("HOOKCORE_TOKEN", "").strip())
+            sink.start(self.address, settled)
+        else:
+            dashboard = join_or_start()
+            self.address = Address(dashboard.url, dashboard.token)
+            with contextlib.suppress(ServerError, TypeError):  # a run that is killed immediately is then not listed
+                self.notice = post_notice(sink.info)
+            met = self.notice.remove if self.notice is not None else None
+            sink.start(_Finder(self), settled, f"Its own log is {dashboard.log}.", met)
+        self.moved(self.address)
+
+    def moved(self, address: Address) -> None:
+        """Update the address of the run's server."""
+        self.address = address
+        self.url = f"{address.url}/runs/{self.run.id}"
+
+    @property
+    def books(self) -> Books | None:
+        """The counters of produced, sent, and dropped frames; None if nothing is sent."""
+        return self.sink.books if isinstance(self.sink, HttpSink) else None
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until the server has received everything so far."""
+        return self.sink.flush(timeout_s) if isinstance(self.sink, HttpSink) else True
+
+    def hurry(self, close_s: float) -> None:
+        """Limit the time that closing may take."""
+        if isinstance(self.sink, HttpSink):
+            self.sink.close_s = min(self.sink.close_s, max(0.0, close_s))
+
+    def abandon(self) -> None:
+        """Stop sending in a forked child."""
+        if self.notice is not None:
+            self.notice.leave()
+        abandon = getattr(self.sink, "abandon", None)
+        if abandon is not None:
+            abandon()
+
+
+@dataclass(slots=True)
+class _Finder:
+    """Finds the user's dashboard, whose token and port can change when it is restarted.
+
+    A dashboard that crashed (out of memory, for example) is restarted, so that the rest of the run isn't lost.
+    """
+
+    delivery: Delivery
+    _asked: bool = field(default=False)
+    _revivals: int = field(default=0)
+
+    def __call__(self) -> Address:
+        if self._asked:
+            with contextlib.suppress(ServerError, OSError):
+                found = find_or_revive() if self._revivals < MAX_REVIVALS else find()
+                if found is not None:
+                    self._note(found)
+        self._asked = True
+        assert self.delivery.address is not None
+        return self.delivery.address
+
+    def _note(self, found: Dashboard) -> None:
+        self.delivery.moved(Address(found.url, found.token))
+        if found.started:
+            self._revivals += 1
+            logger.warning("hookcore: the dashboard stopped unexpectedly and was restarted: %s", self.delivery.url)
+
+
+def deliver(settings: Settings, versions: dict[str, str]) -> Delivery:
+    """Return the delivery for the settings. Raises ArgumentError if they contradict each other."""
+    run = new_run(settings, versions)
+    if settings.server == "thread":
+        return _in_this_process(run, settings)
+    if settings.server is None:
+        return _to_the_store(run, settings)
+    if settings.server != "auto" and settings.keep not in (None, AUTO):
+        raise ArgumentError(
+            f"keep={settings.keep!r} is a folder on this machine, but the frames go to {settings.server}: start that "
+            "server with `hookcore serve --keep FOLDER`, or remove `keep`"
+        )
+    return Delivery(run, HttpSink(run), None, settings.server)
+
+
+def to_the_store(delivery: Delivery, settings: Settings) -> Delivery:
+    """Return the delivery of a run without a server: into its own store."""
+    return _to_the_store(delivery.run, settings)
+
+
+def _to_the_store(run: RunInfo, settings: Settings) -> Delivery:
+    store = Store(store_bytes(settings))
+    sink: Sink = StoreSink(store)
+    if settings.keep is not None and settings.keep != AUTO:
+        sink = import_module("hookcore.archive").ArchiveSink(sink, settings.keep, run)
+    return Delivery(run, sink, store, None)
+
+
+def _in_this_process(run: RunInfo, settings: Settings) -> Delivery:
+    server = import_module("hookcore_app.serving.server_thread").start(HOST, PORT)
+    sink = server.open_run(run, run.memory)
+    url = str(server.url).rstrip("/")
+    return Delivery(run, sink, sink.store, "thread", f"{url}/runs/{run.id}", Address(url, getattr(server, "token", "")))
+
+
+__all__ = ["Dashboard", "Delivery", "deliver", "new_run", "to_the_store"]

@@ -1,0 +1,355 @@
+"""Waiting and sent items, and their counters. Knows no network and starts no thread."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Final, Literal, TypeVar
+
+from hookcore.delivery.http.fitting import fitted
+from hookcore.records import Coverage, Failure, Frame, HookRecord, ModuleRecord, Snapshot, Tap
+from hookcore.wire import Answer, Books, Description, EndItem
+
+MAX_BYTES: Final = 64 * 2**20
+MAX_ITEMS: Final = 10_000
+PARCEL_BYTES: Final = 8_000_000  # an item that is larger travels alone
+ENTRY_BYTES: Final = 500  # an item without its arrays and texts
+TAP_BYTES: Final = 80
+RETAINED_SHARE: Final = 4  # retained items may take a quarter of the queue's bytes, in addition to the queue
+STRIKES: Final = 2  # an item that was refused so often by itself is given up
+
+Described = TypeVar("Described", ModuleRecord, Coverage)
+Reason = Literal["queue-full", "refused", "too-large", "unsendable", "closed"]
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """A frame or a snapshot with its number; `taps` is the number of taps that the receiver must know."""
+
+    number: int
+    record: Frame | Snapshot
+    size: int
+    taps: int
+    strikes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """The content of one batch."""
+
+    taps_from: int
+    taps: tuple[Tap, ...]
+    description: Description | None
+    entries: tuple[Entry, ...]
+    end: EndItem | None
+    books: Books
+    retained: int = -1  # the highest acknowledged item that can be sent again
+
+
+class Outbox:
+    """A bounded queue whose counters always balance, with all data that a restarted receiver needs again.
+
+    An item is waiting, or in flight (sent, and nobody knows whether it arrived), or acknowledged, or dropped. What is
+    in flight is not dropped but sent again until somebody answers. Acknowledged items that are not on the receiver's
+    disk yet are retained as far as there is room, and sent again if the receiver loses them because it is killed. All
+    methods may be called from any thread.
+    """
+
+    def __init__(self, max_bytes: int = MAX_BYTES, max_items: int = MAX_ITEMS) -> None:
+        self.changed = threading.Condition()
+        self.listening = False  # whether somebody waits for `changed`
+        self._max_bytes = max_bytes
+        self._max_items = max_items
+        self._forget_all()
+
+    def _forget_all(self) -> None:
+        self._waiting: deque[Entry] = deque()
+        self._flying: tuple[Entry, ...] = ()
+        self._uncertain = False  # whether what is in flight may have arrived
+        self._bytes = 0
+        self._retained: deque[Entry] = deque()
+        self._retained_bytes = 0
+        self._produced = 0
+        self._acknowledged = 0
+        self._dropped: Counter[str] = Counter()
+        self._taps: list[Tap] = []
+        self._known_taps = 0  # by the receiver
+        self._modules: dict[str, ModuleRecord] = {}
+        self._coverage: dict[str, Coverage] = {}
+        self._hooks: tuple[HookRecord, ...] = ()
+        self._version = -1
+        self._described = -1  # the version that the receiver has
+        self._careful = False  # something was refused: send the parts one by one, to find out which
+        self._description_strikes = 0
+        self._step = 0
+        self._closed = False
+        self._end: EndItem | None = None
+        self._failure: Failure | None = None
+
+    # -- what comes in ----------------------------------------------------------------------------------------------
+
+    def put(self, record: Frame | Snapshot) -> None:
+        """Add an item; if there is no room, drop the oldest waiting one."""
+        with self.changed:
+            if isinstance(record, Frame):
+                self._taps.extend(map(fitted, record.new_taps))
+            self._step = max(self._step, record.step)
+            entry = Entry(self._produced, record, _size_of(record), len(self._taps))
+            self._produced += 1
+            if self._closed:
+                self._dropped["closed"] += 1
+            elif entry.size > self._max_bytes * 31 // 32:
+                self._dropped["too-large"] += 1
+            else:
+                self._waiting.append(entry)
+                self._bytes += entry.size
+                self._make_room()
+            self._tell()
+
+    def _make_room(self) -> None:
+        while self._waiting and (
+            self._bytes > self._max_bytes or len(self._waiting) + len(self._flying) > self._max_items
+        ):
+            self._drop(self._waiting.popleft(), "queue-full")
+
+    def _drop(self, entry: Entry, reason: Reason) -> None:
+        self._bytes -= entry.size
+        self._dropped[reason] += 1
+
+    def describe(
+        self, modules: Sequence[ModuleRecord], coverage: Sequence[Coverage] = (), hooks: Sequence[HookRecord] = ()
+    ) -> None:
+        """Update the description of the run; the version changes only if the content does."""
+        with self.changed:
+            differs = _update(self._modules, modules)
+            differs |= _update(self._coverage, coverage)
+            new_hooks = tuple(map(fitted, hooks)) or self._hooks
+            if differs or new_hooks != self._hooks:
+                self._hooks = new_hooks
+                self._version += 1
+                self._description_strikes = 0
+                self._tell()
+
+    def _tell(self) -> None:
+        # A sender that is busy looks by itself; waking it would only cost the caller.
+        if self.listening:
+            self.listening = False
+            self.changed.notify_all()
+
+    # -- what goes out ----------------------------------------------------------------------------------------------
+
+    @property
+    def has_news(self) -> bool:
+        """Whether a parcel would contain more than a sign of life."""
+        with self.changed:
+            return bool(self._waiting or self._flying or self._end or self._description_is_due or self._taps_missing)
+
+    @property
+    def empty(self) -> bool:
+        """Whether everything was acknowledged or dropped."""
+        with self.changed:
+            return not (self._waiting or self._flying)
+
+    @property
+    def settled(self) -> bool:
+        """Whether the receiver has everything, including the end."""
+        return not self.has_news
+
+    @property
+    def _taps_missing(self) -> bool:
+        return self._known_taps < len(self._taps)
+
+    @property
+    def _description_is_due(self) -> bool:
+        return self._described < self._version and self._description_strikes < STRIKES
+
+    def fail(self, failure: Failure) -> None:
+        """Record why the run ended, to be sent with the end."""
+        self._failure = failure
+
+    def end(self) -> None:
+        """Mark the end, which is sent when everything else has arrived. Later items count as dropped."""
+        with self.changed:
+            if not self._closed:
+                self._closed = True
+                self._end = EndItem(self._produced, self._step, self._failure)
+            self._tell()
+
+    def give_up(self) -> None:
+        """Drop waiting items; items in flight stay so."""
+        with self.changed:
+            self._closed, self._end = True, None
+            while self._waiting:
+                self._drop(self._waiting.popleft(), "closed")
+
+    def next_parcel(self) -> Parcel:
+        """Return what to send now; its items are in flight until `took` or `returned` is called with it."""
+        with self.changed:
+            taps_from = self._known_taps
+            description = self._description() if self._description_is_due else None
+            alone = self._careful and description is not None
+            taps = () if alone else self._some_taps(taps_from)
+            entries: tuple[Entry, ...] = ()
+            if not alone and not (self._careful and taps):
+                entries = self._load(taps_from + len(taps), bool(taps or description))
+            end = None if self._flying or self._waiting or alone else self._end
+            retained = self._retained[-1].number if self._retained else -1
+            return Parcel(taps_from, taps, description, entries, end, self._books(), retained)
+
+    def _some_taps(self, first: int) -> tuple[Tap, ...]:
+        if first == len(self._taps):
+            return ()
+        room = PARCEL_BYTES
+        last = first
+        while last < len(self._taps) and room > 0:
+            room -= TAP_BYTES + len(self._taps[last].module) + len(self._taps[last].index)
+            last += 1
+        return tuple(self._taps[first:last])
+
+    def _load(self, known_taps: int, has_company: bool) -> tuple[Entry, ...]:
+        if not self._flying:
+            self._flying = tuple(self._pick(known_taps, has_company))
+            self._uncertain = False
+        return self._flying if all(entry.taps <= known_taps for entry in self._flying) else ()
+
+    def _pick(self, known_taps: int, has_company: bool) -> Iterator[Entry]:
+        room = PARCEL_BYTES
+        while self._waiting and self._waiting[0].taps <= known_taps:
+            entry = self._waiting[0]
+            if entry.size > room and (has_company or room < PARCEL_BYTES):
+                return
+            room -= entry.size
+            yield self._waiting.popleft()
+            if self._careful:
+                return
+
+    def _description(self) -> Description:
+        return Description(self._version, tuple(self._modules.values()), tuple(self._coverage.values()), self._hooks)
+
+    # -- what became of it ------------------------------------------------------------------------------------------
+
+    def took(self, parcel: Parcel, answer: Answer) -> bool:
+        """Process an answer; return False if nothing that was sent made progress."""
+        with self.changed:
+            before = (self._known_taps, self._described)
+            self._known_taps = max(0, min(answer.taps, len(self._taps)))
+            self._described = min(answer.described, self._version)
+            if parcel.end is not None and answer.acknowledged >= parcel.end.number:
+                self._end = None
+            arrived = list(takewhile(lambda entry: entry.number <= answer.acknowledged, parcel.entries))
+            self._acknowledged += len(arrived)
+            self._bytes -= sum(entry.size for entry in arrived)
+            if parcel.entries:
+                self._put_back(parcel.entries[len(arrived) :])
+            self._retain(arrived, answer)
+            rewound = self._rewind(answer)
+            self._careful = self._careful and not arrived and bool(self._waiting)
+            grew = self._known_taps > before[0] or self._described > before[1] or rewound
+            return bool(arrived) or grew or not (parcel.entries or parcel.taps or parcel.description or self._end)
+
+    def _retain(self, arrived: Sequence[Entry], answer: Answer) -> None:
+        """Retain what a restarted receiver would lose, or the newest of it if that is too much."""
+        durable = answer.acknowledged if answer.durable is None else answer.durable
+        self._retained.extend(arrived)
+        self._retained_bytes += sum(entry.size for entry in arrived)
+        while self._retained and (
+            self._retained[0].number <= durable or self._retained_bytes > self._max_bytes // RETAINED_SHARE
+        ):
+            self._retained_bytes -= self._retained.popleft().size
+
+    def _rewind(self, answer: Answer) -> bool:
+        """Return whether the receiver has lost acknowledged items; retained ones of them wait again."""
+        lost: list[Entry] = []
+        while self._retained and self._retained[-1].number > answer.acknowledged:
+            lost.append(self._retained.pop())
+        if not lost:
+            return False
+        nbytes = sum(entry.size for entry in lost)
+        self._retained_bytes -= nbytes
+        self._bytes += nbytes
+        self._acknowledged -= len(lost)
+        self._put_back((*reversed(lost), *self._flying))  # a receiver without these has nothing of what came after
+        self._make_room()
+        return True
+
+    def not_sent(self, parcel: Parcel) -> None:
+        """Handle a parcel that was not sent: items that weren't in doubt before wait again."""
+        with self.changed:
+            if parcel.entries and not self._uncertain:
+                self._put_back(parcel.entries)
+
+    def unanswered(self, parcel: Parcel) -> None:
+        """Handle a parcel that may or may not have arrived."""
+        with self.changed:
+            self._uncertain = self._uncertain or bool(parcel.entries)
+
+    def refused(self, parcel: Parcel, reason: Reason) -> None:
+        """Handle a parcel that the receiver rejected; its parts are tried one by one."""
+        with self.changed:
+            if self._careful and parcel.description is not None:
+                self._description_strikes += 1
+            entries = parcel.entries
+            if len(entries) == 1 and not (parcel.taps or parcel.description):
+                entries[0].strikes += 1
+                if entries[0].strikes >= STRIKES or reason == "unsendable":
+                    self._drop(entries[0], reason)
+                    entries = ()
+            if parcel.entries:
+                self._put_back(entries)
+            self._careful = True
+
+    def _put_back(self, entries: Sequence[Entry]) -> None:
+        self._flying, self._uncertain = (), False
+        if self._closed and self._end is None:  # given up meanwhile: nobody will send them
+            for entry in entries:
+                self._drop(entry, "closed")
+        else:
+            self._waiting.extendleft(reversed(entries))
+
+    # -- books ------------------------------------------------------------------------------------------------------
+
+    @property
+    def books(self) -> Books:
+        """Return the current counters."""
+        with self.changed:
+            return self._books()
+
+    def _books(self) -> Books:
+        return Books(
+            produced=self._produced,
+            acknowledged=self._acknowledged,
+            dropped=dict(self._dropped),
+            waiting=len(self._waiting),
+            in_flight=len(self._flying),
+        )
+
+    def abandon(self) -> None:
+        """Forget everything in a forked child, without waiting for locks of the parent."""
+        self.changed = threading.Condition()
+        self.listening = False
+        self._forget_all()
+        self._closed = True
+
+
+def _update(known: dict[str, Described], given: Sequence[Described]) -> bool:
+    """Update records by path; return whether any of them changed."""
+    differs = False
+    for each in given:
+        if known.get(each.path) != each and known.get((each := fitted(each)).path) != each:
+            known[each.path] = each
+            differs = True
+    return differs
+
+
+def _size_of(record: Frame | Snapshot) -> int:
+    if isinstance(record, Snapshot):
+        return record.values.nbytes + ENTRY_BYTES
+    block = record.sketches
+    texts = sum(len(event.message) + ENTRY_BYTES for event in record.events)
+    names = sum(len(name) + 9 for name in record.scalars)
+    labels = sum(len(name) + len(text) for name, text in record.labels.items())
+    arrays = record.stats.nbytes + record.taps.nbytes + block.start.nbytes + block.bins.nbytes + block.counts.nbytes
+    return arrays + texts + names + labels + ENTRY_BYTES

@@ -1,0 +1,365 @@
+"""The sink that sends frames to a server: never waits, never raises, and says what became of every item."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from hookcore.delivery.http.batches import batch_of, sentence_of
+from hookcore.delivery.http.connection import (
+    CONNECT_S,
+    REQUEST_S,
+    Address,
+    Connection,
+    NotSentError,
+    Reply,
+    UnansweredError,
+)
+from hookcore.delivery.http.fitting import cut, fitted_settings
+from hookcore.delivery.http.outbox import MAX_BYTES, MAX_ITEMS, Outbox, Parcel, Reason
+from hookcore.errors import WireError
+from hookcore.records import Command, Coverage, Failure, Frame, HookRecord, ModuleRecord, Snapshot
+from hookcore.wire import (
+    Answer,
+    Books,
+    RunInfo,
+    decode_answer,
+    encode,
+)
+
+logger = logging.getLogger("hookcore")
+
+CLOSE_S: Final = 2.0
+PATIENCE: Final = 10  # times as long, while a server on this machine holds the connection: it is slow, and not away
+CLOSE_POLL_S: Final = 0.02
+SIGN_OF_LIFE_S: Final = 1.0
+FIRST_PAUSE_S: Final = 0.1
+MAX_PAUSE_S: Final = 30.0
+MAX_PAUSE_HERE_S: Final = 1.0  # on this machine, where a refused connection costs nothing
+MAX_PAUSE_AT_END_S: Final = 0.2
+WARN_AFTER_S: Final = 10.0  # without an answer
+_LOSSES: Final[dict[str, str]] = {
+    "queue-full": "dropped because too many waited",
+    "refused": "refused",
+    "too-large": "too large",
+    "unsendable": "could not be encoded",
+    "closed": "not sent in time",
+}
+_REFUSALS: Final[dict[int, Reason]] = {400: "refused", 413: "too-large", 422: "refused"}
+
+
+class HttpSink:
+    """Takes the frames of one run, and sends them from a thread of its own once `start` said where to.
+
+    What a full queue, a refusal or the end made it drop is counted in `books`. A server that is away is tried again,
+    after pauses that grow; one that lost its memory is told everything again that it needs.
+    """
+
+    def __init__(
+        self,
+        info: RunInfo,
+        *,
+        max_bytes: int = MAX_BYTES,
+        max_items: int = MAX_ITEMS,
+        close_s: float = CLOSE_S,
+        connect_s: float = CONNECT_S,
+        request_s: float = REQUEST_S,
+    ) -> None:
+        self.info = msgspec.structs.replace(
+            info, name=cut(info.name), script=cut(info.script), settings=fitted_settings(info.settings)
+        )
+        self.close_s = close_s
+        self.trouble = ""  # what went wrong last; empty while all is well
+        self._outbox = Outbox(max_bytes, max_items)
+        self._timeouts_s = (connect_s, request_s)
+        self._address: Callable[[], Address] = lambda: Address("")
+        self._connection: Connection | None = None
+        self._advice = ""
+        self._settings: Callable[[], dict[str, Any]] | None = None
+        self._obey: Callable[[Command], None] | None = None
+        self._commands_done = -1
+        self._failures = 0
+        self._fine_at = 0.0  # when an answer came last
+        self._answered = False
+        self._met: Callable[[], None] | None = None
+        self._not_before = 0.0
+        self._sent_at = float("-inf")
+        self._ends_at = float("inf")
+        self._gives_up_at = float("inf")
+        self._slow = False  # whether a server on this machine took the newest request and let it time out
+        self._warned = False
+        self._thread: threading.Thread | None = None
+
+    # -- the sink ---------------------------------------------------------------------------------------------------
+
+    def send(self, frame: Frame) -> None:
+        """Takes a frame; never waits and never raises."""
+        self._outbox.put(frame)
+
+    def add_snapshot(self, snapshot: Snapshot) -> None:
+        """Takes a snapshot."""
+        self._outbox.put(snapshot)
+
+    def describe(
+        self, modules: Sequence[ModuleRecord], coverage: Sequence[Coverage] = (), hooks: Sequence[HookRecord] = ()
+    ) -> None:
+        """Says what the run consists of; only what differs from before is sent."""
+        self._outbox.describe(modules, coverage, hooks)
+
+    def listen(self, obey: Callable[[Command], None]) -> None:
+        """Who is told of the commands that come with the answers; called from the sender's thread."""
+        self._obey = obey
+
+    def fail(self, failure: Failure) -> None:
+        """Say why the run ends; `close` follows."""
+        self._outbox.fail(failure)
+
+    def close(self) -> None:
+        """Sends what is left within `close_s`; the rest is counted as dropped, or as in flight.
+
+        A dashboard on this machine that takes connections gets longer: it may just be starting.
+        """
+        self._outbox.end()
+        thread = self._thread
+        if thread is not None and thread.is_alive() and thread is not threading.current_thread():
+            with self._outbox.changed:
+                now = time.monotonic()
+                self._ends_at = min(self._ends_at, now + self.close_s)
+                self._gives_up_at = self._ends_at + (PATIENCE - 1) * self.close_s
+                self._not_before = min(self._not_before, now)
+                self._outbox.changed.notify_all()
+            while thread.is_alive() and time.monotonic() < self._deadline():
+                thread.join(CLOSE_POLL_S)
+            connection = self._connection
+            if thread.is_alive() and connection is not None:
+                connection.interrupt()
+                thread.join(0.2)
+            self._outbox.give_up()
+            self._tell_losses()
+        self._outbox.give_up()
+
+    # -- beside the sink --------------------------------------------------------------------------------------------
+
+    def start(
+        self,
+        address: Address | Callable[[], Address],
+        settings: Callable[[], dict[str, Any]] | None = None,
+        advice: str = "",
+        met: Callable[[], None] | None = None,
+    ) -> None:
+        """Start to send. If `address` is a function, it is called again whenever the server can't be reached.
+
+        `settings` gives the run's settings as they are now; `advice` ends the warning that a server stays away; `met`
+        is called once, when the server has answered.
+        """
+        if self._thread is None:
+            self._met = met
+            self._address = address if callable(address) else lambda: address
+            self._settings, self._advice = settings, advice
+            self._fine_at = time.monotonic()
+            self._thread = threading.Thread(target=self._run, name="hookcore-sender", daemon=True)
+            self._thread.start()
+
+    @property
+    def books(self) -> Books:
+        """produced = acknowledged + dropped (by reason) + waiting + in flight; frames and snapshots."""
+        return self._outbox.books
+
+    def flush(self, timeout_s: float) -> bool:
+        """Waits until everything so far was acknowledged or dropped; False where the time ran out."""
+        deadline = time.monotonic() + timeout_s
+        while not self._outbox.empty:
+            if time.monotonic() > deadline or self._thread is None or not self._thread.is_alive():
+                return self._outbox.empty
+            time.sleep(0.002)
+        return True
+
+    def abandon(self) -> None:
+        """In a forked child: nothing is sent, the parent's connection is left alone, no lock is waited for."""
+        self._outbox.abandon()
+        connection, self._connection, self._thread = self._connection, None, None
+        if connection is not None:
+            connection.abandon()
+
+    # -- the thread -------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while self._await_turn():
+                try:
+                    self._deliver(self._outbox.next_parcel())
+                except Exception as error:  # a mistake of ours must not end the thread in silence
+                    self._failed(f"{type(error).__name__}: {error}")
+                    logger.debug("hookcore: sending failed", exc_info=True)
+        finally:
+            if self._connection is not None:
+                self._connection.close()
+
+    def _await_turn(self) -> bool:
+        """Waits until something is to be sent; False when all is over."""
+        changed = self._outbox.changed
+        with changed:
+            while not self._is_over():
+                due, end = self._due_at(), self._deadline()
+                rest = min(due, end) - time.monotonic()
+                if rest <= 0 and due <= end:
+                    self._outbox.listening = False
+                    return True
+                self._outbox.listening = self._not_before <= time.monotonic()
+                changed.wait(max(rest, 0.001))
+            return False
+
+    def _is_over(self) -> bool:
+        return self._ending and (self._outbox.settled or time.monotonic() >= self._deadline())
+
+    def _deadline(self) -> float:
+        connection = self._connection
+        held = connection is not None and connection.is_here and connection.stands
+        return self._gives_up_at if held or self._slow else self._ends_at
+
+    @property
+    def _ending(self) -> bool:
+        return self._ends_at != float("inf")
+
+    def _due_at(self) -> float:
+        now = time.monotonic()
+        if self._not_before > now:
+            return self._not_before
+        return now if self._outbox.has_news else self._sent_at + SIGN_OF_LIFE_S
+
+    def _deliver(self, parcel: Parcel) -> None:
+        if self._settings is not None:
+            self.info = msgspec.structs.replace(self.info, settings=fitted_settings(self._settings()))
+        body = self._encoded(parcel)
+        if body is None:
+            return
+        self._sent_at = time.monotonic()
+        try:
+            reply = self._connected().post(body)
+        except NotSentError as error:
+            self._outbox.not_sent(parcel)
+            is_here = self._connection is not None and self._connection.is_here
+            self._slow = is_here and _is_timeout(error)
+            self._connection = None  # it may have moved
+            self._failed(str(error), longest_s=MAX_PAUSE_HERE_S if is_here else MAX_PAUSE_S)
+        except UnansweredError as error:
+            self._outbox.unanswered(parcel)
+            self._slow = self._connected().is_here and _is_timeout(error)
+            self._failed(str(error))
+        else:
+            self._slow = False
+            self._read(parcel, reply)
+
+    def _connected(self) -> Connection:
+        if self._connection is None:
+            try:
+                address = self._address()
+            except Exception as error:
+                raise NotSentError(str(error)) from None
+            self._connection = Connection(address, *self._timeouts_s)
+        return self._connection
+
+    def _encoded(self, parcel: Parcel) -> bytes | None:
+        try:
+            return encode(batch_of(parcel, self.info, self._commands_done))
+        except (TypeError, ValueError, OverflowError) as error:
+            self._outbox.refused(parcel, "unsendable")
+            self._failed(f"a frame that cannot be written: {error}")
+            return None
+
+    def _read(self, parcel: Parcel, reply: Reply) -> None:
+        if 200 <= reply.status < 300:
+            self._read_answer(parcel, reply)
+            return
+        reason = _REFUSALS.get(reply.status)
+        if reason is not None:
+            self._outbox.refused(parcel, reason)
+        elif 400 <= reply.status < 500:
+            self._outbox.not_sent(parcel)
+            self._forget_connection()
+        else:
+            self._outbox.unanswered(parcel)
+        self._failed(f"it answered {reply.status}{sentence_of(reply.body)}", reply.retry_after_s)
+
+    def _forget_connection(self) -> None:
+        """Another server may have taken the place of the one that knew us."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _read_answer(self, parcel: Parcel, reply: Reply) -> None:
+        try:
+            answer = decode_answer(reply.body)
+        except WireError as error:
+            self._outbox.unanswered(parcel)
+            self._failed(f"what answers there is no server of hookcore's: {error}")
+            return
+        if self._outbox.took(parcel, answer):
+            self._failures, self._not_before, self.trouble = 0, 0.0, ""
+        else:
+            self._failed("it took nothing of what was sent")
+        self._fine_at, self._answered = time.monotonic(), True
+        met, self._met = self._met, None
+        if met is not None:
+            met()
+        self._hand_on(answer)
+
+    def _hand_on(self, answer: Answer) -> None:
+        """Each command once, in the order of their numbers; they wait while nobody listens."""
+        for command in sorted(answer.commands, key=lambda command: command.number):
+            if self._obey is None or command.number <= self._commands_done:
+                continue
+            try:
+                self._obey(command)
+            except Exception:
+                logger.warning("hookcore: a command from the dashboard failed", exc_info=True)
+            self._commands_done = command.number
+
+    def _failed(self, trouble: str, at_least_s: float = 0.0, longest_s: float = MAX_PAUSE_S) -> None:
+        """Set the pause before the next attempt: at random up to a limit that doubles."""
+        self.trouble = trouble
+        limit = min(longest_s, FIRST_PAUSE_S * 2.0 ** min(self._failures, 20))
+        longest = MAX_PAUSE_AT_END_S if self._ending else MAX_PAUSE_S
+        self._failures += 1
+        now = time.monotonic()
+        self._not_before = now + min(longest, max(random.uniform(0, limit), at_least_s))
+        if now - self._fine_at > WARN_AFTER_S:
+            self._warn()
+
+    def _tell_losses(self) -> None:
+        """Warn at the end if anything of the run didn't reach the server, and say how much."""
+        books = self._outbox.books
+        parts = [(count, _LOSSES[reason]) for reason, count in books.dropped.items() if count]
+        parts += [(books.in_flight, "sent without an answer")] if books.in_flight else []
+        if parts or not self._answered:
+            logger.warning(
+                "hookcore: the run has ended, and %s of its %s captured steps and snapshots did not reach the server "
+                "(%s): %s.%s%s",
+                f"{sum(count for count, _ in parts):,}",
+                f"{books.produced:,}",
+                self.trouble or "no answer came",
+                ", ".join(f"{count:,} {why}" for count, why in parts) or "nothing was to be sent but its description",
+                " " if self._advice else "",
+                self._advice,
+            )
+
+    def _warn(self) -> None:
+        if not self._warned:
+            self._warned = True
+            logger.warning(
+                "hookcore: the server takes no frames (%s). The training goes on; when too many wait the oldest are "
+                "dropped.%s%s",
+                self.trouble or "no answer came",
+                " " if self._advice else "",
+                self._advice,
+            )
+
+
+def _is_timeout(error: Exception) -> bool:
+    return isinstance(error.__cause__, TimeoutError)

@@ -1,0 +1,76 @@
+"""Sinks of frames: a store in this process, or something else that receives them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol, runtime_checkable
+
+from hookcore.delivery.failures import event_of
+from hookcore.errors import ClosedError
+from hookcore.records import Command, Coverage, Failure, Frame, HookRecord, ModuleRecord, Snapshot
+from hookcore.store import Store
+
+
+@runtime_checkable
+class Sink(Protocol):
+    """Receives the frames of one run, in order, from one thread."""
+
+    def send(self, frame: Frame) -> None:
+        """Receive a frame; its arrays must not be changed afterwards."""
+
+    def describe(
+        self, modules: Sequence[ModuleRecord], coverage: Sequence[Coverage] = (), hooks: Sequence[HookRecord] = ()
+    ) -> None:
+        """Says which modules the run has, which of them were captured, and which hooks are there."""
+
+    def add_snapshot(self, snapshot: Snapshot) -> None:
+        """Receive a snapshot."""
+
+    def listen(self, obey: Callable[[Command], None]) -> None:
+        """Names the one who is told of commands, from any thread, in the order of their numbers."""
+
+    def fail(self, failure: Failure) -> None:
+        """Record why the run ends, if it fails; `close` follows."""
+
+    def close(self) -> None:
+        """Send the rest and reject further data. A second call does nothing."""
+
+
+class StoreSink:
+    """Puts frames into a store in this process. After closing, the store stays readable."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self._closed = False
+
+    def send(self, frame: Frame) -> None:
+        """Appends a frame."""
+        self._require_open()
+        self.store.append(frame)
+
+    def describe(
+        self, modules: Sequence[ModuleRecord], coverage: Sequence[Coverage] = (), hooks: Sequence[HookRecord] = ()
+    ) -> None:
+        """Hands the modules on."""
+        self._require_open()
+        self.store.describe(modules, coverage, hooks)
+
+    def add_snapshot(self, snapshot: Snapshot) -> None:
+        """Keeps a snapshot."""
+        self._require_open()
+        self.store.add_snapshot(snapshot)
+
+    def listen(self, obey: Callable[[Command], None]) -> None:
+        """Nobody gives commands through a store."""
+
+    def fail(self, failure: Failure) -> None:
+        """Add the failure to the events."""
+        self.store.add_event(event_of(failure))
+
+    def close(self) -> None:
+        """Ends the sink."""
+        self._closed = True
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise ClosedError("this sink was closed: create a new one on the same store to send more")

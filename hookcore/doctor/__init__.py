@@ -1,9 +1,0 @@
-"""`hookcore doctor`: checks everything that hookcore needs on this machine, and says how to fix what is wrong.
-
-It starts no lasting process and changes nothing. `machine` needs no torch; `training` runs only if torch is installed.
-"""
-
-from hookcore.doctor.examine import examine
-from hookcore.doctor.findings import Finding, as_text
-
-__all__ = ["Finding", "as_text", "examine"]

@@ -1,0 +1,267 @@
+"""The records: taps, frames, events, snapshots, modules. Data only; no torch, no arithmetic.
+
+Names come from user code and can be any Python string. Records hold them as `text_of` writes them, so that wire,
+archive, and JSON never get a string that can't be encoded.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Kind = Literal["output", "output_grad", "input", "input_grad", "param", "param_grad", "update"]
+Phase = Literal["train", "eval"]
+Severity = Literal["info", "warning", "error"]
+Scope = Literal["module", "parameter", "tensor", "optimizer", "thread", "process"]
+
+KINDS: Final[tuple[Kind, ...]] = (
+    "output",
+    "output_grad",
+    "input",
+    "input_grad",
+    "param",
+    "param_grad",
+    "update",
+)
+ROOT: Final = "(root)"  # the path of the root module, which is empty, as readers see it
+GRADIENT_KINDS: Final = frozenset({"output_grad", "input_grad", "param_grad"})
+
+# The columns of a frame's matrix. Moments, minimum, and maximum are over the finite values; `std` is the population's
+# (divided by n); `parts` is the number of merged tensors (calls of several micro-batches); `sketched` is the number of
+# values in the sketch (fewer than `count` if it was sampled); `ratio` is |update|
+# |param| (otherwise NaN).
+STATS: Final = (
+    "count",
+    "nan",
+    "inf",
+    "zero",
+    "mean",
+    "std",
+    "min",
+    "max",
+    "rms",
+    "norm",
+    "parts",
+    "sketched",
+    "ratio",
+)
+STAT_COLUMN: Final[dict[str, int]] = {name: column for column, name in enumerate(STATS)}
+
+
+_ESCAPED: Final = re.compile(r"\\ud[89a-f][0-9a-f]{2}")
+
+
+def text_of(text: str) -> str:
+    """Return a text as a plain `str` that can be encoded: invalid Unicode is escaped as `\udcff`."""
+    if type(text) is not str:
+        text = str.__str__(text)  # its letters, whatever a subclass returns
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+
+
+def escaped_in(texts: Iterable[str]) -> str | None:
+    """Return the first text in which `text_of` escaped something."""
+    return next((text for text in texts if "\\ud" in text and _ESCAPED.search(text)), None)
+
+
+def _write_plainly(record: Any, *names: str) -> None:
+    for name in names:
+        text = getattr(record, name)
+        if type(text) is not str or not text.isascii():
+            object.__setattr__(record, name, plain(text))
+
+
+def plain(value: Any) -> Any:
+    """Return a value with every text in it, however deep, written as `text_of` does."""
+    if isinstance(value, str):
+        return text_of(value)
+    if isinstance(value, (tuple, list)):
+        return type(value)(map(plain, value))
+    return {plain(name): plain(each) for name, each in value.items()} if isinstance(value, dict) else value
+
+
+@dataclass(frozen=True, slots=True)
+class Tap:
+    """One observed tensor stream.
+
+    `index` is the place in a nested output ("" for a single tensor, "0", "past.1"), or the parameter's own name. `call`
+    is the number of the call in a step.
+    """
+
+    module: str
+    kind: Kind
+    index: str = ""
+    call: int = 0
+    phase: Phase = "train"
+
+    def __post_init__(self) -> None:
+        _write_plainly(self, "module", "index")
+
+    @property
+    def label(self) -> str:
+        """The tap in one line, such as "encoder output [past.1] call 2 (eval)"."""
+        return f"{self.module or ROOT} {self.stream}"
+
+    @property
+    def name(self) -> str:
+        """The label without the kind, such as "encoder [past.1] call 2 (eval)"."""
+        return f"{self.module or ROOT}{self._rest}"
+
+    @property
+    def stream(self) -> str:
+        """The label without the module, such as "output [past.1] call 2 (eval)"."""
+        return f"{self.kind}{self._rest}"
+
+    @property
+    def _rest(self) -> str:
+        index = f" [{self.index}]" if self.index else ""
+        call = f" call {self.call}" if self.call else ""
+        return f"{index}{call}{'' if self.phase == 'train' else f' ({self.phase})'}"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """An alert, a skipped capture, a change of settings."""
+
+    step: int
+    time_s: float
+    name: str  # a short name such as "skipped-step", "hook-error", "frame-dropped"
+    message: str
+    severity: Severity = "info"
+    module: str = ""
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        _write_plainly(self, "name", "message", "module")
+
+
+@dataclass(frozen=True, slots=True)
+class SketchBlock:
+    """The sparse sketches of one frame: row i owns bins[start[i]:start[i + 1]] and the counts at the same places.
+
+    Bin numbers are those of `hookcore.records.sketch`, ascending inside a row. A row may be empty.
+    """
+
+    start: NDArray[np.uint32]
+    bins: NDArray[np.uint16]
+    counts: NDArray[np.uint32]
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """Everything captured in one step. A step may have several frames, whose taps differ or are merged."""
+
+    step: int
+    time_s: float
+    taps: NDArray[np.uint32]  # run-wide numbers of taps; row i of `stats` and `sketches` belongs to taps[i]
+    stats: NDArray[np.float64]  # [len(taps), len(STATS)]
+    sketches: SketchBlock
+    new_taps: tuple[Tap, ...] = ()  # announced here for the first time; numbered from the last known tap
+    events: tuple[Event, ...] = ()
+    scalars: dict[str, float] = field(default_factory=dict)
+    micro_batches: int = 0
+    grad_scale: float | None = None  # the loss scale that was divided out of the gradients; None if unknown
+    labels: dict[str, str] = field(default_factory=dict)  # other facts that readers need, for example the optimizer
+    elapsed_s: float = float("nan")  # from the end of the previous step to the end of this one
+
+    def __post_init__(self) -> None:
+        if any(type(name) is not str or not name.isascii() for name in self.scalars):
+            object.__setattr__(self, "scalars", {text_of(name): value for name, value in self.scalars.items()})
+        if self.labels:
+            object.__setattr__(self, "labels", {text_of(name): text_of(text) for name, text in self.labels.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A raw tensor captured on request. `dtype` is torch's name; bfloat16 is sent as float32."""
+
+    tap: Tap
+    step: int
+    time_s: float
+    dtype: str
+    shape: tuple[int, ...]
+    values: NDArray[np.generic]
+    truncated: bool = False
+    number: int = -1  # the number of the command that requested it; -1 if the training script did
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a run ended early. `step` is the step that it was in."""
+
+    outcome: Literal["crashed", "interrupted"]
+    step: int
+    error: str  # such as "RuntimeError: out of memory"
+    traceback: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleRecord:
+    """One module of a watched model, as the tree and the coverage show it."""
+
+    path: str
+    type: str
+    parent: str | None
+    parameters: int = 0  # of this module and those below, with each shared parameter counted once
+    trainable: int = 0
+    aliases: tuple[str, ...] = ()  # other paths of the same module
+    shapes: tuple[tuple[str, tuple[int, ...]], ...] = ()  # "weight", "output", "input 0", ...: as they were first seen
+
+    def __post_init__(self) -> None:
+        _write_plainly(self, "path", "type", "parent", "aliases", "shapes")
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """Whether a module was captured, and if not, why."""
+
+    path: str
+    type: str
+    captured: bool
+    kinds: tuple[Kind, ...] = ()
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        _write_plainly(self, "path", "type", "reason")
+
+
+@dataclass(frozen=True, slots=True)
+class HookRecord:
+    """One hook. `owner` is the module's or parameter's path, or a number in the arguments; "" for the process.
+
+    `function` is its qualified name, `where` its file and line ("" if it isn't written in Python), `number` torch's key
+    for it (-1 if there is none), `ours` whether hookcore registered it, `warning` why its numbers are wrong.
+    """
+
+    scope: Scope
+    owner: str
+    point: str
+    function: str
+    where: str
+    ours: bool
+    number: int = -1
+    options: tuple[str, ...] = ()
+    legacy: bool = False
+    warning: str = ""
+
+    def __post_init__(self) -> None:
+        _write_plainly(self, "owner", "point", "function", "where", "options", "warning")
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A reader's request to the trainer. It is sent in the answer to a batch and takes effect at the next step.
+
+    `settings` changes what is captured: `changes` holds settings as a caller of `watch` would write them (every,
+    budget, include, exclude, kinds) and `paused`. `snapshot` captures the tensor of `tap` at its next call. `inventory`
+    looks for hooks again. Numbers ascend; a repeated command is carried out once.
+    """
+
+    number: int
+    name: Literal["settings", "snapshot", "inventory"]
+    tap: Tap | None = None
+    changes: dict[str, Any] = field(default_factory=dict)
