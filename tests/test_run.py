@@ -25,7 +25,7 @@ PATIENCE_S = 240
 def run(
     command: Sequence[str | Path], folder: Path, text: bool = True, **environment: str
 ) -> subprocess.CompletedProcess[Any]:
-    """Runs a command in a folder; the frames of one that is watched go nowhere or where `keep` says."""
+    """Run a command in a folder. Frames of a watched one go nowhere, or where `keep` says."""
     return subprocess.run(
         [str(word) for word in command],
         cwd=folder,
@@ -37,7 +37,7 @@ def run(
 
 
 def both(folder: Path, source: str, *arguments: str, **environment: str) -> tuple[Any, Any]:
-    """What a script does under Python, and what it does under `hookcore run`."""
+    """Return the results of a script under Python and under `hookcore run`."""
     script = folder / "script.py"
     script.write_text(source)
     plain = run([*PLAIN, script, *arguments], folder, **environment)
@@ -78,7 +78,7 @@ def test_every_script_is_run_here() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
-def test_an_unmodified_script_ends_with_the_same_weights_and_was_seen(name: str, tmp_path: Path) -> None:
+def test_an_unmodified_script_ends_with_the_same_weights_and_is_captured(name: str, tmp_path: Path) -> None:
     script, (modules, steps) = SCRIPTS / f"{name}.py", CASES[name]
     plain = run([*PLAIN, script, tmp_path / "plain"], tmp_path)
     assert plain.returncode == 0, plain.stderr
@@ -105,7 +105,7 @@ def test_torchrun_watches_every_rank_and_changes_no_weight(tmp_path: Path) -> No
     assert names == {"parallel rank 0", "parallel rank 1"}
 
 
-def test_a_script_finds_its_arguments_paths_and_environment_as_under_python(tmp_path: Path) -> None:
+def test_a_script_has_the_same_arguments_paths_and_environment_as_under_python(tmp_path: Path) -> None:
     source = (
         "import os, sys\n"
         "print(sys.argv, sys.path, sys.flags, __name__, __file__, __spec__, sorted(vars()))\n"
@@ -131,7 +131,7 @@ def test_a_package_runs_as_under_python(tmp_path: Path) -> None:
     assert "trainer.__main__" in plain.stdout
 
 
-def test_a_sitecustomize_of_the_users_own_is_still_imported(tmp_path: Path) -> None:
+def test_the_users_own_sitecustomize_is_still_imported(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.mine = __file__\n")
     plain, watched = both(tmp_path, "import sys, sitecustomize\nprint(sys.mine)\n", PYTHONPATH=str(tmp_path))
     assert (watched.stdout, watched.stderr) == (plain.stdout, plain.stderr)
@@ -139,7 +139,7 @@ def test_a_sitecustomize_of_the_users_own_is_still_imported(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_processes_that_a_script_starts_are_plain(tmp_path: Path) -> None:
+def test_child_processes_of_a_script_are_not_watched(tmp_path: Path) -> None:
     source = (
         "import subprocess, sys\n"
         "code = 'import sys, torch; print(\"hookcore.watcher\" in sys.modules)'\n"
@@ -163,26 +163,24 @@ def test_processes_that_a_script_starts_are_plain(tmp_path: Path) -> None:
         "import os, signal\nos.kill(os.getpid(), signal.SIGTERM)\n",
     ],
 )
-def test_a_script_ends_as_under_python_and_its_traceback_is_its_own(source: str, tmp_path: Path) -> None:
+def test_a_script_ends_as_under_python_with_its_own_traceback(source: str, tmp_path: Path) -> None:
     plain, watched = both(tmp_path, source)
     assert plain.returncode != 0
     assert (watched.returncode, watched.stdout, watched.stderr) == (plain.returncode, plain.stdout, plain.stderr)
 
 
 @pytest.mark.slow
-def test_an_error_in_a_model_is_told_without_a_line_of_ours(tmp_path: Path) -> None:
+def test_the_traceback_of_an_error_in_a_model_has_no_line_of_hookcore(tmp_path: Path) -> None:
     plain, watched = both(tmp_path, "import torch\ntorch.nn.Linear(2, 3)(torch.ones(1, 4))\n")
     assert "hookcore" not in watched.stderr
-    # torch itself takes another way through its own functions where there are hooks.
+    # torch itself takes another path through its own functions if there are hooks.
     for line in (0, 1, 2, -1):
         assert watched.stderr.splitlines()[line] == plain.stderr.splitlines()[line]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_in_the_midst_of_a_training_does_what_it_does_under_python(
-    number: signal.Signals, tmp_path: Path
-) -> None:
+def test_a_signal_during_a_training_does_what_it_does_under_python(number: signal.Signals, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "import torch\n"
@@ -218,7 +216,7 @@ def test_a_script_that_never_imports_torch_never_waits_for_it(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_asking_whether_torch_is_there_watches_nothing(tmp_path: Path) -> None:
+def test_checking_whether_torch_is_installed_watches_nothing(tmp_path: Path) -> None:
     source = (
         "import importlib.util, sys\n"
         "assert importlib.util.find_spec('torch')\n"
@@ -231,7 +229,7 @@ def test_asking_whether_torch_is_there_watches_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_goes_wrong_with_watching_is_told_and_does_not_reach_the_script(tmp_path: Path) -> None:
+def test_a_failure_of_watching_is_reported_and_does_not_reach_the_script(tmp_path: Path) -> None:
     source = "import os\nos.environ['HOOKCORE_EVERY'] = 'often'\nimport torch\nprint('trained')\n"
     _, watched = both(tmp_path, source)
     assert (watched.returncode, watched.stdout) == (0, "trained\n")
@@ -248,7 +246,7 @@ def test_what_goes_wrong_with_watching_is_told_and_does_not_reach_the_script(tmp
         (["--epochs", "2", "train.py"], "flags come before the script, the script's arguments"),
     ],
 )
-def test_a_wrong_command_is_answered_with_what_to_change(arguments: list[str], words: str, tmp_path: Path) -> None:
+def test_the_error_for_an_invalid_command_says_what_to_change(arguments: list[str], words: str, tmp_path: Path) -> None:
     told = run([*WATCHED, *arguments], tmp_path)
     assert told.returncode == 2
     assert re.search(words, told.stderr)

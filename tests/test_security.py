@@ -1,4 +1,4 @@
-"""Who gets in, and who does not: each attack that the server stands up to, tried."""
+"""Who gets in and who doesn't: every attack that the server withstands is tried."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ ORIGIN = "http://127.0.0.1:8642"
 
 @pytest.fixture
 def local() -> World:
-    """A server on loopback, asked by somebody who is not known to be its user."""
+    """Return a server on loopback, for a client that is not known to be its user."""
     return make_world(token=TOKEN)
 
 
 @pytest.fixture
 def remote() -> World:
-    """A server that other machines reach."""
+    """Return a server that other machines can reach."""
     return make_world(token=TOKEN, read_token=READ_TOKEN, host="0.0.0.0")
 
 
@@ -64,7 +64,7 @@ def test_a_request_that_names_another_host_is_refused(local: World, host: str) -
     assert local.client.get("/", headers={"host": host.encode(), **BEARER}).status_code == 400
 
 
-def test_a_server_on_every_address_is_asked_by_address_but_by_no_foreign_name(remote: World) -> None:
+def test_a_server_on_every_address_accepts_addresses_but_no_foreign_name(remote: World) -> None:
     for host, status in (("192.168.1.7:8642", 200), ("[fe80::1]", 200), ("evil.example", 400), ("1.2.3", 400)):
         assert remote.client.get("/healthz", headers={"host": host}).status_code == status, host
 
@@ -94,7 +94,7 @@ def test_a_page_of_another_origin_can_follow_nothing(local: World, origin: str, 
     assert local.client.get(path, headers={"origin": origin, **BEARER}).status_code == 403
 
 
-def test_pages_of_this_server_may_change_things_behind_a_proxy_for_tls_too(local: World) -> None:
+def test_pages_of_this_server_can_change_things_even_behind_a_proxy_for_tls(local: World) -> None:
     for origin in (ORIGIN, "https://127.0.0.1:8642", "HTTP://127.0.0.1:8642"):
         headers = {"origin": origin, "sec-fetch-site": "same-origin", **BEARER}
         assert local.client.post(LINK, headers=headers).status_code == 200
@@ -103,7 +103,7 @@ def test_pages_of_this_server_may_change_things_behind_a_proxy_for_tls_too(local
 @pytest.mark.parametrize("site", ["cross-site", "same-site", "anything"])
 @pytest.mark.parametrize("mode", ["no-cors", "cors", "navigate", "websocket"])
 @pytest.mark.parametrize("path", ["/api/v1/openapi.json", "/api/v1/live"])
-def test_a_browser_that_says_that_another_site_asks_gets_no_data(local: World, site: str, mode: str, path: str) -> None:
+def test_a_cross_site_request_of_a_browser_gets_no_data(local: World, site: str, mode: str, path: str) -> None:
     headers = {"sec-fetch-site": site, "sec-fetch-mode": mode, "sec-fetch-dest": "document"}
     assert local.client.get(path, headers=headers).status_code == 403
     assert local.client.post(LINK, headers={**headers, **BEARER}).status_code == 403
@@ -129,7 +129,7 @@ FRAMED = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec-fet
         (("local",), "'self' http://127.0.0.1:* http://localhost:* https://127.0.0.1:* https://localhost:*;"),
     ],
 )
-def test_a_server_that_was_told_to_is_framed_by_those_pages_alone(ancestors: tuple[str, ...], told: str) -> None:
+def test_a_server_with_frame_ancestors_can_be_framed_only_by_those(ancestors: tuple[str, ...], told: str) -> None:
     client = make_world(token=TOKEN, frame_ancestors=ancestors).client
     framed = client.get("/", headers=FRAMED)
     assert framed.status_code == 200
@@ -137,8 +137,8 @@ def test_a_server_that_was_told_to_is_framed_by_those_pages_alone(ancestors: tup
     assert "x-frame-options" not in framed.headers
     assert (
         framed.headers["cache-control"] == "private, no-store"
-    )  # what came without buttons is not shown without a frame
-    for headers in ({}, {**FRAMED, "sec-fetch-dest": "document"}):  # nor by a browser that says nothing
+    )  # a page sent without buttons is not shown outside a frame
+    for headers in ({}, {**FRAMED, "sec-fetch-dest": "document"}):  # nor by a browser that sends no such header
         page = client.get("/", headers=headers)
         assert page.headers["x-frame-options"] == "DENY"
         assert "frame-ancestors 'none';" in page.headers["content-security-policy"]
@@ -156,7 +156,7 @@ def test_a_page_in_a_frame_has_no_buttons_even_for_the_owner() -> None:
 
 
 @pytest.mark.parametrize("ancestors", [(), ("none",), ("none", "https://hub.example")])
-def test_a_server_that_was_not_told_to_is_framed_by_nobody(ancestors: tuple[str, ...]) -> None:
+def test_a_server_without_frame_ancestors_can_not_be_framed(ancestors: tuple[str, ...]) -> None:
     client = make_world(frame_ancestors=ancestors).client
     assert client.get("/", headers=FRAMED).status_code == 403
     same = client.get("/", headers={**FRAMED, "sec-fetch-site": "same-origin"})
@@ -164,7 +164,7 @@ def test_a_server_that_was_not_told_to_is_framed_by_nobody(ancestors: tuple[str,
 
 
 @pytest.mark.parametrize("wrong", ["https://hub.example; script-src *", "hub.example", "*", "https://a b", "x\r\ny:"])
-def test_an_ancestor_that_is_no_origin_is_refused_when_the_server_starts(wrong: str) -> None:
+def test_an_ancestor_that_is_not_an_origin_is_refused_when_the_server_starts(wrong: str) -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as listening,
         pytest.raises(ArgumentError, match=r"give an origin such as https://hub\.example"),
@@ -172,7 +172,7 @@ def test_an_ancestor_that_is_no_origin_is_refused_when_the_server_starts(wrong: 
         complete(ServerSettings(frame_ancestors=(wrong,)), listening)
 
 
-def test_a_dashboard_of_somebodys_own_is_framed_by_pages_of_this_machine_unless_told_otherwise() -> None:
+def test_a_users_own_dashboard_can_be_framed_by_local_pages_unless_set_otherwise() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         for given, ancestors in (((), ("local",)), (("none",), ("none",))):
             settings = ServerSettings(dashboard=True, frame_ancestors=given)
@@ -184,7 +184,7 @@ def test_a_dashboard_of_somebodys_own_is_framed_by_pages_of_this_machine_unless_
     "headers",
     [{"origin": "http://evil.example"}, {"origin": "null"}, {"host": "evil.example"}, {"sec-fetch-site": "same-site"}],
 )
-def test_a_websocket_from_elsewhere_is_closed_before_it_opens(local: World, headers: dict[str, str]) -> None:
+def test_a_websocket_of_another_origin_is_closed_before_it_opens(local: World, headers: dict[str, str]) -> None:
     with (
         pytest.raises(WebSocketDisconnect) as told,
         local.client.websocket_connect("ws://127.0.0.1:8642/api/v1/socket", headers=headers),
@@ -193,7 +193,7 @@ def test_a_websocket_from_elsewhere_is_closed_before_it_opens(local: World, head
     assert told.value.code == 1008
 
 
-def test_a_websocket_without_a_token_is_closed_on_a_server_for_others(remote: World) -> None:
+def test_a_websocket_without_a_token_is_closed_on_a_remote_server(remote: World) -> None:
     with pytest.raises(WebSocketDisconnect), remote.client.websocket_connect("ws://127.0.0.1:8642/api/v1/socket"):
         pass
 
@@ -201,7 +201,7 @@ def test_a_websocket_without_a_token_is_closed_on_a_server_for_others(remote: Wo
 @pytest.mark.parametrize(
     "path", ["/", "/api/v1/openapi.json", "/metrics", "/readyz", "/static/app.css", "/api/v1/live"]
 )
-def test_a_server_for_others_shows_nothing_without_a_token(remote: World, path: str) -> None:
+def test_a_remote_server_shows_nothing_without_a_token(remote: World, path: str) -> None:
     for shown in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": f"Basic {TOKEN}"}, {"Authorization": ""}):
         response = remote.client.get(path, headers=shown)
         assert response.status_code == 401
@@ -209,7 +209,7 @@ def test_a_server_for_others_shows_nothing_without_a_token(remote: World, path: 
     assert remote.client.get("/healthz").status_code == 200
 
 
-def test_the_token_opens_everything_and_the_read_only_one_changes_nothing(remote: World) -> None:
+def test_the_token_permits_everything_and_the_read_only_one_no_changes(remote: World) -> None:
     for shown in (BEARER, READER):
         assert remote.client.get("/", headers=shown).status_code == 200
     assert remote.client.post(LINK, headers=BEARER).status_code == 200
@@ -217,7 +217,7 @@ def test_the_token_opens_everything_and_the_read_only_one_changes_nothing(remote
     assert (refused.status_code, "full-access" in refused.json()["error"]) == (403, True)
 
 
-def test_on_loopback_all_may_read_and_only_the_user_or_the_token_may_change(local: World) -> None:
+def test_on_loopback_reading_is_free_and_changes_need_the_user_or_the_token(local: World) -> None:
     assert local.client.get("/").status_code == 200
     assert local.client.post(LINK).status_code == 403
     assert local.client.post(LINK, headers=BEARER).status_code == 200
@@ -226,13 +226,13 @@ def test_on_loopback_all_may_read_and_only_the_user_or_the_token_may_change(loca
     assert "invalid token" in refused.text
 
 
-def test_a_read_only_token_closes_reading_on_loopback_too() -> None:
+def test_a_read_only_token_restricts_reading_on_loopback_too() -> None:
     world = make_world(token=TOKEN, read_token=READ_TOKEN)
     assert world.client.get("/").status_code == 401
     assert world.client.get("/", headers=READER).status_code == 200
 
 
-def test_the_user_who_runs_the_server_needs_no_token_unless_others_may_stand_behind_the_request() -> None:
+def test_the_servers_user_needs_no_token_unless_a_proxy_may_be_in_between() -> None:
     post = f"POST {LINK} HTTP/1.1\nHost: 127.0.0.1\nContent-Length: 0\nConnection: close"
     with served() as server:
         assert server.ask(post).startswith(b"HTTP/1.1 200")
@@ -242,7 +242,7 @@ def test_the_user_who_runs_the_server_needs_no_token_unless_others_may_stand_beh
         assert server.ask(f"{post}\nAuthorization: Bearer wrong").startswith(b"HTTP/1.1 401")
 
 
-def test_the_user_is_known_over_ipv6_and_anew_for_each_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_user_is_recognized_over_ipv6_and_again_for_each_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
     def user_of(*ends: Any) -> int | None:
@@ -263,7 +263,7 @@ def test_the_user_is_known_over_ipv6_and_anew_for_each_connection(monkeypatch: p
     assert len(asked) == 2
 
 
-def test_the_other_end_of_a_connection_that_is_not_there_is_nobody() -> None:
+def test_the_peer_of_a_missing_connection_is_unknown() -> None:
     with served() as server, server.connect() as connection:
         here, there = connection.getsockname(), connection.getpeername()
         assert access.is_same_user(here, there)
@@ -295,7 +295,7 @@ def _log_in(world: World, role: access.Role = "owner") -> str:
     return cookie
 
 
-def test_a_link_logs_a_browser_in_once_and_leaves_a_clean_address(remote: World) -> None:
+def test_a_link_logs_a_browser_in_once_and_leaves_a_clean_url(remote: World) -> None:
     link = remote.client.post(LINK, headers=BEARER).json()["url"]
     assert re.fullmatch(r"http://127\.0\.0\.1:8642/login\?code=[\w-]{43}", link)
     answer = remote.client.get(link, follow_redirects=False)
@@ -312,26 +312,26 @@ def test_a_link_logs_a_browser_in_once_and_leaves_a_clean_address(remote: World)
     assert remote.client.get(link).status_code == 403
 
 
-def test_a_browser_that_fetches_ahead_does_not_use_a_link_up(remote: World) -> None:
+def test_a_browser_that_prefetches_does_not_use_up_a_link(remote: World) -> None:
     link = remote.client.post(LINK, headers=BEARER).json()["url"]
     assert remote.client.get(link, headers={"sec-purpose": "prefetch;prerender"}).status_code == 403
     assert remote.client.get(link, follow_redirects=False).status_code == 303
 
 
 @pytest.mark.parametrize("code", ["", "x", "x" * 43, "..", "%00"])
-def test_a_code_that_was_never_given_is_refused(remote: World, code: str) -> None:
+def test_an_unknown_code_is_refused(remote: World, code: str) -> None:
     assert remote.client.get(f"/login?code={code}").status_code == 403
     assert remote.client.get("/login").status_code == 403
 
 
-def test_a_link_for_reading_gives_a_browser_that_changes_nothing(remote: World) -> None:
+def test_a_read_only_link_gives_a_browser_that_can_change_nothing(remote: World) -> None:
     cookie = _log_in(remote, "reader")
     for sent in (cookie, f'jupyter="{{}}; a=[1]; {cookie}; hookcore-1=other', f"x; {cookie};y={'z' * 5000}"):
         assert remote.client.get("/", headers={"cookie": sent}).status_code == 200
     assert remote.client.post(LINK, headers={"cookie": cookie}).status_code == 403
 
 
-def test_a_cookie_that_was_changed_or_is_of_another_port_or_token_is_none(remote: World) -> None:
+def test_a_cookie_that_was_changed_or_is_of_another_port_or_token_is_invalid(remote: World) -> None:
     reader = _log_in(remote, "reader")
     name, _, value = reader.partition("=")
     others = [
@@ -353,7 +353,7 @@ def test_a_cookie_that_was_changed_or_is_of_another_port_or_token_is_none(remote
     assert remote.client.get("/", headers={"cookie": reader}).status_code == 200
 
 
-def test_codes_and_sessions_end_and_codes_are_few() -> None:
+def test_codes_and_sessions_expire_and_codes_are_few() -> None:
     now = [1000.0]
     known = Access(ServerSettings(token=TOKEN, host="0.0.0.0"), lambda: now[0])
     code = known.make_code()
@@ -361,7 +361,7 @@ def test_codes_and_sessions_end_and_codes_are_few() -> None:
     now[0] += access.CODE_S + 1
     assert known.take_code(code) is None
     assert known.know({b"cookie": cookie}, lambda: False, False) == access.Visitor("owner", "cookie")
-    for _ in range(6):  # a session that is used stays open, but not for ever
+    for _ in range(6):  # a used session stays open, but not forever
         now[0] += access.IDLE_S - 1
         assert known.know({b"cookie": cookie}, lambda: False, False) is not None
     now[0] += access.IDLE_S - 1
@@ -375,7 +375,7 @@ def test_codes_and_sessions_end_and_codes_are_few() -> None:
     assert known.take_code(oldest) is None
 
 
-def test_a_cookie_that_was_stolen_is_worth_nothing_to_another_user_or_machine() -> None:
+def test_a_stolen_cookie_is_worthless_to_another_user_or_machine() -> None:
     for settings in (ServerSettings(token=TOKEN, read_token=READ_TOKEN), ServerSettings(token=TOKEN, host="0.0.0.0")):
         known = Access(settings)
         cookie = f"{known.cookie}={known.open_session('owner', 'user 1000')}".encode()
@@ -385,7 +385,7 @@ def test_a_cookie_that_was_stolen_is_worth_nothing_to_another_user_or_machine() 
         assert own == access.Visitor("owner", "cookie")
 
 
-def test_what_a_session_is_bound_to() -> None:
+def test_the_binding_of_a_session() -> None:
     here, there = ServerSettings(token=TOKEN), ServerSettings(token=TOKEN, host="0.0.0.0")
     scope: dict[str, Any] = {"scheme": "http", "client": ("10.0.0.7", 5), "server": ("10.0.0.1", 8642)}
     assert security.peer_of(scope, there) == "address 10.0.0.7"
@@ -409,7 +409,7 @@ def test_over_tls_the_cookie_has_a_name_that_no_other_server_can_set() -> None:
     assert world.client.get("/", headers={"cookie": plain, **https}).status_code == 401
 
 
-def test_who_logs_out_is_out_and_the_owner_logs_everyone_out(remote: World) -> None:
+def test_logging_out_ends_one_session_and_the_owner_can_end_all(remote: World) -> None:
     owner, reader, other = _log_in(remote), _log_in(remote, "reader"), _log_in(remote, "reader")
     code = remote.app.state.access.make_code()
     refused = remote.client.post(f"{security.LOGOUT}?everyone=true", headers={"cookie": reader})
@@ -458,7 +458,7 @@ def test_the_streams_of_a_browser_end_when_it_is_logged_out(
     assert len(sent) == 2
 
 
-def test_sessions_are_few_and_the_one_that_was_unused_for_longest_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sessions_are_limited_and_the_longest_unused_one_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(access, "MAX_SESSIONS", 2)
     now = [1000.0]
     known = Access(ServerSettings(token=TOKEN, host="0.0.0.0"), lambda: now[0])
@@ -471,7 +471,7 @@ def test_sessions_are_few_and_the_one_that_was_unused_for_longest_makes_room(mon
     assert found == [True, False, True]
 
 
-def test_an_application_for_others_is_not_made_without_a_token() -> None:
+def test_a_remote_application_is_not_created_without_a_token() -> None:
     with pytest.raises(ArgumentError, match="there is no token"):
         make_world(host="0.0.0.0")
 
@@ -489,7 +489,7 @@ def test_every_answer_forbids_foreign_scripts_framing_and_sniffing(local: World,
     "path",
     ["/", "/settings", "/help", "/compare", "/metrics", "/readyz", "/api/v1/runs", "/api/v1/report", "/static/x/y"],
 )
-def test_no_cache_between_keeps_an_answer_that_only_one_visitor_may_see(path: str) -> None:
+def test_no_shared_cache_keeps_a_private_answer(path: str) -> None:
     client = make_world(token=TOKEN, read_token=READ_TOKEN).client
     for headers in ({}, BEARER):
         told = client.get(path, headers=headers).headers["cache-control"].split(", ")
@@ -500,11 +500,11 @@ def test_no_cache_between_keeps_an_answer_that_only_one_visitor_may_see(path: st
 @pytest.mark.parametrize(
     "name", ["x" * 990, "x" * 5000, "a/" * 400, "%00", "%ff", "joined/" + "x" * 990 + ".js", "..", "."]
 )
-def test_a_file_that_is_not_there_is_a_404_whatever_its_name(local: World, name: str) -> None:
+def test_a_missing_file_is_a_404_whatever_its_name(local: World, name: str) -> None:
     assert local.client.get(f"/static/x/{name}").status_code == 404
 
 
-def test_names_of_files_that_are_not_there_are_not_remembered_for_ever(local: World) -> None:
+def test_names_of_missing_files_are_not_cached(local: World) -> None:
     for number in range(assets.MAX_NAMES + 10):
         assert assets.read(f"nothing-{number}") is None
     assert assets.read.cache_info().currsize <= assets.MAX_NAMES
@@ -522,7 +522,7 @@ def test_refusals_and_crashes_have_the_same_headers(local: World) -> None:
         assert list(response.json()) == ["error"]
 
 
-def test_a_preflight_of_another_origin_is_not_answered_with_leave(local: World) -> None:
+def test_a_preflight_of_another_origin_gets_no_permission(local: World) -> None:
     headers = {"origin": "http://evil.example", "access-control-request-method": "POST"}
     response = local.client.options(LINK, headers=headers)
     assert response.status_code >= 400
@@ -535,7 +535,7 @@ def test_a_preflight_of_another_origin_is_not_answered_with_leave(local: World) 
      "/static/..\\main.py", "/runs/..%2f..%2fetc%2fpasswd", "/runs/%2e%2e", "/runs/%00",
      "/static/%00", "/static/app.css%00.py"],
 )  # fmt: skip
-def test_no_path_leads_out_of_what_is_served(path: str) -> None:
+def test_no_path_leads_out_of_the_served_folders(path: str) -> None:
     with served() as server:
         status = server.get(path).split(b" ")[1]
     assert status in (b"400", b"404")
@@ -547,7 +547,7 @@ def test_addresses_and_headers_have_a_limit(local: World) -> None:
     assert local.client.get("/", headers=[(f"x-{n}", "1") for n in range(101)]).status_code == 431
 
 
-def test_a_body_that_no_question_needs_is_bounded(local: World) -> None:
+def test_the_body_of_a_request_is_bounded(local: World) -> None:
     @local.app.put("/echo")
     async def echo(request: Request) -> int:
         return len(await request.body())
@@ -556,7 +556,7 @@ def test_a_body_that_no_question_needs_is_bounded(local: World) -> None:
         assert local.client.put("/echo", content=b" " * size, headers=BEARER).status_code == status
 
 
-def test_an_expression_that_takes_for_ever_elsewhere_is_answered_at_once(local: World) -> None:
+def test_a_catastrophic_expression_is_answered_quickly(local: World) -> None:
     local.post(make_batch(make_info(), [0], taps=50), **BEARER)
     for pattern in ("re:(a+)+$", "re:(layer|layer.|l.*)*x{1,50}y", "re:((.*)*)*!", "*" * 900 + "x"):
         for path in ("/runs/one", "/api/v1/taps", "/api/v1/heatmap"):
@@ -575,7 +575,7 @@ def test_the_key_of_a_run_and_the_tokens_are_in_no_answer() -> None:
         assert not [secret for secret in (key, TOKEN, READ_TOKEN) if secret in text], path
 
 
-def test_neither_a_token_nor_a_cookie_is_written_to_a_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_neither_a_token_nor_a_cookie_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("DEBUG")
     with served(read_token=READ_TOKEN) as server:
         code = server.app.state.access.make_code()

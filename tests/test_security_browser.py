@@ -1,4 +1,4 @@
-"""The same attacks in a real browser: what a foreign page can do to a server of the user who runs the browser."""
+"""The same attacks in a real browser: what a foreign page can do to a server of the browser's user."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.serving import (
 
 pytestmark = pytest.mark.slow
 
-# Every way in which a page can send something elsewhere. What came of it is written into the page.
+# Every way in which a page can send data to another origin. The results are written into the page.
 EVIL = """<!doctype html><meta charset="utf-8"><title>evil</title><pre id="told"></pre>
 <iframe name="frame"></iframe>
 <form id="form" method="post" action="SERVER/api/v1/login-link" target="frame"></form>
@@ -57,7 +57,7 @@ stream.onerror = () => { note("stream", "refused"); stream.close(); };
 
 @contextmanager
 def _page(html: str) -> Iterator[str]:
-    """A web server of somebody else's, on another port of this machine."""
+    """Serve a foreign page on another local port."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -69,7 +69,7 @@ def _page(html: str) -> Iterator[str]:
             self.wfile.write(body)
 
         def log_message(self, *_arguments: object) -> None:
-            """Nothing is printed."""
+            """Print nothing."""
 
     server = HTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever)
@@ -83,7 +83,7 @@ def _page(html: str) -> Iterator[str]:
 
 
 def _browse(address: str, profile: Path) -> str:
-    """What a browser shows in the end, scripts and all."""
+    """Return what a browser shows in the end, after all scripts."""
     command = [CHROMIUM, "--no-sandbox", "--disable-gpu", "--no-first-run", f"--user-data-dir={profile}"]
     command += ["--virtual-time-budget=4000", "--timeout=20000", "--dump-dom", address]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
@@ -111,11 +111,11 @@ def test_a_foreign_page_in_the_users_own_browser_changes_and_reads_nothing(tmp_p
         assert '"read":"failed"' in shown
         assert '"delete":"failed"' in shown
         assert '"json":"failed"' in shown
-        assert access._codes == codes  # no post came through, and the link was not used up
+        assert access._codes == codes  # no POST got through, and the link was not used up
         assert server.runs.get("one") is not None
 
 
-def test_names_that_are_scripts_are_shown_as_text(tmp_path: Path) -> None:
+def test_names_that_contain_scripts_are_shown_as_text(tmp_path: Path) -> None:
     with served() as server:
         _fill(server)
         for path in ("/", "/runs/one"):

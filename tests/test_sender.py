@@ -1,4 +1,4 @@
-"""The sender and a receiver that is well, away, slow, silent, broken, full or forgetful: no loss is uncounted."""
+"""The sender, with a receiver that is healthy, absent, slow, silent, broken, full, or forgetful: losses are counted."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.receiver import DEADLINE_S, Receiver, a_frame, a_run, serving
 from tests.waiting import wait_for
 
 TAP = Tap("layer", "output")
-GENEROUS_S = 10.0  # for an exit that takes 2 s and a machine that is busy
+GENEROUS_S = 10.0  # for an exit that takes 2 s and a busy machine
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_every_frame_arrives_once_and_in_order_and_the_run_ends(receiver: Receiv
     assert run.books == Books(produced=300, acknowledged=300)
 
 
-def test_a_frame_leaves_at_once_and_not_with_the_next_sign_of_life(
+def test_a_frame_is_sent_immediately_and_not_with_the_next_sign_of_life(
     receiver: Receiver, url: str, sink: HttpSink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sink_module, "SIGN_OF_LIFE_S", 3600.0)
@@ -122,7 +122,7 @@ def test_one_connection_is_kept(receiver: Receiver, url: str, sink: HttpSink) ->
     assert len(peers) == 1
 
 
-def test_the_token_is_shown_and_the_content_is_named(receiver: Receiver, url: str, sink: HttpSink) -> None:
+def test_the_token_and_the_content_type_are_sent(receiver: Receiver, url: str, sink: HttpSink) -> None:
     receiver.tokens = ("the-token",)
     sink.start(Address(f"{url}/hookcore", "the-token"))
     wait_for(lambda: receiver.headers)
@@ -134,7 +134,7 @@ def test_the_token_is_shown_and_the_content_is_named(receiver: Receiver, url: st
     assert "the-token" not in repr(Address(url, "the-token"))
 
 
-def test_a_token_that_no_header_can_hold_is_no_harm(receiver: Receiver, url: str, sink: HttpSink) -> None:
+def test_a_token_that_no_header_can_contain_does_no_harm(receiver: Receiver, url: str, sink: HttpSink) -> None:
     receiver.tokens = ("two\nlines",)
     sink.start(Address(url, "two\nlines"))
     _send(sink, range(2))
@@ -143,13 +143,13 @@ def test_a_token_that_no_header_can_hold_is_no_harm(receiver: Receiver, url: str
     assert not receiver.batches
 
 
-def test_signs_of_life_come_while_nothing_happens(receiver: Receiver, url: str, sink: HttpSink) -> None:
+def test_signs_of_life_are_sent_when_nothing_happens(receiver: Receiver, url: str, sink: HttpSink) -> None:
     sink.start(Address(url))
     wait_for(lambda: len(receiver.batches) >= 3)
     assert all(not batch.items for batch in receiver.batches)
 
 
-def test_snapshots_travel_too(receiver: Receiver, url: str, sink: HttpSink) -> None:
+def test_snapshots_are_sent_too(receiver: Receiver, url: str, sink: HttpSink) -> None:
     sink.start(Address(url))
     values = np.arange(6, dtype=np.float32).reshape(2, 3)
     sink.add_snapshot(Snapshot(TAP, 4, 1.0, "float32", (2, 3), values, number=9))
@@ -160,7 +160,7 @@ def test_snapshots_travel_too(receiver: Receiver, url: str, sink: HttpSink) -> N
     assert sink.books == Books(produced=1, acknowledged=1)
 
 
-def test_the_largest_snapshot_travels_alone_and_the_frames_behind_it_arrive(
+def test_the_largest_snapshot_is_sent_alone_and_later_frames_arrive(
     receiver: Receiver, url: str, sink: HttpSink
 ) -> None:
     values = np.zeros(60 * 2**20, np.uint8)
@@ -172,10 +172,10 @@ def test_the_largest_snapshot_travels_alone_and_the_frames_behind_it_arrive(
     sink.close()
     assert sink.books == Books(produced=5, acknowledged=5)
     assert receiver.stored == [0, 1, 2, 3]
-    assert [len(batch.items) for batch in receiver.batches if batch.items] == [1, 1, 3, 1]  # the end is one, too
+    assert [len(batch.items) for batch in receiver.batches if batch.items] == [1, 1, 3, 1]  # the end is one too
 
 
-def test_commands_are_handed_on_once_each_and_in_order(receiver: Receiver, url: str, sink: HttpSink) -> None:
+def test_commands_are_passed_on_once_each_and_in_order(receiver: Receiver, url: str, sink: HttpSink) -> None:
     heard: list[int] = []
 
     def obey(command: Command) -> None:
@@ -205,7 +205,7 @@ def test_commands_wait_for_a_listener(receiver: Receiver, url: str, sink: HttpSi
     wait_for(lambda: heard == [number])
 
 
-def test_the_settings_of_the_moment_travel(receiver: Receiver, url: str, sink: HttpSink) -> None:
+def test_the_current_settings_are_sent(receiver: Receiver, url: str, sink: HttpSink) -> None:
     now = {"every": 1}
     sink.start(Address(url), lambda: now)
     wait_for(lambda: receiver.batches)
@@ -213,7 +213,7 @@ def test_the_settings_of_the_moment_travel(receiver: Receiver, url: str, sink: H
     wait_for(lambda: receiver.run().info.settings == {"every": 7})
 
 
-def test_an_encrypted_server_is_trusted_by_its_own_authority(
+def test_a_tls_server_is_trusted_by_its_own_authority(
     receiver: Receiver, sink: HttpSink, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
@@ -239,7 +239,7 @@ def test_an_encrypted_server_is_trusted_by_its_own_authority(
 # -- faults ---------------------------------------------------------------------------------------------------------
 
 
-def test_what_waited_for_a_server_that_was_away_arrives(receiver: Receiver, sink: HttpSink) -> None:
+def test_data_that_waited_for_an_absent_server_arrives(receiver: Receiver, sink: HttpSink) -> None:
     port = _free_port()
     sink.start(Address(f"http://127.0.0.1:{port}"))
     _send(sink, range(5))
@@ -250,7 +250,7 @@ def test_what_waited_for_a_server_that_was_away_arrives(receiver: Receiver, sink
     assert receiver.stored == list(range(5))
 
 
-def test_a_server_that_is_away_leaves_the_rest_counted_as_closed(sink: HttpSink) -> None:
+def test_with_an_absent_server_the_rest_is_counted_as_closed(sink: HttpSink) -> None:
     sink.close_s = 0.3
     sink.start(Address(f"http://127.0.0.1:{_free_port()}"))
     _send(sink, range(5))
@@ -267,7 +267,7 @@ def test_a_dashboard_that_is_still_starting_when_the_training_ends_gets_everythi
 
     def starting(batch: Batch) -> None:
         assert closing.wait(DEADLINE_S)
-        time.sleep(0.0 if receiver.stored else 3.0)  # longer than the sink waits for a server that is away
+        time.sleep(0.0 if receiver.stored else 3.0)  # longer than the sink waits for an absent server
 
     receiver.before = starting
     with serving(receiver) as url:
@@ -281,7 +281,7 @@ def test_a_dashboard_that_is_still_starting_when_the_training_ends_gets_everythi
     assert sink.books == Books(produced=10, acknowledged=10)
 
 
-def test_a_server_that_never_answers_holds_nobody_up(sink: HttpSink) -> None:
+def test_a_server_that_never_answers_delays_nothing(sink: HttpSink) -> None:
     with socket.create_server(("127.0.0.1", 0), backlog=50) as silent:
         slow = HttpSink(a_run(), max_items=10, request_s=3600.0, close_s=0.5)
         slow.send(a_frame(0, (TAP,)))
@@ -311,7 +311,7 @@ def test_a_slow_server_gets_everything_in_fewer_batches(receiver: Receiver, url:
 
 
 @pytest.mark.parametrize("status", [500, 502, 503, 429, 401, 404])
-def test_an_error_that_passes_costs_no_frame(receiver: Receiver, url: str, sink: HttpSink, status: int) -> None:
+def test_a_temporary_error_costs_no_frame(receiver: Receiver, url: str, sink: HttpSink, status: int) -> None:
     answers = iter([status, status, status])
     receiver.before = lambda batch: next(answers, None)
     sink.start(Address(url))
@@ -322,27 +322,23 @@ def test_an_error_that_passes_costs_no_frame(receiver: Receiver, url: str, sink:
     assert len(receiver.batches) >= 4
 
 
-def test_the_servers_own_words_are_kept_for_the_user(receiver: Receiver, url: str, sink: HttpSink) -> None:
+def test_the_servers_error_message_is_kept_for_the_user(receiver: Receiver, url: str, sink: HttpSink) -> None:
     receiver.before = lambda batch: 401
     sink.start(Address(url))
     wait_for(lambda: sink.trouble)
     assert sink.trouble == "it answered 401: as the test wants it"
 
 
-def test_a_server_that_says_when_to_come_again_is_left_alone_until_then(
-    receiver: Receiver, url: str, sink: HttpSink
-) -> None:
+def test_a_server_that_asks_for_a_pause_gets_it(receiver: Receiver, url: str, sink: HttpSink) -> None:
     receiver.before = lambda batch: 429
     receiver.extra = {"Retry-After": "99999"}
     sink.start(Address(url))
     wait_for(lambda: sink.trouble)
     rest = sink._not_before - time.monotonic()
-    assert 20 < rest <= sink_module.MAX_PAUSE_S  # it asked for a day: no server may ask for more than this
+    assert 20 < rest <= sink_module.MAX_PAUSE_S  # it asked for a day; no server can ask for more than this
 
 
-def test_a_frame_that_is_refused_again_and_again_is_given_up_alone(
-    receiver: Receiver, url: str, sink: HttpSink
-) -> None:
+def test_a_frame_that_is_refused_repeatedly_is_dropped_alone(receiver: Receiver, url: str, sink: HttpSink) -> None:
     receiver.before = lambda batch: 422 if any(getattr(item, "step", 0) == 3 for item in batch.items) else None
     _send(sink, range(8))
     sink.start(Address(url))
@@ -351,7 +347,7 @@ def test_a_frame_that_is_refused_again_and_again_is_given_up_alone(
     assert sink.books == Books(produced=8, acknowledged=7, dropped={"refused": 1})
 
 
-def test_a_frame_that_cannot_be_written_is_given_up_alone(receiver: Receiver, url: str, sink: HttpSink) -> None:
+def test_a_frame_that_cannot_be_encoded_is_dropped_alone(receiver: Receiver, url: str, sink: HttpSink) -> None:
     sink.send(a_frame(0, (TAP,)))
     bad = a_frame(1)
     bad.labels["optimizer"] = {1j}  # type: ignore[assignment]
@@ -363,7 +359,7 @@ def test_a_frame_that_cannot_be_written_is_given_up_alone(receiver: Receiver, ur
     assert sink.books == Books(produced=3, acknowledged=2, dropped={"unsendable": 1})
 
 
-def test_texts_that_are_too_long_are_cut_and_stay_apart(receiver: Receiver, url: str, sink: HttpSink) -> None:
+def test_texts_that_are_too_long_are_cut_and_stay_distinct(receiver: Receiver, url: str, sink: HttpSink) -> None:
     long = "x" * 5_000
     sink.start(Address(url), lambda: {"include": [long] * 50, "every": 3})
     sink.describe(
@@ -385,7 +381,7 @@ def test_texts_that_are_too_long_are_cut_and_stay_apart(receiver: Receiver, url:
     assert receiver.run().info.settings["every"] == 3
 
 
-def test_what_is_no_server_of_ours_is_not_believed(url: str, receiver: Receiver, sink: HttpSink) -> None:
+def test_answers_of_other_servers_are_not_believed(url: str, receiver: Receiver, sink: HttpSink) -> None:
     receiver.handle = lambda body, headers: (200, b"<html>hello</html>")  # type: ignore[method-assign]
     sink.start(Address(url))
     _send(sink, range(2))
@@ -413,7 +409,7 @@ def test_a_batch_whose_answer_was_lost_is_sent_again_and_stored_once(
     assert receiver.run().store.taps_announced == 1
 
 
-def test_a_server_that_lost_its_memory_is_told_everything_again(receiver: Receiver, sink: HttpSink) -> None:
+def test_a_server_that_lost_its_memory_gets_everything_again(receiver: Receiver, sink: HttpSink) -> None:
     port = _free_port()
     with serving(receiver, port) as address:
         sink.start(Address(address))
@@ -435,7 +431,7 @@ def test_a_server_that_lost_its_memory_is_told_everything_again(receiver: Receiv
     assert sink.books == Books(produced=15, acknowledged=15)
 
 
-def test_a_server_that_forgets_while_nothing_is_sent_is_told_by_the_next_sign_of_life(
+def test_a_server_that_forgets_during_silence_is_updated_by_the_next_sign_of_life(
     receiver: Receiver, url: str, sink: HttpSink
 ) -> None:
     sink.start(Address(url))
@@ -463,7 +459,7 @@ def test_a_server_that_moved_is_found_again(receiver: Receiver, sink: HttpSink) 
     assert receiver.headers[-1]["Authorization"] == "Bearer new"
 
 
-def test_a_server_that_stays_away_is_reported_once_and_its_losses_at_the_end(
+def test_an_absent_server_is_reported_once_and_its_losses_at_the_end(
     sink: HttpSink, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sink_module, "WARN_AFTER_S", 0.0)
@@ -481,9 +477,7 @@ def test_a_server_that_stays_away_is_reported_once_and_its_losses_at_the_end(
     assert last.endswith(": 2 not sent in time. Look into the log.")
 
 
-def test_a_short_run_that_nobody_answered_is_told_of_at_its_end(
-    sink: HttpSink, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_unanswered_short_run_is_reported_at_its_end(sink: HttpSink, caplog: pytest.LogCaptureFixture) -> None:
     sink.close_s = 0.3
     sink.start(Address(f"http://127.0.0.1:{_free_port()}"))
     sink.close()
@@ -491,7 +485,7 @@ def test_a_short_run_that_nobody_answered_is_told_of_at_its_end(
     assert "0 of its 0 captured steps" in record.getMessage()
 
 
-def test_the_end_says_what_was_dropped_what_had_no_answer_and_nothing_if_all_arrived(
+def test_the_end_reports_dropped_and_unanswered_items_and_nothing_if_all_arrived(
     receiver: Receiver, url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with_gap = HttpSink(a_run(), max_items=2, close_s=0.5)
@@ -515,7 +509,7 @@ def test_the_end_says_what_was_dropped_what_had_no_answer_and_nothing_if_all_arr
     assert unanswered.endswith("1 sent without an answer.")
 
 
-def test_many_senders_at_once_lose_and_double_nothing(receiver: Receiver, url: str) -> None:
+def test_many_senders_at_once_lose_and_duplicate_nothing(receiver: Receiver, url: str) -> None:
     sinks = [HttpSink(a_run(f"run{number}"), close_s=DEADLINE_S) for number in range(8)]
     for each in sinks:
         each.start(Address(url))
@@ -585,7 +579,7 @@ while True:
 """
 
 
-def test_a_killed_trainer_leaves_a_whole_prefix_and_a_run_that_is_lost(receiver: Receiver, url: str) -> None:
+def test_a_killed_trainer_leaves_a_consistent_prefix_and_a_lost_run(receiver: Receiver, url: str) -> None:
     root = Path(__file__).parents[1]
     trainer = subprocess.Popen([sys.executable, "-c", SENDING, url], cwd=root)
     try:
@@ -628,7 +622,7 @@ assert sink.books.acknowledged == 60, sink.books
     assert [type(item) for batch in receiver.batches for item in batch.items].count(EndItem) == 1
 
 
-def test_a_fork_while_the_books_are_held_hangs_nobody(sink: HttpSink) -> None:
+def test_a_fork_while_the_lock_is_held_hangs_no_process(sink: HttpSink) -> None:
     with sink._outbox.changed:
         child = os.fork()
         if child == 0:

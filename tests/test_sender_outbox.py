@@ -1,4 +1,4 @@
-"""The outbox: bounded, and its books balance whatever comes, goes, is lost, refused or forgotten."""
+"""The outbox: bounded, and its counts balance whatever is added, sent, lost, refused, or forgotten."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _batch(parcel: Parcel) -> Batch:
 
 
 class _Disk:
-    """What is on the receiver's disk."""
+    """The items on the receiver's disk."""
 
     durable = -1
     frames = missing = missing_saved = 0
@@ -49,7 +49,7 @@ class _Disk:
 
 
 class Delivered(RuleBasedStateMachine):
-    """A sender and a receiver, with a network between them that does its worst."""
+    """A sender and a receiver, with a hostile network between them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,19 +64,19 @@ class Delivered(RuleBasedStateMachine):
 
     @rule()
     def restart(self) -> None:
-        """The receiver forgets everything."""
+        """Make the receiver forget everything."""
         self.runs = Runs(ServerSettings(memory=64_000_000))
         self.lost_memory = True
         self.disk = _Disk()
 
     @rule()
     def save(self) -> None:
-        """The receiver writes what it has to disk."""
+        """Write what the receiver has to disk."""
         self.disk.save(self._run().acknowledged, len(self.stored))
 
     @rule()
     def crash(self) -> None:
-        """The receiver is killed, and begins again with what is on disk."""
+        """Kill the receiver, and restart it with what is on disk."""
         self.runs = Runs(ServerSettings(memory=64_000_000))
         self.disk.missing = self.disk.missing_saved
         del self.stored[self.disk.frames :]
@@ -91,7 +91,7 @@ class Delivered(RuleBasedStateMachine):
 
     @rule(fresh=st.integers(0, 3), padding=st.sampled_from([0, 0, 0, 5_000, 35_000]))
     def send(self, fresh: int, padding: int) -> None:
-        """A frame, perhaps with new taps."""
+        """Add a frame, perhaps with new taps."""
         new = tuple(Tap(f"m{self.taps + number}", "output") for number in range(fresh))
         self.taps += fresh
         used = (self.taps - 1,) if self.taps else ()
@@ -100,17 +100,17 @@ class Delivered(RuleBasedStateMachine):
 
     @rule(version=st.integers(0, 3))
     def describe(self, version: int) -> None:
-        """The same description, or another one."""
+        """Add the same description, or another one."""
         self.outbox.describe([ModuleRecord("m", f"Type{version}", None)])
 
     @rule(fate=st.sampled_from(["arrives", "arrives", "arrives", "unsent", "answer lost", "request lost", "refused"]))
     def deliver(self, fate: str) -> None:
-        """One request."""
+        """Send one request."""
         parcel = self.outbox.next_parcel()
         assert sum(entry.size for entry in parcel.entries) <= PARCEL_BYTES or len(parcel.entries) == 1
         numbers = {entry.number for entry in parcel.entries}
         if fate == "refused" and numbers & self.doubtful:
-            fate = "arrives"  # what was taken once is not refused later
+            fate = "arrives"  # an accepted item is not refused later
         if fate == "unsent":
             self.outbox.not_sent(parcel)
         elif fate == "request lost":
@@ -137,24 +137,24 @@ class Delivered(RuleBasedStateMachine):
     @precondition(lambda self: self.step > 20)
     @rule()
     def give_up(self) -> None:
-        """The deadline at the exit passes."""
+        """Let the deadline at the exit pass."""
         self.outbox.end()
         self.outbox.give_up()
 
     @invariant()
     def the_books_balance(self) -> None:
-        """At every moment."""
+        """Check the balance at every moment."""
         assert _is_balanced(self.outbox.books)
         assert self.outbox.books.produced == self.step
 
     @invariant()
     def nothing_is_stored_twice(self) -> None:
-        """Unless it was stored by a receiver that then forgot it."""
+        """Check that an item is stored twice only by a receiver that forgot it."""
         if not self.lost_memory:
             assert len(self.stored) == len(set(self.stored))
 
     def teardown(self) -> None:
-        """Once the network is well again everything that was not dropped arrives."""
+        """Check that everything that was not dropped arrives when the network is healthy again."""
         for _ in range(200):
             parcel = self.outbox.next_parcel()
             self.outbox.took(parcel, self._take(_batch(parcel)))
@@ -166,7 +166,8 @@ class Delivered(RuleBasedStateMachine):
         run = self.runs.get("run")
         assert run is not None
         assert run.store.taps_announced == self.taps
-        if not self.lost_memory:  # what is counted as dropped is nowhere, what is acknowledged is there or told as lost
+        # What is counted as dropped is nowhere; what is acknowledged is there or reported as lost.
+        if not self.lost_memory:
             assert len(self.stored) + self.disk.missing == books.acknowledged
 
 
@@ -194,14 +195,14 @@ def test_bytes_are_bounded_too(outbox: Outbox) -> None:
     assert outbox.books == Books(produced=4, dropped={"queue-full": 2}, waiting=2)
 
 
-def test_what_arrived_takes_no_room_any_more(outbox: Outbox) -> None:
+def test_delivered_items_take_no_room(outbox: Outbox) -> None:
     for step in range(20):
         outbox.put(a_frame(step, padding=3_000))
         outbox.took(outbox.next_parcel(), Answer(acknowledged=step, taps=0, described=-1))
     assert outbox.books == Books(produced=20, acknowledged=20)
 
 
-def test_what_the_server_did_not_take_after_the_deadline_is_dropped(outbox: Outbox) -> None:
+def test_items_that_the_server_refuses_after_the_deadline_are_dropped(outbox: Outbox) -> None:
     outbox.put(a_frame(0))
     late = outbox.next_parcel()
     outbox.end()
@@ -224,7 +225,7 @@ def test_taps_come_in_parts_and_no_frame_before_its_taps(monkeypatch: pytest.Mon
         assert not parcel.entries or known == 100
         done = parcel.entries[-1].number if parcel.entries else -1
         if done == 0 and parcels < 50:
-            # Instead of an answer: the receiver forgot all, and has to learn the taps before it gets the frame again.
+            # Instead of an answer: the receiver forgot everything, and needs the taps before it gets the frame again.
             outbox.unanswered(parcel)
             parcels, known = 50, 0
             outbox.took(Parcel(100, (), None, (), None, outbox.books), Answer(acknowledged=-1, taps=0, described=-1))
@@ -240,7 +241,7 @@ def test_a_frame_that_would_fill_the_queue_is_too_large(outbox: Outbox) -> None:
     assert outbox.books == Books(produced=1, dropped={"too-large": 1})
 
 
-def test_what_is_in_flight_is_not_dropped_but_sent_again(outbox: Outbox) -> None:
+def test_items_in_flight_are_sent_again_and_not_dropped(outbox: Outbox) -> None:
     outbox.put(a_frame(0))
     first = outbox.next_parcel()
     outbox.unanswered(first)
@@ -253,7 +254,7 @@ def test_what_is_in_flight_is_not_dropped_but_sent_again(outbox: Outbox) -> None
     assert outbox.books == Books(produced=9, acknowledged=1, dropped={"queue-full": 4}, waiting=4)
 
 
-def test_what_may_have_arrived_stays_in_doubt_when_the_server_is_away_afterwards(outbox: Outbox) -> None:
+def test_items_that_may_have_arrived_stay_in_doubt_if_the_server_disappears(outbox: Outbox) -> None:
     outbox.put(a_frame(0))
     outbox.unanswered(outbox.next_parcel())
     outbox.not_sent(outbox.next_parcel())
@@ -264,13 +265,13 @@ def test_what_may_have_arrived_stays_in_doubt_when_the_server_is_away_afterwards
     assert outbox.books == Books(produced=2, acknowledged=1, waiting=1)
 
 
-def test_what_is_in_doubt_waits_behind_what_the_receiver_has_lost() -> None:
+def test_items_in_doubt_are_sent_after_what_the_receiver_has_lost() -> None:
     outbox = Outbox()
     outbox.put(a_frame(0, (Tap("m", "output"),)))
     outbox.took(outbox.next_parcel(), Answer(acknowledged=0, taps=1, described=-1, durable=-1))
     outbox.put(a_frame(1))
     outbox.describe([ModuleRecord("m", "One", None)])
-    outbox.refused(outbox.next_parcel(), "refused")  # from now on the parts go one by one
+    outbox.refused(outbox.next_parcel(), "refused")  # from now on, the parts are sent one by one
     outbox.took(outbox.next_parcel(), Answer(acknowledged=0, taps=1, described=0, durable=-1))
     outbox.unanswered(outbox.next_parcel())
     assert (outbox.books.waiting, outbox.books.in_flight) == (0, 1)
@@ -301,7 +302,7 @@ def test_one_refused_frame_costs_no_other(outbox: Outbox) -> None:
     assert outbox.books == Books(produced=5, acknowledged=4, dropped={"refused": 1})
 
 
-def test_a_refused_description_holds_no_frame_up(outbox: Outbox) -> None:
+def test_a_refused_description_delays_no_frame(outbox: Outbox) -> None:
     outbox.describe([ModuleRecord("m", "Linear", None)])
     outbox.put(a_frame(0))
     for _ in range(10):
@@ -316,7 +317,7 @@ def test_a_refused_description_holds_no_frame_up(outbox: Outbox) -> None:
     assert outbox.next_parcel().description is not None
 
 
-def test_a_description_is_sent_when_it_changes_and_when_it_was_forgotten(outbox: Outbox) -> None:
+def test_a_description_is_sent_when_it_changes_or_was_forgotten(outbox: Outbox) -> None:
     modules = [ModuleRecord("m", "Linear", None)]
     outbox.describe(modules)
     parcel = outbox.next_parcel()
@@ -336,7 +337,7 @@ def test_a_description_is_sent_when_it_changes_and_when_it_was_forgotten(outbox:
     assert outbox.next_parcel().description == changed
 
 
-def test_a_long_name_is_no_new_description_each_time(outbox: Outbox) -> None:
+def test_a_long_name_is_not_a_new_description_each_time(outbox: Outbox) -> None:
     modules = [ModuleRecord("m" * 5_000, "Linear", None)]
     outbox.describe(modules)
     first = outbox.next_parcel()
@@ -344,7 +345,7 @@ def test_a_long_name_is_no_new_description_each_time(outbox: Outbox) -> None:
     assert outbox.next_parcel().description == first.description
 
 
-def test_a_frame_above_the_size_of_a_batch_travels_alone() -> None:
+def test_a_frame_above_the_size_of_a_batch_is_sent_alone() -> None:
     outbox = Outbox()
     outbox.put(a_frame(0, (Tap("m", "output"),)))
     outbox.put(a_frame(1, padding=PARCEL_BYTES + 1))
@@ -357,7 +358,7 @@ def test_a_frame_above_the_size_of_a_batch_travels_alone() -> None:
     assert seen == [[0], [1], [2]]
 
 
-def test_the_end_comes_last_and_only_when_all_else_has_arrived(outbox: Outbox) -> None:
+def test_the_end_comes_last_after_everything_else_has_arrived(outbox: Outbox) -> None:
     outbox.put(a_frame(7))
     outbox.end()
     first = outbox.next_parcel()

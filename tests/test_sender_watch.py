@@ -1,4 +1,4 @@
-"""`hookcore.watch` with a server: where the frames go, what is printed, and that training never notices a bad one."""
+"""`hookcore.watch` with a server: where frames go, what is printed, and that no bad server affects the training."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def url(receiver: Receiver) -> Iterator[str]:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A user of the test's own, with `server="auto"`."""
+    """Return a separate user's home, with `server="auto"`."""
     folder = tmp_path / "home"
     monkeypatch.setenv("HOOKCORE_HOME", str(folder))
     monkeypatch.setenv("HOOKCORE_PORT", "0")
@@ -81,13 +81,13 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def dead() -> str:
-    """An address at which nobody listens."""
+    """Return an address without a server."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return f"http://127.0.0.1:{probe.getsockname()[1]}"
 
 
-def test_every_step_reaches_the_server_with_all_that_describes_the_run(receiver: Receiver, url: str) -> None:
+def test_every_step_reaches_the_server_with_the_description_of_the_run(receiver: Receiver, url: str) -> None:
     model = _model()
     with hookcore.watch(model, server=url, name="my run", every=1, budget=None, memory="8MB") as watcher:
         _train(model, 10, watcher)
@@ -111,7 +111,7 @@ def test_every_step_reaches_the_server_with_all_that_describes_the_run(receiver:
     assert run.info.memory == 6_000_000
 
 
-def test_a_servers_store_holds_what_a_store_in_the_process_holds(receiver: Receiver, url: str) -> None:
+def test_a_servers_store_equals_a_store_in_the_process(receiver: Receiver, url: str) -> None:
     here, there = _model(), _model()
     with hookcore.watch(here, server=None, budget=None) as local:
         _train(here, 6)
@@ -123,13 +123,13 @@ def test_a_servers_store_holds_what_a_store_in_the_process_holds(receiver: Recei
     assert np.array_equal(mine.values, its.values, equal_nan=True)
 
 
-def test_its_address_is_printed_once(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_its_url_is_printed_once(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     with hookcore.watch(_model(), server=url) as watcher:
         pass
     assert capsys.readouterr().err == f"hookcore: {watcher.url}\n"
 
 
-def test_without_a_server_nothing_is_printed_and_the_store_is_here(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_server_nothing_is_printed_and_the_store_is_local(capsys: pytest.CaptureFixture[str]) -> None:
     with hookcore.watch(_model(), server=None) as watcher:
         assert watcher.url is None
         assert watcher.delivery is None
@@ -139,7 +139,7 @@ def test_without_a_server_nothing_is_printed_and_the_store_is_here(capsys: pytes
     assert not capsys.readouterr().err
 
 
-def test_the_store_of_a_server_is_not_here_and_the_error_says_where(url: str) -> None:
+def test_the_error_for_a_remote_store_says_where_it_is(url: str) -> None:
     with (
         hookcore.watch(_model(), server=url) as watcher,
         pytest.raises(ServerError, match=r"watcher\.client\(\).*server=None"),
@@ -147,12 +147,12 @@ def test_the_store_of_a_server_is_not_here_and_the_error_says_where(url: str) ->
         _ = watcher.store
 
 
-def test_a_folder_of_this_machine_is_not_given_to_a_server_elsewhere() -> None:
+def test_a_local_folder_is_not_sent_to_a_remote_server() -> None:
     with pytest.raises(ArgumentError, match=r"hookcore serve --keep"):
         hookcore.watch(_model(), server="https://box:8642", keep="runs")
 
 
-def test_a_run_without_a_server_can_be_kept_on_disk(tmp_path: Path) -> None:
+def test_a_run_without_a_server_can_be_saved(tmp_path: Path) -> None:
     model = _model()
     with hookcore.watch(model, server=None, keep=tmp_path / "runs", budget=None) as watcher:
         _train(model, 4)
@@ -160,7 +160,7 @@ def test_a_run_without_a_server_can_be_kept_on_disk(tmp_path: Path) -> None:
     assert any((tmp_path / "runs").rglob("*.parquet"))
 
 
-def test_a_run_tells_the_users_own_dashboard_where_it_is_to_be_kept(home: Path, tmp_path: Path) -> None:
+def test_a_run_tells_the_users_own_dashboard_where_to_save_it(home: Path, tmp_path: Path) -> None:
     model = _model()
     with hookcore.watch(model, keep=tmp_path / "runs", budget=None) as watcher:
         _train(model, 4)
@@ -168,7 +168,7 @@ def test_a_run_tells_the_users_own_dashboard_where_it_is_to_be_kept(home: Path, 
     wait_for(lambda: any((tmp_path / "runs").rglob("*.parquet")))
 
 
-def test_a_wrong_pattern_sends_nothing(receiver: Receiver, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_pattern_sends_nothing(receiver: Receiver, url: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(hookcore.PatternError):
         hookcore.watch(_model(), include="no.such", server=url)
     assert not receiver.batches
@@ -223,7 +223,7 @@ def test_copies_of_a_watched_model_send_nothing(receiver: Receiver, url: str) ->
     assert len(receiver.runs.all()) == 1
 
 
-def test_pausing_leaves_the_run_alive(receiver: Receiver, url: str) -> None:
+def test_a_paused_run_stays_live(receiver: Receiver, url: str) -> None:
     model = _model()
     with hookcore.watch(model, server=url, budget=None) as watcher:
         _train(model, 3)
@@ -299,7 +299,7 @@ def test_a_killed_dashboard_is_started_again_and_nothing_is_lost(home: Path, cap
         assert told == ["the server was restarted; nothing is missing"]
 
 
-def test_a_dashboard_that_was_stopped_is_not_started_again(home: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_stopped_dashboard_is_not_started_again(home: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = _model()
     with hookcore.watch(model, budget=None) as watcher:
         _train(model, 2)
@@ -332,9 +332,7 @@ def test_a_dashboard_that_dies_again_and_again_is_started_three_times_by_one_tra
     assert made.url == "http://127.0.0.1:1/runs/run"
 
 
-def test_a_killed_dashboard_that_comes_again_is_found_and_nothing_is_uncounted(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_restarted_dashboard_is_found_and_every_loss_is_counted(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delivery, "MAX_REVIVALS", 0)
     model = _model()
     with hookcore.watch(model, budget=None) as watcher:
@@ -351,9 +349,7 @@ def test_a_killed_dashboard_that_comes_again_is_found_and_nothing_is_uncounted(
     assert not books.dropped
 
 
-def test_a_folder_that_cannot_be_used_is_told_of_and_the_run_stays_here(
-    home: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_unusable_folder_is_reported_and_the_run_stays_local(home: Path, caplog: pytest.LogCaptureFixture) -> None:
     home.parent.mkdir(exist_ok=True)
     home.write_text("a file")
     try:
@@ -373,7 +369,7 @@ def test_a_folder_that_cannot_be_used_is_told_of_and_the_run_stays_here(
 
 
 @pytest.mark.slow
-def test_a_script_leaves_its_run_at_the_dashboard(home: Path, tmp_path: Path) -> None:
+def test_a_finished_script_leaves_its_run_on_the_dashboard(home: Path, tmp_path: Path) -> None:
     (tmp_path / "fit.py").write_text(
         "import torch, hookcore\n"
         "model = torch.nn.Linear(3, 1)\n"
@@ -421,11 +417,11 @@ def test_a_killed_training_is_shown_as_lost_with_its_last_step(
             wait_for(lambda: client.run(run.id).state == "lost")
             lost = client.run(run.id)
             assert (lost.newest_step, lost.steps, lost.ended_at_step) == (6, 7, None)
-            assert client.series(0, "count").last_step[-1] == 6  # what it sent is still there
+            assert client.series(0, "count").last_step[-1] == 6  # the data that it sent is still there
 
 
 @pytest.mark.slow
-def test_leaving_many_runs_to_a_dead_server_takes_no_longer_than_leaving_one(dead: str) -> None:
+def test_closing_many_runs_with_a_dead_server_takes_no_longer_than_closing_one(dead: str) -> None:
     code = (
         "import torch, hookcore, sys, time, atexit\n"
         "watchers = [hookcore.watch(torch.nn.Linear(3, 1), server=sys.argv[1]) for _ in range(6)]\n"

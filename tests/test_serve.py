@@ -1,4 +1,4 @@
-"""The server as a process: what it takes to hold its connections, how it starts, and how it ends."""
+"""The server as a process: how it handles its connections, how it starts, and how it ends."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _half_open(server: Served, stack: ExitStack, count: int, begin: bytes) -> li
     return opened
 
 
-def test_answers_on_kept_connections_leave_at_once() -> None:
+def test_answers_on_kept_connections_are_sent_immediately() -> None:
     with served() as server, server.connect() as connection:
         connection.sendall(GET)
         assert connection.recv(12) == b"HTTP/1.1 200"
@@ -82,14 +82,14 @@ def _read_on(page: ClientConnection) -> None:
 
 
 @pytest.mark.parametrize("case", SLOW)
-def test_a_connection_that_sends_a_part_of_a_request_is_closed(case: str) -> None:
+def test_a_connection_with_a_partial_request_is_closed(case: str) -> None:
     with served(receive_s=0.3) as server, ExitStack() as stack:
         for connection in _half_open(server, stack, 3, SLOW[case]):
-            read_all(connection)  # ends, where the server closes it
+            read_all(connection)  # returns when the server closes it
         assert server.get("/healthz").startswith(b"HTTP/1.1 200")
 
 
-def test_a_connection_that_drips_one_byte_after_the_other_is_closed() -> None:
+def test_a_connection_that_sends_byte_by_byte_is_closed() -> None:
     with served(receive_s=0.3) as server, server.connect() as connection:
         connection.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n")
 
@@ -121,7 +121,7 @@ def test_half_open_connections_do_not_keep_others_out() -> None:
         assert read_all(opened[0]) == b""  # the oldest made room
 
 
-def test_where_every_connection_is_busy_a_further_one_is_told_to_come_again() -> None:
+def test_a_new_connection_is_asked_to_retry_if_all_are_busy() -> None:
     with served(max_connections=2) as server, ExitStack() as stack:
         follow = b"GET /api/v1/live HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
         for connection in _half_open(server, stack, 2, follow):
@@ -131,7 +131,7 @@ def test_where_every_connection_is_busy_a_further_one_is_told_to_come_again() ->
         assert b"try again" in answer
 
 
-def test_headers_without_an_end_are_refused() -> None:
+def test_endless_headers_are_refused() -> None:
     with served() as server, server.connect() as connection:
         answer = b""
         try:
@@ -143,12 +143,12 @@ def test_headers_without_an_end_are_refused() -> None:
         assert server.get("/healthz").startswith(b"HTTP/1.1 200")
 
 
-def test_a_connection_is_used_again_while_its_peer_goes_on_asking() -> None:
+def test_a_connection_is_reused_while_its_peer_sends_requests() -> None:
     with served(receive_s=0.5) as server, server.connect() as connection:
-        for _ in range(6):  # together for longer than one request may take
+        for _ in range(6):  # together longer than one request may take
             connection.sendall(GET)
             answer = b""
-            while not answer.endswith(b'{"status":"ok"}'):  # head and body may come apart
+            while not answer.endswith(b'{"status":"ok"}'):  # head and body may arrive separately
                 piece = connection.recv(65536)
                 assert piece
                 answer += piece
@@ -163,7 +163,7 @@ def test_a_refused_batch_ends_its_connection_and_not_the_server() -> None:
         assert server.get("/healthz").startswith(b"HTTP/1.1 200")
 
 
-def test_a_message_that_no_page_sends_closes_its_websocket() -> None:
+def test_an_invalid_message_closes_its_websocket() -> None:
     with served() as server, connect(f"ws://127.0.0.1:{server.port}/api/v1/socket", compression=None) as page:
         page.send(b"x" * (2**16 + 1))
         with pytest.raises(ConnectionClosed) as told:
@@ -171,13 +171,13 @@ def test_a_message_that_no_page_sends_closes_its_websocket() -> None:
         assert told.value.rcvd is None or told.value.rcvd.code == 1009
 
 
-def test_streams_stay_open_for_longer_than_a_request_may_take_to_arrive() -> None:
+def test_streams_stay_open_longer_than_a_request_may_take_to_arrive() -> None:
     with served(receive_s=0.2) as server, ExitStack() as stack:
         page = stack.enter_context(connect(f"ws://127.0.0.1:{server.port}/api/v1/socket"))
         stream = stack.enter_context(server.connect())
         stream.sendall(b"GET /api/v1/live HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
         slow = stack.enter_context(server.connect())
-        read_all(slow)  # this one is closed, and it came last
+        read_all(slow)  # this one is closed, although it came last
         page.ping().wait(PATIENCE_S)
         run = server.runs.open(make_info())
         assert run is not None
@@ -186,13 +186,13 @@ def test_streams_stay_open_for_longer_than_a_request_may_take_to_arrive() -> Non
             seen += stream.recv(65536)
 
 
-def test_a_websocket_of_a_foreign_page_is_refused_on_the_wire() -> None:
+def test_a_websocket_of_a_foreign_page_is_refused_at_the_network_level() -> None:
     with served() as server, pytest.raises(InvalidStatus) as told:
         connect(f"ws://127.0.0.1:{server.port}/api/v1/socket", origin="http://evil.example")  # type: ignore[arg-type]
     assert told.value.response.status_code == 403
 
 
-def test_a_server_ends_in_order_though_streams_are_open() -> None:
+def test_a_server_shuts_down_in_order_with_open_streams() -> None:
     with ExitStack() as stack:
         server = stack.enter_context(served())
         stream = stack.enter_context(server.connect())
@@ -209,7 +209,7 @@ def test_a_server_ends_in_order_though_streams_are_open() -> None:
             _read_on(page)
 
 
-def test_a_server_that_stops_says_that_it_is_not_ready() -> None:
+def test_a_stopping_server_is_not_ready() -> None:
     world = make_world()
     assert world.client.get("/readyz").status_code == 200
     world.app.state.stopping = True
@@ -218,7 +218,7 @@ def test_a_server_that_stops_says_that_it_is_not_ready() -> None:
     assert world.client.get("/healthz").status_code == 200
 
 
-def test_a_server_that_nobody_uses_stops_by_itself() -> None:
+def test_an_unused_server_stops_by_itself() -> None:
     now = [0.0]
     with served(idle_stop_s=100.0) as server:
         usage = server.app.state.usage
@@ -227,7 +227,7 @@ def test_a_server_that_nobody_uses_stops_by_itself() -> None:
         now[0] = 90.0
         server.get("/api/v1/openapi.json")
         now[0] = 185.0
-        for path in ("/healthz", "/metrics", "/readyz"):  # a watchdog's questions do not count
+        for path in ("/healthz", "/metrics", "/readyz"):  # requests of monitoring do not count
             assert server.get(path).startswith(b"HTTP/1.1 200")
         assert usage.idle_s == 95.0
         assert not server.server.should_exit
@@ -253,7 +253,7 @@ def test_trainers_and_open_streams_keep_a_server_from_being_idle() -> None:
     assert usage.idle_s == 1.0
 
 
-def test_a_port_that_is_taken_is_passed_over_and_zero_takes_any() -> None:
+def test_a_port_in_use_is_skipped_and_zero_takes_any() -> None:
     with serve.listen("127.0.0.1", 0) as first:
         taken = first.getsockname()[1]
         with serve.listen("127.0.0.1", taken) as second, serve.listen("localhost", 0) as third:
@@ -261,12 +261,12 @@ def test_a_port_that_is_taken_is_passed_over_and_zero_takes_any() -> None:
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "no such host", "::ffff:192.0.2.1"])
-def test_an_address_of_another_machine_cannot_be_listened_on(host: str) -> None:
+def test_listening_on_the_address_of_another_machine_fails(host: str) -> None:
     with pytest.raises(ArgumentError, match="address of this machine"):
         serve.listen(host, 0)
 
 
-def test_a_server_for_others_gets_a_token_and_prints_it_once_with_a_link_that_works() -> None:
+def test_a_remote_server_gets_a_token_and_prints_it_once_with_a_link_that_works() -> None:
     given = ServerSettings(host="0.0.0.0", port=0)
     with serve.listen("0.0.0.0", 0) as listening:
         settings = serve.complete(given, listening)
@@ -282,7 +282,7 @@ def test_a_server_for_others_gets_a_token_and_prints_it_once_with_a_link_that_wo
     assert settings.token not in own
 
 
-def test_a_dashboard_prints_no_secret_for_its_log() -> None:
+def test_a_dashboard_prints_no_secret_to_its_log() -> None:
     given = ServerSettings(token=TOKEN, dashboard=True)
     with serve.listen("127.0.0.1", 0) as listening:
         settings = serve.complete(given, listening)
@@ -302,7 +302,7 @@ def test_a_dashboard_prints_no_secret_for_its_log() -> None:
         ({"certfile": "/nowhere/x.pem", "keyfile": "/nowhere/x.key"}, "not a file"),
     ],
 )
-def test_settings_that_would_not_work_are_refused_with_what_to_do(given: dict[str, Any], words: str) -> None:
+def test_settings_that_would_not_work_are_refused_with_advice(given: dict[str, Any], words: str) -> None:
     with serve.listen("127.0.0.1", 0) as listening, pytest.raises(ArgumentError, match=words):
         serve.complete(ServerSettings(**given), listening)
 
@@ -342,7 +342,7 @@ def _is_up(port: int) -> bool:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_server_process_serves_and_ends_well_on_a_signal(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_server_process_serves_and_exits_cleanly_on_a_signal(tmp_path: Path, number: signal.Signals) -> None:
     with _process(tmp_path, "serve", "--port", "0") as process:
         port = int(_url_of(process).rpartition(":")[2])
         wait_for(lambda: _is_up(port))
@@ -384,7 +384,7 @@ def test_a_dashboard_leaves_the_file_of_another_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_kept_run_is_opened_from_the_command_line(tmp_path: Path) -> None:
+def test_a_saved_run_is_opened_from_the_command_line(tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     with served(keep=str(kept)) as server:
         batch = make_batch(make_info(), [0, 1, 2])
@@ -424,7 +424,7 @@ def _command(home: Path, *arguments: str) -> tuple[int, str]:
         (("link", "http://127.0.0.1:1"), "cannot be reached"),
     ],
 )
-def test_a_mistake_on_the_command_line_is_one_sentence_and_two(
+def test_a_command_line_error_is_one_sentence_and_exit_code_two(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -439,7 +439,7 @@ def test_a_mistake_on_the_command_line_is_one_sentence_and_two(
     assert told.count("\n") == 1
 
 
-def test_the_state_of_no_dashboard_is_told(
+def test_the_status_of_a_missing_dashboard_is_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("HOOKCORE_HOME", str(tmp_path))
@@ -481,7 +481,7 @@ def test_a_link_is_made_from_the_command_line(
         assert "token" in capsys.readouterr().err
 
 
-def test_help_is_there_without_torch() -> None:
+def test_help_works_without_torch() -> None:
     code = "import sys; from hookcore_app import cli; cli.make_parser().format_help(); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=PATIENCE_S, check=False).returncode == 0
     assert "examples:" in cli.make_parser().format_help()

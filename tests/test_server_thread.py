@@ -1,4 +1,4 @@
-"""The server in a thread of the training process: one for all, frames straight into its store."""
+"""The server in a thread of the training process: one for all runs, with frames added directly to its store."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _get(url: str) -> str:
         return str(answer.read().decode())
 
 
-def test_what_is_sent_is_in_the_store_at_once_and_on_the_page(server: server_thread.Embedded) -> None:
+def test_sent_frames_are_immediately_in_the_store_and_on_the_page(server: server_thread.Embedded) -> None:
     sink = server.open_run(make_info(), MEMORY)
     assert isinstance(sink, Sink)
     sink.send(make_frame(3, new_taps=make_taps(2)))
@@ -55,7 +55,7 @@ def test_what_is_sent_is_in_the_store_at_once_and_on_the_page(server: server_thr
     assert sink.run.ended_at_step == 3
 
 
-def test_commands_reach_the_trainer_even_those_that_came_before_it_listened(server: server_thread.Embedded) -> None:
+def test_commands_reach_the_trainer_even_those_from_before_it_listened(server: server_thread.Embedded) -> None:
     sink = server.open_run(make_info(), MEMORY)
     told: list[Command] = []
     first = sink.run.ask("inventory")
@@ -66,7 +66,7 @@ def test_commands_reach_the_trainer_even_those_that_came_before_it_listened(serv
     sink.close()
 
 
-def test_there_is_one_server_in_a_process_until_it_is_stopped(server: server_thread.Embedded) -> None:
+def test_there_is_one_server_per_process_until_it_is_stopped(server: server_thread.Embedded) -> None:
     assert server_thread.start(port=0) is server
     server.stop()
     with pytest.raises(ServerError, match="start a new one"):
@@ -79,16 +79,18 @@ def test_there_is_one_server_in_a_process_until_it_is_stopped(server: server_thr
         other.stop()
 
 
-def test_a_forked_copy_of_the_server_is_none(server: server_thread.Embedded, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forked_copy_of_the_server_does_nothing(
+    server: server_thread.Embedded, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(server_thread.os, "getpid", lambda: os.getppid())
         assert not server.is_running
-        server.stop()  # must not end that of the parent
+        server.stop()  # must not end the parent's server
     assert server.is_running
     assert json.loads(_get(f"{server.url}/healthz")) == {"status": "ok"}
 
 
-def test_two_runs_of_one_process_stand_side_by_side(server: server_thread.Embedded) -> None:
+def test_two_runs_of_one_process_are_shown(server: server_thread.Embedded) -> None:
     sinks = [server.open_run(make_info(name), MEMORY) for name in ("one", "two")]
     for number, sink in enumerate(sinks):
         sink.send(make_frame(number, new_taps=make_taps(2)))
@@ -103,14 +105,14 @@ def _opened(runs: Runs, name: str, **others: Any) -> int | None:
     return None if run is None else run.store.usage().max_bytes
 
 
-def test_every_run_may_grow_to_a_quarter_of_the_memory_and_as_many_fit_as_are_allowed() -> None:
+def test_every_run_can_grow_to_a_quarter_of_the_memory_and_as_many_fit_as_allowed() -> None:
     runs = Runs(ServerSettings(memory=400_000_000, max_runs=20))
     sizes = [_opened(runs, f"run-{number}", memory=10**9) for number in range(21)]
     assert sizes == [100_000_000] * 20 + [None]
     assert runs.used_bytes < 1_000_000
 
 
-def test_only_the_number_of_runs_makes_short_ones_leave_and_the_oldest_leaves_first() -> None:
+def test_short_runs_are_removed_only_by_number_the_oldest_first() -> None:
     now = [0.0]
     runs = Runs(ServerSettings(memory=400_000_000, max_runs=20), lambda: now[0])
     for number in range(30):
@@ -126,6 +128,6 @@ def test_only_the_number_of_runs_makes_short_ones_leave_and_the_oldest_leaves_fi
     assert runs.removed == 30 - len(left)
 
 
-def test_a_run_gets_no_more_memory_than_it_asks_for() -> None:
+def test_a_run_gets_no_more_memory_than_it_requests() -> None:
     runs = Runs(ServerSettings(memory=400_000_000))
     assert _opened(runs, "one", memory=5_000_000) == 5_000_000

@@ -1,4 +1,4 @@
-"""The sketch: every float in exactly one right bin, exact merging, quantiles within their stated error."""
+"""The sketch: every float in exactly one correct bin, exact merging, and quantiles within their stated error."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SIGNED = st.builds(lambda value, sign: value * sign, IN_RANGE, st.sampled_from([
 
 
 def bin_by_definition(value: float) -> int:
-    """The bin by `frexp` and comparisons, one value at a time, with no table and no bits."""
+    """Return the bin by `frexp` and comparisons, one value at a time, without tables or bit tricks."""
     if math.isnan(value):
         return sketch.NAN
     if value == 0:
@@ -47,7 +47,7 @@ def rank_value(values: np.ndarray, q: float) -> float:
 
 
 @given(DOUBLES)
-def test_every_double_has_the_bin_that_its_definition_names(value: float) -> None:
+def test_every_double_has_the_bin_of_its_definition(value: float) -> None:
     assert bins_of(value) == bin_by_definition(value)
 
 
@@ -70,13 +70,13 @@ def test_every_bfloat16_has_its_bin() -> None:
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 @pytest.mark.parametrize("exponent", [sketch.MIN_EXPONENT, -1, 0, 1, sketch.MAX_EXPONENT])
-def test_neighbors_of_an_edge_fall_on_their_own_side(exponent: int, sign: float) -> None:
+def test_neighbors_of_an_edge_are_on_the_correct_side(exponent: int, sign: float) -> None:
     edge = 2.0**exponent
     for value in (np.nextafter(edge, 0), edge, np.nextafter(edge, np.inf)):
         assert bins_of(sign * value) == bin_by_definition(float(sign * value))
 
 
-def test_the_extremes_of_double_precision_have_the_bins_apart() -> None:
+def test_the_extremes_of_double_precision_have_the_outer_bins() -> None:
     smallest, largest = np.nextafter(0, 1), np.finfo(np.float64).max
     values = [-np.inf, -largest, -smallest, -0.0, 0.0, smallest, largest, np.inf, np.nan]
     expected = [
@@ -97,19 +97,19 @@ def test_edges_ascend_and_the_bins_between_them_are_mirrored() -> None:
     edges = sketch.EDGES
     assert len(edges) == sketch.BINS
     assert (np.diff(edges[1:-1]) >= 0).all()
-    assert (np.diff(np.delete(edges[1:-2], sketch.ZERO - 1)) > 0).all()  # only zero's own bin has no width
+    assert (np.diff(np.delete(edges[1:-2], sketch.ZERO - 1)) > 0).all()  # only the bin of zero has no width
     assert np.array_equal(edges[sketch.POS_FIRST : sketch.POS_OVER + 1], -edges[sketch.NEG_FIRST : sketch.ZERO][::-1])
 
 
 @given(SIGNED)
-def test_a_value_lies_between_the_edges_of_its_bin_and_close_to_its_centre(value: float) -> None:
+def test_a_value_is_between_the_edges_of_its_bin_and_close_to_its_center(value: float) -> None:
     number = int(bins_of(value))
     low, high = sketch.EDGES[number], sketch.EDGES[number + 1]
     assert low <= value <= high
     assert abs(sketch.center(number) - value) <= abs(value) * sketch.RELATIVE_ERROR * (1 + 1e-12)
 
 
-def test_a_bin_that_does_not_exist_has_no_centre() -> None:
+def test_a_bin_that_does_not_exist_has_no_center() -> None:
     with pytest.raises(ArgumentError, match=str(sketch.BINS)):
         sketch.center(sketch.BINS)
 
@@ -122,7 +122,7 @@ def test_merging_sketches_equals_the_sketch_of_all_values(a: list[float], b: lis
 
 
 @given(LISTS)
-def test_what_has_no_place_on_the_line_is_counted_apart(values: list[float]) -> None:
+def test_values_without_a_place_on_the_line_are_counted_separately(values: list[float]) -> None:
     array, made = np.array(values, np.float64), Sketch.of(values)
     magnitude = np.abs(array)
     assert made.nan == np.isnan(array).sum()
@@ -161,7 +161,7 @@ def test_quantiles_ascend_with_q(values: list[float], qs: list[float]) -> None:
     assert np.isnan(answers).all() or all(low <= high for low, high in pairwise(answers))
 
 
-def test_values_out_of_range_are_answered_by_the_edge_or_the_known_extreme() -> None:
+def test_quantiles_of_values_out_of_range_are_the_edge_or_the_known_extreme() -> None:
     made = Sketch.of([-1e60, 1e-60, 1e60])
     assert made.quantiles([0, 0.5, 1]).tolist() == [-MOST, LEAST, MOST]
     assert made.quantiles([0, 1], minimum=-1e60, maximum=1e60).tolist() == [-1e60, 1e60]
@@ -196,10 +196,10 @@ def test_a_quantile_at_any_magnitude_is_within_its_error_or_unknown(
             assert not LEAST <= abs(exact) < MOST / scale  # unknown only out of range
         else:
             assert answer == exact or abs(answer - exact) <= 0.07 * abs(exact)
-    assert answers[0] == pytest.approx(finite.min(), rel=0.07)  # the smallest value is known in any case
+    assert answers[0] == pytest.approx(finite.min(), rel=0.07)  # the smallest value is always known
 
 
-def test_values_close_together_are_known_at_any_magnitude() -> None:
+def test_close_values_are_distinguished_at_any_magnitude() -> None:
     for size in (1e-300, 1e-45, 1e-40, 1e9, 1e40, 1e300):
         values = np.linspace(size, 1.1 * size, 101)
         answers = Sketch.of(values).known_quantiles([0.1, 0.5, 0.9], values.min(), values.max())
@@ -222,7 +222,7 @@ def test_shifting_by_octaves_equals_the_sketch_of_the_multiplied_values(values: 
     assert Sketch.of(array).shifted(8 * octaves) == Sketch.of(array * 2.0**octaves)
 
 
-def test_what_is_shifted_out_of_range_is_counted_as_out_of_range() -> None:
+def test_values_shifted_out_of_range_are_counted_as_out_of_range() -> None:
     values = [-(MOST / 2), -1.0, 0.0, LEAST, MOST / 2]
     up, down = Sketch.of(values).shifted(8), Sketch.of(values).shifted(-8)
     assert (up.counts[sketch.NEG_OVER], up.counts[sketch.POS_OVER], up.under) == (1, 1, 0)
@@ -232,12 +232,12 @@ def test_what_is_shifted_out_of_range_is_counted_as_out_of_range() -> None:
 
 
 @given(LISTS, st.integers(1, sketch.MAGNITUDES))
-def test_coarse_bins_hold_every_finite_value_between_their_edges(values: list[float], k: int) -> None:
+def test_coarse_bins_contain_every_finite_value_between_their_edges(values: list[float], k: int) -> None:
     array = np.array(values, np.float64)
     coarse = Sketch.of(array).coarsen(k)
     finite = array[np.isfinite(array)]
     assert (np.diff(coarse.edges) > 0).all()
-    positive = finite[finite >= 0]  # a bin of positive values holds its lower edge, as NumPy's does
+    positive = finite[finite >= 0]  # a bin of positive values includes its lower edge, as in NumPy
     expected, _ = np.histogram(positive, coarse.edges)
     middle = len(coarse.counts) // 2
     assert coarse.counts.sum() == len(finite)
@@ -252,13 +252,13 @@ def test_a_width_that_makes_no_bins_is_refused(k: int) -> None:
         Sketch.empty().coarsen(k)
 
 
-def test_rebinning_puts_each_bin_whole_where_its_centre_lies() -> None:
+def test_rebinning_puts_each_whole_bin_where_its_center_is() -> None:
     made = Sketch.of([-2.0, -1.0, 0.0, 0.5, 1.0, 1.0, 8.0, np.nan, np.inf])
     shown = made.rebin([-4, -0.5, 0.25, 4])
     assert shown.counts.tolist() == [2, 1, 3]
 
 
-def test_rebinning_puts_what_is_out_of_range_beyond_its_edge() -> None:
+def test_rebinning_puts_values_out_of_range_beyond_its_edge() -> None:
     edge, tiny = MOST, LEAST
     shown = Sketch.of([-1e60, -edge, -1e-60, 1e-60, 1e60]).rebin([-1e300, -edge, -tiny, tiny, edge, 1e300])
     assert shown.counts.tolist() == [2, 0, 2, 0, 1]
@@ -271,7 +271,7 @@ def test_edges_that_do_not_ascend_are_refused(edges: list[float]) -> None:
 
 
 @given(st.lists(LISTS, max_size=5))
-def test_a_block_gives_back_the_sketches_it_was_made_of(rows: list[list[float]]) -> None:
+def test_a_block_returns_the_sketches_that_it_was_made_of(rows: list[list[float]]) -> None:
     sketches = [Sketch.of(row) for row in rows]
     block = sketch.block_of(sketches)
     assert [sketch.sketch_of_row(block, row) for row in range(len(rows))] == sketches
@@ -286,13 +286,13 @@ def test_merging_blocks_merges_each_row(blocks: list[list[list[float]]]) -> None
         assert sketch.sketch_of_row(merged, row) == Sketch.of(list(chain.from_iterable(rows[row] for rows in blocks)))
 
 
-def test_blocks_of_different_height_are_not_merged() -> None:
+def test_blocks_of_different_heights_are_not_merged() -> None:
     one, two = sketch.block_of([Sketch.empty()]), sketch.block_of([Sketch.empty(), Sketch.empty()])
     with pytest.raises(ArgumentError, match=r"\[1, 2\] rows"):
         sketch.merge_blocks([one, two])
 
 
-def test_a_merged_count_that_does_not_fit_a_block_is_refused() -> None:
+def test_a_merged_count_that_is_too_large_for_a_block_is_refused() -> None:
     full = SketchBlock(
         np.array([0, 1], np.uint32), np.array([sketch.ZERO], np.uint16), np.array([2**32 - 1], np.uint32)
     )
@@ -301,7 +301,7 @@ def test_a_merged_count_that_does_not_fit_a_block_is_refused() -> None:
 
 
 @given(st.lists(st.tuples(LISTS, st.booleans()), max_size=4), st.integers(-700, 700))
-def test_shifting_rows_of_a_block_shifts_those_sketches_alone(rows: list[tuple[list[float], bool]], steps: int) -> None:
+def test_shifting_rows_of_a_block_shifts_only_those_sketches(rows: list[tuple[list[float], bool]], steps: int) -> None:
     sketches = [Sketch.of(values) for values, _ in rows]
     chosen = np.array([shift for _, shift in rows], bool)
     moved = sketch.shifted_rows(sketch.block_of(sketches), chosen, steps)

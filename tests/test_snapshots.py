@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-call"
-"""Raw tensors kept on request: exactly what the hook saw, and nothing of it felt by the training."""
+"""Raw tensors captured on request: exactly what the hook saw, without any effect on the training."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: Tensor) -> 
 
 @pytest.mark.parametrize("attach", ["global", "module"])
 @pytest.mark.parametrize("asked", [{}, {"include": ["2"], "kinds": ["param_grad"]}], ids=["captured", "not captured"])
-def test_every_kind_is_exactly_the_tensor_that_was_there(attach: str, asked: dict[str, Any]) -> None:
+def test_every_kind_is_exactly_the_original_tensor(attach: str, asked: dict[str, Any]) -> None:
     model, inputs = net(), torch.randn(3, 4, requires_grad=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     twin: Any = net()
@@ -89,17 +89,17 @@ def test_every_kind_is_exactly_the_tensor_that_was_there(attach: str, asked: dic
         assert set(found) == set(KINDS)
         step(model, optimizer, inputs)
         assert len(events(watcher, "snapshot-taken")) == 7
-    same(found["output"], kept)  # before the ReLU wrote over it
+    same(found["output"], kept)  # before the ReLU overwrote it
     same(found["output_grad"], hidden.grad)
     same(found["input"], inputs)
-    assert found["input_grad"].shape == inputs.shape  # its values: the next test
+    assert found["input_grad"].shape == inputs.shape  # its values are checked in the next test
     same(found["param"], weight)
     same(found["param_grad"], twin[0].weight.grad)
     same(found["update"], twin[0].weight - weight)
     assert {snapshot.step for snapshot in found.values()} == {0}
 
 
-def test_the_input_gradient_is_that_of_autograd() -> None:
+def test_the_input_gradient_equals_autograds() -> None:
     model, inputs = net(), torch.randn(3, 4, requires_grad=True)
     (expected,) = torch.autograd.grad(net()(inputs).square().sum(), inputs)
     with watch(model) as watcher:
@@ -112,7 +112,7 @@ def test_the_input_gradient_is_that_of_autograd() -> None:
 
 
 class Calls(nn.Module):
-    """Calls one module three times, the last time by keyword, and answers with a dictionary."""
+    """Calls one module three times, the last time by keyword, and returns a dictionary."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ class Calls(nn.Module):
         return {"out": [self.inner(input=x)], "none": None}
 
 
-def test_calls_micro_batches_places_and_keywords_are_told_apart() -> None:
+def test_calls_micro_batches_places_and_keywords_are_distinguished() -> None:
     model = Calls()
     with watch(model, include="is:root") as watcher:
         for micro_batch in range(2):
@@ -141,7 +141,7 @@ def test_calls_micro_batches_places_and_keywords_are_told_apart() -> None:
     same(found["", "output"], model.seen[2])
 
 
-def test_evaluation_is_a_phase_of_its_own() -> None:
+def test_evaluation_is_a_separate_phase() -> None:
     model, inputs = net(), torch.randn(3, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with watch(model) as watcher:
@@ -186,7 +186,7 @@ def test_a_checkpointed_module_gives_its_output_once_and_its_gradient(reentrant:
 
 
 class Gives(nn.Module):
-    """Answers with a tensor of any make."""
+    """Returns any kind of tensor."""
 
     def __init__(self, tensor: Tensor) -> None:
         super().__init__()
@@ -228,7 +228,7 @@ MAKES: Final[dict[str, tuple[Callable[[], Tensor], str, Any]]] = {
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("make", MAKES)
-def test_a_tensor_of_any_make_is_kept_as_it_is(make: str) -> None:
+def test_any_kind_of_tensor_is_captured_unchanged(make: str) -> None:
     tensor, dtype, expected = MAKES[make]
     model = Gives(tensor())
     with watch(model) as watcher:
@@ -241,7 +241,7 @@ def test_a_tensor_of_any_make_is_kept_as_it_is(make: str) -> None:
     np.testing.assert_array_equal(snapshot.values, expected)
 
 
-def test_of_a_large_tensor_the_first_values_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_large_tensor_the_first_values_are_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(copies, "MAX_BYTES", 100)
     model = Gives(torch.arange(60.0).reshape(3, 20).t())
     with watch(model) as watcher:
@@ -266,7 +266,7 @@ def test_one_row_that_is_too_large_is_cut(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("tensor", [torch.empty(3, device="meta"), torch.ones(3).to_mkldnn()], ids=["meta", "mkldnn"])
-def test_what_has_no_values_says_so_and_the_rest_is_dense(tensor: Tensor) -> None:
+def test_a_tensor_without_values_says_so_and_others_are_made_dense(tensor: Tensor) -> None:
     copy = copies.take_copy(tensor)
     if tensor.is_meta:
         assert isinstance(copy, str)
@@ -276,7 +276,7 @@ def test_what_has_no_values_says_so_and_the_rest_is_dense(tensor: Tensor) -> Non
         np.testing.assert_array_equal(copy.finish(), np.ones(3))
 
 
-def test_a_scaled_gradient_is_raw_and_says_so() -> None:
+def test_a_scaled_gradient_is_raw_and_labeled() -> None:
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
@@ -301,7 +301,7 @@ def test_a_scaled_gradient_is_raw_and_says_so() -> None:
     assert "the loss scale 8 is still in it" in event.message
 
 
-def test_inside_compiled_graphs_outputs_and_their_gradients_are_kept() -> None:
+def test_inside_compiled_graphs_outputs_and_their_gradients_are_captured() -> None:
     model, inputs = net(), torch.randn(3, 4)
     twin = net()
     hidden = twin[0](inputs)
@@ -324,7 +324,7 @@ def test_inside_compiled_graphs_outputs_and_their_gradients_are_kept() -> None:
     assert "sees outputs and their gradients alone" in missed.message
 
 
-def test_a_compiled_regions_boundary_is_kept() -> None:
+def test_the_boundary_of_a_compiled_region_is_captured() -> None:
     model, inputs = net(), torch.randn(3, 4)
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     with watch(model, include="is:leaf") as watcher:
@@ -344,7 +344,7 @@ def _missed(watcher: hookcore.Watcher) -> str:
     return " ".join(event.message for event in events(watcher, "snapshot-missed"))
 
 
-def test_a_tap_that_does_not_come_is_given_up_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_tap_is_given_up_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MAX_STEPS", 5)
     model, optimizer = net(), torch.optim.SGD(net().parameters(), lr=0.1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -359,14 +359,14 @@ def test_a_tap_that_does_not_come_is_given_up_with_the_reason(monkeypatch: pytes
     assert "there is no parameter 'wieght'; its own are 'weight', 'bias'" in said
 
 
-def test_an_unknown_module_is_refused_at_once_with_the_nearest_name() -> None:
+def test_an_unknown_module_is_refused_immediately_with_the_nearest_name() -> None:
     with watch(Calls()) as watcher:
         ask(watcher, "iner")
         watcher.step()
         assert "no watched module is called 'iner'. Did you mean 'inner'?" in _missed(watcher)
 
 
-def test_the_end_of_training_is_said_of_what_is_still_pending() -> None:
+def test_the_end_of_the_training_is_the_reason_for_pending_snapshots() -> None:
     model = net()
     with watch(model) as watcher:
         ask(watcher, "0")
@@ -396,7 +396,7 @@ def test_pending_snapshots_and_waiting_bytes_are_bounded(monkeypatch: pytest.Mon
 
 
 class Leaves(torch.autograd.Function):
-    """Says when its node, and with it the graph, is gone."""
+    """Reports when its node, and with it the graph, is gone."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, gone: list[Any]) -> Tensor:
@@ -410,7 +410,7 @@ class Leaves(torch.autograd.Function):
 
 
 class Token:
-    """Something to be held weakly."""
+    """An object to hold weakly."""
 
 
 def test_a_snapshot_holds_no_graph() -> None:
@@ -431,7 +431,7 @@ def test_a_snapshot_holds_no_graph() -> None:
         gc.enable()
 
 
-def test_a_step_that_the_cadence_leaves_out_is_captured_for_a_snapshot() -> None:
+def test_a_step_that_the_cadence_skips_is_captured_for_a_snapshot() -> None:
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with watch(model, every=1000) as watcher:
@@ -507,7 +507,7 @@ def test_snapshots_of_everything_in_every_step_change_no_bit(case: Case, way: st
     for number in range(STEPS):
         assert seen.steps[number] == expected.steps[number], f"step {number}"
     if way == "per-module":
-        seen.hooks = expected.hooks  # those are its point; afterwards they are gone
+        seen.hooks = expected.hooks  # that is their purpose; afterwards they are gone
     assert seen == expected
     assert not seen.warnings - expected.warnings
     assert process_state() == before

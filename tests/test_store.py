@@ -1,4 +1,4 @@
-"""The store's verbs, one by one: parts of a step, late frames, limits, names, and what each query answers."""
+"""The methods of the store, one by one: parts of a step, late frames, limits, names, and what each query returns."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from hookcore.store import STAT_NAMES, Store
 
 
 def stats_of(values: np.ndarray) -> np.ndarray:
-    """The stats of real values, straight from their definitions."""
+    """Return the stats of real values, by their definitions."""
     finite = values[np.isfinite(values)]
     row = dict.fromkeys(STATS, np.nan)
     row |= {
@@ -48,7 +48,7 @@ def stats_of(values: np.ndarray) -> np.ndarray:
 
 
 def frame(step: int, rows: dict[int, list[float]], new: tuple[Tap, ...] = (), **further: object) -> Frame:
-    """A frame with the stats and sketches of these values of these taps."""
+    """Return a frame with the stats and sketches of these values of these taps."""
     arrays = [np.array(values, np.float64) for values in rows.values()]
     stats = np.array([stats_of(array) for array in arrays]).reshape(len(rows), len(STATS))
     block = block_of([Sketch.of(array) for array in arrays])
@@ -95,7 +95,7 @@ def test_moments_of_two_parts_do_not_cancel_or_overflow() -> None:
     assert store.latest(stat="std").values[0, 0] == pytest.approx(np.std([1, 2, 3, 4]), rel=1e-9)
 
 
-def test_a_tap_that_comes_in_a_later_part_of_the_step_is_added(store: Store) -> None:
+def test_a_tap_in_a_later_part_of_the_step_is_added(store: Store) -> None:
     store.append(frame(3, {1: [7.0], 3: [9.0]}, (Tap("late", "output"),)))
     assert store.series(1, "max").max.tolist() == [5, 7]
     assert store.series(3, "max").first_step.tolist() == [3]
@@ -114,7 +114,7 @@ def test_a_tap_named_twice_in_one_frame_is_merged_and_order_does_not_matter() ->
     assert store.quantiles(2, [1.0]).values[0, 0] == pytest.approx(9, rel=0.07)
 
 
-def test_a_frame_older_than_the_newest_step_is_counted_and_not_kept(store: Store) -> None:
+def test_a_frame_older_than_the_newest_step_is_counted_and_dropped(store: Store) -> None:
     store.append(frame(2, {0: [100.0]}, (Tap("new", "param"),), events=(Event(2, 0.0, "note", "kept"),)))
     assert store.series(0, "max").max.tolist() == [3, 2]
     assert store.usage().dropped["too_late"] == 1
@@ -131,7 +131,7 @@ def test_a_frame_of_the_wrong_shape_is_refused() -> None:
         Store(2**20).append(Frame(0, 0.0, good.taps, good.stats, block_of([])))
 
 
-def test_rows_of_taps_that_were_never_announced_are_counted(store: Store) -> None:
+def test_rows_of_unannounced_taps_are_counted(store: Store) -> None:
     store.append(frame(4, {0: [1.0], 99: [1.0]}))
     assert store.usage().dropped["rows_of_unknown_taps"] == 1
     assert store.series(0, "count").present.sum() == 3
@@ -142,7 +142,7 @@ def test_a_store_too_small_to_work_says_how_much_it_needs() -> None:
         Store(1000)
 
 
-def test_taps_beyond_what_fits_are_refused_counted_and_told_once() -> None:
+def test_taps_without_room_are_refused_counted_and_reported_once() -> None:
     store = Store(2**20)
     for step in range(3):
         new = tuple(Tap(f"m{step}.{number}", "output") for number in range(5000))
@@ -169,7 +169,7 @@ def test_taps_are_found_by_glob_expression_and_kind(store: Store) -> None:
         store.taps("re:(")
 
 
-def test_wrong_names_are_answered_with_what_is_allowed_and_the_nearest_match(store: Store) -> None:
+def test_the_error_for_a_wrong_name_lists_allowed_ones_and_the_nearest(store: Store) -> None:
     with pytest.raises(ArgumentError, match=r"unknown stat 'nrm'; did you mean 'norm'\? Allowed: count"):
         store.series(0, "nrm")
     with pytest.raises(ArgumentError, match="unknown kind 'outputs'; did you mean 'output'"):
@@ -190,7 +190,7 @@ def test_wrong_names_are_answered_with_what_is_allowed_and_the_nearest_match(sto
         store.quantiles(1, [2.0])
 
 
-def test_a_series_is_bounded_by_inclusive_steps_and_found_by_tap_or_number(store: Store) -> None:
+def test_a_series_is_limited_by_inclusive_steps_and_found_by_tap_or_number(store: Store) -> None:
     assert store.series(TAPS[0], "mean", first=3).mean.tolist() == [2.0]
     assert store.series(0, "mean", last=1).mean.tolist() == [2.0]
     assert store.series(0, "mean", first=2, last=2).mean.tolist() == []
@@ -211,7 +211,7 @@ def test_a_nonfinite_step_wins_its_cell_of_the_heatmap(store: Store) -> None:
     assert shown.taps == (TAPS[2],)
 
 
-def test_heatmap_rows_are_grouped_to_the_number_asked_for(store: Store) -> None:
+def test_heatmap_rows_are_grouped_to_the_requested_number(store: Store) -> None:
     shown = store.heatmap("output", "max", columns=1, rows=1)
     assert shown.worst.tolist() == [[5.0]]
     assert (shown.numbers.tolist(), shown.groups.tolist()) == ([0], [2])
@@ -219,7 +219,7 @@ def test_heatmap_rows_are_grouped_to_the_number_asked_for(store: Store) -> None:
     assert store.heatmap("output", "max", first=50).worst.shape == (0, 0)
 
 
-def test_latest_is_sorted_with_what_is_not_finite_first(store: Store) -> None:
+def test_latest_is_sorted_with_non_finite_values_first(store: Store) -> None:
     found = store.latest(sort="mean")
     assert found.numbers.tolist() == [0, 1, 2]
     assert found.steps.tolist() == [3, 1, 3]
@@ -238,7 +238,7 @@ def test_the_latest_values_of_a_tap_outlive_the_exact_rows() -> None:
     assert (found.steps.tolist(), found.values[:, 0].tolist()) == ([0, 2999], [5.0, 1.0])
 
 
-def test_scalars_keep_values_that_are_not_finite_apart(store: Store) -> None:
+def test_scalars_count_non_finite_values_separately(store: Store) -> None:
     loss = store.scalars("loss")
     assert loss.present.tolist() == [1, 1]
     assert loss.nonfinite.tolist() == [0, 1]
@@ -258,7 +258,7 @@ def test_a_scalar_logged_twice_in_a_step_has_the_later_value(store: Store) -> No
     assert store.scalars("lr").first_step.tolist() == [3]
 
 
-def test_scalars_beyond_what_fits_are_refused_and_counted() -> None:
+def test_scalars_without_room_are_refused_and_counted() -> None:
     store = Store(2**20)
     for step in range(200):
         store.append(frame(step, {}, scalars={f"s{step}.{number}": 1.0 for number in range(20)}))
@@ -269,7 +269,7 @@ def test_scalars_beyond_what_fits_are_refused_and_counted() -> None:
     assert "scalars-refused" in [event.name for event in store.events()]
 
 
-def test_events_are_kept_newest_first_to_go_last_within_their_limit() -> None:
+def test_the_oldest_events_are_dropped_first_at_their_limit() -> None:
     store = Store(2**20)
     for step in range(1000):
         store.add_event(
@@ -325,7 +325,7 @@ def test_names_and_coverage_of_a_large_model_fit_into_a_small_store() -> None:
 
 
 @pytest.mark.parametrize("share", [0.5, 0.1, 0.01])
-def test_a_store_that_shrinks_loses_resolution_and_nothing_else(share: float) -> None:
+def test_a_store_that_shrinks_loses_only_resolution(share: float) -> None:
     rng = np.random.default_rng(7)
     store = Store(8 * 2**20)
     store.announce(tuple(Tap(f"m{number}", "output") for number in range(50)))
@@ -350,7 +350,7 @@ def test_a_store_that_shrinks_loses_resolution_and_nothing_else(share: float) ->
     assert (series.min.min(), series.max.max()) == (means[:, 3].min(), means[:, 3].max())
     assert store.histograms(3, columns=1).counts.sum() == steps * 1000
     assert [event.name for event in store.events()] == ["note"]
-    for step in range(steps, steps + 300):  # and it goes on
+    for step in range(steps, steps + 300):  # and it still works
         stats = np.ones((50, len(STATS)))
         store.append(Frame(step, 0.0, np.arange(50, dtype=np.uint32), stats, block_of([sketch] * 50)))
     assert store.usage().dropped == before.dropped
@@ -363,7 +363,7 @@ def test_labels_show_their_newest_text(store: Store) -> None:
     assert store.labels() == {"optimizer": "AdamW", "gradients": "unscaled"}
 
 
-def test_sketches_that_find_no_room_are_cut_counted_and_leave_the_stats_whole() -> None:
+def test_sketches_without_room_are_cut_and_counted_and_the_stats_stay_complete() -> None:
     store, taps = Store(2**20), 40
     wide = Sketch.of(np.geomspace(1e-12, 1e6, 5000))
     new = tuple(Tap(f"m{tap}", "output") for tap in range(taps))
@@ -387,7 +387,7 @@ def test_sketch_arrays_that_are_views_are_copied_and_others_kept() -> None:
     assert store.histograms(0).counts.sum() == 5
 
 
-def test_a_sink_hands_frames_to_its_store_until_it_is_closed() -> None:
+def test_a_sink_passes_frames_to_its_store_until_it_is_closed() -> None:
     store = Store(2**20)
     sink = StoreSink(store)
     assert isinstance(sink, Sink)

@@ -1,4 +1,4 @@
-"""The store against a model that keeps everything: nothing that is counted or extreme is ever lost."""
+"""The store, compared with a model that keeps everything: no count and no extreme is ever lost."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ ODD = (np.nan, np.inf, -np.inf, 1e308, -1e308, 5e-324, 0.0)
 
 @dataclass
 class World:
-    """A random run: what was put in, step by step, and how to make more."""
+    """A random run: its data by step, and a generator of more."""
 
     random: np.random.Generator
-    odd: float  # how often a number is an odd one
+    odd: float  # how often a number is an unusual one
     steps: dict[int, dict[int, np.ndarray]] = field(default_factory=dict)  # step -> tap -> stats
     sketches: dict[int, dict[int, Sketch]] = field(default_factory=dict)
     taps: int = 0
@@ -46,7 +46,7 @@ class World:
         return values
 
     def next_step(self, grow: int, sketched: bool) -> Iterator[Frame]:
-        """The frames of one step: one part or two, of different taps."""
+        """Return the frames of one step, in one part or in two with different taps."""
         self.step += int(self.random.integers(1, 4))
         new = tuple(Tap(f"m{self.taps + i}", "output") for i in range(grow))
         self.taps += grow
@@ -64,7 +64,7 @@ class World:
             new = ()
 
     def column(self, tap: int, name: str) -> dict[int, float]:
-        """One stat of a tap in every step it was present in."""
+        """Return one stat of a tap in every step that has it."""
         found = {step: taps[tap] for step, taps in self.steps.items() if tap in taps}
         count, zero = STAT_COLUMN["count"], STAT_COLUMN["zero"]
         nan, inf = STAT_COLUMN["nan"], STAT_COLUMN["inf"]
@@ -223,7 +223,7 @@ def test_sketches_are_summed_exactly_and_cover_every_step_once(seed: int, taps: 
 
 @SLOW
 @given(SEEDS, st.integers(1, 40), st.integers(5, 300))
-def test_histograms_and_quantiles_hold_every_value_of_the_run(seed: int, columns: int, bins: int) -> None:
+def test_histograms_and_quantiles_contain_every_value_of_the_run(seed: int, columns: int, bins: int) -> None:
     world, store = World(np.random.default_rng(seed), 0.0), Store(2**20)
     for number in range(60):
         for frame in world.next_step(8 if number == 0 else 0, sketched=True):

@@ -1,4 +1,4 @@
-"""One writer, many readers: what is read is always a whole step."""
+"""One writer and many readers: a reader always sees a whole step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hookcore.store.ladder import Ladder
 from hookcore.store.schemas import STAT_SCHEMA
 
 TAPS = 24
-LANES = 4000  # so many that NumPy lets other threads run while it copies a row
+LANES = 4000  # enough for NumPy to let other threads run while it copies a row
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def _many_switches() -> Iterator[None]:
 
 
 def steady_frame(step: int, taps: np.ndarray, new: tuple[Tap, ...] = ()) -> Frame:
-    """Every stat of every tap is the step's number; every sketch has one bin with as many counts as the step."""
+    """Return a frame in which every stat is the step's number, and every sketch has one bin with that count."""
     rows = len(taps)
     stats = np.full((rows, len(STATS)), float(step))
     stats[:, 1:3] = 0
@@ -104,7 +104,7 @@ def test_readers_see_whole_steps_while_a_writer_writes_and_merges() -> None:
 
 
 @pytest.mark.usefixtures("_many_switches")
-def test_a_step_that_comes_in_parts_is_never_half_merged() -> None:
+def test_a_step_in_parts_is_never_half_merged() -> None:
     ladder = Ladder(STAT_SCHEMA, 40_000_000, threading.Lock())
     ladder.grow(LANES)
     done, wrong = threading.Event(), []
@@ -127,7 +127,7 @@ def test_a_step_that_comes_in_parts_is_never_half_merged() -> None:
     assert not wrong
 
 
-def test_frames_from_several_threads_are_all_taken() -> None:
+def test_frames_from_several_threads_are_all_stored() -> None:
     store = Store(2**20)
     taps = np.arange(2, dtype=np.uint32)
     store.append(steady_frame(1, taps, (Tap("a", "output"), Tap("b", "output"))))

@@ -1,4 +1,4 @@
-"""Layers that torch has split over two gloo processes: what a rank holds is right, or left out with the reason."""
+"""Layers that torch has split over two gloo processes: a rank's values are correct, or left out with the reason."""
 
 # mypy: disable-error-code="no-untyped-call"
 from __future__ import annotations
@@ -47,7 +47,7 @@ def check_against_the_whole(rank: int) -> None:
         assert mean("output", "0") == pytest.approx([hidden.chunk(RANKS, 1)[rank].mean().item()], rel=1e-5)
         assert mean("output_grad", "0") == pytest.approx([hidden.grad.chunk(RANKS, 1)[rank].mean().item()], rel=1e-5)
         assert mean("output_grad", "2") == pytest.approx([output.grad.mean().item()], rel=1e-5)
-        seen = mean("output", "2")  # a rank alone holds a part of each sum, which is not the layer's output
+        seen = mean("output", "2")  # a single rank has a part of each sum, which is not the layer's output
         assert seen in ([], [pytest.approx(output.mean().item(), rel=1e-5)])
         if not seen:
             assert "between ranks" in reasons["2"] or "partial sum" in reasons["2"]
@@ -65,5 +65,5 @@ def work(rank: int, meeting: str, home: str) -> None:
 
 
 @pytest.mark.slow
-def test_each_rank_tells_its_own_part_and_never_a_partial_sum_as_the_output(tmp_path: Path) -> None:
+def test_each_rank_shows_its_own_part_and_never_a_partial_sum_as_the_output(tmp_path: Path) -> None:
     multiprocessing.spawn(work, (str(tmp_path / "meeting"), str(tmp_path)), nprocs=RANKS)

@@ -1,4 +1,4 @@
-"""Tensors as pictures over REST: pooling never hides what is worst, and the statistics are those of the very values."""
+"""Tensors as pictures over REST: pooling never hides the worst value, and statistics are those of the exact values."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _worst(cell: list[float]) -> float:
     arrays(np.float32, st.tuples(st.integers(1, 3), st.integers(1, 7), st.integers(1, 7)), elements=NUMBERS), st.data()
 )
 @settings(max_examples=60, deadline=None)
-def test_a_pooled_cell_is_what_it_says_of_all_values_in_it(tiles: Any, data: st.DataObject) -> None:
+def test_a_pooled_cell_is_correct_for_all_its_values(tiles: Any, data: st.DataObject) -> None:
     rows, columns = data.draw(st.integers(1, 8)), data.draw(st.integers(1, 8))
     down, across = factors_of(tiles.shape, rows, columns)
     truths = {"worst": _worst, "min": np.min, "max": np.max, "mean": lambda cell: np.mean(np.array(cell, np.float64))}
@@ -79,7 +79,7 @@ def test_tiles_are_cut_pooled_and_paged(world: World) -> None:
     assert "does not fit" in world.error(f"{path}/tiles", 400, slice="9")
 
 
-def test_statistics_are_of_the_very_values_in_float64(world: World) -> None:
+def test_statistics_are_of_the_exact_values_in_float64(world: World) -> None:
     draw = np.random.default_rng(0)
     values = (draw.normal(3, 2, (4, 500)) * 1e-3 + 100).astype(np.float32)
     values[0, :4] = [np.nan, np.inf, -np.inf, 0]
@@ -105,7 +105,7 @@ def test_statistics_neither_overflow_nor_vanish() -> None:
     assert statistics_of(np.array([3 + 4j]))["max"] == 5
 
 
-def test_histograms_of_several_taps_are_those_of_each(world: World) -> None:
+def test_histograms_of_several_taps_equal_those_of_each(world: World) -> None:
     said = world.json("histograms", taps="2,0", columns=6, bins=9)["histograms"]
     for each, tap in zip(said, (2, 0), strict=True):
         alone = world.json("histograms", tap=tap, columns=6, bins=9)

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-call"
-"""`hookcore.trace`: the tensors of a few layers, inside a `with`."""
+"""`hookcore.trace`: the tensors of a few layers, in a `with` block."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def mlp(inplace: bool = False) -> nn.Sequential:
 
 
 class Calls(nn.Module):
-    """Runs a function of the test's, with a few layers at hand."""
+    """Runs a given function that has access to a few layers."""
 
     def __init__(self, run: Callable[..., Any]) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Calls(nn.Module):
 
 
 class Returns(nn.Module):
-    """Returns what the test says."""
+    """Returns a given value."""
 
     def __init__(self, make: Callable[[Tensor], Any]) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class Returns(nn.Module):
 # --- Values and gradients -------------------------------------------------------------------------------------------
 
 
-def test_a_layer_has_its_tensors_and_no_hook_is_left(seed: int) -> None:
+def test_a_layer_has_its_tensors_and_no_hook_remains(seed: int) -> None:
     model, x = mlp(), torch.randn(3, 4)
     with hookcore.trace(model, "2") as seen:
         model(x).square().sum().backward()
@@ -91,7 +91,7 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.sampled_from(sorted(LAYERS)), min_size=1, max_size=6), st.booleans(), st.integers(0, 2**16))
-def test_values_and_gradients_are_those_of_autograd(names: list[str], leaf: bool, seed: int) -> None:
+def test_values_and_gradients_equal_autograds(names: list[str], leaf: bool, seed: int) -> None:
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(4, 4), *(LAYERS[name]() for name in names))
     x = torch.randn(3, 4, requires_grad=leaf)
@@ -108,7 +108,7 @@ def test_values_and_gradients_are_those_of_autograd(names: list[str], leaf: bool
     torch.set_rng_state(state)
     value, values = x, [x]
     for module in model:
-        value = module(value.clone())  # so that nothing in place reaches what is compared
+        value = module(value.clone())  # so that no in-place operation changes the compared values
         values.append(value)
         value = value * 1
     again = value.square().sum()
@@ -124,7 +124,7 @@ def test_values_and_gradients_are_those_of_autograd(names: list[str], leaf: bool
     assert torch.equal(seen[""].output_grad, gradients[-1])
 
 
-def test_a_value_is_that_of_the_moment_whatever_is_done_to_the_tensor_later(seed: int) -> None:
+def test_a_value_does_not_change_if_the_tensor_is_changed_later(seed: int) -> None:
     def run(model: Calls, x: Tensor) -> Tensor:
         hidden = model.first(x)
         hidden.mul_(2)
@@ -142,7 +142,7 @@ def test_a_value_is_that_of_the_moment_whatever_is_done_to_the_tensor_later(seed
     assert seen[""].output.eq(7).all()
 
 
-def test_a_gradient_is_that_of_the_moment_too(seed: int) -> None:
+def test_a_gradient_does_not_change_later_either(seed: int) -> None:
     model = mlp()
     x = torch.randn(3, 4, requires_grad=True)
     with hookcore.trace(model, "0") as seen:
@@ -153,7 +153,7 @@ def test_a_gradient_is_that_of_the_moment_too(seed: int) -> None:
     assert torch.equal(seen["0"].input_grad, expected)
 
 
-def test_an_input_that_others_use_has_the_sum_of_their_gradients(seed: int) -> None:
+def test_an_input_with_other_uses_has_the_sum_of_their_gradients(seed: int) -> None:
     model = Calls(lambda model, x: model.first(x) + 3 * model.second(x))
     x = torch.randn(3, 4, requires_grad=True)
     with hookcore.trace(model, "first") as seen:
@@ -161,7 +161,7 @@ def test_an_input_that_others_use_has_the_sum_of_their_gradients(seed: int) -> N
     assert torch.equal(seen["first"].input_grad, x.grad)  # type: ignore[arg-type]
 
 
-def test_a_leaf_that_comes_back_keeps_the_gradient_of_each_call_apart(seed: int) -> None:
+def test_a_leaf_that_is_returned_keeps_the_gradient_of_each_call_separate(seed: int) -> None:
     model, x = nn.Linear(4, 1, bias=False), torch.randn(3, 4, requires_grad=True)
     with hookcore.trace(model) as seen:
         for factor in (1, 2, 5):
@@ -186,7 +186,7 @@ def test_the_newest_backward_pass_wins(seed: int) -> None:
     assert seen[""].output_grad.eq(2).all()
 
 
-def test_calls_come_in_order_and_the_last_one_stands_for_the_layer(seed: int) -> None:
+def test_calls_are_in_order_and_the_last_one_represents_the_layer(seed: int) -> None:
     model = Calls(lambda model, x: model.first(model.first(model.first(x))))
     x = torch.randn(3, 4)
     with hookcore.trace(model, "first") as seen:
@@ -277,7 +277,7 @@ NESTED: dict[str, tuple[Callable[[Tensor], Any], Callable[[Any], list[Tensor]]]]
 
 
 @pytest.mark.parametrize("name", NESTED)
-def test_a_nested_output_comes_back_in_its_own_classes(name: str, seed: int) -> None:
+def test_a_nested_output_is_returned_in_its_own_classes(name: str, seed: int) -> None:
     make, tensors = NESTED[name]
     model, x = Returns(make), torch.randn(3, 4, requires_grad=True)
     with hookcore.trace(model) as seen:
@@ -297,7 +297,7 @@ def test_a_nested_output_comes_back_in_its_own_classes(name: str, seed: int) -> 
         assert dict.__getitem__(seen[""].output, "hidden") is seen[""].output.hidden
 
 
-def test_a_packed_sequence_comes_back_as_one(seed: int) -> None:
+def test_a_packed_sequence_is_returned_as_one(seed: int) -> None:
     model = nn.GRU(4, 5)
     packed = pack_padded_sequence(torch.randn(6, 2, 4), torch.tensor([6, 3]))
     with hookcore.trace(model) as seen:
@@ -308,7 +308,7 @@ def test_a_packed_sequence_comes_back_as_one(seed: int) -> None:
     assert torch.equal(seen[""].input.batch_sizes, packed.batch_sizes)
 
 
-def test_what_is_no_tensor_is_kept_if_it_cannot_change_and_named_otherwise(seed: int) -> None:
+def test_a_value_that_is_no_tensor_is_kept_if_immutable_and_otherwise_named(seed: int) -> None:
     class Cache:
         def __init__(self, tensor: Tensor) -> None:
             self.tensor = tensor
@@ -321,7 +321,7 @@ def test_what_is_no_tensor_is_kept_if_it_cannot_change_and_named_otherwise(seed:
     assert output[5] == NotCopied("it is a Cache object")
 
 
-def test_a_container_that_contains_itself_ends(seed: int) -> None:
+def test_a_container_that_contains_itself_ends_the_search(seed: int) -> None:
     def make(x: Tensor) -> list[Any]:
         found: list[Any] = [x * 2]
         found.append(found)
@@ -358,7 +358,7 @@ def test_a_tensor_that_is_returned_twice_is_copied_once(seed: int) -> None:
         ("is:leaf", nn.Linear, ["1", "3"]),
     ],
 )
-def test_layers_are_chosen_by_the_patterns_of_watch(include: Any, exclude: Any, paths: list[str]) -> None:
+def test_layers_are_selected_by_the_patterns_of_watch(include: Any, exclude: Any, paths: list[str]) -> None:
     model = mlp()
     with hookcore.trace(model, include, exclude) as seen:
         model(torch.randn(3, 4))
@@ -372,7 +372,7 @@ def test_layers_are_chosen_by_the_patterns_of_watch(include: Any, exclude: Any, 
     assert all(layer.output is not None for layer in map(seen.__getitem__, seen))
 
 
-def test_a_shared_layer_is_one_under_each_of_its_names(seed: int) -> None:
+def test_a_shared_layer_is_the_same_under_each_of_its_names(seed: int) -> None:
     model = mlp()
     model.add_module("again", model[0])
     with hookcore.trace(model, ["0", "again"]) as seen:
@@ -381,12 +381,12 @@ def test_a_shared_layer_is_one_under_each_of_its_names(seed: int) -> None:
     assert len(seen["again"].calls) == 1
 
 
-def test_a_pattern_that_fits_nothing_is_answered_with_the_nearest() -> None:
+def test_a_pattern_without_a_match_gets_the_nearest_name_as_a_hint() -> None:
     with pytest.raises(hookcore.PatternError, match=r"'laier1' matches no module. Did you mean 'layer1'"):
         hookcore.trace(nn.ModuleDict({"layer1": nn.Linear(1, 1)}), "laier1").__enter__()
 
 
-def test_a_layer_that_is_not_there_is_answered_with_the_nearest() -> None:
+def test_an_unknown_layer_gets_the_nearest_name_as_a_hint() -> None:
     model = nn.ModuleDict({"layer1": nn.Linear(1, 1), "other": nn.ReLU()})
     with hookcore.trace(model, "layer1") as seen:
         with pytest.raises(TraceError, match=r"no layer 'laier1'. Did you mean 'layer1'\?"):
@@ -406,12 +406,12 @@ def test_a_layer_that_is_not_there_is_answered_with_the_nearest() -> None:
         ({"include": 3}, "include=3 is invalid"),
     ],
 )
-def test_a_wrong_argument_says_what_is_allowed(arguments: dict[str, Any], told: str) -> None:
+def test_the_error_for_a_wrong_argument_says_what_is_allowed(arguments: dict[str, Any], told: str) -> None:
     with pytest.raises(hookcore.ArgumentError, match=told), hookcore.trace(**{"model": mlp(), **arguments}):
         pass
 
 
-def test_variables_of_the_environment_are_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_variables_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOOKCORE_INCLUDE", "4")
     monkeypatch.setenv("HOOKCORE_KINDS", "output")
     with hookcore.trace(mlp()) as seen:
@@ -433,7 +433,7 @@ def test_a_layer_that_did_not_run_says_so(seed: int) -> None:
     assert seen["0"].calls == ()
 
 
-def test_a_gradient_that_has_not_come_says_why(seed: int) -> None:
+def test_a_missing_gradient_says_why(seed: int) -> None:
     def run(model: Calls, x: Tensor) -> Tensor:
         return model.second(model.first(x).detach())
 
@@ -456,7 +456,7 @@ def test_a_gradient_that_has_not_come_says_why(seed: int) -> None:
     assert seen["second"].calls[1].output_grad.eq(1).all()
 
 
-def test_whole_numbers_have_no_gradient(seed: int) -> None:
+def test_integers_have_no_gradient(seed: int) -> None:
     model = nn.Embedding(5, 3)
     with hookcore.trace(model) as seen:
         model(torch.tensor([1, 2])).sum().backward()
@@ -477,7 +477,7 @@ def test_a_call_that_raised_has_its_input_and_no_output(seed: int) -> None:
     assert hooks.inventory(model) == ()
 
 
-def test_calls_that_raise_inside_of_others_are_told_apart(seed: int) -> None:
+def test_calls_that_raise_inside_others_are_distinguished(seed: int) -> None:
     def run(model: Calls, depth: int) -> int:
         if depth == 2:
             raise ValueError
@@ -532,7 +532,7 @@ def test_a_tensor_that_cannot_be_copied_never_stops_the_training(monkeypatch: py
 # --- Harmless -------------------------------------------------------------------------------------------------------
 
 
-def test_no_hook_is_left_after_an_exception(seed: int) -> None:
+def test_no_hook_remains_after_an_exception(seed: int) -> None:
     model, x = mlp(), torch.randn(3, 4, requires_grad=True)
     outputs = []
     with contextlib.suppress(KeyError), hookcore.trace(model):
@@ -542,7 +542,7 @@ def test_no_hook_is_left_after_an_exception(seed: int) -> None:
     assert all(not module._forward_hooks and not module._forward_pre_hooks for module in model.modules())
 
 
-def test_a_graph_that_outlives_the_trace_is_free_of_it(seed: int) -> None:
+def test_a_graph_that_outlives_the_trace_does_not_refer_to_it(seed: int) -> None:
     model = mlp()
     with hookcore.trace(model) as seen:
         out = model(torch.randn(3, 4))
@@ -555,7 +555,7 @@ def test_a_graph_that_outlives_the_trace_is_free_of_it(seed: int) -> None:
     out.sum().backward()
 
 
-def test_what_the_user_drops_is_freed_while_the_trace_goes_on(seed: int) -> None:
+def test_tensors_that_the_user_drops_are_freed_during_the_trace(seed: int) -> None:
     model = mlp()
     gc.collect()
     gc.disable()
@@ -575,7 +575,7 @@ def test_what_the_user_drops_is_freed_while_the_trace_goes_on(seed: int) -> None
         gc.enable()
 
 
-def test_the_model_is_freed_while_its_trace_is_read(seed: int) -> None:
+def test_the_model_is_freed_while_its_trace_is_still_in_use(seed: int) -> None:
     model = mlp()
     with hookcore.trace(model) as seen:
         model(torch.randn(3, 4))
@@ -608,7 +608,7 @@ def test_a_copy_of_a_traced_model_is_not_traced(copier: Callable[[Any], Any], se
     assert len(twin(x)) == 3
 
 
-def test_hooks_of_the_user_stay_and_what_they_return_is_what_is_seen(seed: int) -> None:
+def test_the_users_hooks_stay_and_their_results_are_shown(seed: int) -> None:
     model, x = mlp(), torch.randn(3, 4)
     model[0].register_forward_pre_hook(lambda module, args: (args[0] * 0,))
     model[0].register_forward_hook(lambda module, args, output: output + 5)
@@ -620,7 +620,7 @@ def test_hooks_of_the_user_stay_and_what_they_return_is_what_is_seen(seed: int) 
     assert [dict(model[0]._forward_hooks), dict(model[0]._forward_pre_hooks)] == before
 
 
-def test_traces_may_overlap(seed: int) -> None:
+def test_traces_can_overlap(seed: int) -> None:
     model, x = mlp(), torch.randn(3, 4)
     with hookcore.trace(model, "0") as outer:
         model(x)
@@ -631,7 +631,7 @@ def test_traces_may_overlap(seed: int) -> None:
     assert torch.equal(outer["0"].calls[1].output_grad, inner["0"].output_grad)
 
 
-def test_a_trace_that_begins_or_ends_inside_a_call_is_whole_for_the_others(seed: int) -> None:
+def test_a_trace_that_starts_or_ends_inside_a_call_does_not_affect_others(seed: int) -> None:
     def run(model: Calls, x: Tensor) -> Tensor:
         with hookcore.trace(model) as seen:
             out: Tensor = model.first(x)
@@ -682,7 +682,7 @@ def test_a_trace_and_a_watcher_see_the_same(seed: int) -> None:
                 assert means == pytest.approx([norm] * len(means), rel=1e-5), tap
 
 
-def test_threads_may_share_a_model(seed: int) -> None:
+def test_threads_can_share_a_model(seed: int) -> None:
     model, inputs = mlp(), [torch.full((1, 4), float(number)) for number in range(8)]
 
     def run(x: Tensor) -> None:
@@ -703,7 +703,7 @@ def test_threads_may_share_a_model(seed: int) -> None:
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_what_a_checkpoint_repeats_is_no_second_call(reentrant: bool, seed: int) -> None:
+def test_the_recompute_of_a_checkpoint_is_not_a_second_call(reentrant: bool, seed: int) -> None:
     def run(model: Calls, x: Tensor, plain: bool = False) -> Tensor:
         def segment(x: Tensor) -> Tensor:
             return model.second(torch.tanh(model.second(x)))
@@ -735,7 +735,7 @@ def test_a_checkpoint_without_a_backward_says_so(seed: int) -> None:
         _ = seen["first"].output_grad
 
 
-def test_values_seen_in_inference_mode_can_be_trained_on(seed: int) -> None:
+def test_values_captured_in_inference_mode_can_be_trained_on(seed: int) -> None:
     model = mlp()
     with hookcore.trace(model) as seen, torch.inference_mode():
         model(torch.randn(3, 4))
@@ -754,7 +754,7 @@ def test_values_under_functional_transforms_are_refused_by_name(seed: int) -> No
 # --- Compiled -------------------------------------------------------------------------------------------------------
 
 
-def test_a_compiled_model_shows_its_ends_and_says_what_it_hides(seed: int) -> None:
+def test_a_compiled_model_shows_its_inputs_and_outputs_and_says_what_is_hidden(seed: int) -> None:
     model, x = mlp(), torch.randn(3, 4)
     compiled = torch.compile(model, backend="eager")
     expected = compiled(x)
@@ -773,7 +773,7 @@ def test_a_compiled_model_shows_its_ends_and_says_what_it_hides(seed: int) -> No
     assert seen["0"].output.shape == (3, 8)
 
 
-@pytest.mark.filterwarnings("ignore")  # torch looks at .grad of what goes into the graph
+@pytest.mark.filterwarnings("ignore")  # torch reads .grad of the graph's inputs
 def test_a_compiled_part_is_seen_from_outside(seed: int) -> None:
     model = mlp()
     model[2] = torch.compile(nn.Sequential(nn.Linear(8, 8), nn.ReLU()), backend="eager")
@@ -784,7 +784,7 @@ def test_a_compiled_part_is_seen_from_outside(seed: int) -> None:
         _ = seen["2.0"].output
 
 
-def test_what_runs_in_a_compiled_function_is_named(seed: int) -> None:
+def test_layers_in_a_compiled_function_are_named(seed: int) -> None:
     model, x = mlp(), torch.randn(3, 4)
 
     @torch.compile(backend="eager")
@@ -801,7 +801,7 @@ def test_what_runs_in_a_compiled_function_is_named(seed: int) -> None:
         _ = seen["0"].output
 
 
-def test_a_function_compiled_under_a_trace_has_nothing_of_it_in_its_graph(seed: int) -> None:
+def test_a_function_compiled_under_a_trace_has_none_of_its_hooks_in_its_graph(seed: int) -> None:
     model, x, graphs = mlp(), torch.randn(3, 4), []
 
     def backend(graph: Any, inputs: Any) -> Any:
@@ -823,7 +823,7 @@ def test_a_function_compiled_under_a_trace_has_nothing_of_it_in_its_graph(seed: 
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_scripted_module_says_that_it_takes_no_hook(seed: int) -> None:
+def test_the_error_for_a_scripted_module_says_that_it_accepts_no_hook(seed: int) -> None:
     model = mlp()
     model[3] = torch.jit.script(nn.Tanh())
     with hookcore.trace(model) as seen:
@@ -832,6 +832,6 @@ def test_a_scripted_module_says_that_it_takes_no_hook(seed: int) -> None:
         _ = seen["3"].output
 
 
-def test_importing_hookcore_does_not_load_the_tracing() -> None:
+def test_importing_hookcore_does_not_load_tracing() -> None:
     code = "import sys, hookcore; assert not {'torch', 'hookcore.tracing'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

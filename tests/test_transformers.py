@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 STEPS: Final = 3
 VOCABULARY: Final = 48
 
-# What most of these configurations call their sizes; each takes those that it knows.
+# The names of sizes in most of these configurations. Each takes those that it knows.
 SMALL: Final[dict[str, Any]] = {
     "vocab_size": VOCABULARY, "hidden_size": 32, "d_model": 32, "n_embd": 32, "dim": 32, "embedding_size": 16,
     "num_hidden_layers": 2, "n_layer": 2, "n_layers": 2, "num_layers": 2, "encoder_layers": 2, "decoder_layers": 2,
@@ -41,7 +41,7 @@ SMALL: Final[dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Architecture:
-    """A model class, its configuration class, and what else it needs."""
+    """A model class, its configuration class, and other requirements."""
 
     name: str
     model: str
@@ -222,7 +222,7 @@ def test_outputs_and_gradients_of_a_transformer_are_those_of_a_twin(name: str) -
         assert watcher.flush()
         stats = read_step(watcher, 0)
     assert {key for key in stats if key[1] == "output"} == set(twin.outputs)
-    # A tensor that a module uses and also returns has a gradient; the clone that the twin returns of it has none.
+    # A tensor that a module uses and also returns has a gradient; its clone, which the twin returns, has none.
     passed_on = {key for key in stats if key[1] == "output_grad"} - set(twin.gradients)
     assert set(twin.gradients) <= set(stats)
     assert all(index for _, _, index, _ in passed_on)
@@ -232,9 +232,9 @@ def test_outputs_and_gradients_of_a_transformer_are_those_of_a_twin(name: str) -
             continue
         again = other.outputs.get(key) or other.gradients[key]
         if all(map(torch.equal, parts, again)):
-            # The twin's clones are nodes of their own, and the order in which gradients are added up may be another.
+            # The twin's clones are separate nodes, so gradients may be added up in another order.
             assert_stats(stats[key], parts, key, rel=1e-4 if key[1] == "output_grad" else 2e-6)
-        else:  # torch itself rounds differently from one time to the next, and a difference of large numbers shows it
+        else:  # torch itself rounds differently from time to time, which a difference of large numbers reveals
             rms = reference_stats(parts)["rms"]
             assert stats[key]["rms"] == pytest.approx(rms, rel=1e-3), key
 

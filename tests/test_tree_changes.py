@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-call"
-"""A model whose tree changes while it is watched: each value is under the name that its module has in that moment."""
+"""A model whose tree changes while it is watched: each value has the name that its module has at that moment."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class Lora(nn.Module):
 
 
 class Seen:
-    """What plain hooks see at each module in one step, by its path in that moment."""
+    """What plain hooks see at each module in one step, by its path at that moment."""
 
     def __init__(self, model: nn.Module) -> None:
         self.outputs: dict[Key, list[Tensor]] = {}
         self._paths = {id(module): path for path, module in model.named_modules()}
-        # Before other hooks on the modules: with attach="module" hookcore's stay the last ones.
+        # Before other hooks on the modules: with attach="module", hookcore's stay the last ones.
         self._handles = [module.register_forward_hook(self._saw, prepend=True) for module in model.modules()]
 
     def _saw(self, module: nn.Module, args: Any, output: Tensor) -> None:
@@ -54,7 +54,7 @@ class Seen:
 
 
 def check_steps(model: nn.Module, changes: list[Callable[[], Any]], attach: str) -> hookcore.Watcher:
-    """One step after each change; all outputs must be under the paths that the modules have then."""
+    """Train one step after each change. All outputs must have the current paths of the modules."""
     expected = []
     with watch(model, kinds={"output"}, attach=attach) as watcher:
         for change in changes:
@@ -101,7 +101,7 @@ def test_paths_are_looked_up_again_when_the_tree_changes(change: Callable[[nn.Se
     check_steps(model, [lambda: None, lambda: change(model), lambda: None], attach)
 
 
-def test_modules_that_exchange_their_names_are_seen_under_the_new_ones() -> None:
+def test_modules_that_swap_names_are_seen_under_the_new_ones() -> None:
     model = nn.ModuleDict({"a": nn.Linear(4, 4), "b": nn.Linear(4, 4)})
     with watch(model, kinds={"output", "param_grad"}) as watcher:
         model["a"](torch.ones(1, 4)).sum().backward()
@@ -119,7 +119,7 @@ def test_modules_that_exchange_their_names_are_seen_under_the_new_ones() -> None
     assert ("b", "param_grad", "bias", 0) not in step
 
 
-def test_a_module_that_takes_anothers_place_within_a_pass_does_not_share_its_tap() -> None:
+def test_a_module_that_replaces_another_within_a_pass_does_not_share_its_tap() -> None:
     model = net()
     with watch(model, kinds={"output"}) as watcher:
         first = model[0](torch.ones(5, 4))
@@ -133,7 +133,7 @@ def test_a_module_that_takes_anothers_place_within_a_pass_does_not_share_its_tap
     assert all(stats["parts"] == 1 for stats in step.values())
 
 
-def test_what_left_the_model_is_in_the_coverage_with_the_reason() -> None:
+def test_a_removed_module_is_in_the_coverage_with_the_reason() -> None:
     model = net()
     with watch(model) as watcher:
         model(torch.ones(5, 4)).sum().backward()
@@ -148,7 +148,7 @@ def test_what_left_the_model_is_in_the_coverage_with_the_reason() -> None:
     assert coverage["2"].captured
 
 
-def test_patterns_hold_for_a_modules_new_path() -> None:
+def test_patterns_apply_to_a_modules_new_path() -> None:
     model = net()
     with watch(model, include=["0", "2"], kinds={"output"}) as watcher:
         model(torch.ones(5, 4)).sum().backward()
@@ -163,7 +163,7 @@ def test_patterns_hold_for_a_modules_new_path() -> None:
 
 
 @pytest.mark.parametrize("attach", ATTACH)
-def test_training_that_wraps_its_layers_computes_the_same_bits_watched(attach: str) -> None:
+def test_a_training_that_wraps_its_layers_computes_the_same_bits_watched(attach: str) -> None:
     def train(**settings: Any) -> str:
         model = net()
         watcher = watch(model, kinds=KINDS, attach=attach) if settings else None

@@ -1,7 +1,7 @@
-"""The CUDA kernel against torch's operators: in Triton's interpreter, and on a GPU where there is one.
+"""The CUDA kernel, compared with torch's operators: in Triton's interpreter, and on a GPU if there is one.
 
-Triton decides when it is imported whether it interprets. So the tests marked `interpreted` run in a process of their
-own, which the first test starts.
+Triton decides on import whether it interprets. So the tests marked `interpreted` run in a separate process, which the
+first test starts.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ DTYPES += [torch.int64, torch.bool]
 
 
 def observe(*tensors: torch.Tensor, limit: int | None = None, offset: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """The merged row and the dense sketch of tensors that were added to one slot."""
+    """Return the merged row and the dense sketch of tensors that were added to one slot."""
     rows = torch.zeros((PROGRAMS, layout.CELLS), dtype=torch.float64)
     histogram = torch.zeros(BINS, dtype=torch.int32)
     for tensor in tensors:
@@ -65,7 +65,7 @@ def check(values: np.ndarray, *tensors: torch.Tensor) -> None:
 
 @compiled
 @pytest.mark.slow
-def test_the_kernel_is_right_in_the_interpreter() -> None:
+def test_the_kernel_is_correct_in_the_interpreter() -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "", __file__]
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     run = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
@@ -76,14 +76,14 @@ def test_the_kernel_is_right_in_the_interpreter() -> None:
 @interpreted
 @settings(deadline=None, max_examples=40)
 @given(floats32)
-def test_every_stat_of_any_float32_is_what_float64_says(values: np.ndarray) -> None:
+def test_every_stat_of_any_float32_equals_float64(values: np.ndarray) -> None:
     check(values, torch.from_numpy(values))
 
 
 @interpreted
 @settings(deadline=None, max_examples=40)
 @given(floats64)
-def test_every_stat_of_any_float64_is_what_numpy_says(values: np.ndarray) -> None:
+def test_every_stat_of_any_float64_equals_numpy(values: np.ndarray) -> None:
     check(values, torch.from_numpy(values))
 
 
@@ -124,7 +124,7 @@ def test_a_huge_mean_does_not_cancel_a_tiny_spread(mean: float) -> None:
 
 
 @interpreted
-def test_a_first_block_far_off_the_others_or_not_finite_does_not_cancel_their_spread() -> None:
+def test_an_outlying_or_non_finite_first_block_does_not_cancel_the_spread_of_others() -> None:
     values = np.random.default_rng(2).normal(size=5003) + 1e8
     values[:BLOCK] = 0
     check(values, torch.from_numpy(values))
@@ -133,7 +133,7 @@ def test_a_first_block_far_off_the_others_or_not_finite_does_not_cancel_their_sp
 
 
 @interpreted
-def test_a_tensor_without_a_finite_value_leaves_the_moments_of_the_others() -> None:
+def test_a_tensor_without_finite_values_does_not_change_the_moments_of_others() -> None:
     parts = [torch.full((100,), math.nan), torch.tensor([3.0, 5.0]), torch.full((70,), math.inf), torch.empty(0)]
     check(torch.cat(parts).numpy(), *parts)
 
@@ -141,7 +141,7 @@ def test_a_tensor_without_a_finite_value_leaves_the_moments_of_the_others() -> N
 @interpreted
 @settings(deadline=None, max_examples=25)
 @given(st.integers(0, 2000), st.integers(1, 300), st.integers(0, 2**30))
-def test_a_sampled_sketch_takes_the_values_that_the_reference_takes(number: int, limit: int, offset: int) -> None:
+def test_the_sampled_values_are_those_of_the_reference(number: int, limit: int, offset: int) -> None:
     tensor = torch.arange(1, number + 1, dtype=torch.float32) ** 3
     row, histogram = observe(tensor, limit=limit, offset=offset)
     np.testing.assert_array_equal(histogram, reference.bins(tensor, limit, offset).numpy())

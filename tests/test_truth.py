@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-call"
-"""The numbers are true: the whole zoo against twins that know nothing of hookcore."""
+"""The numbers are true: the whole zoo is compared with twins that use no hookcore."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.harness import STEPS, Key, assert_stats, digest, read_step, reference
 from tests.twin import OptimizerTwin, Twin, TwinHooks, counting_backwards
 from tests.zoo import CASES, Case
 
-# Where a twin that clones cannot tell the truth, or a step of the trial is not one step of an optimizer.
+# Cases in which a cloning twin differs, or a step of the trial is not one step of an optimizer.
 NOT_STEP_BY_STEP: Final = {
     "adversarial_pair_with_gradient_penalty": "two steps each, and gradients by autograd.grad",
     "backward_without_any_step": "nothing ends a step",
@@ -58,7 +58,7 @@ TWINS: Final = [
 
 @functools.cache
 def _twin_steps(case: Case) -> list[Twin]:
-    """The steps of a case, each seen by new hooks."""
+    """Return the steps of a case, each recorded by new hooks."""
     seed_all()
     trial, twins = case.build(), []
     for number in range(STEPS):
@@ -82,7 +82,7 @@ def _watched_steps(case: Case) -> list[dict[Key, dict[str, float]]]:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("case", TWINS, ids=[case.name for case in TWINS])
-def test_outputs_and_their_gradients_are_those_of_a_twin(case: Case) -> None:
+def test_outputs_and_their_gradients_equal_those_of_a_twin(case: Case) -> None:
     twins, seen = _twin_steps(case), _watched_steps(case)
     for twin, stats in zip(twins, seen, strict=True):
         outputs = {key for key in stats if key[1] == "output"}
@@ -97,7 +97,7 @@ def test_outputs_and_their_gradients_are_those_of_a_twin(case: Case) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("case", TWINS, ids=[case.name for case in TWINS])
-def test_traced_tensors_are_those_of_a_twin(case: Case) -> None:
+def test_traced_tensors_equal_those_of_a_twin(case: Case) -> None:
     twins = _twin_steps(case)
     seed_all()
     trial = case.build()
@@ -106,7 +106,7 @@ def test_traced_tensors_are_those_of_a_twin(case: Case) -> None:
             trial.step(number)
         for (path, place), parts in _in_order(twin.outputs).items():
             values = [value for call in _calls(case, seen[path]) for value in _tensors(call, "output", place)]
-            if case.name != "evaluation_between_steps":  # the twin looks away during it
+            if case.name != "evaluation_between_steps":  # the twin doesn't record it
                 assert len(values) == len(parts)
             assert [digest(part) for part in parts] == [digest(value) for value in values[-len(parts) :]]
         for (path, place), parts in _in_order(twin.gradients).items():
@@ -116,12 +116,12 @@ def test_traced_tensors_are_those_of_a_twin(case: Case) -> None:
 
 
 def _calls(case: Case, layer: Layer) -> tuple[LayerCall, ...]:
-    """The calls in the order in which they returned: a trace has them in the order in which they began."""
+    """Return the calls in the order in which they returned. A trace has them in the order in which they began."""
     return layer.calls[::-1] if case.name == "deep_recursion" else layer.calls
 
 
 def _in_order(tensors: dict[Key, list[Tensor]]) -> dict[tuple[str, str], list[Tensor]]:
-    """The tensors of a twin by path and place, in the order of the calls."""
+    """Return the tensors of a twin by path and place, in the order of the calls."""
     found: dict[tuple[str, str], list[Tensor]] = {}
     for (path, _, place, _), parts in sorted(tensors.items()):
         found.setdefault((path, place), []).extend(parts)
@@ -153,7 +153,7 @@ ONE_OPTIMIZER: Final = [
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("case", ONE_OPTIMIZER, ids=[case.name for case in ONE_OPTIMIZER])
-def test_parameters_their_gradients_and_updates_are_those_of_the_optimizer(case: Case) -> None:
+def test_parameters_their_gradients_and_updates_equal_those_of_the_optimizer(case: Case) -> None:
     seed_all()
     trial = case.build()
     twin = OptimizerTwin(trial.model)

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-call"
-"""Every kind of number is what autograd and the optimizer say; the blog's network has its known values."""
+"""All kinds of numbers equal those of autograd and the optimizer; the network of the blog has its known values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.zoo.case import mean_square, mlp, noise, sgd
 # --- Kinds ----------------------------------------------------------------------------------------------------------
 
 
-def test_every_kind_of_a_step_is_what_autograd_and_the_optimizer_say() -> None:
+def test_every_kind_of_a_step_equals_autograd_and_the_optimizer() -> None:
     seed_all()
     model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2))
     x, optimizer = noise(3, 4).requires_grad_(), torch.optim.SGD(model.parameters(), lr=0.1)
@@ -58,7 +58,7 @@ def test_every_kind_of_a_step_is_what_autograd_and_the_optimizer_say() -> None:
     assert stats["0", "update", "weight", 0]["ratio"] == pytest.approx(ratio, rel=1e-6)
 
 
-def test_an_inputs_gradient_holds_all_of_its_uses() -> None:
+def test_the_gradient_of_an_input_includes_all_of_its_uses() -> None:
     class Uses(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -83,7 +83,7 @@ def test_an_inputs_gradient_holds_all_of_its_uses() -> None:
 
 
 @pytest.mark.parametrize("how", ["set", "registered", "loaded"])
-def test_parameters_that_came_after_the_watch_are_seen(how: str) -> None:
+def test_parameters_added_after_the_watch_are_captured(how: str) -> None:
     seed_all()
     first, last, x = nn.Linear(4, 3), nn.Linear(3, 2), noise(5, 4)
     model = nn.Sequential(first, last)
@@ -108,7 +108,7 @@ def test_parameters_that_came_after_the_watch_are_seen(how: str) -> None:
             model.zero_grad()
 
 
-def test_parameters_that_an_optimizer_is_given_instead_of_others_are_seen() -> None:
+def test_parameters_that_replace_others_in_an_optimizer_are_captured() -> None:
     seed_all()
     model, x = nn.ModuleList([nn.Linear(4, 2), nn.Linear(4, 2)]), noise(5, 4)
     optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)
@@ -238,7 +238,7 @@ def test_an_observed_tensor_and_its_gradient_are_taps() -> None:
     assert_stats(stats["scores", "output_grad", "", 0], [model.seen.grad])
 
 
-def test_quantiles_of_values_out_of_range_are_right_or_unknown() -> None:
+def test_quantiles_of_values_out_of_range_are_correct_or_unknown() -> None:
     model = nn.Identity()
     with watch(model, phases=("train", "eval"), kinds=("output",)) as watcher:
         for low, high in ((1e60, 2e60), (1e60, 1.05e60), (1e-60, 1.02e-60), (1.0, 2.0)):
@@ -250,7 +250,7 @@ def test_quantiles_of_values_out_of_range_are_right_or_unknown() -> None:
     assert np.array(others) == pytest.approx(np.array([[1e60] * 3, [1e-60] * 3, [1.0, 1.5, 2.0]]), rel=0.07)
 
 
-def test_quantiles_are_right_at_any_magnitude_that_a_float32_has() -> None:
+def test_quantiles_are_correct_at_any_magnitude_of_a_float32() -> None:
     model, sizes = nn.Identity(), (1e-37, 1e-20, 1e-3, 1.0, 1e9, 1e20, 5e37)
     with watch(model, phases=("train", "eval"), kinds=("output",)) as watcher:
         for size in sizes:
@@ -261,7 +261,7 @@ def test_quantiles_are_right_at_any_magnitude_that_a_float32_has() -> None:
     assert told == pytest.approx(np.outer(sizes, [-3.0, -1.5, 1.5, 3.0]), rel=0.07)
 
 
-def test_gradients_that_a_loss_scale_lifted_out_of_range_are_not_told_as_the_edge_of_it() -> None:
+def test_gradients_that_a_loss_scale_moved_out_of_range_are_not_reported_as_its_edge() -> None:
     model = mlp()
     optimizer = sgd(model.parameters())
     scaler = torch.amp.GradScaler("cpu", init_scale=65536.0)
@@ -279,7 +279,7 @@ def test_gradients_that_a_loss_scale_lifted_out_of_range_are_not_told_as_the_edg
     assert [(shown.edges[place] <= 1000 < shown.edges[place + 1]) for place in filled.tolist()] == [True]
 
 
-def test_evaluation_is_kept_apart_from_training() -> None:
+def test_evaluation_is_separate_from_training() -> None:
     seed_all()
     model, x = mlp(), noise(5, 6)
     optimizer = sgd(model.parameters())
@@ -296,7 +296,7 @@ def test_evaluation_is_kept_apart_from_training() -> None:
         assert_stats(read_step(watcher, 0, "train")["", "output", "", 0], [trained])
 
 
-def test_evaluation_is_not_captured_unless_asked_for() -> None:
+def test_evaluation_is_captured_only_on_request() -> None:
     model, x = mlp(), noise(5, 6)
     optimizer = sgd(model.parameters())
     with watch(model) as watcher:

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-call"
-"""Gradients under a loss scale are divided by the scale that was in force, in every kind of step."""
+"""Gradients under a loss scale are divided by the scale at the time, in every kind of step."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _skipped(watcher: hookcore.Watcher) -> list[int]:
 def _train(
     model: nn.Module, skipped: Iterable[int], steps: int, micro_batches: int = 1, optimizer: Any = None
 ) -> list[list[Tensor]]:
-    """Train under a scaler that leaves out some steps, whose outputs have finite gradients all the same."""
+    """Train under a scaler that skips some steps, although the gradients of outputs are finite."""
     scaler = torch.amp.GradScaler("cpu", init_scale=65536.0)
     optimizer, truth = optimizer or sgd(model.parameters()), []
     for step in range(steps):
@@ -59,7 +59,7 @@ def test_the_first_steps_micro_batches_are_all_divided_by_the_scale(micro_batche
         assert watcher.current_step == 3
 
 
-def test_a_skipped_steps_finite_gradients_are_divided_by_the_scale_that_it_had() -> None:
+def test_finite_gradients_of_a_skipped_step_are_divided_by_its_scale() -> None:
     model = _net()
     with watch(model) as watcher:
         truth = _train(model, (2, 3, 5), 7)
@@ -69,7 +69,7 @@ def test_a_skipped_steps_finite_gradients_are_divided_by_the_scale_that_it_had()
 
 @pytest.mark.parametrize("many", [1, 2, 5])
 @pytest.mark.parametrize("micro_batches", [1, 2])
-def test_steps_that_are_skipped_before_any_is_taken_have_their_event_and_their_scale(
+def test_steps_skipped_before_the_first_real_one_have_their_event_and_their_scale(
     many: int, micro_batches: int
 ) -> None:
     model = _net()
@@ -81,7 +81,7 @@ def test_steps_that_are_skipped_before_any_is_taken_have_their_event_and_their_s
         assert _skipped(watcher) == list(range(many))
 
 
-def test_a_scaler_that_comes_late_is_found_in_its_first_step() -> None:
+def test_a_scaler_that_is_added_later_is_found_in_its_first_step() -> None:
     model = _net()
     optimizer = sgd(model.parameters())
     with watch(model) as watcher:

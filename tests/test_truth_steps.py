@@ -60,7 +60,7 @@ def test_micro_batches_of_one_step_are_merged_with_their_number() -> None:
     assert stats["1", "output", "", 0]["parts"] == 3
 
 
-def test_forwards_before_the_first_backward_are_calls_of_their_own() -> None:
+def test_forwards_before_the_first_backward_are_separate_calls() -> None:
     stats, _, outputs, gradients, _ = _micro_batches(all_forwards_first=True)
     for call in range(3):
         assert_stats(stats["1", "output", "", call], [outputs[call]])
@@ -78,7 +78,7 @@ def test_the_number_of_micro_batches_is_in_the_store() -> None:
         assert watcher.store.scalars("hookcore/micro_batches").mean.tolist() == [4.0]
 
 
-def test_a_graph_that_is_walked_twice_gives_its_gradient_twice() -> None:
+def test_a_graph_with_two_backward_passes_gives_its_gradient_twice() -> None:
     seed_all()
     model = nn.Sequential(nn.Linear(3, 2))
     with watch(model) as watcher:
@@ -94,7 +94,7 @@ def test_a_graph_that_is_walked_twice_gives_its_gradient_twice() -> None:
 
 
 def _scaled(clip: float | None, skip: bool) -> tuple[list[dict[Key, dict[str, float]]], list[dict[Key, Tensor]], Any]:
-    """Steps under a GradScaler, and what an unscaled computation says of each step that was taken."""
+    """Return steps under a GradScaler, and the unscaled computation of each step that was taken."""
     seed_all()
     model, x = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)), noise(5, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -144,7 +144,7 @@ def test_gradients_under_a_loss_scale_are_unscaled_and_clipped_as_the_optimizer_
     assert watcher.store.scalars("hookcore/grad_scale").mean.tolist() == [1024.0] * 3
 
 
-def test_a_step_that_the_scaler_skips_is_a_labeled_step_of_its_own() -> None:
+def test_a_step_that_the_scaler_skips_is_a_separate_labeled_step() -> None:
     steps, truth, watcher = _scaled(None, skip=True)
     assert len(steps) == 3
     skipped = [event.step for event in watcher.store.events() if event.name == "skipped-step"]
@@ -182,7 +182,7 @@ def test_under_a_checkpoint_each_output_and_gradient_counts_once(reentrant: bool
         assert checkpointed[key] == pytest.approx(stats, rel=1e-6, nan_ok=True), key
 
 
-def test_gradients_by_autograd_grad_are_not_taken_for_the_backward_pass() -> None:
+def test_gradients_of_autograd_grad_are_not_mistaken_for_those_of_backward() -> None:
     seed_all()
     model, x = nn.Sequential(nn.Linear(4, 3), nn.Tanh()), noise(5, 4).requires_grad_()
     optimizer = sgd(model.parameters())
@@ -197,7 +197,7 @@ def test_gradients_by_autograd_grad_are_not_taken_for_the_backward_pass() -> Non
     assert_stats(stats["1", "output_grad", "", 0], [2 * out.detach() / out.numel()])
 
 
-def test_a_failed_forward_or_backward_leaves_no_number_behind() -> None:
+def test_a_failed_forward_or_backward_leaves_no_number() -> None:
     class Fails(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -234,7 +234,7 @@ def test_a_failed_forward_or_backward_leaves_no_number_behind() -> None:
 
 @pytest.fixture
 def hasty_threads() -> Iterator[None]:
-    """Threads that take turns a hundred times as often as they usually do."""
+    """Make threads switch a hundred times as often as usual."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(interval / 100)
     yield
@@ -242,7 +242,7 @@ def hasty_threads() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("hasty_threads")
-def test_nothing_is_lost_where_several_threads_train() -> None:
+def test_nothing_is_lost_if_several_threads_train() -> None:
     seed_all()
     models = [nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)) for _ in range(4)]
     inputs, steps = noise(5, 6), 40

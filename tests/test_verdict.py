@@ -1,4 +1,4 @@
-"""A verdict over two runs says what was compared and what could not be; what was not looked at is never equal."""
+"""A verdict on two runs says what was compared and what couldn't be. Uncompared values are never called equal."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TAPS = (Tap("0", "output"), Tap("1", "output"))
 def run_of(
     captured: dict[int, list[float]], losses: dict[int, float] | None = None, taps: tuple[Tap, ...] = TAPS
 ) -> Store:
-    """A run that captured some steps, and logged a loss in some."""
+    """Return a run that captured some steps, and logged a loss in some."""
     store = Store(8_000_000)
     losses = losses or {}
     for step in sorted({*captured, *losses}):
@@ -36,11 +36,11 @@ def verdict_of(one: Store, two: Store, tolerance: float = 0.0) -> Verdict:
 
 
 def losses(values: dict[int, float] | None = None, steps: int = 150) -> dict[int, float]:
-    """A loss in every step, some of them others."""
+    """Return a loss for every step, with some of them changed."""
     return {step: 1.0 / (step + 1) for step in range(steps)} | (values or {})
 
 
-def test_equal_captured_steps_do_not_hide_a_loss_that_differs() -> None:
+def test_equal_captured_steps_do_not_hide_a_different_loss() -> None:
     captured = {step: [1.0, 2.0] for step in range(0, 150, 3)}
     verdict = verdict_of(run_of(captured, losses()), run_of(captured, losses({101: 1e29, 102: NAN})))
     assert verdict.outcome == "different"
@@ -66,14 +66,14 @@ def test_runs_without_a_common_step_are_never_equal() -> None:
     assert all(math.isnan(layer.share) for layer in verdict.layers)
 
 
-def test_equal_losses_without_a_common_captured_step_are_no_verdict_over_the_layers() -> None:
+def test_equal_losses_without_a_common_captured_step_give_no_verdict_on_the_layers() -> None:
     even, odd = ({step: [1.0, 2.0] for step in range(start, 20, 2)} for start in (0, 1))
     verdict = verdict_of(run_of(even, losses(steps=20)), run_of(odd, losses(steps=20)))
     assert verdict.outcome == "unknown"
     assert "loss is the same in 20 steps that both runs logged." in verdict.say()
 
 
-def test_nan_in_both_runs_is_told_as_nan_and_not_as_equal() -> None:
+def test_nan_in_both_runs_is_reported_as_nan_and_not_as_equal() -> None:
     captured = {0: [1.0, 2.0], 1: [NAN, 2.0], 2: [NAN, 2.0]}
     verdict = verdict_of(run_of(captured, {2: NAN}), run_of(captured, {2: NAN}))
     assert verdict.outcome == "no difference"
@@ -92,12 +92,12 @@ def test_a_verdict_without_a_difference_says_how_much_was_compared() -> None:
     ]
 
 
-def test_it_is_said_if_no_logged_value_was_compared() -> None:
+def test_it_is_stated_if_no_logged_value_was_compared() -> None:
     verdict = verdict_of(run_of({0: [1.0, 2.0]}, {0: 1.0}), run_of({0: [1.0, 2.0]}))
     assert verdict.say()[-1] == "Neither loss nor any other logged value was compared: the runs share none."
 
 
-def test_a_layer_that_shares_no_step_is_counted_among_others_that_do() -> None:
+def test_a_layer_without_common_steps_is_counted_among_others() -> None:
     one = run_of({0: [1.0, 2.0], 1: [1.0, 2.0]})
     two = run_of({0: [1.0], 1: [1.0]}, taps=TAPS[:1])
     two.append(make_frame(2, [1.0, 2.0], new_taps=TAPS[1:]))
@@ -117,7 +117,7 @@ def test_merged_steps_are_compared_only_if_both_runs_merged_as_many() -> None:
     assert verdict.extent.compared + verdict.extent.not_comparable == 4000
 
 
-def test_where_old_steps_were_merged_the_first_difference_is_told_as_the_steps_that_can_hold_it() -> None:
+def test_if_old_steps_were_merged_the_first_difference_is_a_range_of_steps() -> None:
     one, two = Store(1 << 20), Store(1 << 20)  # so small that old steps are merged
     for store in (one, two):
         for step in range(4000):
@@ -138,18 +138,18 @@ def test_where_old_steps_were_merged_the_first_difference_is_told_as_the_steps_t
 
 
 @pytest.mark.parametrize(("tolerance", "outcome"), [(0.0, "different"), (0.6, "no difference")])
-def test_the_tolerance_holds_for_logged_values_too(tolerance: float, outcome: str) -> None:
+def test_the_tolerance_applies_to_logged_values_too(tolerance: float, outcome: str) -> None:
     one, two = (run_of({0: [1.0, 2.0]}, {0: loss}) for loss in (1.0, 2.0))
     assert verdict_of(one, two, tolerance).outcome == outcome
 
 
-def test_hookcores_own_numbers_are_no_part_of_a_verdict() -> None:
+def test_hookcores_own_numbers_are_not_part_of_a_verdict() -> None:
     one, two = run_of({0: [1.0, 2.0]}), run_of({0: [1.0, 2.0]})
     assert one.scalar_names()
     assert verdict_of(one, two).logged == []
 
 
-def test_a_run_with_no_step_is_not_compared() -> None:
+def test_a_run_without_steps_is_not_compared() -> None:
     verdict = verdict_of(run_of({0: [1.0, 2.0]}), Store(8_000_000))
     assert verdict.outcome == "unknown"
     assert verdict.say()[0] == "Nothing was compared: no layer was captured in both runs."

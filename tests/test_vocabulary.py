@@ -1,4 +1,4 @@
-"""One word, one color and one rule for one thing, wherever it is shown."""
+"""One word, one color, and one rule for each thing, wherever it is shown."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _log(world: World, name: str, started_s: float = 0.0) -> None:
     run.changes.tell()
 
 
-def test_everybody_takes_the_same_scalar_for_the_loss(world: World) -> None:
+def test_the_same_scalar_is_the_loss_everywhere(world: World) -> None:
     _log(world, "two", 5.0)
     run = world.runs.get("two")
     assert run is not None
@@ -56,7 +56,7 @@ def test_everybody_takes_the_same_scalar_for_the_loss(world: World) -> None:
         ("lr", False),
     ],
 )
-def test_a_loss_is_told_by_the_last_part_of_its_name(name: str, yes: bool) -> None:
+def test_a_loss_is_recognized_by_the_last_part_of_its_name(name: str, yes: bool) -> None:
     assert is_loss(name) is yes
     assert (loss_rank(name) < 3) is yes
 
@@ -72,7 +72,7 @@ def test_every_kind_has_its_words() -> None:
     assert tuple(KIND_WORDS) == tuple(KIND_TITLES) == KINDS
 
 
-def test_a_label_names_the_root_and_says_what_the_script_says() -> None:
+def test_a_label_names_the_root_and_equals_the_scripts() -> None:
     tap = Tap("", "output", "1", 2, "eval")
     assert (tap.label, tap.name) == (
         "(root) output [1] call 2 (eval)",
@@ -80,7 +80,7 @@ def test_a_label_names_the_root_and_says_what_the_script_says() -> None:
     )  # as in heat.test.mjs
 
 
-def test_every_label_that_is_shown_finds_its_tap(world: World) -> None:
+def test_every_shown_label_finds_its_tap(world: World) -> None:
     for number, tap in enumerate(TAPS):
         fitting = [each for each in TAPS if each.name == tap.name]
         for label in (tap.label, *((tap.name,) if len(fitting) == 1 else ())):
@@ -88,7 +88,7 @@ def test_every_label_that_is_shown_finds_its_tap(world: World) -> None:
             assert (series["tap"]["number"], series["tap"]["label"]) == (number, tap.label)
 
 
-def test_a_label_without_a_kind_that_fits_several_taps_is_answered_with_their_labels(world: World) -> None:
+def test_an_ambiguous_label_without_a_kind_gets_the_labels_of_the_taps(world: World) -> None:
     world.run.store.announce((Tap("both", "output"), Tap("both", "output_grad")))
     said = world.error("series", 400, tap="both", stat="rms")
     assert "'both output' (5)" in said

@@ -1,4 +1,4 @@
-"""The wheel in an environment of its own, in the folder of a user who has an `app.py`: all commands work there."""
+"""The wheel in a separate environment, in the folder of a user who has an `app.py`: all commands work there."""
 
 from __future__ import annotations
 
@@ -62,21 +62,21 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment with the wheel, which lends all other packages from this one but not the checkout."""
+    """Return an environment with the wheel. All other packages come from this environment, but not the source tree."""
     folder = tmp_path_factory.mktemp("environment")
     venv.create(folder, with_pip=False, symlinks=True)
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     packages = folder / "lib" / version / "site-packages"
     install = ["install", "--no-deps", "--quiet", "--disable-pip-version-check", "--target", packages, wheel]
     subprocess.run([sys.executable, "-m", "pip", *install], check=True)
-    # The folder alone: its .pth files, one of which may lead to the checkout, are read for site folders only.
+    # The folder only: its .pth files, one of which may lead to the source tree, are read for site folders only.
     (packages / "lent.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return folder / "bin" / "python"
 
 
 @pytest.fixture
 def user(tmp_path: Path) -> Path:
-    """A user's folder."""
+    """Return a user's folder."""
     (tmp_path / "app.py").write_text("MINE = True\n")
     (tmp_path / "train.py").write_text(TRAIN)
     (tmp_path / "read.py").write_text(READ)
@@ -84,7 +84,7 @@ def user(tmp_path: Path) -> Path:
 
 
 def _copy_of_the_source(folder: Path) -> Path:
-    """A build leaves folders beside the source, and must not find those of another."""
+    """Copy the source: a build leaves folders next to it, and must not find those of another build."""
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         folder.mkdir(exist_ok=True)
         (folder / name).write_bytes((ROOT / name).read_bytes())
@@ -97,7 +97,7 @@ def _copy_of_the_source(folder: Path) -> Path:
 
 
 def _call(python: Path, user: Path, *arguments: str) -> str:
-    """What is seen in the terminal."""
+    """Return the terminal output of a command."""
     done = subprocess.run(
         [python, *arguments],
         cwd=user,
@@ -117,7 +117,7 @@ def _environment(user: Path) -> dict[str, str]:
 
 @contextmanager
 def _serving(python: Path, user: Path) -> Iterator[str]:
-    """A server, and its address."""
+    """Start a server, and return it with its URL."""
     log = user / "server.log"
     with log.open("wb") as out:
         command = [python, "-m", "hookcore_app.cli", "serve", "--port", "0"]
@@ -134,7 +134,7 @@ def _serving(python: Path, user: Path) -> Iterator[str]:
         assert server.wait(PATIENCE_S) == 0
 
 
-def test_the_wheel_holds_the_pages_and_nothing_of_the_checkouts(wheel: Path) -> None:
+def test_the_wheel_contains_the_pages_and_nothing_else_of_the_source_tree(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     pages = [
@@ -145,7 +145,7 @@ def test_the_wheel_holds_the_pages_and_nothing_of_the_checkouts(wheel: Path) -> 
     assert not [name for name in names if name.startswith(("app/", "tests/", "benchmarks/"))]
 
 
-def test_the_wheel_holds_the_compiled_kernel_and_runs_on_every_python_since_3_11(wheel: Path) -> None:
+def test_the_wheel_contains_the_compiled_kernel_and_runs_on_every_python_since_3_11(wheel: Path) -> None:
     _, _, python_tag, abi_tag, platform_tag = wheel.stem.split("-")
     assert (python_tag, abi_tag) == ("cp311", "abi3")
     assert "manylinux_2_17" in platform_tag
@@ -159,7 +159,7 @@ def test_the_installed_kernel_is_the_compiled_one(python: Path, user: Path) -> N
     assert told.startswith("'' <built-in"), told
 
 
-def test_it_stands_beside_a_users_own_app(python: Path, user: Path) -> None:
+def test_it_works_next_to_a_users_own_app(python: Path, user: Path) -> None:
     code = (
         "import app, hookcore, hookcore_app.main as server, hookcore.hooks, hookcore.hooks.compiled\n"
         "from hookcore_app.runs import Runs\n"

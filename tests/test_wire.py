@@ -1,4 +1,4 @@
-"""Records on their way between processes: what arrives is what was sent, and what was damaged is refused."""
+"""Records in transit between processes: they arrive as they were sent, and damaged ones are refused."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ events = st.builds(
 
 
 def counted(stats: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Any numbers at all, but counts in the columns of counts; a row whose count is NaN may hold anything."""
+    """Return any numbers, but counts in the columns of counts. A row whose count is NaN may contain anything."""
     for name in COUNTS:
         column = stats[:, STAT_COLUMN[name]]
         with np.errstate(invalid="ignore"):
@@ -78,7 +78,7 @@ def counted(stats: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def _stats(numbers: dict[str, float]) -> bytes:
-    """One row of stats as it travels."""
+    """Return one row of stats as it is sent."""
     row = np.zeros((1, len(STATS)))
     for name, number in numbers.items():
         row[0, STAT_COLUMN[name]] = number
@@ -111,12 +111,12 @@ def frames(draw: st.DrawFn) -> Frame:
 
 
 def arrive(item: FrameItem | SnapshotItem | EndItem) -> Any:
-    """An item as the other side sees it."""
+    """Return an item as the receiver sees it."""
     return decode_batch(encode(Batch(run=INFO, items=(item,)))).items[0]
 
 
 def same(left: Frame, right: Frame) -> bool:
-    """Equal in every field, to the bit; a NaN equals itself."""
+    """Return whether records are equal in every field, to the bit. NaN equals itself."""
     for field in dataclasses.fields(Frame):
         one, other = getattr(left, field.name), getattr(right, field.name)
         if isinstance(one, np.ndarray):
@@ -155,20 +155,20 @@ def test_a_snapshot_arrives_as_it_was_sent(values: np.ndarray[Any, Any], tap: Ta
     assert (seen.tap, seen.step, seen.dtype, seen.number, seen.truncated) == (tap, 7, "float32", number, False)
 
 
-def test_a_truncated_snapshot_keeps_the_shape_it_had() -> None:
+def test_a_truncated_snapshot_keeps_its_original_shape() -> None:
     snapshot = Snapshot(Tap("a", "output"), 0, 0.0, "float32", (10, 10), np.arange(30, dtype=np.float32), True)
     seen = snapshot_of(arrive(snapshot_item(0, snapshot)))
     assert seen.shape == (10, 10)
     assert np.array_equal(seen.values, np.arange(30))
 
 
-def test_values_that_are_no_numbers_are_refused() -> None:
+def test_values_that_are_not_numbers_are_refused() -> None:
     item = snapshot_item(0, Snapshot(Tap("a", "output"), 0, 0.0, "object", (1,), np.zeros(1)))
     with pytest.raises(WireError, match="type 'object'"):
         snapshot_of(msgspec.structs.replace(item, stored="object"))
 
 
-def test_everything_else_of_a_batch_arrives() -> None:
+def test_all_other_parts_of_a_batch_arrive() -> None:
     batch = Batch(
         run=INFO,
         taps_from=3,
@@ -188,7 +188,7 @@ def test_everything_else_of_a_batch_arrives() -> None:
 
 @settings(deadline=None)
 @given(taps, st.dictionaries(texts, st.none() | st.floats(allow_nan=False) | texts | st.lists(texts, max_size=2)))
-def test_an_answer_brings_commands(tap: Tap, changes: dict[str, Any]) -> None:
+def test_an_answer_contains_commands(tap: Tap, changes: dict[str, Any]) -> None:
     commands = (Command(1, "snapshot", tap), Command(2, "settings", changes=changes))
     answer = Answer(acknowledged=4, taps=2, described=-1, commands=commands)
     assert decode_answer(encode(answer)) == answer
@@ -236,7 +236,7 @@ def test_damage_is_refused_or_harmless_but_never_another_error(frame: Frame, dat
         *(({"stats": _stats({"count": 8.0, name: float("nan")})}, "a count that") for name in COUNTS[1:]),
     ],
 )
-def test_arrays_that_do_not_belong_together_are_refused(change: dict[str, Any], words: str) -> None:
+def test_arrays_that_do_not_fit_together_are_refused(change: dict[str, Any], words: str) -> None:
     block = SketchBlock(np.array([0, 2], np.uint32), np.array([3, 4], np.uint16), np.array([1, 1], np.uint32))
     item = frame_item(0, Frame(0, 0.0, np.zeros(1, np.uint32), np.zeros((1, len(STATS))), block))
     with pytest.raises(WireError, match=words):
@@ -298,7 +298,7 @@ plain_values = st.recursive(
 
 @settings(deadline=None)
 @given(plain_values)
-def test_a_message_weighs_at_least_what_its_values_take(value: Any) -> None:
+def test_the_estimated_size_of_a_message_is_at_least_that_of_its_values(value: Any) -> None:
     data = msgspec.msgpack.encode(value)
     assert weigh(data, 2**40) >= sum(40 for _ in _leaves(value))
     with pytest.raises(WireError):
@@ -316,7 +316,7 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 @settings(deadline=None)
 @given(st.binary(max_size=300))
-def test_whatever_comes_has_a_weight_or_is_refused(data: bytes) -> None:
+def test_any_bytes_have_an_estimated_size_or_are_refused(data: bytes) -> None:
     with contextlib.suppress(WireError):
         assert weigh(data, 10**6) <= 10**6
 
@@ -330,6 +330,6 @@ def test_another_schema_is_named() -> None:
 @pytest.mark.parametrize(
     "data", [b"", b"\x00", b"{}", b"\xdd\xff\xff\xff\xff", b"\x91" * 5000, b"\xdb\xff\xff\xff\xffabc"]
 )
-def test_what_is_no_message_is_refused(data: bytes) -> None:
+def test_anything_but_a_message_is_refused(data: bytes) -> None:
     with pytest.raises(WireError):
         decode_batch(data)

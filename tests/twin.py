@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-call"
-"""Twins: the same training seen by hooks of torch's own, which know nothing of hookcore."""
+"""Twins: the same training recorded by torch's own hooks, without hookcore."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Twin:
 
 
 class TwinHooks:
-    """Plain per-module hooks that know nothing of hookcore. They stand after the hooks that the module has already.
+    """Plain per-module hooks, without hookcore. They come after the hooks that the module already has.
 
-    Each output is kept as a copy, its gradient by `retain_grad`; what goes on is a clone, so that nothing that is done
-    to it in place can reach the tensor that the module returned.
+    Each output is kept as a copy, and its gradient by `retain_grad`. The model continues with a clone, so that no
+    in-place operation can change the tensor that the module returned.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -74,11 +74,11 @@ class TwinHooks:
         return tensor.clone()
 
     def end_backward(self) -> None:
-        """Count calls from zero again."""
+        """Restart the count of calls at zero."""
         self._calls.clear()
 
     def close(self) -> Twin:
-        """Take the hooks off and answer with what was seen."""
+        """Remove the hooks and return what they recorded."""
         for handle in self._handles:
             handle.remove()
         gradients = {
@@ -108,7 +108,7 @@ def counting_backwards(hooks: TwinHooks) -> Iterator[None]:
 
 
 class OptimizerTwin:
-    """Copies of what an optimizer is about to use, and of what it made of it, by hooks of torch's own."""
+    """Copies of what an optimizer is about to use and of its result, by torch's own hooks."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model

@@ -1,4 +1,4 @@
-"""The one way to wait in a test: for a condition, with a deadline."""
+"""The only way to wait in a test: for a condition, with a deadline."""
 
 from __future__ import annotations
 

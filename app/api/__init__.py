@@ -1,4 +1,4 @@
-"""REST: questions about the runs, and commands to their trainers. Thin and stateless; the runs are on `app.state`."""
+"""REST: queries about the runs, and commands to their trainers. Thin and stateless; the runs are in `app.state`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client sends: changes of a run, changes of settings, and wishes. These are checked."""
+"""The bodies of requests, validated: changes of a run, changes of settings, and commands."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hookcore.records import Kind, Phase
 
 
 class RunChanges(BaseModel):
-    """What of a run can be changed."""
+    """Changes of a run."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"name": "baseline, lr 3e-4"}]})
     name: Annotated[str, Field(min_length=1, max_length=1000)] | None = None
@@ -24,7 +24,7 @@ Patterns = (
 
 
 class SettingsChanges(BaseModel):
-    """What can be changed while the training goes on. What is left out stays."""
+    """Changes of settings during a training. Omitted ones stay unchanged."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"every": 10, "budget": 0.02}]})
     every: Annotated[int, Field(strict=True, ge=1, le=10**9)] | None = None
@@ -36,7 +36,7 @@ class SettingsChanges(BaseModel):
 
 
 class SnapshotRequest(BaseModel):
-    """Which tensor is wanted: `tap` by its number or label, or the module with what is known of the stream."""
+    """The requested tensor: `tap` by its number or label, or the module and the known parts of the stream."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"module": "0", "kind": "output"}]})
     tap: Annotated[int, Field(strict=True, ge=0)] | Annotated[str, Field(max_length=2100)] | None = None
@@ -48,11 +48,11 @@ class SnapshotRequest(BaseModel):
 
 
 class Acknowledgement(BaseModel):
-    """What somebody saw: a finding or an event, by the `key` with which it was told."""
+    """The acknowledgement of a finding or an event, by its `key`."""
 
     model_config = ConfigDict(
         extra="forbid", json_schema_extra={"examples": [{"key": "dead:layers.0 output", "acknowledged": True}]}
     )
-    run: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,200}$", description="without it the newest run")] | None = None
+    run: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,200}$", description="default: the newest run")] | None = None
     key: Annotated[str, Field(min_length=1, max_length=2200)]
     acknowledged: Annotated[bool, Field(strict=True)] = True

@@ -1,4 +1,4 @@
-"""Two runs side by side: what they share, how much of it was compared, and where they first differ."""
+"""Two runs side by side: what they share, how much was compared, and where they first differ."""
 
 from __future__ import annotations
 
@@ -50,7 +50,12 @@ def _two_runs(
     runs: GivenRuns,
     pair: Annotated[
         str,
-        Query(alias="runs", max_length=401, description="the ids of two runs, with a comma", examples=["run-1,run-2"]),
+        Query(
+            alias="runs",
+            max_length=401,
+            description="the ids of two runs, separated by a comma",
+            examples=["run-1,run-2"],
+        ),
     ],
 ) -> tuple[Run, Run]:
     ids = pair.split(",")
@@ -65,13 +70,14 @@ def _asked(
     kind: OfKind = None,
     match: Match = None,
     tolerance: Annotated[
-        float, Query(ge=0, le=2, description="how far apart counts as equal, as a share of the larger magnitude")
+        float,
+        Query(ge=0, le=2, description="largest difference that counts as equal, as a share of the larger magnitude"),
     ] = 0.0,
     rename: Annotated[
         str,
         Query(
             max_length=1000,
-            description='"expression -> replacement" for the modules of the second run, by which they find their like',
+            description='"expression -> replacement" that maps the modules of the second run to those of the first',
             examples=["^backbone\\. -> encoder."],
         ),
     ] = "",
@@ -95,19 +101,19 @@ def compare_two_runs(
     reply: GivenReply,
     pair: TwoRuns,
     asked: GivenAsked,
-    points: Annotated[int, Query(ge=1, le=10_000, description="points of each layer at most")] = 200,
+    points: Annotated[int, Query(ge=1, le=10_000, description="maximum number of points per layer")] = 200,
     sort: Annotated[
         Literal["model", "share", "step"],
         Query(description="the model's order, the largest difference first, or the earliest difference first"),
     ] = "model",
     after: After = 0,
-    limit: Annotated[int, Query(ge=1, le=1000, description="layers in this answer, at most 1,000")] = 50,
+    limit: Annotated[int, Query(ge=1, le=1000, description="maximum number of layers in this answer")] = 50,
     format: Format = None,
 ) -> Response:
-    """Taps of the same module, kind, index, call and phase, and every value that both runs logged, at the same steps.
+    """Compare taps of the same module, kind, index, call, and phase, and values that both runs logged, step by step.
 
-    `verdict` says how much was compared. Older steps that were merged are compared by their mean, min and max, if both
-    runs merged the same steps.
+    `verdict` says how much was compared. Older steps that were merged are compared by their mean, minimum, and maximum,
+    if both runs merged the same steps.
     """
     one, two = pair
     if limit * points > MAX_NUMBERS:
@@ -145,7 +151,7 @@ def compare_two_runs(
 
 
 def _order(layers: Sequence[Layer], sort: str) -> list[int]:
-    """The places of the layers, as they are to be shown."""
+    """Return the places of the layers in the requested order."""
     key = {"share": share_key, "step": parting_key}.get(sort)
     places = range(len(layers))
     return list(places) if key is None else sorted(places, key=lambda place: key(layers[place]))
@@ -206,11 +212,11 @@ def compare_heatmap(
     reply: GivenReply,
     pair: TwoRuns,
     asked: GivenAsked,
-    columns: Annotated[int, Query(ge=1, le=5000, description="columns at most: equal spans of steps")] = 500,
-    rows: Annotated[int, Query(ge=1, le=5000, description="rows at most; neighbors share one")] = 600,
+    columns: Annotated[int, Query(ge=1, le=5000, description="maximum number of columns (equal spans of steps)")] = 500,
+    rows: Annotated[int, Query(ge=1, le=5000, description="maximum number of rows; neighbors share one")] = 600,
     format: Format = None,
 ) -> Response:
-    """The largest difference in each cell, as a share of the larger magnitude; columns x rows is at most 2,000,000."""
+    """Return each cell's largest difference, as a share of the larger magnitude; columns x rows: at most 2,000,000."""
     one, two = pair
     if columns * rows > MAX_CELLS:
         raise ArgumentError(f"columns={columns} by rows={rows} are more than {MAX_CELLS} cells: ask for fewer")
@@ -222,7 +228,7 @@ def compare_heatmap(
 
     def table() -> Table:
         answer, found = read()
-        return Table(replace(answer, worst=found.share).columns(), found.share)  # infinities as they are
+        return Table(replace(answer, worst=found.share).columns(), found.share)  # infinities unchanged
 
     return reply.arrays(format, [version_of(one), version_of(two)], lambda: read()[0], table)
 

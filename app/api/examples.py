@@ -1,4 +1,4 @@
-"""One answer of each route, for the description in OpenAPI."""
+"""One example answer for each route, for OpenAPI."""
 
 from __future__ import annotations
 

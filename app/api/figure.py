@@ -1,4 +1,4 @@
-"""Any chart as Plotly reads it, for scripts and notebooks."""
+"""Charts as Plotly figures, for scripts and notebooks."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ router = APIRouter(prefix="/api/v1", default_response_class=StrictJson)
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a chart is asked to show; each chart reads what concerns it."""
+    """The parameters of a chart. Each chart reads those that it needs."""
 
     span: Span
     kind: str
@@ -72,7 +72,7 @@ class Asked:
 
     @property
     def one_kind(self) -> str:
-        """The kind of the taps, of which there is to be one."""
+        """Return the only kind in the query, for charts of a single kind."""
         require("kind", self.kind, KINDS)
         return self.kind
 
@@ -81,27 +81,31 @@ def _asked(
     span: GivenSpan,
     kind: Annotated[
         str,
-        Query(max_length=200, description="the kind of the taps; for a profile also several, with commas between them"),
+        Query(max_length=200, description="the kind of the taps; a profile can have several, separated by commas"),
     ] = "output",
-    stat: Annotated[str, Query(max_length=50, description="a stat; in a series also a quantile such as p99")] = "rms",
+    stat: Annotated[str, Query(max_length=50, description="a stat, or for a series a quantile such as p99")] = "rms",
     match: Match = None,
     tap: Annotated[TapText | None, Query(description="for series, histograms and fan: one tap")] = None,
     name: Annotated[
         list[Annotated[str, Query(max_length=1000)]] | None,
-        Query(max_length=MAX_LINES, description="for scalars: which; without it those of the user's own"),
+        Query(max_length=MAX_LINES, description="for scalars: their names; default: the user's own"),
     ] = None,
-    step: Annotated[int | None, Query(ge=0, le=2**53, description="for a profile: the step; else the newest")] = None,
+    step: Annotated[
+        int | None, Query(ge=0, le=2**53, description="for a profile: the step; default: the newest")
+    ] = None,
     other: Annotated[
         str | None, Query(pattern=RUN_PATTERN, description="for compare: the run to compare `run` with")
     ] = None,
     number: Annotated[int | None, Query(ge=0, le=2**62, description="for a tensor: the snapshot's number")] = None,
-    part: Annotated[str, Query(alias="slice", max_length=500, description="for a tensor: a part of it: 0,:,3:7")] = "",
-    points: Annotated[int, Query(ge=1, le=10_000, description="points of a line at most")] = 1000,
-    columns: Annotated[int, Query(ge=1, le=5000, description="columns of a map at most")] = 500,
-    rows: Annotated[int, Query(ge=1, le=5000, description="rows of a map at most; neighbors share one")] = 200,
-    bins: Annotated[int, Query(ge=5, le=BINS, description="bins of histograms at most")] = 80,
-    scale: Annotated[Literal["auto", "log", "linear"], Query(description="of the values")] = "auto",
-    smooth: Annotated[float, Query(ge=0, le=1e9, description="half-life in steps; 0 does not smooth")] = 0.0,
+    part: Annotated[
+        str, Query(alias="slice", max_length=500, description="for a tensor: a slice such as 0,:,3:7")
+    ] = "",
+    points: Annotated[int, Query(ge=1, le=10_000, description="maximum points per line")] = 1000,
+    columns: Annotated[int, Query(ge=1, le=5000, description="maximum columns of a heatmap")] = 500,
+    rows: Annotated[int, Query(ge=1, le=5000, description="maximum rows of a heatmap; neighbors share one")] = 200,
+    bins: Annotated[int, Query(ge=5, le=BINS, description="maximum bins of histograms")] = 80,
+    scale: Annotated[Literal["auto", "log", "linear"], Query(description="the scale of the values")] = "auto",
+    smooth: Annotated[float, Query(ge=0, le=1e9, description="half-life in steps; 0 disables smoothing")] = 0.0,
 ) -> Asked:
     matcher(match)
     if columns * rows > MAX_CELLS:
@@ -120,10 +124,10 @@ def figure(
     run: GivenRun,
     reply: GivenReply,
     asked: Annotated[Asked, Depends(_asked)],
-    chart: Annotated[Chart, Query(description="which chart")],
-    theme: Annotated[Literal["light", "dark"], Query(description="its colors")] = "light",
+    chart: Annotated[Chart, Query(description="the kind of chart")],
+    theme: Annotated[Literal["light", "dark"], Query(description="the color theme")] = "light",
 ) -> Response:
-    """The chart as Plotly.js and Plotly for Python read it; its arrays are typed, so that NaN stays NaN."""
+    """Return a chart for Plotly.js and Plotly for Python. Its arrays are typed, so that NaN stays NaN."""
     versions = [version_of(run)]
     if chart == "compare":
         versions.append(version_of(_other(runs, asked)))
@@ -135,7 +139,7 @@ def figure(
 
 
 def make_figure(runs: Runs, run: Run, chart: Chart, asked: Asked, theme: str) -> dict[str, Any]:
-    """A chart of a run. Plotly is loaded at the first one: a server that is never asked does without."""
+    """Return a chart of a run. Plotly is loaded for the first one, so a server that draws none does without."""
     from ..figures import THEMES
 
     if chart == "compare":

@@ -1,4 +1,4 @@
-"""What routes are given: the run that is meant, the span of steps, and the way to answer in the format asked for."""
+"""What routes receive: the run, the span of steps, and the reply in the requested format."""
 
 from __future__ import annotations
 
@@ -26,35 +26,35 @@ from ..runs import Run, Runs, why_gone
 MAX_STEP: Final = 2**53
 MAX_PAGE: Final = 10_000
 RUN_PATTERN: Final = r"^[A-Za-z0-9_-]{1,200}$"
-_SALT: Final = secrets.token_hex(4)  # a server that was started again counts its versions anew
+_SALT: Final = secrets.token_hex(4)  # a restarted server counts its versions from the start
 _QUANTILE: Final = re.compile(r"p(\d{1,2}(?:\.\d{1,6})?|100)")
 
 RunId = Annotated[str, Path(pattern=RUN_PATTERN, description="a run's id", examples=["run-1"])]
-OfRun = Annotated[str | None, Query(pattern=RUN_PATTERN, description="a run's id; without it the newest run")]
+OfRun = Annotated[str | None, Query(pattern=RUN_PATTERN, description="a run's id; default: the newest run")]
 Match = Annotated[
     str | None,
-    Query(max_length=1000, description="a glob on the module's path (* crosses dots), or re: and an expression"),
+    Query(max_length=1000, description="a glob on the module's path (* crosses dots), or re: and a regular expression"),
 ]
 OfKind = Annotated[Kind | None, Query(description="only taps of this kind")]
-Limit = Annotated[int, Query(ge=1, le=MAX_PAGE, description="items in this answer, at most 10,000")]
-After = Annotated[int, Query(ge=0, le=MAX_STEP, description="what the answer before called `next`")]
+Limit = Annotated[int, Query(ge=1, le=MAX_PAGE, description="maximum number of items in this answer")]
+After = Annotated[int, Query(ge=0, le=MAX_STEP, description="`next` of the previous answer")]
 Format = Annotated[
-    Literal["json", "arrow", "csv", "npy"] | None, Query(description="the format, whatever the Accept header says")
+    Literal["json", "arrow", "csv", "npy"] | None, Query(description="the format; overrides the Accept header")
 ]
-# Described as a choice; read as a text, so that a wrong one is answered with the nearest.
+# Described as a choice but read as a text, so that an unknown one gets the nearest as a hint.
 StatName = Annotated[str, Query(max_length=50, json_schema_extra={"enum": list(STAT_NAMES)})]
 StatsOrQuantiles = Annotated[
     str,
     Query(
         max_length=500,
-        description="a stat, or a quantile such as p50 or p99.9; several with commas between them",
+        description="a stat, or a quantile such as p50 or p99.9; separate several with commas",
         json_schema_extra={"anyOf": [{"enum": list(STAT_NAMES)}, {"pattern": r"^p(\d{1,2}(\.\d{1,6})?|100)$"}]},
     ),
 ]
 
 
 def runs_of(request: Request) -> Runs:
-    """The runs of this server."""
+    """Return the runs of this server."""
     runs: Runs = request.app.state.runs
     return runs
 
@@ -63,7 +63,7 @@ GivenRuns = Annotated[Runs, Depends(runs_of)]
 
 
 def listed_run(runs: Runs, run_id: str) -> Run:
-    """A run by its id, as it is in the list; its values may be on disk. 404 if there is none."""
+    """Return a run from the list by its id, or 404. Its values may be on disk."""
     found = runs.get(run_id)
     if found is None:
         raise HTTPException(404, why_gone(runs, run_id) or unknown("run", run_id, [run.id for run in runs.all()]))
@@ -71,7 +71,7 @@ def listed_run(runs: Runs, run_id: str) -> Run:
 
 
 def run_named(runs: Runs, run_id: str | None) -> Run:
-    """A run by its id, or the newest, with its values; 404 if there is none."""
+    """Return a run with its values, by its id, or the newest one. 404 if there is none."""
     if run_id is not None:
         return runs.read(listed_run(runs, run_id))
     newest = next(iter(runs.all()), None)
@@ -99,7 +99,7 @@ GivenRun = Annotated[Run, Depends(_run_of_query)]
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The steps first to last, both inclusive; None is no bound."""
+    """The steps from first to last, both inclusive. None means no bound."""
 
     first: int | None
     last: int | None
@@ -130,7 +130,7 @@ def tap_of(store: Store, given: int | str) -> tuple[int, Tap]:
 
 
 def quantile_of(stat: str) -> float | None:
-    """The share that "p99.9" asks for; None for a stat, ArgumentError for what is neither."""
+    """Return the quantile that "p99.9" names, None for a stat, or raise ArgumentError."""
     found = _QUANTILE.fullmatch(stat)
     if found is not None:
         return float(found[1]) / 100
@@ -139,30 +139,30 @@ def quantile_of(stat: str) -> float | None:
 
 
 def page_of(items: Sequence[Any], after: int, limit: int) -> tuple[Sequence[Any], dict[str, Any]]:
-    """A part of a list, with what says where the next one begins."""
+    """Return a page of a list, and where the next one begins."""
     end = after + limit
     return items[after:end], {"total": len(items), "next": end if end < len(items) else None}
 
 
 def version_of(run: Run) -> str:
-    """Changes whenever an answer about the run may."""
+    """Return a value that changes whenever an answer about the run may."""
     return f"{run.id}-{run.info.started_s!r}-{id(run)}-{run.changes.version}-{run.state}"
 
 
 class Reply:
-    """Answers one request, in the format it asked for, or not at all where the client has the answer already."""
+    """The answer to one request, in the requested format, or 304 if the client has it already."""
 
     def __init__(self, request: Request) -> None:
         self._request = request
 
     def json(self, versions: Sequence[str], content: Callable[[], Any]) -> Response:
-        """Content as JSON."""
+        """Reply with JSON."""
         return self.any_of(("json",), None, versions, {"json": lambda: json_of(content())})
 
     def arrays(
         self, chosen: str | None, versions: Sequence[str], content: Callable[[], Any], table: Callable[[], Table]
     ) -> Response:
-        """Content as JSON, or the same numbers as a table."""
+        """Reply with JSON, or with the same numbers as a table."""
         makers: dict[str, Callable[[], bytes]] = {"json": lambda: json_of(content())}
         for name in ARRAYS[1:]:
             makers[name] = lambda name=name: table().encode(name)  # type: ignore[misc]
@@ -175,17 +175,17 @@ class Reply:
         versions: Sequence[str],
         makers: dict[str, Callable[[], bytes]],
     ) -> Response:
-        """What the maker of the chosen format makes; 304 where the client's copy is still the newest."""
+        """Reply with the result of the maker for the chosen format, or 304 if the client's copy is current."""
         name = chosen or choose(self._request.headers.get("accept"), offered)
         headers = {"Cache-Control": "private, no-cache", "Vary": "Accept"}
-        # The version is read before the answer is made: an answer is never older than its tag says.
+        # The version is read before the answer is made, so an answer is never older than its tag says.
         headers["ETag"] = tag = self._tag(name, versions)
         if _knows(self._request.headers.get("if-none-match", ""), tag):
             return Response(status_code=304, headers=headers)
         return Response(makers[name](), headers=headers, media_type=_media_type(name))
 
     def _tag(self, name: str, versions: Sequence[str]) -> str:
-        """Weak: two answers of the same tag say the same, be it in other bytes."""
+        """Return a weak tag: two answers with the same tag have the same content, if not the same bytes."""
         url = self._request.url
         text = "\n".join([_SALT, name, url.path, url.query, *versions])
         return f'W/"{hashlib.blake2b(text.encode(), digest_size=12).hexdigest()}"'

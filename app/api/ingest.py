@@ -1,4 +1,4 @@
-"""The endpoint for frames: reads a bounded body, unpacks it within bounds, checks it, and files it under its run."""
+"""The endpoint for frames: reads a body, decompresses it, and checks it within limits, then adds it to its run."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ class Intake:
     items: int = 0
     nbytes: int = 0
     seconds: float = 0.0
-    waiting_bytes: int = 0  # of bodies being received or filed; only the event loop changes it
+    waiting_bytes: int = 0  # of bodies being received or stored; only the event loop changes it
     refused: dict[int, int] = field(default_factory=dict)  # by status
-    one_large: asyncio.Lock = field(default_factory=asyncio.Lock)  # held while a large batch is unpacked and filed
+    one_large: asyncio.Lock = field(default_factory=asyncio.Lock)  # held while a large batch is decompressed and stored
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def took(self, batch: wire.Batch, nbytes: int, seconds: float) -> None:
-        """Count a filed batch."""
+        """Count a stored batch."""
         with self.lock:
             self.batches += 1
             self.items += len(batch.items)
@@ -79,7 +79,7 @@ async def ingest(request: Request) -> Response:
         raise intake.refuse(415, f"unsupported content-encoding {encoding[:100]!r}: use one of {', '.join(ENCODINGS)}")
     body, nbytes = bytearray(), 0
     try:
-        async for piece in request.stream():  # the guard bounds it
+        async for piece in request.stream():  # the guard limits it
             body += piece
             nbytes += len(piece)
             intake.waiting_bytes += len(piece)
@@ -89,7 +89,7 @@ async def ingest(request: Request) -> Response:
         # A small batch needs little memory. Large ones, and those of unknown size, are handled one at a time.
         is_small = encoding == "identity" and nbytes <= SMALL_BYTES
         async with nullcontext() if is_small else intake.one_large:
-            # In a thread, so that the streams continue while a large batch is filed.
+            # In a thread, so that the streams continue while a large batch is stored.
             return await asyncio.to_thread(_file, request, body, encoding)
     finally:
         intake.waiting_bytes -= nbytes

@@ -1,4 +1,4 @@
-"""The run at a glance: what needs attention, the key figures, and what somebody has seen already."""
+"""The run at a glance: findings, key figures, and acknowledgements."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ router = APIRouter(prefix="/api/v1", default_response_class=StrictJson)
 def findings(
     run: GivenRun,
     reply: GivenReply,
-    limit: Annotated[int, Query(ge=1, le=MAX_FINDINGS, description="findings in this answer, at most 1,000")] = 50,
+    limit: Annotated[int, Query(ge=1, le=MAX_FINDINGS, description="maximum number of findings in this answer")] = 50,
 ) -> Response:
     """Return the findings, the worst first, with how much they are based on, and the rules they come from."""
 
@@ -67,12 +67,12 @@ def _rule_of(rule: Rule) -> answers.Rule:
     responses=described(examples.OVERVIEW),
 )
 def overview(run: GivenRun, reply: GivenReply) -> Response:
-    """How a run is: its step and its rate, the loss, the gradients, what is watched, and what that costs."""
+    """Return the state of a run: its step and rate, the loss, the gradients, what is watched, and what that costs."""
     return reply.json([version_of(run)], lambda: overview_of(run, key_figures_of(run.store)))
 
 
 def overview_of(run: Run, figures: KeyFigures) -> answers.Overview:
-    """The key figures of a run, with what was lost on the way to its store."""
+    """Return the key figures of a run, including data lost on the way to its store."""
     lost = Counter(figures.dropped)
     for reason, count in run.books.dropped.items():
         lost[f"sender {reason}"] += int(count)
@@ -116,9 +116,9 @@ def _number(value: float | None) -> Number | None:
     responses=answered(examples.ACKNOWLEDGED),
 )
 def acknowledge(runs: GivenRuns, seen: Acknowledgement) -> Response:
-    """Notes that somebody saw it, by the `key` of the finding or the event, or takes that back.
+    """Acknowledge a finding or an event by its `key`, or take that back.
 
-    A finding that comes anew after that is told anew. The server remembers it for as long as it shows the run.
+    A finding that happens again is reported again. The server remembers acknowledgements as long as it shows the run.
     """
     run = run_named(runs, seen.run)
     _require_key(seen.key)

@@ -8,7 +8,7 @@ from .given import GivenRun, problems
 
 router = APIRouter(prefix="/api/v1")
 
-# The file is saved, not shown; whoever shows it all the same gets a page of no origin. It carries its own policy, too.
+# The file is saved, not shown. If it is opened anyway, the page has no origin. It has its own policy too.
 _POLICY = (
     "sandbox allow-scripts; default-src 'none'; "
     "script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
@@ -28,8 +28,8 @@ _POLICY = (
     },
 )
 def report(run: GivenRun) -> Response:
-    """Key figures, findings, charts, coverage, settings and events in a file of at most 10 MB that needs no network."""
-    from ..report import report_of  # with it comes Plotly
+    """Return key figures, findings, charts, coverage, settings, and events in one offline file of at most 10 MB."""
+    from ..report import report_of  # imports Plotly
 
     headers = {
         "Content-Disposition": f'attachment; filename="hookcore-{run.id}.html"',

@@ -23,7 +23,7 @@ from .given import MAX_STEP, Format, GivenReply, GivenRun, Match, answered, desc
 from .runs import require_live
 from .snapshots import numbered
 
-MAX_ASKED: Final = 64  # snapshots that a trainer keeps in mind
+MAX_ASKED: Final = 64  # snapshots that a trainer remembers
 MAX_WEIGHT: Final = 4.0  # attention after dropout has weights above 1
 MEAN_ERROR: Final = 2e-3  # of half floats
 
@@ -32,7 +32,7 @@ router = APIRouter(prefix="/api/v1", default_response_class=StrictJson)
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The attention of one layer at one step, and the gradient of it, by the numbers of their snapshots."""
+    """The snapshot numbers of one layer's attention at one step, and of its gradient."""
 
     number: int
     snapshot: Snapshot
@@ -40,7 +40,7 @@ class Kept:
 
 
 def maps_at(store: Store, match: str | None) -> dict[int, list[Kept]]:
-    """The attention maps that are kept of each step, in the order of the model; the newest where one came twice."""
+    """Return the captured attention maps of each step, in the model's order. The newest of repeated ones counts."""
     fits = matcher(match)
     found: dict[tuple[int, Tap], tuple[int, Snapshot]] = {}
     for number, each in numbered(store):
@@ -57,7 +57,7 @@ def maps_at(store: Store, match: str | None) -> dict[int, list[Kept]]:
 
 
 def _each_once(layers: list[Kept]) -> list[Kept]:
-    """Return each map once: a softmax gives it, then the attention around it, then a model that lists all its maps."""
+    """Return each map once. A softmax returns it first, then the attention around it, then a model that lists all."""
     found: list[Kept] = []
     for each in layers:
         same = next((place for place, other in enumerate(found) if _is_same(other.snapshot, each.snapshot)), None)
@@ -69,7 +69,7 @@ def _each_once(layers: list[Kept]) -> list[Kept]:
 
 
 def _rank(kept: Kept) -> tuple[bool, int]:
-    """Of equal maps the one with a gradient is used, else the innermost."""
+    """Rank equal maps: one with a gradient first, then the innermost."""
     return kept.gradient is not None, len(kept.snapshot.tap.module)
 
 
@@ -83,15 +83,16 @@ def _hands_on(outer: Snapshot, inner: Snapshot) -> bool:
 
 
 def gradient_of(tap: Tap) -> Tap:
-    """The tap of the gradient of an output."""
+    """Return the tap of the gradient of an output."""
     return Tap(tap.module, "output_grad", tap.index, tap.call, tap.phase)
 
 
 def taps_like_attention(store: Store, match: str | None) -> list[Tap]:
-    """Outputs whose newest numbers can be those of attention: none is negative, and rows that sum to 1 give a mean of
-    one over a whole number. Those whose module is named so come first, and with dropout only they count.
+    """Return outputs whose newest numbers fit attention maps.
 
-    Others may be among them, and are told apart by their shape once they came.
+    None of their values is negative, and their mean is one over an integer, because rows sum to 1. Those with a fitting
+    module name come first; with dropout, only those count. The result may contain others, which are recognized by their
+    shape when they arrive.
     """
     latest = store.latest("output", wanted=store.taps(match, "output"))
     column = {name: latest.values[:, place] for place, name in enumerate(latest.stats)}
@@ -122,7 +123,7 @@ def request_maps(run: GivenRun, match: Match = None) -> Response:
     taps = taps_like_attention(store, match)
     if not taps:
         raise HTTPException(404, f"{_none(match)}; {_HELP}")
-    known = set(store.latest("output_grad").taps)  # those that came: weights that no loss flows through have none
+    known = set(store.latest("output_grad").taps)  # the existing ones: weights that don't affect the loss have none
     gradients = [gradient_of(tap) for tap in taps if gradient_of(tap) in known]
     wanted = [*taps, *gradients][:MAX_ASKED]
     commands = run.ask_snapshots(wanted)
@@ -154,25 +155,25 @@ def rollout(
     run: GivenRun,
     reply: GivenReply,
     match: Match = None,
-    step: Annotated[int | None, Query(ge=0, le=MAX_STEP, description="without it the newest that has maps")] = None,
-    sample: Annotated[int, Query(ge=0, le=MAX_STEP, description="which of the batch")] = 0,
+    step: Annotated[int | None, Query(ge=0, le=MAX_STEP, description="default: the newest step with maps")] = None,
+    sample: Annotated[int, Query(ge=0, le=MAX_STEP, description="index in the batch")] = 0,
     fuse: Annotated[Fuse, Query(description="how the heads of a layer become one map")] = "mean",
     discard: Annotated[
-        float, Query(ge=0, lt=1, description="the share of the weights of a row that is left out, the smallest")
+        float, Query(ge=0, lt=1, description="the share of the smallest weights of each row to leave out")
     ] = 0.0,
     gradient: Annotated[bool, Query(description="weight the maps with their gradient")] = False,
     format: Format = None,
 ) -> Response:
-    """Abnar and Zuidema's rollout over the attention maps that are kept of one step; rows sum to 1.
+    """Return Abnar and Zuidema's rollout over the captured attention maps of one step. Rows sum to 1.
 
-    Where none are kept it is empty: ask for them with POST.
+    It is empty if there are none: request them with POST.
     """
     steps, kept = _chosen(run, match, step)
     layers = [
         Layer(each.snapshot.tap.module, maps_of(each.snapshot.values), _gradient_maps(each) if gradient else None)
         for each in kept
     ]
-    # Made before a format is chosen: what does not fit together is refused whatever the client has already.
+    # Computed before the format is chosen: maps that don't fit together are refused even if the client has a copy.
     how: dict[str, Any] = {"fuse": fuse, "discard": discard, "gradient": gradient}
     matrix = roll_out(layers, sample=sample, **how) if layers else np.zeros((0, 0))
 

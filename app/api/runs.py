@@ -1,4 +1,4 @@
-"""The runs, and what a run consists of: modules, taps, coverage, hooks."""
+"""The runs and their parts: modules, taps, coverage, hooks."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ router = APIRouter(prefix="/api/v1", default_response_class=StrictJson)
 def list_runs(
     runs: GivenRuns,
     reply: GivenReply,
-    limit: Annotated[int, Query(ge=1, le=1000, description="runs in this answer, at most 1,000")] = 100,
-    after: Annotated[str | None, Query(pattern=RUN_PATTERN, description="the last run of the answer before")] = None,
+    limit: Annotated[int, Query(ge=1, le=1000, description="maximum number of runs in this answer")] = 100,
+    after: Annotated[str | None, Query(pattern=RUN_PATTERN, description="the last run of the previous answer")] = None,
 ) -> Response:
-    """Every run of this server, the newest first."""
+    """Return every run of this server, newest first."""
     known = runs.all()
     start = 0
     if after is not None:
@@ -69,7 +69,7 @@ def list_runs(
 
 @router.get("/runs/{run}", summary="One run", responses=described(examples.RUN))
 def one_run(run: PathRun, reply: GivenReply) -> Response:
-    """What a run is, how far it is, its accounts, and what its store takes."""
+    """Return a run's description, its progress, its counters, and the size of its store."""
     return reply.json([version_of(run)], lambda: run_of(run))
 
 
@@ -90,7 +90,7 @@ def delete_run(runs: GivenRuns, run: ListedRun) -> None:
 
 @router.patch("/runs/{run}", summary="Rename a run", responses=answered(examples.RUN))
 def change_run(runs: GivenRuns, run: ListedRun, changes: RunChanges) -> Response:
-    """Gives a run another name, or notes. What is left out stays."""
+    """Change the name or the notes of a run. Omitted ones stay unchanged."""
     if changes.name is not None:
         run.name = changes.name
     if changes.notes is not None:
@@ -106,7 +106,7 @@ def change_run(runs: GivenRuns, run: ListedRun, changes: RunChanges) -> Response
     responses=described(examples.REMOVED_RUNS),
 )
 def list_removed(runs: GivenRuns) -> Response:
-    """Runs that were deleted or had to make room, the newest removal first."""
+    """Return the runs that were deleted or had to make room, newest removal first."""
     gone = tuple(_removed_of(each) for each in runs.gone())
     return StrictJson(answers.RemovedRuns(len(gone), gone))
 
@@ -136,7 +136,7 @@ def restore_run(runs: GivenRuns, run: RunId) -> Response:
     responses=described(examples.MODULES),
 )
 def modules(run: PathRun, reply: GivenReply, match: Match = None, after: After = 0, limit: Limit = 1000) -> Response:
-    """Every module in the model's order, with its parameters, its coverage and its taps."""
+    """Return every module in the model's order, with its parameters, its coverage, and its taps."""
     fits = matcher(match)
 
     def content() -> answers.Modules:
@@ -147,9 +147,9 @@ def modules(run: PathRun, reply: GivenReply, match: Match = None, after: After =
     return reply.json([version_of(run)], content)
 
 
-@router.get("/runs/{run}/facts", include_in_schema=False)  # of the pages alone: their find box asks it
+@router.get("/runs/{run}/facts", include_in_schema=False)  # only for the find box of the pages
 def module_facts(run: PathRun, reply: GivenReply) -> Response:
-    """What the find box can ask of each module."""
+    """Return the facts about each module for the find box."""
     return reply.json([version_of(run)], lambda: {"modules": facts_as_json(facts_of(run))})
 
 
@@ -191,7 +191,7 @@ def _newest_counts(store: Store) -> dict[int, Number]:
 
 
 def _shape_name(kind: str, index: str) -> str:
-    """A gradient has the shape of its tensor; a parameter goes by its own name."""
+    """Return the name of a tap's shape: gradients have the shape of their tensor, and parameters their own name."""
     return index if kind.startswith(("param", "update")) else f"{kind.removesuffix('_grad')} {index}".rstrip()
 
 
@@ -207,7 +207,7 @@ def taps(
     after: After = 0,
     limit: Limit = 10_000,
 ) -> Response:
-    """The taps that fit, ascending by number."""
+    """Return the matching taps, ascending by number."""
     matcher(match)
     is_type = matcher(of_type)
 
@@ -231,11 +231,11 @@ def coverage(
     run: GivenRun,
     reply: GivenReply,
     match: Match = None,
-    captured: Annotated[bool | None, Query(description="only modules that were captured, or were not")] = None,
+    captured: Annotated[bool | None, Query(description="only captured, or only uncaptured modules")] = None,
     after: After = 0,
     limit: Limit = 1000,
 ) -> Response:
-    """Every module: captured, or not and why."""
+    """Return every module: captured, or why not."""
     fits = matcher(match)
 
     def content() -> answers.CoverageList:
@@ -248,7 +248,7 @@ def coverage(
 
 @router.get("/hooks", summary="The inventory of hooks", responses=described(examples.HOOKS))
 def hooks(run: GivenRun, reply: GivenReply, after: After = 0, limit: Limit = 1000) -> Response:
-    """The hooks on the model and the process, as they were when last looked for."""
+    """Return the hooks on the model and the process at the last inventory."""
 
     def content() -> answers.Hooks:
         shown, page = page_of(run.store.hooks(), after, limit)
@@ -264,18 +264,18 @@ def hooks(run: GivenRun, reply: GivenReply, after: After = 0, limit: Limit = 100
     responses=answered(examples.ACCEPTED, 202, 409),
 )
 def look_for_hooks(run: GivenRun) -> Response:
-    """Asks the trainer to take stock of the hooks at its next step."""
+    """Ask the trainer to take inventory of the hooks at its next step."""
     require_live(run)
     number = run.ask("inventory").number
     return accepted(run, number, f"/api/v1/hooks?run={run.id}")
 
 
 def require_live(run: Run) -> None:
-    """Raises 409 where nobody is there to obey."""
+    """Raise 409 if the run has no trainer."""
     if run.state != "live":
         raise HTTPException(409, f"the run {run.id} is {run.state}: its trainer cannot be asked for anything any more")
 
 
 def accepted(run: Run, number: int, look: str) -> Response:
-    """A command is on its way."""
+    """Return the answer for a command that was sent."""
     return StrictJson(answers.Accepted(run.id, number, look), 202, {"Location": look})

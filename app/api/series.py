@@ -41,24 +41,22 @@ from .given import (
 
 MAX_POINTS: Final = 10_000
 MAX_SERIES: Final = 100
-MAX_NUMBERS: Final = 500_000  # points of all series of an answer together
+MAX_NUMBERS: Final = 500_000  # points of all series of an answer
 MAX_CELLS: Final = 2_000_000
-MAX_BINS: Final = 3_000_000  # of all columns of all histograms of an answer
+MAX_BINS: Final = 3_000_000  # bins of all columns of all histograms of an answer
 MAX_NAMES: Final = 1000
 
 router = APIRouter(prefix="/api/v1", default_response_class=StrictJson)
 
-Points = Annotated[int, Query(ge=1, le=MAX_POINTS, description="points of a series at most; extremes are kept")]
+Points = Annotated[int, Query(ge=1, le=MAX_POINTS, description="maximum points per series; extremes are kept")]
 TapText = Annotated[
     str, Query(max_length=2100, description="a tap's number or its label", examples=["0", "layers.0 output"])
 ]
 TapNumbers = Annotated[
     str | None,
-    Query(
-        max_length=1000, pattern=r"^\d{1,9}(,\d{1,9}){0,49}$", description="numbers of taps, with commas between them"
-    ),
+    Query(max_length=1000, pattern=r"^\d{1,9}(,\d{1,9}){0,49}$", description="numbers of taps, separated by commas"),
 ]
-SeriesLimit = Annotated[int, Query(ge=1, le=MAX_SERIES, description="series in this answer, at most 100")]
+SeriesLimit = Annotated[int, Query(ge=1, le=MAX_SERIES, description="maximum number of series in this answer")]
 
 
 @router.get(
@@ -71,7 +69,7 @@ def series(
     reply: GivenReply,
     span: GivenSpan,
     stat: StatsOrQuantiles,
-    tap: Annotated[list[TapText] | None, Query(max_length=MAX_SERIES, description="may come several times")] = None,
+    tap: Annotated[list[TapText] | None, Query(max_length=MAX_SERIES, description="can be repeated")] = None,
     match: Match = None,
     kind: OfKind = None,
     points: Points = 1000,
@@ -79,7 +77,7 @@ def series(
     limit: SeriesLimit = 20,
     format: Format = None,
 ) -> Response:
-    """Stats of some taps, or of up to 100 that fit `match` and `kind`, each in at most so many points."""
+    """Return stats of some taps, or of up to 100 that match `match` and `kind`, each in a limited number of points."""
     if (tap is None) == (match is None and kind is None):
         raise ArgumentError(
             "ask for taps by tap= or for those that fit match= and kind=, not for both and not for neither"
@@ -117,7 +115,7 @@ def series(
 
 
 def _series_of(store: Store, number: int, quantiles: dict[str, float | None], span: Span, points: int) -> list[Series]:
-    """One series for each name; all quantiles come from one reading of the sketches."""
+    """Return one series for each name. All quantiles come from one reading of the sketches."""
     shares = [share for share in quantiles.values() if share is not None]
     found = store.quantiles(number, shares, span.first, span.last, points) if shares else None
     columns: Iterator[NDArray[np.float64]] = iter(found.values.T if found is not None else ())
@@ -144,12 +142,12 @@ def heatmap(
     kind: Annotated[Kind, Query(description="the kind of the taps")],
     stat: StatName,
     match: Match = None,
-    columns: Annotated[int, Query(ge=1, le=5000, description="columns at most: equal spans of steps")] = 500,
-    rows: Annotated[int, Query(ge=1, le=5000, description="rows at most; neighbors share one")] = 1000,
-    counts: Annotated[bool, Query(description="add in how many steps a cell was seen, and was not finite")] = False,
+    columns: Annotated[int, Query(ge=1, le=5000, description="maximum number of columns (equal spans of steps)")] = 500,
+    rows: Annotated[int, Query(ge=1, le=5000, description="maximum number of rows; neighbors share one")] = 1000,
+    counts: Annotated[bool, Query(description="add how often a cell was captured and non-finite")] = False,
     format: Format = None,
 ) -> Response:
-    """The worst value (the largest magnitude) of each cell; columns x rows is at most 2,000,000."""
+    """Return the worst value (the largest magnitude) of each cell; columns x rows is at most 2,000,000."""
     require("stat", stat, STAT_NAMES)
     matcher(match)
     if columns * rows > MAX_CELLS:
@@ -177,11 +175,11 @@ def histograms(
     span: GivenSpan,
     tap: Annotated[TapText | None, Query()] = None,
     taps: TapNumbers = None,
-    columns: Annotated[int, Query(ge=1, le=2000, description="columns at most: equal spans of steps")] = 200,
-    bins: Annotated[int, Query(ge=5, le=BINS, description="bins at most")] = 80,
+    columns: Annotated[int, Query(ge=1, le=2000, description="maximum number of columns (equal spans of steps)")] = 200,
+    bins: Annotated[int, Query(ge=5, le=BINS, description="maximum number of bins")] = 80,
     format: Format = None,
 ) -> Response:
-    """Exact sums of sketches, on edges that all columns of a tap share. `taps` asks for up to 50 at once."""
+    """Return exact sums of sketches, on edges that all columns of a tap share. `taps` selects up to 50 at once."""
     if (tap is None) == (taps is None):
         raise ArgumentError("ask for one tap= or for several as taps=1,2,3, not for both and not for neither")
     store = run.store
@@ -218,15 +216,15 @@ def latest(
     reply: GivenReply,
     match: Match = None,
     kind: OfKind = None,
-    stat: Annotated[str | None, Query(max_length=50, description="only this stat; without it all of them")] = None,
+    stat: Annotated[str | None, Query(max_length=50, description="only this stat; default: all")] = None,
     sort: Annotated[
         str | None,
-        Query(max_length=50, description="by a stat: not finite first, then the largest; after a - the smallest"),
+        Query(max_length=50, description="a stat: non-finite first, then largest; with - before it, smallest"),
     ] = None,
-    limit: Annotated[int, Query(ge=1, le=100_000, description="taps in this answer, at most 100,000")] = 1000,
+    limit: Annotated[int, Query(ge=1, le=100_000, description="maximum number of taps in this answer")] = 1000,
     format: Format = None,
 ) -> Response:
-    """The exact values of each tap in the newest step it was seen in."""
+    """Return the exact values of each tap in its newest step."""
     for given in (stat, sort.removeprefix("-") if sort else None):
         if given is not None:
             require("stat", given, STAT_NAMES)
@@ -250,15 +248,15 @@ def scalars(
     span: GivenSpan,
     name: Annotated[
         list[Annotated[str, Query(max_length=1000)]] | None,
-        Query(max_length=50, description="a scalar whose series is wanted; may come up to 50 times"),
+        Query(max_length=50, description="a scalar whose series to return; can be repeated up to 50 times"),
     ] = None,
-    match: Annotated[str | None, Query(max_length=1000, description="only names that fit a glob, or re:")] = None,
+    match: Annotated[str | None, Query(max_length=1000, description="only names that match a glob, or re:")] = None,
     points: Points = 1000,
     after: After = 0,
-    limit: Annotated[int, Query(ge=1, le=MAX_NAMES, description="names in this answer, at most 1,000")] = MAX_NAMES,
+    limit: Annotated[int, Query(ge=1, le=MAX_NAMES, description="maximum number of names in this answer")] = MAX_NAMES,
     format: Format = None,
 ) -> Response:
-    """The names of the user's scalars (those of hookcore's own begin with hookcore/), and series of those named."""
+    """Return the names of the scalars (hookcore's own begin with hookcore/), and the series of the requested ones."""
     fits = matcher(match)
     store, asked = run.store, list(dict.fromkeys(name or ()))
     every = store.scalar_names()

@@ -1,4 +1,4 @@
-"""Raw tensors: which there are, one of them in many formats, and a request for another one."""
+"""Raw tensors: the list, one of them in many formats, and requests for more."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ from .given import (
 )
 from .runs import accepted, require_live
 
-MAX_VALUES: Final = 2_000_000  # of a tensor in JSON, CSV, PNG or tiles; npy and safetensors hold all
+MAX_VALUES: Final = 2_000_000  # of a tensor in JSON, CSV, PNG, or tiles; npy and safetensors have no limit
 MAX_TILES: Final = 1024
 
 router = APIRouter(prefix="/api/v1", default_response_class=StrictJson)
 
-Part = Annotated[str, Query(alias="slice", max_length=500, description="a part of it, as NumPy cuts: 0,:,3:7")]
-Number = Annotated[int, Path(ge=0, le=2**62, description="the number that the list or the request told", examples=[0])]
+Part = Annotated[str, Query(alias="slice", max_length=500, description="a slice as in NumPy, such as 0,:,3:7")]
+Number = Annotated[int, Path(ge=0, le=2**62, description="the number from the list or the request", examples=[0])]
 Pixels = Annotated[int, Query(ge=1, le=4096)]
 
 
 def numbered(store: Store) -> list[tuple[int, Snapshot]]:
-    """The snapshots with the numbers by which they are asked for: the command's, or else their place in time."""
+    """Return the snapshots with their public numbers: the command's, or else their position in time."""
     taken, kept = store.snapshots_after(0)
     first = taken - len(kept)
     return [(each.number if each.number >= 0 else first + place, each) for place, each in enumerate(kept)]
@@ -65,7 +65,7 @@ def numbered(store: Store) -> list[tuple[int, Snapshot]]:
 def snapshots(
     run: GivenRun, reply: GivenReply, match: Match = None, kind: OfKind = None, after: After = 0, limit: Limit = 1000
 ) -> Response:
-    """The snapshots that are kept, oldest first, without their values."""
+    """Return the snapshots, oldest first, without their values."""
     fits = matcher(match)
 
     def content() -> answers.Snapshots:
@@ -88,7 +88,7 @@ def snapshots(
     responses=answered(examples.ACCEPTED, 202, 409),
 )
 def request_snapshot(run: GivenRun, wanted: SnapshotRequest) -> Response:
-    """Asks the trainer to keep a tensor at its next call; it is at `look` as soon as it came."""
+    """Ask the trainer to capture a tensor at its next call. When it arrives, it is at `look`."""
     require_live(run)
     tap = _tap_wanted(run.store, wanted)
     number = run.ask("snapshot", tap=tap).number
@@ -119,10 +119,10 @@ def one_snapshot(
     part: Part = "",
     format: Annotated[
         Literal["json", "npy", "safetensors", "csv", "png"] | None,
-        Query(description="the format, whatever the Accept header says"),
+        Query(description="the format; overrides the Accept header"),
     ] = None,
 ) -> Response:
-    """The values of a snapshot or a part of them; JSON, CSV and PNG hold at most 2,000,000 values."""
+    """Return the values of a snapshot or a part of them. JSON, CSV, and PNG hold at most 2,000,000 values."""
     snapshot = _find(run, number)
     values = cut(snapshot.values, part)
     makers = {
@@ -149,14 +149,15 @@ def tiles(
     part: Part = "",
     rows: Pixels = 256,
     columns: Pixels = 256,
-    pool: Annotated[Pool, Query(description="what a cell shows that stands for several values")] = "worst",
+    pool: Annotated[Pool, Query(description="the value that a pooled cell shows")] = "worst",
     after: After = 0,
-    limit: Annotated[int, Query(ge=1, le=MAX_TILES, description="tiles in this answer")] = 64,
-    format: Annotated[Literal["json", "npy"] | None, Query(description="the format, whatever Accept says")] = None,
+    limit: Annotated[int, Query(ge=1, le=MAX_TILES, description="maximum number of tiles in this answer")] = 64,
+    format: Annotated[Literal["json", "npy"] | None, Query(description="the format; overrides Accept")] = None,
 ) -> Response:
-    """The last two dimensions are a tile, all before them count the tiles; larger tiles are pooled to rows x columns.
+    """Return the tensor as tiles: the last two dimensions are a tile, and all others count the tiles.
 
-    The worst of a cell is a NaN, else the largest magnitude. Complex numbers are shown by their magnitude.
+    Larger tiles are pooled to rows x columns. The worst value of a cell is a NaN, else the largest magnitude. Complex
+    numbers are shown by their magnitude.
     """
     snapshot = _find(run, number)
     every = tiles_of(cut(snapshot.values, part))
@@ -182,7 +183,7 @@ def tiles(
     responses=described(examples.STATISTICS),
 )
 def statistics(run: GivenRun, reply: GivenReply, number: Number, part: Part = "") -> Response:
-    """Counts, moments and quantiles of the very values, in float64; of complex ones those of the magnitudes."""
+    """Return counts, moments, and quantiles of the exact values in float64, or of the magnitudes of complex ones."""
     values = cut(_find(run, number).values, part)
 
     def content() -> answers.Statistics:

@@ -1,4 +1,4 @@
-"""What happens in the trainer: its events, its settings, and changes of these."""
+"""The trainer: its events, its settings, and changes of these."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def events(
     name: Annotated[str | None, Query(max_length=1000, description="only events of this name")] = None,
     severity: Annotated[Severity | None, Query(description="only events of this severity")] = None,
     after: Annotated[
-        int | None, Query(ge=0, le=MAX_STEP, description="only what came behind an answer's `next`, the oldest first")
+        int | None, Query(ge=0, le=MAX_STEP, description="only events after an answer's `next`, oldest first")
     ] = None,
     limit: Limit = 200,
 ) -> Response:
-    """The newest events that fit; with `after` the oldest that came since."""
+    """Return the newest matching events; with `after`, the oldest later ones."""
 
     def content() -> answers.Events:
         taken, kept = run.store.events_after(after or 0)
@@ -65,7 +65,7 @@ def _fits(event: Event, span: Span, name: str | None, severity: Severity | None)
     responses=described(examples.SETTINGS),
 )
 def settings(run: GivenRun, reply: GivenReply) -> Response:
-    """The settings as the trainer last told them, and the commands that it has not carried out yet."""
+    """Return the current settings of the trainer, and the commands that it has not carried out yet."""
 
     def content() -> answers.Settings:
         with run.lock:
@@ -84,7 +84,7 @@ def settings(run: GivenRun, reply: GivenReply) -> Response:
     responses=answered(examples.ACCEPTED, 202, 409),
 )
 def change_settings(run: GivenRun, wanted: SettingsChanges) -> Response:
-    """Changes settings of the trainer, pauses it or goes on; takes effect at its next step."""
+    """Change settings of the trainer, pause it, or resume it. Takes effect at its next step."""
     changes = _checked(wanted.model_dump(exclude_unset=True))
     require_live(run)
     number = run.ask("settings", changes=changes).number
@@ -92,7 +92,7 @@ def change_settings(run: GivenRun, wanted: SettingsChanges) -> Response:
 
 
 def _checked(changes: dict[str, Any]) -> dict[str, Any]:
-    """The changes, each read as a call of `watch` would read it: what the trainer would refuse is refused here."""
+    """Validate changes as a call of `watch` would, so that what the trainer would refuse is refused here."""
     if not changes:
         raise ArgumentError("nothing to change: give one or more of every, budget, include, exclude, kinds, paused")
     for name, value in changes.items():

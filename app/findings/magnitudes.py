@@ -67,7 +67,7 @@ def _exploding(readings: Readings) -> Shift:
     usual, spread = readings.past.usual, readings.past.below
     rise = readings.now - usual
     far = np.maximum(np.log10(limits["factor"]), limits["spreads"] * spread)
-    # If it exploded long ago, that is its own past by now; it is still far above the start of the run.
+    # An old explosion has become its own past, but it is still far above the start of the run.
     since_early = readings.now - readings.early > np.log10(limits["error_factor"])
     usual = np.where(since_early, readings.early, usual)
     rise = readings.now - usual

@@ -56,7 +56,7 @@ def zeros_of(store: Store, taps: TapList, rule: RuleName) -> Zeros:
     rows = store.rows(taps.numbers, "zero_fraction", first)
     is_zero = rows.low >= limits.get("zero_fraction", 1.0)  # a non-finite tensor is not dead
     seen = rows.present.astype(np.int64)
-    newest = seen[::-1].cumsum(axis=0)[::-1]  # how many steps from each row on
+    newest = seen[::-1].cumsum(axis=0)[::-1]  # number of steps from each row on
     alive = ((seen > 0) & ~is_zero & (newest - seen < limits["captured_steps"])).any(axis=0)
     enough = seen.sum(axis=0) >= limits["captured_steps"]
     return Zeros(np.flatnonzero(enough & ~alive), np.flatnonzero(~enough & ~alive), np.flatnonzero(enough))

@@ -1,7 +1,7 @@
-"""The live streams: server-sent events for scripts, a binary socket for the pages, one publisher for both.
+"""The live streams: server-sent events for scripts, a binary socket for the pages, and one publisher for both.
 
-A follower keeps a cursor and asks the store for what lies beyond it; there is no queue anywhere. docs/live.md has the
-formats. Not here: who may connect (the guard), and questions about the past (the REST interface).
+Each follower has a cursor and asks the store for everything past it; there are no queues. docs/live.md has the formats.
+Authorization (the guard) and queries about the past (REST) are elsewhere.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A peer that stopped reading loses its connection. ASGI has no way to say so; a protocol of uvicorn's has one."""
+"""A write deadline for clients that stop reading. ASGI has no way to set one, but uvicorn's protocols do."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ WRITE_S: Final = 10.0
 
 
 class WriteDeadline:
-    """Mixed into a protocol, before it: aborts a connection whose peer has taken nothing for `write_s` seconds.
+    """Mixed into a protocol, before it: aborts a connection whose client has read nothing for `write_s` seconds.
 
-    A slow peer that takes something now and then keeps its connection. A plain close would not do: it first waits
-    until all that is buffered was read, which never happens.
+    A slow client that reads something now and then keeps its connection. A plain close isn't enough: it first waits
+    until everything in the buffer has been read, which never happens.
     """
 
     write_s: float = WRITE_S
@@ -20,18 +20,18 @@ class WriteDeadline:
     _write_timer: asyncio.TimerHandle | None = None
 
     def pause_writing(self) -> None:
-        """The transport's buffer is full."""
+        """Handle a full buffer of the transport."""
         super().pause_writing()  # type: ignore[misc]
         self._stop_write_timer()
         self._look_again(self.transport.get_write_buffer_size())
 
     def resume_writing(self) -> None:
-        """The transport's buffer is empty enough."""
+        """Handle enough room in the buffer of the transport."""
         self._stop_write_timer()
         super().resume_writing()  # type: ignore[misc]
 
     def connection_lost(self, *arguments: Any) -> None:
-        """The connection is gone."""
+        """Handle the end of the connection."""
         self._stop_write_timer()
         super().connection_lost(*arguments)  # type: ignore[misc]
 

@@ -1,4 +1,4 @@
-"""The binary frames of the socket: a header of 32 bytes, values column by column, then what is known of each column.
+"""The binary frames of the socket: a header of 32 bytes, values column by column, then facts about each column.
 
 docs/live.md has the table of bytes.
 """
@@ -23,7 +23,7 @@ F4: Final = 1
 U8: Final = 2
 HEADER: Final = struct.Struct("<BBHIQIId")  # kind, dtype, subscription, sequence, first step, columns, rows, time
 NOBODY: Final = 65535  # the subscription of an error that belongs to none
-# Not sampled, in f4: a NaN of its own, to be read as an integer. A tensor's NaN is 0x7FC00000.
+# "Not captured" in f4: a separate NaN, to be read as an integer. A tensor's NaN is 0x7FC00000.
 ABSENT_BITS: Final = 0x7FC00001
 NAN_COLOR, POSITIVE_COLOR, NEGATIVE_COLOR, ABSENT_COLOR = 255, 254, 253, 252
 _COLORS: Final = 251
@@ -34,7 +34,7 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """A frame but for the part of its header that is another one for each reader."""
+    """A frame without the part of its header that differs between readers."""
 
     kind: int
     dtype: int
@@ -44,7 +44,7 @@ class Body:
     data: bytes
 
     def frame(self, subscription: int, sequence: int, time_s: float) -> bytes:
-        """The whole frame."""
+        """Return the whole frame."""
         header = HEADER.pack(
             self.kind, self.dtype, subscription, sequence, self.first_step, self.columns, self.rows, time_s
         )
@@ -52,7 +52,7 @@ class Body:
 
 
 def json_body(content: dict[str, Any], first_step: int = 0) -> Body:
-    """A frame of JSON."""
+    """Return a frame of JSON."""
     return Body(JSON, NO_VALUES, max(0, first_step), 0, 0, json_of(content))
 
 
@@ -63,7 +63,7 @@ def values_body(
     last_steps: NDArray[np.int64],
     nonfinite: NDArray[Any],
 ) -> Body:
-    """A frame of values [column, row], with the steps of each column and how many of its rows were not finite."""
+    """Return a frame of values [column, row], with the steps of each column and its number of non-finite rows."""
     columns, rows = values.shape
     data = values.tobytes()
     padding = bytes(-len(data) % 8)
@@ -73,7 +73,7 @@ def values_body(
 
 
 def as_f4(values: Floats, absent: Flags) -> NDArray[np.float32]:
-    """Values as they travel: what is finite stays finite, what was not sampled is told from a NaN."""
+    """Return values as sent: finite ones stay finite, and uncaptured ones differ from NaN."""
     finite = np.isfinite(values)
     small = np.where(finite, np.clip(values, -_MAX_F4, _MAX_F4), values).astype("<f4")
     bits = small.view("<u4")
@@ -83,7 +83,7 @@ def as_f4(values: Floats, absent: Flags) -> NDArray[np.float32]:
 
 
 def as_colors(values: Floats, absent: Flags, scale: Scale) -> NDArray[np.uint8]:
-    """Values as colors."""
+    """Return values as colors."""
     with np.errstate(divide="ignore", invalid="ignore"):
         if scale.kind == "log":
             span = np.log10(scale.high) - np.log10(scale.low)
@@ -100,7 +100,7 @@ def as_colors(values: Floats, absent: Flags, scale: Scale) -> NDArray[np.uint8]:
 
 
 def scale_for(kind: Any, values: Floats) -> Scale:
-    """A scale over most of the values: from the 1st to the 99th percentile of what is finite."""
+    """Return a scale over most of the values: from the 1st to the 99th percentile of the finite ones."""
     shown = values[np.isfinite(values)]
     if kind == "log":
         shown = np.abs(shown[shown != 0])

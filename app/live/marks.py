@@ -1,4 +1,4 @@
-"""How far a run is, and how far a follower was told. Numbers only: they are compared, and travel as text."""
+"""The progress of a run, and of a follower. Only numbers, which are compared and sent as text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _tokens: WeakKeyDictionary[Store, str] = WeakKeyDictionary()
 
 
 class Steps(NamedTuple):
-    """The newest step, how many different ones came, and in how many frames."""
+    """The newest step, the number of different steps, and the number of their frames."""
 
     newest: int = -1
     different: int = 0
@@ -23,7 +23,7 @@ class Steps(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """How far a run is."""
+    """The progress of a run."""
 
     steps: Steps
     events: int
@@ -32,7 +32,7 @@ class Mark(NamedTuple):
 
 
 class Cursor(NamedTuple):
-    """How far one follower was told. `store` names the store in which the counts are true."""
+    """The progress of one follower. `store` names the store to which the counts refer."""
 
     run: str
     store: str
@@ -43,13 +43,13 @@ class Cursor(NamedTuple):
     state: str = ""
 
     def as_text(self) -> str:
-        """As the id of an event."""
+        """Return the id of an event."""
         steps = (".".join(map(str, each)) for each in (self.frames, self.logs))
         return ":".join([self.run, self.store, *steps, str(self.events), str(self.taps), self.state])
 
     @classmethod
     def read(cls, text: str) -> Cursor | None:
-        """From the id of an event; None where it is none of ours."""
+        """Parse the id of an event; None if it is invalid."""
         parts = text.split(":")
         if len(parts) != 7 or len(text) > 1000:
             return None
@@ -63,8 +63,8 @@ class Cursor(NamedTuple):
 
 
 def mark_of(run: Run, present: bool = True) -> Mark:
-    """How far a run is now; `present` says whether the server still has it."""
-    # In this order: a run that is seen to have ended has its last step, and a step that is seen has its taps.
+    """Return the progress of a run. `present` says whether the server still has it."""
+    # In this order, because a run that has ended then has its last step, and a step has its taps.
     state = run.state if present else "removed"
     steps = steps_of(run.store)
     taken, _ = run.store.events_after(_ALL)
@@ -72,20 +72,20 @@ def mark_of(run: Run, present: bool = True) -> Mark:
 
 
 def steps_of(store: Store) -> Steps:
-    """How far a store's steps are."""
+    """Return the steps of a store."""
     steps = store.steps()
     return Steps(-1 if steps.newest is None else steps.newest, steps.count, steps.frames)
 
 
 def token_of(store: Store) -> str:
-    """A name of this very store: counts of another one, of the same run, mean nothing in it."""
+    """Return a name for this store. Counts of another store, even of the same run, don't apply to it."""
     return _tokens.setdefault(store, secrets.token_hex(4))
 
 
 def new_steps(told: Steps, now: Steps) -> tuple[int, int] | None:
-    """The first and last step that are new to a follower.
+    """Return the first and last step that are new to a follower.
 
-    Where more frames than steps came, the newest step that was told may have got a further part: it comes again.
+    If more frames than steps arrived, the newest sent step may have another part, so it is sent again.
     """
     if now.frames == told.frames or now.newest < 0:
         return None

@@ -1,4 +1,4 @@
-"""What is new in a run, as blocks of a stream: pure functions from (what was told, how far the run is)."""
+"""The news of a run, as blocks of a stream: pure functions of the follower's progress and the run's."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MAX_SCALARS: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What of a run a reader wants."""
+    """The parts of a run that a reader wants."""
 
     kind: str | None
     match: str | None
@@ -35,12 +35,12 @@ class Wish:
 
 
 def begin(run: Run, told: Cursor | None) -> Cursor:
-    """Where a reader goes on in a run: behind what it was told, or at the newest step."""
+    """Return where a reader continues in a run: after what it has, or at the newest step."""
     token = token_of(run.store)
     if told is not None and told.run == run.id:
         if told.store == token:
             return told
-        # The server was started again: the steps go on, but its counts began anew.
+        # The server was restarted: the steps continue, but its counts started again.
         newest = mark_of(run).steps.newest
         seen = min(told.frames.newest, newest), min(told.logs.newest, newest)
         frames, logs = (Steps(step) for step in seen)
@@ -52,7 +52,7 @@ def begin(run: Run, told: Cursor | None) -> Cursor:
 
 
 def is_told(told: Cursor, now: Mark) -> bool:
-    """Whether there is nothing new."""
+    """Return whether there is no news."""
     return (told.frames, told.logs, told.events, told.taps, told.state) == (
         now.steps,
         now.steps,
@@ -63,7 +63,7 @@ def is_told(told: Cursor, now: Mark) -> bool:
 
 
 def make_blocks(publisher: Publisher, run: Run, wish: Wish, told: Cursor, now: Mark) -> tuple[bytes, Cursor]:
-    """All that lies between what was told and now, and the cursor behind it."""
+    """Return everything between the follower's progress and now, and the new cursor."""
     made = []
     for name, content, cursor in _news_of(publisher, run, wish, told, now):
         if content is not None:
@@ -76,8 +76,7 @@ def make_blocks(publisher: Publisher, run: Run, wish: Wish, told: Cursor, now: M
 def _news_of(
     publisher: Publisher, run: Run, wish: Wish, told: Cursor, now: Mark
 ) -> Iterator[tuple[str, dict[str, Any] | FrameNews | None, Cursor]]:
-    """Each kind of news, or None where there is none of it, with the cursor behind it. A change to `ended` comes last:
-    by then all was told."""
+    """Yield each kind of news, or None, with its new cursor. A change to `ended` comes last, after all other news."""
     state = {"state": now.state, "last_step": now.steps.newest if now.steps.newest >= 0 else None}
     if now.state == "live" and told.state != "live":
         told = told._replace(state=now.state)
@@ -86,7 +85,7 @@ def _news_of(
     told = told._replace(taps=now.taps)
     yield "taps", content, told
     taken, events = run.store.events_after(told.events)
-    events = events[: max(0, len(events) - max(0, taken - now.events))]  # what came since `now` is told next time
+    events = events[: max(0, len(events) - max(0, taken - now.events))]  # events after `now` are sent next time
     told = told._replace(events=max(now.events, told.events))
     yield "event", {"events": events_of(run, events)} if events else None, told
     content = _new_logs(run, told.logs, now.steps)
@@ -143,7 +142,7 @@ def _new_frame(publisher: Publisher, run: Run, wish: Wish, told: Steps, now: Ste
 
 
 def _not_finite(run: Run, wanted: TapList, latest: Latest, span: tuple[int, int]) -> Any:
-    """The taps that were not finite in any step of the span, and not in the newest alone."""
+    """Return the taps that were non-finite in any step of the span, not only in the newest."""
     bad = latest.values[:, STAT_NAMES.index("nonfinite")] > 0
     if span[0] == span[1]:
         return latest.numbers[bad]
@@ -152,5 +151,5 @@ def _not_finite(run: Run, wanted: TapList, latest: Latest, span: tuple[int, int]
 
 
 def block(name: str, content: dict[str, Any] | FrameNews, cursor: Cursor) -> bytes:
-    """An event of the stream."""
+    """Return an event of the stream."""
     return b"event: %b\nid: %b\ndata: %b\n\n" % (name.encode(), cursor.as_text().encode(), json_of(content))

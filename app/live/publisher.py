@@ -1,4 +1,4 @@
-"""Who tells the followers: when to look (pulses), at which taps (selections), and each message made once for all."""
+"""Notification of followers: when to look (pulses), at which taps (selections), and each message made once for all."""
 
 from __future__ import annotations
 
@@ -20,42 +20,42 @@ from ..runs import Changes, Run, Runs
 from ..settings import ServerSettings
 from .marks import Mark, mark_of, token_of
 
-IDLE_S: Final = 0.5  # how long a state that nobody tells of, such as "lost", may go unseen
+IDLE_S: Final = 0.5  # how long an unannounced state, such as "lost", may go unnoticed
 EARLY: Final = 2  # looks
 SOONER: Final = 0.9
-MAKERS: Final = 2  # messages in the making at once
-MAX_MADE: Final = 64  # messages kept for the next follower that asks for the same
+MAKERS: Final = 2  # messages being made at once
+MAX_MADE: Final = 64  # messages kept for other followers that request the same
 MAX_MADE_BYTES: Final = 32 * 2**20
 MAX_SELECTIONS: Final = 256
 
 _log = logging.getLogger("hookcore.live")
-Ear = asyncio.Event  # what a follower waits on: something is new, was acknowledged, or the server stops
+Ear = asyncio.Event  # what a follower waits for: something is new, was acknowledged, or the server stops
 
 
 class Pulse:
-    """How far something is, looked at whenever it changed but about `hz` times a second at most, for all who follow it.
+    """The progress of something, read whenever it changes but about `hz` times a second at most, for all followers.
 
-    A few looks may come early, and all come a little sooner than they must, so that steps which come just as often as
-    looks do not wait for one.
+    A few looks may be early, and all come slightly sooner than necessary, so that steps at the same rate as the looks
+    don't wait for one.
 
-    Followers of one pulse see the same `now` at the same moment. So they ask for the same messages.
+    Followers of one pulse see the same `now` at the same moment, so they request the same messages.
     """
 
     def __init__(self, changes: Changes, look: Callable[[], Any], hz: float) -> None:
         self.now: Any = look()
         self.ears: set[Ear] = set()
         self._changes, self._look, self._period_s = changes, look, SOONER / hz
-        self._due = 0.0  # when all looks so far would have been over at an even rate
+        self._due = 0.0  # when all looks so far would have happened at an even rate
         self._task: asyncio.Task[None] | None = None
 
     def join(self, ear: Ear) -> None:
-        """From now on `ear` is set whenever `now` has changed."""
+        """Set `ear` whenever `now` has changed, from now on."""
         self.ears.add(ear)
         if self._task is None:
             self._task = asyncio.create_task(self._beat())
 
     def leave(self, ear: Ear) -> None:
-        """Ends what `join` began."""
+        """End what `join` began."""
         self.ears.discard(ear)
         if not self.ears and self._task is not None:
             self._task.cancel()
@@ -78,15 +78,15 @@ class Pulse:
                 await asyncio.sleep(self._rest_s(asyncio.get_running_loop().time()))
 
     def _rest_s(self, now: float) -> float:
-        """How long to wait after a look at this time."""
+        """Return how long to wait after a look at this time."""
         self._due = max(self._due, now) + self._period_s
         return max(0.0, self._due - now - EARLY * self._period_s)
 
 
 class Shared:
-    """Messages by what they say: the second who asks gets the first one's bytes. Bounded, the oldest go.
+    """Messages by their content: a second request gets the bytes of the first. Limited; the oldest are dropped.
 
-    A few are made at a time, so that threads are left for batches, however many subscriptions there are.
+    Only a few are made at a time, so that threads remain for batches, no matter how many subscriptions there are.
     """
 
     def __init__(self) -> None:
@@ -96,11 +96,11 @@ class Shared:
         self._bytes = 0
 
     async def get(self, key: Hashable, make: Callable[[], Any], size: Callable[[Any], int]) -> Any:
-        """Return what `make` gives, made in a thread, once for all who ask for the same key."""
+        """Return the result of `make`, computed in a thread, once for all requests with the same key."""
         return await asyncio.shield(self.begin(key, make, size))
 
     def begin(self, key: Hashable, make: Callable[[], Any], size: Callable[[Any], int]) -> asyncio.Future[Any]:
-        """Return a future of what `make` gives. It is made even if nobody waits for it any more: don't cancel it."""
+        """Return a future of the result of `make`. It is computed even if it is no longer needed: don't cancel it."""
         found = self._kept.get(key)
         if found is not None:
             return found[0]
@@ -117,7 +117,7 @@ class Shared:
     def _weigh(self, key: Hashable, done: asyncio.Future[Any], size: Callable[[Any], int]) -> None:
         kept = self._kept.pop(key, None)
         if kept is None or done.cancelled() or done.exception() is not None:
-            return  # who waits for it gets the exception
+            return  # waiters get the exception
         nbytes = size(done.result())
         self._kept[key] = done, nbytes
         self._bytes += nbytes
@@ -127,14 +127,14 @@ class Shared:
 
 
 class Selections:
-    """The taps that a follower asked for, searched once until new ones are announced. From any thread."""
+    """The taps that a follower requested, searched once until new ones are announced. From any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._kept: OrderedDict[Hashable, tuple[int, TapList]] = OrderedDict()
 
     def get(self, store: Store, kind: str | None, match: str | None) -> TapList:
-        """The taps of a kind that match."""
+        """Return the taps of a kind that match."""
         key = token_of(store), kind, match
         announced = store.taps_announced
         with self._lock:
@@ -158,7 +158,7 @@ class Publisher:
         self.settings = settings
         self.clients = 0
         self.refused = 0
-        self._readers: Counter[str] = Counter()  # clients by the address of a reader; "" is an owner's
+        self._readers: Counter[str] = Counter()  # clients by the address of a reader; "" is the owner
         self.stopping = False
         self.shared = Shared()
         self.selections = Selections()
@@ -167,9 +167,9 @@ class Publisher:
 
     @contextmanager
     def client(self, reader: str = "") -> Generator[bool, None, None]:
-        """Count a client while it is there; give False if there is no room for it.
+        """Count a client while it is connected; yield False if there is no room for it.
 
-        `reader` is the address of a reader. An owner has none: a quarter of the places is kept for owners, and one
+        `reader` is the address of a reader. An owner has none. A quarter of the places is reserved for owners, and one
         address of readers gets at most half of all.
         """
         if self._is_full(reader):
@@ -194,7 +194,7 @@ class Publisher:
         return reader != "" and (readers >= most - most // 4 or self._readers[reader] >= max(1, most // 2))
 
     def why_full(self) -> str:
-        """Return the sentence for a client that finds no room."""
+        """Return the message for a client without a place."""
         if self.stopping:
             return "this server is stopping: connect again in a moment"
         most = self.settings.max_clients
@@ -202,7 +202,7 @@ class Publisher:
 
     @contextmanager
     def hearing(self) -> Iterator[Ear]:
-        """An ear that is also set when the server stops."""
+        """Return an ear that is also set when the server stops."""
         ear = Ear()
         self._ears[ear] = asyncio.get_running_loop()
         try:
@@ -212,7 +212,7 @@ class Publisher:
 
     @contextmanager
     def following(self, run: Run | None, hz: float, ear: Ear) -> Iterator[Pulse]:
-        """The pulse of a run, or of the list of runs, joined by an ear."""
+        """Return the pulse of a run, or of the list of runs, with an ear attached."""
         key = (token_of(run.store) if run else "", hz)
         pulse = self._pulses.get(key)
         if pulse is None:
@@ -238,7 +238,7 @@ class Publisher:
         return tuple((run.id, run.name, mark_of(run)) for run in self.runs.all())
 
     def find(self, run_id: str | None) -> Run | None:
-        """A run by its id; without one the newest."""
+        """Return a run by its id, or the newest one without an id."""
         if run_id is not None:
             run = self.runs.get(run_id)
             if run is not None:
@@ -247,7 +247,7 @@ class Publisher:
         return next(iter(self.runs.all()), None)
 
     def stop(self) -> None:
-        """Ends every stream. From any thread."""
+        """End every stream. From any thread."""
         self.stopping = True
         for ear, loop in list(self._ears.items()):
             if not loop.is_closed():
@@ -255,14 +255,14 @@ class Publisher:
 
 
 def reader_of(scope: Scope, state: State) -> str:
-    """Return the address of a reader who asks; "" for an owner."""
+    """Return the address of the reader of a request; "" for an owner."""
     if not hasattr(state, "access") or is_owner(scope, state.access):
         return ""
     return str((scope.get("client") or ("somewhere",))[0])
 
 
 def publisher_of(state: Any) -> Publisher:
-    """The publisher of an application, made with its first use."""
+    """Return the publisher of an application, created on first use."""
     given: State = getattr(state, "state", state)
     if not hasattr(given, "live"):
         given.live = Publisher(given.runs, given.settings)

@@ -1,4 +1,4 @@
-"""What a page may ask over the socket, checked."""
+"""The requests of a page over the socket, validated."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _Request(msgspec.Struct, tag_field="op", forbid_unknown_fields=True, froze
 
 
 class Subscribe(_Request, tag="subscribe", frozen=True, kw_only=True):
-    """Begins a subscription, or puts it in the place of the one with the same id."""
+    """Starts a subscription, or replaces the one with the same id."""
 
     view: View
     run: _Name | None = None
@@ -52,13 +52,13 @@ class Unsubscribe(_Request, tag="unsubscribe", frozen=True, kw_only=True):
 
 
 class Ack(_Request, tag="ack", frozen=True, kw_only=True):
-    """All up to this number arrived."""
+    """Everything up to this number has arrived."""
 
     sequence: _Sequence
 
 
 class Resume(_Request, tag="resume", frozen=True, kw_only=True):
-    """Go on behind this number."""
+    """Continue after this number."""
 
     sequence: _Sequence
 
@@ -68,7 +68,7 @@ _decoder: msgspec.json.Decoder[Request] = msgspec.json.Decoder(Request)
 
 
 def read(text: str) -> Request:
-    """A request from its text; raises ArgumentError with what is wrong."""
+    """Parse a request; raise ArgumentError with what is wrong."""
     try:
         return _decoder.decode(text)
     except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
@@ -77,7 +77,7 @@ def read(text: str) -> Request:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How a value becomes one of the colors 0 to 251."""
+    """The conversion of a value to one of the colors 0 to 251."""
 
     kind: Literal["log", "linear"]
     low: float
@@ -86,23 +86,23 @@ class Scale:
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """What a subscription shows. Two with the same spec get the same bytes."""
+    """The contents of a subscription. Two with the same spec get the same bytes."""
 
     view: View
     kind: str | None
     match: str | None
     stats: tuple[str, ...]
     rows: str | tuple[int, ...] | None
-    first: int | None  # below 0: counted back from the last one
+    first: int | None  # negative: counted back from the last one
     last: int | None
     columns: int
     dtype: Literal["f4", "u8"]
     scale_kind: Literal["log", "linear"]
-    scale: Scale | None  # None until it is known
+    scale: Scale | None  # None until it is computed
 
 
 def spec_of(asked: Subscribe) -> Spec:
-    """What is asked for, checked as a whole."""
+    """Return the spec of a request, checked as a whole."""
     stats = asked.stats or ((asked.stat,) if asked.stat else ())
     if asked.view in ("heatmap", "latest"):
         stats = stats or (("rms",) if asked.view == "heatmap" else ("rms", "min", "max", "nan", "inf"))
@@ -153,7 +153,7 @@ def _scale_of(asked: Subscribe) -> Scale | None:
 
 
 def read_rows(rows: str | tuple[int, ...], view: str) -> tuple[str, int, int]:
-    """How rows are chosen: ("fit", n, 0), ("idx", first, last) or ("numbers", 0, 0)."""
+    """Return how rows are selected: ("fit", n, 0), ("idx", first, last), or ("numbers", 0, 0)."""
     if isinstance(rows, tuple):
         return "numbers", 0, 0
     how, _, what = rows.partition(":")

@@ -1,4 +1,4 @@
-"""The binary socket of the pages: subscriptions, each a snapshot and then deltas on one ordered channel."""
+"""The binary socket of the pages: subscriptions, each a snapshot and then deltas, on one ordered channel."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class _NoSuchRunError(ArgumentError):
 
 
 class Subscription:
-    """One view of one page: how far it was told, and what of it was acknowledged."""
+    """One view of one page: what was sent, and what of it was acknowledged."""
 
     def __init__(self, session: Session, number: int, run: Run | None, spec: Spec, hz: float) -> None:
         self._session, self._number, self._run, self._spec, self._hz = session, number, run, spec, hz
@@ -55,12 +55,12 @@ class Subscription:
         self._ear: asyncio.Event | None = None
 
     def acknowledge(self, sequence: int) -> None:
-        """All up to a number arrived."""
+        """Note that everything up to a number has arrived."""
         self._acknowledged = max(self._acknowledged, min(sequence, self._sequence))
         self._poke()
 
     def resume(self, sequence: int) -> None:
-        """Go on behind a number, or with a new snapshot where nothing is known of it any more."""
+        """Continue after a number, or with a new snapshot if the number is unknown."""
         self._resume = self._history.get(sequence)
         self._poke()
 
@@ -69,7 +69,7 @@ class Subscription:
             self._ear.set()
 
     async def serve(self) -> None:
-        """Sends what is new until it is cancelled, the run is gone, or the server stops."""
+        """Send news until this is cancelled, the run is removed, or the server stops."""
         publisher = self._session.publisher
         with publisher.hearing() as ear, publisher.following(self._run, self._hz, ear) as pulse:
             self._ear = ear
@@ -109,14 +109,14 @@ class Subscription:
 
 
 class Pace:
-    """How fast requests may come: `burst` at once, then `rate` a second."""
+    """The rate limit for requests: `burst` at once, then `rate` per second."""
 
     def __init__(self, rate: float, burst: int) -> None:
         self._period_s, self._ahead_s = 1 / rate, (burst - 1) / rate
-        self._due = 0.0  # when all requests so far would have come at an even rate
+        self._due = 0.0  # when all requests so far would have arrived at an even rate
 
     def rest_s(self, now: float) -> float:
-        """Return how long to wait after a request at this time before the next one is read."""
+        """Return how long to wait after a request at this time before reading the next one."""
         self._due = max(self._due, now) + self._period_s
         return max(0.0, self._due - now - self._ahead_s)
 
@@ -126,7 +126,7 @@ class Session:
 
     def __init__(self, socket: WebSocket, publisher: Publisher) -> None:
         self.publisher = publisher
-        self.sending = asyncio.Lock()  # one frame at a time: the next is made when this one is on its way
+        self.sending = asyncio.Lock()  # one frame at a time: the next one is made when this one has been sent
         self._socket = socket
         self._wrong = 0
         self._making = asyncio.Lock()
@@ -134,15 +134,15 @@ class Session:
         self._open: dict[int, tuple[Subscription, asyncio.Task[None]]] = {}
 
     async def send(self, frame: bytes) -> None:
-        """Hands a frame to the connection, once that has room."""
+        """Send a frame when the connection has room."""
         async with asyncio.timeout(SEND_S):
             await self._socket.send_bytes(frame)
 
     async def made(self, key: Hashable, make: Callable[[], Made]) -> Made:
-        """Return a message, made or found.
+        """Return a message, from the cache or newly made.
 
-        A socket has one message in the making. The next one waits until it is done, even if its subscription is
-        replaced in the meantime, because a thread that works can't be stopped.
+        A socket makes one message at a time. The next one waits until it is done, even if its subscription is replaced
+        in the meantime, because a running thread can't be stopped.
         """
         await self._making.acquire()
         try:
@@ -155,15 +155,15 @@ class Session:
         return found
 
     async def listen(self) -> None:
-        """Read requests until the page goes, or asks nonsense too often."""
+        """Read requests until the page closes, or sends too many invalid ones."""
         try:
             while (message := await self._socket.receive())["type"] == "websocket.receive":
                 try:
                     request = self._read(message)
                     self._obey(request)
-                    if not isinstance(request, Ack):  # of which a page sends one for each frame
+                    if not isinstance(request, Ack):  # a page sends one for each frame
                         await asyncio.sleep(self._pace.rest_s(asyncio.get_running_loop().time()))
-                except _NoSuchRunError as error:  # not wrong: a new server learns of its runs
+                except _NoSuchRunError as error:  # not the page's error: a new server doesn't know its runs yet
                     await self._complain(error.number, error)
                 except HookcoreError as error:
                     self._wrong += 1
@@ -190,7 +190,7 @@ class Session:
         if found is None:
             if isinstance(request, Resume):
                 raise ArgumentError(f"nothing is subscribed as {request.id}: subscribe anew for a snapshot")
-            return  # an acknowledgement may cross the end of its subscription
+            return  # an acknowledgement may arrive after the end of its subscription
         if isinstance(request, Unsubscribe):
             del self._open[request.id]
             found[1].cancel()
@@ -220,7 +220,7 @@ class Session:
         except HookcoreError as error:
             await self._complain(number, error)
         except (TimeoutError, WebSocketDisconnect, RuntimeError):
-            return  # the page is gone, or stopped reading: `listen` ends, or the server closes the connection
+            return  # the page is closed or stopped reading: `listen` ends, or the server closes the connection
         except Exception as error:
             _log.exception("a subscription failed")
             await self._complain(number, error)
@@ -240,7 +240,7 @@ class Session:
 
 @router.websocket("/api/v1/socket")
 async def socket(websocket: WebSocket) -> None:
-    """Subscriptions in, binary frames out; see docs/live.md."""
+    """Receive subscriptions and send binary frames; see docs/live.md."""
     publisher = publisher_of(websocket.app)
     with publisher.client(reader_of(websocket.scope, websocket.app.state)) as room:
         if not room:

@@ -1,4 +1,4 @@
-"""Server-sent events for scripts: what is new in a run, and exactly from where a reader left off."""
+"""Server-sent events for scripts: all news of a run, from exactly where a reader stopped."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .news import Wish, begin, block, is_told, make_blocks
 from .publisher import Ear, Publisher, Pulse, publisher_of, reader_of
 
 HEARTBEAT_S: Final = 15.0
-NEWER_RUN_S: Final = 1.0  # how often the newest run is looked for
+NEWER_RUN_S: Final = 1.0  # how often to look for a newer run
 SEND_S: Final = 60.0  # the last resort, for a server without WriteDeadline
 DEFAULT_STATS: Final = ("rms", "min", "max", "nan", "inf")
 
@@ -29,7 +29,7 @@ router = APIRouter()
 
 
 class LiveResponse(StreamingResponse):
-    """A stream that holds one of the places for clients for as long as it lasts."""
+    """A stream that takes one of the places for clients for its duration."""
 
     def __init__(self, publisher: Publisher, content: AsyncGenerator[bytes, None]) -> None:
         headers = {"Cache-Control": "private, no-store", "X-Accel-Buffering": "no"}
@@ -53,25 +53,25 @@ class LiveResponse(StreamingResponse):
         try:
             await super().stream_response(send_in_time)
         except TimeoutError:
-            return  # it stopped reading; the server closes what is left of the connection
+            return  # it stopped reading; the server closes the rest of the connection
 
 
 @router.get(
     "/api/v1/live",
-    status_code=200,  # OpenAPI cannot learn it from LiveResponse
+    status_code=200,  # OpenAPI can't derive it from LiveResponse
     response_class=LiveResponse,
     responses={200: {"content": {"text/event-stream": {}}}, 503: {"description": "too many live streams"}},
 )
 def live(
     request: Request,
-    run: Annotated[str | None, Query(max_length=200, description="a run's id; without it the newest run")] = None,
+    run: Annotated[str | None, Query(max_length=200, description="a run's id; default: the newest run")] = None,
     kind: Annotated[str | None, Query(max_length=50)] = None,
     stat: Annotated[str | None, Query(max_length=500, description='names of stats with commas, or "all"')] = None,
     match: Annotated[str | None, Query(max_length=1000, description="a glob on the module's path, or re:")] = None,
-    hz: Annotated[float, Query(ge=1, le=30, description="frames a second at most")] = 20.0,
+    hz: Annotated[float, Query(ge=1, le=30, description="maximum frames per second")] = 20.0,
     last_event_id: Annotated[str | None, Header(max_length=1000)] = None,
 ) -> LiveResponse:
-    """What is new, as server-sent events; see docs/live.md. `Last-Event-ID` goes on exactly behind that event."""
+    """Send news as server-sent events; see docs/live.md. `Last-Event-ID` continues exactly after that event."""
     publisher = publisher_of(request.app)
     checks.require_kind(kind)
     checks.matcher(match)
@@ -136,7 +136,7 @@ class _Follower:
         self._looked_at = time.monotonic()
 
     async def follow(self, pulse: Pulse, ear: Ear) -> AsyncGenerator[bytes, None]:
-        """Blocks, until there is a newer run, the run is gone, or the server stops."""
+        """Yield blocks until there is a newer run, the run is removed, or the server stops."""
         silent_since = time.monotonic()
         while not self._publisher.stopping:
             ear.clear()

@@ -1,4 +1,4 @@
-"""What a subscription is told: pure functions from (how far it was told, how far the run is) to frames."""
+"""The frames of a subscription: pure functions of its progress and the run's."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from .marks import Mark, new_steps
 from .publisher import Selections
 from .requests import MAX_ROWS, Spec, read_rows
 
-MAX_COLUMNS: Final = 4  # of a delta; where more steps are new they become one column
+MAX_COLUMNS: Final = 4  # of a delta; more new steps become one column
 MAX_SCALARS: Final = 200
 MEASURES: Final = ("mean", "std", "rms", "norm", "min", "max", "ratio")  # the other stats are counts and shares
 
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """Frames, and the spec with what was found out (the scale of colors)."""
+    """Frames, and the spec with the computed scale of colors."""
 
     bodies: tuple[Body, ...]
     spec: Spec
 
     @property
     def nbytes(self) -> int:
-        """What it takes in memory."""
+        """The size in memory."""
         return sum(len(body.data) for body in self.bodies)
 
 
 def concern(spec: Spec, mark: Any) -> Any:
-    """The part of a mark that a view shows: it is told nothing where only others changed."""
+    """Return the part of a mark that a view shows. Changes of other parts cause no message."""
     if not isinstance(mark, Mark) or spec.view == "runs":
         return mark
     if spec.view == "events":
@@ -49,7 +49,7 @@ def concern(spec: Spec, mark: Any) -> Any:
 
 
 def make(selections: Selections, run: Run | None, spec: Spec, told: Any, now: Any) -> Made:
-    """The frames that bring a reader from `told` (None: it knows nothing) to `now`."""
+    """Return the frames that bring a reader from `told` (None: it has nothing) to `now`."""
     if run is None:
         return Made((json_body(_runs(now)),), spec)
     if spec.view == "events":
@@ -59,7 +59,7 @@ def make(selections: Selections, run: Run | None, spec: Spec, told: Any, now: An
     else:
         wanted = _wanted(selections, run, spec)
         if told is not None and len(wanted.numbers) and wanted.numbers[-1] >= told.taps:
-            told = None  # there are rows that the reader does not know
+            told = None  # the reader doesn't have some of the rows
         show = _heatmap if spec.view == "heatmap" else _latest
         bodies, spec = show(run, spec, wanted, told, now)
     if told is None or told.state != now.state:
@@ -69,7 +69,7 @@ def make(selections: Selections, run: Run | None, spec: Spec, told: Any, now: An
 
 
 def _wanted(selections: Selections, run: Run, spec: Spec) -> TapList:
-    """The taps that are shown."""
+    """Return the selected taps."""
     found = selections.get(run.store, spec.kind, spec.match)
     how, first, last = read_rows(spec.rows, spec.view) if spec.rows is not None else ("all", 0, 0)
     if how == "idx":
@@ -164,7 +164,7 @@ def _latest(run: Run, spec: Spec, wanted: TapList, told: Mark | None, now: Mark)
 
 
 def _flagged(stats: Any, columns: list[int]) -> Any:
-    """Return some stats; a measure of a tensor with NaN or infinities is one, though it is over finite values alone."""
+    """Return some stats. Measures of a tensor with NaN or infinities become NaN or infinite, although stored finite."""
     values = stats[:, columns]
     nan, inf = (stats[:, STAT_NAMES.index(name)] > 0 for name in ("nan", "inf"))
     measures = [place for place, column in enumerate(columns) if STAT_NAMES[column] in MEASURES]
@@ -174,7 +174,7 @@ def _flagged(stats: Any, columns: list[int]) -> Any:
 
 
 def _fill_from_merged(run: Run, spec: Spec, wanted: TapList, step: int, values: Any, absent: Any) -> None:
-    """The worst around a step that was merged with its neighbors, for the taps that have nothing exact."""
+    """Fill in the worst values around a merged step, for the taps without exact ones."""
     for place, stat in enumerate(spec.stats):
         heat = run.store.heatmap("", stat, None, step, step, columns=1, wanted=wanted)
         if not len(heat.first_step):
@@ -185,7 +185,7 @@ def _fill_from_merged(run: Run, spec: Spec, wanted: TapList, step: int, values: 
 
 
 def _rows(run: Run, spec: Spec, wanted: TapList, starts: Any, groups: Any) -> dict[str, Any]:
-    """The names of the rows of the snapshot that comes next."""
+    """Return the names of the rows of the following snapshot."""
     types = run.store.module_types()
     rows = [
         LiveRow.of(number, tap, group=group, type=types.get(tap.module, ""))

@@ -63,7 +63,7 @@ def histograms_page(
     request: Request,
     run_id: str,
     kind: str = "output",
-    f: Annotated[str, Query(max_length=1000, description="which layers")] = "",
+    f: Annotated[str, Query(max_length=1000, description="the content of the find box")] = "",
 ) -> HTMLResponse:
     """Show the wall of layers. Invalid query parameters fall back to defaults."""
     run = run_of(request, run_id)

@@ -33,8 +33,8 @@ def layer_page(
     run_id: str,
     module: Annotated[str | None, Query(max_length=1000, description="its path; the root's is empty")] = None,
     step: Annotated[str, Query(pattern=STEP, description="the values in this step; empty: the newest")] = "",
-    f: Annotated[str, Query(max_length=1000, description="which modules to choose from")] = "",
-    row: Annotated[int, Query(ge=0, le=10**9, description="the first module on this page of the choice")] = 0,
+    f: Annotated[str, Query(max_length=1000, description="the content of the find box")] = "",
+    row: Annotated[int, Query(ge=0, le=10**9, description="the first module on this page of the list")] = 0,
     part: Annotated[list[Part] | None, Query(max_length=9, description="only these parts, without the frame")] = None,
 ) -> HTMLResponse:
     """Show one module. Empty form fields are ignored."""

@@ -58,7 +58,7 @@ def tensors_page(
     request: Request,
     run_id: str,
     snapshot: str = "",
-    f: Annotated[str, Query(max_length=1000, description="of which modules")] = "",
+    f: Annotated[str, Query(max_length=1000, description="the content of the find box")] = "",
 ) -> HTMLResponse:
     """List snapshots and show one. An invalid number is ignored."""
     run = run_of(request, run_id)

@@ -1,4 +1,4 @@
-"""Pages in headless Chromium, and what must hold on every one of them."""
+"""Pages in headless Chromium, and the checks for every one of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from playwright.sync_api import Browser, Page, Playwright, expect, sync_playwright
 
-CHROMIUM = "/usr/bin/chromium-headless-shell"  # without windows of its own, which take a third more time
+CHROMIUM = "/usr/bin/chromium-headless-shell"  # has no windows of its own, which would take a third more time
 FLAGS = (
     "--no-sandbox",
     "--disable-gpu",
@@ -29,7 +29,7 @@ AXE_TAGS = ("wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practi
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    """A browser."""
+    """Return a browser."""
     with sync_playwright() as playwright:
         browser = launch(playwright)
         yield browser
@@ -37,31 +37,31 @@ def chromium() -> Iterator[Browser]:
 
 
 def launch(playwright: Playwright) -> Browser:
-    """Debian's Chromium, without what calls home."""
+    """Launch Debian's Chromium, without the features that contact its maker."""
     return playwright.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
 
 
 @dataclass
 class Visit:
-    """One tab, and what it told that it should not have."""
+    """One tab, and the errors that it reported."""
 
     page: Page
     host: str
     faults: list[str] = field(default_factory=list)
-    forgiven: tuple[str, ...] = ()  # parts of messages that a test expects, such as those of a server that is killed
+    forgiven: tuple[str, ...] = ()  # parts of expected messages, such as those about a killed server
 
     def goto(self, path: str) -> None:
-        """Opens a page of the site."""
+        """Open a page of the site."""
         answer = self.page.goto(f"http://{self.host}/{path.lstrip('/')}", wait_until="load")
         assert answer is not None
 
     def check(self) -> None:
-        """No error was told, and nothing was asked of another host."""
+        """Assert that there were no errors and no requests to other hosts."""
         left = [fault for fault in self.faults if not any(part in fault for part in self.forgiven)]
         assert not left, left
 
     def axe(self) -> list[str]:
-        """What axe-core finds wrong, a line each."""
+        """Return the problems that axe-core finds, one per line."""
         source = (files("axe_playwright_python") / "axe.min.js").read_text("utf-8")
         self.page.evaluate(source)
         asked = json.dumps({"runOnly": {"type": "tag", "values": AXE_TAGS}})
@@ -82,7 +82,7 @@ def visiting(
     size: tuple[int, int] = (1440, 900),
     **more: Any,
 ) -> Iterator[Visit]:
-    """A tab of its own, in a session of its own. At the end nothing wrong may have been told."""
+    """Open a tab in a new session, and check it at the end."""
     context = browser.new_context(color_scheme=theme, viewport={"width": size[0], "height": size[1]}, **more)
     context.set_default_timeout(PATIENCE_MS)
     visit = Visit(context.new_page(), urlsplit(url).netloc)
@@ -95,7 +95,7 @@ def visiting(
 
 
 def listen(visit: Visit, page: Page) -> None:
-    """Notes what a page tells."""
+    """Record what a page reports."""
     page.on("console", lambda told: visit.faults.append(f"console: {told.text}") if told.type == "error" else None)
     page.on("pageerror", lambda error: visit.faults.append(f"error: {error}"))
     page.on("request", lambda asked: _note_host(visit, asked.url))

@@ -1,4 +1,4 @@
-"""One browser and one site for all page tests; each test has a tab of its own."""
+"""One browser and one site for all page tests. Each test has its own tab."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Open = Callable[..., AbstractContextManager[Visit]]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What is in this folder needs a browser, whose driver needs the process for itself: it runs by itself."""
+    """Run the tests in this folder by themselves: the driver of the browser needs the process for itself."""
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.browser)
@@ -33,7 +33,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """A server with three runs of 60 steps: `ended`, `bad` (a NaN from step 40 on), and `live`, which goes on."""
+    """Start a server with three runs of 60 steps: `ended`, `bad` (NaN from step 40), and `live`, which continues."""
     with running(tmp_path_factory.mktemp("site")) as site:
         site.train("ended", "--steps", "60")
         site.train("bad", "--steps", "60", "--bad-at", "40")
@@ -46,25 +46,25 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 @pytest.fixture
 def empty_site(tmp_path: Path) -> Iterator[Site]:
-    """A server of this test alone, with nothing in it: it may be killed."""
+    """Return an empty server for this test only, which may be killed."""
     with running(tmp_path) as site:
         yield site
 
 
 @pytest.fixture
 def visit(browser: Browser, site: Site) -> Open:
-    """Opens a tab: `with visit(theme="dark", size=(390, 844)) as tab: tab.goto("/"); tab.page...`."""
+    """Return a function that opens a tab: `with visit(theme="dark", size=(390, 844)) as tab: tab.goto("/")`."""
     return partial(visiting, browser, site.url)
 
 
 @pytest.fixture
 def paths(site: Site) -> Callable[[str], dict[str, str]]:
-    """The address of every page for the run of a name."""
+    """Return a function from the name of a run to the addresses of all its pages."""
     return partial(paths_of, site)
 
 
 def paths_of(site: Site, name: str) -> dict[str, str]:
-    """The address of every page for the run of a name."""
+    """Return the addresses of all pages of a run."""
     run = site.run(name)["id"]
     other: Any = site.run("ended" if name != "ended" else "bad")["id"]
     return {

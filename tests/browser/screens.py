@@ -17,7 +17,7 @@ SETTLED_MS = 2500
 
 
 def main() -> None:
-    """Trains, and takes the pictures."""
+    """Train, and take the pictures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--run", default="bad", choices=("bad", "ended", "live"))
@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def take(site: Site, run: str, only: str, folder: Path) -> None:
-    """The pictures of a run's pages."""
+    """Take pictures of a run's pages."""
     with chromium() as browser:
         for page, path in paths_of(site, run).items():
             if only and page != only:
@@ -49,7 +49,7 @@ def take(site: Site, run: str, only: str, folder: Path) -> None:
 
 
 def _show_all(page: Page) -> None:
-    """What is out of sight is not drawn: scrolls through the page once."""
+    """Scroll through the page once, because parts out of sight are not drawn."""
     height = page.evaluate("document.documentElement.scrollHeight")
     for top in range(0, height, 600):
         page.evaluate(f"scrollTo(0, {top})")

@@ -23,7 +23,7 @@ PATIENCE_S = 90.0
 
 @dataclass
 class Site:
-    """A server, its trainers, and where they write what they say."""
+    """A server, its trainers, and their logs."""
 
     folder: Path
     port: int = 0
@@ -32,11 +32,11 @@ class Site:
 
     @property
     def url(self) -> str:
-        """Its address, without a slash at the end."""
+        """The URL, without a trailing slash."""
         return f"http://127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        """Starts the server; at the port it had before, if there is one."""
+        """Start the server, at its previous port if it had one."""
         log = self.folder / "server.log"
         with log.open("wb") as out:
             command = [sys.executable, "-m", "hookcore_app.cli", "serve", "--port", str(self.port)]
@@ -47,13 +47,13 @@ class Site:
         self.port = int(found[1])
 
     def kill(self) -> None:
-        """The server dies at once."""
+        """Kill the server."""
         assert self.server is not None
         self.server.kill()
         self.server.wait()
 
     def train(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
-        """A training of that name, with the arguments of `tests.browser.trainer`."""
+        """Start a training with that name and the arguments of `tests.browser.trainer`."""
         with (self.folder / f"{name}.log").open("wb") as out:
             command = [sys.executable, "-m", "tests.browser.trainer", self.url, "--name", name, *arguments]
             trainer = subprocess.Popen(command, cwd=ROOT, env=self._environment(), stdout=out, stderr=out)
@@ -61,12 +61,12 @@ class Site:
         return trainer
 
     def get(self, path: str) -> Any:
-        """An answer of the interface."""
+        """Return an answer of the API."""
         with urllib.request.urlopen(f"{self.url}/api/v1/{path}", timeout=PATIENCE_S) as answer:
             return json.load(answer)
 
     def run(self, name: str, steps: int = 1, state: str = "") -> dict[str, Any]:
-        """The run of a training, as soon as it has made so many steps (and has that state)."""
+        """Return the run of a training when it has made this many steps (and has that state)."""
 
         def look() -> Any:
             for run in self.get("runs")["runs"]:
@@ -78,13 +78,13 @@ class Site:
         return found
 
     def remove(self, run: str) -> None:
-        """The server forgets a run: what all tests share stays as it was."""
+        """Remove a run from the server, so that the shared site stays unchanged."""
         address = f"{self.url}/api/v1/runs/{run}"
         request = urllib.request.Request(address, method="DELETE", headers={"Origin": self.url})
         urllib.request.urlopen(request, timeout=PATIENCE_S).close()
 
     def stop(self) -> None:
-        """Ends all processes."""
+        """End all processes."""
         for process in [*self.trainers, *([self.server] if self.server else [])]:
             if process.poll() is None:
                 process.send_signal(signal.SIGKILL)
@@ -96,7 +96,7 @@ class Site:
 
 @contextmanager
 def running(folder: Path) -> Iterator[Site]:
-    """A site with nothing in it."""
+    """Return an empty site."""
     site = Site(folder)
     try:
         site.start()

@@ -1,4 +1,4 @@
-"""The page Compare: where two runs part, by how much, and what they were told."""
+"""The Compare page: where two runs differ, by how much, and their settings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from .site import Site
 Paths = Callable[[str], dict[str, str]]
 
 
-def test_the_first_step_and_layer_are_told_with_links_to_both_runs(visit: Open, paths: Paths, site: Site) -> None:
+def test_the_first_differing_step_and_layer_are_shown_with_links_to_both_runs(
+    visit: Open, paths: Paths, site: Site
+) -> None:
     with visit(java_script_enabled=False) as tab:
         tab.goto(paths("ended")["compare"])
         verdict = tab.page.locator(".verdict")
@@ -24,7 +26,7 @@ def test_the_first_step_and_layer_are_told_with_links_to_both_runs(visit: Open, 
             assert wanted in links
 
 
-def test_the_layers_are_sorted_by_how_far_they_are_apart_or_by_when_they_part(visit: Open, paths: Paths) -> None:
+def test_the_layers_are_sorted_by_difference_or_by_step(visit: Open, paths: Paths) -> None:
     with visit(java_script_enabled=False) as tab:
         page = tab.page
         tab.goto(paths("ended")["compare"])
@@ -35,14 +37,14 @@ def test_the_layers_are_sorted_by_how_far_they_are_apart_or_by_when_they_part(vi
         assert "sort=model" in page.url
 
 
-def test_a_run_beside_itself_does_not_part(visit: Open, paths: Paths, site: Site) -> None:
+def test_a_run_does_not_differ_from_itself(visit: Open, paths: Paths, site: Site) -> None:
     run = site.run("ended")["id"]
     with visit() as tab:
         tab.goto(f"compare?a={run}&b={run}")
         expect(tab.page.locator(".verdict")).to_contain_text("No difference in the 60 steps that both runs captured")
 
 
-def test_swapping_and_other_choices_keep_what_was_chosen(visit: Open, paths: Paths, site: Site) -> None:
+def test_swapping_and_other_choices_keep_the_rest_of_the_selection(visit: Open, paths: Paths, site: Site) -> None:
     ended, bad = site.run("ended")["id"], site.run("bad")["id"]
     with visit() as tab:
         page = tab.page
@@ -56,7 +58,7 @@ def test_swapping_and_other_choices_keep_what_was_chosen(visit: Open, paths: Pat
         expect(page.locator("#run-a")).to_have_value(bad)
 
 
-def test_the_heatmap_and_both_lines_are_drawn_and_a_layer_is_picked(visit: Open, paths: Paths) -> None:
+def test_the_heatmap_and_both_lines_are_drawn_and_a_layer_is_selected(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         page = tab.page
         tab.goto(paths("ended")["compare"])
@@ -72,7 +74,7 @@ def test_the_heatmap_and_both_lines_are_drawn_and_a_layer_is_picked(visit: Open,
         expect(page.locator("#differences table")).to_contain_text("encoder.layers.1.linear1")
 
 
-def test_what_cannot_be_asked_is_said_and_nothing_breaks(visit: Open, paths: Paths, site: Site) -> None:
+def test_an_impossible_query_shows_a_message_and_breaks_nothing(visit: Open, paths: Paths, site: Site) -> None:
     ended = site.run("ended")["id"]
     with visit(java_script_enabled=False) as tab:
         for query, words in [
@@ -89,7 +91,7 @@ def test_what_cannot_be_asked_is_said_and_nothing_breaks(visit: Open, paths: Pat
         expect(tab.page.locator("main")).to_contain_text("There is no run gone")
 
 
-def test_settings_stand_side_by_side(visit: Open, paths: Paths, site: Site) -> None:
+def test_settings_are_shown_next_to_each_other(visit: Open, paths: Paths, site: Site) -> None:
     site.train("other", "--steps", "5", "--rate", "0.5")
     other = site.run("other", 5, "ended")["id"]
     with visit() as tab:

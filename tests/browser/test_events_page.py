@@ -1,4 +1,4 @@
-"""The page Events: filtered, walked, acknowledged and copied, live."""
+"""The Events page: filtered, navigated, acknowledged, and copied, live."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_the_first_bad_layer_is_explained(visit: Open, paths: Paths) -> None:
         tab.page.wait_for_url(re.compile(r"/layer\?module=encoder\.layers\.1"))
 
 
-def test_filters_stand_in_the_address_and_hold_after_a_reload(visit: Open, paths: Paths) -> None:
+def test_filters_are_in_the_url_and_survive_a_reload(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("bad")["events"])
         tab.page.locator("select[name=severity]").select_option("error")
@@ -39,7 +39,7 @@ def test_filters_stand_in_the_address_and_hold_after_a_reload(visit: Open, paths
         expect(tab.page.locator("#list tr[data-key]").first).to_be_visible()
 
 
-def test_modules_are_found_by_the_box_of_the_header(visit: Open, paths: Paths) -> None:
+def test_modules_are_found_by_the_box_in_the_header(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("bad")["events"])
         tab.page.keyboard.press("/")
@@ -49,7 +49,7 @@ def test_modules_are_found_by_the_box_of_the_header(visit: Open, paths: Paths) -
         expect(tab.page.locator("#list tr[data-key]").first).to_contain_text("encoder")
 
 
-def test_keys_go_from_line_to_line(visit: Open, paths: Paths) -> None:
+def test_keys_move_from_line_to_line(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("bad")["events"] + "?event=none")
         rows = tab.page.locator("#list tr[data-key]")
@@ -63,7 +63,7 @@ def test_keys_go_from_line_to_line(visit: Open, paths: Paths) -> None:
         expect(tab.page.locator("#detail h2")).not_to_contain_text("No longer")
 
 
-def test_what_is_acknowledged_can_be_hidden_and_taken_back(visit: Open, paths: Paths) -> None:
+def test_acknowledged_lines_can_be_hidden_and_restored(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("bad")["events"])
         rows = tab.page.locator("#list tr[data-key]")
@@ -78,7 +78,7 @@ def test_what_is_acknowledged_can_be_hidden_and_taken_back(visit: Open, paths: P
         expect(rows.first.locator("[data-seen]")).to_have_attribute("aria-pressed", "false")
 
 
-def test_a_click_on_the_timeline_shows_its_steps_only(visit: Open, paths: Paths) -> None:
+def test_a_click_on_the_timeline_shows_only_its_steps(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("bad")["events"])
         tab.page.locator("#timeline svg a rect.hit").first.click()
@@ -98,7 +98,7 @@ def test_the_list_is_copied_as_markdown(visit: Open, paths: Paths) -> None:
         assert "`encoder.layers.1" in text
 
 
-def test_a_new_event_comes_by_itself(visit: Open, paths: Paths, site: Site) -> None:
+def test_a_new_event_appears_by_itself(visit: Open, paths: Paths, site: Site) -> None:
     with visit() as tab:
         tab.goto(paths("live")["events"])
         run = paths("live")["events"].split("/")[1]

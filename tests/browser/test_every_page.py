@@ -1,4 +1,4 @@
-"""What holds on every page: no error is told, no other host is asked, and everybody can use it."""
+"""Checks of every page: no errors, no requests to other hosts, and accessibility."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Paths = Callable[[str], dict[str, str]]
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_a_page_tells_no_error_fits_a_phone_and_axe_finds_nothing(visit: Open, paths: Paths, page: str) -> None:
+def test_a_page_reports_no_error_fits_a_phone_and_passes_axe(visit: Open, paths: Paths, page: str) -> None:
     with visit(theme="light") as tab:
         tab.goto(paths("bad")[page])
         tab.page.wait_for_timeout(1500)
@@ -40,7 +40,7 @@ def test_a_page_tells_no_error_fits_a_phone_and_axe_finds_nothing(visit: Open, p
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_a_page_is_whole_without_javascript(visit: Open, paths: Paths, page: str) -> None:
+def test_a_page_is_complete_without_javascript(visit: Open, paths: Paths, page: str) -> None:
     with visit(java_script_enabled=False) as tab:
         tab.goto(paths("bad")[page])
         assert tab.page.locator("h1").inner_text()
@@ -56,7 +56,7 @@ def test_a_page_of_a_live_run_follows_it_on_a_phone_without_an_error(visit: Open
         tab.check()
 
 
-def test_a_server_with_nothing_says_how_to_begin(empty_site: Site, browser: object) -> None:
+def test_an_empty_server_says_how_to_start(empty_site: Site, browser: object) -> None:
     from .browsing import visiting
 
     with visiting(browser, empty_site.url) as tab:  # type: ignore[arg-type]

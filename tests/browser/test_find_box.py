@@ -1,4 +1,4 @@
-"""The find box finds the same before and after a page's script runs; a verdict of Compare says what it compared."""
+"""The find box finds the same before and after a page's script runs. A verdict on Compare says what it compared."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .browsing import visiting
 
 @pytest.fixture(scope="module")
 def world() -> Iterator[Served]:
-    """Two runs without a trainer: the second one logged and captured twice as large values."""
+    """Return two runs without a trainer. The second one logged and captured values twice as large."""
     with served(lost_after_s=10_000.0) as found:
         fill(open_run(found.runs, "one", started_s=1.0))
         fill(open_run(found.runs, "two", started_s=2.0), scale=2.0)
@@ -37,7 +37,7 @@ def test_gradient_flow_counts_the_same_layers_with_and_without_its_script(
     assert found[0] == found[1]
 
 
-def test_the_list_of_layers_follows_what_is_typed(browser: Browser, world: Served) -> None:
+def test_the_list_of_layers_follows_the_typed_text(browser: Browser, world: Served) -> None:
     with visiting(browser, world.url) as tab:
         tab.goto("runs/one/layer")
         expect(tab.page.locator("#modules tbody tr")).to_have_count(4)
@@ -46,7 +46,7 @@ def test_the_list_of_layers_follows_what_is_typed(browser: Browser, world: Serve
         expect(tab.page.locator("#found")).to_have_text("2 of 4 modules")
 
 
-def test_a_comparison_says_where_it_differs_and_how_much_was_compared(browser: Browser, world: Served) -> None:
+def test_a_comparison_says_where_runs_differ_and_how_much_was_compared(browser: Browser, world: Served) -> None:
     with visiting(browser, world.url) as tab:
         tab.goto("compare")
         verdict = tab.page.locator(".verdict")

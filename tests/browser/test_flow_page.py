@@ -1,4 +1,4 @@
-"""The page Gradient flow: one step from input to output, every layer over the steps, and the view in the address."""
+"""The Gradient flow page: one step from input to output, every layer over the steps, and the view in the URL."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ DRAWN = """() => new Promise((done) => {
 
 
 def becomes(page: Page, expression: str) -> None:
-    """Waits for something on the page."""
+    """Wait for a condition on the page."""
     wait_for(lambda: page.evaluate(expression), expression)
 
 
 def opened(tab: Page) -> Page:
-    """The page, as soon as its numbers are drawn."""
+    """Open the page, and wait until its numbers are drawn."""
     expect(tab.locator("#flow-count")).to_have_text(re.compile(r"\d+ layers$"))
     tab.evaluate(DRAWN)
     return tab
@@ -52,7 +52,7 @@ def test_without_javascript_the_page_has_every_layer_of_the_step_with_both_numbe
         assert "non-finite" in tab.page.locator("#layers tbody").inner_text()
 
 
-def test_the_server_finds_what_the_find_box_finds_and_says_what_it_cannot_read(paths: Paths, site: Site) -> None:
+def test_the_server_finds_what_the_find_box_finds_and_reports_unreadable_input(paths: Paths, site: Site) -> None:
     def page(query: str) -> str:
         with urllib.request.urlopen(f"{site.url}/{paths('ended')['flow']}?{query}") as answer:
             return str(answer.read().decode())
@@ -66,9 +66,7 @@ def test_the_server_finds_what_the_find_box_finds_and_says_what_it_cannot_read(p
     assert "encoder.layers.0.linear1" in page("type=Linear")
 
 
-def test_by_default_the_layers_that_went_bad_first_stand_at_the_top_and_the_order_can_be_chosen(
-    visit: Open, paths: Paths
-) -> None:
+def test_by_default_the_first_bad_layers_are_at_the_top_and_the_order_can_be_changed(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("bad")["flow"] + "?kind=output&stat=rms&rows=read")
         opened(tab.page)
@@ -80,7 +78,7 @@ def test_by_default_the_layers_that_went_bad_first_stand_at_the_top_and_the_orde
         assert "sort=model" in tab.page.url
 
 
-def test_every_control_stands_in_the_address_and_the_address_sets_every_control(visit: Open, paths: Paths) -> None:
+def test_every_control_is_in_the_url_and_the_url_sets_every_control(visit: Open, paths: Paths) -> None:
     query = "kind=output&stat=mean&act=norm&grad=rms&type=Linear&sort=value&rows=read&y=symlog&relative=1&step=30"
     with visit() as tab:
         tab.goto(f"{paths('ended')['flow']}?{query}")
@@ -97,7 +95,7 @@ def test_every_control_stands_in_the_address_and_the_address_sets_every_control(
         assert "relative" not in tab.page.url
 
 
-def test_the_scrubber_holds_the_page_at_its_step_and_the_bars_are_of_that_step(
+def test_the_slider_holds_the_page_at_its_step_and_the_bars_show_that_step(
     visit: Open, paths: Paths, site: Site
 ) -> None:
     with visit() as tab:
@@ -118,7 +116,7 @@ def test_the_scrubber_holds_the_page_at_its_step_and_the_bars_are_of_that_step(
         assert float(cell.inner_text().replace("e-", "E-")) == pytest.approx(exact, rel=1e-3)
 
 
-def test_the_find_box_and_the_type_leave_only_what_is_looked_for_everywhere(visit: Open, paths: Paths) -> None:
+def test_the_find_box_and_the_type_filter_all_charts(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("ended")["flow"])
         opened(tab.page)
@@ -134,7 +132,7 @@ def test_the_find_box_and_the_type_leave_only_what_is_looked_for_everywhere(visi
         expect(tab.page.locator("#flow-count")).to_have_text(re.compile(r"^\d of \d+ layers"))
 
 
-def test_a_layer_is_picked_by_click_or_key_drawn_as_a_line_and_can_be_pinned(visit: Open, paths: Paths) -> None:
+def test_a_layer_is_selected_by_click_or_key_drawn_as_a_line_and_can_be_pinned(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("ended")["flow"])
         page = opened(tab.page)
@@ -155,7 +153,7 @@ def test_a_layer_is_picked_by_click_or_key_drawn_as_a_line_and_can_be_pinned(vis
         expect(page.locator("#line")).to_be_hidden()
 
 
-def test_a_live_run_moves_on_and_stands_still_while_it_is_paused(visit: Open, paths: Paths) -> None:
+def test_a_live_run_advances_and_stops_while_it_is_paused(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("live")["flow"])
         page = opened(tab.page)
@@ -172,7 +170,7 @@ def test_a_live_run_moves_on_and_stands_still_while_it_is_paused(visit: Open, pa
         expect(words).not_to_have_text(held)
 
 
-def test_where_nothing_is_shown_the_page_says_why(visit: Open, paths: Paths) -> None:
+def test_an_empty_page_says_why(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("ended")["flow"] + "?kind=update")
         expect(tab.page.locator("#flow-empty")).to_contain_text("Updates are not captured")

@@ -1,4 +1,4 @@
-"""The frame around every page, in a browser: status, follow, keys, find, theme, links, and a server that goes away."""
+"""The frame around every page, in a browser: status, follow, keys, find, theme, links, and a server that disappears."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _status(page: Page) -> str:
 
 
 def _connected(page: Page) -> None:
-    """Waits until the page has heard of the server."""
+    """Wait until the page has received data from the server."""
     page.wait_for_function("() => document.body.dataset.connection === 'open'")
 
 
@@ -39,7 +39,7 @@ def test_the_status_follows_a_live_run_with_its_step_and_rate(visit: Open, paths
         )
 
 
-def test_the_status_of_a_run_that_ended_says_where(visit: Open, paths: Paths) -> None:
+def test_the_status_of_an_ended_run_says_where_it_ended(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("ended")["hooks"])
         expect(tab.page.locator("#status-words")).to_have_text("ended · step 59")
@@ -47,7 +47,7 @@ def test_the_status_of_a_run_that_ended_says_where(visit: Open, paths: Paths) ->
         expect(tab.page.locator("#banner")).to_be_hidden()
 
 
-def test_space_holds_the_page_counts_new_steps_and_goes_back_to_live(visit: Open, paths: Paths) -> None:
+def test_space_holds_the_page_counts_new_steps_and_returns_to_live(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("live")["hooks"])
         expect(tab.page.locator("#follow")).to_have_text("Pause")
@@ -74,7 +74,7 @@ def test_arrows_move_by_steps_and_brackets_zoom(visit: Open, paths: Paths) -> No
         expect(tab.page.locator("#status-words")).to_have_text("held at step 31 · ended")
 
 
-def test_a_link_shows_the_same_step_to_somebody_else(visit: Open, paths: Paths) -> None:
+def test_a_link_shows_the_same_step_in_another_browser(visit: Open, paths: Paths) -> None:
     with visit(permissions=["clipboard-read", "clipboard-write"]) as tab:
         tab.goto(f"{paths('live')['hooks']}?f=encoder")
         expect(tab.page.locator("#status")).to_have_class("pill live")
@@ -88,7 +88,7 @@ def test_a_link_shows_the_same_step_to_somebody_else(visit: Open, paths: Paths) 
         expect(tab.page.locator("#find")).to_have_value("encoder")
 
 
-def test_a_theme_by_hand_holds_on_every_page_and_from_the_first_byte(visit: Open, paths: Paths) -> None:
+def test_a_selected_theme_applies_to_every_page_from_the_first_byte(visit: Open, paths: Paths) -> None:
     with visit(theme="light") as tab:
         tab.goto(paths("ended")["hooks"])
         light = tab.page.evaluate("getComputedStyle(document.body).color")
@@ -104,7 +104,7 @@ def test_a_theme_by_hand_holds_on_every_page_and_from_the_first_byte(visit: Open
         assert 'data-theme="system"' in tab.page.request.get(tab.page.url).text()
 
 
-def test_the_dialog_lists_the_keys_and_gives_the_focus_back(visit: Open, paths: Paths) -> None:
+def test_the_dialog_lists_the_keys_and_restores_the_focus(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("ended")["hooks"])
         button = tab.page.get_by_role("button", name="Keyboard shortcuts")
@@ -120,7 +120,7 @@ def test_the_dialog_lists_the_keys_and_gives_the_focus_back(visit: Open, paths: 
         expect(dialog).to_be_visible()
 
 
-def test_the_help_page_knows_the_keys_of_every_page(visit: Open, paths: Paths) -> None:
+def test_the_help_page_lists_the_keys_of_every_page(visit: Open, paths: Paths) -> None:
     known = {words for _, lines in KEYS for _, words in lines}
     with visit() as tab:
         tab.goto(paths("ended")["hooks"])
@@ -142,7 +142,7 @@ def test_g_and_a_letter_go_to_a_page(visit: Open, paths: Paths) -> None:
             expect(tab.page.locator("#keys")).to_be_visible()
 
 
-def test_keys_are_text_where_somebody_types(visit: Open, paths: Paths) -> None:
+def test_keys_are_text_in_input_fields(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("ended")["hooks"])
         _connected(tab.page)
@@ -161,7 +161,7 @@ def test_keys_are_text_where_somebody_types(visit: Open, paths: Paths) -> None:
         expect(find).to_be_focused()
 
 
-def test_what_is_found_on_a_page_without_a_list_is_shown_by_the_flow_page(visit: Open, paths: Paths) -> None:
+def test_a_search_on_a_page_without_a_list_opens_the_flow_page(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("ended")["layer"])
         tab.page.locator("#find").fill("linear")
@@ -169,14 +169,14 @@ def test_what_is_found_on_a_page_without_a_list_is_shown_by_the_flow_page(visit:
         tab.page.wait_for_url(re.compile(r"/flow\?f=linear$"))
 
 
-def test_a_server_that_dies_is_told_and_the_page_goes_on_when_it_is_back(browser: Browser, empty_site: Site) -> None:
+def test_a_dead_server_is_reported_and_the_page_continues_when_it_is_back(browser: Browser, empty_site: Site) -> None:
     empty_site.train("one", "--pause", "0.05")
     run = empty_site.run("one", 3)["id"]
     with visiting(browser, empty_site.url) as tab:
         tab.forgiven = ("WebSocket connection", "ERR_CONNECTION_REFUSED", "ERR_CONNECTION_RESET", "ERR_EMPTY_RESPONSE")
         tab.goto(f"runs/{run}/hooks")
         expect(tab.page.locator("#status")).to_have_class("pill live")
-        expect(tab.page.locator("#status-words")).to_contain_text("/s")  # a rate: messages have come
+        expect(tab.page.locator("#status-words")).to_contain_text("/s")  # a rate shows that messages have arrived
         empty_site.kill()
         banner = tab.page.locator("#banner")
         expect(banner).to_contain_text(
@@ -190,18 +190,18 @@ def test_a_server_that_dies_is_told_and_the_page_goes_on_when_it_is_back(browser
         expect(tab.page.locator("#status")).to_have_class("pill live")
 
 
-def test_a_run_that_is_removed_while_somebody_looks_is_told(browser: Browser, empty_site: Site) -> None:
+def test_the_removal_of_a_run_is_reported_on_its_open_page(browser: Browser, empty_site: Site) -> None:
     empty_site.train("one", "--steps", "3")
     run = empty_site.run("one", 3, "ended")["id"]
     with visiting(browser, empty_site.url) as tab:
         tab.goto(f"runs/{run}/hooks")
         expect(tab.page.locator("#status")).to_have_class("pill ended")
-        tab.forgiven = ("404",)  # parts of the page that ask for the run once more
+        tab.forgiven = ("404",)  # parts of the page that request the run once more
         tab.page.evaluate(f"fetch('api/v1/runs/{run}', {{method: 'DELETE'}})")
         expect(tab.page.locator("#banner")).to_contain_text("was removed")
 
 
-def test_the_entry_of_the_events_counts_what_nobody_acknowledged(visit: Open, paths: Paths) -> None:
+def test_the_events_link_counts_unacknowledged_lines(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("bad")["hooks"])
         badge = tab.page.locator("#alerts")
@@ -210,7 +210,7 @@ def test_the_entry_of_the_events_counts_what_nobody_acknowledged(visit: Open, pa
         expect(badge).to_have_class("badge error")
 
 
-def test_a_notice_with_a_way_back_waits_while_somebody_is_on_it(visit: Open) -> None:
+def test_a_notice_with_undo_waits_while_the_pointer_or_focus_is_on_it(visit: Open) -> None:
     with visit() as tab:
         tab.goto("help")
         _connected_or_loaded(tab.page)
@@ -232,7 +232,7 @@ def _connected_or_loaded(page: Page) -> None:
     expect(page.locator("#keys")).to_be_visible()
 
 
-def test_nothing_moves_for_those_who_asked_for_stillness(visit: Open, paths: Paths) -> None:
+def test_nothing_moves_with_reduced_motion(visit: Open, paths: Paths) -> None:
     with visit(reduced_motion="reduce") as tab:
         tab.goto(paths("live")["hooks"])
         _connected(tab.page)

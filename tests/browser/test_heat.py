@@ -1,4 +1,4 @@
-"""The heatmap module by itself: what is seen of thousands of layers, and what a hand can do with it."""
+"""The heatmap module by itself: what it shows of thousands of layers, and how it responds to input."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ SMALL = {"rows": 40, "steps": 100, "nanRow": 7, "nanStep": 50}
 
 
 def make(page: Page, **made: Any) -> int:
-    """A heatmap on the page; how many pixels of it have the color of NaN."""
+    """Make a heatmap on the page, and return how many of its pixels have the color of NaN."""
     found: int = page.evaluate(MAKE, made)
     return found
 
 
 def becomes(page: Page, expression: str) -> None:
-    """Waits for something on the page. Playwright's own way needs `eval`, which the page forbids."""
+    """Wait for a condition on the page. Playwright's own way needs `eval`, which the page forbids."""
     wait_for(lambda: page.evaluate(expression), expression)
 
 
 def corner(page: Page) -> tuple[float, float]:
-    """Where the picture begins in the window."""
+    """Return the position of the picture in the window."""
     box = page.locator("#probe .plot").bounding_box()
     assert box is not None
     return box["x"], box["y"]
 
 
 @pytest.mark.parametrize(("ratio", "row"), [(1, 0), (1, 2345), (2, 4999), (1.25, 2345)])
-def test_one_nan_in_five_thousand_layers_is_seen_and_is_as_large_as_a_css_pixel(
+def test_one_nan_in_five_thousand_layers_is_visible_and_as_large_as_a_css_pixel(
     visit: Open, ratio: float, row: int
 ) -> None:
     with visit(device_scale_factor=ratio) as tab:
@@ -44,7 +44,7 @@ def test_one_nan_in_five_thousand_layers_is_seen_and_is_as_large_as_a_css_pixel(
         assert seen >= int(ratio) ** 2
 
 
-def test_a_nan_stays_in_sight_while_the_picture_moves_on_until_its_step_has_left(visit: Open) -> None:
+def test_a_nan_stays_visible_while_the_picture_scrolls_until_its_step_has_left(visit: Open) -> None:
     with visit() as tab:
         tab.goto("help")
         assert make(tab.page, rows=3000, steps=60, nanRow=1500, nanStep=58) >= 1
@@ -74,7 +74,7 @@ def test_pointing_at_a_pixel_that_many_layers_share_names_the_worst_of_them(visi
         assert tab.page.evaluate("probe.page.cursor.point.module") is None
 
 
-def test_a_click_picks_and_a_drag_zooms(visit: Open) -> None:
+def test_a_click_selects_and_a_drag_zooms(visit: Open) -> None:
     with visit() as tab:
         tab.goto("help")
         make(tab.page, **SMALL)
@@ -113,7 +113,7 @@ def test_the_wheel_scrolls_the_page_and_zooms_with_control(visit: Open) -> None:
         assert last - first < 99
 
 
-def test_by_keyboard_every_layer_and_step_is_reached_and_read_out(visit: Open) -> None:
+def test_the_keyboard_reaches_every_layer_and_step_and_reads_them_out(visit: Open) -> None:
     with visit() as tab:
         tab.goto("help")
         make(tab.page, **SMALL)
@@ -145,7 +145,7 @@ def test_readable_rows_scroll_and_the_keyboard_scrolls_to_what_it_reaches(visit:
         becomes(tab.page, "probe.heat.screen.scene.layout.shown.includes(60)")
 
 
-def test_another_chart_that_points_at_a_layer_moves_the_cursor_here(visit: Open) -> None:
+def test_pointing_at_a_layer_in_another_chart_moves_the_cursor_here(visit: Open) -> None:
     with visit() as tab:
         tab.goto("help")
         make(tab.page, **SMALL)

@@ -1,4 +1,4 @@
-"""The page Histograms: a wall of layers that shows every NaN, in the order and on the axis that is wanted."""
+"""The Histograms page: a wall of layers that shows every NaN, in the selected order and on the selected axis."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ COLORS = """(place) => {
 
 
 def drawn(page: Page, place: int = 0) -> set[str]:
-    """The colors of a tile, as soon as it has many."""
+    """Return the colors of a tile when it has many."""
     return set(wait_for(lambda: len(found := page.evaluate(COLORS, place)) > 12 and found, f"tile {place} is drawn"))
 
 
 def nan_color(page: Page) -> str:
-    """NaN's color on this page."""
+    """Return the color of NaN on this page."""
     script = "getComputedStyle(document.documentElement).getPropertyValue('--nan').trim().slice(1)"
     found = str(page.evaluate(script))
     return ",".join(str(int(found[at : at + 2], 16)) for at in (0, 2, 4))
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_every_layer_in_sight_is_drawn_and_a_nan_is_in_its_own_color(visit: Open, paths: Paths, theme: str) -> None:
+def test_every_visible_layer_is_drawn_and_a_nan_has_its_own_color(visit: Open, paths: Paths, theme: str) -> None:
     with visit(theme=theme) as tab:
         tab.goto(paths("bad")["histograms"] + "?sort=bad")
         assert nan_color(tab.page) in drawn(tab.page)
@@ -48,7 +48,7 @@ def test_every_layer_in_sight_is_drawn_and_a_nan_is_in_its_own_color(visit: Open
         assert tab.axe() == []
 
 
-def test_tiles_out_of_sight_have_no_canvas_until_they_are_seen(visit: Open, paths: Paths) -> None:
+def test_tiles_out_of_sight_have_no_canvas_until_they_are_visible(visit: Open, paths: Paths) -> None:
     with visit(size=(900, 500)) as tab:
         tab.goto(paths("ended")["histograms"] + "?size=l")
         drawn(tab.page)
@@ -60,7 +60,7 @@ def test_tiles_out_of_sight_have_no_canvas_until_they_are_seen(visit: Open, path
         expect(tiles.first.locator("canvas")).to_have_count(0)
 
 
-def test_one_request_asks_for_all_that_is_in_sight(visit: Open, paths: Paths) -> None:
+def test_one_request_fetches_all_visible_layers(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         asked: list[str] = []
         tab.page.on("request", lambda request: asked.append(request.url) if "/histograms?" in request.url else None)
@@ -99,7 +99,7 @@ def test_a_click_opens_the_layer_at_the_step_and_its_name_is_a_link(visit: Open,
         tab.page.wait_for_url(re.compile(r"/layer\?module=head&step=\d+"))
 
 
-def test_the_view_is_in_the_address_and_comes_back_from_it(visit: Open, paths: Paths) -> None:
+def test_the_view_is_in_the_url_and_restored_from_it(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("ended")["histograms"])
         drawn(tab.page)
@@ -138,7 +138,7 @@ def test_layers_are_sorted_by_their_zeros_and_by_drift(visit: Open, paths: Paths
         assert drifts == sorted(drifts, reverse=True)
 
 
-def test_the_find_box_chooses_and_says_when_nothing_fits(visit: Open, paths: Paths) -> None:
+def test_the_find_box_filters_and_reports_an_empty_result(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("ended")["histograms"])
         drawn(tab.page)
@@ -151,7 +151,7 @@ def test_the_find_box_chooses_and_says_when_nothing_fits(visit: Open, paths: Pat
         expect(tab.page.locator("#wall-empty")).to_be_hidden()
 
 
-def test_a_kind_that_is_not_captured_says_which_setting(visit: Open, paths: Paths) -> None:
+def test_a_kind_that_is_not_captured_says_which_setting_to_change(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("ended")["histograms"] + "?kind=input_grad")
         expect(tab.page.locator("#empty-words")).to_contain_text(
@@ -161,7 +161,7 @@ def test_a_kind_that_is_not_captured_says_which_setting(visit: Open, paths: Path
         assert tab.axe() == []
 
 
-def test_a_live_wall_follows_and_a_held_one_stands_still(visit: Open, paths: Paths) -> None:
+def test_a_live_wall_follows_and_a_held_one_does_not_change(visit: Open, paths: Paths) -> None:
     asked: list[str] = []
     with visit() as tab:
         tab.page.on("request", lambda request: asked.append(request.url) if "taps=" in request.url else None)
@@ -175,7 +175,7 @@ def test_a_live_wall_follows_and_a_held_one_stands_still(visit: Open, paths: Pat
         assert len(asked) == held
 
 
-def test_the_wall_is_exported_as_picture_and_numbers(visit: Open, paths: Paths) -> None:
+def test_the_wall_is_exported_as_a_picture_and_as_numbers(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("ended")["histograms"])
         drawn(tab.page)

@@ -1,4 +1,4 @@
-"""The page Hooks: what is captured, why not, and switching it while a training runs."""
+"""The Hooks page: what is captured, why not, and switching it while a training runs."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Paths = Callable[[str], dict[str, str]]
 
 
 def settings(site: Site) -> dict[str, Any]:
-    """What holds in the trainer of the live run."""
+    """Return the trainer's settings of the live run."""
     run = site.run("live")["id"]
     found: dict[str, Any] = site.get(f"settings?run={run}")["settings"]
     return found
 
 
 def change(site: Site, **changes: Any) -> None:
-    """Puts settings of the live run in order, and waits until they hold."""
+    """Set the settings of the live run, and wait until they take effect."""
     run = site.run("live")["id"]
     asked = urllib.request.Request(
         f"{site.url}/api/v1/settings?run={run}",
@@ -39,16 +39,16 @@ def change(site: Site, **changes: Any) -> None:
 
 
 def row(page: Page, path: str) -> Any:
-    """The row of a module in the tree."""
+    """Return the row of a module in the tree."""
     return page.get_by_role("row").filter(has=page.locator(f'.tree-cell[title="{path}"]'))
 
 
 def watched(page: Page, path: str) -> Any:
-    """The box that switches a module."""
+    """Return the checkbox of a module."""
     return page.get_by_role("checkbox", name=f"Watch {path}", exact=True)
 
 
-def test_every_module_is_there_with_what_is_captured_of_it_or_why_not(visit: Open, paths: Paths) -> None:
+def test_every_module_is_listed_with_what_is_captured_or_why_not(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("ended")["hooks"])
         expect(row(tab.page, "features.0")).to_contain_text("param_grad")
@@ -57,7 +57,7 @@ def test_every_module_is_there_with_what_is_captured_of_it_or_why_not(visit: Ope
         expect(tab.page.locator("#hook-figures")).to_contain_text("35 of 41")
 
 
-def test_the_inventory_says_whose_each_hook_is_and_where_it_was_written(visit: Open, paths: Paths) -> None:
+def test_the_inventory_says_who_owns_each_hook_and_where_it_was_written(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("ended")["hooks"])
         inventory = tab.page.locator("#inventory")
@@ -66,7 +66,7 @@ def test_the_inventory_says_whose_each_hook_is_and_where_it_was_written(visit: O
         expect(inventory).to_contain_text("step pre")
 
 
-def test_an_ended_run_says_why_its_switches_are_off(visit: Open, paths: Paths) -> None:
+def test_an_ended_run_says_why_its_controls_are_disabled(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("ended")["hooks"])
         expect(tab.page.locator("#why-off")).to_contain_text("This run has ended")
@@ -74,7 +74,7 @@ def test_an_ended_run_says_why_its_switches_are_off(visit: Open, paths: Paths) -
         expect(tab.page.get_by_role("checkbox", name="Watch", exact=False)).to_have_count(0)
 
 
-def test_without_a_script_there_is_a_table_that_the_address_filters(visit: Open, paths: Paths) -> None:
+def test_without_a_script_there_is_a_table_that_the_url_filters(visit: Open, paths: Paths) -> None:
     with visit(java_script_enabled=False) as tab:
         tab.goto(paths("bad")["hooks"] + "?f=type:Conv2d")
         expect(tab.page.locator("#tree tbody tr")).to_have_count(2)
@@ -85,7 +85,7 @@ def test_without_a_script_there_is_a_table_that_the_address_filters(visit: Open,
         expect(tab.page.locator("#tree")).to_contain_text("41 modules are hidden")
 
 
-def test_a_module_is_switched_off_and_what_was_before_is_put_back(visit: Open, paths: Paths, site: Site) -> None:
+def test_a_module_is_switched_off_and_the_previous_state_is_restored(visit: Open, paths: Paths, site: Site) -> None:
     change(site, include=None, exclude=[])
     with visit() as tab:
         page = tab.page
@@ -120,7 +120,7 @@ def test_a_closed_group_is_switched_as_a_whole_by_key(visit: Open, paths: Paths,
         expect(page.locator("#dry-run")).to_have_text("Watches 41 of 41 modules")
 
 
-def test_kinds_and_cadence_hold_in_the_trainer_once_they_are_applied(visit: Open, paths: Paths, site: Site) -> None:
+def test_kinds_and_cadence_take_effect_in_the_trainer_when_applied(visit: Open, paths: Paths, site: Site) -> None:
     with visit() as tab:
         page = tab.page
         tab.goto(paths("live")["hooks"])
@@ -132,9 +132,7 @@ def test_kinds_and_cadence_hold_in_the_trainer_once_they_are_applied(visit: Open
     change(site, every=1, kinds=["output", "output_grad", "param_grad"])
 
 
-def test_what_the_trainer_would_refuse_is_said_before_and_its_refusal_after(
-    visit: Open, paths: Paths, site: Site
-) -> None:
+def test_invalid_settings_are_reported_before_and_refusals_after_sending(visit: Open, paths: Paths, site: Site) -> None:
     with visit() as tab:
         page = tab.page
         tab.goto(paths("live")["hooks"])
@@ -147,7 +145,7 @@ def test_what_the_trainer_would_refuse_is_said_before_and_its_refusal_after(
     assert settings(site)["include"] == []
 
 
-def test_the_capture_is_paused_and_resumed(visit: Open, paths: Paths, site: Site) -> None:
+def test_capturing_is_paused_and_resumed(visit: Open, paths: Paths, site: Site) -> None:
     with visit() as tab:
         page = tab.page
         tab.goto(paths("live")["hooks"])
@@ -158,7 +156,7 @@ def test_the_capture_is_paused_and_resumed(visit: Open, paths: Paths, site: Site
         expect(page.get_by_role("button", name="Pause capture")).to_be_visible()
 
 
-def test_the_trainer_looks_for_hooks_again(visit: Open, paths: Paths) -> None:
+def test_the_trainer_takes_inventory_again(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("live")["hooks"])
         tab.page.get_by_role("button", name="Search for hooks again").click()

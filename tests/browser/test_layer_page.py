@@ -1,4 +1,4 @@
-"""The page Layer: everything of one module, with and without a script."""
+"""The Layer page: everything about one module, with and without a script."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_without_a_script_a_layer_has_its_facts_and_its_newest_values(visit: Ope
         assert [kind.split()[0] for kind in kinds] == ["output", "output_grad", "param_grad", "param_grad"]
 
 
-def test_the_keys_lead_to_the_neighbors_and_keep_the_view(visit: Open, paths: Paths) -> None:
+def test_the_keys_move_to_the_neighbors_and_keep_the_view(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("ended")["layer"] + "&kind=output&smooth=5")
         page = tab.page
@@ -52,14 +52,14 @@ def test_the_keys_lead_to_the_neighbors_and_keep_the_view(visit: Open, paths: Pa
         expect(page.locator(".children")).to_contain_text("linear1")
 
 
-def test_the_root_has_a_page_of_its_own(visit: Open, paths: Paths) -> None:
+def test_the_root_has_its_own_page(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("ended")["layers"] + "?module=")
         expect(tab.page.locator("h1")).to_contain_text("(root) Net")
         expect(tab.page.locator("#chart-values .main-svg").first).to_be_attached(timeout=PATIENCE_MS)
 
 
-def test_a_module_that_is_not_there_is_named_with_those_that_look_like_it(visit: Open, paths: Paths) -> None:
+def test_an_unknown_module_is_named_with_similar_ones(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.forgiven = ("404",)
         tab.goto(paths("ended")["layers"] + "?module=encoder.layers.1.linaer1")
@@ -69,7 +69,7 @@ def test_a_module_that_is_not_there_is_named_with_those_that_look_like_it(visit:
         expect(tab.page.locator("h1")).to_contain_text("encoder.layers.1.linear1 Linear")
 
 
-def test_what_is_not_captured_says_why(visit: Open, paths: Paths) -> None:
+def test_an_uncaptured_layer_says_why(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("ended")["layers"] + "?module=unused")
         page = tab.page
@@ -80,7 +80,7 @@ def test_what_is_not_captured_says_why(visit: Open, paths: Paths) -> None:
         expect(page.locator("#missing")).to_contain_text("param")
 
 
-def test_the_choice_of_a_layer_is_filtered_as_one_types(visit: Open, paths: Paths, site: Site) -> None:
+def test_the_list_of_layers_is_filtered_while_typing(visit: Open, paths: Paths, site: Site) -> None:
     many = site.get(f"runs/{site.run('ended')['id']}/modules?limit=1")["total"]
     with visit() as tab:
         tab.goto(paths("ended")["layers"])
@@ -99,13 +99,13 @@ def test_the_choice_of_a_layer_is_filtered_as_one_types(visit: Open, paths: Path
         expect(page.locator("h1")).to_contain_text("head Linear")
 
 
-def test_the_choice_is_filtered_by_the_server_too(visit: Open, paths: Paths) -> None:
+def test_the_list_of_layers_is_filtered_by_the_server_too(visit: Open, paths: Paths) -> None:
     with visit(java_script_enabled=False) as tab:
         tab.goto(paths("ended")["layers"] + "?f=type%3ALayerNorm")
         expect(tab.page.locator("#modules tbody tr")).to_have_count(6)
 
 
-def test_a_tensor_is_chosen_by_kind_and_place_and_the_address_says_it(visit: Open, paths: Paths) -> None:
+def test_a_tensor_is_selected_by_kind_and_place_and_the_url_says_so(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("ended")["layer"])
         page = tab.page
@@ -145,14 +145,14 @@ def test_values_at_a_step_are_those_of_that_step(visit: Open, paths: Paths, site
         expect(field).to_have_value("21")
 
 
-def test_a_layer_that_is_not_finite_tells_its_alert_and_since_when(visit: Open, paths: Paths) -> None:
+def test_a_non_finite_layer_shows_its_alert_and_since_when(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("bad")["layer"])
         expect(tab.page.locator("#alerts-here li").first).to_contain_text("step 40")
         expect(tab.page.locator("#values tbody tr").first).to_contain_text("non-finite")
 
 
-def test_the_distributions_are_drawn_as_they_come_into_sight(visit: Open, paths: Paths) -> None:
+def test_the_distributions_are_drawn_when_they_become_visible(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("ended")["layer"])
         page = tab.page
@@ -170,17 +170,17 @@ def test_the_distributions_are_drawn_as_they_come_into_sight(visit: Open, paths:
         wait_for(lambda: canvases.first.evaluate(colors) > 10, "the first distribution is drawn")
 
 
-def test_the_newest_values_of_a_live_run_come_by_themselves(visit: Open, paths: Paths) -> None:
+def test_the_newest_values_of_a_live_run_appear_by_themselves(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("live")["layer"])
         step = tab.page.locator("#values tbody tr").first.locator("td").first
         step.scroll_into_view_if_needed()
         before = step.inner_text()
-        # Where the machine is busy the page asks less often.
+        # On a busy machine, the page asks less often.
         expect(step).not_to_have_text(before, timeout=1000 * PATIENCE_S)
 
 
-def test_hooks_of_the_module_or_that_there_are_none_are_told(visit: Open, paths: Paths) -> None:
+def test_hooks_of_the_module_or_their_absence_are_shown(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("ended")["layer"])
         expect(tab.page.locator("#hooks-here")).to_contain_text("process-wide hooks run for every module")

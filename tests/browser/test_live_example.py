@@ -1,4 +1,4 @@
-"""The JavaScript of docs/live.md, as it stands there, in a browser against a real server."""
+"""The unchanged JavaScript of docs/live.md, in a browser with a real server."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.serving import served
 
 from .browsing import visiting
 
-# Answers with the first snapshot; JSON knows no NaN, so values travel as text.
+# Returns the first snapshot. JSON has no NaN, so values are sent as text.
 FIRST_SNAPSHOT = """() => new Promise((resolve, reject) => {
   const kinds = [];
   const show = (frame) => {

@@ -1,4 +1,4 @@
-"""What a watcher shows in a notebook's cell, in a page of another server as Jupyter's is."""
+"""A watcher's output in a notebook cell, on a page of another server such as Jupyter."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BUTTONS = "button[data-seen], form button[type=submit]"
 
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], hookcore.Watcher]]:
-    """A watcher that serves from this process, with some steps."""
+    """Return a watcher that serves from this process, with some steps."""
     monkeypatch.setattr("hookcore.delivery.delivery.PORT", 0)
     open_ones: list[hookcore.Watcher] = []
 
@@ -47,7 +47,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], hookcore.W
 
 @contextmanager
 def notebook(browser: Browser, cell: str) -> Iterator[Page]:
-    """The cell in a page of another server; `localhost` is another site than 127.0.0.1."""
+    """Serve the cell on a page of another server. `localhost` is a different site than 127.0.0.1."""
     context = browser.new_context(viewport={"width": 1000, "height": 900})
     html = f"<!doctype html><meta charset=utf-8><body style='font: 14px sans-serif'><h1>A notebook</h1>{cell}"
     try:
@@ -59,7 +59,7 @@ def notebook(browser: Browser, cell: str) -> Iterator[Page]:
         context.close()
 
 
-def test_the_live_page_is_in_the_cell_without_buttons_and_goes_on(
+def test_the_live_page_is_in_the_cell_without_buttons_and_continues(
     browser: Browser, watched: Callable[[], hookcore.Watcher], tmp_path: Path
 ) -> None:
     watcher = watched()
@@ -71,13 +71,13 @@ def test_the_live_page_is_in_the_cell_without_buttons_and_goes_on(
         expect(inside.locator("body")).to_contain_text("29")
         watcher.log(loss=7.5)
         watcher.step()
-        expect(inside.locator("body")).to_contain_text("30")  # by the stream, in the same page
+        expect(inside.locator("body")).to_contain_text("30")  # by the stream, on the same page
         page.locator("summary").last.click()
         expect(page.locator("img").first).to_be_visible()
         page.screenshot(path=tmp_path / "cell.png", full_page=True)
 
 
-def test_a_server_that_is_told_none_stays_out_of_the_frame(
+def test_a_server_that_forbids_frames_is_not_framed(
     browser: Browser, watched: Callable[[], hookcore.Watcher], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOOKCORE_FRAME_ANCESTORS", "none")

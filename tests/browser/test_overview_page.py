@@ -1,4 +1,4 @@
-"""The page Overview: drawn early, live without disturbing the reader, and every part of it leads on."""
+"""The Overview page: drawn early, live without disturbing the reader, with a link from every part."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _newest(page: Page) -> int:
     return int(found[1].replace(",", ""))
 
 
-def test_the_picture_and_the_line_are_drawn(visit: Open, paths: Paths) -> None:
+def test_the_heatmap_and_the_line_are_drawn(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("bad")["overview"])
         tab.page.wait_for_function(DRAWN)
@@ -50,7 +50,7 @@ def test_the_picture_and_the_line_are_drawn(visit: Open, paths: Paths) -> None:
         expect(tab.page.locator("#chart h2")).to_have_text("loss")
 
 
-def test_the_key_figures_and_findings_lead_to_the_layer_at_its_step(visit: Open, paths: Paths) -> None:
+def test_the_key_figures_and_findings_link_to_the_layer_at_its_step(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("bad")["overview"])
         finding = tab.page.locator("#findings li").first
@@ -80,7 +80,7 @@ def test_a_paused_page_does_not_change(visit: Open, paths: Paths) -> None:
         tab.goto(paths("live")["overview"])
         tab.page.locator("#follow").click()
         expect(tab.page.locator("#status")).to_contain_text("paused")
-        tab.page.wait_for_timeout(1500)  # what was under way arrives
+        tab.page.wait_for_timeout(1500)  # time for requests in flight
         before = _newest(tab.page)
         tab.page.wait_for_function(
             "() => /[3-9] new steps|\\d\\d new steps/.test(document.querySelector('#status').innerText)"
@@ -90,7 +90,7 @@ def test_a_paused_page_does_not_change(visit: Open, paths: Paths) -> None:
         tab.page.wait_for_function(f"() => !document.querySelector('#figures').innerText.includes('to {before:,}')")
 
 
-def test_the_kind_and_the_stat_of_the_picture_stand_in_the_address(visit: Open, paths: Paths) -> None:
+def test_the_kind_and_the_stat_of_the_heatmap_are_in_the_url(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("bad")["overview"])
         tab.page.wait_for_function(DRAWN)
@@ -103,7 +103,7 @@ def test_the_kind_and_the_stat_of_the_picture_stand_in_the_address(visit: Open, 
         expect(tab.page.locator("#model select[name=stat]")).to_have_value("mean")
 
 
-def test_a_kind_that_was_not_captured_says_why_instead_of_an_empty_picture(visit: Open, paths: Paths) -> None:
+def test_an_uncaptured_kind_says_why_instead_of_showing_an_empty_picture(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("bad")["overview"] + "?kind=input_grad")
         expect(tab.page.locator("#model-empty")).to_contain_text("model.eval()?")
@@ -112,7 +112,7 @@ def test_a_kind_that_was_not_captured_says_why_instead_of_an_empty_picture(visit
         expect(tab.page.locator("#model-empty")).to_be_hidden()
 
 
-def test_a_scalar_is_drawn_large_when_it_is_chosen(visit: Open, paths: Paths) -> None:
+def test_a_selected_scalar_is_drawn_large(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("bad")["overview"])
         tab.page.locator("#scalars a", has_text="lr").click()
@@ -123,7 +123,7 @@ def test_a_scalar_is_drawn_large_when_it_is_chosen(visit: Open, paths: Paths) ->
         expect(tab.page.locator("#chart h2")).to_have_text("loss")
 
 
-def test_the_table_turns_its_pages_without_loading_the_page_anew(visit: Open, paths: Paths) -> None:
+def test_the_table_changes_its_pages_without_reloading(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("bad")["overview"])
         tab.page.evaluate("window.same = true")
@@ -135,7 +135,7 @@ def test_the_table_turns_its_pages_without_loading_the_page_anew(visit: Open, pa
         expect(tab.page.locator("#values tbody th").first).to_have_text(first)
 
 
-def test_a_finding_is_acknowledged_and_taken_back(visit: Open, paths: Paths) -> None:
+def test_a_finding_is_acknowledged_and_unacknowledged(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("bad")["overview"])
         findings = tab.page.locator("#findings li")
@@ -148,7 +148,7 @@ def test_a_finding_is_acknowledged_and_taken_back(visit: Open, paths: Paths) -> 
         expect(findings).to_have_count(many)
 
 
-def test_following_moves_nothing_that_is_seen(visit: Open, paths: Paths) -> None:
+def test_following_moves_nothing_visible(visit: Open, paths: Paths) -> None:
     watch = """() => {
       window.moved = [];
       // Less than half a line: another value in the same place, set in a smaller font.
@@ -170,7 +170,7 @@ def test_following_moves_nothing_that_is_seen(visit: Open, paths: Paths) -> None
         assert tab.page.evaluate("window.moved") == []
 
 
-def test_a_run_without_a_step_says_what_is_waited_for(empty_site: Site, browser: Any) -> None:
+def test_a_run_without_steps_says_what_it_waits_for(empty_site: Site, browser: Any) -> None:
     body = wire.encode(make_batch(make_info("waiting"), [], taps=0))
     asked = urllib.request.Request(f"{empty_site.url}/api/v1/ingest", body, BATCH)
     with urllib.request.urlopen(asked, timeout=30) as answer:

@@ -1,4 +1,4 @@
-"""The charts that a person inspects: what they show, how they are read and handled, and what they are exported as."""
+"""The interactive charts: what they show, how they are read and used, and their exports."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from .conftest import Open
 from .site import Site
 
 Paths = Callable[[str], dict[str, str]]
-BAD_AT = 40  # from then on there are NaNs in the run "bad"
+BAD_AT = 40  # from this step on, there are NaNs in the run "bad"
 GRADIENTS = "#chart-gradients"
 VALUES = "#chart-values"
 
 
 def open_layer(tab: Visit, paths: Paths, run: str = "bad", more: str = "") -> Page:
-    """The page of a layer, with its charts drawn."""
+    """Open the page of a layer, and wait until its charts are drawn."""
     tab.goto(paths(run)["layer"] + more)
     for figure in tab.page.locator("#charts figure").all():
         expect(figure.locator(".main-svg").first).to_be_attached(timeout=PATIENCE_MS)
@@ -35,13 +35,13 @@ def open_layer(tab: Visit, paths: Paths, run: str = "bad", more: str = "") -> Pa
 
 
 def choose(page: Page, figure: str, words: str) -> None:
-    """An entry of a chart's export."""
+    """Select an entry of a chart's export menu."""
     page.locator(figure).get_by_role("button", name="Export").click()
     page.locator(figure).get_by_role("menuitem", name=words, exact=True).click()
 
 
 def exported(page: Page, figure: str, words: str, folder: Path) -> bytes:
-    """What an entry of a chart's export downloads."""
+    """Return what an entry of a chart's export menu downloads."""
     with page.expect_download(timeout=PATIENCE_MS) as found:
         choose(page, figure, words)
     download: Download = found.value
@@ -50,12 +50,12 @@ def exported(page: Page, figure: str, words: str, folder: Path) -> bytes:
 
 
 def ticks(page: Page, figure: str, axis: str = "y") -> list[str]:
-    """What the axis of a chart says."""
+    """Return the tick labels of a chart."""
     return page.locator(f"{figure} .{axis}tick text").all_text_contents()
 
 
 def area(page: Page, figure: str) -> tuple[float, float, float, float]:
-    """Where the drawing of a chart is."""
+    """Return the plot area of a chart."""
     page.locator(figure).scroll_into_view_if_needed()
     box = page.locator(f"{figure} .plot-area").bounding_box()
     assert box is not None
@@ -63,7 +63,7 @@ def area(page: Page, figure: str) -> tuple[float, float, float, float]:
 
 
 def drag(page: Page, figure: str, begin: float, end: float) -> None:
-    """From one share of a chart's width to another."""
+    """Drag from one share of a chart's width to another."""
     left, top, width, height = area(page, figure)
     page.mouse.move(left + begin * width, top + height / 2)
     page.mouse.down()
@@ -72,11 +72,11 @@ def drag(page: Page, figure: str, begin: float, end: float) -> None:
 
 
 def legend(page: Page, figure: str) -> Locator:
-    """What a chart says of the step that is pointed at."""
+    """Return the legend's text for the step under the pointer."""
     return page.locator(f"{figure} .plot-legend li").first
 
 
-def test_no_chart_offers_to_be_shared_elsewhere(visit: Open, paths: Paths) -> None:
+def test_no_chart_offers_an_upload(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         page = open_layer(tab, paths)
         contexts = page.evaluate("[...document.querySelectorAll('.js-plotly-plot')].map((plot) => plot._context)")
@@ -85,9 +85,7 @@ def test_no_chart_offers_to_be_shared_elsewhere(visit: Open, paths: Paths) -> No
         assert page.locator("[data-title*='hare'], [data-title*='loud']").count() == 0
 
 
-def test_the_numbers_that_are_exported_are_those_of_the_server(
-    visit: Open, paths: Paths, site: Site, tmp_path: Path
-) -> None:
+def test_exported_numbers_are_those_of_the_server(visit: Open, paths: Paths, site: Site, tmp_path: Path) -> None:
     run = site.run("bad")["id"]
     with visit(accept_downloads=True) as tab:
         page = open_layer(tab, paths)
@@ -117,7 +115,7 @@ def test_a_picture_is_exported_with_its_title_and_its_legend(visit: Open, paths:
     assert height >= 400
 
 
-def test_the_script_that_is_copied_asks_for_the_same_numbers(visit: Open, paths: Paths, site: Site) -> None:
+def test_the_copied_script_fetches_the_same_numbers(visit: Open, paths: Paths, site: Site) -> None:
     run = site.run("bad")["id"]
     with visit(permissions=["clipboard-read", "clipboard-write"]) as tab:
         page = open_layer(tab, paths)
@@ -125,7 +123,7 @@ def test_the_script_that_is_copied_asks_for_the_same_numbers(visit: Open, paths:
         expect(page.locator(".toast")).to_contain_text("Copied")
         script = page.evaluate("navigator.clipboard.readText()")
     found: dict[str, Any] = {}
-    exec(script, found)  # what a reader would do with it
+    exec(script, found)  # as a reader would
     labels = [
         f"encoder.layers.1.linear1 {name}" for name in ("output_grad", "param_grad [weight]", "param_grad [bias]")
     ]
@@ -139,7 +137,7 @@ def test_the_script_that_is_copied_asks_for_the_same_numbers(visit: Open, paths:
     found["client"].close()
 
 
-def test_a_log_axis_says_values_and_no_exponents(visit: Open, paths: Paths) -> None:
+def test_a_log_axis_shows_values_and_no_exponents(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         page = open_layer(tab, paths, "ended")
         said = [float(text.replace(",", "")) for text in ticks(page, GRADIENTS)]
@@ -151,13 +149,13 @@ def test_a_log_axis_says_values_and_no_exponents(visit: Open, paths: Paths) -> N
         page.keyboard.press("l")
         expect(page.locator("#layer-tools [name=y]")).to_have_value("log")
         assert "y=log" in page.url
-        # The output has values below zero: its log axis goes to both sides.
+        # The output has negative values, so its log axis has both signs.
         expect(page.locator(f"{VALUES} .ytick text").first).not_to_have_text(before[0])
         signed = [float(text.replace(",", "")) for text in ticks(page, VALUES)]
         assert min(signed) < 0 < max(signed)
 
 
-def test_smoothing_leaves_the_line_as_it_came_behind_it(visit: Open, paths: Paths) -> None:
+def test_smoothing_keeps_the_original_line_in_the_background(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         page = open_layer(tab, paths, "ended")
         lines = page.locator(f"{GRADIENTS} .scatterlayer .trace")
@@ -169,7 +167,7 @@ def test_smoothing_leaves_the_line_as_it_came_behind_it(visit: Open, paths: Path
         expect(faint).to_have_count(3)
 
 
-def test_a_zoom_in_one_chart_is_a_zoom_in_all_and_holds_the_page(visit: Open, paths: Paths) -> None:
+def test_zooming_one_chart_zooms_all_and_holds_the_page(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         page = open_layer(tab, paths, "live")
         drag(page, VALUES, 0.3, 0.7)
@@ -179,7 +177,7 @@ def test_a_zoom_in_one_chart_is_a_zoom_in_all_and_holds_the_page(visit: Open, pa
         expect(page.locator("#follow")).to_have_attribute("data-does", "live")
         for figure in page.locator("#charts figure").all():
             name = f"#{figure.get_attribute('id')}"
-            page.locator(name).scroll_into_view_if_needed()  # what is out of sight is drawn when it comes into sight
+            page.locator(name).scroll_into_view_if_needed()  # charts out of sight are drawn when they become visible
             expect(page.locator(f"{name} .main-svg").first).to_be_attached()
             shown = f"document.querySelector('{name} .js-plotly-plot').layout.xaxis.range"
             wait_for(lambda shown=shown: page.evaluate(shown) == [first - 0.5, last + 0.5], f"{name} shows these steps")
@@ -187,7 +185,7 @@ def test_a_zoom_in_one_chart_is_a_zoom_in_all_and_holds_the_page(visit: Open, pa
         page.wait_for_url("**steps=live*", timeout=PATIENCE_MS)
 
 
-def test_what_is_pointed_at_is_pointed_at_in_every_chart(visit: Open, paths: Paths) -> None:
+def test_the_pointed_step_is_marked_in_every_chart(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         page = open_layer(tab, paths, "ended")
         left, top, width, height = area(page, VALUES)
@@ -202,7 +200,7 @@ def test_what_is_pointed_at_is_pointed_at_in_every_chart(visit: Open, paths: Pat
         expect(cursors.first).to_be_hidden()
 
 
-def test_what_is_not_finite_is_marked_at_the_foot_and_breaks_the_line(visit: Open, paths: Paths) -> None:
+def test_non_finite_values_are_marked_at_the_bottom_and_break_the_line(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         page = open_layer(tab, paths)
         plot = f"document.querySelector('{VALUES} .js-plotly-plot')"
@@ -210,13 +208,13 @@ def test_what_is_not_finite_is_marked_at_the_foot_and_breaks_the_line(visit: Ope
         assert marks["x"] == list(range(BAD_AT, 60))
         assert marks["marker"]["symbol"] == "x-thin"
         line = page.evaluate(f"{plot}.data.find((trace) => trace.name === 'mean').y")
-        # In the first bad step one of its channels was NaN; what is finite of it is there, and marked.
+        # In the first bad step, one of its channels was NaN. The finite part is shown and marked.
         assert all(value is not None for value in line[: BAD_AT + 1])
         assert line[BAD_AT + 1 :] == [None] * 19
         expect(page.locator(f"{VALUES} .plot-legend")).to_contain_text("NaN in this span")
 
 
-def test_a_chart_has_a_name_words_and_a_table_behind_it(visit: Open, paths: Paths, site: Site) -> None:
+def test_a_chart_has_a_name_a_description_and_a_table(visit: Open, paths: Paths, site: Site) -> None:
     with visit() as tab:
         page = open_layer(tab, paths, "ended")
         picture = page.get_by_role("img", name="Gradients: norm")
@@ -231,7 +229,7 @@ def test_a_chart_has_a_name_words_and_a_table_behind_it(visit: Open, paths: Path
         expect(table.get_by_role("rowheader").first).to_have_text("59")
 
 
-def test_the_export_is_reached_and_left_with_the_keyboard(visit: Open, paths: Paths) -> None:
+def test_the_export_menu_works_with_the_keyboard(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         page = open_layer(tab, paths, "ended")
         page.locator(GRADIENTS).get_by_role("button", name="Table").focus()
@@ -247,7 +245,7 @@ def test_the_export_is_reached_and_left_with_the_keyboard(visit: Open, paths: Pa
         expect(page.locator(GRADIENTS).get_by_role("button", name="Export")).to_be_focused()
 
 
-def test_another_theme_is_another_color_in_every_chart(visit: Open, paths: Paths) -> None:
+def test_another_theme_changes_the_colors_of_every_chart(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         page = open_layer(tab, paths, "ended")
         tick = page.locator(f"{VALUES} .ytick text").first
@@ -256,7 +254,7 @@ def test_another_theme_is_another_color_in_every_chart(visit: Open, paths: Paths
         expect(tick).not_to_have_css("fill", before)
 
 
-def test_the_charts_of_a_live_run_go_on(visit: Open, paths: Paths) -> None:
+def test_the_charts_of_a_live_run_continue(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         page = open_layer(tab, paths, "live")
         before = legend(page, VALUES).inner_text()

@@ -1,4 +1,4 @@
-"""A page in a browser that sees the server through nginx only, below a prefix and by TLS."""
+"""A page in a browser that reaches the server only through nginx, below a prefix and over TLS."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def _link(proxy: Proxied) -> str:
         return str(json.load(answer)["url"])
 
 
-def test_a_browser_logs_in_through_a_proxy_and_sees_what_is_new(browser: Browser, tmp_path: Path) -> None:
+def test_a_browser_logs_in_through_a_proxy_and_sees_new_data(browser: Browser, tmp_path: Path) -> None:
     with proxied(tmp_path) as proxy:
-        name = f"far-{uuid4().hex[:8]}"  # kept runs of another try have other names
+        name = f"far-{uuid4().hex[:8]}"  # saved runs of another try have other names
         command = [sys.executable, "-m", "tests.browser.trainer", proxy.url, "--name", name, "--pause", "0.1"]
         with (tmp_path / "trainer.log").open("wb") as out:
             trainer = subprocess.Popen(command, cwd=ROOT, env=proxy.environment, stdout=out, stderr=out)
@@ -34,7 +34,7 @@ def test_a_browser_logs_in_through_a_proxy_and_sees_what_is_new(browser: Browser
                 tab.page.goto(_link(proxy))
                 expect(tab.page).to_have_url(f"{proxy.url}/")
                 row = tab.page.get_by_role("link", name=name).first
-                expect(row).to_be_visible(timeout=60_000)  # by itself, as soon as the training has begun
+                expect(row).to_be_visible(timeout=60_000)  # without reloading, when the training has started
                 row.click()
                 expect(tab.page.locator("#status.live")).to_be_visible()
                 newest = "() => Number(document.querySelector('[data-newest]').dataset.newest)"

@@ -1,4 +1,4 @@
-"""The page of all runs, in a browser."""
+"""The Runs page in a browser."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .conftest import Open
 from .site import Site
 
 
-def test_a_live_run_goes_on_in_the_list(visit: Open) -> None:
+def test_a_live_run_is_updated_in_the_list(visit: Open) -> None:
     with visit() as tab:
         tab.goto("")
         steps = tab.page.locator("tr[data-name='live'] .steps")
@@ -22,12 +22,12 @@ def test_a_live_run_goes_on_in_the_list(visit: Open) -> None:
         expect(tab.page.locator("tr[data-run]")).to_have_count(3)
 
 
-def test_typing_narrows_the_list_and_the_address_says_so(visit: Open) -> None:
+def test_typing_filters_the_list_and_changes_the_url(visit: Open) -> None:
     with visit() as tab:
         tab.goto("")
         tab.page.keyboard.press("/")
         tab.page.keyboard.type("ended")
-        expect(tab.page.locator("tr[data-run]")).to_have_count(2)  # one has that name; all that ended have that state
+        expect(tab.page.locator("tr[data-run]")).to_have_count(2)  # one has that name; all ended ones have that state
         tab.page.keyboard.press("Escape")
         expect(tab.page.locator("tr[data-run]")).to_have_count(3)
         tab.page.locator("#search").fill("nothing of that kind")
@@ -37,7 +37,7 @@ def test_typing_narrows_the_list_and_the_address_says_so(visit: Open) -> None:
         expect(tab.page.locator("main")).to_contain_text("3 are hidden")
 
 
-def test_a_click_on_a_head_sorts_and_back_undoes_it(visit: Open) -> None:
+def test_a_click_on_a_column_header_sorts_and_back_undoes_it(visit: Open) -> None:
     with visit() as tab:
         tab.goto("")
         names = "[...document.querySelectorAll('tr[data-run]')].map(row => row.dataset.name).join()"
@@ -52,7 +52,7 @@ def test_a_click_on_a_head_sorts_and_back_undoes_it(visit: Open) -> None:
         tab.page.wait_for_function(f"() => {names} === '{first}'")
 
 
-def test_two_ticked_runs_are_compared_the_older_one_first(visit: Open, site: Site) -> None:
+def test_two_selected_runs_are_compared_the_older_one_first(visit: Open, site: Site) -> None:
     with visit() as tab:
         tab.goto("")
         button = tab.page.locator("#compare")
@@ -73,7 +73,7 @@ def small_site(empty_site: Site) -> Site:
     return empty_site
 
 
-def test_a_run_gets_another_name_and_notes(browser: Browser, small_site: Site) -> None:
+def test_a_run_is_renamed_and_annotated(browser: Browser, small_site: Site) -> None:
     with visiting(browser, small_site.url) as tab:
         tab.goto("")
         tab.page.get_by_role("button", name="Rename first").click()
@@ -91,7 +91,7 @@ def test_a_run_gets_another_name_and_notes(browser: Browser, small_site: Site) -
         expect(tab.page.get_by_role("link", name="<b>better</b>")).to_be_visible()
 
 
-def test_a_deleted_run_can_be_taken_back_and_goes_when_nobody_does(browser: Browser, small_site: Site) -> None:
+def test_a_deleted_run_can_be_restored_and_is_otherwise_removed(browser: Browser, small_site: Site) -> None:
     with visiting(browser, small_site.url) as tab:
         tab.goto("")
         row = tab.page.locator("tr[data-name='first']")
@@ -106,7 +106,7 @@ def test_a_deleted_run_can_be_taken_back_and_goes_when_nobody_does(browser: Brow
         assert small_site.get("runs")["total"] == 0
 
 
-def test_a_deleted_run_goes_too_when_the_page_does(browser: Browser, small_site: Site) -> None:
+def test_a_deleted_run_is_removed_when_the_page_is_closed(browser: Browser, small_site: Site) -> None:
     with visiting(browser, small_site.url) as tab:
         tab.goto("")
         tab.page.get_by_role("button", name="Delete first").click()

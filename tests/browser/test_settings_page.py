@@ -1,4 +1,4 @@
-"""Settings, Help and the page of errors, in a browser."""
+"""The Settings, Help, and error pages in a browser."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .conftest import Open
 from .site import Site
 
 
-def test_what_is_chosen_holds_on_every_page_of_this_browser(visit: Open) -> None:
+def test_preferences_apply_to_every_page_of_this_browser(visit: Open) -> None:
     with visit() as tab:
         tab.goto("settings")
         tab.page.get_by_label("Theme", exact=True).select_option("dark")
@@ -30,7 +30,7 @@ def test_what_is_chosen_holds_on_every_page_of_this_browser(visit: Open) -> None
         expect(tab.page.get_by_label("Color map")).to_have_value("cividis")
 
 
-def test_a_preferred_window_stands_in_the_address_so_that_a_link_shows_the_same(visit: Open, site: Site) -> None:
+def test_a_preferred_window_is_in_the_url_so_that_a_link_shows_the_same(visit: Open, site: Site) -> None:
     with visit() as tab:
         tab.goto("settings")
         tab.page.get_by_label("Steps shown").select_option("200")
@@ -57,7 +57,7 @@ def test_settings_are_exported_and_imported_and_a_foreign_file_changes_nothing(v
         expect(tab.page.get_by_label("Updates")).to_have_value("1")
 
 
-def test_what_is_captured_is_changed_while_the_training_goes_on(visit: Open, site: Site) -> None:
+def test_capture_settings_are_changed_during_the_training(visit: Open, site: Site) -> None:
     run = site.run("live")["id"]
     with visit() as tab:
         tab.goto(f"settings?run={run}")
@@ -77,7 +77,7 @@ def test_what_is_captured_is_changed_while_the_training_goes_on(visit: Open, sit
         wait_for(lambda: not site.get(f"settings?run={run}")["settings"]["paused"], "the capture goes on")
 
 
-def test_a_pattern_that_means_nothing_is_told_where_it_was_typed(visit: Open, site: Site) -> None:
+def test_an_invalid_pattern_is_reported_where_it_was_typed(visit: Open, site: Site) -> None:
     with visit() as tab:
         tab.forgiven = ("400",)
         tab.goto(f"settings?run={site.run('live')['id']}")
@@ -86,7 +86,7 @@ def test_a_pattern_that_means_nothing_is_told_where_it_was_typed(visit: Open, si
         expect(tab.page.locator("#capture-told")).to_contain_text("re:(")
 
 
-def test_a_run_that_ended_has_settings_to_look_at(visit: Open, site: Site) -> None:
+def test_settings_of_an_ended_run_are_read_only(visit: Open, site: Site) -> None:
     with visit() as tab:
         tab.goto("settings")
         tab.page.locator("#run").select_option(site.run("ended")["id"])
@@ -104,7 +104,7 @@ def test_diagnostics_are_copied_with_the_browser(visit: Open) -> None:
         assert "Chrome" in copied
 
 
-def test_an_anchor_of_the_help_page_shows_what_it_is_about(visit: Open) -> None:
+def test_an_anchor_of_the_help_page_shows_its_section(visit: Open) -> None:
     with visit() as tab:
         tab.goto("help#stat-rms")
         expect(tab.page.locator("#stat-rms")).to_be_in_viewport()
@@ -112,7 +112,7 @@ def test_an_anchor_of_the_help_page_shows_what_it_is_about(visit: Open) -> None:
             expect(tab.page.locator(f"#shape-{shape} svg")).to_be_attached()
 
 
-def test_an_address_that_leads_nowhere_has_a_way_on(visit: Open) -> None:
+def test_an_unknown_address_offers_a_way_to_continue(visit: Open) -> None:
     for theme in ("light", "dark"):
         with visit(theme=theme) as tab:
             tab.forgiven = ("404",)

@@ -1,4 +1,4 @@
-"""Which steps a page shows: all of a finished run, the same ones on every page of it, and one step in all its parts."""
+"""The steps that a page shows: all of a finished run, the same ones on every page, and one step in all its parts."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ STEPS = 700
 
 @pytest.fixture(scope="module")
 def visit(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Open]:
-    """Opens a tab of a site with one finished run that has more steps than a live page shows.
+    """Open tabs of a site with one finished run that has more steps than a live page shows.
 
-    At each step its loss is 10,000 minus the step, and its means are the step.
+    At each step, its loss is 10,000 minus the step, and its means are the step.
     """
     items: list[Any] = [
         wire.frame_item(step, make_frame(step, scalars={"loss": 10_000.0 - step})) for step in range(STEPS)
@@ -45,7 +45,7 @@ def visit(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         yield partial(visiting, browser, site.url)
 
 
-def test_a_finished_run_opens_whole(visit: Open) -> None:
+def test_a_finished_run_opens_with_all_steps(visit: Open) -> None:
     with visit() as tab:
         tab.goto(RUN)
         expect(tab.page.locator("#figures .glance")).to_contain_text("Ended: steps 0 to 699")
@@ -56,7 +56,7 @@ def test_a_finished_run_opens_whole(visit: Open) -> None:
         assert "steps=" not in tab.page.url
 
 
-def test_the_links_of_the_sidebar_keep_the_steps_and_the_step(visit: Open) -> None:
+def test_the_links_of_the_sidebar_keep_the_range_and_the_step(visit: Open) -> None:
     with visit() as tab:
         tab.goto(f"{RUN}?steps=100-200&step=150")
         link = tab.page.locator('nav.side a[data-place="flow"]')
@@ -81,12 +81,13 @@ def test_a_held_page_shows_one_step_in_cards_scalars_table_and_status(visit: Ope
         tab.goto(f"{RUN}?step=120")
         expect(tab.page.locator("#status-words")).to_have_text("held at step 120 · ended")
         expect(tab.page.locator("#figures .glance")).to_contain_text("Values shown are from step 120.")
-        expect(tab.page.locator("#chart .main-svg").first).to_be_visible()  # its line goes on to the last step
+        expect(tab.page.locator("#chart .main-svg").first).to_be_visible()  # its line continues to the last step
         expect(tab.page.locator("#figure-loss .value")).to_have_text("9,880")
         expect(tab.page.locator("#scalar-loss data")).to_have_text("9,880")
         expect(tab.page.locator("#values tbody tr").first.locator("td").nth(2)).to_have_text("120")
         tab.page.locator("h1").click()
         tab.page.keyboard.press("Shift+ArrowLeft")
         expect(tab.page.locator("#figure-loss .value")).to_have_text("9,890")
-        tab.page.locator("#values h2").scroll_into_view_if_needed()  # what is out of sight is renewed when it is seen
+        # Parts out of sight are updated when they become visible.
+        tab.page.locator("#values h2").scroll_into_view_if_needed()
         expect(tab.page.locator("#values tbody tr").first.locator("td").nth(2)).to_have_text("110")

@@ -1,4 +1,4 @@
-"""The page's connection: a server that dies and comes back, a tab that is hidden, several tabs."""
+"""The page's connection: a server that dies and returns, a hidden tab, several tabs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .conftest import Open
 from .site import Site
 
 Paths = Callable[[str], dict[str, str]]
-# What a heatmap on the page would hold, without drawing it.
+# The data of a heatmap on the page, without drawing it.
 FOLLOW = """async () => {
   const at = (name) => import(new URL(`${document.body.dataset.static}/js/${name}`, document.baseURI).href);
   const [{ Stream }, { Columns }] = await Promise.all([at("net.js"), at("columns.js")]);
@@ -37,23 +37,23 @@ HIDE = """(hidden) => { Object.defineProperty(document, "hidden", { configurable
 
 
 def becomes(page: Page, expression: str) -> None:
-    """Waits for something on the page."""
+    """Wait for a condition on the page."""
     wait_for(lambda: page.evaluate(expression), expression)
 
 
 def newest(page: Page) -> int:
-    """The newest step that the page has."""
+    """Return the page's newest step."""
     found: int = page.evaluate("() => (seen.columns?.length ? seen.columns.last(seen.columns.length - 1) : -1)")
     return found
 
 
 def wait_for_step(page: Page, step: int) -> None:
-    """Waits until the page has a step."""
+    """Wait until the page has a step."""
     becomes(page, f"seen.columns?.length && seen.columns.last(seen.columns.length - 1) >= {step}")
 
 
 def holes(page: Page) -> list[Any]:
-    """Neighboring columns between which a step is missing, or comes twice."""
+    """Return neighboring columns between which a step is missing or repeated."""
     spans = page.evaluate(STEPS)
     assert len(spans) > 4
     return [(before, after) for before, after in itertools.pairwise(spans) if after[0] != before[1] + 1]
@@ -61,7 +61,7 @@ def holes(page: Page) -> list[Any]:
 
 @pytest.fixture
 def own_tab(browser: Browser, empty_site: Site) -> Iterator[Visit]:
-    """A tab on a server of its own, with a training that goes on."""
+    """Open a tab on a separate server, with a training that continues."""
     empty_site.train("live", "--pause", "0.05")
     run = empty_site.run("live", 10)["id"]
     with visiting(browser, empty_site.url) as tab:
@@ -71,7 +71,7 @@ def own_tab(browser: Browser, empty_site: Site) -> Iterator[Visit]:
 
 
 @pytest.mark.slow
-def test_a_server_that_is_killed_and_started_again_leaves_no_hole(own_tab: Visit, empty_site: Site) -> None:
+def test_a_restart_of_a_killed_server_leaves_no_gap(own_tab: Visit, empty_site: Site) -> None:
     page = own_tab.page
     page.evaluate(FOLLOW)
     wait_for_step(page, 30)
@@ -81,7 +81,7 @@ def test_a_server_that_is_killed_and_started_again_leaves_no_hole(own_tab: Visit
     becomes(page, "seen.stream.state === 'waiting' && seen.stream.retryAt > 0")
     empty_site.start()
     wait_for_step(page, before + 40)
-    becomes(page, "seen.columns.length > 4")  # the steps that waited for the server came in few columns
+    becomes(page, "seen.columns.length > 4")  # the steps that waited for the server arrived in few columns
     assert holes(page) == [], "the trainer sends again what was not on disk yet"
     events = empty_site.get(f"events?run={empty_site.run('live')['id']}&name=reconnected")["events"]
     assert [event["message"] for event in events] == ["the server was restarted; nothing is missing"]
@@ -90,12 +90,12 @@ def test_a_server_that_is_killed_and_started_again_leaves_no_hole(own_tab: Visit
 
 
 @pytest.mark.slow
-def test_a_hidden_tab_is_told_nothing_and_has_caught_up_when_it_is_shown(own_tab: Visit, empty_site: Site) -> None:
+def test_a_hidden_tab_receives_nothing_and_has_caught_up_when_it_is_shown(own_tab: Visit, empty_site: Site) -> None:
     page = own_tab.page
     page.evaluate(FOLLOW)
     wait_for_step(page, 20)
     page.evaluate(HIDE, True)
-    page.wait_for_timeout(500)  # what was on its way arrives
+    page.wait_for_timeout(500)  # time for data in transit
     told = page.evaluate("seen.frames")
     hidden_at = newest(page)
     empty_site.run("live", hidden_at + 20)
@@ -105,7 +105,7 @@ def test_a_hidden_tab_is_told_nothing_and_has_caught_up_when_it_is_shown(own_tab
     assert holes(page) == []
 
 
-def test_a_run_that_ended_keeps_one_quiet_connection(visit: Open, paths: Paths) -> None:
+def test_an_ended_run_keeps_one_quiet_connection(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         opened: list[str] = []
         tab.page.on("websocket", lambda socket: opened.append(socket.url))

@@ -1,4 +1,4 @@
-"""The page Tensors: a tensor is asked for, comes, and is looked at; attention over all layers."""
+"""The Tensors page: a tensor is requested, arrives, and is inspected; attention over all layers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Paths = Callable[[str], dict[str, str]]
 
 @pytest.fixture(scope="module")
 def kept(site: Site) -> dict[str, int]:
-    """Snapshots of the live run, by the label of the tap."""
+    """Return the snapshots of the live run, by the label of the tap."""
     run = site.run("live")["id"]
 
     def post(path: str, body: Any = None) -> Any:
@@ -53,7 +53,7 @@ def kept(site: Site) -> dict[str, int]:
 
 
 def inspector(page: Page) -> str:
-    """What is said of the cell that is pointed at."""
+    """Return the text about the cell under the pointer."""
     return page.locator("#panes .inspector").first.inner_text()
 
 
@@ -63,7 +63,7 @@ def values_of(site: Site, number: int) -> Any:
         return np.load(io.BytesIO(answer.read()))
 
 
-def test_a_tensor_is_asked_for_and_shown_as_soon_as_it_comes(visit: Open, paths: Paths) -> None:
+def test_a_tensor_is_requested_and_shown_as_soon_as_it_arrives(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("live")["tensors"])
         tab.page.fill("input[name=module]", "features.2")
@@ -118,7 +118,7 @@ def test_the_value_under_the_pointer_and_the_statistics_are_those_of_the_tensor(
         ("head param [bias]", "line along the last dimension"),
     ],
 )
-def test_the_view_is_chosen_by_the_shape(
+def test_the_view_is_selected_by_the_shape(
     visit: Open, paths: Paths, kept: dict[str, int], label: str, words: str
 ) -> None:
     with visit(theme="dark") as tab:
@@ -130,7 +130,7 @@ def test_the_view_is_chosen_by_the_shape(
         assert tab.axe() == []
 
 
-def test_how_it_is_looked_at_is_in_the_address(visit: Open, paths: Paths, kept: dict[str, int]) -> None:
+def test_the_view_is_in_the_url(visit: Open, paths: Paths, kept: dict[str, int]) -> None:
     with visit() as tab:
         tab.goto(paths("live")["tensors"] + f"?snapshot={kept['features.0 output']}")
         picker = tab.page.locator("#pickers input")
@@ -149,7 +149,9 @@ def test_how_it_is_looked_at_is_in_the_address(visit: Open, paths: Paths, kept: 
         assert "part=" not in tab.page.url
 
 
-def test_two_snapshots_stand_beside_each_other_on_one_scale(visit: Open, paths: Paths, kept: dict[str, int]) -> None:
+def test_two_snapshots_are_shown_next_to_each_other_on_one_scale(
+    visit: Open, paths: Paths, kept: dict[str, int]
+) -> None:
     with visit() as tab:
         tab.goto(
             paths("live")["tensors"] + f"?snapshot={kept['head param [weight]']}&module=head&kind=param&index=weight"
@@ -181,7 +183,7 @@ def test_a_tensor_is_downloaded_in_every_format(visit: Open, paths: Paths, site:
         assert contents["PNG, a pixel a value"].startswith(b"\x89PNG")
 
 
-def test_all_attention_maps_are_asked_for_and_rolled_out(
+def test_all_attention_maps_are_requested_and_rolled_out(
     visit: Open, paths: Paths, site: Site, kept: dict[str, int]
 ) -> None:
     with visit() as tab:
@@ -204,7 +206,7 @@ def test_all_attention_maps_are_asked_for_and_rolled_out(
         assert tab.axe() == []
 
 
-def test_a_run_that_ended_takes_no_requests_and_a_missing_snapshot_says_so(visit: Open, paths: Paths) -> None:
+def test_an_ended_run_accepts_no_requests_and_a_missing_snapshot_says_so(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("ended")["tensors"] + "?snapshot=12345")
         expect(tab.page.locator("#ask-button")).to_be_disabled()
@@ -213,7 +215,7 @@ def test_a_run_that_ended_takes_no_requests_and_a_missing_snapshot_says_so(visit
         assert tab.axe() == []
 
 
-def test_a_request_to_a_trainer_that_died_is_told_as_lost(empty_site: Site, browser: Any) -> None:
+def test_a_request_to_a_dead_trainer_is_reported_as_lost(empty_site: Site, browser: Any) -> None:
     trainer = empty_site.train("dies", "--pause", "0.05")
     run = empty_site.run("dies", 3)["id"]
     with visiting(browser, empty_site.url) as tab:

@@ -1,4 +1,4 @@
-"""The tree of modules: keys, filter, folding, order, and that its rows are few however many modules there are."""
+"""The tree of modules: keys, filter, folding, order, and a small number of rows for any number of modules."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ Paths = Callable[[str], dict[str, str]]
 
 
 def grid(page: Page) -> Any:
-    """The tree."""
+    """Return the tree."""
     return page.get_by_role("treegrid", name="Modules")
 
 
 def active(page: Page) -> str:
-    """The path of the row that the keys speak of."""
+    """Return the path of the focused row."""
     found: str = page.evaluate(
         "document.getElementById(document.querySelector('[role=treegrid]').getAttribute('aria-activedescendant'))"
         ".querySelector('.tree-cell').title"
@@ -27,7 +27,7 @@ def active(page: Page) -> str:
 
 
 def names(page: Page) -> list[str]:
-    """The paths of the rows that are there, from the top."""
+    """Return the paths of the rows in the document, from the top."""
     found: list[str] = page.evaluate(
         "[...document.querySelectorAll('.tree-body .tree-row:not([hidden])')]"
         ".sort((one, two) => one.ariaRowIndex - two.ariaRowIndex).map((row) => row.firstChild.title)"
@@ -35,7 +35,7 @@ def names(page: Page) -> list[str]:
     return found
 
 
-def test_the_arrows_walk_open_and_close(visit: Open, paths: Paths) -> None:
+def test_the_arrows_move_open_and_close(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         page = tab.page
         tab.goto(paths("bad")["hooks"])
@@ -72,7 +72,7 @@ def test_enter_opens_the_layer(visit: Open, paths: Paths) -> None:
         tab.page.wait_for_url("**/layer?module=features")
 
 
-def test_what_is_typed_filters_and_a_wrong_expression_keeps_the_last_result(visit: Open, paths: Paths) -> None:
+def test_typing_filters_and_an_invalid_expression_keeps_the_last_result(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         page = tab.page
         tab.goto(paths("bad")["hooks"])
@@ -81,14 +81,15 @@ def test_what_is_typed_filters_and_a_wrong_expression_keeps_the_last_result(visi
         assert page.url.endswith("f=linear1")
         page.locator("#find").fill("linear1 /(/")
         expect(page.locator(".tree-said")).to_contain_text("not a regular expression")
-        expect(grid(page)).to_have_attribute("aria-rowcount", "10")  # three, the six groups they are in, the heading
+        # Three, the six groups that they are in, and the heading.
+        expect(grid(page)).to_have_attribute("aria-rowcount", "10")
         page.locator("#find").fill("nothing at all")
         expect(page.get_by_text("41 modules are hidden")).to_be_visible()
         page.get_by_role("button", name="Clear filter").click()
         expect(page.locator(".tree-said")).to_have_text("41 modules")
 
 
-def test_the_type_is_chosen_and_is_a_part_of_the_filter(visit: Open, paths: Paths) -> None:
+def test_the_type_is_selected_and_part_of_the_filter(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         page = tab.page
         tab.goto(paths("bad")["hooks"])
@@ -108,7 +109,7 @@ def test_equal_blocks_are_folded_to_one_row(visit: Open, paths: Paths) -> None:
         expect(page.get_by_label("Group equal blocks")).to_be_checked()
 
 
-def test_a_click_on_a_heading_sorts_and_the_address_says_so(visit: Open, paths: Paths) -> None:
+def test_a_click_on_a_heading_sorts_and_changes_the_url(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         page = tab.page
         tab.goto(paths("bad")["hooks"])
@@ -122,7 +123,7 @@ def test_a_click_on_a_heading_sorts_and_the_address_says_so(visit: Open, paths: 
         assert "sort" not in page.url
 
 
-def test_a_closed_group_tells_of_what_is_not_captured_in_it(visit: Open, paths: Paths) -> None:
+def test_a_closed_group_shows_that_it_contains_uncaptured_modules(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         page = tab.page
         tab.goto(paths("bad")["hooks"])
@@ -135,7 +136,7 @@ def test_a_closed_group_tells_of_what_is_not_captured_in_it(visit: Open, paths: 
         assert "features.0" not in names(page)
 
 
-def test_ten_thousand_modules_are_few_rows_and_all_can_be_reached(visit: Open, paths: Paths) -> None:
+def test_ten_thousand_modules_are_few_rows_and_all_are_reachable(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         page = tab.page
         tab.goto(paths("bad")["hooks"])

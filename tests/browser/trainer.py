@@ -19,7 +19,7 @@ SIDE, FEATURES, CLASSES = 8, 16, 4
 
 
 class Net(nn.Module):
-    """Pictures in, classes out; with feature maps, attention weights, ReLUs and a module that never fires."""
+    """Takes pictures and returns classes. Has feature maps, attention weights, ReLUs, and a module that never fires."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Net(nn.Module):
         self.unused = nn.Linear(2, 2)
 
     def forward(self, pictures: Tensor) -> Tensor:
-        """Scores of the classes."""
+        """Return the scores of the classes."""
         sequence = self.features(pictures).flatten(2).transpose(1, 2)
         mixed, _ = self.attention(sequence, sequence, sequence, need_weights=True, average_attn_weights=False)
         found: Tensor = self.head(self.encoder(sequence + mixed).mean(1))
@@ -39,7 +39,7 @@ class Net(nn.Module):
 
 
 def draw(generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Pictures with a bright quarter, and which quarter it is."""
+    """Return pictures with a bright quarter, and which quarter it is."""
     quarters = torch.randint(0, CLASSES, (32,), generator=generator)
     pictures = torch.randn(32, 1, SIDE, SIDE, generator=generator) * 0.3
     half = SIDE // 2
@@ -50,7 +50,6 @@ def draw(generator: torch.Generator) -> tuple[Tensor, Tensor]:
 
 
 def main() -> None:
-    """Trains."""
     parser = argparse.ArgumentParser()
     parser.add_argument("url")
     parser.add_argument("--name", default="quarters")

@@ -1,4 +1,4 @@
-"""A zoo of tiny models and training loops, each named by its oddity; no tests here, and nothing that knows hookcore."""
+"""A zoo of tiny models and training loops, each named after its oddity. No tests, and no use of hookcore."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-call"
-"""How, how often and whether modules are called."""
+"""How, how often, and whether modules are called."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class TiedModule(nn.Module):
 
 
 class TiedWeight(nn.Module):
-    """One parameter in two modules, as language models have it."""
+    """One parameter in two modules, as in language models."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class KeywordOnly(nn.Module):
 
 
 class ByHand(nn.Module):
-    """Walks a ModuleList and a ModuleDict itself; they are never called, and empty ones count as false."""
+    """Iterates over a ModuleList and a ModuleDict, which are never called; empty ones are falsy."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class ByHand(nn.Module):
 
 
 class CallsForward(nn.Module):
-    """Calls a child's forward, which passes every hook by."""
+    """Calls a child's forward directly, which bypasses every hook."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class CallsForward(nn.Module):
 
 
 class OwnCall(nn.Module):
-    """Overrides `__call__`, so that no hook is ever run."""
+    """Overrides `__call__`, so that no hook ever runs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ class Descends(nn.Module):
 
 
 class Unhashable(nn.Module):
-    """Compares by value and has therefore no hash: it can be in no set and be no key."""
+    """Compares by value and therefore has no hash, so it can't be in a set or a key."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -140,7 +140,7 @@ class Unhashable(nn.Module):
 
 
 class UnhashableParent(nn.Module):
-    """Has a child without a hash; torch itself puts modules into sets where it walks them."""
+    """Has a child without a hash. Torch itself puts modules into sets when it iterates over them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -154,7 +154,7 @@ class UnhashableParent(nn.Module):
 
 
 class Raises(nn.Module):
-    """Raises where it is told to."""
+    """Raises on request."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -168,7 +168,7 @@ class Raises(nn.Module):
 
 
 class Rescues(nn.Module):
-    """Goes another way where a child raises."""
+    """Takes another path if a child raises."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -183,7 +183,7 @@ class Rescues(nn.Module):
 
 
 class Varies(nn.Module):
-    """Another path at every call."""
+    """Takes another path at every call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -198,7 +198,7 @@ class Varies(nn.Module):
 
 
 class Grows(nn.Module):
-    """Has new parts, and other ones, as training goes on."""
+    """Gets new and different parts as training continues."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-call"
-"""What a case of the zoo is, and the few pieces that most cases share."""
+"""The definition of a zoo case, and the few pieces that most cases share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Trait = Literal[
 
 @dataclass(slots=True)
 class Trial:
-    """A model and one step of its training; `step` answers with all that it computed."""
+    """A model and one step of its training. `step` returns everything that it computed."""
 
     model: nn.Module
     step: Callable[[int], Any]
@@ -28,7 +28,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A kind of model or of training, named by its oddity."""
+    """A kind of model or training, named after its oddity."""
 
     name: str
     build: Callable[[], Trial]
@@ -55,22 +55,22 @@ def zoo(*traits: Trait) -> Callable[[Build], Build]:
 
 
 def sgd(parameters: Any) -> torch.optim.Optimizer:
-    """The optimizer of most cases."""
+    """Return the optimizer of most cases."""
     return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
 
 
 def adamw(parameters: Any) -> torch.optim.Optimizer:
-    """An optimizer with state per parameter."""
+    """Return an optimizer with state per parameter."""
     return torch.optim.AdamW(parameters, lr=0.01)
 
 
 def noise(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Random input, from the seeded generator."""
+    """Return random input from the seeded generator."""
     return torch.randn(*shape, dtype=dtype)
 
 
 def float_tensors(value: Any) -> Iterator[Tensor]:
-    """Every tensor of a nested value that a loss can be made of."""
+    """Return every tensor of a nested value that can be part of a loss."""
     if isinstance(value, Tensor):
         if value.is_floating_point() or value.is_complex():
             yield value
@@ -86,7 +86,7 @@ def float_tensors(value: Any) -> Iterator[Tensor]:
 
 
 def mean_square(value: Any) -> Tensor:
-    """A loss for any nested output."""
+    """Return a loss for any nested output."""
     parts = [part.abs().float().pow(2).mean() for part in float_tensors(value) if part.numel()]
     return torch.stack(parts).sum()
 
@@ -98,7 +98,7 @@ def training(
     optimizer: Optimizer = sgd,
     call: Callable[..., Any] | None = None,
 ) -> Trial:
-    """The usual step: forward, loss, backward, optimizer. `call` stands for `model` where that needs more."""
+    """Take the usual step: forward, loss, backward, optimizer. `call` replaces `model` if more is needed."""
     steps = optimizer([parameter for parameter in model.parameters() if parameter.requires_grad])
     forward = model if call is None else call
 
@@ -113,5 +113,5 @@ def training(
 
 
 def mlp(width: int = 6) -> nn.Sequential:
-    """The plainest model, for cases whose oddity is in the training."""
+    """Return the plainest model, for cases whose oddity is in the training."""
     return nn.Sequential(nn.Linear(width, 8), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, 3))

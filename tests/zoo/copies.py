@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-call"
-"""Models that are copied, saved, loaded, moved and thrown away while they are trained."""
+"""Models that are copied, saved, loaded, moved, and discarded while they are trained."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-call"
-"""What may happen to the autograd graph: checkpoints, several backward passes, functional transforms."""
+"""Unusual autograd graphs: checkpoints, several backward passes, functional transforms."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from tests.zoo.case import Trial, mean_square, mlp, noise, sgd, training, zoo
 
 
 def block() -> nn.Sequential:
-    """A block worth a checkpoint; its dropout must fall the same way twice."""
+    """Return a block worth a checkpoint. Its dropout must be the same both times."""
     return nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 12), nn.GELU(), nn.Dropout(0.3), nn.Linear(12, 6))
 
 
 class Checkpointed(nn.Module):
-    """Blocks that are run again in the backward pass."""
+    """Blocks that run again in the backward pass."""
 
     def __init__(self, run: Callable[..., Any], blocks: int = 2) -> None:
         super().__init__()
@@ -44,19 +44,19 @@ class Checkpointed(nn.Module):
 
 
 def keep_products(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    """Keeps the results of matrix products, computes the others again."""
+    """Keep the results of matrix products, and recompute the others."""
     kept = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default}
     return CheckpointPolicy.MUST_SAVE if op in kept else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def keep_most(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    """Keeps nearly every result, in the order in which they came: one op more and every later one is wrong."""
+    """Keep nearly all results in order: with one more op, every later one would be wrong."""
     changed_in_place = {torch.ops.aten.empty_like.default, torch.ops.aten.bernoulli_.float, torch.ops.aten.div_.Scalar}
     return CheckpointPolicy.PREFER_RECOMPUTE if op in changed_in_place else CheckpointPolicy.MUST_SAVE
 
 
 def nested_checkpoint(part: nn.Sequential, x: Tensor) -> Any:
-    """A checkpoint inside a checkpoint."""
+    """Nest a checkpoint in a checkpoint."""
 
     def outer(value: Tensor) -> Any:
         return checkpoint(part[2:], checkpoint(part[:2], value, use_reentrant=False), use_reentrant=False)
@@ -65,7 +65,7 @@ def nested_checkpoint(part: nn.Sequential, x: Tensor) -> Any:
 
 
 class Square(torch.autograd.Function):
-    """An autograd Function of the user's."""
+    """An autograd Function of the user."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -79,7 +79,7 @@ class Square(torch.autograd.Function):
 
 
 class Explodes(torch.autograd.Function):
-    """Raises in its backward, while it is told to."""
+    """Raises in its backward, on request."""
 
     armed = False
 
@@ -102,7 +102,7 @@ class Applies(nn.Module):
         self.first, self.middle, self.last = nn.Linear(6, 6), self.Middle(function), nn.Linear(6, 2)
 
     class Middle(nn.Module):
-        """Nothing but the Function."""
+        """Only the Function."""
 
         def __init__(self, function: type[torch.autograd.Function]) -> None:
             super().__init__()

@@ -26,7 +26,7 @@ class Residual(nn.Module):
 
 
 class IgnoredInPlace(nn.Module):
-    """Uses an in-place activation for its effect alone."""
+    """Uses only the effect of an in-place activation, not its result."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class IgnoredInPlace(nn.Module):
 
 
 class Doubler(nn.Module):
-    """Doubles what it is given, where it lies."""
+    """Doubles its input in place."""
 
     def forward(self, x: Tensor) -> Tensor:
         x.mul_(2)
@@ -155,7 +155,7 @@ class Buffered(nn.Module):
 
 
 class Freed(nn.Module):
-    """Gives back the memory of a child's output before the backward pass."""
+    """Frees the memory of a child's output before the backward pass."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -164,7 +164,7 @@ class Freed(nn.Module):
 
     def forward(self, x: Tensor) -> Any:
         hidden = self.first(x)
-        out = self.last(hidden.exp())  # neither needs `hidden` to be differentiated
+        out = self.last(hidden.exp())  # neither differentiates through `hidden`
         hidden.detach().untyped_storage().resize_(0)
         return out
 

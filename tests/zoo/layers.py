@@ -14,7 +14,7 @@ from tests.zoo.case import Trial, adamw, mean_square, mlp, noise, sgd, training,
 
 
 class Attention(nn.Module):
-    """Self-attention on one tensor: torch looks whether query, key and value are the same."""
+    """Self-attention on one tensor. Torch checks whether query, key, and value are the same."""
 
     def __init__(self, need_weights: bool) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Embeds(nn.Module):
 
 
 class Quantised(nn.Module):
-    """A dynamically quantised part that is not trained, before one that is."""
+    """An untrained, dynamically quantized part before a trained one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Quantised(nn.Module):
         self.head = nn.Linear(6, 2)
 
     class Codes(nn.Module):
-        """Returns a quantised tensor."""
+        """Returns a quantized tensor."""
 
         def forward(self, x: Tensor) -> Tensor:
             return torch.quantize_per_tensor(x.detach(), 0.1, 0, torch.quint8)
@@ -60,7 +60,7 @@ class Quantised(nn.Module):
 
 
 class MetaPart(nn.Module):
-    """A part without memory, which computes shapes alone."""
+    """A part without memory, which computes only shapes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,13 +84,13 @@ class Scripted(nn.Module):
         self.last = nn.Linear(6, 2)
 
     def forward(self, x: Tensor) -> Any:
-        # What TorchScript optimises depends on what it ran before, in this process; its last bits then differ.
+        # What TorchScript optimizes depends on what it ran before in this process, and so do its last bits.
         with torch.jit._fuser.optimized_execution(False):
             return self.last(self.inner(x))
 
 
 class Pools(nn.Module):
-    """Layers that return integers beside their values."""
+    """Layers that return integers in addition to their values."""
 
     def __init__(self) -> None:
         super().__init__()

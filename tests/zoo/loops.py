@@ -33,7 +33,7 @@ def loss_scaling_with_skipped_steps() -> Trial:
 
     def step(number: int) -> Any:
         optimizer.zero_grad()
-        # The first gradient of the second step overflows, so that the scaler leaves that step out.
+        # The first gradient of the second step overflows, so that the scaler skips that step.
         loss = mean_square(model(inputs)) * (1e38 if number == 1 else 1.0)
         scaler.scale(loss).backward()
         scaler.step(optimizer)

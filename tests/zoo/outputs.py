@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-call"
-"""What a module may return."""
+"""Unusual return values of modules."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class FrozenResult:
 
 
 class ModelOutput(OrderedDict[str, Any]):
-    """A dictionary that also answers to attributes and to numbers, as model libraries return."""
+    """A dictionary with access by attribute and by index, as model libraries return it."""
 
     def __getattr__(self, name: str) -> Any:
         if name in self:
@@ -52,7 +52,7 @@ class ModelOutput(OrderedDict[str, Any]):
 
 
 class Touchy:
-    """Raises whenever anybody but its maker touches it."""
+    """Raises when any other code than its maker's touches it."""
 
     def __init__(self, value: Tensor) -> None:
         object.__setattr__(self, "_value", value)
@@ -176,7 +176,7 @@ class Shaped(nn.Module):
 
 
 class Wraps(nn.Module):
-    """Hands a child's odd output on to a loss that knows what to do with it."""
+    """Passes a child's odd output on to a loss that can handle it."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -221,7 +221,7 @@ class Unwraps(Wraps):
 
 
 class Yields(nn.Module):
-    """Its forward is a generator: nothing runs until somebody asks."""
+    """Its forward is a generator: nothing runs until it is consumed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -233,7 +233,7 @@ class Yields(nn.Module):
 
 
 class Consumes(Wraps):
-    """Uses up a generator, which can be done once only."""
+    """Consumes a generator, which works only once."""
 
     def forward(self, x: Tensor) -> Any:
         return self.last(sum(self.inner(x)))
@@ -243,7 +243,7 @@ class Remarks(nn.Module):
     """Children that return None, a string and a number."""
 
     class Says(nn.Module):
-        """Returns something that is no tensor."""
+        """Returns something that isn't a tensor."""
 
         def __init__(self, what: Any) -> None:
             super().__init__()
@@ -263,7 +263,7 @@ class Remarks(nn.Module):
 
 
 class Unused(nn.Module):
-    """One child's output is not used, another's is detached, a third's goes into no loss."""
+    """One child's output is unused, another's is detached, and a third's is in no loss."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -354,7 +354,7 @@ class ComplexNet(nn.Module):
 
 
 class Subclassed(nn.Module):
-    """A child returns a tensor subclass; how often it was touched goes into the result."""
+    """A child returns a tensor subclass. The number of times it was touched is part of the result."""
 
     class Child(nn.Module):
         """Returns a tensor subclass."""
@@ -378,7 +378,7 @@ class Subclassed(nn.Module):
 
 
 class SameTensor(nn.Module):
-    """Two children return the very tensor that they were given."""
+    """Two children return the same tensor that they received."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-call"
-"""Hooks of the user's own, beside ours."""
+"""Hooks of the user, in addition to ours."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def users_hooks_on_the_whole_process() -> Trial:
         finally:
             for handle in handles:
                 handle.remove()
-            torch.nn.modules.module._global_is_full_backward_hook = None  # torch itself leaves that behind
+            torch.nn.modules.module._global_is_full_backward_hook = None  # torch itself doesn't reset this
         return loss, list(seen)
 
     return Trial(model, step)
