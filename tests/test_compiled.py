@@ -822,31 +822,90 @@ def test_two_observers_see_only_their_own_models() -> None:
 
 
 def train_with_a_compiled_optimizer(how: str) -> list[Tensor]:
-    """Return the weights after a small training in which only the optimizer is compiled."""
+    """Train a small network with a compiled optimizer; return the weights at the end."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 1))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    step = torch.compile(optimizer.step if how == "method" else lambda: optimizer.step(), backend="eager")
-    for _ in range(8):
+
+    def backward() -> None:
         optimizer.zero_grad()
         model(torch.randn(8, 4)).square().mean().backward()
-        step()
+
+    def train() -> None:
+        backward()
+        optimizer.step()
+
+    if how == "with the loop":
+        train = torch.compile(train, backend="eager")
+    else:
+        step = torch.compile(optimizer.step if how == "method" else lambda: optimizer.step(), backend="eager")
+    for _ in range(8):
+        if how == "with the loop":
+            train()
+        else:
+            backward()
+            step()
     return [each.detach().clone() for each in model.parameters()]
 
 
 @pytest.mark.filterwarnings("ignore:Profiler record function")
-@pytest.mark.parametrize("how", ["function", "method"])
+@pytest.mark.parametrize("how", ["function", "method", "with the loop"])
 @pytest.mark.parametrize("budget", [None, 0.05])
-def test_a_compiled_optimizer_has_as_many_graphs_as_unwatched_and_each_step_is_counted(
+def test_a_compiled_optimizer_has_the_graphs_of_an_unwatched_one_no_more_breaks_and_every_step_is_counted(
     how: str, budget: float | None
 ) -> None:
-    # The number of graph breaks differs: Dynamo leaves torch's loop over the step's hooks uncompiled.
+    # Torch's loop over the step's hooks stays uncompiled, so a break inside that frame is not counted.
     alone = train_with_a_compiled_optimizer(how)
-    graphs = counted()[0]
+    graphs, frames, breaks = counted()
     begin_afresh()
     with hookcore.watch(server=None, budget=budget) as watcher:
         watched = train_with_a_compiled_optimizer(how)
         steps = watcher.current_step
     assert equal(alone, watched)
-    assert counted()[0] == graphs > 0
+    watched_graphs, watched_frames, watched_breaks = counted()
+    assert watched_graphs == graphs > 0
+    assert watched_frames <= frames
+    assert watched_breaks <= breaks
     assert steps == 8
+
+
+@pytest.mark.filterwarnings("ignore:Profiler record function")
+def test_a_model_whose_whole_loop_is_compiled_is_found_by_its_optimizer_and_another_optimizer_is_told() -> None:
+    image = torch.zeros(3, requires_grad=True)
+    with hookcore.watch(server=None, budget=None) as watcher:
+        train_with_a_compiled_optimizer("with the loop")
+        for _ in range(3):
+            optimizer = torch.optim.SGD([image])
+            image.sum().backward()
+            optimizer.step()
+        assert [row.path for row in watcher.coverage()] == ["Sequential", *(f"Sequential/{i}" for i in range(3))]
+    events = {event.name: event for event in watcher.store.events()}
+    assert events["inside-compiled-function"].module == "Sequential"
+    assert "SGD steps tensors of no module seen so far (1)" in events["no-model"].message
+    assert events["no-model"].count == 1
+    with hookcore.watch(server=None) as watcher:
+        optimizer.step()
+        assert watcher.flush()
+        assert [event.name for event in watcher.store.events()] == ["no-model"]
+
+
+@pytest.mark.parametrize("budget", [None, 0.05, 0.001])
+def test_a_compiled_function_that_calls_a_model_is_compiled_once_whatever_is_captured(budget: float | None) -> None:
+    def train(steps: int) -> list[Tensor]:
+        begin_afresh()
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        loss = torch.compile(lambda batch: model(batch).square().mean(), backend="eager")
+        for _ in range(steps):
+            optimizer.zero_grad()
+            loss(torch.randn(8, 4)).backward()
+            optimizer.step()
+        return [each.detach().clone() for each in model.parameters()]
+
+    alone, count = train(60), counted()
+    with hookcore.watch(server=None, budget=budget) as watcher:
+        watched = train(60)
+        assert counted() == count
+        assert watcher.current_step == 60
+    assert equal(watched, alone)

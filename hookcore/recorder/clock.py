@@ -61,6 +61,9 @@ class Host(Protocol):
         `scales`: a scaler skipped these steps, and the loss had these scales in them; NaN where that is not known.
         """
 
+    def find_model(self, optimizer: Optimizer) -> bool:
+        """Return whether a model was found that owns what this optimizer steps: none of it is watched yet."""
+
     def read_parameters(self) -> None:
         """No optimizer of torch's will step: the gradients are final now."""
 
@@ -247,6 +250,8 @@ class Clock:
             owners[key] = owner
         if owner.state != state:
             owned = self._parameters.owned(optimizer)
+            if not owned and self._host.find_model(optimizer):
+                owned = self._parameters.owned(optimizer)
             owner.owns = bool(owned)
             owner.state = (*state[:3], self._parameters.adopted)
             watched = {id(each) for each in self._witnesses}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from functools import partial
 from typing import Any
 
@@ -235,6 +235,16 @@ class Models:
         if self.discovers and "_is_replica" not in module.__dict__:
             with self._lock:  # two threads may meet two models of one name
                 self._discover(self._topmost(unwrap(module)))
+
+    def found_owner(self, parameters: Set[int]) -> bool:
+        """Watch the models that own any of these parameters, given by id. Return whether there are any."""
+        before = len(self.roots)
+        for module in [
+            module for pair in list(self._owners.values()) for each in pair if (module := each()) is not None
+        ]:
+            if not parameters.isdisjoint(map(id, module._parameters.values())):
+                self.found(module)
+        return len(self.roots) > before
 
     def _discover(self, top: nn.Module) -> None:
         """Watch a model that began to run. Losses and metrics, which own no parameter, are none."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -14,6 +14,7 @@ from hookcore.hooks.compiled import (
     QuietHooks,
     StepAside,
     guard_functions,
+    has_compiled,
     is_region,
     runs_uncompiled,
     runs_under_dynamo,
@@ -21,6 +22,7 @@ from hookcore.hooks.compiled import (
 )
 from hookcore.hooks.headroom import hold_headroom, release_headroom
 from hookcore.recorder.companions import Companions
+from hookcore.recorder.coverage import hidden_roots
 from hookcore.recorder.current import CurrentStep
 from hookcore.recorder.dispatch import Dispatcher
 from hookcore.recorder.models import Models
@@ -28,13 +30,16 @@ from hookcore.recorder.plans import Plan
 
 _is_compiling = torch.compiler.is_compiling
 
+LOOKS: Final = 16  # ends of captured steps at which it is looked whether a compiled function calls a model
+
 See = Callable[[nn.Module, Any, tuple[Any, ...]], None]  # module, args, and what else torch gives the hook
 
 
 class ProcessAttachment:
     """Two global hooks. Nothing is put on the user's modules, so nothing is copied, pickled or compiled with them.
 
-    They are registered for captured steps only: an uncaptured step costs nothing at all.
+    They are registered for captured steps only: an uncaptured step costs nothing at all. They stay where a compiled
+    function calls a model: Dynamo guards on their number, so without them the function would be compiled again.
     """
 
     def __init__(self, dispatcher: Dispatcher, models: Models) -> None:
@@ -48,6 +53,8 @@ class ProcessAttachment:
         # Modules with pre-hooks of their own that began a step; None at first.
         self._called_first: set[int] | None = None
         self._has_headroom = False
+        self._stays = False  # because a compiled function calls a model
+        self._looks = LOOKS  # that are left until it is clear whether one does
         self._before = _make_hook(self._current, self._seeing_calls())
         self._after = _make_hook(self._current, self._seeing_outputs())
         self._after_with_keywords = _make_hook(self._current, self._seeing_keywords())
@@ -70,7 +77,8 @@ class ProcessAttachment:
 
     def off(self) -> None:
         self._aside.close()
-        self._take_off()
+        if not self._has_to_stay():
+            self._take_off()
         self._companions.close()
         if self._has_headroom:
             self._has_headroom = False
@@ -83,13 +91,21 @@ class ProcessAttachment:
             self._begin_companions()
 
     def follow_choice(self, chosen: Sequence[Plan]) -> str | None:
-        self.off()
+        self.close()
         if self._current.captured:
             self.on()
         return None
 
     def close(self) -> None:
         self.off()
+        self._take_off()
+
+    def _has_to_stay(self) -> bool:
+        plans = self._dispatcher.plans
+        if self._looks and has_compiled():
+            self._looks -= 1
+            self._stays = bool(hidden_roots(plans))
+        return self._stays and not plans.regions  # regions would be compiled anew with the hooks on
 
     @property
     def _wants_inputs(self) -> bool:
@@ -238,7 +254,7 @@ def _make_hook(current: CurrentStep, see: See) -> Callable[..., None]:
 
     # More arguments come if a module brings a table of its own in which it has the numbers of our hooks.
     def call(module: nn.Module, args: Any, *rest: Any) -> None:
-        if _is_compiling():
+        if _is_compiling() or not current.captured:
             return
         meter = current.meter  # read once: another thread may end the step in between
         if meter is None:

@@ -93,6 +93,7 @@ class Steps:
         self._now = now
         self._read: dict[int, list[Parameter]] = {}  # what an optimizer steps, while its step is captured; by id(owner)
         self._has_work = False  # whether a snapshot or a command made the step that ended longer
+        self._reported_no_model = False
         self._last_captured = False  # whether the step that ended last was captured
 
     # Optimizers
@@ -215,6 +216,25 @@ class Steps:
         return bool(self.clock.passes) or not self.clock.step
 
     # What the clock calls
+
+    def find_model(self, optimizer: Optimizer) -> bool:
+        """Look for a model that no hook has seen, since all of it runs compiled. Return whether there is one."""
+        if not self._models.discovers:
+            return False
+        steps = {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}
+        if self._models.found_owner(steps):
+            return True
+        if self._reported_no_model:  # a loop may make an optimizer for every batch
+            return False
+        self._reported_no_model = True
+        self._collector.emit(
+            "no-model",
+            f"{type(optimizer).__name__} steps tensors of no module seen so far ({len(steps)}). If they belong to a "
+            "model, pass it to hookcore.watch(model).",
+        )
+        if not self._models.roots:  # no step will end that could bring the event
+            self._ship(self._collector.take(self.clock.step))
+        return False
 
     def read_parameters(self) -> None:
         """Read the gradients, which are final: no optimizer of torch's will step."""
