@@ -77,6 +77,7 @@ format: $(STAMP) $(NODE_STAMP)  ## put the code into shape
 	$(BIN)/ruff check --fix $(CODE)
 	$(BIN)/ruff format $(CODE)
 	$(NODE_BIN)/biome check --write
+	$(BIN)/python -m tests.answer_types
 
 clean:  ## remove all that was built
 	rm -rf $(VENV) node_modules build dist *.egg-info hookcore/observe/*.so .mypy_cache .pytest_cache .ruff_cache .hypothesis

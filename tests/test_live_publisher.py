@@ -10,12 +10,12 @@ import numpy as np
 import orjson
 import pytest
 
+from hookcore.answers.live import ColorScale
 from hookcore_app import live
 from hookcore_app.formats import json_of
 from hookcore_app.live import frames, publisher
 from hookcore_app.live.marks import Steps, mark_of, new_steps
 from hookcore_app.live.publisher import Publisher, Pulse, Selections, Shared
-from hookcore_app.live.requests import Scale
 from hookcore_app.live.socket import Pace
 from hookcore_app.runs import Changes, Runs
 from hookcore_app.settings import ServerSettings
@@ -184,8 +184,8 @@ def test_finite_values_stay_finite_in_transit() -> None:
 
 def test_colors_go_from_low_to_high_on_both_scales() -> None:
     values, none = np.array([-5.0, 0.0, 5.0, -np.inf, np.inf]), np.zeros(5, bool)
-    assert frames.as_colors(values, none, Scale("linear", -5.0, 5.0)).tolist() == [0, 126, 251, 253, 254]
-    assert frames.as_colors(values, none, Scale("log", 0.05, 5.0)).tolist() == [251, 0, 251, 253, 254]
+    assert frames.as_colors(values, none, ColorScale("linear", -5.0, 5.0)).tolist() == [0, 126, 251, 253, 254]
+    assert frames.as_colors(values, none, ColorScale("log", 0.05, 5.0)).tolist() == [251, 0, 251, 253, 254]
 
 
 @pytest.mark.parametrize("values", [[], [np.nan], [0.0], [2.0, 2.0], [1e-3, 5.0]])

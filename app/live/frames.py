@@ -12,8 +12,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from hookcore.answers.live import ColorScale, Message
+
 from ..formats import json_of
-from .requests import Scale
 
 SNAPSHOT: Final = 1
 DELTA: Final = 2
@@ -51,7 +52,7 @@ class Body:
         return header + self.data
 
 
-def json_body(content: dict[str, Any], first_step: int = 0) -> Body:
+def json_body(content: Message, first_step: int = 0) -> Body:
     """Return a frame of JSON."""
     return Body(JSON, NO_VALUES, max(0, first_step), 0, 0, json_of(content))
 
@@ -82,7 +83,7 @@ def as_f4(values: Floats, absent: Flags) -> NDArray[np.float32]:
     return small
 
 
-def as_colors(values: Floats, absent: Flags, scale: Scale) -> NDArray[np.uint8]:
+def as_colors(values: Floats, absent: Flags, scale: ColorScale) -> NDArray[np.uint8]:
     """Return values as colors."""
     with np.errstate(divide="ignore", invalid="ignore"):
         if scale.kind == "log":
@@ -99,12 +100,12 @@ def as_colors(values: Floats, absent: Flags, scale: Scale) -> NDArray[np.uint8]:
     return colors
 
 
-def scale_for(kind: Any, values: Floats) -> Scale:
+def scale_for(kind: Any, values: Floats) -> ColorScale:
     """Return a scale over most of the values: from the 1st to the 99th percentile of the finite ones."""
     shown = values[np.isfinite(values)]
     if kind == "log":
         shown = np.abs(shown[shown != 0])
     low, high = (float(each) for each in np.quantile(shown, [0.01, 0.99])) if len(shown) else (1e-6, 1.0)
     if kind == "log":
-        return Scale(kind, low, high) if low < high else Scale(kind, low / 10, min(high * 10, 1e308))
-    return Scale(kind, low, high) if low < high else Scale(kind, low - 1, high + 1)
+        return ColorScale(kind, low, high) if low < high else ColorScale(kind, low / 10, min(high * 10, 1e308))
+    return ColorScale(kind, low, high) if low < high else ColorScale(kind, low - 1, high + 1)

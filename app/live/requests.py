@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
+from hookcore.answers.live import ColorScale
 from hookcore.errors import ArgumentError
 from hookcore.store import STAT_NAMES, checks
 
@@ -76,15 +77,6 @@ def read(text: str) -> Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Scale:
-    """The conversion of a value to one of the colors 0 to 251."""
-
-    kind: Literal["log", "linear"]
-    low: float
-    high: float
-
-
-@dataclass(frozen=True, slots=True)
 class Spec:
     """The contents of a subscription. Two with the same spec get the same bytes."""
 
@@ -98,7 +90,7 @@ class Spec:
     columns: int
     dtype: Literal["f4", "u8"]
     scale_kind: Literal["log", "linear"]
-    scale: Scale | None  # None until it is computed
+    scale: ColorScale | None  # None until it is computed
 
 
 def spec_of(asked: Subscribe) -> Spec:
@@ -141,7 +133,7 @@ def _check_heatmap(asked: Subscribe, stats: tuple[str, ...]) -> None:
         raise ArgumentError(f"a heatmap of {len(stats)} stats: it shows one; subscribe once for each")
 
 
-def _scale_of(asked: Subscribe) -> Scale | None:
+def _scale_of(asked: Subscribe) -> ColorScale | None:
     if asked.low is None and asked.high is None:
         return None
     low, high = asked.low, asked.high
@@ -149,7 +141,7 @@ def _scale_of(asked: Subscribe) -> Scale | None:
     if low is None or high is None or not least < low < high:
         above = ", both above 0 for a log scale" if asked.scale == "log" else ""
         raise ArgumentError(f"low={low} and high={high}: give both, low below high{above}; or neither")
-    return Scale(asked.scale, low, high)
+    return ColorScale(asked.scale, low, high)
 
 
 def read_rows(rows: str | tuple[int, ...], view: str) -> tuple[str, int, int]:

@@ -13,6 +13,7 @@ from fastapi import APIRouter, WebSocket
 from starlette.responses import JSONResponse
 from starlette.websockets import WebSocketDisconnect
 
+from hookcore.answers.live import ErrorMessage
 from hookcore.errors import ArgumentError, HookcoreError
 from hookcore.store import checks
 
@@ -229,7 +230,7 @@ class Session:
 
     async def _complain(self, number: int, error: Exception) -> None:
         sentence = str(error) if isinstance(error, HookcoreError) else "the server failed; its log says why"
-        await self.send(json_body({"type": "error", "error": sentence}).frame(number, 0, time.time()))
+        await self.send(json_body(ErrorMessage(sentence)).frame(number, 0, time.time()))
 
     async def _end(self, numbers: list[int]) -> None:
         tasks = [self._open.pop(number)[1] for number in numbers]

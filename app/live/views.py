@@ -8,7 +8,15 @@ from typing import Any, Final
 import numpy as np
 
 from hookcore import answers
-from hookcore.answers.live import LiveRow
+from hookcore.answers.live import (
+    EventsMessage,
+    LiveRow,
+    RowsMessage,
+    RunNews,
+    RunsMessage,
+    ScalarsMessage,
+    StateMessage,
+)
 from hookcore.errors import ArgumentError
 from hookcore.store import STAT_NAMES, Heatmap, TapList
 
@@ -51,7 +59,7 @@ def concern(spec: Spec, mark: Any) -> Any:
 def make(selections: Selections, run: Run | None, spec: Spec, told: Any, now: Any) -> Made:
     """Return the frames that bring a reader from `told` (None: it has nothing) to `now`."""
     if run is None:
-        return Made((json_body(_runs(now)),), spec)
+        return Made((json_body(RunsMessage(tuple(_news_of(*each) for each in now))),), spec)
     if spec.view == "events":
         bodies = _events(run, spec, told, now)
     elif spec.view == "scalars":
@@ -64,7 +72,7 @@ def make(selections: Selections, run: Run | None, spec: Spec, told: Any, now: An
         bodies, spec = show(run, spec, wanted, told, now)
     if told is None or told.state != now.state:
         last = now.steps.newest if now.steps.newest >= 0 else None
-        bodies.append(json_body({"type": "state", "run": run.id, "state": now.state, "last_step": last}, last or 0))
+        bodies.append(json_body(StateMessage(run.id, now.state, last), last or 0))
     return Made(tuple(bodies), spec)
 
 
@@ -102,8 +110,6 @@ def _heatmap(run: Run, spec: Spec, wanted: TapList, told: Mark | None, now: Mark
     starts = _starts(len(wanted.taps), most)  # known before there is a step
     groups = np.diff(starts, append=len(wanted.taps))
     about = _rows(run, spec, wanted, starts, groups)
-    if spec.scale is not None:
-        about["scale"] = {"kind": spec.scale.kind, "low": spec.scale.low, "high": spec.scale.high}
     return [json_body(about, first), _cells(SNAPSHOT, heat, spec, len(starts))], spec
 
 
@@ -184,22 +190,14 @@ def _fill_from_merged(run: Run, spec: Spec, wanted: TapList, step: int, values: 
         absent[place, found] = False
 
 
-def _rows(run: Run, spec: Spec, wanted: TapList, starts: Any, groups: Any) -> dict[str, Any]:
-    """Return the names of the rows of the following snapshot."""
+def _rows(run: Run, spec: Spec, wanted: TapList, starts: Any, groups: Any) -> RowsMessage:
+    """Return the names of the rows of the snapshot that follows."""
     types = run.store.module_types()
-    rows = [
+    rows = tuple(
         LiveRow.of(number, tap, group=group, type=types.get(tap.module, ""))
         for (number, tap), group in zip(wanted.at(starts), groups.tolist(), strict=True)
-    ]
-    return {
-        "type": "rows",
-        "run": run.id,
-        "view": spec.view,
-        "kind": spec.kind,
-        "stats": spec.stats,
-        "taps": len(wanted.taps),
-        "rows": rows,
-    }
+    )
+    return RowsMessage(run.id, spec.view, spec.kind, spec.stats, len(wanted.taps), rows, spec.scale)
 
 
 def _events(run: Run, spec: Spec, told: Mark | None, now: Mark) -> list[Body]:
@@ -208,8 +206,8 @@ def _events(run: Run, spec: Spec, told: Mark | None, now: Mark) -> list[Body]:
     events = events[: max(0, len(events) - max(0, taken - now.events))][-spec.columns :]
     if not events and told is not None:
         return []
-    content = {"type": "events", "run": run.id, "snapshot": told is None, "count": now.events}
-    return [json_body({**content, "events": events_of(run, events)}, now.steps.newest)]
+    message = EventsMessage(run.id, told is None, now.events, events_of(run, events))
+    return [json_body(message, now.steps.newest)]
 
 
 def _scalars(run: Run, spec: Spec, told: Mark | None, now: Mark) -> list[Body]:
@@ -220,24 +218,13 @@ def _scalars(run: Run, spec: Spec, told: Mark | None, now: Mark) -> list[Body]:
     chosen = [name for name in known if name in spec.stats] if spec.stats else known
     first, last = span or (0, -1)
     found = [run.store.scalars(name, first, last, spec.columns) for name in chosen[:MAX_SCALARS]]
-    listed = [answers.Series.of(series) for series in found if len(series.first_step)]
+    listed = tuple(answers.Series.of(series) for series in found if len(series.first_step))
     if not listed and told is not None:
         return []
-    content = {"type": "scalars", "run": run.id, "snapshot": told is None, "first_step": first, "last_step": last}
-    return [json_body({**content, "left_out": len(chosen) - len(found), "scalars": listed}, first)]
+    left_out = len(chosen) - len(found)
+    return [json_body(ScalarsMessage(run.id, told is None, first, last, left_out, listed), first)]
 
 
-def _runs(now: Any) -> dict[str, Any]:
-    listed = [
-        {
-            "run": run_id,
-            "name": name,
-            "state": mark.state,
-            "last_step": mark.steps.newest if mark.steps.newest >= 0 else None,
-            "steps": mark.steps.different,
-            "taps": mark.taps,
-            "events": mark.events,
-        }
-        for run_id, name, mark in now
-    ]
-    return {"type": "runs", "runs": listed}
+def _news_of(run_id: str, name: str, mark: Mark) -> RunNews:
+    last = mark.steps.newest if mark.steps.newest >= 0 else None
+    return RunNews(run_id, name, mark.state, last, mark.steps.different, mark.taps, mark.events)

@@ -1,14 +1,15 @@
-"""What the live streams say of a run."""
+"""What the live streams send: news for scripts, and the JSON messages of the pages' socket."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
 from hookcore.answers.base import Answer, Floats, Integers, Number
-from hookcore.answers.series import Row
+from hookcore.answers.runs import Event
+from hookcore.answers.series import Row, Series
 
 
 class FrameNews(Answer, frozen=True, eq=False, omit_defaults=True):
@@ -39,3 +40,82 @@ class LiveRow(Row, frozen=True):
     """A row of a live view, with the class of its module."""
 
     type: str
+
+
+class Message(Answer, frozen=True, tag_field="type"):
+    """A message of the socket, other than a frame of values; its field `type` names it."""
+
+
+class ColorScale(Answer, frozen=True):
+    """How a value becomes one of the colors 0 to 251."""
+
+    kind: Literal["log", "linear"]
+    low: float
+    high: float
+
+
+class RowsMessage(Message, frozen=True, tag="rows", omit_defaults=True):
+    """The rows of the snapshot that follows."""
+
+    run: str
+    view: str
+    kind: str | None
+    stats: tuple[str, ...]
+    taps: int
+    rows: tuple[LiveRow, ...]
+    scale: ColorScale | None = None
+
+
+class StateMessage(Message, frozen=True, tag="state"):
+    """The state of a run."""
+
+    run: str
+    state: str
+    last_step: int | None
+
+
+class EventsMessage(Message, frozen=True, tag="events"):
+    """The newest events; a snapshot replaces all earlier ones."""
+
+    run: str
+    snapshot: bool
+    count: int
+    events: tuple[Event, ...]
+
+
+class ScalarsMessage(Message, frozen=True, tag="scalars"):
+    """The newest points of the scalars; a snapshot replaces all earlier ones."""
+
+    run: str
+    snapshot: bool
+    first_step: int
+    last_step: int
+    left_out: int
+    scalars: tuple[Series, ...]
+
+
+class RunNews(Answer, frozen=True):
+    """How far a run is."""
+
+    run: str
+    name: str
+    state: str
+    last_step: int | None
+    steps: int
+    taps: int
+    events: int
+
+
+class RunsMessage(Message, frozen=True, tag="runs"):
+    """All runs."""
+
+    runs: tuple[RunNews, ...]
+
+
+class ErrorMessage(Message, frozen=True, tag="error"):
+    """What was wrong with a request or a subscription."""
+
+    error: str
+
+
+Messages = RowsMessage | StateMessage | EventsMessage | ScalarsMessage | RunsMessage | ErrorMessage

@@ -197,6 +197,9 @@ def test_all_attention_maps_are_requested_and_rolled_out(
         tab.page.locator("input[name=discard]").fill("0.5")
         expect(tab.page.locator("#discard-words")).to_have_text("50%")
         assert "discard=0.5" in tab.page.url
+        oldest = str(tab.page.locator("#rollout-step option").last.get_attribute("value"))
+        with tab.page.expect_request(re.compile(rf"attention-rollout\?.*\bstep={oldest}\b")):
+            tab.page.select_option("#rollout-step", oldest)
         tab.page.fill("input[name=position]", "7")
         tab.page.keyboard.press("Tab")
         expect(tab.page.locator("#rollout-row")).to_contain_text("position 7 attends to")

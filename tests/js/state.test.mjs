@@ -3,20 +3,20 @@ import { test } from "node:test";
 import { numberOf, urlOf } from "../../app/static/js/api.js";
 import { unseen } from "../../app/static/js/badge.js";
 import { Cursor } from "../../app/static/js/cursor.js";
-import { Told } from "../../app/static/js/events.js";
+import { Emitter } from "../../app/static/js/events.js";
 import { Follow, readSteps } from "../../app/static/js/follow.js";
 import { stepsOf } from "../../app/static/js/page.js";
 import { changesOf } from "../../app/static/js/settings/changes.js";
 import { read, write } from "../../app/static/js/state.js";
 
-class FakeState extends Told {
+class FakeState extends Emitter {
   values = { steps: "live:500", step: "" };
   get(name) {
     return this.values[name];
   }
   set(changes) {
     Object.assign(this.values, changes);
-    for (const name of Object.keys(changes)) this.tell(name);
+    for (const name of Object.keys(changes)) this.emit(name);
   }
 }
 
@@ -70,15 +70,15 @@ test("the cursor tells a move once, with who moved it", () => {
 });
 
 test("who listens can stop, also while it is told", () => {
-  const told = new Told();
+  const told = new Emitter();
   const heard = [];
   const end = told.on("x", () => {
     heard.push(1);
     end();
   });
   told.on("x", () => heard.push(2));
-  told.tell("x");
-  told.tell("x");
+  told.emit("x");
+  told.emit("x");
   assert.deepEqual(heard, [1, 2, 2]);
 });
 

@@ -7,9 +7,9 @@ const WORDS = new Map([
   ["-Infinity", -Infinity],
 ]);
 
-/** A number of an answer: "NaN" and the infinities are words there. @param {any} value @returns {number} */
+/** A number of an answer: "NaN" and the infinities are words there. @param {unknown} value @returns {number} */
 export function numberOf(value) {
-  return typeof value === "number" ? value : (WORDS.get(value) ?? NaN);
+  return typeof value === "number" ? value : (WORDS.get(String(value)) ?? NaN);
 }
 
 /** What the server said was wrong. */
@@ -29,7 +29,8 @@ export function urlOf(path, query = {}) {
   return `api/v1/${path}${text ? `?${text}` : ""}`;
 }
 
-/** @param {string} path @param {Record<string, any>} [query] @param {AbortSignal} [signal] @returns {Promise<any>} */
+/** @template {string} P @param {P} path @param {Record<string, any>} [query] @param {AbortSignal} [signal]
+ * @returns {Promise<import("./answers.js").AnswerOf<P>>} */
 export async function get(path, query, signal) {
   return answerOf(await fetch(urlOf(path, query), { signal, headers: { Accept: "application/json" } }));
 }

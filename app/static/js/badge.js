@@ -7,7 +7,7 @@ const MIN_MS = 4000;
 const SHARE = 20; // of the time a twentieth at most is spent on asking
 const MAX = 1000;
 
-/** Severities of what wants to be seen, of an answer's findings or events. @param {any[]} listed */
+/** Severities of what wants to be seen, of an answer's findings or events. @param {{acknowledged: boolean, severity: string}[]} listed */
 export function unseen(listed) {
   return listed.filter((each) => each.severity !== "info" && !each.acknowledged).map((each) => each.severity);
 }
@@ -32,13 +32,13 @@ export function startBadge(page) {
     }
     notBefore = performance.now() + Math.max(MIN_MS, SHARE * (performance.now() - began));
   };
-  page.told.on("run", ({ last_step: step, events, state }) => {
+  page.events.on("run", ({ last_step: step, events, state }) => {
     const now = `${step} ${events} ${state}`;
     if (now === told || performance.now() < notBefore || document.hidden) return;
     told = now;
     look();
   });
-  page.told.on("acknowledged", look);
+  page.events.on("acknowledged", look);
 }
 
 /** @param {HTMLElement} badge @param {string[]} severities */

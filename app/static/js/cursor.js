@@ -1,10 +1,10 @@
 // @ts-check
-/** What the reader points at: one module and one step for all charts of a page. Tells "move" and "pin". */
-import { Told } from "./events.js";
+/** What the reader points at: one module and one step for all charts of a page. Emits "move" and "pin". */
+import { Emitter } from "./events.js";
 
 /** @typedef {{module?: string | null, tap?: number | null, step?: number | null}} Point */
 
-export class Cursor extends Told {
+export class Cursor extends Emitter {
   /** @type {Point} */
   point = {};
 
@@ -14,7 +14,7 @@ export class Cursor extends Told {
     const next = { ...this.point, ...point };
     if (next.module === this.point.module && next.step === this.point.step && next.tap === this.point.tap) return;
     this.point = next;
-    this.tell("move", { ...next, source });
+    this.emit("move", { ...next, source });
   }
 
   /** Nothing is pointed at. */
@@ -25,6 +25,6 @@ export class Cursor extends Told {
   /** A click: the reader means this one. @param {Point} point */
   pin(point) {
     this.move(point);
-    this.tell("pin", { ...this.point });
+    this.emit("pin", { ...this.point });
   }
 }

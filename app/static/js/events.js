@@ -1,22 +1,17 @@
 // @ts-check
-/** Something that tells its listeners; the base of what lives on a page. No DOM, so that Node can test it. */
-export class Told {
-  /** @type {Map<string, Set<(detail: any) => void>>} */
-  #listeners = new Map();
-
-  /**
-   * @param {string} name
-   * @param {(detail: any) => void} listener
-   * @returns {() => void} ends it
-   */
+/** An EventTarget whose listeners get the detail itself.
+ * @template {Record<string, any>} [Details=Record<string, any>] what each event carries */
+export class Emitter extends EventTarget {
+  /** @template {keyof Details & string} Name @param {Name} name @param {(detail: Details[Name]) => void} listener
+   * @returns {() => void} removes the listener */
   on(name, listener) {
-    const listeners = this.#listeners.get(name) ?? new Set();
-    this.#listeners.set(name, listeners.add(listener));
-    return () => listeners.delete(listener);
+    const hear = (/** @type {Event} */ event) => listener(/** @type {any} */ (event).detail);
+    this.addEventListener(name, hear);
+    return () => this.removeEventListener(name, hear);
   }
 
-  /** @param {string} name @param {any} [detail] */
-  tell(name, detail) {
-    for (const listener of [...(this.#listeners.get(name) ?? [])]) listener(detail);
+  /** @template {keyof Details & string} Name @param {Name} name @param {Details[Name]} [detail] */
+  emit(name, detail) {
+    this.dispatchEvent(Object.assign(new Event(name), { detail }));
   }
 }

@@ -61,7 +61,7 @@ export class Finder {
     if (this.#asking || this.run === null) return;
     this.#asking = true;
     try {
-      const { modules } = await get(`runs/${encodeURIComponent(this.run)}/facts`);
+      const { modules } = await /** @type {any} */ (get(`runs/${encodeURIComponent(this.run)}/facts`));
       this.#modules = modulesOf(modules);
     } catch {
       this.#modules ??= new Map(); // the page says that the server does not answer; names and expressions still find

@@ -1,6 +1,6 @@
 // @ts-check
 /** Which steps the page shows: the newest ones as they come, or held at one step. One for all charts of a page. */
-import { Told } from "./events.js";
+import { Emitter } from "./events.js";
 
 /** `live:500` or `1000-1500`.
  * @param {string} text @returns {{live: number} | {from: number, to: number}} */
@@ -13,10 +13,10 @@ export function readSteps(text) {
 }
 
 /**
- * Reads and writes `steps` and `step` of the state. Tells "change" when what is shown has another rule (paused, another
+ * Reads and writes `steps` and `step` of the state. Emits "change" when what is shown has another rule (paused, another
  * window, another step), and "newest" when a newer step is known.
  */
-export class Follow extends Told {
+export class Follow extends Emitter {
   /** @param {import("./state.js").State} state @param {number | null} newest */
   constructor(state, newest) {
     super();
@@ -27,8 +27,8 @@ export class Follow extends Told {
     this.waiting = 0;
     /** The newest step when it was held; of a page that was opened held, when it was opened. @type {number | null} */
     this.heldAt = state.get("step") === "" ? null : newest;
-    state.on("steps", () => this.tell("change"));
-    state.on("step", () => this.tell("change"));
+    state.on("steps", () => this.emit("change"));
+    state.on("step", () => this.emit("change"));
   }
 
   /** Whether it is held: new steps are counted, not shown. */
@@ -67,7 +67,7 @@ export class Follow extends Told {
     if (this.newest !== null && step <= this.newest) return;
     if (this.paused && this.newest !== null) this.waiting += step - this.newest;
     this.newest = step;
-    this.tell("newest", step);
+    this.emit("newest", step);
   }
 
   /** Holds the page at a step (the newest one if none is given). @param {number | null} [step] */

@@ -11,7 +11,7 @@ const WIDTHS = [0, 4, 1]; // bytes of a value: none, f4, u8
  * @property {number} id the subscription
  * @property {number} sequence
  * @property {number} time_s when the server sent it, since 1970
- * @property {any} json what a frame of that kind says; null in the others
+ * @property {import("./answers.js").Message | null} json the message; null in frames of values
  * @property {number} k columns
  * @property {number} n rows
  * @property {Float32Array | Uint8Array} values column by column; u8 where colors were asked for

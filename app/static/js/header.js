@@ -89,6 +89,6 @@ function startFollow(page) {
   page.keys.add("Space", "pause, or follow the newest step", turn, { group: "Steps" });
   follow.on("change", show);
   follow.on("newest", show);
-  page.told.on("run", show);
+  page.events.on("run", show);
   show();
 }

@@ -78,7 +78,7 @@ export class HistMap {
     this.canvas.addEventListener("keydown", (event) => this.#key(event));
   }
 
-  /** Shows one answer of `api/v1/histograms`. @param {any} said @param {[number, number] | null} [span] @param {SignedLog | null} [shared] */
+  /** Shows one answer of `api/v1/histograms`. @param {import("./answers.js").Histograms} said @param {[number, number] | null} [span] @param {SignedLog | null} [shared] */
   show(said, span = null, shared = null) {
     this.shape = shapeOf(said);
     this.#ends = endsOf(this.shape);

@@ -1,6 +1,6 @@
 // @ts-check
 /** The page's one connection to what is new: subscriptions on a WebSocket that comes back by itself. */
-import { Told } from "./events.js";
+import { Emitter } from "./events.js";
 import { decode } from "./frames.js";
 import { askStatus, openSocket, waitMs } from "./reach.js";
 
@@ -10,11 +10,13 @@ const MAX_IDS = 65000;
 
 /** @typedef {import("./frames.js").Frame} Frame */
 /** @typedef {Record<string, any>} Wish as in docs/live.md, without `op` and `id`; `run` is that of the page if not given */
-/** @typedef {{rows?: (said: any) => void, frame?: (frame: Frame) => void, json?: (said: any) => void}} Handlers */
+/** @typedef {import("./answers.js").Message} Message */
+/** @typedef {import("./answers.js").RowsMessage} RowsMessage */
+/** @typedef {{rows?: (message: RowsMessage) => void, frame?: (frame: Frame) => void, json?: (message: Message) => void}} Handlers */
 /** @typedef {{id: number, sequence: number, failed: number, wish: Wish, handlers: Handlers}} Open */
 
-/** Tells "state" when it changes: connecting, open, waiting (until `retryAt`), or refused (`why` says what to do). */
-export class Stream extends Told {
+/** Emits "state" when it changes: connecting, open, waiting (until `retryAt`), or refused (`why` says what to do). */
+export class Stream extends Emitter {
   /** @type {"connecting" | "open" | "waiting" | "refused"} */
   state = "connecting";
   /** When the next attempt is made, as Date.now() counts. @type {number | null} */
@@ -179,13 +181,13 @@ export class Stream extends Told {
   /** @param {Stream["state"]} state */
   #become(state) {
     this.state = state;
-    this.tell("state", state);
+    this.emit("state", state);
   }
 }
 
 /** @param {Handlers} handlers @param {Frame} frame */
 function tell(handlers, frame) {
-  if (frame.kind !== "json") handlers.frame?.(frame);
+  if (frame.json === null) handlers.frame?.(frame);
   else if (frame.json.type === "rows") handlers.rows?.(frame.json);
   else handlers.json?.(frame.json);
 }

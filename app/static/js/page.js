@@ -1,7 +1,7 @@
 // @ts-check
 /** What a page's script begins with: `const page = open({...defaults})`. Holds what all charts of the page share. */
 import { Cursor } from "./cursor.js";
-import { Told } from "./events.js";
+import { Emitter } from "./events.js";
 import { Follow } from "./follow.js";
 import { startFrame } from "./header.js";
 import { Keys } from "./keys.js";
@@ -43,8 +43,9 @@ export function open(defaults = {}) {
     schedule: new Schedule(),
     stream: new Stream(),
     keys: new Keys(),
-    /** Tells "runs" (all runs, as the stream said), and "run" (this one: state, last_step, events, ...). */
-    told: new Told(),
+    /** Emits "run" when the run has news, and "acknowledged" when a finding or an event was.
+     * @type {Emitter<{run: import("./answers.js").RunNews, acknowledged: undefined}>} */
+    events: new Emitter(),
     /** The address of a page of this run, relative to the base. @param {string} place "" is the overview @param {Record<string, string | number>} [query] */
     address(place, query = {}) {
       const text = new URLSearchParams(Object.entries(query).map(([key, value]) => [key, String(value)])).toString();

@@ -1,6 +1,6 @@
 // @ts-check
 /** What the reader prefers, kept in this browser. One table; the settings page and its export come from it. */
-import { Told } from "./events.js";
+import { Emitter } from "./events.js";
 import { setForm } from "./format.js";
 
 const KEPT = "hookcore-prefs";
@@ -97,7 +97,7 @@ const FORMS = {
 };
 
 /** Tells "change" with the name, and the name itself. */
-class Prefs extends Told {
+class Prefs extends Emitter {
   /** @type {Record<string, string>} */
   #chosen = {};
 
@@ -176,8 +176,8 @@ class Prefs extends Told {
     if (globalThis.document) document.documentElement.dataset.density = this.get("density");
     for (const [place, name] of Object.keys(PREFERENCES).entries()) {
       if (before[place] === this.get(name)) continue;
-      this.tell(name, this.get(name));
-      this.tell("change", name);
+      this.emit(name, this.get(name));
+      this.emit("change", name);
     }
   }
 }

@@ -1,6 +1,6 @@
 // @ts-check
 /** The view in the address: what a page shows is what its query string says, and a link shows the same. */
-import { Told } from "./events.js";
+import { Emitter } from "./events.js";
 
 /** @param {string} query @param {Record<string, string>} defaults @returns {Record<string, string>} */
 export function read(query, defaults) {
@@ -21,8 +21,8 @@ export function write(values, defaults, query = "") {
   return text ? `?${text}` : "";
 }
 
-/** Tells "change" with the names that changed, and each of those names. */
-export class State extends Told {
+/** Emits "change" with the names that changed, and each of those names. */
+export class State extends Emitter {
   /** @param {Record<string, string>} defaults */
   constructor(defaults) {
     super();
@@ -74,7 +74,7 @@ export class State extends Told {
   #take(values) {
     const names = this.#changed(values);
     this.values = values;
-    for (const name of names) this.tell(name, values[name]);
-    if (names.length) this.tell("change", names);
+    for (const name of names) this.emit(name, values[name]);
+    if (names.length) this.emit("change", names);
   }
 }

@@ -37,20 +37,19 @@ export class Status {
     this.show();
   }
 
-  /** @param {any} said */
+  /** @param {import("./answers.js").Message} said */
   hear(said) {
     if (said.type !== "runs") return;
     const { page } = this;
     this.heardAt = new Date().toLocaleTimeString();
-    const mine = said.runs.find((/** @type {any} */ each) => each.run === page.run);
+    const mine = said.runs.find(({ run }) => run === page.run);
     const before = page.runState;
     page.runState = mine ? mine.state : "removed";
     if (mine && mine.last_step !== null) {
       this.rate.saw(mine.last_step, performance.now());
       page.follow.saw(mine.last_step);
     }
-    page.told.tell("runs", said.runs);
-    if (mine) page.told.tell("run", mine);
+    if (mine) page.events.emit("run", mine);
     if (before === "live" && page.runState === "crashed")
       toast(`The training crashed at step ${count(page.follow.newest)}. Reload the page for the traceback.`, {
         kind: "error",

@@ -8,9 +8,9 @@ const MAX_TAPS = 4; // of one layer: parameters, calls
 
 /** @typedef {{id: string, name: string}} Side */
 
-/** @param {any} series @param {Side} side @param {boolean} dashed @param {string} more @returns {import("../plot/thin.js").Line} */
+/** @param {import("../answers.js").Series} series @param {Side} side @param {boolean} dashed @param {string} more @returns {import("../plot/thin.js").Line} */
 function lineOf(series, side, dashed, more) {
-  const numbers = (/** @type {string} */ name) => series[name].map(numberOf);
+  const numbers = (/** @type {"mean" | "min" | "max"} */ name) => series[name].map(numberOf);
   return {
     name: `${dashed ? "B" : "A"}: ${side.name}${more}`,
     first: series.first_step,
@@ -56,18 +56,18 @@ export class Overlay {
     try {
       const { layers } = await get("compare", { ...this.asked(), match: exactly(module), points: 1, limit: MAX_TAPS });
       if (this.#asked !== module) return;
-      this.#numbers = [0, 1].map((place) => layers.map((/** @type {any} */ layer) => layer.numbers[place]));
+      this.#numbers = [0, 1].map((place) => layers.map((layer) => layer.numbers[place]));
       if (!layers.length) return this.chart.say("Only one of the runs has this layer.");
       const answers = await Promise.all([0, 1].map((place) => get("series", this.query(place).query)));
       if (this.#asked !== module) return;
       this.chart.show(
         answers.flatMap(({ series }, place) =>
-          series.map((/** @type {any} */ each) =>
+          series.map((each) =>
             lineOf(
               each,
               this.sides[place],
               place === 1,
-              series.length > 1 ? ` ${each.tap.label.slice(each.tap.module.length).trim()}` : "",
+              series.length > 1 ? ` ${each.tap?.label.slice(each.tap.module.length).trim()}` : "",
             ),
           ),
         ),
@@ -96,9 +96,7 @@ export function makeLoss(page, figure, sides) {
     try {
       const answers = await Promise.all(sides.map(({ id }) => get("scalars", { run: id, name, points: POINTS })));
       chart.show(
-        answers.flatMap(({ series }, place) =>
-          series.map((/** @type {any} */ each) => lineOf(each, sides[place], place === 1, "")),
-        ),
+        answers.flatMap(({ series }, place) => series.map((each) => lineOf(each, sides[place], place === 1, ""))),
       );
     } catch (error) {
       chart.say(/** @type {Error} */ (error).message);

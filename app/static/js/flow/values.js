@@ -19,11 +19,11 @@ export class Values {
     this.kind = kind;
     this.stat = stat;
     this.wish = new Wish(page, () => this.#wish(), {
-      rows: (/** @type {any} */ said) => {
+      rows: (said) => {
         this.rows = said.rows;
         this.known = true;
       },
-      frame: (/** @type {import("../frames.js").Frame} */ frame) => {
+      frame: (frame) => {
         this.#take(frame);
         changed();
       },

@@ -38,7 +38,7 @@ export class Feed {
 
   /** @param {import("../page.js").Page} page @param {import("../heat.js").Heat} heat
    * @param {() => Record<string, any> | null} wish kind, stat, rows, match; null while there is nothing to ask for
-   * @param {{rows?: (said: any) => void, frame?: (frame: import("../frames.js").Frame) => void, json?: (said: any) => void}} [also] told after the heatmap was */
+   * @param {import("../net.js").Handlers} [also] called after the heatmap */
   constructor(page, heat, wish, also = {}) {
     const whole = () => {
       const wanted = wish();
@@ -53,16 +53,16 @@ export class Feed {
       );
     };
     this.wish = new Wish(page, whole, {
-      rows: (/** @type {any} */ said) => {
+      rows: (said) => {
         heat.setRows(said.rows, capacityOf(page.follow, said.rows.length), JSON.stringify([said.kind, said.stats]));
         also.rows?.(said);
       },
-      frame: (/** @type {import("../frames.js").Frame} */ frame) => {
+      frame: (frame) => {
         heat.take(frame);
         also.frame?.(frame);
         this.#unfold(frame);
       },
-      json: (/** @type {any} */ said) => also.json?.(said),
+      json: (said) => also.json?.(said),
     });
     this.renew();
   }

@@ -2,7 +2,7 @@
 /** The rows of a heatmap: their names, their groups in the model's tree, and in which order they stand. Pure. */
 import { badness, startOf } from "../worst.js";
 
-/** @typedef {{number: number, module: string, kind: string, index: string, call: number, phase: string, type?: string, group: number}} Row */
+/** @typedef {{number: number | null, module: string, kind: string, index: string, call: number, phase: string, type?: string, group: number}} Row */
 /** @typedef {"model" | "value" | "change" | "bad"} Sort */
 /** @typedef {{name: string, from: number, to: number}} Group rows of the picture, the last one excluded */
 

@@ -8,25 +8,26 @@ const ROWS = 5000;
 const PAGE = 1000;
 
 /** @typedef {import("./order.js").Layer} Layer */
+/** @typedef {{type: string, place: number}} Placed */
 
-/** All modules of a run, by path. @param {string} run @returns {Promise<Map<string, any>>} */
+/** All modules of a run, by path. @param {string} run @returns {Promise<Map<string, Placed>>} */
 export async function modulesOf(run) {
   const found = new Map();
   for (let after = /** @type {number | null} */ (0); after !== null; ) {
     const page = await get(`runs/${encodeURIComponent(run)}/modules`, { after, limit: PAGE });
-    for (const module of page.modules) found.set(module.path, { ...module, place: found.size });
+    for (const module of page.modules) found.set(module.path, { type: module.type, place: found.size });
     after = page.next;
   }
   return found;
 }
 
-/** The layers of a kind with their newest numbers. @param {string} run @param {string} kind @param {Map<string, any>} modules @returns {Promise<Layer[]>} */
+/** The layers of a kind with their newest numbers. @param {string} run @param {string} kind @param {Map<string, Placed>} modules @returns {Promise<Layer[]>} */
 export async function layersOf(run, kind, modules) {
   const said = await get("latest", { run, kind, limit: 100000 });
   const column = (/** @type {string} */ name) => said.stats.indexOf(name);
   const [zero, spread, bad] = ["zero_fraction", "std", "nonfinite"].map(column);
-  return said.taps.map((/** @type {any} */ tap) => ({
-    tap: tap.number,
+  return said.taps.map((tap) => ({
+    tap: Number(tap.number),
     module: tap.module,
     label: tap.label.slice(tap.module.length).trim(),
     type: modules.get(tap.module)?.type ?? "",
@@ -50,11 +51,9 @@ export async function addDrift(run, kind, span, layers) {
     to: span?.[1],
   });
   const drifts = driftOf(
-    said.worst.map((/** @type {any[]} */ row) => row.map(numberOf)),
+    said.worst.map((row) => row.map(numberOf)),
     said.state,
   );
-  const found = new Map(
-    said.rows.map((/** @type {any} */ row, /** @type {number} */ place) => [row.number, drifts[place]]),
-  );
+  const found = new Map(said.rows.map((row, place) => [row.number, drifts[place]]));
   for (const layer of layers) layer.drift = found.get(layer.tap) ?? NaN;
 }

@@ -57,7 +57,7 @@ export class HistProfile {
     this.canvas.addEventListener("click", () => onOpen?.(null));
   }
 
-  /** @param {any} said @param {[number, number] | null} _span @param {SignedLog | null} [shared] */
+  /** @param {import("../answers.js").Histograms} said @param {[number, number] | null} _span @param {SignedLog | null} [shared] */
   show(said, _span, shared = null) {
     this.shape = shapeOf(said);
     this.#ends = endsOf(this.shape);

@@ -3,7 +3,7 @@
 
 /**
  * @typedef {object} Shape
- * @property {any} tap
+ * @property {import("../answers.js").Tap} tap
  * @property {number} columns
  * @property {number} bins
  * @property {Float64Array} first steps of the columns
@@ -16,7 +16,7 @@
  * @property {Float64Array} positive infinities
  */
 
-/** @param {any} said one answer of api/v1/histograms @returns {Shape} */
+/** @param {import("../answers.js").Histograms} said @returns {Shape} */
 export function shapeOf(said) {
   const [columns, bins] = [said.first_step.length, Math.max(0, said.edges.length - 1)];
   const counts = new Float64Array(columns * bins);

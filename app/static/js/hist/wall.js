@@ -19,12 +19,14 @@ const HEIGHTS = /** @type {Record<string, number>} */ ({ s: 84, m: 128, l: 210 }
 /** @typedef {import("./order.js").Layer} Layer */
 /** @typedef {{layer: Layer, element: HTMLElement, plot: HTMLElement, map: HistMap | HistProfile | null}} Tile */
 
+/** @typedef {import("../answers.js").Histograms} Histograms */
+
 export class Wall {
   /** @type {Tile[]} */
   tiles = [];
   /** @type {Layer[]} */
   layers = [];
-  /** @type {Map<number, any>} */
+  /** @type {Map<number | null, Histograms>} */
   answers = new Map();
   /** @type {Map<Element, Tile>} */
   #byElement = new Map();
@@ -161,11 +163,12 @@ export class Wall {
     if (!wanted.length) return;
     this.#asking?.abort();
     this.#asking = new AbortController();
-    const said = await get("histograms", this.query(wanted), this.#asking.signal).catch((error) => {
+    const answer = get("histograms", this.query(wanted), this.#asking.signal);
+    const said = await answer.catch((error) => {
       if (error.name !== "AbortError") throw error;
       return null;
     });
-    if (said === null) return;
+    if (said === null || !("histograms" in said)) return;
     for (const each of said.histograms) this.#keep(each);
     this.span = this.#spanOf(said.histograms);
     this.#share();
@@ -180,7 +183,7 @@ export class Wall {
   }
 
   /** The steps on the axis: while it follows, up to the newest that came; what is not there yet is not "not sampled".
-   * @param {any[]} histograms @returns {[number, number] | null} */
+   * @param {Histograms[]} histograms @returns {[number, number] | null} */
   #spanOf(histograms) {
     const span = this.page.follow.span;
     if (!span || this.page.follow.paused) return span;
@@ -188,16 +191,18 @@ export class Wall {
     return newest < span[0] ? span : [span[0], newest];
   }
 
-  /** @param {any} each */
+  /** @param {Histograms} each */
   #keep(each) {
     this.answers.delete(each.tap.number);
     this.answers.set(each.tap.number, each);
-    if (this.answers.size > MAX_KEPT) this.answers.delete(/** @type {any} */ (this.answers.keys().next().value));
+    if (this.answers.size > MAX_KEPT) this.answers.delete(this.answers.keys().next().value ?? null);
   }
 
   /** One axis for all that are in sight, where the reader wants it. */
   #share() {
-    const said = this.seen.map((tile) => this.answers.get(tile.layer.tap)).filter((each) => each?.edges.length > 1);
+    const said = this.seen
+      .flatMap((tile) => this.answers.get(tile.layer.tap) ?? [])
+      .filter((each) => each.edges.length > 1);
     this.axis =
       this.page.state.get("range") === "shared" && said.length ? new SignedLog(extentOf(said.map(shapeOf))) : null;
   }

@@ -14,14 +14,14 @@ const A_PAGE = 2000;
 const ON_MODEL = new Set(["module", "parameter"]);
 
 /** @typedef {{path: string, type: string, parent: string | null, captured?: boolean, kinds: string[], reason: string, calls: number,
- *   values: number, hooks: number, nan?: boolean, dead?: boolean, parameters: number, trainable: number, aliases: string[]}} Seen */
+ *   values: number, hooks: number, nan?: boolean, dead?: boolean, parameters: number, trainable: number, aliases: readonly string[]}} Seen */
 
 /** @param {string} run @returns {Promise<Seen[]>} */
 export async function load(run) {
   const [modules, { hooks }, said] = await Promise.all([
     allModules(run),
     get("hooks", { run, limit: 10_000 }),
-    get(`runs/${encodeURIComponent(run)}/facts`),
+    /** @type {any} */ (get(`runs/${encodeURIComponent(run)}/facts`)),
   ]);
   const paths = new Set(modules.map(({ path }) => path));
   /** @type {Map<string, number>} */
@@ -39,10 +39,10 @@ export async function load(run) {
   }));
 }
 
-/** @param {string} run @returns {Promise<any[]>} */
+/** @param {string} run @returns {Promise<import("../answers.js").Module[]>} */
 async function allModules(run) {
   const found = [];
-  for (let after = 0; after !== null; ) {
+  for (let after = /** @type {number | null} */ (0); after !== null; ) {
     const page = await get(`runs/${encodeURIComponent(run)}/modules`, { after, limit: A_PAGE });
     found.push(...page.modules);
     after = page.next;
@@ -50,7 +50,7 @@ async function allModules(run) {
   return found;
 }
 
-/** @param {any} module as the interface tells it */
+/** @param {import("../answers.js").Module} module */
 function seen({ path, type, parent, coverage, taps, parameters, trainable, aliases }) {
   let [calls, values] = [0, 0];
   for (const tap of taps) {

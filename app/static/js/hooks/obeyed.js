@@ -9,10 +9,10 @@ const ASK_MS = 400;
 export async function obeyed(run, number, from, wait) {
   for (;;) {
     const now = await get("settings", { run });
-    const waits = now.waiting.some((/** @type {any} */ each) => each.number === number);
+    const waits = now.waiting.some((each) => each.number === number);
     const { events } = await get("events", { run, after: from, limit: 1000 });
     /** @param {string} name @returns {string | undefined} */
-    const said = (name) => events.find((/** @type {any} */ event) => event.name === name)?.message;
+    const said = (name) => events.find((event) => event.name === name)?.message;
     const refused = said("settings-refused");
     if (refused) throw new Error(`The trainer refused: ${refused}`);
     if (!waits && said("settings-changed") !== undefined) return;

@@ -14,7 +14,7 @@ export class Refresh {
     this.query = parts.map((part) => `part=${part}`).join("&");
     this.ids = ids;
     this.changed = changed;
-    page.told.on("run", () => this.maybe());
+    page.events.on("run", () => this.maybe());
   }
 
   /** Asks where it was long ago, the page is seen, and it is not held. */

@@ -31,7 +31,7 @@ export function startStock(page, show) {
 async function isDone(run, number) {
   for (let asked = 0; asked < PATIENCE; asked += 1) {
     const { waiting } = await get("settings", { run });
-    if (!waiting.some((/** @type {any} */ each) => each.number === number)) return true;
+    if (!waiting.some((each) => each.number === number)) return true;
     await new Promise((go) => setTimeout(go, ASK_MS));
   }
   return false;

@@ -108,6 +108,7 @@ export class Distributions {
           { run: this.page.run, tap: tap.number, ...this.#bounds, columns: COLUMNS, bins: BINS },
           asking.signal,
         );
+        if (!("edges" in said)) continue;
         words.hidden = said.first_step.length > 0;
         map.canvas.hidden = !words.hidden;
         words.textContent = words.hidden ? "" : "No histogram was captured in these steps.";

@@ -1,7 +1,7 @@
 // @ts-check
 /** The series that the charts of a module show: all at first, then only what is new, as long as the page follows. */
 import { get } from "../api.js";
-import { Told } from "../events.js";
+import { Emitter } from "../events.js";
 import { Curve } from "../overview/curve.js";
 import { leadOf } from "../smooth.js";
 
@@ -9,10 +9,10 @@ const MIN_MS = 500; // between two questions for what is new
 const POINTS = 1000;
 const SMOOTH_POINTS = 4000; // smoothing wants what it smooths whole
 
-/** @typedef {{taps: number[], stats: string[]}} Ask */
+/** @typedef {{taps: (number | null)[], stats: string[]}} Ask */
 
 /** Tells "data" when the curves are others, "error" with what the server said. */
-export class Feed extends Told {
+export class Feed extends Emitter {
   /** @type {Ask[]} */
   asks = [];
   /** @type {Map<string, Curve>} */
@@ -42,7 +42,7 @@ export class Feed extends Told {
     this.load();
   }
 
-  /** @param {number} tap @param {string} stat @returns {import("../plot/thin.js").Line | null} */
+  /** @param {number | null} tap @param {string} stat @returns {import("../plot/thin.js").Line | null} */
   find(tap, stat) {
     return this.#curves.get(`${tap} ${stat}`)?.line(stat) ?? null;
   }
@@ -51,7 +51,7 @@ export class Feed extends Told {
   async load() {
     const { span } = this.page.follow;
     this.#asking?.abort();
-    if (!span || !this.asks.length) return this.tell("data");
+    if (!span || !this.asks.length) return this.emit("data");
     const halfLife = Number(this.page.state.get("smooth")) || 0;
     const from = Math.max(0, span[0] - leadOf(halfLife));
     this.#loaded = [from, span[1]];
@@ -63,7 +63,7 @@ export class Feed extends Told {
     const { span, paused } = this.page.follow;
     const [from, to] = this.#loaded ?? [Infinity, -Infinity];
     if (!paused || !span || this.#merged || span[0] < from || span[1] > to) this.load();
-    else this.tell("data");
+    else this.emit("data");
   }
 
   #soon() {
@@ -109,25 +109,23 @@ export class Feed extends Told {
       const answers = await Promise.all(wanted);
       if (whole) this.#curves.clear();
       for (const series of answers.flatMap((answer) => answer.series)) this.#take(series, whole);
-      this.tell("data");
+      this.emit("data");
       return true;
     } catch (error) {
-      if (!asking.signal.aborted) this.tell("error", error);
+      if (!asking.signal.aborted) this.emit("error", error);
       return false;
     } finally {
       if (this.#asking === asking) this.#asking = null;
     }
   }
 
-  /** @param {any} series @param {boolean} whole */
+  /** @param {import("../answers.js").Series} series @param {boolean} whole */
   #take(series, whole) {
     const key = `${series.tap?.number ?? null} ${series.name}`;
     const curve = this.#curves.get(key) ?? new Curve();
     this.#curves.set(key, curve);
     curve.take(series, whole);
     if (whole) this.#merged = this.#merged && this.#curves.size > 1;
-    this.#merged ||= series.first_step.some(
-      (/** @type {number} */ first, /** @type {number} */ place) => first !== series.last_step[place],
-    );
+    this.#merged ||= series.first_step.some((first, place) => first !== series.last_step[place]);
   }
 }

@@ -3,7 +3,7 @@
 import { shortOf } from "./plan.js";
 
 /** @typedef {import("../plot/thin.js").Line} Line @typedef {import("./plan.js").Plan} Plan @typedef {import("./plan.js").Part} Part */
-/** @typedef {(tap: number, stat: string) => Line | null} Find */
+/** @typedef {(tap: number | null, stat: string) => Line | null} Find */
 
 /** @param {Plan} plan @param {Find} find @returns {Line[]} */
 export function linesOf(plan, find) {

@@ -1,7 +1,7 @@
 // @ts-check
 /** Which charts a module gets: by what was captured of it, and by which tensor is looked at. Pure. */
 
-/** @typedef {{number: number, kind: string, index: string, call: number, phase: string, label: string}} Tap */
+/** @typedef {{number: number | null, kind: string, index: string, call: number, phase: string, label: string}} Tap */
 /** @typedef {{kind: string, index: string, call: string, phase: string}} Choice what the address says; "" is whatever there is */
 /** @typedef {{tap: Tap, name: string, make: string}} Part one line, or several, of a chart: how is in lines.js */
 /** @typedef {{id: string, title: string, y: import("../plot/lines.js").YAxis, stats: string[], parts: Part[]}} Plan a chart */

@@ -12,7 +12,7 @@ export class Curve {
   /** @type {{first: number[], last: number[], mean: number[], min: number[], max: number[], nonfinite: number[]}} */
   #points = empty();
 
-  /** @param {any} series one of `scalars` or of `series` @param {boolean} whole whether it takes the place of all */
+  /** @param {import("../answers.js").Series} series @param {boolean} whole whether it takes the place of all */
   take(series, whole) {
     if (whole) this.#points = empty();
     const points = this.#points;
@@ -27,7 +27,7 @@ export class Curve {
     for (const name of VALUES) points[name].push(...series[name].map(numberOf));
     // Quantiles do not count: there each value says for itself what it is.
     points.nonfinite.push(
-      ...(series.nonfinite ?? series.mean.map((/** @type {any} */ value) => Number(!Number.isFinite(numberOf(value))))),
+      ...(series.nonfinite ?? series.mean.map((value) => Number(!Number.isFinite(numberOf(value))))),
     );
   }
 

@@ -58,7 +58,7 @@ export class ModelPicture {
     byId("model-larger").href = this.page.address("flow", { kind: this.kind, stat: this.stat });
   }
 
-  /** @param {any} said */
+  /** @param {import("../answers.js").RowsMessage} said */
   #name(said) {
     this.#rows = said.rows;
     this.#choose();

@@ -75,7 +75,7 @@ export class ScalarChart {
     this.#stream = this.page.stream.subscribe(wish, {
       json: (said) => {
         if (said.type !== "scalars") return;
-        const mine = said.scalars.find((/** @type {any} */ each) => each.name === this.name);
+        const mine = said.scalars.find((each) => each.name === this.name);
         if (mine) this.curve.take(mine, said.snapshot);
         else if (said.snapshot) this.curve = new Curve();
         this.curve.forget((this.page.follow.newest ?? 0) - live + 1);

@@ -10,7 +10,7 @@ export function listenToSeen(page, renew) {
   const note = async (key, yes) => {
     try {
       await send("POST", "acknowledgements", { run: page.run, key, acknowledged: yes });
-      page.told.tell("acknowledged");
+      page.events.emit("acknowledged");
       renew();
       return true;
     } catch (error) {

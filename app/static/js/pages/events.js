@@ -29,7 +29,10 @@ byId("list").addEventListener("renewed", () => {
   if (key && key !== byId("detail").dataset.key) parts.now(["detail"]);
 });
 // Findings change with the steps, events by themselves.
-page.stream.subscribe({ view: "events", columns: 1, hz: 2 }, { json: (said) => said.snapshot || parts.soon() });
+page.stream.subscribe(
+  { view: "events", columns: 1, hz: 2 },
+  { json: (said) => (said.type === "events" && said.snapshot) || parts.soon() },
+);
 parts.follow(["timeline", "list"]);
 prefs.on("numbers", () => dress(document));
 listenToSeen(page, () => parts.now());

@@ -20,7 +20,7 @@ const { state, follow } = page;
 const wall = new Wall(page, byId("wall"));
 /** @type {import("../hist/order.js").Layer[]} */
 let layers = [];
-/** @type {Map<string, any>} */
+/** @type {Map<string, import("../hist/layers.js").Placed>} */
 let modules = new Map();
 const finder = new Finder(page, () => say(arrange)());
 

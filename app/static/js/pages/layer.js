@@ -42,7 +42,7 @@ async function start(module) {
   });
   page.cursor.on("pin", ({ step }) => step !== null && step !== undefined && page.follow.hold(step));
   page.follow.on("newest", () => page.follow.paused || parts.soon(["values"]));
-  page.told.on("run", (run) => {
+  page.events.on("run", (run) => {
     if (known.taps >= 0 && run.taps !== known.taps) {
       look();
       parts.soon();
@@ -56,5 +56,5 @@ async function start(module) {
 async function tapsOf(module) {
   const match = `re:${module.replace(/[.*+?^${}()|[\]\\]/g, "\\$&")}`;
   const answer = await get("taps", { run: page.run, match, limit: 1000 });
-  return answer.taps.filter((/** @type {any} */ tap) => tap.module === module);
+  return answer.taps.filter((tap) => tap.module === module);
 }

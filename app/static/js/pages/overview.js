@@ -24,7 +24,7 @@ setTimeout(begin, PATIENCE_MS);
 
 function startParts() {
   parts.follow(undefined, { held: true });
-  page.told.on("run", noticed());
+  page.events.on("run", noticed());
   page.state.on("scalars", () => parts.now(["scalars"]));
   page.state.on("scalar", () => parts.now(["scalars"]));
   page.state.on("row", () => parts.now(["values"]));
@@ -57,7 +57,7 @@ function showNewest(name, value) {
   }
 }
 
-/** What changes in a run without a step: its state, its events. @returns {(run: any) => void} */
+/** What changes in a run without a step: its state, its events. @returns {(run: import("../answers.js").RunNews) => void} */
 function noticed() {
   let known = "";
   return (run) => {

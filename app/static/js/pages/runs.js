@@ -32,7 +32,7 @@ document.addEventListener("click", (event) => {
   if (run) restore(run, gone, () => (list ? refresh(true) : location.reload()));
 });
 
-/** @param {any} said */
+/** @param {import("../answers.js").Message} said */
 function hear(said) {
   if (said.type !== "runs") return;
   if (!list && said.runs.length) return location.reload();

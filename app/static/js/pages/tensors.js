@@ -34,9 +34,9 @@ const { state } = page;
 const run = /** @type {string} */ (page.run);
 const viewer = new Viewer(page);
 const rolled = new Rolled(page);
-/** @type {any[]} */
+/** @type {import("../answers.js").Snapshot[]} */
 let kept = [];
-/** What is looked at as long as the reader chose nothing: the newest one there was first. @type {any} */
+/** What is looked at as long as the reader chose nothing: the newest one there was first. @type {import("../answers.js").Snapshot | null} */
 let first = null;
 const finder = new Finder(page, () => showList(page, kept, finder, chosen()));
 
@@ -92,7 +92,7 @@ async function indicesOf(module, kind) {
     return Object.keys(modules[0]?.shapes ?? {}).filter((name) => !/^(in|out)put\b/.test(name));
   }
   const { taps } = await get("taps", { run, match, kind });
-  return [...new Set(/** @type {string[]} */ (taps.map((/** @type {any} */ tap) => tap.index)))];
+  return [...new Set(taps.map((tap) => tap.index))];
 }
 
 /** @param {() => Promise<any>} work */

@@ -9,7 +9,7 @@ export async function edit(row, refresh) {
   const cell = /** @type {HTMLElement} */ (row.querySelector(".name"));
   if ("editing" in row.dataset) return;
   row.dataset.editing = "";
-  const path = `runs/${row.dataset.run}`;
+  const path = /** @type {const} */ (`runs/${row.dataset.run}`);
   const name = /** @type {HTMLInputElement} */ (h("input", { "aria-label": "Name", maxlength: 1000, required: true }));
   const notes = /** @type {HTMLTextAreaElement} */ (
     h("textarea", { "aria-label": "Notes", rows: 2, maxlength: 20000, placeholder: "Notes" })

@@ -55,7 +55,7 @@ export function startCapture(page) {
 async function obeyed(run, number) {
   for (;;) {
     const now = await get("settings", { run });
-    if (!now.waiting.some((/** @type {any} */ each) => each.number === number)) return now.settings;
+    if (!now.waiting.some((each) => each.number === number)) return now.settings;
     if (now.state !== "live") throw new Error(`The run is ${now.state} now, so the change was not applied.`);
     await new Promise((go) => setTimeout(go, ASK_MS));
   }

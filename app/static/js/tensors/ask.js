@@ -38,13 +38,13 @@ export class Asking {
   /** @type {any} */
   #timer = null;
 
-  /** @param {import("../page.js").Page} page @param {() => Promise<any[]>} look gives the snapshots of now @param {(number: number) => void} show */
+  /** @param {import("../page.js").Page} page @param {() => Promise<import("../answers.js").Snapshot[]>} look gives the snapshots of now @param {(number: number) => void} show */
   constructor(page, look, show) {
     this.page = page;
     this.look = look;
     this.show = show;
     this.#allow(page.runState);
-    page.told.on("run", (run) => this.#allow(run.state));
+    page.events.on("run", (run) => this.#allow(run.state));
     byId("ask-form").addEventListener("submit", (/** @type {Event} */ event) => {
       event.preventDefault();
       this.one();
@@ -90,7 +90,7 @@ export class Asking {
   async attention() {
     await this.#try(async () => {
       const said = await send("POST", "attention-rollout", undefined, { run: this.page.run });
-      const numbers = said.asked.map((/** @type {any} */ each) => each.number);
+      const numbers = said.asked.map((/** @type {import("../answers.js").RequestedSnapshot} */ each) => each.number);
       this.#add(
         numbers,
         numbers.length === 1 ? "1 possible attention map" : `${numbers.length} possible attention maps`,
@@ -133,7 +133,7 @@ export class Asking {
       ]);
       const known = {
         kept: new Set(snapshots.map((each) => each.number)),
-        waiting: new Set(settings.waiting.map((/** @type {any} */ each) => each.number)),
+        waiting: new Set(settings.waiting.map((each) => each.number)),
         state: settings.state,
       };
       for (const request of [...this.#open])
@@ -148,11 +148,12 @@ export class Asking {
     if (this.#open.size) this.#wait();
   }
 
-  /** @param {Request} request @param {Fate[]} fates @param {any[]} missed events, oldest first */
+  /** @param {Request} request @param {Fate[]} fates @param {import("../answers.js").Event[]} missed events, oldest first */
   #tell(request, fates, missed) {
     const why = missed.findLast(
       (event) =>
-        event.time_s > request.since - CLOCKS_S && (request.numbers.length > 1 || event.module === request.module),
+        Number(event.time_s) > request.since - CLOCKS_S &&
+        (request.numbers.length > 1 || event.module === request.module),
     );
     const came = fates.filter((fate) => fate === "came").length;
     const fate = fateOfAll(fates);

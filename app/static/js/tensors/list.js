@@ -7,7 +7,9 @@ import { aboutOf } from "./side.js";
 
 const MAX = 300;
 
-/** All of a run, oldest first. @param {string} run @returns {Promise<any[]>} */
+/** @typedef {import("../answers.js").Snapshot} Snapshot */
+
+/** All of a run, oldest first. @param {string} run @returns {Promise<Snapshot[]>} */
 export async function snapshotsOf(run) {
   const found = [];
   for (let after = /** @type {number | null} */ (0); after !== null; ) {
@@ -18,12 +20,12 @@ export async function snapshotsOf(run) {
   return found;
 }
 
-/** The newest step first; of one step in the order in which they were asked for, attention before its gradients. Pure. @param {any[]} snapshots */
+/** The newest step first; of one step in the order in which they were asked for, attention before its gradients. Pure. @param {Snapshot[]} snapshots */
 export function listed(snapshots) {
   return [...snapshots].sort((one, two) => two.step - one.step || one.number - two.number);
 }
 
-/** @param {import("../page.js").Page} page @param {any[]} snapshots @param {import("../finder.js").Finder} finder @param {any} chosen the one that is looked at */
+/** @param {import("../page.js").Page} page @param {Snapshot[]} snapshots @param {import("../finder.js").Finder} finder @param {Snapshot | null | undefined} chosen the one that is looked at */
 export function showList(page, snapshots, finder, chosen) {
   const fits = listed(snapshots).filter((each) => finder.fits(each.tap.module));
   const lines = fits.slice(0, MAX).map((each) => lineOf(page, each, chosen));
@@ -38,7 +40,7 @@ export function showList(page, snapshots, finder, chosen) {
   if (snapshots.length) empty.textContent = "No snapshot matches the filter."; // otherwise the server's sentence stands
 }
 
-/** @param {import("../page.js").Page} page @param {any} each @param {any} chosen */
+/** @param {import("../page.js").Page} page @param {Snapshot} each @param {Snapshot | null | undefined} chosen */
 function lineOf(page, each, chosen) {
   const { state } = page;
   const number = String(each.number);
@@ -75,7 +77,7 @@ function lineOf(page, each, chosen) {
   return h("li", { "aria-current": current ? "true" : null }, link, beside || null);
 }
 
-/** Whether one look fits both. @param {any} one @param {any} two */
+/** Whether one look fits both. @param {Snapshot | null | undefined} one @param {Snapshot} two */
 function same(one, two) {
   return (
     one &&

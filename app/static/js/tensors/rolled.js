@@ -1,6 +1,6 @@
 // @ts-check
 /** Attention over all layers: what each position of the last one sees of each before the first. */
-import { get } from "../api.js";
+import { get, numberOf } from "../api.js";
 import { Card } from "../card.js";
 import { byId, h } from "../dom.js";
 import { count, number, percent } from "../format.js";
@@ -20,14 +20,14 @@ export function squareOf(positions) {
   return null;
 }
 
-/** @param {any[]} layers */
+/** @param {import("../answers.js").RolloutLayer[]} layers */
 function namesOf(layers) {
   const names = layers.map((layer) => layer.tap.module || "(root)");
   return names.length <= LISTED ? names.join(", ") : `${names[0]} to ${names[names.length - 1]}`;
 }
 
 export class Rolled {
-  /** @type {any} */
+  /** @type {(Omit<import("../answers.js").Rollout, "matrix"> & {matrix: number[][]}) | null} */
   said = null;
   /** @type {Tiles | Trace | null} */
   row = null;
@@ -63,7 +63,7 @@ export class Rolled {
     const { state } = this.page;
     return {
       run: this.page.run,
-      step: state.get("attention-rollout"),
+      step: state.get("rollout"),
       sample: state.get("sample"),
       fuse: state.get("fuse"),
       discard: state.get("discard"),
@@ -76,10 +76,11 @@ export class Rolled {
     byId("discard-words").textContent = percent(Number(this.page.state.get("discard"))).replace(".0", "");
     const problem = byId("rollout-problem");
     try {
-      this.said = await get("attention-rollout", this.query);
+      const answer = await get("attention-rollout", this.query);
+      this.said = { ...answer, matrix: answer.matrix.map((row) => row.map(numberOf)) };
       problem.hidden = true;
-      this.figure.hidden = !this.said.layers.length;
-      if (this.said.layers.length) this.#show();
+      this.figure.hidden = !answer.layers.length;
+      this.#show();
     } catch (error) {
       problem.hidden = false;
       problem.textContent = /** @type {any} */ (error).message;
@@ -89,15 +90,14 @@ export class Rolled {
   }
 
   #show() {
+    if (!this.said?.layers.length) return;
     const { layers, matrix, step, steps, sample, samples } = this.said;
     const size = matrix.length;
     byId("rollout-step").replaceChildren(
-      ...[...steps]
-        .reverse()
-        .map((/** @type {number} */ each) => h("option", { value: each, selected: each === step }, count(each))),
+      ...[...steps].reverse().map((each) => h("option", { value: each, selected: each === step }, count(each))),
     );
-    const heads = layers.reduce((/** @type {number} */ sum, /** @type {any} */ layer) => sum + layer.heads, 0);
-    const differ = layers.every((/** @type {any} */ layer) => layer.gradient !== null);
+    const heads = layers.reduce((sum, layer) => sum + layer.heads, 0);
+    const differ = layers.every((layer) => layer.gradient !== null);
     byId("gradient-row").hidden = !differ && this.page.state.get("gradient") !== "1";
     byId("rollout-about").textContent =
       `${layers.length} ${layers.length === 1 ? "layer" : "layers"} (${namesOf(layers)}), ${heads} heads, ${size} positions, sample ${sample} of ${samples}. Each row shows what a position of the last layer attends to before the first; rows sum to 1. Discard drops the smallest weights of each row, but never those of the first position.${differ ? "" : " Gradient weighting isn\u2019t available: no gradient reaches these weights."}`;
@@ -159,8 +159,8 @@ export class Rolled {
   table() {
     const matrix = this.said?.matrix ?? [];
     return {
-      columns: ["position", ...matrix.map((/** @type {any} */ _, /** @type {number} */ place) => String(place))],
-      rows: matrix.map((/** @type {number[]} */ row, /** @type {number} */ place) => [place, ...row]).reverse(),
+      columns: ["position", ...matrix.map((_, place) => String(place))],
+      rows: matrix.map((row, place) => [place, ...row]).reverse(),
     };
   }
 

@@ -28,7 +28,7 @@ export class Side {
   statistics = {};
   slice = "";
 
-  /** @param {import("../page.js").Page} page @param {any} entry what the list says of the snapshot */
+  /** @param {import("../page.js").Page} page @param {import("../answers.js").Snapshot} entry */
   constructor(page, entry) {
     this.page = page;
     this.entry = entry;
@@ -48,7 +48,7 @@ export class Side {
     this.look = look;
     this.slice = sliceOf(shape, look.view, look.picks, look.part);
     const asked = { run, slice: this.slice, after: look.after, limit: TILES };
-    const path = `snapshots/${this.entry.number}`;
+    const path = /** @type {const} */ (`snapshots/${this.entry.number}`);
     const trace = look.view.draws === "trace";
     const tiles = Math.max(
       1,
@@ -75,7 +75,7 @@ export class Side {
     const factors = /** @type {[number, number]} */ (
       [0, 1].map((at) => Math.max(1, Math.ceil(whole[at] / (trace && at ? TRACE : most))))
     );
-    this.total = said.shape.slice(0, -2).reduce((/** @type {number} */ a, /** @type {number} */ b) => a * b, 1);
+    this.total = said.shape.slice(0, -2).reduce((a, b) => a * b, 1);
     this.data = { values: low.values, shape: /** @type {any} */ (low.shape), factors };
     this.high = high?.values ?? null;
   }
@@ -180,7 +180,7 @@ export class Side {
   }
 }
 
-/** @param {any} entry */
+/** @param {import("../answers.js").Snapshot} entry */
 export function aboutOf(entry) {
   const cut = entry.truncated
     ? ` \u00b7 only ${entry.kept_shape.join(" \u00d7 ")} was captured: the tensor exceeds the trainer's limit`

@@ -32,7 +32,7 @@ export class Viewer {
     page.keys.add("-", "zoom out", () => this.zoom("out", null), { group: "Tensor" });
   }
 
-  /** @param {any[]} entries one snapshot, or two */
+  /** @param {import("../answers.js").Snapshot[]} entries one snapshot, or two */
   show(entries) {
     for (const side of this.sides) side.close();
     this.sides = entries.map((entry) => new Side(this.page, entry));
