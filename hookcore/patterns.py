@@ -15,7 +15,7 @@ from hookcore.errors import PatternError
 
 MAX_LENGTH: Final = 1000  # characters of a pattern
 MAX_BYTES: Final = 1 << 22  # memory of one compiled expression, including its automaton
-MAX_SIZE: Final = 5000  # instructions of a compiled expression; matching costs at most the name's length times this
+MAX_SIZE: Final = 5000  # instructions of a compiled expression; matching takes at most the name's length times this
 
 Fits = Callable[[str], bool]
 

@@ -1,4 +1,4 @@
-"""`hookcore.watch`: the one call in a training script."""
+"""`hookcore.watch`: the single call in a training script."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger("hookcore")
 
 EXIT_DEADLINE_S: Final = 2.0
-CARD_S: Final = 0.5  # how long a notebook's cell waits for the newest steps
-_watchers: set[Watcher] = set()  # open ones; a watcher works on when nobody holds it
+CARD_S: Final = 0.5  # how long a notebook cell waits for the newest steps
+_watchers: set[Watcher] = set()  # open ones; a watcher keeps running without references to it
 
 
 class Watcher:
-    """A running watch: what was seen is at `.url` or in `.store`, what went wrong inside hookcore in `.errors`."""
+    """A running watch. Captured data is at `.url` or in `.store`, errors inside hookcore in `.errors`."""
 
     def __init__(self, model: nn.Module | None, settings: Settings) -> None:
         open_bridge = bridge_for(settings.bridge, settings.name)
@@ -50,9 +50,9 @@ class Watcher:
         self._observed: dict[str, Plan] = {}
         handled = failures.handled_now()
         self._handled_before = None if handled is None else id(handled)  # the exception itself would keep frames alive
-        self._cell_step = -1  # where the newest cell of a notebook ended
+        self._cell_step = -1  # the step at the end of the newest notebook cell
         self._cell_failure: Failure | None = None
-        self._unfinished = ""  # a framework's: why the run crashed, if it closes and nothing else says so
+        self._unfinished = ""  # for frameworks: why the run crashed, if it closes without any other reason
         self._leave_cells = failures.follow_cells(self._end_cell)
         try:
             if open_bridge is not None:
@@ -72,7 +72,7 @@ class Watcher:
             self._delivery.begin(self._recorder.current_settings)
         except ArgumentError:
             raise
-        except Exception as error:  # such as no thread to send from: never a reason not to train
+        except Exception as error:  # for example, no thread to send from: never a reason not to train
             why = str(error) if isinstance(error, ServerError) else f"{type(error).__name__}: {error}"
             logger.warning("hookcore: no dashboard: %s. The run is kept in watcher.store.", why)
             self._delivery = to_the_store(self._delivery, self.settings)
@@ -89,17 +89,17 @@ class Watcher:
             self._guarded("step", self._recorder.user_step)
 
     def log(self, **scalars: float | Tensor) -> None:
-        """Record numbers such as the loss and the learning rate for the step that runs. A tensor is not waited for."""
+        """Record numbers such as the loss and the learning rate for the running step. Never waits for a tensor."""
         if not self._recorder.closed:
             self._guarded("log", self._recorder.log, scalars)
 
     def _log_behind(self, scalars: dict[str, float | Tensor]) -> None:
-        """Record numbers that a callback gets after the step they belong to."""
+        """Record numbers that a callback receives after the end of their step."""
         if not self._recorder.closed:
             self._guarded("log", self._recorder.log, scalars, True)
 
     def observe(self, name: str, tensor: Tensor) -> Tensor:
-        """Make an intermediate tensor inside a forward, and its gradient, taps called `name`. Returns the tensor."""
+        """Capture an intermediate tensor of a forward, and its gradient, as taps called `name`. Return the tensor."""
         if not torch.compiler.is_compiling() and self._recorder.capturing and isinstance(tensor, Tensor):
             self._guarded("observe", self._observe, name, tensor)
         return tensor
@@ -117,12 +117,12 @@ class Watcher:
             self._recorder.errors.record(what, error)
 
     def request_snapshot(self, module: str, kind: Kind = "output", index: str = "", call: int = 0) -> None:
-        """Keep the raw tensor of this tap when it comes next; it is found beside the run's frames."""
+        """Capture the raw tensor of this tap at its next call, and store it with the run's frames."""
         self._check_open()
         self._recorder.request_snapshot(Tap(module, kind, index, call))
 
     def pause(self) -> None:
-        """Capture nothing until `resume()`. Steps go on being counted."""
+        """Capture nothing until `resume()`. Steps are still counted."""
         self._check_open()
         self._recorder.pause()
 
@@ -132,14 +132,14 @@ class Watcher:
         self._recorder.resume()
 
     def flush(self, timeout_s: float = 10.0) -> bool:
-        """Wait until every finished step is in the store, or at the server; False where the time ran out."""
+        """Wait until every finished step is in the store, or at the server. Return False if the time ran out."""
         deadline = time.monotonic() + timeout_s
         return self._recorder.flush(timeout_s) and self._delivery.flush(max(0.0, deadline - time.monotonic()))
 
     def close(self) -> None:
-        """Take off every hook, send what is left, end the threads, let go of the model. The store stays readable.
+        """Remove every hook, send the rest, end the threads, and release the model. The store stays readable.
 
-        In an `except` or a `finally`, the exception that is being handled is recorded as what ended the run.
+        In an `except` or a `finally`, the exception that is being handled is recorded as the end of the run.
         """
         handled = failures.handled_now()
         self._close(None if id(handled) == self._handled_before else handled)
@@ -154,37 +154,37 @@ class Watcher:
         self._leave_cells()
         failure = failures.failure_of(error, self.current_step)
         if failure is None and self._cell_failure is not None and self._cell_failure.step == self.current_step:
-            failure = self._cell_failure  # nothing was trained since the cell raised
+            failure = self._cell_failure  # no training since the cell raised
         if failure is None and error is None and self._unfinished:
             failure = failures.unknown(self._unfinished, self.current_step)
         if failure is not None:
             self._delivery.sink.fail(failure)
 
     def _end_cell(self, result: Any) -> None:
-        """Note that a cell which trained has raised; the run may still go on in another cell."""
+        """Note that a cell with training has raised. The run may still continue in another cell."""
         error = getattr(result, "error_in_exec", None)
         if error is not None and self.current_step != self._cell_step:
             self._cell_failure = failures.failure_of(error, self.current_step)
         self._cell_step = self.current_step
 
     def coverage(self) -> list[Coverage]:
-        """Return every module: captured, or not and why. What a store of this process refused is not captured."""
+        """Return every module: captured, or why not. Tensors refused by this process's store are not captured."""
         found, store = self._recorder.coverage(), self._delivery.store
         return found if store is None else store.without_refused(found)
 
     @property
     def settings(self) -> Settings:
-        """As they are now: the page can change some of them."""
+        """The current settings. The pages can change some of them."""
         return self._recorder.settings
 
     @property
     def url(self) -> str | None:
-        """The run's page; None where no server has it."""
+        """The URL of the run's page; None if no server has it."""
         return self._delivery.url
 
     @property
     def store(self) -> Store:
-        """What was seen, where it stays in this process: with `server=None` or `server="thread"`."""
+        """The captured data, if it stays in this process: with `server=None` or `server="thread"`."""
         if self._delivery.store is None:
             raise ServerError(
                 f"this run's frames go to {self.url}, not into a store of this process: read them by "
@@ -194,11 +194,11 @@ class Watcher:
 
     @property
     def delivery(self) -> Books | None:
-        """What became of the frames on their way to the server; None where they stay in this process."""
+        """The counters of frames on their way to the server; None if they stay in this process."""
         return self._delivery.books
 
     def client(self) -> Client:
-        """For asking the server about this run and others."""
+        """Return a client for queries about this run and others."""
         address = self._delivery.address
         if address is None:
             raise ServerError("this run has no server: read watcher.store, or call watch() with another `server`")
@@ -206,11 +206,11 @@ class Watcher:
         return client
 
     def _repr_html_(self) -> str:
-        """In a notebook: the live page, and a picture of how it stood."""
+        """Render the live page and a current picture, for a notebook."""
         return self._card().html()
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
-        """In a notebook: the same, and for front ends without HTML the picture alone."""
+        """Render the same for a notebook, and only the picture for front ends without HTML."""
         return self._card().bundle(repr(self))
 
     def _card(self) -> Card:
@@ -226,17 +226,17 @@ class Watcher:
 
     @property
     def error_count(self) -> int:
-        """How many errors there were in all."""
+        """The number of all errors inside hookcore."""
         return self._recorder.errors.count
 
     @property
     def current_step(self) -> int:
-        """How many steps have ended."""
+        """The number of steps that have ended."""
         return self._recorder.step
 
     @property
     def paused(self) -> bool:
-        """Whether capture is switched off for now."""
+        """Whether capturing is paused."""
         return self._recorder.paused
 
     def _check_open(self) -> None:
@@ -265,20 +265,20 @@ class Watcher:
 
 
 class NullWatcher:
-    """What a copy, a pickle or a checkpoint of a model holds in the place of its watcher: the calls, without effect."""
+    """Takes the place of the watcher in copies, pickles, and checkpoints of a model. Its methods have no effect."""
 
     def step(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def log(self, **scalars: float | Tensor) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def observe(self, name: str, tensor: Tensor) -> Tensor:
-        """Returns the tensor."""
+        """Return the tensor."""
         return tensor
 
     def close(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 def watch(
@@ -353,7 +353,7 @@ def watch(
         keep=keep,
         bridge=bridge,
         name=name,
-        **unknown,  # which names the setting that was meant
+        **unknown,  # raises an error that suggests the correct setting
     )
     return Watcher(model, settings)
 
@@ -364,7 +364,7 @@ def _versions() -> dict[str, str]:
 
 @contextmanager
 def detached() -> Iterator[None]:
-    """Nothing of hookcore's is registered in here; `torch.export.export(..., strict=True)` needs that."""
+    """Remove all of hookcore's hooks in this block. `torch.export.export(..., strict=True)` needs that."""
     attached = [watcher for watcher in _watchers if watcher._recorder.attached]
     for watcher in attached:
         watcher._recorder.detach()

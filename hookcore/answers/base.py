@@ -1,4 +1,4 @@
-"""What every answer is made of: numbers and arrays as JSON writes them, taps, pages, and the way to a data frame."""
+"""The basis of all answers: numbers and arrays as JSON writes them, taps, pages, and data frames."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Tap(Answer, frozen=True):
 
     @property
     def record(self) -> records.Tap:
-        """The tap as a store knows it, without its number."""
+        """The tap as a store has it, without its number."""
         return records.Tap(self.module, self.kind, self.index, self.call, self.phase)
 
 
@@ -101,11 +101,11 @@ def _decode(kind: Any, value: Any) -> Any:
         return Number(value)
     [element] = get_args(get_args(kind)[1])
     found = np.array(value, None if element is Any else element)
-    return found.astype(np.float64) if found.dtype.kind == "U" else found  # numbers, and words for some of them
+    return found.astype(np.float64) if found.dtype.kind == "U" else found  # numbers, some of them as words
 
 
 def components(kinds: list[Any]) -> dict[str, Any]:
-    """Return the JSON schemas of answers and of what they hold, by name."""
+    """Return the JSON schemas of answers and their parts, by name."""
     template = SCHEMAS + "{name}"
     _, found = msgspec.json.schema_components(kinds, schema_hook=_schema_of, ref_template=template)
     return {"Number": NUMBER, **found}

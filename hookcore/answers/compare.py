@@ -13,7 +13,7 @@ from hookcore.store.tables import span_columns
 
 
 class Apart(Answer, frozen=True):
-    """How far apart two runs are in one thing that both have."""
+    """The difference of two runs in one thing that both have."""
 
     outcome: Literal["different", "not compared", "NaN in both", "no difference"]
     points: Annotated[int, Meta(description="how many points were compared: steps, or older steps that were merged")]
@@ -52,7 +52,7 @@ class ComparedScalar(Apart, frozen=True):
 
 
 class ComparedLayer(Apart, Framed, frozen=True, eq=False):
-    """One tap of both runs; `difference` is the second run's value less the first one's, at the steps of both."""
+    """One tap of both runs. `difference` is the second run's value minus the first one's, at common steps."""
 
     tap: Tap
     numbers: Annotated[tuple[int, int], Meta(description="its numbers in the two runs")]
@@ -66,7 +66,7 @@ class ComparedLayer(Apart, Framed, frozen=True, eq=False):
 
 
 class Verdict(Answer, frozen=True):
-    """What follows from the comparison, and how much was compared."""
+    """The result of the comparison, and how much was compared."""
 
     outcome: Annotated[
         Literal["different", "no difference", "unknown"],
@@ -105,7 +105,7 @@ class Comparison(Page, frozen=True):
 
 
 class DifferenceRow(Row, frozen=True):
-    """A tap of both runs, or a group of neighbors beginning with it."""
+    """A tap of both runs, or a group of neighbors starting with it."""
 
     numbers: Annotated[tuple[int, int], Meta(description="its numbers in the two runs")]
 
@@ -136,13 +136,13 @@ class Differences(Framed, frozen=True, eq=False):
         return self.rows
 
     def columns(self) -> dict[str, Any]:
-        """Return a row for each row, and a column for each span of steps, named by its first step."""
+        """Return a row for each row of the map, and a column for each span of steps, named by its first step."""
         groups = np.array([row.group for row in self.rows], np.int64)
         return tap_columns(self.rows) | {"group": groups} | span_columns(self.first_step, self.worst)
 
 
 class Figure(Answer, frozen=True):
-    """A chart as Plotly reads it: `plotly.graph_objects.Figure(answer)`, or `Plotly.newPlot(element, answer)`."""
+    """A chart for Plotly: `plotly.graph_objects.Figure(answer)`, or `Plotly.newPlot(element, answer)`."""
 
     data: tuple[dict[str, Any], ...]
     layout: dict[str, Any]

@@ -32,7 +32,7 @@ class Finding(Answer, frozen=True, eq=False):
 
 
 class Unjudged(Answer, frozen=True):
-    """A rule that some layers were captured too seldom for."""
+    """A rule for which some layers were captured too rarely."""
 
     rule: str
     layers: Annotated[int, Meta(description="layers that the rule can't judge")]
@@ -60,7 +60,7 @@ class Scope(Answer, frozen=True):
 
 
 class Rule(Answer, frozen=True):
-    """The conditions of a finding, and what it means."""
+    """The conditions of a finding, and its meaning."""
 
     name: str
     severity: Severity
@@ -70,7 +70,7 @@ class Rule(Answer, frozen=True):
 
 
 class Findings(Answer, frozen=True):
-    """The findings, the worst first; iterates over them."""
+    """The findings, worst first. Can be iterated over."""
 
     run: str
     total: int
@@ -99,7 +99,7 @@ class Reading(Answer, frozen=True):
 
 
 class Overview(Answer, frozen=True):
-    """The key figures of a run; null where nothing is known."""
+    """The key figures of a run; null for unknown ones."""
 
     run: str
     state: str

@@ -24,12 +24,12 @@ class FrameNews(Answer, frozen=True, eq=False, omit_defaults=True):
     steps: Integers
     values: dict[str, Floats]
     nonfinite: Annotated[Integers, Meta(description="the taps that held a NaN or an infinity in any of the steps")]
-    id: str = ""  # of the event that brought it
+    id: str = ""  # of the event that contained it
     name: str = "frame"
 
 
 class News(Answer, frozen=True):
-    """Something new in a run: `name` is run, taps, event, scalars or state; `data` is what the server said."""
+    """News of a run: `name` is run, taps, event, scalars, or state; `data` is the server's message."""
 
     name: str
     id: str

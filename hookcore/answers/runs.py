@@ -1,4 +1,4 @@
-"""What a run is, what it consists of, and what happened in it."""
+"""A run, its parts, and its events."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Run(Answer, frozen=True):
 
 
 class Runs(Answer, frozen=True):
-    """Runs, the newest first; `next` is the `after` of the following part."""
+    """Runs, newest first. `next` is the `after` of the following part."""
 
     total: int
     next: str | None
@@ -67,7 +67,7 @@ class RemovedRuns(Answer, frozen=True):
 
 
 class ModuleTap(Tap, frozen=True):
-    """A tap of a module, the number of values it held when last seen, and its shape if that is known."""
+    """A tap of a module, its number of values when last seen, and its shape if known."""
 
     values: Number | None
     shape: tuple[int, ...] | None
@@ -139,7 +139,7 @@ class Event(Answer, frozen=True):
 
 
 class Events(Answer, frozen=True):
-    """Events, oldest first; `next` is the `after` with which to ask for later ones."""
+    """Events, oldest first. `next` is the `after` for later ones."""
 
     run: str
     total: int
@@ -181,6 +181,6 @@ class Acknowledged(Answer, frozen=True):
 
 
 class Problem(Answer, frozen=True):
-    """Every answer that is an error."""
+    """Any error."""
 
     error: str

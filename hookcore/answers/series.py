@@ -27,7 +27,7 @@ from hookcore.store.tables import SERIES_COLUMNS, HistogramsTable, SeriesTable, 
 
 
 class Series(SeriesTable, Answer, frozen=True, eq=False, omit_defaults=True):
-    """A stat of a tap, or a scalar, over time: item i of each list is about the steps first_step[i] to last_step[i]."""
+    """A stat of a tap, or a scalar, over time. Item i of each list covers the steps first_step[i] to last_step[i]."""
 
     name: str
     tap: Annotated[Tap | None, Meta(description="null if this is a scalar")]
@@ -59,7 +59,7 @@ class SeriesList(Page, frozen=True):
 
 
 class Scalars(Page, frozen=True):
-    """The names of the scalars, and the series that you asked for; `scalars["loss"]` is one of them."""
+    """The names of the scalars, and the requested series; `scalars["loss"]` is one of them."""
 
     run: str
     names: tuple[str, ...]
@@ -70,7 +70,7 @@ class Scalars(Page, frozen=True):
 
 
 class Row(Tap, frozen=True):
-    """A row of a heatmap: a tap, or a group of neighbors beginning with it."""
+    """A row of a heatmap: a tap, or a group of neighbors starting with it."""
 
     group: Annotated[int, Meta(description="how many taps share the row")]
 
@@ -94,7 +94,7 @@ class Heatmap(Framed, frozen=True, eq=False, omit_defaults=True):
 
     @classmethod
     def of(cls, run: str, kind: Kind, found: store.Heatmap, *, counts: bool = False) -> Heatmap:
-        """Return the answer for a heatmap; `counts` adds in how many steps a cell was seen, and was non-finite."""
+        """Return the answer for a heatmap. `counts` adds in how many steps a cell was captured, and was non-finite."""
         pairs = zip(found.numbers.tolist(), found.taps, found.groups.tolist(), strict=True)
         rows = tuple(Row.of(number, tap, group=group) for number, tap, group in pairs)
         about: Any = (run, kind, found.stat, rows, found.first_step, found.last_step, found.worst, found.state)
@@ -107,23 +107,23 @@ class Heatmap(Framed, frozen=True, eq=False, omit_defaults=True):
 
     @property
     def groups(self) -> Integers:
-        """How many taps share each row."""
+        """The number of taps in each row."""
         return np.array([row.group for row in self.rows], np.int64)
 
     def columns(self) -> dict[str, Any]:
-        """Return a row for each row, and a column for each span of steps, named by its first step."""
+        """Return a row for each row of the map, and a column for each span of steps, named by its first step."""
         return tap_columns(self.rows) | {"group": self.groups} | span_columns(self.first_step, self.worst)
 
 
 def shape_cells(answer: Any) -> None:
-    """Give the matrices of a map their shape, which JSON loses if they are empty."""
+    """Restore the shapes of a map's matrices, which JSON loses if they are empty."""
     shape = len(answer.rows), len(answer.first_step)
     for name in ("worst", "state"):
         msgspec.structs.force_setattr(answer, name, getattr(answer, name).reshape(shape))
 
 
 class Histograms(HistogramsTable, Answer, frozen=True, eq=False, omit_defaults=True):
-    """The distribution of a tap: counts[i][j] values of column i lie between edges[j] and edges[j + 1]."""
+    """The distribution of a tap: counts[i][j] values of column i are between edges[j] and edges[j + 1]."""
 
     tap: Tap
     first_step: Integers
@@ -147,14 +147,14 @@ class Histograms(HistogramsTable, Answer, frozen=True, eq=False, omit_defaults=T
 
 
 class HistogramsList(Answer, frozen=True):
-    """The distributions of several taps, in the order you asked for; each has edges of its own."""
+    """The distributions of several taps, in the requested order, each with its own edges."""
 
     run: str
     histograms: tuple[Histograms, ...]
 
 
 class LatestTap(Tap, frozen=True, eq=False):
-    """A tap in the newest step it was seen in; `values` are in the order of `stats`."""
+    """A tap in its newest step. `values` are in the order of `stats`."""
 
     step: int
     values: Floats

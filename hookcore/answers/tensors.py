@@ -64,7 +64,7 @@ class Statistics(Answer, frozen=True):
 
 
 class Tiles(Answer, frozen=True, eq=False):
-    """A tensor as pictures: `values` are [tile][row][column]; `factors` say how many rows and columns share a cell."""
+    """A tensor as pictures: `values` are [tile][row][column]; `factors` are the rows and columns per cell."""
 
     run: str
     number: int
@@ -77,14 +77,14 @@ class Tiles(Answer, frozen=True, eq=False):
 
 
 class RequestedSnapshot(Answer, frozen=True):
-    """A tensor that was requested, and the number it will have."""
+    """A requested tensor, and the number that it will have."""
 
     number: int
     tap: Tap
 
 
 class RequestedMaps(Answer, frozen=True):
-    """The attention maps that were requested."""
+    """The requested attention maps."""
 
     run: str
     asked: tuple[RequestedSnapshot, ...]
@@ -102,7 +102,7 @@ class RolloutLayer(Answer, frozen=True):
 
 
 class Rollout(Answer, frozen=True, eq=False):
-    """How much each position of the last layer (row) sees of each position before the first one (column)."""
+    """The influence of each position before the first layer (column) on each position of the last layer (row)."""
 
     run: str
     step: Annotated[int | None, Meta(description="null if there are no attention maps")]

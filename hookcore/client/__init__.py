@@ -1,4 +1,4 @@
-"""Questions to a dashboard from a script. Knows no torch and no web framework."""
+"""Queries to a dashboard from a script. Imports no torch and no web framework."""
 
 from __future__ import annotations
 

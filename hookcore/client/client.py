@@ -1,4 +1,4 @@
-"""Questions to a dashboard from a script; answers are records of NumPy arrays. Knows no torch and no web framework."""
+"""Queries to a dashboard from a script. Answers are records of NumPy arrays. Imports no torch and no web framework."""
 
 from __future__ import annotations
 
@@ -34,17 +34,16 @@ AnyPage = TypeVar(
     answers.Snapshots,
 )
 POLL_S: Final = 0.05
-_MAX_SERIES: Final = 100  # that one answer holds
+_MAX_SERIES: Final = 100  # limit of one answer
 _MAX_POINTS: Final = 500_000
 _MAX_HISTOGRAMS: Final = 50
 
 
 class Client:
-    """A dashboard: the one at `url`, or this user's own on this machine. May be used from several threads.
+    """A dashboard: the one at `url`, or this user's own on this machine. Can be used from several threads.
 
-    Everything that takes `run` speaks of the newest run where none is named. A tap is named by its number, by its
-    label such as "layers.0 output", or by itself. What the server refuses is raised as ServerError with its sentence
-    and `status`.
+    Without `run`, a method uses the newest run. A tap is given by its number, by its label such as "layers.0 output",
+    or as a tap itself. A refusal of the server raises ServerError with the server's message and `status`.
     """
 
     def __init__(self, url: str | None = None, token: str | None = None, *, timeout_s: float = 30.0) -> None:
@@ -63,21 +62,21 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Closes the connections; the next call opens a new one."""
+        """Close the connections. The next call opens a new one."""
         self._exchange.close()
 
     # -- runs -------------------------------------------------------------------------------------------------------
 
     def health(self) -> dict[str, Any]:
-        """That the server answers, and how it is."""
+        """Return the state of the server."""
         return self._get(dict[str, Any], "/healthz")
 
     def runs(self) -> list[answers.Run]:
-        """Every run, the newest first."""
+        """Return every run, newest first."""
         return [run for page in self._pages(answers.Runs, "/api/v1/runs", {}) for run in page.runs]
 
     def run(self, run: str) -> answers.Run:
-        """One run."""
+        """Return a run."""
         return self._get(answers.Run, f"/api/v1/runs/{run}")
 
     def delete_run(self, run: str) -> None:
@@ -85,20 +84,20 @@ class Client:
         self._exchange.send("DELETE", f"/api/v1/runs/{run}")
 
     def removed_runs(self) -> list[answers.RemovedRun]:
-        """Return the runs that were removed, each with id, name, removed_s, why and restorable."""
+        """Return the removed runs, each with id, name, removed_s, why, and restorable."""
         return list(self._get(answers.RemovedRuns, "/api/v1/removed-runs").runs)
 
     def restore_run(self, run: str) -> answers.Run:
-        """Bring a removed run back."""
+        """Restore a removed run."""
         return self._exchange.ask(answers.Run, "POST", f"/api/v1/removed-runs/{run}/restore")
 
     def rename(self, run: str, name: str | None = None, notes: str | None = None) -> answers.Run:
-        """Gives a run another name, or notes."""
+        """Change the name or the notes of a run."""
         changes = {key: value for key, value in (("name", name), ("notes", notes)) if value is not None}
         return self._exchange.ask(answers.Run, "PATCH", f"/api/v1/runs/{run}", body=changes)
 
     def modules(self, run: str | None = None, match: str | None = None) -> list[answers.Module]:
-        """The tree of modules, in the model's order."""
+        """Return the tree of modules, in the model's order."""
         path = f"/api/v1/runs/{run or self._newest()}/modules"
         pages = self._pages(answers.Modules, path, {"match": match})
         return [module for page in pages for module in page.modules]
@@ -106,7 +105,7 @@ class Client:
     def taps(
         self, match: str | None = None, kind: Kind | None = None, type: str | None = None, run: str | None = None
     ) -> answers.Taps:
-        """The taps that fit; `type` is a glob on the module's class."""
+        """Return the matching taps; `type` is a glob on the module's class."""
         asked = {"match": match, "kind": kind, "type": type, "run": run}
         pages = list(self._pages(answers.Taps, "/api/v1/taps", asked))
         return replace(pages[-1], taps=tuple(tap for page in pages for tap in page.taps))
@@ -114,18 +113,18 @@ class Client:
     def coverage(
         self, match: str | None = None, captured: bool | None = None, run: str | None = None
     ) -> list[Coverage]:
-        """Every module: captured, or not and why."""
+        """Return every module: captured, or why not."""
         asked = {"match": match, "captured": captured, "run": run}
         pages = self._pages(answers.CoverageList, "/api/v1/coverage", asked)
         return [each for page in pages for each in page.coverage]
 
     def hooks(self, run: str | None = None) -> list[HookRecord]:
-        """The hooks on the model and the process, as they were when last looked for."""
+        """Return the hooks on the model and the process at the last inventory."""
         pages = self._pages(answers.Hooks, "/api/v1/hooks", {"run": run})
         return [hook for page in pages for hook in page.hooks]
 
     def look_for_hooks(self, run: str | None = None) -> answers.Accepted:
-        """Asks the trainer to take stock of the hooks at its next step."""
+        """Ask the trainer to take inventory of the hooks at its next step."""
         return self._exchange.ask(answers.Accepted, "POST", "/api/v1/hooks", {"run": run})
 
     # -- numbers ----------------------------------------------------------------------------------------------------
@@ -139,7 +138,7 @@ class Client:
         points: int = 1000,
         run: str | None = None,
     ) -> answers.Series:
-        """One stat of one tap in at most so many points; "p50", "p99.9" are quantiles."""
+        """Return one stat of one tap in at most `points` points; "p50" and "p99.9" are quantiles."""
         asked = {"tap": _name_of(tap), "stat": stat, "from": first, "to": last, "points": points, "run": run}
         return self._get(answers.SeriesList, "/api/v1/series", asked).series[0]
 
@@ -153,7 +152,7 @@ class Client:
         points: int = 1000,
         run: str | None = None,
     ) -> list[answers.Series]:
-        """One stat of every tap that fits."""
+        """Return one stat of every matching tap."""
         asked = {"match": match or "*", "kind": kind, "stat": stat, "from": first, "to": last, "points": points}
         limit = min(_MAX_SERIES, _MAX_POINTS // max(points, 1))
         pages = self._pages(answers.SeriesList, "/api/v1/series", {**asked, "run": run}, limit)
@@ -170,7 +169,7 @@ class Client:
         rows: int = 1000,
         run: str | None = None,
     ) -> answers.Heatmap:
-        """The worst value of each tap of a kind over time, in at most `columns` by `rows` cells."""
+        """Return the worst value of each tap of a kind over time, in at most `columns` by `rows` cells."""
         asked = {"kind": kind, "stat": stat, "match": match, "from": first, "to": last, "columns": columns}
         return self._get(answers.Heatmap, "/api/v1/heatmap", {**asked, "rows": rows, "run": run})
 
@@ -183,7 +182,7 @@ class Client:
         bins: int = 80,
         run: str | None = None,
     ) -> answers.Histograms:
-        """The distribution of a tap over time."""
+        """Return the distribution of a tap over time."""
         asked = {"tap": _name_of(tap), "from": first, "to": last, "columns": columns, "bins": bins, "run": run}
         return self._get(answers.Histograms, "/api/v1/histograms", asked)
 
@@ -196,7 +195,7 @@ class Client:
         bins: int = 80,
         run: str | None = None,
     ) -> list[answers.Histograms]:
-        """The distributions of several taps over time, by their numbers; each has edges of its own."""
+        """Return the distributions of several taps over time, by their numbers; each has its own edges."""
         found: list[answers.Histograms] = []
         for start in range(0, len(taps), _MAX_HISTOGRAMS):
             some = ",".join(str(tap) for tap in taps[start : start + _MAX_HISTOGRAMS])
@@ -213,7 +212,7 @@ class Client:
         limit: int = 1000,
         run: str | None = None,
     ) -> answers.Latest:
-        """The newest values; `sort` is a stat, not finite first and then the largest ("-rms": the smallest)."""
+        """Return the newest values. `sort` is a stat, non-finite first, then largest ("-rms": smallest)."""
         asked = {"match": match, "kind": kind, "stat": stat, "sort": sort, "limit": limit, "run": run}
         return self._get(answers.Latest, "/api/v1/latest", asked)
 
@@ -226,7 +225,7 @@ class Client:
         match: str | None = None,
         run: str | None = None,
     ) -> answers.Scalars:
-        """The names of the logged scalars, and the series of those that are named (at most 50)."""
+        """Return the names of the logged scalars, and the series of the given ones (at most 50)."""
         chosen = [names] if isinstance(names, str) else list(names)
         asked = {"name": chosen, "from": first, "to": last, "points": points, "match": match, "run": run}
         found = self._get(answers.Scalars, "/api/v1/scalars", asked)
@@ -273,7 +272,7 @@ class Client:
         rows: int = 600,
         rename: str | None = None,
     ) -> answers.Differences:
-        """How far two runs are apart, layer by step, in at most `columns` by `rows` cells."""
+        """Return the differences of two runs, layer by step, in at most `columns` by `rows` cells."""
         asked = _asked_of_two((one, two), kind, stat, match, (first, last), rename)
         asked |= {"columns": columns, "rows": rows}
         return self._get(answers.Differences, "/api/v1/compare/heatmap", asked)
@@ -281,23 +280,23 @@ class Client:
     # -- at a glance -----------------------------------------------------------------------------------------------
 
     def findings(self, limit: int = 50, run: str | None = None) -> answers.Findings:
-        """Return the findings, the worst first, as a sequence; its `scope` says how much they are based on."""
+        """Return the findings, worst first, as a sequence. Its `scope` says how much they are based on."""
         return self._get(answers.Findings, "/api/v1/findings", {"limit": limit, "run": run})
 
     def overview(self, run: str | None = None) -> answers.Overview:
-        """The key figures: step and rate, loss, gradients, what is watched, and what that costs."""
+        """Return the key figures: step and rate, loss, gradients, what is watched, and what that costs."""
         return self._get(answers.Overview, "/api/v1/overview", {"run": run})
 
     def acknowledge(self, key: str, acknowledged: bool = True, run: str | None = None) -> None:
-        """Notes that you saw a finding or an event, by its `key`, or takes that back."""
+        """Acknowledge a finding or an event by its `key`, or take that back."""
         body = {"key": key, "acknowledged": acknowledged, **({} if run is None else {"run": run})}
         self._exchange.send("POST", "/api/v1/acknowledgements", body=body)
 
     def figure(self, chart: str, **asked: Any) -> Any:
-        """A chart as a Plotly figure: heatmap, series, histograms, profile, fan, scalars, compare or tensor.
+        """Return a chart as a Plotly figure: heatmap, series, histograms, profile, fan, scalars, compare, or tensor.
 
-        The rest is named as at the other methods (tap, kind, stat, match, first, last, run, ...) and in
-        docs/http-api.md. Needs plotly, which a dashboard's machine has.
+        The parameters have the names of the other methods' (tap, kind, stat, match, first, last, run, ...); see
+        docs/http-api.md. Needs plotly, which is installed with the dashboard.
         """
         graphs = library("plotly.graph_objects")
         names = {"first": "from", "last": "to", "names": "name"}
@@ -305,7 +304,7 @@ class Client:
         return graphs.Figure(_arrays_of(self._get(dict[str, Any], "/api/v1/figure", {"chart": chart, **given})))
 
     def report(self, run: str | None = None) -> bytes:
-        """A report of a run: an HTML file that needs no server and no network."""
+        """Return a report of a run: an HTML file that needs no server and no network."""
         return self._exchange.send("GET", "/api/v1/report", {"run": run})
 
     # -- tensors ----------------------------------------------------------------------------------------------------
@@ -313,7 +312,7 @@ class Client:
     def snapshots(
         self, match: str | None = None, kind: Kind | None = None, run: str | None = None
     ) -> list[answers.Snapshot]:
-        """The tensors that were kept, oldest first, without their values."""
+        """Return the captured tensors, oldest first, without their values."""
         pages = self._pages(answers.Snapshots, "/api/v1/snapshots", {"match": match, "kind": kind, "run": run})
         return [snapshot for page in pages for snapshot in page.snapshots]
 
@@ -328,7 +327,7 @@ class Client:
         phase: Phase = "train",
         run: str | None = None,
     ) -> answers.Accepted:
-        """Asks the trainer to keep a tensor: of a tap, or of a module."""
+        """Ask the trainer to capture a tensor of a tap or of a module."""
         if tap is not None:
             body: dict[str, Any] = {"tap": _name_of(tap)}
         else:
@@ -336,7 +335,7 @@ class Client:
         return self._exchange.ask(answers.Accepted, "POST", "/api/v1/snapshots", {"run": run}, body)
 
     def tensor(self, number: int, slice: str = "", run: str | None = None) -> NDArray[Any]:
-        """The values of a snapshot, or the part of them that `slice` names as NumPy would: "0,:,3:7"."""
+        """Return the values of a snapshot, or a part of them: `slice` is as in NumPy, such as "0,:,3:7"."""
         asked = {"slice": slice, "run": run, "format": "npy"}
         data = self._exchange.send("GET", f"/api/v1/snapshots/{number}", asked)
         values: NDArray[Any] = np.load(io.BytesIO(data), allow_pickle=False)
@@ -353,19 +352,19 @@ class Client:
         limit: int = 64,
         run: str | None = None,
     ) -> NDArray[Any]:
-        """A snapshot as [tile, row, column]: the last two dimensions are a tile, and large ones are squeezed."""
+        """Return a snapshot as [tile, row, column]: the last two dimensions are a tile, and large tiles are pooled."""
         asked = {"slice": slice, "rows": rows, "columns": columns, "pool": pool, "after": after, "limit": limit}
         data = self._exchange.send("GET", f"/api/v1/snapshots/{number}/tiles", {**asked, "run": run, "format": "npy"})
         values: NDArray[Any] = np.load(io.BytesIO(data), allow_pickle=False)
         return values
 
     def statistics(self, number: int, slice: str = "", run: str | None = None) -> dict[str, float]:
-        """Counts, moments and quantiles of a snapshot or a part of it, in float64 over the very values."""
+        """Return counts, moments, and quantiles of a snapshot or a part of it, in float64 over the exact values."""
         asked = {"slice": slice, "run": run}
         return {**self._get(answers.Statistics, f"/api/v1/snapshots/{number}/statistics", asked).statistics}
 
     def request_attention_maps(self, match: str | None = None, run: str | None = None) -> tuple[int, ...]:
-        """Asks for every output that may be attention, and its gradient, of one step; the numbers they will have."""
+        """Request every output that may be attention, and its gradient, of one step. Return their future numbers."""
         asked = {"match": match, "run": run}
         said = self._exchange.ask(answers.RequestedMaps, "POST", "/api/v1/attention-rollout", asked)
         return tuple(each.number for each in said.asked)
@@ -380,13 +379,13 @@ class Client:
         gradient: bool = False,
         run: str | None = None,
     ) -> answers.Rollout:
-        """Attention over all layers, of the maps that are kept of one step (the newest that has some)."""
+        """Return attention over all layers, from the captured maps of one step (default: the newest with maps)."""
         asked = {"match": match, "step": step, "sample": sample, "fuse": fuse, "discard": discard}
         asked |= {"gradient": gradient, "run": run}
         return self._get(answers.Rollout, "/api/v1/attention-rollout", asked)
 
     def snapshot(self, tap: TapName | None = None, timeout_s: float = 30.0, **wanted: Any) -> Snapshot:
-        """Asks for a tensor (as `request_snapshot`) and waits for it. Its numbers are at `.values`."""
+        """Request a tensor (like `request_snapshot`) and wait for it. Its values are at `.values`."""
         asked = self.request_snapshot(tap, **wanted)
         deadline = time.monotonic() + timeout_s
         while True:
@@ -418,27 +417,27 @@ class Client:
         limit: int = 200,
         run: str | None = None,
     ) -> answers.Events:
-        """The newest events that fit; with `after` the oldest that came behind an answer's `next`."""
+        """Return the newest matching events; with `after`, the oldest ones after an answer's `next`."""
         asked = {"from": first, "to": last, "name": name, "severity": severity, "after": after, "limit": limit}
         return self._get(answers.Events, "/api/v1/events", {**asked, "run": run})
 
     def settings(self, run: str | None = None) -> answers.Settings:
-        """What holds in the trainer, and what waits for it."""
+        """Return the current settings of the trainer, and the commands that wait for it."""
         return self._get(answers.Settings, "/api/v1/settings", {"run": run})
 
     def change_settings(self, run: str | None = None, **changes: Any) -> answers.Accepted:
-        """Changes every, budget, include, exclude, kinds or paused in the trainer, at its next step."""
+        """Change every, budget, include, exclude, kinds, or paused in the trainer, at its next step."""
         given = {
             name: sorted(value) if isinstance(value, set | frozenset) else value for name, value in changes.items()
         }
         return self._exchange.ask(answers.Accepted, "PATCH", "/api/v1/settings", {"run": run}, given)
 
     def pause(self, run: str | None = None) -> answers.Accepted:
-        """Stops capturing until `resume`."""
+        """Stop capturing until `resume`."""
         return self.change_settings(run, paused=True)
 
     def resume(self, run: str | None = None) -> answers.Accepted:
-        """Goes on capturing."""
+        """Resume capturing."""
         return self.change_settings(run, paused=False)
 
     def tail(
@@ -450,9 +449,9 @@ class Client:
         hz: float | None = None,
         after: str | None = None,
     ) -> Iterator[News | FrameNews]:
-        """What is new, as it comes, until you leave the loop or the named run is removed.
+        """Yield news as it arrives, until you leave the loop or the named run is removed.
 
-        A connection that breaks is made again and goes on where it was; `after` is the `id` of the last news you had.
+        A broken connection is reopened and continues where it was. `after` is the `id` of the last news you have.
         """
         stat = stats if stats is None or isinstance(stats, str) else ",".join(stats)
         asked = {"run": run, "kind": kind, "stat": stat, "match": match, "hz": hz}
@@ -489,7 +488,7 @@ class Client:
 
 
 def _own_dashboard(token: str | None) -> tuple[str, str | None]:
-    """HOOKCORE_URL, or the dashboard that runs for this user."""
+    """Return the address in HOOKCORE_URL, or this user's running dashboard."""
     url = os.environ.get("HOOKCORE_URL", "")
     if url:
         return url, token
@@ -503,7 +502,7 @@ def _own_dashboard(token: str | None) -> tuple[str, str | None]:
 
 
 def _arrays_of(said: Any) -> Any:
-    """Return a figure with its typed arrays read: Plotly would leave them as texts."""
+    """Return a figure with its typed arrays decoded, which Plotly would leave as text."""
     if isinstance(said, list):
         return [_arrays_of(each) for each in said]
     if not isinstance(said, dict):
@@ -522,7 +521,7 @@ def _asked_of_two(
     steps: tuple[int | None, int | None],
     rename: str | None,
 ) -> dict[str, Any]:
-    """What both comparisons ask for."""
+    """Return the parameters of both comparisons."""
     first, last = steps
     asked = {"runs": ",".join(runs), "kind": kind, "stat": stat, "match": match, "rename": rename}
     return {**asked, "from": first, "to": last}

@@ -1,4 +1,4 @@
-"""Requests of a client over HTTP: connections are used again, errors are the server's own sentences."""
+"""Requests of a client over HTTP: connections are reused, and errors are the server's own messages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hookcore.answers.base import Wanted, decode
 from hookcore.dashboard.trust import require_proof, trusted
 from hookcore.errors import ArgumentError, ServerError
 
-STREAM_TIMEOUT_S: Final = 60.0  # a live stream beats every 15 s
+STREAM_TIMEOUT_S: Final = 60.0  # a live stream sends a sign of life every 15 s
 FIRST_WAIT_S: Final = 0.2
 MAX_WAIT_S: Final = 10.0
 MAX_LINE: Final = 64 * 2**20
@@ -23,7 +23,7 @@ _BROKEN: Final = (OSError, http.client.HTTPException)
 
 
 class Exchange:
-    """Speaks with one server. May be used from several threads."""
+    """Exchanges messages with one server. Can be used from several threads."""
 
     def __init__(self, url: str, token: str | None, timeout_s: float) -> None:
         parts = urlsplit(url)
@@ -36,17 +36,17 @@ class Exchange:
         self._idle: list[http.client.HTTPConnection] = []  # as many as threads ever asked at once
 
     def __del__(self) -> None:
-        if hasattr(self, "_idle"):  # an address that was refused has none
+        if hasattr(self, "_idle"):  # missing if the address was refused
             self.close()
 
     def ask(
         self, kind: type[Wanted], method: str, path: str, asked: Mapping[str, Any] | None = None, body: Any = None
     ) -> Wanted:
-        """Return what the server answers."""
+        """Return the server's answer."""
         return decode(self.send(method, path, asked, body), kind)
 
     def send(self, method: str, path: str, asked: Mapping[str, Any] | None = None, body: Any = None) -> bytes:
-        """The bytes of the answer. Parameters that are None are left out."""
+        """Return the bytes of the answer. Parameters that are None are left out."""
         data = None if body is None else msgspec.json.encode(body)
         address = self._prefix + quote(path) + query_of(asked or {})
         try:
@@ -63,20 +63,20 @@ class Exchange:
             try:
                 return self._once(idle, method, address, data)
             except _BROKEN:
-                # The server may have closed an idle connection. A request that changes something is not sent twice.
+                # The server may have closed an idle connection. A request with changes is not sent twice.
                 if method != "GET":
                     raise
         return self._once(self._connect(self._timeout_s), method, address, data)
 
     def close(self) -> None:
-        """Closes the connections; the next request makes a new one."""
+        """Close the connections. The next request opens a new one."""
         with self._lock:
             connections, self._idle = self._idle, []
         for connection in connections:
             connection.close()
 
     def follow(self, path: str, asked: Mapping[str, Any], last: str | None) -> Iterator[tuple[str, str, bytes]]:
-        """Yield name, id and data of server-sent events without end; resume a stream that breaks."""
+        """Yield name, id, and data of server-sent events forever; resume a broken stream."""
         wait_s, address, was_there = FIRST_WAIT_S, self._prefix + path + query_of(asked), False
         while True:
             connection = None
@@ -88,7 +88,7 @@ class Exchange:
             except _BROKEN as error:
                 if not was_there:
                     raise self._unreachable(error) from None
-                # It went away, or is being started again.
+                # It is gone, or is being restarted.
             except ServerError as error:
                 if error.status not in (429, 502, 503, 504):
                     raise
@@ -129,7 +129,7 @@ class Exchange:
             answer = connection.getresponse()
             status, body = answer.status, answer.read()
         except BaseException:
-            connection.close()  # half an answer must not be read as the beginning of the next one
+            connection.close()  # half an answer must not be read as the start of the next one
             raise
         if connection.sock is not None:
             with self._lock:
@@ -144,7 +144,7 @@ class Exchange:
         return {"Accept": "*/*"} | ({"Authorization": f"Bearer {self._token}"} if self._token else {})
 
     def _connect(self, timeout_s: float) -> http.client.HTTPConnection:
-        """Open a connection; if there is a token, to a server that proves that it knows it."""
+        """Open a connection. With a token, the server must prove that it knows it."""
         connection = self._new(timeout_s)
         connection.auto_open = 0
         try:
@@ -168,7 +168,7 @@ class Exchange:
 
 
 def query_of(asked: Mapping[str, Any]) -> str:
-    """The question mark and what is behind it. A list stands for the same name several times."""
+    """Return the query string with its question mark. A list repeats its name."""
     pairs: list[tuple[str, str]] = []
     for name, value in asked.items():
         several: Sequence[Any] = value if isinstance(value, list) else [value]
@@ -177,7 +177,7 @@ def query_of(asked: Mapping[str, Any]) -> str:
 
 
 def sentence_of(status: int, answer: bytes) -> str:
-    """What a server said of an error."""
+    """Return the message of a server's error."""
     try:
         return str(msgspec.json.decode(answer)["error"])
     except (msgspec.DecodeError, KeyError, TypeError, UnicodeDecodeError):

@@ -38,8 +38,7 @@ def image_of(pixels: NDArray[np.uint8]) -> bytes:
 
 
 def map_of(found: _Map) -> NDArray[np.uint8]:
-    """The pixels of a heatmap of the store's or the client's: colors of the magnitudes' logarithms, and of what was
-    not finite."""
+    """Return the pixels of a heatmap (the store's or the client's): colors for log magnitudes and non-finite values."""
     with np.errstate(divide="ignore"):
         logs = np.log10(np.abs(found.worst))
     known = logs[np.isfinite(logs)]

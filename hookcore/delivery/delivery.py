@@ -60,7 +60,7 @@ class Delivery:
 
     run: RunInfo
     sink: Sink
-    store: Store | None  # where the frames stay in this process
+    store: Store | None  # None if the frames leave this process
     server: str | None  # the setting
     url: str | None = None  # the run's page
     address: Address | None = None

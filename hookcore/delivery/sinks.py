@@ -21,13 +21,13 @@ class Sink(Protocol):
     def describe(
         self, modules: Sequence[ModuleRecord], coverage: Sequence[Coverage] = (), hooks: Sequence[HookRecord] = ()
     ) -> None:
-        """Says which modules the run has, which of them were captured, and which hooks are there."""
+        """Receive the modules of the run, which of them were captured, and the hooks."""
 
     def add_snapshot(self, snapshot: Snapshot) -> None:
         """Receive a snapshot."""
 
     def listen(self, obey: Callable[[Command], None]) -> None:
-        """Names the one who is told of commands, from any thread, in the order of their numbers."""
+        """Set the receiver of commands. It is called from any thread, in the order of their numbers."""
 
     def fail(self, failure: Failure) -> None:
         """Record why the run ends, if it fails; `close` follows."""
@@ -44,31 +44,30 @@ class StoreSink:
         self._closed = False
 
     def send(self, frame: Frame) -> None:
-        """Appends a frame."""
+        """Append a frame."""
         self._require_open()
         self.store.append(frame)
 
     def describe(
         self, modules: Sequence[ModuleRecord], coverage: Sequence[Coverage] = (), hooks: Sequence[HookRecord] = ()
     ) -> None:
-        """Hands the modules on."""
+        """Pass the modules on."""
         self._require_open()
         self.store.describe(modules, coverage, hooks)
 
     def add_snapshot(self, snapshot: Snapshot) -> None:
-        """Keeps a snapshot."""
+        """Keep a snapshot."""
         self._require_open()
         self.store.add_snapshot(snapshot)
 
     def listen(self, obey: Callable[[Command], None]) -> None:
-        """Nobody gives commands through a store."""
+        """Do nothing: a store gives no commands."""
 
     def fail(self, failure: Failure) -> None:
         """Add the failure to the events."""
         self.store.add_event(event_of(failure))
 
     def close(self) -> None:
-        """Ends the sink."""
         self._closed = True
 
     def _require_open(self) -> None:

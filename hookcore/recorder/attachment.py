@@ -1,4 +1,4 @@
-"""The three ways to see modules run: by hooks on the process, on the modules, or in compiled graphs."""
+"""The three ways to observe modules: by hooks on the process, on the modules, or in compiled graphs."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Attachment(Protocol):
         """Capture nothing for a while."""
 
     def follow_observers(self) -> None:
-        """Add and remove hooks for what the observers look at now."""
+        """Add and remove hooks as the observers need them now."""
 
     def follow_choice(self, chosen: Sequence[Plan]) -> str | None:
-        """Add and remove hooks for the modules that were chosen anew; return why that's not possible for some."""
+        """Add and remove hooks for a new selection of modules. Return why that's impossible for some."""
 
     def close(self) -> None:
         """Remove every hook."""

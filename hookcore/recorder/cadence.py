@@ -1,9 +1,9 @@
 """Which steps are captured, and what capturing costs.
 
-A step is chosen by its number alone, so that runs of a sweep, ranks, and a run that is repeated share their captured
-steps: the stride is `every` times a power of two, and multiples of a longer stride are multiples of a shorter one.
-Where several optimizers take turns, the steps are taken in blocks in which each of them steps. The measured cost
-decides about the stride.
+A step is selected by its number alone, so that the runs of a sweep, ranks, and repeated runs share their captured
+steps. The stride is `every` times a power of two, so multiples of a longer stride are multiples of a shorter one. If
+several optimizers take turns, steps are captured in blocks in which each of them steps. The measured cost determines
+the stride.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ import math
 from collections import deque
 from typing import Any, Final
 
-WINDOW: Final = 15  # steps of each sort that the estimate looks at
-TIMED_STEPS: Final = 3  # that are timed before a cost is told
-WARM_UP: Final = 3  # first steps, whose time is spent on compiling and allocating
+WINDOW: Final = 15  # steps of each sort in the estimate
+TIMED_STEPS: Final = 3  # timed steps before a cost is reported
+WARM_UP: Final = 3  # first steps, which are slow because of compiling and allocating
 TRIAL: Final = 2 * WINDOW  # steps after the warm-up that alternate, to learn the cost
-AIM: Final = 0.6  # share of the budget that is aimed at: an estimate is noisy
-PROBE_EVERY: Final = 32  # when every step is captured, one block in so many is left out to go on measuring
-TIME_EVERY: Final = 64  # where every step is captured and no limit is set, one in so many is timed;
-TIME_FIRST_EVERY: Final = 4  # until the window is full, more of them
-ESTIMATE_EVERY: Final = 8  # steps from one estimate to the next
+AIM: Final = 0.6  # targeted share of the budget, because an estimate is noisy
+PROBE_EVERY: Final = 32  # if every step is captured, one block in this many is skipped to keep measuring
+TIME_EVERY: Final = 64  # if every step is captured without a limit, one in this many is timed;
+TIME_FIRST_EVERY: Final = 4  # until the window is full, more are
+ESTIMATE_EVERY: Final = 8  # steps between estimates
 MAX_STRIDE: Final = 1024
 MAX_BLOCK: Final = 32  # steps; optimizers that step more rarely are not waited for
 
@@ -28,8 +28,8 @@ MAX_BLOCK: Final = 32  # steps; optimizers that step more rarely are not waited 
 class Cadence:
     """Compares the time of captured and of uncaptured steps in the run itself.
 
-    By the lower quartiles of recent ones: whatever else the machine does makes steps longer, never shorter. Where
-    every step is captured there is nothing to compare with; then hookcore's own code is timed in a few of them.
+    It uses the lower quartiles of recent steps, because other work on the machine makes steps longer, never shorter. If
+    every step is captured, there is nothing to compare with; then hookcore's own code is timed in a few of them.
     """
 
     def __init__(self, every: int, budget: float | None) -> None:
@@ -37,39 +37,39 @@ class Cadence:
         self.budget = budget
         self.stride = every if budget is None else every * 2
         self.block = 1  # steps that are captured together
-        self.cost = float("nan")  # what capturing a step adds to it, as a share of an uncaptured step's time
-        self.background_s = 0.0  # processor time that the recorder's thread takes for a frame
-        self.skipped = 0  # steps that were left out
+        self.cost = float("nan")  # the time that capturing adds to a step, as a share of an uncaptured step's time
+        self.background_s = 0.0  # processor time of the recorder's thread per frame
+        self.skipped = 0  # steps that were skipped
         self._seen = 0
         self._measuring = True
         self._alarmed = False
         self._captured: deque[float] = deque(maxlen=WINDOW)
         self._plain: deque[float] = deque(maxlen=WINDOW)
-        self._spent: deque[float] = deque(maxlen=WINDOW)  # of steps that were timed, hookcore's share of them
-        self._rest: deque[float] = deque(maxlen=WINDOW)  # and the user's
+        self._spent: deque[float] = deque(maxlen=WINDOW)  # hookcore's share of timed steps
+        self._rest: deque[float] = deque(maxlen=WINDOW)  # the user's share
 
     @property
     def effective_cost(self) -> float:
-        """The share that capturing adds to the time of the run at the present stride, skipped steps included."""
+        """The share that capturing adds to the run's time at the current stride, skipped steps included."""
         share = 1 - 1 / PROBE_EVERY if self.stride == 1 and self.budget is not None else 1 / self.stride
         return self.cost * share
 
     def change(self, every: int, budget: float | None) -> None:
-        """Take new settings. What was measured still holds."""
+        """Apply new settings. Earlier measurements stay valid."""
         self.every, self.budget = every, budget
         self.stride = every
         if budget is not None:
             self._estimate(budget)
             if not self._plain or not self._captured:
-                # Steps of one sort alone tell no cost: alternate again.
+                # Steps of one sort alone don't show the cost: alternate again.
                 self._seen, self._measuring, self.stride = min(self._seen, WARM_UP), True, 2 * every
 
     def take_turns(self, gap: int) -> None:
-        """Choose steps in blocks in which each optimizer steps: so many steps lie between two steps of the rarest."""
+        """Select steps in blocks in which each optimizer steps; the rarest one steps every `gap` steps."""
         self.block = 1 << (min(MAX_BLOCK, gap) - 1).bit_length()
 
     def as_scalars(self) -> dict[str, float]:
-        """Return what is logged with each frame."""
+        """Return the scalars to log with each frame."""
         if self.cost != self.cost:
             return {}
         return {
@@ -80,7 +80,7 @@ class Cadence:
         }
 
     def as_settings(self) -> dict[str, Any]:
-        """Return what is shown next to the settings, in types that JSON has."""
+        """Return the figures to show with the settings, in types that JSON has."""
         known = self.cost == self.cost
         return {
             "stride": self.stride,
@@ -90,7 +90,7 @@ class Cadence:
         }
 
     def took(self, background_s: float) -> None:
-        """Learn from the recorder's thread what a frame took."""
+        """Record how long the recorder's thread took for a frame."""
         self.background_s += 0.1 * (background_s - self.background_s)
 
     def alarm(self) -> None:
@@ -98,7 +98,7 @@ class Cadence:
         self._alarmed = True
 
     def step_ended(self, captured: bool, elapsed_s: float, spent_s: float = float("nan")) -> None:
-        """Learn from the step that just ended; `spent_s` is what hookcore's own code took of it, if it was timed."""
+        """Record the step that just ended. `spent_s` is the time of hookcore's own code in it, if it was timed."""
         self._seen += 1
         self.skipped += not captured
         if self._seen > WARM_UP and elapsed_s == elapsed_s:
@@ -119,12 +119,12 @@ class Cadence:
             self._estimate(self.budget)
 
     def wants(self, step: int) -> bool:
-        """Whether this step is captured. Asked once for each step, as it begins."""
+        """Return whether this step is captured. Called once for each step, when it begins."""
         alarmed, self._alarmed = self._alarmed, False
         return alarmed or self.chooses(step)
 
     def chooses(self, step: int) -> bool:
-        """Whether a step of this number is captured without a reason of its own."""
+        """Return whether the number of a step is a captured one, without any special reason."""
         unit = step // self.block
         if self.stride == 1:
             return self.budget is None or unit % PROBE_EVERY != PROBE_EVERY - 1
@@ -132,7 +132,7 @@ class Cadence:
 
     @property
     def wants_timing(self) -> bool:
-        """Whether the step that begins, which is captured, shall be timed: no step is ever left out."""
+        """Return whether to time the captured step that begins, because no step is ever skipped."""
         if self.budget is not None or self.stride > 1 or self._seen < WARM_UP:
             return False
         every = TIME_EVERY if len(self._spent) == WINDOW else TIME_FIRST_EVERY
@@ -158,7 +158,7 @@ def _lower_quartile(times: deque[float]) -> float:
 
 
 class JumpFinder:
-    """Tells when a logged value becomes non-finite, or a loss jumps far above what it was."""
+    """Detects when a logged value becomes non-finite, or a loss jumps far above its earlier values."""
 
     __slots__ = ("_bad", "_deviation", "_mean", "_seen")
 
@@ -169,7 +169,7 @@ class JumpFinder:
         self._seen = 0
 
     def jumped(self, value: float) -> bool:
-        """Look at the next value. Only the first of several non-finite ones is a jump."""
+        """Check the next value. Only the first of several non-finite ones is a jump."""
         was_bad, self._bad = self._bad, not math.isfinite(value)
         if self._bad:
             return not was_bad

@@ -1,8 +1,8 @@
-"""Reentrant checkpoints: which call of a module is it that the backward pass runs again?
+"""Reentrant checkpoints: matching the calls of a recompute with the original ones.
 
 Such a checkpoint is an autograd function. Its forward runs the modules without gradients, and its backward runs them
-again, with gradients, in the same order. Both get the same `ctx`, and so the calls of one segment find each other.
-Within an outer checkpoint, the inner one runs its forward again, with another `ctx`, before its own backward comes.
+again, with gradients, in the same order. Both get the same `ctx`, which connects the calls of one segment. In an outer
+checkpoint, the inner one repeats its forward with another `ctx` before its own backward runs.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import sys
 from types import FrameType
 from typing import Any
 
-Pending = list[tuple[int, int]]  # segment, and the number of the call
+Pending = list[tuple[int, int]]  # segment and number of the call
 
 
 def forward_segment() -> int:
-    """The outermost autograd function whose forward is running, within the innermost backward; 0 if there is none."""
+    """Return the outermost autograd function whose forward runs, within the innermost backward; 0 if there is none."""
     segment, frame = 0, sys._getframe(1)
     while frame is not None and not _is_method(frame, "backward"):
         if _is_method(frame, "forward"):
@@ -25,7 +25,7 @@ def forward_segment() -> int:
 
 
 def backward_segment() -> int:
-    """The innermost autograd function whose backward is running; 0 if there is none."""
+    """Return the innermost autograd function whose backward runs; 0 if there is none."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if _is_method(frame, "backward"):
@@ -35,7 +35,7 @@ def backward_segment() -> int:
 
 
 def take_call(pending: Pending, tensors: list[tuple[str, Any]], grad_enabled: bool) -> int | None:
-    """The call that runs again now; None if it is none that waits, or if it will run once more."""
+    """Return the waiting call that runs again now. None if there is none, or if it will run once more."""
     segment = backward_segment()
     place = next((place for place, (known, _) in enumerate(pending) if known == segment), None)
     if place is None:
@@ -44,7 +44,7 @@ def take_call(pending: Pending, tensors: list[tuple[str, Any]], grad_enabled: bo
         place = len(pending) - 1
     if not grad_enabled and not any(tensor.requires_grad for _, tensor in tensors):
         inner = forward_segment()
-        if inner:  # a checkpoint inside of this one, whose own backward will run it again
+        if inner:  # a nested checkpoint, whose own backward will run it again
             pending.append((inner, pending.pop(place)[1]))
             return None
     return pending.pop(place)[1]

@@ -1,13 +1,13 @@
-"""Which step it is, told by what happens in every loop: optimizers step, backward passes end, gradients are reset.
+"""The step clock: derives steps from events of every loop, such as optimizer steps, backward passes, and resets.
 
-Nothing here depends on what is captured, so the numbers of the steps are the same under every setting. A step ends
-when an optimizer with watched parameters has stepped, if these parameters got new gradients since the last step
-ended; otherwise the optimizer's values belong to the step that just ended. docs/how-it-works.md has a table of what
-counts as a step in each kind of loop.
+Nothing here depends on what is captured, so steps have the same numbers under every setting. A step ends when an
+optimizer with watched parameters has stepped, if these parameters got new gradients since the last step ended.
+Otherwise the optimizer's values belong to the step that just ended. docs/how-it-works.md has a table of what counts as
+a step in each kind of loop.
 
 New gradients are noticed at a few parameters of each optimizer, the *witnesses*: their `.grad` is compared before and
-after each backward pass. In between nothing can free it, so equal means untouched. Where one optimizer alone is at work
-and no scaler steps it, it makes no difference which pass reached it, and nothing is compared.
+after each backward pass. Nothing can free it in between, so equal means unchanged. If a single optimizer runs and no
+scaler steps it, it doesn't matter which pass reached it, and nothing is compared.
 """
 
 from __future__ import annotations
@@ -28,44 +28,44 @@ from hookcore.recorder.owners import Mark, Owner, marks_of, scales_until_now, sp
 from hookcore.recorder.parameters import Parameter, Parameters
 
 WITNESSES: Final = 4  # of one optimizer
-FIRST_WITNESSES: Final = 16  # of all watched parameters, while optimizers are still met
-FIRST_STEPS: Final = 64  # steps after which all optimizers have been met
-MANY_WITNESSES: Final = 512  # of an optimizer that a pass once reached past its witnesses
+FIRST_WITNESSES: Final = 16  # of all watched parameters, while optimizers may still be unknown
+FIRST_STEPS: Final = 64  # steps after which all optimizers are known
+MANY_WITNESSES: Final = 512  # of an optimizer that a pass once reached without its witnesses
 ALL_WITNESSES: Final = 128  # of all optimizers together, unless one needs more
-ATTEMPTS: Final = 16  # resets of the gradients after which updates by hand are taken for granted, though none is seen
-PASSES_WITHOUT_STEP: Final = 64  # then each pass counts as a step, even if nothing ever resets the gradients
-RECENT: Final = 256  # steps after which an optimizer that stopped stepping counts no more
+ATTEMPTS: Final = 16  # resets of the gradients after which manual updates are assumed, even if none is seen
+PASSES_WITHOUT_STEP: Final = 64  # after this, each pass counts as a step, even if the gradients are never reset
+RECENT: Final = 256  # steps after which an optimizer that no longer steps is ignored
 RENEW_EVERY: Final = 16  # steps of an optimizer after which its witnesses' tensors are looked up again
-SCALER_STEPS: Final = 16  # an optimizer's first steps, and then one in so many, in which its scaler is looked for
+SCALER_STEPS: Final = 16  # an optimizer's first steps, and then one in this many, in which its scaler is searched for
 SCALER_DEPTH: Final = 64  # frames up the stack
-SCALER_NEAR: Final = 6  # in all other steps: a loop may begin to use a scaler at any time
+SCALER_NEAR: Final = 6  # in all other steps, because a loop may start to use a scaler at any time
 
 _current_task: Callable[[], int] = torch._C._current_graph_task_id
 
 
 class Host(Protocol):
-    """What the clock calls: the steps."""
+    """The receiver of the clock's steps."""
 
     def end_step(self, skipped_by: GradScaler | None) -> None:
-        """The step is over, or this scaler left it out."""
+        """End the step, which this scaler may have skipped."""
 
     def begin_step(self) -> None:
-        """The next one begins."""
+        """Start the next step."""
 
     def hold_part(self) -> None:
-        """What came so far is apart from what comes now, and may turn out to be a step of its own."""
+        """Separate the data so far from the following, because it may become a step."""
 
     def release_parts(self, as_steps: bool, scales: Sequence[float] = ()) -> int:
-        """Ship the parts that were held, as parts of the step that runs or as steps; answer with how many steps.
+        """Ship the held parts, as parts of the running step or as steps. Return the number of steps.
 
-        `scales`: a scaler skipped these steps, and the loss had these scales in them; NaN where that is not known.
+        `scales`: a scaler skipped these steps, and the loss was multiplied by these scales; NaN if unknown.
         """
 
     def find_model(self, optimizer: Optimizer) -> bool:
         """Return whether a model was found that owns what this optimizer steps: none of it is watched yet."""
 
     def read_parameters(self) -> None:
-        """No optimizer of torch's will step: the gradients are final now."""
+        """Read the gradients now, because no torch optimizer will step."""
 
     def emit(self, name: str, message: str) -> None:
         """Add an event to the next frame."""
@@ -80,32 +80,32 @@ class Clock:
         self.step = 0
         self.manual = False  # the user calls step()
         self.passes = 0  # backward passes that reached a watched parameter since the last step ended
-        self.begins_late = False  # a step that begins now has had its forward pass already
-        self._due = False  # an optimizer stepped inside the pass that runs
+        self.begins_late = False  # the forward pass of a step that begins now has already run
+        self._due = False  # an optimizer stepped inside the running pass
         self._decided = False  # whether an optimizer ever stepped
-        self._by_hand = 0  # so many passes make a step, where no optimizer steps; 0 while that is not known
-        self._attempts = 0  # closed ones, while it is not known who steps
-        self._passed = False  # a pass ended since the last step, whatever it reached
+        self._by_hand = 0  # passes per step, if no optimizer steps; 0 while unknown
+        self._attempts = 0  # closed ones, while it is unknown who steps
+        self._passed = False  # a pass has ended since the last step, whatever it reached
         self._saw_passes = False
         self._group: set[int] = set()  # optimizers that stepped since the last step ended, or ended it
         self._last: Owner | None = None
-        self._alone: Owner | None = None  # the only optimizer, where passes need not be looked at
+        self._alone: Owner | None = None  # the only optimizer, if passes needn't be compared
         self._owners: dict[int, Owner] = {}
         self._witnesses: list[Parameter] = []
-        self._known = (-1, False)  # how many parameters there were when the witnesses were chosen, and whether early
-        self._marks: list[Mark] = []  # of the witnesses, before the pass that runs or after the last one
+        self._known = (-1, False)  # the number of parameters when the witnesses were chosen, and whether that was early
+        self._marks: list[Mark] = []  # of the witnesses, before the running pass or after the last one
         self._versions: list[int] = []  # of the witnesses, after the last pass
         self._looked_at: list[Tensor] = []  # the witnesses' tensors, while a pass runs
-        self._thread = 0  # the one that ran the first pass
-        self.many_threads = False  # a second one has run a pass
-        self._passed_in: set[int] = set()  # of many threads, those that ran a pass since they ended a step
+        self._thread = 0  # that of the first pass
+        self.many_threads = False  # a second thread has run a pass
+        self._passed_in: set[int] = set()  # of many threads, those with a pass since they ended a step
         self._reached: set[int] = set()  # witnesses that got new gradients since the last step ended, by id(tensor)
         self._stacks: dict[int, list[tuple[int, int]]] = {}
 
     # -- optimizers -------------------------------------------------------------------------------------------------
 
     def step_begins(self, optimizer: Optimizer, closure: bool = False) -> Owner | None:
-        """Answer with the owner, if this call is not inside another owner's step and steps watched parameters."""
+        """Return the owner, if this call is not inside another owner's step and steps watched parameters."""
         owner = self._owner_of(optimizer)
         if not owner.owns:
             return None
@@ -118,17 +118,17 @@ class Clock:
             return None
         if owner.steps % RENEW_EVERY == 0:
             owner.look_up()
-        # Inside a backward pass the gradients are that pass's, and nothing has told of them yet.
+        # Inside a backward pass, the gradients are those of that pass, which hasn't been announced yet.
         owner.inner_passes = closure
         owner.late = not closure and _current_task() == -1 and self._is_late(owner)
-        if closure or not self._passed:  # else it is known already that it steps with new gradients
+        if closure or not self._passed:  # else it is already known to step with new gradients
             owner.versions = [tensor._version for tensor in owner.seen]
         far = owner.steps < SCALER_STEPS or owner.steps % SCALER_STEPS == 0
         owner.find_scaler(SCALER_DEPTH if far else SCALER_NEAR)
         return owner
 
     def step_ended(self, optimizer: Optimizer) -> Owner | None:
-        """The same at the end of the call."""
+        """Return the owner at the end of the call, as `step_begins` does."""
         ident = threading.get_ident()
         stack = self._stacks.get(ident)
         owner = self._owners.get(id(optimizer))
@@ -149,11 +149,11 @@ class Clock:
 
     @property
     def stepping(self) -> bool:
-        """Whether this thread is inside an optimizer's step."""
+        """Return whether this thread is inside an optimizer's step."""
         return bool(self._stacks.get(threading.get_ident()))
 
     def count(self, owner: Owner) -> int:
-        """An optimizer has stepped; answer with the step that it belongs to, -1 if it changed nothing."""
+        """Count a step of an optimizer. Return the step that it belongs to, or -1 if it changed nothing."""
         if owner.inner_passes:
             owner.late = self._is_late(owner)
         reached = self._has_reached(owner)
@@ -161,11 +161,11 @@ class Clock:
         if self._passed and owner.ever_reached and not reached and self._alone is None:
             self._choose_witnesses(owner, MANY_WITNESSES)
         if not fresh and not self.step:
-            return -1  # nothing has come yet: some loops step once to silence a scheduler's warning
+            return -1  # nothing to step with: some loops step once to silence a scheduler's warning
         if not self._decided:
             self._decide(owner.live_scaler())
         if not owner.steps:
-            for other in self._owners.values():  # what came until now may not have been looked at
+            for other in self._owners.values():  # earlier passes may not have been compared
                 other.after = marks_of(other.seen)
         step = self.step if fresh else self.step - 1
         owner.gap = max(1, step - owner.last_step) if owner.last_step >= 0 else 1
@@ -182,7 +182,7 @@ class Clock:
         return step
 
     def _only_owner(self) -> Owner | None:
-        """The optimizer of which it is known that nothing else decides about the steps."""
+        """Return the optimizer that alone determines the steps, if that is known."""
         if self.step < FIRST_STEPS or not self._decided or self.many_threads:
             return None
         found = None
@@ -194,18 +194,18 @@ class Clock:
         return None if found is None or found.inside or found.scaler is not None else found
 
     def _decide(self, scaler: GradScaler | None) -> None:
-        """An optimizer steps this model. What was held until now was skipped by its scaler, or is part of its step."""
+        """Decide that an optimizer steps this model. Held data was skipped by its scaler, or is part of its step."""
         scales = scales_until_now(scaler, self._attempts) if scaler is not None else []
         self._decided, self._by_hand, self._attempts = True, 0, 0
         self.step += self._host.release_parts(as_steps=bool(scales), scales=scales)
 
     def _is_late(self, owner: Owner) -> bool:
-        """Whether it steps with the gradients of the step that ended last, after another optimizer."""
+        """Return whether it steps with the gradients of the last step, after another optimizer."""
         if self._has_reached(owner) or not self.step:
             return False
         if self._passed:  # a pass that its witnesses did not see
             return owner.ever_reached and self._last not in (owner, None)
-        if not self._saw_passes:  # compiled as a whole, or with gradients that were set by hand
+        if not self._saw_passes:  # compiled as a whole, or with gradients that were set manually
             return bool(self._group) and id(owner) not in self._group
         return not owner.steps or owner.after == marks_of(owner.seen)
 
@@ -216,7 +216,7 @@ class Clock:
 
     @staticmethod
     def _moved(owner: Owner) -> bool:
-        """Whether the step that just ended changed a weight."""
+        """Return whether the step that just ended changed a weight."""
         return owner.versions != [tensor._version for tensor in owner.seen]
 
     def leave_to_user(self) -> None:
@@ -224,7 +224,7 @@ class Clock:
         self.manual = True
 
     def end_with_pass(self, owner: Owner) -> None:
-        """End the step with the backward pass that runs: the optimizer steps inside it."""
+        """End the step with the running backward pass, because the optimizer steps inside it."""
         owner.inside = self._due = True
 
     def tick(self, skipped_by: GradScaler | None = None) -> None:
@@ -268,7 +268,7 @@ class Clock:
         return max(1, min(WITNESSES, ALL_WITNESSES // max(1, owners)))
 
     def _choose_witnesses(self, owner: Owner, many: int) -> None:
-        """Take so many of its parameters, evenly spread, the first and the last among them, from the next pass on."""
+        """Use this many of its parameters, evenly spread, including the first and the last, from the next pass on."""
         optimizer = owner.ref()
         owned = self._parameters.owned(optimizer) if optimizer is not None else []
         trainable = [each for each in owned if (tensor := each.tensor) is not None and tensor.requires_grad]
@@ -279,16 +279,16 @@ class Clock:
             owner.look_up()
 
     def optimizers(self) -> list[Optimizer]:
-        """Every optimizer that was seen to step."""
+        """Return every optimizer that has stepped."""
         return [found for owner in list(self._owners.values()) if (found := owner.ref()) is not None]
 
     def scalers(self) -> list[GradScaler]:
-        """Those that are seen to step an optimizer, and are enabled."""
+        """Return the enabled scalers that step an optimizer."""
         owners = list(self._owners.values())
         return list({id(scaler): scaler for owner in owners if (scaler := owner.live_scaler())}.values())
 
     def known_scale(self) -> float | None:
-        """The loss scale in force, where one scaler is known and its scale is not on another device."""
+        """Return the current loss scale, if there is one known scaler whose scale is not on another device."""
         scalers = self.scalers()
         if len(scalers) != 1:
             return None
@@ -296,7 +296,7 @@ class Clock:
         return float(scale) if isinstance(scale, Tensor) and scale.is_cpu else None
 
     def longest_gap(self) -> int:
-        """So many steps in a row hold a step of every optimizer that is at work."""
+        """Return how many consecutive steps contain a step of every active optimizer."""
         longest = 1
         for owner in self._owners.values():
             if owner.gap > longest and owner.steps and self.step - owner.last_step <= RECENT:
@@ -306,10 +306,10 @@ class Clock:
     # -- backward passes --------------------------------------------------------------------------------------------
 
     def pass_begins(self) -> None:
-        """A pass that accumulates gradients starts.
+        """Handle the start of a pass that accumulates gradients.
 
-        Gradients are only looked at while one thread alone has ever run a pass. Torch sets and frees `.grad` without
-        holding the interpreter's lock, so to read one that another thread trains with can crash the process.
+        Gradients are read only while a single thread has ever run a pass. Torch sets and frees `.grad` without the
+        interpreter lock, so reading one that another thread trains with can crash the process.
         """
         ident = threading.get_ident()
         self._thread = self._thread or ident
@@ -332,7 +332,7 @@ class Clock:
         self._marks = marks_of(self._looked_at)
 
     def pass_ended(self) -> None:
-        """It is over, or raised."""
+        """Handle the end of a pass, even if it raised."""
         self._passed = self._saw_passes = True
         if self.many_threads:
             self._passed_in.add(threading.get_ident())
@@ -380,7 +380,7 @@ class Clock:
         return [tensor for owner in at_work for tensor in owner.seen]
 
     def _know_witnesses(self) -> None:
-        """Those of all optimizers, and for the first steps some of all parameters: not every optimizer has been met."""
+        """Choose the witnesses of all optimizers and, while some may be unknown, a few of all parameters."""
         early = self.step < FIRST_STEPS or not self._decided
         if self._known == (self._parameters.adopted, early):
             return
@@ -403,9 +403,9 @@ class Clock:
     # -- steps that no optimizer ends -------------------------------------------------------------------------------
 
     def notice_end(self) -> bool:
-        """Notice a step that ended without an optimizer's: a scaler skipped it, or the weights were changed by hand.
+        """Notice a step that ended without an optimizer: a scaler skipped it, or the weights were changed manually.
 
-        Called where the next step may begin: before a pass, before a module runs, before a value is logged.
+        Called where the next step may begin: before a pass, a module's run, or a logged value.
         """
         if (not self.passes and not self._by_hand) or self.many_threads or threading.get_ident() != self._thread:
             return False
@@ -427,7 +427,7 @@ class Clock:
             return True
         self._attempts += 1
         self._host.hold_part()
-        # Gradients that are thrown away while the weights stay as they are: a scaler that begins too high does this.
+        # Gradients that are discarded while the weights stay unchanged: a scaler with too high a scale does this.
         if self._attempts >= (2 if changed else ATTEMPTS):
             self._steps_by_hand(max(1, self.passes // self._attempts))
             self.passes = 0
@@ -435,12 +435,12 @@ class Clock:
 
     @property
     def undecided(self) -> bool:
-        """Whether passes ended and it is not known yet who steps."""
+        """Return whether passes have ended and it is still unknown who steps."""
         return bool(self.passes) and not self._decided and not self._by_hand
 
     @property
     def may_have_skipped(self) -> bool:
-        """Whether a pass ended, and a scaler may leave its step out."""
+        """Return whether a pass has ended whose step a scaler may skip."""
         return bool(self.passes) and any(owner.scaler is not None for owner in list(self._owners.values()))
 
     def _weights_changed(self) -> bool:
@@ -448,7 +448,7 @@ class Clock:
         return len(tensors) == len(self._marks) and self._versions != [tensor._version for tensor in tensors]
 
     def _was_reset(self) -> bool:
-        """Whether the gradients were."""
+        """Return whether the gradients were reset."""
         tensors = tensors_of(self._witnesses)
         return len(tensors) == len(self._marks) and any(map(was_reset, tensors, self._marks))
 
@@ -472,7 +472,7 @@ class Clock:
 
 
 def _step_frames(all_of_them: bool) -> list[int]:
-    """The running calls of `Optimizer.step`, innermost first; only that one unless all are asked for."""
+    """Return the running calls of `Optimizer.step`, innermost first; only that one unless all are requested."""
     found: list[int] = []
     frame: Any = sys._getframe(2)
     while frame is not None:

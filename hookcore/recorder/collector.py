@@ -1,4 +1,4 @@
-"""What the training thread hands to the recorder's thread at the end of a step: rows, events, and scalars."""
+"""The data that the training thread passes to the recorder's thread at the end of a step."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NOTHING: Final = np.empty(0, np.int64)
 
 
 class Collector:
-    """Takes everything that came since it was asked last."""
+    """Collects everything since it was last taken."""
 
     def __init__(
         self,
@@ -48,31 +48,31 @@ class Collector:
             self._events.append(Event(self._step(), time.time(), name, message, severity, module))
 
     def add_scalars(self, scalars: dict[str, Any]) -> None:
-        """Add the user's numbers to the step that runs."""
+        """Add the user's numbers to the running step."""
         self._scalars |= scalars
 
     def mark_skipped(self) -> None:
-        """Note that a scaler left out the step that runs."""
+        """Note that a scaler skipped the running step."""
         self._scalars[SKIPPED] = 1.0
         self._events.append(skipped_step(self._step()))
 
     def mark_part_skipped(self, raw: RawFrame, step: int) -> None:
-        """Note that a part that was taken before is a step that a scaler left out."""
+        """Note that an already taken part is a step that a scaler skipped."""
         raw.scalars[SKIPPED] = 1.0
         self._events.append(skipped_step(step))
 
     @property
     def has_events(self) -> bool:
-        """Whether an event waits for a frame."""
+        """Return whether an event waits for a frame."""
         return bool(self._events)
 
     @property
     def has_news(self) -> bool:
-        """Whether an event or a scalar waits for a frame."""
+        """Return whether an event or a scalar waits for a frame."""
         return bool(self._events or self._scalars)
 
     def take(self, step: int, elapsed_s: float = _NAN, micro_batches: int = 0) -> RawFrame:
-        """Return everything that came since this was called last."""
+        """Return everything since the last call."""
         statistics, scale = self._statistics, self._scale
         new_taps = statistics.table.take_new()
         raw = RawFrame(
@@ -95,22 +95,22 @@ class Collector:
         return raw
 
     def take_events(self) -> RawFrame:
-        """Return the events alone, as a part of the step that ended last."""
+        """Return only the events, as a part of the step that ended last."""
         events, self._events = tuple(self._events), []
         return without_rows(max(0, self._step() - 1), events=events)
 
 
 def without_rows(step: int, **content: Any) -> RawFrame:
-    """Return a part of a step that holds events or scalars only."""
+    """Return a part of a step with only events or scalars."""
     return RawFrame(step, time.time(), _NOTHING, (), 0, _NAN, **content)
 
 
 def drop_rows(raw: RawFrame) -> None:
-    """Keep of a part only what is not measured."""
+    """Remove the measurements from a part."""
     raw.packed, raw.transfers, raw.scale = _NOTHING, (), None
 
 
 def skipped_step(step: int) -> Event:
-    """Return the event of a step that a scaler left out."""
+    """Return the event for a step that a scaler skipped."""
     message = f"GradScaler skipped step {step}: its gradients were not finite, so the weights did not change."
     return Event(step, time.time(), "skipped-step", message, "warning")

@@ -1,9 +1,9 @@
-"""What readers ask of the trainer: read and checked in the sender's thread, carried out between two steps.
+"""Commands from readers: read and checked in the sender's thread, carried out between two steps.
 
-A command is read where it arrives, so that a long list of patterns costs the training nothing. What it changes of the
-hooks waits for the end of a step: then the training thread itself is inside the recorder, holding its lock, and no
-forward pass of its own can be half way. While no step ends, the recorder's thread carries out what no hook looks at:
-the cadence and the switch for pausing, both of which are read at the end of a step under the same lock.
+A command is read where it arrives, so a long list of patterns costs the training nothing. Changes of hooks wait for the
+end of a step: then the training thread itself is inside the recorder, holding its lock, so none of its forward passes
+can be half done. While no step ends, the recorder's thread carries out changes that no hook reads: the cadence and the
+pause, both of which are read at the end of a step under the same lock.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TABLE: Final = {each.name: each for each in SETTINGS if each.name in _OF_HOOKS 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """New values of settings, and where modules were chosen anew, which."""
+    """New values of settings and, if modules are reselected, the selection."""
 
     values: dict[str, Any]
     choice: Choice | None = None
@@ -44,13 +44,13 @@ class Commands:
         self._snapshots = snapshots
         self._emit = emit
         self._describe = describe
-        self._lock = threading.Lock()  # of the readers alone: they tell, which takes the recorder's lock
-        self._coming = settings  # what holds when everything that waits is carried out
+        self._lock = threading.Lock()  # for readers only, because they emit events, which takes the recorder's lock
+        self._coming = settings  # the settings after all waiting commands
         self._last = -1
-        self.changes: deque[Change] = deque()  # that wait; appended to by readers, emptied under the recorder's lock
+        self.changes: deque[Change] = deque()  # waiting ones; appended by readers, emptied under the recorder's lock
 
     def enqueue(self, command: Command) -> None:
-        """Validate a command and queue it. One that comes twice is carried out once."""
+        """Validate a command and queue it. A repeated one is carried out once."""
         with self._lock:
             if command.number <= self._last:
                 return
@@ -63,7 +63,7 @@ class Commands:
                 self._describe()
 
     def ask(self, tap: Tap | None, number: int = -1) -> bool:
-        """Look for a tensor from the next step on, or say why not."""
+        """Look for a tensor from the next step on, or return why not."""
         reason = "the command names no tap" if tap is None else self._why_not(tap)
         module = tap.module if tap is not None else ""
         if not reason and tap is not None and not self._snapshots.ask(tap, number):
@@ -107,12 +107,12 @@ class Commands:
         self.changes.append(Change(values, choice))
 
     def apply_pending(self, apply: Callable[[Change], None]) -> None:
-        """Between two steps: everything that waits, in its order."""
+        """Carry out everything that waits, in order. Called between two steps."""
         while self.changes:
             apply(self.changes.popleft())
 
     def apply_while_idle(self, apply: Callable[[Change], None]) -> None:
-        """In the recorder's thread, while no step ends: what no hook looks at. The rest waits on."""
+        """Carry out what no hook reads. Called in the recorder's thread while no step ends; the rest keeps waiting."""
         later: list[Change] = []
         while self.changes:
             now, rest = _split(self.changes.popleft())
@@ -124,7 +124,7 @@ class Commands:
 
     @property
     def waits_for_a_step(self) -> bool:
-        """Whether all that waits can only be carried out at a step's end."""
+        """Return whether the end of a step is needed for everything that waits."""
         return all(_OF_HOOKS.issuperset(change.values) for change in list(self.changes))
 
 
@@ -146,6 +146,6 @@ def _split(change: Change) -> tuple[Change | None, Change | None]:
 
 
 def describe_change(before: dict[str, Any], after: dict[str, Any], names: dict[str, Any]) -> str:
-    """From what to what, for the settings that were named."""
+    """Describe the changes of the given settings, from old to new values."""
     shown = (f"{name}: {json.dumps(before[name])} -> {json.dumps(after[name])}" for name in names)
     return "; ".join(shown) or "nothing was named, so nothing changed"

@@ -1,8 +1,8 @@
-"""Hooks next to those that a module has of its own.
+"""Hooks that accompany a module's own hooks.
 
-Torch calls the hooks on the process before those on a module. Where a module's own hooks replace what it receives or
-returns, a hook on the process sees what was there before. A companion stands behind the module's own hooks and sees
-what the module really receives and returns. Modules without hooks of their own never get one.
+Torch calls the hooks on the process before those on a module. If a module's own hooks replace its inputs or outputs, a
+hook on the process sees the values before that. A companion comes after the module's own hooks and sees what the module
+really receives and returns. Modules without their own hooks never get one.
 """
 
 from __future__ import annotations
@@ -49,41 +49,41 @@ class Companions:
             meter.leave()
 
     def begin_step(self, plans: Iterable[Plan]) -> None:
-        """Put a pre-hook on each module that has some of its own: within a call that would be too late."""
+        """Add a pre-hook to each module that has its own: within a call, that would be too late."""
         for plan in plans:
             if (module := plan.ref()) is not None and module._forward_pre_hooks:
                 self.add_before(module, plan)
 
     def end_step(self) -> None:
-        """Take the pre-hooks off the modules again."""
+        """Remove the pre-hooks from the modules."""
         for handle in self.before.values():
             handle.remove()
         self.before.clear()
 
     def add_before(self, module: nn.Module, plan: Plan) -> None:
-        """See the inputs of the module's next calls."""
+        """Observe the inputs of the module's next calls."""
         if id(module) not in self.before:
-            with contextlib.suppress(RuntimeError, AttributeError):  # a scripted module takes no hook
+            with contextlib.suppress(RuntimeError, AttributeError):  # a scripted module accepts no hook
                 self.before[id(module)] = hooks.on_forward_pre(module, BeforeCompanion(self, plan))
 
     def missed_input(self, module: nn.Module, plan: Plan) -> None:
-        """The module has pre-hooks of its own that came since the step began."""
+        """Handle a module that got its own pre-hooks after the step began."""
         plan.note_reason(LATE_PRE_HOOK)
         self.add_before(module, plan)
 
     def enter(self, module: nn.Module, plan: Plan) -> None:
-        """The module, which has forward hooks of its own, is about to run."""
+        """Handle the start of a module with its own forward hooks."""
         companion = self.after.get(id(module))
         if companion is None:
             companion = AfterCompanion(self, plan)
             keywords = self._dispatcher.wants_input(plan)
-            with contextlib.suppress(RuntimeError, AttributeError):  # a scripted module takes no hook
+            with contextlib.suppress(RuntimeError, AttributeError):  # a scripted module accepts no hook
                 companion.handle = hooks.on_forward(module, companion, always_call=True, with_kwargs=keywords)
                 self.after[id(module)] = companion
         companion.calls += 1
 
     def close(self) -> None:
-        """Take them all off."""
+        """Remove all companions."""
         self.end_step()
         for companion in list(self.after.values()):
             companion.leave()
@@ -91,7 +91,7 @@ class Companions:
 
 
 class BeforeCompanion:
-    """The last pre-hook of a module with pre-hooks of its own."""
+    """The last pre-hook of a module that has its own pre-hooks."""
 
     __slots__ = ("companions", "plan")
 
@@ -111,14 +111,14 @@ class BeforeCompanion:
 
 
 class AfterCompanion:
-    """The last forward hook of a module with forward hooks of its own, for as long as the module runs."""
+    """The last forward hook of a module that has its own forward hooks, while the module runs."""
 
     __slots__ = ("calls", "companions", "handle", "plan")
 
     def __init__(self, companions: Companions, plan: Plan) -> None:
         self.companions = companions
         self.plan = plan
-        self.calls = 0  # a module may run inside itself
+        self.calls = 0  # a module may call itself
         self.handle: hooks.HookHandle | None = None
 
     @guarded
@@ -130,11 +130,11 @@ class AfterCompanion:
         if self.calls <= 0:
             self.companions.after.pop(id(module), None)
             self.leave()
-        if output is not None:  # it is None after an exception
+        if output is not None:  # None after an exception
             self.companions.saw_return(self.plan, rest[0] if len(rest) > 1 else {}, output)
 
     def leave(self) -> None:
-        """Take it off the module."""
+        """Remove it from the module."""
         if self.handle is not None:
             self.handle.remove()
 
@@ -145,5 +145,5 @@ class AfterCompanion:
 
 
 def inert_hook() -> tuple[Any, ...]:
-    """What a copy or a checkpoint of the model gets instead: it does nothing, and needs no hookcore to be read."""
+    """Return the replacement in copies and checkpoints of the model, which does nothing and loads without hookcore."""
     return getattr, (contextlib.nullcontext(), "__exit__")

@@ -1,4 +1,4 @@
-"""What can change while training runs: carries commands out between two steps, or while no step ends."""
+"""Changes during training: carries commands out between two steps, or while no step ends."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hookcore.recorder.snapshots import Snapshots
 
 
 class Control:
-    """The settings that hold now. Called under the recorder's lock."""
+    """The current settings. Called under the recorder's lock."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Control:
         self._reported_waiting = False
 
     def current_settings(self) -> dict[str, Any]:
-        """Return what holds now, in types that JSON has: settings, `paused`, and figures of the cadence."""
+        """Return the current settings in types that JSON has, with `paused` and figures of the cadence."""
         return {**self.settings.as_dict(), "paused": self.paused, **self._cadence.as_settings()}
 
     def pause(self, paused: bool) -> None:
@@ -47,25 +47,25 @@ class Control:
 
     @property
     def has_work(self) -> bool:
-        """Whether a command or a snapshot is to be looked after at the end of the step."""
+        """Return whether a command or a snapshot needs attention at the end of the step."""
         return self._snapshots.active or bool(self._commands.changes)
 
     def apply_pending(self) -> None:
-        """Carry out everything that waits; called between two steps, on the training thread."""
+        """Carry out everything that waits. Called between two steps, on the training thread."""
         self._commands.apply_pending(self._apply)
         self._reported_waiting = False
         self.begin_snapshots()
 
     def begin_snapshots(self) -> None:
-        """Look for the tensors that were asked for."""
+        """Look for the requested tensors."""
         self._snapshots.begin()
         self._placement.follow_observers(*((self._snapshots,) if self._snapshots.looks_at_calls else ()))
 
     def apply_while_idle(self) -> None:
-        """Carry out what no hook looks at; called on the recorder's thread, while no step ends.
+        """Carry out what no hook reads. Called on the recorder's thread while no step ends.
 
-        A forward may be running, and a slow one at that. The cadence and the switch for pausing are read at the end of
-        a step only, under the lock that is held here.
+        A forward may be running, even a slow one. The cadence and the pause are read only at the end of a step, under
+        the lock that is held here.
         """
         if not self._commands.waits_for_a_step:
             self._commands.apply_while_idle(self._apply)

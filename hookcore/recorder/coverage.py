@@ -31,7 +31,7 @@ _MODULE_KINDS: frozenset[Kind] = frozenset(("output", "output_grad", "input", "i
 
 
 def joined(root: str, path: str) -> str:
-    """A module's path in the run: below the name of its root, if that has one."""
+    """Return a module's path in the run: below the name of its root, if it has one."""
     return f"{root}/{path}" if root and path else root or path
 
 
@@ -39,7 +39,7 @@ def joined(root: str, path: str) -> str:
 
 
 def records_of(root: Root, plans: Mapping[int, Plan]) -> Iterator[ModuleRecord]:
-    """Every module of a model."""
+    """Return a record of every module of a model."""
     top = root.ref()
     if top is None:
         return
@@ -64,7 +64,7 @@ def records_of(root: Root, plans: Mapping[int, Plan]) -> Iterator[ModuleRecord]:
 
 
 def _shapes_of(module: nn.Module, plan: Plan | None) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """Of its own parameters, and of what went in and came out first."""
+    """Return the shapes of a module's own parameters, and of its first inputs and outputs."""
     known: dict[str, tuple[int, ...]] = {}
     for name, parameter in dict(module._parameters).items():
         if parameter is not None and not isinstance(parameter, nn.UninitializedParameter):
@@ -77,20 +77,20 @@ def _shapes_of(module: nn.Module, plan: Plan | None) -> tuple[tuple[str, tuple[i
 
 @dataclass(frozen=True, slots=True)
 class _World:
-    """What the reasons are told from."""
+    """The facts from which reasons are derived."""
 
     table: TapTable
     by_path: Mapping[str, Plan]
     regions: Sequence[str]
-    functions: Sequence[str]  # compiled ones, which no hook sees into
-    seen_roots: frozenset[int]  # of which any module was seen to run
-    hides_compiled: bool  # whether something was compiled, of which hooks on modules see nothing
+    functions: Sequence[str]  # compiled ones, which hooks don't reach
+    seen_roots: frozenset[int]  # those with any module that has run
+    hides_compiled: bool  # whether something was compiled, so that hooks on modules don't reach it
 
 
 def coverage_of(plans: PlanTable, table: TapTable, boundary: bool, on_modules: bool = False) -> list[Coverage]:
-    """Every module: captured, or not and why.
+    """Return every module: captured, or why not.
 
-    `boundary`: whether compiled regions are seen from outside alone. `on_modules`: whether the hooks are on modules.
+    `boundary`: whether compiled regions are observed only from outside. `on_modules`: whether the hooks are on modules.
     """
     live = plans.live()
     paths = {plan.path for plan in live}
@@ -111,7 +111,7 @@ def coverage_of(plans: PlanTable, table: TapTable, boundary: bool, on_modules: b
 
 
 def hidden_roots(plans: PlanTable, on_modules: bool = False) -> list[tuple[str, str]]:
-    """Models that train without a call that is seen, by name, and why."""
+    """Return the models that train without an observed call, by name, and why."""
     live = plans.live()
     seen = {id(plan.root) for plan in live if plan.seen}
     hidden = [plan for plan in live if plan.is_root and id(plan.root) not in seen and _ran_unseen(plan, live)]
@@ -133,7 +133,7 @@ def _hides_its_parts(plan: Plan) -> bool:
 
 
 def _filled(plan: Plan, table: TapTable, before: Plan | None = None) -> dict[Kind, bool]:
-    """The kinds that came, and whether they did in the newest frame."""
+    """Return the captured kinds, and whether each was in the newest frame."""
     filled: dict[Kind, bool] = {}
     for source in (plan, before) if before is not None else (plan,):
         for key, slot in list(source.taps.items()):
@@ -146,10 +146,10 @@ def _filled(plan: Plan, table: TapTable, before: Plan | None = None) -> dict[Kin
 
 
 def _coverage_of(plan: Plan, world: _World, before: Plan | None) -> Coverage:
-    """`before`: the plan of a module that is gone and had the same path."""
+    """Return the coverage of a module. `before`: the plan of a deleted module with the same path."""
     table = world.table
     filled = _filled(plan, table, before if before is not plan else None)
-    # A module whose parameters alone were seen is not captured where its activations were asked for.
+    # A module with only its parameters captured is not captured if its activations were requested.
     asked = plan.kinds & _MODULE_KINDS or plan.kinds
     captured = not asked.isdisjoint(filled)
     reasons = list(plan.reasons)
@@ -169,7 +169,7 @@ def _coverage_of(plan: Plan, world: _World, before: Plan | None) -> Coverage:
 
 
 def _why_unseen(plan: Plan, world: _World) -> str:
-    """Why no call of this module was seen; of one that is gone, what was known while it was there."""
+    """Return why no call of this module was observed; for a deleted one, what was known about it."""
     if plan.ref() is not None:
         plan.why_unseen = _why_unseen_now(plan, world)
     return plan.why_unseen or NOT_CALLED
@@ -206,7 +206,7 @@ def _why_unseen_now(plan: Plan, world: _World) -> str:
 
 
 def _why_out_of_sight(plan: Plan, world: _World) -> str:
-    """The reason that lies in what the module is, or in what it is a part of; "" if there is none."""
+    """Return the reason that follows from what the module is or belongs to, or ""."""
     module, parent = plan.ref(), _parent_of(plan, world)
     if module is not None and _is_container(module):
         return f"a container ({plan.type_name}), which is not called: see its children"
@@ -226,7 +226,7 @@ def _why_out_of_sight(plan: Plan, world: _World) -> str:
 
 
 def _is_container(module: nn.Module) -> bool:
-    """Whether neither the class nor the object has a forward of its own."""
+    """Return whether neither the class nor the object has its own forward."""
     if "forward" in module.__dict__:
         return False
     found = next((base.__dict__["forward"] for base in type(module).__mro__ if "forward" in base.__dict__), None)
@@ -234,7 +234,7 @@ def _is_container(module: nn.Module) -> bool:
 
 
 def _has_compiled_forward(plan: Plan) -> bool:
-    """Whether only the forward was given to `torch.compile`, and not the module."""
+    """Return whether only the forward was passed to `torch.compile`, not the module."""
     module = plan.ref()
     if module is None:
         return False
@@ -249,7 +249,7 @@ def _parent_of(plan: Plan, world: _World) -> Plan | None:
 
 
 def _tied_to(plan: Plan, world: _World) -> str | None:
-    """The module that has the same weights and comes first."""
+    """Return the first module with the same weights."""
     module = plan.ref()
     own = {id(weight) for weight in module._parameters.values() if weight is not None} if module is not None else set()
     if not own:

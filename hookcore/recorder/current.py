@@ -1,4 +1,4 @@
-"""The step that runs now: whether it is captured, its backward passes, and the hooks that take gradients in them."""
+"""The running step: whether it is captured, its backward passes, and the hooks that receive gradients in them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _float32 = torch.float32
 
 
 class CurrentStep:
-    """What every hook asks about the step that runs. Graphs keep it alive, so it knows no recorder and no model."""
+    """The running step's state for all hooks. Graphs keep it alive, so it refers to no recorder or model."""
 
     __slots__ = (
         "_leaf_handles",
@@ -39,23 +39,23 @@ class CurrentStep:
         self.number = 0
         self.captured = False
         self.backwards = 0  # passes of this step that have ended and reached a watched tensor
-        self.reached = False  # whether the pass that runs has reached a watched tensor
-        self.began_backward = False  # whether a gradient came in this step
+        self.reached = False  # whether the running pass has reached a watched tensor
+        self.began_backward = False  # whether a gradient arrived in this step
         self.running: set[int] = set()  # threads that run a pass
         self.ignoring: set[int] = set()  # those of them whose pass is torch.autograd.grad's
-        self.pending = False  # a pass ended, and the next call of a module may belong to another step
+        self.pending = False  # a pass has ended, so the next call of a module may belong to another step
         self.meter: Meter | None = None  # set while the step is timed
         self._leaf_handles: list[hooks.HookHandle] = []
 
     def begin(self, number: int, captured: bool) -> None:
-        """Start a step and forget the one before."""
+        """Start a step and forget the previous one."""
         self.number, self.captured = number, captured
         self.backwards = 0
         self.began_backward = self.pending = False
         self.release_leaves()
 
     def stop(self) -> None:
-        """Capture no more of this step."""
+        """Stop capturing this step."""
         self.captured = False
         self.release_leaves()
 
@@ -64,13 +64,13 @@ class CurrentStep:
         self.meter = meter
 
     def await_call(self, pending: bool) -> None:
-        """Set whether the next call of a module may be the first one of another step."""
+        """Set whether the next call of a module may be the first of another step."""
         self.pending = pending
 
     # Backward passes
 
     def begin_pass(self, accumulates: bool) -> None:
-        """Note that a pass starts in this thread. The results of `torch.autograd.grad` are no gradients of the loss."""
+        """Note the start of a pass in this thread. Results of `torch.autograd.grad` are not gradients of the loss."""
         ident = threading.get_ident()
         self.running.add(ident)
         if not accumulates:
@@ -79,7 +79,7 @@ class CurrentStep:
             self.reached = False
 
     def end_pass(self, accumulates: bool) -> bool:
-        """Note that the pass is over, or raised. Return whether it reached a watched tensor of a captured step."""
+        """Note the end of a pass, even if it raised. Return whether it reached a watched tensor of a captured step."""
         ident = threading.get_ident()
         self.running.discard(ident)
         self.ignoring.discard(ident)
@@ -91,29 +91,29 @@ class CurrentStep:
         return True
 
     def reach(self) -> bool:
-        """Note that a gradient came. Return whether it is one of the loss."""
+        """Note that a gradient arrived. Return whether it is a gradient of the loss."""
         self.reached = True
         return not (self.ignoring and self.ignores_pass())
 
     def ignores_pass(self) -> bool:
-        """Return whether the gradients that come now are `torch.autograd.grad`'s."""
+        """Return whether arriving gradients are those of `torch.autograd.grad`."""
         ident = threading.get_ident()
-        # On a GPU they come in a thread of the engine, which stands for the one that started the pass.
+        # On a GPU, they arrive in a thread of the engine, which stands for the one that started the pass.
         return ident in self.ignoring if ident in self.running else self.ignoring == self.running
 
     def take_backwards(self) -> int:
-        """Return how many passes the step has had, and count from zero again."""
+        """Return the number of passes in the step, and reset it."""
         backwards, self.backwards = self.backwards, 0
         return backwards
 
     def add_backwards(self, backwards: int) -> None:
-        """Add passes that turned out to belong to this step."""
+        """Add passes that belong to this step after all."""
         self.backwards += backwards
 
     # Leaves
 
     def hook_leaf(self, tensor: Tensor, hook: Callable[[Any], None]) -> None:
-        """Take the gradient of a leaf in this step. A leaf keeps its hooks forever, so they are removed at its end."""
+        """Receive the gradient of a leaf in this step. A leaf keeps its hooks, so they are removed at the end."""
         self._leaf_handles.append(hooks.on_gradient(tensor, hook))
 
     def release_leaves(self) -> None:
@@ -124,25 +124,25 @@ class CurrentStep:
 
 
 class TensorHook:
-    """The rows of one tensor and of its gradient; also the tensor hook that takes the gradient.
+    """The rows of one tensor and of its gradient; also the tensor hook that receives the gradient.
 
-    Torch keeps this object in the graph. It holds no tensor, so no graph lives longer for it.
+    Torch keeps this object in the graph. It holds no tensor, so it extends no graph's life.
     """
 
     __slots__ = ("_add", "_control", "_current", "_timed", "grad_row", "row")
-    __torch_unserializable__ = True  # a tensor that is pickled with it gets no warning
+    __torch_unserializable__ = True  # pickling a tensor with it causes no warning
 
     def __init__(self, current: CurrentStep, control: int, row: int, grad_row: int, add: Callable[[Any], None]) -> None:
         self._current = current
         self._control = control
-        self._add = add  # takes gradients of any make
+        self._add = add  # handles gradients of any kind
         self.row = row
         self.grad_row = grad_row
         self._timed: TimedHook | None = None
 
     @property
     def timed(self) -> TimedHook:
-        """The same hook for a step that is timed; always the same object."""
+        """Return the same hook for a timed step; always the same object."""
         if self._timed is None:
             self._timed = TimedHook(self, self._current)
         return self._timed
@@ -165,13 +165,13 @@ class TensorHook:
             ):
                 _observe(grad.data_ptr(), grad.numel(), self.grad_row, self._control)
                 return
-        except Exception:  # a layout that has no address; the slow way knows them all
+        except Exception:  # a layout without an address, which the slow path handles
             pass
         self._add(grad)
 
 
 class TimedHook:
-    """Takes a gradient as its hook does, and reports to the meter how long that took."""
+    """Receives a gradient like its hook, and reports its own time to the meter."""
 
     __slots__ = ("_current", "_hook")
     __torch_unserializable__ = True
@@ -182,7 +182,7 @@ class TimedHook:
 
     def __call__(self, grad: Any) -> None:
         meter = self._current.meter
-        if meter is None:  # the graph outlived the step that was timed
+        if meter is None:  # the graph outlived the timed step
             self._hook(grad)
         else:
             meter.time(self._hook, grad)

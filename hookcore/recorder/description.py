@@ -1,4 +1,4 @@
-"""What a run is described by, sent now and then: its modules, their coverage, and the hooks that are there."""
+"""The description of a run, sent now and then: its modules, their coverage, and the hooks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hookcore.recorder.taps import TapTable
 from hookcore.records import HookRecord
 
 EVERY_S: Final = 30.0
-PAUSE: Final = 200  # times as long as a description took there is none
+PAUSE: Final = 200  # pause after a description, in multiples of its duration
 
 
 class Description:
@@ -30,16 +30,16 @@ class Description:
         self._clock = clock
         self._notices = notices
         self._errors = errors
-        self._hooks: tuple[HookRecord, ...] = ()  # as they were listed last
+        self._hooks: tuple[HookRecord, ...] = ()  # the last inventory
         self._due_at = 0.0
-        self._requested = True  # the first one is sent unasked
+        self._requested = True  # the first one is sent without a request
 
     def request(self) -> None:
-        """Send everything soon. Any thread may call it."""
+        """Send everything soon. Can be called from any thread."""
         self._requested = True
 
     def send_if_requested(self) -> None:
-        """Send everything if somebody asked for it."""
+        """Send everything if requested."""
         if self._requested:
             self._requested = False
             self.send()
@@ -48,7 +48,7 @@ class Description:
         """Send everything if the last description is old."""
         if (began := time.monotonic()) > self._due_at:
             self.send()
-            now = time.monotonic()  # walking over a very large model blocks whoever registers a hook: do it rarely
+            now = time.monotonic()  # walking over a very large model blocks registrations of hooks, so do it rarely
             self._due_at = now + max(EVERY_S, PAUSE * (now - began))
 
     def send(self) -> None:
@@ -61,7 +61,7 @@ class Description:
             self._errors.record("description of the modules", error)
 
     def send_coverage(self) -> None:
-        """Send the modules and their coverage, with the hooks as they were listed last."""
+        """Send the modules and their coverage, with the hooks of the last inventory."""
         self._shipper.sink.describe(self._models.records(), self._models.coverage(self._table), self._hooks)
 
     def send_modules(self) -> None:

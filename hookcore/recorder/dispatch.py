@@ -1,7 +1,7 @@
-"""The dispatcher: counts the calls of every module once, and hands each of them to all observers.
+"""The dispatcher: counts the calls of every module once, and passes each of them to all observers.
 
-The hooks on the process, on modules, and in compiled graphs report here. This code runs inside the user's forward.
-It keeps no tensor, draws no random number, runs no operator that the user's modes could see, and lets no exception out.
+The hooks on the process, on modules, and in compiled graphs report here. This code runs inside the user's forward. It
+keeps no tensor, draws no random number, runs no operator visible to the user's modes, and lets no exception out.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _tracing = torch._C._get_tracing_state
 
 
 class Dispatcher:
-    """Statistics observe every call; others are added while they look for something."""
+    """Passes every call to the statistics, and to other observers while they look for something."""
 
     def __init__(
         self,
@@ -52,27 +52,27 @@ class Dispatcher:
     # Observers
 
     def add_only(self, *others: Observer) -> None:
-        """Hand the calls to the statistics and to these observers."""
+        """Pass the calls to the statistics and to these observers."""
         self.others = others
         self._observers = (self.statistics, *others)
 
     def wants(self, plan: Plan) -> bool:
-        """Return whether any observer but the statistics looks at this module."""
+        """Return whether any observer but the statistics observes this module."""
         return any(observer.wants(plan) for observer in self.others)
 
     def wants_input(self, plan: Plan) -> bool:
-        """Return whether any observer looks at the inputs of this module."""
+        """Return whether any observer needs the inputs of this module."""
         return plan.wants_input or any(each.wants_inputs and each.wants(plan) for each in self.others)
 
     @property
     def wants_inputs(self) -> bool:
-        """Whether any observer but the statistics looks at inputs."""
+        """Whether any observer but the statistics needs inputs."""
         return any(observer.wants_inputs for observer in self.others)
 
     # Steps
 
     def begin_step(self, captured: bool) -> None:
-        """Count from zero and clear the rows."""
+        """Restart the counts and clear the rows."""
         if self._saw_eval:
             self._saw_eval = False
             for plan in self.plans.live():
@@ -82,12 +82,12 @@ class Dispatcher:
             self.statistics.begin_step()
 
     def reset_calls(self) -> None:
-        """Count the training calls of every module from zero again."""
+        """Restart the count of training calls of every module."""
         for plan in [*self.plans.by_id.values(), *self.plans.named]:
             plan.reset_calls()
 
     def has_outputs(self) -> bool:
-        """Return whether a module ran since the last backward pass ended."""
+        """Return whether a module has run since the last backward pass ended."""
         return any(plan.calls for plan in self.plans.live())
 
     # Calls
@@ -108,7 +108,7 @@ class Dispatcher:
             self.errors.record("forward pre-hook", error, plan)
 
     def saw_return(self, plan: Plan, keywords: Any, output: Any) -> None:
-        """Report that a module returned, and which keyword arguments it was given."""
+        """Report that a module returned, and its keyword arguments."""
         if keywords and self.wants_input(plan):
             self.saw_input(plan, keywords)
         if self.others or plan.wants_input or (plan.wants_output and not self.statistics.saw_plain(plan, output)):
@@ -122,7 +122,7 @@ class Dispatcher:
             self.saw_output(plan, output)
 
     def saw_output(self, plan: Plan, output: Any) -> None:
-        """Report an output of any make."""
+        """Report any kind of output."""
         try:
             if _tracing():
                 return
@@ -155,13 +155,11 @@ class Dispatcher:
     # Calls inside compiled graphs
 
     def saw_traced_output(self, plan: Plan, index: str, output: Tensor) -> int:
-        """Report one output of a call. Return a ticket for its gradient, negative if nobody wants that."""
+        """Report one output of a call. Return a ticket for its gradient, negative if it isn't needed."""
         if plan.first_index is None:
             plan.first_index = index
         counts = index == plan.first_index
-        if (
-            _current_task() != -1
-        ):  # a checkpoint runs the module again, calls in reverse order: only the gradient is new
+        if _current_task() != -1:  # a checkpoint repeats calls in reverse order: only the gradient is new
             plan.recomputed += counts
             return self.statistics.ticket(plan, index, max(0, plan.calls - plan.recomputed))
         plan.calls += counts
@@ -172,25 +170,25 @@ class Dispatcher:
         return self.statistics.ticket(plan, index, call.number) if call.phase == "train" else -1
 
     def saw_traced_gradient(self, plan: Plan, ticket: int, gradient: Tensor) -> None:
-        """Report the gradient of an output that has this ticket."""
+        """Report the gradient of the output with this ticket."""
         tap = self.statistics.table.taps[ticket]
         for observer in self._observers:
             observer.saw_gradient(plan, tap, gradient)
 
 
 def _phase(plan: Plan, tensors: list[tuple[str, Tensor]]) -> tuple[Phase, bool]:
-    """Return the phase of a call, and whether its gradient will only come with a checkpoint's recompute."""
+    """Return the phase of a call, and whether its gradient will come only with a checkpoint's recompute."""
     root, requires_grad = plan.root, any(tensor.requires_grad for _, tensor in tensors)
     phase = root.phase(requires_grad)
     if phase == "eval" or requires_grad or torch.is_grad_enabled():
         return phase, False
-    # No gradient here: a part of the pass that needs none, a checkpoint that comes back for it, or a pass without.
+    # No gradient here: a part of the pass that needs none, a checkpoint that recomputes it, or a pass without any.
     comes_again = bool(forward_segment())
     return ("train" if comes_again or root.entered_with_grad else "eval"), comes_again
 
 
 def _call_again(plan: Plan, output: Any) -> Call | None:
-    """Find the call that a checkpoint repeats inside the backward pass: nothing is counted twice.
+    """Find the call that a checkpoint repeats inside the backward pass, so that nothing is counted twice.
 
     Only under a reentrant checkpoint does the gradient flow through this second output.
     """

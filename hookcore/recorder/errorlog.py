@@ -1,4 +1,4 @@
-"""Errors inside hookcore: caught where they happen, counted, and kept with their tracebacks."""
+"""Errors inside hookcore: caught, counted, and kept with their tracebacks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the cells of an arena to a frame: pure NumPy, on the recorder's own thread."""
+"""Conversion of an arena's cells to frames: pure NumPy, on the recorder's own thread."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LINEAR: Final = ("mean", "std", "min", "max", "rms", "norm")
 
 @dataclass(slots=True)
 class RawFrame:
-    """What the training thread leaves for the recorder's: numbers only."""
+    """The training thread's data for the recorder's thread: numbers only."""
 
     step: int
     time_s: float
@@ -32,11 +32,11 @@ class RawFrame:
     micro_batches: int
     elapsed_s: float
     scale: float | None = None
-    scaled: frozenset[str] = frozenset()  # the kinds whose values carry the scale
+    scaled: frozenset[str] = frozenset()  # the kinds whose values include the scale
     labels: dict[str, str] = field(default_factory=dict)
     scalars: dict[str, Any] = field(default_factory=dict)  # numbers, or device scalars that can be waited for
     events: tuple[Event, ...] = ()
-    transfers: tuple[Transfer, ...] = ()  # what was measured on other devices, on its way to the host
+    transfers: tuple[Transfer, ...] = ()  # measurements on other devices, on their way to the host
     ratios: tuple[tuple[int, int], ...] = ()  # (slot of an update, slot of its parameter's values)
 
 
@@ -49,10 +49,10 @@ def stats_of(cells: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def build_frames(raws: Sequence[RawFrame], taps: Sequence[Tap], numbers: Sequence[int]) -> Iterator[Frame]:
-    """Frames as the store takes them: scaled gradients divided by their scale, hidden rows used and dropped.
+    """Return frames for the store: scaled gradients are divided by their scale, and hidden rows are used and dropped.
 
-    Many at once, because the arithmetic costs no more for twenty steps than for one. `numbers` gives each slot's tap
-    number, -1 where the slot is hidden.
+    Many at once, because twenty steps cost no more arithmetic than one. `numbers` is each slot's tap number, -1 for a
+    hidden slot.
     """
     harvests = [
         join([harvest, *(transfer.finish() for transfer in raw.transfers)])

@@ -13,7 +13,7 @@ from hookcore.recorder.plans import Plan
 
 
 class InsideAttachment:
-    """One hook on each module that was chosen at the start; another choice would compile every graph again."""
+    """A hook on each initially selected module. Another selection would recompile every graph."""
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         plans = {key: plan for key, plan in enumerate(dispatcher.plans.live()) if plan.wants_output}
@@ -70,7 +70,7 @@ class GraphReporter:
         return ticket
 
     def saw_gradient(self, key: int, index: str, ticket: int, gradient: Tensor) -> None:
-        """Report the gradient of an output that has this ticket."""
+        """Report the gradient of the output with this ticket."""
         plan = self._plans[key]
         try:
             self._dispatcher.saw_traced_gradient(plan, ticket, gradient)

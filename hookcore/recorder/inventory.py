@@ -1,4 +1,4 @@
-"""The hooks on everything that a recorder knows, in the words of the run: owners by their path in the whole."""
+"""The hooks on everything that a recorder knows, with the names of the run: owners by their full path."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from hookcore.recorder.plans import Root
 from hookcore.records import HookRecord
 
 MAX_HOOKS: Final = 20_000
-_ELSEWHERE: Final = ("process", "thread")  # the thread that lists is the recorder's, whose hooks say nothing
+_ELSEWHERE: Final = ("process", "thread")  # the listing thread is the recorder's, so its hooks are irrelevant
 
 
 def list_hooks(roots: Iterable[Root], optimizers: Iterable[Optimizer]) -> tuple[HookRecord, ...]:
-    """The hooks on the models, their parameters, the optimizers and the process; the first `MAX_HOOKS` of them."""
+    """Return the first `MAX_HOOKS` hooks on the models, their parameters, the optimizers, and the process."""
     return tuple(islice(_list(roots, optimizers), MAX_HOOKS))
 
 

@@ -1,4 +1,4 @@
-"""What capturing a step costs where no step is left out to compare with: the time that hookcore's own code takes."""
+"""The cost of capturing if no step is skipped for comparison: the time of hookcore's own code."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Meter:
-    """Adds up the time between `enter` and `leave`. Only a few captured steps are timed, for timing has a cost too."""
+    """Adds up the time between `enter` and `leave`. Only a few captured steps are timed, because timing also costs."""
 
     __slots__ = ("_clock", "_depth", "_entered_at", "_spent_s")
 
@@ -19,25 +19,25 @@ class Meter:
         self._spent_s = 0.0
 
     def enter(self) -> None:
-        """Begin a call of hookcore's."""
+        """Start a call of hookcore."""
         if not self._depth:
             self._entered_at = self._clock()
         self._depth += 1
 
     def leave(self) -> None:
-        """End it. One that began before the meter was put in place counts for nothing."""
+        """End it. A call that began before the meter was installed counts for nothing."""
         if self._depth:
             self._depth -= 1
             if not self._depth:
                 self._spent_s += self._clock() - self._entered_at
 
     def take(self) -> float:
-        """Return what was spent up to now, the call that runs included."""
+        """Return the time so far, including the running call."""
         running = self._clock() - self._entered_at if self._depth else 0.0
         return self._spent_s + running
 
     def time(self, call: Callable[..., Any], *args: Any) -> None:
-        """Call it between the two."""
+        """Call a function between the two."""
         self.enter()
         try:
             call(*args)

@@ -1,4 +1,4 @@
-"""The models under watch: their trees, the plan of every module, and the models that are found while they run."""
+"""The watched models: their trees, the plan of every module, and the models that are discovered."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _BOUNDARY_KINDS: frozenset[Kind] = frozenset(("output", "output_grad"))
 
 
 class Models:
-    """Knows which module is which. `changed` is called whenever a model or a part of one was added."""
+    """Identifies modules. `changed` is called whenever a model or a part of one is added."""
 
     def __init__(
         self,
@@ -46,20 +46,20 @@ class Models:
         self._settings = settings
         self._changed = changed
         self.roots: list[Root] = []
-        self.discovers = False  # whether models that nobody named are watched too
-        self.unsure = True  # whether the models' trees are to be compared with the plans at the next call
-        self._gone: dict[str, int] = {}  # the calls of modules that departed within this step, by path
-        self.changes = 0  # how often a tree was found changed
+        self.discovers = False  # whether unnamed models are watched too
+        self.unsure = True  # whether to compare the models' trees with the plans at the next call
+        self._gone: dict[str, int] = {}  # the calls of modules that left within this step, by path
+        self.changes = 0  # number of detected changes of a tree
         self._lock = threading.RLock()
-        self.refused = ""  # which model that was found could not be planned, and why
+        self.refused = ""  # which discovered model could not be planned, and why
         self._ignored: dict[int, weakref.ref[nn.Module]] = {}
-        # By identity: a module of the user's may compare or hash as it likes.
+        # By identity: the user's modules may define comparison and hash.
         self._owners: dict[int, tuple[weakref.ref[nn.Module], weakref.ref[nn.Module]]] = {}
 
     # -- planning ---------------------------------------------------------------------------------------------------
 
     def add(self, module: nn.Module, name: str = "") -> None:
-        """Plan a whole model. Raises PatternError where a pattern matches none of its modules."""
+        """Plan a whole model. Raises PatternError if a pattern matches none of its modules."""
         module = unwrap(module)
         root = Root(module, name)
         modules = _modules_of(root)
@@ -69,10 +69,10 @@ class Models:
         self._changed()
 
     def plan_for_name(self, name: str) -> Plan:
-        """A plan for a tensor that the user names; the first model says whether it is training."""
+        """Return a plan for a tensor that the user names. The first model says whether it is training."""
         root = self.roots[0] if self.roots else Root(nn.Module(), "")
         if any(plan.path == name for plan in self.plans.live()):
-            name = f"{name} (observed)"  # a module's path: its numbers must not mix with these
+            name = f"{name} (observed)"  # the path of a module, whose numbers must stay separate
         plan = Plan(name, root.ref() or nn.Module(), root, frozenset(("output", "output_grad")))
         plan.type_name = "observed tensor"
         self.plans.named.append(plan)
@@ -98,11 +98,11 @@ class Models:
         self.unsure = True
 
     def discover(self) -> None:
-        """Watch models that nobody named, too."""
+        """Watch unnamed models too."""
         self.discovers = True
 
     def check(self) -> None:
-        """Look the paths up again if a module was added, removed, renamed, wrapped or exchanged."""
+        """Look the paths up again if a module was added, removed, renamed, wrapped, or exchanged."""
         if self.unsure:
             self.unsure = False
             self._gone.clear()
@@ -121,7 +121,7 @@ class Models:
             self._changed()
 
     def _follow(self, root: Root) -> None:
-        """Bring the plans of a model in line with its tree. What was captured keeps its name."""
+        """Update the plans of a model to its tree. Captured data keeps its name."""
         plans, modules = self.plans.by_id, _modules_of(root)
         selection = _Everything(self._settings)
         mine = [(key, plan) for key, plan in list(plans.items()) if plan.root is root]
@@ -136,22 +136,22 @@ class Models:
                 self._rename(plan, joined(root.name, path), selection.reason(path, module))
         self._plan_all(root, {path: (module, selection.reason(path, module)) for path, module in modules.items()})
         for plan in [plan for plan in list(plans.values()) if plan.root is root]:
-            # A module that took the place of another within a pass: their calls must not share a tap.
+            # A module that replaced another within a pass: their calls must not share a tap.
             plan.calls = max(plan.calls, calls.get(plan.path, 0))
             if (module := plan.ref()) is not None:
                 plan.children = fingerprint(module)
 
     def _rename(self, plan: Plan, path: str, reason: str) -> None:
-        """A module has another place in the tree: its next values get taps of that name."""
+        """Rename a module that moved in the tree. Its next values get taps of the new name."""
         self.plans.departed.append(plan.left_behind(f"called {path} since then"))
         plan.path = path
         plan.choose(_NO_KINDS if reason else self._settings.kinds, reason)
         self._parameters.rename(plan)
 
     def choose(self, settings: Settings) -> Choice:
-        """What other settings would choose of the models that are known; raises PatternError as `add` does.
+        """Return what other settings would select from the known models. Raises PatternError as `add` does.
 
-        Reads only: any thread may call it, also while the models run.
+        It only reads, so any thread can call it, even while the models run.
         """
         choice: Choice = []
         unmatched: set[str] | None = None
@@ -169,7 +169,7 @@ class Models:
         return choice
 
     def rechoose(self, settings: Settings, choice: Choice) -> None:
-        """Choose the modules anew, between two steps."""
+        """Select the modules again, between two steps."""
         self._settings = settings
         for plan, reason in [*choice, *self._planned_since(choice)]:
             kinds = _NO_KINDS if reason else settings.kinds
@@ -179,7 +179,7 @@ class Models:
         self._parameters.choose(settings.kinds)
 
     def _planned_since(self, choice: Choice) -> Choice:
-        """Modules that came after the choice was made."""
+        """Return modules that were added after the selection."""
         chosen, selection = {id(plan) for plan, _ in choice}, _Everything(self._settings)
         later = [plan for plan in self.plans.live() if id(plan) not in chosen]
         return [
@@ -189,16 +189,16 @@ class Models:
         ]
 
     def paths(self) -> set[str]:
-        """The path of every plan."""
+        """Return the path of every plan."""
         return {plan.path for plan in [*self.plans.live(), *self.plans.named]}
 
     @property
     def wants_inputs(self) -> bool:
-        """Whether any module's inputs are asked for."""
+        """Return whether the inputs of any module are requested."""
         return not self._settings.kinds.isdisjoint(("input", "input_grad"))
 
     def make_boundary(self, plan: Plan) -> None:
-        """A compiled region's root is captured even where the patterns leave it out: it speaks for all inside."""
+        """Capture a compiled region's root even if the patterns leave it out, because it represents all inside."""
         if plan.path in self.plans.regions:
             return
         self.plans.regions.append(plan.path)
@@ -206,7 +206,7 @@ class Models:
             plan.make_boundary(self._settings.kinds & _BOUNDARY_KINDS)
 
     def _departed(self, key: int, _: object) -> None:
-        """A module is gone; what is known of it stays."""
+        """Handle a removed module. What is known about it is kept."""
         plan = self.plans.by_id.pop(key, None)
         if plan is not None:
             self._gone[plan.path] = plan.calls
@@ -216,9 +216,9 @@ class Models:
     # -- finding ----------------------------------------------------------------------------------------------------
 
     def found(self, module: nn.Module) -> None:
-        """A module without a plan is about to run: a new model, a new part of a known one, or nothing of ours."""
+        """Handle a module without a plan that is about to run: a new model, a new part of a known one, or neither."""
         if torch._C._get_tracing_state():
-            return  # a trace numbers what is looked at; the module is found at its next real call
+            return  # a trace counts attribute reads; the module is found at its next real call
         known = self._ignored.get(id(module))
         if known is not None and known() is module:
             return
@@ -233,7 +233,7 @@ class Models:
                 self._changed()
                 return
         if self.discovers and "_is_replica" not in module.__dict__:
-            with self._lock:  # two threads may meet two models of one name
+            with self._lock:  # two threads may find two models of one name
                 self._discover(self._topmost(unwrap(module)))
 
     def found_owner(self, parameters: Set[int]) -> bool:
@@ -247,7 +247,7 @@ class Models:
         return len(self.roots) > before
 
     def _discover(self, top: nn.Module) -> None:
-        """Watch a model that began to run. Losses and metrics, which own no parameter, are none."""
+        """Watch a model that has started to run, except losses and metrics, which have no parameters."""
         if id(top) in self.plans.by_id or next(parameters_of(top), None) is None:
             return
         try:
@@ -267,7 +267,7 @@ class Models:
 
     @guarded
     def saw_registration(self, owner: nn.Module, name: str, child: Any) -> None:
-        """torch's module registration hook: who is part of whom."""
+        """Record which module is part of which. torch's module registration hook."""
         try:
             if isinstance(child, nn.Module) and type(owner).__name__ != "OptimizedModule":
                 key, owners = id(child), self._owners
@@ -276,29 +276,29 @@ class Models:
             self._errors.record("registration hook", error)
 
     def let_go(self) -> None:
-        """Tell nobody of what happens to the models any more."""
+        """Stop notifying the recorder of changes to the models."""
         self._changed = _nothing
 
     # -- reading ----------------------------------------------------------------------------------------------------
 
     def records(self) -> list[ModuleRecord]:
-        """The tree of every watched model."""
+        """Return the tree of every watched model."""
         plans = self.plans.by_id
         return [record for root in self.roots for record in records_of(root, plans)]
 
     def coverage(self, table: TapTable) -> list[Coverage]:
-        """Return every module: captured, or not and why."""
+        """Return every module: captured, or why not."""
         boundary = self._settings.compiled == "boundary"
         return coverage_of(self.plans, table, boundary, self.hooks_are_on_modules)
 
     @property
     def hooks_are_on_modules(self) -> bool:
-        """Whether what runs compiled calls no hook of ours."""
+        """Return whether compiled code calls none of our hooks."""
         return self._settings.attach == "module" and self._settings.compiled != "inside"
 
 
 def _nothing() -> None:
-    """Stands for a call that nobody wants."""
+    """Handle a call that isn't needed."""
 
 
 class _Everything:

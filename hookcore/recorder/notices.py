@@ -1,4 +1,4 @@
-"""What hookcore could not do: each problem becomes an event once, because a gap alone explains nothing."""
+"""Events for what hookcore couldn't do, one per problem, because a gap alone explains nothing."""
 
 from __future__ import annotations
 

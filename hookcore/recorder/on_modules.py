@@ -1,4 +1,4 @@
-"""Hooks on each chosen module, for processes full of other modules."""
+"""Hooks on each selected module, for processes full of other modules."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _is_compiling = torch.compiler.is_compiling
 
 
 class ModuleAttachment:
-    """Hooks that stay on the modules between captured steps, at about a microsecond a call.
+    """Hooks that stay on the modules between captured steps, at about a microsecond per call.
 
-    A copy or a checkpoint of a module carries an inert trace of them, and the fast paths that torch takes for modules
-    without hooks are off.
+    A copy or a checkpoint of a module contains inert versions of them, and torch's fast paths for modules without hooks
+    are off.
     """
 
     def __init__(self, dispatcher: Dispatcher, models: Models) -> None:
@@ -34,7 +34,7 @@ class ModuleAttachment:
         self._models = models
         self._handles: list[hooks.HookHandle] = []
         self._attached: set[int] = set()  # by id(plan)
-        self._borrowed: list[hooks.HookHandle] = []  # for the observers beside the statistics
+        self._borrowed: list[hooks.HookHandle] = []  # for the observers other than the statistics
         self._tree = -1  # the state of the models' trees that the hooks follow
         self._has_headroom = True
         hold_headroom()
@@ -57,12 +57,12 @@ class ModuleAttachment:
             if module is not None and after:
                 hook = ModuleHook(self._dispatcher, plan)
                 handles.append(hooks.on_forward(module, hook, with_kwargs=self._dispatcher.wants_input(plan)))
-        except (RuntimeError, AttributeError) as error:  # a scripted or traced module takes no hook of ours
+        except (RuntimeError, AttributeError) as error:  # a scripted or traced module accepts no hook
             plan.note_reason(f"takes no hook: {error}")
         return handles
 
     def check_tree(self) -> None:
-        """Follow what changed in the models' trees; called when a model runs and when a captured step begins."""
+        """Follow changes of the models' trees. Called when a model runs and when a captured step begins."""
         self._models.check()
         self._follow_tree()
 
@@ -173,7 +173,7 @@ class ModuleHook:
 
 
 def stands_last(table: dict[int, Any], hook: ModuleHook | ModulePreHook) -> bool:
-    """Return whether no hook of the user's comes after this one. If one does, move this one to the end of the table."""
+    """Return whether none of the user's hooks comes after this one. Otherwise, move it to the end of the table."""
     for other in reversed(table.values()):
         inner = getattr(other, "fn", other) if type(other) is KeywordHook else other
         if inner is hook:

@@ -1,4 +1,4 @@
-"""Two hooks on the process, for the time of a captured step."""
+"""Two hooks on the process, for the duration of a captured step."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ See = Callable[[nn.Module, Any, tuple[Any, ...]], None]  # module, args, and wha
 
 
 class ProcessAttachment:
-    """Two global hooks. Nothing is put on the user's modules, so nothing is copied, pickled or compiled with them.
+    """Two global hooks. The user's modules get none, so none is copied, pickled, or compiled with them.
 
     They are registered for captured steps only: an uncaptured step costs nothing at all. They stay where a compiled
     function calls a model: Dynamo guards on their number, so without them the function would be compiled again.
@@ -48,9 +48,9 @@ class ProcessAttachment:
         self._models = models
         self._handles: list[hooks.HookHandle] = []
         self._companions = Companions(dispatcher)
-        self._calls_regions = False  # whether a module was seen that runs uncompiled and calls compiled ones
+        self._calls_regions = False  # whether there was a module that runs uncompiled and calls compiled ones
         self._companions_due = False  # at the next call
-        # Modules with pre-hooks of their own that began a step; None at first.
+        # Modules with their own pre-hooks that began a step; None at first.
         self._called_first: set[int] | None = None
         self._has_headroom = False
         self._stays = False  # because a compiled function calls a model
@@ -128,9 +128,9 @@ class ProcessAttachment:
         self._quiet.off()
 
     def _begin_companions(self, early: set[int] | None = None) -> None:
-        """Put the companions on that see inputs: before a step only on modules that run first, for the rest is early.
+        """Add the companions that observe inputs: before a step, only to modules that run first.
 
-        Between two steps all other modules are as the user made them.
+        Between two steps, all other modules are as the user made them.
         """
         self._companions_due = early is not None
         if self._wants_inputs:
@@ -141,7 +141,7 @@ class ProcessAttachment:
     # Calls
 
     def _seeing_calls(self) -> See:
-        """Return a plain function over local names: what torch calls most often must look up least."""
+        """Return a plain function over local names: torch's most frequent call must look up as little as possible."""
         dispatcher, current, models, companions = self._dispatcher, self._current, self._models, self._companions
         plans_get, is_entered = dispatcher.plans.by_id.get, self._is_entered
 
@@ -166,7 +166,7 @@ class ProcessAttachment:
         return see
 
     def _begin_calls(self, module: nn.Module) -> Plan | None:
-        """Look at the tree, which may have changed: this is the first call of a step, or a root's."""
+        """Check the tree, which may have changed: this is the first call of a step, or a root's."""
         first = self._models.unsure
         self._models.check()
         if self._companions_due:
@@ -195,7 +195,7 @@ class ProcessAttachment:
     def _seeing_outputs(self) -> See:
         dispatcher, saw_plain = self._dispatcher, self._dispatcher.statistics.saw_plain
         plans_get = dispatcher.plans.by_id.get
-        accompanied = self._companions.after  # these modules are seen behind their own hooks
+        accompanied = self._companions.after  # these modules are observed after their own hooks
 
         def see(module: nn.Module, args: Any, rest: tuple[Any, ...]) -> None:
             plan = plans_get(id(module))
@@ -220,10 +220,10 @@ class ProcessAttachment:
     # Compiled regions
 
     def _is_entered(self, module: nn.Module) -> bool:
-        """Return whether a compiled region begins with this call; its root is then seen from outside alone."""
+        """Return whether a compiled region begins with this call. Its root is then observed only from outside."""
         attributes = module.__dict__
         if attributes.get("_compiled_call_impl") is None and "_orig_mod" not in module._modules:
-            # What a module of torch's own calls that was compiled in place, and is compiled by itself.
+            # Modules called by a torch module that was compiled in place; each is compiled by itself.
             if not self._calls_regions or runs_uncompiled(module) or not runs_under_dynamo():
                 return False
         elif not is_region(module):
@@ -250,9 +250,9 @@ class ProcessAttachment:
 
 
 def _make_hook(current: CurrentStep, see: See) -> Callable[..., None]:
-    """Return a hook on the process; the same function in a step that is timed, because Dynamo may know it."""
+    """Return a hook on the process. It is the same function in a timed step, because Dynamo may know it."""
 
-    # More arguments come if a module brings a table of its own in which it has the numbers of our hooks.
+    # There are more arguments if a module's own table contains the numbers of our hooks.
     def call(module: nn.Module, args: Any, *rest: Any) -> None:
         if _is_compiling() or not current.captured:
             return

@@ -1,4 +1,4 @@
-"""Finding the tensors in what a module was given or gave back, without running a line of the user's code."""
+"""The search for tensors in a module's inputs and outputs, without running any of the user's code."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import torch
 
 MAX_DEPTH: Final = 8
 MAX_TENSORS: Final = 256
-MAX_VISITS: Final = 4096  # of anything, tensors or not
+MAX_VISITS: Final = 4096  # of any objects, tensors or not
 
 
 def find_tensors(value: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Each tensor with its place: "" for a lone one, else "0", "past.1", "hidden_states.3".
+    """Return each tensor with its place: "" for a single one, else "0", "past.1", "hidden_states.3".
 
-    Tensors, dicts, lists, tuples and dataclass fields are walked by their builtin storage. Generators and unknown
-    objects are left alone: to look into them would consume or run what belongs to the user.
+    Tensors, dicts, lists, tuples, and dataclass fields are read from their builtin storage. Generators and unknown
+    objects are left alone, because looking into them would consume or run what belongs to the user.
     """
     if issubclass(type(value), torch.Tensor):
         yield "", value
@@ -60,7 +60,7 @@ def _items(value: Any, kind: type) -> list[tuple[Any, Any]]:
 
 
 def _stored(value: Any, name: str) -> Any:
-    """A field as it is stored; a property or a __getattr__ of the user's is not run."""
+    """Return a field as it is stored, without running a property or a __getattr__ of the user."""
     try:
         descriptor = type.__getattribute__(type(value), name)
     except AttributeError:

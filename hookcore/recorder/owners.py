@@ -1,4 +1,4 @@
-"""Optimizers as the clock knows them: their witnesses, and the scalers that step them."""
+"""Optimizers as the clock sees them: their witnesses, and the scalers that step them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from hookcore.recorder.parameters import Parameter
 
-READABLE: Final = 4096  # values of a gradient that are looked at for being zero
+READABLE: Final = 4096  # values of a gradient that are checked for zero
 _SCALER_STEPS: Final = frozenset((GradScaler.step.__code__, GradScaler._maybe_opt_step.__code__))
 
 Mark = tuple[int, int] | None  # a gradient's identity and version
@@ -47,32 +47,32 @@ class Owner:
         self.state: tuple[Any, ...] = ()
         self.owns = False
         self.witnesses: list[Parameter] = []
-        self.seen: list[Tensor] = []  # the witnesses' tensors; renewed often enough to keep no replaced one for long
+        self.seen: list[Tensor] = []  # the witnesses' tensors; renewed often enough not to keep a replaced one for long
         self.keys: frozenset[int] = frozenset()  # by id
-        self.after: list[Mark] = []  # of its witnesses, when their gradients were last explained
+        self.after: list[Mark] = []  # of its witnesses, when their gradients were last attributed
         self.versions: list[int] = []  # of its witnesses, before it steps
-        self.ever_reached = False  # whether a pass was ever seen to reach a witness
-        self.late = False  # whether it steps with the gradients of the step that ended last
-        self.inner_passes = False  # whether its step was given a closure, which computes the gradients
+        self.ever_reached = False  # whether a pass ever reached a witness
+        self.late = False  # whether it steps with the gradients of the last step
+        self.inner_passes = False  # whether its step has a closure, which computes the gradients
         self.inside = False  # whether it steps inside the backward pass
         self.last_step = -1
-        self.gap = 1  # steps from one of its steps to the next
+        self.gap = 1  # steps between two of its steps
         self.steps = 0
         self.scaler: weakref.ref[GradScaler] | None = None
         self.states: Any = None  # the scaler's table of optimizers when the last pass ended
 
     def look_up(self) -> None:
-        """Find the witnesses' tensors as they are now."""
+        """Find the current tensors of the witnesses."""
         self.seen = tensors_of(self.witnesses)
         self.keys = frozenset(map(id, self.seen))
 
     def live_scaler(self) -> GradScaler | None:
-        """The scaler that steps it, if there is one and it is enabled."""
+        """Return the scaler that steps it, if there is one and it is enabled."""
         scaler = self.scaler() if self.scaler is not None else None
         return scaler if scaler is not None and scaler.is_enabled() else None
 
     def scaler_attempted(self) -> bool:
-        """Whether a scaler tried to step it since the last pass, by the traces that need no look at a device."""
+        """Return whether a scaler has tried to step it since the last pass, by traces that don't need the device."""
         scaler = self.live_scaler()
         if scaler is None:
             return False
@@ -97,7 +97,7 @@ class Owner:
 
 
 def scales_until_now(scaler: GradScaler, attempts: int) -> list[float]:
-    """The loss scale in each of a scaler's first steps, which it all skipped; none if it skipped nothing."""
+    """Return the loss scale in each of a scaler's first steps, all of which it skipped; nothing if it skipped none."""
     first, factor = scaler._init_scale, scaler.get_backoff_factor()
     now = scaler._scale
     if isinstance(now, Tensor) and now.is_cpu:
@@ -117,7 +117,7 @@ def marks_of(tensors: list[Tensor]) -> list[Mark]:
 
 
 def was_reset(tensor: Tensor, after: Mark) -> bool:
-    """Whether a gradient was set to None or to zero since."""
+    """Return whether a gradient has since been set to None or to zero."""
     if after is None:
         return False
     grad = tensor.grad

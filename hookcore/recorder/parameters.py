@@ -1,4 +1,4 @@
-"""Parameters, their gradients and their updates, read around the optimizer's step."""
+"""Parameters, their gradients, and their updates, read around the optimizer's step."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ class Parameter:
 
     @property
     def tensor(self) -> Tensor | None:
-        """The tensor that stands at its place now.
+        """The tensor that is at its place now.
 
         Looked up through the module each time. A weak reference to a parameter would make `torch.utils.swap_tensors`
-        raise, and with it `model.to()` under `torch.__future__.set_swap_module_params_on_conversion(True)`.
+        raise, and so would `model.to()` under `torch.__future__.set_swap_module_params_on_conversion(True)`.
         """
         module = self.plan.ref()
         return None if module is None else _own_parameter(module, self.name)
 
     def choose(self, statistics: Statistics) -> None:
-        """Find its rows by what its module's plan wants now."""
+        """Find its rows for the current selection of its module's plan."""
         plan, name = self.plan, self.name
         self.grad_slot = statistics.slot_of(plan, "param_grad", name, 0)
         self.param_slot = statistics.slot_of(plan, "param", name, 0)
         self.update_slot = statistics.slot_of(plan, "update", name, 0)
         self.norm_slot = self.param_slot
         if self.update_slot >= 0 and self.param_slot < 0:
-            # The ratio needs the weight's norm, also where nobody asked to see it.
+            # The ratio needs the weight's norm, even if it wasn't requested.
             if self._hidden_slot < 0:
                 self._hidden_slot = statistics.table.add(Tap(plan.path, "param", name), hidden=True)
             self.norm_slot = self._hidden_slot
@@ -57,10 +57,10 @@ class Parameters:
         self._statistics = statistics
         self._wanted = _reads_parameters(kinds)
         self._wants_updates = "update" in kinds
-        self._known: dict[int, Parameter] = {}  # by id(tensor); an entry counts while the tensor stands at its place
+        self._known: dict[int, Parameter] = {}  # by id(tensor); an entry is valid while the tensor is at its place
         self._keys: dict[int, dict[str, int]] = {}  # by id(plan) and name, the keys of its entries
-        self.adopted = 0  # grows with every parameter that is learned
-        # By optimizer, for several may step at once in several threads.
+        self.adopted = 0  # grows with every new parameter
+        # By optimizer, because several may step at once in several threads.
         self._before: dict[int, list[tuple[Parameter, Tensor]]] = {}
         self.read = False  # whether this step's gradients have been read
 
@@ -69,12 +69,12 @@ class Parameters:
         self.read = False
 
     def find(self, parameter: Tensor) -> Parameter | None:
-        """The watched parameter that this tensor is."""
+        """Return the watched parameter for this tensor."""
         found = self._known.get(id(parameter))
         return found if found is not None and found.tensor is parameter else None
 
     def note_pass(self, reached: Iterable[int]) -> None:
-        """A backward pass reached these parameters, given by id: tell their models."""
+        """Tell their models that a backward pass reached these parameters, given by id."""
         told = None
         for key in reached:
             found = self._known.get(key)
@@ -83,21 +83,21 @@ class Parameters:
                 told.note_pass()
 
     def adopt(self, plan: Plan) -> None:
-        """Learn a module's own parameters; a tied one belongs to the module that has it first.
+        """Add a module's own parameters. A tied one belongs to the first module that has it.
 
-        Also those that nobody wants to see: an optimizer that steps them ends the steps of this model.
+        Unselected ones too: an optimizer that steps them ends the steps of this model.
         """
         module = plan.ref()
         for name, parameter in dict(module._parameters.items()).items() if module is not None else ():
             if parameter is not None and self.find(parameter) is None:
                 keys = self._keys.setdefault(id(plan), {})
-                self._drop(plan, keys.get(name))  # of the tensor that stood at this place before
+                self._drop(plan, keys.get(name))  # of the previous tensor at this place
                 keys[name] = id(parameter)
                 self._known[id(parameter)] = Parameter(self._statistics, plan, name)
                 self.adopted += 1
 
     def forget(self, plan: Plan) -> None:
-        """A module is gone, and its parameters with it."""
+        """Forget a removed module and its parameters."""
         for key in self._keys.pop(id(plan), {}).values():
             self._drop(plan, key)
 
@@ -106,33 +106,33 @@ class Parameters:
             del self._known[key]
 
     def choose(self, kinds: frozenset[Kind]) -> None:
-        """The plans were made anew: so are the rows."""
+        """Update the rows to the new plans."""
         self._wanted = _reads_parameters(kinds)
         self._wants_updates = "update" in kinds
         for parameter in self.all():
             parameter.choose(self._statistics)
 
     def rename(self, plan: Plan) -> None:
-        """The module of this plan has another path: so do the rows of its parameters."""
+        """Rename the rows of this plan's parameters to the module's new path."""
         for parameter in self.all():
             if parameter.plan is plan:
                 parameter.choose(self._statistics)
 
     def all(self) -> list[Parameter]:
-        """Every watched parameter."""
+        """Return every watched parameter."""
         return list(self._known.values())
 
     def owned(self, optimizer: Optimizer) -> list[Parameter]:
-        """The watched parameters that this optimizer steps."""
+        """Return the watched parameters that this optimizer steps."""
         tensors = [tensor for group in optimizer.param_groups for tensor in group["params"]]
         if any(self.find(tensor) is None for tensor in tensors):
-            # Another model's, or one that was replaced or added since: look again.
+            # Another model's, or one that was replaced or added: look again.
             for plan in self._plans.live():
                 self.adopt(plan)
         return [found for tensor in tensors if (found := self.find(tensor)) is not None]
 
     def before_step(self, owned: list[Parameter], with_gradients: bool, stepper: int = 0) -> None:
-        """Read weights, and gradients unless they only come inside the step, as the optimizer is about to use them."""
+        """Read weights, and gradients unless the step computes them, as the optimizer is about to use them."""
         before: list[tuple[Parameter, Tensor]] = []
         for parameter in owned if self._wanted else ():
             tensor = parameter.tensor
@@ -149,9 +149,9 @@ class Parameters:
             self.read_gradients(owned)
 
     def read_gradients(self, owned: list[Parameter]) -> None:
-        """Read the gradients as they are now, and remember which modules got any.
+        """Read the current gradients, and record which modules got any.
 
-        Nobody else may ask for that: `.grad`, read while another thread runs a backward pass, can crash the process.
+        Only the training thread may call this: reading `.grad` while another thread runs a backward pass can crash.
         """
         self.read = True
         for parameter in owned:
@@ -165,7 +165,7 @@ class Parameters:
                 self._statistics.add_safely(parameter.plan, tensor.grad, parameter.grad_slot)
 
     def after_step(self, stepper: int) -> None:
-        """Observe what the step changed."""
+        """Observe the changes made by the step."""
         before = self._before.pop(stepper, None)
         if before is None:
             return
@@ -176,12 +176,12 @@ class Parameters:
                     self._statistics.add(parameter.plan, now.detach() - old, parameter.update_slot)
 
     def read_all(self) -> None:
-        """Read everything where no optimizer of torch's steps."""
+        """Read everything, if no torch optimizer steps."""
         self.before_step(list(self._known.values()), with_gradients=True)
         self._before.pop(0, None)
 
     def ratios(self) -> tuple[tuple[int, int], ...]:
-        """The rows of each update and of the weights it changed."""
+        """Return the rows of each update and of the weights it changed."""
         if not self._wants_updates:
             return ()
         return tuple((p.update_slot, p.norm_slot) for p in self._known.values() if p.update_slot >= 0)
@@ -200,6 +200,6 @@ def _own_parameter(module: nn.Module, name: str) -> Tensor | None:
 
 
 def applied_scale(optimizer: Optimizer) -> Tensor | None:
-    """The scale that a fused optimizer divides out itself: its gradients are still scaled when its hook runs."""
+    """Return the scale that a fused optimizer divides out itself: its gradients are still scaled when its hook runs."""
     scale = optimizer.__dict__.get("grad_scale")
     return scale if isinstance(scale, torch.Tensor) else None

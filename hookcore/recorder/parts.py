@@ -1,4 +1,4 @@
-"""Parts of steps, held back while it is not known whether they are steps of their own."""
+"""Parts of steps, held until it is known whether they are steps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hookcore.recorder.scales import LossScale
 
 
 class Parts:
-    """Cuts the step that runs into parts, and ships them when the clock has decided what they are."""
+    """Cuts the running step into parts, and ships them when the clock has decided what they are."""
 
     def __init__(
         self,
@@ -31,25 +31,25 @@ class Parts:
         self._ship = ship
         self._held: list[list[RawFrame]] = []
         self._open: list[RawFrame] = []  # of the newest part
-        self._is_cut = False  # whether the arena holds only what came after the open ones
+        self._is_cut = False  # whether the arena holds only data after the open ones
 
     @property
     def has_open(self) -> bool:
-        """Whether something was cut off and not held yet."""
+        """Return whether a part was cut off but not held yet."""
         return bool(self._open)
 
     def saw_pass(self) -> None:
-        """Note that the arena holds something of the open part again."""
+        """Note that the arena holds data of the open part again."""
         self._is_cut = False
 
     def cut(self, step: int) -> None:
-        """Keep what came so far apart from what comes now."""
+        """Separate the data so far from what follows."""
         if not self._is_cut:
             self._open.append(self._collector.take(step))
             self._is_cut = True
 
     def hold(self, step: int) -> None:
-        """Close the open part: it may turn out to be a step of its own."""
+        """Close the open part, which may become a step."""
         if not self._is_cut:
             self._open.append(self._collector.take(step))
         self._open[-1].micro_batches = self._current.take_backwards()
@@ -57,9 +57,9 @@ class Parts:
         self._open, self._is_cut = [], False
 
     def release(self, step: int, as_steps: bool, scales: Sequence[float] = ()) -> int:
-        """Ship all parts, as parts of the step that runs or as steps from it on; return how many steps.
+        """Ship all parts, as parts of the running step or as steps from it on. Return the number of steps.
 
-        `scales`: a scaler skipped these steps, and the loss had these scales in them; NaN where that is not known.
+        `scales`: a scaler skipped these steps, and the loss was multiplied by these scales; NaN if unknown.
         """
         held, self._held = self._held, []
         for offset, parts in enumerate(held):
@@ -77,8 +77,8 @@ class Parts:
     def _put(self, parts: list[RawFrame], step: int, as_steps: bool, scale: Any) -> None:
         for part in parts:
             part.step, part.scale = step, scale
-            # Captured only while it was not known to be a step, or with gradients that are scaled by an unknown factor.
-            unknown = isinstance(scale, float) and math.isnan(scale)  # one on a device is not waited for
+            # Captured only while it wasn't known to be a step, or with gradients that have an unknown scale.
+            unknown = isinstance(scale, float) and math.isnan(scale)  # don't wait for one on a device
             if unknown or (as_steps and not self._cadence.chooses(step)):
                 drop_rows(part)
             self._ship(part)

@@ -1,4 +1,4 @@
-"""Where hookcore's hooks are: one attachment to modules, hooks on optimizers, and the observer of backward passes."""
+"""Registration of hookcore's hooks: on modules, on optimizers, and around backward passes."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from hookcore.recorder.plans import Plan
 
 
 class StepObserver(BackwardObserver, Protocol):
-    """Sees backward passes and the steps of optimizers."""
+    """Observes backward passes and the steps of optimizers."""
 
     def saw_step_begin(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """Look at an optimizer that is about to step."""
+        """Handle an optimizer that is about to step."""
 
     def saw_step_end(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """Look at an optimizer that has stepped."""
+        """Handle an optimizer that has stepped."""
 
 
 class Placement:
@@ -97,11 +97,11 @@ class Placement:
             (self._attachment.on if captured else self._attachment.off)()
 
     def follow_observers(self, *others: Observer) -> None:
-        """Let these observers see the calls of modules, beside the statistics."""
+        """Let these observers see the calls of modules, in addition to the statistics."""
         self._dispatcher.add_only(*others)
         if self._attachment is not None:
             self._attachment.follow_observers()
 
     def follow_choice(self, chosen: Sequence[Plan]) -> str | None:
-        """Follow modules that were chosen anew; return why that's not possible for some."""
+        """Follow a new selection of modules. Return why that's impossible for some."""
         return None if self._attachment is None else self._attachment.follow_choice(chosen)

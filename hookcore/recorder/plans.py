@@ -1,4 +1,4 @@
-"""What to do for each watched module, decided once, so that a hook has only to look it up."""
+"""The plan for each watched module, decided once, so that a hook only has to look it up."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_DEPARTED: Final = 10_000
 
 
 def fingerprint(module: nn.Module) -> tuple[object, ...]:
-    """A module's children by name and identity: it differs when one is added, removed, renamed or exchanged."""
+    """Return a module's children by name and identity. It differs if one is added, removed, renamed, or exchanged."""
     children = module._modules
     return (*children.keys(), *map(id, children.values())) if children else ()
 
@@ -31,12 +31,12 @@ class Root:
     def __init__(self, module: nn.Module, name: str) -> None:
         self.ref = weakref.ref(module)
         self.name = name
-        self.trained: bool | None = None  # whether it trains in training mode; None before that is seen
-        self.passed_in_training: bool | None = None  # its mode in the last backward pass of the step that runs
-        self.entered_with_grad = False  # whether it is running now, and was called with gradients on
+        self.trained: bool | None = None  # whether it trains in training mode; None if unknown
+        self.passed_in_training: bool | None = None  # its mode in the last backward pass of the running step
+        self.entered_with_grad = False  # whether it is running, and was called with gradients enabled
 
     def trains(self) -> bool:
-        """Whether the model is in training mode now; no if it is gone."""
+        """Whether the model is in training mode now; False if it is gone."""
         module = self.ref()
         if module is not None and module.training:
             self.trained = True
@@ -44,32 +44,32 @@ class Root:
         return False
 
     def enter(self) -> None:
-        """The model is called."""
+        """Handle the start of a call of the model."""
         self.entered_with_grad = torch.is_grad_enabled()
 
     def leave(self) -> None:
-        """The call returned."""
+        """Handle the end of the call."""
         self.entered_with_grad = False
 
     def note_pass(self) -> None:
-        """A backward pass reached its weights."""
+        """Record that a backward pass reached its weights."""
         module = self.ref()
         if module is not None:
             self.passed_in_training = module.training
 
     def note_step(self) -> None:
-        """A step ended. A model whose gradients came in evaluation mode trains in that mode.
+        """Handle the end of a step. A model whose gradients arrived in evaluation mode trains in that mode.
 
-        By what every step shows, captured or not, so that the phase of a call does not depend on what is captured.
+        This uses data of every step, captured or not, so that a call's phase doesn't depend on what is captured.
         """
         if self.passed_in_training is not None:
             self.trained, self.passed_in_training = self.passed_in_training, None
 
     def phase(self, requires_grad: bool) -> Phase:
-        """Training or evaluation, by the root's own switch.
+        """Return training or evaluation, by the root's own mode.
 
-        A model that was never put into training mode and yet builds a graph is being trained in eval mode, as many
-        fine-tuning scripts do. Once its passes have shown that, the same holds for its parts that need no gradient.
+        A model that was never in training mode but builds a graph is being trained in eval mode, as in many fine-tuning
+        scripts. Once its passes have shown that, the same is true for its parts that need no gradient.
         """
         module = self.ref()
         if module is None or module.training:
@@ -80,7 +80,7 @@ class Root:
 
 
 class Plan:
-    """One module's part in the capture."""
+    """The plan for capturing one module."""
 
     __slots__ = (
         "acts_before",
@@ -120,26 +120,27 @@ class Plan:
         self.muted = False  # after too many errors
         self.choose(kinds, skipped_by)
         self.calls = 0  # calls since the last backward pass ended
-        self.eval_calls = 0  # calls in evaluation since the step began
+        self.eval_calls = 0  # calls in evaluation since the start of the step
         self.taps: dict[tuple[Kind, str, int, Phase], int] = {}  # slots
-        self.shapes: dict[str, tuple[int, ...]] = {}  # of its inputs and outputs, as they first came
-        self.pending: Pending = []  # calls under a reentrant checkpoint, whose gradient comes with the recompute
-        self.reasons: dict[str, int] = {}  # why something of it was not captured, and how often
+        self.shapes: dict[str, tuple[int, ...]] = {}  # the first ones of its inputs and outputs
+        self.pending: Pending = []  # calls under a reentrant checkpoint, whose gradient arrives with the recompute
+        self.reasons: dict[str, int] = {}  # why parts of it were not captured, and how often
         self.seen = False  # whether it ever ran
-        self.why_unseen = ""  # why no call of it was seen, when this was asked last
-        self.got_gradients = False  # whether a parameter of its own was stepped with a gradient
+        self.why_unseen = ""  # why no call of it was observed, the last time this was asked
+        self.got_gradients = False  # whether one of its own parameters was stepped with a gradient
         self.errors = 0
-        self.first_index: str | None = None  # of a traced output: by it the calls are counted
-        self.hooks: dict[int, TensorHook] = {}  # one for each slot, so that a tensor that comes back is seen to have it
+        self.first_index: str | None = None  # of a traced output; its calls are counted
+        # One for each slot, so that a tensor that is returned again is recognized.
+        self.hooks: dict[int, TensorHook] = {}
         self.recomputed = 0  # calls that a checkpoint repeated
         self.children = fingerprint(module)
 
     def leaves(self, reason: str) -> None:
-        """Remember why its module has no more values under this path."""
+        """Record why its module has no more values under this path."""
         self.reasons = self.reasons | {reason: 1}
 
     def left_behind(self, reason: str) -> Plan:
-        """Answer with a plan that keeps what was captured under this path; begin again without any."""
+        """Return a plan that keeps what was captured under this path, and restart this one empty."""
         old = copy.copy(self)
         self.taps, self.shapes, self.reasons, self.pending, self.hooks = {}, {}, {}, [], {}
         self.seen, self.got_gradients, self.first_index = False, False, None
@@ -147,56 +148,56 @@ class Plan:
         return old
 
     def note_reason(self, reason: str) -> None:
-        """Remember why something was not captured."""
+        """Record why something was not captured."""
         self.reasons[reason] = self.reasons.get(reason, 0) + 1
 
     def miss_call(self, reason: str) -> None:
-        """Count a call whose output is not known."""
+        """Count a call whose output is unknown."""
         self.calls += 1
         self.note_reason(reason)
 
     def make_boundary(self, kinds: frozenset[Kind]) -> None:
-        """Capture these kinds at the root of a compiled region, although the selection left the module out."""
+        """Capture these kinds at the root of a compiled region, even if the selection left the module out."""
         self.kinds = kinds
         self.wants_output = bool(kinds)
         self.skipped_by = ""
 
     def count_error(self) -> int:
-        """Count an error of hookcore's at this module and return how many there were."""
+        """Count an error of hookcore at this module, and return the number of errors."""
         self.errors += 1
         return self.errors
 
     def mute(self, reason: str) -> None:
-        """Leave the module alone from now on."""
+        """Ignore the module from now on."""
         self.muted = True
         self.wants_output = self.wants_input = False
         self.note_reason(reason)
 
     def reset_calls(self) -> None:
-        """Count the training calls from zero again: a backward pass has ended, or a step begins."""
+        """Reset the count of training calls: a backward pass has ended, or a step begins."""
         self.calls = self.recomputed = 0
         if self.pending:
             self.pending.clear()
 
     def choose(self, kinds: frozenset[Kind], skipped_by: str) -> None:
-        """Set what is captured of it from now on; called between two steps."""
+        """Set what to capture from now on. Called between two steps."""
         self.kinds = kinds
         self.skipped_by = skipped_by  # why the selection left it out, or ""
         self.lone: list[TensorHook] = []  # per call, for outputs that are one plain tensor
         self.wants_output = not self.muted and not kinds.isdisjoint(("output", "output_grad"))
         self.wants_input = not self.muted and not kinds.isdisjoint(("input", "input_grad"))
-        self.acts_before = self.wants_input or self.is_root  # whether its call is of interest before it runs
+        self.acts_before = self.wants_input or self.is_root  # whether its call matters before it runs
 
 
 class Departed:
-    """The plans of modules that are gone, one for each path and type: a loop may make its model anew in every step."""
+    """The plans of removed modules, one per path and type, because a loop may recreate its model in every step."""
 
     def __init__(self, limit: int = MAX_DEPARTED) -> None:
         self._limit = limit
         self._plans: dict[tuple[str, str], Plan] = {}
 
     def append(self, plan: Plan) -> None:
-        """Remember what is known of a module."""
+        """Record what is known about a module."""
         plan.lone, plan.pending, plan.hooks = [], [], {}
         known = self._plans.setdefault((plan.path, plan.type_name), plan)
         if known is not plan:

@@ -1,4 +1,4 @@
-"""The user's own numbers: read at once, or later where they are on a device."""
+"""The user's own numbers, read immediately, or later if they are on a device."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class _Pending:
             self._event.record()
 
     def resolve(self) -> float:
-        """Wait for the value, here and now."""
+        """Wait for the value."""
         if self._event is not None:
             self._event.synchronize()
         return float(self._value)
 
 
 def scalar_of(value: Any) -> Any:
-    """A number, or a device scalar that can be waited for."""
+    """Return a number, or a device scalar that can be waited for."""
     if not isinstance(value, Tensor):
         return float(value)
     with unseen():
@@ -36,5 +36,5 @@ def scalar_of(value: Any) -> Any:
 
 
 def number_of(value: Any) -> float:
-    """The number itself, waited for."""
+    """Return the number, after waiting for it."""
     return value.resolve() if isinstance(value, _Pending) else float(value)

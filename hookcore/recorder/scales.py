@@ -1,4 +1,4 @@
-"""The loss scale of the step that runs, and whether a scaler left the step out."""
+"""The loss scale of the running step, and whether a scaler skipped the step."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _BACKWARD_KINDS: Final = GRADIENT_KINDS - {"param_grad"}
 
 
 class LossScale:
-    """A scale may be on a device; then it is a value to be waited for, and the recorder's thread does that."""
+    """The loss scale. If it is on a device, the recorder's thread waits for it."""
 
     def __init__(self) -> None:
         self.value: Any = None
-        self._skipped: Any = None  # a device flag: whether a fused optimizer left its step out
-        self._in_parameters = False  # whether the parameters' gradients still have it in them when they are read
+        self._skipped: Any = None  # a device flag: whether a fused optimizer skipped its step
+        self._in_parameters = False  # whether the parameters' gradients are still multiplied by it when they are read
         self._of_passes: dict[int, Any] = {}  # by id(scaler), when the first pass of the step had ended
 
     def read(self, scaler: GradScaler | None, optimizer: Optimizer) -> None:
@@ -30,18 +30,18 @@ class LossScale:
         scale = scaler._scale if scaler is not None else None
         self.value = None if scale is None else scalar_of(scale)
         self._in_parameters = applied_scale(optimizer) is not None
-        found = optimizer.__dict__.get("found_inf")  # there while a fused optimizer is stepped by a scaler
+        found = optimizer.__dict__.get("found_inf")  # set while a scaler steps a fused optimizer
         if isinstance(found, torch.Tensor):
             flag = scalar_of(found)
             self._skipped = None if flag == 0.0 else flag
 
     def note_pass(self, scalers: Iterable[GradScaler]) -> None:
-        """Remember the scales of a pass: a skipped step is noticed only when the scale has been changed for it."""
+        """Record the scales of a pass: a skipped step is noticed only after the scale has been changed for it."""
         if not self._of_passes:
             self._of_passes = {id(each): scalar_of(each._scale) for each in scalers if each._scale is not None}
 
     def skipped_by(self, scaler: GradScaler | None) -> bool:
-        """Return whether this scaler, or a fused optimizer's flag that can be read, left the step out."""
+        """Return whether this scaler, or a readable flag of a fused optimizer, skipped the step."""
         if scaler is not None and self.value is None:
             self.value = self._of_passes.get(id(scaler))
         if scaler is None and self._skipped != 1.0:
@@ -51,11 +51,11 @@ class LossScale:
 
     @property
     def flag(self) -> Any:
-        """A fused optimizer's flag that nobody has read yet, or None."""
+        """Return a fused optimizer's flag that wasn't read yet, or None."""
         return self._skipped
 
     def forget(self) -> None:
-        """Forget the scale: its step was shipped."""
+        """Forget the scale, because its step was shipped."""
         self.value = None
 
     def begin_step(self) -> None:
@@ -65,5 +65,5 @@ class LossScale:
 
     @property
     def kinds(self) -> frozenset[str]:
-        """The kinds of gradients that have the scale in them."""
+        """Return the kinds of gradients that are multiplied by the scale."""
         return GRADIENT_KINDS if self._in_parameters else _BACKWARD_KINDS

@@ -1,4 +1,4 @@
-"""The recorder's thread: builds frames from what the training thread left, and sends them to the sink."""
+"""The recorder's thread: builds frames from the training thread's data, and sends them to the sink."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from hookcore.recorder.taps import TapTable
 from hookcore.recorder.worker import Worker
 from hookcore.records import STATS, Event, Frame, Snapshot, Tap, escaped_in
 
-MAX_JUMP_FINDERS: Final = 256  # scalars whose jumps are looked for
+MAX_JUMP_FINDERS: Final = 256  # scalars that are checked for jumps
 _BAD_COLUMNS: Final = [STATS.index("nan"), STATS.index("inf")]
 
 
 class Shipper:
-    """`after_batch` and `tick` are called on the thread: after frames were sent, and at every look at the queue."""
+    """`after_batch` and `tick` run on the thread: after frames were sent, and at every check of the queue."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Shipper:
         return self.worker.flush(timeout_s)
 
     def close(self, timeout_s: float, describe: Callable[[], None]) -> None:
-        """Send what waits, end the thread, describe the run once more, and close the sink."""
+        """Send everything that waits, end the thread, describe the run once more, and close the sink."""
         self.worker.close(timeout_s)
         with contextlib.suppress(Exception):
             describe()
@@ -89,7 +89,7 @@ class Shipper:
         self._after_batch()
 
     def _resolve(self, raw: RawFrame) -> None:
-        """Wait for what is on a device."""
+        """Wait for numbers on a device."""
         awaited = {name: number_of(value) for name, value in raw.scalars.items() if not isinstance(value, float)}
         self.note_jumps(awaited)
         raw.scalars |= awaited
@@ -108,7 +108,7 @@ class Shipper:
         self._was_bad = bad
 
     def note_jumps(self, scalars: dict[str, Any]) -> None:
-        """Let the next step be captured if a loss jumps or a number becomes non-finite."""
+        """Capture the next step if a loss jumps or a number becomes non-finite."""
         for name, value in scalars.items():
             if not isinstance(value, float) or name.startswith("hookcore/"):
                 continue
@@ -127,11 +127,11 @@ class Shipper:
             self.report_escapes(*frame.scalars, *names)
             self.sink.send(frame)
         except Exception as error:
-            self._unsent_taps = frame.new_taps  # without their names every later number would be another tap's
+            self._unsent_taps = frame.new_taps  # without their names, every later number would refer to another tap
             self._errors.record("sink", error)
 
     def report_escapes(self, *names: str) -> None:
-        """Emit one event if a name is not valid Unicode: it is shown otherwise than it is written."""
+        """Emit one event if a name is not valid Unicode, and is therefore shown escaped."""
         name = None if self._reported_escape else escaped_in(names)
         if name is not None:
             self._reported_escape = True

@@ -1,7 +1,7 @@
-"""Snapshots: raw tensors that somebody asked for, copied in the hook and sent by the recorder's thread.
+"""Snapshots: requested raw tensors, copied in the hook and sent by the recorder's thread.
 
-While none is pending nothing here is called: the hooks that look for a tensor are put on when one is asked for, and
-taken off when it was found.
+While none is pending, nothing here is called: the hooks that look for a tensor are registered on request, and removed
+when it was found.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from hookcore.recorder.plans import Plan, PlanTable
 from hookcore.records import GRADIENT_KINDS, Severity, Snapshot, Tap
 
 MAX_PENDING: Final = 64
-MAX_STEPS: Final = 100  # then a tap that did not come is given up
-HURRY_STEPS: Final = 8  # so many steps are captured for a snapshot's sake, whatever the cadence says
+MAX_STEPS: Final = 100  # then a missing tap is given up
+HURRY_STEPS: Final = 8  # steps that are captured for a snapshot, whatever the cadence says
 MAX_WAITING_BYTES: Final = 2 * MAX_BYTES  # of copies that wait for the recorder's thread
 
 PARAMETER_KINDS: Final = frozenset(("param", "param_grad", "update"))
@@ -39,13 +39,13 @@ Emit = Callable[[str, str, Severity, str], None]
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One tensor that is asked for."""
+    """A requested tensor."""
 
     tap: Tap
     number: int
-    steps: int = 0  # that it has waited for
+    steps: int = 0  # that it has waited
     taken: bool = False
-    hint: str = ""  # why it did not come
+    hint: str = ""  # why it is missing
     before: Tensor | None = None  # a parameter before the optimizer's step
 
 
@@ -79,13 +79,13 @@ class Snapshots:
         self._pending: list[Request] = []
         self._taken: deque[_Taken] = deque()
         self._waiting_bytes = 0
-        self._by_path: dict[str, list[Request]] = {}  # what is looked for now; replaced, never changed
-        self.active = False  # whether anything is asked for: all that the training thread looks at in a step
+        self._by_path: dict[str, list[Request]] = {}  # the current targets; replaced, never changed
+        self.active = False  # whether anything is requested, which is all that the training thread reads in a step
 
     # -- asking -----------------------------------------------------------------------------------------------------
 
     def ask(self, tap: Tap, number: int = -1) -> bool:
-        """Look for a tensor from the next step on; False where too many are pending."""
+        """Look for a tensor from the next step on. Return False if too many are pending."""
         with self._lock:
             if len(self._asked) + len(self._pending) >= MAX_PENDING:
                 return False
@@ -94,14 +94,14 @@ class Snapshots:
             return True
 
     def begin(self) -> None:
-        """At a step's begin: what was asked for is looked for."""
+        """Start to look for new requests, at the beginning of a step."""
         with self._lock:
             self._pending = [request for request in self._pending if not request.taken] + self._asked
             self._asked = []
             self._index()
 
     def end_step(self, hint: str = "") -> None:
-        """At a step's end: give up what does not come."""
+        """Give up what is missing, at the end of a step."""
         self._take_quiet_parameters()
         for request in self._pending:
             request.steps += 1
@@ -110,7 +110,7 @@ class Snapshots:
                 self._miss(request, f"it did not come within {MAX_STEPS} steps")
 
     def give_up(self, reason: str) -> None:
-        """The training ends."""
+        """Give up everything, because the training ends."""
         for request in [*self._pending, *self._asked]:
             if not request.taken:
                 self._miss(request, reason)
@@ -119,7 +119,7 @@ class Snapshots:
 
     @property
     def hurries(self) -> bool:
-        """Whether the next step should be captured for a snapshot's sake."""
+        """Return whether to capture the next step for a snapshot."""
         return any(request.steps < HURRY_STEPS for request in self._pending)
 
     def _index(self) -> None:
@@ -151,11 +151,11 @@ class Snapshots:
         return any(request.tap.kind in INPUT_KINDS for request in self._pending)
 
     def saw_inputs(self, call: Call) -> None:
-        """Look at what a module is about to get."""
+        """Check the inputs that a module is about to get."""
         self._look(self._by_path.get(call.plan.path, ()), "input", call)
 
     def saw_outputs(self, call: Call) -> None:
-        """Look at what a module returned."""
+        """Check the outputs of a module."""
         requests = self._by_path.get(call.plan.path, ())
         if call.again or call.traced:
             kind = "output_grad" if call.again else "output"
@@ -163,13 +163,13 @@ class Snapshots:
         self._look(requests, "output", call)
 
     def saw_gradient(self, plan: Plan, tap: Tap, gradient: Tensor) -> None:
-        """Look at a gradient that a compiled graph reports."""
+        """Check a gradient that a compiled graph reports."""
         for request in self._by_path.get(plan.path, ()):
             if request.tap == tap and self._current.reach():
                 self.take(request, gradient)
 
     def saw_requested_gradient(self, request: Request, gradient: Tensor) -> None:
-        """Take a gradient from inside its hook; let no exception out."""
+        """Copy a gradient from inside its hook; let no exception out."""
         if not self._current.captured:
             return
         try:
@@ -210,7 +210,7 @@ class Snapshots:
     # -- parameters -------------------------------------------------------------------------------------------------
 
     def before_step(self, owned: Sequence[Parameter], with_gradients: bool) -> None:
-        """An optimizer is about to step: weights and gradients as it will use them."""
+        """Copy weights and gradients as the optimizer is about to use them."""
         for request, tensor in self._parameters({"param", "update"}, owned):
             if request.tap.kind == "param":
                 self.take(request, tensor)
@@ -228,7 +228,7 @@ class Snapshots:
             request.before = first_part(tensor.detach()).clone()
 
     def read_gradients(self, owned: Sequence[Parameter]) -> None:
-        """The gradients as they are now."""
+        """Copy the current gradients."""
         for request, tensor in self._parameters({"param_grad"}, owned):
             if tensor.grad is None:
                 request.hint = "the parameter has no gradient"
@@ -236,7 +236,7 @@ class Snapshots:
                 self.take(request, tensor.grad)
 
     def after_step(self, owned: Sequence[Parameter]) -> None:
-        """The optimizer has stepped."""
+        """Copy the results of the optimizer's step."""
         for request, tensor in self._parameters({"update"}, owned):
             before, request.before = request.before, None
             if before is not None:
@@ -257,7 +257,7 @@ class Snapshots:
         module = plan.ref() if plan is not None else None
         if module is None:
             return None
-        own = dict(module._parameters.items())  # a scripted module's table knows little more
+        own = dict(module._parameters.items())  # a scripted module's table supports little more
         tensor = own.get(request.tap.index)
         if tensor is None:
             names = ", ".join(map(repr, list(own)[:8])) or "none"
@@ -265,7 +265,7 @@ class Snapshots:
         return tensor
 
     def _take_quiet_parameters(self) -> None:
-        """Weights that no optimizer stepped are what they were."""
+        """Copy weights that no optimizer stepped, which are unchanged."""
         for request in self._pending:
             if request.tap.kind == "param" and not request.taken and self._current.captured:
                 tensor = self._parameter_of(request)
@@ -277,7 +277,7 @@ class Snapshots:
     # -- values -----------------------------------------------------------------------------------------------------
 
     def take(self, request: Request, tensor: Tensor, whole: tuple[int, ...] | None = None) -> None:
-        """Copy the tensor, here and now: what comes behind this hook may change it."""
+        """Copy the tensor now, because code after this hook may change it."""
         with self._lock:
             if request.taken:
                 return
@@ -306,11 +306,11 @@ class Snapshots:
 
     @property
     def waiting(self) -> bool:
-        """Whether copies wait to be sent."""
+        """Return whether copies wait to be sent."""
         return bool(self._taken)
 
     def ship(self, send: Callable[[Snapshot], None]) -> None:
-        """On the recorder's thread: send what was taken."""
+        """Send the copies. Called on the recorder's thread."""
         while self._taken:
             taken = self._taken[0]
             try:
@@ -345,7 +345,7 @@ class Snapshots:
 
 
 class SnapshotHook:
-    """The tensor hook that takes a gradient. It holds no tensor, so no graph lives longer for it."""
+    """The tensor hook that copies a gradient. It holds no tensor, so it extends no graph's life."""
 
     __slots__ = ("request", "snapshots")
     __torch_unserializable__ = True

@@ -43,9 +43,9 @@ _PLAIN_TYPES = frozenset((Tensor, nn.Parameter))
 
 
 class Statistics:
-    """The rows of one watcher and what goes into them. Graphs keep it alive, so it knows no recorder."""
+    """The rows of one watcher and their contents. Graphs keep it alive, so it refers to no recorder."""
 
-    wants_inputs = False  # what the plans say holds
+    wants_inputs = False  # the plans decide
 
     def __init__(
         self, arena: CpuArena, phases: frozenset[Phase], max_calls: int, current: CurrentStep, errors: ErrorLog
@@ -70,7 +70,7 @@ class Statistics:
             arena.begin_step()
 
     def begin_transfers(self) -> tuple[Transfer, ...]:
-        """Start copying to the host what was measured on other devices."""
+        """Start to copy measurements on other devices to the host."""
         begun = (arena.begin_transfer() for arena in self.devices.values())
         return tuple(transfer for transfer in begun if transfer is not None)
 
@@ -79,7 +79,7 @@ class Statistics:
     def slot_of(
         self, plan: Plan, kind: Kind, index: str, call: int, phase: Phase = "train", tensor: Tensor | None = None
     ) -> int:
-        """Return the slot of a tap, a new one at first; -1 if the plan doesn't want it or there is no room."""
+        """Return the slot of a tap, new on first use; -1 if the plan excludes it or there is no room."""
         if kind not in plan.kinds:
             return -1
         key = (kind, index, min(call, self._max_calls - 1), phase)
@@ -111,7 +111,7 @@ class Statistics:
         return TensorHook(self._current, self._control, row, grad_row, partial(self._add_gradient, plan, grad_slot))
 
     def _hook_of(self, plan: Plan, slot: int) -> TensorHook | TimedHook:
-        """Return the one hook object of a row, so that a tensor that comes back is seen to have it."""
+        """Return the only hook object of a row, so that a tensor that is returned again is recognized."""
         hook = plan.hooks.get(slot)
         if hook is None:
             hook = plan.hooks[slot] = self._hook(plan, -1, slot)
@@ -120,7 +120,7 @@ class Statistics:
     # Outputs
 
     def saw_plain(self, plan: Plan, output: Any) -> bool:
-        """Take the most common output: a plain float32 tensor in training. Return False for every other one."""
+        """Handle the most common output: a plain float32 tensor in training. Return False for every other one."""
         try:
             if (
                 type(output) is Tensor
@@ -143,7 +143,7 @@ class Statistics:
                 if hook.grad_row:
                     hook_gradient(output, hook if self._current.meter is None else hook.timed)
                 return True
-        except Exception:  # a layout that has no address, a functorch wrapper: the slow way tells them apart
+        except Exception:  # a layout without an address, or a functorch wrapper: the slow path distinguishes them
             pass
         return False
 
@@ -183,7 +183,7 @@ class Statistics:
     # Compiled graphs
 
     def ticket(self, plan: Plan, index: str, call: int) -> int:
-        """Return the slot of the gradient of an output in a compiled graph, -1 if it isn't wanted."""
+        """Return the slot of the gradient of an output in a compiled graph, -1 if it isn't needed."""
         return self.slot_of(plan, "output_grad", index, call) if "train" in self._phases else -1
 
     def saw_gradient(self, plan: Plan, tap: Tap, gradient: Tensor) -> None:
@@ -219,7 +219,7 @@ class Statistics:
         self.add_safely(plan, gradient, slot)
 
     def add_safely(self, plan: Plan, tensor: Any, slot: int) -> None:
-        """Add a tensor of any make outside of the user's modes; let no exception out."""
+        """Add any kind of tensor, outside of the user's modes; let no exception out."""
         try:
             with DisableTorchFunction():
                 self.add(plan, tensor, slot)
@@ -227,12 +227,12 @@ class Statistics:
             self._errors.record("gradient hook", error, plan)
 
     def add(self, plan: Plan, tensor: Tensor, slot: int) -> None:
-        """Add a tensor of any make to a slot's row, or note why it has none."""
+        """Add any kind of tensor to a slot's row, or record why it has none."""
         if type(tensor) in _PLAIN_TYPES and tensor.is_cpu and tensor.dtype in CODES and not tensor.is_neg():
             try:
                 self.arena.observe(tensor, self.arena.row(slot))
                 return
-            except RuntimeError:  # no memory of its own: told apart below
+            except RuntimeError:  # without memory of its own: handled below
                 pass
         with unseen():
             plain = make_plain(tensor.detach())
@@ -246,7 +246,7 @@ class Statistics:
                     plan.note_reason(reason)
 
     def _arena_of(self, device: torch.device) -> DeviceArena:
-        """Return the rows on another device, made when its first tensor comes."""
+        """Return the rows on another device, created for its first tensor."""
         arena = self.devices.get(device)
         if arena is None:
             from hookcore.observe.device import DeviceArena

@@ -1,4 +1,4 @@
-"""Steps: found by the clock, chosen by the cadence, and shipped when they end."""
+"""Steps: found by the clock, selected by the cadence, and shipped when they end."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class Steps:
             return
         owned, has_closure = self._read.pop(id(owner), None), _closure(args, kwargs) is not None
         if has_closure and not owner.steps:
-            # Its model may have become known inside this step, whose beginning said nothing then.
+            # Its model may have been discovered inside this step, so the beginning was ignored.
             owned = self._parameters.owned(optimizer) if self._current.captured else None
         if owned is not None:
             if has_closure:
@@ -157,7 +157,7 @@ class Steps:
 
     @entry("end of a backward pass")
     def backward_ended(self, accumulates: bool) -> None:
-        """Note that it is over, or raised."""
+        """Note the end of the pass, even if it raised."""
         if self._current.end_pass(accumulates):
             self._dispatcher.reset_calls()
         if not accumulates:
@@ -170,7 +170,7 @@ class Steps:
             self._scale.note_pass(self.clock.scalers())
 
     def saw_pending_call(self) -> None:
-        """Look whether a step has ended: a module is about to run, after a pass that may have been the last one."""
+        """Check whether a step has ended: a module is about to run, after a pass that may have been the last one."""
         with self._lock, DisableTorchFunction():
             if self._current.running or self.clock.stepping:
                 return
@@ -192,7 +192,7 @@ class Steps:
             self.clock.tick()
 
     def end_early(self) -> None:
-        """Ship what the step has so far: the training ends."""
+        """Ship the step so far, because the training ends."""
         begun = self._current.captured and self._has_begun
         self.release_parts(as_steps=False)
         if begun or self._collector.has_news:
@@ -200,16 +200,16 @@ class Steps:
 
     @property
     def _has_begun(self) -> bool:
-        """Whether a module ran or a gradient came in this step."""
+        """Return whether a module has run or a gradient has arrived in this step."""
         return self._current.began_backward or self._dispatcher.has_outputs()
 
     @property
     def is_fresh(self) -> bool:
-        """Whether this step is captured and nothing of it has come yet."""
+        """Return whether this step is captured and has no data yet."""
         return self._current.captured and not self._has_begun and _current_task() == -1
 
     def saw_log(self) -> bool:
-        """Notice a step that ended unseen before a scalar is logged. Return whether the next one has begun."""
+        """Notice an unnoticed end of a step before a scalar is logged. Return whether the next one has begun."""
         if not self._current.running and not self.clock.manual and not self.clock.stepping:
             with DisableTorchFunction():
                 self.clock.notice_end()
@@ -237,18 +237,18 @@ class Steps:
         return False
 
     def read_parameters(self) -> None:
-        """Read the gradients, which are final: no optimizer of torch's will step."""
+        """Read the gradients, which are final: no torch optimizer will step."""
         if self._current.captured:
             self._parameters.read_all()
             if self._snapshots.active:
                 self._snapshots.before_step(self._parameters.all(), with_gradients=True)
 
     def hold_part(self) -> None:
-        """Keep what came so far apart: it may turn out to be a step of its own."""
+        """Separate the data so far, which may become a step."""
         self._parts.hold(self.clock.step)
 
     def release_parts(self, as_steps: bool, scales: Sequence[float] = ()) -> int:
-        """Ship the parts that were held, and return how many steps they are."""
+        """Ship the held parts, and return the number of steps."""
         return self._parts.release(self.clock.step, as_steps, scales)
 
     def emit(self, name: str, message: str) -> None:
@@ -269,7 +269,7 @@ class Steps:
             self._ship(self._collector.take(self.clock.step, now - self.ended_at, self._current.backwards))
 
     def begin_step(self) -> None:
-        """Decide about the next step."""
+        """Decide whether to capture the next step."""
         captured = self._last_captured = self._current.captured
         for root in self._models.roots:
             root.note_step()
@@ -278,16 +278,16 @@ class Steps:
         if self._has_work:
             self._guarded(self._control.apply_pending)
         wanted = self._choose(captured)
-        # What runs on another device is not seen from here, and two threads cannot be told apart.
+        # Work on another device can't be timed from here, and two threads can't be distinguished.
         self._current.time_with(Meter(self._now) if wanted and self._cadence.wants_timing and self._alone else None)
         self._placement.begin_step(self.clock.step, wanted and not self._control.paused and self._placement.attached)
 
     def _choose(self, captured: bool) -> bool:
-        """Tell the cadence about the step that ended, and return whether the next one is captured."""
+        """Report the last step to the cadence, and return whether the next one is captured."""
         cadence, clock = self._cadence, self.clock
         cadence.take_turns(clock.longest_gap())
         spent = _NAN if self._current.meter is None or not self._alone else self._current.meter.take()
-        # A step in which a snapshot was taken tells nothing of what capturing costs.
+        # A step with a snapshot says nothing about the cost of capturing.
         cadence.step_ended(captured, _NAN if self._has_work else self._now() - self.ended_at, spent)
         wanted = cadence.wants(clock.step) and not clock.begins_late
         self.ended_at = self._now()

@@ -9,14 +9,14 @@ from hookcore.records import Tap
 
 
 class TapTable:
-    """Gives out slots and numbers. Both only grow, because frames and the store refer to taps by number."""
+    """Assigns slots and numbers. Both only grow, because frames and the store refer to taps by number."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self.taps: list[Tap] = []  # by slot
         self.numbers: list[int] = []  # by slot: its number in the frames; -1 if no frame shows it
         self.refused = 0
-        self.filled: set[int] = set()  # numbers that came with a frame
+        self.filled: set[int] = set()  # numbers that occurred in a frame
         self.newest: set[int] = set()  # those of the newest step
         self.newest_step = -1
         self._slots: dict[Tap, int] = {}

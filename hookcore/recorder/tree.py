@@ -1,4 +1,4 @@
-"""Walking a model's tree by identity: a module of the user's may compare, hash or list itself as it likes."""
+"""Iteration over a model's tree by identity, because the user's modules may override comparison, hash, or listing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 
 def walk(root: nn.Module, *, every_path: bool = False) -> Iterator[tuple[str, nn.Module]]:
-    """The modules below `root`, itself first, in torch's order; a shared one once, or under each of its paths."""
+    """Yield the modules from `root` down, in torch's order; a shared one once, or under each of its paths."""
     # Without recursion: a model may be nested more deeply than Python's stack allows.
     seen = {id(root)}
     yield "", root
@@ -30,7 +30,7 @@ def walk(root: nn.Module, *, every_path: bool = False) -> Iterator[tuple[str, nn
 
 
 def parameters_of(module: nn.Module) -> Iterator[Tensor]:
-    """The parameters of a module and of all below it, a shared one once."""
+    """Yield the parameters of a module and everything below it, shared ones once."""
     seen: set[int] = set()
     for _, child in walk(module):
         for parameter in child._parameters.values():

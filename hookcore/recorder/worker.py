@@ -1,4 +1,4 @@
-"""The recorder's own thread: turns what the training thread left into frames and hands them to the sink."""
+"""The recorder's own thread: turns the training thread's data into frames and passes them to the sink."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ logger = logging.getLogger("hookcore")
 
 POLL_S: Final = 0.02
 MAX_BATCH: Final = 64
-MAX_QUEUE: Final = 256  # frames that wait at most; the oldest is dropped and counted
+MAX_QUEUE: Final = 256  # limit of waiting frames; the oldest is dropped and counted
 MAX_QUEUE_BYTES: Final = 64 * 2**20
 
 
 class Worker:
-    """A bounded queue and one daemon thread that polls it: waking it up would cost the training thread a switch."""
+    """A bounded queue and a daemon thread that polls it, because waking it would cost the training a thread switch."""
 
     def __init__(
         self,
@@ -31,8 +31,8 @@ class Worker:
     ) -> None:
         self._handle = handle
         self._failed = failed
-        self._tick = tick  # called at every look at the queue
-        self._has_more = has_more  # whether a tick has something to do that a flush waits for
+        self._tick = tick  # called at every check of the queue
+        self._has_more = has_more  # whether a tick has work that a flush waits for
         self._queue: deque[RawFrame] = deque()
         self._bytes = 0
         self._busy = False
@@ -42,12 +42,12 @@ class Worker:
         self._thread = threading.Thread(target=self._run, name="hookcore-recorder", daemon=True)
 
     def start(self) -> None:
-        """Begin to take frames; a second call does nothing."""
+        """Start to accept frames. A second call does nothing."""
         if self._thread.ident is None:
             self._thread.start()
 
     def put(self, frame: RawFrame) -> None:
-        """Never waits."""
+        """Queue a frame; never wait."""
         with self._lock:
             self._queue.append(frame)
             self._bytes += frame.packed.nbytes
@@ -60,7 +60,7 @@ class Worker:
                 self._queue[0].events = oldest.events + self._queue[0].events
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until everything put so far has been handled; False where the time ran out."""
+        """Wait until everything so far has been handled. Return False if the time ran out."""
         deadline = time.monotonic() + timeout_s
         while self._has_work():
             if time.monotonic() > deadline or not self._thread.is_alive():
@@ -72,7 +72,7 @@ class Worker:
         return bool(self._queue) or self._busy or self._has_more()
 
     def close(self, timeout_s: float) -> None:
-        """Handle what waits, then end the thread."""
+        """Handle everything that waits, then end the thread."""
         if self._thread.ident is None:
             return
         self.flush(timeout_s)

@@ -33,7 +33,7 @@ GRADIENT_KINDS: Final = frozenset({"output_grad", "input_grad", "param_grad"})
 
 # The columns of a frame's matrix. Moments, minimum, and maximum are over the finite values; `std` is the population's
 # (divided by n); `parts` is the number of merged tensors (calls of several micro-batches); `sketched` is the number of
-# values in the sketch (fewer than `count` if it was sampled); `ratio` is |update|
+# values in the sketch (fewer than `count` if it was sampled); `ratio` is |update| /
 # |param| (otherwise NaN).
 STATS: Final = (
     "count",
@@ -57,7 +57,7 @@ _ESCAPED: Final = re.compile(r"\\ud[89a-f][0-9a-f]{2}")
 
 
 def text_of(text: str) -> str:
-    """Return a text as a plain `str` that can be encoded: invalid Unicode is escaped as `\udcff`."""
+    """Return a text as a plain `str` that can be encoded: invalid Unicode is escaped as `\\udcff`."""
     if type(text) is not str:
         text = str.__str__(text)  # its letters, whatever a subclass returns
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()

@@ -1,6 +1,6 @@
 """Bridges to other tools: each step's key figures for TensorBoard and similar tools.
 
-A bridge follows the frames behind the recorder, on a thread of its own. It is no store, and no way back.
+A bridge receives the frames after the recorder, on its own thread. It stores nothing and sends no commands.
 """
 
 from hookcore.delivery.bridges.summary import Summary

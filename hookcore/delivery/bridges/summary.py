@@ -13,7 +13,7 @@ from hookcore.records.vocabulary import ELAPSED, GRADIENT_NORM, NONFINITE_MODULE
 
 _COUNT, _NAN, _INF, _ZERO, _NORM = (STAT_COLUMN[name] for name in ("count", "nan", "inf", "zero", "norm"))
 
-Step = tuple[int, float, dict[str, float]]  # its number, when it was, its numbers
+Step = tuple[int, float, dict[str, float]]  # its number, its time, its numbers
 
 
 class Summary:
@@ -23,7 +23,7 @@ class Summary:
         self._taps: list[Tap] = []
         self._step, self._time_s = -1, 0.0
         self._numbers: dict[str, float] = {}
-        self._squares: dict[int, float] = {}  # of each parameter's gradient; in a later part it comes anew
+        self._squares: dict[int, float] = {}  # of each parameter's gradient; a later part replaces it
         self._nonfinite: set[str] = set()
         self._zero: set[str] = set()
         self._captured = False

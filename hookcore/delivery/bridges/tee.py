@@ -116,7 +116,7 @@ class TeeSink:
 def bridge_for(given: str | None, name: str) -> Callable[[], Writer] | None:
     """Return a function that opens the bridge in a setting such as "tensorboard:runs/x", or None.
 
-    Raises ArgumentError where the tool is not installed. Of a distributed training rank 0 alone has a bridge.
+    Raises ArgumentError if the tool is not installed. In a distributed training, only rank 0 has a bridge.
     """
     rank = os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or "0"  # torchrun's; Lightning's own launcher's
     if given is None or rank != "0":

@@ -46,7 +46,7 @@ class WeightsAndBiases:
 
     def __init__(self, project: str, name: str) -> None:
         wandb = import_module("wandb")
-        # What the script prints is not the bridge's business.
+        # Don't capture the script's output.
         settings = wandb.Settings(console="off", silent=True)
         self._run: Any = wandb.init(project=project, name=name, reinit="create_new", settings=settings)
 
@@ -58,7 +58,7 @@ class WeightsAndBiases:
         """Do nothing: the tool's own process sends continuously."""
 
     def close(self) -> None:
-        """Ends the run."""
+        """End the run."""
         self._run.finish()
 
 
@@ -83,12 +83,12 @@ class MLflow:
         """Do nothing: each step is sent immediately."""
 
     def close(self) -> None:
-        """Ends the run."""
-        with contextlib.suppress(Exception):  # a server that is gone has been complained about
+        """End the run."""
+        with contextlib.suppress(Exception):  # a missing server was already reported
             self._client.set_terminated(self._run)
 
 
-# What stands before the colon; the module that it needs; what is installed for it; who writes.
+# By prefix: the required module, the package to install, and the writer.
 WRITERS: Final[dict[str, tuple[str, str, Callable[[str, str], Writer]]]] = {
     "tensorboard": ("tensorboard", "tensorboard", TensorBoard),
     "wandb": ("wandb", "wandb", WeightsAndBiases),

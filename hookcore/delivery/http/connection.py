@@ -18,7 +18,7 @@ CONNECT_S: Final = 1.0
 REQUEST_S: Final = 5.0
 MAX_ANSWER_BYTES: Final = 4 * 2**20
 COMPRESS_FROM_BYTES: Final = 500
-SLOWEST: Final = 1_000_000  # bytes a second: a large request may take longer
+SLOWEST: Final = 1_000_000  # bytes per second: a large request may take longer
 _PATH: Final = "/api/v1/ingest"
 
 
@@ -89,7 +89,7 @@ class Connection:
         except (OSError, http.client.HTTPException) as error:
             self.close()
             raise UnansweredError(_said(error)) from error
-        except ValueError as error:  # a token that no header can hold
+        except ValueError as error:  # a token that no header can contain
             self.close()
             raise NotSentError(_said(error)) from None
         if closes:
@@ -120,7 +120,7 @@ class Connection:
         if self.address.token:
             headers["Authorization"] = f"Bearer {self.address.token}"
         if not self.is_here and len(body) >= COMPRESS_FROM_BYTES:
-            # Only who sends over a network needs it.
+            # Needed only to send over a network.
             import zstandard
 
             body = zstandard.ZstdCompressor(level=1).compress(body)

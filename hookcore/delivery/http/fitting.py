@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 from hookcore.records import Coverage, Event, Frame, HookRecord, ModuleRecord, Tap, plain
 from hookcore.wire import MAX_TEXT
 
-MAX_LONG_TEXT: Final = 16_000  # characters of a message, which may hold a traceback
+MAX_LONG_TEXT: Final = 16_000  # characters of a message, which may contain a traceback
 MAX_SETTING: Final = 4_000  # characters of one setting
 _LONG_TEXTS: Final = frozenset({"message", "reason", "function", "where", "warning"})
 

@@ -15,11 +15,11 @@ from hookcore.wire import Answer, Books, Description, EndItem
 
 MAX_BYTES: Final = 64 * 2**20
 MAX_ITEMS: Final = 10_000
-PARCEL_BYTES: Final = 8_000_000  # an item that is larger travels alone
+PARCEL_BYTES: Final = 8_000_000  # a larger item is sent alone
 ENTRY_BYTES: Final = 500  # an item without its arrays and texts
 TAP_BYTES: Final = 80
 RETAINED_SHARE: Final = 4  # retained items may take a quarter of the queue's bytes, in addition to the queue
-STRIKES: Final = 2  # an item that was refused so often by itself is given up
+STRIKES: Final = 2  # an item that was refused this often by itself is dropped
 
 Described = TypeVar("Described", ModuleRecord, Coverage)
 Reason = Literal["queue-full", "refused", "too-large", "unsendable", "closed"]
@@ -52,15 +52,15 @@ class Parcel:
 class Outbox:
     """A bounded queue whose counters always balance, with all data that a restarted receiver needs again.
 
-    An item is waiting, or in flight (sent, and nobody knows whether it arrived), or acknowledged, or dropped. What is
-    in flight is not dropped but sent again until somebody answers. Acknowledged items that are not on the receiver's
-    disk yet are retained as far as there is room, and sent again if the receiver loses them because it is killed. All
-    methods may be called from any thread.
+    An item is waiting, in flight (sent without an answer, so it may have arrived), acknowledged, or dropped. Items in
+    flight are not dropped but sent again until there is an answer. Acknowledged items that are not on the receiver's
+    disk yet are retained while there is room, and sent again if the receiver is killed. All methods can be called from
+    any thread.
     """
 
     def __init__(self, max_bytes: int = MAX_BYTES, max_items: int = MAX_ITEMS) -> None:
         self.changed = threading.Condition()
-        self.listening = False  # whether somebody waits for `changed`
+        self.listening = False  # whether a thread waits for `changed`
         self._max_bytes = max_bytes
         self._max_items = max_items
         self._forget_all()
@@ -68,7 +68,7 @@ class Outbox:
     def _forget_all(self) -> None:
         self._waiting: deque[Entry] = deque()
         self._flying: tuple[Entry, ...] = ()
-        self._uncertain = False  # whether what is in flight may have arrived
+        self._uncertain = False  # whether items in flight may have arrived
         self._bytes = 0
         self._retained: deque[Entry] = deque()
         self._retained_bytes = 0
@@ -82,7 +82,7 @@ class Outbox:
         self._hooks: tuple[HookRecord, ...] = ()
         self._version = -1
         self._described = -1  # the version that the receiver has
-        self._careful = False  # something was refused: send the parts one by one, to find out which
+        self._careful = False  # something was refused, so parts are sent one by one to find it
         self._description_strikes = 0
         self._step = 0
         self._closed = False
@@ -134,7 +134,7 @@ class Outbox:
                 self._tell()
 
     def _tell(self) -> None:
-        # A sender that is busy looks by itself; waking it would only cost the caller.
+        # A busy sender checks by itself; waking it would only cost the caller.
         if self.listening:
             self.listening = False
             self.changed.notify_all()
@@ -271,7 +271,7 @@ class Outbox:
         self._retained_bytes -= nbytes
         self._bytes += nbytes
         self._acknowledged -= len(lost)
-        self._put_back((*reversed(lost), *self._flying))  # a receiver without these has nothing of what came after
+        self._put_back((*reversed(lost), *self._flying))  # without these, a receiver has none of the later ones
         self._make_room()
         return True
 
@@ -303,7 +303,7 @@ class Outbox:
 
     def _put_back(self, entries: Sequence[Entry]) -> None:
         self._flying, self._uncertain = (), False
-        if self._closed and self._end is None:  # given up meanwhile: nobody will send them
+        if self._closed and self._end is None:  # given up in the meantime, so they will not be sent
             for entry in entries:
                 self._drop(entry, "closed")
         else:

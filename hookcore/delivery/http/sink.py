@@ -1,4 +1,4 @@
-"""The sink that sends frames to a server: never waits, never raises, and says what became of every item."""
+"""The sink that sends frames to a server. It never waits or raises, and counts what happens to every item."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ from hookcore.wire import (
 logger = logging.getLogger("hookcore")
 
 CLOSE_S: Final = 2.0
-PATIENCE: Final = 10  # times as long, while a server on this machine holds the connection: it is slow, and not away
+PATIENCE: Final = 10  # times as long, if a local server holds the connection: it is slow, not absent
 CLOSE_POLL_S: Final = 0.02
 SIGN_OF_LIFE_S: Final = 1.0
 FIRST_PAUSE_S: Final = 0.1
 MAX_PAUSE_S: Final = 30.0
-MAX_PAUSE_HERE_S: Final = 1.0  # on this machine, where a refused connection costs nothing
+MAX_PAUSE_HERE_S: Final = 1.0  # for a local server: a refused connection costs nothing there
 MAX_PAUSE_AT_END_S: Final = 0.2
 WARN_AFTER_S: Final = 10.0  # without an answer
 _LOSSES: Final[dict[str, str]] = {
@@ -55,10 +55,10 @@ _REFUSALS: Final[dict[int, Reason]] = {400: "refused", 413: "too-large", 422: "r
 
 
 class HttpSink:
-    """Takes the frames of one run, and sends them from a thread of its own once `start` said where to.
+    """Receives the frames of one run, and sends them from its own thread once `start` has set the address.
 
-    What a full queue, a refusal or the end made it drop is counted in `books`. A server that is away is tried again,
-    after pauses that grow; one that lost its memory is told everything again that it needs.
+    Frames that a full queue, a refusal, or the end drops are counted in `books`. An absent server is retried after
+    growing pauses. A server that lost its memory gets everything again that it needs.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class HttpSink:
             info, name=cut(info.name), script=cut(info.script), settings=fitted_settings(info.settings)
         )
         self.close_s = close_s
-        self.trouble = ""  # what went wrong last; empty while all is well
+        self.trouble = ""  # the last error; empty if all is well
         self._outbox = Outbox(max_bytes, max_items)
         self._timeouts_s = (connect_s, request_s)
         self._address: Callable[[], Address] = lambda: Address("")
@@ -85,45 +85,45 @@ class HttpSink:
         self._obey: Callable[[Command], None] | None = None
         self._commands_done = -1
         self._failures = 0
-        self._fine_at = 0.0  # when an answer came last
+        self._fine_at = 0.0  # time of the last answer
         self._answered = False
         self._met: Callable[[], None] | None = None
         self._not_before = 0.0
         self._sent_at = float("-inf")
         self._ends_at = float("inf")
         self._gives_up_at = float("inf")
-        self._slow = False  # whether a server on this machine took the newest request and let it time out
+        self._slow = False  # whether a local server accepted the newest request and let it time out
         self._warned = False
         self._thread: threading.Thread | None = None
 
     # -- the sink ---------------------------------------------------------------------------------------------------
 
     def send(self, frame: Frame) -> None:
-        """Takes a frame; never waits and never raises."""
+        """Queue a frame; never wait, never raise."""
         self._outbox.put(frame)
 
     def add_snapshot(self, snapshot: Snapshot) -> None:
-        """Takes a snapshot."""
+        """Queue a snapshot."""
         self._outbox.put(snapshot)
 
     def describe(
         self, modules: Sequence[ModuleRecord], coverage: Sequence[Coverage] = (), hooks: Sequence[HookRecord] = ()
     ) -> None:
-        """Says what the run consists of; only what differs from before is sent."""
+        """Describe what the run consists of. Only changes are sent."""
         self._outbox.describe(modules, coverage, hooks)
 
     def listen(self, obey: Callable[[Command], None]) -> None:
-        """Who is told of the commands that come with the answers; called from the sender's thread."""
+        """Set the receiver of the commands in answers. It is called from the sender's thread."""
         self._obey = obey
 
     def fail(self, failure: Failure) -> None:
-        """Say why the run ends; `close` follows."""
+        """Record why the run ends; `close` follows."""
         self._outbox.fail(failure)
 
     def close(self) -> None:
-        """Sends what is left within `close_s`; the rest is counted as dropped, or as in flight.
+        """Send the rest within `close_s`. What remains is counted as dropped, or as in flight.
 
-        A dashboard on this machine that takes connections gets longer: it may just be starting.
+        A local dashboard that accepts connections gets more time, because it may just be starting.
         """
         self._outbox.end()
         thread = self._thread
@@ -155,8 +155,8 @@ class HttpSink:
     ) -> None:
         """Start to send. If `address` is a function, it is called again whenever the server can't be reached.
 
-        `settings` gives the run's settings as they are now; `advice` ends the warning that a server stays away; `met`
-        is called once, when the server has answered.
+        `settings` returns the run's current settings. `advice` ends the warning about an absent server. `met` is called
+        once, when the server has answered.
         """
         if self._thread is None:
             self._met = met
@@ -168,11 +168,11 @@ class HttpSink:
 
     @property
     def books(self) -> Books:
-        """produced = acknowledged + dropped (by reason) + waiting + in flight; frames and snapshots."""
+        """Counters of frames and snapshots: produced = acknowledged + dropped (by reason) + waiting + in flight."""
         return self._outbox.books
 
     def flush(self, timeout_s: float) -> bool:
-        """Waits until everything so far was acknowledged or dropped; False where the time ran out."""
+        """Wait until everything so far was acknowledged or dropped. Return False if the time ran out."""
         deadline = time.monotonic() + timeout_s
         while not self._outbox.empty:
             if time.monotonic() > deadline or self._thread is None or not self._thread.is_alive():
@@ -181,7 +181,7 @@ class HttpSink:
         return True
 
     def abandon(self) -> None:
-        """In a forked child: nothing is sent, the parent's connection is left alone, no lock is waited for."""
+        """Stop in a forked child: don't send, don't touch the parent's connection, don't wait for locks."""
         self._outbox.abandon()
         connection, self._connection, self._thread = self._connection, None, None
         if connection is not None:
@@ -194,7 +194,7 @@ class HttpSink:
             while self._await_turn():
                 try:
                     self._deliver(self._outbox.next_parcel())
-                except Exception as error:  # a mistake of ours must not end the thread in silence
+                except Exception as error:  # our own bug must not end the thread silently
                     self._failed(f"{type(error).__name__}: {error}")
                     logger.debug("hookcore: sending failed", exc_info=True)
         finally:
@@ -202,7 +202,7 @@ class HttpSink:
                 self._connection.close()
 
     def _await_turn(self) -> bool:
-        """Waits until something is to be sent; False when all is over."""
+        """Wait until there is something to send. Return False at the end."""
         changed = self._outbox.changed
         with changed:
             while not self._is_over():
@@ -288,7 +288,7 @@ class HttpSink:
         self._failed(f"it answered {reply.status}{sentence_of(reply.body)}", reply.retry_after_s)
 
     def _forget_connection(self) -> None:
-        """Another server may have taken the place of the one that knew us."""
+        """Forget the connection, because another server may have replaced the one that knew the run."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -311,7 +311,7 @@ class HttpSink:
         self._hand_on(answer)
 
     def _hand_on(self, answer: Answer) -> None:
-        """Each command once, in the order of their numbers; they wait while nobody listens."""
+        """Pass on each command once, in the order of their numbers. They wait while there is no listener."""
         for command in sorted(answer.commands, key=lambda command: command.number):
             if self._obey is None or command.number <= self._commands_done:
                 continue
@@ -322,7 +322,7 @@ class HttpSink:
             self._commands_done = command.number
 
     def _failed(self, trouble: str, at_least_s: float = 0.0, longest_s: float = MAX_PAUSE_S) -> None:
-        """Set the pause before the next attempt: at random up to a limit that doubles."""
+        """Set the pause before the next attempt: random, up to a limit that doubles."""
         self.trouble = trouble
         limit = min(longest_s, FIRST_PAUSE_S * 2.0 ** min(self._failures, 20))
         longest = MAX_PAUSE_AT_END_S if self._ending else MAX_PAUSE_S
@@ -333,7 +333,7 @@ class HttpSink:
             self._warn()
 
     def _tell_losses(self) -> None:
-        """Warn at the end if anything of the run didn't reach the server, and say how much."""
+        """Warn at the end if parts of the run didn't reach the server, and say how much."""
         books = self._outbox.books
         parts = [(count, _LOSSES[reason]) for reason, count in books.dropped.items() if count]
         parts += [(books.in_flight, "sent without an answer")] if books.in_flight else []
