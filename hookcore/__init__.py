@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hookcore import hooks as hooks
-    from hookcore.client import Client
     from hookcore.errors import (
         ArgumentError,
         ClosedError,
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
         TraceError,
         WireError,
     )
+    from hookcore.reading import Client
     from hookcore.tracing import trace
     from hookcore.watcher import Watcher, detached, watch
 
@@ -47,7 +47,7 @@ __all__ = [
 
 _HOME = {
     "ArgumentError": "hookcore.errors",
-    "Client": "hookcore.client",
+    "Client": "hookcore.reading",
     "ClosedError": "hookcore.errors",
     "HookError": "hookcore.errors",
     "HookcoreError": "hookcore.errors",

@@ -30,8 +30,8 @@ from hookcore.store import Store
 from hookcore.wire import Books
 
 if TYPE_CHECKING:
-    from hookcore.client import Client
-    from hookcore.client.notebook import Card
+    from hookcore.reading import Client, Reader
+    from hookcore.reading.notebook import Card
 
 logger = logging.getLogger("hookcore")
 
@@ -198,11 +198,22 @@ class Watcher:
         return self._delivery.books
 
     def client(self) -> Client:
-        """Return a client for queries about this run and others."""
+        """For asking the server about this run and others."""
+        return self._client()
+
+    def reader(self) -> Reader:
+        """Return what answers questions about this run, whether its data is in this process or on a server."""
+        store = self._delivery.store
+        if store is None:
+            return self._client(run=self._delivery.run.id)
+        reader: Reader = import_module("hookcore.reading").StoreReader(store, self._delivery.run.id)
+        return reader
+
+    def _client(self, **given: str) -> Client:
         address = self._delivery.address
         if address is None:
             raise ServerError("this run has no server: read watcher.store, or call watch() with another `server`")
-        client: Client = import_module("hookcore.client").Client(address.url, address.token or None)
+        client: Client = import_module("hookcore.reading").Client(address.url, address.token or None, **given)
         return client
 
     def _repr_html_(self) -> str:
@@ -216,7 +227,7 @@ class Watcher:
     def _card(self) -> Card:
         if not self._recorder.closed:
             self.flush(CARD_S)
-        card: Card = import_module("hookcore.client.notebook").card_of(self._delivery)
+        card: Card = import_module("hookcore.reading.notebook").card_of(self._delivery)
         return card
 
     @property

@@ -20,8 +20,8 @@ import pytest
 
 from hookcore.answers import Framed
 from hookcore.answers.live import FrameNews, News
-from hookcore.client import Client
 from hookcore.errors import ArgumentError, ServerError
+from hookcore.reading import Client
 from hookcore.records import Snapshot, Tap
 from hookcore_app.main import create_app
 from hookcore_app.runs import Runs
@@ -311,7 +311,7 @@ def test_the_client_needs_neither_torch_nor_a_web_framework() -> None:
 
 
 def test_every_route_has_its_method(world: Served) -> None:
-    source = inspect.getsource(sys.modules["hookcore.client.client"])
+    source = inspect.getsource(sys.modules["hookcore.reading.client"])
     for path, methods in world.app.openapi()["paths"].items():
         for method, said in methods.items():
             if said.get("tags") == ["runs"]:

@@ -13,9 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from hookcore.answers import Series
 from hookcore.errors import ArgumentError
+from hookcore.reading import StoreReader
 from hookcore.records import Snapshot, Tap
-from hookcore.store import Series, Store
+from hookcore.store import Store
 from hookcore_app import figures
 from hookcore_app.figures.lines import smoothed
 from hookcore_app.figures.style import escaped, is_log, log_ticks, shown
@@ -155,8 +157,7 @@ def test_a_profile_has_a_bar_for_each_layer_and_a_cross_for_non_finite_ones(worl
 
 
 def test_histograms_hold_every_count_and_mark_steps_with_nan() -> None:
-    store = World().run.store
-    found = store.histograms(1)
+    found = World().run.reader.histograms(1)
     told = figures.histograms(found, figures.LIGHT, "t")
     assert values_of(told["data"][0]["customdata"]).sum() == found.counts.sum()
     assert values_of(told["data"][1]["x"]).tolist() == found.first_step[found.nan > 0].tolist()
@@ -187,14 +188,14 @@ def test_a_comparison_matches_taps_that_come_in_another_order() -> None:
     for step in range(10):
         append(one, step, [1.0, 10.0], taps if step == 0 else ())
         append(two, step + 5, [20.0, math.nan], taps[::-1] if step == 0 else ())
-    maps = figures.same_maps(one, two, "output", "rms", None, (None, None), 100, 100)
+    maps = figures.same_maps(StoreReader(one), StoreReader(two), "output", "rms", None, (None, None), 100, 100)
     assert maps[0].first_step.tolist() == [5, 6, 7, 8, 9]
     told = figures.difference(*maps, figures.LIGHT, "t")
     assert values_of(told["data"][0]["customdata"])[1].tolist() == pytest.approx([2.0] * 5)
     (only,) = named(told, "not finite in the second only")
     assert np.isfinite(values_of(only["z"])).tolist() == [[True] * 5, [False] * 5]
     with pytest.raises(ArgumentError, match="no layer in common"):
-        figures.same_maps(one, two, "param", "rms", None, (None, None), 100, 100)
+        figures.same_maps(StoreReader(one), StoreReader(two), "param", "rms", None, (None, None), 100, 100)
 
 
 @pytest.mark.parametrize("part", ["", "0", "0,0", "1,:"])

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from hookcore.records import KINDS, Coverage, Event, Kind, ModuleRecord, Tap
 from hookcore.store import Store
-from hookcore_app.findings import RULES, Finding, FindingsCache, findings_of, key_figures_of, key_of_event
+from hookcore_app.findings import RULES, Finding, FindingsCache, findings_of, key_figures_of
 from hookcore_app.findings.finding import WINDOW
 from hookcore_app.findings.order import around, groups_of
 from tests.build import append, store_of
@@ -385,8 +385,8 @@ def test_keys_are_stable_while_a_rule_finds_a_tap_and_differ_between_taps() -> N
     two = findings_of(store_of(rms))[0]
     assert one.key == two.key == "nonfinite:layers.1 output"
     event = Event(3, 1.5, "note", "text", module="a")
-    assert key_of_event(event) == key_of_event(Event(3, 1.5, "note", "text", module="a"))
-    assert key_of_event(event) != key_of_event(Event(4, 1.5, "note", "text", module="a"))
+    assert event.key == Event(3, 1.5, "note", "text", module="a").key
+    assert event.key != Event(4, 1.5, "note", "text", module="a").key
 
 
 def test_every_rule_explains_itself() -> None:

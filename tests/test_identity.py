@@ -19,12 +19,12 @@ import torch
 from torch import nn
 
 import hookcore
-from hookcore.client import Client
 from hookcore.dashboard.process import status, stop_dashboard
 from hookcore.dashboard.trust import MAX_NONCE, PROOF_PATH, proof_of
 from hookcore.delivery import delivery
 from hookcore.delivery.http import Address, HttpSink
 from hookcore.errors import ServerError
+from hookcore.reading import Client
 from hookcore_app import cli
 from tests.receiver import DEADLINE_S, Receiver, a_frame, a_run, serving
 from tests.serving import READ_TOKEN, TOKEN, make_world, served

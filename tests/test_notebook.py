@@ -14,10 +14,10 @@ from PIL import Image
 from torch import nn
 
 import hookcore
-from hookcore.client import notebook
 from hookcore.delivery.delivery import Delivery
 from hookcore.delivery.http import Address
 from hookcore.delivery.sinks import StoreSink
+from hookcore.reading import notebook
 from hookcore.store import Store
 from hookcore.wire import RunInfo
 from hookcore_app.serving import server_thread

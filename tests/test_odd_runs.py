@@ -16,7 +16,6 @@ from hookcore.records import KINDS, STAT_COLUMN, STATS, Coverage, Event, Frame, 
 from hookcore.records import SketchBlock as Block
 from hookcore.records.sketch import BINS
 from hookcore.store import STAT_NAMES
-from hookcore_app.api.snapshots import numbered
 from hookcore_app.runs import Run
 from tests.api_world import World as FilledWorld
 from tests.api_world import fill, open_run, strict
@@ -136,7 +135,7 @@ def _addresses(run: Run, stat: str, kind: str) -> Iterator[str]:
         yield f"/api/v1/heatmap?{asked}&kind={kind}&stat={stat}&rows=2&format={form}"
         yield f"/api/v1/compare?runs={run.id},good&stat={stat}&kind={kind}&format={form}"
     yield from (f"/api/v1/figure?{asked}&chart={chart}&kind={kind}&stat={stat}" for chart in ("heatmap", "scalars"))
-    for number, _ in numbered(run.store):
+    for number, _ in run.store.numbered_snapshots():
         yield from (f"/api/v1/snapshots/{number}?{asked}&format={form}" for form in ("json", "csv", "png"))
         yield from (f"/api/v1/snapshots/{number}/{part}?{asked}" for part in ("statistics", "tiles"))
         yield f"/runs/{run.id}/tensors?snapshot={number}"

@@ -14,7 +14,7 @@ from hookcore.config import SETTINGS
 from hookcore.records import KINDS, STAT_COLUMN, Event, Tap
 from hookcore.store import STAT_NAMES
 from hookcore_app import assets
-from hookcore_app.findings import RULES, key_of_event
+from hookcore_app.findings import RULES
 from hookcore_app.pages import frame, settings
 from hookcore_app.pages.views.spark import HEIGHT, WIDTH, spark_of
 from hookcore_app.pages.views.words import KIND_WORDS, STAT_WORDS
@@ -111,7 +111,7 @@ def test_a_run_shows_its_worst_alert_until_it_is_acknowledged(world: World, clie
     assert (alerts.title, alerts.where) == ("Hook error", "a.b")
     assert '<span class="badge error" id="alerts">' in client.get("/runs/old/events").text
     for event in run.store.events():
-        run.acknowledge(key_of_event(event))
+        run.acknowledge(event.key)
     left = frame.alerts_of(run)
     assert left.count == alerts.count - 2
 

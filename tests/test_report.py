@@ -13,6 +13,7 @@ import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request
 
 from hookcore.errors import ArgumentError
+from hookcore.reading import StoreReader
 from hookcore.records import Coverage, Event, Failure, ModuleRecord, Tap
 from hookcore.store import Store
 from hookcore_app import figures
@@ -211,7 +212,7 @@ def test_rounding_noise_of_a_constant_stat_does_not_fill_its_chart() -> None:
     noise = np.random.default_rng(0).normal(size=200) * 1e-9
     for step in range(200):
         append(store, step, np.array([1.0 + noise[step]]), (Tap("a", "output"),) if step == 0 else ())
-    found = figures.series([("a", store.series(0, "rms"))], figures.LIGHT, "a", "rms", scale="linear")
+    found = figures.series([("a", StoreReader(store).series(0, "rms"))], figures.LIGHT, "a", "rms", scale="linear")
     low, high = found["layout"]["yaxis"]["range"]
     assert (low, high) == pytest.approx((0.8, 1.2))
 

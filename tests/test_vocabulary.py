@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hookcore.client.notebook import _facts_of_store
+from hookcore.reading import StoreReader
+from hookcore.reading.notebook import _facts_of
 from hookcore.records import KINDS, Tap
 from hookcore.records.vocabulary import ELAPSED, KIND_TITLES, KIND_WORDS, NAN_COLOR, is_loss, loss_rank, rgb_of
 from hookcore_app.analysis.png import colors_of
@@ -40,7 +41,7 @@ def test_the_same_scalar_is_the_loss_everywhere(world: World) -> None:
     assert loss is not None
     assert loss.name == "train/loss"
     assert scalar_lines(run.store, None, None)[0][0].name == "train/loss"
-    assert "train/loss 1" in _facts_of_store(run.store).figures
+    assert "train/loss 1" in _facts_of(StoreReader(run.store)).figures
     _log(world, "three", 4.0)
     assert 'data-name="train/loss"' in world.client.get("/compare?a=two&b=three").text
 

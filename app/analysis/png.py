@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hookcore.client.pictures import image_of
+from hookcore.reading.pictures import image_of
 from hookcore.records.vocabulary import NAN_COLOR, rgb_of
 
 

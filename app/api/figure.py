@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 
 import numpy as np
 from fastapi import APIRouter, Depends, Query, Response
+from msgspec.structs import replace
 from starlette.exceptions import HTTPException
 
+from hookcore import answers
 from hookcore.errors import ArgumentError
-from hookcore.records import KINDS
+from hookcore.reading import Reader
+from hookcore.reading.slices import cells_of, cut
+from hookcore.records import KINDS, Kind
 from hookcore.records.sketch import BINS
 from hookcore.records.vocabulary import KIND_WORDS, OWN
-from hookcore.store import STAT_NAMES, Series, TapList
+from hookcore.store import STAT_NAMES
 from hookcore.store.checks import matcher, require, unknown
 
-from ..analysis.slices import cells_of, cut
 from ..formats import StrictJson
 from ..runs import Run, Runs
 from . import examples
@@ -30,13 +33,10 @@ from .given import (
     Match,
     Span,
     described,
-    quantile_of,
     run_named,
-    tap_of,
     version_of,
 )
 from .series import MAX_CELLS, TapText
-from .snapshots import numbered
 
 if TYPE_CHECKING:
     from ..figures import Style
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 Chart = Literal["heatmap", "series", "histograms", "profile", "fan", "scalars", "compare", "tensor"]
 MAX_LINES: Final = 50
 MAX_VALUES: Final = 500_000
-FAN: Final = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
+FAN: Final = ("p1", "p5", "p25", "p50", "p75", "p95", "p99")
 
 router = APIRouter(prefix="/api/v1", default_response_class=StrictJson)
 
@@ -71,10 +71,15 @@ class Asked:
     smooth: float
 
     @property
-    def one_kind(self) -> str:
-        """Return the only kind in the query, for charts of a single kind."""
+    def bounds(self) -> tuple[int | None, int | None]:
+        """The first and the last step."""
+        return self.span.first, self.span.last
+
+    @property
+    def one_kind(self) -> Kind:
+        """The only kind in the query, for charts of a single kind."""
         require("kind", self.kind, KINDS)
-        return self.kind
+        return cast("Kind", self.kind)
 
 
 def _asked(
@@ -150,36 +155,31 @@ def make_figure(runs: Runs, run: Run, chart: Chart, asked: Asked, theme: str) ->
 def _heatmap(run: Run, asked: Asked, style: Style) -> dict[str, Any]:
     from ..figures import heatmap
 
-    require("stat", asked.stat, STAT_NAMES)
-    bounds = asked.span.first, asked.span.last
-    found = run.store.heatmap(asked.one_kind, asked.stat, asked.match, *bounds, asked.columns, asked.rows)
+    found = run.reader.heatmap(asked.one_kind, asked.stat, asked.match, *asked.bounds, asked.columns, asked.rows)
     return heatmap(found, style, f"{asked.stat} of {KIND_WORDS[asked.one_kind]}", asked.scale)
 
 
 def _series(run: Run, asked: Asked, style: Style) -> dict[str, Any]:
     from ..figures import series
 
-    quantile = quantile_of(asked.stat)
-    store, (first, last) = run.store, (asked.span.first, asked.span.last)
-    if asked.tap is not None:
-        wanted = [tap_of(store, asked.tap)]
-    else:
-        wanted = list(store.taps(asked.match, asked.one_kind))[:MAX_LINES]
-
-    def read(number: int) -> Series:
-        whole = store.series(number, asked.stat if quantile is None else "rms", first, last, asked.points)
-        if quantile is None:
-            return whole
-        told = store.quantiles(number, [quantile], first, last, asked.points)
-        values, bad = told.values[:, 0], np.zeros(len(told.first_step), np.uint32)
-        at = np.clip(np.searchsorted(told.first_step, whole.first_step, side="right") - 1, 0, None)
-        if len(bad):
-            np.add.at(bad, at, whole.nonfinite)
-        return Series(asked.stat, number, told.first_step, told.last_step, values, values, values, bad, bad)
-
-    many = [(tap.label, read(number)) for number, tap in wanted]
+    reader = run.reader
+    wanted = [reader.find(asked.tap)] if asked.tap is not None else reader.taps(asked.match, asked.one_kind).taps
+    many = [(tap.label, _counted(reader, tap, asked)) for tap in wanted[:MAX_LINES]]
     title = many[0][0] if len(many) == 1 else f"{asked.stat} of {KIND_WORDS[asked.one_kind]}"
     return series(many, style, title, asked.stat, asked.scale, asked.smooth)
+
+
+def _counted(reader: Reader, tap: answers.Tap, asked: Asked) -> answers.Series:
+    """Return a series with its non-finite steps, which for a quantile are those of a stat."""
+    found = reader.series(tap, asked.stat, *asked.bounds, asked.points)
+    if found.nonfinite is not None:
+        return found
+    whole = reader.series(tap, "rms", *asked.bounds, asked.points)
+    bad = np.zeros(len(found.first_step), np.int64)
+    at = np.clip(np.searchsorted(found.first_step, whole.first_step, side="right") - 1, 0, None)
+    if len(bad) and whole.nonfinite is not None:
+        np.add.at(bad, at, whole.nonfinite)
+    return replace(found, nonfinite=bad)
 
 
 def _scalars(run: Run, asked: Asked, style: Style) -> dict[str, Any]:
@@ -190,8 +190,7 @@ def _scalars(run: Run, asked: Asked, style: Style) -> dict[str, Any]:
     missing = next((name for name in names if name not in set(every)), None)
     if missing is not None:
         raise HTTPException(404, unknown("scalar", missing, every))
-    bounds = asked.span.first, asked.span.last
-    many = [(name, run.store.scalars(name, *bounds, asked.points)) for name in dict.fromkeys(names)]
+    many = [(each.name, each) for each in run.reader.scalars(names, *asked.bounds, asked.points).series]
     title = many[0][0] if len(many) == 1 else "scalars"
     return series(many, style, title, "value", asked.scale, asked.smooth)
 
@@ -199,19 +198,16 @@ def _scalars(run: Run, asked: Asked, style: Style) -> dict[str, Any]:
 def _histograms(run: Run, asked: Asked, style: Style) -> dict[str, Any]:
     from ..figures import histograms
 
-    number, tap = tap_of(run.store, _needs(asked.tap, "tap", "histograms"))
-    bounds = asked.span.first, asked.span.last
-    return histograms(run.store.histograms(number, *bounds, asked.columns, asked.bins), style, tap.label)
+    found = run.reader.histograms(_needs(asked.tap, "tap", "histograms"), *asked.bounds, asked.columns, asked.bins)
+    return histograms(found, style, found.tap.label)
 
 
 def _fan(run: Run, asked: Asked, style: Style) -> dict[str, Any]:
     from ..figures import fan
 
-    number, tap = tap_of(run.store, _needs(asked.tap, "tap", "fan"))
-    bounds = asked.span.first, asked.span.last
-    found = run.store.quantiles(number, FAN, *bounds, asked.points)
-    counted = run.store.series(number, "nonfinite", *bounds, asked.points)
-    return fan(found, (counted.first_step, counted.nonfinite), style, f"percentiles of {tap.label}")
+    tap = run.reader.find(_needs(asked.tap, "tap", "fan"))
+    *quantiles, counted = run.reader.stats(tap, (*FAN, "nonfinite"), *asked.bounds, asked.points)
+    return fan(quantiles, counted, style, f"percentiles of {tap.label}")
 
 
 def _profile(run: Run, asked: Asked, style: Style) -> dict[str, Any]:
@@ -222,15 +218,11 @@ def _profile(run: Run, asked: Asked, style: Style) -> dict[str, Any]:
     kinds = []
     for kind in dict.fromkeys(asked.kind.split(",")):
         require("kind", kind, KINDS)
-        taps = run.store.taps(asked.match, kind)
-        taps = TapList(taps.numbers[: asked.rows], taps.taps[: asked.rows])
-        rows = run.store.rows(taps.numbers, asked.stat, step, step)
-        if not len(rows.first):
-            continue
-        seen = rows.present.sum(axis=0) > 0
-        taps_seen = [tap for tap, here in zip(taps.taps, seen.tolist(), strict=True) if here]
-        kinds.append((kind, taps_seen, rows.mean[-1][seen], (rows.nonfinite.sum(axis=0) > 0)[seen]))
-    return profile(kinds, style, f"{asked.stat} at step {step if step is not None else '-'}", asked.stat, asked.scale)
+        taps = run.reader.taps(asked.match, cast("Kind", kind)).taps[: asked.rows]
+        found = [run.reader.series(tap, asked.stat, step, step, 1) for tap in taps]
+        kinds.append((kind, [each for each in found if each.present is not None and each.present.any()]))
+    title = f"{asked.stat} at step {step if step is not None else '-'}"
+    return profile([each for each in kinds if each[1]], style, title, asked.stat, asked.scale)
 
 
 def _tensor(run: Run, asked: Asked, style: Style) -> dict[str, Any]:
@@ -239,7 +231,7 @@ def _tensor(run: Run, asked: Asked, style: Style) -> dict[str, Any]:
     number = asked.number
     if number is None:
         raise ArgumentError("chart=tensor needs number=: give the number of a snapshot, which /snapshots lists")
-    found = next((each for told, each in numbered(run.store) if told == number), None)
+    found = run.reader.snapshot(number)
     if found is None:
         raise HTTPException(404, f"there is no snapshot {number} in the run {run.id}: /snapshots lists those there are")
     values = cut(found.values, asked.part)
@@ -259,10 +251,8 @@ def _other(runs: Runs, asked: Asked) -> Run:
 def _compare(run: Run, other: Run, asked: Asked, style: Style) -> dict[str, Any]:
     from ..figures import difference, same_maps
 
-    require("stat", asked.stat, STAT_NAMES)
-    bounds = asked.span.first, asked.span.last
     found = same_maps(
-        run.store, other.store, asked.one_kind, asked.stat, asked.match, bounds, asked.columns, asked.rows
+        run.reader, other.reader, asked.one_kind, asked.stat, asked.match, asked.bounds, asked.columns, asked.rows
     )
     title = f"{asked.stat} of {KIND_WORDS[asked.one_kind]}: {other.name} against {run.name}"
     return difference(*found, style, title)

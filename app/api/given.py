@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,9 +15,9 @@ from starlette.exceptions import HTTPException
 from hookcore import answers
 from hookcore.answers.base import SCHEMAS
 from hookcore.errors import ArgumentError
-from hookcore.records import Kind, Tap
-from hookcore.store import STAT_NAMES, Store
-from hookcore.store.checks import find_tap, require, unknown
+from hookcore.records import Kind
+from hookcore.store import STAT_NAMES
+from hookcore.store.checks import unknown
 
 from ..formats import ARRAYS, MEDIA_TYPES, Table, choose, json_of
 from ..runs import Run, Runs, why_gone
@@ -27,7 +26,6 @@ MAX_STEP: Final = 2**53
 MAX_PAGE: Final = 10_000
 RUN_PATTERN: Final = r"^[A-Za-z0-9_-]{1,200}$"
 _SALT: Final = secrets.token_hex(4)  # a restarted server counts its versions from the start
-_QUANTILE: Final = re.compile(r"p(\d{1,2}(?:\.\d{1,6})?|100)")
 
 RunId = Annotated[str, Path(pattern=RUN_PATTERN, description="a run's id", examples=["run-1"])]
 OfRun = Annotated[str | None, Query(pattern=RUN_PATTERN, description="a run's id; default: the newest run")]
@@ -115,27 +113,6 @@ def _span(
 
 
 GivenSpan = Annotated[Span, Depends(_span)]
-
-
-def tap_of(store: Store, given: int | str) -> tuple[int, Tap]:
-    """Return a tap's number and the tap, by its number or its label."""
-    text = str(given)
-    taps = store.taps()
-    if not (text.isascii() and text.isdigit()):
-        return find_tap(taps, text)
-    number = int(text[:20])
-    if number >= len(taps.taps):
-        raise ArgumentError(f"unknown tap number {text}: there are {len(taps.taps)} taps, numbered from 0")
-    return number, taps.taps[number]
-
-
-def quantile_of(stat: str) -> float | None:
-    """Return the quantile that "p99.9" names, None for a stat, or raise ArgumentError."""
-    found = _QUANTILE.fullmatch(stat)
-    if found is not None:
-        return float(found[1]) / 100
-    require("stat", stat, STAT_NAMES)
-    return None
 
 
 def page_of(items: Sequence[Any], after: int, limit: int) -> tuple[Sequence[Any], dict[str, Any]]:

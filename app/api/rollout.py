@@ -21,7 +21,6 @@ from ..runs import Run
 from . import examples
 from .given import MAX_STEP, Format, GivenReply, GivenRun, Match, answered, described, version_of
 from .runs import require_live
-from .snapshots import numbered
 
 MAX_ASKED: Final = 64  # snapshots that a trainer remembers
 MAX_WEIGHT: Final = 4.0  # attention after dropout has weights above 1
@@ -43,7 +42,7 @@ def maps_at(store: Store, match: str | None) -> dict[int, list[Kept]]:
     """Return the captured attention maps of each step, in the model's order. The newest of repeated ones counts."""
     fits = matcher(match)
     found: dict[tuple[int, Tap], tuple[int, Snapshot]] = {}
-    for number, each in numbered(store):
+    for number, each in store.numbered_snapshots():
         found[each.step, each.tap] = number, each
     order = {module.path: place for place, module in enumerate(store.modules())}
     steps: dict[int, list[Kept]] = {}

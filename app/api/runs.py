@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
+from msgspec.structs import replace
 from starlette.exceptions import HTTPException
 
 from hookcore import answers
 from hookcore.answers import Number
-from hookcore.records import Coverage, ModuleRecord, Tap
-from hookcore.store import Store
 from hookcore.store.checks import matcher
 
 from ..analysis.facts import facts_as_json, facts_of
 from ..formats import StrictJson
 from ..runs import Gone, Run, why_gone
-from ..runs.answering import run_of, taps_of
+from ..runs.answering import run_of
 from . import examples
 from .bodies import RunChanges
 from .given import (
@@ -142,7 +139,7 @@ def modules(run: PathRun, reply: GivenReply, match: Match = None, after: After =
     def content() -> answers.Modules:
         found = [module for module in run.store.modules() if fits(module.path)]
         shown, page = page_of(found, after, limit)
-        return answers.Modules(**page, run=run.id, modules=_modules_of(run.store, shown))
+        return answers.Modules(**page, run=run.id, modules=tuple(run.reader.modules_of(shown)))
 
     return reply.json([version_of(run)], content)
 
@@ -151,48 +148,6 @@ def modules(run: PathRun, reply: GivenReply, match: Match = None, after: After =
 def module_facts(run: PathRun, reply: GivenReply) -> Response:
     """Return the facts about each module for the find box."""
     return reply.json([version_of(run)], lambda: {"modules": facts_as_json(facts_of(run))})
-
-
-def _modules_of(store: Store, shown: Sequence[ModuleRecord]) -> tuple[answers.Module, ...]:
-    coverage = {each.path: each for each in store.coverage()}
-    counts, snapshots = _newest_counts(store), {each.tap: each.shape for each in store.snapshots()}
-    taps: defaultdict[str, list[tuple[int, Tap]]] = defaultdict(list)
-    for number, tap in store.taps():
-        taps[tap.module].append((number, tap))
-    made = []
-    for module in shown:
-        shapes = dict(module.shapes)
-        own = (
-            answers.ModuleTap.of(
-                number,
-                tap,
-                values=counts.get(number),
-                shape=snapshots.get(tap, shapes.get(_shape_name(tap.kind, tap.index))),
-            )
-            for number, tap in taps[module.path]
-        )
-        made.append(_module_of(module, shapes, coverage.get(module.path), tuple(own)))
-    return tuple(made)
-
-
-def _module_of(
-    module: ModuleRecord,
-    shapes: dict[str, tuple[int, ...]],
-    coverage: Coverage | None,
-    taps: tuple[answers.ModuleTap, ...],
-) -> answers.Module:
-    about = module.path, module.parent, module.type, module.parameters, module.trainable, module.aliases
-    return answers.Module(*about, shapes, coverage, taps)
-
-
-def _newest_counts(store: Store) -> dict[int, Number]:
-    latest = store.latest(stat="count")
-    return dict(zip(latest.numbers.tolist(), map(Number, latest.values[:, 0].tolist()), strict=True))
-
-
-def _shape_name(kind: str, index: str) -> str:
-    """Return the name of a tap's shape: gradients have the shape of their tensor, and parameters their own name."""
-    return index if kind.startswith(("param", "update")) else f"{kind.removesuffix('_grad')} {index}".rstrip()
 
 
 @router.get("/taps", summary="The observed tensor streams", responses=described(examples.TAPS))
@@ -209,15 +164,12 @@ def taps(
 ) -> Response:
     """Return the matching taps, ascending by number."""
     matcher(match)
-    is_type = matcher(of_type)
+    matcher(of_type)
 
     def content() -> answers.Taps:
-        found = run.store.taps(match, kind)
-        if of_type is not None:
-            types = run.store.module_types()
-            found = found.at([place for place, tap in enumerate(found.taps) if is_type(types.get(tap.module, ""))])
-        shown, page = page_of(range(len(found.taps)), after, limit)
-        return answers.Taps(**page, run=run.id, taps=taps_of(found.at(shown)))
+        found = run.reader.taps(match, kind, of_type)
+        shown, page = page_of(found.taps, after, limit)
+        return replace(found, **page, taps=tuple(shown))
 
     return reply.json([version_of(run)], content)
 
@@ -236,11 +188,10 @@ def coverage(
     limit: Limit = 1000,
 ) -> Response:
     """Return every module: captured, or why not."""
-    fits = matcher(match)
+    matcher(match)
 
     def content() -> answers.CoverageList:
-        found = [each for each in run.store.coverage() if fits(each.path) and captured in (None, each.captured)]
-        shown, page = page_of(found, after, limit)
+        shown, page = page_of(run.reader.coverage(match, captured), after, limit)
         return answers.CoverageList(**page, run=run.id, coverage=tuple(shown))
 
     return reply.json([version_of(run)], content)

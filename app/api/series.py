@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Annotated, Final
 
-import numpy as np
 from fastapi import APIRouter, Query, Response
-from numpy.typing import NDArray
+from msgspec.structs import replace
 from starlette.exceptions import HTTPException
 
 from hookcore import answers
 from hookcore.errors import ArgumentError
-from hookcore.records import Kind, Tap
+from hookcore.reading.local import quantile_of
+from hookcore.records import Kind
 from hookcore.records.sketch import BINS
-from hookcore.store import STAT_NAMES, Histograms, Series, Store
+from hookcore.store import STAT_NAMES
 from hookcore.store.checks import matcher, require, unknown
-from hookcore.store.tables import SERIES_COLUMNS
 
 from ..formats import ARRAYS, StrictJson, Table
-from ..runs.answering import histograms_table, series_table
 from . import examples
 from .given import (
     After,
@@ -29,13 +26,10 @@ from .given import (
     GivenSpan,
     Match,
     OfKind,
-    Span,
     StatName,
     StatsOrQuantiles,
     described,
     page_of,
-    quantile_of,
-    tap_of,
     version_of,
 )
 
@@ -82,52 +76,25 @@ def series(
         raise ArgumentError(
             "ask for taps by tap= or for those that fit match= and kind=, not for both and not for neither"
         )
-    quantiles = {name: quantile_of(name) for name in stat.split(",")}
-    many = len(quantiles) * (len(tap) if tap is not None else limit)
+    stats = list(dict.fromkeys(stat.split(",")))
+    for each in stats:
+        quantile_of(each)
+    many = len(stats) * (len(tap) if tap is not None else limit)
     if many > MAX_SERIES or many * points > MAX_NUMBERS:
         at_most = f"at most {MAX_SERIES} series and {MAX_NUMBERS} points in all"
         raise ArgumentError(f"{many} series of {points} points are too many: ask for fewer, {at_most}")
-    store = run.store
+    reader = run.reader
     if tap is not None:
-        wanted, limit = [tap_of(store, each) for each in tap], MAX_SERIES
+        wanted, limit = [reader.find(each) for each in tap], MAX_SERIES
     else:
-        wanted = list(store.taps(match, kind))
+        wanted = list(reader.taps(match, kind).taps)
     shown, page = page_of(wanted, after, limit)
 
-    def read() -> list[Series]:
-        return [one for number, _ in shown for one in _series_of(store, number, quantiles, span, points)]
-
-    def abouts() -> list[tuple[int, Tap]]:
-        return [each for each in shown for _ in quantiles]
-
     def content() -> answers.SeriesList:
-        found = (
-            answers.Series.of(one, answers.Tap.of(*each), counts=quantiles[one.name] is None)
-            for one, each in zip(read(), abouts(), strict=True)
-        )
+        found = (one for each in shown for one in reader.stats(each, stats, span.first, span.last, points))
         return answers.SeriesList(**page, run=run.id, stat=stat, series=tuple(found))
 
-    def table() -> Table:
-        columns = SERIES_COLUMNS[:5] if any(each is not None for each in quantiles.values()) else SERIES_COLUMNS
-        return series_table(read(), [each.label for _, each in abouts()], columns, stats=len(quantiles) > 1)
-
-    return reply.arrays(format, [version_of(run)], content, table)
-
-
-def _series_of(store: Store, number: int, quantiles: dict[str, float | None], span: Span, points: int) -> list[Series]:
-    """Return one series for each name. All quantiles come from one reading of the sketches."""
-    shares = [share for share in quantiles.values() if share is not None]
-    found = store.quantiles(number, shares, span.first, span.last, points) if shares else None
-    columns: Iterator[NDArray[np.float64]] = iter(found.values.T if found is not None else ())
-    made = []
-    for name, share in quantiles.items():
-        if share is None or found is None:
-            made.append(store.series(number, name, span.first, span.last, points))
-            continue
-        values, no_counts = next(columns), np.zeros(len(found.first_step), np.uint32)
-        steps = found.first_step, found.last_step
-        made.append(Series(name, number, *steps, values, values, values, no_counts, no_counts))
-    return made
+    return reply.arrays(format, [version_of(run)], content, lambda: Table(content().columns()))
 
 
 @router.get(
@@ -154,8 +121,7 @@ def heatmap(
         raise ArgumentError(f"columns={columns} by rows={rows} are more than {MAX_CELLS} cells: ask for fewer")
 
     def content() -> answers.Heatmap:
-        found = run.store.heatmap(kind, stat, match, span.first, span.last, columns, rows)
-        return answers.Heatmap.of(run.id, kind, found, counts=counts)
+        return run.reader.heatmap(kind, stat, match, span.first, span.last, columns, rows, counts=counts)
 
     def table() -> Table:
         found = content()
@@ -182,26 +148,20 @@ def histograms(
     """Return exact sums of sketches, on edges that all columns of a tap share. `taps` selects up to 50 at once."""
     if (tap is None) == (taps is None):
         raise ArgumentError("ask for one tap= or for several as taps=1,2,3, not for both and not for neither")
-    store = run.store
-    wanted = [tap_of(store, each) for each in ([tap] if tap is not None else str(taps).split(","))]
+    wanted = [run.reader.find(each) for each in ([tap] if tap is not None else str(taps).split(","))]
     if len(wanted) * columns * bins > MAX_BINS:
         told = f"{len(wanted)} taps of {columns} columns and {bins} bins"
         raise ArgumentError(f"{told} are more than {MAX_BINS} bins: ask for fewer")
 
-    def read() -> list[Histograms]:
-        return [store.histograms(number, span.first, span.last, columns, bins) for number, _ in wanted]
-
     def content() -> answers.Histograms | answers.HistogramsList:
-        taps = [answers.Tap.of(*each) for each in wanted]
+        asked = span.first, span.last, columns, bins
         if tap is not None:
-            return answers.Histograms.of(taps[0], read()[0], run.id)
-        return answers.HistogramsList(run.id, tuple(map(answers.Histograms.of, taps, read())))
+            return run.reader.histograms(tap, *asked)
+        return answers.HistogramsList(run.id, tuple(run.reader.many_histograms(wanted, *asked)))
 
     def table() -> Table:
         found = content()
-        if isinstance(found, answers.Histograms):
-            return Table(found.columns(), found.counts)
-        return histograms_table(read())
+        return Table(found.columns(), found.counts if isinstance(found, answers.Histograms) else None)
 
     return reply.arrays(format, [version_of(run)], content, table)
 
@@ -231,8 +191,7 @@ def latest(
     matcher(match)
 
     def content() -> answers.Latest:
-        wanted = run.store.taps(match, kind)
-        return answers.Latest.of(run.id, run.store.latest(kind, stat, sort, limit, wanted=wanted))
+        return run.reader.latest(match, kind, stat, sort, limit)
 
     return reply.arrays(format, [version_of(run)], content, lambda: Table(content().columns()))
 
@@ -256,19 +215,17 @@ def scalars(
     limit: Annotated[int, Query(ge=1, le=MAX_NAMES, description="maximum number of names in this answer")] = MAX_NAMES,
     format: Format = None,
 ) -> Response:
-    """Return the names of the scalars (hookcore's own begin with hookcore/), and the series of the requested ones."""
-    fits = matcher(match)
-    store, asked = run.store, list(dict.fromkeys(name or ()))
-    every = store.scalar_names()
-    missing = next((one for one in asked if one not in set(every)), None)
+    """The names of the user's scalars (those of hookcore's own begin with hookcore/), and series of those named."""
+    matcher(match)
+    names = name or ()
+    every = run.store.scalar_names()
+    missing = next((one for one in names if one not in set(every)), None)
     if missing is not None:
         raise HTTPException(404, unknown("scalar", missing, every))
-    shown, page = page_of([each for each in every if fits(each)], after, limit)
-
-    def read() -> list[Series]:
-        return [store.scalars(one, span.first, span.last, points) for one in asked]
 
     def content() -> answers.Scalars:
-        return answers.Scalars(**page, run=run.id, names=tuple(shown), series=tuple(map(answers.Series.of, read())))
+        found = run.reader.scalars(names, span.first, span.last, points, match)
+        shown, page = page_of(found.names, after, limit)
+        return replace(found, **page, names=tuple(shown))
 
-    return reply.arrays(format, [version_of(run)], content, lambda: series_table(read(), asked, SERIES_COLUMNS))
+    return reply.arrays(format, [version_of(run)], content, lambda: Table(content().columns()))

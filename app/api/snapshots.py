@@ -13,12 +13,11 @@ from starlette.exceptions import HTTPException
 from hookcore import answers
 from hookcore.answers import Number as FloatOrWord
 from hookcore.errors import ArgumentError
+from hookcore.reading.slices import cells_of, cut
 from hookcore.records import Snapshot, Tap
-from hookcore.store import Store
 from hookcore.store.checks import matcher, unknown
 
 from ..analysis.png import png_of
-from ..analysis.slices import cells_of, cut
 from ..analysis.tiles import Pool, factors_of, real_of, statistics_of, tiles_of
 from ..analysis.tiles import pool as pooled
 from ..formats import TENSORS, StrictJson, csv_of, json_of, npy_of
@@ -35,7 +34,6 @@ from .given import (
     answered,
     described,
     page_of,
-    tap_of,
     version_of,
 )
 from .runs import accepted, require_live
@@ -50,13 +48,6 @@ Number = Annotated[int, Path(ge=0, le=2**62, description="the number from the li
 Pixels = Annotated[int, Query(ge=1, le=4096)]
 
 
-def numbered(store: Store) -> list[tuple[int, Snapshot]]:
-    """Return the snapshots with their public numbers: the command's, or else their position in time."""
-    taken, kept = store.snapshots_after(0)
-    first = taken - len(kept)
-    return [(each.number if each.number >= 0 else first + place, each) for place, each in enumerate(kept)]
-
-
 @router.get(
     "/snapshots",
     summary="The tensors that were kept",
@@ -66,17 +57,11 @@ def snapshots(
     run: GivenRun, reply: GivenReply, match: Match = None, kind: OfKind = None, after: After = 0, limit: Limit = 1000
 ) -> Response:
     """Return the snapshots, oldest first, without their values."""
-    fits = matcher(match)
+    matcher(match)
 
     def content() -> answers.Snapshots:
-        found = [
-            (number, each)
-            for number, each in numbered(run.store)
-            if fits(each.tap.module) and kind in (None, each.tap.kind)
-        ]
-        shown, page = page_of(found, after, limit)
-        listed = tuple(answers.Snapshot.of(number, each) for number, each in shown)
-        return answers.Snapshots(**page, run=run.id, snapshots=listed)
+        shown, page = page_of(run.reader.snapshots(match, kind), after, limit)
+        return answers.Snapshots(**page, run=run.id, snapshots=tuple(shown))
 
     return reply.json([version_of(run)], content)
 
@@ -90,18 +75,18 @@ def snapshots(
 def request_snapshot(run: GivenRun, wanted: SnapshotRequest) -> Response:
     """Ask the trainer to capture a tensor at its next call. When it arrives, it is at `look`."""
     require_live(run)
-    tap = _tap_wanted(run.store, wanted)
+    tap = _tap_wanted(run, wanted)
     number = run.ask("snapshot", tap=tap).number
     return accepted(run, number, f"/api/v1/snapshots/{number}?run={run.id}")
 
 
-def _tap_wanted(store: Store, wanted: SnapshotRequest) -> Tap:
+def _tap_wanted(run: Run, wanted: SnapshotRequest) -> Tap:
     if (wanted.tap is None) == (wanted.module is None):
         raise ArgumentError("a snapshot is asked for by tap, or by module and kind: give one of the two")
     if wanted.tap is not None:
-        return tap_of(store, wanted.tap)[1]
+        return run.reader.find(wanted.tap).record
     module = str(wanted.module)
-    known = [each.path for each in store.modules()] or sorted({tap.module for tap in store.taps().taps})
+    known = [each.path for each in run.store.modules()] or sorted({tap.module for tap in run.store.taps().taps})
     if module not in known:
         raise ArgumentError(unknown("module", module, known))
     return Tap(module, wanted.kind, wanted.index, wanted.call, wanted.phase)
@@ -194,7 +179,7 @@ def statistics(run: GivenRun, reply: GivenReply, number: Number, part: Part = ""
 
 
 def _find(run: Run, number: int) -> Snapshot:
-    found = dict(numbered(run.store)).get(number)
+    found = run.reader.snapshot(number)
     if found is not None:
         return found
     with run.lock:

@@ -9,14 +9,13 @@ from fastapi import APIRouter, Query, Response
 from hookcore import answers
 from hookcore.config import SETTINGS
 from hookcore.errors import ArgumentError
-from hookcore.records import Event, Severity
+from hookcore.records import Severity
 from hookcore.store.checks import matcher
 
 from ..formats import StrictJson, plain
-from ..runs.answering import events_of
 from . import examples
 from .bodies import SettingsChanges
-from .given import MAX_STEP, GivenReply, GivenRun, GivenSpan, Limit, Span, answered, described, version_of
+from .given import MAX_STEP, GivenReply, GivenRun, GivenSpan, Limit, answered, described, version_of
 from .runs import accepted, require_live
 
 _READERS: Final = {setting.name: setting for setting in SETTINGS}
@@ -39,24 +38,9 @@ def events(
     """Return the newest matching events; with `after`, the oldest later ones."""
 
     def content() -> answers.Events:
-        taken, kept = run.store.events_after(after or 0)
-        first = taken - len(kept)
-        fitting = [(first + place, event) for place, event in enumerate(kept) if _fits(event, span, name, severity)]
-        cut = after is not None and len(fitting) > limit
-        shown = fitting[-limit:] if after is None else fitting[:limit]
-        behind = shown[-1][0] + 1 if cut else taken
-        return answers.Events(run.id, len(fitting), behind, events_of(run, (event for _, event in shown)))
+        return run.reader.events(span.first, span.last, name, severity, after, limit)
 
     return reply.json([version_of(run)], content)
-
-
-def _fits(event: Event, span: Span, name: str | None, severity: Severity | None) -> bool:
-    return (
-        (span.first is None or event.step >= span.first)
-        and (span.last is None or event.step <= span.last)
-        and name in (None, event.name)
-        and severity in (None, event.severity)
-    )
 
 
 @router.get(

@@ -6,9 +6,9 @@ import argparse
 from collections.abc import Mapping
 from typing import Any, Final
 
-from hookcore.client.exchange import Exchange
 from hookcore.dashboard import process as dashboard
 from hookcore.errors import ArgumentError
+from hookcore.reading.exchange import Exchange
 
 from .flags import Commands, add_command
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from hookcore.client import Client
 from hookcore.errors import ArgumentError
+from hookcore.reading import Client
 
 from .flags import Commands, add_command
 

@@ -8,12 +8,15 @@ from __future__ import annotations
 from .aligned import same_maps
 from .distributions import fan, histograms
 from .lines import profile, series
-from .maps import difference, heatmap, tensor
+from .maps import EMPTY, INFINITE, NAN, difference, heatmap, tensor
 from .style import DARK, LIGHT, THEMES, Style, shown
 
 __all__ = [
     "DARK",
+    "EMPTY",
+    "INFINITE",
     "LIGHT",
+    "NAN",
     "THEMES",
     "Style",
     "difference",

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
 
-from hookcore.store import Histograms, Quantiles
+from hookcore.answers import Histograms, Series
 
 from .maps import edges_of
 from .style import BAR, Style, Trace, axis, figure_of, log_ticks, marks, marks_axis, shown
@@ -59,30 +60,29 @@ def _value_marks(style: Style, found: Histograms, bad: Any) -> list[Trace]:
     return [{**mark, "hovertemplate": said} for mark in marks(style, found.first_step, bad)]
 
 
-def fan(found: Quantiles, nonfinite: tuple[Any, Any], style: Style, title: str) -> dict[str, Any]:
-    """Quantiles over steps: bands between those that belong together, and the middle one as a line.
+def fan(quantiles: Sequence[Series], counted: Series, style: Style, title: str) -> dict[str, Any]:
+    """Plot quantiles over steps: bands between matching pairs, and the middle one as a line.
 
-    `nonfinite` are the steps, and in how many of them the tensor held what has no place among the others.
+    `counted` is a stat of the same tap, which knows its non-finite steps.
     """
     color = style.lines[0]
     red, green, blue = (int(color[place : place + 2], 16) for place in (1, 3, 5))
+    edge: Trace = {"type": "scatter", "mode": "lines", "hovertemplate": "%{y:.5g}", "line": {"width": 0}}
     traces: list[Trace] = []
-    pairs = len(found.qs) // 2
-    for place in range(pairs):
-        low, high = place, len(found.qs) - 1 - place
-        edge = {"type": "scatter", "mode": "lines", "x": found.first_step, "line": {"width": 0}}
+    pairs = len(quantiles) // 2
+    for place, (low, high) in enumerate(zip(quantiles[:pairs], reversed(quantiles), strict=False)):
         fill = f"rgba({red},{green},{blue},{0.12 + 0.12 * place:.2f})"
-        name = f"{_percent(found.qs[low])} to {_percent(found.qs[high])}"
-        hover = {"hovertemplate": "%{y:.5g}"}
+        name = f"{_percent(low)} to {_percent(high)}"
+        traces.append({**edge, "x": low.first_step, "name": _percent(low), "y": low.mean, "showlegend": False})
         traces.append(
-            {**edge, **hover, "name": _percent(found.qs[low]), "y": found.values[:, low], "showlegend": False}
+            {**edge, "x": high.first_step, "name": name, "y": high.mean, "fill": "tonexty", "fillcolor": fill}
         )
-        traces.append({**edge, **hover, "name": name, "y": found.values[:, high], "fill": "tonexty", "fillcolor": fill})
-    if len(found.qs) % 2:
-        line = {"type": "scatter", "mode": "lines", "x": found.first_step, "line": {"color": color, "width": 1.8}}
-        hover = {"hovertemplate": "%{y:.5g}"}
-        traces.append({**line, **hover, "name": _percent(found.qs[pairs]), "y": found.values[:, pairs]})
-    traces += marks(style, nonfinite[0], nonfinite[1])
+    if len(quantiles) % 2:
+        middle = quantiles[pairs]
+        line = {"color": color, "width": 1.8}
+        traces.append({**edge, "x": middle.first_step, "line": line, "name": _percent(middle), "y": middle.mean})
+    if counted.nonfinite is not None:
+        traces += marks(style, counted.first_step, counted.nonfinite)
     return figure_of(
         style,
         title,
@@ -94,5 +94,5 @@ def fan(found: Quantiles, nonfinite: tuple[Any, Any], style: Style, title: str) 
     )
 
 
-def _percent(q: float) -> str:
-    return f"{100 * float(q):g} %"
+def _percent(one: Series) -> str:
+    return f"{one.name.removeprefix('p')} %"

@@ -8,9 +8,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hookcore.records import Tap
+from hookcore.answers import Series
 from hookcore.records.vocabulary import KIND_WORDS
-from hookcore.store import Series
 
 from .style import Scale, Style, Trace, axis, escaped, figure_of, is_log, marks, marks_axis, value_axis
 
@@ -34,7 +33,8 @@ def series(
     for place, (name, each) in enumerate(many):
         color = style.lines[place % len(style.lines)]
         traces += [*_band(each, color), *_line(name, each, color, half_life)]
-    crosses = [mark for name, each in many for mark in marks(style, each.first_step, each.nonfinite, name)]
+    counted = [(name, each.first_step, each.nonfinite) for name, each in many if each.nonfinite is not None]
+    crosses = [mark for name, steps, nonfinite in counted for mark in marks(style, steps, nonfinite, name)]
     traces += [{**mark, "showlegend": place == 0} for place, mark in enumerate(crosses)]
     return figure_of(
         style,
@@ -98,29 +98,25 @@ def smoothed(steps: NDArray[np.int64], values: Floats, half_life: float) -> Floa
 
 
 def profile(
-    kinds: Sequence[tuple[str, Sequence[Tap], Floats, NDArray[np.bool_]]],
-    style: Style,
-    title: str,
-    stat: str,
-    scale: Scale = "auto",
+    kinds: Sequence[tuple[str, Sequence[Series]]], style: Style, title: str, stat: str, scale: Scale = "auto"
 ) -> dict[str, Any]:
-    """Plot a bar per layer from input to output, with kinds side by side: (kind, taps, values, bad)."""
-    values = np.concatenate([each[2] for each in kinds]) if kinds else np.empty(0)
-    log = is_log(scale, stat, values)
-    order = list(dict.fromkeys(_layer_of(tap) for _, taps, _, _ in kinds for tap in taps))
+    """Plot a bar per layer from input to output, with kinds side by side; each series has one point."""
+    values = np.array([each.mean[0] for _, many in kinds for each in many])
+    order = list(dict.fromkeys(_layer_of(each) for _, many in kinds for each in many))
     traces: list[Trace] = []
-    for place, (kind, taps, heights, _) in enumerate(kinds):
+    for place, (kind, many) in enumerate(kinds):
+        word = KIND_WORDS.get(kind, kind)
         traces.append(
             {
                 "type": "bar",
-                "name": KIND_WORDS.get(kind, kind),
-                "x": [_layer_of(tap) for tap in taps],
-                "y": heights,
+                "name": word,
+                "x": [_layer_of(each) for each in many],
+                "y": np.array([each.mean[0] for each in many]),
                 "marker": {"color": style.lines[place % len(style.lines)]},
-                "hovertemplate": f"%{{x}}<br>{KIND_WORDS.get(kind, kind)} %{{y:.5g}}<extra></extra>",
+                "hovertemplate": f"%{{x}}<br>{word} %{{y:.5g}}<extra></extra>",
             }
         )
-    traces += [mark for each in kinds for mark in _bar_marks(style, each)]
+    traces += [mark for each in kinds for mark in _bar_marks(style, *each)]
     layers = axis(style, "", type="category", categoryorder="array", categoryarray=order, showgrid=False)
     return figure_of(
         style,
@@ -129,24 +125,23 @@ def profile(
         barmode="group",
         bargap=0.15,
         xaxis=layers,
-        yaxis=value_axis(style, stat, log),
+        yaxis=value_axis(style, stat, is_log(scale, stat, values)),
         yaxis2=marks_axis(),
         showlegend=len(traces) > 1,
     )
 
 
-def _bar_marks(style: Style, kind: tuple[str, Sequence[Tap], Floats, NDArray[np.bool_]]) -> list[Trace]:
-    name, taps, _, bad = kind
-    places = np.flatnonzero(bad).tolist()
-    if not places:
+def _bar_marks(style: Style, kind: str, many: Sequence[Series]) -> list[Trace]:
+    bad = [_layer_of(each) for each in many if each.nonfinite is not None and each.nonfinite[0]]
+    if not bad:
         return []
     return [
         {
             "type": "scatter",
             "mode": "markers",
-            "name": f"{name.replace('_', ' ')}: NaN or infinity",
-            "x": [_layer_of(taps[place]) for place in places],
-            "y": np.zeros(len(places)),
+            "name": f"{kind.replace('_', ' ')}: NaN or infinity",
+            "x": bad,
+            "y": np.zeros(len(bad)),
             "yaxis": "y2",
             "cliponaxis": False,
             "marker": {"symbol": "x", "color": style.nan, "size": 8},
@@ -155,6 +150,6 @@ def _bar_marks(style: Style, kind: tuple[str, Sequence[Tap], Floats, NDArray[np.
     ]
 
 
-def _layer_of(tap: Tap) -> str:
+def _layer_of(one: Series) -> str:
     """Return the name of a bar, the same for an output and its gradient."""
-    return escaped(tap.name)
+    return "" if one.tap is None else escaped(one.tap.record.name)

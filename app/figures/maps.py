@@ -8,13 +8,14 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hookcore.records import Snapshot, Tap
-from hookcore.store import Heatmap
+from hookcore.answers import Heatmap, Row
+from hookcore.records import Snapshot
 
 from .style import BAR, NEVER_NEGATIVE, Scale, Style, Trace, axis, escaped, figure_of, is_log, log_ticks
 
 Floats = NDArray[np.float64]
 _COLORS: Final = "Viridis"
+EMPTY, NAN, INFINITE = 0, 2, 3  # states of a cell
 _MAX_DECADES: Final = 12.0  # of the colors of a difference
 
 
@@ -22,10 +23,10 @@ def heatmap(found: Heatmap, style: Style, title: str, scale: Scale = "auto") -> 
     """Plot layers from input (top) to output over steps; the color is the magnitude of a cell's worst value."""
     values = np.abs(found.worst)
     log = is_log(scale, found.stat if found.stat in NEVER_NEGATIVE else "rms", values)
-    labels = _labels(found.taps, found.groups)
+    labels = _labels(found.rows)
     edges = edges_of(found.first_step, found.last_step)
     traces = [_cells(values, edges, labels, log, f"|{found.stat}|" if found.stat not in NEVER_NEGATIVE else found.stat)]
-    traces += _nonfinite_cells(style, edges, labels, (found.nonfinite > 0) & ~found.infinite, found.infinite)
+    traces += _nonfinite_cells(style, edges, labels, found.state == NAN, found.state == INFINITE)
     return _map_of(style, title, traces)
 
 
@@ -38,12 +39,12 @@ def difference(one: Heatmap, two: Heatmap, style: Style, title: str) -> dict[str
         ratio = np.log10(np.abs(two.worst)) - np.log10(np.abs(one.worst))
     ratio[(one.worst == 0) & (two.worst == 0)] = 0.0
     ratio = np.clip(ratio, -_MAX_DECADES, _MAX_DECADES)
-    seen = (one.present > 0) & (two.present > 0)
-    bad = (one.nonfinite > 0, two.nonfinite > 0)
+    seen = (one.state > EMPTY) & (two.state > EMPTY)
+    bad = (one.state >= NAN, two.state >= NAN)
     ratio[~seen | bad[0] | bad[1]] = np.nan
     known = np.abs(ratio[np.isfinite(ratio)])
     most = max(float(known.max(initial=0.0)), 0.01)
-    labels = _labels(one.taps, one.groups)
+    labels = _labels(one.rows)
     edges = edges_of(one.first_step, one.last_step)
     places, texts = log_ticks(-most, most)
     trace = _trace(ratio, edges, labels, [[0, style.low], [0.5, style.paper], [1, style.high]])
@@ -116,9 +117,8 @@ def edges_of(first_step: NDArray[np.int64], last_step: NDArray[np.int64]) -> Flo
     return np.append(first_step, last_step[-1] + 1).astype(np.float64) - 0.5
 
 
-def _labels(taps: Sequence[Tap], groups: NDArray[np.int64]) -> list[str]:
-    more = (f" + {size - 1}" if size > 1 else "" for size in groups.tolist())
-    return [escaped(tap.name + rest) for tap, rest in zip(taps, more, strict=True)]
+def _labels(rows: Sequence[Row]) -> list[str]:
+    return [escaped(row.record.name + (f" + {row.group - 1}" if row.group > 1 else "")) for row in rows]
 
 
 def _trace(z: Floats, x: Any, y: Any, colors: Any) -> Trace:

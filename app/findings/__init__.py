@@ -8,7 +8,7 @@ about the whole stack (`depth`), about zeros, and about the loss detect it. The 
 from __future__ import annotations
 
 from .cache import FindingsCache
-from .finding import RULES, Finding, Rule, key_of_event
+from .finding import RULES, Finding, Rule
 from .keyfigures import KeyFigures, Reading, key_figures_of
 from .ranking import Diagnosis, examine, findings_of
 from .scope import Scope, Unjudged
@@ -26,5 +26,4 @@ __all__ = [
     "examine",
     "findings_of",
     "key_figures_of",
-    "key_of_event",
 ]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Literal
 
-from hookcore.records import Event, Severity, Tap
+from hookcore.records import Severity, Tap
 
 RuleName = Literal[
     "nonfinite", "loss", "exploding", "vanishing", "no-gradient", "dead", "large-update", "stalled", "spike"
@@ -181,9 +180,3 @@ class Finding:
     def key(self) -> str:
         """The key to acknowledge it: the same as long as the rule finds this tap."""
         return f"{self.rule}:{self.tap.label}"
-
-
-def key_of_event(event: Event) -> str:
-    """Return the key to acknowledge an event; it is always the same for the same event."""
-    text = "\n".join((str(event.step), repr(event.time_s), event.name, event.module, event.message))
-    return f"event:{hashlib.blake2b(text.encode('utf-8', 'replace'), digest_size=9).hexdigest()}"

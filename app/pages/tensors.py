@@ -14,7 +14,7 @@ from hookcore.store import Store
 
 from ..analysis.facts import finder_of
 from ..analysis.tiles import statistics_of
-from ..api.snapshots import MAX_VALUES, numbered
+from ..api.snapshots import MAX_VALUES
 from ..runs import Run
 from .frame import render, run_of
 
@@ -38,13 +38,13 @@ class Shown:
 def kept_of(run: Run, text: str) -> list[tuple[int, Snapshot]]:
     """Return the snapshots whose module matches the find box, newest step first."""
     finder = finder_of(run, text)
-    found = [(number, each) for number, each in numbered(run.store) if finder.fits(each.tap.module)]
+    found = [(number, each) for number, each in run.store.numbered_snapshots() if finder.fits(each.tap.module)]
     return sorted(found, key=lambda pair: -pair[1].step)  # within a step, in the order of the requests
 
 
 def shown_of(store: Store, number: int | None) -> Shown | None:
     """Return one snapshot to show."""
-    for each, snapshot in numbered(store):
+    for each, snapshot in store.numbered_snapshots():
         if each == number:
             part = ",".join(["0"] * (snapshot.values.ndim - 2))
             cells = snapshot.values[(0,) * max(0, snapshot.values.ndim - 2)] if snapshot.values.size else None

@@ -9,9 +9,9 @@ from typing import Any, Final
 import numpy as np
 from markupsafe import Markup
 
+from hookcore.reading import Reader
 from hookcore.records import Kind
 from hookcore.records.vocabulary import KIND_TITLES, OWN, loss_rank
-from hookcore.store import Store
 
 from .. import figures
 from ..findings import Finding
@@ -27,6 +27,7 @@ MAPS: Final[tuple[tuple[Kind, str, str], ...]] = (
 )
 MAP_ROWS, MAP_COLUMNS = 250, 300
 MAX_BARS: Final = 400
+_PROFILE: Final[tuple[Kind, ...]] = ("output", "output_grad")
 WORST: Final = 6  # layers with charts of their own
 POINTS: Final = 600
 NOTHING: Final = Markup()
@@ -46,12 +47,12 @@ class Chart:
     tall: bool = False
 
 
-def charts_of(store: Store, findings: tuple[Finding, ...]) -> tuple[list[Chart], list[str]]:
+def charts_of(reader: Reader, findings: tuple[Finding, ...]) -> tuple[list[Chart], list[str]]:
     """Return the charts that fit, most informative first, and the titles of the others."""
     taken: list[Chart] = []
     left_out: list[str] = []
     size = 0
-    for chart in _all(store, findings):
+    for chart in _all(reader, findings):
         size += len(chart.figure) + len(chart.picture)
         if size > MAX_CHART_BYTES:
             left_out.append(chart.title)
@@ -60,14 +61,14 @@ def charts_of(store: Store, findings: tuple[Finding, ...]) -> tuple[list[Chart],
     return taken, left_out
 
 
-def _all(store: Store, findings: tuple[Finding, ...]) -> Iterator[Chart]:
-    yield from _scalars(store)
+def _all(reader: Reader, findings: tuple[Finding, ...]) -> Iterator[Chart]:
+    yield from _scalars(reader)
     for kind, stat, title in MAPS:
-        yield from _map(store, kind, stat, title)
-    if len(store.taps(None, "output").taps) <= MAX_BARS:
-        yield from _profile(store)
+        yield from _map(reader, kind, stat, title)
+    if len(reader.taps(None, "output").taps) <= MAX_BARS:
+        yield from _profile(reader)
     for place, finding in enumerate(_worst(findings)):
-        yield from _layer(store, place, finding)
+        yield from _layer(reader, place, finding)
 
 
 def _chart(name: str, title: str, figure: dict[str, Any], text: str, **more: Any) -> Chart:
@@ -76,14 +77,14 @@ def _chart(name: str, title: str, figure: dict[str, Any], text: str, **more: Any
     return Chart(name, title, json_of(figure), text, **more)
 
 
-def _scalars(store: Store) -> Iterator[Chart]:
-    names = [name for name in store.scalar_names() if not name.startswith(OWN)]
+def _scalars(reader: Reader) -> Iterator[Chart]:
+    names = [name for name in reader.scalars().names if not name.startswith(OWN)]
     names.sort(key=loss_rank)
-    for place, name in enumerate(names[:6]):
-        series = store.scalars(name, points=POINTS)
+    for place, series in enumerate(reader.scalars(names[:6], points=POINTS).series):
         if len(series.mean):
+            name = series.name
             figure = figures.series([(name, series)], figures.LIGHT, name, "value")
-            bad = int((series.nonfinite > 0).sum())
+            bad = int((series.nonfinite > 0).sum()) if series.nonfinite is not None else 0
             known = series.mean[np.isfinite(series.mean)]
             text = f"{name}, steps {series.first_step[0]} to {series.last_step[-1]}"
             if len(known):
@@ -92,12 +93,12 @@ def _scalars(store: Store) -> Iterator[Chart]:
             yield _chart(f"scalar-{place}", name, figure, text, line=line_of(series.mean))
 
 
-def _map(store: Store, kind: Kind, stat: str, title: str) -> Iterator[Chart]:
-    found = store.heatmap(kind, stat, columns=MAP_COLUMNS, rows=MAP_ROWS)
-    bad = int((found.nonfinite > 0).sum())
+def _map(reader: Reader, kind: Kind, stat: str, title: str) -> Iterator[Chart]:
+    found = reader.heatmap(kind, stat, columns=MAP_COLUMNS, rows=MAP_ROWS)
+    bad = int((found.state >= figures.NAN).sum())
     if not bad and not np.isfinite(found.worst).any():
         return
-    text = f"{len(store.taps(None, kind).taps)} layers, steps {found.first_step[0]} to {found.last_step[-1]}"
+    text = f"{len(reader.taps(None, kind).taps)} layers, steps {found.first_step[0]} to {found.last_step[-1]}"
     text += f"; {bad} cells are not finite" if bad else "; everything is finite"
     figure = figures.heatmap(found, figures.LIGHT, title)
     yield _chart(f"map-{kind}", f"{title} ({stat})", figure, text, picture=picture_of(found), bad=bad > 0, tall=True)
@@ -111,27 +112,23 @@ def _worst(findings: tuple[Finding, ...]) -> list[Finding]:
     return list(by_tap.values())[:WORST]
 
 
-def _layer(store: Store, place: int, finding: Finding) -> Iterator[Chart]:
+def _layer(reader: Reader, place: int, finding: Finding) -> Iterator[Chart]:
     label = finding.tap.label
-    series = store.series(finding.number, finding.stat, points=POINTS)
+    series = reader.series(finding.number, finding.stat, points=POINTS)
     figure = figures.series([(label, series)], figures.LIGHT, label, finding.stat)
     yield _chart(f"layer-{place}", f"{label}: {finding.stat}", figure, finding.message, line=line_of(series.mean))
-    found = store.histograms(finding.number, columns=150, bins=60)
+    found = reader.histograms(finding.number, columns=150, bins=60)
     if found.counts.size:
         shown = figures.histograms(found, figures.LIGHT, label)
         text = f"how the values of {label} were distributed"
         yield _chart(f"histogram-{place}", f"{label}: distribution", shown, text, tall=True)
 
 
-def _profile(store: Store) -> Iterator[Chart]:
+def _profile(reader: Reader) -> Iterator[Chart]:
     """Yield the newest step by layer, unless there are too many layers for bars."""
-    newest = store.steps().newest
-    kinds = []
-    for kind in ("output", "output_grad"):
-        taps = store.taps(None, kind)
-        rows = store.rows(taps.numbers, "rms", newest, newest) if len(taps.taps) else None
-        if rows is not None and len(rows.first):
-            kinds.append((kind, taps.taps, rows.mean[-1], rows.nonfinite.sum(axis=0) > 0))
+    newest = reader.steps().newest
+    found = {kind: reader.many_series(None, kind, "rms", newest, newest, 1) for kind in _PROFILE}
+    kinds = [(kind, known) for kind, many in found.items() if (known := [each for each in many if len(each.mean)])]
     if kinds:
         figure = figures.profile(kinds, figures.LIGHT, "", "rms")
         text = "the newest step, from the input to the output"

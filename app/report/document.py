@@ -44,7 +44,7 @@ def report_of(run: Run) -> bytes:
     """Return a run as one HTML file, which loads nothing and runs only its own scripts."""
     store = run.store
     findings = run.findings.current()
-    charts, left_out = charts_of(store, findings)
+    charts, left_out = charts_of(run.reader, findings)
     not_captured = [each for each in store.coverage() if not each.captured]
     events = store.events()
     scripts = [_plotly(), _draw()]

@@ -9,8 +9,8 @@ import numpy as np
 from markupsafe import Markup
 from numpy.typing import NDArray
 
-from hookcore.client.pictures import address_of, image_of, map_of
-from hookcore.store import Heatmap
+from hookcore.answers import Heatmap
+from hookcore.reading.pictures import address_of, image_of, map_of
 
 WIDTH, HEIGHT = 640, 160
 _MARGIN: Final = 4

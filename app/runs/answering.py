@@ -1,21 +1,19 @@
-"""Answers about runs, findings and events, and the tables of several answers."""
+"""Answers about runs, findings, and events."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hookcore import answers
 from hookcore.answers import Number
 from hookcore.records import Event, text_of
-from hookcore.store import Histograms, Series, TapList
+from hookcore.store import TapList
 
-from ..findings import Finding, Reading, Scope, key_of_event
-from ..formats import Table, plain
+from ..findings import Finding, Reading, Scope
+from ..formats import plain
 from .run import Run
 
 
@@ -54,13 +52,7 @@ def run_of(run: Run) -> answers.Run:
 
 def events_of(run: Run, events: Iterable[Event]) -> tuple[answers.Event, ...]:
     """Return events, oldest first, and whether each was acknowledged."""
-    return tuple(_event_of(run, event) for event in events)
-
-
-def _event_of(run: Run, event: Event) -> answers.Event:
-    key = key_of_event(event)
-    about = event.name, event.message, event.severity, event.module, event.count
-    return answers.Event(event.step, Number(event.time_s), *about, key, key in run.acknowledgements)
+    return tuple(answers.Event.of(event, event.key in run.acknowledgements) for event in events)
 
 
 def finding_of(run: Run, finding: Finding, type_: str = "") -> answers.Finding:
@@ -96,37 +88,3 @@ def reading_of(reading: Reading | None) -> answers.Reading | None:
         return None
     tap = None if reading.tap is None else answers.Tap.of(reading.number, reading.tap)
     return answers.Reading(reading.name, Number(reading.value), reading.step, tap)
-
-
-def series_table(
-    many: Sequence[Series], labels: Sequence[str], columns: Sequence[str], *, stats: bool = False
-) -> Table:
-    """Return many series one below the other; `tap` is -1 for a scalar. `stats` adds which stat each is of."""
-    sizes = [len(series.first_step) for series in many]
-    numbers = np.array([-1 if series.tap is None else series.tap for series in many], np.int64)
-    names = [label for label, size in zip(labels, sizes, strict=True) for _ in range(size)]
-    table: dict[str, Any] = {"tap": np.repeat(numbers, sizes), "label": names}
-    if stats:
-        table["stat"] = [series.name for series, size in zip(many, sizes, strict=True) for _ in range(size)]
-    for name in columns:
-        parts = [getattr(series, name) for series in many]
-        table[name] = np.concatenate(parts) if parts else np.empty(0, np.int64 if "step" in name else np.float64)
-    return Table(table)
-
-
-def histograms_table(many: Sequence[Histograms]) -> Table:
-    """Return a row for each bin of each column that holds something: taps have edges of their own."""
-    parts: list[dict[str, NDArray[Any]]] = []
-    for each in many:
-        column, place = np.nonzero(each.counts)
-        parts.append(
-            {
-                "tap": np.full(len(column), each.tap, np.int64),
-                "first_step": each.first_step[column],
-                "last_step": each.last_step[column],
-                "from": each.edges[place],
-                "to": each.edges[place + 1],
-                "count": each.counts[column, place],
-            }
-        )
-    return Table({name: np.concatenate([part[name] for part in parts]) for name in parts[0]})

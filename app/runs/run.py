@@ -13,6 +13,7 @@ from typing import Any, Final, Literal, Protocol
 
 from hookcore.delivery.failures import event_of
 from hookcore.errors import HookcoreError
+from hookcore.reading import StoreReader
 from hookcore.records import Command, Event, Failure, Frame, Severity, Snapshot, Tap
 from hookcore.store import Store
 from hookcore.wire import (
@@ -100,6 +101,11 @@ class Run:
     def id(self) -> str:
         """The id in addresses."""
         return self.info.id
+
+    @property
+    def reader(self) -> StoreReader:
+        """Answers questions about its values."""
+        return StoreReader(self.store, self.id, self.acknowledgements)
 
     @property
     def state(self) -> State:

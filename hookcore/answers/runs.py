@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from msgspec import Meta
 
+from hookcore import records
 from hookcore.answers.base import Answer, Framed, Integers, Number, Page, Tap, tap_columns
 from hookcore.records import Coverage, Failure, HookRecord, Severity
 from hookcore.store import Usage
@@ -136,6 +137,12 @@ class Event(Answer, frozen=True):
     count: int
     key: Annotated[str, Meta(description="by which it is acknowledged")]
     acknowledged: bool
+
+    @classmethod
+    def of(cls, event: records.Event, acknowledged: bool) -> Event:
+        """Return the answer for an event."""
+        about = event.name, event.message, event.severity, event.module, event.count
+        return cls(event.step, Number(event.time_s), *about, event.key, acknowledged)
 
 
 class Events(Answer, frozen=True):

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 from msgspec import Meta
+from numpy.typing import NDArray
 
 from hookcore import store
 from hookcore.answers.base import (
@@ -50,15 +51,35 @@ class Series(SeriesTable, Answer, frozen=True, eq=False, omit_defaults=True):
         return cls(found.name, tap, *(getattr(found, name) for name in names))
 
 
-class SeriesList(Page, frozen=True):
+class SeriesList(Page, Framed, frozen=True):
     """Stats of one or several taps."""
 
     run: str
     stat: str
     series: tuple[Series, ...]
 
+    def columns(self) -> dict[str, Any]:
+        """Return a row for each point of each series."""
+        return _series_columns(self.series, stats="," in self.stat)
 
-class Scalars(Page, frozen=True):
+
+def _series_columns(many: Sequence[Series], *, stats: bool = False) -> dict[str, Any]:
+    """Return series one below the other; `tap` is -1 for a scalar. `stats` adds which stat each is of."""
+    sizes = [len(series.first_step) for series in many]
+    pairs = list(zip(many, sizes, strict=True))
+    numbers = np.array([-1 if series.tap is None else series.tap.number for series in many], np.int64)
+    labels = [series.name if series.tap is None else series.tap.label for series, size in pairs for _ in range(size)]
+    columns: dict[str, Any] = {"tap": np.repeat(numbers, sizes), "label": labels}
+    if stats:
+        columns["stat"] = [series.name for series, size in pairs for _ in range(size)]
+    for name in SERIES_COLUMNS:
+        parts = [getattr(series, name) for series in many]
+        if all(part is not None for part in parts):
+            columns[name] = np.concatenate(parts) if parts else np.empty(0, np.int64 if "step" in name else np.float64)
+    return columns
+
+
+class Scalars(Page, Framed, frozen=True):
     """The names of the scalars, and the requested series; `scalars["loss"]` is one of them."""
 
     run: str
@@ -67,6 +88,10 @@ class Scalars(Page, frozen=True):
 
     def __getitem__(self, name: str) -> Series:
         return next(each for each in self.series if each.name == name)
+
+    def columns(self) -> dict[str, Any]:
+        """Return a row for each point of each series."""
+        return _series_columns(self.series)
 
 
 class Row(Tap, frozen=True):
@@ -146,11 +171,28 @@ class Histograms(HistogramsTable, Answer, frozen=True, eq=False, omit_defaults=T
         return cls(tap, found.first_step, found.last_step, found.edges, *counts)
 
 
-class HistogramsList(Answer, frozen=True):
+class HistogramsList(Framed, frozen=True):
     """The distributions of several taps, in the requested order, each with its own edges."""
 
     run: str
     histograms: tuple[Histograms, ...]
+
+    def columns(self) -> dict[str, Any]:
+        """Return a row for each bin of each span of steps that holds something, because edges differ by tap."""
+        parts: list[dict[str, NDArray[Any]]] = []
+        for each in self.histograms:
+            column, place = np.nonzero(each.counts)
+            parts.append(
+                {
+                    "tap": np.full(len(column), each.tap.number, np.int64),
+                    "first_step": each.first_step[column],
+                    "last_step": each.last_step[column],
+                    "from": each.edges[place],
+                    "to": each.edges[place + 1],
+                    "count": each.counts[column, place],
+                }
+            )
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 class LatestTap(Tap, frozen=True, eq=False):

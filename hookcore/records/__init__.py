@@ -6,6 +6,7 @@ archive, and JSON never get a string that can't be encoded.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -137,6 +138,12 @@ class Event:
 
     def __post_init__(self) -> None:
         _write_plainly(self, "name", "message", "module")
+
+    @property
+    def key(self) -> str:
+        """The key to acknowledge it: always the same for the same event."""
+        text = "\n".join((str(self.step), repr(self.time_s), self.name, self.module, self.message))
+        return f"event:{hashlib.blake2b(text.encode('utf-8', 'replace'), digest_size=9).hexdigest()}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,7 @@ class Queries:
     ) -> Series:
         """Return one stat of one tap in at most `points` points."""
         checks.require("stat", stat, STAT_NAMES)
-        number = self._number_of(tap)
+        number = self.find_tap(tap)[0]
         return _series(self._parts.stats, stat, number, STAT_NAMES.index(stat), number, (first, last, points))
 
     def rows(self, numbers: NDArray[np.int64], stat: str, first: int | None = None, last: int | None = None) -> Rows:
@@ -158,7 +158,7 @@ class Queries:
         """Return the distribution of a tap over time, in at most `columns` by `bins`; counts are exact sums."""
         checks.require_at_least("columns", columns, 1)
         checks.require_at_least("bins", bins, MIN_BINS)
-        number = self._number_of(tap)
+        number = self.find_tap(tap)[0]
         entries = self._parts.sketches.entries(first, last)
         return histograms_of(entries, number, columns, bins, lambda begin, end: self._bounds_of(number, begin, end))
 
@@ -167,7 +167,7 @@ class Queries:
     ) -> Quantiles:
         """Return quantiles of a tap over time in at most `points` points: within 6 %, or NaN if unknown."""
         checks.require_at_least("points", points, 1)
-        number = self._number_of(tap)
+        number = self.find_tap(tap)[0]
         entries = self._parts.sketches.entries(first, last)
         return quantiles_of(entries, number, qs, points, lambda begin, end: self._bounds_of(number, begin, end))
 
@@ -271,6 +271,12 @@ class Queries:
         """Return the snapshots after the first `taken`, and the number of all. For readers that number them."""
         return self._parts.snapshots.items_after(taken)
 
+    def numbered_snapshots(self) -> list[tuple[int, Snapshot]]:
+        """Return the snapshots by the numbers that name them: their commands', or else their places in time."""
+        taken, kept = self.snapshots_after(0)
+        first = taken - len(kept)
+        return [(each.number if each.number >= 0 else first + place, each) for place, each in enumerate(kept)]
+
     def modules(self) -> list[ModuleRecord]:
         """Return the modules of the run."""
         return self._parts.modules.items()
@@ -310,18 +316,19 @@ class Queries:
         """Return the newest label of each name."""
         return dict(self._parts.labels.items())
 
-    def _number_of(self, tap: TapName) -> int:
+    def find_tap(self, tap: TapName) -> tuple[int, Tap]:
+        """Return a tap's number and the tap."""
         taps = self._parts.taps
         if isinstance(tap, str):
-            return checks.find_tap(enumerate(taps[:]), tap)[0]
+            return checks.find_tap(enumerate(taps[:]), tap)
         if isinstance(tap, Tap):
             number = self._parts.tap_numbers.get(tap)
             if number is None:
                 raise ArgumentError(checks.unknown("tap", tap.label, [each.label for each in taps]))
-            return number
+            return number, tap
         if not 0 <= tap < len(taps):
             raise ArgumentError(f"unknown tap number {tap}: there are {len(taps)} taps, numbered from 0")
-        return int(tap)
+        return int(tap), taps[tap]
 
 
 def _without_refused(covered: Coverage, kept: set[Kind], have: str) -> Coverage:

@@ -9,7 +9,7 @@ from typing import Final
 from hookcore.records import Severity
 from hookcore.store.checks import matcher
 
-from ...findings import RULES, Finding, key_of_event
+from ...findings import RULES, Finding
 from ...runs import Run
 
 SEVERITIES: Final[tuple[Severity, ...]] = ("error", "warning", "info")
@@ -94,7 +94,7 @@ def event_lines(run: Run) -> list[Line]:
     _, events = run.store.events_after(0)
     found = []
     for event in events:
-        key = key_of_event(event)
+        key = event.key
         found.append(
             Line(
                 key,

@@ -11,11 +11,11 @@ from importlib import metadata
 from typing import Final
 
 import hookcore
-from hookcore.client.exchange import Exchange
 from hookcore.commands.doctor.findings import Finding
 from hookcore.config import SETTINGS, Settings
 from hookcore.dashboard import process as dashboard
 from hookcore.errors import ArgumentError, HookcoreError, ServerError
+from hookcore.reading.exchange import Exchange
 
 ASK_S: Final = 5.0
 _TOGETHER: Final = ("torch", "numpy", "lightning", "transformers", "accelerate", "scikit-learn")

@@ -9,15 +9,12 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
-
-from hookcore import answers
-from hookcore.client import Client
-from hookcore.client.pictures import address_of, image_of, map_of
+from hookcore.answers import Heatmap
 from hookcore.errors import HookcoreError
+from hookcore.reading import Client, Reader, StoreReader
+from hookcore.reading.pictures import address_of, image_of, map_of
 from hookcore.records import ROOT, Kind
 from hookcore.records.vocabulary import KIND_TITLES, is_loss, loss_rank
-from hookcore.store import Heatmap, Store
 
 if TYPE_CHECKING:
     from hookcore.delivery.delivery import Delivery
@@ -27,6 +24,7 @@ ROWS: Final = 150
 CELL_PX: Final = (640, 6)  # the picture's width, and the height of a row
 HEIGHT_PX: Final = 600  # of the live page
 ASK_S: Final = 2.0
+MAX_TAPS: Final = 1000  # in which to count non-finite modules
 RECENT_STEPS: Final = 500  # in which to look for the loss
 _KINDS: Final[tuple[Kind, ...]] = ("output", "output_grad")
 _LEGEND: Final = "bright: large, magenta: NaN, orange: infinite, gray: not captured"
@@ -38,7 +36,7 @@ class Facts:
 
     figures: tuple[str, ...] = ()
     newest: int | None = None
-    maps: tuple[tuple[str, Heatmap | answers.Heatmap], ...] = ()
+    maps: tuple[tuple[str, Heatmap], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +77,7 @@ class Card:
         return told
 
 
-def _figure(title: str, found: Heatmap | answers.Heatmap) -> str:
+def _figure(title: str, found: Heatmap) -> str:
     first, last = found.taps[0].module, found.taps[-1].module
     caption = (
         f"{title.capitalize()}: root mean square of each layer, from {first or ROOT} (top) to {last or ROOT} (bottom), "
@@ -93,54 +91,37 @@ def _figure(title: str, found: Heatmap | answers.Heatmap) -> str:
     )
 
 
-def _png(found: Heatmap | answers.Heatmap) -> bytes:
+def _png(found: Heatmap) -> bytes:
     return image_of(map_of(found))
 
 
 def card_of(delivery: Delivery) -> Card:
     """Return the current card of a run. If the server doesn't answer, only the link is shown."""
     facts = Facts()
-    with contextlib.suppress(HookcoreError, OSError):
+    with contextlib.suppress(HookcoreError, OSError), contextlib.ExitStack() as stack:
         if delivery.store is not None:
-            facts = _facts_of_store(delivery.store)
+            facts = _facts_of(StoreReader(delivery.store, delivery.run.id))
         elif delivery.address is not None:
-            facts = _facts_of_server(
-                Client(delivery.address.url, delivery.address.token or None, timeout_s=ASK_S), delivery.run.id
-            )
+            address, run = delivery.address, delivery.run.id
+            client = Client(address.url, address.token or None, timeout_s=ASK_S, run=run)
+            facts = _facts_of(stack.enter_context(client))
     # By default, this user's own dashboard lets pages on this machine frame it; other servers don't.
     told = os.environ.get("HOOKCORE_FRAME_ANCESTORS", "")
     may_frame = delivery.server in ("auto", "thread") and told.strip() != "none"
     return Card(delivery.run.name, delivery.url, may_frame, facts)
 
 
-def _facts_of_store(store: Store) -> Facts:
-    newest = store.steps().newest
+def _facts_of(reader: Reader) -> Facts:
+    newest = reader.steps().newest
     if newest is None:
         return Facts(("no steps yet",))
     figures = [f"step {newest}"]
-    loss = min(filter(is_loss, store.scalar_names()), key=loss_rank, default="")
-    if loss and len(losses := store.scalars(loss, newest - RECENT_STEPS).mean):
+    loss = min(filter(is_loss, reader.scalars().names), key=loss_rank, default="")
+    if loss and len(losses := reader.scalars(loss, newest - RECENT_STEPS)[loss].mean):
         figures.append(f"{loss} {losses[-1]:.4g}")
-    latest = store.latest(stat="nonfinite")
-    ill = {latest.taps[place].module for place in np.flatnonzero(latest.values[:, 0] > 0).tolist()}
-    found = ((KIND_TITLES[kind], store.heatmap(kind, "rms", columns=COLUMNS, rows=ROWS)) for kind in _KINDS)
-    return Facts((*figures, *_told_of(len(ill))), newest, tuple(each for each in found if len(each[1].taps)))
-
-
-def _facts_of_server(client: Client, run: str) -> Facts:
-    with client:
-        said = client.overview(run)
-        if said.newest_step is None:
-            return Facts(("no steps yet",))
-        figures = [f"step {said.newest_step}"]
-        if said.loss is not None:
-            figures.append(f"{said.loss.name} {said.loss.value:.4g}")
-        found = [
-            (KIND_TITLES[kind], client.heatmap(kind, "rms", columns=COLUMNS, rows=ROWS, run=run)) for kind in _KINDS
-        ]
-    maps = tuple(each for each in found if len(each[1].taps))
-    return Facts((*figures, *_told_of(said.nonfinite)), said.newest_step, maps)
-
-
-def _told_of(ill: int) -> tuple[str, ...]:
-    return (f"{ill} modules with NaN or infinities",) if ill else ()
+    worst = reader.latest(stat="nonfinite", sort="nonfinite", limit=MAX_TAPS).taps
+    if ill := [tap.module for tap in worst if tap.values[0] > 0]:
+        at_least = "at least " if len(ill) == MAX_TAPS else ""
+        figures.append(f"{at_least}{len(set(ill))} modules with NaN or infinities")
+    found = ((KIND_TITLES[kind], reader.heatmap(kind, "rms", columns=COLUMNS, rows=ROWS)) for kind in _KINDS)
+    return Facts(tuple(figures), newest, tuple(each for each in found if each[1].rows))

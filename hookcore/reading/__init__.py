@@ -1,0 +1,9 @@
+"""Questions about runs: of a store in this process or, with the same answers, of a server. Knows no torch."""
+
+from __future__ import annotations
+
+from hookcore.reading.client import Client
+from hookcore.reading.local import StoreReader
+from hookcore.reading.reader import Reader
+
+__all__ = ["Client", "Reader", "StoreReader"]

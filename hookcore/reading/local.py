@@ -1,0 +1,253 @@
+"""A reader of a store in this process."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Container, Sequence
+from typing import Any, Final
+
+from msgspec.structs import replace
+from numpy.typing import NDArray
+
+from hookcore import answers
+from hookcore.answers import Number
+from hookcore.errors import ArgumentError
+from hookcore.reading.reader import TapName
+from hookcore.reading.slices import cut
+from hookcore.records import Coverage, HookRecord, Kind, ModuleRecord, Severity, Snapshot
+from hookcore.store import STAT_NAMES, StepRange, Store
+from hookcore.store.checks import matcher, require, require_kind
+
+_QUANTILE: Final = re.compile(r"p(\d{1,2}(?:\.\d{1,6})?|100)")
+
+
+class StoreReader:
+    """Answers questions about the run of a store, as `hookcore.Client` does for a run on a server."""
+
+    def __init__(self, store: Store, run: str = "", acknowledged: Container[str] = ()) -> None:
+        self._store, self._run, self._acknowledged = store, run, acknowledged
+
+    def steps(self) -> StepRange:
+        """Return the first and newest step, and the number of steps."""
+        return self._store.steps()
+
+    def modules(self, match: str | None = None) -> list[answers.Module]:
+        """Return the modules in the model's order, with their coverage and taps."""
+        fits = matcher(match)
+        return self.modules_of([module for module in self._store.modules() if fits(module.path)])
+
+    def modules_of(self, modules: Sequence[ModuleRecord]) -> list[answers.Module]:
+        """Return the answers for some modules."""
+        coverage = {each.path: each for each in self._store.coverage()}
+        latest = self._store.latest(stat="count")
+        counts = dict(zip(latest.numbers.tolist(), map(Number, latest.values[:, 0].tolist()), strict=True))
+        snapshots = {each.tap: each.shape for each in self._store.snapshots()}
+        taps: defaultdict[str, list[answers.ModuleTap]] = defaultdict(list)
+        known = {module.path: dict(module.shapes) for module in modules}
+        for number, tap in self._store.taps():
+            if tap.module in known:
+                shape = snapshots.get(tap, known[tap.module].get(_shape_name(tap.kind, tap.index)))
+                taps[tap.module].append(answers.ModuleTap.of(number, tap, values=counts.get(number), shape=shape))
+        return [
+            answers.Module(
+                path=module.path,
+                parent=module.parent,
+                type=module.type,
+                parameters=module.parameters,
+                trainable=module.trainable,
+                aliases=module.aliases,
+                shapes=known[module.path],
+                coverage=coverage.get(module.path),
+                taps=tuple(taps[module.path]),
+            )
+            for module in modules
+        ]
+
+    def taps(self, match: str | None = None, kind: Kind | None = None, type: str | None = None) -> answers.Taps:
+        """Return the taps, ascending by number; `type` is a pattern for the module's class."""
+        found = list(self._store.taps(match, kind))
+        if type is not None:
+            fits, types = matcher(type), self._store.module_types()
+            found = [(number, tap) for number, tap in found if fits(types.get(tap.module, ""))]
+        return answers.Taps(len(found), None, self._run, tuple(answers.Tap.of(*each) for each in found))
+
+    def find(self, tap: TapName) -> answers.Tap:
+        """Return the tap with a number (which may be text) or a label."""
+        if isinstance(tap, answers.Tap):
+            tap = tap.record
+        elif isinstance(tap, str) and tap.isascii() and tap.isdigit():
+            tap = int(tap[:20])
+        return answers.Tap.of(*self._store.find_tap(tap))
+
+    def coverage(self, match: str | None = None, captured: bool | None = None) -> list[Coverage]:
+        """Return every module: captured, or not and why."""
+        fits = matcher(match)
+        return [each for each in self._store.coverage() if fits(each.path) and captured in (None, each.captured)]
+
+    def hooks(self) -> list[HookRecord]:
+        """Return the hooks of the last inventory."""
+        return list(self._store.hooks())
+
+    def series(
+        self, tap: TapName, stat: str = "rms", first: int | None = None, last: int | None = None, points: int = 1000
+    ) -> answers.Series:
+        """Return one stat of one tap in at most `points` points; "p50" and "p99.9" are quantiles."""
+        return self.stats(tap, (stat,), first, last, points)[0]
+
+    def stats(
+        self,
+        tap: TapName,
+        stats: Sequence[str],
+        first: int | None = None,
+        last: int | None = None,
+        points: int = 1000,
+    ) -> list[answers.Series]:
+        """Return several stats of one tap; all quantiles come from one reading of its sketches."""
+        named = self.find(tap)
+        number, shares = int(named.number or 0), {stat: quantile_of(stat) for stat in stats}
+        qs = {stat: share for stat, share in shares.items() if share is not None}
+        found = self._store.quantiles(number, list(qs.values()), first, last, points) if qs else None
+        made = {} if found is None else dict(zip(qs, found.values.T, strict=True))
+        return [
+            answers.Series(stat, named, found.first_step, found.last_step, *[made[stat]] * 3)
+            if found is not None and stat in made
+            else answers.Series.of(self._store.series(number, stat, first, last, points), named)
+            for stat in stats
+        ]
+
+    def many_series(
+        self,
+        match: str | None = None,
+        kind: Kind | None = None,
+        stat: str = "rms",
+        first: int | None = None,
+        last: int | None = None,
+        points: int = 1000,
+    ) -> list[answers.Series]:
+        """Return one stat of every tap that matches."""
+        return [self.series(number, stat, first, last, points) for number, _ in self._store.taps(match, kind)]
+
+    def heatmap(
+        self,
+        kind: Kind = "output",
+        stat: str = "rms",
+        match: str | None = None,
+        first: int | None = None,
+        last: int | None = None,
+        columns: int = 500,
+        rows: int = 1000,
+        *,
+        counts: bool = False,
+    ) -> answers.Heatmap:
+        """Return the worst value of each tap of a kind over time, in at most `columns` by `rows` cells.
+
+        `counts` adds in how many steps each cell was captured, and was non-finite.
+        """
+        require_kind(kind)
+        found = self._store.heatmap(kind, stat, match, first, last, columns, rows)
+        return answers.Heatmap.of(self._run, kind, found, counts=counts)
+
+    def histograms(
+        self, tap: TapName, first: int | None = None, last: int | None = None, columns: int = 200, bins: int = 80
+    ) -> answers.Histograms:
+        """Return the distribution of a tap over time."""
+        return replace(self.many_histograms((tap,), first, last, columns, bins)[0], run=self._run)
+
+    def many_histograms(
+        self,
+        taps: Sequence[TapName],
+        first: int | None = None,
+        last: int | None = None,
+        columns: int = 200,
+        bins: int = 80,
+    ) -> list[answers.Histograms]:
+        """Return the distributions of several taps; each has its own edges."""
+        found = [self.find(tap) for tap in taps]
+        bounds = first, last, columns, bins
+        return [answers.Histograms.of(tap, self._store.histograms(int(tap.number or 0), *bounds)) for tap in found]
+
+    def latest(
+        self,
+        match: str | None = None,
+        kind: Kind | None = None,
+        stat: str | None = None,
+        sort: str | None = None,
+        limit: int = 1000,
+    ) -> answers.Latest:
+        """Return the newest values; `sort` is a stat, non-finite and largest values first ("-rms": smallest)."""
+        wanted = self._store.taps(match, kind)
+        return answers.Latest.of(self._run, self._store.latest(None, stat, sort, limit, wanted=wanted))
+
+    def scalars(
+        self,
+        names: str | Sequence[str] = (),
+        first: int | None = None,
+        last: int | None = None,
+        points: int = 1000,
+        match: str | None = None,
+    ) -> answers.Scalars:
+        """Return the names of the logged scalars that match, and the series of those in `names`."""
+        chosen = dict.fromkeys((names,) if isinstance(names, str) else names)
+        series = tuple(answers.Series.of(self._store.scalars(name, first, last, points)) for name in chosen)
+        known = tuple(filter(matcher(match), self._store.scalar_names()))
+        return answers.Scalars(len(known), None, self._run, known, series)
+
+    def events(
+        self,
+        first: int | None = None,
+        last: int | None = None,
+        name: str | None = None,
+        severity: Severity | None = None,
+        after: int | None = None,
+        limit: int = 200,
+    ) -> answers.Events:
+        """Return the newest matching events; with `after`, the oldest that came after an answer's `next`."""
+        taken, kept = self._store.events_after(after or 0)
+        start = taken - len(kept)
+        fitting = [
+            (start + place, event)
+            for place, event in enumerate(kept)
+            if (first is None or event.step >= first)
+            and (last is None or event.step <= last)
+            and name in (None, event.name)
+            and severity in (None, event.severity)
+        ]
+        shown = fitting[-limit:] if after is None else fitting[:limit]
+        behind = shown[-1][0] + 1 if after is not None and len(fitting) > limit else taken
+        events = tuple(answers.Event.of(event, event.key in self._acknowledged) for _, event in shown)
+        return answers.Events(self._run, len(fitting), behind, events)
+
+    def snapshots(self, match: str | None = None, kind: Kind | None = None) -> list[answers.Snapshot]:
+        """Return the captured tensors, oldest first, without their values."""
+        fits = matcher(match)
+        return [
+            answers.Snapshot.of(number, each)
+            for number, each in self._store.numbered_snapshots()
+            if fits(each.tap.module) and kind in (None, each.tap.kind)
+        ]
+
+    def snapshot(self, number: int) -> Snapshot | None:
+        """Return a snapshot with its values, or None if there is none with this number."""
+        return dict(self._store.numbered_snapshots()).get(number)
+
+    def tensor(self, number: int, slice: str = "") -> NDArray[Any]:
+        """Return the values of a snapshot, or a part of them as NumPy would slice it: "0,:,3:7"."""
+        found = self.snapshot(number)
+        if found is None:
+            raise ArgumentError(f"there is no snapshot {number} of the run {self._run}; snapshots() lists them")
+        return cut(found.values, slice)
+
+
+def quantile_of(stat: str) -> float | None:
+    """Return the share that "p99.9" asks for; None for a stat, ArgumentError for neither."""
+    found = _QUANTILE.fullmatch(stat)
+    if found is not None:
+        return float(found[1]) / 100
+    require("stat", stat, STAT_NAMES)
+    return None
+
+
+def _shape_name(kind: str, index: str) -> str:
+    """Return the name of a tap's shape: a gradient has its tensor's shape, a parameter goes by its own name."""
+    return index if kind.startswith(("param", "update")) else f"{kind.removesuffix('_grad')} {index}".rstrip()

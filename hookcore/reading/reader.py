@@ -1,0 +1,127 @@
+"""What can be asked about one run, wherever its values are: in this process, on disk, or on a server."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+from hookcore import answers
+from hookcore.records import Coverage, HookRecord, Kind, Severity, Tap
+from hookcore.store import StepRange
+
+TapName = int | str | Tap | answers.Tap  # a tap by its number, its label, or itself
+
+
+class Reader(Protocol):
+    """Answers questions about one run.
+
+    `first` and `last` are inclusive steps, and None is no bound. `match` selects modules by path. A name that doesn't
+    exist raises HookcoreError, with the nearest name that does.
+    """
+
+    def steps(self) -> StepRange:
+        """Return the first and newest step, and the number of steps."""
+
+    def modules(self, match: str | None = None) -> list[answers.Module]:
+        """Return the modules in the model's order, with their coverage and taps."""
+
+    def taps(self, match: str | None = None, kind: Kind | None = None, type: str | None = None) -> answers.Taps:
+        """Return the taps, ascending by number; `type` is a pattern for the module's class."""
+
+    def coverage(self, match: str | None = None, captured: bool | None = None) -> list[Coverage]:
+        """Return every module: captured, or not and why."""
+
+    def hooks(self) -> list[HookRecord]:
+        """Return the hooks of the last inventory."""
+
+    def series(
+        self, tap: TapName, stat: str = "rms", first: int | None = None, last: int | None = None, points: int = 1000
+    ) -> answers.Series:
+        """Return one stat of one tap in at most `points` points; "p50" and "p99.9" are quantiles."""
+
+    def stats(
+        self,
+        tap: TapName,
+        stats: Sequence[str],
+        first: int | None = None,
+        last: int | None = None,
+        points: int = 1000,
+    ) -> list[answers.Series]:
+        """Return several stats of one tap; all quantiles come from one reading of its sketches."""
+
+    def many_series(
+        self,
+        match: str | None = None,
+        kind: Kind | None = None,
+        stat: str = "rms",
+        first: int | None = None,
+        last: int | None = None,
+        points: int = 1000,
+    ) -> list[answers.Series]:
+        """Return one stat of every tap that matches."""
+
+    def heatmap(
+        self,
+        kind: Kind = "output",
+        stat: str = "rms",
+        match: str | None = None,
+        first: int | None = None,
+        last: int | None = None,
+        columns: int = 500,
+        rows: int = 1000,
+    ) -> answers.Heatmap:
+        """Return the worst value of each tap of a kind over time, in at most `columns` by `rows` cells."""
+
+    def histograms(
+        self, tap: TapName, first: int | None = None, last: int | None = None, columns: int = 200, bins: int = 80
+    ) -> answers.Histograms:
+        """Return the distribution of a tap over time."""
+
+    def many_histograms(
+        self,
+        taps: Sequence[int],
+        first: int | None = None,
+        last: int | None = None,
+        columns: int = 200,
+        bins: int = 80,
+    ) -> list[answers.Histograms]:
+        """Return the distributions of several taps by their numbers; each has its own edges."""
+
+    def latest(
+        self,
+        match: str | None = None,
+        kind: Kind | None = None,
+        stat: str | None = None,
+        sort: str | None = None,
+        limit: int = 1000,
+    ) -> answers.Latest:
+        """Return the newest values; `sort` is a stat, non-finite and largest values first ("-rms": smallest)."""
+
+    def scalars(
+        self,
+        names: str | Sequence[str] = (),
+        first: int | None = None,
+        last: int | None = None,
+        points: int = 1000,
+        match: str | None = None,
+    ) -> answers.Scalars:
+        """Return the names of the logged scalars that match, and the series of those in `names` (at most 50)."""
+
+    def events(
+        self,
+        first: int | None = None,
+        last: int | None = None,
+        name: str | None = None,
+        severity: Severity | None = None,
+        after: int | None = None,
+        limit: int = 200,
+    ) -> answers.Events:
+        """Return the newest matching events; with `after`, the oldest that came after an answer's `next`."""
+
+    def snapshots(self, match: str | None = None, kind: Kind | None = None) -> list[answers.Snapshot]:
+        """Return the captured tensors, oldest first, without their values."""
+
+    def tensor(self, number: int, slice: str = "") -> NDArray[Any]:
+        """Return the values of a snapshot, or a part of them as NumPy would slice it: "0,:,3:7"."""

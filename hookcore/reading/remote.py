@@ -1,0 +1,253 @@
+"""A reader of a run on a server."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+import numpy as np
+from msgspec.structs import replace
+from numpy.typing import NDArray
+
+from hookcore import answers
+from hookcore.answers.base import Wanted
+from hookcore.errors import ServerError
+from hookcore.reading.exchange import Exchange
+from hookcore.reading.reader import TapName
+from hookcore.records import Coverage, HookRecord, Kind, Severity, Tap
+from hookcore.store import StepRange
+
+AnyPage = TypeVar(
+    "AnyPage",
+    answers.Runs,
+    answers.Modules,
+    answers.Taps,
+    answers.CoverageList,
+    answers.Hooks,
+    answers.SeriesList,
+    answers.Snapshots,
+)
+_MAX_SERIES: Final = 100  # that one answer holds
+_MAX_POINTS: Final = 500_000
+_MAX_HISTOGRAMS: Final = 50
+
+
+class RemoteReader:
+    """Answers questions about a run on a server: `run`, or the newest one."""
+
+    def __init__(self, exchange: Exchange, run: str | None = None) -> None:
+        self._exchange, self._run = exchange, run
+
+    def steps(self, run: str | None = None) -> StepRange:
+        """Return the first and newest step, and the number of steps."""
+        found = self._get(answers.Run, f"/api/v1/runs/{self._named(run)}")
+        return StepRange(found.first_step, found.newest_step, found.steps)
+
+    def modules(self, match: str | None = None, run: str | None = None) -> list[answers.Module]:
+        """Return the modules in the model's order, with their coverage and taps."""
+        path = f"/api/v1/runs/{self._named(run)}/modules"
+        return [module for page in self._pages(answers.Modules, path, {"match": match}) for module in page.modules]
+
+    def taps(
+        self, match: str | None = None, kind: Kind | None = None, type: str | None = None, run: str | None = None
+    ) -> answers.Taps:
+        """Return the taps, ascending by number; `type` is a pattern for the module's class."""
+        asked = {"match": match, "kind": kind, "type": type, "run": run}
+        pages = list(self._pages(answers.Taps, "/api/v1/taps", asked))
+        return replace(pages[-1], taps=tuple(tap for page in pages for tap in page.taps))
+
+    def coverage(
+        self, match: str | None = None, captured: bool | None = None, run: str | None = None
+    ) -> list[Coverage]:
+        """Return every module: captured, or not and why."""
+        asked = {"match": match, "captured": captured, "run": run}
+        pages = self._pages(answers.CoverageList, "/api/v1/coverage", asked)
+        return [each for page in pages for each in page.coverage]
+
+    def hooks(self, run: str | None = None) -> list[HookRecord]:
+        """Return the hooks of the last inventory."""
+        pages = self._pages(answers.Hooks, "/api/v1/hooks", {"run": run})
+        return [hook for page in pages for hook in page.hooks]
+
+    def series(
+        self,
+        tap: TapName,
+        stat: str = "rms",
+        first: int | None = None,
+        last: int | None = None,
+        points: int = 1000,
+        run: str | None = None,
+    ) -> answers.Series:
+        """Return one stat of one tap in at most `points` points; "p50" and "p99.9" are quantiles."""
+        return self.stats(tap, (stat,), first, last, points, run)[0]
+
+    def stats(
+        self,
+        tap: TapName,
+        stats: Sequence[str],
+        first: int | None = None,
+        last: int | None = None,
+        points: int = 1000,
+        run: str | None = None,
+    ) -> list[answers.Series]:
+        """Return several stats of one tap."""
+        asked = {"tap": name_of(tap), "stat": ",".join(stats), "from": first, "to": last, "points": points, "run": run}
+        return list(self._get(answers.SeriesList, "/api/v1/series", asked).series)
+
+    def many_series(
+        self,
+        match: str | None = None,
+        kind: Kind | None = None,
+        stat: str = "rms",
+        first: int | None = None,
+        last: int | None = None,
+        points: int = 1000,
+        run: str | None = None,
+    ) -> list[answers.Series]:
+        """Return one stat of every tap that matches."""
+        asked = {"match": match or "*", "kind": kind, "stat": stat, "from": first, "to": last, "points": points}
+        limit = min(_MAX_SERIES, _MAX_POINTS // max(points, 1))
+        pages = self._pages(answers.SeriesList, "/api/v1/series", {**asked, "run": run}, limit)
+        return [series for page in pages for series in page.series]
+
+    def heatmap(
+        self,
+        kind: Kind = "output",
+        stat: str = "rms",
+        match: str | None = None,
+        first: int | None = None,
+        last: int | None = None,
+        columns: int = 500,
+        rows: int = 1000,
+        run: str | None = None,
+    ) -> answers.Heatmap:
+        """Return the worst value of each tap of a kind over time, in at most `columns` by `rows` cells."""
+        asked = {"kind": kind, "stat": stat, "match": match, "from": first, "to": last, "columns": columns}
+        return self._get(answers.Heatmap, "/api/v1/heatmap", {**asked, "rows": rows, "run": run})
+
+    def histograms(
+        self,
+        tap: TapName,
+        first: int | None = None,
+        last: int | None = None,
+        columns: int = 200,
+        bins: int = 80,
+        run: str | None = None,
+    ) -> answers.Histograms:
+        """Return the distribution of a tap over time."""
+        asked = {"tap": name_of(tap), "from": first, "to": last, "columns": columns, "bins": bins, "run": run}
+        return self._get(answers.Histograms, "/api/v1/histograms", asked)
+
+    def many_histograms(
+        self,
+        taps: Sequence[int],
+        first: int | None = None,
+        last: int | None = None,
+        columns: int = 200,
+        bins: int = 80,
+        run: str | None = None,
+    ) -> list[answers.Histograms]:
+        """Return the distributions of several taps by their numbers; each has its own edges."""
+        found: list[answers.Histograms] = []
+        for start in range(0, len(taps), _MAX_HISTOGRAMS):
+            some = ",".join(str(tap) for tap in taps[start : start + _MAX_HISTOGRAMS])
+            asked = {"taps": some, "from": first, "to": last, "columns": columns, "bins": bins, "run": run}
+            found += self._get(answers.HistogramsList, "/api/v1/histograms", asked).histograms
+        return found
+
+    def latest(
+        self,
+        match: str | None = None,
+        kind: Kind | None = None,
+        stat: str | None = None,
+        sort: str | None = None,
+        limit: int = 1000,
+        run: str | None = None,
+    ) -> answers.Latest:
+        """Return the newest values; `sort` is a stat, non-finite and largest values first ("-rms": smallest)."""
+        asked = {"match": match, "kind": kind, "stat": stat, "sort": sort, "limit": limit, "run": run}
+        return self._get(answers.Latest, "/api/v1/latest", asked)
+
+    def scalars(
+        self,
+        names: str | Sequence[str] = (),
+        first: int | None = None,
+        last: int | None = None,
+        points: int = 1000,
+        match: str | None = None,
+        run: str | None = None,
+    ) -> answers.Scalars:
+        """Return the names of the logged scalars that match, and the series of those in `names` (at most 50)."""
+        chosen = [names] if isinstance(names, str) else list(names)
+        asked = {"name": chosen, "from": first, "to": last, "points": points, "match": match, "run": run}
+        found = self._get(answers.Scalars, "/api/v1/scalars", asked)
+        while found.next is not None:
+            more = self._get(answers.Scalars, "/api/v1/scalars", {"match": match, "run": run, "after": found.next})
+            found = replace(found, names=found.names + more.names, next=more.next)
+        return found
+
+    def events(
+        self,
+        first: int | None = None,
+        last: int | None = None,
+        name: str | None = None,
+        severity: Severity | None = None,
+        after: int | None = None,
+        limit: int = 200,
+        run: str | None = None,
+    ) -> answers.Events:
+        """Return the newest matching events; with `after`, the oldest that came after an answer's `next`."""
+        asked = {"from": first, "to": last, "name": name, "severity": severity, "after": after, "limit": limit}
+        return self._get(answers.Events, "/api/v1/events", {**asked, "run": run})
+
+    def snapshots(
+        self, match: str | None = None, kind: Kind | None = None, run: str | None = None
+    ) -> list[answers.Snapshot]:
+        """Return the captured tensors, oldest first, without their values."""
+        pages = self._pages(answers.Snapshots, "/api/v1/snapshots", {"match": match, "kind": kind, "run": run})
+        return [snapshot for page in pages for snapshot in page.snapshots]
+
+    def tensor(self, number: int, slice: str = "", run: str | None = None) -> NDArray[Any]:
+        """Return the values of a snapshot, or a part of them as NumPy would slice it: "0,:,3:7"."""
+        asked = {"slice": slice, "run": run or self._run, "format": "npy"}
+        data = self._exchange.send("GET", f"/api/v1/snapshots/{number}", asked)
+        values: NDArray[Any] = np.load(io.BytesIO(data), allow_pickle=False)
+        return values
+
+    def _ask(
+        self, kind: type[Wanted], method: str, path: str, asked: Mapping[str, Any] | None = None, body: Any = None
+    ) -> Wanted:
+        """Ask the server; a question that names no run is about this reader's own."""
+        asked = dict(asked or {})
+        if "run" in asked:
+            asked["run"] = asked["run"] or self._run
+        return self._exchange.ask(kind, method, path, asked, body)
+
+    def _get(self, kind: type[Wanted], path: str, asked: Mapping[str, Any] | None = None) -> Wanted:
+        return self._ask(kind, "GET", path, asked)
+
+    def _pages(
+        self, kind: type[AnyPage], path: str, asked: dict[str, Any], limit: int | None = None
+    ) -> Iterator[AnyPage]:
+        after: int | str | None = None
+        while True:
+            page = self._get(kind, path, {**asked, "after": after, "limit": limit})
+            yield page
+            after = page.next
+            if after is None:
+                return
+
+    def _named(self, run: str | None) -> str:
+        """Return the id of a run, of this reader's own, or of the newest."""
+        if run or self._run:
+            return str(run or self._run)
+        found = self._get(answers.Runs, "/api/v1/runs", {"limit": 1}).runs
+        if not found:
+            raise ServerError(f"the server at {self._exchange.url} shows no run yet", 404)
+        return found[0].id
+
+
+def name_of(tap: TapName) -> int | str:
+    """Return what names a tap in a request."""
+    return tap.label if isinstance(tap, Tap | answers.Tap) else tap
