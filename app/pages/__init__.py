@@ -2,19 +2,38 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
-
 from .. import assets
-from . import compare, events, flow, help, histograms, hooks, layer, overview, runs, settings, tensors
+from .compare import ComparePage
+from .events import EventsPage
+from .flow import FlowPage
 from .frame import compile_templates
-from .runs import summary_of
-
-router = APIRouter(include_in_schema=False)
-for page in (runs, overview, flow, layer, histograms, tensors, hooks, events, compare, settings, help):
-    router.include_router(page.router)
-
+from .help import HelpPage
+from .histograms import HistogramsPage
+from .hooks import HooksPage
+from .layer import LayerPage
+from .overview import OverviewPage
+from .page import router_of
+from .runs import RunsPage, summary_of
+from .settings import SettingsPage
+from .tensors import TensorsPage
 
 __all__ = ["prepare", "router", "summary_of"]
+
+router = router_of(
+    (
+        RunsPage,
+        OverviewPage,
+        FlowPage,
+        LayerPage,
+        HistogramsPage,
+        TensorsPage,
+        HooksPage,
+        EventsPage,
+        ComparePage,
+        SettingsPage,
+        HelpPage,
+    )
+)
 
 
 def prepare() -> None:

@@ -9,8 +9,7 @@ from typing import Annotated, Any, Final, Literal, cast
 from urllib.parse import urlencode
 
 import numpy as np
-from fastapi import APIRouter, Query, Request
-from starlette.responses import HTMLResponse
+from fastapi import Query
 
 from hookcore.errors import ArgumentError, PatternError
 from hookcore.records import KINDS, Tap
@@ -22,16 +21,14 @@ from ..analysis.facts import finder_of
 from ..analysis.verdict import Verdict, compare_runs, parting_key, parting_words, share_key
 from ..formats import plain
 from ..runs import Run, Runs
-from .frame import address_of, render, shortened
+from .frame import address_of, shortened
+from .page import Page, Text
 from .views.numerals import ago
 
 MAX_LAYERS: Final = 200  # in the table
 MAX_ALONE: Final = 50
 LABEL_LETTERS: Final = 48
 
-router = APIRouter(include_in_schema=False)
-
-Text = Annotated[str, Query(max_length=1000)]
 RunId = Annotated[str, Query(max_length=200)]
 
 
@@ -91,34 +88,39 @@ class Line:
         return self.one != self.two
 
 
-@router.get("/compare", response_class=HTMLResponse)
-def compare_page(
-    request: Request,
-    a: RunId = "",
-    b: RunId = "",
-    kind: Text = "output",
-    stat: Text = "rms",
-    tolerance: Text = "",
-    rename: Text = "",
-    f: Text = "",
-    sort: Annotated[Literal["", "model", "step"], Query()] = "",
-) -> HTMLResponse:
-    """Compare two runs; by default the two newest of the same model."""
-    runs: Runs = request.app.state.runs
-    every = runs.all()
-    one, two, missing = _chosen(runs, every, a, b)
-    ids = (one.id if one else "", two.id if two else "")
-    wanted = Wanted(*ids, kind or "output", stat or "rms", tolerance, rename, f, sort)
-    values: dict[str, Any] = {"every": labels_of(every), "one": one, "two": two, "wanted": wanted, "missing": missing}
-    values |= {"problem": "", "result": None, "settings": [], "query": wanted.query, "layer_address": _layer_address}
-    values["parting_words"] = parting_words
-    if one is not None and two is not None:
-        values["settings"] = settings_of(one, two)
-        try:
-            values["result"] = _result(one, two, wanted)
-        except (ArgumentError, PatternError) as error:
-            values["problem"] = str(error)
-    return render(request, "compare", **values)
+@dataclass(frozen=True, kw_only=True)
+class ComparePage(Page):
+    """Two runs; by default the two newest of the same model."""
+
+    name = "compare"
+    path = "/compare"
+
+    a: RunId = ""
+    b: RunId = ""
+    kind: Text = "output"
+    stat: Text = "rms"
+    tolerance: Text = ""
+    rename: Text = ""
+    f: Text = ""
+    sort: Annotated[Literal["", "model", "step"], Query()] = ""
+
+    def values(self) -> dict[str, Any]:
+        """Return the two runs and how they differ, or what is wrong with the question."""
+        every = self.runs.all()
+        one, two, missing = _chosen(self.runs, every, self.a, self.b)
+        ids = (one.id if one else "", two.id if two else "")
+        kind, stat = self.kind or "output", self.stat or "rms"
+        wanted = Wanted(*ids, kind, stat, self.tolerance, self.rename, self.f, self.sort)
+        values: dict[str, Any] = {"every": labels_of(every), "one": one, "two": two, "wanted": wanted}
+        values |= {"missing": missing, "problem": "", "result": None, "settings": [], "query": wanted.query}
+        values |= {"layer_address": _layer_address, "parting_words": parting_words}
+        if one is not None and two is not None:
+            values["settings"] = settings_of(one, two)
+            try:
+                values["result"] = _result(one, two, wanted)
+            except (ArgumentError, PatternError) as error:
+                values["problem"] = str(error)
+        return values
 
 
 def labels_of(runs: list[Run]) -> list[tuple[str, str]]:

@@ -5,23 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Query, Request
-from starlette.responses import HTMLResponse
+from fastapi import Query
 
 from hookcore.records import GRADIENT_KINDS, KINDS, Kind, Tap
 from hookcore.store import STAT_NAMES, Store, checks
 
-from ..analysis.facts import Finder, finder_of
+from ..analysis.facts import finder_of
 from ..runs import Run
-from .frame import render, run_of
+from .page import FindText, RowNumber, RunPage, Short
 
 ROWS: Final = 100  # of the table on one page
 ACTIVATIONS: Final[Kind] = "output"
 GRADIENTS: Final[Kind] = "output_grad"
 NAMED: Final = {ACTIVATIONS: "activation", GRADIENTS: "gradient"}
 NONFINITE: Final = STAT_NAMES.index("nonfinite")
-
-router = APIRouter(include_in_schema=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,35 +33,22 @@ class Layer:
     nonfinite: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """The query of the page."""
-
-    step: int | None
-    f: str
-    type: str
-    kind: str
-    stat: str
-    act: str
-    grad: str
-
-
-def layers_at(store: Store, asked: Asked, finder: Finder) -> list[Layer]:
+def layers_at(store: Store, step: int | None, act: str, grad: str) -> list[Layer]:
     """Return the layers with their values at a step (default: the newest), from input to output."""
     every = store.taps()
     places = [place for place, tap in enumerate(every.taps) if tap.kind in (ACTIVATIONS, GRADIENTS)]
     wanted = every.at(places)
-    latest = store.latest(last=asked.step, wanted=wanted)
-    column = {ACTIVATIONS: STAT_NAMES.index(asked.act), GRADIENTS: STAT_NAMES.index(asked.grad)}
+    latest = store.latest(last=step, wanted=wanted)
+    column = {ACTIVATIONS: STAT_NAMES.index(act), GRADIENTS: STAT_NAMES.index(grad)}
     types = store.module_types()
     layers: dict[tuple[str, str, int, str], Layer] = {}
-    for tap, step, values in zip(latest.taps, latest.steps, latest.values, strict=True):
+    for tap, at, values in zip(latest.taps, latest.steps, latest.values, strict=True):
         key = tap.module, tap.index, tap.call, tap.phase
-        layer = layers.setdefault(key, Layer(tap, types.get(tap.module, ""), int(step), None, None, False))
+        layer = layers.setdefault(key, Layer(tap, types.get(tap.module, ""), int(at), None, None, False))
         value: dict[str, Any] = {NAMED[tap.kind]: float(values[column[tap.kind]])}
         bad = layer.nonfinite or bool(values[NONFINITE])
-        layers[key] = replace(layer, **value, step=max(layer.step, int(step)), nonfinite=bad)
-    return [layer for layer in layers.values() if asked.type in ("", layer.type) and finder.fits(layer.tap.module)]
+        layers[key] = replace(layer, **value, step=max(layer.step, int(at)), nonfinite=bad)
+    return list(layers.values())
 
 
 def why_empty(run: Run, kind: str) -> str:
@@ -87,45 +71,52 @@ def why_empty(run: Run, kind: str) -> str:
     return f"No {kind} was captured: no module has run yet, or this kind is not selected on the Hooks page."
 
 
+@dataclass(frozen=True, kw_only=True)
+class FlowPage(RunPage):
+    """Activations and gradients from input to output. `step` is the step to hold; the newest if it is empty."""
+
+    name = "flow"
+
+    step: Annotated[str, Query(max_length=20)] = ""
+    f: FindText = ""
+    type: Annotated[str, Query(max_length=1000, description="only modules of this class")] = ""
+    kind: Annotated[str, Query(max_length=50, description="the kind of the heatmap over steps")] = ""
+    stat: Short = ""
+    act: Annotated[str, Query(max_length=50, description="the stat of the activations")] = ""
+    grad: Annotated[str, Query(max_length=50, description="the stat of the gradients")] = ""
+    row: RowNumber = 0
+
+    def values(self) -> dict[str, Any]:
+        """Return the table of layers, and why charts are empty."""
+        run, finder = self.run, finder_of(self.run, self.f)
+        checks.require_kind(self.kind or None)
+        asked: dict[str, Any] = {
+            "step": int(self.step) if self.step.isdecimal() else None,
+            "f": self.f,
+            "type": self.type,
+            "kind": self.kind or GRADIENTS,
+            "stat": _stat_of(self.stat, "norm"),
+            "act": _stat_of(self.act, "rms"),
+            "grad": _stat_of(self.grad, "norm"),
+        }
+        every = layers_at(run.store, asked["step"], asked["act"], asked["grad"])
+        layers = [each for each in every if self.type in ("", each.type) and finder.fits(each.tap.module)]
+        first = self.row - self.row % ROWS
+        known = {tap.kind for tap in run.store.taps().taps}
+        return {
+            "asked": asked,
+            "problem": finder.problem,
+            "layers": layers[first : first + ROWS],
+            "rows_first": first,
+            "rows_total": len(layers),
+            "rows_a_page": ROWS,
+            "types": sorted({module.type for module in run.store.modules()}),
+            "known_kinds": [each for each in KINDS if each in known],
+            "empty": why_empty(run, asked["kind"]),
+            "no_updates": why_empty(run, "update"),
+        }
+
+
 def _stat_of(given: str, usual: str) -> str:
     checks.require("stat", given or usual, STAT_NAMES)
     return given or usual
-
-
-@router.get("/runs/{run_id}/flow", response_class=HTMLResponse)
-def flow_page(
-    request: Request,
-    run_id: str,
-    step: Annotated[str, Query(max_length=20, description="the step to hold; empty for the newest")] = "",
-    f: Annotated[str, Query(max_length=1000, description="the content of the find box")] = "",
-    type: Annotated[str, Query(max_length=1000, description="only modules of this class")] = "",
-    kind: Annotated[str, Query(max_length=50, description="the kind of the heatmap over steps")] = "",
-    stat: Annotated[str, Query(max_length=50)] = "",
-    act: Annotated[str, Query(max_length=50, description="the stat of the activations")] = "",
-    grad: Annotated[str, Query(max_length=50, description="the stat of the gradients")] = "",
-    row: Annotated[int, Query(ge=0, le=10**9, description="the first row of the table")] = 0,
-) -> HTMLResponse:
-    run = run_of(request, run_id)
-    checks.require_kind(kind or None)
-    held = int(step) if step.isdecimal() else None
-    stats = _stat_of(stat, "norm"), _stat_of(act, "rms"), _stat_of(grad, "norm")
-    asked = Asked(held, f, type, kind or GRADIENTS, *stats)
-    finder = finder_of(run, f)
-    layers = layers_at(run.store, asked, finder)
-    first = row - row % ROWS
-    known = {tap.kind for tap in run.store.taps().taps}
-    return render(
-        request,
-        "flow",
-        run=run,
-        asked=asked,
-        problem=finder.problem,
-        layers=layers[first : first + ROWS],
-        rows_first=first,
-        rows_total=len(layers),
-        rows_a_page=ROWS,
-        types=sorted({module.type for module in run.store.modules()}),
-        known_kinds=[each for each in KINDS if each in known],
-        empty=why_empty(run, asked.kind),
-        no_updates=why_empty(run, "update"),
-    )

@@ -223,11 +223,15 @@ def run_of(request: Request, run_id: str) -> Run:
     return run
 
 
+def path_of(page: str) -> str:
+    """Return the path of a page below its run."""
+    return next((place.path for place in PLACES if place.page == page), "")
+
+
 def address_of(run: Run, page: str = "overview", **query: Any) -> str:
     """Return the address of a page of a run, relative to the server's root."""
-    path = next((place.path for place in PLACES if place.page == page), "")
     asked = "&".join(f"{name}={quote(str(value), safe='')}" for name, value in query.items() if value not in (None, ""))
-    return f"runs/{quote(run.id, safe='')}{path}{'?' + asked if asked else ''}"
+    return f"runs/{quote(run.id, safe='')}{path_of(page)}{'?' + asked if asked else ''}"
 
 
 def render(request: Request, page: str, *, run: Run | None = None, **values: Any) -> HTMLResponse:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Final
-
-from fastapi import APIRouter, Request
-from starlette.responses import HTMLResponse
+from dataclasses import dataclass
+from typing import Any, Final
 
 from hookcore.store import STAT_NAMES
 
 from ..findings import RULES
-from .frame import PLACES, render
+from .frame import PLACES
+from .page import Page
 from .views.words import BEGIN, KEYS, KIND_WORDS, NOTHING, STAT_WORDS, WORDS
 
 GO: Final = (
@@ -21,20 +20,22 @@ GO: Final = (
     ("?", "Help"),
 )
 
-router = APIRouter(include_in_schema=False)
 
+@dataclass(frozen=True, kw_only=True)
+class HelpPage(Page):
+    """Each stat, kind, rule, and word has an anchor: `help#stat-rms`, `help#rule-dead`."""
 
-@router.get("/help", response_class=HTMLResponse)
-def help_page(request: Request) -> HTMLResponse:
-    """Show the help page. Each stat, kind, rule, and word has an anchor: `help#stat-rms`, `help#rule-dead`."""
-    return render(
-        request,
-        "help",
-        keys=(*KEYS, ("Go to", tuple((f"g {key}", title) for key, title in GO))),
-        words=WORDS,
-        kind_words=KIND_WORDS,
-        stat_words={name: STAT_WORDS[name] for name in STAT_NAMES},
-        rules=RULES.values(),
-        begin=BEGIN,
-        nothing=NOTHING,
-    )
+    name = "help"
+    path = "/help"
+
+    def values(self) -> dict[str, Any]:
+        """Return the texts."""
+        return {
+            "keys": (*KEYS, ("Go to", tuple((f"g {key}", title) for key, title in GO))),
+            "words": WORDS,
+            "kind_words": KIND_WORDS,
+            "stat_words": {name: STAT_WORDS[name] for name in STAT_NAMES},
+            "rules": RULES.values(),
+            "begin": BEGIN,
+            "nothing": NOTHING,
+        }

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Final
-
-from fastapi import APIRouter, Query, Request
-from starlette.responses import HTMLResponse
+from typing import Any, Final
 
 from hookcore.records import KINDS, Kind, Tap
 from hookcore.records.vocabulary import KIND_TITLES
 
 from ..analysis.facts import finder_of
 from ..runs import Run
-from .frame import render, run_of
+from .page import FindText, RunPage
 
 MAX_TILES: Final = 200  # shown until the page's script runs
 SHOWN: Final = ("mean", "std", "min", "max", "zero_fraction")
@@ -21,8 +18,7 @@ SORTS: Final = {"model": "model order", "zero": "zero share", "spread": "spread"
 RANGES: Final = {"own": "per layer", "shared": "shared"}
 SIZES: Final = {"s": "small", "m": "medium", "l": "large"}
 VIEWS: Final = {"map": "over steps", "ridges": "ridges", "bars": "one step"}
-
-router = APIRouter(include_in_schema=False)
+CHOICES: Final = {"sort": SORTS, "range": RANGES, "size": SIZES, "view": VIEWS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,29 +54,32 @@ def tiles_of(run: Run, kind: Kind, text: str) -> tuple[list[Tile], str]:
     return sorted(tiles, key=lambda tile: order.get(tile.tap.module, len(order))), finder.problem
 
 
-@router.get("/runs/{run_id}/histograms", response_class=HTMLResponse)
-def histograms_page(
-    request: Request,
-    run_id: str,
-    kind: str = "output",
-    f: Annotated[str, Query(max_length=1000, description="the content of the find box")] = "",
-) -> HTMLResponse:
-    """Show the wall of layers. Invalid query parameters fall back to defaults."""
-    run = run_of(request, run_id)
-    given = request.query_params
-    choices = {"sort": SORTS, "range": RANGES, "size": SIZES, "view": VIEWS}
-    asked = {name: given.get(name, "") if given.get(name) in of else next(iter(of)) for name, of in choices.items()}
-    chosen = next((each for each in KINDS if each == kind), KINDS[0])
-    tiles, problem = tiles_of(run, chosen, f)
-    return render(
-        request,
-        "histograms",
-        run=run,
-        kind=chosen,
-        kind_labels=KIND_TITLES,
-        choices=choices,
-        asked=asked | {"size": asked["size"] if "size" in given else "m"},
-        tiles=tiles[:MAX_TILES],
-        total=len(tiles),
-        problem=problem,
-    )
+@dataclass(frozen=True, kw_only=True)
+class HistogramsPage(RunPage):
+    """A wall of layers. Invalid query parameters fall back to defaults."""
+
+    name = "histograms"
+
+    kind: str = "output"
+    f: FindText = ""
+
+    def values(self) -> dict[str, Any]:
+        """Return the layers, and how they are shown."""
+        given = {**self.request.query_params}
+        if "size" not in given:
+            given["size"] = "m"
+        chosen = next((each for each in KINDS if each == self.kind), KINDS[0])
+        tiles, problem = tiles_of(self.run, chosen, self.f)
+        return {
+            "kind": chosen,
+            "kind_labels": KIND_TITLES,
+            "choices": CHOICES,
+            "asked": {name: _chosen(given.get(name), of) for name, of in CHOICES.items()},
+            "tiles": tiles[:MAX_TILES],
+            "total": len(tiles),
+            "problem": problem,
+        }
+
+
+def _chosen(given: str | None, choices: dict[str, str]) -> str:
+    return given if given in choices else next(iter(choices))

@@ -6,11 +6,9 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import blake2b
-from typing import Annotated, Any, Final, Literal
-
-from fastapi import APIRouter, Query, Request
-from starlette.responses import HTMLResponse
+from typing import Any, Final
 
 from hookcore.config import SETTINGS
 from hookcore.records import Coverage, HookRecord, Kind
@@ -21,17 +19,13 @@ from ..analysis.coverage import coverage_of
 from ..analysis.facts import facts_of
 from ..analysis.find import Facts, parse
 from ..runs import Run
-from .frame import no_change_words, render, run_of
+from .frame import no_change_words
+from .page import FindText, RowNumber, RunPage, last_page
 from .settings import share_of, trainer_settings
 
 ROWS: Final = 200  # modules in the table without scripts
 MAX_HOOKS: Final = 500  # of each list
 ON_MODEL: Final = frozenset({"module", "parameter"})
-
-Part = Literal["figures", "reasons", "lists"]
-PARTS: Final[tuple[Part, ...]] = ("figures", "reasons", "lists")
-
-router = APIRouter(include_in_schema=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,50 +59,65 @@ class Health:
     max_bytes: int
 
 
-@router.get("/runs/{run_id}/hooks", response_class=HTMLResponse)
-def hooks_page(
-    request: Request,
-    run_id: str,
-    f: Annotated[str, Query(max_length=1000)] = "",
-    row: Annotated[int, Query(ge=0, le=10**9)] = 0,
-    part: Annotated[list[Part] | None, Query(max_length=9)] = None,
-) -> HTMLResponse:
-    """Show the page, or only the parts that change while a training runs."""
-    run = run_of(request, run_id)
-    hooks = run.store.hooks()
-    on_model = [each for each in hooks if each.scope in ON_MODEL]
-    elsewhere = [each for each in hooks if each.scope not in ON_MODEL]
-    coverage = coverage_of(run.store)
-    values: dict[str, Any] = {
-        "parts": part or PARTS,
-        "captured": sum(each.captured for each in coverage),
-        "modules": len(coverage),
-        "coverage_tag": blake2b(repr(coverage).encode("utf-8", "replace"), digest_size=8).hexdigest(),
-        "reasons": reasons_of(coverage),
-        "cost": cost_of(run),
-        "health": health_of(run),
-        "lists": (("On modules and parameters", on_model), ("On optimizers, tensors and the process", elsewhere)),
-        "most_hooks": MAX_HOOKS,
-        "whose": whose(hooks),
-        "legacy": [each for each in hooks if each.legacy],
-        "warned": [each for each in hooks if each.warning and not each.legacy],
-    }
-    if part is None:
-        values |= _table(run, f, row) | _switches(run)
-    return render(request, "hooks/parts" if part else "hooks", run=run, **values)
+@dataclass(frozen=True, kw_only=True)
+class HooksPage(RunPage):
+    """What is captured, what that costs, and all hooks. The table and the settings aren't live."""
 
+    name = "hooks"
 
-def _table(run: Run, text: str, row: int) -> dict[str, Any]:
-    found = parse(text)
-    rows = [each for each in rows_of(run) if found.test(each.facts)]
-    first = min(row - row % ROWS, max(0, (len(rows) - 1) // ROWS * ROWS))
-    shown = rows[first : first + ROWS]
-    return {"rows": shown, "fitting": len(rows), "first": first, "a_page": ROWS, "problem": found.problem}
+    f: FindText = ""
+    row: RowNumber = 0
 
+    @cached_property
+    def coverage(self) -> list[Coverage]:
+        """What is captured of each module."""
+        return coverage_of(self.run.store)
 
-def _switches(run: Run) -> dict[str, Any]:
-    helps = {setting.name: setting.help for setting in SETTINGS}
-    return {"trainer": trainer_settings(run), "helps": helps, "no_change_words": no_change_words(run)}
+    def values(self) -> dict[str, Any]:
+        """Return the table and the settings of the whole page."""
+        return {} if self.part else self._table() | self._switches()
+
+    def _table(self) -> dict[str, Any]:
+        found = parse(self.f)
+        rows = [each for each in rows_of(self.run) if found.test(each.facts)]
+        first = last_page(self.row, len(rows), ROWS)
+        shown = rows[first : first + ROWS]
+        return {"rows": shown, "fitting": len(rows), "first": first, "a_page": ROWS, "problem": found.problem}
+
+    def _switches(self) -> dict[str, Any]:
+        helps = {setting.name: setting.help for setting in SETTINGS}
+        return {
+            "trainer": trainer_settings(self.run),
+            "helps": helps,
+            "no_change_words": no_change_words(self.run),
+        }
+
+    def part_figures(self) -> dict[str, Any]:
+        """Return the coverage, the cost, and the errors."""
+        return {
+            "captured": sum(each.captured for each in self.coverage),
+            "modules": len(self.coverage),
+            "coverage_tag": blake2b(repr(self.coverage).encode("utf-8", "replace"), digest_size=8).hexdigest(),
+            "cost": cost_of(self.run),
+            "health": health_of(self.run),
+        }
+
+    def part_reasons(self) -> dict[str, Any]:
+        """Return why modules are not captured."""
+        return {"modules": len(self.coverage), "reasons": reasons_of(self.coverage)}
+
+    def part_lists(self) -> dict[str, Any]:
+        """Return the hooks."""
+        hooks = self.run.store.hooks()
+        on_model = [each for each in hooks if each.scope in ON_MODEL]
+        elsewhere = [each for each in hooks if each.scope not in ON_MODEL]
+        return {
+            "lists": (("On modules and parameters", on_model), ("On optimizers, tensors and the process", elsewhere)),
+            "most_hooks": MAX_HOOKS,
+            "whose": whose(hooks),
+            "legacy": [each for each in hooks if each.legacy],
+            "warned": [each for each in hooks if each.warning and not each.legacy],
+        }
 
 
 def rows_of(run: Run) -> list[Row]:

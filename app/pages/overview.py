@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated, Any, Final, Literal
 
-from fastapi import APIRouter, Query, Request
-from starlette.responses import HTMLResponse
+from fastapi import Query
 
 from hookcore.records import KINDS, Kind, Tap
 from hookcore.store import STAT_NAMES, Latest, Store
@@ -14,9 +14,8 @@ from hookcore.store.checks import require
 
 from ..analysis.coverage import coverage_of
 from ..findings import key_figures_of
-from ..runs import Run
-from .frame import render, run_of
-from .views.event_list import Line, all_lines
+from .page import RowNumber, RunPage
+from .views.event_list import all_lines
 from .views.overview import SHOWN_SCALARS, scalar_lines, shown_alerts, tiles_of, why_empty
 from .views.span import Span, span_of
 from .views.verdict import claim_of, progress_of, stop_of
@@ -28,11 +27,6 @@ MAX_UNCAPTURED: Final = 100
 MAX_REFRESH_S: Final = 3600
 PICTURED: Final[tuple[Kind, ...]] = ("output_grad", "param_grad", "output", "input_grad", "input", "update", "param")
 SHOWN_STATS: Final = ("norm", "mean", "std", "min", "max")
-
-Part = Literal["figures", "findings", "scalars", "news", "values"]
-PARTS: Final[tuple[Part, ...]] = ("figures", "findings", "scalars", "news", "values")
-
-router = APIRouter(include_in_schema=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,24 +45,6 @@ class Row:
     def has_nonfinite(self) -> bool:
         """Whether the tensor had a NaN or an infinity."""
         return bool(self.nan or self.inf)
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """The query of the page."""
-
-    match: str
-    kind: str
-    refresh: int | None
-    row: int
-    scalars: str
-    scalar: str
-    span: Span | None
-
-    @property
-    def last(self) -> int | None:
-        """The step that the page is held at, if any."""
-        return self.span.last if self.span is not None and self.span.held else None
 
 
 def overview_rows(
@@ -128,92 +104,89 @@ def usual_kind(store: Store) -> Kind:
     return next((kind for kind in PICTURED if kind in known), PICTURED[0])
 
 
-def seconds_of(text: str) -> int | None:
-    """Return the reload interval in seconds, or None for an invalid text."""
-    return min(int(text), MAX_REFRESH_S) if text.isdecimal() and int(text) > 0 else None
+@dataclass(frozen=True, kw_only=True)
+class OverviewPage(RunPage):
+    """A summary of the run, and every layer's newest values. Empty form fields are ignored."""
 
+    name = "overview"
 
-@router.get("/runs/{run_id}", response_class=HTMLResponse)
-def run_page(
-    request: Request,
-    run_id: str,
-    match: Annotated[str | None, Query(max_length=1000, description="a glob on the module's path")] = None,
-    kind: str | None = None,
-    stat: Annotated[str, Query(max_length=50, description="the stat in the heatmap of all layers")] = "",
-    refresh: Annotated[str, Query(max_length=20, description="seconds after which the page reloads")] = "",
-    row: Annotated[int, Query(ge=0, le=10**9, description="the first row of the table")] = 0,
-    scalar: Annotated[str, Query(max_length=1000, description="the scalar in the large chart")] = "",
-    scalars: Annotated[Literal["", "all"], Query(description="all of them, not only the first few")] = "",
-    part: Annotated[list[Part] | None, Query(max_length=9, description="only these parts, without the frame")] = None,
-    steps: Annotated[str, Query(max_length=50, description="the steps shown: 100-200, or live:500")] = "",
-    step: Annotated[str, Query(max_length=20, description="the step that the page is held at")] = "",
-) -> HTMLResponse:
-    """Show the overview. Empty form fields are ignored."""
-    run = run_of(request, run_id)
-    asked = Asked(match or "", kind or "", seconds_of(refresh), row, scalars, scalar, span_of(run, steps, step))
-    if stat:
-        require("stat", stat, STAT_NAMES)
-    values: dict[str, Any] = {"asked": asked, "parts": part or PARTS, "heat_stat": stat or "norm"}
-    values |= {"usual_kind": usual_kind(run.store), "heat_kind": kind or usual_kind(run.store)}
-    for name in part or PARTS:
-        values |= _MAKERS[name](run, asked)
-    return render(request, "overview/parts" if part else "overview", run=run, **values)
+    match: Annotated[str, Query(max_length=1000, description="a glob on the module's path")] = ""
+    kind: str = ""
+    stat: Annotated[str, Query(max_length=50, description="the stat in the heatmap of all layers")] = ""
+    refresh: Annotated[str, Query(max_length=20, description="seconds after which the page reloads")] = ""
+    row: RowNumber = 0
+    scalar: Annotated[str, Query(max_length=1000, description="the scalar in the large chart")] = ""
+    scalars: Annotated[Literal["", "all"], Query(description="all of them, not only the first few")] = ""
+    steps: Annotated[str, Query(max_length=50, description="the steps shown: 100-200, or live:500")] = ""
+    step: Annotated[str, Query(max_length=20, description="the step that the page is held at")] = ""
 
+    @cached_property
+    def span(self) -> Span | None:
+        """The steps shown."""
+        return span_of(self.run, self.steps, self.step)
 
-def _figures(run: Run, asked: Asked) -> dict[str, Any]:
-    figures = key_figures_of(run.store, asked.last)
-    at = asked.span.last if asked.span is not None else None
-    return {
-        "tiles": tiles_of(run, figures, at),
-        "progress": progress_of(run),
-        "stop": stop_of(run),
-        "held_at": asked.last,
-        "labels": run.store.labels(),
-        "empty": why_empty(run, figures),
-    }
+    @property
+    def last(self) -> int | None:
+        """The step that the page is held at, if any."""
+        return self.span.last if self.span is not None and self.span.held else None
 
+    @property
+    def refresh_s(self) -> int | None:
+        """The seconds after which the page reloads, if any."""
+        text = self.refresh
+        return min(int(text), MAX_REFRESH_S) if text.isdecimal() and int(text) > 0 else None
 
-def _findings(run: Run, asked: Asked) -> dict[str, Any]:
-    listed, alerts, notes = shown_alerts(run, asked.last, ALERTS)
-    return {
-        "listed": listed,
-        "alerts_total": alerts,
-        "notes_total": notes,
-        "held_at": asked.last,
-        "claim": claim_of(run, asked.last),
-    }
+    def values(self) -> dict[str, Any]:
+        """Return what the heatmap shows, and the steps."""
+        if self.stat:
+            require("stat", self.stat, STAT_NAMES)
+        usual = usual_kind(self.run.store)
+        heat = {"heat_stat": self.stat or "norm", "usual_kind": usual, "heat_kind": self.kind or usual}
+        return heat | {"span": self.span, "held_at": self.last}
 
+    def part_figures(self) -> dict[str, Any]:
+        """Return the key figures."""
+        run, figures = self.run, key_figures_of(self.run.store, self.last)
+        return {
+            "tiles": tiles_of(run, figures, self.span.last if self.span is not None else None),
+            "progress": progress_of(run),
+            "stop": stop_of(run),
+            "labels": run.store.labels(),
+            "empty": why_empty(run, figures),
+        }
 
-def _scalars(run: Run, asked: Asked) -> dict[str, Any]:
-    lines, total = scalar_lines(run.store, None if asked.scalars else SHOWN_SCALARS, asked.span)
-    chosen = asked.scalar or next((line.name for line in lines), "")
-    return {"span": asked.span, "scalar_lines": lines, "scalars_total": total, "chosen_scalar": chosen}
+    def part_findings(self) -> dict[str, Any]:
+        """Return the worst findings."""
+        listed, alerts, notes = shown_alerts(self.run, self.last, ALERTS)
+        claim = claim_of(self.run, self.last)
+        return {"listed": listed, "alerts_total": alerts, "notes_total": notes, "claim": claim}
 
+    def part_scalars(self) -> dict[str, Any]:
+        """Return the logged scalars."""
+        lines, total = scalar_lines(self.run.store, None if self.scalars else SHOWN_SCALARS, self.span)
+        chosen = self.scalar or next((line.name for line in lines), "")
+        return {"scalar_lines": lines, "scalars_total": total, "chosen_scalar": chosen}
 
-def _news(run: Run, asked: Asked) -> dict[str, Any]:
-    lines: list[Line] = all_lines(run)
-    shown = [line for line in lines if asked.last is None or line.step <= asked.last]
-    return {"news": shown[:NEWS], "events_total": len(lines), "held_at": asked.last}
+    def part_news(self) -> dict[str, Any]:
+        """Return the newest findings and events."""
+        lines = all_lines(self.run)
+        shown = [line for line in lines if self.last is None or line.step <= self.last]
+        return {"news": shown[:NEWS], "events_total": len(lines)}
 
-
-def _values(run: Run, asked: Asked) -> dict[str, Any]:
-    store = run.store
-    first = asked.row - asked.row % ROWS
-    rows, total = overview_rows(store, asked.match or None, asked.kind or None, first, ROWS, asked.last)
-    usage = store.usage()
-    not_captured = [each for each in coverage_of(store) if not each.captured]
-    return {
-        "rows": rows,
-        "rows_first": first,
-        "rows_total": total,
-        "rows_a_page": ROWS,
-        "span": asked.span,
-        "not_captured": not_captured[:MAX_UNCAPTURED],
-        "not_captured_left_out": max(0, len(not_captured) - MAX_UNCAPTURED),
-        "usage": usage,
-        "dropped": {reason.replace("_", " "): count for reason, count in usage.dropped.items() if count},
-        "stats": SHOWN_STATS,
-    }
-
-
-_MAKERS: Final = {"figures": _figures, "findings": _findings, "scalars": _scalars, "news": _news, "values": _values}
+    def part_values(self) -> dict[str, Any]:
+        """Return the table of the newest values."""
+        store, first = self.run.store, self.row - self.row % ROWS
+        rows, total = overview_rows(store, self.match or None, self.kind or None, first, ROWS, self.last)
+        usage = store.usage()
+        not_captured = [each for each in coverage_of(store) if not each.captured]
+        return {
+            "rows": rows,
+            "rows_first": first,
+            "rows_total": total,
+            "rows_a_page": ROWS,
+            "not_captured": not_captured[:MAX_UNCAPTURED],
+            "not_captured_left_out": max(0, len(not_captured) - MAX_UNCAPTURED),
+            "usage": usage,
+            "dropped": {reason.replace("_", " "): count for reason, count in usage.dropped.items() if count},
+            "stats": SHOWN_STATS,
+        }

@@ -11,17 +11,16 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 
 import numpy as np
-from fastapi import APIRouter, Request
 from numpy.typing import NDArray
-from starlette.responses import HTMLResponse
 
 from hookcore.records import Failure
 from hookcore.store import StepRange, Store
 
 from ..findings import key_figures_of
 from ..formats import word_of
-from ..runs import STATES, Run, Runs, State
-from .frame import Alerts, address_of, alerts_of, render
+from ..runs import STATES, Run, State
+from .frame import Alerts, address_of, alerts_of
+from .page import Page
 from .views.spark import Spark, spark_of
 
 SPARK_POINTS: Final = 90
@@ -31,7 +30,6 @@ MAX_GONE_SHOWN: Final = 5
 Points: TypeAlias = tuple[NDArray[np.int64], NDArray[np.float64]]
 
 _log = logging.getLogger("hookcore.pages")
-router = APIRouter(include_in_schema=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,28 +100,32 @@ class Heading:
     direction: str  # value of aria-sort: ascending, descending, or none
 
 
-@router.get("/", response_class=HTMLResponse)
-def runs_page(request: Request, f: str = "", sort: str = "started") -> HTMLResponse:
-    """Show all runs, newest first by default."""
-    runs: Runs = request.app.state.runs
-    lines = [line_of(run) for run in runs.all()]
-    shown = sorted_lines([line for line in lines if line.fits(f)], sort)
-    gone = runs.gone()
-    return render(
-        request,
-        "runs",
-        gone=gone[:MAX_GONE_SHOWN],
-        gone_more=len(gone) - MAX_GONE_SHOWN,
-        used=runs.used_bytes,
-        memory=runs.settings.memory,
-        keep=runs.settings.keep if runs.settings.keeps else "",
-        runs=shown,
-        total=len(lines),
-        live=sum(line.state == "live" for line in lines),
-        asked={"f": f, "sort": sort},
-        headings={name: heading_of(name, sort) for name in SORTS},
-        now_s=time.time(),
-    )
+@dataclass(frozen=True, kw_only=True)
+class RunsPage(Page):
+    """All runs, newest first by default."""
+
+    name = "runs"
+    path = "/"
+
+    f: str = ""
+    sort: str = "started"
+
+    def values(self) -> dict[str, Any]:
+        """Return the list of runs, and the runs that were removed."""
+        runs = self.runs
+        lines, gone = [line_of(run) for run in runs.all()], runs.gone()
+        return {
+            "gone": gone[:MAX_GONE_SHOWN],
+            "gone_more": len(gone) - MAX_GONE_SHOWN,
+            "used": runs.used_bytes,
+            "memory": runs.settings.memory,
+            "keep": runs.settings.keep if runs.settings.keeps else "",
+            "runs": sorted_lines([line for line in lines if line.fits(self.f)], self.sort),
+            "total": len(lines),
+            "live": sum(line.state == "live" for line in lines),
+            "headings": {name: heading_of(name, self.sort) for name in SORTS},
+            "now_s": time.time(),
+        }
 
 
 def sorted_lines(lines: list[RunLine], sort: str) -> list[RunLine]:

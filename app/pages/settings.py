@@ -9,8 +9,6 @@ from importlib import metadata
 from typing import Any, Final
 
 import orjson
-from fastapi import APIRouter, Request
-from starlette.responses import HTMLResponse
 
 import hookcore
 from hookcore.config import SETTINGS
@@ -18,9 +16,10 @@ from hookcore.config import SETTINGS
 from .. import assets
 from ..analysis.cost import cost_of
 from ..formats import plain
-from ..runs import Run, Runs
+from ..runs import Run
 from ..settings import ServerSettings
-from .frame import no_change_words, render
+from .frame import no_change_words
+from .page import Page
 from .views.numerals import size
 
 SECRET: Final = frozenset({"token", "read_token", "certfile", "keyfile"})
@@ -38,8 +37,6 @@ PACKAGES: Final = (
     "plotly",
     "torch",
 )
-
-router = APIRouter(include_in_schema=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,33 +58,39 @@ class Package:
     license: str
 
 
-@router.get("/settings", response_class=HTMLResponse)
-def settings_page(request: Request, run: str = "") -> HTMLResponse:
-    """Show the settings, with those of a run's trainer; by default the newest live run."""
-    state = request.app.state
-    runs: Runs = state.runs
-    every = runs.all()
-    chosen = runs.get(run) or next((each for each in every if each.state == "live"), next(iter(every), None))
-    shares = [share_of(each) for each in every if each.loaded]
-    diagnostics = orjson.dumps(diagnostics_of(state.settings, shares), option=orjson.OPT_INDENT_2).decode()
-    return render(
-        request,
-        "settings",
-        choices=every,
-        chosen=chosen,
-        trainer=trainer_settings(chosen) if chosen is not None else {},
-        no_change_words=no_change_words(chosen) if chosen is not None else "",
-        cost=cost_of(chosen) if chosen is not None else None,
-        helps={setting.name: setting.help for setting in SETTINGS},
-        shares=shares,
-        taken=sum(share.nbytes for share in shares),
-        memory=state.settings.memory,
-        removed=runs.removed,
-        refused=state.intake.refused,
-        server=server_settings(state.settings),
-        packages=packages(),
-        diagnostics=diagnostics,
-    )
+@dataclass(frozen=True, kw_only=True)
+class SettingsPage(Page):
+    """The settings, with those of the trainer of a run; by default of the newest live one."""
+
+    name = "settings"
+    path = "/settings"
+
+    run: str = ""
+
+    def values(self) -> dict[str, Any]:
+        """Return the settings of trainer and server, memory, packages, and diagnostics."""
+        runs, state = self.runs, self.request.app.state
+        every = runs.all()
+        live = next((each for each in every if each.state == "live"), next(iter(every), None))
+        chosen = runs.get(self.run) or live
+        shares = [share_of(each) for each in every if each.loaded]
+        diagnostics = diagnostics_of(state.settings, shares)
+        return {
+            "choices": every,
+            "chosen": chosen,
+            "trainer": trainer_settings(chosen) if chosen is not None else {},
+            "no_change_words": no_change_words(chosen) if chosen is not None else "",
+            "cost": cost_of(chosen) if chosen is not None else None,
+            "helps": {setting.name: setting.help for setting in SETTINGS},
+            "shares": shares,
+            "taken": sum(share.nbytes for share in shares),
+            "memory": state.settings.memory,
+            "removed": runs.removed,
+            "refused": state.intake.refused,
+            "server": server_settings(state.settings),
+            "packages": packages(),
+            "diagnostics": orjson.dumps(diagnostics, option=orjson.OPT_INDENT_2).decode(),
+        }
 
 
 def trainer_settings(run: Run) -> dict[str, Any]:

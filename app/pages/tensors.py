@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Final
-
-from fastapi import APIRouter, Query, Request
-from starlette.responses import HTMLResponse
+from typing import Any, Final
 
 from hookcore.records import KINDS, Snapshot
 from hookcore.records.vocabulary import KIND_TITLES
@@ -16,12 +13,10 @@ from ..analysis.facts import finder_of
 from ..analysis.tiles import statistics_of
 from ..api.snapshots import MAX_VALUES
 from ..runs import Run
-from .frame import render, run_of
+from .page import FindText, RunPage
 
 MAX_SHOWN: Final = 300
 MAX_MODULES: Final = 20_000
-
-router = APIRouter(include_in_schema=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,27 +48,27 @@ def shown_of(store: Store, number: int | None) -> Shown | None:
     return None
 
 
-@router.get("/runs/{run_id}/tensors", response_class=HTMLResponse)
-def tensors_page(
-    request: Request,
-    run_id: str,
-    snapshot: str = "",
-    f: Annotated[str, Query(max_length=1000, description="the content of the find box")] = "",
-) -> HTMLResponse:
-    """List snapshots and show one. An invalid number is ignored."""
-    run = run_of(request, run_id)
-    kept = kept_of(run, f)
-    number = int(snapshot) if snapshot.isascii() and snapshot.isdigit() and len(snapshot) < 20 else None
-    query = request.query_params
-    return render(
-        request,
-        "tensors",
-        run=run,
-        kept=[(each, one.tap.label, one) for each, one in kept[:MAX_SHOWN]],
-        kept_total=len(kept),
-        shown=shown_of(run.store, number if number is not None or not kept else kept[0][0]),
-        asked_for=number,
-        modules=[module.path for module in run.store.modules()[:MAX_MODULES]],
-        wanted={"module": query.get("module", ""), "kind": query.get("kind", KINDS[0])},
-        kind_labels=KIND_TITLES,
-    )
+@dataclass(frozen=True, kw_only=True)
+class TensorsPage(RunPage):
+    """The list of snapshots, and one of them. An invalid number is ignored."""
+
+    name = "tensors"
+
+    snapshot: str = ""
+    f: FindText = ""
+
+    def values(self) -> dict[str, Any]:
+        """Return the snapshots, the one to show, and what a form for another one needs."""
+        run, text = self.run, self.snapshot
+        kept = kept_of(run, self.f)
+        number = int(text) if text.isascii() and text.isdigit() and len(text) < 20 else None
+        query = self.request.query_params
+        return {
+            "kept": [(each, one.tap.label, one) for each, one in kept[:MAX_SHOWN]],
+            "kept_total": len(kept),
+            "shown": shown_of(run.store, number if number is not None or not kept else kept[0][0]),
+            "asked_for": number,
+            "modules": [module.path for module in run.store.modules()[:MAX_MODULES]],
+            "wanted": {"module": query.get("module", ""), "kind": query.get("kind", KINDS[0])},
+            "kind_labels": KIND_TITLES,
+        }

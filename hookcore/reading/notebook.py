@@ -117,7 +117,7 @@ def _facts_of(reader: Reader) -> Facts:
         return Facts(("no steps yet",))
     figures = [f"step {newest}"]
     loss = min(filter(is_loss, reader.scalars().names), key=loss_rank, default="")
-    if loss and len(losses := reader.scalars(loss, newest - RECENT_STEPS)[loss].mean):
+    if loss and len(losses := reader.scalars(loss, max(0, newest - RECENT_STEPS))[loss].mean):
         figures.append(f"{loss} {losses[-1]:.4g}")
     worst = reader.latest(stat="nonfinite", sort="nonfinite", limit=MAX_TAPS).taps
     if ill := [tap.module for tap in worst if tap.values[0] > 0]:
