@@ -198,7 +198,7 @@ class Watcher:
         return self._delivery.books
 
     def client(self) -> Client:
-        """For asking the server about this run and others."""
+        """Return a client for queries about this run and others."""
         return self._client()
 
     def reader(self) -> Reader:
