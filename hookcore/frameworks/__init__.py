@@ -1,4 +1,4 @@
 """Callbacks for other frameworks: `hookcore.frameworks.lightning`, `.transformers`, `.accelerate`, `.ignite`.
 
-Each file imports its framework, so that nobody imports one by importing hookcore. There is no training loop here.
+Each file imports its framework, so importing hookcore imports none of them. There is no training loop here.
 """

@@ -16,7 +16,7 @@ from hookcore.watcher import Watcher
 class HookcoreTracker(Watching, GeneralTracker):  # type: ignore[misc]
     """Watches the model from `init_trackers` to `end_training`. Takes the settings of `hookcore.watch`.
 
-    What `accelerator.log` is given arrives as scalars. A `with` around the loop ends the run also when it raises.
+    Values passed to `accelerator.log` become scalars. A `with` around the loop also ends the run if the loop raises.
     """
 
     name = "hookcore"

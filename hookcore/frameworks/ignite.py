@@ -15,7 +15,7 @@ from hookcore.frameworks.watching import Watching
 class HookcoreHandler(Watching):
     """Watches the model while an engine runs. Takes the settings of `hookcore.watch`.
 
-    The engine's metrics, and its output where that is a number or a dictionary of numbers, arrive as scalars.
+    The engine's metrics, and its output if that is a number or a dictionary of numbers, become scalars.
     """
 
     def __init__(self, model: nn.Module, **settings: Unpack[WatchSettings]) -> None:
@@ -36,6 +36,6 @@ class HookcoreHandler(Watching):
 
     def _end_raised(self, engine: Engine, error: BaseException) -> None:
         self.close(error)
-        # An engine raises only what nobody handles; what it would have raised without us it raises with us.
+        # An engine raises only unhandled exceptions. It must raise the same ones as without this handler.
         if len(engine._event_handlers[Events.EXCEPTION_RAISED]) == 1:
             raise error

@@ -18,13 +18,14 @@ else:
 class HookcoreCallback(Watching, Callback):  # type: ignore[misc]
     """Watches the module from the start of `fit` to its end. Takes the settings of `hookcore.watch`.
 
-    What the module logs arrives as scalars: in training at the step in which it was logged, the rest when it is known.
+    Values that the module logs become scalars: in training at the step in which they were logged, others when they are
+    known.
     """
 
     def __init__(self, **settings: Unpack[WatchSettings]) -> None:
         super().__init__(**settings)
-        self._told: dict[str, object] = {}  # the metrics as they were told last
-        self._later: set[str] = set()  # those that validation and the ends of epochs bring
+        self._told: dict[str, object] = {}  # the last seen metrics
+        self._later: set[str] = set()  # those of validation and of the ends of epochs
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start a run."""
@@ -63,5 +64,5 @@ class HookcoreCallback(Watching, Callback):  # type: ignore[misc]
         self.close(exception)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Ends the run."""
+        """End the run."""
         self.close()

@@ -18,8 +18,8 @@ _UNFINISHED: Final = (
 class HookcoreCallback(Watching, TrainerCallback):  # type: ignore[misc]
     """Watches the model from the start of `train` to its end. Takes the settings of `hookcore.watch`.
 
-    What the Trainer logs arrives as scalars. The Trainer tells no callback that a training raised. Train inside
-    `with HookcoreCallback() as callback:` to end the run at once and record the exception.
+    Values that the Trainer logs become scalars. The Trainer notifies no callback when a training raises. Train inside
+    `with HookcoreCallback() as callback:` to end the run immediately and record the exception.
     """
 
     def on_train_begin(

@@ -17,11 +17,11 @@ from hookcore.watcher import Watcher, watch
 class Watching:
     """Has the settings of `hookcore.watch`, and the watcher of the current or last training.
 
-    As a context manager it ends the run on the way out, whatever happened inside.
+    As a context manager, it ends the run on exit, in any case.
     """
 
     def __init__(self, **settings: Unpack[WatchSettings]) -> None:
-        Settings.of(**settings)  # a wrong one is told here, not hours later
+        Settings.of(**settings)  # an invalid one raises here, not hours later
         super().__init__()
         self.settings = settings
         self.watcher: Watcher | None = None
@@ -49,7 +49,7 @@ class Watching:
                 self.watcher._log_behind(numbers)  # type: ignore[arg-type]
 
     def close(self, error: BaseException | None = None) -> None:
-        """End the run; the watcher stays readable. `error` is what ended the training. A second call does nothing."""
+        """End the run; the watcher stays readable. `error` ended the training. A second call does nothing."""
         if self.watcher is not None:
             if error is None:
                 self.watcher.close()
@@ -65,7 +65,7 @@ class Watching:
         self.close(error)
 
     def __del__(self) -> None:
-        # Who raised out of a training and threw the trainer away has no other way left to end the run.
+        # If a training raised and its trainer was discarded, this is the only way left to end the run.
         with contextlib.suppress(Exception):
             self.close()
 

@@ -1,4 +1,4 @@
-"""One watcher's recorder: builds the parts, connects them, and offers what the watcher needs."""
+"""The recorder of one watcher: creates the parts, connects them, and offers what the watcher needs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from hookcore.recorder.steps import Steps
 from hookcore.records import Command, Coverage, Tap
 
 COVERAGE_WAIT_S: Final = 1.0
-IDLE_S: Final = 1.0  # after this time without a step, the recorder's thread carries commands out as far as it may
+IDLE_S: Final = 1.0  # after this time without a step, the recorder's thread carries out commands if it can
 LOCK_WAIT_S: Final = 1.0
 
 
@@ -46,7 +46,7 @@ class Recorder:
 
     def __init__(self, settings: Settings, sink: Sink, clock: Callable[[], float] = time.perf_counter) -> None:
         self._now = clock
-        self._lock = threading.RLock()  # threads that train at once end their steps one after the other
+        self._lock = threading.RLock()  # threads that train at the same time end their steps one after another
         plans, current, scale = PlanTable(), CurrentStep(), LossScale()
         self.errors = ErrorLog(current)
         capacity = max(256, min(1 << 16, settings.memory // 4 // layout.ROW_USE))
@@ -129,7 +129,7 @@ class Recorder:
 
     @property
     def step(self) -> int:
-        """The number of the step that runs, which is how many have ended."""
+        """The number of the running step, which is the number of ended steps."""
         return self.steps.clock.step
 
     @guarded
@@ -141,14 +141,14 @@ class Recorder:
         self.steps.saw_pending_call()
 
     def _scale_of(self, kind: str) -> float | None:
-        """Return the loss scale that is in a gradient of this kind, if one is known."""
+        """Return the loss scale of gradients of this kind, if known."""
         return self.steps.clock.known_scale() if kind in self._scale.kinds else None
 
     # Values
 
     @guarded
     def log(self, scalars: dict[str, Any], ended: bool = False) -> None:
-        """Record numbers for the step that runs, or with `ended` for the last one unless the next one has begun.
+        """Record numbers for the running step, or with `ended` for the last one unless the next one has begun.
 
         A tensor on a device is read later, on the recorder's thread.
         """
@@ -163,17 +163,17 @@ class Recorder:
 
     @property
     def capturing(self) -> bool:
-        """Whether the step that runs is captured."""
+        """Whether the running step is captured."""
         return self.dispatcher.current.captured
 
     def observe(self, plan: Plan, tensor: Tensor) -> None:
-        """Capture a tensor that the user named."""
+        """Capture a tensor that the user names."""
         self.dispatcher.saw_output(plan, tensor)
 
     # Commands
 
     def obey(self, command: Command) -> None:
-        """Queue a command, from any thread; it is carried out at the end of the step that runs."""
+        """Queue a command, from any thread. It is carried out at the end of the running step."""
         if self.closed:
             return
         try:

@@ -1,10 +1,10 @@
-"""Words and colors that stand for one thing everywhere: kinds of taps, hookcore's own scalars, the loss, and NaN."""
+"""Words and colors with one meaning everywhere: kinds of taps, hookcore's own scalars, the loss, and NaN."""
 
 from __future__ import annotations
 
 from typing import Final
 
-OWN: Final = "hookcore/"  # starts the names of the scalars that hookcore adds
+OWN: Final = "hookcore/"  # prefix of the scalars that hookcore adds
 TIME: Final = "hookcore/time_s"  # the clock at the end of the step
 ELAPSED: Final = "hookcore/elapsed_s"  # from the end of the previous step to the end of this one
 MICRO_BATCHES: Final = "hookcore/micro_batches"
@@ -38,7 +38,7 @@ EMPTY_COLOR: Final = "#c6ccd3"
 
 
 def rgb_of(color: str) -> tuple[int, int, int]:
-    """Return red, green and blue of a color such as "#c4009a"."""
+    """Return red, green, and blue of a color such as "#c4009a"."""
     red, green, blue = bytes.fromhex(color[1:])
     return red, green, blue
 
@@ -49,7 +49,7 @@ def is_loss(name: str) -> bool:
 
 
 def loss_rank(name: str) -> int:
-    """Return a key that sorts scalars by how surely they are the loss of the training."""
+    """Return a key that sorts scalars by how likely they are the training loss."""
     if not is_loss(name):
         return 3
     return 0 if name == "loss" else 1 if name.rpartition("/")[2].casefold() in ("loss", "train_loss") else 2

@@ -1,7 +1,7 @@
-"""`hookcore.trace`: the tensors of a few layers, for the length of a `with` block, without a server.
+"""`hookcore.trace`: the tensors of a few layers during a `with` block, without a server.
 
 `nested` rebuilds any input or output, `copies` copies the tensors in it, `calls` holds the calls of a layer, `modules`
-has the hooks of one module, and `tracer` chooses the modules.
+has the hooks of one module, and `tracer` selects the modules.
 """
 
 from hookcore.tracing.calls import Layer, LayerCall, TraceKind

@@ -1,4 +1,4 @@
-"""What a trace holds: layers, and for each call of a layer what it was given and returned."""
+"""The contents of a trace: layers, and the inputs and outputs of each of their calls."""
 
 from __future__ import annotations
 
@@ -17,50 +17,50 @@ _MISSING: Final = object()
 
 
 class Period:
-    """Whether a trace still records. Its layers and calls say so in their errors."""
+    """Whether a trace still records, for the errors of its layers and calls."""
 
     __slots__ = ("compiled", "is_over")
 
     def __init__(self) -> None:
         self.is_over = False
-        self.compiled: list[str] = []  # the user's compiled functions, known when the trace is over
+        self.compiled: list[str] = []  # the user's compiled functions, known after the trace
 
 
 class LayerCall:
-    """One call of a layer. Every tensor is a detached copy, made at the moment that it was passed or returned.
+    """One call of a layer. Every tensor is a detached copy, made when it was passed or returned.
 
-    Tuples, lists, dicts and dataclasses come back as they were, with copies inside.
+    Tuples, lists, dicts, and dataclasses are returned as they were, with copies inside.
     """
 
     __slots__ = ("_kinds", "_name", "_period", "inputs_seen", "number", "output_seen", "problem")
 
     def __init__(self, number: int, layer: str, kinds: frozenset[TraceKind], period: Period) -> None:
         self.number = number
-        self.problem = ""  # what went wrong inside hookcore
+        self.problem = ""  # an error inside hookcore
         self._name = f"call {number} of {layer}"
         self._kinds = kinds
         self._period = period
-        self.inputs_seen: Any = _MISSING  # what the layer was given and returned, with slots in place of tensors
+        self.inputs_seen: Any = _MISSING  # the inputs and outputs of the layer, with slots in place of tensors
         self.output_seen: Any = _MISSING
 
     @property
     def output(self) -> Any:
-        """What the call returned."""
+        """The output of the call."""
         return self._value("output", self.output_seen)
 
     @property
     def output_grad(self) -> Any:
-        """The gradient of each tensor in the output; None for one that has none. Newest backward pass wins."""
+        """The gradient of each tensor in the output, or None. The newest backward pass wins."""
         return self._gradient("output_grad", self.output_seen)
 
     @property
     def input(self) -> Any:
-        """The first argument of the call; `inputs` has them all."""
+        """The first argument of the call; `inputs` has all of them."""
         return self._value("input", self._first())
 
     @property
     def input_grad(self) -> Any:
-        """The gradient of the first argument. If others use that tensor too, their gradients are in it."""
+        """The gradient of the first argument. If the tensor has other uses, it includes their gradients."""
         return self._gradient("input_grad", self._first())
 
     @property
@@ -71,7 +71,7 @@ class LayerCall:
 
     @property
     def input_grads(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The gradients of all arguments, in the shape of `inputs`; None for what has none."""
+        """The gradients of all arguments, in the shape of `inputs`; None for arguments without one."""
         found: tuple[tuple[Any, ...], dict[str, Any]] = self._gradient("input_grad", self.inputs_seen)
         return found
 
@@ -132,18 +132,18 @@ class Layer:
         self._kinds = kinds
         self._period = period
         self._calls: list[LayerCall] = []
-        self._lock = threading.Lock()  # threads may share a layer
+        self._lock = threading.Lock()  # threads can share a layer
         self.unseen = ""  # why this layer can't be traced
         self.was_repeated = False  # whether it ran inside a backward pass
 
     @property
     def calls(self) -> tuple[LayerCall, ...]:
-        """Every call in order. A call that a checkpoint repeats in the backward pass counts once."""
+        """All calls, in order. A call that a checkpoint repeats in the backward pass counts once."""
         return tuple(self._calls)
 
     @property
     def output(self) -> Any:
-        """What the last call returned."""
+        """The output of the last call."""
         return self._last.output
 
     @property
@@ -162,7 +162,6 @@ class Layer:
         return self._last.input_grad
 
     def begin_call(self) -> LayerCall:
-        """Add a call."""
         with self._lock:
             call = LayerCall(len(self._calls), self._shown, self._kinds, self._period)
             self._calls.append(call)

@@ -1,4 +1,4 @@
-"""Copies of tensors and of their gradients, taken in a hook without disturbing the training."""
+"""Copies of tensors and of their gradients, taken in a hook without affecting the training."""
 
 from __future__ import annotations
 
@@ -24,35 +24,36 @@ _AS_IT_IS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class NotCopied:
-    """Stands where a value can't be copied, such as a cache object or a tensor without data."""
+    """Replaces a value that can't be copied, such as a cache object or a tensor without data."""
 
     reason: str
 
 
 class Slot:
-    """One tensor of a call: its copy, and a copy of its gradient once a backward pass has brought it."""
+    """One tensor of a call: its copy, and after a backward pass a copy of its gradient."""
 
     __slots__ = ("gradient", "missing", "value")
 
     def __init__(self, value: Tensor | NotCopied) -> None:
         self.value = value
         self.gradient: Tensor | None = None
-        self.missing = ""  # why no gradient can come
+        self.missing = ""  # why there can't be a gradient
 
 
 class GradientHook:
-    """Copies a gradient into its slot. It holds no tensor of the user's, so no graph lives longer because of it."""
+    """Copies a gradient into its slot. It holds no tensor of the user, so it extends no graph's life."""
 
     __slots__ = ("leaf_handle", "slot")
     __torch_unserializable__ = True  # copies of the tensor leave it out, without a warning
 
     def __init__(self, slot: Slot | None = None) -> None:
-        self.slot = slot  # None while it is not known which call a checkpoint repeats
+        self.slot = slot  # None while it is unknown which call a checkpoint repeats
         self.leaf_handle: HookHandle | None = None
 
     def __call__(self, grad: Any) -> None:
         if self.leaf_handle is not None:
-            self.leaf_handle.remove()  # a leaf outlives its graph: the gradients of later calls are not this one's
+            # A leaf outlives its graph: the gradients of later calls don't belong to this one.
+            self.leaf_handle.remove()
         slot = self.slot
         if grad is None or slot is None:
             return
@@ -64,9 +65,9 @@ class GradientHook:
 
 
 def record(value: Any, copies: bool, on_tensor: Callable[[Tensor, Slot], None]) -> Any:
-    """Return what a layer was given or returned, with a slot in place of each tensor.
+    """Return a layer's inputs or output, with a slot in place of each tensor.
 
-    Numbers and texts stay; other objects are replaced by NotCopied, because they may hold tensors or change later.
+    Numbers and texts stay. Other objects are replaced by NotCopied, because they may hold tensors or change later.
     """
 
     def leaf(item: Any) -> Any:
@@ -80,21 +81,21 @@ def record(value: Any, copies: bool, on_tensor: Callable[[Tensor, Slot], None]) 
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    """The tensors in a nested value, in the order in which `record` meets them."""
+    """Return the tensors in a nested value, in the order of `record`."""
     found: list[Tensor] = []
     rebuild(value, lambda leaf: found.append(leaf) if issubclass(type(leaf), Tensor) else None)
     return found
 
 
 def slots_in(seen: Any) -> list[Slot]:
-    """The slots in a recorded value, in the same order."""
+    """Return the slots in a recorded value, in the same order."""
     found: list[Slot] = []
     rebuild(seen, lambda leaf: found.append(leaf) if type(leaf) is Slot else None)
     return found
 
 
 def copy_of(tensor: Tensor) -> Tensor | NotCopied:
-    """Return a detached copy of a tensor of any make, outside of the user's modes, or the reason why there is none."""
+    """Return a detached copy of any kind of tensor, made outside of the user's modes, or why there is none."""
     try:
         with DisableTorchFunction():
             if is_wrapped(tensor):

@@ -1,7 +1,7 @@
-"""One module of a trace: its hooks, and the calls that are running.
+"""One module of a trace: its hooks, and the running calls.
 
-The hooks are on the module, not on the process: they see keyword arguments before the module runs and what the user's
-own hooks return, and other models, other threads and compiled code elsewhere are left alone.
+The hooks are on the module, not on the process. They see keyword arguments before the module runs and the results of
+the user's own hooks, and don't affect other models, other threads, or compiled code elsewhere.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from hookcore.tracing.copies import GradientHook, Slot, record, slots_in, tensor
 
 _is_compiling = torch.compiler.is_compiling
 _jit_traces = torch._C._get_tracing_state
-_backward_pass = torch._C._current_graph_task_id  # -1 outside of one
+_backward_pass = torch._C._current_graph_task_id  # -1 outside of a pass
 
 
 class _Running(threading.local):
-    """The calls that run in this thread, the innermost last; None for one that a checkpoint repeats."""
+    """The running calls of this thread, innermost last; None for one that a checkpoint repeats."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[LayerCall | None, list[GradientHook]]] = []
 
 
 class TracedModule:
-    """Records the calls of a module in its layer. `hook_gradient` puts a hook on a tensor for as long as the trace."""
+    """Records the calls of a module in its layer. `hook_gradient` hooks a tensor for the duration of the trace."""
 
     def __init__(
         self,
@@ -50,10 +50,10 @@ class TracedModule:
         self._kinds = kinds
         self._hook_gradient = hook_gradient
         self._running = _Running()
-        self._pending: Pending = []  # calls whose gradients come when a checkpoint repeats them
+        self._pending: Pending = []  # calls whose gradients arrive when a checkpoint repeats them
 
     def attach(self) -> Iterator[hooks.HookHandle]:
-        """Put the hooks on; the caller takes them off."""
+        """Register the hooks. The caller removes them."""
         try:
             yield hooks.on_forward_pre(self.module, BeforeHook(self), with_kwargs=True)
             yield hooks.on_forward(self.module, AfterHook(self), always_call=True)
@@ -61,7 +61,7 @@ class TracedModule:
             self.layer.unseen = f"torch allows no hook on a {type(self.module).__name__}"
 
     def enter(self, args: Any, kwargs: Any) -> None:
-        """A call begins."""
+        """Handle the start of a call."""
         if _backward_pass() != -1:
             self._running.calls.append((None, self._hook_repeated_inputs((args, kwargs))))
             return
@@ -72,9 +72,9 @@ class TracedModule:
                 call.inputs_seen = self._record("input", (args, kwargs))
 
     def leave(self, output: Any) -> None:
-        """A call has returned; or raised, and then the output is None."""
+        """Handle the end of a call. If it raised, the output is None."""
         if not self._running.calls:
-            return  # the trace began in the middle of this call
+            return  # the trace started in the middle of this call
         call, repeated = self._running.calls.pop()
         if output is None and sys.exc_info()[0] is not None:
             return
@@ -96,7 +96,7 @@ class TracedModule:
         return record(value, kind in self._kinds, on_tensor)
 
     def _hook(self, tensor: Tensor, hook: GradientHook) -> str:
-        """Return why the tensor takes no hook, or an empty text."""
+        """Return why the tensor accepts no hook, or an empty string."""
         try:
             self._hook_gradient(tensor, hook)
         except Exception as error:
@@ -104,7 +104,7 @@ class TracedModule:
         return ""
 
     def _hook_repeated_inputs(self, inputs: Any) -> list[GradientHook]:
-        """Hook the inputs of a repeated call, before the module can change them. Whose they are is known at its end."""
+        """Hook the inputs of a repeated call before the module can change them. Its end shows the original call."""
         if not self._pending or "input_grad" not in self._kinds:
             return []
         tensors = tensors_in(inputs)
@@ -115,9 +115,9 @@ class TracedModule:
         return found
 
     def _leave_repeated(self, output: Any, input_hooks: list[GradientHook]) -> None:
-        """Connect the gradients of a repeated call with the call that it repeats: they flow through its tensors only.
+        """Connect the gradients of a repeated call with the original call, because they flow only through its tensors.
 
-        That holds for a reentrant checkpoint. The other kind repeats a call for what it saved, and leaves none pending.
+        This is so for a reentrant checkpoint. The other kind repeats a call for what it saved, and leaves none pending.
         """
         self.layer.was_repeated = True
         tensors = tensors_in(output)
@@ -135,7 +135,7 @@ class TracedModule:
 
 @contextlib.contextmanager
 def _problems_in(call: LayerCall) -> Iterator[None]:
-    """Nothing escapes from a hook: the call says what went wrong."""
+    """Let no exception out of a hook: the call reports it."""
     try:
         yield
     except Exception as error:
@@ -143,7 +143,7 @@ def _problems_in(call: LayerCall) -> Iterator[None]:
 
 
 def _why_no_gradient(tensor: Tensor) -> str:
-    """Why no gradient can come to this tensor, or an empty text."""
+    """Return why there can't be a gradient of this tensor, or an empty string."""
     if tensor.requires_grad and torch.is_grad_enabled():
         return ""
     if is_wrapped(tensor):
@@ -198,7 +198,7 @@ class AfterHook:
 
 
 def inert_hook() -> tuple[Any, ...]:
-    """What a copy or a checkpoint of the model gets instead: it does nothing, and needs no hookcore to be read."""
+    """Return the replacement in copies and checkpoints of the model, which does nothing and loads without hookcore."""
     return getattr, (contextlib.nullcontext(), "__exit__")
 
 

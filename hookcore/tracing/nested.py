@@ -1,4 +1,4 @@
-"""Rebuilding a nested value with other leaves, without running a line of the user's code."""
+"""Rebuilds nested values with other leaves, without running any of the user's code."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Leaf = Callable[[Any], Any]
 def rebuild(value: Any, leaf: Leaf) -> Any:
     """Return a copy of a nested value in which each leaf is `leaf(old)`.
 
-    Tuples, lists, dicts and dataclasses keep their classes, keys and attributes; everything else is a leaf. A value
-    that occurs twice is rebuilt once. Containers are read and made by their builtin storage: constructors, properties
-    and overridden methods don't run.
+    Tuples, lists, dicts, and dataclasses keep their classes, keys, and attributes; everything else is a leaf. A value
+    that occurs twice is rebuilt once. Containers are read and created by their builtin storage: constructors,
+    properties, and overridden methods don't run.
     """
     return _Rebuilding(leaf).rebuild(value, 0)
 
@@ -27,7 +27,7 @@ def rebuild(value: Any, leaf: Leaf) -> Any:
 class _Rebuilding:
     def __init__(self, leaf: Leaf) -> None:
         self._leaf = leaf
-        self._done: dict[int, Any] = {}  # by the identity of the old value, which lives as long as this does
+        self._done: dict[int, Any] = {}  # by the identity of the old value, which lives as long as this object
         self._open: set[int] = set()  # a container that contains itself is a leaf the second time
 
     def rebuild(self, value: Any, depth: int) -> Any:
@@ -59,7 +59,7 @@ def _builder_of(kind: type) -> Callable[[Any, Leaf], Any] | None:
 def _rebuild_tuple(value: Any, again: Leaf) -> Any:
     kind = type(value)
     items = [again(item) for item in tuple.__iter__(value)]
-    if hasattr(kind, "n_sequence_fields"):  # one of torch's, such as the result of torch.max: made in C
+    if hasattr(kind, "n_sequence_fields"):  # one of torch's, such as the result of torch.max, which is created in C
         return kind(items)
     return tuple.__new__(kind, items)
 
@@ -89,7 +89,7 @@ def _rebuild_dataclass(value: Any, again: Leaf) -> Any:
 
 
 def _with_attributes(new: Any, value: Any, again: Leaf) -> Any:
-    """Give a rebuilt list or dict the attributes of the old one: a ModelOutput has its items as attributes, too."""
+    """Give a rebuilt list or dict the attributes of the old one: a ModelOutput also has its items as attributes."""
     try:
         attributes = object.__getattribute__(value, "__dict__")
     except AttributeError:

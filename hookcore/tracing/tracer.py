@@ -1,4 +1,4 @@
-"""`hookcore.trace`: the chosen layers of a model, traced for the length of a `with` block."""
+"""`hookcore.trace`: selected layers of a model, traced during a `with` block."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ def trace(
     *,
     kinds: TraceKind | Iterable[TraceKind] = TRACE_KINDS,
 ) -> Iterator[Trace]:
-    """Copy the inputs, outputs and gradients of some layers inside a `with`. Starts no process and writes no file.
+    """Copy the inputs, outputs, and gradients of some layers in a `with` block. Starts no process, writes no file.
 
         with hookcore.trace(model, "layer4") as seen:
             loss = criterion(model(x), y)
             loss.backward()
         seen["layer4"].output, seen["layer4"].output_grad
 
-    include, exclude: which layers, with the patterns of `hookcore.watch`; by default all of them. kinds: what to copy.
-    Each copy stays in memory, on its tensor's device, until you drop the trace. What the model computes is the same
-    to the bit. When the block ends, no hook is left.
+    include, exclude: the layers, as patterns of `hookcore.watch`; by default all of them. kinds: what to copy. Each
+    copy stays in memory, on its tensor's device, until you drop the trace. The model computes the same results, bit
+    for bit. After the block, no hook remains.
     """
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"trace() was given a {type(model).__name__}; it takes a torch.nn.Module")

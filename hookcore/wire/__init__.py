@@ -127,7 +127,7 @@ class Description(msgspec.Struct, frozen=True):
 
 
 class Books(msgspec.Struct, frozen=True):
-    """The sender's accounts: produced = acknowledged + dropped (by reason) + waiting + in flight."""
+    """The sender's counters: produced = acknowledged + dropped (by reason) + waiting + in flight."""
 
     produced: int = 0
     acknowledged: int = 0

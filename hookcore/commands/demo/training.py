@@ -30,7 +30,7 @@ class Demo:
     trouble: str = ""  # one of TROUBLES, or empty
     at: int = 100  # the step at which the problem begins
     steps: int = 0  # 0: run until stopped
-    most_per_s: float = 25.0  # limit that leaves time to watch; 0: no limit
+    most_per_s: float = 25.0  # maximum speed, which leaves time to watch; 0: no limit
     device: str = "cpu"
 
 

@@ -8,7 +8,7 @@ def _start() -> None:
     here = os.path.dirname(os.path.abspath(__file__))
     before = os.environ.pop("HOOKCORE_RUN_PYTHONPATH", None)
     if before is not None:
-        # Processes that this one starts are not run by us.
+        # Child processes of the script don't run under hookcore.
         os.environ.pop("PYTHONPATH", None)
         if before:
             os.environ["PYTHONPATH"] = before[1:]
@@ -18,7 +18,7 @@ def _start() -> None:
         from hookcore.commands.run.wait import watch_when_torch_comes
 
         watch_when_torch_comes()
-    # The one that this file stands before. Where there is none, the error that says so is what Python expects.
+    # The one that this file hides. If there is none, Python expects the resulting error.
     import sitecustomize  # type: ignore[import-not-found]  # noqa: F401
 
 
