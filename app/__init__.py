@@ -1,1 +1,1 @@
-"""The server: thin routes and pages over a store. It knows no torch, and hookcore never imports it."""
+"""The server: thin routes and pages over a store. It imports no torch, and hookcore never imports it."""

@@ -1,7 +1,7 @@
-"""What an answer may be written as, and which of these a client gets: JSON, Arrow, CSV, npy, and the rest.
+"""The formats of answers, and their negotiation: JSON, Arrow, CSV, npy, and the rest.
 
-JSON knows no NaN and no infinity: they are the strings "NaN", "Infinity" and "-Infinity". CSV writes nan, inf and -inf;
-Arrow and npy hold them as they are.
+JSON has no NaN and no infinities: they are the strings "NaN", "Infinity", and "-Infinity". CSV has nan, inf, and -inf.
+Arrow and npy have the real values.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ MEDIA_TYPES: Final = {
 }
 ARRAYS: Final = ("json", "arrow", "csv", "npy")
 TENSORS: Final = ("json", "npy", "safetensors", "csv", "png")
-_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r", "\n")  # what a cell that a spreadsheet runs begins with
+# First characters of a cell that a spreadsheet runs as a formula.
+_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r", "\n")
 _MAX_RANGES: Final = 50  # of one Accept header
 
 
 def choose(accept: str | None, offered: Sequence[str]) -> str:
-    """The offered format that a client likes best, the first of those it likes as much; 406 where it likes none."""
+    """Return the offered format that a client prefers (the first of equals); raise 406 if it accepts none."""
     ranges = _ranges_of(accept or "*/*")
     qualities = [_quality(MEDIA_TYPES[name], ranges) for name in offered]
     best = max(qualities)
@@ -45,7 +46,7 @@ def choose(accept: str | None, offered: Sequence[str]) -> str:
 
 
 def refuse(given: str, offered: Sequence[str]) -> HTTPException:
-    """Says what an address has to offer."""
+    """Return an error that lists the available formats."""
     there_is = ", ".join(f"{MEDIA_TYPES[name]} (format={name})" for name in offered)
     return HTTPException(406, f"{given[:200]!r} is not to be had here: ask for one of {there_is}")
 
@@ -63,7 +64,7 @@ def _ranges_of(accept: str) -> list[tuple[str, float]]:
 
 
 def _quality(media_type: str, ranges: Sequence[tuple[str, float]]) -> float:
-    """That of the narrowest range which holds the type."""
+    """Return the quality of the narrowest range that contains the type."""
     for wanted in (media_type, media_type.partition("/")[0] + "/*", "*/*"):
         found = [quality for name, quality in ranges if name == wanted]
         if found:
@@ -72,14 +73,14 @@ def _quality(media_type: str, ranges: Sequence[tuple[str, float]]) -> float:
 
 
 def word_of(value: float) -> float | str:
-    """A number as JSON can say it."""
+    """Return a number as JSON can represent it."""
     if value - value == 0:
         return value
     return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
 
 
 def json_of(content: Any) -> bytes:
-    """Return answers, dicts and lists as JSON. Arrays and `Number` may hold NaN; write a bare float with `word_of`."""
+    """Encode answers, dicts, and lists as JSON. Arrays and `Number` may contain NaN; use `word_of` for floats."""
     return _ENCODER.encode(content)
 
 
@@ -119,7 +120,7 @@ def _array_bytes(values: NDArray[Any]) -> bytes:
     data = orjson.dumps(native, option=orjson.OPT_SERIALIZE_NUMPY)
     if native.dtype.kind != "f":
         return data
-    # orjson writes null for what JSON cannot say. To search its text is ten times as fast as to look at each number.
+    # orjson writes null for non-finite values. Searching its text is ten times as fast as checking each number.
     bad = native[~np.isfinite(native)]
     if not len(bad):
         return data
@@ -132,7 +133,7 @@ def _array_bytes(values: NDArray[Any]) -> bytes:
 
 
 def plain(value: Any, depth: int = 20) -> Any:
-    """What a trainer sent, as JSON can say it: nothing in it can break an answer."""
+    """Return a trainer's value in a form that JSON can represent, so that no value can break an answer."""
     if isinstance(value, float):
         return word_of(value)
     if value is None or isinstance(value, str | bool):
@@ -148,17 +149,17 @@ def plain(value: Any, depth: int = 20) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Columns of one length: arrays of numbers, or lists of texts. `matrix` is what npy holds, if not the columns."""
+    """Columns of one length: arrays of numbers, or lists of texts. npy has the `matrix`, if there is one."""
 
     columns: Mapping[str, NDArray[Any] | list[str]]
     matrix: NDArray[Any] | None = None
 
     def encode(self, name: str) -> bytes:
-        """The table in a format of ARRAYS other than JSON."""
+        """Encode the table in one of ARRAYS except JSON."""
         return {"arrow": self.as_arrow, "csv": self.as_csv, "npy": self.as_npy}[name]()
 
     def as_arrow(self) -> bytes:
-        """An Arrow stream."""
+        """Encode the table as an Arrow stream."""
         sink = io.BytesIO()
         table = self._arrow()
         with pa.ipc.new_stream(sink, table.schema) as writer:
@@ -166,7 +167,7 @@ class Table:
         return sink.getvalue()
 
     def as_csv(self) -> bytes:
-        """CSV with a line of names, and no cell that a spreadsheet would run as a formula."""
+        """Encode CSV with a header, and without cells that a spreadsheet would run as formulas."""
         sink = io.BytesIO()
         columns = {
             inert(name): [inert(text) for text in values] if isinstance(values, list) else values
@@ -176,7 +177,7 @@ class Table:
         return sink.getvalue()
 
     def as_npy(self) -> bytes:
-        """A NumPy file: the matrix, or a structured array of the columns of numbers. Texts have no bounded width."""
+        """Encode a NumPy file: the matrix, or a structured array of the columns of numbers (texts have no bounded width)."""
         return npy_of(self._structured() if self.matrix is None else self.matrix)
 
     def _arrow(self) -> pa.Table:
@@ -197,12 +198,12 @@ class Table:
 
 
 def inert(text: str) -> str:
-    """Return the text, led by a quote mark if a spreadsheet would take it for a formula."""
+    """Return the text, with a leading quote mark if a spreadsheet would take it for a formula."""
     return f"'{text}" if text.startswith(_FORMULA) else text
 
 
 def csv_of(matrix: NDArray[Any]) -> bytes:
-    """Return a matrix of real numbers as CSV, its columns named by their place."""
+    """Return a matrix of real numbers as CSV, with columns named by their index."""
     numbers = matrix.astype(np.float32) if matrix.dtype == np.float16 else matrix
     native = np.ascontiguousarray(numbers, numbers.dtype.newbyteorder("=")).ravel()
     texts = pa.array(native).cast(pa.string()).to_pylist()
@@ -213,7 +214,7 @@ def csv_of(matrix: NDArray[Any]) -> bytes:
 
 
 def npy_of(values: NDArray[Any]) -> bytes:
-    """An array as a NumPy file, without objects."""
+    """Encode an array as a NumPy file, without objects."""
     sink = io.BytesIO()
     np.save(sink, np.ascontiguousarray(values) if values.ndim else values, allow_pickle=False)
     return sink.getvalue()

@@ -1,4 +1,4 @@
-"""The application: what is mounted where, behind which guard, and how errors are told."""
+"""The application: its routes and mounts, its guard, and its error answers."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from .settings import ServerSettings
 
 
 class App(FastAPI):
-    """FastAPI with the guard around all of it, so that no answer, not even a crash's, goes out without its headers."""
+    """FastAPI with the guard around everything, so that no answer lacks its headers, not even that of a crash."""
 
     def build_middleware_stack(self) -> ASGIApp:
-        """The guard, and within it what FastAPI has."""
+        """Put the guard around FastAPI's own middleware."""
         state = self.state
         return Guard(super().build_middleware_stack(), state.settings, state.access, state.usage)
 
     def openapi(self) -> dict[str, Any]:
-        """Return FastAPI's description, with the schemas of the answers."""
+        """Return FastAPI's schema, with the schemas of the answers."""
         if self.openapi_schema is None:
             kinds = [each for each in vars(answers).values() if isinstance(each, type) and issubclass(each, Answer)]
             super().openapi()["components"]["schemas"].update(answers.components(kinds))
@@ -46,13 +46,13 @@ class App(FastAPI):
 
 
 def create_app(runs: Runs, settings: ServerSettings) -> FastAPI:
-    """An application over `runs`.
+    """Create an application over `runs`.
 
-    Without a token in the settings everyone who reaches it may do everything; `hookcore serve` always makes one.
+    Without a token in the settings, everyone who can reach it can do everything. `hookcore serve` always creates one.
     """
     app = App(
         title="hookcore",
-        redirect_slashes=False,  # an address that is not there is 404, not a way to another one
+        redirect_slashes=False,  # an unknown address is a 404, not a redirect
         docs_url=None,
         redoc_url=None,
         openapi_url="/api/v1/openapi.json",
@@ -73,7 +73,7 @@ def create_app(runs: Runs, settings: ServerSettings) -> FastAPI:
 
 
 def _problem(request: Request, sentence: str, status: int, headers: Any = None) -> Response:
-    sentence = text_of(sentence)  # it may hold a path
+    sentence = text_of(sentence)  # it may contain a path
     if wants_page(request):
         return error_page(request, sentence, status, headers)
     return JSONResponse({"error": sentence}, status, headers)
@@ -99,4 +99,4 @@ async def _explain_crash(request: Request, _error: Exception) -> Response:
 
 
 async def _answer_nobody(_request: Request, _error: Exception) -> Response:
-    return Response(status_code=400)  # who asked has gone, or took too long; that is no fault to log
+    return Response(status_code=400)  # the client has left or took too long, which is no error to log

@@ -19,7 +19,7 @@ from hookcore.store import Store
 from hookcore.store.checks import matcher
 from hookcore.store.rows import Rows
 
-MAX_COMPARED: Final = 5000  # taps of one question
+MAX_COMPARED: Final = 5000  # maximum taps of one query
 _AT_ONCE: Final = 64  # taps read together
 
 
@@ -70,13 +70,13 @@ def _taps(store: Store, kind: str | None) -> Iterator[tuple[int, Tap]]:
 
 
 def renamer(rule: str) -> Callable[[str], str]:
-    """What "expression -> replacement" makes of a module's path; groups are \\1, \\2, and so on."""
+    """Return the mapping of module paths that "expression -> replacement" describes; groups are \\1, \\2, ..."""
     if not rule.strip():
         return lambda module: module
     pattern, arrow, replacement = (part.strip() for part in rule.partition("->"))
     if not arrow or not pattern:
         raise ArgumentError(f"rename={rule[:80]!r} is no rule: write an expression, ->, and what takes its place")
-    expression(pattern)  # refuses what is wrong or too large
+    expression(pattern)  # raises if it is invalid or too large
     compiled = re2.compile(pattern)
     for sign in re.findall(r"\\(.?)", replacement):
         if sign != "\\" and not (sign.isascii() and sign.isdigit() and 1 <= int(sign) <= compiled.groups):
@@ -87,7 +87,7 @@ def renamer(rule: str) -> Callable[[str], str]:
     def rename(module: str) -> str:
         try:
             return str(compiled.sub(replacement, module))
-        except UnicodeEncodeError:  # half a surrogate pair: no expression can mean it
+        except UnicodeEncodeError:  # half a surrogate pair, which no expression can match
             return module
 
     return rename
@@ -97,15 +97,15 @@ def renamer(rule: str) -> Callable[[str], str]:
 class Apart:
     """The difference of one thing in both runs, over their shared steps."""
 
-    points: int  # spans of steps that were compared; 0: nothing is known of a difference
+    points: int  # compared spans of steps; 0: nothing is known about a difference
     steps: int  # the steps in these spans
-    parts_at: int | None  # the first step in which the two differ, or the beginning of the merged steps that hold it
-    parts_by: int | None  # the end of these; the same step unless they are merged
-    largest: float  # magnitude of the differences; NaN if one was not a number and the other was
+    parts_at: int | None  # the first step in which the two differ, or the beginning of the merged steps that contain it
+    parts_by: int | None  # the end of these; the same step unless merged
+    largest: float  # magnitude of the differences; NaN if only one value was not a number
     share: float  # the largest difference as a share of the larger magnitude; infinite if only one was finite
     at_step: int | None  # the step of that share
-    nonfinite: int  # points at which both are NaN or infinite: equal, and still nothing to be content with
-    nonfinite_at: int | None  # the first of them, told in the same way
+    nonfinite: int  # points at which both are NaN or infinite: equal, but no sign of health
+    nonfinite_at: int | None  # the first of them, in the same form
     nonfinite_by: int | None
 
     @property
@@ -126,7 +126,7 @@ class Layer(Apart):
     numbers: tuple[int, int]
     first_step: NDArray[np.int64]
     last_step: NDArray[np.int64]
-    difference: NDArray[np.float64]  # the second one less the first
+    difference: NDArray[np.float64]  # the second one minus the first
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,18 +137,18 @@ class Compared:
     last_step: NDArray[np.int64]
     difference: NDArray[np.float64]
     share: NDArray[np.float64]  # of the larger magnitude; infinite if only one is a number
-    steps: NDArray[np.int64]  # how many steps both saw in a span; 0 if they did not see the same number of them
-    nonfinite: NDArray[np.bool_]  # whether both hold NaN or infinities
+    steps: NDArray[np.int64]  # the steps that both captured in a span; 0 if their numbers differ
+    nonfinite: NDArray[np.bool_]  # whether both have NaN or infinities
 
     @classmethod
     def of(cls, one: Rows, two: Rows) -> Compared:
-        """NaN equals NaN, and an infinity equals itself. Spans are compared if both saw equally many of their steps."""
+        """Compare lanes. NaN equals NaN, and an infinity equals itself. Spans need equal step counts in both runs."""
         _, in_one, in_two = np.intersect1d(one.first, two.first, return_indices=True)
         same = one.last[in_one] == two.last[in_two]
         in_one, in_two = in_one[same], in_two[same]
         bad = one.nonfinite[in_one], two.nonfinite[in_two]
         share = np.where(bad[0] != bad[1], np.inf, 0.0)
-        for name in ("mean", "low", "high"):  # the extremes tell merged steps apart that agree in their mean
+        for name in ("mean", "low", "high"):  # the extremes distinguish merged steps with equal means
             share = np.maximum(share, _distance(getattr(one, name)[in_one], getattr(two, name)[in_two]))
         values = one.mean[in_one], two.mean[in_two]
         with np.errstate(invalid="ignore", over="ignore"):
@@ -248,8 +248,8 @@ def chunks(
 class Differences:
     """The largest share in each cell [row, column]. A row is a group of neighbors, a column a span of steps."""
 
-    starts: NDArray[np.int64]  # the place of the first pair of each row
-    groups: NDArray[np.int64]  # how many pairs are in it
+    starts: NDArray[np.int64]  # the position of the first pair of each row
+    groups: NDArray[np.int64]  # the number of pairs in it
     first_step: NDArray[np.int64]
     last_step: NDArray[np.int64]
     share: NDArray[np.float64]  # NaN if nothing was compared, infinite if only one was finite

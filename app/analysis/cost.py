@@ -14,7 +14,7 @@ EFFECTIVE: Final = "hookcore/effective_cost"
 PER_CAPTURE: Final = "hookcore/cost"
 STRIDE: Final = "hookcore/every"
 LEFT_OUT: Final = "hookcore/skipped_steps"
-_NEWEST_STEPS: Final = 500  # in which a scalar is looked up before the whole run is read
+_NEWEST_STEPS: Final = 500  # in which a scalar is searched for before the whole run is read
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ UNREPORTED = "not reported by the trainer yet"
 
 
 def coverage_of(store: Store) -> list[Coverage]:
-    """Return the coverage of every known module in the model's order, also of those the trainer hasn't reported."""
+    """Return the coverage of every known module in the model's order, even if the trainer hasn't reported it."""
     known = {each.path: each for each in store.coverage()}
     modules = store.modules()
     if len(known) >= len(modules):

@@ -84,7 +84,7 @@ def _read_name(term: str) -> Test:
 
 
 def _plain(term: str) -> str:
-    """Brackets stand for themselves here."""
+    """Escape brackets, which are literal here."""
     return term.replace("[", "[[]")
 
 

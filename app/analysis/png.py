@@ -12,12 +12,12 @@ from hookcore.records.vocabulary import NAN_COLOR, rgb_of
 
 
 def png_of(matrix: NDArray[Any]) -> bytes:
-    """A pixel for each value, the first row at the top."""
+    """Encode one pixel per value as PNG, with the first row at the top."""
     return image_of(colors_of(matrix))
 
 
 def colors_of(matrix: NDArray[Any]) -> NDArray[np.uint8]:
-    """Red, green and blue of each value. An infinity has the color of the largest magnitude of its sign."""
+    """Return red, green, and blue of each value. An infinity has the color of the largest magnitude of its sign."""
     values = np.abs(matrix) if matrix.dtype.kind == "c" else matrix
     values = np.asarray(values, np.float64)
     finite = values[np.isfinite(values)]
@@ -29,14 +29,14 @@ def colors_of(matrix: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 def _gray(values: NDArray[np.float64], low: float, high: float) -> NDArray[np.uint8]:
-    """Black is the least value, white the largest."""
+    """Map the smallest value to black and the largest to white."""
     share = (np.clip(values, low, high) - low) / (high - low) if high > low else np.where(values > high, 1.0, 0.0)
     level = _level(share)
     return np.stack([level, level, level], axis=-1)
 
 
 def _diverging(values: NDArray[np.float64]) -> NDArray[np.uint8]:
-    """White is zero; red is the largest magnitude above it, blue below it."""
+    """Map zero to white, and the largest magnitude to red above zero and to blue below it."""
     magnitudes = np.abs(values)
     most = float(magnitudes[np.isfinite(magnitudes)].max(initial=0.0)) or 1.0
     share = np.clip(values, -most, most) / most

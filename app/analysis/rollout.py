@@ -1,10 +1,11 @@
-"""Attention rollout: through which positions each one of the last layer sees the first. Arithmetic only, in float64.
+"""Attention rollout: how much each position before the first layer influences each position of the last. In float64.
 
-A layer mixes what comes to it half by its attention and half by the way around it (Abnar and Zuidema 2020):
-`0.5 * A + 0.5 * I`, rows made to sum to 1. The product of all layers, the last one on the left, is the rollout.
-Weighted with the gradient a head's map is `relu(A * dA)`, so that only what speaks for the outcome is left. Its rows
-are made to sum to 1 before it is mixed, since gradients have no scale of their own; a row that is left with nothing
-goes straight through.
+A layer's output is half its attention and half its input, by the skip connection (Abnar and Zuidema 2020): `0.5 * A +
+0.5 * I`, with rows normalized to sum to 1. The product of all layers, the last one on the left, is the rollout.
+
+With gradients, a head's map is `relu(A * dA)`, so that only attention that supports the outcome remains. Its rows are
+normalized to sum to 1 before the mix, because the scale of gradients is arbitrary. A row without any weight left
+becomes the identity.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from hookcore.errors import ArgumentError
 Fuse = Literal["mean", "max", "min"]
 Floats = NDArray[np.float64]
 
-ROW_ERROR: Final = 0.02  # a row of half floats may be so far from 1
-DROPPED_ERROR: Final = 0.1  # with dropout only the mean of all rows is near 1
+ROW_ERROR: Final = 0.02  # the sum of a row of half floats may differ this much from 1
+DROPPED_ERROR: Final = 0.1  # with dropout, only the mean of all rows is near 1
 _FUSES: Final[dict[Fuse, Callable[..., Floats]]] = {"mean": np.mean, "max": np.max, "min": np.min}
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """The attention of one layer, [sample, head, to, from], and the gradient of it."""
+    """The attention of one layer, [sample, head, to, from], and its gradient."""
 
     name: str
     weights: Floats
@@ -36,7 +37,7 @@ class Layer:
 
 
 def maps_of(values: NDArray[Any]) -> Floats:
-    """A tensor as [sample, head, to, from]; without a dimension for heads there is one head."""
+    """Return a tensor as [sample, head, to, from]. Without a dimension for heads, there is one head."""
     if values.ndim not in (3, 4):
         raise ArgumentError(f"attention of shape {values.shape} is not understood: [sample, (head,) to, from] is")
     maps = values if values.ndim == 4 else values[:, None]
@@ -44,7 +45,7 @@ def maps_of(values: NDArray[Any]) -> Floats:
 
 
 def is_attention(values: NDArray[Any]) -> bool:
-    """Whether a tensor looks like the attention of positions to each other: square, not negative, rows that sum to 1.
+    """Return whether a tensor looks like attention between positions: square, not negative, with rows that sum to 1.
 
     Attention after dropout has rows around 1, and zeros.
     """
@@ -54,7 +55,7 @@ def is_attention(values: NDArray[Any]) -> bool:
         return False
     numbers = values.astype(np.float64)
     rows = numbers.sum(axis=-1)
-    rows = rows[np.isfinite(rows)]  # a row that was masked wholly is NaN
+    rows = rows[np.isfinite(rows)]  # a fully masked row is NaN
     if not len(rows) or bool((numbers < 0).any()):
         return False
     if bool((np.abs(rows - 1) <= ROW_ERROR).all()):
@@ -65,10 +66,10 @@ def is_attention(values: NDArray[Any]) -> bool:
 def rollout(
     layers: Sequence[Layer], *, sample: int = 0, fuse: Fuse = "mean", discard: float = 0.0, gradient: bool = False
 ) -> Floats:
-    """What each position (row) of the last layer sees of each position (column) before the first; rows sum to 1.
+    """Return the influence of each position before the first layer (column) on each of the last (row). Rows sum to 1.
 
-    `discard` takes from each row of a layer's map this share of its weights, the smallest; never those of the first
-    position, where class tokens are, nor the largest. Maps of several sizes are refused.
+    `discard` removes this share of the weights of each row of a layer's map, the smallest ones, but never those of the
+    first position, where class tokens are, and never the largest. Maps of different sizes are refused.
     """
     if not layers:
         raise ArgumentError("a rollout of no layers was asked for: give the attention of at least one")
@@ -82,7 +83,7 @@ def rollout(
 
 
 def fused(layer: Layer, sample: int, fuse: Fuse, gradient: bool) -> Floats:
-    """One map of a layer's heads; what is not finite counts as no attention."""
+    """Return one map of a layer's heads. Non-finite values count as no attention."""
     weights = np.nan_to_num(layer.weights[sample], nan=0.0, posinf=0.0, neginf=0.0)
     if not gradient:
         heads: Floats = _FUSES[fuse](weights, axis=0)
@@ -101,7 +102,7 @@ def fused(layer: Layer, sample: int, fuse: Fuse, gradient: bool) -> Floats:
 
 
 def mixed(attention: Floats, discard: float) -> Floats:
-    """Half the attention without its smallest weights, half the way around; rows sum to 1."""
+    """Return half the attention without its smallest weights plus half the identity. Rows sum to 1."""
     kept = np.array(attention)
     size = kept.shape[-1]
     many = int(discard * size)

@@ -28,7 +28,7 @@ def tiles_of(values: NDArray[Any]) -> NDArray[Any]:
 
 
 def factors_of(shape: tuple[int, ...], rows: int, columns: int) -> tuple[int, int]:
-    """Return how many rows and columns of a tile share a cell, so that it has at most `rows` and `columns`."""
+    """Return the number of rows and columns of a tile per cell, so that it has at most `rows` and `columns` cells."""
     return max(1, -(-shape[-2] // rows)), max(1, -(-shape[-1] // columns))
 
 
@@ -47,7 +47,7 @@ def _reduced(ufunc: Any, tiles: NDArray[Any], down: NDArray[Any], across: NDArra
 
 
 def _worst(tiles: NDArray[Any], down: NDArray[Any], across: NDArray[Any]) -> NDArray[Any]:
-    # minimum and maximum both give NaN where there is one.
+    # Minimum and maximum both return NaN if there is one.
     low, high = (_reduced(each, tiles, down, across) for each in (np.minimum, np.maximum))
     return np.where(-low > high, low, high)
 

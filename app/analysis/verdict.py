@@ -1,4 +1,4 @@
-"""The verdict on two runs: where they first differ, how much was compared, and what could not be. Pure."""
+"""The verdict on two runs: where they first differ, how much was compared, and what couldn't be. Pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Logged(Apart):
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """How many steps were compared, and how many could not be."""
+    """The number of compared steps, and of those that couldn't be compared."""
 
     compared: int  # captured by both runs
     captured: tuple[int, int]

@@ -1,6 +1,6 @@
-"""Charts as Plotly figures: the store's answers in, dicts as Plotly reads them out. Pure: no web, no HTML.
+"""Charts as Plotly figures: takes the store's answers, returns dicts for Plotly. Pure: no web, no HTML.
 
-What was not finite is a mark of its own in every chart, never a gap.
+Every chart has marks for non-finite values, never gaps.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Two runs brought to the same rows and columns."""
+"""Maps of two runs with the same rows and columns."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _rows(found: Heatmap, taps: list[Tap]) -> Heatmap:
 
 
 def _at_same_steps(one: Heatmap, two: Heatmap) -> tuple[Heatmap, Heatmap]:
-    """Return the columns that mean the same steps in both."""
+    """Return the columns that cover the same steps in both."""
     _, in_one, in_two = np.intersect1d(one.first_step, two.first_step, return_indices=True)
     same = one.last_step[in_one] == two.last_step[in_two]
     first, second = (

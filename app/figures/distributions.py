@@ -1,4 +1,4 @@
-"""How the values of a tensor are distributed, over steps."""
+"""The distribution of a tensor's values, over steps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MAX_TICKS: Final = 9
 
 
 def histograms(found: Histograms, style: Style, title: str) -> dict[str, Any]:
-    """Steps over the values' bins (as wide as their sketch makes them); the color is how many, as a logarithm."""
+    """Plot steps over bins of values (as wide as in their sketch). The color is the logarithm of the count."""
     counts = found.counts.T.astype(np.float64)
     with np.errstate(divide="ignore"):
         logs = np.log10(counts)
@@ -63,7 +63,7 @@ def _value_marks(style: Style, found: Histograms, bad: Any) -> list[Trace]:
 def fan(quantiles: Sequence[Series], counted: Series, style: Style, title: str) -> dict[str, Any]:
     """Plot quantiles over steps: bands between matching pairs, and the middle one as a line.
 
-    `counted` is a stat of the same tap, which knows its non-finite steps.
+    `counted` is a stat of the same tap that includes its non-finite steps.
     """
     color = style.lines[0]
     red, green, blue = (int(color[place : place + 2], 16) for place in (1, 3, 5))

@@ -15,7 +15,7 @@ from .style import Scale, Style, Trace, axis, escaped, figure_of, is_log, marks,
 
 Floats = NDArray[np.float64]
 NOISE: Final = 1e-5  # of a value: float32 rounds at 6e-8, and sums of many at more
-_RAW: Final = 0.35  # opacity of what is behind a smoothed line
+_RAW: Final = 0.35  # opacity of the line behind a smoothed one
 
 
 def series(
@@ -49,7 +49,7 @@ def series(
 
 
 def _range_of(known: Sequence[Floats], log: bool) -> dict[str, Any]:
-    """Return a range around values that are constant but for rounding, so that noise does not fill the chart."""
+    """Return a range around values that are constant except for rounding, so that noise doesn't fill the chart."""
     values = np.concatenate(known) if known else np.empty(0)
     values = values[np.isfinite(values)]
     value = float(values.mean()) if len(values) else 0.0
@@ -84,7 +84,7 @@ def _line(name: str, one: Series, color: str, half_life: float) -> list[Trace]:
 def smoothed(steps: NDArray[np.int64], values: Floats, half_life: float) -> Floats:
     """Return the exponential mean whose weights halve every `half_life` steps, without a bias at the start.
 
-    What is not finite has no weight and stays what it is.
+    Non-finite values have no weight and stay unchanged.
     """
     total, weight, before = 0.0, 0.0, 0
     found = np.full(len(values), np.nan)

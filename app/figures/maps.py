@@ -31,9 +31,9 @@ def heatmap(found: Heatmap, style: Style, title: str, scale: Scale = "auto") -> 
 
 
 def difference(one: Heatmap, two: Heatmap, style: Style, title: str) -> dict[str, Any]:
-    """How many times as large the second run's values are as the first one's, at the same steps.
+    """Plot how many times as large the second run's values are as the first one's, at the same steps.
 
-    Both maps are of the same taps and columns. Where only one of the two is finite is a mark of its own.
+    Both maps have the same taps and columns. If only one of the two is finite, the cell has a separate mark.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.log10(np.abs(two.worst)) - np.log10(np.abs(one.worst))
@@ -122,7 +122,7 @@ def _labels(rows: Sequence[Row]) -> list[str]:
 
 
 def _trace(z: Floats, x: Any, y: Any, colors: Any) -> Trace:
-    z = z.astype(np.float32)  # colors: half the bytes
+    z = z.astype(np.float32)  # only colors: half the bytes
     return {"type": "heatmap", "z": z, "x": x, "y": y, "colorscale": colors, "zsmooth": False, "hoverongaps": False}
 
 
@@ -135,7 +135,7 @@ def _cells(values: Floats, x: Any, y: Any, log: bool, name: str, colors: Any = _
         logs = np.log10(values)
     known = logs[np.isfinite(logs)]
     low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 0.0)
-    logs[np.isneginf(logs)] = low  # a zero is as dark as the smallest, and says so
+    logs[np.isneginf(logs)] = low  # a zero is as dark as the smallest value, and labeled
     places, texts = log_ticks(low, high)
     return {
         **_trace(logs, x, y, colors),
@@ -150,7 +150,7 @@ def _nonfinite_cells(style: Style, x: Any, y: Any, nan: NDArray[np.bool_], infin
 
 
 def _flat_cells(x: Any, y: Any, told: Sequence[tuple[str, NDArray[np.bool_], str]]) -> list[Trace]:
-    """A map of its own for each (name, cells, color), with an entry in the legend; none where there is no cell."""
+    """Return a separate map for each (name, cells, color) with any cell, with an entry in the legend."""
     traces = []
     for name, chosen, color in told:
         if chosen.any():

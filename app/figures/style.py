@@ -19,7 +19,7 @@ Trace = dict[str, Any]
 NEVER_NEGATIVE: Final = frozenset(
     {"count", "nan", "inf", "zero", "std", "rms", "norm", "parts", "sketched", "ratio", "zero_fraction", "nonfinite"}
 )
-_LINEAR: Final = frozenset({"zero_fraction"})  # shares: their logarithm says nothing
+_LINEAR: Final = frozenset({"zero_fraction"})  # shares, whose logarithm is meaningless
 BAR: Final = MappingProxyType({"thickness": 14, "outlinewidth": 0})  # of colors
 _MAX_TICKS: Final = 9
 

@@ -1,4 +1,4 @@
-"""What all pages are: classes whose fields are the query of their address."""
+"""The base of all pages: classes whose fields are the query of their address."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ RowNumber = Annotated[int, Query(ge=0, le=10**9, description="the first row of t
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """One page. Its template gets what `values` returns, and what the method `part_x` of each of its parts returns.
+    """One page. Its template gets the result of `values`, and the result of the method `part_x` of each of its parts.
 
-    The page's script requests parts alone to keep them live.
+    The page's script requests parts separately to keep them live.
     """
 
     name: ClassVar[str]  # of its template, and of its place in the navigation
@@ -43,11 +43,11 @@ class Page:
         return runs
 
     def values(self) -> dict[str, Any]:
-        """Return what the template shows besides its parts."""
+        """Return the template's values other than its parts."""
         return {}
 
     def respond(self) -> Response:
-        """Render the page, or only the parts that are requested."""
+        """Render the page, or only the requested parts."""
         values: dict[str, Any] = {"parts": self.part or self.parts, "asked": self, **self.values()}
         for each in self.part or self.parts:
             values |= getattr(self, f"part_{each}")()

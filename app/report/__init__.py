@@ -1,4 +1,4 @@
-"""A run as one HTML file that needs no server and no network: to keep, to send, to print. It knows no web."""
+"""A run as one HTML file to keep, send, or print. It needs no server and no network, and imports no web framework."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ MAPS: Final[tuple[tuple[Kind, str, str], ...]] = (
 MAP_ROWS, MAP_COLUMNS = 250, 300
 MAX_BARS: Final = 400
 _PROFILE: Final[tuple[Kind, ...]] = ("output", "output_grad")
-WORST: Final = 6  # layers with charts of their own
+WORST: Final = 6  # layers with their own charts
 POINTS: Final = 600
 NOTHING: Final = Markup()
 
@@ -40,10 +40,10 @@ class Chart:
     name: str
     title: str
     figure: bytes
-    text: str  # what it shows, in words
+    text: str  # a description in words
     line: Markup = NOTHING
     picture: str = ""
-    bad: bool = False  # whether the picture shows what is not finite
+    bad: bool = False  # whether the picture shows non-finite values
     tall: bool = False
 
 
@@ -72,7 +72,7 @@ def _all(reader: Reader, findings: tuple[Finding, ...]) -> Iterator[Chart]:
 
 
 def _chart(name: str, title: str, figure: dict[str, Any], text: str, **more: Any) -> Chart:
-    figure["layout"].pop("title", None)  # the page has it, as a heading
+    figure["layout"].pop("title", None)  # the page has it as a heading
     figure["layout"]["margin"] = {"l": 64, "r": 16, "t": 30, "b": 44}
     return Chart(name, title, json_of(figure), text, **more)
 

@@ -26,7 +26,7 @@ from ..runs import Run
 from .charts import MAX_CHART_BYTES, charts_of
 from .pictures import line_of
 
-MAX_BYTES: Final = MAX_CHART_BYTES + 4_000_000  # with Plotly (1.5 MB) and what is told in tables
+MAX_BYTES: Final = MAX_CHART_BYTES + 4_000_000  # with Plotly (1.5 MB) and the tables
 MAX_ROWS: Final = 200  # of a table
 _FOLDER: Final = Path(__file__).parents[1] / "templates" / "report"
 _MAX_TEXT: Final = 500  # characters of a cell

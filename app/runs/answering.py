@@ -23,7 +23,7 @@ def taps_of(found: TapList) -> tuple[answers.Tap, ...]:
 
 
 def run_of(run: Run) -> answers.Run:
-    """Return what a run is and how far; its key stays here."""
+    """Return the description and progress of a run, without its key."""
     info, steps = run.info, run.store.steps()
     return answers.Run(
         id=run.id,

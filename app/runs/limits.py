@@ -38,7 +38,7 @@ DEEPEST_SETTINGS: Final = 6
 PATTERNS: Final = frozenset({"include", "exclude", "kinds", "phases"})
 LISTS: Final = frozenset({"kinds", "phases"})
 NUMBERS: Final = frozenset({"every", "budget"})
-WHOLE: Final = 2**53  # numbers that JSON can say
+WHOLE: Final = 2**53  # the integers that JSON can represent
 _ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 

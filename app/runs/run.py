@@ -1,4 +1,4 @@
-"""One training process: its store, its accounts, and the commands that wait for its trainer."""
+"""One training process: its store, its counters, and the commands that wait for its trainer."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from ..findings import Finding, FindingsCache
 from .changes import Changes
 
 State = Literal["live", "ended", "crashed", "interrupted", "lost"]
-STATES: Final[tuple[State, ...]] = ("live", "crashed", "lost", "interrupted", "ended")  # the most urgent first
+STATES: Final[tuple[State, ...]] = ("live", "crashed", "lost", "interrupted", "ended")  # most urgent first
 MAX_COMMANDS: Final = 256  # that wait for one trainer
 SILENCE_S: Final = 5.0  # a trainer gives a sign of life every second
 UNSENT_EVERY_S: Final = 10.0  # between two events about frames that were not sent
@@ -44,14 +44,14 @@ class AwayError(HookcoreError):
 
 
 class OnDisk(Protocol):
-    """What is on disk of a run while it is written."""
+    """The part of a run that is on disk while it is being written."""
 
     @property
     def durable(self) -> int:
-        """The highest number on the wire of what is on disk."""
+        """The highest number on the wire that is on disk."""
 
     def miss(self, count: int) -> None:
-        """Count what a server before this one had acknowledged, and lost when it was killed."""
+        """Count what an earlier server had acknowledged, and lost when it was killed."""
 
 
 @dataclass(slots=True)
@@ -67,10 +67,10 @@ class Run:
     name: str = ""
     notes: str = ""
     kept: bool = False  # read from disk: no trainer is connected to it
-    folder: Path | None = None  # where it is on disk
-    loaded: bool = True  # False: it is on disk, and its store knows the range of steps only
-    summary: dict[str, Any] = field(default_factory=dict)  # what the list shows of a run that is not loaded
-    key_hash: str = ""  # of the trainer that may continue it
+    folder: Path | None = None  # its folder on disk
+    loaded: bool = True  # False: it is on disk, and its store has only the range of steps
+    summary: dict[str, Any] = field(default_factory=dict)  # data for the list, if the run isn't loaded
+    key_hash: str = ""  # of the trainer that can continue it
     seen_at: float = 0.0
     looked_at: float = float("-inf")
     failure: Failure | None = None
@@ -78,20 +78,20 @@ class Run:
     acknowledged: int = -1
     described: int = -1
     books: Books = field(default_factory=Books)
-    local: Callable[[Command], None] | None = None  # a trainer in this very process
-    on_record: Callable[[Frame | Snapshot | EndItem, int], None] | None = None  # who writes the run to disk
-    on_disk: OnDisk | None = None  # what is on disk of it while it is written
-    on_edit: Callable[[], None] | None = None  # who writes name, notes and acknowledgements to disk
-    writer: Any = None  # who wrote it to disk until it ended or was lost
-    seen_events: int = 0  # those that were on disk when it was read
-    stored: int | None = None  # frames and snapshots that were on disk when its trainer came back
+    local: Callable[[Command], None] | None = None  # a trainer in this process
+    on_record: Callable[[Frame | Snapshot | EndItem, int], None] | None = None  # writes the run to disk
+    on_disk: OnDisk | None = None  # the part on disk while it is being written
+    on_edit: Callable[[], None] | None = None  # writes name, notes, and acknowledgements to disk
+    writer: Any = None  # wrote it to disk until it ended or was lost
+    seen_events: int = 0  # the events that were on disk when it was read
+    stored: int | None = None  # frames and snapshots that were on disk when its trainer returned
     commands: deque[Command] = field(default_factory=lambda: deque(maxlen=MAX_COMMANDS))
     lock: threading.Lock = field(default_factory=threading.Lock)
     findings: FindingsCache = field(init=False)
-    acknowledgements: dict[str, int] = field(default_factory=dict)  # by key, with the step up to which it holds
-    _newest_command: int = -1  # the highest number of a command, of this server's or one before it
-    _met: bool = False  # a batch has come
-    _unsent: int = 0  # that the trainer dropped and no event has told of
+    acknowledgements: dict[str, int] = field(default_factory=dict)  # by key, with the step up to which it is valid
+    _newest_command: int = -1  # the highest number of a command, of this server or an earlier one
+    _met: bool = False  # a batch has arrived
+    _unsent: int = 0  # dropped by the trainer, and not in an event yet
     _unsent_due: float = 0.0
 
     def __post_init__(self) -> None:
@@ -104,7 +104,7 @@ class Run:
 
     @property
     def reader(self) -> StoreReader:
-        """Answers questions about its values."""
+        """A reader of its values."""
         return StoreReader(self.store, self.id, self.acknowledgements)
 
     @property
@@ -179,7 +179,7 @@ class Run:
         return finding.since_step <= self.acknowledgements.get(finding.key, -1)
 
     def take(self, batch: Batch) -> Answer:
-        """File a batch. Repeated items are ignored; inconsistent data raises WireError."""
+        """Store a batch. Repeated items are ignored; inconsistent data raises WireError."""
         with self.lock:
             if self.kept:
                 raise AwayError(f"the run {self.id} has just left memory: send again")
@@ -234,14 +234,14 @@ class Run:
         """Add an event: the server was restarted and continues the run from disk."""
         if missing > 0:
             if self.on_disk is not None:
-                self.on_disk.miss(missing)  # or the next restart would tell of them again
+                self.on_disk.miss(missing)  # or the next restart would report them again
             told = f"The server was restarted. {missing:,} frames and snapshots were not on disk yet and are lost."
             say(self, "reconnected", told, "warning", missing)
         else:
             say(self, "reconnected", "the server was restarted; nothing is missing")
 
     def _take_all(self, batch: Batch, new_taps: tuple[Tap, ...]) -> None:
-        # All is read before anything is kept: a damaged batch leaves no trace.
+        # Everything is read before anything is stored: a damaged batch leaves no trace.
         fresh = [item for item in batch.items if item.number > self.acknowledged]
         records = [_record_of(item) for item in fresh]
         if new_taps:
@@ -256,7 +256,7 @@ class Run:
                 self.acknowledged = item.number
 
     def take_record(self, record: Frame | Snapshot | EndItem) -> None:
-        """File a record of a trainer in this process."""
+        """Store a record of a trainer in this process."""
         with self.lock:
             self.seen_at = self.clock()
             self._keep(record)

@@ -1,7 +1,7 @@
 """The runs that a server shows.
 
-Memory is given by use. When it is scarce, runs that are whole on disk leave it first, then idle runs become coarser.
-Only then is a run removed, and that is announced.
+Memory is assigned by use. When it is scarce, runs that are completely on disk are unloaded first, then idle runs become
+coarser. Only then is a run removed, and that is reported.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from .run import Run
 Why = Literal["deleted", "memory", "disk"]
 MIN_RUN_BYTES: Final = 2**20
 MAX_SHARE: Final = 4  # one run gets at most a quarter of the memory
-FULL: Final = 0.9  # of the memory: from here on room is made
-IDLE_S: Final = 300.0  # a run that was looked at since stays in memory
+FULL: Final = 0.9  # of the memory: from here on, room is made
+IDLE_S: Final = 300.0  # a run viewed since then stays in memory
 BALANCE_EVERY_S: Final = 1.0
 MAX_GONE: Final = 200  # removed runs that are remembered
 
@@ -72,12 +72,12 @@ class Runs:
         self.disk: Disk | None = None
         self._clock = clock
         self._lock = threading.Lock()
-        self._loading = threading.Lock()  # one run at a time is read from disk
+        self._loading = threading.Lock()  # one run at a time is loaded from disk
         self._runs: dict[str, Run] = {}
         self._gone: dict[str, Gone] = {}
         self._removed = 0
         self._balanced_at = float("-inf")
-        # Far above the places by which snapshots without a command are numbered.
+        # Far above the positions that number snapshots without a command.
         self._numbers = itertools.count(int(time.time() * 1000))
 
     def now(self) -> float:
@@ -290,7 +290,7 @@ class Runs:
     def _leave(self, run: Run) -> bool:
         """Unload a run if all of it is on disk."""
         if self.disk is None or run.local is not None or not run.lock.acquire(blocking=False):
-            return False  # a batch is being filed: the trainer is back
+            return False  # a batch is being stored: the trainer is back
         try:
             if not self.disk.is_whole(run):
                 return False
@@ -305,7 +305,7 @@ class Runs:
         if self._clock() - run.looked_at < IDLE_S:
             return False
         if run.state == "lost" and self.disk is not None:
-            self.disk.release(run)  # it is whole soon
+            self.disk.release(run)  # it will be complete soon
         return self._leave(run)
 
     def _evict(self, run: Run) -> bool:

@@ -1,4 +1,4 @@
-"""Saved runs: listed by what their folder says, and loaded on demand."""
+"""Saved runs: listed with the data in their folder, and loaded on demand."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def make_known(runs: Runs, path: Path, archive: Archive | None = None) -> Run:
 
 
 def apply_folder(run: Run, path: Path, archive: Archive) -> None:
-    """Set what a run's folder says of it: its names, notes, acknowledgements, summary, and end."""
+    """Apply what a run's folder contains: its names, notes, acknowledgements, summary, and end."""
     said = read_json(path / PAGE_FILE)
     run.folder, run.key_hash = path, archive.key_hash
     run.name, run.notes = _text(said.get("name")) or run.name, _text(said.get("notes"))
@@ -94,7 +94,7 @@ def apply_folder(run: Run, path: Path, archive: Archive) -> None:
 
 
 def fill_store(archive: Archive, store: Store) -> None:
-    """Put the values of a saved run into a store, with events about what is missing."""
+    """Load the values of a saved run into a store, with events about missing data."""
     load_into(store, archive)
     for sentence in archive.damages:
         _warn(store, "damaged", f"a part of this saved run could not be read: {sentence}")

@@ -41,9 +41,9 @@ def _is_utf8(pieces: list[bytes]) -> bool:
 
 
 class HttpProtocol(WriteDeadline, HttpToolsProtocol):
-    """A connection on which a request must arrive in time, and that gives way where there are too many.
+    """A connection on which a request must arrive in time, and that is closed if there are too many.
 
-    uvicorn waits for a request for as long as its peer likes, and starts its keep-alive time again with every byte.
+    uvicorn waits for a request as long as its peer likes, and restarts its keep-alive time with every byte.
     """
 
     settings: ServerSettings = ServerSettings()
@@ -55,7 +55,7 @@ class HttpProtocol(WriteDeadline, HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Accept a connection, or reject it if there are too many."""
-        self.app_state = {**self.app_state, PEER: {}}  # what is found out about the peer, for all its requests
+        self.app_state = {**self.app_state, PEER: {}}  # facts about the peer, for all its requests
         self.since = self.loop.time()
         is_full = len(self.connections) >= self.settings.max_connections and not self._evict()
         super().connection_made(transport)
@@ -80,7 +80,7 @@ class HttpProtocol(WriteDeadline, HttpToolsProtocol):
         if self._in_head and self._nbytes > MAX_HEAD_BYTES:
             self._answer(431, f"the headers are longer than {MAX_HEAD_BYTES} bytes: send less")
         elif self._nbytes > 2 * self.settings.max_body + 2**20:
-            self.transport.abort()  # what the application did not count: padding, trailers
+            self.transport.abort()  # data that the application did not count: padding, trailers
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -100,7 +100,7 @@ class HttpProtocol(WriteDeadline, HttpToolsProtocol):
         self.since = self.loop.time()
         super().on_response_complete()
         if self._is_arriving and self._receive_timer is None and not self.transport.is_closing():
-            self._start_receiving()  # the rest of what was answered early, or a request that came right behind it
+            self._start_receiving()  # the rest of a request that was answered early, or a following request
 
     @property
     def _is_busy(self) -> bool:
@@ -125,7 +125,7 @@ class HttpProtocol(WriteDeadline, HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if self._is_busy:
-            self.transport.abort()  # the application waits for the body, and is told that nobody is there
+            self.transport.abort()  # the application waits for the body, and learns that the client is gone
         else:
             self._answer(408, f"no whole request has come within {self.settings.receive_s:g} s: connect again")
 

@@ -196,7 +196,7 @@ def run(
     fill: Callable[[Runs], None] | None = None,
     told: Callable[[str], None] | None = None,
 ) -> None:
-    """Serve until a signal arrives or the server isn't used any more. `fill` adds runs before it starts."""
+    """Serve until a signal arrives or the server is no longer used. `fill` adds runs before it starts."""
     given, trouble = _with_folder(given, environment)
     handed = inherited(environment)
     listening = handed or listen(given.host, given.port)

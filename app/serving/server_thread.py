@@ -79,7 +79,7 @@ class Embedded:
 
 
 class LocalSink:
-    """Puts frames straight into the store of this process's server."""
+    """Adds frames directly to the store of this process's server."""
 
     def __init__(self, runs: Runs, info: RunInfo, memory: int) -> None:
         self._lock = threading.Lock()
