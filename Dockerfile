@@ -12,7 +12,7 @@ FROM ${PYTHON_IMAGE} AS build
 RUN apt-get update && apt-get install --yes --no-install-recommends binutils && rm -rf /var/lib/apt/lists/*
 WORKDIR /source
 COPY constraints.txt pyproject.toml docker/requirements.py ./
-# What a server needs is what hookcore needs, without what only a trainer does: one list, in pyproject.toml.
+# A server needs hookcore's dependencies except those of trainers. The only list is in pyproject.toml.
 RUN python3 -m venv /opt/hookcore \
     && python3 requirements.py torch > /opt/requirements.txt \
     && /opt/hookcore/bin/pip install --no-cache-dir --no-compile -c constraints.txt -r /opt/requirements.txt
@@ -31,7 +31,7 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 WORKDIR /source
 COPY constraints.txt ./
-# The default index has the build with CUDA; it takes several gigabytes.
+# The default index has the CUDA build, which takes several gigabytes.
 RUN python3 -m venv /opt/hookcore \
     && /opt/hookcore/bin/pip install --no-cache-dir -c constraints.txt torch==2.13.0
 COPY pyproject.toml setup.py README.md LICENSE ./
@@ -44,7 +44,7 @@ ENV PATH=/opt/hookcore/bin:$PATH \
 WORKDIR /work
 USER 10001:10001
 STOPSIGNAL SIGINT
-# Your script comes behind it: docker run ... hookcore-training train.py
+# Add your script: docker run ... hookcore-training train.py
 ENTRYPOINT ["hookcore", "run"]
 CMD ["--help"]
 
@@ -54,7 +54,7 @@ LABEL org.opencontainers.image.title="hookcore" \
       org.opencontainers.image.licenses="Apache-2.0"
 COPY --from=build /opt/hookcore /opt/hookcore
 COPY docker/healthy.py /opt/hookcore/healthy.py
-# The one place that may be written to: kept runs. It belongs to the user that serves.
+# The only writable place, for saved runs. It belongs to the server's user.
 RUN install --directory --owner=10001 --group=10001 /data
 ENV PATH=/opt/hookcore/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
@@ -68,7 +68,7 @@ EXPOSE 8642
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=5s --start-period=15s \
     CMD ["/opt/hookcore/bin/python", "/opt/hookcore/healthy.py"]
-# Within its own network the container listens on every address, and so it asks for a token; which of the host's
-# addresses lead there is for `-p` to say.
+# Within its own network, the container listens on every address, so it requires a token. `-p` selects the addresses of
+# the host that lead to it.
 ENTRYPOINT ["hookcore"]
 CMD ["serve"]

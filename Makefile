@@ -1,4 +1,4 @@
-# One way to check for a person and for CI: `make test` does all of its own set-up.
+# The same checks for people and CI: `make test` sets up everything itself.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -13,20 +13,20 @@ DEMO := $(VENV)/.demo
 NODE_STAMP := node_modules/.installed
 NODE_BIN := node_modules/.bin
 CODE := hookcore app tests benchmarks examples
-# What is compiled, by the compiler that pip brings along.
+# The sources of the extension, compiled by the compiler that pip installs.
 KERNEL := setup.py hookcore/observe/_kernel.c hookcore/observe/_loops.h
-# Nothing is compiled beforehand: a tenth of what is installed is ever imported.
+# Nothing is compiled in advance: only a tenth of the installed files is ever imported.
 PIP_INSTALL := $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check -c constraints.txt
 
-# One thread a process: the tests compare bits, and two cores are all that CI has.
+# One thread per process: the tests compare bits, and CI has only two cores.
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
-# Hundreds of tests start a Python of their own: what one of them compiles, the next ones only read.
+# Hundreds of tests start their own Python: the first one compiles, the others only read.
 export PYTHONDONTWRITEBYTECODE =
-# Tests at a time; and how often one of a whole browser or process may fail on a machine that others use too.
+# Tests at a time, and reruns of a test of a whole browser or process on a shared machine.
 AT_ONCE ?= 2
 AGAIN ?= --reruns 2
-# Nothing is fetched while tests run.
+# Nothing is downloaded while tests run.
 export HF_HUB_OFFLINE := 1
 
 .PHONY: help demo test lint types scripts quick pages slow bench image format clean
@@ -34,10 +34,10 @@ export HF_HUB_OFFLINE := 1
 help:  ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
 
-demo: $(DEMO)  ## train a small network with the dashboard open, with all set-up; DEMO_FLAGS="--trouble nan"
+demo: $(DEMO)  ## train a small network with the dashboard open, including all setup; DEMO_FLAGS="--trouble nan"
 	@$(BIN)/hookcore demo $(DEMO_FLAGS)
 
-test: $(STAMP)  ## everything that CI checks, with all set-up
+test: $(STAMP)  ## everything that CI checks, including all setup
 	$(MAKE) --no-print-directory --jobs 2 --output-sync lint types scripts
 	$(MAKE) --no-print-directory quick
 	$(MAKE) --no-print-directory pages
@@ -73,17 +73,17 @@ bench: $(STAMP)  ## measure the cost on this machine; takes minutes
 image: $(DEMO)  ## build the dashboard's image and run it, without a Docker engine; as root, on Debian
 	docker/prove.sh
 
-format: $(STAMP) $(NODE_STAMP)  ## put the code into shape
+format: $(STAMP) $(NODE_STAMP)  ## format the code
 	$(BIN)/ruff check --fix $(CODE)
 	$(BIN)/ruff format $(CODE)
 	$(NODE_BIN)/biome check --write
 	$(BIN)/python -m tests.answer_types
 
-clean:  ## remove all that was built
+clean:  ## remove everything that was built
 	rm -rf $(VENV) node_modules build dist *.egg-info hookcore/observe/*.so .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# torch goes first and alone, so that the resolver finds it there and never looks for another build of it.
+# torch is installed first and alone, so that the resolver finds it and never looks for another build of it.
 $(STAMP): pyproject.toml constraints.txt $(KERNEL)
 	@$(call need,$(HAS_ALL),$(ALL_PACKAGES))
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -91,13 +91,13 @@ $(STAMP): pyproject.toml constraints.txt $(KERNEL)
 	$(PIP_INSTALL) -e '.[demo,dev,frameworks]'
 	touch $@
 
-# The checkers of the scripts: a formatter and a compiler that only checks. Nothing of them runs on a page.
+# The checkers of the scripts: a formatter, and a compiler that only checks. Neither is part of a page.
 $(NODE_STAMP): package.json package-lock.json
 	@$(call need,$(HAS_ALL),$(ALL_PACKAGES))
 	npm ci --no-audit --no-fund --loglevel error
 	touch $@
 
-# All that `make demo` needs: no compiler, no browser, none of the tests' packages.
+# Everything for `make demo`: no compiler, no browser, none of the tests' packages.
 $(DEMO): pyproject.toml constraints.txt $(KERNEL)
 	@$(call need,$(HAS_VENV),python3-venv)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -105,8 +105,8 @@ $(DEMO): pyproject.toml constraints.txt $(KERNEL)
 	$(PIP_INSTALL) -e '.[demo]'
 	touch $@
 
-# What is looked for, and the packages that bring it: Python's venv module to install with; a C++ compiler with Python's
-# headers for torch.compile's tests, a browser for the pages' tests, openssl for the certificates of those that speak TLS,
+# Requirements and the packages that contain them: Python's venv module to install with; a C++ compiler with Python's
+# headers for torch.compile's tests, a browser for the pages' tests, openssl for the certificates of the TLS tests,
 # nginx for those of a reverse proxy, curl for the commands in the documentation, npm for the checkers of the scripts.
 HAS_VENV = $(PYTHON) -c 'import ensurepip, venv'
 HAS_ALL = command -v g++ && command -v chromium-headless-shell && command -v openssl && command -v npm && command -v curl && \
@@ -115,7 +115,7 @@ HAS_ALL = command -v g++ && command -v chromium-headless-shell && command -v ope
 ALL_PACKAGES = python3-venv python3-dev g++ chromium-headless-shell openssl nginx curl \
 	$(shell command -v npm >/dev/null || echo nodejs npm)  # a Node from elsewhere has an npm that conflicts with Debian's
 
-# Installs packages of Debian's unless a command says that they are there.
+# Install Debian packages unless a command shows that they are installed.
 define need
 if ! { $(1); } >/dev/null 2>&1; then \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \

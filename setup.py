@@ -1,7 +1,7 @@
-"""Builds the CPU kernel, hookcore/observe/_kernel.c; everything else about the package is in pyproject.toml.
+"""Builds the CPU kernel, hookcore/observe/_kernel.c. Everything else about the package is in pyproject.toml.
 
-The compiler comes from the `ziglang` package, a build requirement, so a build needs no compiler on the machine and no
-headers of Python. Without it, the system's compiler is used. If there is no compiler at all, hookcore is installed
+The compiler comes from the `ziglang` package, a build requirement, so a build needs neither a compiler on the machine
+nor Python's headers. Without it, the system's compiler is used. If there is no compiler at all, hookcore is installed
 without the extension and computes with NumPy; `hookcore doctor` and the run's events say so.
 """
 
@@ -27,7 +27,7 @@ FLAGS = ("-std=gnu11", "-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-con
 MACHINE = platform.machine()
 HAS_ZIG = importlib.util.find_spec("ziglang") is not None
 IS_GLIBC = sys.platform == "linux" and platform.libc_ver()[0] == "glibc" and sys.maxsize > 2**32
-# The extension declares Python's stable interface itself, which free-threaded builds of Python do not have.
+# The extension declares Python's stable interface itself, which free-threaded builds of Python don't have.
 CAN_BUILD = sys.platform == "linux" and not sysconfig.get_config_var("Py_GIL_DISABLED")
 
 
@@ -43,10 +43,10 @@ def find_compiler() -> list[str]:
 
 
 class BuildKernel(build_ext):
-    """Compile with our own flags: those that Python was built with are another compiler's."""
+    """Compiles with our own flags, because those of Python's build belong to another compiler."""
 
     def build_extension(self, ext: Extension) -> None:
-        """Compile the one file; a failure is reported and leaves the extension out."""
+        """Compile the file. A failure is reported and leaves the extension out."""
         target = Path(self.get_ext_fullpath(ext.name)).absolute()
         target.parent.mkdir(parents=True, exist_ok=True)
         cache = Path(self.build_temp).absolute() / "zig"  # leaves nothing in the user's home
@@ -77,7 +77,7 @@ class BuildKernel(build_ext):
 
 
 class TagWheel(bdist_wheel):
-    """Tag the wheel with what it runs on: any Python since 3.11 and, if zig built it, any glibc since 2.17."""
+    """Tags the wheel with its requirements: any Python since 3.11 and, if zig built it, any glibc since 2.17."""
 
     def get_tag(self) -> tuple[str, str, str]:
         """Return the tags of Python, its interface, and the platform."""

@@ -177,7 +177,7 @@ class Table:
         return sink.getvalue()
 
     def as_npy(self) -> bytes:
-        """Encode a NumPy file: the matrix, or a structured array of the columns of numbers (texts have no bounded width)."""
+        """Encode a NumPy file: the matrix, or the columns of numbers as a structured array, without texts."""
         return npy_of(self._structured() if self.matrix is None else self.matrix)
 
     def _arrow(self) -> pa.Table:

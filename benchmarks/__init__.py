@@ -1,1 +1,1 @@
-"""What hookcore costs, measured. Run one with `python -m benchmarks.<name>`; nothing here is a test."""
+"""Benchmarks of hookcore's costs. Run one with `python -m benchmarks.<name>`; these are not tests."""

@@ -1,7 +1,7 @@
-"""The pages in a real headless Chromium: how soon something is seen, how smoothly it follows, what it takes in memory.
+"""The pages in a real headless Chromium: how fast they appear, how smoothly they follow, and their memory.
 
 python -m benchmarks.browser             # every part: about fifteen minutes
-python -m benchmarks.browser --quick     # small numbers: does it work at all
+python -m benchmarks.browser --quick     # small numbers: checks that it works
 python -m benchmarks.browser --only load follow large huge memory hidden tabs
 """
 
@@ -28,7 +28,7 @@ PARTS_OF_A_BLOCK: Final = ("attn.q", "attn.k", "attn.v", "attn.out", "mlp.up", "
 HZ: Final = 10.0
 PATIENCE_MS: Final = 30_000
 SETTLE_MS: Final = 2500
-# What the pages tell of their drawing, with the time at which it could be seen.
+# The pages' reports of their drawing, with the time at which it was visible.
 LISTEN: Final = """
 window.drawn = []; window.long = [];
 document.addEventListener("hookcore:drawn", ({detail}) => {
@@ -53,14 +53,14 @@ FRAMES: Final = """(ms) => new Promise((done) => {
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much of everything."""
+    """The size of every part."""
 
     modules: int
     large: int
     huge: int
     rounds: int
     seconds: float
-    steps_played: int  # 30 minutes at 10 a second
+    steps_played: int  # 30 minutes at 10 per second
 
 
 FULL: Final = Size(1000, 5000, 10_000, 5, 30.0, 18_000)
@@ -69,7 +69,7 @@ QUICK: Final = Size(100, 300, 600, 2, 4.0, 600)
 
 @dataclass
 class Feed:
-    """A run whose steps come at a steady rate, from a thread; and when each of them ended."""
+    """A run with steps at a steady rate, from a thread, and the end of each step."""
 
     sender: traffic.Sender
     ended: dict[int, float] = field(default_factory=dict)
@@ -81,14 +81,14 @@ class Feed:
         return f"runs/{self.sender.info.id}"
 
     def step(self, frames: int = 1) -> None:
-        """Sends further steps."""
+        """Send more steps."""
         first = self.sender.step
         when = self.sender.send(frames)
         self.ended |= dict.fromkeys(range(first, first + frames), when)
 
     @contextmanager
     def flowing(self, hz: float = HZ, frames: int = 1) -> Iterator[None]:
-        """Sends steps until the end of the block."""
+        """Send steps until the end of the block."""
         self.stopped.clear()
 
         def flow() -> None:
@@ -107,7 +107,7 @@ class Feed:
 
 
 def make_feed(url: str, modules: int, history: int = 600) -> Feed:
-    """A run of a model with so many modules, with outputs and their gradients, that has made some steps."""
+    """Return a run of a model with this many modules, with outputs and gradients, and some steps."""
     paths = [f"layers.{place // 8}.{PARTS_OF_A_BLOCK[place % 8]}" for place in range(modules)]
     parents = sorted({path.rsplit(".", cut)[0] for path in paths for cut in range(1, path.count(".") + 1)}, key=len)
     records = tuple(
@@ -126,7 +126,7 @@ def make_feed(url: str, modules: int, history: int = 600) -> Feed:
 
 @dataclass
 class Bench:
-    """A server, a browser, and how much to do."""
+    """A server, a browser, and the sizes."""
 
     server: traffic.ServerProcess
     browser: Browser
@@ -134,7 +134,7 @@ class Bench:
 
     @contextmanager
     def context(self) -> Iterator[BrowserContext]:
-        """A browser session with nothing in its cache."""
+        """Open a browser session with an empty cache."""
         context = self.browser.new_context(viewport={"width": 1440, "height": 900})
         context.set_default_timeout(PATIENCE_MS)
         context.add_init_script(LISTEN)
@@ -145,7 +145,7 @@ class Bench:
 
     @contextmanager
     def person(self) -> Iterator[BrowserContext]:
-        """A browser of somebody who has never been here; its profile keeps files, and what scripts were compiled to."""
+        """Open a browser of a new visitor. Its profile keeps files, and compiled scripts."""
         with TemporaryDirectory() as folder:
             context = self.browser.browser_type.launch_persistent_context(
                 folder, executable_path=CHROMIUM, args=list(FLAGS), viewport={"width": 1440, "height": 900}
@@ -153,20 +153,21 @@ class Bench:
             context.set_default_timeout(PATIENCE_MS)
             context.add_init_script(LISTEN)
             try:
-                context.pages[0].wait_for_timeout(SETTLE_MS)  # what a browser does when it starts is not the page's
+                # What a browser does when it starts is not the page's work.
+                context.pages[0].wait_for_timeout(SETTLE_MS)
                 yield context
             finally:
                 context.close()
 
     def open(self, context: BrowserContext, path: str) -> Page:
-        """A tab that shows a page."""
+        """Open a tab that shows a page."""
         page = context.new_page()
         page.goto(f"{self.server.url}/{path}", wait_until="commit")
         return page
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs the parts and prints their figures."""
+    """Run the parts and print their figures."""
     parts: dict[str, Callable[[Bench], None]] = {
         "load": load,
         "follow": follow,
@@ -190,14 +191,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _mark(page: Page, name: str) -> float:
-    """When the page told that, in ms since its navigation began."""
+    """Return when the page reported something, in ms since its navigation started."""
     page.wait_for_function("(name) => performance.getEntriesByName(name).length > 0", arg=name)
     found: float = page.evaluate("(name) => performance.getEntriesByName(name)[0].startTime", name)
     return found
 
 
 def load(bench: Bench) -> None:
-    """A page that is opened: its first paint, its first live data, its first chart; cold, and with a warm cache."""
+    """Measure how a page opens: its first paint, its first live data, its first chart; cold, and with a warm cache."""
     feed = make_feed(bench.server.url, bench.size.modules)
     names = ("first-contentful-paint", "hookcore:live", "hookcore:plot")
     found: dict[tuple[str, str], list[float]] = {}
@@ -224,7 +225,7 @@ def load(bench: Bench) -> None:
 
 
 def _watch(page: Page, seconds: float) -> tuple[list[Any], list[Any]]:
-    """What the page drew and its long tasks, from now on for so long."""
+    """Return what the page draws, and its long tasks, for some time from now on."""
     page.evaluate("window.drawn.length = 0; window.long.length = 0")
     page.wait_for_timeout(seconds * 1000)
     drawn, long = page.evaluate("[window.drawn, window.long]")
@@ -241,7 +242,7 @@ def _longest(long: Sequence[Any]) -> float:
 
 
 def follow(bench: Bench) -> None:
-    """From the end of a step to the pixel, at 10 steps a second; and whether the page is ever held up."""
+    """Measure the time from the end of a step to the pixel, at 10 steps per second, and blocking of the page."""
     feed = make_feed(bench.server.url, bench.size.modules)
     with feed.flowing(), bench.context() as context:
         page = bench.open(context, feed.page)
@@ -255,7 +256,7 @@ def follow(bench: Bench) -> None:
 
 
 def _lateness(feed: Feed, drawn: Sequence[Any]) -> list[float]:
-    """For each step the seconds until it was first seen; one that was drawn together with later ones counts too."""
+    """Return the delay of each step until it was first visible, including steps that were drawn with later ones."""
     seen, late = -1, []
     for _, step, at, _ in drawn:
         if seen >= 0:
@@ -265,7 +266,7 @@ def _lateness(feed: Feed, drawn: Sequence[Any]) -> list[float]:
 
 
 def follow_a_large_model(bench: Bench) -> None:
-    """5,000 modules: a heatmap's update, and whether scrolling and typing are ever held up."""
+    """Measure 5,000 modules: updates of the heatmap, and whether scrolling and typing ever block."""
     feed = make_feed(bench.server.url, bench.size.large, 500)
     with feed.flowing(5), bench.context() as context:
         page = bench.open(context, feed.page + "/flow")
@@ -288,7 +289,7 @@ def follow_a_large_model(bench: Bench) -> None:
 
 
 def use_a_huge_model(bench: Bench) -> None:
-    """10,000 modules: pictures a second on the overview."""
+    """Measure 10,000 modules: frames per second on the overview."""
     feed = make_feed(bench.server.url, bench.size.huge, 300)
     with feed.flowing(5), bench.context() as context:
         page = bench.open(context, feed.page)
@@ -298,7 +299,7 @@ def use_a_huge_model(bench: Bench) -> None:
 
 
 def play_half_an_hour(bench: Bench) -> None:
-    """The page's memory over 30 minutes of steps, played fast."""
+    """Measure the page's memory over 30 minutes of steps, played fast."""
     feed = make_feed(bench.server.url, bench.size.modules)
     heap = []
     with bench.context() as context:
@@ -317,7 +318,7 @@ def play_half_an_hour(bench: Bench) -> None:
 
 
 def hide(bench: Bench) -> None:
-    """A tab that is hidden draws nothing, and catches up when it is shown."""
+    """Check that a hidden tab draws nothing, and catches up when it is shown."""
     feed = make_feed(bench.server.url, bench.size.modules)
     with feed.flowing(), bench.context() as context:
         page = bench.open(context, feed.page)
@@ -333,7 +334,7 @@ def hide(bench: Bench) -> None:
 
 
 def _show(page: Page, shown: bool) -> None:
-    """A headless browser hides no tab; the page is told what it would be told."""
+    """Pretend to hide or show the tab, because a headless browser doesn't hide tabs."""
     page.evaluate(
         """(hidden) => {
           Object.defineProperty(document, "hidden", {configurable: true, get: () => hidden});
@@ -346,7 +347,7 @@ def _show(page: Page, shown: bool) -> None:
 
 
 def open_nine_tabs(bench: Bench) -> None:
-    """Nine tabs at once, all live."""
+    """Measure nine live tabs at the same time."""
     feed = make_feed(bench.server.url, bench.size.modules)
     with feed.flowing(2), bench.context() as context:
         pages = [bench.open(context, feed.page + place) for place in ("", "/flow", "") * 3]

@@ -1,10 +1,10 @@
-"""What the first watch of a fresh process costs beyond `import torch`: seconds and memory.
+"""The cost of a process's first watch, beyond `import torch`: seconds and memory.
 
     python -m benchmarks.coldstart [--rounds 5]
 
 Every round starts new processes. One imports torch and trains a small network for three steps; the other does the same
-and watches it. The smallest figures of all rounds count, because anything else that the machine does only adds to them.
-The training's own time is not counted: torch imports its compiler in an optimizer's first step, watched or not.
+and watches it. The smallest figures of all rounds count, because other work on the machine only adds to them. The
+training's own time is not counted: torch imports its compiler in an optimizer's first step, watched or not.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def train(how: str) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the figures; return 1 if they are above what is allowed."""
+    """Print the figures; return 1 if they exceed the limits."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     rounds = parser.parse_args(arguments).rounds

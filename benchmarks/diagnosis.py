@@ -1,7 +1,7 @@
-"""Small trainings, healthy and sick, and what hookcore finds in them.
+"""Small trainings, healthy and failing, and hookcore's findings in them.
 
-`python -m benchmarks.diagnosis` trains them all and prints a table. It exits with 1 if a healthy one is not quiet or a
-sick one is not found. A finding counts if it is a warning or an error.
+`python -m benchmarks.diagnosis` trains all of them and prints a table. It exits with 1 if a healthy one has findings or
+the problem of a failing one is not found. A finding counts if it is a warning or an error.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ BATCH: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A training: what it watches and how a step goes; `expected` are the rules of which one must be found."""
+    """A training: what it watches and how it takes a step. One of the rules in `expected` must find something."""
 
     make: Callable[[], tuple[nn.Module, Step]]
     expected: tuple[str, ...] = ()
-    module: str | None = None  # that the first finding of these rules must name
+    module: str | None = None  # the first finding of these rules must name it
     steps: int = 200
 
 
 def diagnose(case: Case, **settings: Any) -> Diagnosis:
-    """Train a case and return what is found at its end."""
+    """Train a case and return the findings at its end."""
     torch.manual_seed(0)
     model, step = case.make()
     watcher = hookcore.watch(model, server=None, **{"budget": None, **settings})
@@ -46,7 +46,7 @@ def diagnose(case: Case, **settings: Any) -> Diagnosis:
 
 
 def blobs(classes: int = 4, width: int = 16) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batches of points around a few centers."""
+    """Return batches of points around a few centers."""
     centers = 2 * torch.randn(classes, width)
     while True:
         labels = torch.randint(classes, (BATCH,))
@@ -63,7 +63,7 @@ def classifier(
     log: bool = True,
     **options: Any,
 ) -> tuple[nn.Module, Step]:
-    """A model that learns to tell blobs apart."""
+    """Return a model that learns to classify the points."""
     data, steps = blobs(), optimizer(model.parameters(), lr=rate, **options)  # type: ignore[call-arg]
 
     def step(number: int) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def classifier(
 
 
 def mlp(depth: int = 3, width: int = 32, act: type[nn.Module] = nn.ReLU, norm: bool = False) -> nn.Sequential:
-    """Linear layers with something between them."""
+    """Return linear layers with activations."""
     layers: list[nn.Module] = [nn.Linear(16, width), act()]
     for _ in range(depth - 2):
         layers += [nn.Linear(width, width), *([nn.LayerNorm(width)] if norm else []), act()]
@@ -86,7 +86,7 @@ def mlp(depth: int = 3, width: int = 32, act: type[nn.Module] = nn.ReLU, norm: b
 
 
 class Residual(nn.Module):
-    """A layer with a way around it."""
+    """A layer with a skip connection."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -108,14 +108,14 @@ class Recurrent(nn.Module):
 
 
 class Divide(nn.Module):
-    """Divides by the deviation of each sample, which may be zero."""
+    """Divides by the standard deviation of each sample, which may be zero."""
 
     def forward(self, values: Tensor) -> Tensor:
         return (values - values.mean(1, keepdim=True)) / values.std(1, keepdim=True)
 
 
 def autoencoder() -> tuple[nn.Module, Step]:
-    """A narrow middle, squared errors, Adam."""
+    """Return an autoencoder: a narrow middle, squared errors, Adam."""
     model = nn.Sequential(
         nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4), nn.Linear(4, 32), nn.Tanh(), nn.Linear(32, 16)
     )
@@ -133,7 +133,7 @@ def autoencoder() -> tuple[nn.Module, Step]:
 
 
 def gan() -> tuple[nn.Module, Step]:
-    """A generator and a discriminator that take turns."""
+    """Return a generator and a discriminator that take turns."""
     model = nn.ModuleDict(
         {
             "g": nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 16)),
@@ -160,7 +160,7 @@ def gan() -> tuple[nn.Module, Step]:
 
 
 def frozen() -> tuple[nn.Module, Step]:
-    """Only the head learns."""
+    """Return a model in which only the head learns."""
     model = mlp(4)
     for layer in model[:-1]:
         layer.requires_grad_(False)
@@ -168,7 +168,7 @@ def frozen() -> tuple[nn.Module, Step]:
 
 
 def regression_to_zero() -> tuple[nn.Module, Step]:
-    """A linear problem that is solved to the last digit: everything shrinks, and that is right."""
+    """Return a linear problem that is solved to the last digit: everything shrinks, which is correct."""
     model, true = nn.Linear(8, 1), torch.randn(8, 1)
     steps = torch.optim.SGD(model.parameters(), 0.1)
 
@@ -184,7 +184,7 @@ def regression_to_zero() -> tuple[nn.Module, Step]:
 
 
 def scaled(model: nn.Sequential, factor: float) -> nn.Sequential:
-    """The model with every weight multiplied."""
+    """Return the model with every weight multiplied."""
     with torch.no_grad():
         for parameter in model.parameters():
             parameter *= factor
@@ -192,7 +192,7 @@ def scaled(model: nn.Sequential, factor: float) -> nn.Sequential:
 
 
 def silenced() -> nn.Sequential:
-    """A ReLU that no input reaches from the first step on."""
+    """Return a model with a ReLU that no input activates, from the first step on."""
     model = mlp(4)
     with torch.no_grad():
         model[2].bias.fill_(-50)  # type: ignore[union-attr,operator]
@@ -200,12 +200,12 @@ def silenced() -> nn.Sequential:
 
 
 def deep(act: type[nn.Module], depth: int) -> nn.Sequential:
-    """Many narrow layers without norms or ways around."""
+    """Return many narrow layers without norms or skip connections."""
     return mlp(depth, 32, act)
 
 
 def warm_up(model: nn.Module) -> tuple[nn.Module, Step]:
-    """A rate that rises from zero and falls along a cosine."""
+    """Return a learning rate that rises from zero and falls along a cosine."""
     data, steps = blobs(), torch.optim.AdamW(model.parameters(), lr=5e-3)
     plan = torch.optim.lr_scheduler.OneCycleLR(steps, 5e-3, total_steps=1000)
 
@@ -222,7 +222,7 @@ def warm_up(model: nn.Module) -> tuple[nn.Module, Step]:
 
 
 def convolutions() -> nn.Sequential:
-    """A small picture network with batch norms."""
+    """Return a small image network with batch norms."""
     return nn.Sequential(
         nn.Conv2d(1, 8, 3, padding=1),
         nn.BatchNorm2d(8),
@@ -236,13 +236,13 @@ def convolutions() -> nn.Sequential:
 
 
 def transformer() -> nn.Sequential:
-    """Two encoder layers over two tokens."""
+    """Return two encoder layers over two tokens."""
     layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)
     return nn.Sequential(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.Flatten(), nn.Linear(16, 4))
 
 
 def nan_at(first: int, last: int) -> Callable[[int, Tensor], Tensor]:
-    """One value of the batch is NaN in these steps."""
+    """Make one value of the batch NaN in these steps."""
 
     def spoil(number: int, batch: Tensor) -> Tensor:
         if first <= number <= last:
@@ -254,7 +254,7 @@ def nan_at(first: int, last: int) -> Callable[[int, Tensor], Tensor]:
 
 
 def constant_sample(number: int, batch: Tensor) -> Tensor:
-    """One sample without any deviation at step 100."""
+    """Make one sample constant at step 100."""
     if number == 100:
         batch = batch.clone()
         batch[0] = 1.0
@@ -262,7 +262,7 @@ def constant_sample(number: int, batch: Tensor) -> Tensor:
 
 
 def wrong_sign(number: int, loss: Tensor) -> Tensor:
-    """The loss climbs from step 60 on."""
+    """Make the loss rise from step 60 on."""
     return -loss if number >= 60 else loss
 
 
@@ -327,13 +327,13 @@ SICK: Final = {
 
 
 def problems_of(diagnosis: Diagnosis) -> list[tuple[str, str, int, str]]:
-    """Return the findings that are no notes: rule, module, step, message."""
+    """Return the findings except notes: rule, module, step, message."""
     found = (each for each in diagnosis.findings if each.severity != "info")
     return [(each.rule, each.module, each.since_step, each.message) for each in found]
 
 
 def is_right(case: Case, diagnosis: Diagnosis) -> bool:
-    """Return whether a healthy case is quiet, or a sick one found."""
+    """Return whether a healthy case has no findings, or the problem of a failing one was found."""
     found = problems_of(diagnosis)
     if not case.expected:
         return not found
@@ -342,7 +342,7 @@ def is_right(case: Case, diagnosis: Diagnosis) -> bool:
 
 
 def main() -> int:
-    """Run the cases that are named, or all."""
+    """Run the named cases, or all."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="parts of the names of cases")
     names = parser.parse_args().names

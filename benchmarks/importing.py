@@ -1,8 +1,8 @@
-"""What imports cost beyond torch's own, and what `hookcore --help` costs; each in processes of its own.
+"""The cost of imports beyond torch's own, and of `hookcore --help`, each in separate processes.
 
     python -m benchmarks.importing [--rounds 7]
 
-The least of the rounds is told: whatever else the machine does only makes an import longer.
+The minimum of the rounds is reported, because other work on the machine only makes an import longer.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final
 
 ALLOWED_S: Final = 0.3
 _TIMED: Final = "import time; t = time.perf_counter(); {}; print(time.perf_counter() - t)"
-# What is imported before the clock starts, and what is timed.
+# The imports before the clock starts, and the timed ones.
 IMPORTS: Final = {
     "import torch": ("pass", "import torch"),
     "import hookcore, after torch": ("import torch", "import hookcore"),
@@ -25,14 +25,14 @@ IMPORTS: Final = {
 
 
 def timed_import(before: str, code: str, rounds: int) -> float:
-    """Seconds of an import, in the quickest of several processes."""
+    """Return the seconds of an import, in the fastest of several processes."""
     command = [sys.executable, "-c", f"{before}; {_TIMED.format(code)}"]
     ran = (subprocess.run(command, check=True, capture_output=True, text=True).stdout for _ in range(rounds))
     return min(float(text) for text in ran)
 
 
 def timed_command(command: Sequence[str], rounds: int) -> float:
-    """Seconds of a whole command, in the quickest of several runs."""
+    """Return the seconds of a whole command, in the fastest of several runs."""
     found = []
     for _ in range(rounds):
         began = time.perf_counter()
@@ -42,7 +42,7 @@ def timed_command(command: Sequence[str], rounds: int) -> float:
 
 
 def main() -> int:
-    """Prints the figures; 1 where `import hookcore` takes longer than it may."""
+    """Print the figures; return 1 if `import hookcore` exceeds its limit."""
     parser = argparse.ArgumentParser(description="Measures what imports cost.")
     parser.add_argument("--rounds", type=int, default=7)
     rounds = parser.parse_args().rounds

@@ -38,7 +38,7 @@ DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64"
 def time_cpu(
     size: int, in_cache: bool, dtype: torch.dtype, clock: Callable[[], float], rounds: int
 ) -> dict[str, Seconds]:
-    """Seconds a call of each contender, by round."""
+    """Return the seconds per call of each contender, by round."""
     bytes_each = size * dtype.itemsize
     number = 1 if in_cache else max(2, -(-OUT_OF_CACHE_BYTES // bytes_each))
     tensors = (
@@ -60,7 +60,7 @@ def _observer(limit: int | None) -> Callable[[Tensor], None]:
 def _turn(
     call: Callable[[Tensor], object], tensors: Iterator[Tensor], clock: Callable[[], float]
 ) -> Callable[[], float]:
-    """A turn of as many calls as fill a while, found out now; the first call of a turn is not timed."""
+    """Return a turn of as many calls as take some time, measured now. A turn's first call is not timed."""
     started = clock()
     for _ in range(3):
         call(next(tensors))
@@ -78,7 +78,7 @@ def _turn(
 
 
 def print_cpu(sizes: Sequence[int], dtype: str, clock: Callable[[], float], rounds: int) -> list[dict[str, Any]]:
-    """A line for each way that our kernel can work; answers with everything for JSON."""
+    """Print a line for each way that our kernel can work; return everything for JSON."""
     found = []
     print(
         f"\n{'values':>10} {'':12} {'':23} {'us a call':>9} {'ns a value':>10} {'to ' + SUM:>25} {'to vector_norm':>24}"
@@ -99,7 +99,7 @@ def print_cpu(sizes: Sequence[int], dtype: str, clock: Callable[[], float], roun
 
 
 def measure_copy(device: torch.device, rounds: int) -> float:
-    """Bytes a second that a copy on the device reads and writes."""
+    """Return the bytes per second that a copy on the device reads and writes."""
     source = torch.empty(COPY_BYTES, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     turn = _gpu_turn(lambda: target.copy_(source), 10)
@@ -107,7 +107,7 @@ def measure_copy(device: torch.device, rounds: int) -> float:
 
 
 def print_gpu(rounds: int) -> list[dict[str, Any]]:
-    """The Triton kernel against the time that its bytes take at the bandwidth of a copy."""
+    """Compare the Triton kernel with the time that its bytes take at the bandwidth of a copy."""
     device = torch.device("cuda", torch.cuda.current_device())
     bandwidth = measure_copy(device, rounds)
     name = torch.cuda.get_device_name(device)
@@ -119,7 +119,7 @@ def print_gpu(rounds: int) -> list[dict[str, Any]]:
         arena = DeviceArena(device, 1, limit)
         arena.begin_step()
         least = size * dtype.itemsize / bandwidth
-        # Enough tensors to leave the second-level cache; the smallest sizes show the price of a launch instead.
+        # Enough tensors to leave the second-level cache; the smallest sizes show the cost of a launch instead.
         number = min(64, max(1, -(-OUT_OF_CACHE_BYTES // (size * dtype.itemsize))))
         tensors = itertools.cycle([torch.randn(size, device=device).to(dtype) for _ in range(number)])
         turn = _gpu_turn(lambda arena=arena, tensors=tensors: arena.observe(next(tensors), 0), 50)  # type: ignore[misc]
@@ -133,7 +133,7 @@ def print_gpu(rounds: int) -> list[dict[str, Any]]:
 
 
 def _gpu_turn(call: Callable[[], object], times: int) -> Callable[[], float]:
-    """The mean time of a call on the device, between two events; launches are queued behind each other."""
+    """Return the mean time of a call on the device, between two events. Launches are queued one after another."""
 
     def turn() -> float:
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
@@ -150,7 +150,7 @@ def _gpu_turn(call: Callable[[], object], times: int) -> Callable[[], float]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Times what was asked for and prints it."""
+    """Measure the requested parts and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="numbers of values")
     parser.add_argument("--dtype", choices=DTYPES, default="float32")

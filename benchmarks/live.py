@@ -20,11 +20,11 @@ from benchmarks import traffic
 
 P50_MS: Final = 50.0
 P99_MS: Final = 150.0
-_WARM_UP: Final = 10  # steps at the start that do not count: connections, taps, the first compilation
+_WARM_UP: Final = 10  # first steps that don't count: connections, taps, the first compilation
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs both parts and prints their figures."""
+    """Run both parts and print their figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--taps", type=int, default=1000)
     parser.add_argument("--hz", type=float, default=20.0, help="steps a second (default: 20)")
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def measure(part: Any, taps: int, hz: float, steps: int) -> dict[str, float]:
-    """The delays of one part's steps."""
+    """Return the delays of one part's steps."""
     with traffic.server_process() as server:
         results: Any = traffic.spawn.Queue()
         reader = traffic.spawn.Process(target=_read, args=(server.url, steps - 1, results), daemon=True)
@@ -81,7 +81,7 @@ def _read(url: str, last_step: int, results: Any) -> None:
 def _send(url: str, taps: int, hz: float, steps: int, results: Any) -> None:
     sender = traffic.Sender(url, taps)
     ended = {0: sender.send()}
-    time.sleep(2.0)  # the reader finds the run
+    time.sleep(2.0)  # time for the reader to find the run
     for step in traffic.pace(hz, steps - 1):
         ended[step + 1] = sender.send()
     results.put(("ended", ended))
@@ -106,14 +106,14 @@ def _train(url: str, taps: int, hz: float, steps: int, results: Any) -> None:
             optimizer.zero_grad()
 
         step()
-        time.sleep(2.0)  # the reader finds the run
+        time.sleep(2.0)  # time for the reader to find the run
         for _ in traffic.pace(hz, steps - 1):
             step()
     results.put(("ended", ended))
 
 
 def layers_with(taps: int) -> Any:
-    """A model with about so many taps: a layer's output and its gradient, those of its weight and bias."""
+    """Return a model with about this many taps: outputs, weights, and biases of layers, and their gradients."""
     from torch import nn
 
     return nn.Sequential(*(nn.Linear(32, 32) for _ in range(max(1, taps // 4))))

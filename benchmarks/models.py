@@ -1,4 +1,4 @@
-"""The four models whose training is timed. Plain modules, random data, weights that hardly move."""
+"""The four models whose training is timed. Plain modules, random data, weights that hardly change."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.nn import functional
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """A model with what it takes to train it for a step."""
+    """A model with everything for a training step."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -21,7 +21,7 @@ class Training:
     targets: Tensor
 
     def step(self) -> None:
-        """Forward, backward, update: what a user's loop does."""
+        """Take a step as a user's loop does: forward, backward, update."""
         self.optimizer.zero_grad(set_to_none=True)
         logits = self.model(self.inputs)
         loss = functional.cross_entropy(logits.flatten(0, -2), self.targets.flatten())
@@ -30,7 +30,7 @@ class Training:
 
 
 def small_mlp() -> Training:
-    """Three linear layers, batch 32."""
+    """Return three linear layers, batch 32."""
     model = nn.Sequential(
         nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10)
     )  # fmt: skip
@@ -38,7 +38,7 @@ def small_mlp() -> Training:
 
 
 def narrow_net() -> Training:
-    """240 layers of 32 values each, batch 32: nearly all of a step is overhead already."""
+    """Return 240 layers of 32 values each, batch 32: nearly all of a step is overhead."""
     layers: list[nn.Module] = []
     for _ in range(120):
         linear = nn.Linear(32, 32)
@@ -48,12 +48,12 @@ def narrow_net() -> Training:
 
 
 def resnet18() -> Training:
-    """ResNet-18 on 64x64 images with in-place ReLU, batch 32."""
+    """Return ResNet-18 on 64x64 images with in-place ReLU, batch 32."""
     return _classifier(ResNet18(classes=100), torch.randn(32, 3, 64, 64), classes=100)
 
 
 def small_gpt() -> Training:
-    """A GPT of 10.8 M parameters: 6 layers, sequence 128, batch 8."""
+    """Return a GPT with 10.8 M parameters: 6 layers, sequence 128, batch 8."""
     model = GPT(vocabulary=96, width=384, heads=6, layers=6, length=128)
     tokens = torch.randint(0, 96, (8, 129))
     return Training(model, torch.optim.AdamW(model.parameters(), lr=1e-5), tokens[:, :-1], tokens[:, 1:].contiguous())
@@ -65,7 +65,7 @@ def _classifier(model: nn.Module, inputs: Tensor, classes: int = 10) -> Training
 
 
 class Residual(nn.Module):
-    """Two convolutions around a short cut."""
+    """Two convolutions with a skip connection."""
 
     def __init__(self, inside: int, outside: int, stride: int) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class Residual(nn.Module):
 
 
 class ResNet18(nn.Module):
-    """The usual one: a stem and four stages of two blocks."""
+    """The usual ResNet-18: a stem and four stages of two blocks."""
 
     def __init__(self, classes: int) -> None:
         super().__init__()

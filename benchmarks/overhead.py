@@ -35,7 +35,7 @@ from benchmarks.timing import Length, Seconds, Spread, describe_machine, no_coll
 UNTOUCHED: Final = "untouched"
 FLOOR: Final = "floor"
 DEFAULT: Final = "default"
-TURN_S: Final = 0.08  # how long a turn is at least; hookcore's own thread looks for work every 0.02 s
+TURN_S: Final = 0.08  # minimum length of a turn; hookcore's own thread looks for work every 0.02 s
 MIN_STEPS: Final = 2
 SETTLE_STEPS: Final = 48  # the first steps under a budget alternate to learn the cost
 LONG_STEPS: Final = 16  # of a turn under a budget: captured and skipped steps in their real proportion
@@ -49,19 +49,19 @@ EVERY_STEP: Final[dict[str, Any]] = {
 
 
 class Variant:
-    """A way to train: switched on before a turn and off behind it, both outside of the time taken."""
+    """A way to train. `on` and `off` are called before and after a turn, outside of the measured time."""
 
     def on(self) -> None:
-        """Before a turn."""
+        """Prepare for a turn."""
 
     def off(self) -> None:
-        """Behind a turn."""
+        """Clean up after a turn."""
 
     def after_step(self) -> None:
-        """Inside the time taken, behind every step."""
+        """Run after every step, inside the measured time."""
 
     def close(self) -> None:
-        """At the end of everything."""
+        """Clean up at the end."""
 
 
 class ModuleHooks(Variant):
@@ -72,45 +72,45 @@ class ModuleHooks(Variant):
         self._handles: list[Any] = []
 
     def on(self) -> None:
-        """Registers the forward hooks."""
+        """Register the forward hooks."""
         self._handles = [leaf.register_forward_hook(self.saw_output) for leaf in self._leaves]
 
     def off(self) -> None:
-        """Removes them."""
+        """Remove the forward hooks."""
         for handle in self._handles:
             handle.remove()
 
     def saw_output(self, module: nn.Module, inputs: Any, output: Tensor) -> None:
-        """The forward hook."""
+        """Handle an output."""
         output.register_hook(self.saw_gradient)  # type: ignore[no-untyped-call]
 
     def saw_gradient(self, gradient: Tensor) -> None:
-        """The tensor hook."""
+        """Handle a gradient."""
 
 
 class Floor(ModuleHooks):
-    """One torch.sum of every output and output gradient: the least that a watcher could do with torch's operators."""
+    """One torch.sum of every output and output gradient: the minimum of a watcher with torch's operators."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
         self._sums: list[Tensor] = []
 
     def saw_output(self, module: nn.Module, inputs: Any, output: Tensor) -> None:
-        """The forward hook."""
+        """Handle an output."""
         self._sums.append(torch.sum(output.detach()))
         output.register_hook(self.saw_gradient)  # type: ignore[no-untyped-call]
 
     def saw_gradient(self, gradient: Tensor) -> None:
-        """The tensor hook."""
+        """Handle a gradient."""
         self._sums.append(torch.sum(gradient))
 
     def after_step(self) -> None:
-        """Lets go of the step's sums."""
+        """Release the step's sums."""
         self._sums.clear()
 
 
 class Watched(Variant):
-    """One watcher that lives through the whole run; between its turns nothing of it is registered."""
+    """One watcher for the whole run. Between its turns, none of its hooks is registered."""
 
     def __init__(self, model: nn.Module, pause: bool = False, **settings: Any) -> None:
         self.watcher = hookcore.watch(model, **settings)
@@ -120,16 +120,16 @@ class Watched(Variant):
         self._aside.enter_context(hookcore.detached())
 
     def on(self) -> None:
-        """Registers its hooks again."""
+        """Register its hooks again."""
         self._aside.close()
 
     def off(self) -> None:
-        """Takes them off. What waits for its thread is done first, so that the next turn does not pay for it."""
+        """Remove its hooks. Waiting work of its thread is done first, so that the next turn doesn't pay for it."""
         self.watcher.flush()
         self._aside.enter_context(hookcore.detached())
 
     def close(self) -> None:
-        """Ends the watcher; its errors would make the figures worthless."""
+        """Close the watcher and check for errors, which would make the figures worthless."""
         self._aside.close()
         self.watcher.close()
         if self.watcher.error_count:
@@ -138,7 +138,7 @@ class Watched(Variant):
 
 
 class Closed(Variant):
-    """A watcher that saw a step and was closed before anything is timed."""
+    """A watcher that captured a step and was closed before anything is timed."""
 
     def __init__(self, training: Training) -> None:
         before = _process_state()
@@ -148,7 +148,7 @@ class Closed(Variant):
 
 
 def _process_state() -> dict[str, object]:
-    """Whatever torch keeps for the whole process, and the threads."""
+    """Return everything that torch keeps for the whole process, and the threads."""
     state: dict[str, object] = {
         name: list(value)
         for place in (torch_modules, torch_optimizers)
@@ -176,7 +176,7 @@ VARIANTS: Final[dict[str, tuple[str, Callable[[Training], Variant]]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a ratio must not exceed."""
+    """The limit of a ratio."""
 
     variant: str
     most: float
@@ -196,16 +196,17 @@ TARGETS: Final = (
 
 @dataclass(slots=True)
 class Result:
-    """One model's figures: seconds a step, by variant and round."""
+    """One model's figures: seconds per step, by variant and round."""
 
     model: str
     short: dict[str, Seconds] = field(default_factory=dict)
-    long: dict[str, Seconds] = field(default_factory=dict)  # of turns under a budget and untouched ones as long
+    # Of turns under a budget, and of untouched ones with the same length.
+    long: dict[str, Seconds] = field(default_factory=dict)
     captured: float = math.nan  # share of the steps that the default captured
-    left: list[str] = field(default_factory=list)  # what a closed watcher left behind
+    left: list[str] = field(default_factory=list)  # remains of a closed watcher
 
     def ratio(self, variant: str, base: str = UNTOUCHED) -> Spread | None:
-        """A variant's time over another one's of the same rounds; None where one of them was not run."""
+        """Return a variant's time divided by another one's of the same rounds; None if one of them was not run."""
         figures = self.long if variant == DEFAULT else self.short
         if variant not in figures or base not in figures:
             return None
@@ -213,7 +214,7 @@ class Result:
 
 
 class Bench:
-    """One model and the variants that are to train it."""
+    """One model and the variants that train it."""
 
     def __init__(self, name: str, variants: Sequence[str], clock: Callable[[], float]) -> None:
         self.result = Result(name)
@@ -225,7 +226,7 @@ class Bench:
         self._step_s = min(self._time_steps(Variant(), 2) for _ in range(2))
 
     def run(self, seconds: float, rounds: int | None) -> Result:
-        """Times every variant, in about so many seconds or in just so many rounds."""
+        """Time every variant, for about this many seconds or for an exact number of rounds."""
         try:
             self._run_long(seconds * 0.45, rounds)
             self._run_short(seconds * 0.55, rounds)
@@ -270,7 +271,7 @@ class Bench:
         return turn
 
     def _time_steps(self, variant: Variant, steps: int) -> float:
-        """The mean time of a step. A mean: what hookcore's own thread takes now and then is part of the price."""
+        """Return the mean time of a step. A mean, because occasional work of hookcore's thread counts."""
         step, after_step = self._training.step, variant.after_step
         started = self._clock()
         for _ in range(steps):
@@ -280,7 +281,7 @@ class Bench:
 
 
 def print_result(result: Result) -> None:
-    """A table of ratios, then the targets."""
+    """Print a table of ratios, then the targets."""
     step_ms = float(np.median(result.short[UNTOUCHED])) * 1e3
     print(f"\n{result.model}: {step_ms:.2f} ms a step untouched, {len(result.short[UNTOUCHED])} rounds")
     print(f"  {'':34} {'to untouched':>26} {'to the floor':>26}")
@@ -296,7 +297,7 @@ def print_result(result: Result) -> None:
 
 
 def check_targets(result: Result) -> list[dict[str, Any]]:
-    """Each target that this model has, with the ratio reached."""
+    """Return each target for this model, with the ratio reached."""
     checked = []
     for target in TARGETS:
         spread = result.ratio(target.variant, target.base)
@@ -313,7 +314,7 @@ def check_targets(result: Result) -> list[dict[str, Any]]:
 
 
 def as_json(result: Result) -> dict[str, Any]:
-    """Everything of one model, for a file."""
+    """Return everything about one model, for a file."""
     ratios = {
         f"{name}/{base}": spread.as_dict()
         for name in VARIANTS
@@ -330,7 +331,6 @@ def as_json(result: Result) -> dict[str, Any]:
 
 
 def read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", action="append", choices=MODELS, help="only this one; may be repeated")
     parser.add_argument(
@@ -353,7 +353,7 @@ def read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Times what was asked for and prints it."""
+    """Measure the requested parts and print the figures."""
     chosen = read_arguments(arguments)
     if chosen.threads:
         torch.set_num_threads(chosen.threads)

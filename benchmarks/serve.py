@@ -1,7 +1,7 @@
-"""The server under load: questions while frames arrive, an hour of frames, many trainers, and what training loses.
+"""The server under load: queries while frames arrive, an hour of frames, many trainers, and the cost for a training.
 
 python -m benchmarks.serve             # every part: about ten minutes
-python -m benchmarks.serve --quick     # small numbers: does it work at all
+python -m benchmarks.serve --quick     # small numbers: checks that it works
 python -m benchmarks.serve --only questions hour trainers beside
 """
 
@@ -32,15 +32,15 @@ TRAINERS: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much of everything."""
+    """The size of every part."""
 
     taps: int
-    history: int  # frames before the questions
-    seconds: float  # of questions
+    history: int  # frames before the queries
+    seconds: float  # of queries
     hour: int  # frames played fast
     trainer_frames: int  # of each of the trainers
     rounds: int  # of training beside a server
-    steps: int  # in each round
+    steps: int  # per round
 
 
 FULL: Final = Size(2000, 4000, 60.0, 72_000, 500, 40, 50)
@@ -48,7 +48,7 @@ QUICK: Final = Size(200, 1200, 3.0, 1000, 50, 3, 10)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs the parts and prints their figures."""
+    """Run the parts and print their figures."""
     parts: dict[str, Callable[[Size], None]] = {
         "questions": ask_while_frames_arrive,
         "hour": play_an_hour,
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def ask_while_frames_arrive(size: Size) -> None:
-    """The time of two questions while frames arrive and clients follow."""
+    """Measure two queries while frames arrive and clients follow."""
     print(f"\nquestions while {size.taps:,} taps x 20 frames a second arrive, {CLIENTS} clients follow", flush=True)
     with traffic.server_process() as server:
         sender = traffic.Sender(server.url, size.taps)
@@ -115,7 +115,7 @@ def _feed(sender: traffic.Sender, stop: threading.Event) -> None:
 
 
 def _hold_clients(url: str, seconds: float, results: Any) -> None:
-    """Many readers of one stream in one process; they read bytes and count messages."""
+    """Read one stream many times in one process. The readers read bytes and count messages."""
     ready, counts = threading.Barrier(CLIENTS + 1), [0] * CLIENTS
     end = [float("inf")]
 
@@ -142,7 +142,7 @@ def _hold_clients(url: str, seconds: float, results: Any) -> None:
 
 
 def play_an_hour(size: Size) -> None:
-    """Frames as fast as they are taken: throughput, and memory against its limit."""
+    """Send frames as fast as they are accepted: throughput, and memory compared with its limit."""
     print(
         f"\n{size.hour:,} frames of {size.taps:,} taps, sketches in every tenth, as fast as they are taken", flush=True
     )
@@ -167,7 +167,7 @@ def play_an_hour(size: Size) -> None:
 
 
 def many_trainers(size: Size) -> None:
-    """Trainers at once: every step of each arrived, and none was taken twice."""
+    """Check many simultaneous trainers: every step arrived, and none was stored twice."""
     print(f"\n{TRAINERS} trainers at once, {size.trainer_frames} frames of 200 taps each", flush=True)
     with traffic.server_process() as server:
         names = [f"trainer-{number}" for number in range(TRAINERS)]
@@ -190,7 +190,7 @@ def many_trainers(size: Size) -> None:
 
 
 def _send_all(url: str, name: str, frames: int) -> None:
-    """Every request is sent twice, as after an answer that was lost."""
+    """Send every request twice, as after a lost answer."""
     sender = traffic.Sender(url, 200, name=name, memory=64_000_000)
     while sender.step < frames:
         sender.send(5)
@@ -198,7 +198,7 @@ def _send_all(url: str, name: str, frames: int) -> None:
 
 
 def _count(server: traffic.ServerProcess, run: str, frames: int) -> tuple[int, int]:
-    """How many steps of a run are missing, and how many were merged with themselves."""
+    """Return how many steps of a run are missing, and how many were merged with themselves."""
     wish = {"op": "subscribe", "id": 1, "view": "heatmap", "run": run, "kind": "output", "stat": "count"}
     url = server.url.replace("http", "ws") + "/api/v1/socket"
     with connect(url, compression=None, max_size=None, additional_headers=traffic.AUTHORIZED) as socket:
@@ -211,7 +211,7 @@ def _count(server: traffic.ServerProcess, run: str, frames: int) -> tuple[int, i
 
 
 def train_beside(size: Size) -> None:
-    """A training loop whose frames go to a server against the same one whose frames stay here, taking turns."""
+    """Compare a training loop that sends its frames to a server with one that keeps them, taking turns."""
     from benchmarks.timing import Length, Spread, describe_machine, take_turns
 
     print(f"\ntraining beside a server, {describe_machine()}", flush=True)

@@ -20,11 +20,11 @@ from hookcore.records.sketch import Sketch, block_of
 from hookcore.store import DEFAULT_BYTES, Store
 
 _MIB: Final = 2**20
-_VARIANTS: Final = 8  # different steps that take turns, so that merging meets changing bins
+_VARIANTS: Final = 8  # different steps in turn, so that merging meets changing bins
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs every part and prints its figures."""
+    """Run every part and print its figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=1_000_000, help="steps of the long run (default: 1,000,000)")
     parser.add_argument("--taps", type=int, default=200, help="taps of the long run (default: 200)")
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def long_run(steps: int, taps: int, max_bytes: int, sketch_every: int) -> Store:
-    """Puts a whole run through a store, and shows that memory stays flat."""
+    """Put a whole run through a store, and show that memory stays constant."""
     print(f"\n{steps:,} steps of {taps} taps, sketches every {sketch_every} steps, limit {max_bytes / _MIB:.0f} MiB")
     store = Store(max_bytes)
     frames = _frames(taps, sketched=True)
@@ -64,7 +64,7 @@ def long_run(steps: int, taps: int, max_bytes: int, sketch_every: int) -> Store:
 
 
 def write_steps(taps: int) -> None:
-    """The time of one append, with and without sketches; the mean holds the merging of older steps too."""
+    """Return the time of one append, with and without sketches. The mean includes the merging of older steps."""
     print(f"\none step of {taps:,} taps")
     for sketched in (False, True):
         store = Store()
@@ -83,7 +83,7 @@ def write_steps(taps: int) -> None:
 
 
 def query_heatmap(taps: int, steps: int) -> None:
-    """The time of a heatmap of every tap over the whole run."""
+    """Return the time of a heatmap of every tap over the whole run."""
     store = Store()
     frames = _frames(taps, sketched=False)
     for step in range(steps):
@@ -96,7 +96,7 @@ def query_heatmap(taps: int, steps: int) -> None:
 
 
 def query_series(store: Store) -> None:
-    """The time of queries over the whole of a long run."""
+    """Return the time of queries over the whole of a long run."""
     steps = store.steps()
     print(f"\nqueries over {steps.count:,} steps")
     points = len(store.series(7, "rms", points=1000).mean)
@@ -122,7 +122,7 @@ def _frames(taps: int, sketched: bool) -> list[tuple[NDArray[np.float64], Sketch
 
 
 def _sketches(taps: int, random: np.random.Generator) -> SketchBlock:
-    """Sketches of normal values of different scales, some behind a ReLU, as layers have them."""
+    """Return sketches of normal values of different scales, some after a ReLU, as in layers."""
     kinds = []
     for scale in np.geomspace(1e-6, 10, 20):
         values = random.normal(0, scale, 65_536)
@@ -162,7 +162,7 @@ def _positive(counts: dict[str, int]) -> dict[str, int]:
 
 
 def _rss_mib() -> float:
-    """The resident memory of this process (Linux)."""
+    """Return the resident memory of this process (Linux)."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) / 1024

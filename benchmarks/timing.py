@@ -1,4 +1,4 @@
-"""Comparing ways of doing the same work on a noisy machine: take turns, and look at ratios within a turn."""
+"""Comparison of ways to do the same work on a noisy machine: they take turns, and ratios are taken within a turn."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Spread:
 
     @classmethod
     def of(cls, figures: Seconds) -> Spread:
-        """The spread of figures, one a round."""
+        """Return the spread of figures, one per round."""
         low, median, high = np.quantile(figures, [0.25, 0.5, 0.75]).tolist()
         return cls(median, low, high, len(figures))
 
@@ -38,34 +38,34 @@ class Spread:
         return f"{self.median:.3f} [{self.low:.3f} to {self.high:.3f}]"
 
     def as_dict(self) -> dict[str, float]:
-        """The figures under their names, for JSON."""
+        """Return the figures under their names, for JSON."""
         return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """How long to go on: for about so many seconds and at least a few rounds, or for just so many rounds."""
+    """The length of a benchmark: about this many seconds and at least a few rounds, or an exact number of rounds."""
 
     seconds: float
     least: int = 5
     rounds: int | None = None
 
     def is_over(self, done: int, started: float) -> bool:
-        """Whether so many rounds are enough."""
+        """Return whether this many rounds are enough."""
         if self.rounds is not None:
             return done >= self.rounds
         return done >= self.least and time.perf_counter() - started >= self.seconds
 
 
 def take_turns(tasks: Mapping[str, Callable[[], float]], length: Length, seed: int = 0) -> dict[str, Seconds]:
-    """What each task answered in each round. A task does a short piece of work and answers how long it took.
+    """Return each task's result in each round. A task does a short piece of work and returns its duration.
 
-    The order is another one in every round, so that no task is always behind the same other one.
+    The order differs in every round, so that no task always follows the same other one.
     """
     order, shuffle = list(tasks), random.Random(seed).shuffle
     figures: dict[str, list[float]] = {name: [] for name in tasks}
     started, done = time.perf_counter(), 0
-    gc.freeze()  # what is there already need not be looked at before every turn
+    gc.freeze()  # existing objects need no check before every turn
     try:
         while not length.is_over(done, started):
             shuffle(order)
@@ -79,7 +79,7 @@ def take_turns(tasks: Mapping[str, Callable[[], float]], length: Length, seed: i
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """The garbage collector runs before and after, never inside."""
+    """Run the garbage collector before and after, never inside."""
     gc.collect()
     gc.disable()
     try:
@@ -89,7 +89,7 @@ def no_collection() -> Iterator[None]:
 
 
 def seconds_each(call: Callable[[], object], times: int) -> float:
-    """The mean time of a call. A mean, because what a background thread takes now and then is part of the price."""
+    """Return the mean time of a call. A mean, because occasional work of a background thread is part of the cost."""
     with no_collection():
         started = time.perf_counter()
         for _ in range(times):
@@ -98,7 +98,7 @@ def seconds_each(call: Callable[[], object], times: int) -> float:
 
 
 def describe_machine() -> str:
-    """One line on what the figures were taken on."""
+    """Return one line about the machine."""
     name = platform.processor() or platform.machine()
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()

@@ -1,4 +1,4 @@
-"""What the benchmarks of the server are made of: a server process, senders of frames, and readers of the stream."""
+"""Shared parts of the server's benchmarks: a server process, senders of frames, and readers of the stream."""
 
 from __future__ import annotations
 
@@ -25,48 +25,48 @@ from hookcore import wire
 from hookcore.records import STAT_COLUMN, STATS, Frame, SketchBlock, Tap
 from hookcore.records.sketch import Sketch, block_of
 
-VARIANTS: Final = 8  # different steps that take turns, so that merging meets changing bins
-COUNT: Final = 65_536  # of every tap in every frame: a frame that was taken twice would double it
+VARIANTS: Final = 8  # different steps in turn, so that merging meets changing bins
+COUNT: Final = 65_536  # of every tap in every frame: a frame that was stored twice would double it
 SERVE: Final = [sys.executable, "-m", "hookcore_app.cli", "serve"]
-# Of this benchmark's servers, and found by all the processes that it starts.
+# For this benchmark's servers, and known to all processes that it starts.
 TOKEN: Final = os.environ.setdefault("HOOKCORE_TOKEN", secrets.token_urlsafe(32))
 AUTHORIZED: Final = {"Authorization": f"Bearer {TOKEN}"}
 spawn: Final = multiprocessing.get_context("spawn")
 
 
 class ServerProcess:
-    """A server of its own, as a user starts one."""
+    """A separate server, started as a user would."""
 
     def __init__(self, url: str, process: psutil.Process) -> None:
         self.url, self.process = url, process
 
     @property
     def rss_mib(self) -> float:
-        """Its resident memory, its children's too."""
+        """Return its resident memory, including its children's."""
         family = [self.process, *self.process.children(recursive=True)]
         return sum(each.memory_info().rss for each in family) / 2**20
 
     @property
     def cpu_s(self) -> float:
-        """The processor time it took so far."""
+        """Return its processor time so far."""
         times = self.process.cpu_times()
         return float(times.user + times.system)
 
     def get(self, path: str) -> bytes:
-        """The answer to a question."""
+        """Return the answer to a query."""
         with open_url(self.url + path) as answer:
             found: bytes = answer.read()
         return found
 
 
 def open_url(url: str) -> Any:
-    """An answer to be read."""
+    """Open an answer for reading."""
     return urllib.request.urlopen(urllib.request.Request(url, headers=AUTHORIZED), timeout=60)
 
 
 @contextmanager
 def server_process(*flags: str) -> Iterator[ServerProcess]:
-    """A server on a free port, until the end of the block."""
+    """Run a server on a free port until the end of the block."""
     port = _free_port()
     command = [*SERVE, "--host", "127.0.0.1", "--port", str(port), *flags]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as started:
@@ -102,7 +102,7 @@ def _wait_for(server: ServerProcess, started: subprocess.Popen[str]) -> None:
 
 
 class Sender:
-    """Sends frames of one run as a trainer does: one request after the other on one connection."""
+    """Sends frames of one run like a trainer: one request after another on one connection."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class Sender:
         self._items = {sketched: _items(self.taps, sketched) for sketched in (False, True)}
 
     def send(self, frames: int = 1) -> float:
-        """Further steps in one request; the time at which the last one ended."""
+        """Send more steps in one request, and return when the last one ended."""
         items, ended = [], time.time()
         for step in range(self.step, self.step + frames):
             variants = self._items[self._every > 0 and step % self._every == 0]
@@ -147,13 +147,12 @@ class Sender:
         return ended
 
     def repeat(self) -> None:
-        """The last request again, as after an answer that was lost."""
+        """Repeat the last request, as after a lost answer."""
         answer = self.post(self._last)
         if answer.acknowledged != self.acknowledged:
             raise RuntimeError(f"item {answer.acknowledged} was acknowledged after item {self.acknowledged}")
 
     def post(self, body: bytes) -> wire.Answer:
-        """One request."""
         self._connection.request("POST", "/api/v1/ingest", body, {"Content-Type": wire.CONTENT_TYPE, **AUTHORIZED})
         response = self._connection.getresponse()
         data = response.read()
@@ -186,7 +185,7 @@ def _no_sketches(taps: int) -> SketchBlock:
 
 
 def read_frames(url: str, query: str) -> Iterator[tuple[float, dict[str, Any]]]:
-    """The frames of a live stream and when each arrived, until the stream ends or the run has ended."""
+    """Yield the frames of a live stream and their arrival times, until the stream or the run has ended."""
     with open_url(f"{url}/api/v1/live?{query}") as answer:
         name = b""
         for line in answer:
@@ -198,7 +197,7 @@ def read_frames(url: str, query: str) -> Iterator[tuple[float, dict[str, Any]]]:
 
 
 def pace(hz: float, times: int) -> Iterator[int]:
-    """Numbers at a steady rate; who is late catches up."""
+    """Yield numbers at a steady rate. A late caller catches up."""
     begun = time.perf_counter()
     for number in range(times):
         delay = begun + number / hz - time.perf_counter()
@@ -208,7 +207,7 @@ def pace(hz: float, times: int) -> Iterator[int]:
 
 
 def describe(name: str, seconds: Sequence[float], unit: str = "ms") -> dict[str, float]:
-    """Prints the quantiles of some times, and gives them."""
+    """Print the quantiles of some times, and return them."""
     quantiles = np.quantile(seconds, [0.5, 0.95, 0.99, 1.0]) * 1000
     figures = dict(zip(("p50", "p95", "p99", "max"), quantiles.tolist(), strict=True))
     said = "   ".join(f"{each} {value:8.1f} {unit}" for each, value in figures.items())
@@ -217,7 +216,7 @@ def describe(name: str, seconds: Sequence[float], unit: str = "ms") -> dict[str,
 
 
 def judge(name: str, figure: float, target: float, unit: str, *, at_least: bool = False) -> None:
-    """Prints a figure beside its target."""
+    """Print a figure next to its target."""
     met = figure >= target if at_least else figure <= target
     sign = ">=" if at_least else "<="
     print(f"  {name:48} {figure:12,.3g} {unit}   target {sign} {target:,.3g}: {'met' if met else 'MISSED'}", flush=True)

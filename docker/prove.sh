@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds the dashboard's image and runs it as docs/docker.md says, on a Debian machine without a Docker engine and without
-# a registry of images: `make image`, as root. It needs buildah, podman, runc and mmdebstrap, which it installs.
+# an image registry: `make image`, as root. It needs buildah, podman, runc and mmdebstrap, which it installs.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

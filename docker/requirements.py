@@ -1,4 +1,4 @@
-"""Prints what pyproject.toml depends on, without the packages that are named: `python requirements.py torch`."""
+"""Prints the dependencies in pyproject.toml, except the named packages: `python requirements.py torch`."""
 
 import re
 import sys

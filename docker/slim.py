@@ -1,7 +1,7 @@
-"""Removes from an environment what a server never loads, and compiles what it does: `python slim.py`.
+"""Removes from an environment what a server never loads, and compiles the rest: `python slim.py`.
 
-It removes whole parts with a name of their own: Arrow's network file systems, headers, tests, and packaging tools. The
-modules that a server loads are compiled by loading them, because compiling everything would double the image.
+It removes whole, named parts: Arrow's network file systems, headers, tests, and packaging tools. The modules that a
+server loads are compiled by loading them, because compiling everything would double the image.
 """
 
 import importlib
@@ -11,7 +11,7 @@ import sysconfig
 from pathlib import Path
 
 UNUSED = {
-    # Arrow beyond local files: its servers, clouds and headers; and copies of a library under a second name.
+    # Arrow beyond local files: its servers, clouds, and headers, and copies of a library under a second name.
     "pyarrow": [
         "*flight*",
         "*s3*",
@@ -29,14 +29,14 @@ UNUSED = {
         "*.pxd",
         "*.pyx",
     ],
-    # Plotly's own script, which the pages bring in a smaller build, and its parts for notebooks.
+    # Plotly's own script, of which the pages have a smaller build, and its parts for notebooks.
     "plotly": ["package_data/*.js", "package_data/datasets", "labextension"],
     "numpy": ["tests", "*/tests", "f2py", "distutils", "_core/include", "*.pyi", "*/*.pyi", "_core/lib", "random/lib"],
     "zstandard": ["_cffi*", "backend_cffi.py"],
     ".": ["pip", "pip-*", "setuptools", "setuptools-*", "pkg_resources", "_distutils_hack", "distutils-precedence.pth"],
 }
-# Wheels with a debugger's tables. Not every library survives losing them: NumPy's were patched for their wheel, and
-# could not be loaded any more.
+# Wheels with debug symbols. Not every library survives their removal: NumPy's libraries were patched for their wheel,
+# and could no longer be loaded.
 STRIPPED = ["pyarrow", "zstandard"]
 LOADED = [
     "hookcore_app.cli.command",
@@ -51,7 +51,7 @@ LOADED = [
 
 
 def remove_unused(packages: Path) -> None:
-    """Remove what is listed; stop at a pattern that fits nothing, since the package has changed then."""
+    """Remove the listed parts. Stop at a pattern without a match, because the package has changed then."""
     for package, patterns in UNUSED.items():
         for pattern in patterns:
             found = list((packages / package).glob(pattern))
@@ -65,7 +65,7 @@ def remove_unused(packages: Path) -> None:
 
 
 def strip(packages: Path) -> None:
-    """Take the debugger's tables out of compiled libraries; needs binutils."""
+    """Remove debug symbols from compiled libraries; needs binutils."""
     libraries = [path for package in STRIPPED for path in (packages / package).glob("*.so*")]
     subprocess.run(["strip", "--strip-unneeded", *libraries], check=True)
 

@@ -19,7 +19,7 @@ BATCH = 128
 
 
 def make_spirals(points: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Points of two spirals that wind around each other, and which of the two each one is on."""
+    """Return points on two intertwined spirals, and the spiral of each point."""
     labels = torch.randint(2, (points,), generator=generator)
     turn = torch.rand(points, generator=generator).sqrt() * 3 * torch.pi
     angle = turn + labels * torch.pi
@@ -28,7 +28,7 @@ def make_spirals(points: int, generator: torch.Generator) -> tuple[Tensor, Tenso
 
 
 def make_model() -> nn.Sequential:
-    """A network with enough layers to be worth a look."""
+    """Return a network with enough layers to be interesting."""
     return nn.Sequential(
         nn.Linear(2, 64),
         nn.ReLU(),
@@ -42,7 +42,7 @@ def make_model() -> nn.Sequential:
 
 
 def train(model: nn.Module, watcher: hookcore.Watcher, steps: int) -> float:
-    """Plain training; returns the share of right answers on fresh points."""
+    """Train as usual; return the share of correct answers on new points."""
     generator = torch.Generator().manual_seed(0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for _ in range(steps):
@@ -58,11 +58,11 @@ def train(model: nn.Module, watcher: hookcore.Watcher, steps: int) -> float:
 
 
 def main() -> None:
-    """Reads the command line, trains and serves."""
+    """Read the command line, train, and serve."""
     parser = argparse.ArgumentParser(description="Trains a small network and shows its layers live.")
     parser.add_argument("--steps", type=int, default=20_000)
     given = parser.parse_args()
-    torch.set_num_threads(1)  # so small a network gains nothing from more, and the server needs a core too
+    torch.set_num_threads(1)  # so small a network gains nothing from more threads, and the server needs a core too
     torch.manual_seed(0)
     model = make_model()
     with hookcore.watch(model, server="thread") as watcher:

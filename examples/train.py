@@ -1,4 +1,4 @@
-"""The smallest whole use: watch a model, train it, read what was seen. Run it with `python examples/train.py`."""
+"""The smallest complete example: watch a model, train it, read the data. Run `python examples/train.py`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import hookcore
 
 
 def main() -> None:
-    """Trains for a hundred steps and prints each layer's newest numbers."""
+    """Train for a hundred steps and print each layer's newest numbers."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1))
     optimizer = torch.optim.Adam(model.parameters())
