@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from hookcore import answers
 from hookcore.answers import Number
 from hookcore.errors import ArgumentError
-from hookcore.reading.reader import TapName
+from hookcore.reading.reader import Reader, TapName
 from hookcore.reading.slices import cut
 from hookcore.records import Coverage, HookRecord, Kind, ModuleRecord, Severity, Snapshot
 from hookcore.store import STAT_NAMES, StepRange, Store
@@ -22,18 +22,16 @@ from hookcore.store.checks import matcher, require, require_kind
 _QUANTILE: Final = re.compile(r"p(\d{1,2}(?:\.\d{1,6})?|100)")
 
 
-class StoreReader:
+class StoreReader(Reader):
     """Answers questions about the run of a store, as `hookcore.Client` does for a run on a server."""
 
     def __init__(self, store: Store, run: str = "", acknowledged: Container[str] = ()) -> None:
         self._store, self._run, self._acknowledged = store, run, acknowledged
 
     def steps(self) -> StepRange:
-        """Return the first and newest step, and the number of steps."""
         return self._store.steps()
 
     def modules(self, match: str | None = None) -> list[answers.Module]:
-        """Return the modules in the model's order, with their coverage and taps."""
         fits = matcher(match)
         return self.modules_of([module for module in self._store.modules() if fits(module.path)])
 
@@ -65,7 +63,6 @@ class StoreReader:
         ]
 
     def taps(self, match: str | None = None, kind: Kind | None = None, type: str | None = None) -> answers.Taps:
-        """Return the taps, ascending by number; `type` is a pattern for the module's class."""
         found = list(self._store.taps(match, kind))
         if type is not None:
             fits, types = matcher(type), self._store.module_types()
@@ -81,18 +78,15 @@ class StoreReader:
         return answers.Tap.of(*self._store.find_tap(tap))
 
     def coverage(self, match: str | None = None, captured: bool | None = None) -> list[Coverage]:
-        """Return every module: captured, or not and why."""
         fits = matcher(match)
         return [each for each in self._store.coverage() if fits(each.path) and captured in (None, each.captured)]
 
     def hooks(self) -> list[HookRecord]:
-        """Return the hooks of the last inventory."""
         return list(self._store.hooks())
 
     def series(
         self, tap: TapName, stat: str = "rms", first: int | None = None, last: int | None = None, points: int = 1000
     ) -> answers.Series:
-        """Return one stat of one tap in at most `points` points; "p50" and "p99.9" are quantiles."""
         return self.stats(tap, (stat,), first, last, points)[0]
 
     def stats(
@@ -103,7 +97,6 @@ class StoreReader:
         last: int | None = None,
         points: int = 1000,
     ) -> list[answers.Series]:
-        """Return several stats of one tap; all quantiles come from one reading of its sketches."""
         named = self.find(tap)
         number, shares = int(named.number or 0), {stat: quantile_of(stat) for stat in stats}
         qs = {stat: share for stat, share in shares.items() if share is not None}
@@ -125,7 +118,6 @@ class StoreReader:
         last: int | None = None,
         points: int = 1000,
     ) -> list[answers.Series]:
-        """Return one stat of every tap that matches."""
         return [self.series(number, stat, first, last, points) for number, _ in self._store.taps(match, kind)]
 
     def heatmap(
@@ -151,7 +143,6 @@ class StoreReader:
     def histograms(
         self, tap: TapName, first: int | None = None, last: int | None = None, columns: int = 200, bins: int = 80
     ) -> answers.Histograms:
-        """Return the distribution of a tap over time."""
         return replace(self.many_histograms((tap,), first, last, columns, bins)[0], run=self._run)
 
     def many_histograms(
@@ -162,7 +153,6 @@ class StoreReader:
         columns: int = 200,
         bins: int = 80,
     ) -> list[answers.Histograms]:
-        """Return the distributions of several taps; each has its own edges."""
         found = [self.find(tap) for tap in taps]
         bounds = first, last, columns, bins
         return [answers.Histograms.of(tap, self._store.histograms(int(tap.number or 0), *bounds)) for tap in found]
@@ -175,7 +165,6 @@ class StoreReader:
         sort: str | None = None,
         limit: int = 1000,
     ) -> answers.Latest:
-        """Return the newest values; `sort` is a stat, non-finite and largest values first ("-rms": smallest)."""
         wanted = self._store.taps(match, kind)
         return answers.Latest.of(self._run, self._store.latest(None, stat, sort, limit, wanted=wanted))
 
@@ -187,7 +176,6 @@ class StoreReader:
         points: int = 1000,
         match: str | None = None,
     ) -> answers.Scalars:
-        """Return the names of the logged scalars that match, and the series of those in `names`."""
         chosen = dict.fromkeys((names,) if isinstance(names, str) else names)
         series = tuple(answers.Series.of(self._store.scalars(name, first, last, points)) for name in chosen)
         known = tuple(filter(matcher(match), self._store.scalar_names()))
@@ -202,7 +190,6 @@ class StoreReader:
         after: int | None = None,
         limit: int = 200,
     ) -> answers.Events:
-        """Return the newest matching events; with `after`, the oldest that came after an answer's `next`."""
         taken, kept = self._store.events_after(after or 0)
         start = taken - len(kept)
         fitting = [
@@ -219,7 +206,6 @@ class StoreReader:
         return answers.Events(self._run, len(fitting), behind, events)
 
     def snapshots(self, match: str | None = None, kind: Kind | None = None) -> list[answers.Snapshot]:
-        """Return the captured tensors, oldest first, without their values."""
         fits = matcher(match)
         return [
             answers.Snapshot.of(number, each)
@@ -232,7 +218,6 @@ class StoreReader:
         return dict(self._store.numbered_snapshots()).get(number)
 
     def tensor(self, number: int, slice: str = "") -> NDArray[Any]:
-        """Return the values of a snapshot, or a part of them as NumPy would slice it: "0,:,3:7"."""
         found = self.snapshot(number)
         if found is None:
             raise ArgumentError(f"there is no snapshot {number} of the run {self._run}; snapshots() lists them")

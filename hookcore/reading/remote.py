@@ -14,7 +14,7 @@ from hookcore import answers
 from hookcore.answers.base import Wanted
 from hookcore.errors import ServerError
 from hookcore.reading.exchange import Exchange
-from hookcore.reading.reader import TapName
+from hookcore.reading.reader import Reader, TapName
 from hookcore.records import Coverage, HookRecord, Kind, Severity, Tap
 from hookcore.store import StepRange
 
@@ -33,26 +33,23 @@ _MAX_POINTS: Final = 500_000
 _MAX_HISTOGRAMS: Final = 50
 
 
-class RemoteReader:
+class RemoteReader(Reader):
     """Answers questions about a run on a server: `run`, or the newest one."""
 
     def __init__(self, exchange: Exchange, run: str | None = None) -> None:
         self._exchange, self._run = exchange, run
 
     def steps(self, run: str | None = None) -> StepRange:
-        """Return the first and newest step, and the number of steps."""
         found = self._get(answers.Run, f"/api/v1/runs/{self._named(run)}")
         return StepRange(found.first_step, found.newest_step, found.steps)
 
     def modules(self, match: str | None = None, run: str | None = None) -> list[answers.Module]:
-        """Return the modules in the model's order, with their coverage and taps."""
         path = f"/api/v1/runs/{self._named(run)}/modules"
         return [module for page in self._pages(answers.Modules, path, {"match": match}) for module in page.modules]
 
     def taps(
         self, match: str | None = None, kind: Kind | None = None, type: str | None = None, run: str | None = None
     ) -> answers.Taps:
-        """Return the taps, ascending by number; `type` is a pattern for the module's class."""
         asked = {"match": match, "kind": kind, "type": type, "run": run}
         pages = list(self._pages(answers.Taps, "/api/v1/taps", asked))
         return replace(pages[-1], taps=tuple(tap for page in pages for tap in page.taps))
@@ -60,13 +57,11 @@ class RemoteReader:
     def coverage(
         self, match: str | None = None, captured: bool | None = None, run: str | None = None
     ) -> list[Coverage]:
-        """Return every module: captured, or not and why."""
         asked = {"match": match, "captured": captured, "run": run}
         pages = self._pages(answers.CoverageList, "/api/v1/coverage", asked)
         return [each for page in pages for each in page.coverage]
 
     def hooks(self, run: str | None = None) -> list[HookRecord]:
-        """Return the hooks of the last inventory."""
         pages = self._pages(answers.Hooks, "/api/v1/hooks", {"run": run})
         return [hook for page in pages for hook in page.hooks]
 
@@ -79,7 +74,6 @@ class RemoteReader:
         points: int = 1000,
         run: str | None = None,
     ) -> answers.Series:
-        """Return one stat of one tap in at most `points` points; "p50" and "p99.9" are quantiles."""
         return self.stats(tap, (stat,), first, last, points, run)[0]
 
     def stats(
@@ -91,7 +85,6 @@ class RemoteReader:
         points: int = 1000,
         run: str | None = None,
     ) -> list[answers.Series]:
-        """Return several stats of one tap."""
         asked = {"tap": name_of(tap), "stat": ",".join(stats), "from": first, "to": last, "points": points, "run": run}
         return list(self._get(answers.SeriesList, "/api/v1/series", asked).series)
 
@@ -105,7 +98,6 @@ class RemoteReader:
         points: int = 1000,
         run: str | None = None,
     ) -> list[answers.Series]:
-        """Return one stat of every tap that matches."""
         asked = {"match": match or "*", "kind": kind, "stat": stat, "from": first, "to": last, "points": points}
         limit = min(_MAX_SERIES, _MAX_POINTS // max(points, 1))
         pages = self._pages(answers.SeriesList, "/api/v1/series", {**asked, "run": run}, limit)
@@ -122,7 +114,6 @@ class RemoteReader:
         rows: int = 1000,
         run: str | None = None,
     ) -> answers.Heatmap:
-        """Return the worst value of each tap of a kind over time, in at most `columns` by `rows` cells."""
         asked = {"kind": kind, "stat": stat, "match": match, "from": first, "to": last, "columns": columns}
         return self._get(answers.Heatmap, "/api/v1/heatmap", {**asked, "rows": rows, "run": run})
 
@@ -135,7 +126,6 @@ class RemoteReader:
         bins: int = 80,
         run: str | None = None,
     ) -> answers.Histograms:
-        """Return the distribution of a tap over time."""
         asked = {"tap": name_of(tap), "from": first, "to": last, "columns": columns, "bins": bins, "run": run}
         return self._get(answers.Histograms, "/api/v1/histograms", asked)
 
@@ -148,7 +138,6 @@ class RemoteReader:
         bins: int = 80,
         run: str | None = None,
     ) -> list[answers.Histograms]:
-        """Return the distributions of several taps by their numbers; each has its own edges."""
         found: list[answers.Histograms] = []
         for start in range(0, len(taps), _MAX_HISTOGRAMS):
             some = ",".join(str(tap) for tap in taps[start : start + _MAX_HISTOGRAMS])
@@ -165,7 +154,6 @@ class RemoteReader:
         limit: int = 1000,
         run: str | None = None,
     ) -> answers.Latest:
-        """Return the newest values; `sort` is a stat, non-finite and largest values first ("-rms": smallest)."""
         asked = {"match": match, "kind": kind, "stat": stat, "sort": sort, "limit": limit, "run": run}
         return self._get(answers.Latest, "/api/v1/latest", asked)
 
@@ -178,7 +166,6 @@ class RemoteReader:
         match: str | None = None,
         run: str | None = None,
     ) -> answers.Scalars:
-        """Return the names of the logged scalars that match, and the series of those in `names` (at most 50)."""
         chosen = [names] if isinstance(names, str) else list(names)
         asked = {"name": chosen, "from": first, "to": last, "points": points, "match": match, "run": run}
         found = self._get(answers.Scalars, "/api/v1/scalars", asked)
@@ -197,19 +184,16 @@ class RemoteReader:
         limit: int = 200,
         run: str | None = None,
     ) -> answers.Events:
-        """Return the newest matching events; with `after`, the oldest that came after an answer's `next`."""
         asked = {"from": first, "to": last, "name": name, "severity": severity, "after": after, "limit": limit}
         return self._get(answers.Events, "/api/v1/events", {**asked, "run": run})
 
     def snapshots(
         self, match: str | None = None, kind: Kind | None = None, run: str | None = None
     ) -> list[answers.Snapshot]:
-        """Return the captured tensors, oldest first, without their values."""
         pages = self._pages(answers.Snapshots, "/api/v1/snapshots", {"match": match, "kind": kind, "run": run})
         return [snapshot for page in pages for snapshot in page.snapshots]
 
     def tensor(self, number: int, slice: str = "", run: str | None = None) -> NDArray[Any]:
-        """Return the values of a snapshot, or a part of them as NumPy would slice it: "0,:,3:7"."""
         asked = {"slice": slice, "run": run or self._run, "format": "npy"}
         data = self._exchange.send("GET", f"/api/v1/snapshots/{number}", asked)
         values: NDArray[Any] = np.load(io.BytesIO(data), allow_pickle=False)
