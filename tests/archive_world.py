@@ -22,10 +22,11 @@ from hookcore.records import (
     Snapshot,
     Tap,
 )
-from hookcore.records.sketch import Sketch, block_of
+from hookcore.records.sketch import Sketch
 from hookcore.store import STAT_NAMES, Store
 from hookcore.wire import RunInfo
 from tests.build import frame, no_sketches, stats_of
+from tests.sketches import block_of
 
 ODD = (np.nan, np.inf, -np.inf, 1e308, -1e308, 5e-324, 0.0, -0.0)
 SECRET = "the-key-that-must-not-be-written"

@@ -13,12 +13,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hookcore.records import STAT_COLUMN, STATS, Frame, Tap
-from hookcore.records.sketch import NAN, NEG_INF, POS_INF, Sketch, block_of
+from hookcore.records.sketch import NAN, NEG_INF, POS_INF, Sketch
 from hookcore.store import STAT_NAMES, Store
 from hookcore.store.ladder import Ladder
 from hookcore.store.schemas import STAT_SCHEMA
 from hookcore.store.sketches import SketchLadder
 from tests.build import no_sketches
+from tests.sketches import block_of, rebin
 
 SLOW = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 SEEDS = st.integers(0, 2**32 - 1)
@@ -235,7 +236,7 @@ def test_histograms_and_quantiles_contain_every_value_of_the_run(seed: int, colu
     assert (np.diff(shown.edges) > 0).all()
     apart = shown.nan.sum() + shown.negative_infinity.sum() + shown.positive_infinity.sum()
     assert apart == total.counts[[NAN, NEG_INF, POS_INF]].sum()
-    assert np.array_equal(shown.counts.sum(axis=0), total.rebin(shown.edges).counts)
+    assert np.array_equal(shown.counts.sum(axis=0), rebin(total, shown.edges))
     assert shown.counts.sum() + apart == total.total
     one = store.quantiles(3, [0.1, 0.5], points=1)
     assert one.values.tolist() == [total.quantiles([0.1, 0.5]).tolist()]

@@ -7,7 +7,6 @@ that order (NaN, infinities, magnitudes out of range) have their own bins.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -88,13 +87,6 @@ def bins_of(values: ArrayLike) -> NDArray[np.uint16]:
     return bins.reshape(given.shape)
 
 
-def center(bin_number: int) -> float:
-    """Return the value that represents a bin, at most RELATIVE_ERROR from each of its values; NaN for the NaN bin."""
-    if not 0 <= bin_number < BINS:
-        raise ArgumentError(f"bin {bin_number} does not exist: bins are 0 to {BINS - 1}")
-    return float(CENTRES[bin_number])
-
-
 def group_starts(k: int) -> NDArray[np.intp]:
     """Return the first bins of groups that cover the finite values: k neighboring steps each, from zero outwards.
 
@@ -105,14 +97,6 @@ def group_starts(k: int) -> NDArray[np.intp]:
     positive = np.arange(POS_FIRST, POS_OVER, k)
     negative = np.maximum(NEG_UNDER - k - (positive[::-1] - POS_FIRST), NEG_FIRST)
     return np.concatenate([[NEG_OVER], negative, [NEG_UNDER], positive, [POS_OVER]])
-
-
-@dataclass(frozen=True, slots=True)
-class Histogram:
-    """Counts between ascending edges: counts[i] is for edges[i] to edges[i + 1]."""
-
-    edges: NDArray[np.float64]
-    counts: NDArray[np.uint64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -173,11 +157,6 @@ class Sketch:
     def negative_infinity(self) -> int:
         """The number of -Inf values."""
         return int(self.counts[NEG_INF])
-
-    @property
-    def under(self) -> int:
-        """The number of nonzero values below the range."""
-        return int(self.counts[NEG_UNDER] + self.counts[POS_UNDER])
 
     @property
     def over(self) -> int:
@@ -243,44 +222,6 @@ class Sketch:
         rank = np.clip(np.ceil(wanted * n), 1, max(1, n))
         return np.minimum(np.searchsorted(cumulated, rank.astype(np.uint64)), NAN)
 
-    def coarsen(self, k: int) -> Histogram:
-        """Merge every k neighboring steps of the finite values, symmetrically around zero.
-
-        Zeros and values below the range share the one bin around zero.
-        """
-        first = group_starts(k)
-        counts = np.add.reduceat(self.counts[:POS_INF], first, dtype=np.uint64)
-        return Histogram(np.append(EDGES[first], EDGES[POS_INF]), counts)
-
-    def rebin(self, edges: ArrayLike) -> Histogram:
-        """Count the finite values between other, ascending edges: each bin counts where its center lies.
-
-        Bins outside the edges are not counted; the last edge belongs to the last interval.
-        """
-        given = np.asarray(edges, dtype=np.float64)
-        if given.ndim != 1 or given.size < 2 or not np.all(np.diff(given) > 0):
-            raise ArgumentError(f"edges of shape {given.shape} are invalid: use at least two ascending edges")
-        finite = slice(NEG_OVER, POS_INF)
-        points = CENTRES[finite].copy()
-        points[[NEG_UNDER - 1, POS_UNDER - 1]] /= 2  # these four are represented by an edge, but lie beyond it
-        points[[0, -1]] *= 1 + RELATIVE_ERROR
-        place = np.searchsorted(given, points, side="right") - 1
-        place[points == given[-1]] = given.size - 2
-        inside = (place >= 0) & (place < given.size - 1)
-        counts = np.zeros(given.size - 1, np.uint64)
-        np.add.at(counts, place[inside], self.counts[finite][inside])
-        return Histogram(given, counts)
-
-    def shifted(self, steps: int) -> Sketch:
-        """Move every magnitude by a number of bins: STEPS_PER_OCTAVE bins multiply by two, negative numbers divide.
-
-        A magnitude that leaves the range goes to the under or over bin. One that was already there stays, because
-        its exact value is unknown.
-        """
-        moved = np.zeros(BINS, np.uint64)
-        np.add.at(moved, _moved_bins(steps), self.counts)
-        return Sketch(moved)
-
 
 def _between(low: float, high: float) -> float:
     """Return the value that represents all values between two magnitudes; NaN if it can be too far from one of them."""
@@ -309,31 +250,12 @@ def _moved_bins(steps: int) -> NDArray[np.uint16]:
     return target.astype(np.uint16)
 
 
-def block_of(sketches: Sequence[Sketch]) -> SketchBlock:
-    """Return the sparse block whose row i is sketches[i]; raise ArgumentError for counts beyond uint32."""
-    dense = np.array([sketch.counts for sketch in sketches], np.uint64).reshape(len(sketches), BINS)
-    return _block_of_dense(dense)
-
-
-def sketch_of_row(block: SketchBlock, row: int) -> Sketch:
-    """Return the sketch in one row of a block."""
-    part = slice(int(block.start[row]), int(block.start[row + 1]))
-    return Sketch.of_bins(block.bins[part], block.counts[part])
-
-
-def merge_blocks(blocks: Sequence[SketchBlock]) -> SketchBlock:
-    """Return the block whose row i is the exact sum of the rows i; all blocks need the same number of rows."""
-    rows = {len(block.start) - 1 for block in blocks}
-    if len(rows) != 1:
-        raise ArgumentError(f"can't merge blocks with {sorted(rows)} rows: use at least one block, all with equal rows")
-    dense = np.zeros((rows.pop(), BINS), np.uint64)
-    for block in blocks:
-        add_block(dense, block)
-    return _block_of_dense(dense)
-
-
 def shifted_rows(block: SketchBlock, rows: NDArray[np.bool_], steps: int) -> SketchBlock:
-    """Return the block with the magnitudes of the chosen rows moved by `steps` bins; see `Sketch.shifted`."""
+    """Return the block with the magnitudes of the chosen rows moved by `steps` bins.
+
+    STEPS_PER_OCTAVE bins multiply by two, negative numbers divide. A magnitude that leaves the range goes to the under
+    or over bin. One that was already there stays, because its exact value is unknown.
+    """
     if not steps or not block.bins.size:
         return block
     starts = block.start.astype(np.int64)
@@ -345,22 +267,3 @@ def shifted_rows(block: SketchBlock, rows: NDArray[np.bool_], steps: int) -> Ske
     start = np.zeros(len(lengths) + 1, np.uint32)
     np.cumsum(np.bincount(row[first], minlength=len(lengths)), out=start[1:])
     return SketchBlock(start, moved[first].astype(np.uint16), counts)
-
-
-def add_block(dense: NDArray[np.uint64], block: SketchBlock) -> None:
-    """Add each row of a block to the same row of a dense [rows, BINS] array."""
-    if not dense.flags.c_contiguous:
-        raise ArgumentError("the dense array is not contiguous: use one from np.zeros")
-    start = block.start.astype(np.int64)
-    lengths = start[1:] - start[:-1]
-    keys = np.repeat(np.arange(len(lengths), dtype=np.int64) * BINS, lengths) + block.bins
-    dense.reshape(-1)[keys] += block.counts  # a bin occurs only once in a row
-
-
-def _block_of_dense(dense: NDArray[np.uint64]) -> SketchBlock:
-    if dense.size and dense.max() > np.iinfo(np.uint32).max:
-        raise ArgumentError(f"a count of {dense.max()} exceeds the maximum of {np.iinfo(np.uint32).max} per bin")
-    row, bins = np.nonzero(dense)
-    start = np.zeros(len(dense) + 1, np.uint32)
-    np.cumsum(np.bincount(row, minlength=len(dense)), out=start[1:])
-    return SketchBlock(start, bins.astype(np.uint16), dense[row, bins].astype(np.uint32))
