@@ -74,7 +74,7 @@ def test_keys_that_change_in_every_step_take_no_rows_from_other_modules() -> Non
         assert ("other", "output_grad", "", 0) in read_step(watcher, 900)
         taps = [tap for tap in watcher.store.taps().taps if tap.module == "odd"]
         assert 0 < len(taps) <= 600
-        assert sum(len(plan.taps) for plan in watcher._recorder.models.plans.live()) <= 600
+        assert sum(len(plan.rows.slots) for plan in watcher._recorder.models.plans.live()) <= 600
         assert any("odd" in item.path and item.reason for item in watcher.coverage())
         assert watcher.errors == []
 

@@ -10,7 +10,8 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 
 from hookcore.hooks.compiled import clean_path, compiled_functions, has_compiled, is_region, runs_uncompiled
-from hookcore.recorder.plans import Plan, PlanTable, Root
+from hookcore.recorder.plans import Plan, PlanTable
+from hookcore.recorder.roots import Root
 from hookcore.recorder.taps import TapTable
 from hookcore.recorder.tree import parameters_of, walk
 from hookcore.records import Coverage, Kind, ModuleRecord
@@ -69,7 +70,7 @@ def _shapes_of(module: nn.Module, plan: Plan | None) -> tuple[tuple[str, tuple[i
     for name, parameter in dict(module._parameters).items():
         if parameter is not None and not isinstance(parameter, nn.UninitializedParameter):
             known[name] = tuple(parameter.shape)
-    return (*known.items(), *(dict(plan.shapes).items() if plan else ()))
+    return (*known.items(), *(dict(plan.rows.shapes).items() if plan else ()))
 
 
 # -- coverage --------------------------------------------------------------------------------------------------------
@@ -104,7 +105,7 @@ def coverage_of(plans: PlanTable, table: TapTable, boundary: bool, on_modules: b
         {plan.path: plan for plan in live},
         regions,
         compiled_functions(module for plan in live if (module := plan.ref()) is not None),
-        frozenset(id(plan.root) for plan in live if plan.seen),
+        frozenset(id(plan.root) for plan in live if plan.history.seen),
         on_modules and has_compiled(),
     )
     return [_coverage_of(plan, world, departed.get(plan.path)) for plan in everyone]
@@ -113,7 +114,7 @@ def coverage_of(plans: PlanTable, table: TapTable, boundary: bool, on_modules: b
 def hidden_roots(plans: PlanTable, on_modules: bool = False) -> list[tuple[str, str]]:
     """Return the models that train without an observed call, by name, and why."""
     live = plans.live()
-    seen = {id(plan.root) for plan in live if plan.seen}
+    seen = {id(plan.root) for plan in live if plan.history.seen}
     hidden = [plan for plan in live if plan.is_root and id(plan.root) not in seen and _ran_unseen(plan, live)]
     if not hidden:
         return []
@@ -124,7 +125,7 @@ def hidden_roots(plans: PlanTable, on_modules: bool = False) -> list[tuple[str, 
 
 
 def _ran_unseen(root: Plan, live: Sequence[Plan]) -> bool:
-    return any(plan.root is root.root and plan.got_gradients for plan in live)
+    return any(plan.root is root.root and plan.history.got_gradients for plan in live)
 
 
 def _hides_its_parts(plan: Plan) -> bool:
@@ -136,7 +137,7 @@ def _filled(plan: Plan, table: TapTable, before: Plan | None = None) -> dict[Kin
     """Return the captured kinds, and whether each was in the newest frame."""
     filled: dict[Kind, bool] = {}
     for source in (plan, before) if before is not None else (plan,):
-        for key, slot in list(source.taps.items()):
+        for key, slot in list(source.rows.slots.items()):
             if slot < 0 or key[0] not in plan.kinds:
                 continue
             number = table.numbers[slot]
@@ -152,13 +153,17 @@ def _coverage_of(plan: Plan, world: _World, before: Plan | None) -> Coverage:
     # A module with only its parameters captured is not captured if its activations were requested.
     asked = plan.kinds & _MODULE_KINDS or plan.kinds
     captured = not asked.isdisjoint(filled)
-    reasons = list(plan.reasons)
-    slots = list(plan.taps.values())
-    if any(slot < 0 for slot in slots):
+    reasons = list(plan.history.reasons)
+    slots = dict(plan.rows.slots)
+    if any(slot < 0 for slot in slots.values()):
         reasons.append(NO_ROOM)
-    if "output" in filled and "output_grad" not in filled and any(key[0] == "output_grad" for key in list(plan.taps)):
+    if (
+        "output" in filled
+        and "output_grad" not in filled
+        and any(key[0] == "output_grad" for key in list(plan.rows.slots))
+    ):
         reasons.append("no gradient came: its output is unused, detached, or a view that was changed in place")
-    if not plan.seen and not captured:
+    if not plan.history.seen and not captured:
         reasons.append(_why_unseen(plan, world))
     reason = plan.skipped_by or "; ".join(reasons)
     if not reason and not filled:
@@ -171,8 +176,8 @@ def _coverage_of(plan: Plan, world: _World, before: Plan | None) -> Coverage:
 def _why_unseen(plan: Plan, world: _World) -> str:
     """Return why no call of this module was observed; for a deleted one, what was known about it."""
     if plan.ref() is not None:
-        plan.why_unseen = _why_unseen_now(plan, world)
-    return plan.why_unseen or NOT_CALLED
+        plan.history.note_unseen(_why_unseen_now(plan, world))
+    return plan.history.why_unseen or NOT_CALLED
 
 
 def _why_unseen_now(plan: Plan, world: _World) -> str:
@@ -183,7 +188,7 @@ def _why_unseen_now(plan: Plan, world: _World) -> str:
         return COMPILED_UNSEEN
     functions, model_was_seen = ", ".join(world.functions), id(plan.root) in world.seen_roots
     if functions and not model_was_seen:
-        if plan.got_gradients:
+        if plan.history.got_gradients:
             return (
                 "its weights got gradients, but no call of it was seen: it runs inside a compiled function "
                 f"({functions}), or is called by .forward() alone"
@@ -192,7 +197,7 @@ def _why_unseen_now(plan: Plan, world: _World) -> str:
     tied = _tied_to(plan, world)
     if tied is not None:
         return f"not called: its weight is tied to {tied or 'the root'}; using a weight directly calls no module"
-    if not plan.got_gradients:
+    if not plan.history.got_gradients:
         return NOT_CALLED
     if functions:
         return (

@@ -76,7 +76,7 @@ class Dispatcher:
         if self._saw_eval:
             self._saw_eval = False
             for plan in self.plans.live():
-                plan.eval_calls = 0
+                plan.counts.reset_evaluation()
         self.reset_calls()
         if captured:
             self.statistics.begin_step()
@@ -84,11 +84,11 @@ class Dispatcher:
     def reset_calls(self) -> None:
         """Restart the count of training calls of every module."""
         for plan in [*self.plans.by_id.values(), *self.plans.named]:
-            plan.reset_calls()
+            plan.counts.reset_training()
 
     def has_outputs(self) -> bool:
         """Return whether a module has run since the last backward pass ended."""
-        return any(plan.calls for plan in self.plans.live())
+        return any(plan.counts.training for plan in self.plans.live())
 
     # Calls
 
@@ -100,8 +100,7 @@ class Dispatcher:
             with DisableTorchFunction():
                 tensors = list(find_tensors(inputs))
                 phase, comes_again = _phase(plan, tensors)
-                number = plan.eval_calls if phase == "eval" else plan.calls
-                call = Call(plan, tensors, number, phase, comes_again=comes_again)
+                call = Call(plan, tensors, plan.counts.next(phase), phase, comes_again=comes_again)
                 for observer in self._observers:
                     observer.saw_inputs(call)
         except Exception as error:
@@ -135,7 +134,7 @@ class Dispatcher:
             self.errors.record("forward hook", error, plan)
 
     def _new_call(self, plan: Plan, output: Any) -> Call | None:
-        plan.seen = True
+        plan.history.saw_call()
         tensors = list(find_tensors(output))
         if not tensors:
             plan.note_reason(NO_TENSOR)
@@ -143,28 +142,20 @@ class Dispatcher:
         phase, comes_again = _phase(plan, tensors)
         if phase == "eval":
             self._saw_eval = True
-            number = plan.eval_calls
-            plan.eval_calls += 1
-        else:
-            number = plan.calls
-            plan.calls += 1
+        number = plan.counts.add(phase)
         if comes_again:
-            plan.pending.append((forward_segment(), number))
+            plan.counts.pending.append((forward_segment(), number))
         return Call(plan, tensors, number, phase, comes_again=comes_again)
 
     # Calls inside compiled graphs
 
     def saw_traced_output(self, plan: Plan, index: str, output: Tensor) -> int:
         """Report one output of a call. Return a ticket for its gradient, negative if it isn't needed."""
-        if plan.first_index is None:
-            plan.first_index = index
-        counts = index == plan.first_index
-        if _current_task() != -1:  # a checkpoint repeats calls in reverse order: only the gradient is new
-            plan.recomputed += counts
-            return self.statistics.ticket(plan, index, max(0, plan.calls - plan.recomputed))
-        plan.calls += counts
-        plan.seen = True
-        call = Call(plan, [(index, output)], plan.calls - 1, plan.root.phase(torch.is_grad_enabled()), traced=True)
+        if _current_task() != -1:  # a checkpoint repeats calls: only the gradient is new
+            return self.statistics.ticket(plan, index, plan.counts.repeat_traced(index))
+        plan.history.saw_call()
+        number = plan.counts.add_traced(index)
+        call = Call(plan, [(index, output)], number, plan.root.phase(torch.is_grad_enabled()), traced=True)
         for observer in self._observers:
             observer.saw_outputs(call)
         return self.statistics.ticket(plan, index, call.number) if call.phase == "train" else -1
@@ -192,10 +183,10 @@ def _call_again(plan: Plan, output: Any) -> Call | None:
 
     Only under a reentrant checkpoint does the gradient flow through this second output.
     """
-    if not plan.pending:
-        if not plan.seen:
+    if not plan.counts.pending:
+        if not plan.history.seen:
             plan.note_reason(ONLY_IN_BACKWARD)
         return None
     tensors = list(find_tensors(output))
-    number = take_call(plan.pending, tensors, torch.is_grad_enabled())
+    number = take_call(plan.counts.pending, tensors, torch.is_grad_enabled())
     return None if number is None else Call(plan, tensors, number, "train", again=True)

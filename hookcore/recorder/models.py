@@ -18,7 +18,8 @@ from hookcore.names import select, unique_root_name
 from hookcore.recorder.coverage import coverage_of, joined, records_of
 from hookcore.recorder.errorlog import ErrorLog
 from hookcore.recorder.parameters import Parameters
-from hookcore.recorder.plans import Plan, PlanTable, Root, fingerprint
+from hookcore.recorder.plans import Plan, PlanTable
+from hookcore.recorder.roots import Root
 from hookcore.recorder.taps import TapTable
 from hookcore.recorder.tree import parameters_of, walk
 from hookcore.records import Coverage, Kind, ModuleRecord
@@ -73,8 +74,8 @@ class Models:
         root = self.roots[0] if self.roots else Root(nn.Module(), "")
         if any(plan.path == name for plan in self.plans.live()):
             name = f"{name} (observed)"  # the path of a module, whose numbers must stay separate
-        plan = Plan(name, root.ref() or nn.Module(), root, frozenset(("output", "output_grad")))
-        plan.type_name = "observed tensor"
+        module, kinds = root.ref() or nn.Module(), frozenset[Kind](("output", "output_grad"))
+        plan = Plan(name, module, root, kinds, type_name="observed tensor")
         self.plans.named.append(plan)
         return plan
 
@@ -86,8 +87,8 @@ class Models:
                 continue
             self._ignored.pop(key, None)
             kinds = _NO_KINDS if reason else self._settings.kinds
-            plan = Plan(joined(root.name, path), module, root, kinds, reason)
-            plan.ref = weakref.ref(module, partial(self._departed, key))
+            when_gone = partial(self._departed, key)
+            plan = Plan(joined(root.name, path), module, root, kinds, reason, when_gone=when_gone)
             plans[key] = plan
             self._parameters.adopt(plan)
 
@@ -109,9 +110,7 @@ class Models:
         changed = {
             id(plan.root): plan.root
             for plan in self.plans.live()
-            if (module := plan.ref()) is not None
-            and (module._modules or plan.children)
-            and fingerprint(module) != plan.children
+            if (module := plan.ref()) is not None and plan.tree_changed(module)
         }
         for root in changed.values():
             with self._lock:
@@ -125,26 +124,25 @@ class Models:
         plans, modules = self.plans.by_id, _modules_of(root)
         selection = _Everything(self._settings)
         mine = [(key, plan) for key, plan in list(plans.items()) if plan.root is root]
-        calls = self._gone | {plan.path: plan.calls for _, plan in mine}
+        calls = self._gone | {plan.path: plan.counts.training for _, plan in mine}
         paths = {id(module): path for path, module in modules.items()}
         for key, plan in mine:
             module, path = plan.ref(), paths.get(key)
             if module is None or path is None:
-                plan.leaves("no longer part of the model")
+                plan.note_reason("no longer part of the model")
                 self._departed(key, None)
             elif joined(root.name, path) != plan.path:
                 self._rename(plan, joined(root.name, path), selection.reason(path, module))
         self._plan_all(root, {path: (module, selection.reason(path, module)) for path, module in modules.items()})
         for plan in [plan for plan in list(plans.values()) if plan.root is root]:
             # A module that replaced another within a pass: their calls must not share a tap.
-            plan.calls = max(plan.calls, calls.get(plan.path, 0))
+            plan.counts.continue_from(calls.get(plan.path, 0))
             if (module := plan.ref()) is not None:
-                plan.children = fingerprint(module)
+                plan.follow_tree(module)
 
     def _rename(self, plan: Plan, path: str, reason: str) -> None:
         """Rename a module that moved in the tree. Its next values get taps of the new name."""
-        self.plans.departed.append(plan.left_behind(f"called {path} since then"))
-        plan.path = path
+        self.plans.departed.append(plan.move_to(path))
         plan.choose(_NO_KINDS if reason else self._settings.kinds, reason)
         self._parameters.rename(plan)
 
@@ -209,7 +207,7 @@ class Models:
         """Handle a removed module. What is known about it is kept."""
         plan = self.plans.by_id.pop(key, None)
         if plan is not None:
-            self._gone[plan.path] = plan.calls
+            self._gone[plan.path] = plan.counts.training
             self._parameters.forget(plan)
             self.plans.departed.append(plan)
 

@@ -155,12 +155,12 @@ class Parameters:
         """
         self.read = True
         for parameter in owned:
-            if parameter.grad_slot < 0 and parameter.plan.got_gradients:
+            if parameter.grad_slot < 0 and parameter.plan.history.got_gradients:
                 continue
             tensor = parameter.tensor
             if tensor is None or tensor.grad is None:
                 continue
-            parameter.plan.got_gradients = True
+            parameter.plan.history.saw_gradients()
             if parameter.grad_slot >= 0:
                 self._statistics.add_safely(parameter.plan, tensor.grad, parameter.grad_slot)
 

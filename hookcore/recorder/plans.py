@@ -4,157 +4,187 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Callable, Iterator
+from typing import Any, Final
 
-import torch
 from torch import nn
 
 from hookcore.recorder.checkpoints import Pending
 from hookcore.recorder.current import TensorHook
+from hookcore.recorder.roots import Root
 from hookcore.records import Kind, Phase
 
 MAX_DEPARTED: Final = 10_000
 
 
 def fingerprint(module: nn.Module) -> tuple[object, ...]:
-    """Return a module's children by name and identity. It differs if one is added, removed, renamed, or exchanged."""
+    """Return a module's children by name and identity, which differs once one is added, removed, or replaced."""
     children = module._modules
     return (*children.keys(), *map(id, children.values())) if children else ()
 
 
-class Root:
-    """A model: the outermost module of a tree."""
+class Counts:
+    """The number of a module's calls, which tells the calls of one step apart."""
 
-    __slots__ = ("__weakref__", "entered_with_grad", "name", "passed_in_training", "ref", "trained")
+    __slots__ = ("_first_index", "_recomputed", "evaluation", "pending", "training")
 
-    def __init__(self, module: nn.Module, name: str) -> None:
-        self.ref = weakref.ref(module)
-        self.name = name
-        self.trained: bool | None = None  # whether it trains in training mode; None if unknown
-        self.passed_in_training: bool | None = None  # its mode in the last backward pass of the running step
-        self.entered_with_grad = False  # whether it is running, and was called with gradients enabled
+    def __init__(self) -> None:
+        self.training = 0  # since the last backward pass ended
+        self.evaluation = 0  # since the step began
+        self.pending: Pending = []  # calls under a reentrant checkpoint, whose gradient comes with the recompute
+        self._recomputed = 0  # calls that a checkpoint repeated
+        self._first_index: str | None = None  # of a traced output, which stands for the call
 
-    def trains(self) -> bool:
-        """Whether the model is in training mode now; False if it is gone."""
-        module = self.ref()
-        if module is not None and module.training:
-            self.trained = True
-            return True
-        return False
+    def next(self, phase: Phase) -> int:
+        """Return the number that the next call in this phase has."""
+        return self.evaluation if phase == "eval" else self.training
 
-    def enter(self) -> None:
-        """Handle the start of a call of the model."""
-        self.entered_with_grad = torch.is_grad_enabled()
+    def add(self, phase: Phase) -> int:
+        """Count a call and return its number."""
+        number = self.next(phase)
+        if phase == "eval":
+            self.evaluation += 1
+        else:
+            self.training += 1
+        return number
 
-    def leave(self) -> None:
-        """Handle the end of the call."""
-        self.entered_with_grad = False
+    def add_traced(self, index: str) -> int:
+        """Count a call in a compiled graph by one of its outputs and return its number."""
+        self.training += self._stands_for_call(index)
+        return self.training - 1
 
-    def note_pass(self) -> None:
-        """Record that a backward pass reached its weights."""
-        module = self.ref()
-        if module is not None:
-            self.passed_in_training = module.training
+    def repeat_traced(self, index: str) -> int:
+        """Return which call a checkpoint repeats in a compiled graph. It repeats them in reverse order."""
+        self._recomputed += self._stands_for_call(index)
+        return max(0, self.training - self._recomputed)
 
-    def note_step(self) -> None:
-        """Handle the end of a step. A model whose gradients arrived in evaluation mode trains in that mode.
+    def _stands_for_call(self, index: str) -> bool:
+        if self._first_index is None:
+            self._first_index = index
+        return index == self._first_index
 
-        This uses data of every step, captured or not, so that a call's phase doesn't depend on what is captured.
-        """
-        if self.passed_in_training is not None:
-            self.trained, self.passed_in_training = self.passed_in_training, None
+    def continue_from(self, calls: int) -> None:
+        """Count on from the calls of the module that was in this place before."""
+        self.training = max(self.training, calls)
 
-    def phase(self, requires_grad: bool) -> Phase:
-        """Return training or evaluation, by the root's own mode.
+    def reset_training(self) -> None:
+        """Count the training calls from zero again: a backward pass has ended, or a step begins."""
+        self.training = self._recomputed = 0
+        if self.pending:
+            self.pending.clear()
 
-        A model that was never in training mode but builds a graph is being trained in eval mode, as in many fine-tuning
-        scripts. Once its passes have shown that, the same is true for its parts that need no gradient.
-        """
-        module = self.ref()
-        if module is None or module.training:
-            self.trained = True
-            return "train"
-        graph = requires_grad or (self.trained is False and torch.is_grad_enabled())
-        return "train" if graph and not self.trained else "eval"
+    def reset_evaluation(self) -> None:
+        """Count the calls in evaluation from zero again."""
+        self.evaluation = 0
+
+    def forget_outputs(self) -> None:
+        """Forget what refers to the outputs of the module."""
+        self.pending.clear()
+        self._first_index = None
+
+
+class Rows:
+    """Where the numbers of a module's tensors go."""
+
+    __slots__ = ("hooks", "lone", "shapes", "slots")
+
+    def __init__(self) -> None:
+        self.slots: dict[tuple[Kind, str, int, Phase], int] = {}
+        self.shapes: dict[str, tuple[int, ...]] = {}  # of its inputs and outputs, as they first came
+        self.hooks: dict[int, TensorHook] = {}  # by slot, so that a tensor that is returned again is recognized
+        self.lone: list[TensorHook] = []  # per call, for outputs that are one plain tensor
+
+    def choose_again(self) -> None:
+        """Forget what depends on the kinds that are captured."""
+        self.lone = []
+
+    def release(self) -> None:
+        """Let go of all hooks."""
+        self.lone, self.hooks = [], {}
+
+
+class History:
+    """What is known of a module's past, for its coverage."""
+
+    __slots__ = ("got_gradients", "reasons", "seen", "why_unseen")
+
+    def __init__(self) -> None:
+        self.seen = False  # whether it ever ran
+        self.got_gradients = False  # whether a parameter of its own was stepped with a gradient
+        self.reasons: dict[str, int] = {}  # why something of it was not captured, and how often
+        self.why_unseen = ""  # why no call of it was seen, when this was asked last
+
+    def saw_call(self) -> None:
+        """Remember that the module ran."""
+        self.seen = True
+
+    def saw_gradients(self) -> None:
+        """Remember that a parameter of the module was stepped with a gradient."""
+        self.got_gradients = True
+
+    def note_unseen(self, why: str) -> None:
+        """Remember why no call of the module was seen."""
+        self.why_unseen = why
+
+    def absorb(self, later: History) -> None:
+        """Add the history of another module that had the same place."""
+        self.seen = self.seen or later.seen
+        for reason, times in later.reasons.items():
+            self.reasons[reason] = self.reasons.get(reason, 0) + times
 
 
 class Plan:
-    """The plan for capturing one module."""
+    """One module's part in the capture: its place, what is chosen of it, its calls, its rows, and its history."""
 
     __slots__ = (
+        "_children",
+        "_errors",
         "acts_before",
-        "calls",
-        "children",
-        "errors",
-        "eval_calls",
-        "first_index",
-        "got_gradients",
-        "hooks",
+        "counts",
+        "history",
         "is_root",
         "kinds",
-        "lone",
         "muted",
         "path",
-        "pending",
-        "reasons",
-        "recomputed",
         "ref",
         "root",
-        "seen",
-        "shapes",
+        "rows",
         "skipped_by",
-        "taps",
         "type_name",
         "wants_input",
         "wants_output",
-        "why_unseen",
     )
 
-    def __init__(self, path: str, module: nn.Module, root: Root, kinds: frozenset[Kind], skipped_by: str = "") -> None:
+    def __init__(
+        self,
+        path: str,
+        module: nn.Module,
+        root: Root,
+        kinds: frozenset[Kind],
+        skipped_by: str = "",
+        *,
+        type_name: str = "",
+        when_gone: Callable[[Any], None] | None = None,
+    ) -> None:
         self.path = path
-        self.type_name = type(module).__name__
-        self.ref = weakref.ref(module)
+        self.type_name = type_name or type(module).__name__
+        self.ref = weakref.ref(module, when_gone)
         self.root = root
         self.is_root = root.ref() is module
         self.muted = False  # after too many errors
+        self._errors = 0
+        self._children = fingerprint(module)
+        self.counts, self.rows, self.history = Counts(), Rows(), History()
         self.choose(kinds, skipped_by)
-        self.calls = 0  # calls since the last backward pass ended
-        self.eval_calls = 0  # calls in evaluation since the start of the step
-        self.taps: dict[tuple[Kind, str, int, Phase], int] = {}  # slots
-        self.shapes: dict[str, tuple[int, ...]] = {}  # the first ones of its inputs and outputs
-        self.pending: Pending = []  # calls under a reentrant checkpoint, whose gradient arrives with the recompute
-        self.reasons: dict[str, int] = {}  # why parts of it were not captured, and how often
-        self.seen = False  # whether it ever ran
-        self.why_unseen = ""  # why no call of it was observed, the last time this was asked
-        self.got_gradients = False  # whether one of its own parameters was stepped with a gradient
-        self.errors = 0
-        self.first_index: str | None = None  # of a traced output; its calls are counted
-        # One for each slot, so that a tensor that is returned again is recognized.
-        self.hooks: dict[int, TensorHook] = {}
-        self.recomputed = 0  # calls that a checkpoint repeated
-        self.children = fingerprint(module)
 
-    def leaves(self, reason: str) -> None:
-        """Record why its module has no more values under this path."""
-        self.reasons = self.reasons | {reason: 1}
-
-    def left_behind(self, reason: str) -> Plan:
-        """Return a plan that keeps what was captured under this path, and restart this one empty."""
-        old = copy.copy(self)
-        self.taps, self.shapes, self.reasons, self.pending, self.hooks = {}, {}, {}, [], {}
-        self.seen, self.got_gradients, self.first_index = False, False, None
-        old.leaves(reason)
-        return old
-
-    def note_reason(self, reason: str) -> None:
-        """Record why something was not captured."""
-        self.reasons[reason] = self.reasons.get(reason, 0) + 1
-
-    def miss_call(self, reason: str) -> None:
-        """Count a call whose output is unknown."""
-        self.calls += 1
-        self.note_reason(reason)
+    def choose(self, kinds: frozenset[Kind], skipped_by: str) -> None:
+        """Set what is captured of it from now on; called between two steps."""
+        self.kinds = kinds
+        self.skipped_by = skipped_by  # why the selection left it out, or ""
+        self.rows.choose_again()
+        self.wants_output = not self.muted and not kinds.isdisjoint(("output", "output_grad"))
+        self.wants_input = not self.muted and not kinds.isdisjoint(("input", "input_grad"))
+        self.acts_before = self.wants_input or self.is_root  # whether its call is of interest before it runs
 
     def make_boundary(self, kinds: frozenset[Kind]) -> None:
         """Capture these kinds at the root of a compiled region, even if the selection left the module out."""
@@ -162,31 +192,52 @@ class Plan:
         self.wants_output = bool(kinds)
         self.skipped_by = ""
 
+    def tree_changed(self, module: nn.Module) -> bool:
+        """Return whether the module has other children than before."""
+        return bool(module._modules or self._children) and fingerprint(module) != self._children
+
+    def follow_tree(self, module: nn.Module) -> None:
+        """Take the module's children as known."""
+        self._children = fingerprint(module)
+
+    def move_to(self, path: str) -> Plan:
+        """Begin again under another path. Return a plan that keeps what was captured under the old one."""
+        old = copy.copy(self)
+        self.path, self.rows, self.history = path, Rows(), History()
+        self.counts.forget_outputs()
+        old.note_reason(f"called {path} since then")
+        return old
+
+    def release(self) -> None:
+        """Let go of the hooks of a module that is gone."""
+        self.rows.release()
+        self.counts.forget_outputs()
+
+    def absorb(self, later: Plan) -> None:
+        """Add what was captured of another module that had the same place."""
+        self.rows.slots |= later.rows.slots
+        self.history.absorb(later.history)
+
+    def note_reason(self, reason: str) -> None:
+        """Remember why something was not captured."""
+        reasons = self.history.reasons
+        reasons[reason] = reasons.get(reason, 0) + 1
+
+    def miss_call(self, reason: str) -> None:
+        """Count a call whose output is not known."""
+        self.counts.add("train")
+        self.note_reason(reason)
+
     def count_error(self) -> int:
         """Count an error of hookcore at this module, and return the number of errors."""
-        self.errors += 1
-        return self.errors
+        self._errors += 1
+        return self._errors
 
     def mute(self, reason: str) -> None:
         """Ignore the module from now on."""
         self.muted = True
         self.wants_output = self.wants_input = False
         self.note_reason(reason)
-
-    def reset_calls(self) -> None:
-        """Reset the count of training calls: a backward pass has ended, or a step begins."""
-        self.calls = self.recomputed = 0
-        if self.pending:
-            self.pending.clear()
-
-    def choose(self, kinds: frozenset[Kind], skipped_by: str) -> None:
-        """Set what to capture from now on. Called between two steps."""
-        self.kinds = kinds
-        self.skipped_by = skipped_by  # why the selection left it out, or ""
-        self.lone: list[TensorHook] = []  # per call, for outputs that are one plain tensor
-        self.wants_output = not self.muted and not kinds.isdisjoint(("output", "output_grad"))
-        self.wants_input = not self.muted and not kinds.isdisjoint(("input", "input_grad"))
-        self.acts_before = self.wants_input or self.is_root  # whether its call matters before it runs
 
 
 class Departed:
@@ -198,13 +249,10 @@ class Departed:
 
     def append(self, plan: Plan) -> None:
         """Record what is known about a module."""
-        plan.lone, plan.pending, plan.hooks = [], [], {}
+        plan.release()
         known = self._plans.setdefault((plan.path, plan.type_name), plan)
         if known is not plan:
-            known.taps |= plan.taps
-            known.seen = known.seen or plan.seen
-            for reason, times in plan.reasons.items():
-                known.reasons[reason] = known.reasons.get(reason, 0) + times
+            known.absorb(plan)
         elif len(self._plans) > self._limit:
             del self._plans[next(iter(self._plans))]
 

@@ -83,27 +83,29 @@ class Statistics:
         if kind not in plan.kinds:
             return -1
         key = (kind, index, min(call, self._max_calls - 1), phase)
-        slot = plan.taps.get(key)
+        slots = plan.rows.slots
+        slot = slots.get(key)
         if slot is None:
-            if len(plan.taps) >= MAX_TAPS_OF_MODULE:
+            if len(slots) >= MAX_TAPS_OF_MODULE:
                 plan.note_reason(f"more than {MAX_TAPS_OF_MODULE} tensors; the rest is left out")
                 return -1
             if tensor is not None:
                 _note_shape(plan, f"{kind} {index}".rstrip(), tensor)
-            slot = plan.taps[key] = self.table.add(Tap(plan.path, *key))
+            slot = slots[key] = self.table.add(Tap(plan.path, *key))
         return slot
 
     def _lone_hook(self, plan: Plan, call: int, output: Tensor) -> TensorHook:
         """Return the rows of a call of a module whose output is one tensor."""
-        plan.seen = True
+        plan.history.saw_call()
+        lone = plan.rows.lone
         call, shown = min(call, self._max_calls - 1), "train" in self._phases
         if not shown:
             plan.note_reason(OTHER_PHASE["train"])
-        while len(plan.lone) <= call:
-            number = len(plan.lone)
+        while len(lone) <= call:
+            number = len(lone)
             slot = self.slot_of(plan, "output", "", number, tensor=output) if shown else -1
-            plan.lone.append(self._hook(plan, slot, self.slot_of(plan, "output_grad", "", number) if shown else -1))
-        return plan.lone[call]
+            lone.append(self._hook(plan, slot, self.slot_of(plan, "output_grad", "", number) if shown else -1))
+        return lone[call]
 
     def _hook(self, plan: Plan, slot: int, grad_slot: int) -> TensorHook:
         row = self.arena.row(slot) if slot >= 0 else 0
@@ -112,9 +114,9 @@ class Statistics:
 
     def _hook_of(self, plan: Plan, slot: int) -> TensorHook | TimedHook:
         """Return the only hook object of a row, so that a tensor that is returned again is recognized."""
-        hook = plan.hooks.get(slot)
+        hook = plan.rows.hooks.get(slot)
         if hook is None:
-            hook = plan.hooks[slot] = self._hook(plan, -1, slot)
+            hook = plan.rows.hooks[slot] = self._hook(plan, -1, slot)
         return hook if self._current.meter is None else hook.timed
 
     # Outputs
@@ -134,12 +136,12 @@ class Statistics:
                 and not output.is_leaf
                 and plan.root.trains()
             ):
-                call = plan.calls
-                lone = plan.lone
+                counts, lone = plan.counts, plan.rows.lone
+                call = counts.training
                 hook = lone[call] if call < len(lone) else self._lone_hook(plan, call, output)
                 if hook.row:
                     _observe(output.data_ptr(), output.numel(), hook.row, self._control)
-                plan.calls = call + 1
+                counts.training = call + 1
                 if hook.grad_row:
                     hook_gradient(output, hook if self._current.meter is None else hook.timed)
                 return True
@@ -257,6 +259,6 @@ class Statistics:
 
 def _note_shape(plan: Plan, name: str, tensor: Tensor) -> None:
     try:
-        plan.shapes.setdefault(name, tuple(tensor.shape))
+        plan.rows.shapes.setdefault(name, tuple(tensor.shape))
     except Exception:  # nested tensors have none
-        plan.shapes.setdefault(name, ())
+        plan.rows.shapes.setdefault(name, ())
