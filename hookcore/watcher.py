@@ -24,7 +24,6 @@ from hookcore.delivery.delivery import deliver, to_the_store
 from hookcore.errors import ArgumentError, ClosedError, ServerError
 from hookcore.hooks.compiled import guard_functions
 from hookcore.recorder import Recorder
-from hookcore.recorder.plans import Plan
 from hookcore.records import Coverage, Event, Failure, Kind, Phase, Tap
 from hookcore.store import Store
 from hookcore.wire import Books
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("hookcore")
 
-EXIT_DEADLINE_S: Final = 2.0
+CLOSE_TIMEOUT_S: Final = 2.0
 CARD_S: Final = 0.5  # how long a notebook cell waits for the newest steps
 _watchers: set[Watcher] = set()  # open ones; a watcher keeps running without references to it
 
@@ -47,7 +46,8 @@ class Watcher:
         open_bridge = bridge_for(settings.bridge, settings.name)
         self._delivery = deliver(settings, _versions())
         self._recorder = Recorder(settings, self._delivery.sink)
-        self._observed: dict[str, Plan] = {}
+        self._errors = self._recorder.errors
+        self._tee: TeeSink | None = None
         handled = failures.handled_now()
         self._handled_before = None if handled is None else id(handled)  # the exception itself would keep frames alive
         self._cell_step = -1  # the step at the end of the newest notebook cell
@@ -56,11 +56,12 @@ class Watcher:
         self._leave_cells = failures.follow_cells(self._end_cell)
         try:
             if open_bridge is not None:
-                self._recorder.send_to(TeeSink(self._delivery.sink, open_bridge, self._recorder.errors.record))
+                self._tee = TeeSink(self._delivery.sink, open_bridge, self._errors.record)
+                self._recorder.send_to(self._tee)
             self._recorder.watch(model)
             self._recorder.attach()
             self._begin_delivery()
-            self._recorder.shipper.report_escapes(self._delivery.run.name, self._delivery.run.script)
+            self._recorder.report_escapes(self._delivery.run.name, self._delivery.run.script)
         except BaseException:
             self._recorder.close(0.0)
             self._leave_cells()
@@ -76,12 +77,11 @@ class Watcher:
             why = str(error) if isinstance(error, ServerError) else f"{type(error).__name__}: {error}"
             logger.warning("hookcore: no dashboard: %s. The run is kept in watcher.store.", why)
             self._delivery = to_the_store(self._delivery, self.settings)
-            tee = self._recorder.shipper.sink
-            if isinstance(tee, TeeSink):
-                tee.sink = self._delivery.sink
+            if self._tee is not None:
+                self._tee.send_to(self._delivery.sink)
             else:
                 self._recorder.send_to(self._delivery.sink)
-            self._recorder.description.send_modules()
+            self._recorder.describe_models()
 
     def step(self) -> None:
         """End a step, in loops without an optimizer. From the first call on, only these calls end steps."""
@@ -101,20 +101,14 @@ class Watcher:
     def observe(self, name: str, tensor: Tensor) -> Tensor:
         """Capture an intermediate tensor of a forward, and its gradient, as taps called `name`. Return the tensor."""
         if not torch.compiler.is_compiling() and self._recorder.capturing and isinstance(tensor, Tensor):
-            self._guarded("observe", self._observe, name, tensor)
+            self._guarded("observe", self._recorder.observe, name, tensor)
         return tensor
-
-    def _observe(self, name: str, tensor: Tensor) -> None:
-        plan = self._observed.get(name)
-        if plan is None:
-            plan = self._observed[name] = self._recorder.models.plan_for_name(name)
-        self._recorder.observe(plan, tensor)
 
     def _guarded(self, what: str, call: Callable[..., None], *arguments: Any) -> None:
         try:
             call(*arguments)
         except Exception as error:
-            self._recorder.errors.record(what, error)
+            self._errors.record(what, error)
 
     def request_snapshot(self, module: str, kind: Kind = "output", index: str = "", call: int = 0) -> None:
         """Capture the raw tensor of this tap at its next call, and store it with the run's frames."""
@@ -147,7 +141,7 @@ class Watcher:
     def _close(self, error: BaseException | None) -> None:
         if not self._recorder.closed:
             self._guarded("close", self._say_why, error)
-        self._recorder.close(EXIT_DEADLINE_S)
+        self._recorder.close(CLOSE_TIMEOUT_S)
         _watchers.discard(self)
 
     def _say_why(self, error: BaseException | None) -> None:
@@ -158,7 +152,7 @@ class Watcher:
         if failure is None and error is None and self._unfinished:
             failure = failures.unknown(self._unfinished, self.current_step)
         if failure is not None:
-            self._delivery.sink.fail(failure)
+            self._delivery.fail(failure)
 
     def _end_cell(self, result: Any) -> None:
         """Note that a cell with training has raised. The run may still continue in another cell."""
@@ -233,12 +227,12 @@ class Watcher:
     @property
     def errors(self) -> list[Event]:
         """The first errors inside hookcore, with their tracebacks. None of them reached the training."""
-        return list(self._recorder.errors.events)
+        return list(self._errors.events)
 
     @property
     def error_count(self) -> int:
         """The number of all errors inside hookcore."""
-        return self._recorder.errors.count
+        return self._errors.count
 
     @property
     def current_step(self) -> int:
@@ -270,9 +264,7 @@ class Watcher:
 
     def __repr__(self) -> str:
         state = "closed" if self._recorder.closed else "detached" if self.paused else "watching"
-        return (
-            f"<hookcore.Watcher {state}, {len(self._recorder.models.plans.by_id)} modules, step {self._recorder.step}>"
-        )
+        return f"<hookcore.Watcher {state}, {self._recorder.module_count} modules, step {self._recorder.step}>"
 
 
 class NullWatcher:
@@ -388,9 +380,9 @@ def detached() -> Iterator[None]:
 
 
 def _close_all() -> None:
-    deadline, error = time.monotonic() + EXIT_DEADLINE_S, failures.uncaught()
+    deadline, error = time.monotonic() + CLOSE_TIMEOUT_S, failures.uncaught()
     for watcher in list(_watchers):
-        watcher._delivery.hurry(deadline - time.monotonic())
+        watcher._delivery.limit_close_time(deadline - time.monotonic())
         watcher._close(error)
     failures.keep_interrupted()
 

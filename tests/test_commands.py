@@ -43,7 +43,7 @@ class Training:
 
     def change(self, **changes: Any) -> None:
         self.number += 1
-        self.recorder.obey(Command(self.number, "settings", changes=changes))
+        self.recorder.on_command(Command(self.number, "settings", changes=changes))
 
     def events(self, name: str) -> list[Event]:
         assert self.watcher.flush()
@@ -193,8 +193,8 @@ def test_an_invalid_value_changes_nothing_and_is_explained(changes: dict[str, An
 def test_a_repeated_command_is_carried_out_once() -> None:
     with training() as run:
         for _ in range(3):
-            run.recorder.obey(Command(7, "settings", changes={"every": 2}))
-        run.recorder.obey(Command(6, "settings", changes={"every": 3}))
+            run.recorder.on_command(Command(7, "settings", changes={"every": 2}))
+        run.recorder.on_command(Command(6, "settings", changes={"every": 3}))
         run.step(2)
         run.step(2)
         assert [event.message for event in run.events("settings-changed")] == ["every: 1 -> 2"]
@@ -255,8 +255,8 @@ def test_commands_from_many_threads_while_training_runs_do_no_harm() -> None:
             numbers = iter(range(thread, 10**9, 4))
             while not stop.is_set():
                 number = next(numbers)
-                run.recorder.obey(Command(number, "settings", changes=_CHANGES[number % len(_CHANGES)]))
-                run.recorder.obey(Command(number, "inventory"))
+                run.recorder.on_command(Command(number, "settings", changes=_CHANGES[number % len(_CHANGES)]))
+                run.recorder.on_command(Command(number, "inventory"))
                 time.sleep(0.001)
 
         threads = [threading.Thread(target=command, args=(number,)) for number in range(4)]
@@ -337,7 +337,7 @@ def test_hooks_are_listed_at_the_start_and_on_request() -> None:
         def mine(module: nn.Module, args: Any, output: Any) -> None: ...
 
         run.model.get_submodule("2").register_forward_hook(mine)
-        run.recorder.obey(Command(1, "inventory"))
+        run.recorder.on_command(Command(1, "inventory"))
         wait_for(lambda: any(record.function.endswith("mine") for record in run.watcher.store.hooks()))
         (found,) = [record for record in run.watcher.store.hooks() if record.function.endswith("mine")]
     assert (found.owner, found.point, found.ours) == ("2", "forward", False)
@@ -358,12 +358,12 @@ class Telling(StoreSink):
 
     def __init__(self) -> None:
         super().__init__(Store(4_000_000))
-        self.obey: Callable[[Command], None] | None = None
+        self.on_command: Callable[[Command], None] | None = None
         self.threads: set[str] = set()
 
-    def listen(self, obey: Callable[[Command], None]) -> None:
-        assert self.obey is None
-        self.obey = obey
+    def subscribe(self, on_command: Callable[[Command], None]) -> None:
+        assert self.on_command is None
+        self.on_command = on_command
 
     def describe(
         self, modules: Sequence[ModuleRecord], coverage: Sequence[Coverage] = (), hooks: Sequence[HookRecord] = ()
@@ -380,12 +380,12 @@ def test_the_recorder_listens_and_lists_hooks_in_its_own_thread() -> None:
     recorder.models.add(model)
     recorder.attach()
     try:
-        assert sink.obey is not None
+        assert sink.on_command is not None
         wait_for(lambda: sink.store.hooks())
         assert sink.threads == {"hookcore-recorder"}
-        sink.obey(Command(1, "settings", changes={"budget": 0.2}))
+        sink.on_command(Command(1, "settings", changes={"budget": 0.2}))
         wait_for(lambda: recorder.settings.budget == 0.2)
     finally:
         recorder.close()
-    sink.obey(Command(2, "settings", changes={"budget": 0.3}))
+    sink.on_command(Command(2, "settings", changes={"budget": 0.3}))
     assert recorder.settings.budget == 0.2

@@ -28,8 +28,8 @@ from hookcore.recorder.calls import Call
 from hookcore.recorder.clock import Clock
 from hookcore.recorder.dispatch import Dispatcher
 from hookcore.recorder.models import Models
-from hookcore.recorder.owners import Owner
 from hookcore.recorder.parameters import Parameters
+from hookcore.recorder.scalers import ScalerLink
 from hookcore.recorder.statistics import Statistics
 from hookcore.recorder.steps import Steps
 from hookcore.records import KINDS
@@ -108,7 +108,7 @@ INSIDE_HOOKS: Final[dict[str, list[tuple[Any, str]]]] = {
     "the parameters' gradients": [(Parameters, "read_gradients")],
     "the optimizer's pre-hook": [(Parameters, "before_step")],
     "the optimizer's post-hook": [(Parameters, "after_step")],
-    "the search for a scaler": [(Owner, "find_scaler")],
+    "the search for a scaler": [(ScalerLink, "find")],
     "the end of a step": [(Steps, "end_step")],
     "the packing of a frame": [(CpuArena, "pack")],
     "the cadence": [(Cadence, "wants")],

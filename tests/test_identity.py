@@ -140,7 +140,7 @@ def test_a_process_that_takes_the_port_of_a_dead_dashboard_gets_neither_token_no
         books = watcher.delivery
         assert books is not None
         assert (books.acknowledged, books.waiting + books.in_flight) == (3, 3)
-        watcher._delivery.hurry(0.1)
+        watcher._delivery.limit_close_time(0.1)
 
 
 def test_frames_that_waited_for_an_impostor_to_leave_reach_the_next_dashboard(

@@ -178,12 +178,12 @@ def test_the_largest_snapshot_is_sent_alone_and_later_frames_arrive(
 def test_commands_are_passed_on_once_each_and_in_order(receiver: Receiver, url: str, sink: HttpSink) -> None:
     heard: list[int] = []
 
-    def obey(command: Command) -> None:
+    def on_command(command: Command) -> None:
         heard.append(command.number)
         if len(heard) == 2:
             raise RuntimeError("a command that fails")
 
-    sink.listen(obey)
+    sink.subscribe(on_command)
     sink.start(Address(url))
     wait_for(lambda: receiver.batches)
     numbers = [receiver.run().ask("inventory").number for _ in range(3)]
@@ -201,7 +201,7 @@ def test_commands_wait_for_a_listener(receiver: Receiver, url: str, sink: HttpSi
     number = receiver.run().ask("inventory").number
     wait_for(lambda: len(receiver.batches) > 3)
     heard: list[int] = []
-    sink.listen(lambda command: heard.append(command.number))
+    sink.subscribe(lambda command: heard.append(command.number))
     wait_for(lambda: heard == [number])
 
 

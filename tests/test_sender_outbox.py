@@ -112,18 +112,18 @@ class Delivered(RuleBasedStateMachine):
         if fate == "refused" and numbers & self.doubtful:
             fate = "arrives"  # an accepted item is not refused later
         if fate == "unsent":
-            self.outbox.not_sent(parcel)
+            self.outbox.on_send_failed(parcel)
         elif fate == "request lost":
-            self.outbox.unanswered(parcel)
+            self.outbox.on_no_answer(parcel)
         elif fate == "refused":
             self.outbox.refused(parcel, "refused")
         else:
             answer = self._take(_batch(parcel))
             if fate == "answer lost":
                 self.doubtful |= numbers
-                self.outbox.unanswered(parcel)
+                self.outbox.on_no_answer(parcel)
             else:
-                self.outbox.took(parcel, answer)
+                self.outbox.on_answer(parcel, answer)
 
     def _take(self, batch: Batch) -> Answer:
         run = self._run()
@@ -157,7 +157,7 @@ class Delivered(RuleBasedStateMachine):
         """Check that everything that was not dropped arrives when the network is healthy again."""
         for _ in range(200):
             parcel = self.outbox.next_parcel()
-            self.outbox.took(parcel, self._take(_batch(parcel)))
+            self.outbox.on_answer(parcel, self._take(_batch(parcel)))
             if not self.outbox.has_news:
                 break
         books = self.outbox.books
@@ -198,7 +198,7 @@ def test_bytes_are_bounded_too(outbox: Outbox) -> None:
 def test_delivered_items_take_no_room(outbox: Outbox) -> None:
     for step in range(20):
         outbox.put(a_frame(step, padding=3_000))
-        outbox.took(outbox.next_parcel(), Answer(acknowledged=step, taps=0, described=-1))
+        outbox.on_answer(outbox.next_parcel(), Answer(acknowledged=step, taps=0, described=-1))
     assert outbox.books == Books(produced=20, acknowledged=20)
 
 
@@ -208,7 +208,7 @@ def test_items_that_the_server_refuses_after_the_deadline_are_dropped(outbox: Ou
     outbox.end()
     outbox.give_up()
     assert outbox.books == Books(produced=1, in_flight=1)
-    outbox.not_sent(late)
+    outbox.on_send_failed(late)
     assert outbox.books == Books(produced=1, dropped={"closed": 1})
 
 
@@ -226,11 +226,12 @@ def test_taps_come_in_parts_and_no_frame_before_its_taps(monkeypatch: pytest.Mon
         done = parcel.entries[-1].number if parcel.entries else -1
         if done == 0 and parcels < 50:
             # Instead of an answer: the receiver forgot everything, and needs the taps before it gets the frame again.
-            outbox.unanswered(parcel)
+            outbox.on_no_answer(parcel)
             parcels, known = 50, 0
-            outbox.took(Parcel(100, (), None, (), None, outbox.books), Answer(acknowledged=-1, taps=0, described=-1))
+            empty = Parcel(100, (), None, (), None, outbox.books)
+            outbox.on_answer(empty, Answer(acknowledged=-1, taps=0, described=-1))
             continue
-        outbox.took(parcel, Answer(acknowledged=done, taps=known, described=-1))
+        outbox.on_answer(parcel, Answer(acknowledged=done, taps=known, described=-1))
         parcels += 1
         assert parcels < 100
     assert parcels > 52
@@ -244,42 +245,42 @@ def test_a_frame_that_would_fill_the_queue_is_too_large(outbox: Outbox) -> None:
 def test_items_in_flight_are_sent_again_and_not_dropped(outbox: Outbox) -> None:
     outbox.put(a_frame(0))
     first = outbox.next_parcel()
-    outbox.unanswered(first)
+    outbox.on_no_answer(first)
     for step in range(1, 9):
         outbox.put(a_frame(step))
     assert outbox.books == Books(produced=9, dropped={"queue-full": 4}, waiting=4, in_flight=1)
     again = outbox.next_parcel()
     assert [entry.number for entry in again.entries] == [0]
-    outbox.took(again, Answer(acknowledged=0, taps=0, described=-1))
+    outbox.on_answer(again, Answer(acknowledged=0, taps=0, described=-1))
     assert outbox.books == Books(produced=9, acknowledged=1, dropped={"queue-full": 4}, waiting=4)
 
 
 def test_items_that_may_have_arrived_stay_in_doubt_if_the_server_disappears(outbox: Outbox) -> None:
     outbox.put(a_frame(0))
-    outbox.unanswered(outbox.next_parcel())
-    outbox.not_sent(outbox.next_parcel())
+    outbox.on_no_answer(outbox.next_parcel())
+    outbox.on_send_failed(outbox.next_parcel())
     assert outbox.books == Books(produced=1, in_flight=1)
-    outbox.took(outbox.next_parcel(), Answer(acknowledged=0, taps=0, described=-1))
+    outbox.on_answer(outbox.next_parcel(), Answer(acknowledged=0, taps=0, described=-1))
     outbox.put(a_frame(1))
-    outbox.not_sent(outbox.next_parcel())
+    outbox.on_send_failed(outbox.next_parcel())
     assert outbox.books == Books(produced=2, acknowledged=1, waiting=1)
 
 
 def test_items_in_doubt_are_sent_after_what_the_receiver_has_lost() -> None:
     outbox = Outbox()
     outbox.put(a_frame(0, (Tap("m", "output"),)))
-    outbox.took(outbox.next_parcel(), Answer(acknowledged=0, taps=1, described=-1, durable=-1))
+    outbox.on_answer(outbox.next_parcel(), Answer(acknowledged=0, taps=1, described=-1, durable=-1))
     outbox.put(a_frame(1))
     outbox.describe([ModuleRecord("m", "One", None)])
     outbox.refused(outbox.next_parcel(), "refused")  # from now on, the parts are sent one by one
-    outbox.took(outbox.next_parcel(), Answer(acknowledged=0, taps=1, described=0, durable=-1))
-    outbox.unanswered(outbox.next_parcel())
+    outbox.on_answer(outbox.next_parcel(), Answer(acknowledged=0, taps=1, described=0, durable=-1))
+    outbox.on_no_answer(outbox.next_parcel())
     assert (outbox.books.waiting, outbox.books.in_flight) == (0, 1)
     outbox.describe([ModuleRecord("m", "Two", None)])
     parcel = outbox.next_parcel()
     assert parcel.description is not None
     assert parcel.entries == ()
-    outbox.took(parcel, Answer(acknowledged=-1, taps=1, described=1, durable=-1))
+    outbox.on_answer(parcel, Answer(acknowledged=-1, taps=1, described=1, durable=-1))
     assert _is_balanced(outbox.books)
     assert (outbox.books.acknowledged, outbox.books.waiting) == (0, 2)
     assert [entry.number for entry in outbox.next_parcel().entries] == [0]
@@ -297,7 +298,7 @@ def test_one_refused_frame_costs_no_other(outbox: Outbox) -> None:
         else:
             arrived += steps
             highest = max((entry.number for entry in parcel.entries), default=-1)
-            outbox.took(parcel, Answer(acknowledged=highest, taps=0, described=-1))
+            outbox.on_answer(parcel, Answer(acknowledged=highest, taps=0, described=-1))
     assert arrived == [0, 1, 3, 4]
     assert outbox.books == Books(produced=5, acknowledged=4, dropped={"refused": 1})
 
@@ -311,7 +312,7 @@ def test_a_refused_description_delays_no_frame(outbox: Outbox) -> None:
             outbox.refused(parcel, "refused")
         else:
             highest = max((entry.number for entry in parcel.entries), default=-1)
-            outbox.took(parcel, Answer(acknowledged=highest, taps=0, described=-1))
+            outbox.on_answer(parcel, Answer(acknowledged=highest, taps=0, described=-1))
     assert outbox.books == Books(produced=1, acknowledged=1)
     outbox.describe([ModuleRecord("m", "Conv2d", None)])
     assert outbox.next_parcel().description is not None
@@ -324,16 +325,16 @@ def test_a_description_is_sent_when_it_changes_or_was_forgotten(outbox: Outbox) 
     assert parcel.description is not None
     assert parcel.description.modules == tuple(modules)
     version = parcel.description.version
-    outbox.took(parcel, Answer(acknowledged=-1, taps=0, described=version))
+    outbox.on_answer(parcel, Answer(acknowledged=-1, taps=0, described=version))
     outbox.describe(list(modules))
     assert not outbox.has_news
     outbox.describe([ModuleRecord("m", "Conv2d", None)])
     changed = outbox.next_parcel().description
     assert changed is not None
     assert changed.version > version
-    outbox.took(outbox.next_parcel(), Answer(acknowledged=-1, taps=0, described=changed.version))
+    outbox.on_answer(outbox.next_parcel(), Answer(acknowledged=-1, taps=0, described=changed.version))
     assert outbox.next_parcel().description is None
-    outbox.took(outbox.next_parcel(), Answer(acknowledged=-1, taps=0, described=-1))
+    outbox.on_answer(outbox.next_parcel(), Answer(acknowledged=-1, taps=0, described=-1))
     assert outbox.next_parcel().description == changed
 
 
@@ -354,7 +355,7 @@ def test_a_frame_above_the_size_of_a_batch_is_sent_alone() -> None:
     for _ in range(3):
         parcel = outbox.next_parcel()
         seen.append([entry.record.step for entry in parcel.entries])
-        outbox.took(parcel, Answer(acknowledged=parcel.entries[-1].number, taps=1, described=-1))
+        outbox.on_answer(parcel, Answer(acknowledged=parcel.entries[-1].number, taps=1, described=-1))
     assert seen == [[0], [1], [2]]
 
 
@@ -363,12 +364,12 @@ def test_the_end_comes_last_after_everything_else_has_arrived(outbox: Outbox) ->
     outbox.end()
     first = outbox.next_parcel()
     assert first.end is None
-    outbox.took(first, Answer(acknowledged=0, taps=0, described=-1))
+    outbox.on_answer(first, Answer(acknowledged=0, taps=0, described=-1))
     last = outbox.next_parcel()
     assert last.end is not None
     assert (last.end.number, last.end.step) == (1, 7)
     assert _is_balanced(last.books)
-    outbox.took(last, Answer(acknowledged=1, taps=0, described=-1))
+    outbox.on_answer(last, Answer(acknowledged=1, taps=0, described=-1))
     assert not outbox.has_news
     outbox.put(a_frame(8))
     assert outbox.books == Books(produced=2, acknowledged=1, dropped={"closed": 1})

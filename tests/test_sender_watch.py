@@ -185,7 +185,7 @@ def test_training_is_bit_equal_whatever_the_server_does(
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = {"dead": dead, "broken": url, "silent": f"http://127.0.0.1:{silent.getsockname()[1]}"}[fault]
         watcher = hookcore.watch(watched, server=address)
-        watcher._delivery.hurry(0.2)
+        watcher._delivery.limit_close_time(0.2)
         assert _train(watched, 30) == losses
         watcher.close()
     assert _bytes(watched) == _bytes(alone)
@@ -308,7 +308,7 @@ def test_a_stopped_dashboard_is_not_started_again(home: Path, caplog: pytest.Log
         _train(model, 2)
         wait_for(lambda: watcher._delivery.sink._failures > 3)  # type: ignore[attr-defined]
         assert not status().running
-        watcher._delivery.hurry(0.1)
+        watcher._delivery.limit_close_time(0.1)
     assert not status().running
     assert "2 of its 4 captured steps" in caplog.records[-1].getMessage()
 

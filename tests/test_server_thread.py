@@ -59,7 +59,7 @@ def test_commands_reach_the_trainer_even_those_from_before_it_listened(server: s
     sink = server.open_run(make_info(), MEMORY)
     told: list[Command] = []
     first = sink.run.ask("inventory")
-    sink.listen(told.append)
+    sink.subscribe(told.append)
     second = sink.run.ask("settings", changes={"every": 2})
     assert told == [first, second]
     assert first.number < second.number

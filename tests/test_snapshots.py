@@ -437,8 +437,8 @@ def test_a_step_that_the_cadence_skips_is_captured_for_a_snapshot() -> None:
     with watch(model, every=1000) as watcher:
         for number in range(6):
             if number == 2:
-                watcher._recorder.obey(Command(1, "snapshot", tap=Tap("0", "output")))
-                watcher._recorder.obey(Command(1, "snapshot", tap=Tap("0", "output")))
+                watcher._recorder.on_command(Command(1, "snapshot", tap=Tap("0", "output")))
+                watcher._recorder.on_command(Command(1, "snapshot", tap=Tap("0", "output")))
             step(model, optimizer, torch.randn(3, 4))
         (snapshot,) = taken(watcher)
     assert (snapshot.step, snapshot.number) == (3, 1)

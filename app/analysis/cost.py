@@ -6,14 +6,11 @@ import math
 from dataclasses import dataclass
 from typing import Any, Final
 
+from hookcore.records.vocabulary import COST, EFFECTIVE_COST, SKIPPED_STEPS, STRIDE
 from hookcore.store import Store
 
 from ..runs import Run
 
-EFFECTIVE: Final = "hookcore/effective_cost"
-PER_CAPTURE: Final = "hookcore/cost"
-STRIDE: Final = "hookcore/every"
-LEFT_OUT: Final = "hookcore/skipped_steps"
 _NEWEST_STEPS: Final = 500  # in which a scalar is searched for before the whole run is read
 
 
@@ -84,18 +81,18 @@ def cost_of(run: Run) -> Cost:
         budget=_share(told.get("budget")),
         every=every,
         stride=stride,
-        left_out=_whole(_newest(store, LEFT_OUT)),
+        left_out=_whole(_newest(store, SKIPPED_STEPS)),
         paused=told.get("paused") is True,
         is_live=run.state == "live",
     )
 
 
 def _added(told: dict[str, Any], store: Store, stride: int) -> float | None:
-    effective = _share(_newest(store, EFFECTIVE))
+    effective = _share(_newest(store, EFFECTIVE_COST))
     effective = _share(told.get("effective_cost")) if effective is None else effective
     if effective is not None:
         return effective
-    per_capture = _share(_newest(store, PER_CAPTURE))
+    per_capture = _share(_newest(store, COST))
     per_capture = _share(told.get("cost")) if per_capture is None else per_capture
     return None if per_capture is None else per_capture / stride
 

@@ -132,10 +132,10 @@ class Runs:
         self.changes.tell()
         return run
 
-    def open_local(self, info: RunInfo, memory: int, obey: Callable[[Command], None]) -> Run:
+    def open_local(self, info: RunInfo, memory: int, on_command: Callable[[Command], None]) -> Run:
         """Return the run of a trainer in this process, which has its own memory and is never rejected."""
         run = self._new(info, memory)
-        run.local = obey
+        run.local = on_command
         self.add(run)
         return run
 

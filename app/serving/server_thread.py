@@ -83,7 +83,7 @@ class LocalSink:
 
     def __init__(self, runs: Runs, info: RunInfo, memory: int) -> None:
         self._lock = threading.Lock()
-        self._obey: Callable[[Command], None] | None = None
+        self._on_command: Callable[[Command], None] | None = None
         self._early: list[Command] = []
         self._failure: Failure | None = None
         self._closed = False
@@ -112,12 +112,12 @@ class LocalSink:
         self._require_open()
         self.run.take_record(snapshot)
 
-    def listen(self, obey: Callable[[Command], None]) -> None:
+    def subscribe(self, on_command: Callable[[Command], None]) -> None:
         """Set the receiver of commands; commands that arrived earlier are delivered now."""
         with self._lock:
-            self._obey = obey
+            self._on_command = on_command
             for command in self._early:
-                obey(command)
+                on_command(command)
             self._early.clear()
 
     def fail(self, failure: Failure) -> None:
@@ -132,10 +132,10 @@ class LocalSink:
 
     def _pass_on(self, command: Command) -> None:
         with self._lock:
-            if self._obey is None:
+            if self._on_command is None:
                 self._early.append(command)
             else:
-                self._obey(command)
+                self._on_command(command)
 
     def _require_open(self) -> None:
         if self._closed:

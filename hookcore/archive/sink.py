@@ -42,7 +42,7 @@ class ArchiveSink:
         self._inner.add_snapshot(snapshot)
         self._writer.take(snapshot)
 
-    def listen(self, obey: Callable[[Command], None]) -> None:
+    def subscribe(self, on_command: Callable[[Command], None]) -> None:
         """Do nothing: a store gives no commands."""
 
     def fail(self, failure: Failure) -> None:

@@ -20,7 +20,7 @@ from hookcore.dashboard.process import HOST, PORT, Dashboard, find, find_or_revi
 from hookcore.delivery.http import Address, HttpSink
 from hookcore.delivery.sinks import Sink, StoreSink
 from hookcore.errors import ArgumentError, ServerError
-from hookcore.records import plain, text_of
+from hookcore.records import Failure, plain, text_of
 from hookcore.store import Store
 from hookcore.wire import Books, RunInfo, keep_text
 
@@ -102,7 +102,11 @@ class Delivery:
         """Wait until the server has received everything so far."""
         return self.sink.flush(timeout_s) if isinstance(self.sink, HttpSink) else True
 
-    def hurry(self, close_s: float) -> None:
+    def fail(self, failure: Failure) -> None:
+        """Record why the run ends; closing the recorder follows."""
+        self.sink.fail(failure)
+
+    def limit_close_time(self, close_s: float) -> None:
         """Limit the time that closing may take."""
         if isinstance(self.sink, HttpSink):
             self.sink.close_s = min(self.sink.close_s, max(0.0, close_s))

@@ -26,7 +26,7 @@ class Sink(Protocol):
     def add_snapshot(self, snapshot: Snapshot) -> None:
         """Receive a snapshot."""
 
-    def listen(self, obey: Callable[[Command], None]) -> None:
+    def subscribe(self, on_command: Callable[[Command], None]) -> None:
         """Set the receiver of commands. It is called from any thread, in the order of their numbers."""
 
     def fail(self, failure: Failure) -> None:
@@ -60,7 +60,7 @@ class StoreSink:
         self._require_open()
         self.store.add_snapshot(snapshot)
 
-    def listen(self, obey: Callable[[Command], None]) -> None:
+    def subscribe(self, on_command: Callable[[Command], None]) -> None:
         """Do nothing: a store gives no commands."""
 
     def fail(self, failure: Failure) -> None:

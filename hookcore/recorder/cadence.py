@@ -12,6 +12,8 @@ import math
 from collections import deque
 from typing import Any, Final
 
+from hookcore.records import vocabulary
+
 WINDOW: Final = 15  # steps of each sort in the estimate
 TIMED_STEPS: Final = 3  # timed steps before a cost is reported
 WARM_UP: Final = 3  # first steps, which are slow because of compiling and allocating
@@ -73,10 +75,10 @@ class Cadence:
         if self.cost != self.cost:
             return {}
         return {
-            "hookcore/cost": self.cost,
-            "hookcore/effective_cost": self.effective_cost,
-            "hookcore/every": float(self.stride),
-            "hookcore/skipped_steps": float(self.skipped),
+            vocabulary.COST: self.cost,
+            vocabulary.EFFECTIVE_COST: self.effective_cost,
+            vocabulary.STRIDE: float(self.stride),
+            vocabulary.SKIPPED_STEPS: float(self.skipped),
         }
 
     def as_settings(self) -> dict[str, Any]:

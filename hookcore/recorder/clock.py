@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
@@ -24,17 +23,14 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 from hookcore.hooks.handle import STEP_LOOP
-from hookcore.recorder.owners import Mark, Owner, marks_of, scales_until_now, spread, tensors_of, was_reset
-from hookcore.recorder.parameters import Parameter, Parameters
+from hookcore.recorder.owners import Owner, Owners
+from hookcore.recorder.parameters import Parameters
+from hookcore.recorder.scalers import scales_until_now
+from hookcore.recorder.witnesses import Mark, marks_of, was_reset
 
-WITNESSES: Final = 4  # of one optimizer
-FIRST_WITNESSES: Final = 16  # of all watched parameters, while optimizers may still be unknown
 FIRST_STEPS: Final = 64  # steps after which all optimizers are known
-MANY_WITNESSES: Final = 512  # of an optimizer that a pass once reached without its witnesses
-ALL_WITNESSES: Final = 128  # of all optimizers together, unless one needs more
 ATTEMPTS: Final = 16  # resets of the gradients after which manual updates are assumed, even if none is seen
 PASSES_WITHOUT_STEP: Final = 64  # after this, each pass counts as a step, even if the gradients are never reset
-RECENT: Final = 256  # steps after which an optimizer that no longer steps is ignored
 RENEW_EVERY: Final = 16  # steps of an optimizer after which its witnesses' tensors are looked up again
 SCALER_STEPS: Final = 16  # an optimizer's first steps, and then one in this many, in which its scaler is searched for
 SCALER_DEPTH: Final = 64  # frames up the stack
@@ -75,6 +71,7 @@ class Clock:
     """Counts the steps of one watcher. The recorder calls it under its lock, outside of the user's modes."""
 
     def __init__(self, parameters: Parameters, host: Host) -> None:
+        self.owners = Owners(parameters, host.find_model)
         self._parameters = parameters
         self._host = host
         self.step = 0
@@ -90,9 +87,6 @@ class Clock:
         self._group: set[int] = set()  # optimizers that stepped since the last step ended, or ended it
         self._last: Owner | None = None
         self._alone: Owner | None = None  # the only optimizer, if passes needn't be compared
-        self._owners: dict[int, Owner] = {}
-        self._witnesses: list[Parameter] = []
-        self._known = (-1, False)  # the number of parameters when the witnesses were chosen, and whether that was early
         self._marks: list[Mark] = []  # of the witnesses, before the running pass or after the last one
         self._versions: list[int] = []  # of the witnesses, after the last pass
         self._looked_at: list[Tensor] = []  # the witnesses' tensors, while a pass runs
@@ -106,7 +100,7 @@ class Clock:
 
     def step_begins(self, optimizer: Optimizer, closure: bool = False) -> Owner | None:
         """Return the owner, if this call is not inside another owner's step and steps watched parameters."""
-        owner = self._owner_of(optimizer)
+        owner = self.owners.meet(optimizer, self._alone is None)
         if not owner.owns:
             return None
         stack = self._stacks.setdefault(threading.get_ident(), [])
@@ -117,27 +111,26 @@ class Clock:
         if len(stack) > 1:
             return None
         if owner.steps % RENEW_EVERY == 0:
-            owner.look_up()
+            owner.witnesses.look_up()
         # Inside a backward pass, the gradients are those of that pass, which hasn't been announced yet.
-        owner.inner_passes = closure
-        owner.late = not closure and _current_task() == -1 and self._is_late(owner)
+        owner.begin_step(closure, late=not closure and _current_task() == -1 and self._is_late(owner))
         if closure or not self._passed:  # else it is already known to step with new gradients
-            owner.versions = [tensor._version for tensor in owner.seen]
+            owner.witnesses.note_weights()
         far = owner.steps < SCALER_STEPS or owner.steps % SCALER_STEPS == 0
-        owner.find_scaler(SCALER_DEPTH if far else SCALER_NEAR)
+        owner.scaler.find(SCALER_DEPTH if far else SCALER_NEAR)
         return owner
 
     def step_ended(self, optimizer: Optimizer) -> Owner | None:
         """Return the owner at the end of the call, as `step_begins` does."""
         ident = threading.get_ident()
         stack = self._stacks.get(ident)
-        owner = self._owners.get(id(optimizer))
+        owner = self.owners.get(optimizer)
         if owner is None:
             return None
         if not owner.owns:
             # A closure may have run its model for the first time, inside the step that ends now.
-            owner = self._owner_of(optimizer)
-            owner.inner_passes, owner.late = True, False
+            owner = self.owners.meet(optimizer, self._alone is None)
+            owner.begin_step(closure=True, late=False)
             return owner if owner.owns and not stack else None
         if not stack or stack[-1][0] != id(optimizer):
             return None
@@ -155,29 +148,27 @@ class Clock:
     def count(self, owner: Owner) -> int:
         """Count a step of an optimizer. Return the step that it belongs to, or -1 if it changed nothing."""
         if owner.inner_passes:
-            owner.late = self._is_late(owner)
+            owner.be_late(self._is_late(owner))
         reached = self._has_reached(owner)
-        fresh = not owner.late and (reached or self._passed or self._moved(owner))
-        if self._passed and owner.ever_reached and not reached and self._alone is None:
-            self._choose_witnesses(owner, MANY_WITNESSES)
+        fresh = not owner.late and (reached or self._passed or owner.witnesses.weights_moved())
+        if self._passed and owner.witnesses.were_reached and not reached and self._alone is None:
+            self.owners.add_witnesses(owner)
         if not fresh and not self.step:
             return -1  # nothing to step with: some loops step once to silence a scheduler's warning
         if not self._decided:
-            self._decide(owner.live_scaler())
+            self._decide(owner.scaler.live())
         if not owner.steps:
-            for other in self._owners.values():  # earlier passes may not have been compared
-                other.after = marks_of(other.seen)
+            for other in self.owners:  # earlier passes may not have been compared
+                other.witnesses.explain()
         step = self.step if fresh else self.step - 1
-        owner.gap = max(1, step - owner.last_step) if owner.last_step >= 0 else 1
-        owner.last_step = step
-        owner.steps += 1
+        owner.count(step)
         if fresh:
             self._last = owner
             self.tick()
             self._group.clear()
         self._group.add(id(owner))
-        owner.after = marks_of(owner.seen)
-        if owner is not self._alone or owner.scaler is not None or owner.inside:
+        owner.witnesses.explain()
+        if owner is not self._alone or owner.scaler.found or owner.inside:
             self._alone = self._only_owner()
         return step
 
@@ -185,13 +176,7 @@ class Clock:
         """Return the optimizer that alone determines the steps, if that is known."""
         if self.step < FIRST_STEPS or not self._decided or self.many_threads:
             return None
-        found = None
-        for owner in self._owners.values():
-            if owner.owns and owner.steps:
-                if found is not None:
-                    return None
-                found = owner
-        return None if found is None or found.inside or found.scaler is not None else found
+        return self.owners.only_one()
 
     def _decide(self, scaler: GradScaler | None) -> None:
         """Decide that an optimizer steps this model. Held data was skipped by its scaler, or is part of its step."""
@@ -204,20 +189,15 @@ class Clock:
         if self._has_reached(owner) or not self.step:
             return False
         if self._passed:  # a pass that its witnesses did not see
-            return owner.ever_reached and self._last not in (owner, None)
+            return owner.witnesses.were_reached and self._last not in (owner, None)
         if not self._saw_passes:  # compiled as a whole, or with gradients that were set manually
             return bool(self._group) and id(owner) not in self._group
-        return not owner.steps or owner.after == marks_of(owner.seen)
+        return not owner.steps or owner.witnesses.have_nothing_new()
 
     def _has_reached(self, owner: Owner) -> bool:
         if self.many_threads:
             return threading.get_ident() in self._passed_in
-        return not self._reached.isdisjoint(owner.keys)
-
-    @staticmethod
-    def _moved(owner: Owner) -> bool:
-        """Return whether the step that just ended changed a weight."""
-        return owner.versions != [tensor._version for tensor in owner.seen]
+        return not self._reached.isdisjoint(owner.witnesses.keys)
 
     def leave_to_user(self) -> None:
         """Let only the user end steps from now on."""
@@ -225,7 +205,8 @@ class Clock:
 
     def end_with_pass(self, owner: Owner) -> None:
         """End the step with the running backward pass, because the optimizer steps inside it."""
-        owner.inside = self._due = True
+        owner.step_inside()
+        self._due = True
 
     def tick(self, skipped_by: GradScaler | None = None) -> None:
         """End the step."""
@@ -235,73 +216,6 @@ class Clock:
         self._host.end_step(skipped_by)
         self.step += 1
         self._host.begin_step()
-
-    def _owner_of(self, optimizer: Optimizer) -> Owner:
-        groups = optimizer.param_groups
-        # Enough to notice that parameters were added or replaced.
-        newest = groups[-1]["params"] if groups else []
-        state = (len(groups), len(newest), id(newest[-1]) if newest else 0, self._parameters.adopted)
-        key = id(optimizer)
-        owner = self._owners.get(key)
-        if owner is None or owner.ref() is not optimizer:
-            owner = Owner(optimizer)
-            owners = self._owners
-            owner.ref = weakref.ref(optimizer, lambda _: owners.pop(key, None))
-            owners[key] = owner
-        if owner.state != state:
-            owned = self._parameters.owned(optimizer)
-            if not owned and self._host.find_model(optimizer):
-                owned = self._parameters.owned(optimizer)
-            owner.owns = bool(owned)
-            owner.state = (*state[:3], self._parameters.adopted)
-            watched = {id(each) for each in self._witnesses}
-            seen = [each for each in owned if id(each) in watched]
-            owner.ever_reached = bool(seen) and self._alone is None
-            owner.witnesses = seen
-            if len(seen) < WITNESSES:
-                self._choose_witnesses(owner, self._share())
-            owner.look_up()
-        return owner
-
-    def _share(self) -> int:
-        owners = sum(owner.owns for owner in self._owners.values())
-        return max(1, min(WITNESSES, ALL_WITNESSES // max(1, owners)))
-
-    def _choose_witnesses(self, owner: Owner, many: int) -> None:
-        """Use this many of its parameters, evenly spread, including the first and the last, from the next pass on."""
-        optimizer = owner.ref()
-        owned = self._parameters.owned(optimizer) if optimizer is not None else []
-        trainable = [each for each in owned if (tensor := each.tensor) is not None and tensor.requires_grad]
-        chosen = {id(each): each for each in (*owner.witnesses, *spread(trainable, many))}
-        self._known = (-1, False)
-        if owner.steps or not owner.witnesses:
-            owner.witnesses = list(chosen.values())
-            owner.look_up()
-
-    def optimizers(self) -> list[Optimizer]:
-        """Return every optimizer that has stepped."""
-        return [found for owner in list(self._owners.values()) if (found := owner.ref()) is not None]
-
-    def scalers(self) -> list[GradScaler]:
-        """Return the enabled scalers that step an optimizer."""
-        owners = list(self._owners.values())
-        return list({id(scaler): scaler for owner in owners if (scaler := owner.live_scaler())}.values())
-
-    def known_scale(self) -> float | None:
-        """Return the current loss scale, if there is one known scaler whose scale is not on another device."""
-        scalers = self.scalers()
-        if len(scalers) != 1:
-            return None
-        scale = scalers[0]._scale
-        return float(scale) if isinstance(scale, Tensor) and scale.is_cpu else None
-
-    def longest_gap(self) -> int:
-        """Return how many consecutive steps contain a step of every active optimizer."""
-        longest = 1
-        for owner in self._owners.values():
-            if owner.gap > longest and owner.steps and self.step - owner.last_step <= RECENT:
-                longest = owner.gap
-        return longest
 
     # -- backward passes --------------------------------------------------------------------------------------------
 
@@ -327,8 +241,8 @@ class Clock:
             self.begins_late = True
             self.notice_end()
             self.begins_late = False
-        self._know_witnesses()
-        self._looked_at = self._witness_tensors()
+        self.owners.choose_witnesses(early=self.step < FIRST_STEPS or not self._decided)
+        self._looked_at = self.owners.tensors_to_compare()
         self._marks = marks_of(self._looked_at)
 
     def pass_ended(self) -> None:
@@ -340,7 +254,7 @@ class Clock:
             reached = True
         elif self._alone is not None:
             reached = True
-            self._parameters.note_pass(self._alone.keys)
+            self._parameters.note_pass(self._alone.witnesses.keys)
         else:
             reached = self._look_at_witnesses()
         if self._due:
@@ -364,41 +278,11 @@ class Clock:
             reached = {id(t) for t, old, new in zip(tensors, before, now, strict=True) if old != new}
             self._reached |= reached
             self._parameters.note_pass(reached)
-        for owner in self._owners.values() if self._decided else ():
-            owner.ever_reached = owner.ever_reached or not reached.isdisjoint(owner.keys)
-            owner.after = list(now) if owner.seen is tensors else marks_of(owner.seen)
-            if owner.scaler is not None and (scaler := owner.scaler()) is not None:
-                owner.states = scaler._per_optimizer_states
+        for owner in self.owners if self._decided else ():
+            owner.witnesses.note_reached(reached)
+            owner.witnesses.explain(now if owner.witnesses.tensors is tensors else None)
+            owner.scaler.note_pass()
         return bool(reached)
-
-    def _witness_tensors(self) -> list[Tensor]:
-        if self._known[1]:
-            return tensors_of(self._witnesses)
-        at_work = [owner for owner in self._owners.values() if owner.owns and not owner.inside]
-        if len(at_work) == 1:
-            return at_work[0].seen
-        return [tensor for owner in at_work for tensor in owner.seen]
-
-    def _know_witnesses(self) -> None:
-        """Choose the witnesses of all optimizers and, while some may be unknown, a few of all parameters."""
-        early = self.step < FIRST_STEPS or not self._decided
-        if self._known == (self._parameters.adopted, early):
-            return
-        if self._known[1] and not early:
-            for owner in self._owners.values():
-                if len(owner.witnesses) <= FIRST_WITNESSES:
-                    owner.witnesses = spread(owner.witnesses, self._share())
-                    owner.look_up()
-        self._known = (self._parameters.adopted, early)
-        inside = {id(each) for owner in self._owners.values() if owner.inside for each in owner.witnesses}
-        chosen = [each for owner in self._owners.values() if owner.owns for each in owner.witnesses]
-        if early:
-            trainable = [each for each in self._parameters.all() if (t := each.tensor) is not None and t.requires_grad]
-            chosen += spread(trainable, FIRST_WITNESSES)
-        self._witnesses = [each for key, each in {id(each): each for each in chosen}.items() if key not in inside]
-        for owner in self._owners.values():
-            if owner.owns and not owner.witnesses:
-                owner.state = ()  # found again at its next step
 
     # -- steps that no optimizer ends -------------------------------------------------------------------------------
 
@@ -410,9 +294,9 @@ class Clock:
         if (not self.passes and not self._by_hand) or self.many_threads or threading.get_ident() != self._thread:
             return False
         if self._decided:
-            skipped = next((owner for owner in self._owners.values() if owner.owns and owner.scaler_attempted()), None)
+            skipped = next((owner for owner in self.owners if owner.owns and owner.scaler.attempted(owner.ref())), None)
             if skipped is not None:
-                self.tick(skipped.live_scaler())
+                self.tick(skipped.scaler.live())
             return skipped is not None
         changed = self._weights_changed()
         if not changed and not self._was_reset():
@@ -441,15 +325,15 @@ class Clock:
     @property
     def may_have_skipped(self) -> bool:
         """Return whether a pass has ended whose step a scaler may skip."""
-        return bool(self.passes) and any(owner.scaler is not None for owner in list(self._owners.values()))
+        return bool(self.passes) and any(owner.scaler.found for owner in self.owners)
 
     def _weights_changed(self) -> bool:
-        tensors = tensors_of(self._witnesses)
+        tensors = self.owners.tensors()
         return len(tensors) == len(self._marks) and self._versions != [tensor._version for tensor in tensors]
 
     def _was_reset(self) -> bool:
         """Return whether the gradients were reset."""
-        tensors = tensors_of(self._witnesses)
+        tensors = self.owners.tensors()
         return len(tensors) == len(self._marks) and any(map(was_reset, tensors, self._marks))
 
     def _count_by_hand(self) -> None:

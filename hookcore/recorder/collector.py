@@ -15,8 +15,8 @@ from hookcore.recorder.parameters import Parameters
 from hookcore.recorder.scales import LossScale
 from hookcore.recorder.statistics import Statistics
 from hookcore.records import Event, Severity
+from hookcore.records.vocabulary import SKIPPED
 
-SKIPPED: Final = "hookcore/skipped"  # 1 at a step that a GradScaler skipped
 _NAN: Final = float("nan")
 _NOTHING: Final = np.empty(0, np.int64)
 

@@ -55,15 +55,15 @@ class Description:
         """Send the modules, their coverage, and the hooks."""
         try:
             self._notices.emit_new()
-            self._hooks = list_hooks(self._models.roots, self._clock.optimizers())
+            self._hooks = list_hooks(self._models.roots, self._clock.owners.optimizers())
             self.send_coverage()
         except Exception as error:
             self._errors.record("description of the modules", error)
 
     def send_coverage(self) -> None:
         """Send the modules and their coverage, with the hooks of the last inventory."""
-        self._shipper.sink.describe(self._models.records(), self._models.coverage(self._table), self._hooks)
+        self._shipper.describe(self._models.records(), self._models.coverage(self._table), self._hooks)
 
     def send_modules(self) -> None:
         """Send the modules, without waiting for their coverage."""
-        self._shipper.sink.describe(self._models.records(), (), self._hooks)
+        self._shipper.describe(self._models.records(), (), self._hooks)

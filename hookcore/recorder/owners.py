@@ -1,136 +1,203 @@
-"""Optimizers as the clock sees them: their witnesses, and the scalers that step them."""
+"""The optimizers that own watched parameters, as the clock knows them."""
 
 from __future__ import annotations
 
-import math
-import sys
 import weakref
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from torch import Tensor
-from torch.amp.grad_scaler import GradScaler, OptState
+from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
-from hookcore.recorder.parameters import Parameter
+from hookcore.recorder.parameters import Parameter, Parameters
+from hookcore.recorder.scalers import ScalerLink
+from hookcore.recorder.witnesses import Witnesses, spread, tensors_of
 
-READABLE: Final = 4096  # values of a gradient that are checked for zero
-_SCALER_STEPS: Final = frozenset((GradScaler.step.__code__, GradScaler._maybe_opt_step.__code__))
-
-Mark = tuple[int, int] | None  # a gradient's identity and version
+WITNESSES: Final = 4  # of one optimizer
+FIRST_WITNESSES: Final = 16  # of all watched parameters, while optimizers are still met
+MANY_WITNESSES: Final = 512  # of an optimizer that a pass once reached past its witnesses
+ALL_WITNESSES: Final = 128  # of all optimizers together, unless one needs more
+RECENT: Final = 256  # steps after which an optimizer that stopped stepping counts no more
 
 
 class Owner:
-    """An optimizer with watched parameters."""
+    """An optimizer and its steps."""
 
     __slots__ = (
-        "after",
-        "ever_reached",
-        "gap",
+        "_gap",
+        "_last_step",
+        "_state",
         "inner_passes",
         "inside",
-        "keys",
-        "last_step",
         "late",
         "owns",
         "ref",
         "scaler",
-        "seen",
-        "state",
-        "states",
         "steps",
-        "versions",
         "witnesses",
     )
 
-    def __init__(self, optimizer: Optimizer) -> None:
-        self.ref: weakref.ref[Optimizer] = weakref.ref(optimizer)
-        self.state: tuple[Any, ...] = ()
-        self.owns = False
-        self.witnesses: list[Parameter] = []
-        self.seen: list[Tensor] = []  # the witnesses' tensors; renewed often enough not to keep a replaced one for long
-        self.keys: frozenset[int] = frozenset()  # by id
-        self.after: list[Mark] = []  # of its witnesses, when their gradients were last attributed
-        self.versions: list[int] = []  # of its witnesses, before it steps
-        self.ever_reached = False  # whether a pass ever reached a witness
-        self.late = False  # whether it steps with the gradients of the last step
-        self.inner_passes = False  # whether its step has a closure, which computes the gradients
+    def __init__(self, ref: weakref.ref[Optimizer]) -> None:
+        self.ref = ref
+        self.owns = False  # whether any of its parameters is watched
+        self.witnesses = Witnesses()
+        self.scaler = ScalerLink()
+        self.late = False  # whether it steps with the gradients of the step that ended last
+        self.inner_passes = False  # whether its step was given a closure, which computes the gradients
         self.inside = False  # whether it steps inside the backward pass
-        self.last_step = -1
-        self.gap = 1  # steps between two of its steps
         self.steps = 0
-        self.scaler: weakref.ref[GradScaler] | None = None
-        self.states: Any = None  # the scaler's table of optimizers when the last pass ended
+        self._last_step = -1
+        self._gap = 1  # steps from one of its steps to the next
+        self._state: tuple[Any, ...] = ()
 
-    def look_up(self) -> None:
-        """Find the current tensors of the witnesses."""
-        self.seen = tensors_of(self.witnesses)
-        self.keys = frozenset(map(id, self.seen))
+    # Its parameters
 
-    def live_scaler(self) -> GradScaler | None:
-        """Return the scaler that steps it, if there is one and it is enabled."""
-        scaler = self.scaler() if self.scaler is not None else None
-        return scaler if scaler is not None and scaler.is_enabled() else None
+    def is_up_to_date(self, state: tuple[Any, ...]) -> bool:
+        """Return whether its parameters are known as they are."""
+        return self._state == state
 
-    def scaler_attempted(self) -> bool:
-        """Return whether a scaler has tried to step it since the last pass, by traces that don't need the device."""
-        scaler = self.live_scaler()
-        if scaler is None:
-            return False
-        states = scaler._per_optimizer_states
-        optimizer = self.ref()
-        return states is not self.states or states.get(id(optimizer), {}).get("stage") is OptState.STEPPED
+    def own(self, owns: bool, state: tuple[Any, ...]) -> None:
+        """Set whether it steps watched parameters, and the state of its parameters by which that is known."""
+        self.owns, self._state = owns, state
 
-    def find_scaler(self, depth: int) -> None:
-        """Find the scaler that drives this step among the callers, because it has no hook of its own."""
-        if self.scaler is not None and self.scaler() is not None:
+    def look_again(self) -> None:
+        """Look its parameters up again at its next step."""
+        self._state = ()
+
+    # Its steps
+
+    def begin_step(self, closure: bool, late: bool) -> None:
+        """Note that it steps, and whether with the gradients of the step that ended last."""
+        self.inner_passes, self.late = closure, late
+
+    def be_late(self, late: bool) -> None:
+        """Set whether it steps with the gradients of the step that ended last."""
+        self.late = late
+
+    def step_inside(self) -> None:
+        """Note that it steps inside the backward pass."""
+        self.inside = True
+
+    def count(self, step: int) -> None:
+        """Count a step of its own, which belongs to this step of the run."""
+        self._gap = max(1, step - self._last_step) if self._last_step >= 0 else 1
+        self._last_step = step
+        self.steps += 1
+
+    def gap(self, step: int) -> int:
+        """Return the steps from one of its steps to the next, 1 if it is no longer at work."""
+        return self._gap if self.steps and step - self._last_step <= RECENT else 1
+
+
+class Owners:
+    """Every optimizer that was seen to step, and the witnesses of them all."""
+
+    def __init__(self, parameters: Parameters, find_model: Callable[[Optimizer], bool]) -> None:
+        self._parameters = parameters
+        self._find_model = find_model
+        self._owners: dict[int, Owner] = {}
+        self._witnesses: list[Parameter] = []
+        self._known = (-1, False)  # how many parameters there were when the witnesses were chosen, and whether early
+
+    def __iter__(self) -> Iterator[Owner]:
+        return iter(list(self._owners.values()))
+
+    def get(self, optimizer: Optimizer) -> Owner | None:
+        """Return what is known of an optimizer."""
+        return self._owners.get(id(optimizer))
+
+    def meet(self, optimizer: Optimizer, compares: bool) -> Owner:
+        """Return what is known of an optimizer that steps. `compares`: whether gradients are compared at witnesses."""
+        groups = optimizer.param_groups
+        # Enough to notice that parameters were added or replaced.
+        newest = groups[-1]["params"] if groups else []
+        state = (len(groups), len(newest), id(newest[-1]) if newest else 0)
+        key = id(optimizer)
+        owner = self._owners.get(key)
+        if owner is None or owner.ref() is not optimizer:
+            owners = self._owners
+            owner = owners[key] = Owner(weakref.ref(optimizer, lambda _: owners.pop(key, None)))
+        if not owner.is_up_to_date((*state, self._parameters.adopted)):
+            owned = self._parameters.owned(optimizer)  # which may adopt some
+            if not owned and self._find_model(optimizer):
+                owned = self._parameters.owned(optimizer)
+            owner.own(bool(owned), (*state, self._parameters.adopted))
+            watched = {id(each) for each in self._witnesses}
+            seen = [each for each in owned if id(each) in watched]
+            owner.witnesses.assume_reached(bool(seen) and compares)
+            owner.witnesses.choose(seen)
+            if len(seen) < WITNESSES:
+                self.add_witnesses(owner, self._share())
+        return owner
+
+    def _share(self) -> int:
+        owners = sum(owner.owns for owner in self)
+        return max(1, min(WITNESSES, ALL_WITNESSES // max(1, owners)))
+
+    def add_witnesses(self, owner: Owner, many: int = MANY_WITNESSES) -> None:
+        """Add up to `many` of an optimizer's parameters, from the next pass on."""
+        optimizer = owner.ref()
+        owned = self._parameters.owned(optimizer) if optimizer is not None else []
+        trainable = [each for each in owned if (tensor := each.tensor) is not None and tensor.requires_grad]
+        known = owner.witnesses.parameters
+        self._known = (-1, False)
+        if owner.steps or not known:
+            owner.witnesses.choose(list({id(each): each for each in (*known, *spread(trainable, many))}.values()))
+
+    def choose_witnesses(self, early: bool) -> None:
+        """Choose the witnesses of all optimizers and, while not every optimizer was met, some of all parameters."""
+        if self._known == (self._parameters.adopted, early):
             return
-        frame: Any = sys._getframe(3)  # 2 is the clock's caller, which is wrapped
-        for _ in range(depth):
-            if frame is None:
-                return
-            if frame.f_code in _SCALER_STEPS:
-                scaler = frame.f_locals.get("self")
-                if isinstance(scaler, GradScaler):
-                    self.scaler = weakref.ref(scaler)
-                return
-            frame = frame.f_back
+        if self._known[1] and not early:
+            for owner in self:
+                if len(owner.witnesses.parameters) <= FIRST_WITNESSES:
+                    owner.witnesses.choose(spread(owner.witnesses.parameters, self._share()))
+        self._known = (self._parameters.adopted, early)
+        inside = {id(each) for owner in self if owner.inside for each in owner.witnesses.parameters}
+        chosen = [each for owner in self if owner.owns for each in owner.witnesses.parameters]
+        if early:
+            trainable = [each for each in self._parameters.all() if (t := each.tensor) is not None and t.requires_grad]
+            chosen += spread(trainable, FIRST_WITNESSES)
+        self._witnesses = [each for key, each in {id(each): each for each in chosen}.items() if key not in inside]
+        for owner in self:
+            if owner.owns and not owner.witnesses.parameters:
+                owner.look_again()
 
+    def tensors_to_compare(self) -> list[Tensor]:
+        """Return the witnesses' tensors: their own list if only one optimizer is at work."""
+        if self._known[1]:
+            return self.tensors()
+        at_work = [owner for owner in self if owner.owns and not owner.inside]
+        if len(at_work) == 1:
+            return at_work[0].witnesses.tensors
+        return [tensor for owner in at_work for tensor in owner.witnesses.tensors]
 
-def scales_until_now(scaler: GradScaler, attempts: int) -> list[float]:
-    """Return the loss scale in each of a scaler's first steps, all of which it skipped; nothing if it skipped none."""
-    first, factor = scaler._init_scale, scaler.get_backoff_factor()
-    now = scaler._scale
-    if isinstance(now, Tensor) and now.is_cpu:
-        if float(now) == first:
-            return []
-        if not math.isclose(float(now), first * factor**attempts, rel_tol=1e-6):
-            return [math.nan] * attempts
-    return [first * factor**number for number in range(attempts)]
+    def tensors(self) -> list[Tensor]:
+        """Return the tensors of all witnesses as they are now."""
+        return tensors_of(self._witnesses)
 
+    def only_one(self) -> Owner | None:
+        """Return the optimizer that alone steps watched parameters, after a pass and without a scaler."""
+        at_work = [owner for owner in self if owner.owns and owner.steps]
+        if len(at_work) != 1 or at_work[0].inside or at_work[0].scaler.found:
+            return None
+        return at_work[0]
 
-def tensors_of(parameters: list[Parameter]) -> list[Tensor]:
-    return [tensor for each in parameters if (tensor := each.tensor) is not None]
+    def optimizers(self) -> list[Optimizer]:
+        """Return every optimizer that is still there."""
+        return [found for owner in self if (found := owner.ref()) is not None]
 
+    def scalers(self) -> list[GradScaler]:
+        """Return the enabled scalers that step an optimizer."""
+        return list({id(scaler): scaler for owner in self if (scaler := owner.scaler.live())}.values())
 
-def marks_of(tensors: list[Tensor]) -> list[Mark]:
-    return [None if (grad := tensor.grad) is None else (id(grad), grad._version) for tensor in tensors]
+    def known_scale(self) -> float | None:
+        """Return the loss scale in force, if there is one scaler and its scale isn't on another device."""
+        scalers = self.scalers()
+        scale = scalers[0]._scale if len(scalers) == 1 else None
+        return float(scale) if isinstance(scale, Tensor) and scale.is_cpu else None
 
-
-def was_reset(tensor: Tensor, after: Mark) -> bool:
-    """Return whether a gradient has since been set to None or to zero."""
-    if after is None:
-        return False
-    grad = tensor.grad
-    if grad is None:
-        return True
-    if (id(grad), grad._version) == after or not grad.is_cpu or grad.numel() > READABLE or type(grad) is not Tensor:
-        return False
-    return not bool(grad.detach().any())
-
-
-def spread(items: list[Any], many: int) -> list[Any]:
-    if len(items) <= many:
-        return list(items)
-    if many <= 1:
-        return items[:many]
-    return [items[round(number * (len(items) - 1) / (many - 1))] for number in range(many)]
+    def longest_gap(self, step: int) -> int:
+        """Return how many steps in a row hold a step of every optimizer that is at work."""
+        return max([owner.gap(step) for owner in self], default=1)

@@ -54,7 +54,7 @@ class Recorder:
         statistics = Statistics(arena, settings.phases, settings.calls, current, self.errors)
         self.dispatcher = Dispatcher(plans, current, statistics, self.errors, self._saw_pending_call)
         self.parameters = Parameters(plans, statistics, settings.kinds)
-        self.models = Models(plans, self.parameters, settings, self.errors, self._describe_models)
+        self.models = Models(plans, self.parameters, settings, self.errors, self.describe_models)
         self.cadence = Cadence(settings.every, settings.budget)
         self._collector = Collector(statistics, self.parameters, self.cadence, scale, self._lock, lambda: self.step)
         self.emit = self._collector.emit
@@ -93,8 +93,9 @@ class Recorder:
         self.description = Description(
             self.shipper, self.models, statistics.table, self.steps.clock, notices, self.errors
         )
+        self._observed: dict[str, Plan] = {}  # the tensors that the user named
         self.closed = False
-        sink.listen(self.obey)
+        sink.subscribe(self.on_command)
 
     # Hooks
 
@@ -142,7 +143,7 @@ class Recorder:
 
     def _scale_of(self, kind: str) -> float | None:
         """Return the loss scale of gradients of this kind, if known."""
-        return self.steps.clock.known_scale() if kind in self._scale.kinds else None
+        return self.steps.clock.owners.known_scale() if kind in self._scale.kinds else None
 
     # Values
 
@@ -166,13 +167,16 @@ class Recorder:
         """Whether the running step is captured."""
         return self.dispatcher.current.captured
 
-    def observe(self, plan: Plan, tensor: Tensor) -> None:
+    def observe(self, name: str, tensor: Tensor) -> None:
         """Capture a tensor that the user names."""
+        plan = self._observed.get(name)
+        if plan is None:
+            plan = self._observed[name] = self.models.plan_for_name(name)
         self.dispatcher.saw_output(plan, tensor)
 
     # Commands
 
-    def obey(self, command: Command) -> None:
+    def on_command(self, command: Command) -> None:
         """Queue a command, from any thread. It is carried out at the end of the running step."""
         if self.closed:
             return
@@ -216,8 +220,18 @@ class Recorder:
 
     # The recorder's thread
 
-    def _describe_models(self) -> None:
+    def describe_models(self) -> None:
+        """Send which modules there are."""
         self.description.send_modules()
+
+    def report_escapes(self, *names: str) -> None:
+        """Report a name that is not valid Unicode."""
+        self.shipper.report_escapes(*names)
+
+    @property
+    def module_count(self) -> int:
+        """The number of watched modules."""
+        return len(self.models.plans.by_id)
 
     def _tick(self) -> None:
         self.snapshots.ship(self.shipper.add_snapshot)

@@ -5,19 +5,20 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 from hookcore.delivery.sinks import Sink
 from hookcore.recorder.cadence import Cadence, JumpFinder
-from hookcore.recorder.collector import SKIPPED, skipped_step
+from hookcore.recorder.collector import skipped_step
 from hookcore.recorder.errorlog import ErrorLog
 from hookcore.recorder.frames import RawFrame, build_frames
 from hookcore.recorder.scalars import number_of
 from hookcore.recorder.taps import TapTable
 from hookcore.recorder.worker import Worker
-from hookcore.records import STATS, Event, Frame, Snapshot, Tap, escaped_in
+from hookcore.records import STATS, Coverage, Event, Frame, HookRecord, ModuleRecord, Snapshot, Tap, escaped_in
+from hookcore.records.vocabulary import OWN, SKIPPED
 
 MAX_JUMP_FINDERS: Final = 256  # scalars that are checked for jumps
 _BAD_COLUMNS: Final = [STATS.index("nan"), STATS.index("inf")]
@@ -37,7 +38,7 @@ class Shipper:
         tick: Callable[[], None],
         has_more: Callable[[], bool],
     ) -> None:
-        self.sink = sink
+        self._sink = sink
         self._table = table
         self._cadence = cadence
         self._errors = errors
@@ -58,9 +59,15 @@ class Shipper:
         """Queue a step or a part of one. Never waits."""
         self.worker.put(raw)
 
+    def describe(
+        self, modules: Sequence[ModuleRecord], coverage: Sequence[Coverage], hooks: Sequence[HookRecord]
+    ) -> None:
+        """Send what the run consists of."""
+        self._sink.describe(modules, coverage, hooks)
+
     def add_snapshot(self, snapshot: Snapshot) -> None:
         """Send a snapshot."""
-        self.sink.add_snapshot(snapshot)
+        self._sink.add_snapshot(snapshot)
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until everything queued is in the sink; return False if the time ran out."""
@@ -71,11 +78,11 @@ class Shipper:
         self.worker.close(timeout_s)
         with contextlib.suppress(Exception):
             describe()
-        self.sink.close()
+        self._sink.close()
 
     def send_to(self, sink: Sink) -> None:
         """Send to another sink from now on."""
-        self.sink = sink
+        self._sink = sink
 
     def _ship(self, raws: list[RawFrame]) -> None:
         began = time.thread_time()
@@ -110,7 +117,7 @@ class Shipper:
     def note_jumps(self, scalars: dict[str, Any]) -> None:
         """Capture the next step if a loss jumps or a number becomes non-finite."""
         for name, value in scalars.items():
-            if not isinstance(value, float) or name.startswith("hookcore/"):
+            if not isinstance(value, float) or name.startswith(OWN):
                 continue
             if "loss" in name.lower() or not math.isfinite(value) or name in self._jumps:
                 finder = self._jumps.get(name)
@@ -125,7 +132,7 @@ class Shipper:
         try:
             names = (part for tap in frame.new_taps for part in (tap.module, tap.index))
             self.report_escapes(*frame.scalars, *names)
-            self.sink.send(frame)
+            self._sink.send(frame)
         except Exception as error:
             self._unsent_taps = frame.new_taps  # without their names, every later number would refer to another tap
             self._errors.record("sink", error)

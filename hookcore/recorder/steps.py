@@ -107,7 +107,7 @@ class Steps:
         if owner is None:
             return
         self._read.pop(id(owner), None)
-        self._scale.read(owner.live_scaler(), optimizer)
+        self._scale.read(owner.scaler.live(), optimizer)
         if self._last_captured if owner.late else self._current.captured:
             owned = self._read[id(owner)] = self._parameters.owned(optimizer)
             self._parameters.before_step(owned, with_gradients, id(optimizer))
@@ -126,7 +126,7 @@ class Steps:
             owned = self._parameters.owned(optimizer) if self._current.captured else None
         if owned is not None:
             if has_closure:
-                self._scale.read(owner.live_scaler(), optimizer)
+                self._scale.read(owner.scaler.live(), optimizer)
                 self._parameters.read_gradients(owned)
                 self._snapshots.read_gradients(owned)
             self._parameters.after_step(id(optimizer))
@@ -167,7 +167,7 @@ class Steps:
         pending = self._current.captured and (self.clock.undecided or self.clock.may_have_skipped)
         self._current.await_call(pending)
         if pending:
-            self._scale.note_pass(self.clock.scalers())
+            self._scale.note_pass(self.clock.owners.scalers())
 
     def saw_pending_call(self) -> None:
         """Check whether a step has ended: a module is about to run, after a pass that may have been the last one."""
@@ -285,7 +285,7 @@ class Steps:
     def _choose(self, captured: bool) -> bool:
         """Report the last step to the cadence, and return whether the next one is captured."""
         cadence, clock = self._cadence, self.clock
-        cadence.take_turns(clock.longest_gap())
+        cadence.take_turns(clock.owners.longest_gap(clock.step))
         spent = _NAN if self._current.meter is None or not self._alone else self._current.meter.take()
         # A step with a snapshot says nothing about the cost of capturing.
         cadence.step_ended(captured, _NAN if self._has_work else self._now() - self.ended_at, spent)

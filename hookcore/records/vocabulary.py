@@ -12,6 +12,11 @@ GRAD_SCALE: Final = "hookcore/grad_scale"
 GRADIENT_NORM: Final = "hookcore/gradient_norm"
 NONFINITE_MODULES: Final = "hookcore/nonfinite_modules"
 ZERO_MODULES: Final = "hookcore/zero_modules"
+SKIPPED: Final = "hookcore/skipped"  # 1 at a step that a GradScaler skipped
+COST: Final = "hookcore/cost"  # of a captured step, as a share of an uncaptured one
+EFFECTIVE_COST: Final = "hookcore/effective_cost"  # of all steps
+STRIDE: Final = "hookcore/every"  # one step in so many is captured
+SKIPPED_STEPS: Final = "hookcore/skipped_steps"  # left out by the cadence so far
 
 KIND_WORDS: Final[dict[str, str]] = {
     "output": "output",

@@ -34,7 +34,7 @@ class TeeSink:
 
     def __init__(self, sink: Sink, open_writer: Callable[[], Writer], failed: Failed) -> None:
         self.dropped = 0
-        self.sink = sink
+        self._sink = sink
         self._open, self._failed = open_writer, failed
         self._warned = False
         self._summary = Summary()
@@ -42,11 +42,15 @@ class TeeSink:
         self._thread = threading.Thread(target=self._run, name=THREAD, daemon=True)
         self._thread.start()
 
+    def send_to(self, sink: Sink) -> None:
+        """Pass everything to another sink from now on."""
+        self._sink = sink
+
     def send(self, frame: Frame) -> None:
         """Pass a frame on; never wait for the bridge."""
         if self._thread.is_alive():
             self._guarded(lambda: self._put(self._summary.add(frame)))
-        self.sink.send(frame)
+        self._sink.send(frame)
 
     def _put(self, steps: Iterable[Step]) -> None:
         for step in steps:
@@ -61,19 +65,19 @@ class TeeSink:
         self, modules: Sequence[ModuleRecord], coverage: Sequence[Coverage] = (), hooks: Sequence[HookRecord] = ()
     ) -> None:
         """Pass the modules on."""
-        self.sink.describe(modules, coverage, hooks)
+        self._sink.describe(modules, coverage, hooks)
 
     def add_snapshot(self, snapshot: Snapshot) -> None:
         """Pass a snapshot on."""
-        self.sink.add_snapshot(snapshot)
+        self._sink.add_snapshot(snapshot)
 
-    def listen(self, obey: Callable[[Command], None]) -> None:
+    def subscribe(self, on_command: Callable[[Command], None]) -> None:
         """Receive commands from the next sink."""
-        self.sink.listen(obey)
+        self._sink.subscribe(on_command)
 
     def fail(self, failure: Failure) -> None:
         """Pass on why the run ends."""
-        self.sink.fail(failure)
+        self._sink.fail(failure)
 
     def close(self) -> None:
         """Close both; the bridge has a few seconds to write waiting data."""
@@ -81,7 +85,7 @@ class TeeSink:
             self._guarded(lambda: self._put(self._summary.end()))
             with contextlib.suppress(queue.Full):
                 self._steps.put(None, timeout=CLOSE_S)
-        self.sink.close()
+        self._sink.close()
         self._thread.join(CLOSE_S)
 
     # -- on the bridge's own thread ---------------------------------------------------------------------------------

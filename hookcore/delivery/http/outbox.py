@@ -231,7 +231,7 @@ class Outbox:
 
     # -- what became of it ------------------------------------------------------------------------------------------
 
-    def took(self, parcel: Parcel, answer: Answer) -> bool:
+    def on_answer(self, parcel: Parcel, answer: Answer) -> bool:
         """Process an answer; return False if nothing that was sent made progress."""
         with self.changed:
             before = (self._known_taps, self._described)
@@ -275,13 +275,13 @@ class Outbox:
         self._make_room()
         return True
 
-    def not_sent(self, parcel: Parcel) -> None:
+    def on_send_failed(self, parcel: Parcel) -> None:
         """Handle a parcel that was not sent: items that weren't in doubt before wait again."""
         with self.changed:
             if parcel.entries and not self._uncertain:
                 self._put_back(parcel.entries)
 
-    def unanswered(self, parcel: Parcel) -> None:
+    def on_no_answer(self, parcel: Parcel) -> None:
         """Handle a parcel that may or may not have arrived."""
         with self.changed:
             self._uncertain = self._uncertain or bool(parcel.entries)

@@ -82,7 +82,7 @@ class HttpSink:
         self._connection: Connection | None = None
         self._advice = ""
         self._settings: Callable[[], dict[str, Any]] | None = None
-        self._obey: Callable[[Command], None] | None = None
+        self._on_command: Callable[[Command], None] | None = None
         self._commands_done = -1
         self._failures = 0
         self._fine_at = 0.0  # time of the last answer
@@ -112,9 +112,9 @@ class HttpSink:
         """Describe what the run consists of. Only changes are sent."""
         self._outbox.describe(modules, coverage, hooks)
 
-    def listen(self, obey: Callable[[Command], None]) -> None:
+    def subscribe(self, on_command: Callable[[Command], None]) -> None:
         """Set the receiver of the commands in answers. It is called from the sender's thread."""
-        self._obey = obey
+        self._on_command = on_command
 
     def fail(self, failure: Failure) -> None:
         """Record why the run ends; `close` follows."""
@@ -243,13 +243,13 @@ class HttpSink:
         try:
             reply = self._connected().post(body)
         except NotSentError as error:
-            self._outbox.not_sent(parcel)
+            self._outbox.on_send_failed(parcel)
             is_here = self._connection is not None and self._connection.is_here
             self._slow = is_here and _is_timeout(error)
             self._connection = None  # it may have moved
             self._failed(str(error), longest_s=MAX_PAUSE_HERE_S if is_here else MAX_PAUSE_S)
         except UnansweredError as error:
-            self._outbox.unanswered(parcel)
+            self._outbox.on_no_answer(parcel)
             self._slow = self._connected().is_here and _is_timeout(error)
             self._failed(str(error))
         else:
@@ -281,10 +281,10 @@ class HttpSink:
         if reason is not None:
             self._outbox.refused(parcel, reason)
         elif 400 <= reply.status < 500:
-            self._outbox.not_sent(parcel)
+            self._outbox.on_send_failed(parcel)
             self._forget_connection()
         else:
-            self._outbox.unanswered(parcel)
+            self._outbox.on_no_answer(parcel)
         self._failed(f"it answered {reply.status}{sentence_of(reply.body)}", reply.retry_after_s)
 
     def _forget_connection(self) -> None:
@@ -297,10 +297,10 @@ class HttpSink:
         try:
             answer = decode_answer(reply.body)
         except WireError as error:
-            self._outbox.unanswered(parcel)
+            self._outbox.on_no_answer(parcel)
             self._failed(f"what answers there is no server of hookcore's: {error}")
             return
-        if self._outbox.took(parcel, answer):
+        if self._outbox.on_answer(parcel, answer):
             self._failures, self._not_before, self.trouble = 0, 0.0, ""
         else:
             self._failed("it took nothing of what was sent")
@@ -313,10 +313,10 @@ class HttpSink:
     def _hand_on(self, answer: Answer) -> None:
         """Pass on each command once, in the order of their numbers. They wait while there is no listener."""
         for command in sorted(answer.commands, key=lambda command: command.number):
-            if self._obey is None or command.number <= self._commands_done:
+            if self._on_command is None or command.number <= self._commands_done:
                 continue
             try:
-                self._obey(command)
+                self._on_command(command)
             except Exception:
                 logger.warning("hookcore: a command from the dashboard failed", exc_info=True)
             self._commands_done = command.number

@@ -1,0 +1,74 @@
+"""Gradient scalers: which one steps an optimizer, and whether it left a step out."""
+
+from __future__ import annotations
+
+import math
+import sys
+import weakref
+from typing import Any, Final
+
+from torch import Tensor
+from torch.amp.grad_scaler import GradScaler, OptState
+from torch.optim import Optimizer
+
+_STEPS: Final = frozenset((GradScaler.step.__code__, GradScaler._maybe_opt_step.__code__))
+
+
+class ScalerLink:
+    """The scaler that steps one optimizer, once it is found."""
+
+    __slots__ = ("_ref", "_states")
+
+    def __init__(self) -> None:
+        self._ref: weakref.ref[GradScaler] | None = None
+        self._states: Any = None  # the scaler's table of optimizers when the last pass ended
+
+    @property
+    def found(self) -> bool:
+        """Whether a scaler was ever seen to step the optimizer."""
+        return self._ref is not None
+
+    def live(self) -> GradScaler | None:
+        """Return the scaler if there is one and it is enabled."""
+        scaler = self._ref() if self._ref is not None else None
+        return scaler if scaler is not None and scaler.is_enabled() else None
+
+    def find(self, depth: int) -> None:
+        """Find the scaler among the callers, because it has no hook of its own."""
+        if self._ref is not None and self._ref() is not None:
+            return
+        frame: Any = sys._getframe(3)  # 2 is the clock's caller, which is wrapped
+        for _ in range(depth):
+            if frame is None:
+                return
+            if frame.f_code in _STEPS:
+                scaler = frame.f_locals.get("self")
+                if isinstance(scaler, GradScaler):
+                    self._ref = weakref.ref(scaler)
+                return
+            frame = frame.f_back
+
+    def note_pass(self) -> None:
+        """Remember the scaler's table of optimizers when a pass has ended."""
+        if self._ref is not None and (scaler := self._ref()) is not None:
+            self._states = scaler._per_optimizer_states
+
+    def attempted(self, optimizer: Optimizer | None) -> bool:
+        """Return whether the scaler tried to step since the last pass, by traces that need no look at a device."""
+        scaler = self.live()
+        if scaler is None:
+            return False
+        states = scaler._per_optimizer_states
+        return states is not self._states or states.get(id(optimizer), {}).get("stage") is OptState.STEPPED
+
+
+def scales_until_now(scaler: GradScaler, attempts: int) -> list[float]:
+    """Return the loss scale in each of a scaler's first steps, which it all skipped; none if it skipped nothing."""
+    first, factor = scaler._init_scale, scaler.get_backoff_factor()
+    now = scaler._scale
+    if isinstance(now, Tensor) and now.is_cpu:
+        if float(now) == first:
+            return []
+        if not math.isclose(float(now), first * factor**attempts, rel_tol=1e-6):
+            return [math.nan] * attempts
+    return [first * factor**number for number in range(attempts)]

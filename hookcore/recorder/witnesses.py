@@ -1,0 +1,93 @@
+"""Witnesses: a few parameters of an optimizer at which new gradients are noticed."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from typing import Any, Final
+
+from torch import Tensor
+
+from hookcore.recorder.parameters import Parameter
+
+READABLE: Final = 4096  # values of a gradient that are read to see whether they are zero
+
+Mark = tuple[int, int] | None  # a gradient's identity and version
+
+
+class Witnesses:
+    """The witnesses of one optimizer, and what their gradients and weights were."""
+
+    __slots__ = ("_explained", "_versions", "keys", "parameters", "tensors", "were_reached")
+
+    def __init__(self) -> None:
+        self.parameters: list[Parameter] = []
+        self.tensors: list[Tensor] = []  # renewed often enough to keep no replaced one for long
+        self.keys: frozenset[int] = frozenset()  # by id
+        self.were_reached = False  # whether a pass was ever seen to reach one
+        self._explained: list[Mark] = []  # the gradients whose step is known
+        self._versions: list[int] = []  # of the weights, before the optimizer steps
+
+    def choose(self, parameters: list[Parameter]) -> None:
+        """Take other parameters."""
+        self.parameters = parameters
+        self.look_up()
+
+    def look_up(self) -> None:
+        """Find the tensors as they are now."""
+        self.tensors = tensors_of(self.parameters)
+        self.keys = frozenset(map(id, self.tensors))
+
+    def assume_reached(self, reached: bool) -> None:
+        """Set whether a pass is taken to have reached them."""
+        self.were_reached = reached
+
+    def note_reached(self, reached: Set[int]) -> None:
+        """Note which tensors a pass reached, by id."""
+        self.were_reached = self.were_reached or not reached.isdisjoint(self.keys)
+
+    def explain(self, marks: list[Mark] | None = None) -> None:
+        """Take the gradients as they are now as those of a known step."""
+        self._explained = marks_of(self.tensors) if marks is None else list(marks)
+
+    def have_nothing_new(self) -> bool:
+        """Return whether all gradients belong to a known step."""
+        return self._explained == marks_of(self.tensors)
+
+    def note_weights(self) -> None:
+        """Remember the weights' versions."""
+        self._versions = [tensor._version for tensor in self.tensors]
+
+    def weights_moved(self) -> bool:
+        """Return whether a weight was changed since its version was noted."""
+        return self._versions != [tensor._version for tensor in self.tensors]
+
+
+def tensors_of(parameters: list[Parameter]) -> list[Tensor]:
+    """Return the tensors that stand in the parameters' places now."""
+    return [tensor for each in parameters if (tensor := each.tensor) is not None]
+
+
+def marks_of(tensors: list[Tensor]) -> list[Mark]:
+    """Return what tells each gradient from a new one."""
+    return [None if (grad := tensor.grad) is None else (id(grad), grad._version) for tensor in tensors]
+
+
+def was_reset(tensor: Tensor, after: Mark) -> bool:
+    """Return whether a gradient was set to None or to zero since."""
+    if after is None:
+        return False
+    grad = tensor.grad
+    if grad is None:
+        return True
+    if (id(grad), grad._version) == after or not grad.is_cpu or grad.numel() > READABLE or type(grad) is not Tensor:
+        return False
+    return not bool(grad.detach().any())
+
+
+def spread(items: list[Any], many: int) -> list[Any]:
+    """Return up to `many` items, evenly spread, including the first and the last."""
+    if len(items) <= many:
+        return list(items)
+    if many <= 1:
+        return items[:many]
+    return [items[round(number * (len(items) - 1) / (many - 1))] for number in range(many)]
