@@ -144,6 +144,10 @@ class Watcher:
         self._recorder.close(CLOSE_TIMEOUT_S)
         _watchers.discard(self)
 
+    def _expect_crash(self, why: str) -> None:
+        """Set why the run crashed if it closes without any other reason, or "" for none. For frameworks."""
+        self._unfinished = why
+
     def _say_why(self, error: BaseException | None) -> None:
         self._leave_cells()
         failure = failures.failure_of(error, self.current_step)

@@ -213,6 +213,42 @@ def test_only_one_room_registers_torch_hooks() -> None:
             assert not hooking, f"{name} calls {hooking}"
 
 
+# Attributes that a file writes although no class in it has them. One, because a call would cost more than the rest of
+# the line: the shortcut for plain outputs counts the module's calls itself.
+WRITTEN_FROM_OUTSIDE = {("hookcore/recorder/statistics.py", "counts.training")}
+MAX_ATTRIBUTES = 14
+
+
+def _own_attributes(node: ast.ClassDef) -> set[str]:
+    """The attributes that a class's own methods and declarations assign."""
+    stored = [each for each in ast.walk(node) if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store)]
+    fields = [each.target for each in node.body if isinstance(each, ast.AnnAssign)]
+    names = {each.attr for each in stored if ast.unparse(each.value) == "self"}
+    return names | {each.id for each in fields if isinstance(each, ast.Name)}
+
+
+def _files_of_the_recorder() -> list[Path]:
+    places = ("hookcore/recorder", "hookcore/delivery", "hookcore/frameworks")
+    return [file for place in places for file in _files(place)] + [ROOT / "hookcore" / "watcher.py"]
+
+
+def test_no_attribute_is_written_by_another_file_than_that_of_its_class() -> None:
+    for file in _files_of_the_recorder():
+        tree, name = ast.parse(file.read_text(), str(file)), str(file.relative_to(ROOT))
+        own = {each for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for each in _own_attributes(node)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load) and node.attr not in own:
+                assert (name, ast.unparse(node)) in WRITTEN_FROM_OUTSIDE, f"{name} writes {ast.unparse(node)}"
+
+
+def test_no_class_of_the_recorder_has_more_than_about_a_dozen_public_attributes() -> None:
+    for file in _files_of_the_recorder():
+        for node in ast.walk(ast.parse(file.read_text(), str(file))):
+            if isinstance(node, ast.ClassDef):
+                public = {name for name in _own_attributes(node) if not name.startswith("_")}
+                assert len(public) <= MAX_ATTRIBUTES, f"{node.name} in {file.name} has {sorted(public)}"
+
+
 def test_the_legacy_backward_hook_is_never_registered() -> None:
     for file in _files("hookcore") + _files("app"):
         legacy = {"register_backward_hook", "register_module_backward_hook"} & set(_calls(file))

@@ -109,7 +109,7 @@ class Delivery:
     def limit_close_time(self, close_s: float) -> None:
         """Limit the time that closing may take."""
         if isinstance(self.sink, HttpSink):
-            self.sink.close_s = min(self.sink.close_s, max(0.0, close_s))
+            self.sink.limit_close_time(close_s)
 
     def abandon(self) -> None:
         """Stop sending in a forked child."""

@@ -33,12 +33,12 @@ class Watching:
         """
         self.close()
         self.watcher = watch(model, **self.settings)
-        self.watcher._unfinished = unfinished
+        self.watcher._expect_crash(unfinished)
 
     def finish(self) -> None:
         """End the run normally; an exception by which the framework itself ends its loop is not a crash."""
         if self.watcher is not None:
-            self.watcher._unfinished = ""
+            self.watcher._expect_crash("")
             self.watcher._close(None)
 
     def log_numbers(self, found: Mapping[str, object]) -> None:

@@ -7,10 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-import numpy as np
-
 from hookcore.recorder.cadence import Cadence
-from hookcore.recorder.frames import RawFrame
+from hookcore.recorder.frames import NOTHING, RawFrame
 from hookcore.recorder.parameters import Parameters
 from hookcore.recorder.scales import LossScale
 from hookcore.recorder.statistics import Statistics
@@ -18,7 +16,6 @@ from hookcore.records import Event, Severity
 from hookcore.records.vocabulary import SKIPPED
 
 _NAN: Final = float("nan")
-_NOTHING: Final = np.empty(0, np.int64)
 
 
 class Collector:
@@ -102,12 +99,7 @@ class Collector:
 
 def without_rows(step: int, **content: Any) -> RawFrame:
     """Return a part of a step with only events or scalars."""
-    return RawFrame(step, time.time(), _NOTHING, (), 0, _NAN, **content)
-
-
-def drop_rows(raw: RawFrame) -> None:
-    """Remove the measurements from a part."""
-    raw.packed, raw.transfers, raw.scale = _NOTHING, (), None
+    return RawFrame(step, time.time(), NOTHING, (), 0, _NAN, **content)
 
 
 def skipped_step(step: int) -> Event:

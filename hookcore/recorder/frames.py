@@ -18,6 +18,7 @@ from hookcore.records.sketch import shifted_rows
 if TYPE_CHECKING:
     from hookcore.observe.device import Transfer
 
+NOTHING: Final = np.empty(0, np.int64)
 _LINEAR: Final = ("mean", "std", "min", "max", "rms", "norm")
 
 
@@ -38,6 +39,32 @@ class RawFrame:
     events: tuple[Event, ...] = ()
     transfers: tuple[Transfer, ...] = ()  # measurements on other devices, on their way to the host
     ratios: tuple[tuple[int, int], ...] = ()  # (slot of an update, slot of its parameter's values)
+
+    def belong_to(self, step: int, scale: Any) -> None:
+        """Set the step that this turned out to be a part of, and its loss scale."""
+        self.step, self.scale = step, scale
+
+    def end_pass(self, micro_batches: int) -> None:
+        """Set the number of backward passes in it."""
+        self.micro_batches = micro_batches
+
+    def drop_rows(self) -> None:
+        """Drop the measurements, and keep the rest."""
+        self.packed, self.transfers, self.scale = NOTHING, (), None
+
+    def inherit(self, dropped: RawFrame) -> None:
+        """Take over what must not be lost with an earlier frame: without the names, later numbers get other taps."""
+        self.new_taps = dropped.new_taps + self.new_taps
+        self.events = dropped.events + self.events
+
+    def resolve(self, scalars: dict[str, Any], scale: float | None) -> None:
+        """Replace values on devices by numbers."""
+        self.scalars |= scalars
+        self.scale = scale
+
+    def add_event(self, event: Event) -> None:
+        """Add an event."""
+        self.events += (event,)
 
 
 def stats_of(cells: NDArray[np.float64]) -> NDArray[np.float64]:

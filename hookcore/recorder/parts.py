@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hookcore.recorder.cadence import Cadence
-from hookcore.recorder.collector import Collector, drop_rows
+from hookcore.recorder.collector import Collector
 from hookcore.recorder.current import CurrentStep
 from hookcore.recorder.frames import RawFrame
 from hookcore.recorder.scales import LossScale
@@ -52,7 +52,7 @@ class Parts:
         """Close the open part, which may become a step."""
         if not self._is_cut:
             self._open.append(self._collector.take(step))
-        self._open[-1].micro_batches = self._current.take_backwards()
+        self._open[-1].end_pass(self._current.take_backwards())
         self._held.append(self._open)
         self._open, self._is_cut = [], False
 
@@ -76,9 +76,9 @@ class Parts:
 
     def _put(self, parts: list[RawFrame], step: int, as_steps: bool, scale: Any) -> None:
         for part in parts:
-            part.step, part.scale = step, scale
+            part.belong_to(step, scale)
             # Captured only while it wasn't known to be a step, or with gradients that have an unknown scale.
             unknown = isinstance(scale, float) and math.isnan(scale)  # don't wait for one on a device
             if unknown or (as_steps and not self._cadence.chooses(step)):
-                drop_rows(part)
+                part.drop_rows()
             self._ship(part)

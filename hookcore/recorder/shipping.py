@@ -99,14 +99,13 @@ class Shipper:
         """Wait for numbers on a device."""
         awaited = {name: number_of(value) for name, value in raw.scalars.items() if not isinstance(value, float)}
         self.note_jumps(awaited)
-        raw.scalars |= awaited
-        raw.scale = None if raw.scale is None else number_of(raw.scale)
+        raw.resolve(awaited, None if raw.scale is None else number_of(raw.scale))
         if SKIPPED not in awaited:
             return
         if not awaited[SKIPPED]:
             del raw.scalars[SKIPPED]
         else:
-            raw.events += (skipped_step(raw.step),)
+            raw.add_event(skipped_step(raw.step))
 
     def _alarm_if_bad(self, frame: Frame) -> None:
         bad = bool(frame.stats[:, _BAD_COLUMNS].any()) if len(frame.stats) else self._was_bad

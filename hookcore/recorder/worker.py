@@ -55,9 +55,7 @@ class Worker:
                 oldest = self._queue.popleft()
                 self._bytes -= oldest.packed.nbytes
                 self.dropped += 1
-                # The names must arrive, or every later number would belong to another tap.
-                self._queue[0].new_taps = oldest.new_taps + self._queue[0].new_taps
-                self._queue[0].events = oldest.events + self._queue[0].events
+                self._queue[0].inherit(oldest)
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until everything so far has been handled. Return False if the time ran out."""

@@ -60,7 +60,7 @@ class Outbox:
 
     def __init__(self, max_bytes: int = MAX_BYTES, max_items: int = MAX_ITEMS) -> None:
         self.changed = threading.Condition()
-        self.listening = False  # whether a thread waits for `changed`
+        self._listening = False  # whether a thread waits for `changed`
         self._max_bytes = max_bytes
         self._max_items = max_items
         self._forget_all()
@@ -133,10 +133,14 @@ class Outbox:
                 self._description_strikes = 0
                 self._tell()
 
+    def set_listening(self, listening: bool) -> None:
+        """Set whether the sender waits for `changed`, while it holds that lock."""
+        self._listening = listening
+
     def _tell(self) -> None:
         # A busy sender checks by itself; waking it would only cost the caller.
-        if self.listening:
-            self.listening = False
+        if self._listening:
+            self._listening = False
             self.changed.notify_all()
 
     # -- what goes out ----------------------------------------------------------------------------------------------
@@ -329,7 +333,7 @@ class Outbox:
     def abandon(self) -> None:
         """Forget everything in a forked child, without waiting for locks of the parent."""
         self.changed = threading.Condition()
-        self.listening = False
+        self._listening = False
         self._forget_all()
         self._closed = True
 

@@ -116,6 +116,10 @@ class HttpSink:
         """Set the receiver of the commands in answers. It is called from the sender's thread."""
         self._on_command = on_command
 
+    def limit_close_time(self, close_s: float) -> None:
+        """Limit the time that closing may take."""
+        self.close_s = min(self.close_s, max(0.0, close_s))
+
     def fail(self, failure: Failure) -> None:
         """Record why the run ends; `close` follows."""
         self._outbox.fail(failure)
@@ -209,9 +213,9 @@ class HttpSink:
                 due, end = self._due_at(), self._deadline()
                 rest = min(due, end) - time.monotonic()
                 if rest <= 0 and due <= end:
-                    self._outbox.listening = False
+                    self._outbox.set_listening(False)
                     return True
-                self._outbox.listening = self._not_before <= time.monotonic()
+                self._outbox.set_listening(self._not_before <= time.monotonic())
                 changed.wait(max(rest, 0.001))
             return False
 
