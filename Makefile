@@ -25,11 +25,12 @@ export TOKENIZERS_PARALLELISM ?= false
 export PYTHONDONTWRITEBYTECODE =
 # Tests at a time, and reruns of a test of a whole browser or process on a shared machine.
 AT_ONCE ?= 2
+TORCH ?= 2.13.0
 AGAIN ?= --reruns 2
 # Nothing is downloaded while tests run.
 export HF_HUB_OFFLINE := 1
 
-.PHONY: help demo test lint types scripts quick pages slow bench image format clean
+.PHONY: help demo test lint types scripts quick pages slow matrix bench image format clean
 
 help:  ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
@@ -63,6 +64,9 @@ pages: $(STAMP)  ## the pages in a real browser
 
 slow: $(STAMP)  ## the tests that take longer: whole models, compilers, several processes
 	$(BIN)/python -m pytest -q -n $(AT_ONCE) --dist loadgroup --durations 15 $(AGAIN) -m "slow and not browser"
+
+matrix: $(KERNEL)  ## quick tests and the zoo in a fresh environment: TORCH=2.8.0 PYTHON=python3.12
+	.ci/matrix $(TORCH) $(PYTHON)
 
 bench: $(STAMP)  ## measure the cost on this machine; takes minutes
 	$(BIN)/python -m benchmarks.coldstart

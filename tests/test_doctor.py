@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from hookcore.commands.doctor import Finding, as_text, examine, machine, training
+from hookcore.commands.doctor import Finding, as_text, examine, machine, tested, training
 from hookcore.errors import ArgumentError
 from hookcore_app import cli
+from tests.manual import ROOT
 from tests.serving import TOKEN, served
 
 
@@ -32,6 +33,26 @@ def test_without_problems_it_says_so(well: dict[str, str]) -> None:
     assert {each.level for each in findings} == {"ok"}
     assert as_text(findings).endswith("no problems found")
     assert f"port {well['HOOKCORE_PORT']} is free" in as_text(findings)
+
+
+def test_the_table_of_tested_pairs_is_that_of_the_readme() -> None:
+    lines = (ROOT / "README.md").read_text().splitlines()
+    rows = [f"  | {each.python} | {each.torch} | {each.date} | {each.result} |" for each in tested.TESTED]
+    first = lines.index(rows[0])
+    assert lines[first : first + len(rows) + 1] == [*rows, ""]
+
+
+@pytest.mark.parametrize(
+    ("version", "level", "words"),
+    [("2.13.5+cpu", "ok", "full test suite"), ("2.6.0", "note", "eager"), ("2.99.0", "note", "not run with Python")],
+)
+def test_it_says_whether_the_installed_pair_was_tested(
+    monkeypatch: pytest.MonkeyPatch, version: str, level: str, words: str
+) -> None:
+    monkeypatch.setattr(tested.metadata, "version", lambda _name: version)
+    monkeypatch.setattr(tested.platform, "python_version", lambda: "3.11.7")
+    found = tested.examine()
+    assert (found.level, words in found.text) == (level, True)
 
 
 def test_it_names_the_settings_that_variables_set(well: dict[str, str]) -> None:

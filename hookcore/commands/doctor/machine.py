@@ -11,6 +11,7 @@ from importlib import metadata
 from typing import Final
 
 import hookcore
+from hookcore.commands.doctor import tested
 from hookcore.commands.doctor.findings import Finding
 from hookcore.config import SETTINGS, Settings
 from hookcore.dashboard import process as dashboard
@@ -23,7 +24,7 @@ _TOGETHER: Final = ("torch", "numpy", "lightning", "transformers", "accelerate",
 
 def examine(environment: Mapping[str, str]) -> list[Finding]:
     """Run each check; a check that fails is reported and doesn't stop the others."""
-    return [_versions(), *(_told(about, look, environment) for about, look in _LOOKS)]
+    return [_versions(), tested.examine(), *(_told(about, look, environment) for about, look in _LOOKS)]
 
 
 def _told(about: str, look: Callable[[Mapping[str, str]], Finding], environment: Mapping[str, str]) -> Finding:
