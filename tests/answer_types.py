@@ -9,12 +9,14 @@ from typing import Any, Final, get_args
 from hookcore import answers
 from hookcore.answers.base import Answer
 from hookcore.answers.live import Messages
+from hookcore.records.vocabulary import KIND_WORDS
 from hookcore_app import assets
 from hookcore_app.main import create_app
 from hookcore_app.runs import Runs
 from hookcore_app.settings import ServerSettings
 
 FILE: Final = assets.FOLDER / "js" / "answers.d.ts"
+VOCABULARY: Final = assets.FOLDER / "js" / "vocabulary.js"
 HEAD: Final = """\
 /** Generated from hookcore/answers by `make format`: the answers of REST, and the messages of the socket. */
 """
@@ -85,5 +87,22 @@ def _object_of(schema: dict[str, Any], omits_defaults: bool) -> str:
     return f"{{ {'; '.join(fields)} }}"
 
 
+def vocabulary() -> str:
+    """Return the text of the module with the words for kinds."""
+    lines = (f"  {kind}: {json.dumps(words)}," for kind, words in KIND_WORDS.items())
+    return "\n".join(
+        (
+            "// @ts-check",
+            "/** Generated from hookcore/records/vocabulary.py by `make format`. */",
+            "/** What a kind is called. @type {Record<string, string>} */",
+            "export const KIND_WORDS = {",
+            *lines,
+            "};",
+            "",
+        )
+    )
+
+
 if __name__ == "__main__":
+    VOCABULARY.write_text(vocabulary(), "utf-8")
     FILE.write_text(declarations(), "utf-8")

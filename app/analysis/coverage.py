@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hookcore.records import Coverage, Kind
+from hookcore.records import GRADIENT_KINDS, Coverage, Kind
 from hookcore.store import Store
 
 UNREPORTED = "not reported by the trainer yet"
@@ -23,3 +23,22 @@ def coverage_of(store: Store) -> list[Coverage]:
             known[module.path] = Coverage(module.path, module.type, bool(seen), seen, "" if seen else UNREPORTED)
     order = {module.path: place for place, module in enumerate(modules)}
     return sorted(known.values(), key=lambda each: order.get(each.path, len(order)))
+
+
+def why_empty(store: Store, kind: str) -> str:
+    """Return why there is no data of a kind, or an empty string."""
+    if len(store.taps(None, kind).taps):
+        return ""
+    if store.steps().newest is None:
+        return "No steps yet. The heatmap starts with the first step."
+    if kind == "update":
+        return (
+            "Updates are not captured, because they need a copy of every parameter. "
+            "To capture them, select update on the Hooks page."
+        )
+    if kind in GRADIENT_KINDS:
+        return (
+            f"No {kind} was captured: no module has run a backward pass yet (model.eval()? torch.no_grad()?), "
+            "or this kind is not selected on the Hooks page."
+        )
+    return f"No {kind} was captured: no module has run yet, or this kind is not selected on the Hooks page."

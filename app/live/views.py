@@ -20,6 +20,7 @@ from hookcore.answers.live import (
 from hookcore.errors import ArgumentError
 from hookcore.store import STAT_NAMES, Heatmap, TapList
 
+from ..analysis.coverage import why_empty
 from ..runs import Run
 from ..runs.answering import events_of
 from .frames import DELTA, SNAPSHOT, Body, as_colors, as_f4, json_body, scale_for, values_body
@@ -68,6 +69,8 @@ def make(selections: Selections, run: Run | None, spec: Spec, told: Any, now: An
         wanted = _wanted(selections, run, spec)
         if told is not None and len(wanted.numbers) and wanted.numbers[-1] >= told.taps:
             told = None  # the reader doesn't have some of the rows
+        if told is not None and not len(wanted.numbers) and told.steps.newest < 0 <= now.steps.newest:
+            told = None  # the reason for having no rows has changed
         show = _heatmap if spec.view == "heatmap" else _latest
         bodies, spec = show(run, spec, wanted, told, now)
     if told is None or told.state != now.state:
@@ -197,7 +200,8 @@ def _rows(run: Run, spec: Spec, wanted: TapList, starts: Any, groups: Any) -> Ro
         LiveRow.of(number, tap, group=group, type=types.get(tap.module, ""))
         for (number, tap), group in zip(wanted.at(starts), groups.tolist(), strict=True)
     )
-    return RowsMessage(run.id, spec.view, spec.kind, spec.stats, len(wanted.taps), rows, spec.scale)
+    why = "" if rows else why_empty(run.store, spec.kind or "")
+    return RowsMessage(run.id, spec.view, spec.kind, spec.stats, len(wanted.taps), rows, why, spec.scale)
 
 
 def _events(run: Run, spec: Spec, told: Mark | None, now: Mark) -> list[Body]:

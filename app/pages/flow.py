@@ -7,11 +7,11 @@ from typing import Annotated, Any, Final
 
 from fastapi import Query
 
-from hookcore.records import GRADIENT_KINDS, KINDS, Kind, Tap
+from hookcore.records import KINDS, Kind, Tap
 from hookcore.store import STAT_NAMES, Store, checks
 
+from ..analysis.coverage import why_empty
 from ..analysis.facts import finder_of
-from ..runs import Run
 from .page import FindText, RowNumber, RunPage, Short
 
 ROWS: Final = 100  # of the table on one page
@@ -49,26 +49,6 @@ def layers_at(store: Store, step: int | None, act: str, grad: str) -> list[Layer
         bad = layer.nonfinite or bool(values[NONFINITE])
         layers[key] = replace(layer, **value, step=max(layer.step, int(at)), nonfinite=bad)
     return list(layers.values())
-
-
-def why_empty(run: Run, kind: str) -> str:
-    """Return why there is no data of a kind, or an empty string."""
-    store = run.store
-    if len(store.taps(None, kind).taps):
-        return ""
-    if store.steps().newest is None:
-        return "No steps yet. The heatmap starts with the first step."
-    if kind == "update":
-        return (
-            "Updates are not captured, because they need a copy of every parameter. "
-            "To capture them, select update on the Hooks page."
-        )
-    if kind in GRADIENT_KINDS:
-        return (
-            f"No {kind} was captured: no module has run a backward pass yet (model.eval()? torch.no_grad()?), "
-            "or this kind is not selected on the Hooks page."
-        )
-    return f"No {kind} was captured: no module has run yet, or this kind is not selected on the Hooks page."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,8 +92,8 @@ class FlowPage(RunPage):
             "rows_a_page": ROWS,
             "types": sorted({module.type for module in run.store.modules()}),
             "known_kinds": [each for each in KINDS if each in known],
-            "empty": why_empty(run, asked["kind"]),
-            "no_updates": why_empty(run, "update"),
+            "empty": why_empty(run.store, asked["kind"]),
+            "no_updates": why_empty(run.store, "update"),
         }
 
 

@@ -63,6 +63,7 @@ class RowsMessage(Message, frozen=True, tag="rows", omit_defaults=True):
     stats: tuple[str, ...]
     taps: int
     rows: tuple[LiveRow, ...]
+    why: Annotated[str, Meta(description="why there are no rows")] = ""
     scale: ColorScale | None = None
 
 

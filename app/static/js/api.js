@@ -35,6 +35,18 @@ export async function get(path, query, signal) {
   return answerOf(await fetch(urlOf(path, query), { signal, headers: { Accept: "application/json" } }));
 }
 
+/** All parts of a list. @template {string} P @param {P} path @param {Record<string, any>} query
+ * @returns {Promise<import("./answers.js").AnswerOf<P>[]>} */
+export async function getAll(path, query) {
+  const parts = [];
+  for (let after = 0; after !== null; ) {
+    const part = await get(path, { ...query, after });
+    parts.push(part);
+    after = /** @type {any} */ (part).next;
+  }
+  return parts;
+}
+
 /** @param {"POST" | "PATCH" | "DELETE" | "PUT"} method @param {string} path @param {any} [body] @param {Record<string, any>} [query] @returns {Promise<any>} */
 export async function send(method, path, body, query) {
   const headers = { "Content-Type": "application/json", Accept: "application/json" };

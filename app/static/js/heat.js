@@ -1,10 +1,12 @@
 // @ts-check
 /** A live heatmap of layers by steps on a canvas: thousands of rows, a new column in a few milliseconds. */
+
 import { Card } from "./card.js";
 import { Columns } from "./columns.js";
 import { pngOf, svgOf, tableOf } from "./heat/export.js";
 import { sameRows, sorted } from "./heat/rows.js";
 import { Screen } from "./heat/screen.js";
+import { KIND_WORDS } from "./vocabulary.js";
 
 /** @typedef {import("./heat/rows.js").Row} Row */
 /** @typedef {import("./scale.js").Kind} Kind */
@@ -64,7 +66,7 @@ export class Heat {
   /** What the colors are of, in words. */
   get words() {
     const { kind = "", stat = "" } = this.options;
-    const of = [stat, kind.replace("_grad", " gradient")].filter(Boolean).join(" of ");
+    const of = [stat, KIND_WORDS[kind] ?? kind].filter(Boolean).join(" of ");
     return [of, this.relative ? "relative to the row's median" : `${this.kind} scale`].filter(Boolean).join(", ");
   }
 

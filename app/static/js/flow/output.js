@@ -1,7 +1,9 @@
 // @ts-check
 /** The bars of one step as a table and as pictures. */
+
 import { number } from "../format.js";
 import { drawMarks, escaped, svgOf as svgOfMarks } from "../heat/pen.js";
+import { imageOf } from "../plot/files.js";
 import { colors } from "../theme.js";
 import { MISSING } from "../worst.js";
 
@@ -61,9 +63,7 @@ export async function pngOf(profile) {
   ]);
   pen.translate(0, TITLE_PX);
   drawMarks(pen, profile.marks);
-  const blob = await new Promise((done) => canvas.toBlob(done, "image/png"));
-  if (blob === null) throw new Error("the browser could not create the image");
-  return /** @type {Blob} */ (blob);
+  return imageOf(canvas);
 }
 
 /** @param {Profile} profile */

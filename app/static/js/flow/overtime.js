@@ -15,10 +15,11 @@ const SORTED_MS = 1000; // rows that move more often cannot be read
 export class OverTime {
   /** @type {any} */
   #timer = null;
+  #why = "";
   /** Rows that hold or held something that is not finite, of those that are in sight. */
   bad = new Set();
 
-  /** @param {import("../page.js").Page} page @param {{fits: Fits, onPick: (row: Row, step: number) => void, onRows: () => void, why: (kind: string) => string}} options */
+  /** @param {import("../page.js").Page} page @param {{fits: Fits, onPick: (row: Row, step: number) => void, onRows: () => void}} options */
   constructor(page, options) {
     this.page = page;
     this.options = options;
@@ -44,7 +45,10 @@ export class OverTime {
       onPick: options.onPick,
     });
     this.feed = new Feed(page, this.heat, () => ({ kind: this.kind, stat: this.stat, rows: MAX_ROWS }), {
-      rows: () => this.choose(),
+      rows: ({ why = "" }) => {
+        this.#why = why;
+        this.choose();
+      },
       frame: () => this.#later(),
     });
     const { state } = page;
@@ -108,7 +112,7 @@ export class OverTime {
       ? shown
         ? ""
         : `The filter matches nothing: ${count(rows.length)} layers are hidden. Clear the find box, or select all types.`
-      : this.options.why(this.kind);
+      : this.#why;
     if (this.empty.textContent !== why) this.empty.textContent = why;
     this.empty.hidden = !why;
     this.heat.plot.hidden = Boolean(why);

@@ -7,6 +7,8 @@ import { MISSING } from "../worst.js";
 export class Values {
   /** @type {readonly import("../heat/rows.js").Row[]} */
   rows = [];
+  /** Why there are no rows. */
+  why = "";
   bits = new Uint32Array(0);
   /** The step that the values are of. @type {number | null} */
   step = null;
@@ -19,8 +21,9 @@ export class Values {
     this.kind = kind;
     this.stat = stat;
     this.wish = new Wish(page, () => this.#wish(), {
-      rows: (said) => {
-        this.rows = said.rows;
+      rows: ({ rows, why = "" }) => {
+        this.rows = rows;
+        this.why = why;
         this.known = true;
       },
       frame: (frame) => {

@@ -1,5 +1,6 @@
 // @ts-check
 /** A heatmap as a picture with its title, as SVG, and as a table. */
+import { imageOf } from "../plot/files.js";
 import { MISSING } from "../worst.js";
 import { escaped, svgOf as svgOfMarks } from "./pen.js";
 import { marksOf } from "./picture.js";
@@ -31,9 +32,7 @@ export async function pngOf(heat) {
   context.font = "600 14px system-ui, sans-serif";
   context.textBaseline = "middle";
   context.fillText(titleOf(heat), 10, TITLE_PX / 2);
-  const blob = await new Promise((done) => canvas.toBlob(done, "image/png"));
-  if (blob === null) throw new Error("the browser could not create the image");
-  return /** @type {Blob} */ (blob);
+  return imageOf(canvas);
 }
 
 /** Names, axes and legend as text; the cells as an embedded picture. @param {Heat} heat */

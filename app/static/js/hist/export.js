@@ -1,5 +1,6 @@
 // @ts-check
 /** The wall as a picture: what is in sight, with its names. */
+import { imageOf } from "../plot/files.js";
 import { colors } from "../theme.js";
 
 const [GAP, NAME, HEAD] = [14, 20, 30];
@@ -36,7 +37,5 @@ export async function pngOf(wall, title, of) {
       picture.clientHeight,
     );
   }
-  const blob = await new Promise((done) => canvas.toBlob(done, "image/png"));
-  if (!blob) throw new Error("the browser could not create the image");
-  return /** @type {Blob} */ (blob);
+  return imageOf(canvas);
 }

@@ -1,6 +1,6 @@
 // @ts-check
 /** The layers of a wall, as the server has them: what they are, their newest numbers, how far they drifted. */
-import { get, numberOf } from "../api.js";
+import { get, getAll, numberOf } from "../api.js";
 import { driftOf } from "./order.js";
 
 const COLUMNS = 12; // of the window, to see how far a layer drifted
@@ -12,13 +12,9 @@ const PAGE = 1000;
 
 /** All modules of a run, by path. @param {string} run @returns {Promise<Map<string, Placed>>} */
 export async function modulesOf(run) {
-  const found = new Map();
-  for (let after = /** @type {number | null} */ (0); after !== null; ) {
-    const page = await get(`runs/${encodeURIComponent(run)}/modules`, { after, limit: PAGE });
-    for (const module of page.modules) found.set(module.path, { type: module.type, place: found.size });
-    after = page.next;
-  }
-  return found;
+  const parts = await getAll(`runs/${encodeURIComponent(run)}/modules`, { limit: PAGE });
+  const modules = parts.flatMap((part) => part.modules);
+  return new Map(modules.map(({ path, type }, place) => [path, { type, place }]));
 }
 
 /** The layers of a kind with their newest numbers. @param {string} run @param {string} kind @param {Map<string, Placed>} modules @returns {Promise<Layer[]>} */

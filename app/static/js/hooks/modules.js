@@ -1,6 +1,6 @@
 // @ts-check
 /** The modules as a tree: what is captured of each, what it costs in values, and the box that switches it. */
-import { get } from "../api.js";
+import { get, getAll } from "../api.js";
 import { Card } from "../card.js";
 import { h } from "../dom.js";
 import { modulesOf } from "../finder.js";
@@ -18,11 +18,12 @@ const ON_MODEL = new Set(["module", "parameter"]);
 
 /** @param {string} run @returns {Promise<Seen[]>} */
 export async function load(run) {
-  const [modules, { hooks }, said] = await Promise.all([
-    allModules(run),
+  const [parts, { hooks }, said] = await Promise.all([
+    getAll(`runs/${encodeURIComponent(run)}/modules`, { limit: A_PAGE }),
     get("hooks", { run, limit: 10_000 }),
     /** @type {any} */ (get(`runs/${encodeURIComponent(run)}/facts`)),
   ]);
+  const modules = parts.flatMap((part) => part.modules);
   const paths = new Set(modules.map(({ path }) => path));
   /** @type {Map<string, number>} */
   const foreign = new Map();
@@ -37,17 +38,6 @@ export async function load(run) {
     ...facts.get(module.path),
     hooks: foreign.get(module.path) ?? 0,
   }));
-}
-
-/** @param {string} run @returns {Promise<import("../answers.js").Module[]>} */
-async function allModules(run) {
-  const found = [];
-  for (let after = /** @type {number | null} */ (0); after !== null; ) {
-    const page = await get(`runs/${encodeURIComponent(run)}/modules`, { after, limit: A_PAGE });
-    found.push(...page.modules);
-    after = page.next;
-  }
-  return found;
 }
 
 /** @param {import("../answers.js").Module} module */

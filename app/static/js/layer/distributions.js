@@ -1,9 +1,11 @@
 // @ts-check
 /** The histograms over steps of a module's tensors. */
+
 import { get } from "../api.js";
 import { Card } from "../card.js";
 import { byId, h } from "../dom.js";
 import { HistMap } from "../histmap.js";
+import { imageOf } from "../plot/files.js";
 import { shortOf } from "./plan.js";
 
 const MIN_MS = 2000;
@@ -64,12 +66,7 @@ export class Distributions {
       module: this.module,
       onOpen: (step) => step !== null && this.page.follow.hold(step),
     });
-    const png = () =>
-      new Promise((/** @type {(blob: Blob) => void} */ resolve, reject) =>
-        map.canvas.toBlob((blob) =>
-          blob ? resolve(blob) : reject(new Error("the browser could not create the image")),
-        ),
-      );
+    const png = () => imageOf(map.canvas);
     const query = () => ({ path: "histograms", query: { tap: tap.label, ...this.#bounds, columns: FULL, bins: BINS } });
     return {
       tap,

@@ -1,5 +1,6 @@
 // @ts-check
-/** Which charts a module gets: by what was captured of it, and by which tensor is looked at. Pure. */
+/** The charts of a module, by what was captured of it and by the tensor that is shown. Pure. */
+import { KIND_WORDS } from "../vocabulary.js";
 
 /** @typedef {{number: number | null, kind: string, index: string, call: number, phase: string, label: string}} Tap */
 /** @typedef {{kind: string, index: string, call: string, phase: string}} Choice what the address says; "" is whatever there is */
@@ -122,10 +123,10 @@ export function distributionsOf(taps, choice) {
 
 /** A tap within its module, in short: `output`, `weight gradient`. @param {Tap} tap */
 export function shortOf(tap) {
-  const place = tap.index && `${tap.index} `;
-  if (tap.kind.startsWith("param")) return `${place}${tap.kind === "param" ? "" : "gradient"}`.trim() || "parameter";
-  if (tap.kind === "update") return `${place}update`;
-  return `${tap.kind.replace("_grad", " gradient")}${tap.index && ` ${tap.index}`}`;
+  const words = KIND_WORDS[tap.kind];
+  if (!tap.index) return words;
+  if (tap.kind === "update") return `${tap.index} ${words}`;
+  return tap.kind.startsWith("param") ? words.replace("parameter", tap.index) : `${words} ${tap.index}`;
 }
 
 /** @param {Tap} tap */

@@ -10,6 +10,7 @@ const MAX_ROWS = 10_000;
 export class ModelPicture {
   /** @type {readonly import("../heat/rows.js").Row[]} */
   #rows = [];
+  #why = "";
 
   /** @param {import("../page.js").Page} page @param {HTMLElement} element */
   constructor(page, element) {
@@ -58,9 +59,10 @@ export class ModelPicture {
     byId("model-larger").href = this.page.address("flow", { kind: this.kind, stat: this.stat });
   }
 
-  /** @param {import("../answers.js").RowsMessage} said */
-  #name(said) {
-    this.#rows = said.rows;
+  /** @param {import("../answers.js").RowsMessage} message */
+  #name({ rows, why = "" }) {
+    this.#rows = rows;
+    this.#why = why;
     this.#choose();
   }
 
@@ -73,7 +75,7 @@ export class ModelPicture {
         ? ""
         : this.#rows.length
           ? `No layers match the filter; ${this.#rows.length.toLocaleString("en")} are hidden.`
-          : whyNone(this.kind);
+          : this.#why;
     this.empty.hidden = !words;
     this.plot.hidden = Boolean(words);
     if (this.empty.textContent !== words) this.empty.textContent = words;
@@ -92,11 +94,4 @@ export class ModelPicture {
     };
     location.assign(new URL(this.page.address("layer", query), document.baseURI));
   }
-}
-
-/** Why there is no layer of a kind. Pure. @param {string} kind */
-export function whyNone(kind) {
-  if (kind.endsWith("_grad"))
-    return `No ${kind} was captured: no module has run a backward pass yet (model.eval()? torch.no_grad()?), or this kind is not selected on the Hooks page.`;
-  return `No ${kind} was captured: no module has run yet, or this kind is not selected on the Hooks page.`;
 }

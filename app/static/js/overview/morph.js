@@ -1,14 +1,14 @@
 // @ts-check
-/** Makes what is shown like something newer with as few changes as can be: what has the focus keeps it, and so do scroll,
- * what was opened, and what was typed. Elements with an id are found again by it wherever they went. */
+/** Changes the shown nodes into newer ones with as few changes as possible, so that focus, scroll position, opened details
+ * and typed text stay. Elements with an id are found by it, wherever they moved. What is being edited stays as it is. */
 
-/** What the reader changes, and the server does not know: it stays as it is shown. */
+/** Attributes that the reader changes and the server does not know. */
 const READERS = new Set(["open", "data-busy"]);
 
 /** @param {any} shown @param {any} newer */
 export function morph(shown, newer) {
-  // What stands for a missing script is text here, and elements in what was parsed.
-  if (shown.isEqualNode(newer) || shown.nodeName === "NOSCRIPT") return;
+  // The content of <noscript> is text on a page with scripts, and elements in a parsed document.
+  if (shown.isEqualNode(newer) || shown.nodeName === "NOSCRIPT" || shown.dataset?.editing !== undefined) return;
   if (shown.nodeType !== 1) {
     if (shown.nodeValue !== newer.nodeValue) shown.nodeValue = newer.nodeValue;
     return;
@@ -31,7 +31,7 @@ function children(shown, newer) {
   const wanted = new Set([...newer.childNodes].map((each) => each.id).filter(Boolean));
   let here = shown.firstChild;
   for (const next of [...newer.childNodes]) {
-    // One that is gone for good makes room, so that those behind it need not move.
+    // A node that is gone makes room, so that the ones after it need not move.
     while (here?.id && !wanted.has(here.id)) here = dropped(shown, here);
     const old = next.id ? known.get(next.id) : !here?.id && isAlike(here, next) ? here : null;
     if (!old) {
@@ -45,7 +45,7 @@ function children(shown, newer) {
   while (here) here = dropped(shown, here);
 }
 
-/** @param {any} parent @param {any} child @returns {any} the one behind it */
+/** @param {any} parent @param {any} child @returns {any} the next node */
 function dropped(parent, child) {
   const next = child.nextSibling;
   parent.removeChild(child);

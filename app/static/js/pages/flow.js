@@ -31,25 +31,10 @@ const finder = new Finder(page, () => filter());
 /** @param {{module: string, type?: string}} layer */
 const fits = ({ module, type = "" }) => finder.fits(module) && ["", type].includes(state.get("type"));
 
-/** Why there is nothing of a kind. @param {string} kind */
-function whyNone(kind) {
-  if (page.follow.newest === null) return "No steps yet. The heatmap starts with the first step.";
-  if (kind === "update")
-    return "Updates are not captured, because they need a copy of every parameter. To capture them, select update on the Hooks page.";
-  if (kind.endsWith("_grad"))
-    return `No ${kind} was captured: no module has run a backward pass yet (model.eval()? torch.no_grad()?), or this kind is not selected on the Hooks page.`;
-  return `No ${kind} was captured: no module has run yet, or this kind is not selected on the Hooks page.`;
-}
-
 /** @param {string} module */
 const pick = (module) => state.set({ module: state.get("module") === module ? "" : module });
 
-const overTime = new OverTime(page, {
-  fits,
-  onPick: (row) => pick(row.module),
-  onRows: () => line.show(),
-  why: whyNone,
-});
+const overTime = new OverTime(page, { fits, onPick: (row) => pick(row.module), onRows: () => line.show() });
 const line = new PickedLine(page, overTime.heat);
 
 const profile = new Profile(page, byId("profile"), {
@@ -65,15 +50,19 @@ const ratio = new Heat(page, byId("ratio"), {
   onPick: (row) => pick(row.module),
 });
 const ratioEmpty = byId("ratio-empty");
-new Feed(page, ratio, () => ({ kind: "update", stat: "ratio", rows: "fit:10000" }), { rows: () => showRatio() });
+let noRatio = "";
+new Feed(page, ratio, () => ({ kind: "update", stat: "ratio", rows: "fit:10000" }), {
+  rows: ({ why }) => showRatio(why),
+});
 
-function showRatio() {
+function showRatio(why = noRatio) {
+  noRatio = why;
   const rows = [...ratio.rows.keys()].filter((row) => fits(ratio.rows[row]));
   ratio.setOrder(rows);
   ratioEmpty.hidden = rows.length > 0;
   ratio.plot.hidden = !rows.length;
   if (rows.length) return;
-  const words = ratio.rows.length ? "No parameter matches the filter." : whyNone("update");
+  const words = ratio.rows.length ? "No parameter matches the filter." : noRatio;
   if (!ratioEmpty.textContent?.startsWith(words)) ratioEmpty.textContent = words; // the server's own words end with a link
 }
 
@@ -93,7 +82,7 @@ function sayCount() {
   empty.textContent = empty.hidden
     ? ""
     : page.follow.newest === null
-      ? whyNone("output")
+      ? profile.values[0].why
       : "Neither outputs nor their gradients are captured. The Hooks page shows which kinds are.";
   profile.plot.hidden = !empty.hidden;
 }

@@ -1,9 +1,9 @@
 // @ts-check
 /** The page of all runs: the server renders it, also when something is new; this asks when, and puts it in place. */
 import { byId, reveal } from "../dom.js";
+import { morph } from "../overview/morph.js";
 import { open } from "../page.js";
 import { edit, remove, restore } from "../runs/deeds.js";
-import { transplant } from "../runs/transplant.js";
 import { toast } from "../toast.js";
 
 const MIN_MS = 1000;
@@ -98,7 +98,7 @@ function take(newer) {
   const rows = newer.getElementById("runs");
   if (!list || !rows) return location.reload();
   reveal(newer);
-  transplant(list, rows);
+  morph(list, rows);
   const [heads, newHeads] = [document, newer].map((each) => [...each.querySelectorAll("table.runs thead th")]);
   heads.forEach((head, place) => {
     head.setAttribute("aria-sort", newHeads[place].getAttribute("aria-sort") ?? "none");

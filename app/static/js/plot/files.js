@@ -21,6 +21,13 @@ function field(value) {
   return /[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
 }
 
+/** @param {HTMLCanvasElement} canvas @returns {Promise<Blob>} a PNG */
+export async function imageOf(canvas) {
+  const blob = await new Promise((/** @type {BlobCallback} */ done) => canvas.toBlob(done, "image/png"));
+  if (!blob) throw new Error("the browser could not create the image");
+  return blob;
+}
+
 /** @param {string[]} columns @param {any[][]} rows */
 export function csvOf(columns, rows) {
   return [columns, ...rows].map((row) => `${row.map(field).join(",")}\r\n`).join("");

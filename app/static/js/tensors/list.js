@@ -1,6 +1,6 @@
 // @ts-check
 /** The snapshots that are kept: to choose one, and another one to stand beside it. */
-import { get } from "../api.js";
+import { getAll } from "../api.js";
 import { byId, h } from "../dom.js";
 import { count } from "../format.js";
 import { aboutOf } from "./side.js";
@@ -11,13 +11,7 @@ const MAX = 300;
 
 /** All of a run, oldest first. @param {string} run @returns {Promise<Snapshot[]>} */
 export async function snapshotsOf(run) {
-  const found = [];
-  for (let after = /** @type {number | null} */ (0); after !== null; ) {
-    const page = await get("snapshots", { run, after, limit: 1000 });
-    found.push(...page.snapshots);
-    after = page.next;
-  }
-  return found;
+  return (await getAll("snapshots", { run, limit: 1000 })).flatMap(({ snapshots }) => snapshots);
 }
 
 /** The newest step first; of one step in the order in which they were asked for, attention before its gradients. Pure. @param {Snapshot[]} snapshots */

@@ -1,9 +1,11 @@
 // @ts-check
 /** Attention over all layers: what each position of the last one sees of each before the first. */
+
 import { get, numberOf } from "../api.js";
 import { Card } from "../card.js";
 import { byId, h } from "../dom.js";
 import { count, number, percent } from "../format.js";
+import { imageOf } from "../plot/files.js";
 import { Tiles } from "../tiles.js";
 import { showScale } from "./scalebar.js";
 import { Trace } from "./trace.js";
@@ -46,7 +48,7 @@ export class Rolled {
       title: "Attention rollout",
       table: () => this.table(),
       query: () => ({ path: "attention-rollout", query: this.query }),
-      png: () => this.#png(),
+      png: () => imageOf(this.matrix.canvas),
     });
     for (const name of TRIFLES) state.on(name, () => this.look());
     for (const name of ["position", "image"]) state.on(name, () => this.#showRow());
@@ -162,12 +164,5 @@ export class Rolled {
       columns: ["position", ...matrix.map((_, place) => String(place))],
       rows: matrix.map((row, place) => [place, ...row]).reverse(),
     };
-  }
-
-  /** @returns {Promise<Blob>} */
-  async #png() {
-    const blob = await new Promise((done) => this.matrix.canvas.toBlob(done, "image/png"));
-    if (!blob) throw new Error("the browser could not create the image");
-    return blob;
   }
 }

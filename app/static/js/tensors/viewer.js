@@ -1,7 +1,9 @@
 // @ts-check
 /** The snapshot that is looked at, and another one beside it: one view, one part, one scale for both. */
+
 import { Card } from "../card.js";
 import { byId, h } from "../dom.js";
+import { imageOf } from "../plot/files.js";
 import { toast } from "../toast.js";
 import { rangeOf } from "./layout.js";
 import { viewsOf } from "./plan.js";
@@ -184,10 +186,8 @@ export class Viewer {
 
   /** @returns {Promise<Blob>} */
   async png() {
-    const blob = await new Promise((done) =>
-      this.sides[0]?.picture ? this.sides[0].picture.canvas.toBlob(done, "image/png") : done(null),
-    );
-    if (!blob) throw new Error("no tensor is shown");
-    return blob;
+    const canvas = this.sides[0]?.picture?.canvas;
+    if (!canvas) throw new Error("no tensor is shown");
+    return imageOf(canvas);
   }
 }
