@@ -53,10 +53,16 @@ class Verdict:
             return "different"
         return "no difference" if self.extent.compared else "unknown"
 
+    def order(self, sort: str) -> list[int]:
+        """Return the places of the layers: the largest difference first ("share"), the earliest ("step"), or as is."""
+        key = {"share": _share_key, "step": _parting_key}.get(sort)
+        places = range(len(self.layers))
+        return list(places) if key is None else sorted(places, key=lambda place: key(self.layers[place]))
+
     @property
     def parting(self) -> Layer | None:
         """The layer that differs first; among several, the first one in the model."""
-        first = min(self.layers, key=parting_key, default=None)
+        first = min(self.layers, key=_parting_key, default=None)
         return None if first is None or first.parts_at is None else first
 
     @property
@@ -175,14 +181,14 @@ def _same(values: Sequence[Logged]) -> str:
     return "is the same" if len(values) == 1 else "are the same"
 
 
-def parting_key(layer: Layer) -> tuple[bool, int, int]:
+def _parting_key(layer: Layer) -> tuple[bool, int, int]:
     """Sort the earliest difference first, then the model's order; layers without a difference come last."""
     return layer.parts_at is None, layer.parts_at or 0, layer.numbers[0]
 
 
-def share_key(layer: Layer) -> tuple[bool, float, bool, int, int]:
+def _share_key(layer: Layer) -> tuple[bool, float, bool, int, int]:
     """Sort the largest difference first; layers that were not compared come last."""
-    return not layer.points, -layer.share if layer.points else 0.0, *parting_key(layer)
+    return not layer.points, -layer.share if layer.points else 0.0, *_parting_key(layer)
 
 
 def compare_runs(one: Store, two: Store, asked: Asked) -> Verdict:

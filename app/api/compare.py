@@ -19,7 +19,7 @@ from hookcore.store import STAT_NAMES
 from hookcore.store.checks import matcher, require
 
 from ..analysis.comparison import Apart, Asked, Differences, Layer, Pairs, compare, differences, renamer
-from ..analysis.verdict import Verdict, compare_runs, parting_key, share_key
+from ..analysis.verdict import Verdict, compare_runs
 from ..formats import ARRAYS, StrictJson, Table
 from ..runs import Run
 from . import examples
@@ -121,7 +121,7 @@ def compare_two_runs(
 
     def read() -> tuple[Verdict, list[int]]:
         verdict = compare_runs(one.store, two.store, asked)
-        return verdict, _order(verdict.layers, sort)
+        return verdict, verdict.order(sort)
 
     def shown(pairs: Pairs, order: Sequence[int]) -> list[Layer]:
         return compare(one.store, two.store, pairs, asked, points, order)
@@ -148,13 +148,6 @@ def compare_two_runs(
         return _table(shown(verdict.pairs, order[after : after + limit]))
 
     return reply.arrays(format, [version_of(one), version_of(two)], content, table)
-
-
-def _order(layers: Sequence[Layer], sort: str) -> list[int]:
-    """Return the places of the layers in the requested order."""
-    key = {"share": share_key, "step": parting_key}.get(sort)
-    places = range(len(layers))
-    return list(places) if key is None else sorted(places, key=lambda place: key(layers[place]))
 
 
 def first_parting(verdict: Verdict) -> answers.Parting | None:

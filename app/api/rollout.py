@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
 import numpy as np
@@ -10,11 +9,9 @@ from fastapi import APIRouter, Query, Response
 from starlette.exceptions import HTTPException
 
 from hookcore import answers
-from hookcore.records import Snapshot, Tap
-from hookcore.store import Store
-from hookcore.store.checks import matcher
 
-from ..analysis.rollout import Fuse, Layer, is_attention, maps_of
+from ..analysis.attention import Captured, gradient_of, maps_at, taps_like_attention
+from ..analysis.rollout import Fuse, Layer, maps_of
 from ..analysis.rollout import rollout as roll_out
 from ..formats import ARRAYS, StrictJson, Table
 from ..runs import Run
@@ -23,90 +20,8 @@ from .given import MAX_STEP, Format, GivenReply, GivenRun, Match, answered, desc
 from .runs import require_live
 
 MAX_ASKED: Final = 64  # snapshots that a trainer remembers
-MAX_WEIGHT: Final = 4.0  # attention after dropout has weights above 1
-MEAN_ERROR: Final = 2e-3  # of half floats
 
 router = APIRouter(prefix="/api/v1", default_response_class=StrictJson)
-
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """The snapshot numbers of one layer's attention at one step, and of its gradient."""
-
-    number: int
-    snapshot: Snapshot
-    gradient: tuple[int, Snapshot] | None
-
-
-def maps_at(store: Store, match: str | None) -> dict[int, list[Kept]]:
-    """Return the captured attention maps of each step, in the model's order. The newest of repeated ones counts."""
-    fits = matcher(match)
-    found: dict[tuple[int, Tap], tuple[int, Snapshot]] = {}
-    for number, each in store.numbered_snapshots():
-        found[each.step, each.tap] = number, each
-    order = {module.path: place for place, module in enumerate(store.modules())}
-    steps: dict[int, list[Kept]] = {}
-    for (step, tap), (number, each) in found.items():
-        if tap.kind == "output" and fits(tap.module) and is_attention(each.values):
-            steps.setdefault(step, []).append(Kept(number, each, found.get((step, gradient_of(tap)))))
-    for step, layers in steps.items():
-        layers.sort(key=lambda kept: (order.get(kept.snapshot.tap.module, len(order)), kept.snapshot.tap.call))
-        steps[step] = _each_once(layers)
-    return steps
-
-
-def _each_once(layers: list[Kept]) -> list[Kept]:
-    """Return each map once. A softmax returns it first, then the attention around it, then a model that lists all."""
-    found: list[Kept] = []
-    for each in layers:
-        same = next((place for place, other in enumerate(found) if _is_same(other.snapshot, each.snapshot)), None)
-        if same is None:
-            found.append(each)
-        elif _rank(each) > _rank(found[same]):
-            found[same] = each
-    return found
-
-
-def _rank(kept: Kept) -> tuple[bool, int]:
-    """Rank equal maps: one with a gradient first, then the innermost."""
-    return kept.gradient is not None, len(kept.snapshot.tap.module)
-
-
-def _is_same(one: Snapshot, two: Snapshot) -> bool:
-    return _hands_on(one, two) or _hands_on(two, one)
-
-
-def _hands_on(outer: Snapshot, inner: Snapshot) -> bool:
-    inside = inner.tap.module.startswith(f"{outer.tap.module}." if outer.tap.module else "")
-    return inside and np.array_equal(outer.values, inner.values, equal_nan=True)
-
-
-def gradient_of(tap: Tap) -> Tap:
-    """Return the tap of the gradient of an output."""
-    return Tap(tap.module, "output_grad", tap.index, tap.call, tap.phase)
-
-
-def taps_like_attention(store: Store, match: str | None) -> list[Tap]:
-    """Return outputs whose newest numbers fit attention maps.
-
-    None of their values is negative, and their mean is one over an integer, because rows sum to 1. Those with a fitting
-    module name come first; with dropout, only those count. The result may contain others, which are recognized by their
-    shape when they arrive.
-    """
-    latest = store.latest("output", wanted=store.taps(match, "output"))
-    column = {name: latest.values[:, place] for place, name in enumerate(latest.stats)}
-    types = store.module_types()
-    named = np.array([_is_named_so(tap, types.get(tap.module, "")) for tap in latest.taps], bool)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        size = 1 / column["mean"]
-        exact = np.abs(size - np.rint(size)) < MEAN_ERROR * size
-        possible = (column["min"] >= 0) & (column["max"] <= MAX_WEIGHT) & np.isfinite(size) & (size > 1.5)
-    chosen = np.flatnonzero(possible & (exact | (named & (column["zero"] > 0))))
-    return [latest.taps[place] for place in sorted(chosen.tolist(), key=lambda place: not named[place])]
-
-
-def _is_named_so(tap: Tap, type_: str) -> bool:
-    return any(word in f"{tap.module} {type_}".lower() for word in ("att", "softmax"))
 
 
 @router.post(
@@ -195,12 +110,12 @@ def rollout(
     return reply.arrays(format, [version_of(run)], content, table)
 
 
-def _layer_of(kept: Kept, layer: Layer) -> answers.RolloutLayer:
+def _layer_of(kept: Captured, layer: Layer) -> answers.RolloutLayer:
     gradient = None if kept.gradient is None else kept.gradient[0]
     return answers.RolloutLayer(kept.number, answers.Tap.of(None, kept.snapshot.tap), layer.weights.shape[1], gradient)
 
 
-def _chosen(run: Run, match: str | None, step: int | None) -> tuple[list[int], list[Kept]]:
+def _chosen(run: Run, match: str | None, step: int | None) -> tuple[list[int], list[Captured]]:
     maps = maps_at(run.store, match)
     steps = sorted(maps)
     if step is None:
@@ -211,5 +126,5 @@ def _chosen(run: Run, match: str | None, step: int | None) -> tuple[list[int], l
     return steps, maps[step]
 
 
-def _gradient_maps(kept: Kept) -> Any:
+def _gradient_maps(kept: Captured) -> Any:
     return None if kept.gradient is None else maps_of(kept.gradient[1].values)

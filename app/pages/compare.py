@@ -18,7 +18,7 @@ from hookcore.store import STAT_NAMES, Store
 
 from ..analysis.comparison import Asked, Layer
 from ..analysis.facts import finder_of
-from ..analysis.verdict import Verdict, compare_runs, parting_key, parting_words, share_key
+from ..analysis.verdict import Verdict, compare_runs, parting_words
 from ..formats import plain
 from ..runs import Run, Runs
 from .frame import address_of, shortened
@@ -179,10 +179,11 @@ def _result(one: Run, two: Run, wanted: Wanted) -> dict[str, Any]:
     asked = Asked(wanted.stat, wanted.kind, tolerance=wanted.share, rename=wanted.rename)
     verdict = compare_runs(one.store, two.store, asked)
     finder = finder_of(one, wanted.f)
-    shown = [layer for layer in verdict.layers if finder.fits(layer.tap.module)]
+    layers = [verdict.layers[place] for place in verdict.order(wanted.sort or "share")]
+    shown = [layer for layer in layers if finder.fits(layer.tap.module)]
     return {
         "verdict": verdict,
-        "layers": _sorted(shown, wanted.sort)[:MAX_LAYERS],
+        "layers": shown[:MAX_LAYERS],
         "fitting": len(shown),
         "parting": parting_of(one.store, two.store, verdict, asked.stat),
         "alone": [
@@ -192,10 +193,6 @@ def _result(one: Run, two: Run, wanted: Wanted) -> dict[str, Any]:
         "find_problem": finder.problem,
         "loss": min(filter(is_loss, (logged.name for logged in verdict.logged)), key=loss_rank, default=""),
     }
-
-
-def _sorted(layers: list[Layer], sort: str) -> list[Layer]:
-    return layers if sort == "model" else sorted(layers, key=parting_key if sort == "step" else share_key)
 
 
 def parting_of(one: Store, two: Store, verdict: Verdict, stat: str) -> Parting | None:

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 from weakref import WeakSet
@@ -18,8 +19,9 @@ from hookcore.records import Frame, Snapshot
 from hookcore.wire import EndItem, RunInfo, keep_folder
 
 from ..settings import ServerSettings
+from .gone import Why
 from .run import Run, say
-from .runs import Runs, Why
+from .runs import Runs
 from .saved import apply_folder, call_logged, fill_store, list_run, load, make_known
 from .shelf import PAGE_FILE, REMOVED_FILE, TRASH, Shelf, is_run, may_go, number_of, read_json, write_page
 
@@ -48,6 +50,7 @@ class Keeper:
         self._summarize = summarize
         self._writers: dict[str, tuple[Run, ArchiveWriter]] = {}
         self._shelves: dict[Path, Shelf] = {}
+        self._noted_at: dict[str, float] = {}  # by the run's id
         self._lock = threading.Lock()
         self._scribe = Scribe()  # one thread for all runs
         self._closing: WeakSet[ArchiveWriter] = WeakSet()  # the scribe holds each writer until it has finished
@@ -131,19 +134,29 @@ class Keeper:
                 scribe=self._scribe,
                 folder=path,
                 events_seen=run.writer.events_seen if run.writer is not None else run.seen_events,
-                after_part=_Noting(self, run),
+                after_part=partial(self._note_part, run),
             )
             self._writers[run.id] = run, writer
         run.folder, run.key_hash = path, key_hash(run.info.key)
-        run.on_record, run.on_disk = _Follower(self, run, writer), writer
+        run.on_record, run.on_disk = partial(self._follow, run, writer), writer
         run.on_edit = lambda: self.note(run)
 
     def _shelf_of(self, path: Path) -> Shelf:
         return self._shelves.setdefault(path.parent, Shelf(path.parent, self._settings.keep_limit))
 
-    def ended(self, run: Run) -> None:
-        """Write the rest of a finished run in the background."""
-        self._let_go(run)
+    def _follow(self, run: Run, writer: ArchiveWriter, record: Frame | Snapshot | EndItem, number: int = -1) -> None:
+        """Pass a record of a run to its writer, which finishes in the background after the last one."""
+        writer.take(record, number)
+        if isinstance(record, EndItem):
+            self._let_go(run)
+
+    def _note_part(self, run: Run, is_last: bool) -> None:
+        """Write the run's summary from time to time, and with the last part."""
+        if is_last or time.monotonic() - self._noted_at.get(run.id, float("-inf")) > NOTE_EVERY_S:
+            self._noted_at[run.id] = time.monotonic()
+            self.note(run)
+        if is_last:
+            self._noted_at.pop(run.id)
 
     # -- what Runs asks for -----------------------------------------------------------------------------------------
 
@@ -160,14 +173,16 @@ class Keeper:
 
     def release(self, run: Run) -> None:
         """Write the rest of a run and close its writer, which would keep the store in memory."""
-        run.on_record = _Reopener(self, run) if run.folder is not None else None
+        run.on_record = partial(self._reopen, run) if run.folder is not None else None
         self._let_go(run)
 
-    def reopen(self, run: Run) -> None:
+    def _reopen(self, run: Run, record: Frame | Snapshot | EndItem, number: int = -1) -> None:
         """Write again to a run whose writer was closed, because its trainer is back."""
         run.on_record = None
         if run.folder is not None:
             self._write(run, run.folder)
+        if run.on_record is not None:
+            run.on_record(record, number)
 
     def _let_go(self, run: Run, wait_s: float = 0.0) -> None:
         with self._lock:
@@ -272,43 +287,6 @@ class Keeper:
         said = read_json(path / REMOVED_FILE)
         why: Why = "disk" if said.get("why") == "disk" else "deleted"
         self._runs.put_aside(run, why, number_of(said.get("at_s")))
-
-
-class _Follower:
-    """Passes the records of one run to its writer."""
-
-    def __init__(self, keeper: Keeper, run: Run, writer: ArchiveWriter) -> None:
-        self._keeper, self._run, self._writer = keeper, run, writer
-
-    def __call__(self, record: Frame | Snapshot | EndItem, number: int = -1) -> None:
-        self._writer.take(record, number)
-        if isinstance(record, EndItem):
-            self._keeper.ended(self._run)
-
-
-class _Reopener:
-    """Starts to write again when a lost trainer sends something."""
-
-    def __init__(self, keeper: Keeper, run: Run) -> None:
-        self._keeper, self._run = keeper, run
-
-    def __call__(self, record: Frame | Snapshot | EndItem, number: int = -1) -> None:
-        self._keeper.reopen(self._run)
-        if self._run.on_record is not None:
-            self._run.on_record(record, number)
-
-
-class _Noting:
-    """Writes the run's summary from time to time, and with the last part."""
-
-    def __init__(self, keeper: Keeper, run: Run) -> None:
-        self._keeper, self._run = keeper, run
-        self._noted_at = float("-inf")
-
-    def __call__(self, is_last: bool) -> None:
-        if is_last or time.monotonic() - self._noted_at > NOTE_EVERY_S:
-            self._noted_at = time.monotonic()
-            self._keeper.note(self._run)
 
 
 def _steps_of(run: Run) -> dict[str, Any]:

@@ -10,21 +10,17 @@ import itertools
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final, Literal, Protocol
+from typing import Final, Protocol
 
 from hookcore.records import Command
 from hookcore.store import Store
-from hookcore.wire import (
-    MAX_TEXT,
-    RunInfo,
-)
+from hookcore.wire import MAX_TEXT, RunInfo
 
 from ..settings import ServerSettings
 from .changes import Changes
+from .gone import Gone, Why
 from .run import Run
 
-Why = Literal["deleted", "memory", "disk"]
 MIN_RUN_BYTES: Final = 2**20
 MAX_SHARE: Final = 4  # one run gets at most a quarter of the memory
 FULL: Final = 0.9  # of the memory: from here on, room is made
@@ -50,17 +46,6 @@ class Disk(Protocol):
 
     def restore(self, run: Run) -> None:
         """Restore a run's folder from the trash."""
-
-
-@dataclass(slots=True)
-class Gone:
-    """A removed run. It can be restored as long as there is a `run`."""
-
-    id: str
-    name: str
-    at_s: float
-    why: Why
-    run: Run | None
 
 
 class Runs:
@@ -331,18 +316,6 @@ def _shrink(run: Run) -> bool:
     return run.store.shrink(_nbytes_of(run) // 2) > 0
 
 
-_WHY: Final[dict[Why, str]] = {
-    "deleted": "was deleted",
-    "memory": "was removed to make room in memory",
-    "disk": "was removed to make room on disk",
-}
-
-
 def why_gone(runs: Runs, run_id: str) -> str:
     """Return why a run was removed; empty if this server doesn't know the run."""
-    gone = next((gone for gone in runs.gone() if gone.id == run_id), None)
-    if gone is None:
-        return ""
-    at = time.strftime("%Y-%m-%d %H:%M", time.localtime(gone.at_s))
-    undo = "To restore it, select Undo on the Runs page." if gone.run is not None else "It can't be restored."
-    return f"The run {gone.name or gone.id} {_WHY[gone.why]} on {at}. {undo}"
+    return next((gone.sentence for gone in runs.gone() if gone.id == run_id), "")

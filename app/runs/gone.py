@@ -1,0 +1,34 @@
+"""A run that was removed."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from .run import Run
+
+Why = Literal["deleted", "memory", "disk"]
+_WHY: Final[dict[Why, str]] = {
+    "deleted": "was deleted",
+    "memory": "was removed to make room in memory",
+    "disk": "was removed to make room on disk",
+}
+
+
+@dataclass(slots=True)
+class Gone:
+    """A removed run. It can be restored as long as there is a `run`."""
+
+    id: str
+    name: str
+    at_s: float
+    why: Why
+    run: Run | None
+
+    @property
+    def sentence(self) -> str:
+        """Why and when it was removed, and whether it can be restored."""
+        at = time.strftime("%Y-%m-%d %H:%M", time.localtime(self.at_s))
+        undo = "To restore it, select Undo on the Runs page." if self.run is not None else "It can't be restored."
+        return f"The run {self.name or self.id} {_WHY[self.why]} on {at}. {undo}"
