@@ -1,13 +1,13 @@
 // @ts-check
-/** The count of alerts at the entry Events: findings and events that are warnings or errors and that nobody acknowledged. */
+/** The badge of the Events entry: the number of unacknowledged warnings and errors among findings and events. */
 import { get } from "./api.js";
 import { count } from "./format.js";
 
 const MIN_MS = 4000;
-const SHARE = 20; // of the time a twentieth at most is spent on asking
+const SHARE = 20; // at most a twentieth of the time is spent on requests
 const MAX = 1000;
 
-/** Severities of what wants to be seen, of an answer's findings or events. @param {{acknowledged: boolean, severity: string}[]} listed */
+/** The severities of unacknowledged warnings and errors. @param {{acknowledged: boolean, severity: string}[]} listed */
 export function unseen(listed) {
   return listed.filter((each) => each.severity !== "info" && !each.acknowledged).map((each) => each.severity);
 }

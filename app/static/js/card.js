@@ -1,5 +1,5 @@
 // @ts-check
-/** What every chart has: its numbers as a table behind it, and its export as a picture, as numbers, and as Python. */
+/** The parts that every chart has: its numbers as a table, and its export as a picture, as numbers, and as Python. */
 import { copyText } from "./copy.js";
 import { h } from "./dom.js";
 import { count, number } from "./format.js";
@@ -18,7 +18,7 @@ const MAX_ROWS = 1000;
  * @property {() => {columns: string[], rows: any[][]}} table what is shown, oldest first
  * @property {() => Promise<Blob>} [png]
  * @property {() => Promise<string>} [svg]
- * @property {() => Query | Query[] | null} [query] the same at full resolution, of the server; where there is none CSV and JSON are of the table
+ * @property {() => Query | Query[] | null} [query] the same at full resolution from the server; without it, CSV and JSON contain the table
  */
 
 /** The cards of a page, so that one key serves them all. @type {WeakMap<object, Card[]>} */
@@ -64,7 +64,7 @@ export class Card {
     this.refresh();
   }
 
-  /** Writes the table anew where it is open: for when the numbers are others. */
+  /** Updates the table if it is open. */
   refresh() {
     if (this.table.hidden) return;
     const { columns, rows } = this.options.table();

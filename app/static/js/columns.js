@@ -1,11 +1,11 @@
 // @ts-check
-/** The newest columns of a heatmap, in a ring: what comes goes over what is oldest, and nothing else moves. Pure. */
+/** The newest columns of a heatmap, in a ring buffer: new columns overwrite the oldest, and nothing else moves. Pure. */
 import { MISSING, worse } from "./worst.js";
 
 /** @typedef {{kind: string, k: number, n: number, bits: Uint32Array | null, first: ArrayLike<number>, last: ArrayLike<number>, nonfinite?: ArrayLike<number>}} Taken */
 
 export class Columns {
-  /** Counts what was ever taken: who draws knows that something is new. */
+  /** Increases with every frame, so that a painter notices new data. */
   version = 0;
   length = 0;
   #begin = 0;
@@ -30,7 +30,7 @@ export class Columns {
   #nonfinite;
 
   /**
-   * Puts the columns of a frame behind those before it. What is met again takes the place of what was there; of a snapshot
+   * Appends the columns of a frame. Repeated steps replace the old ones; for a snapshot
    * too, so that what the page knows of older steps outlives a server that has forgotten them. A column in which nothing
    * was sampled is none.
    * @param {Taken} frame @returns {[number, number] | null} the steps that changed
@@ -57,7 +57,7 @@ export class Columns {
     return frame.first[0] - this.last(this.length - 1) <= this.capacity * this.width;
   }
 
-  /** What is behind a step goes; a column that only ends there keeps what is before. @param {number} step */
+  /** Drops everything from a step on; a column that only ends there keeps its earlier part. @param {number} step */
   #dropFrom(step) {
     while (this.length && this.first(this.length - 1) >= step) this.length -= 1;
     const place = this.#place(this.length - 1);
@@ -134,7 +134,7 @@ export class Columns {
     return this.#values[this.#place(i) * this.rows + row];
   }
 
-  /** The column of a step: the newest one that does not begin behind it; -1 where there is none. @param {number} step */
+  /** The column of a step: the newest one that does not begin after it; -1 if there is none. @param {number} step */
   find(step) {
     let [low, high] = [0, this.length];
     while (low < high) {

@@ -1,5 +1,5 @@
 // @ts-check
-/** What the reader points at: one module and one step for all charts of a page. Emits "move" and "pin". */
+/** The pointer's position: one module and one step for all charts of a page. Emits "move" and "pin". */
 import { Emitter } from "./events.js";
 
 /** @typedef {{module?: string | null, tap?: number | null, step?: number | null}} Point */
@@ -8,7 +8,7 @@ export class Cursor extends Emitter {
   /** @type {Point} */
   point = {};
 
-  /** Moves it; `source` is the chart that did, which need not draw it again.
+  /** Moves the cursor; `source` is the chart that moved it and need not redraw.
    * @param {Point} point @param {object} [source] */
   move(point, source) {
     const next = { ...this.point, ...point };
@@ -17,12 +17,12 @@ export class Cursor extends Emitter {
     this.emit("move", { ...next, source });
   }
 
-  /** Nothing is pointed at. */
+  /** Clears the cursor. */
   clear() {
     this.move({ module: null, tap: null, step: null });
   }
 
-  /** A click: the reader means this one. @param {Point} point */
+  /** Pins the cursor at a click. @param {Point} point */
   pin(point) {
     this.move(point);
     this.emit("pin", { ...this.point });

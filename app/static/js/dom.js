@@ -1,5 +1,5 @@
 // @ts-check
-/** Elements without HTML in strings: names of modules are the user's text. */
+/** Creates elements without HTML strings, because module names are the user's text. */
 
 /**
  * @param {string} tag
@@ -18,14 +18,14 @@ export function h(tag, attributes = {}, ...children) {
   return element;
 }
 
-/** The element with this id; a page without it is a mistake of ours. @param {string} id @returns {any} */
+/** The element with this id; a page without it is a bug. @param {string} id @returns {any} */
 export function byId(id) {
   const found = document.getElementById(id);
   if (!found) throw new Error(`this page has no element #${id}`);
   return found;
 }
 
-/** What only works with a script is shown by the script. @param {ParentNode} root */
+/** Shows the elements that work only with a script. @param {ParentNode} root */
 export function reveal(root) {
   for (const each of root.querySelectorAll("[data-needs-script]")) each.removeAttribute("hidden");
 }

@@ -1,5 +1,5 @@
 // @ts-check
-/** Which steps the page shows: the newest ones as they come, or held at one step. One for all charts of a page. */
+/** The steps that the page shows: the newest ones as they arrive, or a held step. Shared by all charts of a page. */
 import { Emitter } from "./events.js";
 
 /** `live:500` or `1000-1500`.
@@ -13,7 +13,7 @@ export function readSteps(text) {
 }
 
 /**
- * Reads and writes `steps` and `step` of the state. Emits "change" when what is shown has another rule (paused, another
+ * Reads and writes `steps` and `step` of the state. Emits "change" when the shown steps are chosen differently (paused, another
  * window, another step), and "newest" when a newer step is known.
  */
 export class Follow extends Emitter {
@@ -21,9 +21,9 @@ export class Follow extends Emitter {
   constructor(state, newest) {
     super();
     this.state = state;
-    /** The newest step that the server has told of. */
+    /** The newest step that the server has sent. */
     this.newest = newest;
-    /** Steps that came while it was held. */
+    /** Steps that arrived while the page was held. */
     this.waiting = 0;
     /** The newest step when it was held; of a page that was opened held, when it was opened. @type {number | null} */
     this.heldAt = state.get("step") === "" ? null : newest;
@@ -31,17 +31,17 @@ export class Follow extends Emitter {
     state.on("step", () => this.emit("change"));
   }
 
-  /** Whether it is held: new steps are counted, not shown. */
+  /** Whether the page is held: new steps are counted, not shown. */
   get paused() {
     return this.state.get("step") !== "" || !("live" in this.window);
   }
 
-  /** The steps that are shown. */
+  /** The shown steps. */
   get window() {
     return readSteps(this.state.get("steps"));
   }
 
-  /** The step that is looked at: the one it is held at, or the newest. */
+  /** The current step: the held one, or the newest. */
   get step() {
     const held = this.state.get("step");
     return held === "" ? ("to" in this.window ? this.window.to : this.newest) : Number(held);
@@ -57,7 +57,7 @@ export class Follow extends Emitter {
     return last === null ? null : [Math.max(0, last - window.live + 1), last];
   }
 
-  /** Where a held window ends: where it was held, as long as the step is in it. @param {number} step @param {number} length */
+  /** The end of a held window: where it was held, as long as the step is in it. @param {number} step @param {number} length */
   #heldEnd(step, length) {
     return Math.min(Math.max(step, this.heldAt ?? 0), step + length - 1);
   }

@@ -98,7 +98,7 @@ export function ago(seconds) {
   return `${Math.floor(seconds)} s ago`;
 }
 
-/** Steps a second: 18/s, 1.2/s, or seconds for each step where it is slow: 3.5 s a step. @param {number | null} perSecond */
+/** Steps a second: 18/s, 1.2/s, or seconds per step if it is slow: 3.5 s a step. @param {number | null} perSecond */
 export function pace(perSecond) {
   if (perSecond === null || !Number.isFinite(perSecond) || perSecond <= 0) return "";
   if (perSecond < 0.2) return `${duration(1 / perSecond)} a step`;

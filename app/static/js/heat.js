@@ -14,7 +14,7 @@ import { KIND_WORDS } from "./vocabulary.js";
 /**
  * @typedef {object} HeatOptions
  * @property {string} title
- * @property {string} [kind] of the taps, for the words beside the colors
+ * @property {string} [kind] of the taps, for the label of the color scale
  * @property {string} [stat]
  * @property {(row: Row, step: number) => void} [onPick] a click on a layer
  * @property {() => [number, number] | null} [span] the steps that are shown; those of the page if not given
@@ -78,7 +78,7 @@ export class Heat {
   }
 
   /** Which layers the rows are. The same ones again keep what is there. @param {readonly Row[]} rows
-   * @param {[number, number]} [capacity] columns, and steps that share one @param {string} [quantity] what the values are: others mean nothing beside them */
+   * @param {[number, number]} [capacity] columns, and steps that share one @param {string} [quantity] what the values are: different quantities can't share a picture */
   setRows(rows, [many, width] = [501, 1], quantity = "") {
     const { columns } = this;
     // A server that was started again says "none" until the trainer has sent their names: what is there is still true.

@@ -1,5 +1,5 @@
 // @ts-check
-/** The page's one connection to what is new: subscriptions on a WebSocket that comes back by itself. */
+/** The page's one live connection: subscriptions on a WebSocket that reconnects by itself. */
 import { Emitter } from "./events.js";
 import { decode } from "./frames.js";
 import { askStatus, openSocket, waitMs } from "./reach.js";
@@ -19,9 +19,9 @@ const MAX_IDS = 65000;
 export class Stream extends Emitter {
   /** @type {"connecting" | "open" | "waiting" | "refused"} */
   state = "connecting";
-  /** When the next attempt is made, as Date.now() counts. @type {number | null} */
+  /** The time of the next attempt, as in Date.now(). @type {number | null} */
   retryAt = null;
-  /** A sentence, where the server wants no connection. */
+  /** Why the server refuses a connection. */
   why = "";
   /** @type {WebSocket | null} */
   #socket = null;
@@ -45,7 +45,7 @@ export class Stream extends Emitter {
   }
 
   /**
-   * @param {Wish} wish @param {Handlers} handlers `rows` come before a snapshot; `json` is told all else that is not a frame
+   * @param {Wish} wish @param {Handlers} handlers `rows` come before a snapshot; `json` gets all other messages
    * @returns {{readonly id: number, change: (wish: Wish) => void, close: () => void}}
    */
   subscribe(wish, handlers) {
@@ -70,7 +70,7 @@ export class Stream extends Emitter {
     };
   }
 
-  /** Tries at once. */
+  /** Reconnects at once. */
   retry() {
     if (this.#socket !== null) return;
     this.#failed = 0;
@@ -78,7 +78,7 @@ export class Stream extends Emitter {
     this.#connect();
   }
 
-  /** A subscription begins with a number of its own: what is still on its way to an old one reaches nobody. @param {Open} open */
+  /** Each subscription gets a new number, so frames still on their way to an old one are ignored. @param {Open} open */
   #begin(open) {
     if (this.state !== "open" || this.page?.hidden) return;
     this.#ids = (this.#ids + 1) % MAX_IDS;
@@ -133,7 +133,7 @@ export class Stream extends Emitter {
       return;
     }
     if (frame.sequence > open.sequence + 1) {
-      // A hole: TCP leaves none, so a proxy did. A new snapshot has all.
+      // A gap: a proxy lost a message. A new snapshot contains everything.
       this.#end(open);
       this.#begin(open);
       return;
@@ -148,7 +148,7 @@ export class Stream extends Emitter {
     }
   }
 
-  /** A subscription that the server refused or gave up is tried again: a server that was started again may not know the run yet.
+  /** Retries a subscription that the server refused or dropped: a restarted server may not know the run yet.
    * @param {Open} open */
   #again(open) {
     open.id = 0;
@@ -165,7 +165,7 @@ export class Stream extends Emitter {
     this.retryAt = Date.now() + wait;
     this.#timer = setTimeout(() => this.#connect(), wait);
     this.#become("waiting");
-    // The browser does not tell a page why a handshake failed; a plain request does.
+    // The browser doesn't say why a handshake failed; a plain request does.
     const status = await this.allowed();
     if (this.state !== "waiting" || (status !== 401 && event.code !== REFUSED)) return;
     clearTimeout(this.#timer);

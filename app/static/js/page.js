@@ -1,5 +1,5 @@
 // @ts-check
-/** What a page's script begins with: `const page = open({...defaults})`. Holds what all charts of the page share. */
+/** The start of every page's script: `const page = open({...defaults})`. Holds what all charts of the page share. */
 import { Cursor } from "./cursor.js";
 import { Emitter } from "./events.js";
 import { Follow } from "./follow.js";

@@ -52,7 +52,7 @@ addEventListener("pageshow", ({ persisted }) => {
  * @typedef {object} ChartOptions
  * @property {string} title
  * @property {import("./plot/lines.js").YAxis} [y]
- * @property {boolean} [legend] false where there is one line, which the title names
+ * @property {boolean} [legend] false for a single line, which the title names
  * @property {import("./card.js").CardOptions["query"]} [query] the same at full resolution
  */
 export class LineChart {

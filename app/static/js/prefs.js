@@ -114,7 +114,7 @@ class Prefs extends Emitter {
     return this.#chosen[name] ?? first(name);
   }
 
-  /** Undefined where it was left as it is. @param {string} name @returns {string | undefined} */
+  /** The chosen value; undefined if it was never changed. @param {string} name @returns {string | undefined} */
   chosen(name) {
     return this.#chosen[name];
   }

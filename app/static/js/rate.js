@@ -1,5 +1,5 @@
 // @ts-check
-/** How fast something goes on, from where it was when. Pure. */
+/** The rate of progress, from positions and times. Pure. */
 
 const MAX_MS = 10_000;
 const MIN_MS = 900;
@@ -16,14 +16,14 @@ export class Rate {
     while (this.#seen.length > 2 && now - this.#seen[1][0] > MAX_MS) this.#seen.shift();
   }
 
-  /** A second's worth; null until it can be told, 0 when nothing comes any more. @param {number} now milliseconds */
+  /** Progress per second; null until it is known, 0 once nothing comes. @param {number} now milliseconds */
   at(now) {
     const first = this.#seen[0];
     const last = this.#seen.at(-1);
     if (!first || !last || last[0] - first[0] < MIN_MS) return null;
     const pause = now - last[0];
     const perStep = (last[0] - first[0]) / Math.max(1, last[1] - first[1]);
-    // Between two steps of a slow training nothing comes, and it goes on all the same.
+    // A slow training sends nothing between two steps, but it is still running.
     const span = pause > 3 * perStep + MIN_MS ? now - first[0] : last[0] - first[0];
     return ((last[1] - first[1]) * 1000) / span;
   }

@@ -16,7 +16,7 @@ export function openSocket() {
   return new WebSocket(address);
 }
 
-/** What the server answers to a plain request: 401 where it wants a token; 0 where it does not answer. */
+/** The status of a plain request: 401 if the server wants a token, 0 if it doesn't answer. */
 export async function askStatus() {
   try {
     return (await fetch("api/v1/runs?limit=1", { headers: { Accept: "application/json" } })).status;

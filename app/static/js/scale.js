@@ -82,13 +82,13 @@ function widened(low, high, kind) {
 const MIN_CHANGE = 0.2; // of the range's width: less would only make colors flicker
 const MIN_MS = 1000;
 
-/** The range of a picture as its values change: a new one only where it is really another one, and not at every frame. */
+/** The range of a picture as its values change: it changes only if it differs clearly, and not in every frame. */
 export class Range {
   /** @type {[number, number] | null} */
   #held = null;
   #since = -Infinity;
 
-  /** The range, where it is too early to look for another one. @param {number} now milliseconds */
+  /** The range, if it is too early to compute it again. @param {number} now milliseconds */
   held(now) {
     return now - this.#since < MIN_MS ? this.#held : null;
   }

@@ -41,7 +41,7 @@ export class Schedule {
 
   /** Draws in one of the next frames, one such thing a frame: for what is slow to draw. @param {object} key @param {() => void} draw */
   inTurn(key, draw) {
-    // Who waits keeps its place: asking again must not put it behind those that were drawn since.
+    // A waiting chart keeps its turn: a second request must not put it behind charts drawn since.
     this.#turns.set(key, draw);
     this.#ask();
   }
@@ -56,7 +56,7 @@ export class Schedule {
     return this.#seen.get(element) ?? true;
   }
 
-  /** Pictures a second where drawing is slow, null where it is not: the status tells. */
+  /** Frames per second if drawing is slow, else null; the status line shows it. */
   get rate() {
     return this.cost < SLOW_MS ? null : Math.max(1, Math.round(1000 / (this.cost * (1 + REST))));
   }

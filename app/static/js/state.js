@@ -9,7 +9,7 @@ export function read(query, defaults) {
   return Object.fromEntries(names.map((name) => [name, given.get(name) ?? defaults[name]]));
 }
 
-/** The query string of a view; what is as it would be without saying is left out. Foreign parameters stay.
+/** The query string of a view; defaults are left out, and foreign parameters stay.
  * @param {Record<string, string>} values @param {Record<string, string>} defaults @param {string} [query] */
 export function write(values, defaults, query = "") {
   const kept = new URLSearchParams(query);
@@ -36,7 +36,7 @@ export class State extends Emitter {
     return this.values[name];
   }
 
-  /** `push` makes a new entry in the browser's history: for what feels like going somewhere.
+  /** `push` adds an entry to the browser's history, for changes that feel like navigation.
    * @param {Record<string, string>} changes @param {{push?: boolean}} [how] */
   set(changes, { push = false } = {}) {
     const before = location.search;

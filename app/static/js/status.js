@@ -46,7 +46,7 @@ function joined(...parts) {
   return parts.filter(Boolean).join(SEP);
 }
 
-/** The banner, where there is something to say that needs a sentence. @param {Situation} now @returns {{kind: string, words: string} | null} */
+/** The banner, if a sentence is needed. @param {Situation} now @returns {{kind: string, words: string} | null} */
 export function bannerOf(now) {
   const until = now.newest === null ? "from before the first step" : `up to step ${count(now.newest)}`;
   if (now.refused) return { kind: "refused", words: now.refused };

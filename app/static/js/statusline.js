@@ -89,11 +89,11 @@ export class Status {
     const banner = bannerOf(now);
     this.#showBanner(banner);
     document.body.dataset.connection = this.broken ? "broken" : "open";
-    // Pill and countdown change all the time; what is worth a word to who cannot see them is another state.
+    // Pill and countdown change all the time; screen readers announce only a change of state.
     const what = banner?.kind ?? state;
     if (this.spoken && this.spoken !== what) page.announce(banner?.words ?? words);
     this.spoken = what;
-    // A countdown goes on, and so does a run that says nothing.
+    // A countdown continues, and so does the age of a silent run.
     if (this.broken || now.run === "live") this.soon();
   }
 

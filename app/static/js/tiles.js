@@ -67,7 +67,7 @@ export class Tiles {
       : picture.shared
         ? [rangeOf(picture.values, picture.whole)]
         : Array.from({ length: tiles }, (_, tile) => rangeOf(part(tile), picture.whole));
-    // Tiles beside each other are read with the same colors: signed ones for all or for none.
+    // Neighboring tiles share their colors: a signed scale for all of them or for none.
     const signed = this.ranges.some((range) => range.signed);
     if (signed)
       this.ranges = this.ranges.map(({ low, high, clipped }) => ({

@@ -99,7 +99,7 @@ export class Tree {
     return column ? { column, descending: text.startsWith("-") } : null;
   }
 
-  /** Everything anew: the tree, what is found, the order. */
+  /** Rebuilds everything: the tree, the matches, the order. */
   build() {
     const before = this.rows[this.active]?.node.path;
     const tree = grow(this.modules);
@@ -136,7 +136,7 @@ export class Tree {
     this.draw();
   }
 
-  /** The module of a node, or below it where it is closed, that is the worst for a column. @param {Column} column @param {Node} node */
+  /** The worst module for a column: the node's own, or one below it if the node is closed. @param {Column} column @param {Node} node */
   worst(column, node) {
     let found = this.#worst.get(column.key);
     if (!found) {

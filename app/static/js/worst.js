@@ -1,7 +1,7 @@
 // @ts-check
 /**
  * Where many values share a pixel the worst one is shown: a NaN before an infinity, before the largest magnitude; what was
- * not sampled only where there is nothing else. Pure; on the bits of float32, where that order is nearly that of integers.
+ * not sampled only if there is nothing else. Pure; on the bits of float32, where that order is nearly that of integers.
  */
 
 export const MISSING = 0x7fc00001; // not sampled
@@ -35,7 +35,7 @@ export function worstOf(column, from, to, order = null) {
   return found;
 }
 
-/** The first row of a pixel where so many rows share so many pixels. @param {number} pixel @param {number} rows @param {number} pixels */
+/** The first row of a pixel when rows share pixels. @param {number} pixel @param {number} rows @param {number} pixels */
 export function startOf(pixel, rows, pixels) {
   return Math.ceil((pixel * rows) / pixels);
 }

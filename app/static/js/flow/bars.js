@@ -8,9 +8,9 @@ import { MISSING, startOf, worstOf } from "../worst.js";
 const EXPONENT = 0x7f800000;
 const MANTISSA = 0x007fffff;
 const SPAN = 12; // decades at most: below lies rounding
-const MIN_PX = 3; // of a bar, with the gap beside it
+const MIN_PX = 3; // of a bar with its gap
 
-/** How many bars so many layers have in a width. @param {number} layers @param {number} width */
+/** The number of bars that a number of layers gets in a width. @param {number} layers @param {number} width */
 export function barsIn(layers, width) {
   return Math.min(layers, Math.max(1, Math.floor(width / (layers * MIN_PX > width ? 1 : MIN_PX))));
 }

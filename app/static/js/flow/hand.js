@@ -40,7 +40,7 @@ export class Hand {
     this.moveTo(this.worstIn(from, to), clientX, clientY, to - from);
   }
 
-  /** Of layers that share a bar: the one with the worst gradient, or activation where there are no gradients.
+  /** Of layers that share a bar: the one with the worst gradient, or activation if there are no gradients.
    * @param {number} from @param {number} to */
   worstIn(from, to) {
     const [activations, gradients] = this.profile.bits;

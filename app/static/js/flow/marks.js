@@ -17,7 +17,7 @@ const HATCHED_PX = 8; // a hatch in narrower bars becomes stripes over all of th
 /** @typedef {{x: number, y: number, w: number, h: number}} Box */
 /** @typedef {{title: string, bars: readonly Bar[], decades: [number, number], color: string}} Panel */
 
-/** The boxes of so many panels. @param {number} width @param {number} height @param {number} many @returns {Box[]} */
+/** The boxes of a number of panels. @param {number} width @param {number} height @param {number} many @returns {Box[]} */
 export function boxesOf(width, height, many) {
   const each = (height - FOOT - SPLIT * (many - 1)) / many;
   return Array.from({ length: many }, (_, place) => ({
@@ -153,7 +153,7 @@ function shortest(name, width) {
   return shortName(name || "(root)", letters);
 }
 
-/** The layer at a place; -1 where there is none. @param {Box} box @param {number} layers @param {number} x */
+/** The layer at a position; -1 if there is none. @param {Box} box @param {number} layers @param {number} x */
 export function layerAt(box, layers, x) {
   const share = (x - box.x) / box.w;
   return share < 0 || share >= 1 || !layers ? -1 : Math.floor(share * layers);

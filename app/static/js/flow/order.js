@@ -6,7 +6,7 @@ import { labelOf } from "../heat/rows.js";
 /** @typedef {{label: string, module: string, type: string, rows: [number, number]}} Layer rows of activations and of gradients; -1: none */
 
 /**
- * Activations come in the order of their calls. A gradient that has no activation beside it stands behind the layer that is
+ * Activations come in the order of their calls. A gradient without an activation follows the layer that is
  * before it among the gradients.
  * @param {readonly Row[]} outputs @param {readonly Row[]} gradients @returns {Layer[]}
  */

@@ -22,7 +22,7 @@ export function sized(canvas, width, height) {
   return pen;
 }
 
-/** The value of these bits; null where there is none. @param {number | undefined} bits */
+/** The value of these bits; null if it was not sampled. @param {number | undefined} bits */
 export function floatOf(bits) {
   return bits === undefined || bits === MISSING ? null : new Float32Array(Uint32Array.of(bits).buffer)[0];
 }

@@ -89,7 +89,7 @@ export class OverTime {
     }, SORTED_MS);
   }
 
-  /** Which rows are shown, in what order; words where there are none. */
+  /** Shows the matching rows in the chosen order, or why there are none. */
   choose() {
     const { heat, page } = this;
     const { rows, columns } = heat;

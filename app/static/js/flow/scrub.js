@@ -1,5 +1,5 @@
 // @ts-check
-/** The scrubber under the bars: it stands at the step that is looked at, and holds the page where it is moved to. */
+/** The slider below the bars: it shows the current step, and moving it holds the page at a step. */
 import { byId } from "../dom.js";
 import { count } from "../format.js";
 

@@ -34,7 +34,7 @@ export class Values {
     this.renew();
   }
 
-  /** Asks for another step or stat, where it is another one. */
+  /** Requests another step or stat, if it has changed. */
   renew() {
     this.wish.renew();
   }

@@ -76,7 +76,7 @@ export function tableOf(heat) {
   return { columns: names, rows: found.reverse() };
 }
 
-/** Null where it was not sampled. @param {import("../columns.js").Columns} columns @param {number} i @param {number} row */
+/** The value of a cell; null if it was not sampled. @param {import("../columns.js").Columns} columns @param {number} i @param {number} row */
 export function cellValue(columns, i, row) {
   return columns.bits(i)[row] === MISSING ? null : columns.value(i, row);
 }

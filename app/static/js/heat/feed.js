@@ -1,19 +1,19 @@
 // @ts-check
-/** What a heatmap is fed with: the steps that the page shows, as they come while it follows, and those it is held at. */
+/** The data of a heatmap: the newest steps while the page follows, or the steps it is held at. */
 import { prefs } from "../prefs.js";
 import { Wish } from "../wish.js";
 
 const MAX_COLUMNS = 2000;
 const MAX_CELLS = 8e6; // of four bytes
-const WIDE = 50; // steps in one column: many came at once, such as those that waited for a dead server
+const WIDE = 50; // steps in one column, when many came at once (for example after the server was away)
 const AGAIN_MS = 30_000;
 
-/** The columns that so many rows may have. @param {number} rows */
+/** The largest number of columns for a number of rows. @param {number} rows */
 function mostColumns(rows) {
   return Math.min(MAX_COLUMNS, Math.max(100, Math.floor(MAX_CELLS / Math.max(1, rows))));
 }
 
-/** The part of a wish that says which steps. Pure. @param {import("../follow.js").Follow} follow @param {number} [rows] as far as they are known
+/** The part of a subscription that chooses the steps. Pure. @param {import("../follow.js").Follow} follow @param {number} [rows] as far as they are known
  * @returns {{from: number, to?: number, columns: number}} */
 export function windowOf(follow, rows = 0) {
   const { span, window } = follow;
@@ -24,7 +24,7 @@ export function windowOf(follow, rows = 0) {
   return { from: span[0], to: span[1], columns: Math.min(mostColumns(rows), span[1] - span[0] + 1) };
 }
 
-/** How many columns a window needs, and how many steps share one. Pure. @param {import("../follow.js").Follow} follow @param {number} [rows] @returns {[number, number]} */
+/** The number of columns that a window needs, and the number of steps in each. Pure. @param {import("../follow.js").Follow} follow @param {number} [rows] @returns {[number, number]} */
 export function capacityOf(follow, rows = 0) {
   const { span, window } = follow;
   const steps = "live" in window ? window.live : span ? span[1] - span[0] + 1 : 500;
@@ -32,7 +32,7 @@ export function capacityOf(follow, rows = 0) {
   return [Math.ceil(steps / width) + 1, width];
 }
 
-/** Subscribes for a heatmap, anew whenever the steps or the wish are others. */
+/** Subscribes for a heatmap, again whenever the steps or the query change. */
 export class Feed {
   #notBefore = -Infinity;
 
@@ -67,7 +67,7 @@ export class Feed {
     this.renew();
   }
 
-  /** Steps that came at once share a column: asked for once more, each has its own. @param {import("../frames.js").Frame} frame */
+  /** Steps that came at once share a column; requested again, each gets its own. @param {import("../frames.js").Frame} frame */
   #unfold({ kind, first, last }) {
     if (kind !== "delta" || !first.some((step, place) => last[place] - step >= WIDE)) return;
     if (performance.now() < this.#notBefore) return;
@@ -75,7 +75,7 @@ export class Feed {
     this.wish.again();
   }
 
-  /** Asks anew where the wish is another one. */
+  /** Subscribes again if the query has changed. */
   renew() {
     this.wish.renew();
   }

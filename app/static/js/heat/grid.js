@@ -55,7 +55,7 @@ export class Grid {
     this.forget();
   }
 
-  /** All has to be made anew. */
+  /** Marks everything as outdated. */
   forget() {
     this.have = null;
     this.#dirty = null;
@@ -144,7 +144,7 @@ export class Grid {
     return this.bits.subarray(place, place + this.height);
   }
 
-  /** Some of what is shown, for a range: values of every so many cells. @param {number} [most] @returns {Float32Array} */
+  /** A sample of the shown values, to find a range. @param {number} [most] @returns {Float32Array} */
   sample(most = 20000) {
     const [from, to] = this.shown;
     const stride = Math.max(1, Math.ceil(((to - from + 1) * this.height) / most));

@@ -40,7 +40,7 @@ export function moveBy(event, pointing) {
   event.stopPropagation();
 }
 
-/** Where it stands, or where it begins: at the first layer, at the step that is looked at. @param {Pointing} pointing */
+/** The current position; at first the first layer, at the current step. @param {Pointing} pointing */
 function start({ at, heat, page }) {
   const span = heat.span;
   if (at !== null) return at;

@@ -24,7 +24,7 @@ const TOP = 4;
  * @property {Band[]} bands
  * @property {Int32Array} starts pixel row y holds the rows starts[y] to starts[y + 1] - 1 of `shown`
  * @property {Int32Array} shown rows of the data, from the top
- * @property {number} pinned so many of them stand alone at the top
+ * @property {number} pinned how many of them are pinned at the top
  * @property {number} content how high all rows together are: for the scroll bar
  */
 
@@ -36,7 +36,7 @@ export function roomFor(height, pinned) {
 
 /**
  * @param {number} width @param {number} height @param {Int32Array} order all rows, the pinned ones first @param {number} pinned
- * @param {Fit} fit @param {number} scrolled the first row behind the pinned ones, where they are to be read
+ * @param {Fit} fit @param {number} scrolled the first row after the pinned ones, if the rows are tall enough to read
  * @param {number} wanted how wide the names would like to be
  * @param {number} [density] device pixels of a CSS pixel, where they are fewer than one @returns {Layout}
  */
@@ -101,7 +101,7 @@ export function boxOf(layout, place) {
   return { y: band.y + (pixel - band.from) * h, h };
 }
 
-/** The pixel row at a height; -1 where there is none. @param {Layout} layout @param {number} y */
+/** The pixel row at a height; -1 if there is none. @param {Layout} layout @param {number} y */
 export function pixelAt(layout, y) {
   const band = layout.bands.find((each) => y >= each.y && y < each.y + each.h);
   if (!band) return -1;

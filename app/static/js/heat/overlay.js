@@ -57,7 +57,7 @@ function drawStep(pen, { layout, span, page }, step, alpha) {
   pen.globalAlpha = 1;
 }
 
-/** A triangle beside the layer that was picked. @param {CanvasRenderingContext2D} pen @param {import("./pointing.js").Pointing} pointing @param {Scene} scene @param {number} row */
+/** A triangle at the picked layer. @param {CanvasRenderingContext2D} pen @param {import("./pointing.js").Pointing} pointing @param {Scene} scene @param {number} row */
 function drawMark(pen, pointing, scene, row) {
   const place = row < 0 ? -1 : pointing.placeOf(row);
   if (place < 0) return;

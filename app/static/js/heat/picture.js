@@ -36,7 +36,7 @@ export class Texture {
   canvas = document.createElement("canvas");
   #context = /** @type {CanvasRenderingContext2D} */ (this.canvas.getContext("2d"));
 
-  /** Colors cells anew. @param {Grid} grid @param {import("./paint.js").Painter} painter @param {[number, number]} cells */
+  /** Repaints cells. @param {Grid} grid @param {import("./paint.js").Painter} painter @param {[number, number]} cells */
   paint(grid, painter, [from, to]) {
     if (!grid.height) return;
     if (this.canvas.width !== grid.ring || this.canvas.height !== grid.height) {

@@ -14,7 +14,7 @@ const DRAG_PX = 5; // less is a click
 export class Pointing {
   /** Where the reader points. @type {Point | null} */
   at = null;
-  /** Where a drag began, and where it is. @type {{from: number, to: number} | null} */
+  /** The start and the current position of a drag. @type {{from: number, to: number} | null} */
   #drag = null;
 
   /** @param {import("../page.js").Page} page @param {import("../heat.js").Heat} heat @param {import("./screen.js").Screen} screen */
@@ -94,7 +94,7 @@ export class Pointing {
     return [box.left + xOf(scene.layout, scene.span, point.step), box.top + boxOf(scene.layout, place).y];
   }
 
-  /** Where a row is among those that are shown; -1 where it is not. @param {number} row */
+  /** The position of a row among the shown ones; -1 if it is hidden. @param {number} row */
   placeOf(row) {
     return this.screen.scene?.layout.shown.indexOf(row) ?? -1;
   }

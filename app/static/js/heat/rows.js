@@ -8,14 +8,14 @@ import { badness, startOf } from "../worst.js";
 
 const FINITE = 0x7f800000;
 
-/** A row's name: its module, and what else is needed to tell it. @param {Row} row */
+/** A row's name: its module, and what else identifies it. @param {Row} row */
 export function labelOf(row) {
   const index = row.index ? ` [${row.index}]` : "";
   const call = row.call ? ` call ${row.call}` : "";
   return `${row.module || "(root)"}${index}${call}${row.phase === "eval" ? " (eval)" : ""}`;
 }
 
-/** A name in so many letters: without its first parts where what is left says enough, else without its end. @param {string} name @param {number} letters */
+/** A name cut to a number of letters: without its first parts if the rest is clear, else without its end. @param {string} name @param {number} letters */
 export function shortName(name, letters) {
   if (name.length <= letters) return name;
   let text = name;
@@ -23,7 +23,7 @@ export function shortName(name, letters) {
   return text.length < letters && text !== name ? `\u2026${text}` : `${text.slice(0, Math.max(1, letters - 1))}\u2026`;
 }
 
-/** The block of the model in which a module is: the first part of its path, with the number where it is one of many.
+/** The block of the model that contains a module: the first part of its path, with the number if there are several.
  * @param {string} path */
 export function blockOf(path) {
   const parts = path.split(".");
@@ -62,7 +62,7 @@ export function startsOf(rows, pixels, alone = 0) {
   return starts;
 }
 
-/** The step at which each row first was not finite; Infinity where it always was. @param {import("../columns.js").Columns} columns */
+/** The step at which each row first was not finite; Infinity if it always was finite. @param {import("../columns.js").Columns} columns */
 export function onsets(columns) {
   const found = new Float64Array(columns.rows).fill(Infinity);
   for (let place = columns.length - 1; place >= 0; place -= 1) {

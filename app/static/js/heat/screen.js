@@ -12,7 +12,7 @@ import { Pointing } from "./pointing.js";
 import { relativeTo, usualOf } from "./relative.js";
 
 const TABLE_MS = 1000; // it is read, not watched
-const RENEWED = 8; // times in a window the medians of the rows are found anew
+const RENEWED = 8; // how often in a window the medians of the rows are computed again
 
 export class Screen {
   grid = new Grid();
@@ -65,7 +65,7 @@ export class Screen {
     this.soon();
   }
 
-  /** All cells have to be made anew. */
+  /** Marks all cells as outdated. */
   forget() {
     this.grid.forget();
     this.#relative.convert = null;
@@ -147,7 +147,7 @@ export class Screen {
     return held.convert;
   }
 
-  /** The picture as it is, on a canvas of its own. @returns {HTMLCanvasElement} */
+  /** A copy of the picture, on a canvas of its own. @returns {HTMLCanvasElement} */
   copy() {
     const canvas = document.createElement("canvas");
     Object.assign(canvas, { width: this.picture.width, height: this.picture.height });
@@ -159,7 +159,7 @@ export class Screen {
   }
 }
 
-/** For whoever measures: how far the picture is, and what it took. @param {number} step @param {number} ms */
+/** For benchmarks: the step that the picture shows, and how long it took. @param {number} step @param {number} ms */
 function tellDrawn(step, ms) {
   if (!performance.getEntriesByName("hookcore:live").length) performance.mark("hookcore:live");
   document.dispatchEvent(new CustomEvent("hookcore:drawn", { detail: { kind: "heat", step, ms } }));

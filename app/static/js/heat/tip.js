@@ -1,5 +1,5 @@
 // @ts-check
-/** The words beside the pointer. */
+/** The tooltip at the pointer. */
 import { h } from "../dom.js";
 import { count, number } from "../format.js";
 import { cellValue } from "./export.js";

@@ -26,7 +26,7 @@ export function heightOf(share) {
   return share <= FLOOR ? 0 : Math.min(1, Math.log10(share / FLOOR) / Math.log10(1 / FLOOR));
 }
 
-/** Which columns a ridge picture shows: so many at most, evenly, and always the newest. @param {number} columns @param {number} most @returns {number[]} */
+/** The columns of a ridge plot: at most a given number, evenly spaced, always with the newest. @param {number} columns @param {number} most @returns {number[]} */
 export function picked(columns, most) {
   const many = Math.min(columns, most);
   return Array.from({ length: many }, (_, place) =>

@@ -8,7 +8,7 @@
  * @property {string} label the tap without its module
  * @property {string} type
  * @property {number} place in the model
- * @property {number} zero share of zeros, in the newest step; NaN where nothing is known
+ * @property {number} zero share of zeros, in the newest step; NaN if unknown
  * @property {number} spread standard deviation
  * @property {number} drift how far the size went in the window: the logarithm of last to first, its magnitude
  * @property {number} bad how many values are not finite

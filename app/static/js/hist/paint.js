@@ -16,7 +16,7 @@ export function levelOf(share) {
   return level <= 0 ? 0 : level >= 1 ? 255 : Math.round(level * 255);
 }
 
-/** For each row of pixels the bins that lie on it: the first, and behind the last. Those around zero share the rows of the band.
+/** The bins of each row of pixels: the first, and the one after the last. Bins around zero share the rows of the band.
  * @param {Shape} shape @param {import("./shape.js").SignedLog} axis @param {number} rows
  * @returns {{from: Int32Array, to: Int32Array, band: [number, number], about: [number, number]}} `about`: the bins that are summed up in the band */
 export function rowsOf(shape, axis, rows) {
@@ -47,7 +47,7 @@ export function rowsOf(shape, axis, rows) {
 /** Fills pixels; where a row holds several bins the fullest one wins, and a column that is not finite is marked at the edges.
  * @param {Uint32Array} pixels @param {number} width @param {number} height
  * @param {Shape} shape @param {import("./shape.js").SignedLog} axis @param {[number, number]} span first and last step
- * @param {Palette} palette @param {number} empty the color where nothing lies */
+ * @param {Palette} palette @param {number} empty the color of empty cells */
 export function paint(pixels, width, height, shape, axis, span, palette, empty) {
   const inner = height - 2 * STRIP;
   const rows = rowsOf(shape, axis, inner);

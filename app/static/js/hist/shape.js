@@ -53,7 +53,7 @@ export function endsOf({ first, last, columns }) {
   });
 }
 
-/** The column of a step; -1 where none was captured. @param {Shape} shape @param {Float64Array} ends @param {number} step */
+/** The column of a step; -1 if the step was not captured. @param {Shape} shape @param {Float64Array} ends @param {number} step */
 export function columnAt({ first, columns }, ends, step) {
   let [low, high] = [0, columns];
   while (low < high) {
@@ -95,7 +95,7 @@ export function extentOf(shapes) {
     below += mass;
   }
   small = Math.min(Math.max(small, most / 10 ** MAX_DECADES), most / 10);
-  // Round numbers: the axis then stays where it is while the values move a little.
+  // Round numbers keep the axis still while the values change a little.
   return { small: roundDown(small), negative: roundUp(negative), positive: roundUp(positive) };
 }
 

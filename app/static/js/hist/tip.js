@@ -1,5 +1,5 @@
 // @ts-check
-/** The words beside the pointer: one for the page. */
+/** The tooltip at the pointer: one for the page. */
 import { h } from "../dom.js";
 
 /** @type {HTMLElement | null} */

@@ -58,7 +58,7 @@ export class Wall {
     this.#more();
   }
 
-  /** Draws all anew: another view, size or range. */
+  /** Redraws everything: another view, size or range. */
   renew() {
     this.show(this.layers);
   }
@@ -148,7 +148,7 @@ export class Wall {
     else tile.map.show(said, this.span, this.axis);
   }
 
-  /** Asks for what is in sight, once it stands still. @param {boolean} [anew] also for what is known */
+  /** Requests what is in view once scrolling stops. @param {boolean} [anew] also what is known */
   soon(anew = false) {
     clearTimeout(this.#timer);
     this.#timer = setTimeout(() => this.ask(anew), SETTLE_MS);

@@ -18,7 +18,7 @@ export class Charts {
   constructor(page) {
     this.page = page;
     this.place = byId("charts");
-    /** One sentence instead of four where nothing came at all. */
+    /** One sentence instead of four if there is no data. */
     this.empty = h("p", { class: "empty", role: "status", hidden: true });
     this.place.append(this.empty);
     this.feed = new Feed(page);

@@ -29,7 +29,7 @@ export function startChoice(page) {
 /** @param {string} html a whole page */
 function renew(html) {
   const said = new DOMParser().parseFromString(html, "text/html");
-  // What cannot be read as a question has found nothing: the list stays, and the problem is told beside it.
+  // An invalid pattern finds nothing: the list stays, and the problem is shown next to it.
   const unread = said.getElementById("problem")?.textContent?.trim();
   for (const id of unread ? ["problem"] : RENEWED) {
     const fresh = said.getElementById(id);

@@ -1,17 +1,17 @@
 // @ts-check
-/** The series that the charts of a module show: all at first, then only what is new, as long as the page follows. */
+/** The series of a module's charts: everything at first, then only new points while the page follows. */
 import { get } from "../api.js";
 import { Emitter } from "../events.js";
 import { Curve } from "../overview/curve.js";
 import { leadOf } from "../smooth.js";
 
-const MIN_MS = 500; // between two questions for what is new
+const MIN_MS = 500; // between two requests for new points
 const POINTS = 1000;
-const SMOOTH_POINTS = 4000; // smoothing wants what it smooths whole
+const SMOOTH_POINTS = 4000; // smoothing needs unmerged points
 
 /** @typedef {{taps: (number | null)[], stats: string[]}} Ask */
 
-/** Tells "data" when the curves are others, "error" with what the server said. */
+/** Emits "data" when the curves have changed, "error" with the server's error. */
 export class Feed extends Emitter {
   /** @type {Ask[]} */
   asks = [];
@@ -47,7 +47,7 @@ export class Feed extends Emitter {
     return this.#curves.get(`${tap} ${stat}`)?.line(stat) ?? null;
   }
 
-  /** Everything anew. */
+  /** Loads everything again. */
   async load() {
     const { span } = this.page.follow;
     this.#asking?.abort();
@@ -58,7 +58,7 @@ export class Feed extends Emitter {
     await this.#ask(from, this.page.follow.paused ? span[1] : null, halfLife ? SMOOTH_POINTS : POINTS, true);
   }
 
-  /** The steps that are shown are others: what is there may do. */
+  /** The shown steps have changed; the loaded points may suffice. */
   #look() {
     const { span, paused } = this.page.follow;
     const [from, to] = this.#loaded ?? [Infinity, -Infinity];
@@ -77,7 +77,7 @@ export class Feed extends Emitter {
     );
   }
 
-  /** What is new; what was told last may have been told in part. */
+  /** Loads new points; the last one may have been incomplete. */
   async #more() {
     if (this.#asking) return;
     if (!this.#loaded) return this.load();

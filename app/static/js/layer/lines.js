@@ -69,7 +69,7 @@ export function fanOf(of) {
 function sharesOf(name, of, place) {
   const [zero, nan, inf, count] = [of("zero_fraction"), of("nan"), of("inf"), of("count")];
   const prefix = name ? `${name}: ` : "";
-  // What is not finite has lines of its own here.
+  // Non-finite values have their own lines here.
   const lines = plain(zero, `${prefix}zero`).map((line) => ({
     ...line,
     nonfinite: zeros(line.first.length),

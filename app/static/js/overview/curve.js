@@ -1,5 +1,5 @@
 // @ts-check
-/** A scalar over steps as the stream tells it: what comes behind is added, what comes again takes the place of what was
+/** A scalar over steps, as the stream sends it: later points are added, repeated ones replace those that were
  * there. Pure. */
 import { numberOf } from "../api.js";
 
@@ -18,7 +18,7 @@ export class Curve {
     const points = this.#points;
     const begin = series.first_step[0];
     if (begin === undefined) return;
-    // Steps that come again, with all that came behind them.
+    // Drop the repeated steps and everything after them.
     let keep = points.last.length;
     while (keep > 0 && points.last[keep - 1] >= begin) keep -= 1;
     for (const column of Object.values(points)) column.length = keep;

@@ -66,7 +66,7 @@ export class ModelPicture {
     this.#choose();
   }
 
-  /** Those rows that are looked for; words where there are none. */
+  /** Shows the rows that match the filter, or why there are none. */
   #choose() {
     const rows = [...this.#rows.keys()].filter((row) => this.finder.fits(this.#rows[row].module));
     this.heat.setOrder(rows);

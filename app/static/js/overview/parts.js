@@ -8,16 +8,16 @@ import { morph } from "./morph.js";
 
 const MIN_MS = 1000;
 const MAX_MS = 5000;
-const SHARE = 10; // of the time at most a tenth is spent on asking, unless that leaves a page behind
+const SHARE = 10; // at most a tenth of the time is spent on requests, unless the page would lag
 
-/** Tells of a part that was renewed by the event "renewed" on its element. */
+/** Dispatches "renewed" on the element of an updated part. */
 export class Parts {
   #asking = false;
   /** @type {ReturnType<typeof setTimeout> | null} */
   #timer = null;
   #notBefore = 0;
   #held = 0;
-  /** Parts that are not of this moment any more. @type {Set<HTMLElement>} */
+  /** Outdated parts. @type {Set<HTMLElement>} */
   #old = new Set();
 
   /** @param {import("../page.js").Page} page @param {string} place of the address: "" is the overview @param {ParentNode} [root] */
@@ -35,14 +35,14 @@ export class Parts {
     document.addEventListener("visibilitychange", () => this.#old.size && this.#later());
   }
 
-  /** Something is new in the run. @param {string[]} [names] in these parts only */
+  /** Updates parts soon. @param {string[]} [names] these parts only */
   soon(names) {
     for (const element of this.elements)
       if (!names || names.includes(element.dataset.part ?? "")) this.#old.add(element);
     this.#later();
   }
 
-  /** A person waits for it. @param {string[]} [names] */
+  /** Updates parts now: a reader waits. @param {string[]} [names] */
   async now(names) {
     this.#notBefore = 0;
     if (this.#timer !== null) clearTimeout(this.#timer);
@@ -63,7 +63,7 @@ export class Parts {
     });
   }
 
-  /** What is on its way is not shown any more. */
+  /** Ignores answers that are still on their way. */
   #hold() {
     this.#old.clear();
     this.#held += 1;
@@ -95,7 +95,7 @@ export class Parts {
       const html = await answer.text();
       if (answer.ok && held === this.#held) this.#take(wanted, html);
     } catch {
-      // The server is gone: the banner says so, and when it is back the stream has news.
+      // The server is away: the banner says so, and the stream resumes when it is back.
     }
     this.#asking = false;
     this.#notBefore = performance.now() + Math.min(MAX_MS, Math.max(MIN_MS, SHARE * (performance.now() - began)));
@@ -114,12 +114,12 @@ export class Parts {
       morph(element, document.adoptNode(next));
       element.dispatchEvent(new CustomEvent("renewed", { bubbles: true }));
     }
-    // Moving an element takes its focus.
+    // An element loses its focus when it moves.
     if (active?.isConnected && document.activeElement !== active) active.focus({ preventScroll: true });
   }
 }
 
-/** Numbers as the reader wants them, and how they are to be told apart. @param {ParentNode} root */
+/** Formats numbers as the reader prefers, and marks NaN and infinities. @param {ParentNode} root */
 export function dress(root) {
   for (const each of /** @type {NodeListOf<HTMLDataElement>} */ (root.querySelectorAll("data[value]"))) {
     const value = readNumber(each.value);

@@ -17,7 +17,7 @@ export class ScalarChart {
   curve = new Curve();
 
   /** @param {import("../page.js").Page} page @param {string} name shown unless another one is chosen
-   * @param {(name: string, value: number) => void} [told] called with the newest value that is drawn */
+   * @param {(name: string, value: number) => void} [told] called with the newest drawn value */
   constructor(page, name, told = () => {}) {
     this.told = told;
     this.page = page;
@@ -49,7 +49,7 @@ export class ScalarChart {
     return span ? { from: span[0], to: span[1] } : {};
   }
 
-  /** Begins anew where the scalar or the steps are others. */
+  /** Starts over if the scalar or the steps have changed. */
   show() {
     const { follow } = this.page;
     const live = !follow.paused && "live" in follow.window ? follow.window.live : null;

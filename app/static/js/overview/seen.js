@@ -26,7 +26,7 @@ export function listenToSeen(page, renew) {
       button.closest("li, tr")?.nextElementSibling?.querySelector("[data-seen]")
     );
     if (!(await note(key, undone === undefined))) return;
-    // The line goes away, and the focus goes on to the next one.
+    // The line disappears, and the focus moves to the next one.
     if (document.activeElement === button) next?.focus({ preventScroll: true });
     if (undone === undefined)
       toast("Acknowledged. You will be alerted if it happens again.", { undo: () => note(key, false) });

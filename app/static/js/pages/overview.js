@@ -41,7 +41,7 @@ function startParts() {
 }
 
 /** The cards of a scalar follow its chart. While the page is held they keep the value at that step, which the server rendered;
- * the chart goes on to a later one. @param {string} name @param {number} value */
+ * the chart moves on to a later one. @param {string} name @param {number} value */
 function showNewest(name, value) {
   if (page.follow.paused) return;
   const title = document.querySelector("#figure-loss dt")?.textContent;

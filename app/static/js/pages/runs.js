@@ -1,5 +1,5 @@
 // @ts-check
-/** The page of all runs: the server renders it, also when something is new; this asks when, and puts it in place. */
+/** The page of all runs. The server renders it, at first and whenever something is new; this script requests and applies it. */
 import { byId, reveal } from "../dom.js";
 import { morph } from "../overview/morph.js";
 import { open } from "../page.js";
@@ -8,13 +8,13 @@ import { toast } from "../toast.js";
 
 const MIN_MS = 1000;
 const MAX_MS = 10_000;
-const SHARE = 10; // of the time at most a tenth is spent on asking
+const SHARE = 10; // at most a tenth of the time is spent on requests
 
 const page = open({ sort: "started" });
 const list = document.getElementById("runs");
-/** Those that are ticked, the last one last. @type {string[]} */
+/** The selected runs, the last one last. @type {string[]} */
 let ticked = [];
-/** Deleted, but could be taken back. @type {Set<string>} */
+/** Deleted runs that can still be restored. @type {Set<string>} */
 const gone = new Set();
 let looking = false;
 let asked = false;
@@ -69,7 +69,7 @@ function start(body) {
   page.state.on("change", () => refresh(true));
 }
 
-/** Asks for the page as it is now, not more often than it can be made. @param {boolean} [atOnce] a person waits for it */
+/** Requests the current page, no more often than the server can render it. @param {boolean} [atOnce] a reader waits for it */
 function refresh(atOnce = false) {
   asked = true;
   urgent ||= atOnce;
@@ -86,7 +86,7 @@ async function look() {
     const answer = await fetch(`${document.baseURI}${location.search}`, { headers: { Accept: "text/html" } });
     if (answer.ok) take(new DOMParser().parseFromString(await answer.text(), "text/html"));
   } catch {
-    // The server is gone: the banner says so, and when it is back the stream has news.
+    // The server is away: the banner says so, and the stream resumes when it is back.
   }
   notBefore = performance.now() + Math.min(MAX_MS, Math.max(MIN_MS, SHARE * (performance.now() - began)));
   looking = false;
@@ -110,7 +110,7 @@ function take(newer) {
   show();
 }
 
-/** What was removed; what had to go while the page is open is announced. @param {Document} newer */
+/** Shows the removed runs, and announces those that were removed while the page is open. @param {Document} newer */
 function takeGone(newer) {
   const [before, now] = [document, newer].map(
     (each) => /** @type {HTMLElement | null} */ (each.getElementById("gone")),
@@ -135,7 +135,7 @@ function tick(box) {
   show();
 }
 
-/** What only this page knows: which are ticked, and which are as good as deleted. */
+/** Shows which runs are selected, and which are about to be deleted. */
 function show() {
   const rows = /** @type {NodeListOf<HTMLElement>} */ (list?.querySelectorAll("tr[data-run]"));
   for (const row of rows) {

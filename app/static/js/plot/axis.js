@@ -14,7 +14,7 @@ export class Axis {
   /** @param {ScaleName} wanted @param {number} low the smallest value @param {number} high the largest @param {number} [least] the smallest above zero */
   constructor(wanted, low, high, least = low) {
     const nothing = !(low <= high);
-    /** What it is: nobody can take the log of what is below zero. @type {ScaleName} */
+    /** The scale in use: there is no log of negative values. @type {ScaleName} */
     this.kind = wanted === "log" && (low < 0 || !(high > 0)) ? (low < 0 ? "symlog" : "linear") : wanted;
     this.low = nothing ? 0 : low;
     this.high = nothing ? 1 : high;
@@ -79,7 +79,7 @@ export class Axis {
   }
 }
 
-/** Powers of ten between two exponents, at most about so many. @param {number} from @param {number} to @param {number} many */
+/** Powers of ten between two exponents, at most about a given number. @param {number} from @param {number} to @param {number} many */
 function decadesBetween(from, to, many) {
   const first = Math.ceil(from);
   const last = Math.floor(to);

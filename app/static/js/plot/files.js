@@ -57,7 +57,7 @@ export function download(blob, name) {
   setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
 }
 
-/** What the server has of this, in a format of its. @param {import("./python.js").Query} asked @param {"csv" | "json"} format */
+/** The server's data for this chart, in one of its formats. @param {import("./python.js").Query} asked @param {"csv" | "json"} format */
 export async function fetchFile({ path, query }, format) {
   const response = await fetch(urlOf(path, { ...query, format }));
   if (response.ok) return response.blob();

@@ -74,7 +74,7 @@ function rangeOf(span, many) {
   const lasts = many.filter(({ last }) => last.length).map(({ last }) => last[last.length - 1]);
   const [from, to] = span ?? [Math.min(...firsts, Infinity), Math.max(...lasts, -Infinity)];
   if (!(from <= to)) return [0, 1];
-  // A run that has just begun does not stand in a corner of its window.
+  // A run that has just begun must not fill only a corner of its window.
   const begun = span && firsts.length ? Math.max(from, Math.min(...firsts)) : from;
   return [Math.min(begun, to) - 0.5, to + 0.5];
 }

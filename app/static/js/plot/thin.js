@@ -24,8 +24,8 @@ import { ema } from "../smooth.js";
  * @property {number[]} first
  * @property {number[]} last
  * @property {number[]} raw
- * @property {number[]} smooth empty where smoothing is off
- * @property {number[]} min empty where there is no band
+ * @property {number[]} smooth empty without smoothing
+ * @property {number[]} min empty without a band
  * @property {number[]} max
  * @property {{x: number, first: number, last: number, sign: "nan" | "inf" | "-inf"}[]} marks what was not finite
  */

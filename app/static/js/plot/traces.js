@@ -1,5 +1,5 @@
 // @ts-check
-/** Lines as Plotly's traces. Pure: data in, data out; where a value stands is the axis' business. */
+/** Lines as traces for Plotly. Pure; the axis places the values. */
 
 /** @typedef {import("./thin.js").Drawn} Drawn */
 /** @typedef {import("./thin.js").Line} Line */
@@ -8,7 +8,7 @@ const RAW_BEHIND = 0.35;
 const BAND = 0.18;
 const ROUND = 0.02; // of the axis' length: the marks stand so far above its foot
 
-/** What stands for what is not finite: its symbol, its color's name, its words. @type {Record<string, [string, string, string]>} */
+/** The marks of non-finite values: symbol, color name, label. @type {Record<string, [string, string, string]>} */
 export const SIGNS = {
   nan: ["x-thin", "nan", "NaN"],
   inf: ["triangle-up", "inf", "Infinity"],
@@ -76,7 +76,7 @@ export function stretches(values) {
   return found;
 }
 
-/** The line, with what came behind it where it is smoothed. @param {Line} line @param {Drawn} points @param {import("./axis.js").Axis} axis @param {string} color */
+/** The line, with the raw one behind it if it is smoothed. @param {Line} line @param {Drawn} points @param {import("./axis.js").Axis} axis @param {string} color */
 function strokesOf(line, points, axis, color) {
   if (!line.mean) return [];
   const smooth = points.smooth.length > 0;

@@ -36,7 +36,7 @@ function least(values) {
   return values.reduce((low, value) => Math.min(low, Number.isNaN(value) ? low : value), Infinity);
 }
 
-/** The table behind the chart: what is drawn, a row for each point. @param {Line[]} lines @param {Drawn[]} drawn */
+/** The table of the chart: a row for each drawn point. @param {Line[]} lines @param {Drawn[]} drawn */
 export function tableOf(lines, drawn) {
   const columns = ["step", ...lines.flatMap((line, place) => columnsOf(line, drawn[place]).map(([name]) => name))];
   /** @type {Map<string, {at: number, row: any[]}>} */
@@ -72,7 +72,7 @@ function columnsOf(line, points) {
   return columns;
 }
 
-/** The point nearest to a step, by its place; -1 where there is none. @param {Drawn} points @param {number | null} step the last one if it is null */
+/** The index of the point nearest to a step; -1 if there is none. @param {Drawn} points @param {number | null} step the last one if it is null */
 export function nearest(points, step) {
   const { x } = points;
   if (!x.length || step === null) return x.length - 1;

@@ -1,10 +1,10 @@
 // @ts-check
-/** What can be done with a run in the list: another name, notes, and away with it. */
+/** The actions on a run in the list: rename, edit notes, delete. */
 import { get, send } from "../api.js";
 import { h } from "../dom.js";
 import { toast } from "../toast.js";
 
-/** A form in the place of the name. @param {HTMLElement} row @param {() => void} refresh */
+/** Replaces the name by a form. @param {HTMLElement} row @param {() => void} refresh */
 export async function edit(row, refresh) {
   const cell = /** @type {HTMLElement} */ (row.querySelector(".name"));
   if ("editing" in row.dataset) return;
@@ -15,7 +15,7 @@ export async function edit(row, refresh) {
     h("textarea", { "aria-label": "Notes", rows: 2, maxlength: 20000, placeholder: "Notes" })
   );
   const before = [...cell.childNodes];
-  // Until the notes have come, or were typed over, they are the server's: what comes late must not undo what was typed.
+  // Notes that arrive late must not overwrite what was typed.
   let known = false;
   notes.addEventListener("input", () => (known = true));
   const end = () => {
@@ -58,7 +58,7 @@ export async function edit(row, refresh) {
   }
 }
 
-/** Gone from the list at once, from the server when nobody took it back.
+/** Removes a run from the list at once, and from the server unless the reader undoes it.
  * @param {HTMLElement} row @param {Set<string>} gone @param {() => void} show @param {() => void} refresh */
 export function remove(row, gone, show, refresh) {
   const run = row.dataset.run ?? "";

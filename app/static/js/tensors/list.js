@@ -1,5 +1,5 @@
 // @ts-check
-/** The snapshots that are kept: to choose one, and another one to stand beside it. */
+/** The list of snapshots: to select one, and another one to compare. */
 import { getAll } from "../api.js";
 import { byId, h } from "../dom.js";
 import { count } from "../format.js";
@@ -14,7 +14,7 @@ export async function snapshotsOf(run) {
   return (await getAll("snapshots", { run, limit: 1000 })).flatMap(({ snapshots }) => snapshots);
 }
 
-/** The newest step first; of one step in the order in which they were asked for, attention before its gradients. Pure. @param {Snapshot[]} snapshots */
+/** The newest step first; within a step in the order of the requests, attention before its gradients. Pure. @param {Snapshot[]} snapshots */
 export function listed(snapshots) {
   return [...snapshots].sort((one, two) => two.step - one.step || one.number - two.number);
 }
@@ -71,7 +71,7 @@ function lineOf(page, each, chosen) {
   return h("li", { "aria-current": current ? "true" : null }, link, beside || null);
 }
 
-/** Whether one look fits both. @param {Snapshot | null | undefined} one @param {Snapshot} two */
+/** Whether the same view fits both. @param {Snapshot | null | undefined} one @param {Snapshot} two */
 function same(one, two) {
   return (
     one &&

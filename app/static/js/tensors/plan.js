@@ -3,7 +3,7 @@
 
 /** @typedef {{name: string, words: string, pickers: {axis: number, words: string, size: number}[], draws: "tiles" | "trace"}} View */
 
-/** Whether the last two dimensions are positions by positions, as far as shape and name tell: pictures are square too. @param {number[]} shape @param {string} label */
+/** Whether the last two dimensions are positions by positions, judging by shape and name: images are square too. @param {number[]} shape @param {string} label */
 export function isAttention(shape, label = "") {
   const [to, from] = shape.slice(-2);
   return shape.length >= 3 && to === from && to > 1 && /att|softmax/i.test(label) && !isWeight(label);

@@ -73,7 +73,7 @@ export class Rolled {
     };
   }
 
-  /** Asks for it; where no maps are kept there is nothing to see. */
+  /** Requests the rollout; without captured maps there is nothing to show. */
   async look() {
     byId("discard-words").textContent = percent(Number(this.page.state.get("discard"))).replace(".0", "");
     const problem = byId("rollout-problem");

@@ -1,5 +1,5 @@
 // @ts-check
-/** The snapshot that is looked at, and another one beside it: one view, one part, one scale for both. */
+/** The selected snapshot, and another one to compare: one view, one part, one scale for both. */
 
 import { Card } from "../card.js";
 import { byId, h } from "../dom.js";

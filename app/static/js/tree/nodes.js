@@ -50,7 +50,7 @@ function parentOf(module, nodes) {
   return module.path === "" ? null : (nodes.get("") ?? null);
 }
 
-/** Where the last part of a path begins: behind a dot, or behind a root's slash. @param {string} path */
+/** The position of the separator before the last part of a path: a dot, or a root's slash. @param {string} path */
 function lastMark(path) {
   return Math.max(path.lastIndexOf("."), path.lastIndexOf("/"));
 }
@@ -114,7 +114,7 @@ export function nodesOf(roots) {
   return found;
 }
 
-/** All nodes, each behind its children. @param {Node[]} roots */
+/** All nodes, each after its children. @param {Node[]} roots */
 export function backwards(roots) {
   return nodesOf(roots).reverse();
 }
