@@ -1,8 +1,8 @@
 /* A heatmap with made numbers on an open page, for tests: window.probe. */
 async ({ rows, steps, nanRow, nanStep, fit }) => {
   const at = (name) => import(new URL(`${document.body.dataset.static}/js/${name}`, document.baseURI).href);
-  const [{ Heat }, { Told }, { Schedule }, { Cursor }, { Keys }] = await Promise.all(
-    ["heat.js", "events.js", "schedule.js", "cursor.js", "keys.js"].map(at),
+  const [{ Heat }, { Emitter }, { Schedule }, { Cursor }, { Keys }] = await Promise.all(
+    ["heat/index.js", "events.js", "schedule.js", "cursor.js", "keys.js"].map(at),
   );
   const figure = document.createElement("figure");
   figure.className = "card chart";
@@ -23,7 +23,7 @@ async ({ rows, steps, nanRow, nanStep, fit }) => {
   const zooms = [];
   const picks = [];
   const said = [];
-  const follow = Object.assign(new Told(), {
+  const follow = Object.assign(new Emitter(), {
     step: null,
     paused: false,
     zoom: (from, to) => zooms.push([Math.round(from), Math.round(to)]),
@@ -31,7 +31,7 @@ async ({ rows, steps, nanRow, nanStep, fit }) => {
   Object.defineProperties(follow, { span: { get: () => [newest - steps + 1, newest] }, newest: { get: () => newest } });
   const page = {
     follow,
-    state: Object.assign(new Told(), { get: () => "" }),
+    state: Object.assign(new Emitter(), { get: () => "" }),
     cursor: new Cursor(),
     schedule: new Schedule(),
     keys: new Keys(null),

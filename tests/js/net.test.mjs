@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { mock, test } from "node:test";
 import { decode } from "../../app/static/js/frames.js";
 import { Stream } from "../../app/static/js/net.js";
-import { waitMs } from "../../app/static/js/reach.js";
+import { waitMs } from "../../app/static/js/reconnect.js";
 import { MISSING } from "../../app/static/js/worst.js";
 
 /** A socket as the server would speak to it. */

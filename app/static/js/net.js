@@ -2,18 +2,18 @@
 /** The page's one live connection: subscriptions on a WebSocket that reconnects by itself. */
 import { Emitter } from "./events.js";
 import { decode } from "./frames.js";
-import { askStatus, openSocket, waitMs } from "./reach.js";
+import { askStatus, openSocket, waitMs } from "./reconnect.js";
 
 const REFUSED = 1008;
 const UNKNOWN = "Your session has ended: open a login link again.";
 const MAX_IDS = 65000;
 
 /** @typedef {import("./frames.js").Frame} Frame */
-/** @typedef {Record<string, any>} Wish as in docs/live.md, without `op` and `id`; `run` is that of the page if not given */
+/** @typedef {Record<string, any>} Query as in docs/live.md, without `op` and `id`; `run` is that of the page if not given */
 /** @typedef {import("./answers.js").Message} Message */
 /** @typedef {import("./answers.js").RowsMessage} RowsMessage */
 /** @typedef {{rows?: (message: RowsMessage) => void, frame?: (frame: Frame) => void, json?: (message: Message) => void}} Handlers */
-/** @typedef {{id: number, sequence: number, failed: number, wish: Wish, handlers: Handlers}} Open */
+/** @typedef {{id: number, sequence: number, failed: number, query: Query, handlers: Handlers}} Open */
 
 /** Emits "state" when it changes: connecting, open, waiting (until `retryAt`), or refused (`why` says what to do). */
 export class Stream extends Emitter {
@@ -45,12 +45,12 @@ export class Stream extends Emitter {
   }
 
   /**
-   * @param {Wish} wish @param {Handlers} handlers `rows` come before a snapshot; `json` gets all other messages
-   * @returns {{readonly id: number, change: (wish: Wish) => void, close: () => void}}
+   * @param {Query} query @param {Handlers} handlers `rows` come before a snapshot; `json` gets all other messages
+   * @returns {{readonly id: number, change: (query: Query) => void, close: () => void}}
    */
-  subscribe(wish, handlers) {
+  subscribe(query, handlers) {
     /** @type {Open} */
-    const open = { id: 0, sequence: 0, failed: 0, wish, handlers };
+    const open = { id: 0, sequence: 0, failed: 0, query, handlers };
     this.#open.add(open);
     if (this.#socket === null && this.#timer === null) this.#connect();
     else this.#begin(open);
@@ -60,7 +60,7 @@ export class Stream extends Emitter {
       },
       change: (next) => {
         this.#end(open);
-        open.wish = next;
+        open.query = next;
         this.#begin(open);
       },
       close: () => {
@@ -84,8 +84,8 @@ export class Stream extends Emitter {
     this.#ids = (this.#ids + 1) % MAX_IDS;
     open.id = this.#ids;
     open.sequence = 0;
-    const run = open.wish.run ?? this.page?.body?.dataset?.run;
-    this.#send({ op: "subscribe", id: open.id, ...open.wish, ...(run ? { run } : {}) });
+    const run = open.query.run ?? this.page?.body?.dataset?.run;
+    this.#send({ op: "subscribe", id: open.id, ...open.query, ...(run ? { run } : {}) });
   }
 
   /** @param {Open} open */

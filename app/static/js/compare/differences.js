@@ -2,7 +2,7 @@
 /** How far two runs are apart, layer by step, as a heatmap. */
 import { get } from "../api.js";
 import { Finder } from "../finder.js";
-import { Heat } from "../heat.js";
+import { Heat } from "../heat/index.js";
 import { bitsOf } from "./bits.js";
 
 const COLUMNS = 300;

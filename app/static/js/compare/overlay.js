@@ -1,7 +1,7 @@
 // @ts-check
 /** A layer, and the loss, of both runs in one chart: A as a line, B as a dashed one. */
 import { get, numberOf } from "../api.js";
-import { LineChart } from "../plot.js";
+import { LineChart } from "../plot/index.js";
 
 const POINTS = 1000;
 const MAX_TAPS = 4; // of one layer: parameters, calls

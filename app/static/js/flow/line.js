@@ -3,7 +3,7 @@
 import { byId } from "../dom.js";
 import { cellValue } from "../heat/export.js";
 import { labelOf } from "../heat/rows.js";
-import { LineChart } from "../plot.js";
+import { LineChart } from "../plot/index.js";
 
 const SHOWN_MS = 500;
 
@@ -12,7 +12,7 @@ export class PickedLine {
   #chart = null;
   #shownAt = -Infinity;
 
-  /** @param {import("../page.js").Page} page @param {import("../heat.js").Heat} heat */
+  /** @param {import("../page.js").Page} page @param {import("../heat/index.js").Heat} heat */
   constructor(page, heat) {
     this.page = page;
     this.heat = heat;

@@ -3,8 +3,8 @@
 import { byId } from "../dom.js";
 import { count } from "../format.js";
 import { Feed } from "../heat/feed.js";
+import { Heat } from "../heat/index.js";
 import { onsets } from "../heat/rows.js";
-import { Heat } from "../heat.js";
 
 const MAX_ROWS = "fit:10000"; // one row a layer: what is sorted and found has to be there
 const SORTED_MS = 1000; // rows that move more often cannot be read

@@ -1,7 +1,7 @@
 // @ts-check
 /** One stat of every layer at the step that is looked at: the newest ones as they come, or those of the step that is held. */
 import { prefs } from "../prefs.js";
-import { Wish } from "../wish.js";
+import { Subscription } from "../subscription.js";
 import { MISSING } from "../worst.js";
 
 export class Values {
@@ -20,7 +20,7 @@ export class Values {
     this.page = page;
     this.kind = kind;
     this.stat = stat;
-    this.wish = new Wish(page, () => this.#wish(), {
+    this.subscription = new Subscription(page, () => this.#query(), {
       rows: ({ rows, why = "" }) => {
         this.rows = rows;
         this.why = why;
@@ -36,10 +36,10 @@ export class Values {
 
   /** Requests another step or stat, if it has changed. */
   renew() {
-    this.wish.renew();
+    this.subscription.renew();
   }
 
-  #wish() {
+  #query() {
     const { follow } = this.page;
     const held = follow.paused && follow.step !== null ? { to: follow.step } : {};
     return { view: "latest", kind: this.kind, stats: [this.stat()], hz: Number(prefs.get("rate")), ...held };

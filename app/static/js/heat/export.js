@@ -8,7 +8,7 @@ import { labelOf, onsets } from "./rows.js";
 
 const TITLE_PX = 26;
 
-/** @typedef {import("../heat.js").Heat} Heat */
+/** @typedef {import("./index.js").Heat} Heat */
 
 /** The title, and of what it is. @param {Heat} heat */
 function titleOf(heat) {

@@ -1,7 +1,7 @@
 // @ts-check
 /** The data of a heatmap: the newest steps while the page follows, or the steps it is held at. */
 import { prefs } from "../prefs.js";
-import { Wish } from "../wish.js";
+import { Subscription } from "../subscription.js";
 
 const MAX_COLUMNS = 2000;
 const MAX_CELLS = 8e6; // of four bytes
@@ -36,12 +36,12 @@ export function capacityOf(follow, rows = 0) {
 export class Feed {
   #notBefore = -Infinity;
 
-  /** @param {import("../page.js").Page} page @param {import("../heat.js").Heat} heat
-   * @param {() => Record<string, any> | null} wish kind, stat, rows, match; null while there is nothing to ask for
+  /** @param {import("../page.js").Page} page @param {import("./index.js").Heat} heat
+   * @param {() => Record<string, any> | null} query kind, stat, rows, match; null while there is nothing to ask for
    * @param {import("../net.js").Handlers} [also] called after the heatmap */
-  constructor(page, heat, wish, also = {}) {
+  constructor(page, heat, query, also = {}) {
     const whole = () => {
-      const wanted = wish();
+      const wanted = query();
       return (
         wanted && {
           view: "heatmap",
@@ -52,7 +52,7 @@ export class Feed {
         }
       );
     };
-    this.wish = new Wish(page, whole, {
+    this.subscription = new Subscription(page, whole, {
       rows: (said) => {
         heat.setRows(said.rows, capacityOf(page.follow, said.rows.length), JSON.stringify([said.kind, said.stats]));
         also.rows?.(said);
@@ -72,15 +72,15 @@ export class Feed {
     if (kind !== "delta" || !first.some((step, place) => last[place] - step >= WIDE)) return;
     if (performance.now() < this.#notBefore) return;
     this.#notBefore = performance.now() + AGAIN_MS;
-    this.wish.again();
+    this.subscription.again();
   }
 
   /** Subscribes again if the query has changed. */
   renew() {
-    this.wish.renew();
+    this.subscription.renew();
   }
 
   close() {
-    this.wish.close();
+    this.subscription.close();
   }
 }

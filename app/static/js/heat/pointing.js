@@ -17,7 +17,7 @@ export class Pointing {
   /** The start and the current position of a drag. @type {{from: number, to: number} | null} */
   #drag = null;
 
-  /** @param {import("../page.js").Page} page @param {import("../heat.js").Heat} heat @param {import("./screen.js").Screen} screen */
+  /** @param {import("../page.js").Page} page @param {import("./index.js").Heat} heat @param {import("./screen.js").Screen} screen */
   constructor(page, heat, screen) {
     this.page = page;
     this.heat = heat;

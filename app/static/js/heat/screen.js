@@ -27,7 +27,7 @@ export class Screen {
   /** @type {ReturnType<typeof setTimeout> | null} */
   #table = null;
 
-  /** @param {import("../page.js").Page} page @param {import("../heat.js").Heat} heat @param {HTMLElement} plot */
+  /** @param {import("../page.js").Page} page @param {import("./index.js").Heat} heat @param {HTMLElement} plot */
   constructor(page, heat, plot) {
     this.page = page;
     this.heat = heat;

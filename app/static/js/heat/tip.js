@@ -29,7 +29,7 @@ export class Tip {
   }
 }
 
-/** What is at a point of a heatmap: the layer, the step, the value. @param {import("../heat.js").Heat} heat @param {import("./pointing.js").Point} point */
+/** What is at a point of a heatmap: the layer, the step, the value. @param {import("./index.js").Heat} heat @param {import("./pointing.js").Point} point */
 export function wordsOf(heat, point) {
   const { columns, rows } = heat;
   const row = rows[point.row];

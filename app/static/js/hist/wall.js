@@ -2,7 +2,7 @@
 /** The tiles of the wall: only those in sight hold a canvas, and only those are asked for, together. */
 import { get } from "../api.js";
 import { h } from "../dom.js";
-import { HistMap } from "../histmap.js";
+import { HistMap } from "./map.js";
 import { HistProfile } from "./profile.js";
 import { extentOf, SignedLog, shapeOf } from "./shape.js";
 

@@ -2,7 +2,7 @@
 /** The charts of a module, as the plans say; the same chart stays where the plan stays. */
 import { byId, h } from "../dom.js";
 import { count } from "../format.js";
-import { LineChart } from "../plot.js";
+import { LineChart } from "../plot/index.js";
 import { Feed } from "./feed.js";
 import { linesOf } from "./lines.js";
 

@@ -4,7 +4,7 @@
 import { get } from "../api.js";
 import { Card } from "../card.js";
 import { byId, h } from "../dom.js";
-import { HistMap } from "../histmap.js";
+import { HistMap } from "../hist/map.js";
 import { imageOf } from "../plot/files.js";
 import { shortOf } from "./plan.js";
 

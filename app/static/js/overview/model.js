@@ -3,7 +3,7 @@
 import { byId } from "../dom.js";
 import { Finder } from "../finder.js";
 import { Feed } from "../heat/feed.js";
-import { Heat } from "../heat.js";
+import { Heat } from "../heat/index.js";
 
 const MAX_ROWS = 10_000;
 
@@ -35,7 +35,7 @@ export class ModelPicture {
       query,
       onPick: (row, step) => this.#open(row, step),
     });
-    this.feed = new Feed(page, this.heat, () => this.#wish(), { rows: (said) => this.#name(said) });
+    this.feed = new Feed(page, this.heat, () => this.#query(), { rows: (said) => this.#name(said) });
     for (const name of ["kind", "stat"]) page.state.on(name, () => this.#change());
     page.state.on("f", () => this.feed.renew());
   }
@@ -48,7 +48,7 @@ export class ModelPicture {
     return this.page.state.get("stat") || "norm";
   }
 
-  #wish() {
+  #query() {
     const rows = this.page.state.get("f") ? { rows: `idx:0-${MAX_ROWS - 1}` } : {};
     return { kind: this.kind, stat: this.stat, ...rows };
   }

@@ -2,7 +2,7 @@
 /** The large line of one scalar: the loss, or the one that was chosen. */
 import { get } from "../api.js";
 import { byId } from "../dom.js";
-import { LineChart } from "../plot.js";
+import { LineChart } from "../plot/index.js";
 import { Curve } from "./curve.js";
 
 const POINTS = 1000;

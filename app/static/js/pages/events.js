@@ -3,8 +3,8 @@
 import { Walk } from "../alerts/walk.js";
 import { copyText } from "../copy.js";
 import { byId } from "../dom.js";
+import { listenToSeen } from "../overview/acknowledge.js";
 import { dress, Parts } from "../overview/parts.js";
-import { listenToSeen } from "../overview/seen.js";
 import { open } from "../page.js";
 import { prefs } from "../prefs.js";
 import { toast } from "../toast.js";

@@ -8,7 +8,7 @@ import { Profile } from "../flow/profile.js";
 import { startScrub } from "../flow/scrub.js";
 import { count } from "../format.js";
 import { Feed } from "../heat/feed.js";
-import { Heat } from "../heat.js";
+import { Heat } from "../heat/index.js";
 import { open } from "../page.js";
 
 const page = open({

@@ -1,10 +1,10 @@
 // @ts-check
 /** The page Overview: the server renders its parts, also when something is new; the picture and the line are drawn here. */
 import { byId } from "../dom.js";
+import { listenToSeen } from "../overview/acknowledge.js";
 import { ModelPicture } from "../overview/model.js";
 import { dress, Parts } from "../overview/parts.js";
 import { ScalarChart } from "../overview/scalarchart.js";
-import { listenToSeen } from "../overview/seen.js";
 import { open } from "../page.js";
 import { prefs } from "../prefs.js";
 

@@ -3,7 +3,7 @@
 import { byId, reveal } from "../dom.js";
 import { morph } from "../overview/morph.js";
 import { open } from "../page.js";
-import { edit, remove, restore } from "../runs/deeds.js";
+import { edit, remove, restore } from "../runs/actions.js";
 import { toast } from "../toast.js";
 
 const MIN_MS = 1000;

@@ -6,8 +6,8 @@ import { Card } from "../card.js";
 import { byId, h } from "../dom.js";
 import { count, number, percent } from "../format.js";
 import { imageOf } from "../plot/files.js";
-import { Tiles } from "../tiles.js";
 import { showScale } from "./scalebar.js";
+import { Tiles } from "./tiles.js";
 import { Trace } from "./trace.js";
 
 const TRIFLES = ["rollout", "sample", "fuse", "discard", "gradient"];

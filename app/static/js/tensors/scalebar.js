@@ -8,7 +8,7 @@ import { isDark } from "../theme.js";
 
 const COLORS = 128;
 
-/** Fills an element with the bar of a picture. @param {HTMLElement} element @param {import("../tiles.js").Tiles | null} tiles */
+/** Fills an element with the bar of a picture. @param {HTMLElement} element @param {import("./tiles.js").Tiles | null} tiles */
 export function showScale(element, tiles) {
   element.replaceChildren();
   if (!tiles?.ranges.length) return;

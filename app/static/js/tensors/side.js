@@ -3,10 +3,10 @@
 import { get, numberOf, urlOf } from "../api.js";
 import { h } from "../dom.js";
 import { bytes, count, number, percent } from "../format.js";
-import { Tiles } from "../tiles.js";
 import { readNpy } from "./npy.js";
 import { indicesOf, sliceOf } from "./plan.js";
 import { showScale } from "./scalebar.js";
+import { Tiles } from "./tiles.js";
 import { Trace } from "./trace.js";
 
 const MAX_CELLS = 384; // of a tile, across and down: more is squeezed

@@ -1,15 +1,15 @@
 // @ts-check
 /** A live heatmap of layers by steps on a canvas: thousands of rows, a new column in a few milliseconds. */
 
-import { Card } from "./card.js";
-import { Columns } from "./columns.js";
-import { pngOf, svgOf, tableOf } from "./heat/export.js";
-import { sameRows, sorted } from "./heat/rows.js";
-import { Screen } from "./heat/screen.js";
-import { KIND_WORDS } from "./vocabulary.js";
+import { Card } from "../card.js";
+import { Columns } from "../columns.js";
+import { KIND_WORDS } from "../vocabulary.js";
+import { pngOf, svgOf, tableOf } from "./export.js";
+import { sameRows, sorted } from "./rows.js";
+import { Screen } from "./screen.js";
 
-/** @typedef {import("./heat/rows.js").Row} Row */
-/** @typedef {import("./scale.js").Kind} Kind */
+/** @typedef {import("./rows.js").Row} Row */
+/** @typedef {import("../scale.js").Kind} Kind */
 
 /**
  * @typedef {object} HeatOptions
@@ -31,7 +31,7 @@ export class Heat {
   pinned = 0;
   /** Whether they stand in the model's order. */
   grouped = true;
-  /** @type {import("./heat/layout.js").Fit} */
+  /** @type {import("./layout.js").Fit} */
   fit = "fit";
   relative = false;
   /** @type {Kind} */
@@ -40,7 +40,7 @@ export class Heat {
   range = null;
   #quantity = "";
 
-  /** @param {import("./page.js").Page} page @param {HTMLElement} element the figure, or what holds the picture @param {HeatOptions} options */
+  /** @param {import("../page.js").Page} page @param {HTMLElement} element the figure, or what holds the picture @param {HeatOptions} options */
   constructor(page, element, options) {
     this.page = page;
     this.options = options;
@@ -93,14 +93,14 @@ export class Heat {
     if (others) this.setOrder(rows.map((_, row) => row));
   }
 
-  /** @param {import("./columns.js").Taken} frame */
+  /** @param {import("../columns.js").Taken} frame */
   take(frame) {
     if (this.columns === null) return;
     const changed = this.columns.take(frame);
     this.screen.changed(frame.kind === "snapshot" ? null : changed);
   }
 
-  /** Which rows are shown, and in what order. @param {number[]} shown in the model's order @param {{sort?: import("./heat/rows.js").Sort, pinned?: number[]}} [how] */
+  /** Which rows are shown, and in what order. @param {number[]} shown in the model's order @param {{sort?: import("./rows.js").Sort, pinned?: number[]}} [how] */
   setOrder(shown, { sort = "model", pinned = [] } = {}) {
     const alone = new Set(pinned);
     const rest = alone.size ? shown.filter((row) => !alone.has(row)) : shown;
@@ -115,7 +115,7 @@ export class Heat {
     if (!same) this.screen.arrange();
   }
 
-  /** @param {import("./heat/layout.js").Fit} fit */
+  /** @param {import("./layout.js").Fit} fit */
   setFit(fit) {
     this.fit = fit;
     this.screen.arrange();

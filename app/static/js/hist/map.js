@@ -1,14 +1,14 @@
 // @ts-check
 /** One layer's histograms over steps: steps to the right, signed-log values upwards, the share of a step's values as the color. */
-import { paletteOf, pixelOf } from "./colors.js";
-import { h } from "./dom.js";
-import { BOTTOM, drawAxes, drawCursor, LEFT, topOf } from "./hist/axes.js";
-import { paint, STRIP } from "./hist/paint.js";
-import { say, tableOf } from "./hist/say.js";
-import { endsOf, extentOf, SignedLog, shapeOf } from "./hist/shape.js";
-import { hideTip, showTip } from "./hist/tip.js";
-import { prefs } from "./prefs.js";
-import { colors, onTheme } from "./theme.js";
+import { paletteOf, pixelOf } from "../colors.js";
+import { h } from "../dom.js";
+import { prefs } from "../prefs.js";
+import { colors, onTheme } from "../theme.js";
+import { BOTTOM, drawAxes, drawCursor, LEFT, topOf } from "./axes.js";
+import { paint, STRIP } from "./paint.js";
+import { say, tableOf } from "./say.js";
+import { endsOf, extentOf, SignedLog, shapeOf } from "./shape.js";
+import { hideTip, showTip } from "./tip.js";
 
 const MAX_RATIO = 2;
 const PLACES = 40; // steps of the arrow keys from the bottom to the top
@@ -16,7 +16,7 @@ const PLACES = 40; // steps of the arrow keys from the bottom to the top
 /** @typedef {{title: string, height?: number, module?: string, onOpen?: (step: number | null) => void}} Options */
 
 export class HistMap {
-  /** @type {import("./hist/shape.js").Shape | null} */
+  /** @type {import("./shape.js").Shape | null} */
   shape = null;
   /** @type {SignedLog | null} */
   axis = null;
@@ -32,7 +32,7 @@ export class HistMap {
   /** @type {Float64Array} */
   #ends = new Float64Array();
 
-  /** @param {import("./page.js").Page} page @param {HTMLElement} element gets the canvas @param {Options} options */
+  /** @param {import("../page.js").Page} page @param {HTMLElement} element gets the canvas @param {Options} options */
   constructor(page, element, { title, height = 160, module, onOpen }) {
     this.page = page;
     this.module = module;
@@ -78,7 +78,7 @@ export class HistMap {
     this.canvas.addEventListener("keydown", (event) => this.#key(event));
   }
 
-  /** Shows one answer of `api/v1/histograms`. @param {import("./answers.js").Histograms} said @param {[number, number] | null} [span] @param {SignedLog | null} [shared] */
+  /** Shows one answer of `api/v1/histograms`. @param {import("../answers.js").Histograms} said @param {[number, number] | null} [span] @param {SignedLog | null} [shared] */
   show(said, span = null, shared = null) {
     this.shape = shapeOf(said);
     this.#ends = endsOf(this.shape);

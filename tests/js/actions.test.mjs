@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { restore } from "../../app/static/js/runs/deeds.js";
+import { restore } from "../../app/static/js/runs/actions.js";
 
 test("a deleted run that is brought back is no longer hidden in the list", async (context) => {
   const asked = [];

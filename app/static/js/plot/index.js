@@ -1,10 +1,10 @@
 // @ts-check
 /** Charts of lines that a person inspects. The only module that calls Plotly: its settings are here and nowhere else. */
-import { Card } from "./card.js";
-import { blobOf } from "./plot/files.js";
-import { LineFigure } from "./plot/lines.js";
-import { Panel } from "./plot/panel.js";
-import { colors, onTheme } from "./theme.js";
+import { Card } from "../card.js";
+import { colors, onTheme } from "../theme.js";
+import { blobOf } from "./files.js";
+import { LineFigure } from "./lines.js";
+import { Panel } from "./panel.js";
 
 const GAP_MS = 250; // one chart is drawn at most four times a second,
 const MAX_LIVE = 4; // and no more than four of a page are there at once
@@ -51,9 +51,9 @@ addEventListener("pageshow", ({ persisted }) => {
  * Lines over steps, with a card around them. Zoom and cursor are those of the page.
  * @typedef {object} ChartOptions
  * @property {string} title
- * @property {import("./plot/lines.js").YAxis} [y]
+ * @property {import("./lines.js").YAxis} [y]
  * @property {boolean} [legend] false for a single line, which the title names
- * @property {import("./card.js").CardOptions["query"]} [query] the same at full resolution
+ * @property {import("../card.js").CardOptions["query"]} [query] the same at full resolution
  */
 export class LineChart {
   #drawnAt = -Infinity;
@@ -61,7 +61,7 @@ export class LineChart {
   #timer;
   #alive = true;
 
-  /** @param {import("./page.js").Page} page @param {HTMLElement} element the figure @param {ChartOptions} options */
+  /** @param {import("../page.js").Page} page @param {HTMLElement} element the figure @param {ChartOptions} options */
   constructor(page, element, options) {
     this.page = page;
     this.panel = new Panel(page, element, options);
@@ -87,7 +87,7 @@ export class LineChart {
     plotly().then(again, (error) => this.say(error.message));
   }
 
-  /** @param {import("./plot/thin.js").Line[]} lines */
+  /** @param {import("./thin.js").Line[]} lines */
   show(lines) {
     this.figure.lines = lines;
     this.panel.say("");

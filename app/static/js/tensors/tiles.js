@@ -1,10 +1,10 @@
 // @ts-check
 /** A tensor as tiles on one canvas: feature maps, attention heads, a matrix. Point at a cell to read it. */
-import { paletteOf } from "./colors.js";
-import { h } from "./dom.js";
-import { prefs } from "./prefs.js";
-import { cellAt, cornerOf, isCausal, layoutOf, pixelsOf, rangeOf } from "./tensors/layout.js";
-import { colors, onTheme } from "./theme.js";
+import { paletteOf } from "../colors.js";
+import { h } from "../dom.js";
+import { prefs } from "../prefs.js";
+import { colors, onTheme } from "../theme.js";
+import { cellAt, cornerOf, isCausal, layoutOf, pixelsOf, rangeOf } from "./layout.js";
 
 const HEIGHT = 520;
 
@@ -14,7 +14,7 @@ const HEIGHT = 520;
 export class Tiles {
   /** @type {Picture | null} */
   picture = null;
-  /** @type {import("./tensors/layout.js").Layout | null} */
+  /** @type {import("./layout.js").Layout | null} */
   layout = null;
   /** @type {ReturnType<typeof rangeOf>[]} */
   ranges = [];
@@ -24,7 +24,7 @@ export class Tiles {
   /** What is shown without what is pointed at. */
   #drawn = document.createElement("canvas");
 
-  /** @param {import("./page.js").Page} page @param {HTMLElement} element
+  /** @param {import("../page.js").Page} page @param {HTMLElement} element
    * @param {{title: string, height?: number, onPoint: (cell: Cell | null, x: number, y: number) => void}} options */
   constructor(page, element, { title, height = HEIGHT, onPoint }) {
     this.page = page;
