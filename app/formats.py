@@ -48,7 +48,7 @@ def choose(accept: str | None, offered: Sequence[str]) -> str:
 def refuse(given: str, offered: Sequence[str]) -> HTTPException:
     """Return an error that lists the available formats."""
     there_is = ", ".join(f"{MEDIA_TYPES[name]} (format={name})" for name in offered)
-    return HTTPException(406, f"{given[:200]!r} is not to be had here: ask for one of {there_is}")
+    return HTTPException(406, f"{given[:200]!r} is not available here: request one of {there_is}")
 
 
 def _ranges_of(accept: str) -> list[tuple[str, float]]:

@@ -75,7 +75,7 @@ class Watcher:
             raise
         except Exception as error:  # for example, no thread to send from: never a reason not to train
             why = str(error) if isinstance(error, ServerError) else f"{type(error).__name__}: {error}"
-            logger.warning("hookcore: no dashboard: %s. The run is kept in watcher.store.", why)
+            logger.warning("hookcore: no dashboard: %s. The run stays in watcher.store.", why)
             self._delivery = to_the_store(self._delivery, self.settings)
             if self._tee is not None:
                 self._tee.send_to(self._delivery.sink)

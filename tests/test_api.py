@@ -63,7 +63,7 @@ def test_runs_are_listed_newest_first_in_pages(world: World) -> None:
             break
         after = {"after": page["next"]}
     assert ids == ["run-3", "run-2", "run-1", "run-0", "one"]
-    assert "behind which" in world.error("runs", 404, after="gone")
+    assert "start again without after=" in world.error("runs", 404, after="gone")
 
 
 def test_a_run_states_its_progress_and_hides_its_key(world: World) -> None:

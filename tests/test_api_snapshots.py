@@ -89,7 +89,7 @@ def test_an_empty_tensor_with_a_huge_shape_is_not_written_as_text(world: World, 
     assert npy(world.get(path, format="npy").content).shape == shape
     assert world.json(f"{path}/statistics")["statistics"]["count"] == 0
     assert world.get(f"{path}/tiles").status_code == 200
-    assert "no picture" in world.error("figure", 400, chart="tensor", number=77)
+    assert "can't be a picture" in world.error("figure", 400, chart="tensor", number=77)
     assert world.client.get("/runs/one/tensors?snapshot=77").status_code == 200
 
 
@@ -127,9 +127,9 @@ def test_a_format_that_cannot_hold_a_tensor_names_those_that_can(world: World) -
 
 
 def test_a_missing_snapshot_is_either_awaited_or_unknown(world: World) -> None:
-    assert "list names" in world.error("snapshots/9", 404)
+    assert "see the list" in world.error("snapshots/9", 404)
     asked = world.client.post("/api/v1/snapshots", json={"tap": 1}).json()
-    assert "ask again" in world.error(f"snapshots/{asked['number']}", 404)
+    assert "try again" in world.error(f"snapshots/{asked['number']}", 404)
 
 
 # -- slices ------------------------------------------------------------------------------------------------------------

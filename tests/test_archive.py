@@ -390,7 +390,7 @@ def test_a_run_whose_histograms_have_other_bins_is_read_without_them(tmp_path: P
 
 
 def test_a_path_that_is_no_saved_run_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match="is no kept run"):
+    with pytest.raises(ArgumentError, match="is not a saved run"):
         read_archive(tmp_path)
 
 

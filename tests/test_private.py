@@ -256,7 +256,7 @@ def test_training_continues_with_its_own_store_and_a_warning_that_says_why(
     assert "steps 2 url None" in said
     assert said.count("hookcore: no dashboard: ") == 1
     assert words in said
-    assert "The run is kept in watcher.store." in said
+    assert "The run stays in watcher.store." in said
     assert "Traceback" not in said
     assert not status(environment).running
 

@@ -142,13 +142,13 @@ def test_gradients_need_no_scale() -> None:
 
 def test_maps_that_cannot_be_rolled_out_are_refused_with_a_reason() -> None:
     one = Layer("one", attention(1))
-    with pytest.raises(ArgumentError, match="no layers"):
+    with pytest.raises(ArgumentError, match="at least one layer"):
         rollout([])
     with pytest.raises(ArgumentError, match=r"two 4 x 4.*match="):
         rollout([one, Layer("two", attention(1, size=4))])
     with pytest.raises(ArgumentError, match="one size"):
         rollout([Layer("cross", attention(1)[..., :3, :])])
-    with pytest.raises(ArgumentError, match="sample=2 was not kept"):
+    with pytest.raises(ArgumentError, match="sample=2 was not captured"):
         rollout([one], sample=2)
     with pytest.raises(ArgumentError, match="one has no gradient"):
         rollout([one], gradient=True)

@@ -421,7 +421,7 @@ def _command(home: Path, *arguments: str) -> tuple[int, str]:
         (("open", "nowhere"), "'nowhere' is not a file"),
         (("link",), "no dashboard is running"),
         (("link", "ftp://box"), "http://"),
-        (("link", "http://127.0.0.1:1"), "cannot be reached"),
+        (("link", "http://127.0.0.1:1"), "can't be reached"),
     ],
 )
 def test_a_command_line_error_is_one_sentence_and_exit_code_two(

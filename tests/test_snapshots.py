@@ -298,7 +298,7 @@ def test_a_scaled_gradient_is_raw_and_labeled() -> None:
         watcher.step()
         (event,) = events(watcher, "snapshot-taken")
     same(snapshot, seen[1])
-    assert "the loss scale 8 is still in it" in event.message
+    assert "still multiplied by the loss scale 8" in event.message
 
 
 def test_inside_compiled_graphs_outputs_and_their_gradients_are_captured() -> None:
@@ -355,7 +355,7 @@ def test_a_missing_tap_is_given_up_with_the_reason(monkeypatch: pytest.MonkeyPat
             step(model, optimizer, torch.randn(3, 4))
         said = _missed(watcher)
         assert not watcher._recorder.snapshots.active
-    assert "did not come within 5 steps: there is no output '7'; there are ''" in said
+    assert "did not arrive within 5 steps: there is no output '7'; there are ''" in said
     assert "there is no parameter 'wieght'; its own are 'weight', 'bias'" in said
 
 
@@ -372,7 +372,7 @@ def test_the_end_of_the_training_is_the_reason_for_pending_snapshots() -> None:
         ask(watcher, "0")
         model(torch.ones(1, 4))
         ask(watcher, "2", call=3)
-    assert "the training ended before it came" in " ".join(event.message for event in watcher.store.events())
+    assert "the training ended before it arrived" in " ".join(event.message for event in watcher.store.events())
 
 
 def test_pending_snapshots_and_waiting_bytes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

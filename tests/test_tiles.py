@@ -119,4 +119,4 @@ def test_histograms_of_several_taps_equal_those_of_each(world: World) -> None:
     assert "one tap= or for several" in world.error("histograms", 400, tap=1, taps="1,2")
     assert "99" in world.error("histograms", 400, taps="1,99")
     assert world.get("histograms", status=422, taps="1,x")
-    assert "bins: ask for fewer" in world.error("histograms", 400, taps=",".join(["1"] * 50), columns=2000, bins=80)
+    assert "bins: request fewer" in world.error("histograms", 400, taps=",".join(["1"] * 50), columns=2000, bins=80)

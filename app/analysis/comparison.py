@@ -75,13 +75,13 @@ def renamer(rule: str) -> Callable[[str], str]:
         return lambda module: module
     pattern, arrow, replacement = (part.strip() for part in rule.partition("->"))
     if not arrow or not pattern:
-        raise ArgumentError(f"rename={rule[:80]!r} is no rule: write an expression, ->, and what takes its place")
+        raise ArgumentError(f"rename={rule[:80]!r} is not a rule: write an expression, ->, and its replacement")
     expression(pattern)  # raises if it is invalid or too large
     compiled = re2.compile(pattern)
     for sign in re.findall(r"\\(.?)", replacement):
         if sign != "\\" and not (sign.isascii() and sign.isdigit() and 1 <= int(sign) <= compiled.groups):
             raise PatternError(
-                f"{replacement[:80]!r} cannot take the place: \\{sign} is none of its {compiled.groups} groups"
+                f"{replacement[:80]!r} is not a valid replacement: \\{sign} is not one of the {compiled.groups} groups"
             )
 
     def rename(module: str) -> str:

@@ -72,9 +72,9 @@ def rollout(
     first position, where class tokens are, and never the largest. Maps of different sizes are refused.
     """
     if not layers:
-        raise ArgumentError("a rollout of no layers was asked for: give the attention of at least one")
+        raise ArgumentError("a rollout needs the attention of at least one layer")
     if not 0 <= discard < 1:
-        raise ArgumentError(f"discard={discard} is no share: give a number from 0 to below 1")
+        raise ArgumentError(f"discard={discard} is not a share: give a number from 0 to below 1")
     _require_one_size(layers, sample)
     found: Floats = np.eye(layers[0].weights.shape[-1])
     for layer in layers:
@@ -90,7 +90,7 @@ def fused(layer: Layer, sample: int, fuse: Fuse, gradient: bool) -> Floats:
         return heads
     if layer.gradient is None:
         raise ArgumentError(
-            f"{layer.name} has no gradient of its attention at this step: ask for it, or take gradient=false"
+            f"{layer.name} has no gradient of its attention at this step: request it, or use gradient=false"
         )
     if layer.gradient.shape != layer.weights.shape:
         shapes = f"{layer.weights.shape} and {layer.gradient.shape}"
@@ -127,4 +127,4 @@ def _require_one_size(layers: Sequence[Layer], sample: int) -> None:
         raise ArgumentError(f"a rollout needs square maps of one size, but there are {told}: choose some with match=")
     samples = min(len(layer.weights) for layer in layers)
     if not 0 <= sample < samples:
-        raise ArgumentError(f"sample={sample} was not kept: there are {samples}, numbered from 0")
+        raise ArgumentError(f"sample={sample} was not captured: there are {samples}, numbered from 0")

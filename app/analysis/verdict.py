@@ -109,7 +109,7 @@ class Verdict:
         tied = sum(each.parts_at == first.parts_at for each in self.layers)
         if tied == 1:
             return ""
-        return f" {tied:,} of them begin to differ in the same merged steps: which of these was first is not known."
+        return f" {tied:,} of them start to differ in the same merged steps: it is unknown which of these was first."
 
     def _rest(self) -> str:
         many = self.extent.not_comparable

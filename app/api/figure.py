@@ -233,12 +233,14 @@ def _tensor(run: Run, asked: Asked, style: Style) -> dict[str, Any]:
         raise ArgumentError("chart=tensor needs number=: give the number of a snapshot, which /snapshots lists")
     found = run.reader.snapshot(number)
     if found is None:
-        raise HTTPException(404, f"there is no snapshot {number} in the run {run.id}: /snapshots lists those there are")
+        raise HTTPException(
+            404, f"there is no snapshot {number} in the run {run.id}: /snapshots lists the existing ones"
+        )
     values = cut(found.values, asked.part)
     if values.ndim > 2 or cells_of(values) > MAX_VALUES:
         shape = " x ".join(map(str, values.shape))
         raise ArgumentError(
-            f"a tensor {shape} is no picture: cut it with slice= to at most two dimensions and {MAX_VALUES} values"
+            f"a tensor {shape} can't be a picture: use slice= to get at most two dimensions and {MAX_VALUES} values"
         )
     title = f"{found.tap.label} at step {found.step}" + (f" [{asked.part}]" if asked.part else "")
     return tensor(found, values, style, title, asked.scale)

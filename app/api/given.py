@@ -108,7 +108,7 @@ def _span(
     last: Annotated[int | None, Query(alias="to", ge=0, le=MAX_STEP, description="the last step")] = None,
 ) -> Span:
     if first is not None and last is not None and first > last:
-        raise ArgumentError(f"from={first} is behind to={last}: give the earlier step as from")
+        raise ArgumentError(f"from={first} is after to={last}: give the earlier step as from")
     return Span(first, last)
 
 
@@ -210,7 +210,7 @@ def described(
         content["application/json"]["schema"] = {"anyOf": [ref_to(type(example)), ref_to(also)]}
     return {
         200: {"content": content, "headers": {"ETag": {"schema": {"type": "string"}, "description": "a weak tag"}}},
-        304: {"description": "nothing new since the answer whose ETag was sent as If-None-Match"},
+        304: {"description": "no new data since the answer with the ETag in If-None-Match"},
         **problems(),
     }
 

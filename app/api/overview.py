@@ -129,6 +129,4 @@ def acknowledge(runs: GivenRuns, seen: Acknowledgement) -> Response:
 def _require_key(key: str) -> None:
     name, _, rest = key.partition(":")
     if not rest or name not in (*RULES, "event"):
-        raise ArgumentError(
-            f"key={key[:200]!r} belongs to no finding and no event: give one that /findings or /events gave"
-        )
+        raise ArgumentError(f"key={key[:200]!r} belongs to no finding or event: give a key from /findings or /events")

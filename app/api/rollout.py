@@ -122,7 +122,7 @@ def _chosen(run: Run, match: str | None, step: int | None) -> tuple[list[int], l
         return steps, maps[steps[-1]] if steps else []
     if step not in maps:
         there_are = f"there are those of {steps[-20:]}" if steps else "ask for them with POST /api/v1/attention-rollout"
-        raise HTTPException(404, f"no attention maps are kept of step {step}: {there_are}")
+        raise HTTPException(404, f"there are no attention maps of step {step}: {there_are}")
     return steps, maps[step]
 
 

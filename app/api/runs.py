@@ -53,7 +53,7 @@ def list_runs(
     if after is not None:
         places = [place for place, run in enumerate(known) if run.id == after]
         if not places:
-            raise HTTPException(404, f"there is no run {after!r} any more behind which to go on: begin anew")
+            raise HTTPException(404, f"there is no run {after!r}; start again without after=")
         start = places[0] + 1
     shown = known[start : start + limit]
 
@@ -224,7 +224,7 @@ def look_for_hooks(run: GivenRun) -> Response:
 def require_live(run: Run) -> None:
     """Raise 409 if the run has no trainer."""
     if run.state != "live":
-        raise HTTPException(409, f"the run {run.id} is {run.state}: its trainer cannot be asked for anything any more")
+        raise HTTPException(409, f"the run {run.id} is {run.state}: it has no trainer to carry out the request")
 
 
 def accepted(run: Run, number: int, look: str) -> Response:

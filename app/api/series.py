@@ -151,7 +151,7 @@ def histograms(
     wanted = [run.reader.find(each) for each in ([tap] if tap is not None else str(taps).split(","))]
     if len(wanted) * columns * bins > MAX_BINS:
         told = f"{len(wanted)} taps of {columns} columns and {bins} bins"
-        raise ArgumentError(f"{told} are more than {MAX_BINS} bins: ask for fewer")
+        raise ArgumentError(f"{told} are more than {MAX_BINS} bins: request fewer")
 
     def content() -> answers.Histograms | answers.HistogramsList:
         asked = span.first, span.last, columns, bins

@@ -82,7 +82,7 @@ def request_snapshot(run: GivenRun, wanted: SnapshotRequest) -> Response:
 
 def _tap_wanted(run: Run, wanted: SnapshotRequest) -> Tap:
     if (wanted.tap is None) == (wanted.module is None):
-        raise ArgumentError("a snapshot is asked for by tap, or by module and kind: give one of the two")
+        raise ArgumentError("give either tap, or module and kind")
     if wanted.tap is not None:
         return run.reader.find(wanted.tap).record
     module = str(wanted.module)
@@ -184,7 +184,7 @@ def _find(run: Run, number: int) -> Snapshot:
         return found
     with run.lock:
         waits = any(command.number == number for command in run.commands)
-    why = "its trainer was asked for it and has not sent it yet: ask again" if waits else "the list names those kept"
+    why = "its trainer hasn't sent it yet: try again" if waits else "see the list of snapshots"
     raise HTTPException(404, f"there is no snapshot {number} of the run {run.id}; {why}")
 
 
@@ -192,22 +192,22 @@ def _few(values: NDArray[Any]) -> NDArray[Any]:
     cells = cells_of(values)
     if cells > MAX_VALUES:
         raise ArgumentError(
-            f"{cells} values are more than {MAX_VALUES}, which this format may hold: cut it with slice=, or ask "
-            "for npy or safetensors"
+            f"{cells} values are more than {MAX_VALUES}, the limit of this format: use slice=, or request "
+            "npy or safetensors"
         )
     return values
 
 
 def _as_safetensors(snapshot: Snapshot, values: NDArray[Any]) -> bytes:
     if values.dtype == np.complex128:
-        raise HTTPException(406, "safetensors has no complex128: ask for npy")
+        raise HTTPException(406, "safetensors has no complex128: request npy")
     about = {"tap": snapshot.tap.label, "step": str(snapshot.step), "dtype": snapshot.dtype}
     return bytes(save_tensors({"values": np.ascontiguousarray(values).reshape(values.shape)}, about))
 
 
 def _as_csv(values: NDArray[Any]) -> bytes:
     if values.ndim > 2 or values.dtype.kind == "c":
-        raise HTTPException(406, "CSV holds up to two dimensions of real numbers: cut it with slice=, or ask for npy")
+        raise HTTPException(406, "CSV holds up to two dimensions of real numbers: use slice=, or request npy")
     matrix = values.reshape(-1, 1) if values.ndim < 2 else values
     return csv_of(matrix)
 

@@ -68,7 +68,7 @@ class Pulse:
             try:
                 now = self._look()
             except Exception:
-                _log.exception("what a live stream follows could not be looked at")
+                _log.exception("reading the data of a live stream failed")
                 await asyncio.sleep(IDLE_S)
                 continue
             if now != self.now:
@@ -198,7 +198,9 @@ class Publisher:
         if self.stopping:
             return "this server is stopping: connect again in a moment"
         most = self.settings.max_clients
-        return f"{self.clients} live streams are open, and this client gets no more of max_clients={most}: close one"
+        return (
+            f"{self.clients} live streams are open, and this client has used its share of max_clients={most}: close one"
+        )
 
     @contextmanager
     def hearing(self) -> Iterator[Ear]:

@@ -190,7 +190,7 @@ class Session:
         found = self._open.get(request.id)
         if found is None:
             if isinstance(request, Resume):
-                raise ArgumentError(f"nothing is subscribed as {request.id}: subscribe anew for a snapshot")
+                raise ArgumentError(f"nothing is subscribed as {request.id}: subscribe again to get a snapshot")
             return  # an acknowledgement may arrive after the end of its subscription
         if isinstance(request, Unsubscribe):
             del self._open[request.id]

@@ -97,7 +97,7 @@ def _check_settings(settings: dict[str, Any]) -> None:
             _require(fits, f"{name}={str(value)[:80]} in its settings, where texts are expected")
         elif name in NUMBERS:
             fits = value is None or isinstance(value, int | float)
-            _require(fits, f"{name}={str(value)[:80]} in its settings, where a number is expected")
+            _require(fits, f"{name}={str(value)[:80]} in its settings; a number is expected")
 
 
 def _count(value: Any) -> int:
@@ -178,9 +178,11 @@ def _check_event(event: Event) -> None:
 def _check_texts(texts: Iterable[str], longest: int = MAX_TEXT) -> None:
     for text in texts:
         if len(text) > longest:
-            raise WireError(f"a batch holds a text of {len(text)} characters, and {longest} are allowed: shorten it")
+            raise WireError(
+                f"a batch contains a text of {len(text)} characters; at most {longest} are allowed: shorten it"
+            )
 
 
 def _require(holds: bool, what: str) -> None:
     if not holds:
-        raise WireError(f"a batch holds {what}: it was damaged, or made by something else")
+        raise WireError(f"a batch holds {what}: it was damaged, or comes from another program")

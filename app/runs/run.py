@@ -221,7 +221,7 @@ class Run:
             say(
                 self,
                 "reconnected",
-                f"the trainer comes from a server that is gone, and with it {sent} that it sent there",
+                f"the trainer was connected to a server that is gone, and with it {sent} that it sent there",
             )
         self._met = True
         self._unsent += max(0, sum(books.dropped.values()) - sum(self.books.dropped.values()))

@@ -127,7 +127,7 @@ class HttpProtocol(WriteDeadline, HttpToolsProtocol):
         if self._is_busy:
             self.transport.abort()  # the application waits for the body, and learns that the client is gone
         else:
-            self._answer(408, f"no whole request has come within {self.settings.receive_s:g} s: connect again")
+            self._answer(408, f"no complete request arrived within {self.settings.receive_s:g} s: connect again")
 
     def _evict(self) -> bool:
         """Close the connection that has waited longest; return False if all are busy."""

@@ -17,7 +17,7 @@ class Apart(Answer, frozen=True):
 
     outcome: Literal["different", "not compared", "NaN in both", "no difference"]
     points: Annotated[int, Meta(description="how many points were compared: steps, or older steps that were merged")]
-    steps: Annotated[int, Meta(description="how many steps these points hold")]
+    steps: Annotated[int, Meta(description="the number of steps in these points")]
     parts_at: Annotated[
         int | None,
         Meta(
@@ -37,7 +37,7 @@ class Apart(Answer, frozen=True):
         ),
     ]
     at_step: Annotated[int | None, Meta(description="the step of the largest share")]
-    nonfinite: Annotated[int, Meta(description="points at which both runs hold NaN or infinities")]
+    nonfinite: Annotated[int, Meta(description="points at which both runs have NaN or infinities")]
     nonfinite_at: Annotated[
         int | None,
         Meta(description="the first step at which they do, or the first of the merged steps that hold it"),

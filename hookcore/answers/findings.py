@@ -123,7 +123,7 @@ class Overview(Answer, frozen=True):
         Meta(description="the share of the run's time that watching adds, over all steps; null until it is measured"),
     ]
     every: Annotated[int, Meta(description="which steps are captured: every n-th")]
-    budget: Annotated[float | None, Meta(description="the largest share that watching may add; null is no limit")]
+    budget: Annotated[float | None, Meta(description="the largest share that watching may add; null means no limit")]
     steps_left_out: Annotated[int | None, Meta(description="steps that were not captured; null if not reported")]
     cost: Annotated[str, Meta(description="the cost in one sentence, as every page shows it")]
     dropped: Annotated[dict[str, int], Meta(description="by reason, in the store and on the way to it")]

@@ -25,7 +25,7 @@ class Run(Answer, frozen=True):
     state: State
     failure: Annotated[Failure | None, Meta(description="why it crashed or was interrupted")]
     in_memory: Annotated[bool, Meta(description="false: it is on disk, and read when you ask for it")]
-    folder: Annotated[str, Meta(description="where it is on disk; empty if it is not")]
+    folder: Annotated[str, Meta(description="the folder on disk; empty if there is none")]
     first_step: int | None
     newest_step: int | None
     steps: int

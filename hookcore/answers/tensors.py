@@ -14,7 +14,7 @@ class Snapshot(Answer, frozen=True):
     """A captured tensor, without its values."""
 
     number: Annotated[int, Meta(description="names it in the API")]
-    asked: Annotated[bool, Meta(description="whether a reader asked for it; else the training script did")]
+    asked: Annotated[bool, Meta(description="whether a reader requested it; otherwise the training script did")]
     tap: Tap
     step: int
     time_s: Number

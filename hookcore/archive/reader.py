@@ -195,7 +195,7 @@ def read_archive(folder: str | Path) -> Archive:
             raise ArgumentError(f"{path} is of format {content['format']}; this hookcore reads format {FORMAT}")
         info = msgspec.convert({**content["run"], "key": ""}, RunInfo)
         if not _ID.fullmatch(info.id):
-            raise ArgumentError(f"{path} has an id that no run has: {info.id[:80]!r}")
+            raise ArgumentError(f"{path} has an invalid run id: {info.id[:80]!r}")
         labels = msgspec.convert(content.get("labels", {}), dict[str, str])
         last_step = msgspec.convert(content.get("last_step"), int | None)
         lost = msgspec.convert(content.get("lost", 0), int)
@@ -206,7 +206,7 @@ def read_archive(folder: str | Path) -> Archive:
         if isinstance(error, ArgumentError):
             raise
         raise ArgumentError(
-            f"{path} is no kept run: its {RUN_FILE} cannot be read ({error}). Give the folder that ends in .hookcore"
+            f"{path} is not a saved run: its {RUN_FILE} can't be read ({error}). Give the folder that ends in .hookcore"
         ) from None
     has_sketches = content["format"] not in OTHER_BINS
     return Archive(path, info, state, last_step, lost, labels, failure, hashed, has_sketches=has_sketches)

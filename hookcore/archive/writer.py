@@ -221,7 +221,7 @@ class ArchiveWriter:
             self._try_at = self._clock() + self._retry_s
             told, self._stopped = self._stopped, why
         if not told:
-            self._tell("keep-stopped", f"the run is not written to {self.folder} any more: {why}")
+            self._tell("keep-stopped", f"the run is no longer written to {self.folder}: {why}")
 
     def _write(self, records: list[_Entry], end: EndItem | None) -> None:
         self._open()

@@ -122,8 +122,8 @@ def _on_every_end(fn: Callable[[], Any], of: object) -> HookHandle:
         tensors = [parameter for parameter in of.parameters() if parameter.requires_grad]
         if not tensors:
             raise HookError(
-                f"The {type(of).__name__} has no parameter that needs a gradient, so that no backward through it could "
-                "be seen; expected at least one. Pass a tensor that needs a gradient."
+                f"The {type(of).__name__} has no parameter that needs a gradient, so no backward pass goes through it; "
+                "expected at least one. Pass a tensor that needs a gradient."
             )
     else:
         tensors = [require_tensor(of)] if isinstance(of, torch.Tensor) else require_tensors(of)

@@ -24,7 +24,7 @@ def describe(value: object) -> str:
 def require_callable(fn: object, signature: str) -> None:
     """Raise unless the value is callable."""
     if not callable(fn):
-        hint = " A call's result was perhaps given where the function was meant." if fn is None else ""
+        hint = " Perhaps you passed the result of a call instead of the function." if fn is None else ""
         raise ArgumentError(
             f"Got {describe(fn)} as the hook; expected a function {signature}. Pass the function.{hint}"
         )

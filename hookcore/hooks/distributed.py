@@ -279,5 +279,5 @@ def _register(model: DistributedDataParallel, recorder: _Recorder) -> None:
         model._comm_hooks[:] = [pair for pair in model._comm_hooks if pair[1] is not recorder]
         raise HookError(
             f"Torch refused the communication hook: {error}. Torch takes one per model; a built-in one cannot be "
-            "recorded. Register ours first, around a hook of your own."
+            "recorded. Register ours first, around your own hook."
         ) from error

@@ -54,7 +54,7 @@ def take_copy(tensor: Tensor, whole: tuple[int, ...] | None = None) -> Copy | st
         dtype = str(tensor.dtype).removeprefix("torch.")
         travels = _travelling_type(tensor)
         if travels is None:
-            return f"values of type {dtype} have no form to travel in"
+            return f"values of type {dtype} can't be sent"
         if tensor.is_nested:
             tensor = _make_strided(tensor)
         shape = tuple(tensor.shape)

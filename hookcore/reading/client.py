@@ -244,8 +244,8 @@ class Client(RemoteReader):
                     raise
             if time.monotonic() > deadline:
                 raise ServerError(
-                    f"snapshot {asked.number} of the run {asked.run} did not come within {timeout_s:g} s: does the "
-                    "training go on, and does it pass this module? It may still come: see snapshots()"
+                    f"snapshot {asked.number} of the run {asked.run} did not arrive within {timeout_s:g} s: is the "
+                    "training running, and does it call this module? It may still arrive: see snapshots()"
                 )
             time.sleep(POLL_S)
         entry = next(each for each in self.snapshots(run=asked.run) if each.number == asked.number)

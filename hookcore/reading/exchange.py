@@ -28,7 +28,7 @@ class Exchange:
     def __init__(self, url: str, token: str | None, timeout_s: float) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-            raise ArgumentError(f"url={url!r} is no address of a server: an address looks like http://127.0.0.1:8642")
+            raise ArgumentError(f"url={url!r} is not a server's address: an address looks like http://127.0.0.1:8642")
         self.url = url.rstrip("/")
         self._secure, self._host, self._port = parts.scheme == "https", parts.hostname, parts.port
         self._prefix, self._token, self._timeout_s = parts.path.rstrip("/"), token, timeout_s
@@ -163,7 +163,7 @@ class Exchange:
 
     def _unreachable(self, error: Exception) -> ServerError:
         return ServerError(
-            f"the server at {self.url} cannot be reached ({error!r}): is it running, is the address right?"
+            f"the server at {self.url} can't be reached ({error!r}): is it running, and is the address correct?"
         )
 
 

@@ -30,7 +30,7 @@ def cut(values: NDArray[Any], text: str) -> NDArray[Any]:
     """Return a slice of an array; always an array, without dimensions if it is one value."""
     parts = read_slice(text)
     if parts.count(...) > 1:
-        raise ArgumentError(f"slice={text!r} holds ... more than once: it can stand for one gap only")
+        raise ArgumentError(f"slice={text!r} holds ... more than once: it can replace only one gap")
     try:
         return values[(*parts, ...)] if ... not in parts else values[parts]
     except (IndexError, ValueError, OverflowError) as error:
@@ -46,6 +46,8 @@ def _part(piece: str) -> Part:
         return int(bare)
     found = _SLICE.fullmatch(piece)
     if found is None:
-        raise ArgumentError(f"{piece[:50]!r} is no part of a slice: write 3, 3:7, ::2, : or ..., parted by commas")
+        raise ArgumentError(
+            f"{piece[:50]!r} is not a part of a slice: write 3, 3:7, ::2, : or ..., separated by commas"
+        )
     start, stop, step = (None if number is None else int(number) for number in found.groups())
     return slice(start, stop, step)

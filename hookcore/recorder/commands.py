@@ -67,14 +67,14 @@ class Commands:
         reason = "the command names no tap" if tap is None else self._why_not(tap)
         module = tap.module if tap is not None else ""
         if not reason and tap is not None and not self._snapshots.ask(tap, number):
-            reason = "too many snapshots are pending: wait for those that were asked for"
+            reason = "too many snapshots are pending: wait for them"
         if reason:
             self._emit("snapshot-missed", reason, "info", module)
         return not reason
 
     def _why_not(self, tap: Tap) -> str:
         if tap.kind not in KINDS:
-            return f"{tap.kind!r} is no kind of tensor; the kinds are {', '.join(KINDS)}"
+            return f"{tap.kind!r} is not a kind of tensor; the kinds are {', '.join(KINDS)}"
         paths = self._models.paths()
         if tap.module not in paths:
             near = nearest(tap.module, paths, limit=1)

@@ -71,7 +71,7 @@ class Control:
             self._commands.apply_while_idle(self._apply)
         if self._commands.changes and not self._reported_waiting:
             self._reported_waiting = True
-            self._emit("settings-waiting", "no step ends now: the change holds from the end of the next one")
+            self._emit("settings-waiting", "no step is running: the change takes effect at the end of the next one")
 
     def _apply(self, change: Change) -> None:
         before = self.current_settings()

@@ -162,7 +162,7 @@ def _coverage_of(plan: Plan, world: _World, before: Plan | None) -> Coverage:
         and "output_grad" not in filled
         and any(key[0] == "output_grad" for key in list(plan.rows.slots))
     ):
-        reasons.append("no gradient came: its output is unused, detached, or a view that was changed in place")
+        reasons.append("no gradient arrived: its output is unused, detached, or a view that was changed in place")
     if not plan.history.seen and not captured:
         reasons.append(_why_unseen(plan, world))
     reason = plan.skipped_by or "; ".join(reasons)

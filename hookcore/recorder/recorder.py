@@ -261,7 +261,7 @@ class Recorder:
         if self.closed:
             return
         self.closed = True
-        self.snapshots.give_up("the training ended before it came")
+        self.snapshots.give_up("the training ended before it arrived")
         with contextlib.suppress(Exception):
             self.steps.end_early()
         self.detach()

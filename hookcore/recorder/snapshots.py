@@ -107,7 +107,7 @@ class Snapshots:
             request.steps += 1
             request.hint = hint or request.hint
             if request.steps >= MAX_STEPS and not request.taken:
-                self._miss(request, f"it did not come within {MAX_STEPS} steps")
+                self._miss(request, f"it did not arrive within {MAX_STEPS} steps")
 
     def give_up(self, reason: str) -> None:
         """Give up everything, because the training ends."""
@@ -222,7 +222,7 @@ class Snapshots:
     def _remember(self, request: Request, tensor: Tensor) -> None:
         held = sum(other.before.nbytes for other in self._pending if other.before is not None)
         if held > MAX_WAITING_BYTES - MAX_BYTES:
-            request.hint = "too many bytes were kept for other updates"
+            request.hint = "other updates already take too many bytes"
             return
         with unseen():
             request.before = first_part(tensor.detach()).clone()
@@ -272,7 +272,7 @@ class Snapshots:
                 if tensor is not None:
                     self.take(request, tensor)
             elif request.tap.kind in PARAMETER_KINDS and not request.taken and not request.hint:
-                request.hint = "no optimizer of torch's steps this parameter"
+                request.hint = "no torch optimizer steps this parameter"
 
     # -- values -----------------------------------------------------------------------------------------------------
 
@@ -317,7 +317,7 @@ class Snapshots:
                 self._send(taken, send)
             except Exception as error:
                 self._errors.record("snapshot", error)
-                self._miss(taken.request, f"it was taken and could not be sent: {error}")
+                self._miss(taken.request, f"it was captured but couldn't be sent: {error}")
             finally:
                 with self._lock:
                     self._waiting_bytes -= taken.copy.nbytes
@@ -339,7 +339,7 @@ class Snapshots:
             )
         )
         cut = f", of which the first {values.size} values" if copy.truncated else ""
-        scale = f"; the loss scale {taken.scale:g} is still in it" if taken.scale not in (None, 1.0) else ""
+        scale = f"; still multiplied by the loss scale {taken.scale:g}" if taken.scale not in (None, 1.0) else ""
         message = f"{request.tap.label} of step {taken.step}: {copy.dtype} {list(copy.shape)}{cut}{scale}"
         self._emit("snapshot-taken", message, "info", request.tap.module)
 

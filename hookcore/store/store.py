@@ -74,7 +74,9 @@ class Store(Queries):
             newest = self._parts.steps.newest
             if newest is not None and frame.step < newest:
                 self._parts.dropped["too_late"] += 1
-                self._tell("too-late", f"a frame of step {frame.step} came after one of step {newest} and was dropped")
+                self._tell(
+                    "too-late", f"a frame of step {frame.step} arrived after one of step {newest} and was dropped"
+                )
                 return
             self._take_stats(frame)
             self._take_scalars(frame)

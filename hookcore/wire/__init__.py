@@ -200,7 +200,7 @@ def decode_batch(data: bytes | bytearray, most_bytes: int = MAX_DECODED_BYTES) -
     if len(data) > WEIGHED_FROM_BYTES:
         weigh(data, most_bytes)
     settings = len(_decode(_sizes, data).run.settings)
-    _require(settings <= MAX_SETTINGS_BYTES, f"{settings} bytes of settings, and {MAX_SETTINGS_BYTES} are allowed")
+    _require(settings <= MAX_SETTINGS_BYTES, f"{settings} bytes of settings; at most {MAX_SETTINGS_BYTES} are allowed")
     batch = _decode(_batches, data)
     if batch.schema != SCHEMA:
         raise WireError(f"a batch of schema {batch.schema}; this server reads schema {SCHEMA}: use the same hookcore")
@@ -216,7 +216,7 @@ def _decode(decoder: msgspec.msgpack.Decoder[Message], data: bytes | bytearray) 
     try:
         return decoder.decode(data)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError, OverflowError) as error:
-        raise WireError(f"this is not a message of hookcore's: {error}") from None
+        raise WireError(f"this is not a hookcore message: {error}") from None
 
 
 def frame_item(number: int, frame: Frame) -> FrameItem:
@@ -351,7 +351,7 @@ def _require_ascending_bins(start: NDArray[Any], bins: NDArray[Any]) -> None:
 
 def _require(holds: bool, what: str) -> None:
     if not holds:
-        raise WireError(f"a message of hookcore's holds {what}: it was damaged, or made by something else")
+        raise WireError(f"a hookcore message contains {what}: it was damaged, or comes from another program")
 
 
 def _pack(array: NDArray[Any], kind: DTypeLike) -> bytes:

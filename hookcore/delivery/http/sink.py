@@ -274,7 +274,7 @@ class HttpSink:
             return encode(batch_of(parcel, self.info, self._commands_done))
         except (TypeError, ValueError, OverflowError) as error:
             self._outbox.refused(parcel, "unsendable")
-            self._failed(f"a frame that cannot be written: {error}")
+            self._failed(f"a frame that can't be encoded: {error}")
             return None
 
     def _read(self, parcel: Parcel, reply: Reply) -> None:
@@ -302,7 +302,7 @@ class HttpSink:
             answer = decode_answer(reply.body)
         except WireError as error:
             self._outbox.on_no_answer(parcel)
-            self._failed(f"what answers there is no server of hookcore's: {error}")
+            self._failed(f"the program at this address is not a hookcore server: {error}")
             return
         if self._outbox.on_answer(parcel, answer):
             self._failures, self._not_before, self.trouble = 0, 0.0, ""
