@@ -10,7 +10,7 @@ from fastapi import APIRouter, Query, Response
 from hookcore import answers
 from hookcore.answers import Number
 from hookcore.errors import ArgumentError
-from hookcore.records import Severity
+from hookcore.records import SEVERITIES
 
 from ..analysis.cost import cost_of
 from ..findings import RULES, KeyFigures, Rule, key_figures_of
@@ -23,7 +23,6 @@ from .given import GivenReply, GivenRun, GivenRuns, answered, described, run_nam
 
 MAX_FINDINGS: Final = 1000
 _MAX_MODULES: Final = 100
-_SEVERITIES: Final[tuple[Severity, ...]] = ("error", "warning", "info")
 
 router = APIRouter(prefix="/api/v1", default_response_class=StrictJson)
 
@@ -102,7 +101,7 @@ def overview_of(run: Run, figures: KeyFigures) -> answers.Overview:
         steps_left_out=cost.left_out,
         cost=cost.sentence,
         dropped=dict(lost),
-        findings={severity: unseen[severity] for severity in _SEVERITIES},
+        findings={severity: unseen[severity] for severity in SEVERITIES},
     )
 
 

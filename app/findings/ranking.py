@@ -7,6 +7,7 @@ from typing import Final
 
 import numpy as np
 
+from hookcore.records import SEVERITIES
 from hookcore.store import Store, TapList
 
 from .depth import find_depth
@@ -18,7 +19,6 @@ from .readings import Readings, window_first
 from .scope import Scope, scope_of
 from .zeros import find_dead, find_no_gradient
 
-_SEVERITIES: Final = ("error", "warning", "info")
 _RULES: Final = tuple(RULES)
 
 
@@ -80,5 +80,5 @@ def _of_kind(taps: TapList, kind: str) -> TapList:
 def _urgency(finding: Finding) -> tuple[bool, int, int, int, int]:
     """Order findings: non-finite values first, even if over; then the newest, then what the model computes first."""
     leads = finding.rule == "nonfinite" and finding.severity != "info"
-    severity = _SEVERITIES.index(finding.severity)
+    severity = SEVERITIES.index(finding.severity)
     return not leads, severity, _RULES.index(finding.rule), -finding.since_step, finding.number

@@ -11,10 +11,12 @@ from urllib.parse import urlencode
 from fastapi import Query
 from starlette.responses import PlainTextResponse, Response
 
+from hookcore.records import SEVERITIES
+
 from ..runs import Run
 from .frame import address_of
 from .page import FindText, Page, RowNumber, RunPage, Text, last_page
-from .views.event_list import FINDING, SEVERITIES, Filter, Line, all_lines, markdown_of, modules_of, names_of
+from .views.event_list import FINDING, Filter, Line, all_lines, markdown_of, modules_of, names_of
 from .views.overview import layer_address
 from .views.provenance import provenance_of
 from .views.timeline import timeline_of
@@ -114,7 +116,7 @@ class EventsPage(RunPage):
         # The cause of a bad loss is unknown, because a loss is not a layer's tensor.
         origin = provenance_of(run.store, finding) if finding is not None and finding.rule != "loss" else None
         return {
-            "detail_layer": _shown(run, line, {}).layer if line is not None else "",
+            "detail_layer": _layer_of(run, line) if line is not None else "",
             "origin": origin,
             "layer_of": lambda tap, step: layer_address(run, tap, step),
         }
@@ -128,8 +130,15 @@ def _filter_of(severity: str, name: str, modules: str, text: str, span: str, hid
 
 
 def _shown(run: Run, line: Line, asked: dict[str, str]) -> Shown:
-    layer = address_of(run, "layer", **line.layer) if line.module else address_of(run, "flow", step=line.step)
-    return Shown(line, layer, address_of(run, "events", **asked, event=line.id))
+    return Shown(line, _layer_of(run, line), address_of(run, "events", **asked, event=line.id))
+
+
+def _layer_of(run: Run, line: Line) -> str:
+    if not line.module:
+        return address_of(run, "flow", step=line.step)
+    if line.finding is not None:
+        return layer_address(run, line.finding.tap, line.step)
+    return address_of(run, "layer", module=line.module, step=line.step)
 
 
 def _chosen(lines: list[Line], fitting: list[Line], key: str) -> Line | None:

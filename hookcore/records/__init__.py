@@ -29,6 +29,7 @@ KINDS: Final[tuple[Kind, ...]] = (
     "param_grad",
     "update",
 )
+SEVERITIES: Final[tuple[Severity, ...]] = ("error", "warning", "info")  # the worst first
 ROOT: Final = "(root)"  # the path of the root module, which is empty, as readers see it
 GRADIENT_KINDS: Final = frozenset({"output_grad", "input_grad", "param_grad"})
 

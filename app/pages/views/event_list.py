@@ -6,13 +6,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from hookcore.records import Severity
+from hookcore.records import SEVERITIES, Severity
 from hookcore.store.checks import matcher
 
 from ...findings import RULES, Finding
 from ...runs import Run
 
-SEVERITIES: Final[tuple[Severity, ...]] = ("error", "warning", "info")
 SIGNS: Final = {"error": "\u2715", "warning": "\u25b2", "info": "\u2022"}  # not by color alone
 FINDING: Final = "finding"
 
@@ -53,22 +52,6 @@ class Line:
     def is_alert(self) -> bool:
         """Whether it is an unacknowledged warning or error."""
         return self.severity != "info" and not self.acknowledged
-
-    @property
-    def layer(self) -> dict[str, str | int]:
-        """The part of an address that leads to its layer at its step."""
-        if self.finding is None:
-            return {"module": self.module, "step": self.step}
-        tap = self.finding.tap
-        phase = "" if tap.phase == "train" else tap.phase
-        return {
-            "module": tap.module,
-            "kind": tap.kind,
-            "index": tap.index,
-            "call": tap.call or "",
-            "phase": phase,
-            "step": self.step,
-        }
 
 
 def line_of(run: Run, finding: Finding) -> Line:

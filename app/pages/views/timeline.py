@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from .event_list import SEVERITIES, Line
+from hookcore.records import SEVERITIES
+
+from .event_list import Line
 
 COLUMNS: Final = 100
 HEIGHT: Final = 40
