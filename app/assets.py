@@ -1,4 +1,4 @@
-"""What the pages are made with besides HTML: scripts, styles, icons. Read once, addressed by what they hold."""
+"""The static files of the pages: scripts, styles, icons. Read once, and addressed by a hash of their contents."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from . import joined
 FOLDER: Final = Path(__file__).parent / "static"
 FOREVER: Final = "public, max-age=31536000, immutable"
 MIN_SQUEEZED: Final = 1024
-MAX_NAMES: Final = 1024  # that are remembered; anybody may ask for names that are none
+MAX_NAMES: Final = 1024  # limit of cached names; any client can request unknown names
 
 router = APIRouter(include_in_schema=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Asset:
-    """One file, as it is and squeezed."""
+    """One file, plain and compressed."""
 
     content: bytes
     squeezed: bytes
@@ -36,7 +36,7 @@ class Asset:
 
 @cache
 def version() -> str:
-    """A name for all files together; it stands in their addresses, so that a change has a new address."""
+    """Return a version of all files together. It is part of their addresses, so that a change gets a new address."""
     digest = hashlib.sha256()
     for path in (*sorted(FOLDER.rglob("*")), Path(joined.__file__)):
         if path.is_file():
@@ -51,9 +51,9 @@ def _files() -> frozenset[Path]:
 
 @lru_cache(MAX_NAMES)
 def read(name: str) -> Asset | None:
-    """A file by its path below `static`; None where there is none. Squeezed once, not at every request.
+    """Return a file by its path below `static`, or None. Compressed once, not for every request.
 
-    `joined/flow.js` is `js/pages/flow.js` with all that it imports.
+    `joined/flow.js` is `js/pages/flow.js` with everything that it imports.
     """
     whole = re.fullmatch(r"joined/(\w+\.js)", name)
     path = FOLDER / (f"js/pages/{whole[1]}" if whole else name)
@@ -67,7 +67,7 @@ def read(name: str) -> Asset | None:
 
 
 def read_all() -> None:
-    """Reads all that pages ask for, so that their first readers need not wait."""
+    """Read all files of the pages in advance, so that their first readers needn't wait."""
     version()
     for path in (*FOLDER.glob("*.*"), *FOLDER.glob("css/*"), *FOLDER.glob("vendor/*.js")):
         read(path.relative_to(FOLDER).as_posix())
@@ -81,7 +81,7 @@ def _text_of(name: str) -> str:
 
 @cache
 def plotly_version() -> str:
-    """The version of plotly.js that the pages draw with, as its file says."""
+    """Return the version of plotly.js that the pages use, as stated in its file."""
     found = re.search(
         rb"plotly\.js .{0,40}? v([0-9.]+)", (FOLDER / "vendor" / "plotly-cartesian.min.js").read_bytes()[:500]
     )
@@ -90,7 +90,7 @@ def plotly_version() -> str:
 
 @router.get("/static/{of_version}/{name:path}")
 async def asset(request: Request, of_version: str, name: str) -> Response:
-    """A file; kept by the browser forever, since another content has another address."""
+    """Return a file. Browsers cache it forever, because other contents have another address."""
     found = read(name) if ".." not in name else None
     if found is None:
         raise HTTPException(404, f"there is no file {name[:200]!r}: reload the page")

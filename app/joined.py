@@ -1,10 +1,10 @@
 """All modules of a page as one script.
 
-The files stay small modules for who reads, checks and tests them, and nothing is built beforehand; a browser that has
-to find some seventy of them level by level shows its first numbers half a second later (`benchmarks.browser`, load).
+The files stay small modules for reading, checking, and testing, and nothing is built in advance. A browser that loads
+some seventy modules level by level shows its first numbers half a second later (`benchmarks.browser`, load).
 
-Each module becomes a function that is called once, after those that it imports from, and returns what it exports. The
-modules keep to the few forms of import and export below, without cycles; anything else is an error here.
+Each module becomes a function that is called once, after those that it imports from, and returns its exports. The
+modules use only the few forms of import and export below, without cycles; anything else is an error.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _OTHER: Final = re.compile(r"^(?:import|export)\b")
 
 
 def join(first: str, read: Callable[[str], str]) -> str:
-    """A module with all that it needs, as one script. `read` gives the text of a module by its path."""
+    """Return a module and everything it needs as one script. `read` returns the text of a module by its path."""
     done: dict[str, str] = {}
     _add(first, read, done, ())
     return "\n".join(done.values())

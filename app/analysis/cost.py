@@ -20,7 +20,7 @@ class Cost:
 
     added: float | None  # None until it has been measured
     budget: float | None  # None is no limit
-    every: int  # as asked for
+    every: int  # as requested
     stride: int  # as captured
     left_out: int | None  # steps that were not captured; None if the trainer doesn't report it
     paused: bool = False
@@ -62,12 +62,12 @@ class Cost:
 
     @property
     def asked(self) -> str:
-        """The stride that was asked for, as an ordinal number."""
+        """The requested stride as an ordinal number."""
         return ordinal(self.every)
 
     @property
     def is_limited(self) -> bool:
-        """Whether the budget allows fewer steps than were asked for."""
+        """Whether the budget allows fewer steps than requested."""
         return self.stride > self.every
 
 

@@ -215,7 +215,7 @@ def scalars(
     limit: Annotated[int, Query(ge=1, le=MAX_NAMES, description="maximum number of names in this answer")] = MAX_NAMES,
     format: Format = None,
 ) -> Response:
-    """The names of the user's scalars (those of hookcore's own begin with hookcore/), and series of those named."""
+    """Return the names of the scalars (hookcore's own begin with hookcore/), and the series of the requested ones."""
     matcher(match)
     names = name or ()
     every = run.store.scalar_names()

@@ -57,7 +57,7 @@ class EventsPage(RunPage):
 
     @cached_property
     def wanted(self) -> Filter:
-        """The lines that are asked for."""
+        """The requested lines."""
         return _filter_of(self.severity, self.rule, self.f, self.text, self.span, self.hide)
 
     @cached_property
@@ -67,7 +67,7 @@ class EventsPage(RunPage):
 
     @cached_property
     def asked(self) -> dict[str, str]:
-        """The filter, as the address has it."""
+        """The filter in the address."""
         given = {"severity": self.severity, "name": self.rule, "f": self.f, "text": self.text, "in": self.span}
         return given | {"hide": self.hide.replace("0", "")}
 
@@ -110,7 +110,7 @@ class EventsPage(RunPage):
         return {"rows": rows, "rows_first": first, "rows_a_page": ROWS}
 
     def part_detail(self) -> dict[str, Any]:
-        """Return where the chosen finding comes from."""
+        """Return the origin of the selected finding."""
         run, line = self.run, _chosen(self.lines, self.fitting, self.event)
         finding = line.finding if line is not None else None
         # The cause of a bad loss is unknown, because a loss is not a layer's tensor.

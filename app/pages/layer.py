@@ -61,7 +61,7 @@ class LayerPage(RunPage):
 
     @property
     def shown(self) -> Layer:
-        """The module, which is there if its parts are asked for."""
+        """The module, which exists if its parts are requested."""
         assert self.layer is not None
         return self.layer
 

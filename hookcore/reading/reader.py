@@ -1,4 +1,4 @@
-"""What can be asked about one run, wherever its values are: in this process, on disk, or on a server."""
+"""The queries about one run, wherever its values are: in this process, on disk, or on a server."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class Reader(Protocol):
         after: int | None = None,
         limit: int = 200,
     ) -> answers.Events:
-        """Return the newest matching events; with `after`, the oldest that came after an answer's `next`."""
+        """Return the newest matching events; with `after`, the oldest ones after an answer's `next`."""
 
     def snapshots(self, match: str | None = None, kind: Kind | None = None) -> list[answers.Snapshot]:
         """Return the captured tensors, oldest first, without their values."""

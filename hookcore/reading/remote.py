@@ -28,7 +28,7 @@ AnyPage = TypeVar(
     answers.SeriesList,
     answers.Snapshots,
 )
-_MAX_SERIES: Final = 100  # that one answer holds
+_MAX_SERIES: Final = 100  # limit of one answer
 _MAX_POINTS: Final = 500_000
 _MAX_HISTOGRAMS: Final = 50
 
@@ -202,7 +202,7 @@ class RemoteReader(Reader):
     def _ask(
         self, kind: type[Wanted], method: str, path: str, asked: Mapping[str, Any] | None = None, body: Any = None
     ) -> Wanted:
-        """Ask the server; a question that names no run is about this reader's own."""
+        """Ask the server. A query without a run is about this reader's own."""
         asked = dict(asked or {})
         if "run" in asked:
             asked["run"] = asked["run"] or self._run

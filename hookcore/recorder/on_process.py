@@ -105,7 +105,7 @@ class ProcessAttachment:
         if self._looks and has_compiled():
             self._looks -= 1
             self._stays = bool(hidden_roots(plans))
-        return self._stays and not plans.regions  # regions would be compiled anew with the hooks on
+        return self._stays and not plans.regions  # the hooks would make Dynamo recompile regions
 
     @property
     def _wants_inputs(self) -> bool:

@@ -33,7 +33,7 @@ class Counts:
         self.evaluation = 0  # since the step began
         self.pending: Pending = []  # calls under a reentrant checkpoint, whose gradient comes with the recompute
         self._recomputed = 0  # calls that a checkpoint repeated
-        self._first_index: str | None = None  # of a traced output, which stands for the call
+        self._first_index: str | None = None  # of a traced output; its calls are counted
 
     def next(self, phase: Phase) -> int:
         """Return the number that the next call in this phase has."""
@@ -90,7 +90,7 @@ class Rows:
 
     def __init__(self) -> None:
         self.slots: dict[tuple[Kind, str, int, Phase], int] = {}
-        self.shapes: dict[str, tuple[int, ...]] = {}  # of its inputs and outputs, as they first came
+        self.shapes: dict[str, tuple[int, ...]] = {}  # the first ones of its inputs and outputs
         self.hooks: dict[int, TensorHook] = {}  # by slot, so that a tensor that is returned again is recognized
         self.lone: list[TensorHook] = []  # per call, for outputs that are one plain tensor
 
@@ -112,7 +112,7 @@ class History:
         self.seen = False  # whether it ever ran
         self.got_gradients = False  # whether a parameter of its own was stepped with a gradient
         self.reasons: dict[str, int] = {}  # why something of it was not captured, and how often
-        self.why_unseen = ""  # why no call of it was seen, when this was asked last
+        self.why_unseen = ""  # why no call of it was observed, the last time this was asked
 
     def saw_call(self) -> None:
         """Remember that the module ran."""
@@ -273,7 +273,7 @@ class PlanTable:
         self.regions: list[str] = []  # compiled regions that were seen to run, by path
 
     def live(self) -> list[Plan]:
-        """Return the plans of the modules that are there, as they are now: another thread may add some."""
+        """Return the plans of the existing modules. A copy, because another thread may add some."""
         return list(self.by_id.values())
 
     def at(self, path: str) -> Plan | None:

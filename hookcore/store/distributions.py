@@ -84,7 +84,7 @@ class CountsOverTime:
 
 
 def histograms_of(entries: Sequence[SketchRows], tap: int, columns: int, bins: int, bounds_of: BoundsOf) -> Histograms:
-    """Return at most so many columns of at most so many bins, on the same edges."""
+    """Return at most `columns` columns of at most `bins` bins, on the same edges."""
     found, largest = CountsOverTime.of(entries, tap, columns), TOO_LARGE
     if found.of_bin(NEG_OVER).any() or found.of_bin(POS_OVER).any():
         largest = min(each[2] for each in bounds_of(found.first, found.last))

@@ -1,8 +1,8 @@
-"""A real training that the page tests watch: a small CNN whose features a small transformer reads.
+"""A real training that the page tests watch: a small CNN whose features are read by a small transformer.
 
-    python -m tests.browser.trainer URL [--name NAME] [--steps N] [--pause SECONDS] [--bad-at STEP]
+python -m tests.browser.trainer URL [--name NAME] [--steps N] [--pause SECONDS] [--bad-at STEP]
 
-It trains until it has made its steps, or for ever. `--bad-at` makes one layer's weights NaN at that step.
+It trains for its number of steps, or forever. `--bad-at` makes one layer's weights NaN at that step.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ def shown(value: float) -> str:
 
 
 def _significant(value: float, digits: int) -> Decimal:
-    """Round to so many digits; a tie goes away from zero, as in a browser."""
+    """Round to this many digits; a tie goes away from zero, as in a browser."""
     return Context(prec=digits, rounding=ROUND_HALF_UP).create_decimal(Decimal(value))
 
 
