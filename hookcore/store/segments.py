@@ -6,9 +6,9 @@ row, lane]: a query reads one column of many rows, and so touches a thirteenth o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,8 @@ Steps = NDArray[np.int64]
 Lanes = slice | NDArray[np.intp]
 Column = Callable[[int], Floats]  # reads one stored column
 Scalar = TypeVar("Scalar", bound=np.generic)
+
+_BLOCK_BYTES: Final = 1 << 17  # of columns merged together: narrow ones need fewer calls, wide ones stay cached
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +39,8 @@ class Schema:
     def read(self, column: int, stored: Column) -> Floats:
         """Return one column of `names`, with non-finite values as NaN."""
         if column < len(self.columns):
-            values = stored(column)
-        else:
-            values = list(self.derived.values())[column - len(self.columns)](stored)
-        return np.where(np.isfinite(values), values, np.nan)
+            return only_finite(stored(column))
+        return only_finite(list(self.derived.values())[column - len(self.columns)](stored))
 
     def count_nonfinite(self, stored: Column) -> NDArray[np.bool_]:
         """Return where the value of a lane was non-finite."""
@@ -149,11 +149,14 @@ def condense(schema: Schema, parts: Sequence[ExactRows], factor: int) -> MergedR
     merged.first[:] = steps[::factor]
     merged.last[:] = np.append(steps[factor - 1 :: factor], steps[-1])[: merged.used]
 
-    def stored(column: int) -> Floats:
+    def stored(column: int | slice) -> Floats:
         return _stack([part.values[column, : part.used] for part in parts], lanes, np.nan)
 
-    for column in range(len(schema.names)):
-        _fold_values(schema.read(column, stored), factor, merged, column)
+    columns = len(schema.columns)
+    for block in _blocks(columns, 8 * len(steps) * lanes):
+        _fold_values(only_finite(stored(block)), factor, merged, block)
+    for column in range(columns, len(schema.names)):
+        _fold_values(schema.read(column, stored)[None], factor, merged, slice(column, column + 1))
     merged.present[:] = _fold(np.add, ~np.isnan(stored(0)), factor)
     merged.nonfinite[:] = _fold(np.add, schema.count_nonfinite(stored), factor)
     return merged
@@ -169,29 +172,39 @@ def merge(parts: Sequence[MergedRows], factor: int) -> MergedRows:
     merged.last[:] = np.append(last[factor - 1 :: factor], last[-1])[: merged.used]
     merged.present[:] = _fold(np.add, _stack([part.present for part in parts], lanes, 0), factor)
     merged.nonfinite[:] = _fold(np.add, _stack([part.nonfinite for part in parts], lanes, 0), factor)
-    for column in range(parts[0].mean.shape[0]):
-        finite = _stack([part.finite[column] for part in parts], lanes, 0)
-        merged.finite[column] = _fold(np.add, finite, factor)
-        means = _stack([part.mean[column] for part in parts], lanes, np.nan)
-        merged.mean[column] = _mean_of_means(means, finite, merged.finite[column], factor)
-        merged.low[column] = _fold(np.fmin, _stack([part.low[column] for part in parts], lanes, np.nan), factor)
-        merged.high[column] = _fold(np.fmax, _stack([part.high[column] for part in parts], lanes, np.nan), factor)
+    for block in _blocks(len(merged.mean), 8 * rows * lanes):
+        finite = _stack([part.finite[block] for part in parts], lanes, 0)
+        merged.finite[block] = _fold(np.add, finite, factor)
+        means = _stack([part.mean[block] for part in parts], lanes, np.nan)
+        merged.mean[block] = _mean_of_means(means, finite, merged.finite[block], factor)
+        merged.low[block] = _fold(np.fmin, _stack([part.low[block] for part in parts], lanes, np.nan), factor)
+        merged.high[block] = _fold(np.fmax, _stack([part.high[block] for part in parts], lanes, np.nan), factor)
     return merged
 
 
-def _fold_values(values: Floats, factor: int, merged: MergedRows, column: int) -> None:
+def only_finite(values: Floats) -> Floats:
+    """Return the values, with non-finite ones as NaN."""
+    return np.where(np.isfinite(values), values, np.nan)
+
+
+def _blocks(columns: int, column_bytes: int) -> Iterator[slice]:
+    together = max(1, _BLOCK_BYTES // max(1, column_bytes))
+    return (slice(first, min(columns, first + together)) for first in range(0, columns, together))
+
+
+def _fold_values(values: Floats, factor: int, merged: MergedRows, block: slice) -> None:
     finite = ~np.isnan(values)
     if finite.all():
-        merged.finite[column] = _fold(np.add, np.ones((len(values), 1), np.uint32), factor)
-        merged.mean[column] = _fold(np.add, values / factor, factor)
-        rest = len(values) % factor
-        if rest:
-            merged.mean[column, -1] *= factor / rest
+        rows = values.shape[-2]
+        merged.finite[block] = _fold(np.add, np.ones((rows, 1), np.uint32), factor)
+        merged.mean[block] = _fold(np.add, values / factor, factor)
+        if rest := rows % factor:
+            merged.mean[block, -1] *= factor / rest
     else:
-        merged.finite[column] = _fold(np.add, finite, factor)
-        merged.mean[column] = _mean_of_means(values, finite, merged.finite[column], factor)
-    merged.low[column] = _fold(np.fmin, values, factor)
-    merged.high[column] = _fold(np.fmax, values, factor)
+        merged.finite[block] = _fold(np.add, finite, factor)
+        merged.mean[block] = _mean_of_means(values, finite, merged.finite[block], factor)
+    merged.low[block] = _fold(np.fmin, values, factor)
+    merged.high[block] = _fold(np.fmax, values, factor)
 
 
 def _mean_of_means(means: Floats, weights: NDArray[Any], totals: Counts, factor: int) -> Floats:
@@ -205,24 +218,30 @@ def _mean_of_means(means: Floats, weights: NDArray[Any], totals: Counts, factor:
 
 
 def _stack(parts: Sequence[NDArray[Scalar]], lanes: int, fill: float) -> NDArray[Scalar]:
-    """Stack parts [row, lane], with narrow ones padded with `fill`."""
-    if len(parts) == 1 and parts[0].shape[1] == lanes:
+    """Stack parts [..., row, lane], with narrow ones padded with `fill`."""
+    if len(parts) == 1 and parts[0].shape[-1] == lanes:
         return parts[0]
-    stacked = np.full((sum(len(part) for part in parts), lanes), fill, parts[0].dtype)
+    if all(part.shape[-1] == lanes for part in parts):
+        return np.concatenate(parts, axis=-2)
+    shape = (*parts[0].shape[:-2], sum(part.shape[-2] for part in parts), lanes)
+    stacked = np.full(shape, fill, parts[0].dtype)
     row = 0
     for part in parts:
-        stacked[row : row + len(part), : part.shape[1]] = part
-        row += len(part)
+        stacked[..., row : row + part.shape[-2], : part.shape[-1]] = part
+        row += part.shape[-2]
     return stacked
 
 
 def _fold(operation: np.ufunc, values: NDArray[Any], factor: int) -> NDArray[Any]:
-    """Reduce rows [row, lane] `factor` to one; the last row takes the remainder."""
+    """Reduce rows [..., row, lane] `factor` to one; the last row takes the remainder."""
     if factor == 1:
         return values
-    groups = len(values) // factor
-    whole: NDArray[Any] = operation.reduce(values[: groups * factor].reshape(groups, factor, values.shape[1]), axis=1)
-    if groups * factor == len(values):
+    *outer, rows, lanes = values.shape
+    groups = rows // factor
+    whole: NDArray[Any] = operation.reduce(
+        values[..., : groups * factor, :].reshape(*outer, groups, factor, lanes), axis=-2
+    )
+    if groups * factor == rows:
         return whole
-    rest = operation.reduce(values[groups * factor :], axis=0, keepdims=True)
-    return np.concatenate([whole, rest])
+    rest = operation.reduce(values[..., groups * factor :, :], axis=-2, keepdims=True)
+    return np.concatenate([whole, rest], axis=-2)
