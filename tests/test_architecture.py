@@ -14,9 +14,11 @@ from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import pytest
+import torch
 from torch import nn
 
 import hookcore
+from hookcore import internals
 from hookcore.config import NOT_GIVEN, SETTINGS, WatchSettings
 
 ROOT = Path(__file__).parents[1]
@@ -35,9 +37,10 @@ ROOMS: dict[str, set[str]] = {
     "answers": {"errors", "records", "wire", "store"},
     "reading": {"errors", "records", "dashboard", "store", "answers"},
     "names": {"errors", "records", "config", "patterns"},
-    "observe": {"errors", "records", "config"},
-    "hooks": {"errors", "records"},
-    "recorder": {"errors", "records", "config", "delivery", "names", "observe", "hooks"},
+    "observe": {"internals", "errors", "records", "config"},
+    "internals": set(),
+    "hooks": {"internals", "errors", "records"},
+    "recorder": {"internals", "errors", "records", "config", "delivery", "names", "observe", "hooks"},
     "watcher": {
         "errors",
         "records",
@@ -51,7 +54,7 @@ ROOMS: dict[str, set[str]] = {
         "hooks",
         "recorder",
     },
-    "tracing": {"errors", "config", "names", "observe", "hooks", "recorder"},
+    "tracing": {"internals", "errors", "config", "names", "observe", "hooks", "recorder"},
     "frameworks": {"config", "watcher"},
     "commands": {"errors", "records", "config", "dashboard", "reading", "observe", "watcher"},
     "__init__": {"errors", "reading", "hooks", "watcher", "tracing"},
@@ -211,6 +214,39 @@ def test_only_one_room_registers_torch_hooks() -> None:
         name = str(file.relative_to(ROOT))
         if not name.startswith("hookcore/hooks/"):
             assert not hooking, f"{name} calls {hooking}"
+
+
+def _private_names_of_torch(file: Path) -> Iterator[str]:
+    """Return the private names that a file imports from torch, or reads from something that it imported from there."""
+    tree = ast.parse(file.read_text(), str(file))
+    of_torch = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            module = node.module or "" if isinstance(node, ast.ImportFrom) else ""
+            for alias in node.names:
+                name = f"{module}.{alias.name}".removeprefix(".")
+                if name.split(".")[0] == "torch":
+                    of_torch.add(alias.asname or (alias.name if module else "torch"))
+                    yield from (name for part in name.split(".") if part.startswith("_") and part != "__version__")
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and re.fullmatch(r"_(?!_).*", node.attr):
+            name = ast.unparse(node)
+            if re.fullmatch(r"[\w.]+", name) and name.split(".")[0] in of_torch:
+                yield name
+
+
+def test_only_one_file_uses_private_names_of_torch() -> None:
+    """What is read from an object, such as `tensor._version`, can't be told from the user's or our own names."""
+    for file in _files("hookcore") + _files("app"):
+        if file != ROOT / "hookcore" / "internals.py":
+            assert not list(_private_names_of_torch(file)), file
+
+
+def test_a_missing_private_name_is_explained() -> None:
+    with pytest.raises(
+        ImportError, match=r"torch 2\..* has no torch\._C\._no_such_name, which hookcore needs: use a rel"
+    ):
+        internals.required(torch._C, "_no_such_name")
 
 
 # Attributes that a file writes although no class in it has them. One, because a call would cost more than the rest of

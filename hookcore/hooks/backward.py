@@ -13,6 +13,7 @@ from torch.utils.hooks import RemovableHandle
 from hookcore.errors import HookError
 from hookcore.hooks.checks import require_callable, require_tensor, require_tensors
 from hookcore.hooks.handle import HookHandle, registering
+from hookcore.internals import current_graph_task, engine
 
 _MAX_UNFINISHED: Final = 64  # backward passes that have begun but not ended, because they raised or still run
 
@@ -41,7 +42,7 @@ class _Always:
         self._unfinished: dict[int, _Ending] = {}
 
     def __call__(self, _grad: torch.Tensor | None) -> None:
-        backward = torch._C._current_graph_task_id()
+        backward = current_graph_task()
         if self.fn is None or backward in self._unfinished:
             return
         ending = _Ending(self, backward)
@@ -106,7 +107,7 @@ def on_backward_end(
     require_callable(fn, "()")
     if of is not None:
         return _on_every_end(fn, of)
-    if torch._C._current_graph_task_id() == -1:
+    if current_graph_task() == -1:
         raise HookError(
             "No backward is running in this thread; expected a call from inside one, such as from a gradient hook. "
             "Pass `of=model` (or tensors) to be called at the end of every backward through it."
@@ -135,5 +136,4 @@ def _on_every_end(fn: Callable[[], Any], of: object) -> HookHandle:
 
 def queue_backward_end(callback: Callable[[], None]) -> None:
     """Queue the callback itself, for the recorder: it runs once in every backward pass."""
-    engine: Any = torch.autograd.Variable._execution_engine
-    engine.queue_callback(callback)
+    engine().queue_callback(callback)

@@ -18,7 +18,7 @@ from hookcore.hooks.checks import describe, require_callable
 from hookcore.hooks.handle import HookHandle, registering
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import GradBucket
+    from hookcore.internals import GradBucket
 
 CommunicationHook = Callable[[Any, Any], torch.futures.Future[torch.Tensor]]
 DEFAULT_MAX_RECORDS: Final = 4096

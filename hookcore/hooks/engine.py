@@ -11,11 +11,7 @@ from __future__ import annotations
 import threading
 from typing import Any, Protocol
 
-import torch
-from torch._C import _ImperativeEngine
-from torch.autograd import Variable
-
-_current_task = torch._C._current_graph_task_id
+from hookcore.internals import Engine, current_graph_task, engine, set_engine
 
 
 class BackwardObserver(Protocol):
@@ -33,13 +29,13 @@ _replaced: Any = None  # torch's own engine, while ours replaces it
 _lock = threading.Lock()
 
 
-class ObservedEngine(_ImperativeEngine):
+class ObservedEngine(Engine):
     """Torch's engine, which also calls the observers around each outermost pass."""
 
     def run_backward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the pass as torch does."""
         observers = _observers
-        if not observers or _current_task() != -1:
+        if not observers or current_graph_task() != -1:
             return super().run_backward(*args, **kwargs)
         accumulates = kwargs.get("accumulate_grad", True)
         for observer in observers:
@@ -70,14 +66,14 @@ def observe_backward(observer: BackwardObserver) -> BackwardHandle:
     """Call the observer around every outermost backward pass of this process."""
     global _observers, _replaced
     with _lock:
-        if not isinstance(Variable._execution_engine, ObservedEngine):
-            _replaced = Variable._execution_engine
-            Variable._execution_engine = ObservedEngine()
+        if not isinstance(engine(), ObservedEngine):
+            _replaced = engine()
+            set_engine(ObservedEngine())
         _observers = (*_observers, observer)
     return BackwardHandle(observer)
 
 
 def _put_back() -> None:
     # Other code may have put its own engine on top of ours. Ours then passes everything through.
-    if isinstance(Variable._execution_engine, ObservedEngine):
-        Variable._execution_engine = _replaced
+    if isinstance(engine(), ObservedEngine):
+        set_engine(_replaced)

@@ -15,8 +15,9 @@ from typing import Any, Self
 
 import torch
 from torch import nn
-from torch.package.package_exporter import PackageExporter
 from torch.utils.hooks import RemovableHandle
+
+from hookcore.internals import MODULE_CALL, PACKAGE_EXPORT
 
 _new_id = itertools.count(1).__next__
 
@@ -32,7 +33,7 @@ def _no_step(_optimizer: torch.optim.Optimizer) -> None: ...
 
 # Torch iterates over these dictionaries while it calls the hooks. Deleting an entry from inside a hook would break the
 # iteration, and with it the user's step. For forward hooks, that is so only after an exception.
-FORWARD_LOOP = frozenset({_code(nn.Module._call_impl)})
+FORWARD_LOOP = frozenset({MODULE_CALL})
 STEP_LOOP = frozenset({_code(torch.optim.Optimizer.profile_hook_step(_no_step))})
 REGISTRATION_LOOP = frozenset(
     _code(method)
@@ -43,7 +44,7 @@ REGISTRATION_LOOP = frozenset(
         nn.Module.__setattr__,
     )
 )
-EXPORT_LOOP = frozenset({_code(PackageExporter._execute_dependency_graph)})
+EXPORT_LOOP = frozenset({PACKAGE_EXPORT})
 _NO_LOOP: frozenset[CodeType] = frozenset()
 _LOOPS = {"forward": FORWARD_LOOP, "step": STEP_LOOP, "registration": REGISTRATION_LOOP, "export": EXPORT_LOOP}
 

@@ -20,6 +20,7 @@ from hookcore.hooks.handle import registering, registry, removed_hook
 from hookcore.hooks.hooked_module import HookedModule
 from hookcore.hooks.origin import find_origin
 from hookcore.hooks.saved import is_ours, top_pair
+from hookcore.internals import DisableTorchFunctionSubclass, accumulation_hooks_of, backward_flag, gradient_hooks_of
 from hookcore.records import HookRecord, Scope
 
 LEGACY_REASON: Final = (
@@ -162,14 +163,13 @@ def _read_communication(pairs: Iterable[tuple[Any, Any]], path: str) -> Iterator
 
 
 _TENSOR_TABLES: Final[tuple[tuple[str, Callable[[torch.Tensor], Any]], ...]] = (
-    # These bypass __torch_function__ and the properties of subclasses.
-    ("gradient", torch._C.TensorBase._backward_hooks.__get__),  # type: ignore[union-attr]
-    ("gradient accumulated", torch._C.TensorBase._post_accumulate_grad_hooks.__get__),  # type: ignore[attr-defined]
+    ("gradient", gradient_hooks_of),
+    ("gradient accumulated", accumulation_hooks_of),
 )
 
 
 def _read_tensor(tensor: torch.Tensor, scope: Scope, owner: str) -> Iterator[HookRecord]:
-    with torch._C.DisableTorchFunctionSubclass():
+    with DisableTorchFunctionSubclass():
         tables = [(point, read(tensor)) for point, read in _TENSOR_TABLES]
     for point, hooks in tables:
         yield from _read_hooks(hooks or {}, scope, owner, point)
@@ -224,6 +224,6 @@ def _read_thread() -> Iterator[HookRecord]:
 
 
 def _read_process() -> Iterator[HookRecord]:
-    legacy = torch_modules._global_is_full_backward_hook is False
+    legacy = backward_flag() is False
     yield from _read_tables(_PROCESS_TABLES, vars(torch_modules), "process", "", legacy=legacy)
     yield from _read_tables(_STEP_TABLES, vars(torch_optimizers), "process", "")

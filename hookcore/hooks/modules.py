@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 from torch.nn.modules import module as torch_modules
 
+from hookcore import internals
 from hookcore.errors import HookError
 from hookcore.hooks.checks import refuse_globally, require_callable, require_module
 from hookcore.hooks.handle import (
@@ -83,7 +84,7 @@ def on_forward_pre(
         refuse_globally(prepend=prepend, with_kwargs=with_kwargs)
         with registering():
             handle = torch_modules.register_module_forward_pre_hook(fn)
-            take_private_number(handle, torch_modules._global_forward_pre_hooks)
+            take_private_number(handle, internals.FORWARD_PRE_HOOKS)
             return HookHandle("forward pre", (handle,), loops=FORWARD_LOOP)
     require_module(module)
     with registering():
@@ -117,13 +118,13 @@ def on_forward(
         handle = torch_modules.register_module_forward_hook(hook, with_kwargs=with_kwargs, always_call=always_call)
         if with_kwargs:
             # Torch doesn't clear this table on removal, and would then assume forever that there is a global hook.
-            leaked = weakref.ref(torch_modules._global_forward_hooks_with_kwargs)
+            leaked = weakref.ref(internals.FORWARD_HOOKS_WITH_KWARGS)
             handle.extra_dict_ref = (*handle.extra_dict_ref, leaked)
         take_private_number(
             handle,
-            torch_modules._global_forward_hooks,
-            torch_modules._global_forward_hooks_with_kwargs,
-            torch_modules._global_forward_hooks_always_called,
+            internals.FORWARD_HOOKS,
+            internals.FORWARD_HOOKS_WITH_KWARGS,
+            internals.FORWARD_HOOKS_ALWAYS_CALLED,
         )
         return HookHandle("forward", (handle,), loops=FORWARD_LOOP)
 
@@ -180,12 +181,12 @@ def on_full_backward(module: nn.Module | None, fn: Hook, *, prepend: bool = Fals
 
 def _on_any_full_backward(fn: Hook) -> HookHandle:
     with registering():
-        if torch_modules._global_is_full_backward_hook is False:
+        if internals.backward_flag() is False:
             raise HookError(
                 "The process has had a legacy hook (register_module_backward_hook); torch allows no full backward hook "
                 "beside it. Remove that hook, or register on single modules."
             )
-        if torch_modules._global_is_full_backward_hook is None:
+        if internals.backward_flag() is None:
             registry.set_global_backward_flag = True
         handle = torch_modules.register_module_full_backward_hook(fn)
         return HookHandle("full backward", (handle,), undo=_clear_global_flag)
@@ -198,8 +199,8 @@ def _clear_module_flag(module: nn.Module | None) -> None:
 
 
 def _clear_global_flag(_module: nn.Module | None) -> None:
-    if registry.set_global_backward_flag and not torch_modules._global_backward_hooks:
-        torch_modules._global_is_full_backward_hook = None
+    if registry.set_global_backward_flag and not internals.BACKWARD_HOOKS:
+        internals.clear_backward_flag()
         registry.set_global_backward_flag = False
 
 

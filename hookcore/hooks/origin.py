@@ -7,9 +7,8 @@ import inspect
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
 from typing import Any, Final
 
-from torch.nn.modules.module import _WrappedHook
-
 from hookcore.hooks.modules import KeywordHook, KeywordPreHook
+from hookcore.internals import WrappedHook
 
 _MAX_DEPTH: Final = 32  # nested wrappers; a function may name itself as the one it wraps
 
@@ -40,7 +39,7 @@ def _unwrap(hook: Any) -> Any:
         return hook.__func__
     if issubclass(kind, functools.partial):
         return functools.partial.func.__get__(hook)
-    if kind is _WrappedHook:
+    if kind is WrappedHook:
         return hook.__dict__.get("hook")
     if kind is FunctionType:
         return hook.__dict__.get("__wrapped__") or _unwrap_multi_grad(hook)

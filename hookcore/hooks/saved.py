@@ -12,14 +12,13 @@ from torch.autograd.graph import saved_tensors_hooks
 from hookcore.errors import HookError
 from hookcore.hooks.checks import require_callable
 from hookcore.hooks.handle import HookHandle
+from hookcore.internals import pop_saved_pair, saved_pairs_enabled, top_saved_pair
 
 Pack = Callable[[torch.Tensor], Any]
 Unpack = Callable[[Any], torch.Tensor]
 
 
-_read_top: Callable[[bool], tuple[Pack, Unpack] | None] | None = getattr(
-    torch._C._autograd, "_top_saved_tensors_default_hooks", None
-)
+_read_top: Callable[[bool], tuple[Pack, Unpack] | None] | None = top_saved_pair
 
 
 def top_pair() -> tuple[Pack, Unpack] | None:
@@ -69,7 +68,7 @@ class SavedTensorsHandle(HookHandle):
                 f"The saved-tensors pair belongs to the thread {self._thread.name!r} and was to be removed in "
                 f"{threading.current_thread().name!r}; torch keeps one stack per thread. Remove it in its own thread."
             )
-        if not torch._C._autograd._saved_tensors_hooks_is_enabled():  # type: ignore[attr-defined]
+        if not saved_pairs_enabled():
             raise HookError(
                 "Saved-tensors hooks are disabled here (torch.autograd.graph.disable_saved_tensors_hooks), so that the "
                 "pair cannot be taken from the stack. Remove it outside."
@@ -97,7 +96,7 @@ class SavedTensorsHandle(HookHandle):
                 "Another saved-tensors pair was registered after this one, and torch before 2.8 can't look below it. "
                 "Remove the later one first."
             )
-        torch._C._autograd._pop_saved_tensors_default_hooks()
+        pop_saved_pair()
         _stack.pairs.pop()
 
     def __getstate__(self) -> tuple[Any, ...]:

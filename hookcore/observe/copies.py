@@ -10,7 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hookcore.observe.plain import _COMPRESSED, _has_memory, _make_strided, is_wrapped, kept_elsewhere, unseen
+from hookcore.internals import is_wrapped
+from hookcore.observe.plain import _COMPRESSED, _has_memory, _make_strided, kept_elsewhere, unseen
 
 MAX_BYTES: Final = 60 * 2**20  # of one copy, which must fit into one message; larger tensors are cut
 _NUMPY_TYPES: Final = frozenset(

@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hookcore.internals import zero_all
 from hookcore.observe import layout, reference
 from hookcore.observe.arena import _is_dense
 from hookcore.observe.harvest import Harvest
@@ -128,8 +129,8 @@ class DeviceArena:
             histograms = [segment.histograms[: segment.used] for _, segment in used]
             # All segments at once: every operator is a launch, and a launch costs more than the work it does here.
             taken = reference.combine(torch.cat(rows)), torch.cat(histograms)
-            torch._foreach_zero_(rows)
-            torch._foreach_zero_(histograms)
+            zero_all(rows)
+            zero_all(histograms)
             for _, segment in used:
                 segment.used = 0
             return self._start_copy(slots, *taken)

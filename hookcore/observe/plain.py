@@ -11,21 +11,19 @@ from contextlib import contextmanager
 from typing import Final
 
 import torch
-from torch._C import DisableTorchFunction
-from torch.utils._python_dispatch import _disable_current_modes
 
+from hookcore.internals import DisableTorchFunction, disable_current_modes, is_wrapped
 from hookcore.observe import reference
 from hookcore.observe.arena import CODES
 
 _COMPRESSED: Final = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 _UNSIGNED: Final = (torch.uint16, torch.uint32, torch.uint64)
-is_wrapped: Final = torch._C._functorch.is_functorch_wrapped_tensor
 
 
 @contextmanager
 def unseen() -> Iterator[None]:
     """Hide the operators in this block from autograd, and from modes and subclasses of the user."""
-    with DisableTorchFunction(), torch.no_grad(), _disable_current_modes(), torch.autocast("cpu", enabled=False):
+    with DisableTorchFunction(), torch.no_grad(), disable_current_modes(), torch.autocast("cpu", enabled=False):
         yield
 
 

@@ -14,15 +14,15 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
-import torch
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 from hookcore.hooks.handle import STEP_LOOP
+from hookcore.internals import current_graph_task
 from hookcore.recorder.owners import Owner, Owners
 from hookcore.recorder.parameters import Parameters
 from hookcore.recorder.scalers import scales_until_now
@@ -35,8 +35,6 @@ RENEW_EVERY: Final = 16  # steps of an optimizer after which its witnesses' tens
 SCALER_STEPS: Final = 16  # an optimizer's first steps, and then one in this many, in which its scaler is searched for
 SCALER_DEPTH: Final = 64  # frames up the stack
 SCALER_NEAR: Final = 6  # in all other steps, because a loop may start to use a scaler at any time
-
-_current_task: Callable[[], int] = torch._C._current_graph_task_id
 
 
 class Host(Protocol):
@@ -113,7 +111,7 @@ class Clock:
         if owner.steps % RENEW_EVERY == 0:
             owner.witnesses.look_up()
         # Inside a backward pass, the gradients are those of that pass, which hasn't been announced yet.
-        owner.begin_step(closure, late=not closure and _current_task() == -1 and self._is_late(owner))
+        owner.begin_step(closure, late=not closure and current_graph_task() == -1 and self._is_late(owner))
         if closure or not self._passed:  # else it is already known to step with new gradients
             owner.witnesses.note_weights()
         far = owner.steps < SCALER_STEPS or owner.steps % SCALER_STEPS == 0

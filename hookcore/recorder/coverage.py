@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch.nn.modules import module as torch_module
 
 from hookcore.hooks.compiled import clean_path, compiled_functions, has_compiled, is_region, runs_uncompiled
+from hookcore.internals import no_forward
 from hookcore.recorder.plans import Plan, PlanTable
 from hookcore.recorder.roots import Root
 from hookcore.recorder.taps import TapTable
@@ -235,7 +235,7 @@ def _is_container(module: nn.Module) -> bool:
     if "forward" in module.__dict__:
         return False
     found = next((base.__dict__["forward"] for base in type(module).__mro__ if "forward" in base.__dict__), None)
-    return found is torch_module._forward_unimplemented
+    return found is no_forward
 
 
 def _has_compiled_forward(plan: Plan) -> bool:

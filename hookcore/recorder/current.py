@@ -11,10 +11,10 @@ from torch import Tensor
 
 from hookcore import hooks
 from hookcore.hooks.compiled import guarded
+from hookcore.internals import function_modes
 from hookcore.observe import cpu
 from hookcore.recorder.meter import Meter
 
-_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
 _observe = cpu.observe
 _float32 = torch.float32
 
@@ -158,7 +158,7 @@ class TensorHook:
         try:
             if (
                 type(grad) is Tensor
-                and not _function_modes()
+                and not function_modes()
                 and grad.dtype is _float32
                 and grad.is_cpu
                 and grad.is_contiguous()

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
-from torch._C import DisableTorchFunction
 
+from hookcore.internals import DisableTorchFunction, current_graph_task, tracing_state
 from hookcore.recorder.calls import Call, Observer
 from hookcore.recorder.checkpoints import forward_segment, take_call
 from hookcore.recorder.current import CurrentStep
@@ -24,9 +24,6 @@ from hookcore.records import Phase
 
 NO_TENSOR: Final = "no tensor in its output"
 ONLY_IN_BACKWARD: Final = "called inside a backward pass only, which counts as a checkpoint's recompute"
-
-_current_task: Callable[[], int] = torch._C._current_graph_task_id
-_tracing = torch._C._get_tracing_state
 
 
 class Dispatcher:
@@ -95,7 +92,7 @@ class Dispatcher:
     def saw_input(self, plan: Plan, inputs: Any) -> None:
         """Report that a module is about to run, before it can change its inputs in place."""
         try:
-            if _tracing() or _current_task() != -1:
+            if tracing_state() or current_graph_task() != -1:
                 return
             with DisableTorchFunction():
                 tensors = list(find_tensors(inputs))
@@ -123,10 +120,10 @@ class Dispatcher:
     def saw_output(self, plan: Plan, output: Any) -> None:
         """Report any kind of output."""
         try:
-            if _tracing():
+            if tracing_state():
                 return
             with DisableTorchFunction():
-                call = self._new_call(plan, output) if _current_task() == -1 else _call_again(plan, output)
+                call = self._new_call(plan, output) if current_graph_task() == -1 else _call_again(plan, output)
                 if call is not None:
                     for observer in self._observers:
                         observer.saw_outputs(call)
@@ -151,7 +148,7 @@ class Dispatcher:
 
     def saw_traced_output(self, plan: Plan, index: str, output: Tensor) -> int:
         """Report one output of a call. Return a ticket for its gradient, negative if it isn't needed."""
-        if _current_task() != -1:  # a checkpoint repeats calls: only the gradient is new
+        if current_graph_task() != -1:  # a checkpoint repeats calls: only the gradient is new
             return self.statistics.ticket(plan, index, plan.counts.repeat_traced(index))
         plan.history.saw_call()
         number = plan.counts.add_traced(index)

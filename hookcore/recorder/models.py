@@ -8,12 +8,12 @@ from collections.abc import Callable, Set
 from functools import partial
 from typing import Any
 
-import torch
 from torch import nn
 
 from hookcore.config import Settings
 from hookcore.errors import PatternError
 from hookcore.hooks.compiled import clean_path, guarded, is_dynamo_graph, unwrap
+from hookcore.internals import tracing_state
 from hookcore.names import select, unique_root_name
 from hookcore.recorder.coverage import coverage_of, joined, records_of
 from hookcore.recorder.errorlog import ErrorLog
@@ -215,7 +215,7 @@ class Models:
 
     def found(self, module: nn.Module) -> None:
         """Handle a module without a plan that is about to run: a new model, a new part of a known one, or neither."""
-        if torch._C._get_tracing_state():
+        if tracing_state():
             return  # a trace counts attribute reads; the module is found at its next real call
         known = self._ignored.get(id(module))
         if known is not None and known() is module:

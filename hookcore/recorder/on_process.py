@@ -7,7 +7,6 @@ from typing import Any, Final
 
 import torch
 from torch import nn
-from torch._C import DisableTorchFunction
 
 from hookcore import hooks
 from hookcore.hooks.compiled import (
@@ -21,6 +20,7 @@ from hookcore.hooks.compiled import (
     unwrap,
 )
 from hookcore.hooks.headroom import hold_headroom, release_headroom
+from hookcore.internals import DisableTorchFunction
 from hookcore.recorder.companions import Companions
 from hookcore.recorder.coverage import hidden_roots
 from hookcore.recorder.current import CurrentStep

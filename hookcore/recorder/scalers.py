@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import sys
 import weakref
-from typing import Any, Final
+from typing import Any
 
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler, OptState
 from torch.optim import Optimizer
 
-_STEPS: Final = frozenset((GradScaler.step.__code__, GradScaler._maybe_opt_step.__code__))
+from hookcore.internals import SCALER_STEPS
 
 
 class ScalerLink:
@@ -41,7 +41,7 @@ class ScalerLink:
         for _ in range(depth):
             if frame is None:
                 return
-            if frame.f_code in _STEPS:
+            if frame.f_code in SCALER_STEPS:
                 scaler = frame.f_locals.get("self")
                 if isinstance(scaler, GradScaler):
                     self._ref = weakref.ref(scaler)

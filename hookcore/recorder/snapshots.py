@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from torch import Tensor, nn
-from torch._C import DisableTorchFunction
 
 from hookcore.hooks.tensors import hook_gradient
+from hookcore.internals import DisableTorchFunction
 from hookcore.observe.copies import MAX_BYTES, Copy, first_part, take_copy
 from hookcore.observe.plain import unseen
 from hookcore.recorder.calls import Call

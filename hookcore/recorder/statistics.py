@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor, nn
-from torch._C import DisableTorchFunction
 
 from hookcore.hooks.tensors import hook_gradient
+from hookcore.internals import DisableTorchFunction, current_graph_task, function_modes, is_wrapped, tracing_state
 from hookcore.observe import cpu
 from hookcore.observe.arena import CODES, CpuArena
-from hookcore.observe.plain import is_wrapped, make_plain, unseen
+from hookcore.observe.plain import make_plain, unseen
 from hookcore.recorder.calls import Call
 from hookcore.recorder.current import CurrentStep, TensorHook, TimedHook
 from hookcore.recorder.errorlog import ErrorLog
@@ -34,9 +33,6 @@ OTHER_PHASE: Final = {
     "train": "ran in training; phases={'train', 'eval'} captures that too",
 }
 
-_current_task: Callable[[], int] = torch._C._current_graph_task_id
-_tracing = torch._C._get_tracing_state
-_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
 _observe = cpu.observe
 _float32 = torch.float32
 _PLAIN_TYPES = frozenset((Tensor, nn.Parameter))
@@ -126,12 +122,12 @@ class Statistics:
         try:
             if (
                 type(output) is Tensor
-                and not _function_modes()
+                and not function_modes()
                 and output.requires_grad
                 and output.dtype is _float32
                 and output.is_cpu
-                and _current_task() == -1
-                and not _tracing()
+                and current_graph_task() == -1
+                and not tracing_state()
                 and output.is_contiguous()
                 and not output.is_leaf
                 and plan.root.trains()

@@ -7,13 +7,12 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
-import torch
-from torch._C import DisableTorchFunction
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 from hookcore.hooks.compiled import guard_functions
 from hookcore.hooks.engine import ObservedEngine
+from hookcore.internals import DisableTorchFunction, current_graph_task
 from hookcore.recorder.cadence import Cadence
 from hookcore.recorder.clock import Clock
 from hookcore.recorder.collector import Collector
@@ -30,7 +29,6 @@ from hookcore.recorder.scales import LossScale
 from hookcore.recorder.snapshots import Snapshots
 
 _NAN: Final = float("nan")
-_current_task: Callable[[], int] = torch._C._current_graph_task_id
 
 
 def entry(where: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -137,7 +135,7 @@ class Steps:
     def _count(self, owner: Owner, captured: bool) -> None:
         if self.clock.manual:
             return
-        if _current_task() != -1:
+        if current_graph_task() != -1:
             self.clock.end_with_pass(owner)
             return
         now = self.clock.step
@@ -206,7 +204,7 @@ class Steps:
     @property
     def is_fresh(self) -> bool:
         """Return whether this step is captured and has no data yet."""
-        return self._current.captured and not self._has_begun and _current_task() == -1
+        return self._current.captured and not self._has_begun and current_graph_task() == -1
 
     def saw_log(self) -> bool:
         """Notice an unnoticed end of a step before a scalar is logged. Return whether the next one has begun."""

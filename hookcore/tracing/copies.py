@@ -9,11 +9,11 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
-from torch._C import DisableTorchFunction
 
 from hookcore.hooks import HookHandle
 from hookcore.hooks.compiled import guard_functions
-from hookcore.observe.plain import is_wrapped, unseen
+from hookcore.internals import DisableTorchFunction, is_wrapped
+from hookcore.observe.plain import unseen
 from hookcore.tracing.nested import rebuild
 
 _AS_IT_IS: Final = (

@@ -14,18 +14,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._C import DisableTorchFunction
 
 from hookcore import hooks
 from hookcore.hooks.compiled import guard_functions
-from hookcore.observe.plain import is_wrapped
+from hookcore.internals import DisableTorchFunction, current_graph_task, is_wrapped, tracing_state
 from hookcore.recorder.checkpoints import Pending, forward_segment, take_call
 from hookcore.tracing.calls import Layer, LayerCall, TraceKind
 from hookcore.tracing.copies import GradientHook, Slot, record, slots_in, tensors_in
 
 _is_compiling = torch.compiler.is_compiling
-_jit_traces = torch._C._get_tracing_state
-_backward_pass = torch._C._current_graph_task_id  # -1 outside of a pass
 
 
 class _Running(threading.local):
@@ -62,7 +59,7 @@ class TracedModule:
 
     def enter(self, args: Any, kwargs: Any) -> None:
         """Handle the start of a call."""
-        if _backward_pass() != -1:
+        if current_graph_task() != -1:
             self._running.calls.append((None, self._hook_repeated_inputs((args, kwargs))))
             return
         call = self.layer.begin_call()
@@ -166,7 +163,7 @@ class BeforeHook:
         self.traced = traced
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if _is_compiling() or _jit_traces():
+        if _is_compiling() or tracing_state():
             return
         with DisableTorchFunction():
             self.traced.enter(args, kwargs)
@@ -186,7 +183,7 @@ class AfterHook:
         self.traced = traced
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        if _is_compiling() or _jit_traces():
+        if _is_compiling() or tracing_state():
             return
         with DisableTorchFunction():
             self.traced.leave(output)

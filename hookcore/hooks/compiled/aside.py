@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules import module as torch_module
 
-from hookcore import hooks
+from hookcore import hooks, internals
 from hookcore.hooks.compiled.regions import code_of, guard_functions
 from hookcore.hooks.modules import KeywordHook
 
@@ -74,28 +73,28 @@ class QuietHooks:
     def on(self) -> None:
         """Hide these functions from that check. Calling this twice is fine."""
         _quiet[id(self)] = self._codes
-        if _torchs_question is not None and torch_module._has_any_global_hook is _torchs_question:
-            torch_module._has_any_global_hook = _has_foreign_hook
+        if _torchs_question is not None and internals.global_hook_check() is _torchs_question:
+            internals.set_global_hook_check(_has_foreign_hook)
 
     def off(self) -> None:
         """Restore torch's own check when no hooks are left. Calling this twice is fine."""
         _quiet.pop(id(self), None)
-        if not _quiet and getattr(torch_module, "_has_any_global_hook", None) is _has_foreign_hook:
-            torch_module._has_any_global_hook = _torchs_question  # type: ignore[assignment]
+        if _torchs_question is not None and not _quiet and internals.global_hook_check() is _has_foreign_hook:
+            internals.set_global_hook_check(_torchs_question)
 
 
 # Torch has one such function, so there is one table of all users.
 _quiet: dict[int, frozenset[CodeType]] = {}
-_torchs_question: Callable[[], Any] | None = getattr(torch_module, "_has_any_global_hook", None)
+_torchs_question: Callable[[], Any] | None = internals.global_hook_check()
 
 
 def _has_foreign_hook() -> bool:
     ours = {code for codes in list(_quiet.values()) for code in codes}
     entries = (
-        *torch_module._global_backward_pre_hooks.values(),
-        *torch_module._global_backward_hooks.values(),
-        *torch_module._global_forward_pre_hooks.values(),
-        *torch_module._global_forward_hooks.values(),
+        *internals.BACKWARD_PRE_HOOKS.values(),
+        *internals.BACKWARD_HOOKS.values(),
+        *internals.FORWARD_PRE_HOOKS.values(),
+        *internals.FORWARD_HOOKS.values(),
     )
     return any(getattr(_inner(hook), "__code__", None) not in ours for hook in entries)
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from types import CodeType
 
-import torch
+from hookcore.internals import has_graphs
 
 
 def seen_codes() -> Iterator[CodeType]:
@@ -16,14 +16,6 @@ def seen_codes() -> Iterator[CodeType]:
         code = reference()
         if code is not None:
             yield code
-
-
-def has_graphs(code: CodeType) -> bool:
-    """Return whether anything was compiled for this code."""
-    frames = torch._C._dynamo.eval_frame
-    if hasattr(frames, "_get_total_cache_entry_count"):
-        return frames._get_total_cache_entry_count(code) > 0
-    return bool(frames._debug_get_cache_entry_list(code))  # torch 2.6 has no count
 
 
 def has_compiled() -> bool:

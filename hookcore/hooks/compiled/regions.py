@@ -11,7 +11,8 @@ from typing import Any, Final, TypeVar
 import torch
 from torch import nn
 
-from hookcore.hooks.compiled.cache import has_graphs, seen_codes
+from hookcore.hooks.compiled.cache import seen_codes
+from hookcore.internals import has_graphs, reset_code, skip_frames
 
 Guarded = TypeVar("Guarded", bound=Callable[..., Any])
 
@@ -26,16 +27,7 @@ def guard_functions(*functions: Callable[..., Any]) -> None:
     The mark is on the code object, needs no `torch._dynamo`, and survives `torch._dynamo.reset()`. A function that
     Dynamo meets in the middle of a trace is still inlined: such functions check `torch.compiler.is_compiling()`.
     """
-    frames = torch._C._dynamo.eval_frame
-    if not hasattr(frames, "set_code_exec_strategy"):  # torch 2.6 has no frames below
-        for code in (*map(code_of, functions), *_own_codes()):
-            frames.skip_code(code)  # type: ignore[attr-defined]
-        return
-    # The second SKIP holds for every frame below, so that slow paths need no mark of their own.
-    skip = frames._FrameAction.SKIP
-    strategy = frames._FrameExecStrategy(skip, skip)
-    for function in functions:
-        frames.set_code_exec_strategy(code_of(function), strategy)
+    skip_frames(map(code_of, functions), _own_codes)
 
 
 def guarded(function: Guarded) -> Guarded:
@@ -153,7 +145,7 @@ def forget_graphs(modules: Iterable[nn.Module]) -> bool:
     for code in seen_codes():
         if code.co_filename in files:
             found = found or has_graphs(code)
-            torch._C._dynamo.eval_frame.reset_code(code)
+            reset_code(code)
     return found
 
 

@@ -1,0 +1,148 @@
+"""The private names of torch that hookcore relies on. No other file uses one; tests/test_architecture.py checks that.
+
+If a release of torch lacks a name, hookcore uses something that is slower or sees less. If that isn't possible, the
+import of this module, and so `hookcore.watch`, says which name is missing. `hookcore doctor` lists tested releases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from types import CodeType
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+import torch.utils._python_dispatch as python_dispatch
+from torch import Tensor, nn
+from torch._C import _ImperativeEngine
+from torch.amp.grad_scaler import GradScaler
+from torch.autograd import Variable
+from torch.nn.modules import module as _modules
+from torch.package.package_exporter import PackageExporter
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import GradBucket as GradBucket
+
+
+def required(owner: Any, name: str) -> Any:
+    """Return an attribute of torch. Raises ImportError with an explanation if this release doesn't have it."""
+    try:
+        return getattr(owner, name)
+    except AttributeError:
+        where = getattr(owner, "__name__", type(owner).__name__)
+        raise ImportError(
+            f"torch {torch.__version__} has no {where}.{name}, which hookcore needs: use a release of torch that "
+            "hookcore was tested with, as listed in its README"
+        ) from None
+
+
+_C: Final[Any] = torch._C
+
+# Modes and passes
+DisableTorchFunction: Final = required(_C, "DisableTorchFunction")
+DisableTorchFunctionSubclass: Final = required(_C, "DisableTorchFunctionSubclass")
+disable_current_modes: Final = required(python_dispatch, "_disable_current_modes")
+Engine = _ImperativeEngine
+current_graph_task: Final[Callable[[], int]] = required(_C, "_current_graph_task_id")  # -1 outside of a backward pass
+tracing_state: Final[Callable[[], Any]] = required(_C, "_get_tracing_state")
+# Without this function, a mode is assumed to be active, which only leads to slower code.
+function_modes: Final[Callable[[], int]] = getattr(_C, "_len_torch_function_stack", lambda: 1)
+is_wrapped: Final[Callable[[Tensor], bool]] = required(_C._functorch, "is_functorch_wrapped_tensor")
+
+# Tables of hooks
+WrappedHook: Final[Any] = required(_modules, "_WrappedHook")
+FORWARD_PRE_HOOKS: Final[dict[int, Any]] = required(_modules, "_global_forward_pre_hooks")
+FORWARD_HOOKS: Final[dict[int, Any]] = required(_modules, "_global_forward_hooks")
+FORWARD_HOOKS_WITH_KWARGS: Final[dict[int, Any]] = required(_modules, "_global_forward_hooks_with_kwargs")
+FORWARD_HOOKS_ALWAYS_CALLED: Final[dict[int, Any]] = required(_modules, "_global_forward_hooks_always_called")
+BACKWARD_PRE_HOOKS: Final[dict[int, Any]] = required(_modules, "_global_backward_pre_hooks")
+BACKWARD_HOOKS: Final[dict[int, Any]] = required(_modules, "_global_backward_hooks")
+# These bypass __torch_function__ and the properties of subclasses.
+gradient_hooks_of: Final[Callable[[Tensor], Any]] = required(_C.TensorBase, "_backward_hooks").__get__
+accumulation_hooks_of: Final[Callable[[Tensor], Any]] = required(_C.TensorBase, "_post_accumulate_grad_hooks").__get__
+no_forward: Final = getattr(_modules, "_forward_unimplemented", None)
+
+# Code
+MODULE_CALL: Final[CodeType] = required(nn.Module, "_call_impl").__code__
+PACKAGE_EXPORT: Final[CodeType] = required(PackageExporter, "_execute_dependency_graph").__code__
+SCALER_STEPS: Final = frozenset(
+    step.__code__ for name in ("step", "_maybe_opt_step") if (step := getattr(GradScaler, name, None)) is not None
+)
+
+
+def backward_flag() -> bool | None:
+    """Return whether the global backward hooks are full ones, False for legacy ones, or None if there are none."""
+    flag: bool | None = required(_modules, "_global_is_full_backward_hook")
+    return flag
+
+
+def clear_backward_flag() -> None:
+    """Let torch accept legacy hooks again."""
+    _modules._global_is_full_backward_hook = None
+
+
+def global_hook_check() -> Callable[[], Any] | None:
+    """Return the function with which torch looks for global hooks at each call of a compiled module, or None."""
+    return getattr(_modules, "_has_any_global_hook", None)
+
+
+def set_global_hook_check(check: Callable[[], Any]) -> None:
+    """Replace that function."""
+    _modules._has_any_global_hook = check
+
+
+def engine() -> Any:
+    """Return the engine that runs the backward passes that Python starts."""
+    return required(Variable, "_execution_engine")
+
+
+def set_engine(engine: Any) -> None:
+    """Let another engine run them."""
+    Variable._execution_engine = engine
+
+
+# Saved tensors. torch before 2.8 doesn't say which pair is on top.
+top_saved_pair: Final[Callable[[bool], Any] | None] = getattr(_C._autograd, "_top_saved_tensors_default_hooks", None)
+saved_pairs_enabled: Final[Callable[[], bool]] = required(_C._autograd, "_saved_tensors_hooks_is_enabled")
+pop_saved_pair: Final[Callable[[], None]] = required(_C._autograd, "_pop_saved_tensors_default_hooks")
+
+
+def zero_all(tensors: list[Tensor]) -> None:
+    """Set all tensors to zero, in one kernel if torch can."""
+    together = getattr(torch, "_foreach_zero_", None)
+    if together is not None:
+        together(tensors)
+        return
+    for tensor in tensors:
+        tensor.zero_()
+
+
+# Dynamo
+
+
+def skip_frames(codes: Iterable[CodeType], all_codes: Callable[[], Iterable[CodeType]]) -> None:
+    """Keep Dynamo out of the frames of these codes and of every frame below them.
+
+    torch 2.6 can't skip the frames below, so there `all_codes` returns the code of all functions to skip.
+    """
+    frames = _C._dynamo.eval_frame
+    if not hasattr(frames, "set_code_exec_strategy"):
+        for code in (*codes, *all_codes()):
+            frames.skip_code(code)
+        return
+    skip = frames._FrameAction.SKIP
+    strategy = frames._FrameExecStrategy(skip, skip)
+    for code in codes:
+        frames.set_code_exec_strategy(code, strategy)
+
+
+def has_graphs(code: CodeType) -> bool:
+    """Return whether anything was compiled for this code."""
+    frames = _C._dynamo.eval_frame
+    if hasattr(frames, "_get_total_cache_entry_count"):
+        return bool(frames._get_total_cache_entry_count(code) > 0)
+    return bool(frames._debug_get_cache_entry_list(code))  # torch 2.6 has no count
+
+
+def reset_code(code: CodeType) -> None:
+    """Make Dynamo compile this code again at its next call."""
+    _C._dynamo.eval_frame.reset_code(code)
