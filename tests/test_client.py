@@ -97,7 +97,7 @@ def test_the_description_of_a_run_is_the_one_that_was_sent(client: Client) -> No
     assert (modules[1].aliases, modules[1].taps[0].number, modules[1].shapes) == (("again.0",), 1, {"weight": (4, 3)})
     assert modules[1].coverage == COVERAGE[1]
     assert tuple(tap.record for tap in client.taps().taps) == TAPS
-    assert client.taps(type="Lin*").numbers.tolist() == [1, 4]
+    assert client.taps("type:Lin*").numbers.tolist() == [1, 4]
     assert client.coverage(captured=False) == [COVERAGE[2]]
     assert client.hooks() == list(HOOKS)
 

@@ -9,10 +9,13 @@ from typing import Any, Final
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import hookcore
+from hookcore.recorder.coverage import unique_root_name
 from tests.harness import read_step, seed_all, watch
 from tests.zoo import CASES
 from tests.zoo.case import mean_square, mlp, noise, sgd
@@ -399,3 +402,17 @@ def test_the_tree_has_the_shapes_of_parameters_and_of_the_first_inputs_and_outpu
     assert shapes["0"] == {"weight": (4, 3), "bias": (4,), "input 0": (2, 3), "output": (2, 4)}
     assert shapes["1"]["output 1.0"] == (1, 5)
     assert shapes["1"]["weight_ih_l0"] == (20, 4)
+
+
+@given(st.lists(st.sampled_from(["Net", "GPT"]), max_size=12))
+def test_root_names_never_meet_twice(type_names: list[str]) -> None:
+    taken: list[str] = []
+    for name in type_names:
+        taken.append(unique_root_name(name, taken))
+    assert len(set(taken)) == len(taken)
+
+
+def test_root_names_count_from_two() -> None:
+    assert unique_root_name("Net", set()) == "Net"
+    assert unique_root_name("Net", {"Net"}) == "Net#2"
+    assert unique_root_name("Net", {"Net", "Net#2", "Net#4"}) == "Net#3"

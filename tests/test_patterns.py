@@ -11,9 +11,9 @@ import re2  # type: ignore[import-untyped]
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hookcore import patterns
 from hookcore.errors import PatternError
-from hookcore.store.checks import matcher
+from hookcore.patterns import matching
+from hookcore.patterns.matching import matcher
 
 NAMES = [f"blocks.{number}.attn.{'a' * 80}.c" for number in range(10_000)]
 SIGNS = "ab.-]![*?_x\\^&~|é\n"
@@ -22,18 +22,18 @@ SIGNS = "ab.-]![*?_x\\^&~|é\n"
 @given(st.text(SIGNS, max_size=8), st.text(SIGNS, max_size=8))
 def test_a_glob_means_the_same_as_in_the_standard_library(glob: str, name: str) -> None:
     if "--" not in glob:  # ranges from and to the hyphen itself are parsed differently there
-        assert patterns.glob(glob)(name) == fnmatch.fnmatchcase(name, glob)
+        assert matching.glob(glob)(name) == fnmatch.fnmatchcase(name, glob)
 
 
 @given(st.text(max_size=20))
 def test_any_name_matches_the_star_and_nothing_else_raises(name: str) -> None:
-    assert patterns.glob("*")(name)
-    assert patterns.expression("re:(?s).*")(name)
+    assert matching.glob("*")(name)
+    assert matching.expression("(?s).*")(name)
 
 
 def test_half_a_surrogate_pair_in_a_name_is_no_error() -> None:
-    assert patterns.glob("a*")("a\udc80")
-    assert not patterns.glob("\udc80b")("a")
+    assert matching.glob("a*")("a\udc80")
+    assert not matching.glob("\udc80b")("a")
 
 
 @pytest.mark.parametrize(
@@ -69,15 +69,15 @@ def test_the_error_names_the_unsupported_syntax(pattern: str) -> None:
 
 def test_a_refused_expression_writes_nothing_to_the_terminal() -> None:
     code = (
-        "from hookcore import patterns\n"
-        "try: patterns.expression('re:(')\n"
-        "except patterns.PatternError: pass\n"
-        "patterns.expression('re:(a?){300}a{300}')('a' * 300)\n"
+        "from hookcore.patterns import matching\n"
+        "try: matching.expression('(')\n"
+        "except matching.PatternError: pass\n"
+        "matching.expression('(a?){300}a{300}')('a' * 300)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
     assert done.stderr == b""
 
 
 def test_no_compiled_pattern_stays_in_a_cache() -> None:
-    assert patterns.expression("re:a+")("aa")
+    assert matching.expression("a+")("aa")
     assert re2._Regexp._make.cache_info().currsize == 0

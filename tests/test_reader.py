@@ -48,7 +48,7 @@ def readers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Readers]:
 
 maybe = st.none().__or__
 steps = {"first": maybe(st.integers(0, 10)), "last": maybe(st.integers(10, 40))}
-matches = maybe(st.sampled_from(["*", "m.*", "m.1", "re:[0-3]$", "nothing", "a"]))
+matches = maybe(st.sampled_from(["*", "m.*", "m.1", "re:[0-3]$", "nothing", "a", "type:Lin*", "m.* !is:nan"]))
 kinds = st.sampled_from(KINDS)
 stats = st.sampled_from([*STAT_NAMES, "p50", "p99.9"])
 taps = st.integers(0, TAPS - 1) | st.sampled_from([str(TAPS - 1), "m.1 output_grad [past.1] call 1", "m.6 update"])
@@ -57,7 +57,7 @@ texts = st.sampled_from(["event-0", "event-1", "none"])
 QUESTIONS: dict[str, dict[str, st.SearchStrategy[Any]]] = {
     "steps": {},
     "modules": {"match": matches},
-    "taps": {"match": matches, "kind": maybe(kinds), "type": maybe(st.sampled_from(["Lin*", "Model"]))},
+    "taps": {"match": matches, "kind": maybe(kinds)},
     "coverage": {"match": matches, "captured": maybe(st.booleans())},
     "hooks": {},
     "series": {"tap": taps, "stat": stats, "points": points, **steps},

@@ -9,7 +9,6 @@ import numpy as np
 
 from hookcore.records import Snapshot, Tap
 from hookcore.store import Store
-from hookcore.store.checks import matcher
 
 from .rollout import is_attention
 
@@ -28,7 +27,7 @@ class Captured:
 
 def maps_at(store: Store, match: str | None) -> dict[int, list[Captured]]:
     """Return the captured attention maps of each step, in the model's order. The newest of repeated ones counts."""
-    fits = matcher(match)
+    fits = store.matcher(match)
     found: dict[tuple[int, Tap], tuple[int, Snapshot]] = {}
     for number, each in store.numbered_snapshots():
         found[each.step, each.tap] = number, each

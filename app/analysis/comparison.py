@@ -13,10 +13,9 @@ import re2  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 from hookcore.errors import ArgumentError, PatternError
-from hookcore.patterns import expression
+from hookcore.patterns.matching import expression
 from hookcore.records import Tap
 from hookcore.store import Store
-from hookcore.store.checks import matcher
 from hookcore.store.rows import Rows
 
 MAX_COMPARED: Final = 5000  # maximum taps of one query
@@ -47,12 +46,13 @@ class Pairs:
     @classmethod
     def of(cls, one: Store, two: Store, asked: Asked) -> Pairs:
         """Pair the taps of two stores; `rename` maps module paths of the second store."""
-        fits, rename = matcher(asked.match), renamer(asked.rename)
+        fits, fits_in_two, rename = one.matcher(asked.match), two.matcher(asked.match), renamer(asked.rename)
         own = {tap: number for number, tap in _taps(one, asked.kind) if fits(tap.module)}
         other: dict[Tap, int] = {}
+        known = {tap.module for tap in one.taps().taps}
         for number, tap in _taps(two, asked.kind):
             module = rename(tap.module)
-            if fits(module):
+            if fits(module) if module in known else fits_in_two(tap.module):
                 other.setdefault(Tap(module, tap.kind, tap.index, tap.call, tap.phase), number)
         shared = tuple(tap for tap in own if tap in other)
         if len(shared) > MAX_COMPARED:

@@ -35,6 +35,28 @@ class SettingsChanges(BaseModel):
     paused: Annotated[bool, Field(strict=True)] | None = None
 
 
+_Path = Annotated[str, Field(max_length=1000)]
+_Drafted = Annotated[tuple[_Path, ...], Field(max_length=1000)]
+
+
+class Switched(BaseModel):
+    """Modules whose checkbox on the page Hooks was switched."""
+
+    model_config = ConfigDict(extra="forbid")
+    paths: Annotated[tuple[_Path, ...], Field(min_length=1, max_length=100_000)]
+    whole: bool
+    on: bool
+
+
+class SelectionDraft(BaseModel):
+    """Patterns that are not applied yet."""
+
+    model_config = ConfigDict(extra="forbid")
+    include: _Drafted = ()
+    exclude: _Drafted = ()
+    switch: Switched | None = None
+
+
 class SnapshotRequest(BaseModel):
     """The requested tensor: `tap` by its number or label, or the module and the known parts of the stream."""
 

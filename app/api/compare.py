@@ -16,7 +16,7 @@ from hookcore.answers import Number
 from hookcore.errors import ArgumentError
 from hookcore.records import Tap
 from hookcore.store import STAT_NAMES
-from hookcore.store.checks import matcher, require
+from hookcore.store.checks import require
 
 from ..analysis.comparison import Apart, Asked, Differences, Layer, Pairs, compare, differences, renamer
 from ..analysis.verdict import Verdict, compare_runs
@@ -27,10 +27,10 @@ from .given import (
     RUN_PATTERN,
     After,
     Format,
+    GivenMatch,
     GivenReply,
     GivenRuns,
     GivenSpan,
-    Match,
     OfKind,
     StatName,
     described,
@@ -66,9 +66,9 @@ def _two_runs(
 
 def _asked(
     span: GivenSpan,
+    match: GivenMatch,
     stat: StatName = "rms",
     kind: OfKind = None,
-    match: Match = None,
     tolerance: Annotated[
         float,
         Query(ge=0, le=2, description="largest difference that counts as equal, as a share of the larger magnitude"),
@@ -83,7 +83,6 @@ def _asked(
     ] = "",
 ) -> Asked:
     require("stat", stat, STAT_NAMES)
-    matcher(match)
     renamer(rename)
     return Asked(stat, kind, match, span.first, span.last, tolerance, rename)
 

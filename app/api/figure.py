@@ -19,18 +19,18 @@ from hookcore.records import KINDS, Kind
 from hookcore.records.sketch import BINS
 from hookcore.records.vocabulary import KIND_WORDS, OWN
 from hookcore.store import STAT_NAMES
-from hookcore.store.checks import matcher, require, unknown
+from hookcore.store.checks import require, unknown
 
 from ..formats import StrictJson
 from ..runs import Run, Runs
 from . import examples
 from .given import (
     RUN_PATTERN,
+    GivenMatch,
     GivenReply,
     GivenRun,
     GivenRuns,
     GivenSpan,
-    Match,
     Span,
     described,
     run_named,
@@ -84,12 +84,12 @@ class Asked:
 
 def _asked(
     span: GivenSpan,
+    match: GivenMatch,
     kind: Annotated[
         str,
         Query(max_length=200, description="the kind of the taps; a profile can have several, separated by commas"),
     ] = "output",
     stat: Annotated[str, Query(max_length=50, description="a stat, or for a series a quantile such as p99")] = "rms",
-    match: Match = None,
     tap: Annotated[TapText | None, Query(description="for series, histograms and fan: one tap")] = None,
     name: Annotated[
         list[Annotated[str, Query(max_length=1000)]] | None,
@@ -112,7 +112,6 @@ def _asked(
     scale: Annotated[Literal["auto", "log", "linear"], Query(description="the scale of the values")] = "auto",
     smooth: Annotated[float, Query(ge=0, le=1e9, description="half-life in steps; 0 disables smoothing")] = 0.0,
 ) -> Asked:
-    matcher(match)
     if columns * rows > MAX_CELLS:
         raise ArgumentError(f"columns={columns} by rows={rows} are more than {MAX_CELLS} cells: ask for fewer")
     about = span, kind, stat, match, tap, tuple(name or ()), step, other, number, part

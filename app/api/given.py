@@ -15,6 +15,8 @@ from starlette.exceptions import HTTPException
 from hookcore import answers
 from hookcore.answers.base import SCHEMAS
 from hookcore.errors import ArgumentError
+from hookcore.patterns import parse
+from hookcore.patterns.matching import MAX_LENGTH
 from hookcore.records import Kind
 from hookcore.store import STAT_NAMES
 from hookcore.store.checks import unknown
@@ -29,10 +31,7 @@ _SALT: Final = secrets.token_hex(4)  # a restarted server counts its versions fr
 
 RunId = Annotated[str, Path(pattern=RUN_PATTERN, description="a run's id", examples=["run-1"])]
 OfRun = Annotated[str | None, Query(pattern=RUN_PATTERN, description="a run's id; default: the newest run")]
-Match = Annotated[
-    str | None,
-    Query(max_length=1000, description="a glob on the module's path (* crosses dots), or re: and a regular expression"),
-]
+OfModule = Annotated[str | None, Query(max_length=1000, description="only the module with this path")]
 OfKind = Annotated[Kind | None, Query(description="only taps of this kind")]
 Limit = Annotated[int, Query(ge=1, le=MAX_PAGE, description="maximum number of items in this answer")]
 After = Annotated[int, Query(ge=0, le=MAX_STEP, description="`next` of the previous answer")]
@@ -49,6 +48,25 @@ StatsOrQuantiles = Annotated[
         json_schema_extra={"anyOf": [{"enum": list(STAT_NAMES)}, {"pattern": r"^p(\d{1,2}(\.\d{1,6})?|100)$"}]},
     ),
 ]
+
+
+def match_of(
+    match: Annotated[
+        str | None,
+        Query(
+            max_length=MAX_LENGTH,
+            description="a pattern for modules, such as layers.*.attn, type:Linear, or is:nan; see docs/patterns.md",
+            examples=["layers.*"],
+        ),
+    ] = None,
+) -> str | None:
+    """Return a pattern for modules. A malformed one raises PatternError before anything is read."""
+    if match is not None:
+        parse(match)
+    return match
+
+
+GivenMatch = Annotated[str | None, Depends(match_of)]
 
 
 def runs_of(request: Request) -> Runs:

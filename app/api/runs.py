@@ -10,24 +10,24 @@ from starlette.exceptions import HTTPException
 
 from hookcore import answers
 from hookcore.answers import Number
-from hookcore.store.checks import matcher
 
-from ..analysis.facts import facts_as_json, facts_of
+from ..analysis.selection import Patterns, Switch, found_by, preview
 from ..formats import StrictJson
 from ..runs import Gone, Run, why_gone
 from ..runs.answering import run_of
 from . import examples
-from .bodies import RunChanges
+from .bodies import RunChanges, SelectionDraft
 from .given import (
     RUN_PATTERN,
     After,
+    GivenMatch,
     GivenReply,
     GivenRun,
     GivenRuns,
     Limit,
     ListedRun,
-    Match,
     OfKind,
+    OfModule,
     PathRun,
     RunId,
     answered,
@@ -132,43 +132,49 @@ def restore_run(runs: GivenRuns, run: RunId) -> Response:
     summary="The tree of modules",
     responses=described(examples.MODULES),
 )
-def modules(run: PathRun, reply: GivenReply, match: Match = None, after: After = 0, limit: Limit = 1000) -> Response:
+def modules(
+    run: PathRun, reply: GivenReply, match: GivenMatch, module: OfModule = None, after: After = 0, limit: Limit = 1000
+) -> Response:
     """Return every module in the model's order, with its parameters, its coverage, and its taps."""
-    fits = matcher(match)
+    fits = run.store.matcher(match)
 
     def content() -> answers.Modules:
-        found = [module for module in run.store.modules() if fits(module.path)]
+        every = run.store.modules()
+        found = [each for each in every if module in (None, each.path) and fits(each.path)]
         shown, page = page_of(found, after, limit)
         return answers.Modules(**page, run=run.id, modules=tuple(run.reader.modules_of(shown)))
 
     return reply.json([version_of(run)], content)
 
 
-@router.get("/runs/{run}/facts", include_in_schema=False)  # only for the find box of the pages
-def module_facts(run: PathRun, reply: GivenReply) -> Response:
-    """Return the facts about each module for the find box."""
-    return reply.json([version_of(run)], lambda: {"modules": facts_as_json(facts_of(run))})
+@router.get("/runs/{run}/find", include_in_schema=False)  # only for the find boxes of the pages
+def find_modules(run: PathRun, reply: GivenReply, f: Annotated[str, Query(max_length=1000)] = "") -> Response:
+    """Return the modules that the text of a find box matches."""
+    return reply.json([version_of(run)], lambda: found_by(run, f))
+
+
+@router.post("/runs/{run}/selection", include_in_schema=False)  # only for the page Hooks
+def preview_selection(run: PathRun, draft: SelectionDraft) -> Response:
+    """Return the modules that patterns would select, and the patterns after a switch."""
+    before, switch = Patterns(draft.include, draft.exclude), draft.switch
+    return StrictJson(preview(run, before, None if switch is None else Switch(switch.paths, switch.whole, switch.on)))
 
 
 @router.get("/taps", summary="The observed tensor streams", responses=described(examples.TAPS))
 def taps(
     run: GivenRun,
     reply: GivenReply,
-    match: Match = None,
+    match: GivenMatch,
     kind: OfKind = None,
-    of_type: Annotated[
-        str | None, Query(alias="type", max_length=200, description="a glob on the module's class, or re:")
-    ] = None,
+    module: OfModule = None,
     after: After = 0,
     limit: Limit = 10_000,
 ) -> Response:
     """Return the matching taps, ascending by number."""
-    matcher(match)
-    matcher(of_type)
 
     def content() -> answers.Taps:
-        found = run.reader.taps(match, kind, of_type)
-        shown, page = page_of(found.taps, after, limit)
+        found = run.reader.taps(match, kind)
+        shown, page = page_of([tap for tap in found.taps if module in (None, tap.module)], after, limit)
         return replace(found, **page, taps=tuple(shown))
 
     return reply.json([version_of(run)], content)
@@ -182,13 +188,12 @@ def taps(
 def coverage(
     run: GivenRun,
     reply: GivenReply,
-    match: Match = None,
+    match: GivenMatch,
     captured: Annotated[bool | None, Query(description="only captured, or only uncaptured modules")] = None,
     after: After = 0,
     limit: Limit = 1000,
 ) -> Response:
     """Return every module: captured, or why not."""
-    matcher(match)
 
     def content() -> answers.CoverageList:
         shown, page = page_of(run.reader.coverage(match, captured), after, limit)

@@ -21,10 +21,10 @@ from . import examples
 from .given import (
     After,
     Format,
+    GivenMatch,
     GivenReply,
     GivenRun,
     GivenSpan,
-    Match,
     OfKind,
     StatName,
     StatsOrQuantiles,
@@ -62,9 +62,9 @@ def series(
     run: GivenRun,
     reply: GivenReply,
     span: GivenSpan,
+    match: GivenMatch,
     stat: StatsOrQuantiles,
     tap: Annotated[list[TapText] | None, Query(max_length=MAX_SERIES, description="can be repeated")] = None,
-    match: Match = None,
     kind: OfKind = None,
     points: Points = 1000,
     after: After = 0,
@@ -106,9 +106,9 @@ def heatmap(
     run: GivenRun,
     reply: GivenReply,
     span: GivenSpan,
+    match: GivenMatch,
     kind: Annotated[Kind, Query(description="the kind of the taps")],
     stat: StatName,
-    match: Match = None,
     columns: Annotated[int, Query(ge=1, le=5000, description="maximum number of columns (equal spans of steps)")] = 500,
     rows: Annotated[int, Query(ge=1, le=5000, description="maximum number of rows; neighbors share one")] = 1000,
     counts: Annotated[bool, Query(description="add how often a cell was captured and non-finite")] = False,
@@ -116,7 +116,6 @@ def heatmap(
 ) -> Response:
     """Return the worst value (the largest magnitude) of each cell; columns x rows is at most 2,000,000."""
     require("stat", stat, STAT_NAMES)
-    matcher(match)
     if columns * rows > MAX_CELLS:
         raise ArgumentError(f"columns={columns} by rows={rows} are more than {MAX_CELLS} cells: ask for fewer")
 
@@ -174,7 +173,7 @@ def histograms(
 def latest(
     run: GivenRun,
     reply: GivenReply,
-    match: Match = None,
+    match: GivenMatch,
     kind: OfKind = None,
     stat: Annotated[str | None, Query(max_length=50, description="only this stat; default: all")] = None,
     sort: Annotated[
@@ -188,7 +187,6 @@ def latest(
     for given in (stat, sort.removeprefix("-") if sort else None):
         if given is not None:
             require("stat", given, STAT_NAMES)
-    matcher(match)
 
     def content() -> answers.Latest:
         return run.reader.latest(match, kind, stat, sort, limit)

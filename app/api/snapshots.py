@@ -15,7 +15,7 @@ from hookcore.answers import Number as FloatOrWord
 from hookcore.errors import ArgumentError
 from hookcore.reading.slices import cells_of, cut
 from hookcore.records import Snapshot, Tap
-from hookcore.store.checks import matcher, unknown
+from hookcore.store.checks import unknown
 
 from ..analysis.png import png_of
 from ..analysis.tiles import Pool, factors_of, real_of, statistics_of, tiles_of
@@ -26,10 +26,10 @@ from . import examples
 from .bodies import SnapshotRequest
 from .given import (
     After,
+    GivenMatch,
     GivenReply,
     GivenRun,
     Limit,
-    Match,
     OfKind,
     answered,
     described,
@@ -54,10 +54,9 @@ Pixels = Annotated[int, Query(ge=1, le=4096)]
     responses=described(examples.SNAPSHOTS),
 )
 def snapshots(
-    run: GivenRun, reply: GivenReply, match: Match = None, kind: OfKind = None, after: After = 0, limit: Limit = 1000
+    run: GivenRun, reply: GivenReply, match: GivenMatch, kind: OfKind = None, after: After = 0, limit: Limit = 1000
 ) -> Response:
     """Return the snapshots, oldest first, without their values."""
-    matcher(match)
 
     def content() -> answers.Snapshots:
         shown, page = page_of(run.reader.snapshots(match, kind), after, limit)

@@ -9,8 +9,8 @@ from fastapi import APIRouter, Query, Response
 from hookcore import answers
 from hookcore.config import SETTINGS
 from hookcore.errors import ArgumentError
+from hookcore.patterns import STRUCTURE, parse
 from hookcore.records import Severity
-from hookcore.store.checks import matcher
 
 from ..formats import StrictJson, plain
 from . import examples
@@ -87,5 +87,5 @@ def _checked(changes: dict[str, Any]) -> dict[str, Any]:
         _READERS[name].value_of(value)
         if name in ("include", "exclude"):
             for pattern in [value] if isinstance(value, str) else value or ():
-                matcher(pattern)
+                parse(pattern, STRUCTURE)
     return changes

@@ -131,19 +131,19 @@ class Selections:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: OrderedDict[Hashable, tuple[int, TapList]] = OrderedDict()
+        self._kept: OrderedDict[Hashable, tuple[tuple[int, int], TapList]] = OrderedDict()
 
     def get(self, store: Store, kind: str | None, match: str | None) -> TapList:
         """Return the taps of a kind that match."""
         key = token_of(store), kind, match
-        announced = store.taps_announced
+        known = store.taps_announced, store.modules_known
         with self._lock:
             found = self._kept.get(key)
-        if found is not None and found[0] == announced:
+        if found is not None and found[0] == known:
             return found[1]
         taps = store.taps(match, kind)
         with self._lock:
-            self._kept[key] = announced, taps
+            self._kept[key] = known, taps
             self._kept.move_to_end(key)
             while len(self._kept) > MAX_SELECTIONS:
                 self._kept.popitem(last=False)

@@ -9,6 +9,7 @@ import msgspec
 
 from hookcore.answers.live import ColorScale
 from hookcore.errors import ArgumentError
+from hookcore.patterns import STRUCTURE, parse
 from hookcore.store import STAT_NAMES, checks
 
 MAX_ROWS: Final = 10_000
@@ -101,7 +102,7 @@ def spec_of(asked: Subscribe) -> Spec:
         for stat in stats:
             checks.require("stat", stat, STAT_NAMES)
         checks.require_kind(asked.kind)
-        checks.matcher(asked.match)
+        check_match(asked.match)
     if asked.view == "heatmap":
         _check_heatmap(asked, stats)
     elif asked.dtype == "u8":
@@ -124,6 +125,12 @@ def spec_of(asked: Subscribe) -> Spec:
         asked.scale,
         _scale_of(asked),
     )
+
+
+def check_match(match: str | None) -> None:
+    """Raise PatternError unless a match is a pattern whose answer changes only when taps come."""
+    if match is not None:
+        parse(match, STRUCTURE)
 
 
 def _check_heatmap(asked: Subscribe, stats: tuple[str, ...]) -> None:

@@ -19,6 +19,7 @@ from ..runs import Run
 from .marks import Cursor, Mark
 from .news import Wish, begin, block, is_told, make_blocks
 from .publisher import Ear, Publisher, Pulse, publisher_of, reader_of
+from .requests import check_match
 
 HEARTBEAT_S: Final = 15.0
 NEWER_RUN_S: Final = 1.0  # how often to look for a newer run
@@ -74,7 +75,7 @@ def live(
     """Send news as server-sent events; see docs/live.md. `Last-Event-ID` continues exactly after that event."""
     publisher = publisher_of(request.app)
     checks.require_kind(kind)
-    checks.matcher(match)
+    check_match(match)
     wish = Wish(kind, match, _stats_of(stat), hz)
     if run is not None and publisher.find(run) is None:
         known = [each.id for each in publisher.runs.all()]

@@ -17,7 +17,7 @@ from hookcore.records.vocabulary import is_loss, loss_rank
 from hookcore.store import STAT_NAMES, Store
 
 from ..analysis.comparison import Asked, Layer
-from ..analysis.facts import finder_of
+from ..analysis.selection import finder_of
 from ..analysis.verdict import Verdict, compare_runs, parting_words
 from ..formats import plain
 from ..runs import Run, Runs
@@ -114,6 +114,7 @@ class ComparePage(Page):
         values: dict[str, Any] = {"every": labels_of(every), "one": one, "two": two, "wanted": wanted}
         values |= {"missing": missing, "problem": "", "result": None, "settings": [], "query": wanted.query}
         values |= {"layer_address": _layer_address, "parting_words": parting_words}
+        values["find_problem"] = finder_of(one, self.f).problem if one is not None else ""
         if one is not None and two is not None:
             values["settings"] = settings_of(one, two)
             try:
@@ -178,9 +179,9 @@ def _result(one: Run, two: Run, wanted: Wanted) -> dict[str, Any]:
         )
     asked = Asked(wanted.stat, wanted.kind, tolerance=wanted.share, rename=wanted.rename)
     verdict = compare_runs(one.store, two.store, asked)
-    finder = finder_of(one, wanted.f)
+    fits = finder_of(one, wanted.f).fits
     layers = [verdict.layers[place] for place in verdict.order(wanted.sort or "share")]
-    shown = [layer for layer in layers if finder.fits(layer.tap.module)]
+    shown = [layer for layer in layers if fits(layer.tap.module)]
     return {
         "verdict": verdict,
         "layers": shown[:MAX_LAYERS],
@@ -190,7 +191,6 @@ def _result(one: Run, two: Run, wanted: Wanted) -> dict[str, Any]:
             (run, [*taps][:MAX_ALONE], len(taps)) for run, taps in zip((one, two), verdict.pairs.alone, strict=True)
         ],
         "types": one.store.module_types(),
-        "find_problem": finder.problem,
         "loss": min(filter(is_loss, (logged.name for logged in verdict.logged)), key=loss_rank, default=""),
     }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, Any, Final, Literal
@@ -13,10 +14,11 @@ from starlette.responses import PlainTextResponse, Response
 
 from hookcore.records import SEVERITIES
 
+from ..analysis.selection import finder_of
 from ..runs import Run
 from .frame import address_of
 from .page import FindText, Page, RowNumber, RunPage, Text, last_page
-from .views.event_list import FINDING, Filter, Line, all_lines, markdown_of, modules_of, names_of
+from .views.event_list import FINDING, Filter, Line, all_lines, markdown_of, names_of
 from .views.overview import layer_address
 from .views.provenance import provenance_of
 from .views.timeline import timeline_of
@@ -58,7 +60,8 @@ class EventsPage(RunPage):
     @cached_property
     def wanted(self) -> Filter:
         """The requested lines."""
-        return _filter_of(self.severity, self.rule, self.f, self.text, self.span, self.hide)
+        fits = finder_of(self.run, self.f).fits
+        return _filter_of(self.severity, self.rule, fits, self.text, self.span, self.hide)
 
     @cached_property
     def fitting(self) -> list[Line]:
@@ -122,11 +125,11 @@ class EventsPage(RunPage):
         }
 
 
-def _filter_of(severity: str, name: str, modules: str, text: str, span: str, hide: str) -> Filter:
+def _filter_of(severity: str, name: str, fits_module: Callable[[str], bool], text: str, span: str, hide: str) -> Filter:
     steps = re.fullmatch(r"(\d{1,15})(?:-(\d{1,15}))?", span.strip())
     first = int(steps[1]) if steps else None
     last = int(steps[2] or steps[1]) if steps else None
-    return Filter(severity, name, modules_of(modules), text.strip(), first, last, hide == "1")
+    return Filter(severity, name, fits_module, text.strip(), first, last, hide == "1")
 
 
 def _shown(run: Run, line: Line, asked: dict[str, str]) -> Shown:

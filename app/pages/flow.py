@@ -11,7 +11,7 @@ from hookcore.records import KINDS, Kind, Tap
 from hookcore.store import STAT_NAMES, Store, checks
 
 from ..analysis.coverage import why_empty
-from ..analysis.facts import finder_of
+from ..analysis.selection import finder_of
 from .page import FindText, RowNumber, RunPage, Short
 
 ROWS: Final = 100  # of the table on one page
@@ -68,7 +68,7 @@ class FlowPage(RunPage):
 
     def values(self) -> dict[str, Any]:
         """Return the table of layers, and why charts are empty."""
-        run, finder = self.run, finder_of(self.run, self.f)
+        run, fits = self.run, finder_of(self.run, self.f).fits
         checks.require_kind(self.kind or None)
         asked: dict[str, Any] = {
             "step": int(self.step) if self.step.isdecimal() else None,
@@ -80,12 +80,11 @@ class FlowPage(RunPage):
             "grad": _stat_of(self.grad, "norm"),
         }
         every = layers_at(run.store, asked["step"], asked["act"], asked["grad"])
-        layers = [each for each in every if self.type in ("", each.type) and finder.fits(each.tap.module)]
+        layers = [each for each in every if self.type in ("", each.type) and fits(each.tap.module)]
         first = self.row - self.row % ROWS
         known = {tap.kind for tap in run.store.taps().taps}
         return {
             "asked": asked,
-            "problem": finder.problem,
             "layers": layers[first : first + ROWS],
             "rows_first": first,
             "rows_total": len(layers),

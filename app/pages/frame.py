@@ -19,6 +19,7 @@ from hookcore.records import KINDS, Severity
 from hookcore.store import STAT_NAMES
 
 from .. import assets
+from ..analysis.selection import finder_of
 from ..guard.security import may_change
 from ..runs import Run, Runs, why_gone
 from .views.event_list import Line, alert_lines
@@ -26,6 +27,7 @@ from .views.numerals import ago, pace, percent, shown, size, thousands
 
 THEMES: Final = ("system", "light", "dark")
 THEME_COOKIE: Final = "hookcore-theme"
+FIND_WORDS: Final = "Part of the path, or layers.*.attn, re:.*(q|k), type:Linear, is:nan, depth:2; ! negates"
 _TAIL_LETTERS: Final = 12  # of a name that is shortened in the middle
 
 
@@ -115,6 +117,7 @@ class Find:
     action: str
     here: bool
     kept: list[tuple[str, str]]
+    problem: str  # what is wrong with the text
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +185,10 @@ def _find_of(request: Request, page: str, run: Run) -> Find:
     here = any(place.page == page and place.finds for place in PLACES)
     query = request.query_params
     kept = [(name, value) for name, value in query.multi_items() if name != "f"] if here else []
-    return Find(query.get("f", ""), address_of(run, page if here else "flow"), here, kept)
+    text = query.get("f", "")
+    return Find(
+        text, address_of(run, page if here else "flow"), here, kept, finder_of(run, text).problem if here else ""
+    )
 
 
 def _make_templates() -> Environment:
@@ -195,7 +201,7 @@ def _make_templates() -> Environment:
     )
     own = (shortened, ends, middle, breakable, camels, shown, percent, thousands, pace, ago, moment, size, basename)
     templates.filters |= {each.__name__: each for each in (*own, code)}
-    templates.globals |= {"places": PLACES, "kinds": KINDS, "stat_names": STAT_NAMES}
+    templates.globals |= {"places": PLACES, "kinds": KINDS, "stat_names": STAT_NAMES, "find_words": FIND_WORDS}
     return templates
 
 

@@ -10,7 +10,7 @@ from hookcore.store import STAT_NAMES
 from ..findings import RULES
 from .frame import PLACES
 from .page import Page
-from .views.words import BEGIN, KEYS, KIND_WORDS, NOTHING, STAT_WORDS, WORDS
+from .views.words import BEGIN, KEYS, KIND_WORDS, NOTHING, PATTERN_WORDS, STAT_WORDS, WORDS
 
 GO: Final = (
     ("r", "Runs"),
@@ -32,6 +32,7 @@ class HelpPage(Page):
         """Return the texts."""
         return {
             "keys": (*KEYS, ("Go to", tuple((f"g {key}", title) for key, title in GO))),
+            "pattern_words": PATTERN_WORDS,
             "words": WORDS,
             "kind_words": KIND_WORDS,
             "stat_words": {name: STAT_WORDS[name] for name in STAT_NAMES},

@@ -8,7 +8,7 @@ from typing import Any, Final
 from hookcore.records import KINDS, Kind, Tap
 from hookcore.records.vocabulary import KIND_TITLES
 
-from ..analysis.facts import finder_of
+from ..analysis.selection import finder_of
 from ..runs import Run
 from .page import FindText, RunPage
 
@@ -32,9 +32,9 @@ class Tile:
     nonfinite: int
 
 
-def tiles_of(run: Run, kind: Kind, text: str) -> tuple[list[Tile], str]:
-    """Return the layers that match the find box, in the model's order, and what is wrong with its text."""
-    finder = finder_of(run, text)
+def tiles_of(run: Run, kind: Kind, text: str) -> list[Tile]:
+    """Return the layers that match the find box, in the model's order."""
+    fits = finder_of(run, text).fits
     types = run.store.module_types()
     order = {path: place for place, path in enumerate(types)}
     latest = run.store.latest(kind)
@@ -49,9 +49,9 @@ def tiles_of(run: Run, kind: Kind, text: str) -> tuple[list[Tile], str]:
             int(values[bad]),
         )
         for tap, step, values in zip(latest.taps, latest.steps, latest.values, strict=True)
-        if finder.fits(tap.module)
+        if fits(tap.module)
     ]
-    return sorted(tiles, key=lambda tile: order.get(tile.tap.module, len(order))), finder.problem
+    return sorted(tiles, key=lambda tile: order.get(tile.tap.module, len(order)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,7 @@ class HistogramsPage(RunPage):
         if "size" not in given:
             given["size"] = "m"
         chosen = next((each for each in KINDS if each == self.kind), KINDS[0])
-        tiles, problem = tiles_of(self.run, chosen, self.f)
+        tiles = tiles_of(self.run, chosen, self.f)
         return {
             "kind": chosen,
             "kind_labels": KIND_TITLES,
@@ -77,7 +77,6 @@ class HistogramsPage(RunPage):
             "asked": {name: _chosen(given.get(name), of) for name, of in CHOICES.items()},
             "tiles": tiles[:MAX_TILES],
             "total": len(tiles),
-            "problem": problem,
         }
 
 

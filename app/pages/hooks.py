@@ -11,13 +11,12 @@ from hashlib import blake2b
 from typing import Any, Final
 
 from hookcore.config import SETTINGS
-from hookcore.records import Coverage, HookRecord, Kind
+from hookcore.records import Coverage, HookRecord
 from hookcore.store import Store
 
 from ..analysis.cost import cost_of
 from ..analysis.coverage import coverage_of
-from ..analysis.facts import facts_of
-from ..analysis.find import Facts, parse
+from ..analysis.selection import finder_of
 from ..runs import Run
 from .frame import no_change_words
 from .page import FindText, RowNumber, RunPage, last_page
@@ -32,9 +31,7 @@ ON_MODEL: Final = frozenset({"module", "parameter"})
 class Row:
     """A module: what is captured of it, and how often it was called in a step."""
 
-    facts: Facts
-    kinds: tuple[Kind, ...]
-    reason: str
+    coverage: Coverage
     calls: int
     values: int  # number of values in its newest step
     hooks: int  # not from hookcore
@@ -78,11 +75,11 @@ class HooksPage(RunPage):
         return {} if self.part else self._table() | self._switches()
 
     def _table(self) -> dict[str, Any]:
-        found = parse(self.f)
-        rows = [each for each in rows_of(self.run) if found.test(each.facts)]
+        fits = finder_of(self.run, self.f).fits
+        rows = [each for each in rows_of(self.run) if fits(each.coverage.path)]
         first = last_page(self.row, len(rows), ROWS)
         shown = rows[first : first + ROWS]
-        return {"rows": shown, "fitting": len(rows), "first": first, "a_page": ROWS, "problem": found.problem}
+        return {"rows": shown, "fitting": len(rows), "first": first, "a_page": ROWS}
 
     def _switches(self) -> dict[str, Any]:
         helps = {setting.name: setting.help for setting in SETTINGS}
@@ -123,14 +120,11 @@ class HooksPage(RunPage):
 def rows_of(run: Run) -> list[Row]:
     """Return a row for each module, in the model's order."""
     store = run.store
-    coverage = {each.path: each for each in coverage_of(store)}
+    coverage = coverage_of(store)
+    paths = {each.path for each in coverage}
     calls, values = _counts(store)
-    foreign = Counter(_module_of(each, coverage) for each in store.hooks() if not each.ours and each.scope in ON_MODEL)
-    rows = []
-    for path, facts in facts_of(run).items():
-        covered = coverage[path]
-        rows.append(Row(facts, covered.kinds, covered.reason, calls[path], values[path], foreign[path]))
-    return rows
+    foreign = Counter(_module_of(each, paths) for each in store.hooks() if not each.ours and each.scope in ON_MODEL)
+    return [Row(each, calls[each.path], values[each.path], foreign[each.path]) for each in coverage]
 
 
 def _counts(store: Store) -> tuple[Counter[str], Counter[str]]:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 from fastapi import Query, Request
 from starlette.responses import Response
 
-from ..analysis.facts import finder_of
+from ..analysis.selection import finder_of
 from ..runs import Run
 from .frame import address_of
 from .page import FindText, Page, RowNumber, RunPage, last_page

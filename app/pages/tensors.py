@@ -9,7 +9,7 @@ from hookcore.records import KINDS, Snapshot
 from hookcore.records.vocabulary import KIND_TITLES
 from hookcore.store import Store
 
-from ..analysis.facts import finder_of
+from ..analysis.selection import finder_of
 from ..analysis.tiles import statistics_of
 from ..api.snapshots import MAX_VALUES
 from ..runs import Run

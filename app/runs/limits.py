@@ -134,9 +134,8 @@ def _check_description(described: Description) -> None:
         _require(length <= MAX_DESCRIBED, f"{length} {name}")
     _require(0 <= described.version < WHOLE, f"version {described.version} of a description")
     for module in described.modules:
-        _check_texts(
-            (module.path, module.type, module.parent or "", *module.aliases, *(name for name, _ in module.shapes))
-        )
+        _check_texts((module.path, module.type, module.parent or "", *module.aliases, *module.bases))
+        _check_texts(name for name, _ in module.shapes)
         _require(0 <= module.parameters < WHOLE and 0 <= module.trainable < WHOLE, "a number of parameters")
     for covered in described.coverage:
         _check_texts((covered.path, covered.type))

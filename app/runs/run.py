@@ -95,7 +95,7 @@ class Run:
     _unsent_due: float = 0.0
 
     def __post_init__(self) -> None:
-        self.findings = FindingsCache(self.store)
+        self._judge()
 
     @property
     def id(self) -> str:
@@ -128,8 +128,12 @@ class Run:
     def swap(self, store: Store, loaded: bool) -> None:
         """Use another store: one loaded from disk, or an outline of one that is on disk."""
         self.store, self.loaded = store, loaded
-        self.findings = FindingsCache(store)
+        self._judge()
         self.changes.tell()
+
+    def _judge(self) -> None:
+        findings = self.findings = FindingsCache(self.store)
+        self.store.find_dead = lambda: {each.module for each in findings.current() if each.rule == "dead"}
 
     def ask(self, name: Literal["settings", "snapshot", "inventory"], **what: Any) -> Command:
         """Queue a command for the trainer and return it."""

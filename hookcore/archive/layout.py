@@ -75,6 +75,7 @@ WHOLE: Final = {
             ("trainable", pa.int64()),
             ("aliases", pa.list_(pa.string())),
             ("shapes", pa.map_(pa.string(), pa.list_(pa.int64()))),
+            ("bases", pa.list_(pa.string())),
         ]
     ),
     "coverage": pa.schema(
@@ -101,6 +102,7 @@ WHOLE: Final = {
         ]
     ),
 }
+LATER_COLUMNS: Final = frozenset(("bases",))  # files of older releases don't have them
 
 _PART: Final = re.compile(r"part-(\d{1,12})-(\d{1,12})\.parquet")
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]+")

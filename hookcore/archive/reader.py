@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from hookcore.archive.files import open_regular
-from hookcore.archive.layout import FORMAT, OTHER_BINS, RUN_FILE, TABLES, WHOLE, parts_in
+from hookcore.archive.layout import FORMAT, LATER_COLUMNS, OTHER_BINS, RUN_FILE, TABLES, WHOLE, parts_in
 from hookcore.archive.tables import events_of, frames_of, snapshots_of
 from hookcore.errors import ArgumentError, HookcoreError
 from hookcore.records import Coverage, Failure, Frame, HookRecord, ModuleRecord, Snapshot, Tap
@@ -155,6 +155,8 @@ def _table_of(file: BinaryIO, schema: pa.Schema, most_bytes: int, most_rows: int
     about = parts.metadata
     size = sum(about.row_group(number).total_byte_size for number in range(about.num_row_groups))
     _require_size(size, about.num_rows, most_bytes, most_rows)
+    written = parts.schema_arrow.names
+    schema = pa.schema([field for field in schema if field.name in written or field.name not in LATER_COLUMNS])
     columns = [parts.schema.column(place) for place in range(len(parts.schema))]
     texts = [column.path for column in columns if column.physical_type == "BYTE_ARRAY"]
     batches, size = [], 0

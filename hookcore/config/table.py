@@ -80,10 +80,8 @@ _PHASES: Final = get_args(Phase)
 _ATTACH: Final = get_args(Attach)
 _COMPILED: Final = get_args(Compiled)
 _PATTERNS_HELP: Final = (
-    "A pattern is a glob on the dotted path, in which `*` also matches dots (`blocks.*.attn`); `re:` and a regular "
-    "expression for the whole path (`re:.*drop.*`); `type:` and a class name or a glob (`type:Linear`; base classes "
-    "count); `is:leaf` (no child modules); `is:root`; or a class (`nn.Linear`). A pattern matches a module, not the "
-    "modules inside it."
+    "[A pattern](patterns.md) is a path or a glob, such as `blocks.*.attn`, in which `*` also matches dots; "
+    "`re:` and a regular expression; `type:Linear`; `is:leaf`; `depth:2`; or a class. `!` negates it."
 )
 
 SETTINGS: Final = (

@@ -32,7 +32,7 @@ class StoreReader(Reader):
         return self._store.steps()
 
     def modules(self, match: str | None = None) -> list[answers.Module]:
-        fits = matcher(match)
+        fits = self._store.matcher(match)
         return self.modules_of([module for module in self._store.modules() if fits(module.path)])
 
     def modules_of(self, modules: Sequence[ModuleRecord]) -> list[answers.Module]:
@@ -62,11 +62,8 @@ class StoreReader(Reader):
             for module in modules
         ]
 
-    def taps(self, match: str | None = None, kind: Kind | None = None, type: str | None = None) -> answers.Taps:
+    def taps(self, match: str | None = None, kind: Kind | None = None) -> answers.Taps:
         found = list(self._store.taps(match, kind))
-        if type is not None:
-            fits, types = matcher(type), self._store.module_types()
-            found = [(number, tap) for number, tap in found if fits(types.get(tap.module, ""))]
         return answers.Taps(len(found), None, self._run, tuple(answers.Tap.of(*each) for each in found))
 
     def find(self, tap: TapName) -> answers.Tap:
@@ -78,7 +75,7 @@ class StoreReader(Reader):
         return answers.Tap.of(*self._store.find_tap(tap))
 
     def coverage(self, match: str | None = None, captured: bool | None = None) -> list[Coverage]:
-        fits = matcher(match)
+        fits = self._store.matcher(match)
         return [each for each in self._store.coverage() if fits(each.path) and captured in (None, each.captured)]
 
     def hooks(self) -> list[HookRecord]:
@@ -206,7 +203,7 @@ class StoreReader(Reader):
         return answers.Events(self._run, len(fitting), behind, events)
 
     def snapshots(self, match: str | None = None, kind: Kind | None = None) -> list[answers.Snapshot]:
-        fits = matcher(match)
+        fits = self._store.matcher(match)
         return [
             answers.Snapshot.of(number, each)
             for number, each in self._store.numbered_snapshots()

@@ -17,7 +17,7 @@ TapName = int | str | Tap | answers.Tap  # a tap by its number, its label, or it
 class Reader(Protocol):
     """Answers questions about one run.
 
-    `first` and `last` are inclusive steps, and None is no bound. `match` selects modules by path. A name that doesn't
+    `first` and `last` are inclusive steps, and None is no bound. `match` is a pattern for modules. A name that doesn't
     exist raises HookcoreError, with the nearest name that does.
     """
 
@@ -27,8 +27,8 @@ class Reader(Protocol):
     def modules(self, match: str | None = None) -> list[answers.Module]:
         """Return the modules in the model's order, with their coverage and taps."""
 
-    def taps(self, match: str | None = None, kind: Kind | None = None, type: str | None = None) -> answers.Taps:
-        """Return the taps, ascending by number; `type` is a pattern for the module's class."""
+    def taps(self, match: str | None = None, kind: Kind | None = None) -> answers.Taps:
+        """Return the taps, ascending by number."""
 
     def coverage(self, match: str | None = None, captured: bool | None = None) -> list[Coverage]:
         """Return every module: captured, or not and why."""

@@ -47,10 +47,8 @@ class RemoteReader(Reader):
         path = f"/api/v1/runs/{self._named(run)}/modules"
         return [module for page in self._pages(answers.Modules, path, {"match": match}) for module in page.modules]
 
-    def taps(
-        self, match: str | None = None, kind: Kind | None = None, type: str | None = None, run: str | None = None
-    ) -> answers.Taps:
-        asked = {"match": match, "kind": kind, "type": type, "run": run}
+    def taps(self, match: str | None = None, kind: Kind | None = None, run: str | None = None) -> answers.Taps:
+        asked = {"match": match, "kind": kind, "run": run}
         pages = list(self._pages(answers.Taps, "/api/v1/taps", asked))
         return replace(pages[-1], taps=tuple(tap for page in pages for tap in page.taps))
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 import torch
 from torch import nn
@@ -36,6 +37,13 @@ def joined(root: str, path: str) -> str:
     return f"{root}/{path}" if root and path else root or path
 
 
+def unique_root_name(type_name: str, taken: Container[str]) -> str:
+    """Return `type_name`, with "#2", "#3", ... appended if it is taken."""
+    if type_name not in taken:
+        return type_name
+    return next(name for number in count(2) if (name := f"{type_name}#{number}") not in taken)
+
+
 # -- the tree --------------------------------------------------------------------------------------------------------
 
 
@@ -61,6 +69,7 @@ def records_of(root: Root, plans: Mapping[int, Plan]) -> Iterator[ModuleRecord]:
             trainable=sum(size for size, trainable in sizes if trainable),
             aliases=tuple(others),
             shapes=_shapes_of(module, plans.get(id(module))),
+            bases=tuple(base.__name__ for base in type(module).__mro__[1:] if base not in (nn.Module, object)),
         )
 
 

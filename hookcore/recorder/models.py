@@ -14,8 +14,8 @@ from hookcore.config import Settings
 from hookcore.errors import PatternError
 from hookcore.hooks.compiled import clean_path, guarded, is_dynamo_graph, unwrap
 from hookcore.internals import tracing_state
-from hookcore.names import select, unique_root_name
-from hookcore.recorder.coverage import coverage_of, joined, records_of
+from hookcore.patterns import select
+from hookcore.recorder.coverage import coverage_of, joined, records_of, unique_root_name
 from hookcore.recorder.errorlog import ErrorLog
 from hookcore.recorder.parameters import Parameters
 from hookcore.recorder.plans import Plan, PlanTable

@@ -218,9 +218,10 @@ class ModuleRecord:
     trainable: int = 0
     aliases: tuple[str, ...] = ()  # other paths of the same module
     shapes: tuple[tuple[str, tuple[int, ...]], ...] = ()  # "weight", "output", "input 0", ...: as they were first seen
+    bases: tuple[str, ...] = ()  # the names of its base classes, without torch's Module
 
     def __post_init__(self) -> None:
-        _write_plainly(self, "path", "type", "parent", "aliases", "shapes")
+        _write_plainly(self, "path", "type", "parent", "aliases", "shapes", "bases")
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,6 +86,10 @@ class BoundedMap(Generic[Item]):
             self._items[name] = (nbytes, item)
             return True
 
+    def __len__(self) -> int:
+        with self._lock:
+            return len(self._items)
+
     def get(self, name: Hashable) -> Item | None:
         with self._lock:
             found = self._items.get(name)

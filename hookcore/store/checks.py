@@ -1,4 +1,4 @@
-"""Lookup by name: patterns for module paths, and errors that list what exists."""
+"""Lookup by name, with errors that list what exists."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from hookcore import patterns
 from hookcore.errors import ArgumentError
+from hookcore.patterns import matching
 from hookcore.records import KINDS, ROOT, Tap
 
 _SHOWN = 20
@@ -40,10 +40,8 @@ def require_at_least(what: str, given: int, least: int) -> None:
 
 
 def matcher(pattern: str | None) -> Callable[[str], bool]:
-    """Return a test of module paths for a glob (`*` also matches dots) or, after "re:", a regular expression."""
-    if pattern is None:
-        return lambda path: True
-    return patterns.expression(pattern) if pattern.startswith("re:") else patterns.glob(pattern)
+    """Return a test of names, such as those of scalars, for a glob or, after "re:", a regular expression."""
+    return (lambda name: True) if pattern is None else matching.matcher(pattern)
 
 
 def require_kind(kind: str | None) -> None:

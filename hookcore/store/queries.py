@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence, Set
 from dataclasses import fields, replace
 from typing import Final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hookcore.errors import ArgumentError
+from hookcore import patterns
+from hookcore.errors import ArgumentError, PatternError
 from hookcore.records import GRADIENT_KINDS, Coverage, Event, HookRecord, Kind, ModuleRecord, Severity, Snapshot, Tap
 from hookcore.records.sketch import MAX_EXPONENT
 from hookcore.records.vocabulary import GRAD_SCALE
 from hookcore.store import checks
 from hookcore.store.answers import Heatmap, Histograms, Latest, Quantiles, Series, StepRange, TapList
 from hookcore.store.distributions import MIN_BINS, histograms_of, quantiles_of
+from hookcore.store.facts import facts_of
 from hookcore.store.heatmap import Cells, Columns, Streaks, columns_over
 from hookcore.store.ladder import Ladder
 from hookcore.store.ledger import Episode, NonfiniteTaps
@@ -29,11 +31,16 @@ TapName = int | str | Tap  # a tap by its number, its label, or itself
 _VALUE: Final = SCALAR_SCHEMA.columns.index("value")
 
 
+def _find_no_dead() -> Collection[str]:
+    raise PatternError("'is:dead' needs the findings of a server: ask it through hookcore.Client")
+
+
 class Queries:
     """Reads a store's state, from any thread. `first` and `last` are inclusive steps; None means no bound."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
+        self.find_dead: Callable[[], Collection[str]] = _find_no_dead  # set by a server, which has findings
 
     def steps(self) -> StepRange:
         """Return the first and newest step, and the number of steps."""
@@ -44,10 +51,15 @@ class Queries:
         """The number of announced taps, including those without room."""
         return self._parts.taps_announced
 
+    @property
+    def modules_known(self) -> int:
+        """The number of described modules."""
+        return len(self._parts.modules)
+
     def taps(self, match: str | None = None, kind: str | None = None) -> TapList:
-        """Return the taps of a kind whose module path matches a glob, or "re:" and a regular expression."""
+        """Return the taps of a kind whose module matches a pattern (see docs/patterns.md)."""
         checks.require_kind(kind)
-        fits = checks.matcher(match)
+        fits = self.matcher(match)
         found = [
             (number, tap)
             for number, tap in enumerate(self._parts.taps[:])
@@ -284,6 +296,36 @@ class Queries:
     def module_types(self) -> dict[str, str]:
         """Return the class of each module, by path."""
         return {module.path: module.type for module in self.modules()}
+
+    def matcher(self, match: str | None) -> Callable[[str], bool]:
+        """Return a test of module paths for a pattern; None matches every path."""
+        return (lambda path: True) if match is None else self.matcher_of(patterns.parse(match))
+
+    def matcher_of(self, condition: patterns.Condition) -> Callable[[str], bool]:
+        """Return a test of module paths for a condition. The facts are those at the first path."""
+        facts: dict[str, patterns.Facts] = {}
+
+        def fits(path: str) -> bool:
+            if not facts:
+                facts.update(self.facts(condition.states))
+            return condition.fits(facts.get(path) or patterns.Facts(path))
+
+        return fits
+
+    def facts(self, states: Set[str] = frozenset()) -> dict[str, patterns.Facts]:
+        """Return what patterns can test of each module by path, in the model's order, then of other tensors.
+
+        Of the states that change, only those in `states` are looked up.
+        """
+        taps = self._parts.taps[:]
+        nonfinite = self.nonfinite_taps().numbers.tolist() if "nan" in states else ()
+        return facts_of(
+            self.modules(),
+            dict.fromkeys(tap.module for tap in taps),
+            {each.path: each.captured for each in self.coverage()} if {"captured", "uncaptured"} & states else {},
+            {taps[number].module for number in nonfinite if number < len(taps)},
+            self.find_dead() if "dead" in states else (),
+        )
 
     def coverage(self) -> list[Coverage]:
         """Return every module with its state: captured, or why not. Refused taps count as not captured."""

@@ -22,7 +22,7 @@ from hookcore.hooks.compiled import (
     unwrap,
 )
 from hookcore.hooks.headroom import hold_headroom, release_headroom
-from hookcore.names import select
+from hookcore.patterns import select
 from hookcore.recorder.tree import walk
 from hookcore.tracing.calls import TRACE_KINDS, Layer, Period, TraceKind
 from hookcore.tracing.copies import GradientHook

@@ -82,7 +82,7 @@ def test_an_impossible_query_shows_a_message_and_breaks_nothing(visit: Open, pat
             ("rename=(+->+x", "not a regular expression"),
             ("kind=outputs", "select a stat and a kind"),
             ("kind=update", "Neither run captured update"),
-            ("f=/(/", "not a regular expression"),
+            ("f=re:(", "not a regular expression"),
             ("f=nothing-at-all", "none of 36 layers"),
         ]:
             tab.goto(f"{paths('ended')['compare']}&{query}")

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from contextlib import suppress
+from urllib.parse import quote
 
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Error, Route, expect
 
-from tests.api_world import fill, open_run
+from hookcore.records import Tap
+from tests.api_world import fill, make_frame, open_run
 from tests.serving import Served, served
 
-from .browsing import visiting
+from .browsing import Visit, visiting
+
+FLOW = ("output", "output_grad")
 
 
 @pytest.fixture(scope="module")
@@ -22,19 +28,93 @@ def world() -> Iterator[Served]:
         yield found
 
 
-@pytest.mark.parametrize("text", ["is:nan", "is:captured", "is:uncaptured", "is:frozen", "is:trainable", "again.0"])
-def test_gradient_flow_counts_the_same_layers_with_and_without_its_script(
+TEXTS = (
+    "is:nan",
+    "is:captured",
+    "is:uncaptured",
+    "is:frozen",
+    "is:trainable",
+    "again.0",
+    "type:Linear !is:nan",
+    "re:(",
+)
+
+
+def counted(tab: Visit) -> str:
+    """Return the number of layers that Gradient flow shows."""
+    return tab.page.locator("#flow-count").inner_text().split(" ")[0]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_the_first_paint_the_live_page_and_rest_show_the_same_layers(
     browser: Browser, world: Served, text: str
 ) -> None:
-    found = []
-    for scripted in (False, True):
-        with visiting(browser, world.url, java_script_enabled=scripted) as tab:
-            tab.goto(f"runs/one/flow?f={text}")
-            count = tab.page.locator("#flow-count")
-            if scripted:
-                expect(count).to_contain_text("layers")
-            found.append(count.inner_text().split(" ")[0])
-    assert found[0] == found[1]
+    with visiting(browser, world.url, java_script_enabled=False) as tab:
+        tab.goto(f"runs/one/flow?f={quote(text)}")
+        first = counted(tab)
+    with visiting(browser, world.url) as tab:
+        with tab.page.expect_response(lambda answer: "/find?" in answer.url):
+            tab.goto(f"runs/one/flow?f={quote(text)}")
+        expect(tab.page.locator("#flow-count")).to_have_text(re.compile(rf"{first} (of 4 )?layers"))
+    run = world.runs.find("one")
+    assert run is not None
+    fits = run.store.matcher(None if text == "re:(" else text)
+    layers = {(tap.module, tap.index, tap.call, tap.phase) for tap in run.store.taps().taps if tap.kind in FLOW}
+    assert first == str(sum(fits(layer[0]) for layer in layers))
+
+
+def test_typing_filters_the_live_page_and_explains_what_it_cannot_read(browser: Browser, world: Served) -> None:
+    with visiting(browser, world.url) as tab:
+        tab.goto("runs/one/flow")
+        expect(tab.page.locator("#flow-count")).to_have_text("4 layers")
+        find, problem = tab.page.locator("#find"), tab.page.locator("#find-problem")
+        find.fill("type:relu")
+        expect(tab.page.locator("#flow-count")).to_have_text("2 of 4 layers")
+        find.fill("type:relu re:(")
+        expect(problem).to_contain_text("'re:(' is not a regular expression: missing )")
+        expect(tab.page.locator("#flow-count")).to_have_text("2 of 4 layers")
+        find.fill("")
+        expect(problem).to_be_hidden()
+        expect(tab.page.locator("#flow-count")).to_have_text("4 layers")
+
+
+def test_an_answer_that_comes_late_does_not_win(browser: Browser, world: Served) -> None:
+    with visiting(browser, world.url) as tab:
+        held: list[Route] = []
+        tab.page.route("**/find?f=slow*", lambda route: held.append(route))
+        tab.goto("runs/one/flow?f=slow")
+        expect(tab.page.locator("#find-problem")).to_have_text("Searching \u2026")
+        tab.page.locator("#find").fill("type:relu")
+        expect(tab.page.locator("#flow-count")).to_have_text("2 of 4 layers")
+        with suppress(Error):  # the page has aborted it
+            held[0].fulfill(json={"problem": "", "fits": True, "paths": []})
+        expect(tab.page.locator("#find-problem")).to_be_hidden()
+        expect(tab.page.locator("#flow-count")).to_have_text("2 of 4 layers")
+
+
+def test_a_lost_connection_keeps_the_result_and_says_so_until_it_is_back(browser: Browser, world: Served) -> None:
+    with visiting(browser, world.url) as tab:
+        tab.forgiven = ("net::ERR",)
+        tab.goto("runs/one/flow?f=type:relu")
+        expect(tab.page.locator("#flow-count")).to_have_text("2 of 4 layers")
+        tab.page.route("**/find?*", lambda route: route.abort())
+        tab.page.locator("#find").fill("is:root")
+        expect(tab.page.locator("#find-problem")).to_contain_text("The server doesn\u2019t answer")
+        expect(tab.page.locator("#flow-count")).to_have_text("2 of 4 layers")
+        tab.page.unroute("**/find?*")
+        expect(tab.page.locator("#flow-count")).to_have_text("1 of 4 layers")
+        expect(tab.page.locator("#find-problem")).to_be_hidden()
+
+
+def test_layers_that_come_later_are_found(browser: Browser, world: Served) -> None:
+    run = open_run(world.runs, "growing")
+    run.store.append(make_frame(0, [1.0, 1.0], new_taps=(Tap("old.a", "output"), Tap("old.b", "output"))))
+    with visiting(browser, world.url) as tab:
+        tab.goto("runs/growing/flow?f=.a")
+        expect(tab.page.locator("#flow-count")).to_have_text("1 of 2 layers")
+        run.store.append(make_frame(1, [1.0, 1.0, 1.0], new_taps=(Tap("new.a", "output"),)))
+        run.changes.tell()
+        expect(tab.page.locator("#flow-count")).to_have_text("2 of 3 layers")
 
 
 def test_the_list_of_layers_follows_the_typed_text(browser: Browser, world: Served) -> None:

@@ -62,7 +62,7 @@ def test_the_server_finds_what_the_find_box_finds_and_reports_unreadable_input(p
     assert "encoder.layers.2.norm1" in page("f=*.norm1")
     assert "linear1" not in page("f=*.norm1").partition("<tbody>")[2]
     assert "The filter matches no layer" in page("f=nowhere")
-    assert "regular expression" in page("f=/((/")
+    assert "regular expression" in page("f=re:((")
     assert "encoder.layers.0.linear1" in page("type=Linear")
 
 
@@ -124,8 +124,8 @@ def test_the_find_box_and_the_type_filter_all_charts(visit: Open, paths: Paths) 
         expect(tab.page.locator("#flow-count")).to_have_text(re.compile(r"^2 of \d+ layers"))
         tab.page.locator("#find").fill("nowhere")
         expect(tab.page.locator("#flow-empty")).to_contain_text("The filter matches nothing")
-        tab.page.locator("#find").fill("/((/")
-        expect(tab.page.locator("#flow-count")).to_contain_text("regular expression")
+        tab.page.locator("#find").fill("re:((")
+        expect(tab.page.locator("#find-problem")).to_contain_text("regular expression")
         tab.page.locator("#find").fill("")
         expect(tab.page.locator("#flow-empty")).to_be_hidden()
         tab.page.get_by_label("Type").select_option("Linear")

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from hookcore.records import SEVERITIES, Severity
-from hookcore.store.checks import matcher
 
 from ...findings import RULES, Finding
 from ...runs import Run
@@ -137,23 +136,6 @@ class Filter:
             and (self.last is None or line.step <= self.last)
             and not (self.hides_seen and line.acknowledged)
         )
-
-
-def modules_of(text: str) -> Callable[[str], bool]:
-    """Return a test for module paths that contain every word of a text.
-
-    A word may be a glob, or a regular expression between slashes.
-    """
-    fitting = [_fits(word) for word in text.split()]
-    return lambda path: all(fits(path) for fits in fitting)
-
-
-def _fits(word: str) -> Callable[[str], bool]:
-    if len(word) > 2 and word[0] == word[-1] == "/":
-        return matcher(f"re:.*(?:{word[1:-1]}).*")
-    if "*" in word or "?" in word:
-        return matcher(word)
-    return lambda path: word.casefold() in path.casefold()
 
 
 def names_of(lines: Iterable[Line]) -> dict[str, str]:

@@ -145,6 +145,20 @@ NOTHING: Final = (
 )
 
 # The keys as the pages add them; tests/browser compares this list with the pages' own.
+PATTERN_WORDS: Final = {
+    "attn": "a part of the path; case is ignored",
+    "layers.*.attn": "a glob for the whole path; * also matches dots, ? is one character",
+    "re:.*(q|k)": "a regular expression for the whole path",
+    "type:Linear, type:*Norm*": "modules of a class; subclasses count",
+    "is:leaf, is:root": "modules without child modules; the model itself",
+    "is:nan, is:dead": "modules with non-finite values in any step, or with the finding that they are dead",
+    "is:trainable, is:frozen": "by their parameters",
+    "is:captured, is:uncaptured": "with or without captured tensors",
+    "depth:2, depth:<3": "by the number of modules above them",
+    "!type:Dropout": "all others",
+    "attn type:Linear": "modules that match every term",
+}
+
 KEYS: Final = (
     (
         "Everywhere",

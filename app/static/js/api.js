@@ -1,6 +1,7 @@
 // @ts-check
 /** REST from a page. Numbers that JSON cannot hold come as words and become numbers here. */
 
+const MAX_KEPT_ALIVE = 20_000; // characters, of up to three bytes
 const WORDS = new Map([
   ["NaN", NaN],
   ["Infinity", Infinity],
@@ -47,11 +48,17 @@ export async function getAll(path, query) {
   return parts;
 }
 
+/** The part of a query that asks for one module. @param {string} path "" is the root */
+export function only(path) {
+  return path ? { module: path } : { match: "is:root" };
+}
+
 /** @param {"POST" | "PATCH" | "DELETE" | "PUT"} method @param {string} path @param {any} [body] @param {Record<string, any>} [query] @returns {Promise<any>} */
 export async function send(method, path, body, query) {
   const headers = { "Content-Type": "application/json", Accept: "application/json" };
-  // keepalive: a change that was asked for as the page goes away is made all the same.
-  const request = { method, headers, keepalive: true, body: body === undefined ? undefined : JSON.stringify(body) };
+  const text = body === undefined ? undefined : JSON.stringify(body);
+  // keepalive: a change that was asked for as the page goes away is made all the same. Browsers limit its size.
+  const request = { method, headers, keepalive: (text?.length ?? 0) < MAX_KEPT_ALIVE, body: text };
   return answerOf(await fetch(urlOf(path, query), request));
 }
 

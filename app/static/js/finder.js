@@ -1,72 +1,122 @@
 // @ts-check
-/** Which modules the find box finds. What is asked of a module (app/analysis/facts.py) comes from the server, once for all pages. */
+/** Which modules the find box matches. The server says so, with the function that also makes the first paint. */
 import { get } from "./api.js";
-import { EVERYTHING, parse } from "./find.js";
 
-const RENEWED_MS = 10_000; // of a live run: a module may die, or be captured from now on
-const FIELDS = ["path", "type", "aliases", "parameters", "trainable", "captured", "nan", "dead"];
+const TYPED_MS = 120;
+const SLOW_MS = 600; // then the box says that it waits
+const RETRY_MS = 2000;
+const RENEWED_MS = 10_000; // in a live run, a module can become non-finite, dead, or captured
 
-/** @typedef {import("./find.js").Module} Module */
+/** @typedef {{problem: string, fits: boolean, paths: string[]}} Answer */
+/** The modules whose path is listed, or all others. @typedef {{fits: boolean, paths: Set<string>}} Found */
 
-/** The rows of an answer, by path. Pure. @param {any[][]} rows @returns {Map<string, Module>} */
-export function modulesOf(rows) {
-  const modules = rows.map(
-    (row) => /** @type {Module} */ (Object.fromEntries(FIELDS.map((name, place) => [name, row[place] ?? undefined]))),
-  );
-  return new Map(modules.map((module) => [module.path, module]));
-}
+/** @type {Found} */
+const EVERYTHING = { fits: false, paths: new Set() };
 
+/** Until an answer comes, the last one holds. */
 export class Finder {
-  found = EVERYTHING;
-  /** @type {Map<string, Module> | null} null: not asked for yet */
-  #modules = null;
-  #asking = false;
+  /** What is wrong with the text, or with the server. */
+  problem = "";
+  /** @type {Found | null} null until the first answer */
+  #found = null;
+  /** The text that was answered last. @type {string | null} */
+  #answered = null;
+  #asking = new AbortController();
+  /** @type {ReturnType<typeof setTimeout> | undefined} */
+  #timer;
+  /** @type {number | null} of taps, when the question was last asked */
+  #taps = null;
 
-  /** @param {import("./page.js").Page} page @param {() => void} onChange when other modules are found @param {string | null} [run] */
-  constructor(page, onChange, run = page.run) {
+  /** @param {import("./page.js").Page} page @param {() => void} onChange called when other modules match
+   * @param {{run?: string | null, ask?: typeof get}} [from] */
+  constructor(page, onChange, { run = page.run, ask = get } = {}) {
     this.page = page;
-    this.run = run;
     this.onChange = onChange;
-    page.state.on("f", () => this.#read());
-    this.found = parse(page.state.get("f"));
-    if (this.found.test !== EVERYTHING.test) void this.#load();
+    this.run = run;
+    this.ask = ask;
+    if (this.text) void this.#ask();
+    else this.#found = EVERYTHING;
+    page.state.on("f", () => {
+      this.#asking.abort();
+      clearTimeout(this.#timer);
+      if (this.text) this.#soon(TYPED_MS);
+      else this.#take(EVERYTHING);
+    });
+    page.events.on("run", ({ taps }) => {
+      if (taps !== this.#taps) this.renew(); // there are new layers
+      this.#taps = taps;
+    });
     setInterval(() => {
-      if (page.runState === "live" && /\bis:/.test(page.state.get("f")) && !document.hidden && !page.follow.paused)
-        void this.#load();
+      if (page.runState === "live" && !document.hidden && !page.follow.paused) this.renew();
     }, RENEWED_MS);
   }
 
-  get problem() {
-    return this.found.problem;
+  get text() {
+    return this.page.state.get("f").trim();
   }
 
-  /** Whether it is known what is found. */
+  /** Whether it is known what matches. */
   get ready() {
-    return this.found.test === EVERYTHING.test || this.#modules !== null;
+    return this.#found !== null;
   }
 
   /** @param {string} path of a module */
   fits(path) {
-    if (!this.ready) return false;
-    return this.found.test(this.#modules?.get(path) ?? { path });
+    return this.#found !== null && this.#found.paths.has(path) === this.#found.fits;
   }
 
-  #read() {
-    this.found = parse(this.page.state.get("f"), this.found);
-    if (this.ready) this.onChange();
-    else void this.#load();
+  /** Asks again: the answer can be another one. */
+  renew() {
+    if (this.text) this.#soon(0);
   }
 
-  async #load() {
-    if (this.#asking || this.run === null) return;
-    this.#asking = true;
+  /** @param {number} wait milliseconds */
+  #soon(wait) {
+    clearTimeout(this.#timer);
+    this.#timer = setTimeout(() => void this.#ask(), wait);
+  }
+
+  async #ask() {
+    this.#asking.abort(); // the answer to an older question must not win
+    this.#asking = new AbortController();
+    const { signal } = this.#asking;
+    const isNew = this.#answered !== this.text; // an answer that is only renewed is nothing to wait for
+    const slow = setTimeout(() => isNew && say("Searching \u2026"), SLOW_MS);
     try {
-      const { modules } = await /** @type {any} */ (get(`runs/${encodeURIComponent(this.run)}/facts`));
-      this.#modules = modulesOf(modules);
+      const path = `runs/${encodeURIComponent(this.run ?? "")}/find`;
+      const { problem, fits, paths } = /** @type {Answer} */ (await this.ask(path, { f: this.text }, signal));
+      if (signal.aborted) return;
+      // Text that can't be read leaves the result as it is. The first paint then shows everything, as this answer does.
+      this.#take(problem && this.#found ? this.#found : { fits, paths: new Set(paths) }, problem);
     } catch {
-      this.#modules ??= new Map(); // the page says that the server does not answer; names and expressions still find
+      if (signal.aborted) return;
+      if (isNew) this.#say("The server doesn\u2019t answer, so the filter isn\u2019t applied yet.");
+      this.#soon(RETRY_MS);
+    } finally {
+      clearTimeout(slow);
     }
-    this.#asking = false;
+  }
+
+  /** @param {Found} found @param {string} [problem] */
+  #take(found, problem = "") {
+    this.#found = found;
+    this.#answered = this.text;
+    this.#say(problem);
     this.onChange();
   }
+
+  /** @param {string} problem */
+  #say(problem) {
+    this.problem = problem;
+    say(problem, "error");
+  }
+}
+
+/** Words at the find box. @param {string} words @param {string} [kind] */
+function say(words, kind = "quiet") {
+  const element = document.getElementById("find-problem");
+  if (!element) return;
+  element.textContent = words;
+  element.className = `find-problem ${kind}`;
+  element.hidden = !words;
 }

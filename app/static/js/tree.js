@@ -4,7 +4,7 @@
  * `sort` (a column, or -column), `fold` and `f` are read where the page has them.
  */
 import { h } from "./dom.js";
-import { EVERYTHING, parse } from "./find.js";
+import { Finder } from "./finder.js";
 import { isMarked, onKey } from "./tree/keys.js";
 import { layoutOf, ROW_PX, RowView, widthOf } from "./tree/rowView.js";
 import { Tools } from "./tree/tools.js";
@@ -42,7 +42,6 @@ export class Tree {
   /** @type {Set<string>} */ closed = new Set();
   /** @type {Map<string, Map<Node, {module: Module, rank: number}>>} */ #worst = new Map();
   /** @type {RowView[]} */ #views = [];
-  found = EVERYTHING;
   matching = 0;
   active = -1;
 
@@ -80,11 +79,13 @@ export class Tree {
     this.grid.addEventListener("click", (event) => this.#clicked(event));
     this.grid.addEventListener("focus", () => this.active < 0 && this.rows.length && this.activate(0));
     new ResizeObserver(() => this.draw()).observe(this.grid);
-    for (const name of ["sort", "fold", "f"]) if (name in page.state.defaults) page.state.on(name, () => this.build());
+    this.finder = new Finder(page, () => this.build());
+    for (const name of ["sort", "fold"]) if (name in page.state.defaults) page.state.on(name, () => this.build());
   }
 
   /** Other modules, or the same in another state. @param {readonly Module[]} modules */
   show(modules) {
+    this.finder.renew();
     const known =
       this.modules.length === modules.length &&
       this.modules.every((module, place) => module.path === modules[place].path && module.type === modules[place].type);
@@ -105,7 +106,6 @@ export class Tree {
     const tree = grow(this.modules);
     this.roots = this.page.state.get("fold") === "1" ? fold(tree) : tree;
     this.#worst.clear();
-    this.found = parse(this.page.state.get("f") ?? "", this.found);
     this.arrange();
     this.active = this.rows.findIndex(({ node }) => node.path === before);
     this.draw();
@@ -120,7 +120,7 @@ export class Tree {
       );
     const shown = rowsOf(this.roots, {
       closed: this.closed,
-      test: this.found.test,
+      test: ({ path }) => this.finder.fits(path),
       sort: sort && { value, descending: sort.descending },
     });
     this.rows = shown.rows;

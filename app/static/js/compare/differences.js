@@ -22,7 +22,7 @@ export class Differences {
       onPick: (row) => onPick(row.module),
       query,
     });
-    this.finder = new Finder(page, () => this.arrange(), page.state.get("a") || null);
+    this.finder = new Finder(page, () => this.arrange(), { run: page.state.get("a") || null });
   }
 
   async load() {
@@ -37,6 +37,7 @@ export class Differences {
       this.heat.setRows(rows, [Math.max(1, first.length), 1], "difference");
       this.heat.take({ kind: "snapshot", k: first.length, n: rows.length, bits: bitsOf(worst, state), first, last });
       this.arrange();
+      this.finder.renew();
     } catch (error) {
       this.said.textContent = /** @type {Error} */ (error).message;
     }
@@ -48,10 +49,9 @@ export class Differences {
     const shown = [...rows.keys()].filter((row) => this.finder.fits(rows[row].module));
     this.heat.setOrder(shown);
     this.said.textContent =
-      this.finder.problem ||
-      (shown.length < rows.length
+      shown.length < rows.length
         ? `${shown.length.toLocaleString("en")} of ${rows.length.toLocaleString("en")} rows`
-        : "");
+        : "";
     this.heat.draw();
   }
 }

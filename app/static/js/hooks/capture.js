@@ -2,19 +2,29 @@
 /** The form of capture settings: previews a change, sends it to the trainer, reports the outcome, and undoes it. */
 import { get, send } from "../api.js";
 import { byId } from "../dom.js";
-import { changesOf } from "../settings/changes.js";
+import { changesOf, patterns } from "../settings/changes.js";
 import { toast } from "../toast.js";
-import { choose } from "./dryRun.js";
 import { obeyed } from "./obeyed.js";
 
 /** @typedef {import("../settings/changes.js").Wanted} Wanted */
+/** The modules that patterns would select. `fits` says whether `paths` are these or all others.
+ * @typedef {{fits: boolean, paths: string[], modules: number, selected: number, problem: string, is_malformed: boolean,
+ *   include: string[], exclude: string[], blocked: string}} Preview
+ * @typedef {{paths: string[], whole: boolean, on: boolean}} Switch */
+const TYPED_MS = 150;
 const NAMES = /** @type {const} */ (["every", "budget", "include", "exclude"]);
 
 export class Capture {
-  /** What is in the form, and would hold. */
-  chosen = choose([], { include: "", exclude: "" });
-  /** @type {readonly import("./dryRun.js").Module[]} */
-  modules = [];
+  /** What the patterns in the form would select. @type {Preview | null} */
+  #preview = null;
+  #paths = new Set();
+  /** How many modules are selected now. @type {number | null} */
+  #now = null;
+  #asked = 0;
+  /** @type {ReturnType<typeof setTimeout> | undefined} */
+  #timer;
+  /** Of the checkboxes that were clicked, one at a time. @type {Promise<unknown>} */
+  #switching = Promise.resolve();
 
   /** @param {import("../page.js").Page} page @param {HTMLFormElement} form @param {{drafted: () => void, obeyed: () => void}} tell */
   constructor(page, form, tell) {
@@ -29,7 +39,7 @@ export class Capture {
       undo: byId("capture-undo"),
       pause: byId("capture-pause"),
     };
-    form.addEventListener("input", () => this.look());
+    form.addEventListener("input", () => this.look(TYPED_MS));
     form.addEventListener("submit", (event) => {
       event.preventDefault();
       void this.apply(this.wanted);
@@ -45,46 +55,91 @@ export class Capture {
     return read(this.form);
   }
 
-  /** @param {readonly import("./dryRun.js").Module[]} modules */
-  know(modules) {
-    this.modules = modules;
-    this.look();
+  /** @param {string} path of a module */
+  watches(path) {
+    return this.#preview !== null && this.#paths.has(path) === this.#preview.fits;
   }
 
   /** Writes settings into the form; they hold only when they are applied. @param {Partial<Wanted>} wanted */
   fill(wanted) {
+    this.#write(wanted);
+    this.look();
+  }
+
+  /** @param {Partial<Wanted>} wanted */
+  #write(wanted) {
     for (const name of NAMES)
       if (wanted[name] !== undefined) /** @type {any} */ (this.form.elements.namedItem(name)).value = wanted[name];
     if (wanted.kinds)
       for (const box of /** @type {NodeListOf<HTMLInputElement>} */ (this.form.querySelectorAll("[name=kinds]")))
         box.checked = wanted.kinds.includes(box.value);
-    this.look();
   }
 
-  /** What would be watched. */
-  look() {
+  /** Asks what would be watched. @param {number} [wait] milliseconds */
+  look(wait = 0) {
+    this.#draw();
+    clearTimeout(this.#timer);
+    this.#timer = setTimeout(async () => {
+      const asked = ++this.#asked;
+      try {
+        const answer = await this.#previewOf(this.wanted);
+        if (asked === this.#asked) this.#take(answer); // else the form has changed meanwhile
+      } catch (error) {
+        if (asked === this.#asked) this.#show(/** @type {Error} */ (error).message, "error");
+      }
+    }, wait);
+  }
+
+  /** Switches modules on or off in the form. Returns the pattern that still excludes them.
+   * @param {Switch} wanted @returns {Promise<string>} */
+  switch(wanted) {
+    const turn = this.#switching.then(async () => {
+      const answer = await this.#previewOf(this.wanted, wanted);
+      if (answer.blocked) return answer.blocked;
+      this.#write({ include: answer.include.join("\n"), exclude: answer.exclude.join("\n") });
+      clearTimeout(this.#timer);
+      this.#asked += 1;
+      this.#take(answer);
+      return "";
+    });
+    this.#switching = turn.catch((error) => this.#show(error.message, "error"));
+    return turn.catch(() => "");
+  }
+
+  /** @param {Wanted} wanted @param {Switch} [change] @returns {Promise<Preview>} */
+  #previewOf({ include, exclude }, change) {
+    const draft = { include: patterns(include), exclude: patterns(exclude), ...(change ? { switch: change } : {}) };
+    return send("POST", `runs/${encodeURIComponent(this.form.dataset.run ?? "")}/selection`, draft);
+  }
+
+  /** @param {Preview} answer */
+  #take(answer) {
+    this.#preview = answer;
+    this.#paths = new Set(answer.paths);
+    const { include, exclude } = changesOf(this.held, this.wanted);
+    if (include === undefined && exclude === undefined) this.#now = answer.selected;
+    this.#draw();
+  }
+
+  #draw() {
     const { wanted } = this;
-    this.chosen = choose(this.modules, wanted);
+    const preview = this.#preview;
     const changes = Object.keys(changesOf(this.held, wanted));
-    const [all, many] = [this.modules.length, this.chosen.paths.size];
-    const now = choose(this.modules, this.held).paths.size;
-    const count = `${many.toLocaleString("en")} of ${all.toLocaleString("en")} modules`;
-    const unsure = this.chosen.unsure ? "; the trainer also counts subclasses for type: patterns" : "";
-    const wrong =
-      this.chosen.problem ||
-      (this.chosen.unmatched.length && all
-        ? `${this.chosen.unmatched[0]} matches no module, so the trainer would reject it`
-        : "") ||
-      (wanted.kinds.length ? "" : "Select at least one kind, or pause capture");
-    byId("dry-run").textContent =
-      wrong ||
-      (changes.length
-        ? `Would watch ${count} (now ${now.toLocaleString("en")})${unsure}`
-        : `Watches ${count}${unsure}`);
-    byId("dry-run").className = wrong ? "error" : changes.length ? "drafted" : "quiet";
-    this.buttons.save.disabled = !changes.length || (wrong !== "" && !this.chosen.unmatched.length);
+    const wrong = preview?.problem || (wanted.kinds.length ? "" : "Select at least one kind, or pause capture");
+    const count =
+      preview && `${preview.selected.toLocaleString("en")} of ${preview.modules.toLocaleString("en")} modules`;
+    const now = this.#now === null ? "" : ` (now ${this.#now.toLocaleString("en")})`;
+    const words = count && (changes.length ? `Would watch ${count}${now}` : `Watches ${count}`);
+    this.#show(wrong || words || "", wrong ? "error" : changes.length ? "drafted" : "quiet");
+    this.buttons.save.disabled = !changes.length || !wanted.kinds.length || Boolean(preview?.is_malformed);
     this.buttons.drop.disabled = !changes.length;
     this.tell.drafted();
+  }
+
+  /** @param {string} words @param {string} kind */
+  #show(words, kind) {
+    byId("dry-run").textContent = words;
+    byId("dry-run").className = kind;
   }
 
   /** @param {Wanted} wanted @returns {Promise<boolean>} */

@@ -2,26 +2,23 @@
 /** The modules as a tree: what is captured of each, what it costs in values, and the box that switches it. */
 import { get, getAll } from "../api.js";
 import { Card } from "../card.js";
-import { h } from "../dom.js";
-import { modulesOf } from "../finder.js";
+import { byId, h } from "../dom.js";
 import { count } from "../format.js";
 import { toast } from "../toast.js";
 import { Tree } from "../tree.js";
 import { nodesOf } from "../treeRows.js";
-import { patternsOf, switched } from "./switch.js";
 
 const A_PAGE = 2000;
 const ON_MODEL = new Set(["module", "parameter"]);
 
 /** @typedef {{path: string, type: string, parent: string | null, captured?: boolean, kinds: string[], reason: string, calls: number,
- *   values: number, hooks: number, nan?: boolean, dead?: boolean, parameters: number, trainable: number, aliases: readonly string[]}} Seen */
+ *   values: number, hooks: number}} Seen */
 
 /** @param {string} run @returns {Promise<Seen[]>} */
 export async function load(run) {
-  const [parts, { hooks }, said] = await Promise.all([
+  const [parts, { hooks }] = await Promise.all([
     getAll(`runs/${encodeURIComponent(run)}/modules`, { limit: A_PAGE }),
     get("hooks", { run, limit: 10_000 }),
-    /** @type {any} */ (get(`runs/${encodeURIComponent(run)}/facts`)),
   ]);
   const modules = parts.flatMap((part) => part.modules);
   const paths = new Set(modules.map(({ path }) => path));
@@ -32,16 +29,11 @@ export async function load(run) {
     const path = paths.has(owner) ? owner : owner.replace(/\.?[^.]*$/, "");
     foreign.set(path, (foreign.get(path) ?? 0) + 1);
   }
-  const facts = modulesOf(said.modules);
-  return modules.map((module) => ({
-    ...seen(module),
-    ...facts.get(module.path),
-    hooks: foreign.get(module.path) ?? 0,
-  }));
+  return modules.map((module) => ({ ...seen(module), hooks: foreign.get(module.path) ?? 0 }));
 }
 
 /** @param {import("../answers.js").Module} module */
-function seen({ path, type, parent, coverage, taps, parameters, trainable, aliases }) {
+function seen({ path, type, parent, coverage, taps }) {
   let [calls, values] = [0, 0];
   for (const tap of taps) {
     if (tap.kind === "output") calls = Math.max(calls, tap.call + 1);
@@ -51,10 +43,7 @@ function seen({ path, type, parent, coverage, taps, parameters, trainable, alias
     path,
     type,
     parent,
-    parameters,
-    trainable,
-    aliases,
-    captured: coverage?.captured,
+    captured: coverage?.captured ?? taps.length > 0, // the trainer reports the coverage later
     kinds: coverage?.kinds ?? [],
     reason: coverage?.reason ?? "",
     calls,
@@ -115,7 +104,7 @@ export function makeTree(page, figure, capture) {
       key: "watch",
       title: "Watch",
       width: 70,
-      value: ({ path }) => capture.chosen.paths.has(path),
+      value: ({ path }) => capture.watches(path),
       paint: (cell, _module, row) => paintBox(cell, row),
     });
 
@@ -134,22 +123,20 @@ export function makeTree(page, figure, capture) {
   /** @param {import("../tree.js").Row} row */
   function stateOf({ node, expanded }) {
     const members = (expanded === false ? nodesOf([node]) : [node]).flatMap((each) => each.members);
-    const on = members.filter(({ path }) => capture?.chosen.paths.has(path)).length;
+    const on = members.filter(({ path }) => capture?.watches(path)).length;
     return on === members.length ? "true" : on ? "mixed" : "false";
   }
 
   /** @param {import("../tree.js").Row} row */
-  function flip(row) {
+  async function flip(row) {
     if (!capture) return;
-    const on = stateOf(row) !== "true";
-    const now = switched(tree.modules, capture.wanted, patternsOf(row, tree.modules), on, row.node.members[0].path);
-    if (now.blocked)
-      return toast(
-        `${row.node.path || "(root)"} is still excluded by ${now.blocked}. Remove that pattern from Exclude.`,
-        { kind: "error" },
-      );
-    capture.fill(now);
-    page.announce(document.getElementById("dry-run")?.textContent ?? "");
+    const paths = row.node.members.map(({ path }) => path);
+    const blocked = await capture.switch({ paths, whole: row.expanded === false, on: stateOf(row) !== "true" });
+    if (blocked)
+      toast(`${row.node.path || "(root)"} is still excluded by ${blocked}. Remove that pattern from Exclude.`, {
+        kind: "error",
+      });
+    else page.announce(byId("dry-run").textContent ?? "");
   }
 
   const onPick = (/** @type {any} */ { path }) =>

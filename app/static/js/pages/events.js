@@ -3,20 +3,22 @@
 import { Walk } from "../alerts/walk.js";
 import { copyText } from "../copy.js";
 import { byId } from "../dom.js";
+import { Finder } from "../finder.js";
 import { listenToSeen } from "../overview/acknowledge.js";
 import { dress, Parts } from "../overview/parts.js";
 import { open } from "../page.js";
 import { prefs } from "../prefs.js";
 import { toast } from "../toast.js";
 
-const FILTERS = ["f", "severity", "name", "text", "in", "hide"];
+const FILTERS = ["severity", "name", "text", "in", "hide"];
 
 const page = open({ severity: "", name: "", text: "", in: "", hide: "0", event: "", row: "0" });
 const parts = new Parts(page, "events");
 const walk = new Walk(page);
 
-for (const name of FILTERS)
-  page.state.on(name, () => (page.state.get("row") === "0" ? parts.now() : page.state.set({ row: "0" })));
+const filter = () => (page.state.get("row") === "0" ? parts.now() : page.state.set({ row: "0" }));
+const finder = new Finder(page, () => finder.problem || filter());
+for (const name of FILTERS) page.state.on(name, filter);
 page.state.on("row", () => parts.now());
 page.state.on("event", () => {
   walk.show();

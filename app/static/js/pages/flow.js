@@ -67,18 +67,17 @@ function showRatio(why = noRatio) {
 }
 
 function sayCount() {
-  if (!finder.ready) return; // what the server found stays until it is known here as well
+  // What the server found stays until it is known here as well.
+  if (!finder.ready || !profile.values.every(({ known }) => known)) return;
   const { shown, layers } = profile;
   const words =
-    finder.problem ||
-    (shown.length === layers.length
+    shown.length === layers.length
       ? `${count(layers.length)} layers`
-      : `${count(shown.length)} of ${count(layers.length)} layers`);
+      : `${count(shown.length)} of ${count(layers.length)} layers`;
   const element = byId("flow-count");
   if (element.textContent !== words) element.textContent = words;
-  element.classList.toggle("error", Boolean(finder.problem));
   const empty = byId("profile-empty");
-  empty.hidden = layers.length > 0 || !profile.values.every(({ known }) => known);
+  empty.hidden = layers.length > 0;
   empty.textContent = empty.hidden
     ? ""
     : page.follow.newest === null

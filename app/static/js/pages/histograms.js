@@ -49,9 +49,6 @@ async function arrange() {
   const fits = layers.filter((layer) => finder.fits(layer.module));
   if (state.get("sort") === "drift")
     await addDrift(/** @type {string} */ (page.run), state.get("kind"), follow.span, fits);
-  const problem = byId("problem");
-  problem.hidden = !finder.problem;
-  problem.textContent = finder.problem;
   byId("total").textContent =
     fits.length === layers.length
       ? `${count(layers.length)} layers`

@@ -26,7 +26,7 @@ async function show() {
   try {
     const modules = await load(run);
     tree.show(modules);
-    capture?.know(modules);
+    capture?.look();
     byId("modules-said").textContent = "";
   } catch (error) {
     toast(/** @type {Error} */ (error).message, { kind: "error" });

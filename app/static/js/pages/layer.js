@@ -1,6 +1,6 @@
 // @ts-check
 /** The page Layer: everything of one module, live. */
-import { get } from "../api.js";
+import { get, only } from "../api.js";
 import { Charts } from "../layer/charts.js";
 import { startChoice } from "../layer/choice.js";
 import { Distributions } from "../layer/distributions.js";
@@ -54,7 +54,5 @@ async function start(module) {
 
 /** @param {string} module */
 async function tapsOf(module) {
-  const match = `re:${module.replace(/[.*+?^${}()|[\]\\]/g, "\\$&")}`;
-  const answer = await get("taps", { run: page.run, match, limit: 1000 });
-  return answer.taps.filter((tap) => tap.module === module);
+  return (await get("taps", { run: page.run, ...only(module), limit: 1000 })).taps;
 }

@@ -1,6 +1,6 @@
 // @ts-check
 /** The page Tensors: what is kept, a look at it, a request for more, and attention over all layers. */
-import { get } from "../api.js";
+import { get, only } from "../api.js";
 import { byId, h } from "../dom.js";
 import { Finder } from "../finder.js";
 import { open } from "../page.js";
@@ -85,13 +85,12 @@ async function places() {
 
 /** @param {string} module @param {string} kind @returns {Promise<string[]>} */
 async function indicesOf(module, kind) {
-  const match = `re:${module.replace(/[\\^$.|?*+()[\]{}]/g, "\\$&")}`;
   if (/^param|^update/.test(kind)) {
     // Also where parameters are not captured: their shapes are known.
-    const { modules } = await get(`runs/${encodeURIComponent(run)}/modules`, { match });
+    const { modules } = await get(`runs/${encodeURIComponent(run)}/modules`, only(module));
     return Object.keys(modules[0]?.shapes ?? {}).filter((name) => !/^(in|out)put\b/.test(name));
   }
-  const { taps } = await get("taps", { run, match, kind });
+  const { taps } = await get("taps", { run, ...only(module), kind });
   return [...new Set(taps.map((tap) => tap.index))];
 }
 

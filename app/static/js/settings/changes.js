@@ -4,7 +4,7 @@
 /** @typedef {{every: string, budget: string, kinds: string[], include: string, exclude: string}} Wanted */
 
 /** @param {string} text a pattern a line */
-function patterns(text) {
+export function patterns(text) {
   return text
     .split("\n")
     .map((line) => line.trim())

@@ -1,7 +1,7 @@
 // @ts-check
 /** From a list of modules to a tree: grown by path, and folded where blocks are built alike. Pure. */
 
-/** @typedef {import("../find.js").Module & {parent?: string | null}} Module */
+/** @typedef {{path: string, type?: string, parent?: string | null}} Module */
 
 /**
  * One module; or, where blocks that are built alike were folded, one place of them all.

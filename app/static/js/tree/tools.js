@@ -22,14 +22,7 @@ export class Tools {
       buttons.push(button(tree.options.alarmingWords ?? "Expand to alerts", () => tree.open("alerts")));
     const { defaults } = tree.page.state;
     const fold = "fold" in defaults ? h("label", { class: "small" }, this.fold, "Group equal blocks") : null;
-    this.element = h(
-      "div",
-      { class: "toolbar tree-tools" },
-      "f" in defaults ? this.types : null,
-      ...buttons,
-      fold,
-      this.said,
-    );
+    this.element = h("div", { class: "toolbar tree-tools" }, this.types, ...buttons, fold, this.said);
   }
 
   /** @param {readonly import("../tree.js").Module[]} modules */
@@ -58,19 +51,10 @@ export class Tools {
   tell() {
     const { tree } = this;
     const all = tree.modules.length;
-    const { problem, words } = tree.found;
     const folded = tree.page.state.get("fold") === "1";
-    const count = words
-      ? `${tree.matching.toLocaleString("en")} of ${all.toLocaleString("en")} modules`
-      : `${all.toLocaleString("en")} modules`;
-    const said = problem
-      ? `${problem} (filter not applied)`
-      : folded && words
-        ? `${tree.matching.toLocaleString("en")} rows of ${all.toLocaleString("en")} modules`
-        : count;
+    const matching = `${tree.matching.toLocaleString("en")} ${folded ? "rows " : ""}of `;
+    const said = `${tree.finder.text ? matching : ""}${all.toLocaleString("en")} modules`;
     if (this.said.textContent !== said) this.said.textContent = said;
-    this.said.classList.toggle("error", Boolean(problem));
-    this.said.title = words;
     this.fold.checked = folded;
     this.types.value = /(?:^|\s)type:(\S+)/.exec(tree.page.state.get("f") ?? "")?.[1] ?? "";
     if (this.types.selectedIndex < 0) this.types.value = "";

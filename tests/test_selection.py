@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from hookcore.config import Pattern
 from hookcore.errors import ArgumentError, HookcoreError, PatternError
-from hookcore.names import Selection, select, unique_root_name
+from hookcore.patterns import Selection, select
 
 
 class Module:
@@ -117,10 +117,6 @@ def test_an_excluding_class_is_named_with_its_module() -> None:
     assert _select([], [Dropout]).reason("blocks.0.drop_path") == f"excluded by {__name__}.Dropout"
 
 
-def test_leaves_can_be_defined_by_a_function() -> None:
-    assert select(MODULES, LEAVES.__contains__, ["is:leaf"]) == select(MODULES, LEAVES, ["is:leaf"])
-
-
 @pytest.mark.parametrize(
     ("pattern", "near"),
     [
@@ -191,17 +187,3 @@ def test_a_pattern_error_is_a_value_error_but_not_an_argument_error() -> None:
 @given(st.lists(st.sampled_from(["*", "embed", "blocks.*", "type:Linear", "is:leaf", "is:root"]), max_size=4))
 def test_a_module_that_is_included_and_excluded_is_never_selected(patterns: list[Pattern]) -> None:
     assert select(MODULES, LEAVES, patterns, patterns or ["*"]).chosen == ()
-
-
-@given(st.lists(st.sampled_from(["Net", "GPT"]), max_size=12))
-def test_root_names_are_unique(type_names: list[str]) -> None:
-    taken: list[str] = []
-    for name in type_names:
-        taken.append(unique_root_name(name, taken))
-    assert len(set(taken)) == len(taken)
-
-
-def test_root_names_count_from_two() -> None:
-    assert unique_root_name("Net", set()) == "Net"
-    assert unique_root_name("Net", {"Net"}) == "Net#2"
-    assert unique_root_name("Net", {"Net", "Net#2", "Net#4"}) == "Net#3"

@@ -1,7 +1,6 @@
-"""Patterns for names, in the trainer and the server: globs and regular expressions that can't hang.
+"""Globs and regular expressions for names. No pattern can hang: RE2's run time is linear in the length of the name.
 
-Both are compiled with RE2, whose run time is linear in the length of the name. Lookaround and backreferences are not
-supported. This module knows neither modules nor taps.
+Lookaround and backreferences are not supported. This file knows neither modules nor taps.
 """
 
 from __future__ import annotations
@@ -20,26 +19,43 @@ MAX_SIZE: Final = 5000  # instructions of a compiled expression; matching takes 
 Fits = Callable[[str], bool]
 
 
-def glob(pattern: str) -> Fits:
+def matcher(pattern: str) -> Fits:
+    """Return a matcher of whole names for a glob or, after "re:", a regular expression."""
+    return expression(pattern.removeprefix("re:")) if pattern.startswith("re:") else glob(pattern)
+
+
+def glob(pattern: str, *, ignore_case: bool = False) -> Fits:
     """Return a matcher of whole names for a glob: `*` any text, dots included, `?` a character, `[a-z]`, `[!a-z]`."""
-    _require_length(pattern, pattern)
+    require_length(pattern)
     try:
-        return _compile("(?s)" + "".join(_translate(pattern)))
+        return _compile(f"(?s{'i' * ignore_case})" + "".join(_translate(pattern)))
     except re2.error:
         raise PatternError(f"{pattern!r} is too large a pattern: use fewer ? and [...]") from None
 
 
-def expression(pattern: str) -> Fits:
-    """Return a matcher of whole names for the regular expression after "re:"."""
-    text = pattern.removeprefix("re:")
-    _require_length(pattern, text)
+def expression(text: str, *, ignore_case: bool = False) -> Fits:
+    """Return a matcher of whole names for a regular expression."""
+    require_length(text)
     try:
-        return _compile(text)
+        return _compile("(?i)" * ignore_case + text)
     except re2.error as error:
         raise PatternError(
-            f"{_shown(pattern)} is not a regular expression: {_reason(error)} of {_shown(text)}. {_hint(text)}"
+            f"{_shown(f're:{text}')} is not a regular expression: {_reason(error)} of {_shown(text)}. {_hint(text)}"
             "For a glob, omit 're:'."
         ) from None
+
+
+def literal(text: str) -> str:
+    """Return a regular expression that matches a text alone, and has no space."""
+    return "".join(map(_escape, text))
+
+
+def require_length(pattern: str) -> None:
+    """Raise PatternError if a pattern is too long."""
+    if len(pattern) > MAX_LENGTH:
+        raise PatternError(
+            f"a pattern of {len(pattern)} characters ({pattern[:40]!r}...) is too long: use at most {MAX_LENGTH}"
+        )
 
 
 def _compile(text: str) -> Fits:
@@ -70,13 +86,6 @@ def _hint(text: str) -> str:
     ):
         return "Lookaround and backreferences are not supported, so that no expression can hang. "
     return ""
-
-
-def _require_length(pattern: str, text: str) -> None:
-    if len(text) > MAX_LENGTH:
-        raise PatternError(
-            f"a pattern of {len(text)} characters ({pattern[:40]!r}...) is too long: use at most {MAX_LENGTH}"
-        )
 
 
 def _shown(text: str) -> str:
