@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookcore.records import STAT_COLUMN, STATS, Frame, SketchBlock, Tap
-from hookcore.records.sketch import Sketch, block_of
+from hookcore.records.sketch import Sketch
 from hookcore.store import DEFAULT_BYTES, Store
+from tests.sketches import block_of
 
 _MIB: Final = 2**20
 _VARIANTS: Final = 8  # different steps in turn, so that merging meets changing bins

@@ -23,7 +23,8 @@ import psutil
 
 from hookcore import wire
 from hookcore.records import STAT_COLUMN, STATS, Frame, SketchBlock, Tap
-from hookcore.records.sketch import Sketch, block_of
+from hookcore.records.sketch import Sketch
+from tests.sketches import block_of
 
 VARIANTS: Final = 8  # different steps in turn, so that merging meets changing bins
 COUNT: Final = 65_536  # of every tap in every frame: a frame that was stored twice would double it
