@@ -79,7 +79,7 @@ def router_of(pages: Sequence[type[Page]]) -> APIRouter:
     router = APIRouter(include_in_schema=False)
     for page in pages:
         path = f"/runs/{{run_id}}{path_of(page.name)}" if issubclass(page, RunPage) else page.path
-        router.get(path, response_class=HTMLResponse)(_route_to(page))
+        router.get(path, response_class=HTMLResponse, name=f"{page.name}_page")(_route_to(page))
     return router
 
 
