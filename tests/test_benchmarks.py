@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
+import subprocess
+import sys
 from pathlib import Path
 
-import pytest
-
-import benchmarks
-
-MODULES = sorted(path.stem for path in Path(benchmarks.__path__[0]).glob("*.py") if path.stem != "__init__")
+ROOT = Path(__file__).parent.parent
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_a_benchmark_finds_all_that_it_imports(name: str) -> None:
-    importlib.import_module(f"benchmarks.{name}")
+def test_each_benchmark_finds_everything_that_it_imports() -> None:
+    names = [f"benchmarks.{path.stem}" for path in sorted((ROOT / "benchmarks").glob("*.py"))]
+    assert len(names) > 10
+    # In a process of its own, because some set variables that later tests would see.
+    subprocess.run([sys.executable, "-c", f"import {', '.join(names)}"], cwd=ROOT, check=True, timeout=120)
