@@ -23,10 +23,9 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 # Hundreds of tests start their own Python: the first one compiles, the others only read.
 export PYTHONDONTWRITEBYTECODE =
-# Tests at a time on two cores; those of browsers and processes wait for much of their time. They may be run again,
+# Tests at a time: one more than CI has cores, since many wait for a browser or a process. These may be run again,
 # because the machine may be shared.
 AT_ONCE ?= 3
-WAITING_AT_ONCE ?= 4
 TORCH ?= 2.13.0
 AGAIN ?= --reruns 2
 # Nothing is downloaded while tests run.
@@ -62,10 +61,10 @@ scripts: $(STAMP)  ## the tests of the pages' pure modules, in Node
 	node --test tests/js/*.test.mjs
 
 pages: $(STAMP)  ## the pages in a real browser
-	$(BIN)/python -m pytest -q -n $(WAITING_AT_ONCE) --dist loadfile --durations 15 $(AGAIN) -m browser tests/browser
+	$(BIN)/python -m pytest -q -n $(AT_ONCE) --dist loadfile --durations 15 $(AGAIN) -m browser tests/browser
 
 slow: $(STAMP)  ## the tests that take longer: whole models, compilers, several processes
-	$(BIN)/python -m pytest -q -n $(WAITING_AT_ONCE) --dist loadgroup --durations 15 $(AGAIN) -m "slow and not browser"
+	$(BIN)/python -m pytest -q -n $(AT_ONCE) --dist loadgroup --durations 15 $(AGAIN) -m "slow and not browser"
 
 matrix: $(KERNEL)  ## quick tests and the zoo in a fresh environment: TORCH=2.8.0 PYTHON=python3.12
 	.ci/matrix $(TORCH) $(PYTHON)
