@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import weakref
 from collections.abc import Callable, Set
@@ -237,10 +238,9 @@ class Models:
     def found_owner(self, parameters: Set[int]) -> bool:
         """Watch the models that own any of these parameters, given by id. Return whether there are any."""
         before = len(self.roots)
-        for module in [
-            module for pair in list(self._owners.values()) for each in pair if (module := each()) is not None
-        ]:
-            if not parameters.isdisjoint(map(id, module._parameters.values())):
+        for reference in itertools.chain.from_iterable(list(self._owners.values())):
+            module = reference()
+            if module is not None and not parameters.isdisjoint(map(id, module._parameters.values())):
                 self.found(module)
         return len(self.roots) > before
 

@@ -30,7 +30,7 @@ from hookcore.recorder.plans import Plan
 
 _is_compiling = torch.compiler.is_compiling
 
-LOOKS: Final = 16  # ends of captured steps at which it is looked whether a compiled function calls a model
+LOOKS: Final = 16  # captured steps after which to check whether a compiled function calls a model
 
 See = Callable[[nn.Module, Any, tuple[Any, ...]], None]  # module, args, and what else torch gives the hook
 
@@ -54,7 +54,7 @@ class ProcessAttachment:
         self._called_first: set[int] | None = None
         self._has_headroom = False
         self._stays = False  # because a compiled function calls a model
-        self._looks = LOOKS  # that are left until it is clear whether one does
+        self._looks = LOOKS  # checks left
         self._before = _make_hook(self._current, self._seeing_calls())
         self._after = _make_hook(self._current, self._seeing_outputs())
         self._after_with_keywords = _make_hook(self._current, self._seeing_keywords())

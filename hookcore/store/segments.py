@@ -39,8 +39,8 @@ class Schema:
     def read(self, column: int, stored: Column) -> Floats:
         """Return one column of `names`, with non-finite values as NaN."""
         if column < len(self.columns):
-            return only_finite(stored(column))
-        return only_finite(list(self.derived.values())[column - len(self.columns)](stored))
+            return _only_finite(stored(column))
+        return _only_finite(list(self.derived.values())[column - len(self.columns)](stored))
 
     def count_nonfinite(self, stored: Column) -> NDArray[np.bool_]:
         """Return where the value of a lane was non-finite."""
@@ -154,7 +154,7 @@ def condense(schema: Schema, parts: Sequence[ExactRows], factor: int) -> MergedR
 
     columns = len(schema.columns)
     for block in _blocks(columns, 8 * len(steps) * lanes):
-        _fold_values(only_finite(stored(block)), factor, merged, block)
+        _fold_values(_only_finite(stored(block)), factor, merged, block)
     for column in range(columns, len(schema.names)):
         _fold_values(schema.read(column, stored)[None], factor, merged, slice(column, column + 1))
     merged.present[:] = _fold(np.add, ~np.isnan(stored(0)), factor)
@@ -182,7 +182,7 @@ def merge(parts: Sequence[MergedRows], factor: int) -> MergedRows:
     return merged
 
 
-def only_finite(values: Floats) -> Floats:
+def _only_finite(values: Floats) -> Floats:
     """Return the values, with non-finite ones as NaN."""
     return np.where(np.isfinite(values), values, np.nan)
 
