@@ -32,16 +32,16 @@ class Description:
         self._errors = errors
         self._hooks: tuple[HookRecord, ...] = ()  # the last inventory
         self._due_at = 0.0
-        self._requested = True  # the first one is sent without a request
+        self.requested = True  # the first one is sent without a request
 
     def request(self) -> None:
         """Send everything soon. Can be called from any thread."""
-        self._requested = True
+        self.requested = True
 
     def send_if_requested(self) -> None:
         """Send everything if requested."""
-        if self._requested:
-            self._requested = False
+        if self.requested:
+            self.requested = False  # first, so that a request during the description isn't lost
             self.send()
 
     def send_if_due(self) -> None:

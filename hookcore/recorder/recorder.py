@@ -72,7 +72,7 @@ class Recorder:
             self.emit,
             after_batch=lambda: self.description.send_if_due(),
             tick=self._tick,
-            has_more=lambda: self.snapshots.waiting,
+            has_more=lambda: self.snapshots.waiting or self.description.requested,
         )
         self.steps = Steps(
             self.dispatcher,

@@ -61,7 +61,9 @@ class Worker:
         """Wait until everything so far has been handled. Return False if the time ran out."""
         deadline = time.monotonic() + timeout_s
         while self._has_work():
-            if time.monotonic() > deadline or not self._thread.is_alive():
+            if not self._thread.is_alive():
+                return not self._queue
+            if time.monotonic() > deadline:
                 return not self._has_work()
             time.sleep(0.001)
         return True
@@ -86,10 +88,13 @@ class Worker:
                     self._take()
                 finally:
                     self._busy = False
+            self._busy = True  # a tick may describe the model, and a flush waits for that too
             try:
                 self._tick()
             except Exception as error:
                 self._failed(error)
+            finally:
+                self._busy = False
 
     def _take(self) -> None:
         with self._lock:
