@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from urllib.parse import parse_qs, urlsplit
 
 from playwright.sync_api import expect
+
+from tests.waiting import wait_for
 
 from .conftest import Open
 from .site import Site
@@ -72,6 +75,44 @@ def test_the_heatmap_and_both_lines_are_drawn_and_a_layer_is_selected(visit: Ope
         assert "module=head" in page.url
         page.get_by_role("button", name="Table: Difference by layer and step").click()
         expect(page.locator("#differences table")).to_contain_text("encoder.layers.1.linear1")
+
+
+def test_exports_contain_each_run_and_not_the_newest_run_twice(visit: Open, paths: Paths, site: Site) -> None:
+    wanted = [site.run(name)["id"] for name in ("ended", "bad")]
+    exported: list[str] = []
+    with visit() as tab:
+        page = tab.page
+        page.on("request", lambda request: exported.append(request.url) if "format=csv" in request.url else None)
+        tab.goto(paths("ended")["compare"])
+        expect(page.locator("#layer-lines svg").first).to_be_visible()
+        for title in ("A layer in both runs", "Loss in both runs"):
+            exported.clear()
+            page.get_by_role("button", name=f"Export: {title}").click()
+            page.get_by_role("menuitem", name="CSV").click()
+            wait_for(lambda: page.wait_for_timeout(50) or len(exported) == 2, "both runs are exported")
+            assert [parse_qs(urlsplit(url).query)["run"][0] for url in exported] == wanted
+
+
+def test_the_find_box_filters_the_default_pair_too(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        page = tab.page
+        tab.goto("compare")
+        expect(page.locator("#differences canvas").first).to_be_visible()
+        page.locator("[name=f]").fill("type:Conv2d")
+        expect(page.locator("#differences-said")).to_have_text("2 of 36 rows")
+        expect(page.locator("#find-problem")).to_be_hidden()
+
+
+def test_the_root_module_is_drawn_alone(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        page = tab.page
+        tab.goto(f"{paths('ended')['compare']}&module=")
+        expect(page.locator("#layer-lines h2")).to_have_text("(root): output rms")
+        expect(page.locator("#layer-lines svg").first).to_be_visible()
+        page.get_by_role("button", name="Table: A layer in both runs").click()
+        expect(page.locator("#layer-lines th[scope=col]")).to_have_text(
+            ["step", "A: ended", "A: ended, min", "A: ended, max", "B: bad", "B: bad, min", "B: bad, max"]
+        )
 
 
 def test_an_impossible_query_shows_a_message_and_breaks_nothing(visit: Open, paths: Paths, site: Site) -> None:

@@ -89,6 +89,22 @@ def test_the_pointer_and_the_arrow_keys_read_step_bin_and_count(visit: Open, pat
         expect(tab.page.locator("#announcer")).to_contain_text("step 48")
 
 
+@pytest.mark.parametrize("view", ["ridges", "bars"])
+def test_the_arrow_keys_read_the_values_of_every_view(visit: Open, paths: Paths, view: str) -> None:
+    with visit() as tab:
+        tab.goto(f"{paths('ended')['histograms']}?view={view}&f=head")
+        drawn(tab.page)
+        canvas = tab.page.locator(".tile canvas").first
+        canvas.focus()
+        said = set()
+        for _ in range(3):
+            tab.page.keyboard.press("Shift+ArrowRight")
+            expect(tab.page.locator("#announcer")).to_contain_text(re.compile(r"step 59\n.* of [\d,]+"))
+            said.add(tab.page.locator("#announcer").text_content())
+        assert len(said) == 3
+        assert tab.axe() == []
+
+
 def test_a_click_opens_the_layer_at_the_step_and_its_name_is_a_link(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("ended")["histograms"] + "?f=head")

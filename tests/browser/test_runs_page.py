@@ -66,6 +66,18 @@ def test_two_selected_runs_are_compared_the_older_one_first(visit: Open, site: S
         assert [tab.page.url.split("a=")[1].split("&")[0], tab.page.url.split("b=")[1]] == [run["id"] for run in runs]
 
 
+def test_a_selected_run_that_the_filter_hides_is_compared_too(visit: Open, site: Site) -> None:
+    with visit() as tab:
+        page = tab.page
+        tab.goto("")
+        page.get_by_role("checkbox", name="Compare bad", exact=True).check()
+        page.locator("#search").fill("live")
+        expect(page.locator("tr[data-run]")).to_have_count(1)
+        page.get_by_role("checkbox", name="Compare live", exact=True).check()
+        page.locator("#compare").click()
+        page.wait_for_url(f"**/compare?a={site.run('bad')['id']}&b={site.run('live')['id']}*")
+
+
 @pytest.fixture
 def small_site(empty_site: Site) -> Site:
     empty_site.train("first", "--steps", "3")

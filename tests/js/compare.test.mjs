@@ -1,7 +1,13 @@
 import assert from "node:assert/strict";
 import test from "node:test";
+import { patternOf } from "../../app/static/js/api.js";
 import { bitsOf } from "../../app/static/js/compare/bits.js";
 import { INFINITE, MISSING, NAN } from "../../app/static/js/worst.js";
+
+test("the pattern of a module matches it alone, the root too", () => {
+  assert.equal(patternOf(""), "is:root");
+  assert.equal(patternOf("a[0].b*"), "a[[]0].b[*]");
+});
 
 test("cells become columns, and what is no number is told apart from what is not there", () => {
   const bits = bitsOf(

@@ -2,6 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { fanOf, linesOf } from "../../app/static/js/layer/lines.js";
+import { WORDS } from "../../app/static/js/layer/pickers.js";
 import { distributionsOf, plansOf, QUANTILES, shortOf, tensorOf } from "../../app/static/js/layer/plan.js";
 import { addressOf } from "../../app/static/js/layer/ways.js";
 
@@ -15,6 +16,10 @@ const tap = (kind, index = "", more = {}) => ({
   label: `m ${kind} ${index}`,
   ...more,
 });
+test("a call has the number of its label", () => {
+  assert.equal(WORDS.call("1"), "1");
+});
+
 const NOTHING = { kind: "", index: "", call: "", phase: "" };
 const LINEAR = [
   tap("param_grad", "weight"),

@@ -126,7 +126,7 @@ export class Card {
     const asked = this.options.query?.() ?? [];
     return (Array.isArray(asked) ? asked : [asked]).map(({ path, query }) => ({
       path,
-      query: { ...query, run: this.page.run },
+      query: { run: this.page.run, ...query }, // a page of two runs names the run itself
     }));
   }
 

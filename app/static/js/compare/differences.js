@@ -2,6 +2,7 @@
 /** How far two runs are apart, layer by step, as a heatmap. */
 import { get } from "../api.js";
 import { Finder } from "../finder.js";
+import { count } from "../format.js";
 import { Heat } from "../heat/index.js";
 import { bitsOf } from "./bits.js";
 
@@ -9,8 +10,9 @@ const COLUMNS = 300;
 const ROWS = 2000;
 
 export class Differences {
-  /** @param {import("../page.js").Page} page @param {HTMLElement} figure @param {() => Record<string, any>} asked @param {(module: string) => void} onPick */
-  constructor(page, figure, asked, onPick) {
+  /** @param {import("../page.js").Page} page @param {HTMLElement} figure @param {() => Record<string, any>} asked
+   * @param {string} run the one in which the find box searches @param {(module: string) => void} onPick */
+  constructor(page, figure, asked, run, onPick) {
     this.page = page;
     this.asked = asked;
     this.said = /** @type {HTMLElement} */ (figure.querySelector("#differences-said"));
@@ -22,7 +24,7 @@ export class Differences {
       onPick: (row) => onPick(row.module),
       query,
     });
-    this.finder = new Finder(page, () => this.arrange(), { run: page.state.get("a") || null });
+    this.finder = new Finder(page, () => this.arrange(), { run });
   }
 
   async load() {
@@ -48,10 +50,7 @@ export class Differences {
     const { rows } = this.heat;
     const shown = [...rows.keys()].filter((row) => this.finder.fits(rows[row].module));
     this.heat.setOrder(shown);
-    this.said.textContent =
-      shown.length < rows.length
-        ? `${shown.length.toLocaleString("en")} of ${rows.length.toLocaleString("en")} rows`
-        : "";
+    this.said.textContent = shown.length < rows.length ? `${count(shown.length)} of ${count(rows.length)} rows` : "";
     this.heat.draw();
   }
 }

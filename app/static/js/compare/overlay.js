@@ -1,6 +1,6 @@
 // @ts-check
 /** A layer, and the loss, of both runs in one chart: A as a line, B as a dashed one. */
-import { get, numberOf } from "../api.js";
+import { get, numberOf, patternOf } from "../api.js";
 import { LineChart } from "../plot/index.js";
 
 const POINTS = 1000;
@@ -54,7 +54,12 @@ export class Overlay {
     const { kind, stat } = this.asked();
     this.heading.textContent = `${module || "(root)"}: ${kind} ${stat}`;
     try {
-      const { layers } = await get("compare", { ...this.asked(), match: exactly(module), points: 1, limit: MAX_TAPS });
+      const { layers } = await get("compare", {
+        ...this.asked(),
+        match: patternOf(module),
+        points: 1,
+        limit: MAX_TAPS,
+      });
       if (this.#asked !== module) return;
       this.#numbers = [0, 1].map((place) => layers.map((layer) => layer.numbers[place]));
       if (!layers.length) return this.chart.say("Only one of the runs has this layer.");
@@ -76,11 +81,6 @@ export class Overlay {
       this.chart.say(/** @type {Error} */ (error).message);
     }
   }
-}
-
-/** A path as a pattern that means it alone. @param {string} path */
-function exactly(path) {
-  return path.replace(/[[*?]/g, "[$&]");
 }
 
 /** @param {import("../page.js").Page} page @param {HTMLElement | null} figure @param {Side[]} sides @returns {() => Promise<void>} shows the newest */

@@ -11,6 +11,7 @@ import { columnAt, endsOf, extentOf, SignedLog, shapeOf } from "./shape.js";
 import { hideTip, showTip } from "./tip.js";
 
 const RIDGES = 12;
+const PLACES = 100; // that the arrow keys visit on the axis
 const BOTTOM = 16;
 const FONT = "10.5px system-ui, sans-serif";
 
@@ -23,6 +24,8 @@ export class HistProfile {
   shared = null;
   /** @type {Float64Array} */
   #ends = new Float64Array();
+  /** The place of the cursor on the axis, from 0 to 1. */
+  #at = 0.5;
 
   /** @param {import("../page.js").Page} page @param {HTMLElement} element
    * @param {{title: string, height: number, mode: string, onOpen?: (step: number | null) => void}} options */
@@ -32,8 +35,11 @@ export class HistProfile {
     this.canvas = /** @type {HTMLCanvasElement} */ (
       h("canvas", {
         class: "histmap",
-        role: "img",
-        "aria-label": `${title}: ${mode === "bars" ? "the histogram of one step" : "histograms of several steps, newest in front"}`,
+        tabindex: "0",
+        role: "application",
+        "aria-label":
+          `${title}: ${mode === "bars" ? "the histogram of one step" : "histograms of several steps, newest in front"}. ` +
+          "Left and right move along the values",
       })
     );
     Object.assign(this.canvas.style, { width: "100%", height: `${height}px` });
@@ -53,7 +59,8 @@ export class HistProfile {
       this.canvas.remove();
     };
     this.canvas.addEventListener("pointermove", (event) => this.#point(event));
-    this.canvas.addEventListener("pointerleave", hideTip);
+    for (const gone of ["pointerleave", "blur"]) this.canvas.addEventListener(gone, hideTip);
+    this.canvas.addEventListener("keydown", (event) => (event.key === "Enter" ? onOpen?.(null) : this.#key(event)));
     this.canvas.addEventListener("click", () => onOpen?.(null));
   }
 
@@ -133,16 +140,32 @@ export class HistProfile {
   }
 
   /** @param {PointerEvent} event */
-  #point(event) {
-    const box = this.canvas.getBoundingClientRect();
-    if (!this.shape?.columns || !this.axis) return;
-    const value = this.axis.value(Math.min(1, Math.max(0, (event.clientX - box.left) / box.width)));
+  #point({ clientX, clientY }) {
+    const { left, width } = this.canvas.getBoundingClientRect();
+    this.#show((clientX - left) / width, clientX, clientY);
+  }
+
+  /** Shows and returns the number of values at a place of the axis, from 0 to 1.
+   * @param {number} place @param {number} x of the tooltip, in the window @param {number} y */
+  #show(place, x, y) {
+    if (!this.shape?.columns || !this.axis) return "";
+    this.#at = Math.min(1, Math.max(0, place));
     const column = this.mode === "bars" ? this.column : this.shape.columns - 1;
-    showTip(
-      say(this.shape, this.#ends, this.axis, { step: this.shape.first[column], value }),
-      event.clientX,
-      event.clientY,
-    );
+    const at = { step: this.shape.first[column], value: this.axis.value(this.#at) };
+    const words = say(this.shape, this.#ends, this.axis, at);
+    showTip(words, x, y);
+    return words;
+  }
+
+  /** @param {KeyboardEvent} event */
+  #key(event) {
+    const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    if (!by) return;
+    event.preventDefault();
+    event.stopPropagation();
+    const place = Math.min(1, Math.max(0, this.#at + (by * (event.shiftKey ? 10 : 1)) / PLACES));
+    const { left, top, width } = this.canvas.getBoundingClientRect();
+    this.page.announce(this.#show(place, left + place * width, top));
   }
 }
 

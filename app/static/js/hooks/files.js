@@ -1,23 +1,37 @@
 // @ts-check
-/** The inventory of hooks as a file of rows. */
-import { get } from "../api.js";
+/** The inventory of hooks as a file. */
+import { getAll } from "../api.js";
 import { byId } from "../dom.js";
 import { csvOf, download, fileName } from "../plot/files.js";
 import { toast } from "../toast.js";
 
+const A_PAGE = 10_000;
 const COLUMNS = ["scope", "owner", "point", "function", "where", "ours", "number", "options", "legacy", "warning"];
+
+/** Returns all hooks of a run. @param {string | null} run @returns {Promise<Record<string, any>[]>} */
+export async function hooksOf(run) {
+  return (await getAll("hooks", { run, limit: A_PAGE })).flatMap(({ hooks }) => hooks);
+}
 
 /** @param {import("../page.js").Page} page */
 export function startFiles(page) {
-  byId("hooks-csv").addEventListener("click", async () => {
-    try {
-      const { hooks } = await get("hooks", { run: page.run, limit: 10_000 });
-      const rows = hooks.map((/** @type {any} */ hook) =>
-        COLUMNS.map((name) => (Array.isArray(hook[name]) ? hook[name].join(" ") : hook[name])),
-      );
-      download(new Blob([csvOf(COLUMNS, rows)], { type: "text/csv" }), `${fileName(page.runName, "hooks")}.csv`);
-    } catch (error) {
-      toast(`Exporting the hooks as CSV failed: ${/** @type {Error} */ (error).message}`, { kind: "error" });
-    }
-  });
+  for (const format of /** @type {const} */ (["csv", "json"])) {
+    byId(`hooks-${format}`).addEventListener("click", async (/** @type {Event} */ event) => {
+      event.preventDefault();
+      try {
+        const [text, type] = textOf(await hooksOf(page.run), format);
+        download(new Blob([text], { type }), `${fileName(page.runName, "hooks")}.${format}`);
+      } catch (error) {
+        const words = /** @type {Error} */ (error).message;
+        toast(`Exporting the hooks as ${format.toUpperCase()} failed: ${words}`, { kind: "error" });
+      }
+    });
+  }
+}
+
+/** @param {Record<string, any>[]} hooks @param {"csv" | "json"} format @returns {[string, string]} text and type */
+function textOf(hooks, format) {
+  if (format === "json") return [JSON.stringify({ hooks }), "application/json"];
+  const rows = hooks.map((hook) => COLUMNS.map((name) => [hook[name]].flat().join(" ")));
+  return [csvOf(COLUMNS, rows), "text/csv"];
 }

@@ -8,9 +8,9 @@ import { tensorOf } from "./plan.js";
 /** @type {Record<string, (tap: Tap) => string>} */
 const VALUES = { index: (tap) => tap.index, call: (tap) => String(tap.call), phase: (tap) => tap.phase };
 /** @type {Record<string, (value: string) => string>} */
-const WORDS = {
+export const WORDS = {
   index: (value) => value || "single tensor",
-  call: (value) => `${Number(value) + 1}`,
+  call: (value) => value,
   phase: (value) => ({ train: "training", eval: "evaluation" })[value] ?? value,
 };
 

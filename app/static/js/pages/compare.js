@@ -45,7 +45,7 @@ function startPictures() {
   page.follow.saw(last);
   const pick = (/** @type {string} */ module) => state.set({ module });
   const [figure, lines] = ["differences", "layer-lines"].map((id) => document.getElementById(id));
-  const differences = figure && new Differences(page, figure, asked, pick);
+  const differences = figure && new Differences(page, figure, asked, sides[0].id, pick);
   const overlay = lines && new Overlay(page, lines, sides, asked);
   const showLoss = makeLoss(page, document.getElementById("loss-lines"), sides);
   const showLayer = () => {

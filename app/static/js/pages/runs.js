@@ -12,7 +12,8 @@ const SHARE = 10; // at most a tenth of the time is spent on requests
 
 const page = open({ sort: "started" });
 const list = document.getElementById("runs");
-/** The selected runs, the last one last. @type {string[]} */
+/** The selected runs, the last one last. They stay selected while the filter hides their rows.
+ * @type {{run: string, started: number}[]} */
 let ticked = [];
 /** Deleted runs that can still be restored. @type {Set<string>} */
 const gone = new Set();
@@ -46,12 +47,8 @@ function start(body) {
   const compare = /** @type {HTMLButtonElement} */ (byId("compare"));
   compare.hidden = false;
   compare.addEventListener("click", () => {
-    const [b, a] = [...body.querySelectorAll("tr")]
-      .filter((row) => ticked.includes(row.dataset.run ?? ""))
-      .sort((one, other) => Number(other.dataset.started) - Number(one.dataset.started));
-    location.assign(
-      new URL(`compare?${new URLSearchParams({ a: a.dataset.run ?? "", b: b.dataset.run ?? "" })}`, document.baseURI),
-    );
+    const [a, b] = ticked.toSorted((one, other) => one.started - other.started).map(({ run }) => run);
+    location.assign(new URL(`compare?${new URLSearchParams({ a, b })}`, document.baseURI));
   });
   body.addEventListener("change", (event) => tick(/** @type {HTMLInputElement} */ (event.target)));
   body.addEventListener("click", (event) => {
@@ -128,10 +125,10 @@ function takeGone(newer) {
 
 /** @param {HTMLInputElement} box */
 function tick(box) {
-  const run = box.closest("tr")?.dataset.run;
+  const { run, started } = box.closest("tr")?.dataset ?? {};
   if (!run) return;
-  ticked = ticked.filter((each) => each !== run);
-  if (box.checked) ticked = [...ticked.slice(-1), run];
+  ticked = ticked.filter((each) => each.run !== run);
+  if (box.checked) ticked = [...ticked.slice(-1), { run, started: Number(started) }];
   show();
 }
 
@@ -142,7 +139,7 @@ function show() {
     const run = row.dataset.run ?? "";
     row.toggleAttribute("data-gone", gone.has(run));
     const box = /** @type {HTMLInputElement | null} */ (row.querySelector("[data-do=tick]"));
-    if (box) box.checked = ticked.includes(run);
+    if (box) box.checked = ticked.some((each) => each.run === run);
   }
   const both = /** @type {HTMLButtonElement} */ (byId("compare"));
   both.disabled = ticked.length !== 2;
