@@ -11,6 +11,9 @@ import pytest
 
 import hookcore
 from hookcore.records import Event, Tap
+from hookcore_app.live.marks import mark_of
+from hookcore_app.live.requests import Subscribe, spec_of
+from hookcore_app.live.views import concern
 from hookcore_app.runs import run as runs_module
 from tests.api_world import World, open_run
 from tests.build import append
@@ -93,6 +96,15 @@ def test_followers_receive_acknowledgements(world: World) -> None:
     tag = world.get("events", run="one").headers["etag"]
     acknowledge(world, "event:2")
     assert world.get("events", run="one").headers["etag"] != tag
+
+
+def test_an_edit_is_news_of_the_run_even_without_a_step(world: World) -> None:
+    before = mark_of(world.run)
+    acknowledge(world, "event:1")
+    assert concern(spec_of(Subscribe(id=1, view="runs")), mark_of(world.run)) != before
+    noted = mark_of(world.run)
+    world.client.patch("/api/v1/runs/one", json={"notes": "the one with a warm-up"})
+    assert mark_of(world.run).edits == noted.edits + 1 == before.edits + 2
 
 
 @pytest.fixture(scope="module")

@@ -111,7 +111,7 @@ def test_the_tree_has_every_module_with_its_coverage_and_taps(world: World) -> N
     assert (first["parameters"], first["trainable"]) == (10, 10)
     assert first["coverage"]["captured"] is True
     assert [(tap["number"], tap["values"], tap["shape"]) for tap in first["taps"]] == [(1, 8.0, [2, 3])]
-    assert rows[2]["coverage"] is None
+    assert rows[2]["coverage"]["kinds"] == ["output", "output_grad"]
     assert [row["path"] for row in world.json("runs/one/modules", match="layers.*")["modules"]] == [
         "layers.0",
         "layers.1",

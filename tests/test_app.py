@@ -17,11 +17,7 @@ from hookcore_app.pages.frame import percent, shown
 from hookcore_app.pages.overview import ROWS
 from hookcore_app.runs import Run
 from tests.build import frame, make_info
-from tests.serving import (
-    World,
-    make_batch,
-    make_world,
-)
+from tests.serving import World, make_batch, make_taps, make_world
 
 TAPS = (
     Tap("net.0", "output"),
@@ -228,7 +224,7 @@ def test_the_page_has_no_inline_script_or_style_and_loads_both_by_versioned_urls
 
 
 def test_the_page_can_be_filtered_by_module_and_kind(client: TestClient) -> None:
-    rows = _read(client, "/runs/one?match=*.1&kind=output&refresh=").rows
+    rows = _read(client, "/runs/one?match=*.1&row_kind=output&refresh=").rows
     assert [row[:3] for row in rows[1:]] == [["net.1", "ReLU", "output"]]
     assert "No tensor matches" in client.get("/runs/one?match=nowhere").text
 
@@ -348,3 +344,23 @@ def test_the_api_schema_contains_the_routes_of_trainers_and_monitoring(client: T
     assert "/login" not in description["paths"]
     refused = description["paths"]["/api/v1/ingest"]["post"]["responses"]["4XX"]
     assert refused["content"]["application/json"]["schema"]["$ref"].endswith("/Problem")
+
+
+def test_a_row_beyond_the_last_one_shows_the_last_page() -> None:
+    world = make_world()
+    run = world.runs.open(make_info("one"))
+    assert run is not None
+    run.store.append(frame(0, [_stats()] * 3, make_taps(3)))
+    for page in ("/runs/one?row=500", "/runs/one/flow?row=500"):
+        text = world.client.get(page).text
+        assert "rows 1 to 3 of 3" in text, page
+        assert "No tensor matches" not in text
+
+
+def test_the_kind_of_the_heatmap_does_not_filter_the_table() -> None:
+    world = make_world()
+    run = world.runs.open(make_info("one"))
+    assert run is not None
+    run.store.append(frame(0, [_stats()] * 2, (Tap("a", "output"), Tap("a", "param", "weight"))))
+    assert "rows 1 to 2 of 2" in world.client.get("/runs/one?kind=param").text
+    assert "rows 1 to 1 of 1" in world.client.get("/runs/one?row_kind=param").text

@@ -18,10 +18,11 @@ import numpy as np
 import pandas
 import pytest
 
-from hookcore.answers import Framed
+from hookcore.answers import Framed, HistogramsList, Scalars
 from hookcore.answers.live import FrameNews, News
 from hookcore.errors import ArgumentError, ServerError
 from hookcore.reading import Client
+from hookcore.reading.remote import RemoteReader
 from hookcore.records import Snapshot, Tap
 from hookcore_app.main import create_app
 from hookcore_app.runs import Runs
@@ -358,3 +359,25 @@ def _read_until_second(url: str, told: list[Any]) -> None:
             told.append(news)
             if isinstance(news, FrameNews) and news.run == "second":
                 return
+
+
+def test_later_pages_are_of_the_run_of_the_first_one_even_if_a_newer_run_starts() -> None:
+    asked: list[Any] = []
+
+    class Newer:
+        """A server on which a newer run starts after each answer."""
+
+        def ask(self, kind: Any, _method: str, _path: str, given: dict[str, Any], _body: Any) -> Any:
+            asked.append(given["run"])
+            run = given["run"] or f"run {len(asked)}"
+            if kind is HistogramsList:
+                return HistogramsList(run, ())
+            if kind is Scalars:
+                return Scalars(2, None if len(asked) > 1 else 1, run, (), ())
+            return kind(2, None if len(asked) > 1 else 1, run, ())
+
+    reader = RemoteReader(Newer())  # type: ignore[arg-type]
+    for ask in (reader.coverage, reader.taps, reader.hooks, reader.scalars, lambda: reader.many_histograms(range(51))):
+        asked.clear()
+        ask()
+        assert asked == [None, "run 1"]

@@ -8,8 +8,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from hookcore.records import Coverage, ModuleRecord, Tap
+from hookcore.store.queries import UNREPORTED
 from hookcore_app.analysis.cost import Cost, cost_of, ordinal
-from hookcore_app.analysis.coverage import UNREPORTED, coverage_of
 from tests.build import make_info
 from tests.serving import (
     World,
@@ -109,9 +109,13 @@ def test_all_pages_count_the_same_modules_including_unreported_ones() -> None:
     run.store.describe(
         modules, [Coverage("a", "Linear", True, ("output",)), Coverage("c", "Linear", False, (), "unused")]
     )
-    found = {each.path: (each.captured, each.reason) for each in coverage_of(run.store)}
+    found = {each.path: (each.captured, each.reason) for each in run.store.coverage()}
     assert found == {"a": (True, ""), "b": (True, ""), "c": (False, "unused"), "d": (False, UNREPORTED)}
     client: TestClient = world.client
+    listed = client.get("/api/v1/coverage?run=one").json()["coverage"]
+    assert [each["captured"] for each in listed] == [True, True, False, False]
+    assert run.findings.scope().uncaptured == 2
+    assert "All known modules were captured" not in client.get("/api/v1/report?run=one").text
     answer = client.get("/api/v1/overview?run=one").json()
     assert (answer["modules_captured"], answer["modules"]) == (2, 4)
     overview = client.get("/runs/one").text

@@ -96,6 +96,12 @@ def test_a_lasting_finding_matches_all_its_steps() -> None:
     assert not Filter(hides_seen=True).fits(_line(acknowledged=True))
 
 
+def test_an_ongoing_finding_matches_all_steps_since_its_onset(world: World) -> None:
+    found = [line.step for line in all_lines(_run(world)) if Filter(first=80, last=90).fits(line)]
+    assert found == [BAD_FROM]
+    assert not Filter(first=8, last=9).fits(_line(5))
+
+
 def test_a_markdown_copy_stays_a_table_whatever_the_messages_contain() -> None:
     text = markdown_of([_line(message="a | b\n*c* <d>", module="net`|0")], "Events of [x]", "http://box/")
     row = text.splitlines()[-1]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import re
+import threading
 import time
 import tracemalloc
 import zlib
@@ -22,6 +24,7 @@ from hypothesis import strategies as st
 
 from hookcore import wire
 from hookcore.records import Event, Snapshot, Tap
+from hookcore_app.runs import run as runs_module
 from tests.build import make_info
 from tests.serving import (
     BATCH,
@@ -512,3 +515,46 @@ def test_frames_that_a_trainer_could_not_send_are_one_event_in_ten_seconds() -> 
         now[0] = 4.0 * step
         world.take(make_batch(INFO, [step], first=step == 0, books=wire.Books(dropped={"queue-full": dropped})))
     assert [(name, count) for name, _, count in _events(world)] == [("frame-dropped", 3), ("frame-dropped", 6)]
+
+
+def test_frames_that_a_trainer_could_not_send_at_its_end_are_an_event_too() -> None:
+    world = make_world(lambda: 0.0)
+    for step, dropped in enumerate((3, 5)):
+        world.take(make_batch(INFO, [step], first=step == 0, books=wire.Books(dropped={"queue-full": dropped})))
+    end, books = wire.EndItem(number=2, step=1), wire.Books(dropped={"queue-full": 6})
+    world.take(wire.Batch(run=INFO, taps_from=2, items=(end,), books=books))
+    assert [(name, count) for name, _, count in _events(world)] == [("frame-dropped", 3), ("frame-dropped", 3)]
+
+
+def test_commands_sent_at_the_same_time_reach_the_trainer_in_the_order_of_their_numbers(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.take(make_batch(INFO, [0]))
+    run = world.runs.get(INFO.id)
+    assert run is not None
+    other = threading.Thread(target=lambda: run.ask("inventory"))
+    make = runs_module.Command
+
+    def interrupted(*given: Any, **more: Any) -> Any:
+        """Let another thread try to send a command after this one has its number."""
+        if not other.ident:
+            other.start()
+            other.join(0.2)
+        return make(*given, **more)
+
+    monkeypatch.setattr(runs_module, "Command", interrupted)
+    run.ask("inventory")
+    other.join()
+    numbers = [command.number for command in run.commands]
+    assert len(numbers) == 2
+    assert numbers == sorted(numbers)
+
+
+def test_lost_data_is_shown_wherever_it_was_lost(world: World) -> None:
+    world.take(make_batch(INFO, [0], books=wire.Books(dropped={"queue-full": 7})))
+    assert world.client.get("/api/v1/overview").json()["dropped"] == {"sender queue-full": 7}
+    for page in (f"/runs/{INFO.id}", "/settings", f"/api/v1/report?run={INFO.id}"):
+        text = world.client.get(page, headers={"Accept": "text/html"}).text
+        assert re.search("sender queue-full:? *7", text), page
+        assert "Nothing was lost" not in text
+        assert "lack of memory" not in text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import json
+import re
 import threading
 import weakref
 from collections.abc import Iterable
@@ -19,10 +20,11 @@ import pytest
 from hookcore.archive import read_archive
 from hookcore.config import NO_FOLDER
 from hookcore.errors import HookcoreError
-from hookcore.records import Failure
+from hookcore.records import Failure, ModuleRecord
 from hookcore.store import StepRange
-from hookcore.wire import Batch, Books, EndItem, RunInfo, frame_item
+from hookcore.wire import Batch, Books, Description, EndItem, RunInfo, frame_item
 from hookcore_app.runs import AwayError, Run, Runs
+from hookcore_app.runs import runs as runs_module
 from hookcore_app.runs.keep import Keeper
 from hookcore_app.runs.saved import show, show_all
 from hookcore_app.runs.shelf import bytes_below
@@ -469,3 +471,32 @@ def test_without_a_disk_idle_runs_become_coarser_before_one_is_removed() -> None
     assert max(used) <= 8_000_000
     assert world.runs.removed == 0
     assert [run.store.steps().count for run in world.runs.all()] == [300] * 4
+
+
+def test_compare_finds_two_runs_of_one_model_after_a_restart(tmp_path: Path) -> None:
+    settings = ServerSettings(keep=str(tmp_path))
+    world = start(settings, 0)
+    for number, model in enumerate(("Linear", "Linear", "Conv2d")):
+        info = RunInfo(id=f"run-{number}", key="k", name=f"r{number}", memory=4_000_000, started_s=float(number + 1))
+        described = Description(1, (ModuleRecord("", model, None),))
+        world.take(batch(info, range(STEPS), first=True, description=described))
+        world.take(Batch(run=info, taps_from=len(TAPS), items=(EndItem(STEPS, STEPS - 1),)))
+    stop(world)
+
+    world = start(settings, 3)
+    page = world.client.get("/compare").text
+    assert re.findall(r'<option value="(run-.)" selected', page) == ["run-1", "run-0"]
+    page = world.client.get("/compare?a=run-0").text
+    assert re.findall(r'<option value="(run-.)" selected', page) == ["run-0", "run-1"]
+    stop(world)
+
+
+def test_a_server_remembers_a_limited_number_of_removed_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs_module, "MAX_GONE", 2)
+    world = make_world(keep="", max_runs=1)
+    for number in range(5):
+        info = RunInfo(id=f"run-{number}", key="k", name="r", started_s=float(number))
+        world.take(batch(info, range(3), first=True))
+        world.take(Batch(run=info, taps_from=len(TAPS), items=(EndItem(3, 2),)))
+    assert {gone.id for gone in world.runs.gone()} == {"run-2", "run-3"}
+    assert world.runs.removed == 4

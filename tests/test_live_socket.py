@@ -19,7 +19,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from hookcore import wire
 from hookcore.records import STAT_COLUMN, ModuleRecord
-from hookcore_app.live import publisher_of
+from hookcore_app.live import publisher_of, views
 from hookcore_app.live.marks import mark_of
 from hookcore_app.live.publisher import Selections
 from hookcore_app.live.requests import Subscribe, read, spec_of
@@ -284,6 +284,16 @@ def test_the_view_of_the_latest_values_has_a_column_for_each_stat() -> None:
         delta = page.next_of(2)
         assert delta.values.view("<u4").tolist()[0] == [ABSENT, ABSENT, 0x40A00000, ABSENT]
         assert (delta.first, delta.last) == ([1, 1], [1, 1])
+
+
+def test_the_latest_values_of_too_many_tensors_are_those_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(views, "MAX_ROWS", 3)
+    run = make_run()
+    put(run, frame(0, [1.0] * 5, new=5))
+    rows, latest, _ = bodies_of(run, Subscribe(id=1, view="latest", kind="output"), None, mark_of(run))
+    assert (len(rows.json["rows"]), rows.json["taps"]) == (3, 5)
+    assert rows.json["why"].startswith("Only the first 3 of 5 tensors are shown")
+    assert latest.values.shape == (5, 3)
 
 
 def test_the_latest_values_of_a_tensor_with_a_nan_are_nan_and_its_counts_are_not() -> None:

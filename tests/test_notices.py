@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,6 +18,8 @@ from hookcore.dashboard import notices
 from hookcore.dashboard.notices import post_notice, take_orphans
 from hookcore.dashboard.process import find, stop_dashboard
 from hookcore.errors import ServerError
+from hookcore.wire import RunInfo
+from hookcore_app.runs import orphans
 from hookcore_app.runs.orphans import list_orphan
 from tests.build import make_info
 from tests.receiver import a_run
@@ -142,3 +145,22 @@ def test_a_training_that_is_killed_while_its_dashboard_starts_is_listed(tmp_path
         assert (name, state) == ("short", "lost")
     finally:
         stop_dashboard(environment)
+
+
+def test_a_folder_that_can_not_be_read_for_a_moment_does_not_end_the_search(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    answers = iter([OSError("stale file handle"), OSError("stale file handle"), []])
+    state = SimpleNamespace(stopping=False)
+
+    def look() -> list[RunInfo]:
+        found = next(answers)
+        if isinstance(found, OSError):
+            raise found
+        state.stopping = True
+        return found
+
+    monkeypatch.setattr(orphans, "take_orphans", look)
+    monkeypatch.setattr(orphans, "LOOK_EVERY_S", 0.0)
+    orphans._follow(state)
+    assert caplog.text.count("stale file handle") == 1

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse
 
-from ..live import publisher_of
+from ..live import Publisher, publisher_of
 from ..runs import STATES, Run
 
 METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -47,14 +47,14 @@ def metrics(request: Request) -> PlainTextResponse:
     """Return the server's metrics in the Prometheus format."""
     state = request.app.state
     lines: list[str] = []
-    clients = publisher_of(request.app).clients
-    for metric in (*_of_server(state, clients), *_of_runs([run for run in state.runs.all() if run.loaded])):
+    live = publisher_of(request.app)
+    for metric in (*_of_server(state, live), *_of_runs([run for run in state.runs.all() if run.loaded])):
         lines += [f"# HELP hookcore_{metric.name} {metric.help}", f"# TYPE hookcore_{metric.name} {metric.kind}"]
         lines += [f"hookcore_{metric.name}{_labels(labels)} {float(value)!r}" for labels, value in metric.samples]
     return PlainTextResponse("\n".join(lines) + "\n", media_type=METRICS_TYPE)
 
 
-def _of_server(state: Any, clients: int) -> Iterator[Metric]:
+def _of_server(state: Any, live: Publisher) -> Iterator[Metric]:
     intake, runs = state.intake, state.runs.all()
     states = Counter(run.state for run in runs)
     used = state.runs.used_bytes
@@ -71,7 +71,8 @@ def _of_server(state: Any, clients: int) -> Iterator[Metric]:
         "Batches refused, by status.",
         [({"status": str(status)}, count) for status, count in refused],
     )
-    yield Metric("live_clients", "gauge", "Live streams now.", [({}, clients)])
+    yield Metric("live_clients", "gauge", "Live streams now.", [({}, live.clients)])
+    yield Metric("live_refused_total", "counter", "Live streams refused for lack of places.", [({}, live.refused)])
     yield Metric("memory_used_bytes", "gauge", "Bytes that runs take.", [({}, used)])
     yield Metric("memory_limit_bytes", "gauge", "Bytes that runs may take.", [({}, state.settings.memory)])
 

@@ -13,6 +13,7 @@ from hookcore.errors import ArgumentError
 from hookcore.records import SEVERITIES
 
 from ..analysis.cost import cost_of
+from ..analysis.coverage import losses_of
 from ..findings import RULES, KeyFigures, Rule, key_figures_of
 from ..formats import StrictJson
 from ..runs import Run
@@ -72,9 +73,6 @@ def overview(run: GivenRun, reply: GivenReply) -> Response:
 
 def overview_of(run: Run, figures: KeyFigures) -> answers.Overview:
     """Return the key figures of a run, including data lost on the way to its store."""
-    lost = Counter(figures.dropped)
-    for reason, count in run.books.dropped.items():
-        lost[f"sender {reason}"] += int(count)
     unseen = Counter(finding.severity for finding in run.findings.current() if not run.has_seen(finding))
     cost = cost_of(run)
     return answers.Overview(
@@ -100,7 +98,7 @@ def overview_of(run: Run, figures: KeyFigures) -> answers.Overview:
         budget=cost.budget,
         steps_left_out=cost.left_out,
         cost=cost.sentence,
-        dropped=dict(lost),
+        dropped=losses_of(run),
         findings={severity: unseen[severity] for severity in SEVERITIES},
     )
 

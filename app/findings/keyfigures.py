@@ -13,8 +13,6 @@ from hookcore.records import Kind, Tap
 from hookcore.records.vocabulary import OWN, TIME, loss_rank
 from hookcore.store import Latest, Store
 
-from ..analysis.coverage import coverage_of
-
 MAX_SCALARS: Final = 50
 _RATE_STEPS: Final = 200  # newest steps from which the rate is computed
 _GRADIENTS: Final[tuple[Kind, ...]] = ("param_grad", "output_grad")
@@ -49,12 +47,11 @@ class KeyFigures:
     modules_captured: int
     modules: int
     taps: int
-    dropped: dict[str, int]  # in the store, by reason
 
 
 def key_figures_of(store: Store, last: int | None = None) -> KeyFigures:
     """Return the key figures of a run at step `last`, or now."""
-    steps, coverage = store.steps(), coverage_of(store)
+    steps, coverage = store.steps(), store.coverage()
     scalars = _scalars(store, last)
     latest = store.latest(last=last)
     kind, norm, smallest, largest = _gradients(latest)
@@ -75,7 +72,6 @@ def key_figures_of(store: Store, last: int | None = None) -> KeyFigures:
         modules_captured=captured if coverage else len(seen),
         modules=len(coverage) or len(seen),
         taps=store.taps_announced,
-        dropped={reason: count for reason, count in store.usage().dropped.items() if count},
     )
 
 

@@ -29,6 +29,7 @@ class Mark(NamedTuple):
     events: int
     taps: int
     state: str
+    edits: int = 0  # of name, notes, and acknowledgements
 
 
 class Cursor(NamedTuple):
@@ -68,7 +69,7 @@ def mark_of(run: Run, present: bool = True) -> Mark:
     state = run.state if present else "removed"
     steps = steps_of(run.store)
     taken, _ = run.store.events_after(_ALL)
-    return Mark(steps, taken, run.store.taps_announced, state)
+    return Mark(steps, taken, run.store.taps_announced, state, run.edits)
 
 
 def steps_of(store: Store) -> Steps:

@@ -9,10 +9,10 @@ from contextlib import aclosing
 from typing import Annotated, Final
 
 from fastapi import APIRouter, Header, Query, Request
+from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from hookcore.errors import ArgumentError
 from hookcore.store import STAT_NAMES, checks
 
 from ..runs import Run
@@ -79,7 +79,7 @@ def live(
     wish = Wish(kind, match, _stats_of(stat), hz)
     if run is not None and publisher.find(run) is None:
         known = [each.id for each in publisher.runs.all()]
-        raise ArgumentError(checks.unknown("run", run, known))
+        raise HTTPException(404, checks.unknown("run", run, known))
     return LiveResponse(publisher, _stream(publisher, run, wish, Cursor.read(last_event_id or "")))
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 
 from hookcore import answers
@@ -17,7 +19,6 @@ from hookcore.answers.live import (
     ScalarsMessage,
     StateMessage,
 )
-from hookcore.errors import ArgumentError
 from hookcore.store import STAT_NAMES, Heatmap, TapList
 
 from ..analysis.coverage import why_empty
@@ -66,12 +67,12 @@ def make(selections: Selections, run: Run | None, spec: Spec, told: Any, now: An
     elif spec.view == "scalars":
         bodies = _scalars(run, spec, told, now)
     else:
-        wanted = _wanted(selections, run, spec)
+        wanted, every = _wanted(selections, run, spec)
         if told is not None and len(wanted.numbers) and wanted.numbers[-1] >= told.taps:
             told = None  # the reader doesn't have some of the rows
         if told is not None and not len(wanted.numbers) and told.steps.newest < 0 <= now.steps.newest:
             told = None  # the reason for having no rows has changed
-        show = _heatmap if spec.view == "heatmap" else _latest
+        show = _heatmap if spec.view == "heatmap" else partial(_latest, every)
         bodies, spec = show(run, spec, wanted, told, now)
     if told is None or told.state != now.state:
         last = now.steps.newest if now.steps.newest >= 0 else None
@@ -79,8 +80,8 @@ def make(selections: Selections, run: Run | None, spec: Spec, told: Any, now: An
     return Made(tuple(bodies), spec)
 
 
-def _wanted(selections: Selections, run: Run, spec: Spec) -> TapList:
-    """Return the selected taps."""
+def _wanted(selections: Selections, run: Run, spec: Spec) -> tuple[TapList, int]:
+    """Return the selected taps, and their number without the limit."""
     found = selections.get(run.store, spec.kind, spec.match)
     how, first, last = read_rows(spec.rows, spec.view) if spec.rows is not None else ("all", 0, 0)
     if how == "idx":
@@ -88,9 +89,8 @@ def _wanted(selections: Selections, run: Run, spec: Spec) -> TapList:
     elif how == "numbers":
         places = np.flatnonzero(np.isin(found.numbers, np.array(spec.rows)))
         found = found.at(places.tolist())
-    if how != "fit" and len(found.taps) > MAX_ROWS:
-        raise ArgumentError(f"{len(found.taps)} rows are more than {MAX_ROWS}: give a match, or rows")
-    return found
+    every = len(found.taps)
+    return found if how == "fit" or every <= MAX_ROWS else found.at(range(MAX_ROWS)), every
 
 
 def _heatmap(run: Run, spec: Spec, wanted: TapList, told: Mark | None, now: Mark) -> tuple[list[Body], Spec]:
@@ -145,7 +145,7 @@ def _values(kind: int, values: Any, heat: Heatmap) -> Body:
     return values_body(kind, np.ascontiguousarray(values), heat.first_step, heat.last_step, nonfinite)
 
 
-def _latest(run: Run, spec: Spec, wanted: TapList, told: Mark | None, now: Mark) -> tuple[list[Body], Spec]:
+def _latest(every: int, run: Run, spec: Spec, wanted: TapList, told: Mark | None, now: Mark) -> tuple[list[Body], Spec]:
     span = _span(spec, told, now) or (None if told is not None else (0, 0))
     if span is None:
         return [], spec
@@ -169,7 +169,11 @@ def _latest(run: Run, spec: Spec, wanted: TapList, told: Mark | None, now: Mark)
     if told is not None:
         return [body], spec
     each = np.arange(len(wanted.taps))
-    return [json_body(_rows(run, spec, wanted, each, np.ones(len(each), np.int64)), span[0]), body], spec
+    about = _rows(run, spec, wanted, each, np.ones(len(each), np.int64))
+    if len(each) < every and spec.rows is None:
+        why = f"Only the first {MAX_ROWS:,} of {every:,} tensors are shown: narrow the selection with a filter."
+        about = msgspec.structs.replace(about, taps=every, why=why)
+    return [json_body(about, span[0]), body], spec
 
 
 def _flagged(stats: Any, columns: list[int]) -> Any:
@@ -231,4 +235,4 @@ def _scalars(run: Run, spec: Spec, told: Mark | None, now: Mark) -> list[Body]:
 
 def _news_of(run_id: str, name: str, mark: Mark) -> RunNews:
     last = mark.steps.newest if mark.steps.newest >= 0 else None
-    return RunNews(run_id, name, mark.state, last, mark.steps.different, mark.taps, mark.events)
+    return RunNews(run_id, name, mark.state, last, mark.steps.different, mark.taps, mark.events, mark.edits)

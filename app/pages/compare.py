@@ -23,6 +23,7 @@ from ..formats import plain
 from ..runs import Run, Runs
 from .frame import address_of, shortened
 from .page import Page, Text
+from .runs import model_of
 from .views.numerals import ago
 
 MAX_LAYERS: Final = 200  # in the table
@@ -153,9 +154,9 @@ def _chosen(runs: Runs, every: list[Run], a: str, b: str) -> tuple[Run | None, R
 
 def _newest_pair(every: list[Run]) -> tuple[Run | None, Run | None]:
     """Return the newest two runs of one model; if there are none, the newest two."""
-    newest: dict[frozenset[tuple[str, str]], Run] = {}
+    newest: dict[str, Run] = {}
     for run in every:
-        model = _model_of(run)
+        model = model_of(run)
         if model and model in newest:
             return newest[model], run
         newest[model] = run
@@ -164,12 +165,8 @@ def _newest_pair(every: list[Run]) -> tuple[Run | None, Run | None]:
 
 def _like(given: Run, every: list[Run]) -> Run | None:
     """Return the newest other run of the same model, else the newest other run."""
-    others, model = [run for run in every if run is not given], _model_of(given)
-    return next((run for run in others if _model_of(run) == model), next(iter(others), None))
-
-
-def _model_of(run: Run) -> frozenset[tuple[str, str]]:
-    return frozenset((module.path, module.type) for module in run.store.modules())
+    others, model = [run for run in every if run is not given], model_of(given)
+    return next((run for run in others if model and model_of(run) == model), next(iter(others), None))
 
 
 def _result(one: Run, two: Run, wanted: Wanted) -> dict[str, Any]:

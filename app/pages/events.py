@@ -17,7 +17,7 @@ from hookcore.records import SEVERITIES
 from ..analysis.selection import finder_of
 from ..runs import Run
 from .frame import address_of
-from .page import FindText, Page, RowNumber, RunPage, Text, last_page
+from .page import FindText, Page, RowNumber, RunPage, Text, first_row_of_page
 from .views.event_list import FINDING, Filter, Line, all_lines, markdown_of, names_of
 from .views.overview import layer_address
 from .views.provenance import provenance_of
@@ -108,7 +108,7 @@ class EventsPage(RunPage):
 
     def part_list(self) -> dict[str, Any]:
         """Return one page of the list."""
-        first = last_page(self.row, len(self.fitting), ROWS)
+        first = first_row_of_page(self.row, len(self.fitting), ROWS)
         rows = [_shown(self.run, line, self.asked) for line in self.fitting[first : first + ROWS]]
         return {"rows": rows, "rows_first": first, "rows_a_page": ROWS}
 

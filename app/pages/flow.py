@@ -12,7 +12,7 @@ from hookcore.store import STAT_NAMES, Store, checks
 
 from ..analysis.coverage import why_empty
 from ..analysis.selection import finder_of
-from .page import FindText, RowNumber, RunPage, Short
+from .page import FindText, RowNumber, RunPage, Short, first_row_of_page
 
 ROWS: Final = 100  # of the table on one page
 ACTIVATIONS: Final[Kind] = "output"
@@ -81,7 +81,7 @@ class FlowPage(RunPage):
         }
         every = layers_at(run.store, asked["step"], asked["act"], asked["grad"])
         layers = [each for each in every if self.type in ("", each.type) and fits(each.tap.module)]
-        first = self.row - self.row % ROWS
+        first = first_row_of_page(self.row, len(layers), ROWS)
         known = {tap.kind for tap in run.store.taps().taps}
         return {
             "asked": asked,

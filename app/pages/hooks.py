@@ -15,11 +15,10 @@ from hookcore.records import Coverage, HookRecord
 from hookcore.store import Store
 
 from ..analysis.cost import cost_of
-from ..analysis.coverage import coverage_of
 from ..analysis.selection import finder_of
 from ..runs import Run
 from .frame import no_change_words
-from .page import FindText, RowNumber, RunPage, last_page
+from .page import FindText, RowNumber, RunPage, first_row_of_page
 from .settings import share_of, trainer_settings
 
 ROWS: Final = 200  # modules in the table without scripts
@@ -68,7 +67,7 @@ class HooksPage(RunPage):
     @cached_property
     def coverage(self) -> list[Coverage]:
         """What is captured of each module."""
-        return coverage_of(self.run.store)
+        return self.run.store.coverage()
 
     def values(self) -> dict[str, Any]:
         """Return the table and the settings of the whole page."""
@@ -77,7 +76,7 @@ class HooksPage(RunPage):
     def _table(self) -> dict[str, Any]:
         fits = finder_of(self.run, self.f).fits
         rows = [each for each in rows_of(self.run) if fits(each.coverage.path)]
-        first = last_page(self.row, len(rows), ROWS)
+        first = first_row_of_page(self.row, len(rows), ROWS)
         shown = rows[first : first + ROWS]
         return {"rows": shown, "fitting": len(rows), "first": first, "a_page": ROWS}
 
@@ -120,7 +119,7 @@ class HooksPage(RunPage):
 def rows_of(run: Run) -> list[Row]:
     """Return a row for each module, in the model's order."""
     store = run.store
-    coverage = coverage_of(store)
+    coverage = store.coverage()
     paths = {each.path for each in coverage}
     calls, values = _counts(store)
     foreign = Counter(_module_of(each, paths) for each in store.hooks() if not each.ours and each.scope in ON_MODEL)

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from ..analysis.selection import finder_of
 from ..runs import Run
 from .frame import address_of
-from .page import FindText, Page, RowNumber, RunPage, last_page
+from .page import FindText, Page, RowNumber, RunPage, first_row_of_page
 from .views.event_list import SIGNS
 from .views.layer import SHOWN_STATS, Layer, alerts_of, hooks_of, layer_of, near, values_of
 from .views.words import KIND_WORDS, STAT_WORDS
@@ -100,7 +100,7 @@ def _choice(run: Run, f: str, row: int) -> dict[str, Any]:
     finder, modules = finder_of(run, f), run.store.modules()
     captured = {each.path: each for each in run.store.coverage()}
     fitting = [each for each in modules if finder.fits(each.path)]
-    first = last_page(row, len(fitting), ROWS)
+    first = first_row_of_page(row, len(fitting), ROWS)
     rows = [(each, captured.get(each.path)) for each in fitting[first : first + ROWS]]
     common: dict[str, Any] = {"unknown": None, "near": [], "asked": f, "problem": finder.problem}
     return {**common, "rows": rows, "fitting": len(fitting), "many": len(modules), "first": first, "a_page": ROWS}

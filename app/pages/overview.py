@@ -6,15 +6,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, Final, Literal
 
+import numpy as np
 from fastapi import Query
 
 from hookcore.records import KINDS, Kind, Tap
-from hookcore.store import STAT_NAMES, Latest, Store
-from hookcore.store.checks import require
+from hookcore.store import STAT_NAMES, Latest, Store, TapList
+from hookcore.store.checks import require, require_kind
 
-from ..analysis.coverage import coverage_of
+from ..analysis.coverage import losses_of
 from ..findings import key_figures_of
-from .page import RowNumber, RunPage
+from .page import RowNumber, RunPage, first_row_of_page
 from .views.event_list import all_lines
 from .views.overview import SHOWN_SCALARS, scalar_lines, shown_alerts, tiles_of, why_empty
 from .views.span import Span, span_of
@@ -47,34 +48,20 @@ class Row:
         return bool(self.nan or self.inf)
 
 
-def overview_rows(
-    store: Store,
-    match: str | None = None,
-    kind: str | None = None,
-    first: int = 0,
-    many: int | None = None,
-    last: int | None = None,
-) -> tuple[list[Row], int]:
-    """Return the newest values up to step `last`, of the taps from index `first`, and the number of taps.
-
-    They are in the order of the model's modules, with each module's kinds together.
-    """
+def taps_in_order(store: Store, match: str | None = None, kind: str | None = None) -> TapList:
+    """Return the taps in the order of the model's modules, with each module's kinds together."""
     found = store.taps(match, kind)
-    modules = store.modules()
-    places = {
-        path: place
-        for place, path in enumerate(
-            dict.fromkeys([*(each.path for each in modules), *(tap.module for tap in found.taps)])
-        )
-    }
-    order = sorted(
-        range(len(found.taps)), key=lambda each: (places[found.taps[each].module], _order_of(found.taps[each]))
-    )
-    shown = order[first:][:many]
-    wanted = found.at(sorted(shown))
-    types = {module.path: module.type for module in modules}
-    rows = {row.tap: row for row in _rows(store.latest(wanted=wanted, last=last), types)}
-    return [rows[found.taps[each]] for each in shown if found.taps[each] in rows], len(order)
+    paths = dict.fromkeys([*store.module_types(), *(tap.module for tap in found.taps)])
+    places = {path: place for place, path in enumerate(paths)}
+    order = range(len(found.taps))
+    return found.at(sorted(order, key=lambda each: (places[found.taps[each].module], _order_of(found.taps[each]))))
+
+
+def overview_rows(store: Store, wanted: TapList, last: int | None = None) -> list[Row]:
+    """Return the newest values of taps up to step `last`."""
+    latest = store.latest(wanted=wanted.at(np.argsort(wanted.numbers).tolist()), last=last)
+    rows = {row.tap: row for row in _rows(latest, store.module_types())}
+    return [rows[tap] for tap in wanted.taps if tap in rows]
 
 
 def _order_of(tap: Tap) -> tuple[int, str, str, int]:
@@ -111,7 +98,8 @@ class OverviewPage(RunPage):
     name = "overview"
 
     match: Annotated[str, Query(max_length=1000, description="a glob on the module's path")] = ""
-    kind: str = ""
+    kind: Annotated[str, Query(max_length=50, description="the kind in the heatmap of all layers")] = ""
+    row_kind: Annotated[str, Query(max_length=50, description="the kind in the table")] = ""
     stat: Annotated[str, Query(max_length=50, description="the stat in the heatmap of all layers")] = ""
     refresh: Annotated[str, Query(max_length=20, description="seconds after which the page reloads")] = ""
     row: RowNumber = 0
@@ -138,6 +126,7 @@ class OverviewPage(RunPage):
 
     def values(self) -> dict[str, Any]:
         """Return what the heatmap shows, and the steps."""
+        require_kind(self.kind or None)
         if self.stat:
             require("stat", self.stat, STAT_NAMES)
         usual = usual_kind(self.run.store)
@@ -175,18 +164,19 @@ class OverviewPage(RunPage):
 
     def part_values(self) -> dict[str, Any]:
         """Return the table of the newest values."""
-        store, first = self.run.store, self.row - self.row % ROWS
-        rows, total = overview_rows(store, self.match or None, self.kind or None, first, ROWS, self.last)
-        usage = store.usage()
-        not_captured = [each for each in coverage_of(store) if not each.captured]
+        store = self.run.store
+        every = taps_in_order(store, self.match or None, self.row_kind or None)
+        first = first_row_of_page(self.row, len(every.taps), ROWS)
+        rows = overview_rows(store, every.at(range(len(every.taps))[first : first + ROWS]), self.last)
+        not_captured = [each for each in store.coverage() if not each.captured]
         return {
             "rows": rows,
             "rows_first": first,
-            "rows_total": total,
+            "rows_total": len(every.taps),
             "rows_a_page": ROWS,
             "not_captured": not_captured[:MAX_UNCAPTURED],
             "not_captured_left_out": max(0, len(not_captured) - MAX_UNCAPTURED),
-            "usage": usage,
-            "dropped": {reason.replace("_", " "): count for reason, count in usage.dropped.items() if count},
+            "usage": store.usage(),
+            "lost": losses_of(self.run),
             "stats": SHOWN_STATS,
         }

@@ -69,7 +69,7 @@ class RunPage(Page):
         return render(self.request, template, run=self.run, **values)
 
 
-def last_page(row: int, many: int, a_page: int) -> int:
+def first_row_of_page(row: int, many: int, a_page: int) -> int:
     """Return the first row of the page with a row, or of the last page."""
     return min(row - row % a_page, max(0, (many - 1) // a_page * a_page))
 

@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -199,12 +200,21 @@ def _points_of(store: Store, name: str) -> Points:
 def summary_of(run: Run) -> dict[str, Any]:
     """Return the list's data of a run on disk, in JSON types."""
     line = line_of(run)
-    said: dict[str, Any] = {"alerts": [list(line.alerts.severities[:MAX_ALERTS]), *_words_of(line.alerts)]}
+    alerts = [list(line.alerts.severities[:MAX_ALERTS]), *_words_of(line.alerts)]
+    said: dict[str, Any] = {"alerts": alerts, "model": model_of(run)}
     if line.loss is not None:
         steps, values = _points_of(run.store, line.loss.name)
         said["loss"] = [line.loss.name, word_of(line.loss.value)]
         said["points"] = [steps.tolist(), [word_of(value) for value in values.tolist()]]
     return said
+
+
+def model_of(run: Run) -> str:
+    """Return a digest of the paths and classes of a run's modules; "" if they are unknown."""
+    if not run.loaded:
+        return str(run.summary.get("model", ""))
+    types = sorted(run.store.module_types().items())
+    return blake2b(repr(types).encode("utf-8", "replace"), digest_size=16).hexdigest() if types else ""
 
 
 def _words_of(alerts: Alerts) -> tuple[str, str, str, str]:

@@ -15,6 +15,7 @@ from hookcore.config import SETTINGS
 
 from .. import assets
 from ..analysis.cost import cost_of
+from ..analysis.coverage import losses_of
 from ..formats import plain
 from ..runs import Run
 from ..settings import ServerSettings
@@ -113,11 +114,9 @@ def _listed(patterns: object) -> list[object]:
 
 
 def share_of(run: Run) -> Share:
-    """Return a run's memory, and the data dropped by its store and its sender."""
+    """Return a run's memory, and its lost data."""
     usage = run.store.usage()
-    kept = {f"{why} (store)": count for why, count in usage.dropped.items() if count}
-    sent = {f"{why} (trainer)": count for why, count in run.books.dropped.items() if count}
-    return Share(run, usage.nbytes, usage.max_bytes, kept | sent)
+    return Share(run, usage.nbytes, usage.max_bytes, losses_of(run))
 
 
 def server_settings(settings: ServerSettings) -> list[tuple[str, str, str]]:

@@ -20,6 +20,7 @@ from hookcore.records.vocabulary import KIND_WORDS
 
 from .. import assets, figures
 from ..analysis.cost import cost_of
+from ..analysis.coverage import losses_of
 from ..findings import RULES, key_figures_of
 from ..formats import plain
 from ..runs import Run
@@ -66,7 +67,7 @@ def report_of(run: Run) -> bytes:
         "events_left_out": max(0, len(events) - MAX_ROWS),
         "settings": _pairs(run.info.settings),
         "versions": _pairs(run.info.versions),
-        "dropped": {name: count for name, count in store.usage().dropped.items() if count},
+        "lost": losses_of(run),
         "made_at": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         "version": hookcore.__version__,
         "style": Markup((_FOLDER / "style.css").read_text("utf-8")),

@@ -29,13 +29,16 @@ def follow_orphans(app: FastAPI) -> None:
 
 
 def _follow(state: Any) -> None:
+    problem = ""
     while not state.stopping:
         try:
             for info in take_orphans():
                 list_orphan(state.runs, state.keeper, info)
+            problem = ""
         except (HookcoreError, OSError) as error:
-            logger.warning("hookcore: can't read the notices of runs: %s", error)
-            return
+            if str(error) != problem:  # a warning every two seconds would fill the log
+                logger.warning("hookcore: can't read the notices of runs: %s", error)
+            problem = str(error)
         time.sleep(LOOK_EVERY_S)
 
 

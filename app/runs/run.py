@@ -31,6 +31,7 @@ from hookcore.wire import (
 from ..findings import Finding, FindingsCache
 from .changes import Changes
 
+Ask = Literal["settings", "snapshot", "inventory"]
 State = Literal["live", "ended", "crashed", "interrupted", "lost"]
 STATES: Final[tuple[State, ...]] = ("live", "crashed", "lost", "interrupted", "ended")  # most urgent first
 MAX_COMMANDS: Final = 256  # that wait for one trainer
@@ -89,6 +90,8 @@ class Run:
     lock: threading.Lock = field(default_factory=threading.Lock)
     findings: FindingsCache = field(init=False)
     acknowledgements: dict[str, int] = field(default_factory=dict)  # by key, with the step up to which it is valid
+    edits: int = 0  # of name, notes, and acknowledgements
+    _asking: threading.Lock = field(default_factory=threading.Lock)
     _newest_command: int = -1  # the highest number of a command, of this server or an earlier one
     _met: bool = False  # a batch has arrived
     _unsent: int = 0  # dropped by the trainer, and not in an event yet
@@ -135,32 +138,30 @@ class Run:
         findings = self.findings = FindingsCache(self.store)
         self.store.find_dead = lambda: {each.module for each in findings.current() if each.rule == "dead"}
 
-    def ask(self, name: Literal["settings", "snapshot", "inventory"], **what: Any) -> Command:
+    def ask(self, name: Ask, **what: Any) -> Command:
         """Queue a command for the trainer and return it."""
-        command = Command(self._new_number(), name, **what)
-        if self.local is not None:
-            self.local(command)
-        else:
-            with self.lock:
-                self.commands.append(command)
-        return command
-
-    def _new_number(self) -> int:
-        """Return a number above those of all commands that the trainer knows, whatever the clock says."""
-        with self.lock:
-            self._newest_command = max(next(self.numbers), self._newest_command + 1)
-            return self._newest_command
+        return self._ask_all(name, [what])[0]
 
     def ask_snapshots(self, taps: Sequence[Tap]) -> list[Command]:
         """Queue commands that the trainer receives together, so that it captures the tensors of one step."""
-        commands = [Command(self._new_number(), "snapshot", tap=tap) for tap in taps]
-        if self.local is not None:
-            for command in commands:
-                self.local(command)
-        else:
+        return self._ask_all("snapshot", [{"tap": tap} for tap in taps])
+
+    def _ask_all(self, name: Ask, each: Sequence[dict[str, Any]]) -> list[Command]:
+        # One at a time: a trainer ignores a command that arrives after one with a higher number.
+        with self._asking:
             with self.lock:
-                self.commands.extend(commands)
+                commands = [Command(self._new_number(), name, **what) for what in each]
+                if self.local is None:
+                    self.commands.extend(commands)
+            if self.local is not None:
+                for command in commands:
+                    self.local(command)
         return commands
+
+    def _new_number(self) -> int:
+        """Return a number above those of all commands that the trainer knows, whatever the clock says."""
+        self._newest_command = max(next(self.numbers), self._newest_command + 1)
+        return self._newest_command
 
     def acknowledge(self, key: str, yes: bool = True) -> None:
         """Acknowledge a finding or an event, or undo that."""
@@ -174,6 +175,7 @@ class Run:
 
     def edited(self) -> None:
         """Announce and save a changed name, note, or acknowledgement."""
+        self.edits += 1
         if self.on_edit is not None:
             self.on_edit()
         self.changes.tell()
@@ -191,7 +193,7 @@ class Run:
                 # Lost with the server that acknowledged it. The trainer sends it again, and the rest after it.
                 self.seen_at = self.clock()
                 return self._answer()
-            self._notice(batch.books)
+            self._notice(batch.books, is_last=any(isinstance(item, EndItem) for item in batch.items))
             self.seen_at = self.clock()
             self.info, self.books = batch.run, batch.books
             self._newest_command = max(self._newest_command, batch.commands_done)
@@ -213,7 +215,7 @@ class Run:
             durable=None if self.on_disk is None else self.on_disk.durable,
         )
 
-    def _notice(self, books: Books) -> None:
+    def _notice(self, books: Books, is_last: bool) -> None:
         """Add events about lost or delayed data, because they explain a gap in the steps."""
         silent_s = self.clock() - self.seen_at
         if self._met and silent_s > SILENCE_S:
@@ -229,9 +231,9 @@ class Run:
             )
         self._met = True
         self._unsent += max(0, sum(books.dropped.values()) - sum(self.books.dropped.values()))
-        if self._unsent and self.clock() >= self._unsent_due:
-            told = f"the trainer dropped {self._unsent:,} frames or snapshots that it could not send"
-            say(self, "frame-dropped", told, "warning", self._unsent)
+        if self._unsent and (is_last or self.clock() >= self._unsent_due):
+            lost = f"the trainer dropped {self._unsent:,} frames or snapshots that it could not send"
+            say(self, "frame-dropped", lost, "warning", self._unsent)
             self._unsent, self._unsent_due = 0, self.clock() + UNSENT_EVERY_S
 
     def _notice_return(self, missing: int) -> None:

@@ -181,11 +181,15 @@ class Runs:
     def put_aside(self, run: Run, why: Why, at_s: float | None = None) -> None:
         """Remember a removed run; with `at_s`, one that was removed before this server started."""
         with self._lock:
-            self._gone.pop(run.id, None)
-            self._gone[run.id] = Gone(run.id, run.name, time.time() if at_s is None else at_s, why, run)
+            self._remember(Gone(run.id, run.name, time.time() if at_s is None else at_s, why, run))
             self._removed += why != "deleted" and at_s is None
-            while len(self._gone) > MAX_GONE:
-                del self._gone[next(iter(self._gone))]
+
+    def _remember(self, gone: Gone) -> None:
+        """Remember a removed run, and forget the oldest beyond the limit (the lock must be held)."""
+        self._gone.pop(gone.id, None)
+        self._gone[gone.id] = gone
+        while len(self._gone) > MAX_GONE:
+            del self._gone[next(iter(self._gone))]
 
     def forget(self, folder_name: str) -> None:
         """Forget a removed run whose folder was deleted to make room."""
@@ -300,7 +304,7 @@ class Runs:
         if self._leave(run):
             return True
         del self._runs[run.id]
-        self._gone[run.id] = Gone(run.id, run.name, time.time(), "memory", None)
+        self._remember(Gone(run.id, run.name, time.time(), "memory", None))
         self._removed += 1
         if self.disk is not None:
             self.disk.release(run)

@@ -63,7 +63,7 @@ class RowsMessage(Message, frozen=True, tag="rows", omit_defaults=True):
     stats: tuple[str, ...]
     taps: int
     rows: tuple[LiveRow, ...]
-    why: Annotated[str, Meta(description="why there are no rows")] = ""
+    why: Annotated[str, Meta(description="why there are no rows, or not all of them")] = ""
     scale: ColorScale | None = None
 
 
@@ -105,6 +105,7 @@ class RunNews(Answer, frozen=True):
     steps: int
     taps: int
     events: int
+    edits: Annotated[int, Meta(description="changes of the name, the notes, and acknowledgements")]
 
 
 class RunsMessage(Message, frozen=True, tag="runs"):

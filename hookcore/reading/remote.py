@@ -140,7 +140,8 @@ class RemoteReader(Reader):
         for start in range(0, len(taps), _MAX_HISTOGRAMS):
             some = ",".join(str(tap) for tap in taps[start : start + _MAX_HISTOGRAMS])
             asked = {"taps": some, "from": first, "to": last, "columns": columns, "bins": bins, "run": run}
-            found += self._get(answers.HistogramsList, "/api/v1/histograms", asked).histograms
+            answer = self._get(answers.HistogramsList, "/api/v1/histograms", asked)
+            found, run = [*found, *answer.histograms], answer.run  # the newest run may change in the meantime
         return found
 
     def latest(
@@ -168,7 +169,8 @@ class RemoteReader(Reader):
         asked = {"name": chosen, "from": first, "to": last, "points": points, "match": match, "run": run}
         found = self._get(answers.Scalars, "/api/v1/scalars", asked)
         while found.next is not None:
-            more = self._get(answers.Scalars, "/api/v1/scalars", {"match": match, "run": run, "after": found.next})
+            asked = {"match": match, "run": found.run, "after": found.next}
+            more = self._get(answers.Scalars, "/api/v1/scalars", asked)
             found = replace(found, names=found.names + more.names, next=more.next)
         return found
 
@@ -219,6 +221,8 @@ class RemoteReader(Reader):
             after = page.next
             if after is None:
                 return
+            if "run" in asked and not isinstance(page, answers.Runs):
+                asked = {**asked, "run": page.run}  # the newest run may have changed since the first page
 
     def _named(self, run: str | None) -> str:
         """Return the id of a run, of this reader's own, or of the newest."""

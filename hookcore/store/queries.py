@@ -27,6 +27,7 @@ from hookcore.store.schemas import SCALAR_SCHEMA, STAT_SCHEMA
 from hookcore.store.segments import Floats, Lanes, Steps
 
 STAT_NAMES: Final = STAT_SCHEMA.names  # the recorded and the derived ones: zero_fraction, nonfinite
+UNREPORTED: Final = "not reported by the trainer yet"
 TapName = int | str | Tap  # a tap by its number, its label, or itself
 _VALUE: Final = SCALAR_SCHEMA.columns.index("value")
 
@@ -328,8 +329,23 @@ class Queries:
         )
 
     def coverage(self) -> list[Coverage]:
-        """Return every module with its state: captured, or why not. Refused taps count as not captured."""
-        return self.without_refused(self._parts.coverage.items())
+        """Return every known module: captured, or why not. Refused taps count as not captured."""
+        return self._with_unreported(self.without_refused(self._parts.coverage.items()))
+
+    def _with_unreported(self, coverage: list[Coverage]) -> list[Coverage]:
+        """Return coverage of all modules in the model's order, also of those whose coverage wasn't reported."""
+        modules = self._parts.modules.items()
+        if len(coverage) >= len(modules):
+            return coverage
+        known = {each.path: each for each in coverage}
+        kinds: dict[str, dict[Kind, None]] = {}
+        for tap in self._parts.taps[:]:
+            kinds.setdefault(tap.module, {})[tap.kind] = None
+        for path, type_ in ((module.path, module.type) for module in modules if module.path not in known):
+            seen = tuple(kinds.get(path, ()))
+            known[path] = Coverage(path, type_, bool(seen), seen, "" if seen else UNREPORTED)
+        order = {module.path: place for place, module in enumerate(modules)}
+        return sorted(known.values(), key=lambda each: order.get(each.path, len(order)))
 
     @property
     def refused_taps(self) -> int:

@@ -48,6 +48,11 @@ class Line:
         return "" if self.finding is None else "loss" if self.finding.rule == "loss" else self.finding.stat
 
     @property
+    def is_ongoing(self) -> bool:
+        """Whether it is a finding that still holds."""
+        return self.finding is not None and self.until is None
+
+    @property
     def is_alert(self) -> bool:
         """Whether it is an unacknowledged warning or error."""
         return self.severity != "info" and not self.acknowledged
@@ -132,7 +137,7 @@ class Filter:
             and self.name in ("", line.sort, FINDING if line.finding is not None else "")
             and self.fits_module(line.module)
             and self.text.casefold() in f"{line.title}\n{line.message}\n{line.module}".casefold()
-            and (self.first is None or (line.until or line.step) >= self.first)
+            and (self.first is None or line.is_ongoing or (line.until or line.step) >= self.first)
             and (self.last is None or line.step <= self.last)
             and not (self.hides_seen and line.acknowledged)
         )

@@ -32,8 +32,8 @@ export function startBadge(page) {
     }
     notBefore = performance.now() + Math.max(MIN_MS, SHARE * (performance.now() - began));
   };
-  page.events.on("run", ({ last_step: step, events, state }) => {
-    const now = `${step} ${events} ${state}`;
+  page.events.on("run", ({ last_step: step, events, state, edits }) => {
+    const now = `${step} ${events} ${state} ${edits}`;
     if (now === told || performance.now() < notBefore || document.hidden) return;
     told = now;
     look();

@@ -35,6 +35,11 @@ page.stream.subscribe(
   { view: "events", columns: 1, hz: 2 },
   { json: (said) => (said.type === "events" && said.snapshot) || parts.soon() },
 );
+let edits = -1;
+page.events.on("run", (run) => {
+  if (edits >= 0 && run.edits !== edits) parts.soon(); // somebody acknowledged a line elsewhere
+  edits = run.edits;
+});
 parts.follow(["timeline", "list"]);
 prefs.on("numbers", () => dress(document));
 listenToSeen(page, () => parts.now());

@@ -20,7 +20,7 @@ else startChoice(page);
 async function start(module) {
   /** @type {import("../layer/plan.js").Tap[]} */
   let taps = [];
-  let known = { taps: -1, events: -1 };
+  let known = { taps: -1, events: -1, edits: -1 };
   const charts = new Charts(page);
   const distributions = new Distributions(page, module);
   const parts = new Parts(page, "layer");
@@ -46,8 +46,8 @@ async function start(module) {
     if (known.taps >= 0 && run.taps !== known.taps) {
       look();
       parts.soon();
-    } else if (known.events >= 0 && run.events !== known.events) parts.soon(["alerts"]);
-    known = { taps: run.taps, events: run.events };
+    } else if (known.events >= 0 && (run.events !== known.events || run.edits !== known.edits)) parts.soon(["alerts"]);
+    known = { taps: run.taps, events: run.events, edits: run.edits };
   });
   await look();
 }

@@ -61,7 +61,7 @@ function showNewest(name, value) {
 function noticed() {
   let known = "";
   return (run) => {
-    const now = `${run.state} ${run.events}`;
+    const now = `${run.state} ${run.events} ${run.edits}`;
     if (known && now !== known) parts.soon(page.follow.paused ? [] : ["figures", "findings", "news"]);
     known = now;
   };
