@@ -15,7 +15,7 @@ from hookcore.records import KINDS, STAT_COLUMN, Event, Tap
 from hookcore.store import STAT_NAMES
 from hookcore_app import assets
 from hookcore_app.findings import RULES
-from hookcore_app.pages import frame, settings
+from hookcore_app.pages import frame, hooks, settings
 from hookcore_app.pages.views.spark import HEIGHT, WIDTH, spark_of
 from hookcore_app.pages.views.words import KIND_WORDS, STAT_WORDS
 from tests.build import make_info
@@ -124,7 +124,7 @@ def test_forbidden_actions_have_no_button() -> None:
     assert 'data-may-change="no"' in reader
     assert 'data-do="delete"' not in reader
     assert 'data-do="edit"' in owner
-    reading = world.client.get("/settings", headers={"Authorization": f"Bearer {READ_TOKEN}"}).text
+    reading = world.client.get("/runs/one/hooks", headers={"Authorization": f"Bearer {READ_TOKEN}"}).text
     assert "You have read-only access" in reading
     assert "capture-save" not in reading
 
@@ -183,17 +183,18 @@ def test_the_header_shows_the_state_of_a_run_before_any_script(world: World, cli
     assert "waiting for the first step" in client.get("/runs/empty/flow").text
 
 
-def test_settings_show_what_the_trainer_sent_and_hide_secrets() -> None:
+def test_pages_show_the_settings_that_the_trainer_sent_and_hide_secrets() -> None:
     world = make_world(token=TOKEN)
     told = {"every": 7, "budget": 0.02, "include": ["blocks.*", "head"], "kinds": ["update"], "effective_cost": 0.013}
     world.client.headers["Authorization"] = f"Bearer {TOKEN}"
     world.post(make_batch(make_info("one", settings=told), [0]))
-    text = world.client.get("/settings").text
+    text = world.client.get("/runs/one/hooks").text
     assert 'value="7"' in text
     assert 'value="2"' in text  # percent
     assert "blocks.*\nhead</textarea>" in text
     assert re.findall(r'name="kinds" value="(\w+)" checked', text) == ["update"]
-    assert "Now: adds 1.3%, limit 2%; captures every 7th step." in text
+    text = world.client.get("/settings").text
+    assert 'href="runs/one/hooks#switches"' in text
     assert TOKEN not in text
     assert "2 GB" in text
 
@@ -201,18 +202,16 @@ def test_settings_show_what_the_trainer_sent_and_hide_secrets() -> None:
 def test_a_trainer_that_sent_no_settings_has_the_defaults(world: World) -> None:
     run = world.runs.get("old")
     assert run is not None
-    known = settings.trainer_settings(run)
+    known = hooks.trainer_settings(run)
     defaults = {setting.name: setting.default for setting in SETTINGS}
     assert (known["every"], known["budget"]) == (defaults["every"], defaults["budget"])
     assert known["include"] == ""
 
 
-def test_settings_of_an_unknown_run_are_those_of_a_live_one(client: TestClient) -> None:
-    text = client.get("/settings?run=nowhere").text
-    assert re.search(r'<option value="old" selected>', text)
-    ended = client.get("/settings?run=new").text
-    assert "This run has ended" in ended
-    assert "<fieldset disabled>" in ended
+def test_settings_link_to_the_hooks_pages_of_live_runs(client: TestClient) -> None:
+    text = client.get("/settings").text
+    assert 'href="runs/old/hooks#switches"' in text
+    assert "runs/new/hooks" not in text  # it has ended
 
 
 def test_settings_show_memory_versions_and_licenses(client: TestClient) -> None:

@@ -19,11 +19,12 @@ from ..analysis.selection import finder_of
 from ..runs import Run
 from .frame import no_change_words
 from .page import FindText, RowNumber, RunPage, first_row_of_page
-from .settings import share_of, trainer_settings
+from .settings import share_of
 
 ROWS: Final = 200  # modules in the table without scripts
 MAX_HOOKS: Final = 500  # of each list
 ON_MODEL: Final = frozenset({"module", "parameter"})
+CHANGEABLE: Final = ("every", "budget", "include", "exclude", "kinds")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +82,7 @@ class HooksPage(RunPage):
         return {"rows": shown, "fitting": len(rows), "first": first, "a_page": ROWS}
 
     def _switches(self) -> dict[str, Any]:
-        helps = {setting.name: setting.help for setting in SETTINGS}
-        return {
-            "trainer": trainer_settings(self.run),
-            "helps": helps,
-            "no_change_words": no_change_words(self.run),
-        }
+        return {"trainer": trainer_settings(self.run), "no_change_words": no_change_words(self.run)}
 
     def part_figures(self) -> dict[str, Any]:
         """Return the coverage, the cost, and the errors."""
@@ -114,6 +110,25 @@ class HooksPage(RunPage):
             "legacy": [each for each in hooks if each.legacy],
             "warned": [each for each in hooks if each.warning and not each.legacy],
         }
+
+
+def trainer_settings(run: Run) -> dict[str, Any]:
+    """Return the trainer's settings as last reported, one pattern per line; missing ones have their defaults."""
+    told = run.info.settings
+    given = {name: told.get(name, setting.default) for setting in SETTINGS if (name := setting.name) in CHANGEABLE}
+    lines = {name: "\n".join(map(str, _listed(given[name]))) for name in ("include", "exclude")}
+    return {
+        **given,
+        **lines,
+        "kinds": _listed(given["kinds"]),
+        "paused": told.get("paused") is True,
+    }
+
+
+def _listed(patterns: object) -> list[object]:
+    if patterns is None:
+        return []
+    return list(patterns) if isinstance(patterns, list | tuple) else [patterns]
 
 
 def rows_of(run: Run) -> list[Row]:

@@ -1,4 +1,4 @@
-"""The page Settings: of the reader, of a trainer, of the server; and diagnostics for a bug report."""
+"""The page Settings: of the reader, of the server; and diagnostics for a bug report."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any, Final
 import orjson
 
 import hookcore
-from hookcore.config import SETTINGS
 
 from .. import assets
 from ..analysis.cost import cost_of
@@ -19,13 +18,11 @@ from ..analysis.coverage import losses_of
 from ..formats import plain
 from ..runs import Run
 from ..settings import ServerSettings
-from .frame import no_change_words
 from .page import Page
 from .views.numerals import size
 
 SECRET: Final = frozenset({"token", "read_token", "certfile", "keyfile"})
 SIZES: Final = frozenset({"memory", "keep_limit", "max_body"})
-CHANGEABLE: Final = ("every", "budget", "include", "exclude", "kinds")
 PACKAGES: Final = (
     "fastapi",
     "starlette",
@@ -61,28 +58,19 @@ class Package:
 
 @dataclass(frozen=True, kw_only=True)
 class SettingsPage(Page):
-    """The settings, with those of the trainer of a run; by default of the newest live one."""
+    """The settings of the reader and of the server; for those of a trainer it has links to the Hooks pages."""
 
     name = "settings"
     path = "/settings"
 
-    run: str = ""
-
     def values(self) -> dict[str, Any]:
-        """Return the settings of trainer and server, memory, packages, and diagnostics."""
+        """Return the live runs, the server's settings, memory, packages, and diagnostics."""
         runs, state = self.runs, self.request.app.state
         every = runs.all()
-        live = next((each for each in every if each.state == "live"), next(iter(every), None))
-        chosen = runs.get(self.run) or live
         shares = [share_of(each) for each in every if each.loaded]
         diagnostics = diagnostics_of(state.settings, shares)
         return {
-            "choices": every,
-            "chosen": chosen,
-            "trainer": trainer_settings(chosen) if chosen is not None else {},
-            "no_change_words": no_change_words(chosen) if chosen is not None else "",
-            "cost": cost_of(chosen) if chosen is not None else None,
-            "helps": {setting.name: setting.help for setting in SETTINGS},
+            "trainings": [each for each in every if each.state == "live"] or every[:1],
             "shares": shares,
             "taken": sum(share.nbytes for share in shares),
             "memory": state.settings.memory,
@@ -92,25 +80,6 @@ class SettingsPage(Page):
             "packages": packages(),
             "diagnostics": orjson.dumps(diagnostics, option=orjson.OPT_INDENT_2).decode(),
         }
-
-
-def trainer_settings(run: Run) -> dict[str, Any]:
-    """Return the trainer's settings as last reported, one pattern per line; missing ones have their defaults."""
-    told = run.info.settings
-    given = {name: told.get(name, setting.default) for setting in SETTINGS if (name := setting.name) in CHANGEABLE}
-    lines = {name: "\n".join(map(str, _listed(given[name]))) for name in ("include", "exclude")}
-    return {
-        **given,
-        **lines,
-        "kinds": _listed(given["kinds"]),
-        "paused": told.get("paused") is True,
-    }
-
-
-def _listed(patterns: object) -> list[object]:
-    if patterns is None:
-        return []
-    return list(patterns) if isinstance(patterns, list | tuple) else [patterns]
 
 
 def share_of(run: Run) -> Share:

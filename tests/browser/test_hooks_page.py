@@ -94,7 +94,7 @@ def test_a_module_is_switched_off_and_the_previous_state_is_restored(visit: Open
         expect(page.locator("#exclude")).to_have_value("features.1")
         expect(page.locator("#dry-run")).to_have_text("Would watch 40 of 41 modules (now 41)")
         page.get_by_role("button", name="Apply").click()
-        expect(page.locator("#capture-told")).to_have_attribute("data-state", "obeyed")
+        expect(page.locator("#capture-told")).to_have_attribute("data-state", "applied")
         wait_for(lambda: settings(site)["exclude"] == ["features.1"], "the trainer leaves it out")
         expect(row(page, "features.1")).to_contain_text("excluded by")
         page.get_by_role("button", name="Restore previous settings").click()
@@ -127,7 +127,7 @@ def test_kinds_and_cadence_take_effect_in_the_trainer_when_applied(visit: Open, 
         page.get_by_label("update", exact=True).check()
         page.locator("#every").fill("2")
         page.get_by_role("button", name="Apply").click()
-        expect(page.locator("#capture-told")).to_have_attribute("data-state", "obeyed")
+        expect(page.locator("#capture-told")).to_have_attribute("data-state", "applied")
         wait_for(lambda: settings(site)["every"] == 2 and "update" in settings(site)["kinds"], "kinds and cadence hold")
     change(site, every=1, kinds=["output", "output_grad", "param_grad"])
 

@@ -7,8 +7,6 @@ from pathlib import Path
 
 from playwright.sync_api import expect
 
-from tests.waiting import wait_for
-
 from .conftest import Open
 from .site import Site
 
@@ -57,41 +55,12 @@ def test_settings_are_exported_and_imported_and_a_foreign_file_changes_nothing(v
         expect(tab.page.get_by_label("Updates")).to_have_value("1")
 
 
-def test_capture_settings_are_changed_during_the_training(visit: Open, site: Site) -> None:
-    run = site.run("live")["id"]
-    with visit() as tab:
-        tab.goto(f"settings?run={run}")
-        tab.page.get_by_role("button", name="Apply").click()
-        expect(tab.page.locator("#capture-told")).to_have_text("No changes.")
-        tab.page.get_by_label("Every", exact=True).fill("2")
-        tab.page.get_by_role("button", name="Apply").click()
-        expect(tab.page.locator("#capture-told")).to_contain_text("Applied")
-        wait_for(lambda: site.get(f"settings?run={run}")["settings"]["every"] == 2, "every second step is captured")
-        tab.page.get_by_role("button", name="Pause capture").click()
-        expect(tab.page.get_by_role("button", name="Resume capture")).to_be_visible()
-        wait_for(lambda: site.get(f"settings?run={run}")["settings"]["paused"], "the capture is paused")
-        tab.page.get_by_role("button", name="Resume capture").click()
-        tab.page.get_by_label("Every", exact=True).fill("1")
-        tab.page.get_by_role("button", name="Apply").click()
-        wait_for(lambda: site.get(f"settings?run={run}")["settings"]["every"] == 1, "each step is captured again")
-        wait_for(lambda: not site.get(f"settings?run={run}")["settings"]["paused"], "the capture goes on")
-
-
-def test_an_invalid_pattern_is_reported_where_it_was_typed(visit: Open, site: Site) -> None:
-    with visit() as tab:
-        tab.forgiven = ("400",)
-        tab.goto(f"settings?run={site.run('live')['id']}")
-        tab.page.get_by_label("Include").fill("re:(")
-        tab.page.get_by_role("button", name="Apply").click()
-        expect(tab.page.locator("#capture-told")).to_contain_text("re:(")
-
-
-def test_settings_of_an_ended_run_are_read_only(visit: Open, site: Site) -> None:
+def test_capture_settings_are_one_click_away_on_the_hooks_page(visit: Open, site: Site) -> None:
     with visit() as tab:
         tab.goto("settings")
-        tab.page.locator("#run").select_option(site.run("ended")["id"])
-        expect(tab.page.locator("#why-not")).to_contain_text("This run has ended")
-        expect(tab.page.get_by_label("Every", exact=True)).to_be_disabled()
+        tab.page.get_by_role("main").get_by_role("link", name="live").click()
+        tab.page.wait_for_url(f"**/runs/{site.run('live')['id']}/hooks*#switches")
+        expect(tab.page.locator("#switches").get_by_role("button", name="Apply")).to_be_in_viewport()
 
 
 def test_diagnostics_are_copied_with_the_browser(visit: Open) -> None:

@@ -5,8 +5,8 @@ import { unseen } from "../../app/static/js/badge.js";
 import { Cursor } from "../../app/static/js/cursor.js";
 import { Emitter } from "../../app/static/js/events.js";
 import { Follow, readSteps } from "../../app/static/js/follow.js";
+import { changesOf } from "../../app/static/js/hooks/changes.js";
 import { stepsOf } from "../../app/static/js/page.js";
-import { changesOf } from "../../app/static/js/settings/changes.js";
 import { read, write } from "../../app/static/js/state.js";
 
 class FakeState extends Emitter {

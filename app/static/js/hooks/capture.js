@@ -2,31 +2,34 @@
 /** The form of capture settings: previews a change, sends it to the trainer, reports the outcome, and undoes it. */
 import { get, send } from "../api.js";
 import { byId } from "../dom.js";
-import { changesOf, patterns } from "../settings/changes.js";
+import { count } from "../format.js";
 import { toast } from "../toast.js";
-import { obeyed } from "./obeyed.js";
+import { applied } from "./applied.js";
+import { changesOf, patterns } from "./changes.js";
 
-/** @typedef {import("../settings/changes.js").Wanted} Wanted */
-/** The modules that patterns would select. `fits` says whether `paths` are these or all others.
+/** @typedef {import("./changes.js").Wanted} Wanted */
+/** The modules that patterns would select: those in `paths` if `fits`, else all others.
  * @typedef {{fits: boolean, paths: string[], modules: number, selected: number, problem: string, is_malformed: boolean,
  *   include: string[], exclude: string[], blocked: string}} Preview
  * @typedef {{paths: string[], whole: boolean, on: boolean}} Switch */
+
 const TYPED_MS = 150;
 const NAMES = /** @type {const} */ (["every", "budget", "include", "exclude"]);
 
 export class Capture {
-  /** What the patterns in the form would select. @type {Preview | null} */
+  /** The modules that the form's patterns would select. @type {Preview | null} */
   #preview = null;
   #paths = new Set();
-  /** How many modules are selected now. @type {number | null} */
+  /** The number of modules that the applied settings select. @type {number | null} */
   #now = null;
   #asked = 0;
   /** @type {ReturnType<typeof setTimeout> | undefined} */
   #timer;
-  /** Of the checkboxes that were clicked, one at a time. @type {Promise<unknown>} */
+  /** The changes by checkboxes, one at a time. @type {Promise<unknown>} */
   #switching = Promise.resolve();
 
-  /** @param {import("../page.js").Page} page @param {HTMLFormElement} form @param {{drafted: () => void, obeyed: () => void}} tell */
+  /** @param {import("../page.js").Page} page @param {HTMLFormElement} form
+   * @param {{drafted: () => void, obeyed: () => void}} tell called when the form changes, and when a change is applied */
   constructor(page, form, tell) {
     this.page = page;
     this.form = form;
@@ -60,7 +63,7 @@ export class Capture {
     return this.#preview !== null && this.#paths.has(path) === this.#preview.fits;
   }
 
-  /** Writes settings into the form; they hold only when they are applied. @param {Partial<Wanted>} wanted */
+  /** Writes settings into the form, without applying them. @param {Partial<Wanted>} wanted */
   fill(wanted) {
     this.#write(wanted);
     this.look();
@@ -75,7 +78,7 @@ export class Capture {
         box.checked = wanted.kinds.includes(box.value);
   }
 
-  /** Asks what would be watched. @param {number} [wait] milliseconds */
+  /** Requests a preview. @param {number} [wait] milliseconds */
   look(wait = 0) {
     this.#draw();
     clearTimeout(this.#timer);
@@ -83,7 +86,7 @@ export class Capture {
       const asked = ++this.#asked;
       try {
         const answer = await this.#previewOf(this.wanted);
-        if (asked === this.#asked) this.#take(answer); // else the form has changed meanwhile
+        if (asked === this.#asked) this.#take(answer); // else the form changed in the meantime
       } catch (error) {
         if (asked === this.#asked) this.#show(/** @type {Error} */ (error).message, "error");
       }
@@ -126,10 +129,9 @@ export class Capture {
     const preview = this.#preview;
     const changes = Object.keys(changesOf(this.held, wanted));
     const wrong = preview?.problem || (wanted.kinds.length ? "" : "Select at least one kind, or pause capture");
-    const count =
-      preview && `${preview.selected.toLocaleString("en")} of ${preview.modules.toLocaleString("en")} modules`;
-    const now = this.#now === null ? "" : ` (now ${this.#now.toLocaleString("en")})`;
-    const words = count && (changes.length ? `Would watch ${count}${now}` : `Watches ${count}`);
+    const modules = preview && `${count(preview.selected)} of ${count(preview.modules)} modules`;
+    const now = this.#now === null ? "" : ` (now ${count(this.#now)})`;
+    const words = modules && (changes.length ? `Would watch ${modules}${now}` : `Watches ${modules}`);
     this.#show(wrong || words || "", wrong ? "error" : changes.length ? "drafted" : "quiet");
     this.buttons.save.disabled = !changes.length || !wanted.kinds.length || Boolean(preview?.is_malformed);
     this.buttons.drop.disabled = !changes.length;
@@ -154,7 +156,7 @@ export class Capture {
     return true;
   }
 
-  /** The settings that held before the last change: in this tab, also after a reload. @returns {Wanted | null} */
+  /** The settings before the last change in this tab. They survive a reload. @returns {Wanted | null} */
   get before() {
     return JSON.parse(sessionStorage.getItem(this.#key) ?? "null");
   }
@@ -188,8 +190,8 @@ export class Capture {
       const { next } = await get("events", { run, limit: 1 });
       const { number } = await send("PATCH", "settings", changes, { run });
       this.#say("Waiting for the next step \u2026", "waiting");
-      await obeyed(run, number, next, (why) => this.#say(why, "waiting"));
-      this.#say("Applied.", "obeyed");
+      await applied(run, number, next, (why) => this.#say(why, "waiting"));
+      this.#say("Applied.", "applied");
       this.tell.obeyed();
       return true;
     } catch (error) {
@@ -200,7 +202,7 @@ export class Capture {
     }
   }
 
-  /** @param {string} text @param {"waiting" | "obeyed" | "failed"} state */
+  /** @param {string} text @param {"waiting" | "applied" | "failed"} state */
   #say(text, state) {
     this.told.textContent = text;
     this.told.dataset.state = state;

@@ -1,9 +1,9 @@
 // @ts-check
-/** What a form asks of the trainer. Pure. */
+/** The settings that a form changes. Pure. */
 
 /** @typedef {{every: string, budget: string, kinds: string[], include: string, exclude: string}} Wanted */
 
-/** @param {string} text a pattern a line */
+/** @param {string} text one pattern per line */
 export function patterns(text) {
   return text
     .split("\n")
@@ -11,8 +11,8 @@ export function patterns(text) {
     .filter(Boolean);
 }
 
-/** Each setting as the interface takes it. @param {Wanted} wanted @returns {Record<string, any>} */
-function asAsked({ every, budget, kinds, include, exclude }) {
+/** Returns the settings as REST takes them. @param {Wanted} wanted @returns {Record<string, any>} */
+function settingsOf({ every, budget, kinds, include, exclude }) {
   const included = patterns(include);
   return {
     every: Number(every),
@@ -23,9 +23,9 @@ function asAsked({ every, budget, kinds, include, exclude }) {
   };
 }
 
-/** The settings that are to be others than before. @param {Wanted} before @param {Wanted} wanted @returns {Record<string, any>} */
+/** Returns the changed settings. @param {Wanted} before @param {Wanted} wanted @returns {Record<string, any>} */
 export function changesOf(before, wanted) {
-  const [old, now] = [asAsked(before), asAsked(wanted)];
+  const [old, now] = [settingsOf(before), settingsOf(wanted)];
   return Object.fromEntries(
     Object.entries(now).filter(([name, value]) => JSON.stringify(value) !== JSON.stringify(old[name])),
   );
