@@ -109,7 +109,7 @@ def test_a_run_shows_its_worst_alert_until_it_is_acknowledged(world: World, clie
     alerts = frame.alerts_of(run)
     assert alerts.worst == "error"
     assert (alerts.title, alerts.where) == ("Hook error", "a.b")
-    assert '<span class="badge error" id="alerts">' in client.get("/runs/old/events").text
+    assert '<span class="badge error" id="alerts" data-part="badge">' in client.get("/runs/old/events").text
     for event in run.store.events():
         run.acknowledge(event.key)
     left = frame.alerts_of(run)

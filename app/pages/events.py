@@ -99,6 +99,10 @@ class EventsPage(RunPage):
             "detail": _chosen(self.lines, self.fitting, self.event),
         }
 
+    def part_badge(self) -> dict[str, Any]:
+        """Return nothing: the frame has the number of alerts."""
+        return {}
+
     def part_timeline(self) -> dict[str, Any]:
         """Return the timeline of all lines that match, regardless of the step filter."""
         steps = self.run.store.steps()

@@ -112,21 +112,31 @@ class RunsPage(Page):
     sort: str = "started"
 
     def values(self) -> dict[str, Any]:
-        """Return the list of runs, and the runs that were removed."""
+        """Return what all parts need."""
         runs = self.runs
-        lines, gone = [line_of(run) for run in runs.all()], runs.gone()
+        lines = [line_of(run) for run in runs.all()]
         return {
-            "gone": gone[:MAX_GONE_SHOWN],
-            "gone_more": len(gone) - MAX_GONE_SHOWN,
             "used": runs.used_bytes,
             "memory": runs.settings.memory,
             "keep": runs.settings.keep if runs.settings.keeps else "",
             "runs": sorted_lines([line for line in lines if line.fits(self.f)], self.sort),
             "total": len(lines),
             "live": sum(line.state == "live" for line in lines),
-            "headings": {name: heading_of(name, self.sort) for name in SORTS},
             "now_s": time.time(),
         }
+
+    def part_total(self) -> dict[str, Any]:
+        """Return nothing: the number of runs is part of `values`."""
+        return {}
+
+    def part_list(self) -> dict[str, Any]:
+        """Return the headings of the list."""
+        return {"headings": {name: heading_of(name, self.sort) for name in SORTS}}
+
+    def part_gone(self) -> dict[str, Any]:
+        """Return the runs that were removed."""
+        gone = self.runs.gone()
+        return {"gone": gone[:MAX_GONE_SHOWN], "gone_more": len(gone) - MAX_GONE_SHOWN}
 
 
 def sorted_lines(lines: list[RunLine], sort: str) -> list[RunLine]:

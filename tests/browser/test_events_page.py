@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from playwright.sync_api import expect
+from playwright.sync_api import Route, expect
 
 from .conftest import Open
 from .site import Site
@@ -23,6 +23,24 @@ def test_the_first_bad_layer_is_explained(visit: Open, paths: Paths) -> None:
         assert detail.locator(".strip rect.bad").count() >= 1
         detail.get_by_role("link", name="Open layer").click()
         tab.page.wait_for_url(re.compile(r"/layer\?module=encoder\.layers\.1"))
+
+
+def test_a_list_that_the_server_failed_to_send_is_requested_again(visit: Open, paths: Paths) -> None:
+    failed: list[str] = []
+
+    def fail_once(route: Route) -> None:
+        if failed:
+            return route.fallback()
+        failed.append(route.request.url)
+        route.fulfill(status=503)
+
+    with visit() as tab:
+        tab.forgiven = ("503",)
+        tab.goto(paths("bad")["events"])
+        tab.page.route(re.compile("part=list"), fail_once)
+        tab.page.locator("input[name=text]").fill("nothing has this text")
+        expect(tab.page.locator("#list .empty")).to_contain_text("No events match")
+        assert failed
 
 
 def test_filters_are_in_the_url_and_survive_a_reload(visit: Open, paths: Paths) -> None:

@@ -1,7 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { numberOf, urlOf } from "../../app/static/js/api.js";
-import { unseen } from "../../app/static/js/badge.js";
 import { Cursor } from "../../app/static/js/cursor.js";
 import { Emitter } from "../../app/static/js/events.js";
 import { Follow, readSteps } from "../../app/static/js/follow.js";
@@ -107,15 +106,6 @@ test("only what was changed is asked of the trainer, as the interface takes it",
   });
   assert.deepEqual(changesOf(before, { ...before, budget: "0.7" }), { budget: 0.007 });
   assert.deepEqual(changesOf({ ...before, include: "a" }, before), { include: null });
-});
-
-test("an alert counts until it is acknowledged, and a note never does", () => {
-  const listed = [
-    { severity: "error", acknowledged: false },
-    { severity: "warning", acknowledged: true },
-    { severity: "info", acknowledged: false },
-  ];
-  assert.deepEqual(unseen(listed), ["error"]);
 });
 
 test("a finished run is shown whole and a live one by its newest steps", () => {

@@ -1,5 +1,5 @@
 // @ts-check
-/** REST from a page. Numbers that JSON cannot hold come as words and become numbers here. */
+/** REST from a page. Numbers that JSON can't represent arrive as words, which are converted here. */
 
 const MAX_KEPT_ALIVE = 20_000; // characters, of up to three bytes
 const WORDS = new Map([
@@ -8,12 +8,12 @@ const WORDS = new Map([
   ["-Infinity", -Infinity],
 ]);
 
-/** A number of an answer: "NaN" and the infinities are words there. @param {unknown} value @returns {number} */
+/** The number that an answer contains: "NaN" and the infinities are words. @param {unknown} value @returns {number} */
 export function numberOf(value) {
   return typeof value === "number" ? value : (WORDS.get(String(value)) ?? NaN);
 }
 
-/** What the server said was wrong. */
+/** An error message from the server. */
 export class ApiError extends Error {
   /** @param {number} status @param {string} sentence */
   constructor(status, sentence) {
@@ -22,7 +22,7 @@ export class ApiError extends Error {
   }
 }
 
-/** @param {string} path below api/v1 @param {Record<string, any>} [query] null is left out; a list comes several times */
+/** @param {string} path below api/v1 @param {Record<string, any>} [query] null is omitted; a list becomes several parameters */
 export function urlOf(path, query = {}) {
   const asked = Object.entries(query).flatMap(([name, value]) => [value].flat().map((each) => [name, each]));
   const given = asked.filter(([, value]) => value !== null && value !== undefined && value !== "");
@@ -36,12 +36,12 @@ export async function get(path, query, signal) {
   return answerOf(await fetch(urlOf(path, query), { signal, headers: { Accept: "application/json" } }));
 }
 
-/** All parts of a list. @template {string} P @param {P} path @param {Record<string, any>} query
+/** All parts of a list. @template {string} P @param {P} path @param {Record<string, any>} query @param {AbortSignal} [signal]
  * @returns {Promise<import("./answers.js").AnswerOf<P>[]>} */
-export async function getAll(path, query) {
+export async function getAll(path, query, signal) {
   const parts = [];
   for (let after = 0; after !== null; ) {
-    const part = await get(path, { ...query, after });
+    const part = await get(path, { ...query, after }, signal);
     parts.push(part);
     after = /** @type {any} */ (part).next;
   }
@@ -62,15 +62,16 @@ export function patternOf(path) {
 export async function send(method, path, body, query) {
   const headers = { "Content-Type": "application/json", Accept: "application/json" };
   const text = body === undefined ? undefined : JSON.stringify(body);
-  // keepalive: a change that was asked for as the page goes away is made all the same. Browsers limit its size.
+  // keepalive: a change that is requested while the page closes is still made. Browsers limit the size of such requests.
   const request = { method, headers, keepalive: (text?.length ?? 0) < MAX_KEPT_ALIVE, body: text };
   return answerOf(await fetch(urlOf(path, query), request));
 }
 
 /** @param {Response} response */
 async function answerOf(response) {
-  const text = await response.text();
-  const said = text ? JSON.parse(text) : null;
+  // Errors of a proxy are HTML.
+  const isJson = response.headers.get("Content-Type")?.includes("json");
+  const said = isJson ? await response.json() : null;
   if (!response.ok) throw new ApiError(response.status, said?.error ?? `the server answered ${response.status}`);
   return said;
 }

@@ -1,9 +1,10 @@
 // @ts-check
 /** The live frame around every page: status, follow, link, theme, keys, banner. Its words are in status.js. */
-import { startBadge } from "./badge.js";
+
 import { copyText } from "./copy.js";
 import { byId } from "./dom.js";
 import { showKeys } from "./keylist.js";
+import { startBadge } from "./live/badge.js";
 import { addNavigation, addStepping } from "./navigation.js";
 import { Status } from "./statusline.js";
 import { setTheme, THEMES, theme } from "./theme.js";

@@ -12,7 +12,8 @@ const MAX_IDS = 65000;
 /** @typedef {Record<string, any>} Query as in docs/live.md, without `op` and `id`; `run` is that of the page if not given */
 /** @typedef {import("./answers.js").Message} Message */
 /** @typedef {import("./answers.js").RowsMessage} RowsMessage */
-/** @typedef {{rows?: (message: RowsMessage) => void, frame?: (frame: Frame) => void, json?: (message: Message) => void}} Handlers */
+/** Without `error`, the console shows errors.
+ * @typedef {{rows?: (message: RowsMessage) => void, frame?: (frame: Frame) => void, json?: (message: Message) => void, error?: (words: string) => void}} Handlers */
 /** @typedef {{id: number, sequence: number, failed: number, query: Query, handlers: Handlers}} Open */
 
 /** Emits "state" when it changes: connecting, open, waiting (until `retryAt`), or refused (`why` says what to do). */

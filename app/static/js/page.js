@@ -43,8 +43,9 @@ export function open(defaults = {}) {
     schedule: new Schedule(),
     stream: new Stream(),
     keys: new Keys(),
-    /** Emits "run" when the run has news, and "acknowledged" when a finding or an event was.
-     * @type {Emitter<{run: import("./answers.js").RunNews, acknowledged: undefined}>} */
+    /** Emits "run" when the run has news, "news" if these are more than steps, and "acknowledged" when the reader acknowledged
+     * a finding or an event.
+     * @type {Emitter<{run: RunNews, news: RunNews, acknowledged: undefined}>} */
     events: new Emitter(),
     /** The address of a page of this run, relative to the base. @param {string} place "" is the overview @param {Record<string, string | number>} [query] */
     address(place, query = {}) {
@@ -80,4 +81,5 @@ function prefer(state, runState) {
     if (value && name in state.defaults && !given.has(name)) state.set({ [name]: value });
 }
 
+/** @typedef {import("./answers.js").RunNews} RunNews */
 /** @typedef {ReturnType<typeof open>} Page */

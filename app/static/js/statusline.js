@@ -1,5 +1,5 @@
 // @ts-check
-/** The pill and the banner of the frame, live. They change at most once a second, and at once when the state does. */
+/** The pill and the banner of the frame, live. They change at most once per second, but at once if the state changes. */
 import { byId } from "./dom.js";
 import { count } from "./format.js";
 import { prefs } from "./prefs.js";
@@ -12,8 +12,10 @@ const CALM_MS = 1000;
 export class Status {
   rate = new Rate();
   heardAt = "";
-  /** Whether the connection broke, until it is there again: attempts to connect change nothing of that. */
+  /** Whether the connection is broken. It stays so during attempts to connect. */
   broken = false;
+  /** The last news, and the same without the progress, as JSON. */
+  known = { run: "", rest: "" };
   /** @type {ReturnType<typeof setTimeout> | null} */
   timer = null;
   spoken = "";
@@ -49,7 +51,7 @@ export class Status {
       this.rate.saw(mine.last_step, performance.now());
       page.follow.saw(mine.last_step);
     }
-    if (mine) page.events.emit("run", mine);
+    this.tell(mine, before);
     if (before === "live" && page.runState === "crashed")
       toast(`The training crashed at step ${count(page.follow.newest)}. Reload the page for the traceback.`, {
         kind: "error",
@@ -57,6 +59,19 @@ export class Status {
     if (before === "live" && page.runState === "ended") toast(`The run ended at step ${count(page.follow.newest)}`);
     if (before === page.runState) this.soon();
     else this.show();
+  }
+
+  /** @param {import("./answers.js").RunNews | undefined} mine @param {string} before its state on the page */
+  tell(mine, before) {
+    const { last_step: _step, steps: _steps, ...rest } = mine ?? {};
+    const now = { run: JSON.stringify(mine ?? ""), rest: JSON.stringify(rest) };
+    const { known } = this;
+    this.known = now;
+    if (!mine || now.run === known.run) return;
+    this.page.events.emit("run", mine);
+    // The page of a finished run is complete when it is loaded.
+    const isLoaded = known.rest === "" && mine.state === before && mine.state !== "live";
+    if (now.rest !== known.rest && !isLoaded) this.page.events.emit("news", mine);
   }
 
   soon() {

@@ -1,25 +1,26 @@
 // @ts-check
-/** The layers of a wall, as the server has them: what they are, their newest numbers, how far they drifted. */
+/** The layers of the Histograms page: their types, newest values, and drift. */
 import { get, getAll, numberOf } from "../api.js";
 import { driftOf } from "./order.js";
 
-const COLUMNS = 12; // of the window, to see how far a layer drifted
+const COLUMNS = 12; // of the heatmap from which drift is computed
 const ROWS = 5000;
 const PAGE = 1000;
 
 /** @typedef {import("./order.js").Layer} Layer */
 /** @typedef {{type: string, place: number}} Placed */
 
-/** All modules of a run, by path. @param {string} run @returns {Promise<Map<string, Placed>>} */
-export async function modulesOf(run) {
-  const parts = await getAll(`runs/${encodeURIComponent(run)}/modules`, { limit: PAGE });
+/** All modules of a run, by path. @param {string} run @param {AbortSignal} signal @returns {Promise<Map<string, Placed>>} */
+export async function modulesOf(run, signal) {
+  const parts = await getAll(`runs/${encodeURIComponent(run)}/modules`, { limit: PAGE }, signal);
   const modules = parts.flatMap((part) => part.modules);
   return new Map(modules.map(({ path, type }, place) => [path, { type, place }]));
 }
 
-/** The layers of a kind with their newest numbers. @param {string} run @param {string} kind @param {Map<string, Placed>} modules @returns {Promise<Layer[]>} */
-export async function layersOf(run, kind, modules) {
-  const said = await get("latest", { run, kind, limit: 100000 });
+/** The layers of a kind with their newest values.
+ * @param {string} run @param {string} kind @param {Map<string, Placed>} modules @param {AbortSignal} signal @returns {Promise<Layer[]>} */
+export async function layersOf(run, kind, modules, signal) {
+  const said = await get("latest", { run, kind, limit: 100000 }, signal);
   const column = (/** @type {string} */ name) => said.stats.indexOf(name);
   const [zero, spread, bad] = ["zero_fraction", "std", "nonfinite"].map(column);
   return said.taps.map((tap) => ({
@@ -35,17 +36,11 @@ export async function layersOf(run, kind, modules) {
   }));
 }
 
-/** Adds how far each layer went in the window. @param {string} run @param {string} kind @param {[number, number] | null} span @param {Layer[]} layers */
-export async function addDrift(run, kind, span, layers) {
-  const said = await get("heatmap", {
-    run,
-    kind,
-    stat: "rms",
-    columns: COLUMNS,
-    rows: ROWS,
-    from: span?.[0],
-    to: span?.[1],
-  });
+/** Sets each layer's drift over the shown steps.
+ * @param {string} run @param {string} kind @param {[number, number] | null} span @param {Layer[]} layers @param {AbortSignal} signal */
+export async function addDrift(run, kind, span, layers, signal) {
+  const [from, to] = span ?? [];
+  const said = await get("heatmap", { run, kind, stat: "rms", columns: COLUMNS, rows: ROWS, from, to }, signal);
   const drifts = driftOf(
     said.worst.map((row) => row.map(numberOf)),
     said.state,

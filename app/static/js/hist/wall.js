@@ -1,19 +1,20 @@
 // @ts-check
-/** The tiles of the wall: only those in sight hold a canvas, and only those are asked for, together. */
+/** The tiles of the Histograms page. Only those in view have a canvas, and only those are requested, up to 50 at a time. */
 import { get } from "../api.js";
 import { h } from "../dom.js";
+import { Refresh } from "../live/refresh.js";
 import { HistMap } from "./map.js";
 import { HistProfile } from "./profile.js";
 import { extentOf, SignedLog, shapeOf } from "./shape.js";
 
-const CHUNK = 120; // tiles that are made at once; more as the reader comes near the end
-const NARROW_CHUNK = 16; // where one stands below the other
+const CHUNK = 120; // tiles that are made at once; more when the reader scrolls near the end
+const NARROW_CHUNK = 16; // in a single column
 const NARROW_PX = 700;
 const MAX_ASKED = 50;
-const MAX_KEPT = 300; // answers, for tiles that come into sight again
+const MAX_CACHED = 300; // answers, for tiles that come into view again
 const COLUMNS = 160;
 const BINS = 112;
-const SETTLE_MS = 60;
+const PAUSE = { min: 60, max: 2000, share: 1 };
 const HEIGHTS = /** @type {Record<string, number>} */ ({ s: 84, m: 128, l: 210 });
 
 /** @typedef {import("./order.js").Layer} Layer */
@@ -26,15 +27,13 @@ export class Wall {
   tiles = [];
   /** @type {Layer[]} */
   layers = [];
-  /** @type {Map<number | null, Histograms>} */
-  answers = new Map();
+  /** By tap, with the generation of the request. @type {Map<number | null, {said: Histograms, at: number}>} */
+  #answers = new Map();
+  /** The generation that is wanted: increases with new steps. */
+  #at = 0;
   /** @type {Map<Element, Tile>} */
   #byElement = new Map();
-  /** @type {AbortController | null} */
-  #asking = null;
-  /** @type {any} */
-  #timer = 0;
-  /** Shared by all tiles; null is each its own. @type {SignedLog | null} */
+  /** Shared by all tiles; null if each has its own. @type {SignedLog | null} */
   axis = null;
   /** @type {[number, number] | null} */
   span = null;
@@ -44,11 +43,12 @@ export class Wall {
     this.page = page;
     this.element = element;
     this.end = h("div", { class: "wall-end" });
+    this.refresh = new Refresh((signal) => this.#ask(signal), PAUSE);
     this.watch = new IntersectionObserver((entries) => this.#saw(entries), { rootMargin: "300px" });
     this.watch.observe(this.end);
   }
 
-  /** @param {Layer[]} layers in the order in which they stand */
+  /** @param {Layer[]} layers in order */
   show(layers) {
     for (const tile of this.tiles) this.#hide(tile);
     this.#byElement.clear();
@@ -58,14 +58,9 @@ export class Wall {
     this.#more();
   }
 
-  /** Redraws everything: another view, size or range. */
-  renew() {
-    this.show(this.layers);
-  }
-
-  /** Another kind or another window: what was there is of no use. */
+  /** Drops all answers: they are of another kind. */
   forget() {
-    this.answers.clear();
+    this.#answers.clear();
   }
 
   #more() {
@@ -103,7 +98,7 @@ export class Wall {
       else if (tile && entry.isIntersecting) this.#reveal(tile);
       else if (tile) this.#hide(tile);
     }
-    this.soon();
+    if (this.#missing.length) this.refresh.soon();
   }
 
   /** @param {Tile} tile */
@@ -133,14 +128,21 @@ export class Wall {
     tile.map = null;
   }
 
-  /** The tiles that are in sight. */
+  /** The tiles in view. */
   get seen() {
     return this.tiles.filter((tile) => tile.map);
   }
 
+  /** The taps in view without an answer of this generation, the most outdated first. */
+  get #missing() {
+    const age = (/** @type {number} */ tap) => this.#at - (this.#answers.get(tap)?.at ?? -1);
+    const taps = this.seen.map((tile) => tile.layer.tap);
+    return taps.filter(age).toSorted((one, other) => age(other) - age(one));
+  }
+
   /** @param {Tile} tile */
   #fill(tile) {
-    const said = this.answers.get(tile.layer.tap);
+    const said = this.#answers.get(tile.layer.tap)?.said;
     if (!said || !tile.map) return;
     const empty = said.first_step.length === 0;
     tile.plot.querySelector(".nothing")?.remove();
@@ -148,32 +150,30 @@ export class Wall {
     else tile.map.show(said, this.span, this.axis);
   }
 
-  /** Requests what is in view once scrolling stops. @param {boolean} [anew] also what is known */
-  soon(anew = false) {
-    clearTimeout(this.#timer);
-    this.#timer = setTimeout(() => this.ask(anew), SETTLE_MS);
+  /** Requests all tiles again, soon: there are new steps. */
+  soon() {
+    this.#at += 1;
+    this.refresh.soon();
   }
 
-  /** @param {boolean} [anew] @returns {Promise<void>} */
-  async ask(anew = false) {
-    const wanted = this.seen
-      .map((tile) => tile.layer.tap)
-      .filter((tap) => anew || !this.answers.has(tap))
-      .slice(0, MAX_ASKED);
+  /** The same, now: the reader has chosen other steps. */
+  now() {
+    this.#at += 1;
+    return this.refresh.now();
+  }
+
+  /** @param {AbortSignal} signal */
+  async #ask(signal) {
+    const at = this.#at;
+    const wanted = this.#missing.slice(0, MAX_ASKED);
     if (!wanted.length) return;
-    this.#asking?.abort();
-    this.#asking = new AbortController();
-    const answer = get("histograms", this.query(wanted), this.#asking.signal);
-    const said = await answer.catch((error) => {
-      if (error.name !== "AbortError") throw error;
-      return null;
-    });
-    if (said === null || !("histograms" in said)) return;
-    for (const each of said.histograms) this.#keep(each);
+    const said = await get("histograms", this.query(wanted), signal);
+    if (!("histograms" in said)) return;
+    for (const each of said.histograms) this.#keep(each, at);
     this.span = this.#spanOf(said.histograms);
     this.#share();
     for (const tile of this.seen) this.#fill(tile);
-    if (this.seen.some((tile) => !this.answers.has(tile.layer.tap))) this.soon();
+    if (this.#missing.length) this.refresh.soon();
   }
 
   /** @param {number[]} taps */
@@ -182,7 +182,7 @@ export class Wall {
     return { run: this.page.run, taps: taps.join(","), from: span?.[0], to: span?.[1], columns: COLUMNS, bins: BINS };
   }
 
-  /** The steps on the axis: while it follows, up to the newest that came; what is not there yet is not "not sampled".
+  /** The steps on the axis. While the page follows, it ends at the newest step that was received.
    * @param {Histograms[]} histograms @returns {[number, number] | null} */
   #spanOf(histograms) {
     const span = this.page.follow.span;
@@ -191,24 +191,24 @@ export class Wall {
     return newest < span[0] ? span : [span[0], newest];
   }
 
-  /** @param {Histograms} each */
-  #keep(each) {
-    this.answers.delete(each.tap.number);
-    this.answers.set(each.tap.number, each);
-    if (this.answers.size > MAX_KEPT) this.answers.delete(this.answers.keys().next().value ?? null);
+  /** @param {Histograms} said @param {number} at */
+  #keep(said, at) {
+    this.#answers.delete(said.tap.number);
+    this.#answers.set(said.tap.number, { said, at });
+    if (this.#answers.size > MAX_CACHED) this.#answers.delete(this.#answers.keys().next().value ?? null);
   }
 
-  /** One axis for all that are in sight, where the reader wants it. */
+  /** One axis for all tiles in view, if the reader wants it. */
   #share() {
     const said = this.seen
-      .flatMap((tile) => this.answers.get(tile.layer.tap) ?? [])
+      .flatMap((tile) => this.#answers.get(tile.layer.tap)?.said ?? [])
       .filter((each) => each.edges.length > 1);
     this.axis =
       this.page.state.get("range") === "shared" && said.length ? new SignedLog(extentOf(said.map(shapeOf))) : null;
   }
 }
 
-/** @param {string} label @returns {string} the place in a nested output, the call, the phase: what is not the kind */
+/** A label without its kind: the place in a nested output, the call, and the phase. @param {string} label @returns {string} */
 function shortOf(label) {
   return label.replace(/^\w+ ?/, "");
 }

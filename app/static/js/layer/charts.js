@@ -1,10 +1,10 @@
 // @ts-check
-/** The charts of a module, as the plans say; the same chart stays where the plan stays. */
+/** The charts of a module. A chart stays as long as its plan does. */
 import { byId, h } from "../dom.js";
 import { count } from "../format.js";
 import { LineChart } from "../plot/index.js";
-import { Feed } from "./feed.js";
 import { linesOf } from "./lines.js";
+import { SeriesFeed } from "./seriesfeed.js";
 
 const FULL = 10_000; // points of an export
 
@@ -21,10 +21,10 @@ export class Charts {
     /** One sentence instead of four if there is no data. */
     this.empty = h("p", { class: "empty", role: "status", hidden: true });
     this.place.append(this.empty);
-    this.feed = new Feed(page);
+    this.feed = new SeriesFeed(page);
     this.feed.on("data", () => this.#draw());
     this.feed.on("error", ({ message }) => {
-      for (const { chart } of this.#shown) chart.say(`${message}. The chart will retry with the next step.`);
+      for (const { chart } of this.#shown) chart.say(`${message}. The chart will retry.`);
     });
   }
 

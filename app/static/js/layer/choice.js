@@ -1,29 +1,22 @@
 // @ts-check
-/** The modules to choose from: the server finds what is typed, page by page, and its list takes the place of the one before. */
+/** The modules to choose from. While the reader types, the server's list replaces the shown one. */
 import { byId } from "../dom.js";
+import { Refresh } from "../live/refresh.js";
 
-const TYPED_MS = 150;
+const MIN_MS = 150;
 const RENEWED = ["found", "problem", "choice"];
 
 /** @param {import("../page.js").Page} page */
 export function startChoice(page) {
   if (!document.getElementById("choice")) return;
-  let timer = 0;
-  let asking = new AbortController();
-  const show = async () => {
-    asking.abort();
-    asking = new AbortController();
-    try {
-      const answer = await fetch(page.address("layer", { f: page.state.get("f") }), { signal: asking.signal });
+  const refresh = new Refresh(
+    async (signal) => {
+      const answer = await fetch(page.address("layer", { f: page.state.get("f") }), { signal });
       if (answer.ok) renew(await answer.text());
-    } catch {
-      // Another letter was typed; or the server does not answer, which the page says.
-    }
-  };
-  page.state.on("f", () => {
-    clearTimeout(timer);
-    timer = setTimeout(show, TYPED_MS);
-  });
+    },
+    { min: MIN_MS, max: MIN_MS },
+  );
+  page.state.on("f", () => refresh.soon());
 }
 
 /** @param {string} html a whole page */

@@ -1,10 +1,10 @@
 // @ts-check
-/** The histograms over steps of a module's tensors. */
-
+/** Histograms over steps of a module's tensors. */
 import { get } from "../api.js";
 import { Card } from "../card.js";
 import { byId, h } from "../dom.js";
 import { HistMap } from "../hist/map.js";
+import { Refresh } from "../live/refresh.js";
 import { imageOf } from "../plot/files.js";
 import { shortOf } from "./plan.js";
 
@@ -19,11 +19,6 @@ const FULL = 2000;
 export class Distributions {
   /** @type {Shown[]} */
   #shown = [];
-  #notBefore = 0;
-  /** @type {ReturnType<typeof setTimeout> | undefined} */
-  #timer;
-  /** @type {AbortController | null} */
-  #asking = null;
 
   /** @param {import("../page.js").Page} page @param {string} module */
   constructor(page, module) {
@@ -31,9 +26,11 @@ export class Distributions {
     this.module = module;
     this.place = byId("histograms");
     page.schedule.watch(this.place);
-    this.place.addEventListener("seen", () => this.#soon());
-    page.follow.on("change", () => this.#soon(0));
-    page.follow.on("newest", () => page.follow.paused || this.#soon());
+    const ready = () => page.follow.span !== null && page.schedule.isSeen(this.place);
+    this.refresh = new Refresh((signal) => this.#load(signal), { min: MIN_MS, ready });
+    this.place.addEventListener("seen", () => this.refresh.soon());
+    page.follow.on("change", () => this.refresh.now());
+    page.follow.on("newest", () => page.follow.paused || this.refresh.soon());
   }
 
   /** @param {Tap[]} taps */
@@ -46,7 +43,7 @@ export class Distributions {
       figure.remove();
     }
     this.#shown = taps.map((tap) => this.#make(tap));
-    this.#soon(0);
+    void this.refresh.now();
   }
 
   /** @param {Tap} tap @returns {Shown} */
@@ -82,29 +79,14 @@ export class Distributions {
     return span ? { from: span[0], to: span[1] } : {};
   }
 
-  /** @param {number} [wait] milliseconds; without it as long as it must */
-  #soon(wait = Math.max(0, this.#notBefore - performance.now())) {
-    if (this.#timer !== undefined && wait) return;
-    clearTimeout(this.#timer);
-    this.#timer = setTimeout(() => {
-      this.#timer = undefined;
-      this.#load();
-    }, wait);
-  }
-
-  async #load() {
-    if (!this.page.follow.span || document.hidden || !this.page.schedule.isSeen(this.place)) return;
-    this.#notBefore = performance.now() + MIN_MS;
-    this.#asking?.abort();
-    const asking = new AbortController();
-    this.#asking = asking;
+  /** @param {AbortSignal} signal */
+  async #load(signal) {
+    /** @type {Error | null} */
+    let failed = null;
     for (const { tap, map, card, words } of this.#shown) {
       try {
-        const said = await get(
-          "histograms",
-          { run: this.page.run, tap: tap.number, ...this.#bounds, columns: COLUMNS, bins: BINS },
-          asking.signal,
-        );
+        const query = { run: this.page.run, tap: tap.number, ...this.#bounds, columns: COLUMNS, bins: BINS };
+        const said = await get("histograms", query, signal);
         if (!("edges" in said)) continue;
         words.hidden = said.first_step.length > 0;
         map.canvas.hidden = !words.hidden;
@@ -112,10 +94,12 @@ export class Distributions {
         map.show(said, this.page.follow.span);
         card.refresh();
       } catch (error) {
-        if (asking.signal.aborted) return;
+        signal.throwIfAborted();
+        failed = /** @type {Error} */ (error);
         words.hidden = false;
-        words.textContent = /** @type {Error} */ (error).message;
+        words.textContent = failed.message;
       }
     }
+    if (failed) throw failed;
   }
 }

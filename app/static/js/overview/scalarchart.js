@@ -2,8 +2,8 @@
 /** The large line of one scalar: the loss, or the one that was chosen. */
 import { get } from "../api.js";
 import { byId } from "../dom.js";
+import { Curve } from "../live/curve.js";
 import { LineChart } from "../plot/index.js";
-import { Curve } from "./curve.js";
 
 const POINTS = 1000;
 const HZ = 4;

@@ -1,11 +1,11 @@
 // @ts-check
-/** The page Events: the server renders its list, also when something is new; here it is followed, filtered and walked. */
+/** The Events page: the server renders its list, also when something has changed; scripts request it and move through it. */
 import { Walk } from "../alerts/walk.js";
 import { copyText } from "../copy.js";
 import { byId } from "../dom.js";
 import { Finder } from "../finder.js";
-import { listenToSeen } from "../overview/acknowledge.js";
-import { dress, Parts } from "../overview/parts.js";
+import { listenToSeen } from "../live/acknowledge.js";
+import { dress, listenToLinks, Parts } from "../live/parts.js";
 import { open } from "../page.js";
 import { prefs } from "../prefs.js";
 import { toast } from "../toast.js";
@@ -26,21 +26,13 @@ page.state.on("event", () => {
 });
 byId("list").addEventListener("renewed", () => {
   walk.show();
-  // Where nothing was chosen the worst is shown, and that may be another one now.
+  // Without a choice, the worst line is shown, which may have changed.
   const key = document.querySelector("#list tr[aria-current]")?.getAttribute("data-key") ?? "";
   if (key && key !== byId("detail").dataset.key) parts.now(["detail"]);
 });
-// Findings change with the steps, events by themselves.
-page.stream.subscribe(
-  { view: "events", columns: 1, hz: 2 },
-  { json: (said) => (said.type === "events" && said.snapshot) || parts.soon() },
-);
-let edits = -1;
-page.events.on("run", (run) => {
-  if (edits >= 0 && run.edits !== edits) parts.soon(); // somebody acknowledged a line elsewhere
-  edits = run.edits;
-});
+// Findings change with the steps; events and acknowledgements don't need one.
 parts.follow(["timeline", "list"]);
+page.events.on("news", () => parts.soon());
 prefs.on("numbers", () => dress(document));
 listenToSeen(page, () => parts.now());
 
@@ -57,12 +49,5 @@ byId("copy").addEventListener("click", async (/** @type {MouseEvent} */ event) =
   );
 });
 
-document.addEventListener("click", (event) => {
-  const link = /** @type {HTMLElement | null} */ (/** @type {Element} */ (event.target).closest("[data-set]"));
-  if (!link || event.ctrlKey || event.metaKey || event.shiftKey) return;
-  event.preventDefault();
-  const [name, ...value] = (link.dataset.set ?? "").split("=");
-  page.state.set({ [name]: value.join("=") }, { push: name !== "event" });
-  // Where the details are below the list, as on a phone, they come into sight.
-  if (name === "event") byId("detail").scrollIntoView({ block: "nearest" });
-});
+// On a phone, the details are below the list.
+listenToLinks(page, (name) => name === "event" && byId("detail").scrollIntoView({ block: "nearest" }));

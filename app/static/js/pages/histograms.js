@@ -1,5 +1,6 @@
 // @ts-check
-/** The page Histograms: which layers, in which order, and how they are shown. */
+/** The Histograms page: which layers, in which order, and in which view. */
+import { ApiError } from "../api.js";
 import { Card } from "../card.js";
 import { byId, h } from "../dom.js";
 import { Finder } from "../finder.js";
@@ -9,6 +10,7 @@ import { addDrift, layersOf, modulesOf } from "../hist/layers.js";
 import { histLegend } from "../hist/legend.js";
 import { ordered } from "../hist/order.js";
 import { Wall } from "../hist/wall.js";
+import { Refresh } from "../live/refresh.js";
 import { open } from "../page.js";
 import { toast } from "../toast.js";
 
@@ -17,12 +19,20 @@ const COLUMNS = ["layer", "type", "zero share", "std", "drift (octaves)", "non-f
 
 const page = open({ kind: "output", sort: "model", range: "own", size: "m", view: "map" });
 const { state, follow } = page;
+const run = /** @type {string} */ (page.run);
 const wall = new Wall(page, byId("wall"));
 /** @type {import("../hist/order.js").Layer[]} */
 let layers = [];
 /** @type {Map<string, import("../hist/layers.js").Placed>} */
 let modules = new Map();
-const finder = new Finder(page, () => say(arrange)());
+const loading = told(load);
+const arranging = told(show);
+const live = new Refresh(async () => (layers.length ? wall.soon() : loading.now()), {
+  min: LIVE_MS,
+  max: LIVE_MS,
+  ready: () => !follow.paused,
+});
+const finder = new Finder(page, () => arranging.now());
 
 const title = () => `${byId("wall-form").elements.namedItem("kind").selectedOptions[0].textContent} of each layer`;
 const card = new Card(page, byId("wall-card"), {
@@ -44,11 +54,11 @@ const WORDS = /** @type {Record<string, string>} */ ({
   bars: "height: share of the step's values, logarithmic",
 });
 
-/** Which layers fit the find box, in the order that is wanted. */
-async function arrange() {
+/** Shows the layers that match the find box, in the selected order. @param {AbortSignal} signal */
+async function show(signal) {
   const fits = layers.filter((layer) => finder.fits(layer.module));
-  if (state.get("sort") === "drift")
-    await addDrift(/** @type {string} */ (page.run), state.get("kind"), follow.span, fits);
+  if (state.get("sort") === "drift") await addDrift(run, state.get("kind"), follow.span, fits, signal);
+  signal.throwIfAborted();
   byId("total").textContent =
     fits.length === layers.length
       ? `${count(layers.length)} layers`
@@ -78,26 +88,32 @@ function whyEmpty() {
   ];
 }
 
-/** Asks for the layers of the kind. */
-async function load() {
-  const run = /** @type {string} */ (page.run);
-  if (!modules.size) modules = await modulesOf(run);
-  layers = await layersOf(run, state.get("kind"), modules);
+/** Loads the layers of the selected kind. @param {AbortSignal} signal */
+async function load(signal) {
+  if (!modules.size) modules = await modulesOf(run, signal);
+  const loaded = await layersOf(run, state.get("kind"), modules, signal);
+  signal.throwIfAborted();
+  layers = loaded;
   wall.forget();
-  await arrange();
+  await arranging.now();
 }
 
-/** @param {() => Promise<void>} work */
-const say = (work) => () =>
-  work().catch((error) => toast(`Can\u2019t load the histograms: ${error.message}`, { kind: "error" }));
+/** Shows the server's error message. If the server doesn't answer, the banner says so.
+ * @param {(signal: AbortSignal) => Promise<void>} work */
+function told(work) {
+  return new Refresh((signal) =>
+    work(signal).catch((error) => {
+      if (error instanceof ApiError) toast(`Can\u2019t load the histograms: ${error.message}`, { kind: "error" });
+      throw error;
+    }),
+  );
+}
 
-state.on("kind", say(load));
-for (const name of ["sort", "size", "view"]) state.on(name, say(arrange));
-state.on("range", () => {
-  wall.forget();
-  wall.soon(true);
-});
-follow.on("change", () => wall.soon(true));
+state.on("kind", () => loading.now());
+for (const name of ["sort", "size", "view"]) state.on(name, () => arranging.now());
+state.on("range", () => wall.now());
+follow.on("change", () => wall.now());
+follow.on("newest", () => live.soon());
 page.keys.add(
   "v",
   "switch view: over steps, ridges, one step",
@@ -107,16 +123,4 @@ page.keys.add(
   },
   { group: "Charts" },
 );
-
-let shown = follow.newest;
-let asking = false;
-setInterval(async () => {
-  if (document.hidden || follow.paused || asking || follow.newest === shown) return;
-  asking = true;
-  shown = follow.newest;
-  const late = layers.length === 0;
-  // Without a word: the page says already that the server does not answer.
-  await (late ? load() : wall.ask(true)).catch(() => undefined);
-  asking = false;
-}, LIVE_MS);
-say(load)();
+void loading.now();

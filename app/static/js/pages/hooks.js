@@ -1,23 +1,25 @@
 // @ts-check
 import { send } from "../api.js";
-import { byId, reveal } from "../dom.js";
+import { byId } from "../dom.js";
 import { Capture } from "../hooks/capture.js";
 import { startFiles } from "../hooks/files.js";
+import { startInventory } from "../hooks/inventory.js";
 import { load, makeTree } from "../hooks/modules.js";
-import { Refresh } from "../hooks/refresh.js";
-import { startStock } from "../hooks/stock.js";
+import { Parts } from "../live/parts.js";
 import { open } from "../page.js";
 import { toast } from "../toast.js";
+
+const MIN_MS = 5000;
+const ASK_MS = 1000;
+const PATIENCE = 8; // requests, after a change
 
 const page = open({ sort: "", fold: "0" });
 const run = /** @type {string} */ (page.run);
 const form = /** @type {HTMLFormElement | null} */ (document.getElementById("capture"));
-const refresh = new Refresh(
-  page,
-  ["figures", "reasons", "lists"],
-  ["hook-figures", "hook-reasons", "hook-lists"],
-  () => void show(),
-);
+const figures = byId("hook-figures");
+const parts = new Parts(page, "hooks", { min: MIN_MS, max: MIN_MS });
+/** Changes when other modules are captured. */
+let coverage = figures.dataset.coverage;
 
 const capture = form && new Capture(page, form, { drafted: () => tree.draw(), obeyed: () => void settle() });
 const tree = makeTree(page, byId("modules"), capture);
@@ -33,13 +35,23 @@ async function show() {
   }
 }
 
-/** What is captured now the trainer tells from time to time, and when it is asked to look. */
+/** After a change, asks the trainer for its hooks, and waits until it has reported what it captures now. */
 async function settle() {
   await send("POST", "hooks", undefined, { run }).catch(() => null);
-  await refresh.soon();
+  const before = coverage;
+  for (let asked = 0; asked < PATIENCE && coverage === before; asked += 1) {
+    if (asked) await new Promise((go) => setTimeout(go, ASK_MS));
+    await parts.now();
+  }
 }
 
-reveal(document);
-startStock(page, () => refresh.now());
+parts.follow();
+page.events.on("news", () => page.follow.paused || parts.soon());
+figures.addEventListener("renewed", () => {
+  if (figures.dataset.coverage === coverage) return;
+  coverage = figures.dataset.coverage;
+  void show();
+});
+startInventory(page, () => parts.now());
 startFiles(page);
 void show();

@@ -1,13 +1,13 @@
 // @ts-check
-/** The page Layer: everything of one module, live. */
+/** The Layer page: everything about one module, live. */
 import { get, only } from "../api.js";
 import { Charts } from "../layer/charts.js";
 import { startChoice } from "../layer/choice.js";
 import { Distributions } from "../layer/distributions.js";
+import { addKeys } from "../layer/keys.js";
 import { startPickers } from "../layer/pickers.js";
 import { distributionsOf, plansOf } from "../layer/plan.js";
-import { addWays } from "../layer/ways.js";
-import { Parts } from "../overview/parts.js";
+import { Parts } from "../live/parts.js";
 import { open } from "../page.js";
 
 const page = open({ kind: "", index: "", call: "", phase: "", smooth: "0", y: "" });
@@ -20,7 +20,8 @@ else startChoice(page);
 async function start(module) {
   /** @type {import("../layer/plan.js").Tap[]} */
   let taps = [];
-  let known = { taps: -1, events: -1, edits: -1 };
+  /** @type {number | null} */
+  let known = null;
   const charts = new Charts(page);
   const distributions = new Distributions(page, module);
   const parts = new Parts(page, "layer");
@@ -35,19 +36,20 @@ async function start(module) {
     taps = await tapsOf(module);
     show();
   };
-  addWays(page);
+  addKeys(page);
   page.state.on("change", (names) => {
     if (["kind", "index", "call", "phase"].some((name) => names.includes(name))) show();
     if (names.includes("step")) parts.now(["values"]);
   });
   page.cursor.on("pin", ({ step }) => step !== null && step !== undefined && page.follow.hold(step));
-  page.follow.on("newest", () => page.follow.paused || parts.soon(["values"]));
+  parts.follow(["values"]);
+  page.events.on("news", () => parts.soon(["alerts"]));
   page.events.on("run", (run) => {
-    if (known.taps >= 0 && run.taps !== known.taps) {
-      look();
+    if (known !== null && run.taps !== known) {
+      void look();
       parts.soon();
-    } else if (known.events >= 0 && (run.events !== known.events || run.edits !== known.edits)) parts.soon(["alerts"]);
-    known = { taps: run.taps, events: run.events, edits: run.edits };
+    }
+    known = run.taps;
   });
   await look();
 }

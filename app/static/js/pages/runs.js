@@ -1,48 +1,45 @@
 // @ts-check
-/** The page of all runs. The server renders it, at first and whenever something is new; this script requests and applies it. */
-import { byId, reveal } from "../dom.js";
-import { morph } from "../overview/morph.js";
+/** The Runs page. The server renders its parts, also when something has changed. */
+import { byId } from "../dom.js";
+import { Parts } from "../live/parts.js";
 import { open } from "../page.js";
 import { edit, remove, restore } from "../runs/actions.js";
 import { toast } from "../toast.js";
 
-const MIN_MS = 1000;
 const MAX_MS = 10_000;
-const SHARE = 10; // at most a tenth of the time is spent on requests
 
 const page = open({ sort: "started" });
-const list = document.getElementById("runs");
-/** The selected runs, the last one last. They stay selected while the filter hides their rows.
+const list = /** @type {HTMLElement | null} */ (document.querySelector("[data-part=list]"));
+const parts = new Parts(page, "", { max: MAX_MS });
+const refresh = () => void parts.now();
+/** The selected runs and when they started, the last one last. They stay selected if a filter hides them.
  * @type {{run: string, started: number}[]} */
 let ticked = [];
 /** Deleted runs that can still be restored. @type {Set<string>} */
 const gone = new Set();
-let looking = false;
-let asked = false;
-let urgent = false;
-/** @type {ReturnType<typeof setTimeout> | undefined} */
-let timer;
-let notBefore = 0;
-let told = "";
+/** The removed runs that are listed. */
+let removed = listedAsGone();
+let known = "";
 
-reveal(document);
 page.stream.subscribe({ view: "runs", hz: 2 }, { json: hear });
 if (list) start(list);
+byId("gone").addEventListener("renewed", announceGone);
 document.addEventListener("click", (event) => {
   const run = /** @type {HTMLElement} */ (event.target).closest("[data-restore]")?.getAttribute("data-restore");
-  if (run) restore(run, gone, () => (list ? refresh(true) : location.reload()));
+  if (run) restore(run, gone, refresh);
 });
 
 /** @param {import("../answers.js").Message} said */
 function hear(said) {
   if (said.type !== "runs") return;
-  if (!list && said.runs.length) return location.reload();
+  // Without runs, the page shows how to begin instead of the list.
+  if ((list === null) === said.runs.length > 0) return location.reload();
   const now = JSON.stringify(said.runs);
-  if (list && now !== told) refresh();
-  told = now;
+  if (now !== known) parts.soon();
+  known = now;
 }
 
-/** @param {HTMLElement} body */
+/** @param {Element} body */
 function start(body) {
   const compare = /** @type {HTMLButtonElement} */ (byId("compare"));
   compare.hidden = false;
@@ -52,75 +49,34 @@ function start(body) {
   });
   body.addEventListener("change", (event) => tick(/** @type {HTMLInputElement} */ (event.target)));
   body.addEventListener("click", (event) => {
-    const button = /** @type {HTMLElement} */ (event.target).closest("[data-do]");
+    const target = /** @type {HTMLElement} */ (event.target);
+    const button = target.closest("[data-do]");
     const row = /** @type {HTMLElement | null} */ (button?.closest("tr") ?? null);
-    if (row && button?.getAttribute("data-do") === "edit") edit(row, () => refresh(true));
-    if (row && button?.getAttribute("data-do") === "delete") remove(row, gone, show, () => refresh(true));
-  });
-  document.querySelector("table.runs thead")?.addEventListener("click", (event) => {
-    const link = /** @type {HTMLElement | null} */ (/** @type {HTMLElement} */ (event.target).closest("[data-sort]"));
+    if (row && button?.getAttribute("data-do") === "edit") edit(row, refresh);
+    if (row && button?.getAttribute("data-do") === "delete") remove(row, gone, show, refresh);
+    const link = /** @type {HTMLElement | null} */ (target.closest("[data-sort]"));
     if (!link) return;
     event.preventDefault();
     page.state.set({ sort: link.dataset.sort ?? "" }, { push: true });
   });
-  page.state.on("change", () => refresh(true));
+  body.addEventListener("renewed", show);
+  page.state.on("change", refresh);
 }
 
-/** Requests the current page, no more often than the server can render it. @param {boolean} [atOnce] a reader waits for it */
-function refresh(atOnce = false) {
-  asked = true;
-  urgent ||= atOnce;
-  if (looking) return;
-  clearTimeout(timer);
-  timer = setTimeout(look, urgent ? 0 : Math.max(0, notBefore - performance.now()));
+function listedAsGone() {
+  const lines = /** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll("[data-gone-run]"));
+  return new Map([...lines].map((each) => [each.dataset.goneRun ?? "", each]));
 }
 
-async function look() {
-  looking = true;
-  asked = urgent = false;
-  const began = performance.now();
-  try {
-    const answer = await fetch(`${document.baseURI}${location.search}`, { headers: { Accept: "text/html" } });
-    if (answer.ok) take(new DOMParser().parseFromString(await answer.text(), "text/html"));
-  } catch {
-    // The server is away: the banner says so, and the stream resumes when it is back.
+/** Announces the runs that were removed while the page is open. */
+function announceGone() {
+  const now = listedAsGone();
+  for (const [run, { dataset }] of now) {
+    if (removed.has(run) || dataset.why === "deleted") continue;
+    const undo = now.get(run)?.querySelector("[data-restore]") ? () => restore(run, gone, refresh) : undefined;
+    toast(`Removed ${dataset.name} to make room.`, { undo });
   }
-  notBefore = performance.now() + Math.min(MAX_MS, Math.max(MIN_MS, SHARE * (performance.now() - began)));
-  looking = false;
-  if (asked) refresh();
-}
-
-/** @param {Document} newer */
-function take(newer) {
-  const rows = newer.getElementById("runs");
-  if (!list || !rows) return location.reload();
-  reveal(newer);
-  morph(list, rows);
-  const [heads, newHeads] = [document, newer].map((each) => [...each.querySelectorAll("table.runs thead th")]);
-  heads.forEach((head, place) => {
-    head.setAttribute("aria-sort", newHeads[place].getAttribute("aria-sort") ?? "none");
-    const [link, newLink] = [head, newHeads[place]].map((each) => each.querySelector("a"));
-    if (link && newLink) [link.href, link.dataset.sort] = [newLink.href, newLink.dataset.sort];
-  });
-  byId("total").textContent = newer.getElementById("total")?.textContent ?? "";
-  takeGone(newer);
-  show();
-}
-
-/** Shows the removed runs, and announces those that were removed while the page is open. @param {Document} newer */
-function takeGone(newer) {
-  const [before, now] = [document, newer].map(
-    (each) => /** @type {HTMLElement | null} */ (each.getElementById("gone")),
-  );
-  if (!before || !now) return;
-  const known = new Set([...before.querySelectorAll("li")].map((each) => each.dataset.goneRun));
-  for (const each of now.querySelectorAll("li")) {
-    if (known.has(each.dataset.goneRun) || each.dataset.why === "deleted") continue;
-    const run = each.dataset.goneRun ?? "";
-    const undo = each.querySelector("[data-restore]") ? () => restore(run, gone, () => refresh(true)) : undefined;
-    toast(`Removed ${each.dataset.name} to make room.`, { undo });
-  }
-  before.replaceWith(now);
+  removed = now;
 }
 
 /** @param {HTMLInputElement} box */

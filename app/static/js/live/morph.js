@@ -1,8 +1,8 @@
 // @ts-check
-/** Changes the shown nodes into newer ones with as few changes as possible, so that focus, scroll position, opened details
- * and typed text stay. Elements with an id are found by it, wherever they moved. What is being edited stays as it is. */
+/** Turns the shown nodes into newer ones with as few changes as possible, so that focus, scroll position, open details, and
+ * typed text stay. Elements with an id are matched by it, even if they moved. An element with `data-editing` isn't changed. */
 
-/** Attributes that the reader changes and the server does not know. */
+/** Attributes that the reader changes and the server doesn't know. */
 const READERS = new Set(["open", "data-busy"]);
 
 /** @param {any} shown @param {any} newer */
@@ -31,7 +31,7 @@ function children(shown, newer) {
   const wanted = new Set([...newer.childNodes].map((each) => each.id).filter(Boolean));
   let here = shown.firstChild;
   for (const next of [...newer.childNodes]) {
-    // A node that is gone makes room, so that the ones after it need not move.
+    // Remove deleted nodes first, so that the nodes after them don't move.
     while (here?.id && !wanted.has(here.id)) here = dropped(shown, here);
     const old = next.id ? known.get(next.id) : !here?.id && isAlike(here, next) ? here : null;
     if (!old) {

@@ -1,18 +1,18 @@
 // @ts-check
-/** The keys of the page: to other layers, and how the charts are drawn. */
+/** Keys that lead to other layers and change how charts are drawn. */
 
 const SCALES = ["", "log", "symlog", "linear"];
 const HALF_LIVES = ["0", "5", "20", "100", "500"];
 
 /** @param {import("../page.js").Page} page */
-export function addWays(page) {
+export function addKeys(page) {
   for (const [key, id, words] of [
     ["j", "next", "next layer"],
     ["k", "previous", "previous layer"],
     ["u", "parent", "parent of this layer"],
   ])
     page.keys.add(key, words, () => go(id));
-  page.keys.add("l", "scale: what fits, log, log on both sides, linear", () => turn(page, "y", SCALES), {
+  page.keys.add("l", "scale: automatic, log, symmetric log, linear", () => turn(page, "y", SCALES), {
     group: "Charts",
   });
   page.keys.add("s", "smoothing: off, 5, 20, 100, 500 steps", () => turn(page, "smooth", HALF_LIVES), {
@@ -20,13 +20,13 @@ export function addWays(page) {
   });
 }
 
-/** The address of a neighbor is looked at in the same way as this one: the links are the server's, the query is the page's of now. @param {string} id */
+/** Opens another layer, in the current view of this one. @param {string} id of the link */
 function go(id) {
   const link = /** @type {HTMLAnchorElement | null} */ (document.getElementById(id));
   if (link) location.assign(addressOf(link.href, location.href));
 }
 
-/** The other page with this page's view. @param {string} other @param {string} here */
+/** Returns the address of another layer's page with this page's view. @param {string} other @param {string} here */
 export function addressOf(other, here) {
   const [to, from] = [new URL(other), new URL(here)];
   const module = to.searchParams.get("module") ?? "";

@@ -1,5 +1,5 @@
 // @ts-check
-/** Looks for hooks again: asks the trainer, and shows the list once it has answered. */
+/** Searches for hooks again: asks the trainer, and shows the list once it has answered. */
 import { get, send } from "../api.js";
 import { byId } from "../dom.js";
 
@@ -7,7 +7,7 @@ const ASK_MS = 400;
 const PATIENCE = 50; // questions
 
 /** @param {import("../page.js").Page} page @param {() => Promise<void>} show */
-export function startStock(page, show) {
+export function startInventory(page, show) {
   const button = document.getElementById("stock");
   if (!button) return;
   const told = byId("stock-told");

@@ -1,10 +1,10 @@
 // @ts-check
-/** Acknowledging: a button that says so, and a way back. */
+/** Acknowledging findings and events, and undoing it. */
 import { send } from "../api.js";
 import { toast } from "../toast.js";
 
-/** Listens to the buttons `data-seen` (a key), also those that come later. @param {import("../page.js").Page} page
- * @param {() => void} renew called when the server knows */
+/** Handles clicks on all buttons with `data-seen` (a key). @param {import("../page.js").Page} page
+ * @param {() => void} renew called when the server has saved it */
 export function listenToSeen(page, renew) {
   /** @param {string} key @param {boolean} yes */
   const note = async (key, yes) => {
@@ -26,7 +26,7 @@ export function listenToSeen(page, renew) {
       button.closest("li, tr")?.nextElementSibling?.querySelector("[data-seen]")
     );
     if (!(await note(key, undone === undefined))) return;
-    // The line disappears, and the focus moves to the next one.
+    // The line disappears, so the focus moves to the next one.
     if (document.activeElement === button) next?.focus({ preventScroll: true });
     if (undone === undefined)
       toast("Acknowledged. You will be alerted if it happens again.", { undo: () => note(key, false) });

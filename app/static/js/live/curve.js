@@ -1,6 +1,5 @@
 // @ts-check
-/** A scalar over steps, as the stream sends it: later points are added, repeated ones replace those that were
- * there. Pure. */
+/** A series over steps, as the stream sends it: later points are added, repeated ones are replaced. Pure. */
 import { numberOf } from "../api.js";
 
 /** @typedef {import("../plot/thin.js").Line} Line */
@@ -12,7 +11,7 @@ export class Curve {
   /** @type {{first: number[], last: number[], mean: number[], min: number[], max: number[], nonfinite: number[]}} */
   #points = empty();
 
-  /** @param {import("../answers.js").Series} series @param {boolean} whole whether it takes the place of all */
+  /** @param {import("../answers.js").Series} series @param {boolean} whole whether it replaces everything */
   take(series, whole) {
     if (whole) this.#points = empty();
     const points = this.#points;
@@ -25,13 +24,13 @@ export class Curve {
     points.first.push(...series.first_step);
     points.last.push(...series.last_step);
     for (const name of VALUES) points[name].push(...series[name].map(numberOf));
-    // Quantiles do not count: there each value says for itself what it is.
+    // Quantiles have no counts: there, the value itself says whether it is finite.
     points.nonfinite.push(
       ...(series.nonfinite ?? series.mean.map((value) => Number(!Number.isFinite(numberOf(value))))),
     );
   }
 
-  /** Forgets what is before a step. @param {number} step */
+  /** Drops points before a step. @param {number} step */
   forget(step) {
     let gone = 0;
     while (gone < this.#points.last.length && this.#points.last[gone] < step) gone += 1;

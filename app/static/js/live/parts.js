@@ -1,0 +1,138 @@
+// @ts-check
+/** The parts of a page that the server renders, also when something has changed: requested while they are in view, and put in
+ * place without disturbing the reader. */
+import { ApiError, numberOf } from "../api.js";
+import { byId, reveal } from "../dom.js";
+import { number } from "../format.js";
+import { morph } from "./morph.js";
+import { Refresh } from "./refresh.js";
+
+/** Dispatches "renewed" on the element of an updated part. */
+export class Parts {
+  /** Outdated parts, each with the change that made it so. @type {Map<HTMLElement, object>} */
+  #old = new Map();
+
+  /** @param {import("../page.js").Page} page @param {string} place of the address: "" is the overview
+   * @param {{root?: ParentNode, query?: () => string} & ConstructorParameters<typeof Refresh>[1]} [how] what the
+   *   parts are in, the query of their address, and how often they are requested */
+  constructor(page, place, { root = byId("main"), query = () => location.search, ...how } = {}) {
+    this.page = page;
+    this.place = place;
+    this.query = query;
+    this.refresh = new Refresh((signal) => this.#ask(signal), { ready: () => this.#wanted.length > 0, ...how });
+    this.elements = /** @type {HTMLElement[]} */ ([...root.querySelectorAll("[data-part]")]);
+    for (const element of this.elements) {
+      page.schedule.watch(element);
+      element.addEventListener("seen", () => this.#old.has(element) && this.refresh.soon());
+      dress(element);
+    }
+    reveal(root);
+  }
+
+  /** Updates parts soon. @param {string[]} [names] these parts only */
+  soon(names) {
+    this.#mark(names);
+    this.refresh.soon();
+  }
+
+  /** Updates parts now: a reader waits. @param {string[]} [names] these parts only */
+  now(names) {
+    this.#mark(names);
+    return this.refresh.now();
+  }
+
+  /** Follows the newest steps while the page does, and stops with it. @param {string[]} [names] these parts only
+   * @param {{held?: boolean}} [how] `held`: the parts show the step that the page is held at */
+  follow(names, { held = false } = {}) {
+    const { follow } = this.page;
+    let paused = follow.paused;
+    follow.on("newest", () => follow.paused || this.soon(names));
+    follow.on("change", () => {
+      if (follow.paused && !paused) this.#hold();
+      paused = follow.paused;
+      if (!paused || held) this.soon(names);
+    });
+  }
+
+  /** @param {string[]} [names] */
+  #mark(names) {
+    for (const element of this.elements)
+      if (!names || names.includes(element.dataset.part ?? "")) this.#old.set(element, {});
+  }
+
+  /** Ignores answers that are still on their way. */
+  #hold() {
+    this.#old.clear();
+    this.refresh.stop();
+  }
+
+  /** The outdated parts that are in view. A part with `data-unseen` counts as in view, because scripts read it. */
+  get #wanted() {
+    return [...this.#old].filter(([each]) => "unseen" in each.dataset || this.page.schedule.isSeen(each));
+  }
+
+  /** @param {AbortSignal} signal */
+  async #ask(signal) {
+    const wanted = this.#wanted;
+    if (!wanted.length) return;
+    const query = new URLSearchParams(this.query());
+    for (const [element] of wanted) query.append("part", element.dataset.part ?? "");
+    const address = `${this.page.address(this.place)}?${query}`;
+    const answer = await fetch(address, { headers: { Accept: "text/html" }, signal });
+    const html = await answer.text();
+    if (answer.status < 500)
+      for (const [each, change] of wanted) if (this.#old.get(each) === change) this.#old.delete(each);
+    if (!answer.ok) throw new ApiError(answer.status, "");
+    this.#take(
+      wanted.map(([element]) => element),
+      html,
+    );
+  }
+
+  /** @param {HTMLElement[]} wanted @param {string} html */
+  #take(wanted, html) {
+    const newer = new DOMParser().parseFromString(html, "text/html");
+    const active = /** @type {HTMLElement | null} */ (document.activeElement);
+    for (const element of wanted) {
+      const next = /** @type {HTMLElement | null} */ (newer.querySelector(`[data-part="${element.dataset.part}"]`));
+      if (!next) continue;
+      reveal(next);
+      dress(next);
+      morph(element, document.adoptNode(next));
+      element.dispatchEvent(new CustomEvent("renewed", { bubbles: true }));
+    }
+    // An element loses its focus when it moves.
+    if (active?.isConnected && document.activeElement !== active) active.focus({ preventScroll: true });
+  }
+}
+
+/** Handles clicks on links with `data-set` (`name=value`): they change the page's state, not the address of the page.
+ * @param {import("../page.js").Page} page @param {(name: string) => unknown} [then] */
+export function listenToLinks(page, then = () => {}) {
+  document.addEventListener("click", (event) => {
+    const link = /** @type {HTMLElement | null} */ (/** @type {Element} */ (event.target).closest("[data-set]"));
+    if (!link || event.ctrlKey || event.metaKey || event.shiftKey) return;
+    event.preventDefault();
+    const [name, ...value] = (link.dataset.set ?? "").split("=");
+    page.state.set({ [name]: value.join("=") }, { push: name !== "event" });
+    then(name);
+  });
+}
+
+/** Formats numbers as the reader prefers, and marks NaN and infinities. @param {ParentNode} root */
+export function dress(root) {
+  for (const each of /** @type {NodeListOf<HTMLDataElement>} */ (root.querySelectorAll("data[value]"))) {
+    const value = readNumber(each.value);
+    const words = number(value);
+    if (each.textContent !== words) each.textContent = words;
+    each.classList.toggle("nan", Number.isNaN(value));
+    each.classList.toggle("inf", !Number.isFinite(value) && !Number.isNaN(value));
+    if (!each.className) each.removeAttribute("class");
+  }
+}
+
+/** Python writes nan and inf. @param {string} text */
+export function readNumber(text) {
+  const words = { nan: "NaN", inf: "Infinity", "-inf": "-Infinity" };
+  return text in words ? numberOf(/** @type {any} */ (words)[text]) : Number(text);
+}

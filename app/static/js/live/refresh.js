@@ -1,0 +1,80 @@
+// @ts-check
+/** Keeps something up to date: the one throttle of all pages. */
+
+const RETRY_MS = 5000;
+
+/** Calls `work` after a change: one call at a time, with pauses in between, and again for changes during a call. Nothing runs
+ * while the page is hidden or `ready` says no; the change is remembered. If `work` throws, it is called again, unless the
+ * server has rejected the request itself (a status below 500). */
+export class Refresh {
+  #isDue = false;
+  /** @type {AbortController | null} */
+  #running = null;
+  /** @type {ReturnType<typeof setTimeout> | undefined} */
+  #timer;
+  #notBefore = -Infinity;
+
+  /** @param {(signal: AbortSignal) => Promise<unknown>} work throws if it failed
+   * @param {{min?: number, max?: number, share?: number, ready?: () => boolean, page?: any}} [how] the pause after a call:
+   *   `share` times as long as the call took, but at least `min` and at most `max` milliseconds */
+  constructor(work, { min = 1000, max = 5000, share = 10, ready = () => true, page = document } = {}) {
+    this.work = work;
+    this.pause = { min, max, share };
+    this.ready = ready;
+    this.page = page;
+    page.addEventListener("visibilitychange", () => this.#plan());
+  }
+
+  /** Runs soon: something has changed. */
+  soon() {
+    this.#isDue = true;
+    this.#plan();
+  }
+
+  /** Runs now, because the reader waits. A running call is aborted: its answer is outdated. */
+  async now() {
+    this.stop();
+    this.#isDue = true;
+    await this.#run();
+  }
+
+  /** Aborts a running call and forgets changes. */
+  stop() {
+    this.#running?.abort();
+    this.#running = null;
+    clearTimeout(this.#timer);
+    this.#timer = undefined;
+    this.#isDue = false;
+  }
+
+  #plan() {
+    if (!this.#isDue || this.#running || this.#timer !== undefined || this.page.hidden) return;
+    const wait = Math.max(0, this.#notBefore - performance.now());
+    this.#timer = setTimeout(() => {
+      this.#timer = undefined;
+      void this.#run();
+    }, wait);
+  }
+
+  async #run() {
+    if (this.page.hidden || !this.ready()) return;
+    const running = new AbortController();
+    this.#running = running;
+    this.#isDue = false;
+    const began = performance.now();
+    let wait = 0;
+    try {
+      await this.work(running.signal);
+    } catch (error) {
+      const { status = 0 } = /** @type {{status?: number}} */ (error);
+      this.#isDue ||= !running.signal.aborted && (status === 0 || status >= 500);
+      wait = RETRY_MS;
+    }
+    if (this.#running !== running) return;
+    this.#running = null;
+    const { min, max, share } = this.pause;
+    const now = performance.now();
+    this.#notBefore = now + Math.max(min, wait, Math.min(max, share * (now - began)));
+    this.#plan();
+  }
+}
