@@ -7,7 +7,7 @@ test("a deleted run that is brought back is no longer hidden in the list", async
   context.mock.method(
     globalThis,
     "fetch",
-    async (url, { method }) => (asked.push([method, url]), { ok: true, text: async () => "" }),
+    async (url, { method }) => (asked.push([method, url]), new Response(null, { status: 204 })),
   );
   const gone = new Set(["one", "two"]);
   let refreshed = false;
