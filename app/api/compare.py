@@ -22,7 +22,6 @@ from ..analysis.comparison import Apart, Asked, Differences, Layer, Pairs, compa
 from ..analysis.verdict import Verdict, compare_runs
 from ..formats import ARRAYS, StrictJson, Table
 from ..runs import Run
-from . import examples
 from .given import (
     RUN_PATTERN,
     After,
@@ -94,7 +93,7 @@ GivenAsked = Annotated[Asked, Depends(_asked)]
 @router.get(
     "/compare",
     summary="Two runs, layer by layer",
-    responses=described(examples.COMPARE, ARRAYS),
+    responses=described(answers.Comparison, ARRAYS),
 )
 def compare_two_runs(
     reply: GivenReply,
@@ -198,7 +197,7 @@ def _table(layers: Sequence[Layer]) -> Table:
 @router.get(
     "/compare/heatmap",
     summary="How far two runs are apart, layer by step",
-    responses=described(examples.DIFFERENCES, ARRAYS),
+    responses=described(answers.Differences, ARRAYS),
 )
 def compare_heatmap(
     reply: GivenReply,

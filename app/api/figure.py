@@ -23,7 +23,6 @@ from hookcore.store.checks import require, unknown
 
 from ..formats import StrictJson
 from ..runs import Run, Runs
-from . import examples
 from .given import (
     RUN_PATTERN,
     GivenMatch,
@@ -121,7 +120,7 @@ def _asked(
 @router.get(
     "/figure",
     summary="A chart for Plotly",
-    responses=described(examples.FIGURE),
+    responses=described(answers.Figure),
 )
 def figure(
     runs: GivenRuns,

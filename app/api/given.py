@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import pathlib
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -209,23 +211,23 @@ PROBLEM: Final[dict[str, Any]] = {"application/json": {"schema": ref_to(answers.
 def problems(*codes: int) -> dict[int | str, dict[str, Any]]:
     """Return the errors of a route, for its description."""
     said = {
-        400: "a name or a pattern that means nothing here, with the nearest that does",
-        404: "there is no such run, or no such thing in it",
-        406: "no format that the client accepts",
-        409: "the run's trainer is not there to be asked",
-        422: "a parameter that is missing, malformed or out of its bounds",
+        400: "Unknown name or pattern; the message suggests the nearest match",
+        404: "No such run, or no such part of it",
+        406: "No format that the client accepts",
+        409: "The run has no live trainer",
+        422: "A parameter is missing, malformed, or out of bounds",
     }
     return {code: {"content": PROBLEM, "description": said[code]} for code in (400, 404, 406, *codes, 422)}
 
 
 def described(
-    example: Any, offered: Sequence[str] = ("json",), also: type[Any] | None = None
+    kind: type[Any], offered: Sequence[str] = ("json",), also: type[Any] | None = None
 ) -> dict[int | str, dict[str, Any]]:
     """Return the answers of a route, for its description: an example, its formats and its errors."""
     content: dict[str, Any] = {MEDIA_TYPES[name]: {"schema": _BYTES[name]} for name in offered if name != "json"}
-    content |= _json_of(example)
+    content |= _json_of(kind)
     if also is not None:
-        content["application/json"]["schema"] = {"anyOf": [ref_to(type(example)), ref_to(also)]}
+        content["application/json"]["schema"] = {"anyOf": [ref_to(kind), ref_to(also)]}
     return {
         200: {"content": content, "headers": {"ETag": {"schema": {"type": "string"}, "description": "a weak tag"}}},
         304: {"description": "no new data since the answer with the ETag in If-None-Match"},
@@ -233,13 +235,20 @@ def described(
     }
 
 
-def answered(example: Any, status: int = 200, *codes: int) -> dict[int | str, dict[str, Any]]:
+def answered(kind: type[Any], status: int = 200, *codes: int) -> dict[int | str, dict[str, Any]]:
     """Return the answers of a route that changes something, for its description."""
-    return {status: {"content": _json_of(example)}, **problems(*codes)}
+    return {status: {"content": _json_of(kind)}, **problems(*codes)}
 
 
-def _json_of(example: Any) -> dict[str, Any]:
-    return {"application/json": {"schema": ref_to(type(example)), "example": msgspec.json.decode(json_of(example))}}
+def _json_of(kind: type[Any]) -> dict[str, Any]:
+    return {"application/json": {"schema": ref_to(kind), "example": examples()[kind.__name__]}}
+
+
+@cache
+def examples() -> dict[str, Any]:
+    """Return an example of each answer, by the name of its class."""
+    found: dict[str, Any] = msgspec.json.decode(pathlib.Path(__file__).with_name("examples.json").read_bytes())
+    return found
 
 
 _BYTES: Final[dict[str, dict[str, str]]] = {

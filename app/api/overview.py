@@ -18,7 +18,6 @@ from ..findings import RULES, KeyFigures, Rule, key_figures_of
 from ..formats import StrictJson
 from ..runs import Run
 from ..runs.answering import finding_of, reading_of, scope_of
-from . import examples
 from .bodies import Acknowledgement
 from .given import GivenReply, GivenRun, GivenRuns, answered, described, run_named, version_of
 
@@ -31,7 +30,7 @@ router = APIRouter(prefix="/api/v1", default_response_class=StrictJson)
 @router.get(
     "/findings",
     summary="What needs attention",
-    responses=described(examples.FINDINGS),
+    responses=described(answers.Findings),
 )
 def findings(
     run: GivenRun,
@@ -64,7 +63,7 @@ def _rule_of(rule: Rule) -> answers.Rule:
 @router.get(
     "/overview",
     summary="The key figures",
-    responses=described(examples.OVERVIEW),
+    responses=described(answers.Overview),
 )
 def overview(run: GivenRun, reply: GivenReply) -> Response:
     """Return the state of a run: its step and rate, the loss, the gradients, what is watched, and what that costs."""
@@ -110,7 +109,7 @@ def _number(value: float | None) -> Number | None:
 @router.post(
     "/acknowledgements",
     summary="Acknowledge a finding or an event",
-    responses=answered(examples.ACKNOWLEDGED),
+    responses=answered(answers.Acknowledged),
 )
 def acknowledge(runs: GivenRuns, seen: Acknowledgement) -> Response:
     """Acknowledge a finding or an event by its `key`, or take that back.

@@ -15,7 +15,6 @@ from ..analysis.rollout import Fuse, Layer, maps_of
 from ..analysis.rollout import rollout as roll_out
 from ..formats import ARRAYS, StrictJson, Table
 from ..runs import Run
-from . import examples
 from .given import MAX_STEP, Format, GivenMatch, GivenReply, GivenRun, answered, described, version_of
 from .runs import require_live
 
@@ -28,7 +27,7 @@ router = APIRouter(prefix="/api/v1", default_response_class=StrictJson)
     "/attention-rollout",
     summary="Ask for all attention maps",
     status_code=202,
-    responses=answered(examples.ROLLOUT_REQUESTED, 202, 409),
+    responses=answered(answers.RequestedMaps, 202, 409),
 )
 def request_maps(run: GivenRun, match: GivenMatch) -> Response:
     """Ask the trainer for a snapshot of every output that may be attention, and of its gradient if it has one."""
@@ -63,7 +62,7 @@ def _none(match: str | None) -> str:
 @router.get(
     "/attention-rollout",
     summary="Attention over all layers",
-    responses=described(examples.ROLLOUT, ARRAYS),
+    responses=described(answers.Rollout, ARRAYS),
 )
 def rollout(
     run: GivenRun,

@@ -15,7 +15,6 @@ from ..analysis.selection import Patterns, Switch, found_by, preview
 from ..formats import StrictJson
 from ..runs import Gone, Run, why_gone
 from ..runs.answering import run_of
-from . import examples
 from .bodies import RunChanges, SelectionDraft
 from .given import (
     RUN_PATTERN,
@@ -40,7 +39,7 @@ from .given import (
 router = APIRouter(prefix="/api/v1", default_response_class=StrictJson)
 
 
-@router.get("/runs", summary="The runs", responses=described(examples.RUNS))
+@router.get("/runs", summary="The runs", responses=described(answers.Runs))
 def list_runs(
     runs: GivenRuns,
     reply: GivenReply,
@@ -64,7 +63,7 @@ def list_runs(
     return reply.json([version_of(run) for run in known], content)
 
 
-@router.get("/runs/{run}", summary="One run", responses=described(examples.RUN))
+@router.get("/runs/{run}", summary="One run", responses=described(answers.Run))
 def one_run(run: PathRun, reply: GivenReply) -> Response:
     """Return a run's description, its progress, its counters, and the size of its store."""
     return reply.json([version_of(run)], lambda: run_of(run))
@@ -85,7 +84,7 @@ def delete_run(runs: GivenRuns, run: ListedRun) -> None:
     runs.remove(run.id)
 
 
-@router.patch("/runs/{run}", summary="Rename a run", responses=answered(examples.RUN))
+@router.patch("/runs/{run}", summary="Rename a run", responses=answered(answers.Run))
 def change_run(runs: GivenRuns, run: ListedRun, changes: RunChanges) -> Response:
     """Change the name or the notes of a run. Omitted ones stay unchanged."""
     if changes.name is not None:
@@ -100,7 +99,7 @@ def change_run(runs: GivenRuns, run: ListedRun, changes: RunChanges) -> Response
 @router.get(
     "/removed-runs",
     summary="The runs that were removed",
-    responses=described(examples.REMOVED_RUNS),
+    responses=described(answers.RemovedRuns),
 )
 def list_removed(runs: GivenRuns) -> Response:
     """Return the runs that were deleted or had to make room, newest removal first."""
@@ -115,7 +114,7 @@ def _removed_of(gone: Gone) -> answers.RemovedRun:
 @router.post(
     "/removed-runs/{run}/restore",
     summary="Bring a removed run back",
-    responses=answered(examples.RUN, 200, 409),
+    responses=answered(answers.Run, 200, 409),
 )
 def restore_run(runs: GivenRuns, run: RunId) -> Response:
     """Undo a removal, as long as the run's room wasn't needed."""
@@ -130,7 +129,7 @@ def restore_run(runs: GivenRuns, run: RunId) -> Response:
 @router.get(
     "/runs/{run}/modules",
     summary="The tree of modules",
-    responses=described(examples.MODULES),
+    responses=described(answers.Modules),
 )
 def modules(
     run: PathRun, reply: GivenReply, match: GivenMatch, module: OfModule = None, after: After = 0, limit: Limit = 1000
@@ -160,7 +159,7 @@ def preview_selection(run: PathRun, draft: SelectionDraft) -> Response:
     return StrictJson(preview(run, before, None if switch is None else Switch(switch.paths, switch.whole, switch.on)))
 
 
-@router.get("/taps", summary="The observed tensor streams", responses=described(examples.TAPS))
+@router.get("/taps", summary="The observed tensor streams", responses=described(answers.Taps))
 def taps(
     run: GivenRun,
     reply: GivenReply,
@@ -183,7 +182,7 @@ def taps(
 @router.get(
     "/coverage",
     summary="What is captured, and what is not and why",
-    responses=described(examples.COVERAGE),
+    responses=described(answers.CoverageList),
 )
 def coverage(
     run: GivenRun,
@@ -202,7 +201,7 @@ def coverage(
     return reply.json([version_of(run)], content)
 
 
-@router.get("/hooks", summary="The inventory of hooks", responses=described(examples.HOOKS))
+@router.get("/hooks", summary="The inventory of hooks", responses=described(answers.Hooks))
 def hooks(run: GivenRun, reply: GivenReply, after: After = 0, limit: Limit = 1000) -> Response:
     """Return the hooks on the model and the process at the last inventory."""
 
@@ -217,7 +216,7 @@ def hooks(run: GivenRun, reply: GivenReply, after: After = 0, limit: Limit = 100
     "/hooks",
     summary="Look for hooks again",
     status_code=202,
-    responses=answered(examples.ACCEPTED, 202, 409),
+    responses=answered(answers.Accepted, 202, 409),
 )
 def look_for_hooks(run: GivenRun) -> Response:
     """Ask the trainer to take inventory of the hooks at its next step."""

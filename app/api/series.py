@@ -17,7 +17,6 @@ from hookcore.store import STAT_NAMES
 from hookcore.store.checks import matcher, require, unknown
 
 from ..formats import ARRAYS, StrictJson, Table
-from . import examples
 from .given import (
     After,
     Format,
@@ -56,7 +55,7 @@ SeriesLimit = Annotated[int, Query(ge=1, le=MAX_SERIES, description="maximum num
 @router.get(
     "/series",
     summary="Stats over time",
-    responses=described(examples.SERIES, ARRAYS),
+    responses=described(answers.SeriesList, ARRAYS),
 )
 def series(
     run: GivenRun,
@@ -100,7 +99,7 @@ def series(
 @router.get(
     "/heatmap",
     summary="A stat of many taps over time",
-    responses=described(examples.HEATMAP, ARRAYS),
+    responses=described(answers.Heatmap, ARRAYS),
 )
 def heatmap(
     run: GivenRun,
@@ -132,7 +131,7 @@ def heatmap(
 @router.get(
     "/histograms",
     summary="The distribution of taps over time",
-    responses=described(examples.HISTOGRAMS, ARRAYS, answers.HistogramsList),
+    responses=described(answers.Histograms, ARRAYS, answers.HistogramsList),
 )
 def histograms(
     run: GivenRun,
@@ -168,7 +167,7 @@ def histograms(
 @router.get(
     "/latest",
     summary="The newest values",
-    responses=described(examples.LATEST, ARRAYS),
+    responses=described(answers.Latest, ARRAYS),
 )
 def latest(
     run: GivenRun,
@@ -197,7 +196,7 @@ def latest(
 @router.get(
     "/scalars",
     summary="Logged scalars",
-    responses=described(examples.SCALARS, ARRAYS),
+    responses=described(answers.Scalars, ARRAYS),
 )
 def scalars(
     run: GivenRun,

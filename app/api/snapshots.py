@@ -22,7 +22,6 @@ from ..analysis.tiles import Pool, factors_of, real_of, statistics_of, tiles_of
 from ..analysis.tiles import pool as pooled
 from ..formats import TENSORS, StrictJson, csv_of, json_of, npy_of
 from ..runs import Run
-from . import examples
 from .bodies import SnapshotRequest
 from .given import (
     After,
@@ -51,7 +50,7 @@ Pixels = Annotated[int, Query(ge=1, le=4096)]
 @router.get(
     "/snapshots",
     summary="The tensors that were kept",
-    responses=described(examples.SNAPSHOTS),
+    responses=described(answers.Snapshots),
 )
 def snapshots(
     run: GivenRun, reply: GivenReply, match: GivenMatch, kind: OfKind = None, after: After = 0, limit: Limit = 1000
@@ -69,7 +68,7 @@ def snapshots(
     "/snapshots",
     summary="Ask for a tensor",
     status_code=202,
-    responses=answered(examples.ACCEPTED, 202, 409),
+    responses=answered(answers.Accepted, 202, 409),
 )
 def request_snapshot(run: GivenRun, wanted: SnapshotRequest) -> Response:
     """Ask the trainer to capture a tensor at its next call. When it arrives, it is at `look`."""
@@ -94,7 +93,7 @@ def _tap_wanted(run: Run, wanted: SnapshotRequest) -> Tap:
 @router.get(
     "/snapshots/{number}",
     summary="One tensor",
-    responses=described(examples.SNAPSHOT, TENSORS),
+    responses=described(answers.SnapshotValues, TENSORS),
 )
 def one_snapshot(
     run: GivenRun,
@@ -124,7 +123,7 @@ def one_snapshot(
 @router.get(
     "/snapshots/{number}/tiles",
     summary="One tensor as pictures",
-    responses=described(examples.TILES, ("json", "npy")),
+    responses=described(answers.Tiles, ("json", "npy")),
 )
 def tiles(
     run: GivenRun,
@@ -164,7 +163,7 @@ def tiles(
 @router.get(
     "/snapshots/{number}/statistics",
     summary="What a part of a tensor is",
-    responses=described(examples.STATISTICS),
+    responses=described(answers.Statistics),
 )
 def statistics(run: GivenRun, reply: GivenReply, number: Number, part: Part = "") -> Response:
     """Return counts, moments, and quantiles of the exact values in float64, or of the magnitudes of complex ones."""

@@ -13,7 +13,6 @@ from hookcore.patterns import STRUCTURE, parse
 from hookcore.records import Severity
 
 from ..formats import StrictJson, plain
-from . import examples
 from .bodies import SettingsChanges
 from .given import MAX_STEP, GivenReply, GivenRun, GivenSpan, Limit, answered, described, version_of
 from .runs import accepted, require_live
@@ -23,7 +22,7 @@ _READERS: Final = {setting.name: setting for setting in SETTINGS}
 router = APIRouter(prefix="/api/v1", default_response_class=StrictJson)
 
 
-@router.get("/events", summary="Events", responses=described(examples.EVENTS))
+@router.get("/events", summary="Events", responses=described(answers.Events))
 def events(
     run: GivenRun,
     reply: GivenReply,
@@ -46,7 +45,7 @@ def events(
 @router.get(
     "/settings",
     summary="What holds in the trainer",
-    responses=described(examples.SETTINGS),
+    responses=described(answers.Settings),
 )
 def settings(run: GivenRun, reply: GivenReply) -> Response:
     """Return the current settings of the trainer, and the commands that it has not carried out yet."""
@@ -65,7 +64,7 @@ def settings(run: GivenRun, reply: GivenReply) -> Response:
     "/settings",
     summary="Change what is captured",
     status_code=202,
-    responses=answered(examples.ACCEPTED, 202, 409),
+    responses=answered(answers.Accepted, 202, 409),
 )
 def change_settings(run: GivenRun, wanted: SettingsChanges) -> Response:
     """Change settings of the trainer, pause it, or resume it. Takes effect at its next step."""
