@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 import sys
 from pathlib import Path
 
@@ -13,9 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hookcore.config import SETTINGS, Settings, bytes_of, nearest
+from hookcore.config import LIVE, SETTINGS, Settings, bytes_of, nearest
 from hookcore.errors import ArgumentError, HookcoreError
 from hookcore.records import KINDS
+from hookcore_app.api.bodies import SettingsChanges
+from tests.build import make_info
+from tests.serving import World, make_batch, make_world
+
+DOCS = Path(__file__).parents[1] / "docs"
 
 
 class Linear:
@@ -24,6 +30,23 @@ class Linear:
 
 def test_the_table_and_the_fields_name_the_same_settings() -> None:
     assert [field.name for field in dataclasses.fields(Settings)] == [setting.name for setting in SETTINGS]
+
+
+def test_the_api_its_documentation_and_the_page_change_the_live_settings_of_the_table(world: World) -> None:
+    names = {*LIVE, "paused"}
+    assert set(SettingsChanges.model_fields) == names
+    for page in ("http-api.md", "settings.md"):
+        sentence = re.search(r"ou can change ([^.]*)", (DOCS / page).read_text("utf-8"))
+        assert sentence is not None
+        assert set(re.findall("`([a-z]+)`", sentence[1])) | {"paused"} == names, page
+    world.take(make_batch(make_info("one"), [0]))
+    form = world.client.get("/runs/one/hooks").text
+    assert set(LIVE) <= set(re.findall(r'name="([a-z]+)"', form))
+
+
+@pytest.fixture
+def world() -> World:
+    return make_world()
 
 
 def test_defaults_are_those_of_the_documentation(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
 
 from hookcore import answers
-from hookcore.config import SETTINGS
+from hookcore.config import LIVE
 from hookcore.errors import ArgumentError
 from hookcore.patterns import STRUCTURE, parse
 from hookcore.records import Severity
@@ -16,8 +16,6 @@ from ..formats import StrictJson, plain
 from .bodies import SettingsChanges
 from .given import MAX_STEP, GivenReply, GivenRun, GivenSpan, Limit, answered, described, version_of
 from .runs import accepted, require_live
-
-_READERS: Final = {setting.name: setting for setting in SETTINGS}
 
 router = APIRouter(prefix="/api/v1", default_response_class=StrictJson)
 
@@ -44,7 +42,7 @@ def events(
 
 @router.get(
     "/settings",
-    summary="What holds in the trainer",
+    summary="Current settings",
     responses=described(answers.Settings),
 )
 def settings(run: GivenRun, reply: GivenReply) -> Response:
@@ -77,13 +75,13 @@ def change_settings(run: GivenRun, wanted: SettingsChanges) -> Response:
 def _checked(changes: dict[str, Any]) -> dict[str, Any]:
     """Validate changes as a call of `watch` would, so that what the trainer would refuse is refused here."""
     if not changes:
-        raise ArgumentError("nothing to change: give one or more of every, budget, include, exclude, kinds, paused")
+        raise ArgumentError(f"nothing to change: give one or more of {', '.join(LIVE)}, paused")
     for name, value in changes.items():
         if name == "paused":
             if value is None:
                 raise ArgumentError("paused=null is invalid: use true or false")
             continue
-        _READERS[name].value_of(value)
+        LIVE[name].value_of(value)
         if name in ("include", "exclude"):
             for pattern in [value] if isinstance(value, str) else value or ():
                 parse(pattern, STRUCTURE)

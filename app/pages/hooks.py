@@ -10,7 +10,7 @@ from functools import cached_property
 from hashlib import blake2b
 from typing import Any, Final
 
-from hookcore.config import SETTINGS
+from hookcore.config import LIVE
 from hookcore.records import Coverage, HookRecord
 from hookcore.store import Store
 
@@ -24,7 +24,6 @@ from .settings import share_of
 ROWS: Final = 200  # modules in the table without scripts
 MAX_HOOKS: Final = 500  # of each list
 ON_MODEL: Final = frozenset({"module", "parameter"})
-CHANGEABLE: Final = ("every", "budget", "include", "exclude", "kinds")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +114,7 @@ class HooksPage(RunPage):
 def trainer_settings(run: Run) -> dict[str, Any]:
     """Return the trainer's settings as last reported, one pattern per line; missing ones have their defaults."""
     told = run.info.settings
-    given = {name: told.get(name, setting.default) for setting in SETTINGS if (name := setting.name) in CHANGEABLE}
+    given = {name: told.get(name, setting.default) for name, setting in LIVE.items()}
     lines = {name: "\n".join(map(str, _listed(given[name]))) for name in ("include", "exclude")}
     return {
         **given,

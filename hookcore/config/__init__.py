@@ -5,10 +5,11 @@
 
 from hookcore.config.readers import AUTO, NO_FOLDER, Pattern, bytes_of, did_you_mean, nearest
 from hookcore.config.settings import NOT_GIVEN, Settings, WatchSettings
-from hookcore.config.table import SETTINGS, Attach, Compiled, Setting
+from hookcore.config.table import LIVE, SETTINGS, Attach, Compiled, Setting
 
 __all__ = [
     "AUTO",
+    "LIVE",
     "NOT_GIVEN",
     "NO_FOLDER",
     "SETTINGS",

@@ -46,6 +46,7 @@ class Setting:
     help: str
     read: Callable[[object], object]
     from_text: Callable[[str], object] = str  # turns the text of a variable into an argument
+    live: Literal["cadence", "hooks"] | None = None  # what a change replaces in a running training; None: fixed
 
     @property
     def variable(self) -> str:
@@ -54,7 +55,7 @@ class Setting:
 
     def value_of(self, given: object) -> object:
         """Return the stored value for an argument, or raise ArgumentError."""
-        return self._read(self.name, given, self.read)
+        return self._read(self.name, given)
 
     def value_of_text(self, variable: str, text: str) -> object:
         """Return the stored value for the text of a variable, or raise ArgumentError."""
@@ -62,11 +63,11 @@ class Setting:
             given = self.from_text(text.strip())
         except ValueError:
             given = text  # `read` rejects it with a hint
-        return self._read(variable, given, self.read)
+        return self._read(variable, given)
 
-    def _read(self, source: str, given: object, read: Callable[[object], object]) -> object:
+    def _read(self, source: str, given: object) -> object:
         try:
-            return read(given)
+            return self.read(given)
         except (ValueError, TypeError) as error:
             message = f"{source}={shown(given)} is invalid: {self.name} must be {self.allowed}.{error}"
             raise ArgumentError(message) from None
@@ -92,6 +93,7 @@ SETTINGS: Final = (
         f"The modules to watch. {_PATTERNS_HELP}",
         read_include,
         as_list,
+        "hooks",
     ),
     Setting(
         "exclude",
@@ -100,6 +102,7 @@ SETTINGS: Final = (
         "The modules to leave out, among those that `include` matches. Takes the same patterns.",
         read_patterns,
         as_list,
+        "hooks",
     ),
     Setting(
         "kinds",
@@ -108,6 +111,7 @@ SETTINGS: Final = (
         "The tensors to capture for each module: activations, gradients, parameters, and parameter updates.",
         read_set(KINDS),
         as_list,
+        "hooks",
     ),
     Setting(
         "every",
@@ -116,6 +120,7 @@ SETTINGS: Final = (
         "Capture every n-th step. The other steps cost almost nothing.",
         read_integer(1),
         int,
+        "cadence",
     ),
     Setting(
         "budget",
@@ -125,6 +130,7 @@ SETTINGS: Final = (
         "captured.",
         read_budget,
         number_or_none,
+        "cadence",
     ),
     Setting(
         "memory",
@@ -211,3 +217,5 @@ SETTINGS: Final = (
         read_name,
     ),
 )
+
+LIVE: Final = {setting.name: setting for setting in SETTINGS if setting.live}  # what a running training can change

@@ -259,7 +259,7 @@ class Client(RemoteReader):
         return self._get(answers.Settings, "/api/v1/settings", {"run": run})
 
     def change_settings(self, run: str | None = None, **changes: Any) -> answers.Accepted:
-        """Change every, budget, include, exclude, kinds, or paused in the trainer, at its next step."""
+        """Change live settings of the trainer (docs/settings.md), or `paused`, at its next step."""
         given = {
             name: sorted(value) if isinstance(value, set | frozenset) else value for name, value in changes.items()
         }

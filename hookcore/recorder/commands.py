@@ -15,15 +15,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from hookcore.config import SETTINGS, Settings, nearest
+from hookcore.config import LIVE, Settings, nearest
 from hookcore.errors import ArgumentError, PatternError
 from hookcore.recorder.models import Choice, Models
 from hookcore.recorder.snapshots import INPUT_KINDS, Emit, Snapshots
 from hookcore.records import KINDS, Command, Tap
 
 MAX_WAITING: Final = 256
-_OF_HOOKS: Final = frozenset(("include", "exclude", "kinds"))
-_TABLE: Final = {each.name: each for each in SETTINGS if each.name in _OF_HOOKS | {"every", "budget"}}
+_OF_HOOKS: Final = frozenset(setting.name for setting in LIVE.values() if setting.live == "hooks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +132,10 @@ def _value_of(name: str, value: Any) -> Any:
         if not isinstance(value, bool):
             raise ArgumentError(f"paused={value!r} is invalid: paused must be true or false")
         return value
-    if name not in _TABLE:
-        names = ", ".join([*_TABLE, "paused"])
+    if name not in LIVE:
+        names = ", ".join([*LIVE, "paused"])
         raise ArgumentError(f"{name!r} cannot be changed while training runs: these can be: {names}")
-    return _TABLE[name].value_of(value)
+    return LIVE[name].value_of(value)
 
 
 def _split(change: Change) -> tuple[Change | None, Change | None]:

@@ -265,8 +265,8 @@ class HookRecord:
 class Command:
     """A reader's request to the trainer. It is sent in the answer to a batch and takes effect at the next step.
 
-    `settings` changes what is captured: `changes` holds settings as a caller of `watch` would write them (every,
-    budget, include, exclude, kinds) and `paused`. `snapshot` captures the tensor of `tap` at its next call. `inventory`
+    `settings` changes what is captured: `changes` holds live settings as a caller of `watch` would write them, and
+    `paused`. `snapshot` captures the tensor of `tap` at its next call. `inventory`
     looks for hooks again. Numbers ascend; a repeated command is carried out once.
     """
 
