@@ -22,7 +22,7 @@ from hookcore.archive import files as archive_files
 from hookcore.archive import writer as archive_writer
 from hookcore.archive.layout import TABLES, WHOLE
 from hookcore.errors import ArgumentError
-from hookcore.records import Event
+from hookcore.records import Event, ModuleRecord
 from hookcore.store import Store
 from hookcore.wire import EndItem
 from hookcore_app.runs import Runs
@@ -92,6 +92,28 @@ def test_a_merge_without_disk_space_duplicates_no_row(tmp_path: Path, monkeypatc
     require_each_once(read(kept.folder)[0], steps)
     rows = pyarrow.dataset.dataset(kept.folder / "stats", format="parquet").to_table().num_rows
     assert rows == TAPS * len(steps)
+
+
+def test_the_size_of_a_run_is_that_of_its_files_after_an_outage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, store = writer(tmp_path)
+    write_each(kept, store, range(2))
+    whole = archive_writer.write_table
+
+    def full_at_the_end(path: Path, table: pyarrow.Table) -> int:
+        if path.parent.name == "steps":
+            raise NO_SPACE
+        return whole(path, table)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(archive_writer, "write_table", full_at_the_end)
+        write_each(kept, store, range(2, 12))
+    assert kept.kept.stopped
+    store.describe([ModuleRecord("layer", "Linear", None)])
+    write_each(kept, store, range(12, 16))
+    files = [path for path in kept.folder.rglob("*") if path.is_file()]
+    assert kept.kept.nbytes == sum(path.stat().st_size for path in files)
 
 
 def test_a_damaged_part_neither_stops_the_writing_nor_raises_when_read(tmp_path: Path) -> None:

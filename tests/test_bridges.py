@@ -27,6 +27,7 @@ from hookcore.records import STAT_COLUMN, Frame, Tap
 from hookcore.store import Store
 from tests.build import frame, stats_of
 from tests.harness import digest, seed_all, watch
+from tests.waiting import wait_for
 from tests.zoo.case import mean_square, mlp
 
 TAPS = (Tap("a", "output"), Tap("a", "param_grad", "weight"), Tap("b", "output"), Tap("b", "param_grad", "weight"))
@@ -210,9 +211,10 @@ def test_every_allowed_bridge_can_be_opened() -> None:
 
 
 def test_only_rank_0_of_a_distributed_training_has_a_bridge(monkeypatch: pytest.MonkeyPatch) -> None:
-    for variable in ("RANK", "LOCAL_RANK"):
+    for others in ({"RANK": "1"}, {"LOCAL_RANK": "1"}, {"NODE_RANK": "1", "LOCAL_RANK": "0"}, {"SLURM_PROCID": "3"}):
         with monkeypatch.context() as changed:
-            changed.setenv(variable, "1")
+            for variable, value in others.items():
+                changed.setenv(variable, value)
             assert tee.bridge_for("tensorboard:x", "run") is None
     monkeypatch.setenv("RANK", "0")
     assert tee.bridge_for("tensorboard:x", "run") is not None
@@ -263,13 +265,38 @@ def test_a_stuck_bridge_drops_steps_and_delays_nothing(monkeypatch: pytest.Monke
     writer, told, store = Stuck(), list[Exception](), Store(16_000_000)
     sink = TeeSink(StoreSink(store), lambda: writer, lambda where, error: told.append(error))
     for step in range(2):
-        sink.send(frame_of(step, {}, scalars={"loss": 1.0}))
+        sink.send(frame_of(step, {}, scalars={"loss": float(step)}))
     assert entered.wait(PATIENCE_S)
     for step in range(2, 8):
-        sink.send(frame_of(step, {}, scalars={"loss": 1.0}))
+        sink.send(frame_of(step, {}, scalars={"loss": float(step)}))
     assert store.steps().newest == 7
     assert sink.dropped == 4  # step 0 is being written, 1 and 2 wait, 7 is not over
     assert ["later ones are dropped" in str(error) for error in told] == [True]
     release.set()
+    wait_for(lambda: set(writer.steps) == {0, 1, 2})
     sink.close()
     assert writer.closed.wait(PATIENCE_S)
+    assert writer.steps == {step: {"loss": float(step)} for step in (0, 1, 2, 7)}
+
+
+def test_a_dropped_step_costs_the_bridge_no_other_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tee, "MAX_WAITING", 1)
+    entered, release = threading.Event(), threading.Event()
+
+    class Stuck(Recording):
+        def write(self, step: int, time_s: float, numbers: Mapping[str, float]) -> None:
+            entered.set()
+            release.wait(PATIENCE_S)
+            super().write(step, time_s, numbers)
+
+    writer = Stuck()
+    sink = TeeSink(StoreSink(Store(16_000_000)), lambda: writer, lambda where, error: None)
+    for step in range(2):
+        sink.send(frame_of(step, {}, scalars={f"of {step}": 1.0}))
+    assert entered.wait(PATIENCE_S)
+    for step in (2, 3):
+        sink.send(frame_of(step, {}, scalars={f"of {step}": 1.0}))  # 0 is being written, 1 waits, 2 is dropped
+    release.set()
+    wait_for(lambda: set(writer.steps) == {0, 1})
+    sink.close()
+    assert writer.steps == {step: {f"of {step}": 1.0} for step in (0, 1, 3)}

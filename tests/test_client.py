@@ -242,6 +242,12 @@ def test_an_error_has_the_servers_message_and_status(world: Served, client: Clie
     assert raised.value.status == 403
 
 
+def test_the_token_of_the_environment_may_end_with_a_newline(world: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOOKCORE_TOKEN", f"{TOKEN}\n")
+    with Client(world.url) as client:
+        assert client.runs() == []
+
+
 def test_an_unreachable_server_is_named() -> None:
     with pytest.raises(ServerError, match=r"http://127\.0\.0\.1:1 can't be reached") as raised:
         Client("http://127.0.0.1:1").runs()

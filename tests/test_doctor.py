@@ -62,6 +62,25 @@ def test_it_names_the_settings_that_variables_set(well: dict[str, str]) -> None:
     assert "HOOKCORE_EVERY='often' is invalid" in wrong.text
 
 
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("HOOKCORE_INCLUDE", "layers.*"), ("HOOKCORE_KINDS", "param_grad"), ("HOOKCORE_PHASES", "eval")],
+)
+def test_the_check_of_the_kernel_ignores_the_settings_of_trainings(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    assert training._kernel().level != "wrong"
+
+
+def test_it_writes_no_files_where_a_training_would(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOOKCORE_KEEP", str(tmp_path / "runs"))
+    monkeypatch.setenv("HOOKCORE_BRIDGE", f"tensorboard:{tmp_path / 'board'}")
+    training._kernel()
+    training.examine_model("torch.nn:Identity")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_it_never_shows_a_token(well: dict[str, str]) -> None:
     told = as_text(machine.examine(well | {"HOOKCORE_TOKEN": TOKEN}))
     assert TOKEN not in told

@@ -202,6 +202,41 @@ def test_a_sink_that_fails_for_a_while_loses_only_those_frames(
     assert (steps.first, steps.newest, steps.count) == (0, STEPS - 1, STEPS - 1)
 
 
+@pytest.mark.parametrize("place", ["build_frames", "_resolve"])
+def test_a_batch_that_cannot_be_built_is_counted_and_costs_no_tap_its_name(
+    monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    owner = shipping_code if place == "build_frames" else shipping_code.Shipper
+    kept, calls = getattr(owner, place), []
+
+    def fails_at_first(*args: Any) -> Any:
+        calls.append(args)
+        return explode() if len(calls) == 1 else kept(*args)
+
+    monkeypatch.setattr(worker_code, "MAX_BATCH", 1)
+    monkeypatch.setattr(owner, place, fails_at_first)
+    watcher = train().watcher
+    assert watcher.error_count == 1
+    monkeypatch.undo()
+    assert repr(read_step(watcher, STEPS - 1)) == repr(read_step(train().watcher, STEPS - 1))  # of NaN too
+    (event,) = (event for event in watcher.store.events() if event.name == "frame-dropped")
+    assert (event.count, event.message) == (1, "1 frames were dropped: they could not be built or sent")
+
+
+def test_rows_that_cannot_be_packed_cost_no_tap_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, calls = CpuArena.pack, []
+
+    def fails_at_first(self: CpuArena, used: int) -> Any:
+        calls.append(used)
+        return explode() if len(calls) == 1 else kept(self, used)
+
+    expected = [tap.label for tap in train().watcher.store.taps().taps]
+    monkeypatch.setattr(CpuArena, "pack", fails_at_first)
+    watcher = train().watcher
+    assert watcher.error_count == 1
+    assert [tap.label for tap in watcher.store.taps().taps] == expected
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_dead_recorder_thread_delays_nothing(monkeypatch: pytest.MonkeyPatch, untouched: list[str]) -> None:
     class Dies(BaseException):
@@ -360,6 +395,36 @@ def test_a_model_that_is_deleted_while_watched_is_released() -> None:
 
 
 # --- Calls at the wrong moment ---------------------------------------------------------------------------------------
+
+
+def test_a_pause_inside_a_step_leaves_nothing_for_a_later_step() -> None:
+    seed_all()
+    model, inputs = mlp(), noise(5, 6)
+    optimizer = sgd(model.parameters())
+    with watch(model) as watcher:
+        loss = mean_square(model(inputs))
+        watcher.pause()
+        for _ in range(3):
+            loss.backward()
+            optimizer.step()
+            loss = mean_square(model(inputs))
+        watcher.resume()
+        loss = mean_square(model(inputs))
+        loss.backward()
+        optimizer.step()
+        assert watcher.flush()
+        assert watcher.errors == []
+        outputs = {step: stats for step in range(5) if (stats := read_step(watcher, step).get(("0", "output", "", 0)))}
+        assert {step: stats["parts"] for step, stats in outputs.items()} == {0: 1.0, 3: 1.0}
+
+
+def test_what_is_noticed_while_the_last_frames_are_sent_becomes_an_event() -> None:
+    model = nn.Sequential(*(nn.ReLU() for _ in range(400)), nn.Linear(2, 2))
+    with hookcore.watch(model, server=None, budget=None, memory="2MB", kinds="output") as watcher:
+        assert watcher.flush()  # the description of the start is sent
+        model(torch.ones(1, 2)).sum().backward()
+        watcher.step()
+    assert any(event.message.startswith("some tensors are not captured") for event in watcher.store.events())
 
 
 class CallsInside(nn.Module):

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from hookcore.archive import read_archive
+from hookcore.archive import ArchiveWriter, read_archive
 from hookcore.config import NO_FOLDER
 from hookcore.errors import HookcoreError
 from hookcore.records import Failure, ModuleRecord
@@ -238,10 +238,36 @@ def stop(world: World) -> None:
 def die(world: World) -> None:
     """Reduce a server to what a killed one leaves: parts on disk, and no lock."""
     keeper = world.app.state.keeper
-    keeper._scribe._writers.clear()
-    keeper._scribe.poke()
+    for scribe in keeper._scribes.values():
+        scribe._writers.clear()
+        scribe.poke()
     for _, writer in keeper._writers.values():
         writer._release_folder()
+    wait_for(lambda: not keeper_threads())
+
+
+def test_a_folder_that_hangs_does_not_stop_the_saving_of_other_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered, release, write = threading.Event(), threading.Event(), ArchiveWriter.write
+
+    def hang(self: ArchiveWriter) -> None:
+        if self.folder.parent.name == "hung":
+            entered.set()
+            release.wait()
+        write(self)
+
+    monkeypatch.setattr(ArchiveWriter, "write", hang)
+    runs = Runs(ServerSettings(keep=str(tmp_path / "kept")))
+    keeper = Keeper(runs, runs.settings)
+    train(runs, keeper, msgspec.structs.replace(INFO, id="hung", keep=str(tmp_path / "hung")), may_name_folder=True)
+    try:
+        assert entered.wait(30.0)
+        train(runs, keeper)
+        wait_for(lambda: state_of(tmp_path / "kept") == "ended")
+    finally:
+        release.set()
+    keeper.close()
     wait_for(lambda: not keeper_threads())
 
 

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Mapping
 from typing import Any, Final
 
+from hookcore.config import token_of
 from hookcore.dashboard import process as dashboard
 from hookcore.errors import ArgumentError
 from hookcore.reading.exchange import Exchange
@@ -65,7 +66,7 @@ def _logout(given: argparse.Namespace, environment: Mapping[str, str]) -> str:
 
 
 def _post(given: argparse.Namespace, environment: Mapping[str, str], path: str, asked: dict[str, Any]) -> Any:
-    url, token = given.url, given.token or environment.get("HOOKCORE_TOKEN", "")
+    url, token = given.url, given.token or token_of(environment)
     if not url:
         found = dashboard.find(environment)
         if found is None:

@@ -52,7 +52,7 @@ class Keeper:
         self._shelves: dict[Path, Shelf] = {}
         self._noted_at: dict[str, float] = {}  # by the run's id
         self._lock = threading.Lock()
-        self._scribe = Scribe()  # one thread for all runs
+        self._scribes: dict[Path, Scribe] = {}  # a thread per folder: one that hangs must not stop the others
         self._closing: WeakSet[ArchiveWriter] = WeakSet()  # the scribe holds each writer until it has finished
         self._closed = False
         self.trouble = ""  # why the server can't save runs, if it should
@@ -131,7 +131,7 @@ class Keeper:
                 limit_bytes=self._settings.keep_limit,
                 used_elsewhere=lambda: shelf.besides(path),
                 make_room=lambda: self._make_room(shelf),
-                scribe=self._scribe,
+                scribe=self._scribes.setdefault(path.parent, Scribe()),
                 folder=path,
                 events_seen=run.writer.events_seen if run.writer is not None else run.seen_events,
                 after_part=partial(self._note_part, run),

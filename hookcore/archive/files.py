@@ -35,21 +35,21 @@ def open_regular(path: Path, most_bytes: int) -> BinaryIO:
 
 
 def write_whole(path: Path, write: Callable[[BinaryIO], None]) -> int:
-    """Write a file atomically; a crash leaves the old one, or none. Return its size."""
+    """Write a file atomically; a crash leaves the old one, or none. Return by how many bytes the folder grew."""
     aside = path.with_name(path.name + _UNFINISHED)
     try:
         with aside.open("wb") as file:
             write(file)
             file.flush()
             os.fsync(file.fileno())
-            size = file.tell()
+            grown = file.tell() - (path.stat().st_size if path.exists() else 0)
         aside.replace(path)
         _sync_folder(path.parent)
     except BaseException:
         with contextlib.suppress(OSError):
             aside.unlink()
         raise
-    return size
+    return grown
 
 
 def _sync_folder(folder: Path) -> None:
@@ -62,7 +62,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def write_json(path: Path, content: dict[str, Any]) -> int:
-    """Write a JSON file atomically."""
+    """Write a JSON file atomically. Return by how many bytes the folder grew."""
     data = json.dumps(content, indent=1).encode()
     return write_whole(path, lambda file: _write_bytes(file, data))
 
@@ -72,7 +72,7 @@ def _write_bytes(file: BinaryIO, data: bytes) -> None:
 
 
 def write_table(path: Path, table: pa.Table) -> int:
-    """Write a Parquet file atomically."""
+    """Write a Parquet file atomically. Return by how many bytes the folder grew."""
     # A dictionary of numbers that hardly repeat saves nothing, and takes time to make.
     words = [field.name for field in table.schema if pa.types.is_dictionary(field.type) or field.type == pa.string()]
     options = {"compression": "zstd", "compression_level": 1, "use_dictionary": words, "write_statistics": True}

@@ -298,7 +298,7 @@ class ArchiveWriter:
 
     def _write_if_new(self, name: str, rows: Any, make: Callable[[Any], pa.Table]) -> None:
         if rows and self._whole.get(name) != rows:
-            write_table(self.folder / f"{name}.parquet", make(rows))
+            self._nbytes += write_table(self.folder / f"{name}.parquet", make(rows))
             self._whole[name] = rows
 
     def _hold_folder(self) -> None:
@@ -330,7 +330,7 @@ class ArchiveWriter:
             "run": json.loads(msgspec.json.encode(info)),
         }
         if self._whole.get(RUN_FILE) != content:
-            write_json(self.folder / RUN_FILE, content)
+            self._nbytes += write_json(self.folder / RUN_FILE, content)
             self._whole[RUN_FILE] = content
 
 

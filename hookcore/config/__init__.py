@@ -3,6 +3,7 @@
 `Settings.of` reads the arguments of a call by this table. For a missing one, it uses the variable of that name.
 """
 
+from hookcore.config.environment import rank, token_of
 from hookcore.config.readers import AUTO, NO_FOLDER, Pattern, bytes_of, did_you_mean, nearest
 from hookcore.config.settings import NOT_GIVEN, Settings, WatchSettings
 from hookcore.config.table import LIVE, SETTINGS, Attach, Compiled, Setting
@@ -22,4 +23,6 @@ __all__ = [
     "bytes_of",
     "did_you_mean",
     "nearest",
+    "rank",
+    "token_of",
 ]

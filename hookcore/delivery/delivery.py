@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, Final
 
-from hookcore.config import AUTO, NO_FOLDER, Settings
+from hookcore.config import AUTO, NO_FOLDER, Settings, token_of
 from hookcore.dashboard.notices import Notice, post_notice
 from hookcore.dashboard.process import HOST, PORT, Dashboard, find, find_or_revive, join_or_start
 from hookcore.delivery.http import Address, HttpSink
@@ -77,7 +77,7 @@ class Delivery:
 
     def _begin_sending(self, sink: HttpSink, settled: Settled) -> None:
         if self.server != "auto":
-            self.address = Address(self.server or "", os.environ.get("HOOKCORE_TOKEN", "").strip())
+            self.address = Address(self.server or "", token_of())
             sink.start(self.address, settled)
         else:
             dashboard = join_or_start()

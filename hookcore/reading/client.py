@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from hookcore import answers
 from hookcore.answers.base import decode, library
 from hookcore.answers.live import FrameNews, News
+from hookcore.config import token_of
 from hookcore.dashboard import process as dashboard
 from hookcore.errors import ServerError
 from hookcore.reading.exchange import Exchange
@@ -39,7 +40,7 @@ class Client(RemoteReader):
     ) -> None:
         if url is None:
             url, token = _own_dashboard(token)
-        super().__init__(Exchange(url, token or os.environ.get("HOOKCORE_TOKEN") or None, timeout_s), run)
+        super().__init__(Exchange(url, token or token_of() or None, timeout_s), run)
         self.url = self._exchange.url
 
     def __repr__(self) -> str:

@@ -71,12 +71,11 @@ class Collector:
     def take(self, step: int, elapsed_s: float = _NAN, micro_batches: int = 0) -> RawFrame:
         """Return everything since the last call."""
         statistics, scale = self._statistics, self._scale
-        new_taps = statistics.table.take_new()
+        packed = statistics.arena.pack(len(statistics.table.taps))
         raw = RawFrame(
             step=step,
             time_s=time.time(),
-            packed=statistics.arena.pack(len(statistics.table.taps)),
-            new_taps=new_taps,
+            packed=packed,
             micro_batches=micro_batches,
             elapsed_s=elapsed_s,
             scale=scale.value,
@@ -85,6 +84,8 @@ class Collector:
             events=tuple(self._events) if self._events else (),
             transfers=statistics.begin_transfers(),
             ratios=self._parameters.ratios(),
+            # After the rows, because another thread may add a tap in between; last, because they are taken only once.
+            new_taps=statistics.table.take_new(),
         )
         if scale.flag is not None:
             raw.scalars[SKIPPED] = scale.flag

@@ -69,7 +69,7 @@ class Dispatcher:
     # Steps
 
     def begin_step(self, captured: bool) -> None:
-        """Restart the counts and clear the rows."""
+        """Restart the counts."""
         if self._saw_eval:
             self._saw_eval = False
             for plan in self.plans.live():
@@ -84,8 +84,8 @@ class Dispatcher:
             plan.counts.reset_training()
 
     def has_outputs(self) -> bool:
-        """Return whether a module has run since the last backward pass ended."""
-        return any(plan.counts.training for plan in self.plans.live())
+        """Return whether a module has run since the last backward pass ended, or in evaluation in this step."""
+        return self._saw_eval or any(plan.counts.training for plan in self.plans.live())
 
     # Calls
 

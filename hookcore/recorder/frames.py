@@ -44,9 +44,9 @@ class RawFrame:
         """Set the step that this turned out to be a part of, and its loss scale."""
         self.step, self.scale = step, scale
 
-    def end_pass(self, micro_batches: int) -> None:
-        """Set the number of backward passes in it."""
-        self.micro_batches = micro_batches
+    def add_passes(self, micro_batches: int) -> None:
+        """Count backward passes in it."""
+        self.micro_batches += micro_batches
 
     def drop_rows(self) -> None:
         """Drop the measurements, and keep the rest."""

@@ -48,11 +48,17 @@ class Parts:
             self._open.append(self._collector.take(step))
             self._is_cut = True
 
+    def stop(self, step: int) -> None:
+        """Separate the data so far, because capture stops inside the step."""
+        self._is_cut = False  # modules may have run since the last cut
+        self.cut(step)
+        self._open[-1].add_passes(self._current.take_backwards())
+
     def hold(self, step: int) -> None:
         """Close the open part, which may become a step."""
         if not self._is_cut:
             self._open.append(self._collector.take(step))
-        self._open[-1].end_pass(self._current.take_backwards())
+        self._open[-1].add_passes(self._current.take_backwards())
         self._held.append(self._open)
         self._open, self._is_cut = [], False
 

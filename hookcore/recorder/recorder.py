@@ -89,9 +89,9 @@ class Recorder:
             clock,
         )
         self._scale = scale
-        notices = Notices(plans, statistics, self.models, self.emit)
+        self._notices = Notices(plans, statistics, self.models, self.emit)
         self.description = Description(
-            self.shipper, self.models, statistics.table, self.steps.clock, notices, self.errors
+            self.shipper, self.models, statistics.table, self.steps.clock, self._notices, self.errors
         )
         self._observed: dict[str, Plan] = {}  # the tensors that the user named
         self.closed = False
@@ -208,9 +208,11 @@ class Recorder:
         return self.control.paused
 
     def pause(self) -> None:
-        """Capture nothing until resumed; steps are still counted."""
-        self.control.pause(True)
-        self._placement.begin_step(self.step, captured=False)
+        """Capture nothing until resumed; steps are still counted. The running step keeps its data so far."""
+        with self._lock:
+            self.steps.stop_capture()
+            self.control.pause(True)
+            self._placement.begin_step(self.step, captured=False)
 
     def resume(self) -> None:
         """Capture again, from the next forward on."""
@@ -265,8 +267,18 @@ class Recorder:
         with contextlib.suppress(Exception):
             self.steps.end_early()
         self.detach()
-        self.shipper.close(timeout_s, self.description.send_coverage)
+        deadline = time.monotonic() + timeout_s
+        self.flush(timeout_s)
+        with contextlib.suppress(Exception):
+            self._ship_last_events()
+        self.shipper.close(max(0.0, deadline - time.monotonic()), self.description.send_coverage)
         self.models.let_go()
+
+    def _ship_last_events(self) -> None:
+        """Ship the events about the last frames: they were emitted as these were shipped, or have not been yet."""
+        self._notices.emit_new()
+        if self._collector.has_events:
+            self.shipper.put(self._collector.take_events())
 
     def abandon(self) -> None:
         """Stop in a forked child: never capture, never send."""

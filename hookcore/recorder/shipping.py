@@ -20,6 +20,7 @@ from hookcore.recorder.worker import Worker
 from hookcore.records import STATS, Coverage, Event, Frame, HookRecord, ModuleRecord, Snapshot, Tap, escaped_in
 from hookcore.records.vocabulary import OWN, SKIPPED
 
+MAX_UNSENT_EVENTS: Final = 100  # of frames that couldn't be sent
 MAX_JUMP_FINDERS: Final = 256  # scalars that are checked for jumps
 _BAD_COLUMNS: Final = [STATS.index("nan"), STATS.index("inf")]
 
@@ -45,7 +46,9 @@ class Shipper:
         self._emit = emit
         self._after_batch = after_batch
         self._was_bad = False
-        self._unsent_taps: tuple[Tap, ...] = ()
+        self._unsent_taps: tuple[Tap, ...] = ()  # without their names, every later number would refer to another tap
+        self._unsent_events: tuple[Event, ...] = ()
+        self._failed = 0  # frames that couldn't be built or sent, since the last report
         self._reported_drops = 0
         self._reported_escape = False
         self._jumps: dict[str, JumpFinder] = {}
@@ -85,15 +88,27 @@ class Shipper:
         self._sink = sink
 
     def _ship(self, raws: list[RawFrame]) -> None:
-        began = time.thread_time()
-        for raw in raws:
-            self._resolve(raw)
-        for frame in build_frames(raws, self._table.taps, self._table.numbers):
-            self._table.saw_frame(frame.step, frame.taps.tolist())
-            self._alarm_if_bad(frame)
-            self._send(frame)
+        began, sent = time.thread_time(), 0
+        try:
+            for raw in raws:
+                self._resolve(raw)
+            for frame in build_frames(raws, self._table.taps, self._table.numbers):
+                self._table.saw_frame(frame.step, frame.taps.tolist())
+                self._alarm_if_bad(frame)
+                self._send(frame)
+                sent += 1
+        except Exception:
+            for raw in raws[sent:]:
+                self._keep_unsent(raw)
+            raise
         self._cadence.took((time.thread_time() - began) / max(1, len(raws)))
         self._after_batch()
+
+    def _keep_unsent(self, lost: RawFrame | Frame) -> None:
+        """Count a lost frame, and send its taps and events with the next one."""
+        self._failed += 1
+        self._unsent_taps += lost.new_taps
+        self._unsent_events = (self._unsent_events + lost.events)[-MAX_UNSENT_EVENTS:]
 
     def _resolve(self, raw: RawFrame) -> None:
         """Wait for numbers on a device."""
@@ -126,14 +141,14 @@ class Shipper:
                     self._cadence.alarm()
 
     def _send(self, frame: Frame) -> None:
-        if self._unsent_taps or self.worker.dropped > self._reported_drops:
+        if self._failed or self.worker.dropped > self._reported_drops:
             frame = self._with_what_was_lost(frame)
         try:
             names = (part for tap in frame.new_taps for part in (tap.module, tap.index))
             self.report_escapes(*frame.scalars, *names)
             self._sink.send(frame)
         except Exception as error:
-            self._unsent_taps = frame.new_taps  # without their names, every later number would refer to another tap
+            self._keep_unsent(frame)
             self._errors.record("sink", error)
 
     def report_escapes(self, *names: str) -> None:
@@ -145,9 +160,14 @@ class Shipper:
             self._emit("name-escaped", message, "warning")
 
     def _with_what_was_lost(self, frame: Frame) -> Frame:
-        lost = self.worker.dropped - self._reported_drops
-        self._reported_drops += lost
-        message = f"{lost} frames were dropped: the recorder's thread could not keep up"
-        event = Event(frame.step, time.time(), "frame-dropped", message, "warning", count=lost)
-        taps, self._unsent_taps = self._unsent_taps + frame.new_taps, ()
-        return replace(frame, new_taps=taps, events=frame.events + ((event,) if lost else ()))
+        """Add the taps and events of lost frames, and events that count those frames."""
+        taps, events = self._unsent_taps + frame.new_taps, self._unsent_events + frame.events
+        dropped, failed = self.worker.dropped - self._reported_drops, self._failed
+        reasons = {"the recorder's thread could not keep up": dropped, "they could not be built or sent": failed}
+        for reason, count in reasons.items():
+            if count:
+                message = f"{count} frames were dropped: {reason}"
+                events += (Event(frame.step, time.time(), "frame-dropped", message, "warning", count=count),)
+        self._reported_drops += dropped
+        self._unsent_taps, self._unsent_events, self._failed = (), (), 0
+        return replace(frame, new_taps=taps, events=events)

@@ -60,7 +60,7 @@ class Statistics:
         return plan.wants_output or plan.wants_input
 
     def begin_step(self) -> None:
-        """Clear the rows."""
+        """Let each arena sample other values than in the last step."""
         self.arena.begin_step()
         for arena in self.devices.values():
             arena.begin_step()

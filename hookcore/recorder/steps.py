@@ -189,6 +189,11 @@ class Steps:
             self.release_parts(as_steps=False)
             self.clock.tick()
 
+    def stop_capture(self) -> None:
+        """Set the data of the running step aside, so that it doesn't become part of a later one."""
+        if self._current.captured and self._has_begun:
+            self._parts.stop(self.clock.step)
+
     def end_early(self) -> None:
         """Ship the step so far, because the training ends."""
         begun = self._current.captured and self._has_begun

@@ -13,7 +13,7 @@ from typing import Final
 import hookcore
 from hookcore.commands.doctor import tested
 from hookcore.commands.doctor.findings import Finding
-from hookcore.config import SETTINGS, Settings
+from hookcore.config import SETTINGS, Settings, token_of
 from hookcore.dashboard import process as dashboard
 from hookcore.errors import ArgumentError, HookcoreError, ServerError
 from hookcore.reading.exchange import Exchange
@@ -94,7 +94,7 @@ def _port(environment: Mapping[str, str]) -> Finding:
 
 def _server(environment: Mapping[str, str]) -> Finding:
     server = Settings.of(environment).server
-    token = environment.get("HOOKCORE_TOKEN", "").strip()
+    token = token_of(environment)
     said = "HOOKCORE_TOKEN is set" if token else "HOOKCORE_TOKEN is not set"
     if server is None or "://" not in server:
         return Finding("ok", "token", f"{said}; this machine's dashboard generates its own")

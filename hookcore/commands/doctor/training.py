@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hookcore.commands.doctor.findings import Finding
+from hookcore.config import Settings
 from hookcore.errors import ArgumentError
 from hookcore.observe import cpu
 from hookcore.records import Coverage
@@ -52,7 +53,7 @@ def _has_triton() -> bool:
 def _kernel() -> Finding:
     """Measure a tensor with known values."""
     model = nn.Identity()
-    with watch(model, server=None, budget=None, name="doctor") as watcher:
+    with Watcher(model, Settings.of({}, server=None, budget=None, name="doctor")) as watcher:
         model(torch.tensor([1.0, 2.0, 3.0, float("nan")], requires_grad=True)).nansum().backward()
         watcher.step()
         watcher.flush()
@@ -85,7 +86,7 @@ def _compiler() -> Finding:
 def examine_model(name: str) -> list[Finding]:
     """Report what `hookcore.watch` would capture of the model that `module:callable` returns."""
     model, inputs = _model_of(name)
-    with watch(model, server=None, budget=None) as watcher:
+    with watch(model, server=None, budget=None, keep=None, bridge=None) as watcher:
         if inputs is not None:
             _run_once(model, inputs, watcher)
         return _describe(watcher.coverage(), ran=inputs is not None)

@@ -59,8 +59,7 @@ def _watch() -> None:
 
 def _name() -> str:
     """Return the run's name; under torchrun it contains the rank, because every process is a run."""
-    from hookcore.config import Settings
+    from hookcore.config import Settings, rank
 
-    name, rank = Settings.of().name, os.environ.get("RANK", "")
-    is_alone = not rank or os.environ.get("WORLD_SIZE", "1") == "1"
-    return name if is_alone or os.environ.get("HOOKCORE_NAME") else f"{name} rank {rank}"
+    name, is_alone = Settings.of().name, os.environ.get("WORLD_SIZE", "1") == "1"
+    return name if is_alone or os.environ.get("HOOKCORE_NAME") else f"{name} rank {rank()}"

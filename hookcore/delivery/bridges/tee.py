@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import queue
 import threading
 import time
@@ -13,6 +12,7 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Final
 
+from hookcore.config import rank
 from hookcore.delivery.bridges.summary import Step, Summary
 from hookcore.delivery.bridges.writers import WRITERS, Writer
 from hookcore.delivery.sinks import Sink
@@ -58,8 +58,8 @@ class TeeSink:
                 self._steps.put_nowait(step)
             except queue.Full:
                 self.dropped += 1
-                if self.dropped == 1:
-                    raise RuntimeError(f"{MAX_WAITING} steps wait to be written: later ones are dropped") from None
+                if self.dropped == 1:  # reported, not raised: that would leave the summary with half a step
+                    self._report(RuntimeError(f"{MAX_WAITING} steps are waiting to be written: later ones are dropped"))
 
     def describe(
         self, modules: Sequence[ModuleRecord], coverage: Sequence[Coverage] = (), hooks: Sequence[HookRecord] = ()
@@ -94,7 +94,7 @@ class TeeSink:
         try:
             writer = self._open()
         except Exception as error:
-            self._tell(error)
+            self._report(error)
             return
         flushed = time.monotonic()
         while (step := self._steps.get()) is not None:
@@ -108,13 +108,13 @@ class TeeSink:
         try:
             call()
         except Exception as error:
-            self._tell(error)
+            self._report(error)
 
-    def _tell(self, error: Exception) -> None:
+    def _report(self, error: Exception) -> None:
         self._failed("bridge", error)
         if not self._warned:
             self._warned = True
-            logger.warning("hookcore: the bridge failed: %s. The training goes on, and so does the run.", error)
+            logger.warning("hookcore: the bridge failed: %s. Training and the run continue.", error)
 
 
 def bridge_for(given: str | None, name: str) -> Callable[[], Writer] | None:
@@ -122,8 +122,7 @@ def bridge_for(given: str | None, name: str) -> Callable[[], Writer] | None:
 
     Raises ArgumentError if the tool is not installed. In a distributed training, only rank 0 has a bridge.
     """
-    rank = os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or "0"  # torchrun's; Lightning's own launcher's
-    if given is None or rank != "0":
+    if given is None or rank() != "0":
         return None
     tool, _, target = given.partition(":")
     module, package, make = WRITERS[tool]
