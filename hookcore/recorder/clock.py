@@ -73,7 +73,7 @@ class Clock:
         self._parameters = parameters
         self._host = host
         self.step = 0
-        self.manual = False  # the user calls step()
+        self.manual = False  # only the user ends steps, by `watcher.step()`
         self.passes = 0  # backward passes that reached a watched parameter since the last step ended
         self.begins_late = False  # the forward pass of a step that begins now has already run
         self._due = False  # an optimizer stepped inside the running pass
@@ -111,7 +111,8 @@ class Clock:
         if owner.steps % RENEW_EVERY == 0:
             owner.witnesses.look_up()
         # Inside a backward pass, the gradients are those of that pass, which hasn't been announced yet.
-        owner.begin_step(closure, late=not closure and current_graph_task() == -1 and self._is_late(owner))
+        owner.inner_passes = closure
+        owner.late = not closure and current_graph_task() == -1 and self._is_late(owner)
         if closure or not self._passed:  # else it is already known to step with new gradients
             owner.witnesses.note_weights()
         far = owner.steps < SCALER_STEPS or owner.steps % SCALER_STEPS == 0
@@ -128,7 +129,7 @@ class Clock:
         if not owner.owns:
             # A closure may have run its model for the first time, inside the step that ends now.
             owner = self.owners.meet(optimizer, self._alone is None)
-            owner.begin_step(closure=True, late=False)
+            owner.inner_passes, owner.late = True, False
             return owner if owner.owns and not stack else None
         if not stack or stack[-1][0] != id(optimizer):
             return None
@@ -146,7 +147,7 @@ class Clock:
     def count(self, owner: Owner) -> int:
         """Count a step of an optimizer. Return the step that it belongs to, or -1 if it changed nothing."""
         if owner.inner_passes:
-            owner.be_late(self._is_late(owner))
+            owner.late = self._is_late(owner)
         reached = self._has_reached(owner)
         fresh = not owner.late and (reached or self._passed or owner.witnesses.weights_moved())
         if self._passed and owner.witnesses.were_reached and not reached and self._alone is None:
@@ -197,13 +198,9 @@ class Clock:
             return threading.get_ident() in self._passed_in
         return not self._reached.isdisjoint(owner.witnesses.keys)
 
-    def leave_to_user(self) -> None:
-        """Let only the user end steps from now on."""
-        self.manual = True
-
     def end_with_pass(self, owner: Owner) -> None:
         """End the step with the running backward pass, because the optimizer steps inside it."""
-        owner.step_inside()
+        owner.inside = True
         self._due = True
 
     def tick(self, skipped_by: GradScaler | None = None) -> None:

@@ -41,10 +41,6 @@ class Control:
         """Return the current settings in types that JSON has, with `paused` and figures of the cadence."""
         return {**self.settings.as_dict(), "paused": self.paused, **self._cadence.as_settings()}
 
-    def pause(self, paused: bool) -> None:
-        """Capture nothing until resumed."""
-        self.paused = paused
-
     @property
     def has_work(self) -> bool:
         """Return whether a command or a snapshot needs attention at the end of the step."""

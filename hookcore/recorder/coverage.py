@@ -185,7 +185,7 @@ def _coverage_of(plan: Plan, world: _World, before: Plan | None) -> Coverage:
 def _why_unseen(plan: Plan, world: _World) -> str:
     """Return why no call of this module was observed; for a deleted one, what was known about it."""
     if plan.ref() is not None:
-        plan.history.note_unseen(_why_unseen_now(plan, world))
+        plan.history.why_unseen = _why_unseen_now(plan, world)
     return plan.history.why_unseen or NOT_CALLED
 
 

@@ -59,14 +59,6 @@ class CurrentStep:
         self.captured = False
         self.release_leaves()
 
-    def time_with(self, meter: Meter | None) -> None:
-        """Measure hookcore's own share of the step with this meter; with None, don't."""
-        self.meter = meter
-
-    def await_call(self, pending: bool) -> None:
-        """Set whether the next call of a module may be the first of another step."""
-        self.pending = pending
-
     # Backward passes
 
     def begin_pass(self, accumulates: bool) -> None:
@@ -105,10 +97,6 @@ class CurrentStep:
         """Return the number of passes in the step, and reset it."""
         backwards, self.backwards = self.backwards, 0
         return backwards
-
-    def add_backwards(self, backwards: int) -> None:
-        """Add passes that belong to this step after all."""
-        self.backwards += backwards
 
     # Leaves
 

@@ -73,7 +73,7 @@ class Dispatcher:
         if self._saw_eval:
             self._saw_eval = False
             for plan in self.plans.live():
-                plan.counts.reset_evaluation()
+                plan.counts.evaluation = 0
         self.reset_calls()
         if captured:
             self.statistics.begin_step()
@@ -84,8 +84,12 @@ class Dispatcher:
             plan.counts.reset_training()
 
     def has_outputs(self) -> bool:
-        """Return whether a module has run since the last backward pass ended, or in evaluation in this step."""
-        return self._saw_eval or any(plan.counts.training for plan in self.plans.live())
+        """Return whether a module has run since the last backward pass ended."""
+        return any(plan.counts.training for plan in self.plans.live())
+
+    def has_rows(self) -> bool:
+        """Return whether these calls, or those in evaluation, may have filled rows."""
+        return self.has_outputs() or (self._saw_eval and "eval" in self.statistics.phases)
 
     # Calls
 
@@ -131,7 +135,7 @@ class Dispatcher:
             self.errors.record("forward hook", error, plan)
 
     def _new_call(self, plan: Plan, output: Any) -> Call | None:
-        plan.history.saw_call()
+        plan.history.seen = True
         tensors = list(find_tensors(output))
         if not tensors:
             plan.note_reason(NO_TENSOR)
@@ -150,7 +154,7 @@ class Dispatcher:
         """Report one output of a call. Return a ticket for its gradient, negative if it isn't needed."""
         if current_graph_task() != -1:  # a checkpoint repeats calls: only the gradient is new
             return self.statistics.ticket(plan, index, plan.counts.repeat_traced(index))
-        plan.history.saw_call()
+        plan.history.seen = True
         number = plan.counts.add_traced(index)
         call = Call(plan, [(index, output)], number, plan.root.phase(torch.is_grad_enabled()), traced=True)
         for observer in self._observers:

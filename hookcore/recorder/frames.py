@@ -40,14 +40,6 @@ class RawFrame:
     transfers: tuple[Transfer, ...] = ()  # measurements on other devices, on their way to the host
     ratios: tuple[tuple[int, int], ...] = ()  # (slot of an update, slot of its parameter's values)
 
-    def belong_to(self, step: int, scale: Any) -> None:
-        """Set the step that this turned out to be a part of, and its loss scale."""
-        self.step, self.scale = step, scale
-
-    def add_passes(self, micro_batches: int) -> None:
-        """Count backward passes in it."""
-        self.micro_batches += micro_batches
-
     def drop_rows(self) -> None:
         """Drop the measurements, and keep the rest."""
         self.packed, self.transfers, self.scale = NOTHING, (), None
@@ -56,15 +48,6 @@ class RawFrame:
         """Take over what must not be lost with an earlier frame: without the names, later numbers get other taps."""
         self.new_taps = dropped.new_taps + self.new_taps
         self.events = dropped.events + self.events
-
-    def resolve(self, scalars: dict[str, Any], scale: float | None) -> None:
-        """Replace values on devices by numbers."""
-        self.scalars |= scalars
-        self.scale = scale
-
-    def add_event(self, event: Event) -> None:
-        """Add an event."""
-        self.events += (event,)
 
 
 def stats_of(cells: NDArray[np.float64]) -> NDArray[np.float64]:

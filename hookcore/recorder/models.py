@@ -95,10 +95,6 @@ class Models:
 
     # -- changes of the tree ----------------------------------------------------------------------------------------
 
-    def expect_changes(self) -> None:
-        """Compare the models' trees with the plans at the next call."""
-        self.unsure = True
-
     def discover(self) -> None:
         """Watch unnamed models too."""
         self.discovers = True

@@ -66,7 +66,7 @@ class ProcessAttachment:
         if not self._has_headroom:
             self._has_headroom = True
             hold_headroom()
-        self._models.expect_changes()
+        self._models.unsure = True
         if not self._aside.active:
             self._put_on()
         self._companions.end_step()

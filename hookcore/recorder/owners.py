@@ -27,13 +27,13 @@ class Owner:
     __slots__ = (
         "_gap",
         "_last_step",
-        "_state",
         "inner_passes",
         "inside",
         "late",
         "owns",
         "ref",
         "scaler",
+        "state",
         "steps",
         "witnesses",
     )
@@ -49,35 +49,7 @@ class Owner:
         self.steps = 0
         self._last_step = -1
         self._gap = 1  # steps from one of its steps to the next
-        self._state: tuple[Any, ...] = ()
-
-    # Its parameters
-
-    def is_up_to_date(self, state: tuple[Any, ...]) -> bool:
-        """Return whether its parameters are known as they are."""
-        return self._state == state
-
-    def own(self, owns: bool, state: tuple[Any, ...]) -> None:
-        """Set whether it steps watched parameters, and the state of its parameters by which that is known."""
-        self.owns, self._state = owns, state
-
-    def look_again(self) -> None:
-        """Look its parameters up again at its next step."""
-        self._state = ()
-
-    # Its steps
-
-    def begin_step(self, closure: bool, late: bool) -> None:
-        """Note that it steps, and whether with the gradients of the step that ended last."""
-        self.inner_passes, self.late = closure, late
-
-    def be_late(self, late: bool) -> None:
-        """Set whether it steps with the gradients of the step that ended last."""
-        self.late = late
-
-    def step_inside(self) -> None:
-        """Note that it steps inside the backward pass."""
-        self.inside = True
+        self.state: tuple[Any, ...] = ()  # of its parameters, when it was last looked up what it owns
 
     def count(self, step: int) -> None:
         """Count a step of its own, which belongs to this step of the run."""
@@ -118,14 +90,14 @@ class Owners:
         if owner is None or owner.ref() is not optimizer:
             owners = self._owners
             owner = owners[key] = Owner(weakref.ref(optimizer, lambda _: owners.pop(key, None)))
-        if not owner.is_up_to_date((*state, self._parameters.adopted)):
+        if owner.state != (*state, self._parameters.adopted):
             owned = self._parameters.owned(optimizer)  # which may adopt some
             if not owned and self._find_model(optimizer):
                 owned = self._parameters.owned(optimizer)
-            owner.own(bool(owned), (*state, self._parameters.adopted))
+            owner.owns, owner.state = bool(owned), (*state, self._parameters.adopted)
             watched = {id(each) for each in self._witnesses}
             seen = [each for each in owned if id(each) in watched]
-            owner.witnesses.assume_reached(bool(seen) and compares)
+            owner.witnesses.were_reached = bool(seen) and compares
             owner.witnesses.choose(seen)
             if len(seen) < WITNESSES:
                 self.add_witnesses(owner, self._share())
@@ -162,7 +134,7 @@ class Owners:
         self._witnesses = [each for key, each in {id(each): each for each in chosen}.items() if key not in inside]
         for owner in self:
             if owner.owns and not owner.witnesses.parameters:
-                owner.look_again()
+                owner.state = ()
 
     def tensors_to_compare(self) -> list[Tensor]:
         """Return the witnesses' tensors: their own list if only one optimizer is at work."""
@@ -199,5 +171,5 @@ class Owners:
         return float(scale) if isinstance(scale, Tensor) and scale.is_cpu else None
 
     def longest_gap(self, step: int) -> int:
-        """Return how many steps in a row hold a step of every optimizer that is at work."""
+        """Return the length of a block of steps in which every active optimizer steps."""
         return max([owner.gap(step) for owner in self], default=1)

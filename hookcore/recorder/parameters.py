@@ -160,7 +160,7 @@ class Parameters:
             tensor = parameter.tensor
             if tensor is None or tensor.grad is None:
                 continue
-            parameter.plan.history.saw_gradients()
+            parameter.plan.history.got_gradients = True
             if parameter.grad_slot >= 0:
                 self._statistics.add_safely(parameter.plan, tensor.grad, parameter.grad_slot)
 

@@ -52,13 +52,13 @@ class Parts:
         """Separate the data so far, because capture stops inside the step."""
         self._is_cut = False  # modules may have run since the last cut
         self.cut(step)
-        self._open[-1].add_passes(self._current.take_backwards())
+        self._open[-1].micro_batches += self._current.take_backwards()
 
     def hold(self, step: int) -> None:
         """Close the open part, which may become a step."""
         if not self._is_cut:
             self._open.append(self._collector.take(step))
-        self._open[-1].add_passes(self._current.take_backwards())
+        self._open[-1].micro_batches += self._current.take_backwards()
         self._held.append(self._open)
         self._open, self._is_cut = [], False
 
@@ -74,7 +74,7 @@ class Parts:
             scale = scales[offset] if scales else None if as_steps else self._scale.value
             self._put(parts, step + (offset if as_steps else 0), as_steps, scale)
         if not as_steps:
-            self._current.add_backwards(sum(parts[-1].micro_batches for parts in held))
+            self._current.backwards += sum(parts[-1].micro_batches for parts in held)
         steps = len(held) if as_steps else 0
         self._put(self._open, step + steps, as_steps, self._scale.value)
         self._open = []
@@ -82,7 +82,7 @@ class Parts:
 
     def _put(self, parts: list[RawFrame], step: int, as_steps: bool, scale: Any) -> None:
         for part in parts:
-            part.belong_to(step, scale)
+            part.step, part.scale = step, scale
             # Captured only while it wasn't known to be a step, or with gradients that have an unknown scale.
             unknown = isinstance(scale, float) and math.isnan(scale)  # don't wait for one on a device
             if unknown or (as_steps and not self._cadence.chooses(step)):

@@ -73,10 +73,6 @@ class Counts:
         if self.pending:
             self.pending.clear()
 
-    def reset_evaluation(self) -> None:
-        """Count the calls in evaluation from zero again."""
-        self.evaluation = 0
-
     def forget_outputs(self) -> None:
         """Forget what refers to the outputs of the module."""
         self.pending.clear()
@@ -94,10 +90,6 @@ class Rows:
         self.hooks: dict[int, TensorHook] = {}  # by slot, so that a tensor that is returned again is recognized
         self.lone: list[TensorHook] = []  # per call, for outputs that are one plain tensor
 
-    def choose_again(self) -> None:
-        """Forget what depends on the kinds that are captured."""
-        self.lone = []
-
     def release(self) -> None:
         """Let go of all hooks."""
         self.lone, self.hooks = [], {}
@@ -113,18 +105,6 @@ class History:
         self.got_gradients = False  # whether a parameter of its own was stepped with a gradient
         self.reasons: dict[str, int] = {}  # why something of it was not captured, and how often
         self.why_unseen = ""  # why no call of it was observed, the last time this was asked
-
-    def saw_call(self) -> None:
-        """Remember that the module ran."""
-        self.seen = True
-
-    def saw_gradients(self) -> None:
-        """Remember that a parameter of the module was stepped with a gradient."""
-        self.got_gradients = True
-
-    def note_unseen(self, why: str) -> None:
-        """Remember why no call of the module was seen."""
-        self.why_unseen = why
 
     def absorb(self, later: History) -> None:
         """Add the history of another module that had the same place."""
@@ -181,7 +161,7 @@ class Plan:
         """Set what is captured of it from now on; called between two steps."""
         self.kinds = kinds
         self.skipped_by = skipped_by  # why the selection left it out, or ""
-        self.rows.choose_again()
+        self.rows.lone = []  # depends on the kinds
         self.wants_output = not self.muted and not kinds.isdisjoint(("output", "output_grad"))
         self.wants_input = not self.muted and not kinds.isdisjoint(("input", "input_grad"))
         self.acts_before = self.wants_input or self.is_root  # whether its call is of interest before it runs

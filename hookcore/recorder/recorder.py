@@ -211,14 +211,14 @@ class Recorder:
         """Capture nothing until resumed; steps are still counted. The running step keeps its data so far."""
         with self._lock:
             self.steps.stop_capture()
-            self.control.pause(True)
+            self.control.paused = True
             self._placement.begin_step(self.step, captured=False)
 
     def resume(self) -> None:
         """Capture again, from the next forward on."""
         if self.paused and self.attached:
             self._placement.begin_step(self.step, captured=True)
-        self.control.pause(False)
+        self.control.paused = False
 
     # The recorder's thread
 

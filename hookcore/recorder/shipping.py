@@ -114,13 +114,14 @@ class Shipper:
         """Wait for numbers on a device."""
         awaited = {name: number_of(value) for name, value in raw.scalars.items() if not isinstance(value, float)}
         self.note_jumps(awaited)
-        raw.resolve(awaited, None if raw.scale is None else number_of(raw.scale))
+        raw.scalars |= awaited
+        raw.scale = None if raw.scale is None else number_of(raw.scale)
         if SKIPPED not in awaited:
             return
         if not awaited[SKIPPED]:
             del raw.scalars[SKIPPED]
         else:
-            raw.add_event(skipped_step(raw.step))
+            raw.events += (skipped_step(raw.step),)
 
     def _alarm_if_bad(self, frame: Frame) -> None:
         bad = bool(frame.stats[:, _BAD_COLUMNS].any()) if len(frame.stats) else self._was_bad
@@ -163,10 +164,12 @@ class Shipper:
         """Add the taps and events of lost frames, and events that count those frames."""
         taps, events = self._unsent_taps + frame.new_taps, self._unsent_events + frame.events
         dropped, failed = self.worker.dropped - self._reported_drops, self._failed
-        reasons = {"the recorder's thread could not keep up": dropped, "they could not be built or sent": failed}
-        for reason, count in reasons.items():
+        losses = (
+            (dropped, f"{dropped} frames were dropped: the recorder's thread could not keep up"),
+            (failed, f"{failed} frames were dropped: they could not be built or sent"),
+        )
+        for count, message in losses:
             if count:
-                message = f"{count} frames were dropped: {reason}"
                 events += (Event(frame.step, time.time(), "frame-dropped", message, "warning", count=count),)
         self._reported_drops += dropped
         self._unsent_taps, self._unsent_events, self._failed = (), (), 0

@@ -50,7 +50,7 @@ class Statistics:
         self.devices: dict[torch.device, DeviceArena] = {}
         self.table = TapTable(arena.capacity)
         self._control = arena.control
-        self._phases = phases
+        self.phases = phases
         self._max_calls = max_calls
         self._current = current
         self._errors = errors
@@ -92,9 +92,9 @@ class Statistics:
 
     def _lone_hook(self, plan: Plan, call: int, output: Tensor) -> TensorHook:
         """Return the rows of a call of a module whose output is one tensor."""
-        plan.history.saw_call()
+        plan.history.seen = True
         lone = plan.rows.lone
-        call, shown = min(call, self._max_calls - 1), "train" in self._phases
+        call, shown = min(call, self._max_calls - 1), "train" in self.phases
         if not shown:
             plan.note_reason(OTHER_PHASE["train"])
         while len(lone) <= call:
@@ -159,7 +159,7 @@ class Statistics:
                 self._hook_output(call, index, tensor)
 
     def _captures(self, call: Call) -> bool:
-        if call.phase in self._phases:
+        if call.phase in self.phases:
             return True
         call.plan.note_reason(OTHER_PHASE[call.phase])
         return False
@@ -182,7 +182,7 @@ class Statistics:
 
     def ticket(self, plan: Plan, index: str, call: int) -> int:
         """Return the slot of the gradient of an output in a compiled graph, -1 if it isn't needed."""
-        return self.slot_of(plan, "output_grad", index, call) if "train" in self._phases else -1
+        return self.slot_of(plan, "output_grad", index, call) if "train" in self.phases else -1
 
     def saw_gradient(self, plan: Plan, tap: Tap, gradient: Tensor) -> None:
         """Add a gradient that a compiled graph reports."""
@@ -193,7 +193,7 @@ class Statistics:
     def saw_inputs(self, call: Call) -> None:
         """Add the inputs, and hook their gradients."""
         plan, phase = call.plan, call.phase
-        if not plan.wants_input or phase not in self._phases:
+        if not plan.wants_input or phase not in self.phases:
             return
         for index, tensor in call.tensors:
             slot = self.slot_of(plan, "input", index, call.number, phase, tensor)

@@ -163,7 +163,7 @@ class Steps:
         self._parts.saw_pass()
         self.clock.pass_ended()
         pending = self._current.captured and (self.clock.undecided or self.clock.may_have_skipped)
-        self._current.await_call(pending)
+        self._current.pending = pending
         if pending:
             self._scale.note_pass(self.clock.owners.scalers())
 
@@ -172,7 +172,7 @@ class Steps:
         with self._lock, DisableTorchFunction():
             if self._current.running or self.clock.stepping:
                 return
-            self._current.await_call(False)
+            self._current.pending = False
             if not self.clock.notice_end() and self.clock.undecided:
                 self._parts.cut(self.clock.step)
 
@@ -185,13 +185,13 @@ class Steps:
                 meter.enter()
             if self._current.captured and not self._parameters.read:
                 self.read_parameters()
-            self.clock.leave_to_user()
+            self.clock.manual = True
             self.release_parts(as_steps=False)
             self.clock.tick()
 
     def stop_capture(self) -> None:
         """Set the data of the running step aside, so that it doesn't become part of a later one."""
-        if self._current.captured and self._has_begun:
+        if self._current.captured and (self._current.began_backward or self._dispatcher.has_rows()):
             self._parts.stop(self.clock.step)
 
     def end_early(self) -> None:
@@ -282,7 +282,7 @@ class Steps:
             self._guarded(self._control.apply_pending)
         wanted = self._choose(captured)
         # Work on another device can't be timed from here, and two threads can't be distinguished.
-        self._current.time_with(Meter(self._now) if wanted and self._cadence.wants_timing and self._alone else None)
+        self._current.meter = Meter(self._now) if wanted and self._cadence.wants_timing and self._alone else None
         self._placement.begin_step(self.clock.step, wanted and not self._control.paused and self._placement.attached)
 
     def _choose(self, captured: bool) -> bool:

@@ -37,10 +37,6 @@ class Witnesses:
         self.tensors = tensors_of(self.parameters)
         self.keys = frozenset(map(id, self.tensors))
 
-    def assume_reached(self, reached: bool) -> None:
-        """Set whether a pass is taken to have reached them."""
-        self.were_reached = reached
-
     def note_reached(self, reached: Set[int]) -> None:
         """Note which tensors a pass reached, by id."""
         self.were_reached = self.were_reached or not reached.isdisjoint(self.keys)
