@@ -218,3 +218,16 @@ def npy_of(values: NDArray[Any]) -> bytes:
     sink = io.BytesIO()
     np.save(sink, np.ascontiguousarray(values) if values.ndim else values, allow_pickle=False)
     return sink.getvalue()
+
+
+def text_of_setting(value: Any) -> str:
+    """Format a setting as in Python, not as JSON."""
+    if value is None or value == []:
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return ", ".join(map(text_of_setting, value))
+    if isinstance(value, dict):
+        return ", ".join(f"{name}: {text_of_setting(item)}" for name, item in value.items()) or "none"
+    return f"{value:,}" if isinstance(value, int) else str(value)

@@ -576,3 +576,15 @@ def test_snapshots_of_the_script_and_of_requests_are_both_found(world: World) ->
     assert [(each["number"], each["asked"]) for each in listed] == [(0, False), (1234567890123, True)]
     for each in listed:
         assert world.json(f"snapshots/{each['number']}")["step"] == each["step"]
+
+
+def test_the_rows_of_the_page_hooks_count_calls_values_and_the_hooks_of_others(world: World) -> None:
+    rows = {row["path"]: row for row in world.json("runs/one/module-rows")}
+    assert list(rows) == [module.path for module in MODULES]
+    assert (rows["layers.1"]["parent"], rows["layers.1"]["captured"]) == ("layers", True)
+    assert [(row["calls"], row["values"], row["hooks"]) for row in rows.values()] == [
+        (1, 8, 0),
+        (1, 8, 0),
+        (3, 16, 0),
+        (0, 8, 1),
+    ]

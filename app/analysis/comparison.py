@@ -47,10 +47,10 @@ class Pairs:
     def of(cls, one: Store, two: Store, asked: Asked) -> Pairs:
         """Pair the taps of two stores; `rename` maps module paths of the second store."""
         fits, fits_in_two, rename = one.matcher(asked.match), two.matcher(asked.match), renamer(asked.rename)
-        own = {tap: number for number, tap in _taps(one, asked.kind) if fits(tap.module)}
+        own = {tap: number for number, tap in one.taps(None, asked.kind) if fits(tap.module)}
         other: dict[Tap, int] = {}
         known = {tap.module for tap in one.taps().taps}
-        for number, tap in _taps(two, asked.kind):
+        for number, tap in two.taps(None, asked.kind):
             module = rename(tap.module)
             if fits(module) if module in known else fits_in_two(tap.module):
                 other.setdefault(Tap(module, tap.kind, tap.index, tap.call, tap.phase), number)
@@ -63,10 +63,6 @@ class Pairs:
 
 def _without(taps: dict[Tap, int], others: dict[Tap, int]) -> dict[Tap, int]:
     return {tap: number for tap, number in taps.items() if tap not in others}
-
-
-def _taps(store: Store, kind: str | None) -> Iterator[tuple[int, Tap]]:
-    return iter(store.taps(None, kind))
 
 
 def renamer(rule: str) -> Callable[[str], str]:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from hookcore.records.vocabulary import COST, EFFECTIVE_COST, SKIPPED_STEPS, STRIDE
 from hookcore.store import Store
 
+from ..findings.keyfigures import newest_of
 from ..runs import Run
-
-_NEWEST_STEPS: Final = 500  # in which a scalar is searched for before the whole run is read
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +97,8 @@ def _added(told: dict[str, Any], store: Store, stride: int) -> float | None:
 
 
 def _newest(store: Store, name: str) -> float | None:
-    newest = store.steps().newest
-    if newest is None or name not in store.scalar_names():
-        return None
-    for first in (max(0, newest - _NEWEST_STEPS), None):
-        found = store.scalars(name, first, None, _NEWEST_STEPS + 1)
-        if len(found.mean):
-            return float(found.mean[-1])
-    return None
+    found = newest_of(store, name)
+    return None if found is None else found.value
 
 
 def _share(value: Any) -> float | None:

@@ -32,6 +32,7 @@ from .given import (
     GivenSpan,
     OfKind,
     StatName,
+    check_cells,
     described,
     page_of,
     run_named,
@@ -40,7 +41,6 @@ from .given import (
 
 MAX_ALONE: Final = 1000
 MAX_NUMBERS: Final = 500_000
-MAX_CELLS: Final = 2_000_000
 
 router = APIRouter(prefix="/api/v1", default_response_class=StrictJson)
 
@@ -209,8 +209,7 @@ def compare_heatmap(
 ) -> Response:
     """Return each cell's largest difference, as a share of the larger magnitude; columns x rows: at most 2,000,000."""
     one, two = pair
-    if columns * rows > MAX_CELLS:
-        raise ArgumentError(f"columns={columns} by rows={rows} are more than {MAX_CELLS} cells: ask for fewer")
+    check_cells(columns, rows)
 
     def read() -> tuple[answers.Differences, Differences]:
         pairs = Pairs.of(one.store, two.store, asked)

@@ -31,11 +31,12 @@ from .given import (
     GivenRuns,
     GivenSpan,
     Span,
+    check_cells,
     described,
     run_named,
     version_of,
 )
-from .series import MAX_CELLS, TapText
+from .series import TapText
 
 if TYPE_CHECKING:
     from ..figures import Style
@@ -111,8 +112,7 @@ def _asked(
     scale: Annotated[Literal["auto", "log", "linear"], Query(description="the scale of the values")] = "auto",
     smooth: Annotated[float, Query(ge=0, le=1e9, description="half-life in steps; 0 disables smoothing")] = 0.0,
 ) -> Asked:
-    if columns * rows > MAX_CELLS:
-        raise ArgumentError(f"columns={columns} by rows={rows} are more than {MAX_CELLS} cells: ask for fewer")
+    check_cells(columns, rows)
     about = span, kind, stat, match, tap, tuple(name or ()), step, other, number, part
     return Asked(*about, points, columns, rows, bins, scale, smooth)
 

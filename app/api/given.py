@@ -26,6 +26,7 @@ from hookcore.store.checks import unknown
 from ..formats import ARRAYS, MEDIA_TYPES, Table, choose, json_of
 from ..runs import Run, Runs, why_gone
 
+MAX_CELLS: Final = 2_000_000  # of a map
 MAX_STEP: Final = 2**53
 MAX_PAGE: Final = 10_000
 RUN_PATTERN: Final = r"^[A-Za-z0-9_-]{1,200}$"
@@ -198,6 +199,12 @@ def _knows(given: str, tag: str) -> bool:
 
 
 GivenReply = Annotated[Reply, Depends(Reply)]
+
+
+def check_cells(columns: int, rows: int) -> None:
+    """Raise ArgumentError if a map has too many cells."""
+    if columns * rows > MAX_CELLS:
+        raise ArgumentError(f"columns={columns} by rows={rows} are more than {MAX_CELLS} cells: ask for fewer")
 
 
 def ref_to(kind: type[Any]) -> dict[str, Any]:

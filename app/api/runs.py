@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 from hookcore import answers
 from hookcore.answers import Number
 
+from ..analysis.modulerows import rows_of
 from ..analysis.selection import Patterns, Switch, found_by, preview
 from ..formats import StrictJson
 from ..runs import Gone, Run, why_gone
@@ -150,6 +151,12 @@ def modules(
 def find_modules(run: PathRun, reply: GivenReply, f: Annotated[str, Query(max_length=1000)] = "") -> Response:
     """Return the modules that the text of a find box matches."""
     return reply.json([version_of(run)], lambda: found_by(run, f))
+
+
+@router.get("/runs/{run}/module-rows", include_in_schema=False)  # only for the tree of the page Hooks
+def module_rows(run: PathRun, reply: GivenReply) -> Response:
+    """Return the row of each module."""
+    return reply.json([version_of(run)], lambda: rows_of(run.store))
 
 
 @router.post("/runs/{run}/selection", include_in_schema=False)  # only for the page Hooks

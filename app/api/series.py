@@ -27,6 +27,7 @@ from .given import (
     OfKind,
     StatName,
     StatsOrQuantiles,
+    check_cells,
     described,
     page_of,
     version_of,
@@ -35,7 +36,6 @@ from .given import (
 MAX_POINTS: Final = 10_000
 MAX_SERIES: Final = 100
 MAX_NUMBERS: Final = 500_000  # points of all series of an answer
-MAX_CELLS: Final = 2_000_000
 MAX_BINS: Final = 3_000_000  # bins of all columns of all histograms of an answer
 MAX_NAMES: Final = 1000
 
@@ -115,8 +115,7 @@ def heatmap(
 ) -> Response:
     """Return the worst value (the largest magnitude) of each cell; columns x rows is at most 2,000,000."""
     require("stat", stat, STAT_NAMES)
-    if columns * rows > MAX_CELLS:
-        raise ArgumentError(f"columns={columns} by rows={rows} are more than {MAX_CELLS} cells: ask for fewer")
+    check_cells(columns, rows)
 
     def content() -> answers.Heatmap:
         return run.reader.heatmap(kind, stat, match, span.first, span.last, columns, rows, counts=counts)

@@ -75,7 +75,7 @@ def key_figures_of(store: Store, last: int | None = None) -> KeyFigures:
     )
 
 
-def _newest(store: Store, name: str, last: int | None) -> Reading | None:
+def newest_of(store: Store, name: str, last: int | None = None) -> Reading | None:
     """Return the newest value of a scalar up to a step, or None."""
     newest = store.steps().newest if last is None else last
     if newest is None or name not in store.scalar_names():
@@ -91,7 +91,7 @@ def _newest(store: Store, name: str, last: int | None) -> Reading | None:
 def _scalars(store: Store, last: int | None) -> tuple[Reading, ...]:
     names = [name for name in store.scalar_names() if not name.startswith(OWN)]
     names.sort(key=loss_rank)  # the loss is never among those that are left out
-    found = (_newest(store, name, last) for name in names[:MAX_SCALARS])
+    found = (newest_of(store, name, last) for name in names[:MAX_SCALARS])
     return tuple(reading for reading in found if reading is not None)
 
 

@@ -19,9 +19,9 @@ from hookcore.store import STAT_NAMES, Store
 from ..analysis.comparison import Asked, Layer
 from ..analysis.selection import finder_of
 from ..analysis.verdict import Verdict, compare_runs, parting_words
-from ..formats import plain
+from ..formats import plain, text_of_setting
 from ..runs import Run, Runs
-from .frame import address_of, shortened
+from .frame import address_of, middle
 from .page import Page, Text
 from .runs import model_of
 from .views.numerals import ago
@@ -132,7 +132,7 @@ def labels_of(runs: list[Run]) -> list[tuple[str, str]]:
 
 
 def _label_of(run: Run, ambiguous: bool) -> str:
-    name = shortened(run.name or run.id, LABEL_LETTERS)
+    name = middle(run.name or run.id, LABEL_LETTERS)
     which = f" \u00b7 {run.id.rpartition('-')[2]}" if ambiguous else ""
     when = f", started {ago(time.time() - run.info.started_s)}" if run.info.started_s else ""
     return f"{name}{which} ({run.state}, {run.store.steps().count:,} steps{when})"
@@ -223,7 +223,7 @@ def _facts(run: Run) -> dict[str, str]:
     facts |= {"steps": run.store.steps().count} | cast("dict[str, Any]", plain(info.versions))
     facts |= cast("dict[str, Any]", plain(info.settings)) | run.store.labels()
     return {
-        name: _shown(value)
+        name: text_of_setting(value)
         for name, value in facts.items()
         if name not in ("name", "server", "stride", "cost", "effective_cost")
     }
@@ -231,18 +231,6 @@ def _facts(run: Run) -> dict[str, str]:
 
 def _parameters(modules: Any) -> int:
     return sum(module.parameters for module in modules if module.parent is None)
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, list):
-        return ", ".join(map(str, value)) or "none"
-    return (
-        f"{value:,}"
-        if isinstance(value, int) and not isinstance(value, bool)
-        else "none"
-        if value is None
-        else str(value)
-    )
 
 
 def _layer_address(run: Run, tap: Tap, step: int | None = None) -> str:

@@ -66,14 +66,6 @@ def basename(path: str) -> str:
     return path.replace("\\", "/").rpartition("/")[2]
 
 
-def shortened(text: str, letters: int) -> str:
-    """Shorten a long text in its middle, because names often differ at their ends."""
-    if len(text) <= letters:
-        return text
-    head = (letters - 1) // 2
-    return f"{text[:head]}\u2026{text[len(text) - (letters - 1 - head) :]}"
-
-
 def ends(text: str) -> Markup:
     """Return a text whose middle shrinks if space is short, because names often differ at their ends."""
     if len(text) <= _TAIL_LETTERS:
@@ -199,7 +191,7 @@ def _make_templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    own = (shortened, ends, middle, breakable, camels, shown, percent, thousands, pace, ago, moment, size, basename)
+    own = (ends, middle, breakable, camels, shown, percent, thousands, pace, ago, moment, size, basename)
     templates.filters |= {each.__name__: each for each in (*own, code)}
     templates.globals |= {"places": PLACES, "kinds": KINDS, "stat_names": STAT_NAMES, "find_words": FIND_WORDS}
     return templates

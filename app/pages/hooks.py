@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,9 +11,9 @@ from typing import Any, Final
 
 from hookcore.config import LIVE
 from hookcore.records import Coverage, HookRecord
-from hookcore.store import Store
 
 from ..analysis.cost import cost_of
+from ..analysis.modulerows import ON_MODEL, rows_of
 from ..analysis.selection import finder_of
 from ..runs import Run
 from .frame import no_change_words
@@ -23,17 +22,6 @@ from .settings import share_of
 
 ROWS: Final = 200  # modules in the table without scripts
 MAX_HOOKS: Final = 500  # of each list
-ON_MODEL: Final = frozenset({"module", "parameter"})
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A module: what is captured of it, and how often it was called in a step."""
-
-    coverage: Coverage
-    calls: int
-    values: int  # number of values in its newest step
-    hooks: int  # not from hookcore
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +63,7 @@ class HooksPage(RunPage):
 
     def _table(self) -> dict[str, Any]:
         fits = finder_of(self.run, self.f).fits
-        rows = [each for each in rows_of(self.run) if fits(each.coverage.path)]
+        rows = [each for each in rows_of(self.run.store) if fits(each.path)]
         first = first_row_of_page(self.row, len(rows), ROWS)
         shown = rows[first : first + ROWS]
         return {"rows": shown, "fitting": len(rows), "first": first, "a_page": ROWS}
@@ -128,33 +116,6 @@ def _listed(patterns: object) -> list[object]:
     if patterns is None:
         return []
     return list(patterns) if isinstance(patterns, list | tuple) else [patterns]
-
-
-def rows_of(run: Run) -> list[Row]:
-    """Return a row for each module, in the model's order."""
-    store = run.store
-    coverage = store.coverage()
-    paths = {each.path for each in coverage}
-    calls, values = _counts(store)
-    foreign = Counter(_module_of(each, paths) for each in store.hooks() if not each.ours and each.scope in ON_MODEL)
-    return [Row(each, calls[each.path], values[each.path], foreign[each.path]) for each in coverage]
-
-
-def _counts(store: Store) -> tuple[Counter[str], Counter[str]]:
-    """Return each module's calls per step, and its number of values in its newest step."""
-    calls: Counter[str] = Counter()
-    for tap in store.taps().taps:
-        calls[tap.module] = max(calls[tap.module], tap.call + 1 if tap.kind == "output" else 0)
-    values: Counter[str] = Counter()
-    latest = store.latest(stat="count")
-    for tap, (count,) in zip(latest.taps, latest.values.tolist(), strict=True):
-        values[tap.module] += 0 if math.isnan(count) else int(count)
-    return calls, values
-
-
-def _module_of(hook: HookRecord, paths: Iterable[str]) -> str:
-    """Return the module of a hook; for a hook on a parameter, the module that has the parameter."""
-    return hook.owner if hook.scope == "module" or hook.owner in paths else hook.owner.rpartition(".")[0]
 
 
 def reasons_of(coverage: Iterable[Coverage]) -> list[Reason]:

@@ -22,7 +22,7 @@ from .. import assets, figures
 from ..analysis.cost import cost_of
 from ..analysis.coverage import losses_of
 from ..findings import RULES, key_figures_of
-from ..formats import plain
+from ..formats import plain, text_of_setting
 from ..runs import Run
 from .charts import MAX_CHART_BYTES, charts_of
 from .pictures import line_of
@@ -155,20 +155,7 @@ def _pairs(values: Any) -> dict[str, str]:
     """Return settings as text."""
     told = plain(values)
     items = list(told.items())[:MAX_ROWS] if isinstance(told, dict) else []
-    return {str(name): _cut(_text_of(value)) for name, value in items}
-
-
-def _text_of(value: Any) -> str:
-    """Format a setting as in Python, not as JSON."""
-    if value is None or value == []:
-        return "none"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, list):
-        return ", ".join(map(_text_of, value))
-    if isinstance(value, dict):
-        return ", ".join(f"{name}: {_text_of(item)}" for name, item in value.items()) or "none"
-    return f"{value:,}" if isinstance(value, int) else str(value)
+    return {str(name): _cut(text_of_setting(value)) for name, value in items}
 
 
 def _cut(text: str) -> str:

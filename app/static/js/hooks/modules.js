@@ -1,6 +1,6 @@
 // @ts-check
 /** The modules as a tree: what is captured of each, what it costs in values, and the box that switches it. */
-import { get, getAll } from "../api.js";
+import { get } from "../api.js";
 import { Card } from "../card.js";
 import { byId, h } from "../dom.js";
 import { count } from "../format.js";
@@ -8,47 +8,12 @@ import { toast } from "../toast.js";
 import { Tree } from "../tree.js";
 import { nodesOf } from "../treeRows.js";
 
-const A_PAGE = 2000;
-const ON_MODEL = new Set(["module", "parameter"]);
-
-/** @typedef {{path: string, type: string, parent: string | null, captured?: boolean, kinds: string[], reason: string, calls: number,
+/** @typedef {{path: string, type: string, parent: string | null, captured: boolean, kinds: string[], reason: string, calls: number,
  *   values: number, hooks: number}} Seen */
 
 /** @param {string} run @returns {Promise<Seen[]>} */
 export async function load(run) {
-  const [parts, { hooks }] = await Promise.all([
-    getAll(`runs/${encodeURIComponent(run)}/modules`, { limit: A_PAGE }),
-    get("hooks", { run, limit: 10_000 }),
-  ]);
-  const modules = parts.flatMap((part) => part.modules);
-  const paths = new Set(modules.map(({ path }) => path));
-  /** @type {Map<string, number>} */
-  const foreign = new Map();
-  for (const { scope, owner, ours } of hooks) {
-    if (ours || !ON_MODEL.has(scope)) continue;
-    const path = paths.has(owner) ? owner : owner.replace(/\.?[^.]*$/, "");
-    foreign.set(path, (foreign.get(path) ?? 0) + 1);
-  }
-  return modules.map((module) => ({ ...seen(module), hooks: foreign.get(module.path) ?? 0 }));
-}
-
-/** @param {import("../answers.js").Module} module */
-function seen({ path, type, parent, coverage, taps }) {
-  let [calls, values] = [0, 0];
-  for (const tap of taps) {
-    if (tap.kind === "output") calls = Math.max(calls, tap.call + 1);
-    values += typeof tap.values === "number" ? tap.values : 0;
-  }
-  return {
-    path,
-    type,
-    parent,
-    captured: coverage?.captured ?? taps.length > 0, // the trainer reports the coverage later
-    kinds: coverage?.kinds ?? [],
-    reason: coverage?.reason ?? "",
-    calls,
-    values,
-  };
+  return /** @type {any} */ (await get(`runs/${encodeURIComponent(run)}/module-rows`));
 }
 
 /** @param {import("../page.js").Page} page @param {HTMLElement} figure @param {import("./capture.js").Capture | null} capture */
