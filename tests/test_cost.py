@@ -8,7 +8,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from hookcore.records import Coverage, ModuleRecord, Tap
-from hookcore.store.queries import UNREPORTED
+from hookcore.store.contents import UNREPORTED
 from hookcore_app.analysis.cost import Cost, cost_of, ordinal
 from tests.build import make_info
 from tests.serving import (

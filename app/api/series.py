@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from starlette.exceptions import HTTPException
 
 from hookcore import answers
+from hookcore.answers.series import MAX_HISTOGRAMS, MAX_NUMBERS, MAX_SERIES
 from hookcore.errors import ArgumentError
 from hookcore.reading.local import quantile_of
 from hookcore.records import Kind
@@ -34,8 +35,6 @@ from .given import (
 )
 
 MAX_POINTS: Final = 10_000
-MAX_SERIES: Final = 100
-MAX_NUMBERS: Final = 500_000  # points of all series of an answer
 MAX_BINS: Final = 3_000_000  # bins of all columns of all histograms of an answer
 MAX_NAMES: Final = 1000
 
@@ -47,7 +46,11 @@ TapText = Annotated[
 ]
 TapNumbers = Annotated[
     str | None,
-    Query(max_length=1000, pattern=r"^\d{1,9}(,\d{1,9}){0,49}$", description="numbers of taps, separated by commas"),
+    Query(
+        max_length=1000,
+        pattern=rf"^\d{{1,9}}(,\d{{1,9}}){{0,{MAX_HISTOGRAMS - 1}}}$",
+        description="numbers of taps, separated by commas",
+    ),
 ]
 SeriesLimit = Annotated[int, Query(ge=1, le=MAX_SERIES, description="maximum number of series in this answer")]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import msgspec
 import numpy as np
@@ -25,6 +25,11 @@ from hookcore.answers.base import (
 )
 from hookcore.records import Kind
 from hookcore.store.tables import SERIES_COLUMNS, HistogramsTable, SeriesTable, span_columns
+
+# Limits of one answer. The client divides its questions by them.
+MAX_SERIES: Final = 100
+MAX_NUMBERS: Final = 500_000  # points of all its series
+MAX_HISTOGRAMS: Final = 50
 
 
 class Series(SeriesTable, Answer, frozen=True, eq=False, omit_defaults=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from msgspec.structs import replace
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from hookcore import answers
 from hookcore.answers.base import Wanted
+from hookcore.answers.series import MAX_HISTOGRAMS, MAX_NUMBERS, MAX_SERIES
 from hookcore.errors import ServerError
 from hookcore.reading.exchange import Exchange
 from hookcore.reading.reader import Reader, TapName
@@ -28,9 +29,6 @@ AnyPage = TypeVar(
     answers.SeriesList,
     answers.Snapshots,
 )
-_MAX_SERIES: Final = 100  # limit of one answer
-_MAX_POINTS: Final = 500_000
-_MAX_HISTOGRAMS: Final = 50
 
 
 class RemoteReader(Reader):
@@ -97,7 +95,7 @@ class RemoteReader(Reader):
         run: str | None = None,
     ) -> list[answers.Series]:
         asked = {"match": match or "*", "kind": kind, "stat": stat, "from": first, "to": last, "points": points}
-        limit = min(_MAX_SERIES, _MAX_POINTS // max(points, 1))
+        limit = min(MAX_SERIES, MAX_NUMBERS // max(points, 1))
         pages = self._pages(answers.SeriesList, "/api/v1/series", {**asked, "run": run}, limit)
         return [series for page in pages for series in page.series]
 
@@ -137,8 +135,8 @@ class RemoteReader(Reader):
         run: str | None = None,
     ) -> list[answers.Histograms]:
         found: list[answers.Histograms] = []
-        for start in range(0, len(taps), _MAX_HISTOGRAMS):
-            some = ",".join(str(tap) for tap in taps[start : start + _MAX_HISTOGRAMS])
+        for start in range(0, len(taps), MAX_HISTOGRAMS):
+            some = ",".join(str(tap) for tap in taps[start : start + MAX_HISTOGRAMS])
             asked = {"taps": some, "from": first, "to": last, "columns": columns, "bins": bins, "run": run}
             answer = self._get(answers.HistogramsList, "/api/v1/histograms", asked)
             found, run = [*found, *answer.histograms], answer.run  # the newest run may change in the meantime

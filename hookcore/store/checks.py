@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
+from hookcore.config import nearest
 from hookcore.errors import ArgumentError
 from hookcore.patterns import matching
 from hookcore.records import KINDS, ROOT, Tap
@@ -27,7 +27,7 @@ def require(what: str, given: object, allowed: Sequence[str]) -> None:
 
 def unknown(what: str, given: str, allowed: Sequence[str]) -> str:
     """Return an error that names the value, what is allowed, and the nearest match."""
-    near = difflib.get_close_matches(given, allowed, n=1, cutoff=0.4)
+    near = nearest(given, allowed, limit=1)
     hint = f"; did you mean {near[0]!r}?" if near else "."
     more = ", ..." if len(allowed) > _SHOWN else ""
     return f"unknown {what} {given!r}{hint} Allowed: {', '.join(allowed[:_SHOWN]) or 'none yet'}{more}"

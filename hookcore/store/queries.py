@@ -2,71 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence, Set
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hookcore import patterns
-from hookcore.errors import ArgumentError, PatternError
-from hookcore.records import GRADIENT_KINDS, Coverage, Event, HookRecord, Kind, ModuleRecord, Severity, Snapshot, Tap
+from hookcore.errors import ArgumentError
+from hookcore.records import GRADIENT_KINDS
 from hookcore.records.sketch import MAX_EXPONENT
 from hookcore.records.vocabulary import GRAD_SCALE
 from hookcore.store import checks
-from hookcore.store.answers import Heatmap, Histograms, Latest, Quantiles, Series, StepRange, TapList
+from hookcore.store.answers import Heatmap, Histograms, Latest, Quantiles, Series, TapList
+from hookcore.store.contents import Contents, TapName
 from hookcore.store.distributions import MIN_BINS, histograms_of, quantiles_of
-from hookcore.store.facts import facts_of
 from hookcore.store.heatmap import Cells, Columns, Streaks, columns_over
 from hookcore.store.ladder import Ladder
 from hookcore.store.ledger import Episode, NonfiniteTaps
-from hookcore.store.parts import Parts
 from hookcore.store.rows import Rows, down_sample
 from hookcore.store.schemas import SCALAR_SCHEMA, STAT_SCHEMA
 from hookcore.store.segments import Floats, Lanes, Steps
 
 STAT_NAMES: Final = STAT_SCHEMA.names  # the recorded and the derived ones: zero_fraction, nonfinite
-UNREPORTED: Final = "not reported by the trainer yet"
-TapName = int | str | Tap  # a tap by its number, its label, or itself
 _VALUE: Final = SCALAR_SCHEMA.columns.index("value")
 
 
-def _find_no_dead() -> Collection[str]:
-    raise PatternError("'is:dead' needs the findings of a server: ask it through hookcore.Client")
-
-
-class Queries:
+class Queries(Contents):
     """Reads a store's state, from any thread. `first` and `last` are inclusive steps; None means no bound."""
-
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
-        self.find_dead: Callable[[], Collection[str]] = _find_no_dead  # set by a server, which has findings
-
-    def steps(self) -> StepRange:
-        """Return the first and newest step, and the number of steps."""
-        return self._parts.steps
-
-    @property
-    def taps_announced(self) -> int:
-        """The number of announced taps, including those without room."""
-        return self._parts.taps_announced
-
-    @property
-    def modules_known(self) -> int:
-        """The number of described modules."""
-        return len(self._parts.modules)
-
-    def taps(self, match: str | None = None, kind: str | None = None) -> TapList:
-        """Return the taps of a kind whose module matches a pattern (see docs/patterns.md)."""
-        checks.require_kind(kind)
-        fits = self.matcher(match)
-        found = [
-            (number, tap)
-            for number, tap in enumerate(self._parts.taps[:])
-            if (kind is None or tap.kind == kind) and fits(tap.module)
-        ]
-        return TapList(np.array([number for number, _ in found], np.int64), tuple(tap for _, tap in found))
 
     def series(
         self, tap: TapName, stat: str, first: int | None = None, last: int | None = None, points: int = 1000
@@ -252,150 +214,6 @@ class Queries:
     def captured_step(self, back: int) -> int | None:
         """Return the captured step `back` steps before the newest one, or the oldest of the newest 1,024."""
         return self._parts.ledger.captured_step(back)
-
-    def events(
-        self,
-        first: int | None = None,
-        last: int | None = None,
-        name: str | None = None,
-        severity: Severity | None = None,
-        limit: int | None = None,
-    ) -> list[Event]:
-        """Return the newest matching events, oldest first."""
-        found = [
-            event
-            for event in self._parts.events.items()
-            if (first is None or event.step >= first)
-            and (last is None or event.step <= last)
-            and name in (None, event.name)
-            and severity in (None, event.severity)
-        ]
-        return found if limit is None else found[max(0, len(found) - limit) :]
-
-    def events_after(self, taken: int) -> tuple[int, list[Event]]:
-        """Return the events after the first `taken`, and the number of all events. For followers."""
-        return self._parts.events.items_after(taken)
-
-    def snapshots(self) -> list[Snapshot]:
-        """Return the stored snapshots, oldest first; their values are read-only."""
-        return self._parts.snapshots.items()
-
-    def snapshots_after(self, taken: int) -> tuple[int, list[Snapshot]]:
-        """Return the snapshots after the first `taken`, and the number of all. For readers that number them."""
-        return self._parts.snapshots.items_after(taken)
-
-    def numbered_snapshots(self) -> list[tuple[int, Snapshot]]:
-        """Return the snapshots by the numbers that name them: their commands', or else their places in time."""
-        taken, kept = self.snapshots_after(0)
-        first = taken - len(kept)
-        return [(each.number if each.number >= 0 else first + place, each) for place, each in enumerate(kept)]
-
-    def modules(self) -> list[ModuleRecord]:
-        """Return the modules of the run."""
-        return self._parts.modules.items()
-
-    def module_types(self) -> dict[str, str]:
-        """Return the class of each module, by path."""
-        return {module.path: module.type for module in self.modules()}
-
-    def matcher(self, match: str | None) -> Callable[[str], bool]:
-        """Return a test of module paths for a pattern; None matches every path."""
-        return (lambda path: True) if match is None else self.matcher_of(patterns.parse(match))
-
-    def matcher_of(self, condition: patterns.Condition) -> Callable[[str], bool]:
-        """Return a test of module paths for a condition. The facts are those at the first path."""
-        facts: dict[str, patterns.Facts] = {}
-
-        def fits(path: str) -> bool:
-            if not facts:
-                facts.update(self.facts(condition.states))
-            return condition.fits(facts.get(path) or patterns.Facts(path))
-
-        return fits
-
-    def facts(self, states: Set[str] = frozenset()) -> dict[str, patterns.Facts]:
-        """Return what patterns can test of each module by path, in the model's order, then of other tensors.
-
-        Of the states that change, only those in `states` are looked up.
-        """
-        taps = self._parts.taps[:]
-        nonfinite = self.nonfinite_taps().numbers.tolist() if "nan" in states else ()
-        return facts_of(
-            self.modules(),
-            dict.fromkeys(tap.module for tap in taps),
-            {each.path: each.captured for each in self.coverage()} if {"captured", "uncaptured"} & states else {},
-            {taps[number].module for number in nonfinite if number < len(taps)},
-            self.find_dead() if "dead" in states else (),
-        )
-
-    def coverage(self) -> list[Coverage]:
-        """Return every known module: captured, or why not. Refused taps count as not captured."""
-        return self._with_unreported(self.without_refused(self._parts.coverage.items()))
-
-    def _with_unreported(self, coverage: list[Coverage]) -> list[Coverage]:
-        """Return coverage of all modules in the model's order, also of those whose coverage wasn't reported."""
-        modules = self._parts.modules.items()
-        if len(coverage) >= len(modules):
-            return coverage
-        known = {each.path: each for each in coverage}
-        kinds: dict[str, dict[Kind, None]] = {}
-        for tap in self._parts.taps[:]:
-            kinds.setdefault(tap.module, {})[tap.kind] = None
-        for path, type_ in ((module.path, module.type) for module in modules if module.path not in known):
-            seen = tuple(kinds.get(path, ()))
-            known[path] = Coverage(path, type_, bool(seen), seen, "" if seen else UNREPORTED)
-        order = {module.path: place for place, module in enumerate(modules)}
-        return sorted(known.values(), key=lambda each: order.get(each.path, len(order)))
-
-    @property
-    def refused_taps(self) -> int:
-        """The number of taps without room, which have the highest numbers."""
-        return self._parts.taps_announced - len(self._parts.taps)
-
-    def without_refused(self, coverage: Sequence[Coverage]) -> list[Coverage]:
-        """Return coverage that calls a module captured only if the store has one of its taps, with these kinds."""
-        refused = self.refused_taps
-        if not refused:
-            return list(coverage)
-        kept: dict[str, set[Kind]] = {}
-        for tap in self._parts.taps[:]:
-            kept.setdefault(tap.module, set()).add(tap.kind)
-        room = f"{len(self._parts.taps):,} of {self._parts.taps_announced:,} tensors"
-        have = f"no room for its values, the store has room for {room}"
-        return [
-            _without_refused(each, kept.get(each.path, set()), have) if each.captured else each for each in coverage
-        ]
-
-    def hooks(self) -> tuple[HookRecord, ...]:
-        """Return the hooks of the last inventory."""
-        return self._parts.hooks
-
-    def labels(self) -> dict[str, str]:
-        """Return the newest label of each name."""
-        return dict(self._parts.labels.items())
-
-    def find_tap(self, tap: TapName) -> tuple[int, Tap]:
-        """Return a tap's number and the tap."""
-        taps = self._parts.taps
-        if isinstance(tap, str):
-            return checks.find_tap(enumerate(taps[:]), tap)
-        if isinstance(tap, Tap):
-            number = self._parts.tap_numbers.get(tap)
-            if number is None:
-                raise ArgumentError(checks.unknown("tap", tap.label, [each.label for each in taps]))
-            return number, tap
-        if not 0 <= tap < len(taps):
-            raise ArgumentError(f"unknown tap number {tap}: there are {len(taps)} taps, numbered from 0")
-        return int(tap), taps[tap]
-
-
-def _without_refused(covered: Coverage, kept: set[Kind], have: str) -> Coverage:
-    kinds = tuple(kind for kind in covered.kinds if kind in kept)
-    if not covered.captured or (kept and len(kinds) == len(covered.kinds)):
-        return covered
-    missing = ", ".join(kind for kind in covered.kinds if kind not in kept)
-    what = f"{missing} refused by the store" if kept else "refused by the store"
-    return replace(covered, captured=bool(kept), kinds=kinds, reason=f"{what}: {have}; give it more memory")
 
 
 def _within(rows: Rows, first: int, last: int) -> NDArray[np.bool_]:
