@@ -470,7 +470,7 @@ def test_an_absent_server_is_reported_once_and_its_losses_at_the_end(
     wait_for(lambda: sink._failures > 3)
     sink.close()
     first, last = (record.getMessage() for record in caplog.records)
-    assert first.startswith("hookcore: the server takes no frames (")
+    assert first.startswith("hookcore: the server isn't accepting frames (")
     assert "refused" in first
     assert first.endswith("Look into the log.")
     assert last.startswith("hookcore: the run has ended, and 2 of its 2 captured steps and snapshots did not reach")

@@ -470,7 +470,7 @@ def test_a_call_that_raised_has_its_input_and_no_output(seed: int) -> None:
     with pytest.raises(RuntimeError, match="shapes"), hookcore.trace(model) as seen:
         model(torch.randn(3, 5))
     assert seen["0"].input.shape == (3, 5)
-    with pytest.raises(TraceError, match="the output of call 0 of '0' is not there: the call raised"):
+    with pytest.raises(TraceError, match="the output of call 0 of '0' is not available: the call raised"):
         _ = seen["0"].output
     with pytest.raises(TraceError, match="did not run"):
         _ = seen["1"].output

@@ -22,7 +22,7 @@ class Finding(Answer, frozen=True, eq=False):
     type: Annotated[str, Meta(description="the module's class, if it is known")]
     stat: Annotated[str, Meta(description="what `value`, `usual` and `spark` are")]
     value: Number
-    usual: Annotated[Number, Meta(description="what it was before; NaN if nothing is usual")]
+    usual: Annotated[Number, Meta(description="what it was before; NaN if there is no baseline")]
     since_step: int
     until_step: Annotated[int | None, Meta(description="the last step, if it is over")]
     message: str
@@ -36,7 +36,7 @@ class Unjudged(Answer, frozen=True):
 
     rule: str
     layers: Annotated[int, Meta(description="layers that the rule can't judge")]
-    of: Annotated[int, Meta(description="layers that it is about")]
+    of: Annotated[int, Meta(description="layers that the rule applies to")]
     captured: Annotated[int, Meta(description="captured steps of the layer that was captured most")]
     needed: Annotated[int, Meta(description="captured steps that the rule needs")]
     sentence: str

@@ -172,7 +172,7 @@ def _table_of(file: BinaryIO, schema: pa.Schema, most_bytes: int, most_rows: int
 def _require_size(size: int, rows: int, most_bytes: int, most_rows: int) -> None:
     if size > most_bytes or rows > most_rows:
         said = f"{size} bytes or more in {rows} rows"
-        raise ArgumentError(f"it holds {said}, and {most_bytes} bytes in {most_rows} rows are read")
+        raise ArgumentError(f"it contains {said}; the limit is {most_bytes} bytes in {most_rows} rows")
 
 
 def _text_bytes(array: pa.Array) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from hookcore.recorder.cadence import Cadence
@@ -18,26 +19,18 @@ from hookcore.records.vocabulary import SKIPPED
 _NAN: Final = float("nan")
 
 
+@dataclass(slots=True, eq=False)
 class Collector:
     """Collects everything since it was last taken."""
 
-    def __init__(
-        self,
-        statistics: Statistics,
-        parameters: Parameters,
-        cadence: Cadence,
-        scale: LossScale,
-        lock: threading.RLock,
-        step: Callable[[], int],
-    ) -> None:
-        self._statistics = statistics
-        self._parameters = parameters
-        self._cadence = cadence
-        self._scale = scale
-        self._lock = lock
-        self._step = step
-        self._events: list[Event] = []
-        self._scalars: dict[str, Any] = {}
+    _statistics: Statistics
+    _parameters: Parameters
+    _cadence: Cadence
+    _scale: LossScale
+    _lock: threading.RLock
+    _step: Callable[[], int]
+    _events: list[Event] = field(default_factory=list, init=False)
+    _scalars: dict[str, Any] = field(default_factory=dict, init=False)
 
     def emit(self, name: str, message: str, severity: Severity = "info", module: str = "") -> None:
         """Add an event to the next frame. Any thread may call it."""

@@ -80,7 +80,7 @@ class Commands:
             hint = f" Did you mean {near[0]!r}?" if near else ""
             return f"no watched module is called {tap.module!r}.{hint}"
         if self._coming.compiled == "inside" and tap.kind in INPUT_KINDS:
-            return "compiled='inside' sees outputs and their gradients alone: ask for the output of the module before"
+            return "compiled='inside' captures only outputs and their gradients: request the preceding module's output"
         return ""
 
     # -- settings ---------------------------------------------------------------------------------------------------
@@ -97,10 +97,12 @@ class Commands:
             self._emit("settings-refused", str(error), "info", "")
             return
         except RuntimeError as error:  # its dictionaries changed while they were read
-            self._emit("settings-refused", f"the model changed in this moment ({error}): ask again", "info", "")
+            message = f"the model changed while it was being read ({error}): try again"
+            self._emit("settings-refused", message, "info", "")
             return
         if len(self.changes) >= MAX_WAITING:
-            self._emit("settings-refused", f"{MAX_WAITING} changes wait for a step to end already", "info", "")
+            message = f"{MAX_WAITING} changes are already waiting for a step to end: try again later"
+            self._emit("settings-refused", message, "info", "")
             return
         self._coming = coming
         self.changes.append(Change(values, choice))

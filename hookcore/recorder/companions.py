@@ -21,7 +21,7 @@ from hookcore.recorder.plans import Plan
 
 _is_compiling = torch.compiler.is_compiling
 
-LATE_PRE_HOOK = "a hook was added to it within the step: its input of that call is not known"
+LATE_PRE_HOOK = "a hook was added to it during the step, so that call's input was not captured"
 
 
 class Companions:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hookcore.config import Settings
@@ -14,28 +14,19 @@ from hookcore.recorder.placement import Placement
 from hookcore.recorder.snapshots import Snapshots
 
 
+@dataclass(slots=True, eq=False)
 class Control:
     """The current settings. Called under the recorder's lock."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        commands: Commands,
-        cadence: Cadence,
-        models: Models,
-        snapshots: Snapshots,
-        placement: Placement,
-        emit: Callable[..., None],
-    ) -> None:
-        self.settings = settings
-        self.paused = False
-        self._commands = commands
-        self._cadence = cadence
-        self._models = models
-        self._snapshots = snapshots
-        self._placement = placement
-        self._emit = emit
-        self._reported_waiting = False
+    settings: Settings
+    _commands: Commands
+    _cadence: Cadence
+    _models: Models
+    _snapshots: Snapshots
+    _placement: Placement
+    _emit: Callable[..., None]
+    paused: bool = field(default=False, init=False)
+    _reported_waiting: bool = field(default=False, init=False)
 
     def current_settings(self) -> dict[str, Any]:
         """Return the current settings in types that JSON has, with `paused` and figures of the cadence."""

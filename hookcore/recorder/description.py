@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass, field
 from typing import Final
 
 from hookcore.recorder.clock import Clock
 from hookcore.recorder.errorlog import ErrorLog
 from hookcore.recorder.inventory import list_hooks
 from hookcore.recorder.models import Models
-from hookcore.recorder.notices import Notices
+from hookcore.recorder.problems import Problems
 from hookcore.recorder.shipping import Shipper
 from hookcore.recorder.taps import TapTable
 from hookcore.records import HookRecord
@@ -18,21 +19,19 @@ EVERY_S: Final = 30.0
 PAUSE: Final = 200  # pause after a description, in multiples of its duration
 
 
-class Description:
+@dataclass(slots=True, eq=False)
+class Describer:
     """Describes the run to the sink, on the recorder's thread."""
 
-    def __init__(
-        self, shipper: Shipper, models: Models, table: TapTable, clock: Clock, notices: Notices, errors: ErrorLog
-    ) -> None:
-        self._shipper = shipper
-        self._models = models
-        self._table = table
-        self._clock = clock
-        self._notices = notices
-        self._errors = errors
-        self._hooks: tuple[HookRecord, ...] = ()  # the last inventory
-        self._due_at = 0.0
-        self.requested = True  # the first one is sent without a request
+    _shipper: Shipper
+    _models: Models
+    _table: TapTable
+    _clock: Clock
+    _problems: Problems
+    _errors: ErrorLog
+    _hooks: tuple[HookRecord, ...] = field(default=(), init=False)  # the last inventory
+    _due_at: float = field(default=0.0, init=False)
+    requested: bool = field(default=True, init=False)  # the first one is sent without a request
 
     def request(self) -> None:
         """Send everything soon. Can be called from any thread."""
@@ -54,7 +53,7 @@ class Description:
     def send(self) -> None:
         """Send the modules, their coverage, and the hooks."""
         try:
-            self._notices.emit_new()
+            self._problems.emit_new()
             self._hooks = list_hooks(self._models.roots, self._clock.owners.optimizers())
             self.send_coverage()
         except Exception as error:

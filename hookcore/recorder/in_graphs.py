@@ -37,7 +37,7 @@ class InsideAttachment:
         missing = sum(plan.wants_output and id(plan) not in self._attached for plan in chosen)
         if not missing:
             return None
-        return f"{missing} modules stay unseen: in compiled graphs only those of the start can be captured"
+        return f"{missing} modules can't be captured: compiled graphs contain only the initial selection"
 
     def close(self) -> None:
         self._inside.close()

@@ -17,7 +17,7 @@ from hookcore.recorder.dispatch import Dispatcher
 from hookcore.recorder.models import Models
 from hookcore.recorder.plans import Plan
 
-LATE_HOOK: Final = "a hook was added to it after hookcore's: its output of that call is not known"
+LATE_HOOK: Final = "a hook was added to it after hookcore's, so that call's output was not captured"
 
 _is_compiling = torch.compiler.is_compiling
 

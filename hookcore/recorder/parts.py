@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from hookcore.recorder.cadence import Cadence
@@ -13,25 +14,18 @@ from hookcore.recorder.frames import RawFrame
 from hookcore.recorder.scales import LossScale
 
 
+@dataclass(slots=True, eq=False)
 class Parts:
     """Cuts the running step into parts, and ships them when the clock has decided what they are."""
 
-    def __init__(
-        self,
-        current: CurrentStep,
-        collector: Collector,
-        cadence: Cadence,
-        scale: LossScale,
-        ship: Callable[[RawFrame], None],
-    ) -> None:
-        self._current = current
-        self._collector = collector
-        self._cadence = cadence
-        self._scale = scale
-        self._ship = ship
-        self._held: list[list[RawFrame]] = []
-        self._open: list[RawFrame] = []  # of the newest part
-        self._is_cut = False  # whether the arena holds only data after the open ones
+    _current: CurrentStep
+    _collector: Collector
+    _cadence: Cadence
+    _scale: LossScale
+    _ship: Callable[[RawFrame], None]
+    _held: list[list[RawFrame]] = field(default_factory=list, init=False)
+    _open: list[RawFrame] = field(default_factory=list, init=False)  # of the newest part
+    _is_cut: bool = field(default=False, init=False)  # whether the arena holds only data after the open ones
 
     @property
     def has_open(self) -> bool:

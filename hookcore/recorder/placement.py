@@ -62,7 +62,8 @@ class Placement:
             inside = InsideAttachment(self._dispatcher)
             if inside.compiled_before:
                 self._emit(
-                    "compiled-again", "the model was compiled before; its graphs are made once more, to see inside"
+                    "compiled-again",
+                    "the model was compiled before; it is compiled again so that its inner modules can be captured",
                 )
             return inside
         if self._attach == "module":

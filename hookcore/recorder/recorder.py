@@ -20,14 +20,14 @@ from hookcore.recorder.collector import Collector, without_rows
 from hookcore.recorder.commands import Commands
 from hookcore.recorder.control import Control
 from hookcore.recorder.current import CurrentStep
-from hookcore.recorder.description import Description
+from hookcore.recorder.description import Describer
 from hookcore.recorder.dispatch import Dispatcher
 from hookcore.recorder.errorlog import ErrorLog
 from hookcore.recorder.models import Models
-from hookcore.recorder.notices import Notices
 from hookcore.recorder.parameters import Parameters
 from hookcore.recorder.placement import Placement
 from hookcore.recorder.plans import Plan, PlanTable
+from hookcore.recorder.problems import Problems
 from hookcore.recorder.scalars import scalar_of
 from hookcore.recorder.scales import LossScale
 from hookcore.recorder.shipping import Shipper
@@ -89,9 +89,9 @@ class Recorder:
             clock,
         )
         self._scale = scale
-        self._notices = Notices(plans, statistics, self.models, self.emit)
-        self.description = Description(
-            self.shipper, self.models, statistics.table, self.steps.clock, self._notices, self.errors
+        self._problems = Problems(plans, statistics, self.models, self.emit)
+        self.description = Describer(
+            self.shipper, self.models, statistics.table, self.steps.clock, self._problems, self.errors
         )
         self._observed: dict[str, Plan] = {}  # the tensors that the user named
         self.closed = False
@@ -276,7 +276,7 @@ class Recorder:
 
     def _ship_last_events(self) -> None:
         """Ship the events about the last frames: they were emitted as these were shipped, or have not been yet."""
-        self._notices.emit_new()
+        self._problems.emit_new()
         if self._collector.has_events:
             self.shipper.put(self._collector.take_events())
 

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 FIRST_KEPT: Final = 8  # episodes from the beginning of the run
 NEWEST_KEPT: Final = 24
 CAPTURED_KEPT: Final = 1024  # newest step numbers
-BYTES_PER_TAP: Final = 96  # eight columns, the open episode, and two bits for each kept episode
 _NEVER: Final = -1
 
 Steps = NDArray[np.int64]

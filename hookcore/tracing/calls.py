@@ -85,7 +85,7 @@ class LayerCall:
         self._require(kind, seen)
         value = rebuild(seen, lambda leaf: leaf.value if type(leaf) is Slot else leaf)
         if type(value) is NotCopied:
-            raise TraceError(f"the {kind} of {self._name} is not there: {value.reason}")
+            raise TraceError(f"the {kind} of {self._name} is not available: {value.reason}")
         return value
 
     def _gradient(self, kind: TraceKind, seen: Any) -> Any:
@@ -100,7 +100,7 @@ class LayerCall:
 
         gradients = rebuild(seen, gradient_of)
         if all(slot.gradient is None for slot in slots):
-            raise TraceError(f"the {kind} of {self._name} is not there: {self._why_no_gradient(slots)}")
+            raise TraceError(f"the {kind} of {self._name} is not available: {self._why_no_gradient(slots)}")
         return gradients
 
     def _require(self, kind: TraceKind, seen: Any) -> None:
@@ -108,7 +108,7 @@ class LayerCall:
             raise TraceError(f"the {kind} of {self._name} was not traced: add {kind!r} to kinds")
         if seen is _MISSING:
             reason = self.problem or "the call raised, or is still running"
-            raise TraceError(f"the {kind} of {self._name} is not there: {reason}")
+            raise TraceError(f"the {kind} of {self._name} is not available: {reason}")
 
     def _why_no_gradient(self, slots: list[Slot]) -> str:
         if not slots:

@@ -37,7 +37,6 @@ from hookcore.wire.weigh import weigh
 
 SCHEMA: Final = 1
 CONTENT_TYPE: Final = "application/vnd.hookcore.v1+msgpack"
-MAX_BATCH_BYTES: Final = 64 * 2**20  # decoded; a receiver refuses more
 MAX_DECODED_BYTES: Final = 384 * 2**20  # of a batch in memory, once decoded
 MAX_SETTINGS_BYTES: Final = 65_536
 WEIGHED_FROM_BYTES: Final = 256 * 2**10  # smaller messages can't take much memory

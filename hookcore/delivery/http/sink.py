@@ -307,7 +307,7 @@ class HttpSink:
         if self._outbox.on_answer(parcel, answer):
             self._failures, self._not_before, self.trouble = 0, 0.0, ""
         else:
-            self._failed("it took nothing of what was sent")
+            self._failed("it accepted none of the data")
         self._fine_at, self._answered = time.monotonic(), True
         met, self._met = self._met, None
         if met is not None:
@@ -348,7 +348,7 @@ class HttpSink:
                 f"{sum(count for count, _ in parts):,}",
                 f"{books.produced:,}",
                 self.trouble or "no answer came",
-                ", ".join(f"{count:,} {why}" for count, why in parts) or "nothing was to be sent but its description",
+                ", ".join(f"{count:,} {why}" for count, why in parts) or "only its description was left to send",
                 " " if self._advice else "",
                 self._advice,
             )
@@ -357,8 +357,8 @@ class HttpSink:
         if not self._warned:
             self._warned = True
             logger.warning(
-                "hookcore: the server takes no frames (%s). The training goes on; when too many wait the oldest are "
-                "dropped.%s%s",
+                "hookcore: the server isn't accepting frames (%s). Training continues. If the queue fills up, the "
+                "oldest are dropped.%s%s",
                 self.trouble or "no answer came",
                 " " if self._advice else "",
                 self._advice,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from hookcore.recorder.coverage import NO_ROOM, hidden_roots
 from hookcore.recorder.models import Models
@@ -10,15 +11,15 @@ from hookcore.recorder.plans import PlanTable
 from hookcore.recorder.statistics import Statistics
 
 
-class Notices:
+@dataclass(slots=True, eq=False)
+class Problems:
     """Turns the counters of one recorder into events. Called on the recorder's thread."""
 
-    def __init__(self, plans: PlanTable, statistics: Statistics, models: Models, emit: Callable[..., None]) -> None:
-        self._plans = plans
-        self._statistics = statistics
-        self._models = models
-        self._emit = emit
-        self._emitted: set[str] = set()
+    _plans: PlanTable
+    _statistics: Statistics
+    _models: Models
+    _emit: Callable[..., None]
+    _emitted: set[str] = field(default_factory=set, init=False)
 
     def emit_new(self) -> None:
         """Emit an event for each problem that has none yet."""
