@@ -81,7 +81,7 @@ def cost_of(run: Run) -> Cost:
         every=every,
         stride=stride,
         left_out=_whole(_newest(store, SKIPPED_STEPS)),
-        paused=told.get("paused") is True,
+        paused=run.is_paused,
         is_live=run.state == "live",
     )
 

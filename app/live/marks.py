@@ -30,6 +30,7 @@ class Mark(NamedTuple):
     taps: int
     state: str
     edits: int = 0  # of name, notes, and acknowledgements
+    paused: bool = False  # capture
 
 
 class Cursor(NamedTuple):
@@ -69,7 +70,7 @@ def mark_of(run: Run, present: bool = True) -> Mark:
     state = run.state if present else "removed"
     steps = steps_of(run.store)
     taken, _ = run.store.events_after(_ALL)
-    return Mark(steps, taken, run.store.taps_announced, state, run.edits)
+    return Mark(steps, taken, run.store.taps_announced, state, run.edits, run.is_paused)
 
 
 def steps_of(store: Store) -> Steps:

@@ -235,4 +235,6 @@ def _scalars(run: Run, spec: Spec, told: Mark | None, now: Mark) -> list[Body]:
 
 def _news_of(run_id: str, name: str, mark: Mark) -> RunNews:
     last = mark.steps.newest if mark.steps.newest >= 0 else None
-    return RunNews(run_id, name, mark.state, last, mark.steps.different, mark.taps, mark.events, mark.edits)
+    return RunNews(
+        run_id, name, mark.state, last, mark.steps.different, mark.taps, mark.events, mark.edits, mark.paused
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Annotated, Any, Final
 
 from fastapi import Query
@@ -66,11 +67,11 @@ class FlowPage(RunPage):
     grad: Annotated[str, Query(max_length=50, description="the stat of the gradients")] = ""
     row: RowNumber = 0
 
-    def values(self) -> dict[str, Any]:
-        """Return the table of layers, and why charts are empty."""
-        run, fits = self.run, finder_of(self.run, self.f).fits
+    @cached_property
+    def asked(self) -> dict[str, Any]:
+        """The query, with defaults."""
         checks.require_kind(self.kind or None)
-        asked: dict[str, Any] = {
+        return {
             "step": int(self.step) if self.step.isdecimal() else None,
             "f": self.f,
             "type": self.type,
@@ -79,20 +80,30 @@ class FlowPage(RunPage):
             "act": _stat_of(self.act, "rms"),
             "grad": _stat_of(self.grad, "norm"),
         }
-        every = layers_at(run.store, asked["step"], asked["act"], asked["grad"])
+
+    def values(self) -> dict[str, Any]:
+        """Return the query, the choices, and why charts are empty."""
+        store = self.run.store
+        known = {tap.kind for tap in store.taps().taps}
+        return {
+            "asked": self.asked,
+            "types": sorted({module.type for module in store.modules()}),
+            "known_kinds": [each for each in KINDS if each in known],
+            "empty": why_empty(store, self.asked["kind"]),
+            "no_updates": why_empty(store, "update"),
+        }
+
+    def part_layers(self) -> dict[str, Any]:
+        """Return the table of layers."""
+        fits = finder_of(self.run, self.f).fits
+        every = layers_at(self.run.store, self.asked["step"], self.asked["act"], self.asked["grad"])
         layers = [each for each in every if self.type in ("", each.type) and fits(each.tap.module)]
         first = first_row_of_page(self.row, len(layers), ROWS)
-        known = {tap.kind for tap in run.store.taps().taps}
         return {
-            "asked": asked,
             "layers": layers[first : first + ROWS],
             "rows_first": first,
             "rows_total": len(layers),
             "rows_a_page": ROWS,
-            "types": sorted({module.type for module in run.store.modules()}),
-            "known_kinds": [each for each in KINDS if each in known],
-            "empty": why_empty(run.store, asked["kind"]),
-            "no_updates": why_empty(run.store, "update"),
         }
 
 

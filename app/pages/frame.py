@@ -152,7 +152,8 @@ def status_of(run: Run) -> str:
     newest = run.store.steps().newest
     if newest is None and run.state == "live":
         return "waiting for the first step"
-    return run.state if newest is None else f"{run.state} \u00b7 step {newest:,}"
+    state = "capture paused" if run.state == "live" and run.is_paused else run.state
+    return state if newest is None else f"{state} \u00b7 step {newest:,}"
 
 
 def no_change_words(run: Run) -> str:

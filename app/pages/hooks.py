@@ -108,7 +108,7 @@ def trainer_settings(run: Run) -> dict[str, Any]:
         **given,
         **lines,
         "kinds": _listed(given["kinds"]),
-        "paused": told.get("paused") is True,
+        "paused": run.is_paused,
     }
 
 

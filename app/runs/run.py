@@ -111,6 +111,11 @@ class Run:
         return StoreReader(self.store, self.id, self.acknowledgements)
 
     @property
+    def is_paused(self) -> bool:
+        """Whether its trainer has paused capture."""
+        return self.info.settings.get("paused") is True
+
+    @property
     def state(self) -> State:
         """Whether its trainer is live, and if not, how the run ended."""
         if self.failure is not None:

@@ -106,6 +106,7 @@ class RunNews(Answer, frozen=True):
     taps: int
     events: int
     edits: Annotated[int, Meta(description="changes of the name, the notes, and acknowledgements")]
+    paused: Annotated[bool, Meta(description="whether capture is paused")]
 
 
 class RunsMessage(Message, frozen=True, tag="runs"):

@@ -170,6 +170,22 @@ def test_a_live_run_advances_and_stops_while_it_is_paused(visit: Open, paths: Pa
         expect(words).not_to_have_text(held)
 
 
+def test_the_table_of_layers_follows_the_run_and_the_controls(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        tab.goto(paths("live")["flow"])
+        table = tab.page.locator("#layers")
+        step = table.locator("tbody tr td:nth-child(3)").first
+        table.scroll_into_view_if_needed()
+        before = step.inner_text()
+        expect(step).not_to_have_text(before)
+        tab.page.locator("select[name=type]").select_option("Conv2d")
+        expect(table.locator("tbody tr")).to_have_count(2)
+        tab.page.locator("select[name=act]").select_option("mean")
+        expect(table.locator("thead")).to_contain_text("activation mean")
+        tab.page.locator("#follow").click()
+        expect(table.locator("h2")).to_have_text(re.compile(r"step \d"))
+
+
 def test_an_empty_page_says_why(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("ended")["flow"] + "?kind=update")

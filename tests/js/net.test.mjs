@@ -231,6 +231,25 @@ test("a hidden page asks for nothing, and for everything anew when it is seen ag
   );
 });
 
+test("a subscription that fails again and again is given up with the server's words, until there are news", () => {
+  mock.timers.enable({ apis: ["setTimeout"] });
+  const { stream, now } = world();
+  /** @type {string[]} */
+  const failed = [];
+  stream.on("failed", (words) => failed.push(words));
+  stream.subscribe({ view: "heatmap" }, {});
+  now().onopen();
+  for (let tries = 1; tries <= 8 && now().asked.length === tries; tries += 1) {
+    now().says(json(tries, 0, { type: "error", error: "the server failed" }));
+    mock.timers.tick(60_000);
+  }
+  assert.equal(now().asked.length, 5);
+  assert.deepEqual(failed, ["the server failed"]);
+  stream.resume();
+  assert.equal(now().asked.length, 6);
+  mock.timers.reset();
+});
+
 test("a subscription that the server does not know what to do with yet is tried again", () => {
   mock.timers.enable({ apis: ["setTimeout"] });
   const { stream, now } = world();

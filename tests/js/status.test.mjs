@@ -5,6 +5,7 @@ import { bannerOf, pillOf } from "../../app/static/js/status.js";
 
 const live = {
   run: "live",
+  capturePaused: false,
   broken: false,
   refused: "",
   newest: 12345,
@@ -24,6 +25,12 @@ test("the pill says the step and the rate of a live run", () => {
 
 test("the pill says that drawing is slow", () => {
   assert.equal(pillOf({ ...live, drawing: 4 }).words, "live \u00b7 step 12,345 \u00b7 18/s \u00b7 display 4 fps");
+});
+
+test("the pill says that capture is paused, although the run is live", () => {
+  const pill = pillOf({ ...live, capturePaused: true });
+  assert.deepEqual(pill, { state: "paused", words: "capture paused \u00b7 step 12,345" });
+  assert.equal(pillOf({ ...live, capturePaused: true, run: "ended" }).state, "ended");
 });
 
 test("a held page counts the steps that came since", () => {

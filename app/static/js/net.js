@@ -7,16 +7,17 @@ import { askStatus, openSocket, waitMs } from "./reconnect.js";
 const REFUSED = 1008;
 const UNKNOWN = "Your session has ended: open a login link again.";
 const MAX_IDS = 65000;
+const MAX_TRIES = 5; // of a subscription on one connection
 
 /** @typedef {import("./frames.js").Frame} Frame */
 /** @typedef {Record<string, any>} Query as in docs/live.md, without `op` and `id`; `run` is that of the page if not given */
 /** @typedef {import("./answers.js").Message} Message */
 /** @typedef {import("./answers.js").RowsMessage} RowsMessage */
-/** Without `error`, the console shows errors.
- * @typedef {{rows?: (message: RowsMessage) => void, frame?: (frame: Frame) => void, json?: (message: Message) => void, error?: (words: string) => void}} Handlers */
+/** @typedef {{rows?: (message: RowsMessage) => void, frame?: (frame: Frame) => void, json?: (message: Message) => void}} Handlers */
 /** @typedef {{id: number, sequence: number, failed: number, query: Query, handlers: Handlers}} Open */
 
-/** Emits "state" when it changes: connecting, open, waiting (until `retryAt`), or refused (`why` says what to do). */
+/** Emits "state" when it changes: connecting, open, waiting (until `retryAt`), or refused (`why` says what to do), and "failed"
+ * with the server's words when it gives up a subscription. */
 export class Stream extends Emitter {
   /** @type {"connecting" | "open" | "waiting" | "refused"} */
   state = "connecting";
@@ -60,9 +61,8 @@ export class Stream extends Emitter {
         return open.id;
       },
       change: (next) => {
-        this.#end(open);
         open.query = next;
-        this.#begin(open);
+        this.#restart(open);
       },
       close: () => {
         this.#end(open);
@@ -71,12 +71,24 @@ export class Stream extends Emitter {
     };
   }
 
+  /** Begins subscriptions again that were given up. */
+  resume() {
+    for (const open of this.#open) if (open.failed >= MAX_TRIES) this.#restart(open);
+  }
+
   /** Reconnects at once. */
   retry() {
     if (this.#socket !== null) return;
     this.#failed = 0;
     clearTimeout(this.#timer);
     this.#connect();
+  }
+
+  /** @param {Open} open */
+  #restart(open) {
+    this.#end(open);
+    open.failed = 0;
+    this.#begin(open);
   }
 
   /** Each subscription gets a new number, so frames still on their way to an old one are ignored. @param {Open} open */
@@ -140,7 +152,7 @@ export class Stream extends Emitter {
       return;
     }
     open.sequence = Math.max(open.sequence, frame.sequence);
-    if (frame.json?.type === "error") this.#again(open);
+    if (frame.json?.type === "error") this.#again(open, frame.json.error);
     else open.failed = 0;
     try {
       tell(open.handlers, frame);
@@ -150,17 +162,19 @@ export class Stream extends Emitter {
   }
 
   /** Retries a subscription that the server refused or dropped: a restarted server may not know the run yet.
-   * @param {Open} open */
-  #again(open) {
+   * Gives up after several attempts, until the query changes, the page is opened again, or the run has news.
+   * @param {Open} open @param {string} words */
+  #again(open, words) {
     open.id = 0;
     open.failed += 1;
+    if (open.failed === MAX_TRIES) return this.emit("failed", words);
     setTimeout(() => this.#open.has(open) && !open.id && this.#begin(open), waitMs(open.failed, this.chance()));
   }
 
   /** @param {{code: number, reason?: string}} event */
   async #lose(event) {
     this.#socket = null;
-    for (const open of this.#open) open.id = 0;
+    for (const open of this.#open) open.id = open.failed = 0;
     const wait = waitMs(this.#failed, this.chance());
     this.#failed += 1;
     this.retryAt = Date.now() + wait;

@@ -1,20 +1,21 @@
 // @ts-check
-/** What the header says of the run and of the connection. Pure: words for a situation. */
+/** The words of the header about the run and the connection. Pure. */
 import { count, pace } from "./format.js";
 
 /**
  * @typedef {object} Situation
  * @property {string} run the run's state: live, ended, crashed, interrupted, lost, removed
- * @property {boolean} broken the connection to the server is
+ * @property {boolean} capturePaused
+ * @property {boolean} broken whether the connection to the server is
  * @property {string} refused why the server refuses the connection
  * @property {number | null} newest
- * @property {number | null} step the one that is looked at
+ * @property {number | null} step the one that is shown
  * @property {boolean} held
  * @property {number} waiting steps that arrived while the page was held
  * @property {number | null} rate steps a second
  * @property {number | null} drawing frames drawn per second, if drawing is slow
  * @property {number} retryS seconds until the next attempt to connect
- * @property {string} heardAt when the server was last heard of
+ * @property {string} heardAt when the server last sent something
  */
 
 const SEP = " \u00b7 ";
@@ -37,6 +38,7 @@ export function pillOf(now) {
         now.waiting ? `${count(now.waiting)} new ${now.waiting === 1 ? "step" : "steps"}` : `step ${count(step)}`,
       ),
     };
+  if (now.capturePaused) return { state: "paused", words: joined("capture paused", at) };
   const slow = now.drawing === null ? "" : `display ${now.drawing} fps`;
   return { state: "live", words: joined("live", at, pace(now.rate), slow) };
 }

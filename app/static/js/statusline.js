@@ -16,6 +16,7 @@ export class Status {
   broken = false;
   /** The last news, and the same without the progress, as JSON. */
   known = { run: "", rest: "" };
+  capturePaused = false;
   /** @type {ReturnType<typeof setTimeout> | null} */
   timer = null;
   spoken = "";
@@ -33,6 +34,7 @@ export class Status {
       this.broken = state !== "open" && (this.broken || state !== "connecting");
       this.show();
     });
+    stream.on("failed", (words) => this.page.runState === "removed" || toast(words, { kind: "error" }));
     follow.on("change", () => this.show());
     follow.on("newest", () => this.soon());
     byId("banner-retry").addEventListener("click", () => stream.retry());
@@ -46,6 +48,8 @@ export class Status {
     this.heardAt = new Date().toLocaleTimeString();
     const mine = said.runs.find(({ run }) => run === page.run);
     const before = page.runState;
+    const wasPaused = this.capturePaused;
+    this.capturePaused = mine?.paused ?? false;
     page.runState = mine ? mine.state : "removed";
     if (mine && mine.last_step !== null) {
       this.rate.saw(mine.last_step, performance.now());
@@ -57,7 +61,7 @@ export class Status {
         kind: "error",
       });
     if (before === "live" && page.runState === "ended") toast(`The run ended at step ${count(page.follow.newest)}`);
-    if (before === page.runState) this.soon();
+    if (before === page.runState && wasPaused === this.capturePaused) this.soon();
     else this.show();
   }
 
@@ -69,6 +73,7 @@ export class Status {
     this.known = now;
     if (!mine || now.run === known.run) return;
     this.page.events.emit("run", mine);
+    this.page.stream.resume();
     // The page of a finished run is complete when it is loaded.
     const isLoaded = known.rest === "" && mine.state === before && mine.state !== "live";
     if (now.rest !== known.rest && !isLoaded) this.page.events.emit("news", mine);
@@ -85,6 +90,7 @@ export class Status {
     const { stream, follow } = page;
     const now = {
       run: page.runState,
+      capturePaused: this.capturePaused,
       broken: this.broken,
       refused: stream.state === "refused" ? stream.why : "",
       newest: follow.newest,

@@ -1,7 +1,8 @@
 // @ts-check
-/** The whole model in one picture: layers by steps, any kind and stat. */
+/** The heatmap of the whole model: layers by steps, any kind and stat. */
 import { byId } from "../dom.js";
 import { Finder } from "../finder.js";
+import { count } from "../format.js";
 import { Feed } from "../heat/feed.js";
 import { Heat } from "../heat/index.js";
 
@@ -19,7 +20,7 @@ export class ModelPicture {
     this.empty = byId("model-empty");
     this.plot = /** @type {HTMLElement} */ (element.querySelector(".plot"));
     this.finder = new Finder(page, () => this.#choose());
-    /** Kept when the first numbers are drawn. @type {Promise<void>} */
+    /** Resolves when the first numbers are drawn. @type {Promise<void>} */
     this.drawn = new Promise((keep) => document.addEventListener("hookcore:drawn", () => keep(), { once: true }));
     const query = () => {
       const span = page.follow.span;
@@ -74,11 +75,15 @@ export class ModelPicture {
       rows.length || !this.finder.ready
         ? ""
         : this.#rows.length
-          ? `No layers match the filter; ${this.#rows.length.toLocaleString("en")} are hidden.`
+          ? `No layers match the filter; ${count(this.#rows.length)} are hidden.${this.#isCut ? ` Only the first ${count(MAX_ROWS)} are searched.` : ""}`
           : this.#why;
     this.empty.hidden = !words;
     this.plot.hidden = Boolean(words);
     if (this.empty.textContent !== words) this.empty.textContent = words;
+  }
+
+  get #isCut() {
+    return this.#rows.length === MAX_ROWS && Boolean(this.finder.text);
   }
 
   /** @param {import("../heat/rows.js").Row} row @param {number} step */

@@ -9,7 +9,9 @@ import { startScrub } from "../flow/scrub.js";
 import { count } from "../format.js";
 import { Feed } from "../heat/feed.js";
 import { Heat } from "../heat/index.js";
+import { dress, listenToLinks, Parts } from "../live/parts.js";
 import { open } from "../page.js";
+import { prefs } from "../prefs.js";
 
 const page = open({
   kind: "output_grad",
@@ -23,6 +25,7 @@ const page = open({
   relative: "0",
   module: "",
   pin: "",
+  row: "0",
 });
 const { state } = page;
 
@@ -77,13 +80,14 @@ function sayCount() {
   const element = byId("flow-count");
   if (element.textContent !== words) element.textContent = words;
   const empty = byId("profile-empty");
-  empty.hidden = layers.length > 0;
-  empty.textContent = empty.hidden
-    ? ""
+  const [limited = ""] = profile.values.filter(({ rows }) => rows.length).map(({ why }) => why);
+  empty.hidden = layers.length > 0 && !limited;
+  empty.textContent = layers.length
+    ? limited
     : page.follow.newest === null
       ? profile.values[0].why
       : "Neither outputs nor their gradients are captured. The Hooks page shows which kinds are.";
-  profile.plot.hidden = !empty.hidden;
+  profile.plot.hidden = !layers.length;
 }
 
 /** Other layers are found. */
@@ -94,6 +98,11 @@ function filter() {
 }
 
 state.on("type", filter);
+const parts = new Parts(page, "flow");
+parts.follow(undefined, { held: true });
+for (const name of ["f", "type", "act", "grad", "row"]) state.on(name, () => parts.now());
+prefs.on("numbers", () => dress(document));
+listenToLinks(page);
 state.on("module", () => {
   overTime.heat.draw();
   ratio.draw();
