@@ -17,6 +17,7 @@ from hookcore.errors import ArgumentError
 from hookcore_app import assets
 from hookcore_app.guard import access, security
 from hookcore_app.guard.access import Access
+from hookcore_app.guard.headers import HEADERS
 from hookcore_app.serving.server import complete
 from hookcore_app.settings import ServerSettings
 from tests.build import make_info
@@ -479,7 +480,7 @@ def test_a_remote_application_is_not_created_without_a_token() -> None:
 @pytest.mark.parametrize("path", ["/", "/healthz", "/static/app.css", "/nowhere", "/api/v1/openapi.json", "/login"])
 def test_every_answer_forbids_foreign_scripts_framing_and_sniffing(local: World, path: str) -> None:
     headers = local.client.get(path).headers
-    for name, value in security.HEADERS.items():
+    for name, value in HEADERS.items():
         assert headers[name] == value
     assert "script-src 'self';" in headers["content-security-policy"]
     assert not [name for name in headers if name.startswith("access-control")]

@@ -85,7 +85,9 @@ def listed_run(runs: Runs, run_id: str) -> Run:
     """Return a run from the list by its id, or 404. Its values may be on disk."""
     found = runs.get(run_id)
     if found is None:
-        raise HTTPException(404, why_gone(runs, run_id) or unknown("run", run_id, [run.id for run in runs.all()]))
+        raise HTTPException(
+            404, why_gone(runs.gone(), run_id) or unknown("run", run_id, [run.id for run in runs.all()])
+        )
     return found
 
 

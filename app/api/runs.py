@@ -123,7 +123,7 @@ def restore_run(runs: GivenRuns, run: RunId) -> Response:
         raise HTTPException(404, f"the run {run!r} was not removed from this server")
     restored = runs.restore(run)
     if restored is None:
-        raise HTTPException(409, why_gone(runs, run) + " Or a newer run has its id.")
+        raise HTTPException(409, why_gone(runs.gone(), run) + " Or a newer run has its id.")
     return StrictJson(run_of(restored))
 
 

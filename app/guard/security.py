@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import json
 import os
 import re
 import socket
@@ -16,10 +15,11 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hookcore.dashboard.trust import PROOF_PATH
-from hookcore.errors import ArgumentError
 
 from ..settings import LOOPBACK, ServerSettings
 from .access import Access, Visitor, user_of
+from .headers import COMMON, ancestors_of, framed_headers, is_framed, with_headers
+from .refusal import SAFE_METHODS, RefusedError, refuse
 from .usage import Usage
 
 MAX_URL: Final = 8192
@@ -31,41 +31,12 @@ LOGOUT: Final = "/api/v1/logout"
 STREAMS: Final = frozenset({"/api/v1/live", "/api/v1/socket"})
 WITHOUT_TOKEN: Final = frozenset({"/healthz", "/login", PROOF_PATH})
 UNNOTICED: Final = frozenset({"/healthz", "/readyz", "/metrics", PROOF_PATH})  # don't count as use
-SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 PEER: Final = "hookcore_peer"
 FORM_TYPES: Final = frozenset({"application/x-www-form-urlencoded", "multipart/form-data", "text/plain"})
-FRAMES: Final = frozenset({b"iframe", b"frame"})
-# notebooks on this machine, or behind a tunnel to it
-LOCAL_PAGES: Final = ("http://127.0.0.1:*", "http://localhost:*", "https://127.0.0.1:*", "https://localhost:*")
 ANY_ADDRESS: Final = frozenset({"", "0.0.0.0", "::"})
-POLICY: Final = (
-    "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
-    "connect-src 'self'; font-src 'self'; frame-ancestors {}; base-uri 'self'; form-action 'self'"
-)
-HEADERS: Final = {
-    "content-security-policy": POLICY.format("'none'"),
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-    "x-frame-options": "DENY",
-    "cross-origin-opener-policy": "same-origin",
-    "cross-origin-resource-policy": "same-origin",
-    "cache-control": "private, no-store",  # unless a route sets something else
-}
-Headers = list[tuple[bytes, bytes]]
-_HEADERS: Final[Headers] = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
-_ANCESTOR: Final = re.compile(r"local|none|https?://(\*\.)?[A-Za-z0-9.-]+(:(\d{1,5}|\*))?|[a-z][a-z0-9.+-]*:")
 _HOST: Final = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9_.-]+)(:\d{1,5})?")
 NO_TOKEN: Final = "this server requires a token: send it as `Authorization: Bearer TOKEN`, or log in"
 UNKNOWN_TOKEN: Final = "invalid token: use the token that this server was started with, or log in"
-
-
-class RefusedError(Exception):
-    """A rejected request: its status, and a sentence that says what to do."""
-
-    def __init__(self, status: int, sentence: str) -> None:
-        super().__init__(sentence)
-        self.status = status
-        self.sentence = sentence
 
 
 class Guard:
@@ -88,7 +59,7 @@ class Guard:
         try:
             scope["hookcore"] = self._judge(scope, path)
         except RefusedError as refusal:
-            await _refuse(scope, send, refusal)
+            await refuse(scope, send, refusal)
             return
         if path == INGEST:
             self._usage.note_trainer()
@@ -100,8 +71,8 @@ class Guard:
                 await self.app(scope, receive, send)
             else:
                 limit = self._settings.max_body if path == INGEST else MAX_BODY
-                headers = self._framed_headers if is_framed(scope) else _HEADERS
-                await self.app(scope, _bounded(receive, limit), _with_headers(send, headers))
+                headers = self._framed_headers if is_framed(scope) else COMMON
+                await self.app(scope, _bounded(receive, limit), with_headers(send, headers))
 
     def _judge(self, scope: Scope, path: str) -> Visitor | None:
         _check_size(scope)
@@ -179,35 +150,6 @@ def peer_of(scope: Scope, settings: ServerSettings) -> str:
     if settings.is_loopback:
         return f"user {_user_of(scope)}"
     return "" if scope["scheme"] in ("https", "wss") else f"address {(scope.get('client') or ('',))[0]}"
-
-
-def is_framed(scope: Scope) -> bool:
-    """Return whether the page will be shown in a frame. Browsers that don't say so get a page that can't be framed."""
-    return dict(scope["headers"]).get(b"sec-fetch-dest") in FRAMES
-
-
-def ancestors_of(settings: ServerSettings) -> tuple[str, ...]:
-    """Return the origins that may frame the dashboard. Raises ArgumentError for an invalid origin."""
-    for each in settings.frame_ancestors:
-        if not _ANCESTOR.fullmatch(each):
-            raise ArgumentError(
-                f"frame_ancestors={each!r} is invalid: give an origin such as https://hub.example, `local` for the "
-                "pages of this machine, or `none`"
-            )
-    if "none" in settings.frame_ancestors:
-        return ()
-    return tuple(
-        source for each in settings.frame_ancestors for source in (LOCAL_PAGES if each == "local" else (each,))
-    )
-
-
-def framed_headers(ancestors: tuple[str, ...]) -> Headers:
-    """Return the headers of a framed page: the browser shows it only if every page around it is an allowed ancestor."""
-    if not ancestors:
-        return _HEADERS
-    framed = HEADERS | {"content-security-policy": POLICY.format(f"'self' {' '.join(ancestors)}")}
-    del framed["x-frame-options"]
-    return [(name.encode(), value.encode()) for name, value in framed.items()]
 
 
 def may_change(scope: Scope, access: Access) -> bool:
@@ -315,49 +257,3 @@ def _while_logged_in(send: Send, scope: Scope, access: Access) -> Send:
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     return send_while_logged_in
-
-
-def _with_headers(send: Send, headers: Headers = _HEADERS) -> Send:
-    async def send_with_headers(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            given = list(message.get("headers", []))
-            known = {name.lower() for name, _ in given}
-            message = {**message, "headers": given + [pair for pair in headers if pair[0] not in known]}
-        await send(message)
-
-    return send_with_headers
-
-
-async def _refuse(scope: Scope, send: Send, refusal: RefusedError) -> None:
-    if scope["type"] == "websocket":
-        await send({"type": "websocket.close", "code": 1008, "reason": refusal.sentence[:120]})
-        return
-    body, kind = _body_of(scope, refusal)
-    headers: list[tuple[bytes, bytes]] = [
-        (b"content-type", kind),
-        (b"content-length", str(len(body)).encode()),
-    ]
-    if refusal.status == 401:
-        headers.append((b"www-authenticate", b"Bearer"))
-    if scope["method"] not in SAFE_METHODS:
-        headers.append((b"connection", b"close"))  # the body was not read
-    await _with_headers(send)({"type": "http.response.start", "status": refusal.status, "headers": headers})
-    await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
-
-
-def _body_of(scope: Scope, refusal: RefusedError) -> tuple[bytes, bytes]:
-    accepts = next((value for name, value in scope["headers"] if name == b"accept"), b"")
-    if refusal.status == 401 and b"text/html" in accepts:
-        return LOGIN_NEEDED.encode(), b"text/html; charset=utf-8"
-    return json.dumps({"error": refusal.sentence}).encode(), b"application/json"
-
-
-# The link is followed from this server's own page, so a browser that came from another site sends its cookie.
-LOGIN_NEEDED: Final = """<!doctype html>
-<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<meta name="color-scheme" content="light dark"><title>Log in - hookcore</title>
-<h1>Log in</h1>
-<p>Open the login link that the server printed at startup, or create one with <code>hookcore link</code>.</p>
-<p>Already logged in with this browser? <a href="">Continue</a>.</p>
-</html>
-"""

@@ -216,7 +216,7 @@ def run_of(request: Request, run_id: str) -> Run:
     if run is None:
         raise HTTPException(
             404,
-            why_gone(runs, run_id)
+            why_gone(runs.gone(), run_id)
             or "This server has no such run. It may have been removed before the server restarted",
         )
     return run

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from .changes import Changes
-from .gone import Gone
+from .gone import Gone, why_gone
 from .run import STATES, AwayError, Run, State
-from .runs import Runs, why_gone
+from .runs import Runs
 
 __all__ = ["STATES", "AwayError", "Changes", "Gone", "Run", "Runs", "State", "why_gone"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -32,3 +33,8 @@ class Gone:
         at = time.strftime("%Y-%m-%d %H:%M", time.localtime(self.at_s))
         undo = "To restore it, select Undo on the Runs page." if self.run is not None else "It can't be restored."
         return f"The run {self.name or self.id} {_WHY[self.why]} on {at}. {undo}"
+
+
+def why_gone(gone: Iterable[Gone], run_id: str) -> str:
+    """Return why a run was removed; empty if it isn't among these."""
+    return next((each.sentence for each in gone if each.id == run_id), "")

@@ -10,7 +10,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 
 from hookcore.records import Command
 from hookcore.store import Store
@@ -18,6 +18,7 @@ from hookcore.wire import MAX_TEXT, RunInfo
 
 from ..settings import ServerSettings
 from .changes import Changes
+from .disk import Disk
 from .gone import Gone, Why
 from .run import Run
 
@@ -27,25 +28,6 @@ FULL: Final = 0.9  # of the memory: from here on, room is made
 IDLE_S: Final = 300.0  # a run viewed since then stays in memory
 BALANCE_EVERY_S: Final = 1.0
 MAX_GONE: Final = 200  # removed runs that are remembered
-
-
-class Disk(Protocol):
-    """Writes runs to disk and loads them."""
-
-    def load(self, run: Run) -> None:
-        """Load a run from disk into memory."""
-
-    def is_whole(self, run: Run) -> bool:
-        """Return whether all of a run is on disk, so that it can leave memory."""
-
-    def release(self, run: Run) -> None:
-        """Write the rest of a run and close its files."""
-
-    def discard(self, run: Run, why: Why) -> None:
-        """Move a run's folder to the trash."""
-
-    def restore(self, run: Run) -> None:
-        """Restore a run's folder from the trash."""
 
 
 class Runs:
@@ -213,8 +195,6 @@ class Runs:
         self.changes.tell()
         return run
 
-    # -- memory -----------------------------------------------------------------------------------------------------
-
     @property
     def used_bytes(self) -> int:
         """Return the memory of all runs, including those that can be restored."""
@@ -225,14 +205,11 @@ class Runs:
         """Return whether there is room for another run; unload idle runs if needed (the lock must be held)."""
         loaded = [run for run in self._runs.values() if run.loaded]
         if len(loaded) < self.settings.max_runs:
-            return self.used_bytes < self.settings.memory or self._has_idle()
+            return self.used_bytes < self.settings.memory or any(run.finished for run in loaded)
         for run in self._idle(loaded):
             self._unload(run) or self._evict(run)
             return True
         return False
-
-    def _has_idle(self) -> bool:
-        return any(run.finished for run in self._runs.values() if run.loaded)
 
     def balance(self, spare: Run | None = None, at_once: bool = True) -> None:
         """Keep the memory within its limit, with the mildest sufficient means."""
@@ -318,8 +295,3 @@ def _nbytes_of(run: Run) -> int:
 def _shrink(run: Run) -> bool:
     """Merge older steps until the run takes half of its memory."""
     return run.store.shrink(_nbytes_of(run) // 2) > 0
-
-
-def why_gone(runs: Runs, run_id: str) -> str:
-    """Return why a run was removed; empty if this server doesn't know the run."""
-    return next((gone.sentence for gone in runs.gone() if gone.id == run_id), "")

@@ -9,7 +9,8 @@ from typing import Any, Final, cast
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-from ..guard.security import HEADERS, PEER
+from ..guard.headers import HEADERS
+from ..guard.security import PEER
 from ..live import WriteDeadline
 from ..settings import ServerSettings
 

@@ -25,7 +25,8 @@ from hookcore.errors import ArgumentError, HookcoreError
 
 from .. import pages
 from ..guard.access import Access
-from ..guard.security import ANY_ADDRESS, ancestors_of
+from ..guard.headers import ancestors_of
+from ..guard.security import ANY_ADDRESS
 from ..guard.usage import Usage
 from ..live import publisher_of
 from ..main import create_app
