@@ -16,6 +16,7 @@ from torch import nn
 
 from hookcore import hooks
 from hookcore.hooks.compiled import guarded
+from hookcore.hooks.inert import InertInCopies
 from hookcore.recorder.dispatch import Dispatcher
 from hookcore.recorder.plans import Plan
 
@@ -90,7 +91,7 @@ class Companions:
         self.after.clear()
 
 
-class BeforeCompanion:
+class BeforeCompanion(InertInCopies):
     """The last pre-hook of a module that has its own pre-hooks."""
 
     __slots__ = ("companions", "plan")
@@ -104,13 +105,8 @@ class BeforeCompanion:
         if not _is_compiling():
             self.companions.saw_input(self.plan, args)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return inert_hook()
 
-    inert = __reduce__
-
-
-class AfterCompanion:
+class AfterCompanion(InertInCopies):
     """The last forward hook of a module that has its own forward hooks, while the module runs."""
 
     __slots__ = ("calls", "companions", "handle", "plan")
@@ -137,13 +133,3 @@ class AfterCompanion:
         """Remove it from the module."""
         if self.handle is not None:
             self.handle.remove()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return inert_hook()
-
-    inert = __reduce__
-
-
-def inert_hook() -> tuple[Any, ...]:
-    """Return the replacement in copies and checkpoints of the model, which does nothing and loads without hookcore."""
-    return getattr, (contextlib.nullcontext(), "__exit__")

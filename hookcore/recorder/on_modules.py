@@ -11,8 +11,9 @@ from torch import nn
 from hookcore import hooks
 from hookcore.hooks.compiled import guarded
 from hookcore.hooks.headroom import hold_headroom, release_headroom
+from hookcore.hooks.inert import InertInCopies
 from hookcore.hooks.modules import KeywordHook
-from hookcore.recorder.companions import LATE_PRE_HOOK, inert_hook
+from hookcore.recorder.companions import LATE_PRE_HOOK
 from hookcore.recorder.dispatch import Dispatcher
 from hookcore.recorder.models import Models
 from hookcore.recorder.plans import Plan
@@ -103,7 +104,7 @@ class ModuleAttachment:
             release_headroom()
 
 
-class ModulePreHook:
+class ModulePreHook(InertInCopies):
     """The forward pre-hook of one module."""
 
     __slots__ = ("_attachment", "_dispatcher", "_plan")
@@ -137,13 +138,8 @@ class ModulePreHook:
         if meter is not None:
             meter.leave()
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return inert_hook()
 
-    inert = __reduce__
-
-
-class ModuleHook:
+class ModuleHook(InertInCopies):
     """The forward hook of one module."""
 
     __slots__ = ("_dispatcher", "_plan")
@@ -165,11 +161,6 @@ class ModuleHook:
             plan.miss_call(LATE_HOOK)
         if meter is not None:
             meter.leave()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return inert_hook()
-
-    inert = __reduce__
 
 
 def stands_last(table: dict[int, Any], hook: ModuleHook | ModulePreHook) -> bool:

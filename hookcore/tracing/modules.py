@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from hookcore import hooks
 from hookcore.hooks.compiled import guard_functions
+from hookcore.hooks.inert import InertInCopies
 from hookcore.internals import DisableTorchFunction, current_graph_task, is_wrapped, tracing_state
 from hookcore.recorder.checkpoints import Pending, forward_segment, take_call
 from hookcore.tracing.calls import Layer, LayerCall, TraceKind
@@ -154,7 +155,7 @@ def _why_no_gradient(tensor: Tensor) -> str:
     return "the layer ran without gradients (torch.no_grad() or torch.inference_mode())"
 
 
-class BeforeHook:
+class BeforeHook(InertInCopies):
     """The forward pre-hook of a traced module."""
 
     __slots__ = ("traced",)
@@ -168,13 +169,8 @@ class BeforeHook:
         with DisableTorchFunction():
             self.traced.enter(args, kwargs)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return inert_hook()
 
-    inert = __reduce__
-
-
-class AfterHook:
+class AfterHook(InertInCopies):
     """The forward hook of a traced module."""
 
     __slots__ = ("traced",)
@@ -187,16 +183,6 @@ class AfterHook:
             return
         with DisableTorchFunction():
             self.traced.leave(output)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return inert_hook()
-
-    inert = __reduce__
-
-
-def inert_hook() -> tuple[Any, ...]:
-    """Return the replacement in copies and checkpoints of the model, which does nothing and loads without hookcore."""
-    return getattr, (contextlib.nullcontext(), "__exit__")
 
 
 guard_functions(BeforeHook.__call__, AfterHook.__call__)

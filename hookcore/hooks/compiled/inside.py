@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, Protocol
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 
 from hookcore import hooks
 from hookcore.hooks.compiled.regions import forget_graphs, guard_functions, unwrap
+from hookcore.hooks.inert import InertInCopies
 
 _KEY_BITS: Final = 32  # the low bits of an address are the module's key, the high bits the number of its `Inside`
 
@@ -79,7 +79,7 @@ class Inside:
         self._modules.clear()
 
 
-class _OutputHook:
+class _OutputHook(InertInCopies):
     """The forward hook of one module.
 
     Its address is in the graph as a tensor. A number would be compiled in, and identical modules that are compiled one
@@ -101,10 +101,6 @@ class _OutputHook:
                 _trace(tensor, self.address, index)
             else:
                 _see(tensor, self.number, index)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # A copy of the model, or a checkpoint, gets a hook that does nothing and loads without hookcore.
-        return getattr, (contextlib.nullcontext(), "__exit__")
 
 
 class _GradientHook:
