@@ -46,7 +46,7 @@ def _run(world: World, kinds: tuple[Kind, ...] = ("output", "output", "output"),
 def _line(step: int = 5, **changes: Any) -> Line:
     given: dict[str, Any] = {
         "key": f"event:{step}",
-        "sort": "hook-error",
+        "name": "hook-error",
         "title": "Hook error",
         "severity": "error",
         "until": None,
@@ -63,7 +63,7 @@ def test_findings_and_events_are_one_list_the_newest_first(world: World) -> None
     run = _run(world)
     run.store.add_event(Event(80, 1.0, "settings-changed", "every 1 -> 2"))
     lines = all_lines(run)
-    assert [(line.step, line.sort) for line in lines] == [(80, "settings-changed"), (BAD_FROM, "nonfinite")]
+    assert [(line.step, line.name) for line in lines] == [(80, "settings-changed"), (BAD_FROM, "nonfinite")]
     assert lines[1].module == "layers.1"
     run.acknowledge(lines[0].key)
     assert [line.acknowledged for line in all_lines(run)] == [True, False]
@@ -235,7 +235,7 @@ def test_two_spikes_of_one_tensor_are_separate_lines_and_one_can_be_selected(wor
     run.store.announce((Tap("blocks.2.relu", "output"),))
     for step in range(200):
         run.store.append(frame(step, [500.0 if step in (120, 160) else 1.0 + step % 3 * 0.01]))
-    spikes = [line for line in all_lines(run) if line.sort == "spike"]
+    spikes = [line for line in all_lines(run) if line.name == "spike"]
     assert [line.step for line in spikes] == [160, 120]
     assert len({line.id for line in spikes}) == 2
     text = world.client.get("/runs/one/events", params={"event": spikes[1].id}).text

@@ -110,7 +110,7 @@ def test_merged_points_have_a_band_of_their_extremes(world: World) -> None:
 
 def test_a_smoothed_line_keeps_the_original_line_behind_it(world: World) -> None:
     told = world.json("figure", run="one", chart="series", tap=0, smooth=4)
-    (behind,), (line,) = named(told, "(root) output, as it was"), named(told, "(root) output")
+    (behind,), (line,) = named(told, "(root) output (raw)"), named(told, "(root) output")
     assert behind["opacity"] < 0.5
     raw = values_of(behind["y"])
     assert raw.tolist() == [value_at(step, 0) for step in range(STEPS)]
@@ -178,7 +178,7 @@ def test_a_comparison_shows_how_many_times_as_large_the_second_run_is(world: Wor
     ratios = values_of(cells["customdata"])
     assert ratios[0] == pytest.approx([3.0] * STEPS)
     assert cells["zmin"] == -cells["zmax"]
-    (both,) = named(told, "not finite in both")
+    (both,) = named(told, "non-finite in both runs")
     assert np.isfinite(values_of(both["z"])).sum() == 2
 
 
@@ -192,7 +192,7 @@ def test_a_comparison_matches_taps_that_come_in_another_order() -> None:
     assert maps[0].first_step.tolist() == [5, 6, 7, 8, 9]
     told = figures.difference(*maps, figures.LIGHT, "t")
     assert values_of(told["data"][0]["customdata"])[1].tolist() == pytest.approx([2.0] * 5)
-    (only,) = named(told, "not finite in the second only")
+    (only,) = named(told, "non-finite only in the second run")
     assert np.isfinite(values_of(only["z"])).tolist() == [[True] * 5, [False] * 5]
     with pytest.raises(ArgumentError, match="no layer in common"):
         figures.same_maps(StoreReader(one), StoreReader(two), "param", "rms", None, (None, None), 100, 100)

@@ -273,7 +273,7 @@ def test_the_rollout_of_captured_maps_is_available_in_every_format(world: World)
     lines = csv_columns(world.get("attention-rollout", format="csv").content)
     assert same(floats(list(lines.values())).T, expected)
     assert world.json("attention-rollout", step=12)["layers"][0]["number"] == 99
-    assert "of step 13: there are those of [12, 20]" in world.error("attention-rollout", 404, step=13)
+    assert "of step 13: available steps: 12, 20" in world.error("attention-rollout", 404, step=13)
     only = world.json("attention-rollout", match="blocks.0*", gradient="true")
     assert same(only["matrix"], rollout(layers[:1], gradient=True))
     assert "blocks.1.attn has no gradient" in world.error("attention-rollout", 400, gradient="true")

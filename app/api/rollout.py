@@ -120,7 +120,9 @@ def _chosen(run: Run, match: str | None, step: int | None) -> tuple[list[int], l
     if step is None:
         return steps, maps[steps[-1]] if steps else []
     if step not in maps:
-        there_are = f"there are those of {steps[-20:]}" if steps else "ask for them with POST /api/v1/attention-rollout"
+        there_are = "ask for them with POST /api/v1/attention-rollout"
+        if steps:
+            there_are = f"available steps: {', '.join(map(str, steps[-20:]))}"
         raise HTTPException(404, f"there are no attention maps of step {step}: {there_are}")
     return steps, maps[step]
 

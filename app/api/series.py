@@ -75,9 +75,7 @@ def series(
 ) -> Response:
     """Return stats of some taps, or of up to 100 that match `match` and `kind`, each in a limited number of points."""
     if (tap is None) == (match is None and kind is None):
-        raise ArgumentError(
-            "ask for taps by tap= or for those that fit match= and kind=, not for both and not for neither"
-        )
+        raise ArgumentError("use either tap=, or match= and kind=")
     stats = list(dict.fromkeys(stat.split(",")))
     for each in stats:
         quantile_of(each)
@@ -147,7 +145,7 @@ def histograms(
 ) -> Response:
     """Return exact sums of sketches, on edges that all columns of a tap share. `taps` selects up to 50 at once."""
     if (tap is None) == (taps is None):
-        raise ArgumentError("ask for one tap= or for several as taps=1,2,3, not for both and not for neither")
+        raise ArgumentError("use either tap= for one tap, or taps=1,2,3 for several")
     wanted = [run.reader.find(each) for each in ([tap] if tap is not None else str(taps).split(","))]
     if len(wanted) * columns * bins > MAX_BINS:
         told = f"{len(wanted)} taps of {columns} columns and {bins} bins"

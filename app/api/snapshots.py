@@ -162,7 +162,7 @@ def tiles(
 
 @router.get(
     "/snapshots/{number}/statistics",
-    summary="What a part of a tensor is",
+    summary="Statistics of a slice",
     responses=described(answers.Statistics),
 )
 def statistics(run: GivenRun, reply: GivenReply, number: Number, part: Part = "") -> Response:

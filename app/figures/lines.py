@@ -77,7 +77,7 @@ def _line(name: str, one: Series, color: str, half_life: float) -> list[Trace]:
     plain = {**line, "name": escaped(name), "y": one.mean, "hovertemplate": "%{y:.5g}"}
     if half_life <= 0:
         return [plain]
-    behind = {**plain, "opacity": _RAW, "showlegend": False, "name": f"{escaped(name)}, as it was"}
+    behind = {**plain, "opacity": _RAW, "showlegend": False, "name": f"{escaped(name)} (raw)"}
     return [behind, {**plain, "y": smoothed(one.last_step, one.mean, half_life)}]
 
 

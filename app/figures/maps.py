@@ -61,9 +61,9 @@ def difference(one: Heatmap, two: Heatmap, style: Style, title: str) -> dict[str
         },
     }
     told = (
-        ("not finite in the second only", seen & bad[1] & ~bad[0], style.nan),
-        ("not finite in the first only", seen & bad[0] & ~bad[1], style.infinite),
-        ("not finite in both", seen & bad[0] & bad[1], style.quiet),
+        ("non-finite only in the second run", seen & bad[1] & ~bad[0], style.nan),
+        ("non-finite only in the first run", seen & bad[0] & ~bad[1], style.infinite),
+        ("non-finite in both runs", seen & bad[0] & bad[1], style.quiet),
     )
     return _map_of(style, title, [trace, *_flat_cells(edges, labels, told)])
 

@@ -15,7 +15,7 @@ from hookcore.store import Episode, NonfiniteTaps, Store, TapList
 from .finding import Finding
 from .order import around, rank_of
 
-MOST: Final = 10  # the newest past episodes to show
+MAX_PAST: Final = 10  # the newest past episodes to show
 STAT: Final = "rms"
 
 Spark = Callable[[int], tuple[float, ...]]  # the newest finite values of a tap, by its number
@@ -45,7 +45,7 @@ def find_nonfinite(store: Store, taps: TapList, window_first: int, spark: Spark)
     if not episodes:
         return []
     known, names = store.nonfinite_taps(), dict(taps)
-    past = [each for each in episodes if each.is_over][-MOST:]
+    past = [each for each in episodes if each.is_over][-MAX_PAST:]
     found: dict[int, Finding] = {}
     for episode in reversed([*past, *(each for each in episodes if not each.is_over)]):
         leader = _leader_of(episode, known, names)

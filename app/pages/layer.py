@@ -15,7 +15,7 @@ from ..runs import Run
 from .frame import address_of
 from .page import FindText, Page, RowNumber, RunPage, first_row_of_page
 from .views.event_list import SIGNS
-from .views.layer import SHOWN_STATS, Layer, alerts_of, hooks_of, layer_of, near, values_of
+from .views.layer import SHOWN_STATS, Layer, hooks_of, layer_of, lines_of, near, values_of
 from .views.words import KIND_WORDS, STAT_WORDS
 
 ROWS: Final = 100  # modules per page of the list
@@ -76,7 +76,7 @@ class LayerPage(RunPage):
 
     def part_alerts(self) -> dict[str, Any]:
         """Return its findings and events."""
-        return {"lines": alerts_of(self.run, self.shown.module.path), "signs": SIGNS}
+        return {"lines": lines_of(self.run, self.shown.module.path), "signs": SIGNS}
 
     def part_hooks(self) -> dict[str, Any]:
         """Return the hooks on it."""

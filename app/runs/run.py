@@ -246,8 +246,8 @@ class Run:
         if missing > 0:
             if self.on_disk is not None:
                 self.on_disk.miss(missing)  # or the next restart would report them again
-            told = f"The server was restarted. {missing:,} frames and snapshots were not on disk yet and are lost."
-            say(self, "reconnected", told, "warning", missing)
+            lost = f"The server was restarted. {missing:,} frames and snapshots were not on disk yet and are lost."
+            say(self, "reconnected", lost, "warning", missing)
         else:
             say(self, "reconnected", "the server was restarted; nothing is missing")
 

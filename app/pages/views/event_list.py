@@ -20,7 +20,7 @@ class Line:
     """A finding or an event."""
 
     key: str  # to acknowledge it; a finding keeps its key when it comes back
-    sort: str  # the name of the event, or of the rule
+    name: str  # of the event, or of the rule
     title: str
     severity: Severity
     step: int
@@ -134,7 +134,7 @@ class Filter:
         """Return whether a line is shown."""
         return (
             self.severity in ("", line.severity)
-            and self.name in ("", line.sort, FINDING if line.finding is not None else "")
+            and self.name in ("", line.name, FINDING if line.finding is not None else "")
             and self.fits_module(line.module)
             and self.text.casefold() in f"{line.title}\n{line.message}\n{line.module}".casefold()
             and (self.first is None or line.is_ongoing or (line.until or line.step) >= self.first)
@@ -144,8 +144,8 @@ class Filter:
 
 
 def names_of(lines: Iterable[Line]) -> dict[str, str]:
-    """Return the sorts that lines can be filtered by, each with its title."""
-    return dict(sorted({line.sort: line.title for line in lines}.items(), key=lambda each: each[1]))
+    """Return the names that lines can be filtered by, each with its title."""
+    return dict(sorted({line.name: line.title for line in lines}.items(), key=lambda each: each[1]))
 
 
 def markdown_of(lines: Sequence[Line], title: str, address: str) -> str:

@@ -149,7 +149,7 @@ def hooks_of(store: Store, layer: Layer) -> tuple[list[HookRecord], int]:
     return own, sum(hook.scope == "process" for hook in hooks)
 
 
-def alerts_of(run: Run, path: str) -> list[Line]:
+def lines_of(run: Run, path: str) -> list[Line]:
     """Return the module's findings, then its events, newest first."""
     found = [line_of(run, finding) for finding in run.findings.current() if finding.module == path]
     events = [line for line in event_lines(run) if line.module == path]

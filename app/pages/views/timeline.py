@@ -13,7 +13,7 @@ from .event_list import Line
 
 COLUMNS: Final = 100
 HEIGHT: Final = 40
-LEAST: Final = 6  # minimum height of a column: one event must stay visible next to thousands
+MIN_HEIGHT: Final = 6  # minimum height of a column: one event must stay visible next to thousands
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ def _column(place: int, counts: Counter[str], most: int, first: int, length: int
     bars, y = [], float(HEIGHT)
     for severity in SEVERITIES:
         if counts[severity]:
-            height = max(LEAST / len(counts), counts[severity] / most * HEIGHT)
+            height = max(MIN_HEIGHT / len(counts), counts[severity] / most * HEIGHT)
             height = min(height, y)
             y -= height
             bars.append(Bar(place, round(y, 1), round(height, 1), severity))
