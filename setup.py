@@ -21,7 +21,7 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 FOLDER = "hookcore/observe"
-LIMITED_API = "cp311"  # the oldest Python that loads the extension; newer ones load it too
+LIMITED_API = "cp310"  # the oldest Python that loads the extension; newer ones load it too
 OLDEST_GLIBC = (2, 17)
 FLAGS = ("-std=gnu11", "-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fvisibility=hidden")
 MACHINE = platform.machine()
@@ -77,7 +77,7 @@ class BuildKernel(build_ext):
 
 
 class TagWheel(bdist_wheel):
-    """Tags the wheel with its requirements: any Python since 3.11 and, if zig built it, any glibc since 2.17."""
+    """Tags the wheel with its requirements: any Python since 3.10 and, if zig built it, any glibc since 2.17."""
 
     def get_tag(self) -> tuple[str, str, str]:
         """Return the tags of Python, its interface, and the platform."""

@@ -2,7 +2,11 @@
 
 import re
 import sys
-import tomllib
+
+try:
+    import tomllib
+except ModuleNotFoundError:  # before Python 3.11
+    import tomli as tomllib
 
 with open("pyproject.toml", "rb") as file:
     needed = tomllib.load(file)["project"]["dependencies"]

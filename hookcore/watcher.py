@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Never
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Never
 
 import hookcore
 from hookcore.config import NOT_GIVEN, Attach, Compiled, Pattern, Settings

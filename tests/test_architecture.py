@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ast
 import inspect
+import itertools
 import re
 import subprocess
 import sys
-import tomllib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import UnionType
@@ -20,6 +20,7 @@ from torch import nn
 import hookcore
 from hookcore import internals
 from hookcore.config import NOT_GIVEN, SETTINGS, WatchSettings
+from tests.project import PROJECT, PYPROJECT
 
 ROOT = Path(__file__).parents[1]
 
@@ -369,20 +370,15 @@ def test_an_unknown_name_of_hookcore_is_an_attribute_error() -> None:
 
 
 def test_the_project_file_lists_every_package_and_the_version_of_the_code() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     folders = [file.parent.relative_to(ROOT) for folder in ("hookcore", "app") for file in _files(folder)]
     packages = {".".join(folder.parts).replace("app", "hookcore_app", 1) for folder in folders if "app" in folder.parts}
     packages |= {".".join(folder.parts) for folder in folders if "app" not in folder.parts}
-    assert set(project["tool"]["setuptools"]["packages"]) == packages
-    assert project["project"]["version"] == hookcore.__version__
+    assert set(PYPROJECT["tool"]["setuptools"]["packages"]) == packages
+    assert PROJECT["version"] == hookcore.__version__
 
 
 def test_every_direct_dependency_is_pinned_for_the_checks() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = [
-        *project["dependencies"],
-        *(each for extra in project["optional-dependencies"].values() for each in extra),
-    ]
+    wanted = [*PROJECT["dependencies"], *itertools.chain.from_iterable(PROJECT["optional-dependencies"].values())]
     names = {re.split(r"[<>=;\[ ]", each, maxsplit=1)[0].lower() for each in wanted}
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     pinned = [line.split("==") for line in lines if not line.startswith("#")]

@@ -263,7 +263,7 @@ def truth(model: nn.Module, batch: Tensor, loss_of: Callable[[Tensor], Tensor]) 
     gradients = torch.autograd.grad(loss, list(outputs.values()), allow_unused=True)
     for seen, gradient in zip(outputs, gradients, strict=True):
         if gradient is not None:
-            values[seen[0], "gradient", *seen[2:]] = gradient
+            values[(seen[0], "gradient", *seen[2:])] = gradient
     for handle in handles:
         handle.remove()
     return values

@@ -7,10 +7,10 @@ import re
 import shutil
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 from hookcore_app.settings import ServerSettings
+from tests.project import PROJECT
 from tests.serving import TOKEN, make_world, served
 
 ROOT = Path(__file__).parents[1]
@@ -35,7 +35,7 @@ def test_all_copied_files_exist_and_are_not_ignored() -> None:
 def test_the_server_gets_all_dependencies_except_those_of_trainers() -> None:
     command = [sys.executable, ROOT / "docker" / "requirements.py", "torch"]
     told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\n")
-    needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    needed = PROJECT["dependencies"]
     assert [line for line in told if line] == [each for each in needed if not each.startswith("torch")]
     assert len(needed) - len([line for line in told if line]) == 1
 

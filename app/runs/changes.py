@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 
+import anyio
+
 
 class Changes:
     """Notifies followers of new data. A follower keeps a version number, never a queue."""
@@ -31,10 +33,8 @@ class Changes:
                 return self.version
             self._waiting[event] = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(timeout_s):
+            with anyio.move_on_after(timeout_s):
                 await event.wait()
-        except TimeoutError:
-            pass
         finally:
             with self._lock:
                 self._waiting.pop(event, None)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Unpack
+from typing import Any
 
 from accelerate.tracking import GeneralTracker
 from torch import nn
+from typing_extensions import Unpack
 
 from hookcore.config import WatchSettings
 from hookcore.frameworks.watching import Watching

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Unpack
 
 from ignite.engine import Engine, Events
 from torch import nn
+from typing_extensions import Unpack
 
 from hookcore.config import WatchSettings
 from hookcore.frameworks.watching import Watching

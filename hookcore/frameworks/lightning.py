@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib.util import find_spec
-from typing import Any, Unpack
+from typing import Any
+
+from typing_extensions import Unpack
 
 from hookcore.config import WatchSettings
 from hookcore.frameworks.watching import Watching

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Self, Unpack
 
 import torch
 from torch import nn
+from typing_extensions import Self, Unpack
 
 from hookcore.config import Settings, WatchSettings
 from hookcore.watcher import Watcher, watch

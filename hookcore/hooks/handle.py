@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from functools import partial
 from types import CodeType, FrameType
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
+from typing_extensions import Self
 
 from hookcore.internals import MODULE_CALL, PACKAGE_EXPORT
 

@@ -2,7 +2,7 @@
  *
  * Written for any C compiler with GNU's vector types. The loops in _loops.h are compiled for several instruction sets,
  * and the module picks one when it is loaded. The few functions of Python's stable interface that it needs are
- * declared here, so that a build needs no Python headers and one build serves every Python since 3.11.
+ * declared here, so that a build needs no Python headers and one build serves every Python since 3.10.
  */
 
 #include <math.h>
