@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import io
 import subprocess
 import sys
@@ -38,9 +39,23 @@ pytestmark = [  # warnings that torch gives with or without hookcore
 ]
 WAYS = ("wrapped", "in place", "full graph", "part", "part in place")
 BACKENDS = ("eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.slow))
+
+
+def on(backend: str, *values: str) -> Any:
+    return pytest.param(*values, backend, marks=[pytest.mark.slow] if backend == "inductor" else [])
+
+
+# Every way with the quickest backend; with the others, one that wraps a whole model and one in place for a part.
+BOTH = ("wrapped", "part in place")
+QUICK = [*(on("eager", way) for way in WAYS), *(on("aot_eager", way) for way in BOTH)]
+PAIRS = [*QUICK, *(on("inductor", way) for way in BOTH)]
 CASES = [
-    *(("gpt", way) for way in WAYS),
-    *((name, way) for name in ("mlp", "convolutions") for way in ("wrapped", "part in place")),
+    *(on(backend, "gpt", way) for way, backend in (pair.values for pair in PAIRS)),
+    *(
+        on(backend, name, way)
+        for name in ("mlp", "convolutions")
+        for backend, way in (("eager", "part in place"), ("aot_eager", "wrapped"), ("inductor", "part in place"))
+    ),
 ]
 Seen = tuple[int, str, str, int]  # key, "output" or "gradient", index, call
 
@@ -193,6 +208,7 @@ def dynamo() -> Iterator[None]:
     begin_afresh()
 
 
+@functools.cache
 def trained_alone(name: str, way: str, backend: str) -> tuple[list[Tensor], tuple[int, int, int]]:
     """Train the compiled model unwatched."""
     model, batches = make(name, way)
@@ -282,8 +298,7 @@ def watch(model: nn.Module, **settings: Any) -> hookcore.Watcher:
     return hookcore.watch(model, budget=None, server=None, **settings)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize(("name", "way"), CASES)
+@pytest.mark.parametrize(("name", "way", "backend"), CASES)
 def test_a_watched_compiled_model_trains_to_the_same_bits_with_the_same_graphs(
     name: str, way: str, backend: str
 ) -> None:
@@ -296,8 +311,7 @@ def test_a_watched_compiled_model_trains_to_the_same_bits_with_the_same_graphs(
     assert equal(result, alone)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("way", "backend"), PAIRS)
 def test_the_boundary_of_a_region_is_its_output_and_its_gradient(way: str, backend: str) -> None:
     model, batches = make("gpt", way)
     expected = truth(model, batches[0], lambda output: output.pow(2).mean())
@@ -392,9 +406,11 @@ def test_coverage_says_which_modules_are_inside_a_region() -> None:
 # --- Inside: hookcore.watch(compiled="inside") ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize(("way", "trains"), [*((way, True) for way in WAYS), ("wrapped", False)])
-def test_watching_inside_yields_the_taps_of_the_uncompiled_model(way: str, trains: bool, backend: str) -> None:
+@pytest.mark.parametrize(
+    ("way", "backend", "trains"),
+    [*(pytest.param(*pair.values, True, marks=pair.marks) for pair in PAIRS), ("wrapped", "aot_eager", False)],
+)
+def test_watching_inside_yields_the_taps_of_the_uncompiled_model(way: str, backend: str, trains: bool) -> None:
     model, batches = make("gpt", way)
     expected = norms_seen(model.train(trains), lambda: model, batches[:2])
     model, batches = make("gpt", way)
@@ -603,8 +619,7 @@ def test_a_global_hook_of_the_users_makes_torch_warn_as_before(hooked: Hooked) -
 # --- Inside ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize(("name", "way"), CASES)
+@pytest.mark.parametrize(("name", "way", "backend"), CASES)
 def test_every_module_inside_is_seen_correctly_in_unchanged_graphs(name: str, way: str, backend: str) -> None:
     alone, count = trained_alone(name, way, backend)
     model, batches = make(name, way)
@@ -730,12 +745,12 @@ def test_an_observer_can_distinguish_training_and_evaluation_by_the_grad_mode(ba
     assert recording.grad_modes == {True}
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_hooks_added_after_compilation_work_and_are_removed_on_close(way: str) -> None:
-    alone, _ = trained_alone("gpt", way, "aot_eager")
+@pytest.mark.parametrize(("way", "backend"), QUICK)
+def test_hooks_added_after_compilation_work_and_are_removed_on_close(way: str, backend: str) -> None:
+    alone, _ = trained_alone("gpt", way, backend)
     model, batches = make("gpt", way)
     original = unwrap(model)
-    compiled = compile_model(model, way, "aot_eager")
+    compiled = compile_model(model, way, backend)
     result = train(compiled, batches[:1])
     recording = Recording()
     inside = Inside(recording)
