@@ -38,6 +38,7 @@ POLL_S: Final = 0.02
 BACKLOG: Final = 512
 FILE: Final = "dashboard.json"
 LOG: Final = "dashboard.log"
+SAFE_PATH: Final = ("-P",) if sys.version_info >= (3, 11) else ()  # imports nothing from the working directory
 # A dashboard serves only this machine, and doesn't use the settings of a training.
 _NOT_FOR_THE_SERVER: Final = ("HOST", "CERTFILE", "KEYFILE", "ROOT_PATH", "URL")
 
@@ -353,7 +354,7 @@ def _spawn(
     errors = folder.open_empty(LOG)
     try:
         return _Detached(
-            [sys.executable, "-P", "-m", "hookcore_app.cli", "serve", "--dashboard"],
+            [sys.executable, *SAFE_PATH, "-m", "hookcore_app.cli", "serve", "--dashboard"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=errors,
