@@ -42,8 +42,7 @@ demo: $(DEMO)  ## train a small network with the dashboard open, including all s
 test: $(STAMP)  ## everything that CI checks, including all setup
 	$(MAKE) --no-print-directory --jobs 2 --output-sync lint types scripts
 	$(MAKE) --no-print-directory quick
-	$(MAKE) --no-print-directory pages
-	$(MAKE) --no-print-directory slow
+	$(MAKE) --no-print-directory --jobs 2 --output-sync pages slow AT_ONCE=2  # one waits while the other computes
 
 lint: $(STAMP) $(NODE_STAMP)  ## style of Python, scripts, and styles
 	$(BIN)/ruff check $(CODE)
