@@ -24,7 +24,7 @@ export TOKENIZERS_PARALLELISM ?= false
 # Hundreds of tests start their own Python: the first one compiles, the others only read.
 export PYTHONDONTWRITEBYTECODE =
 # Tests at a time: one more than CI has cores, since many wait for a browser or a process. These may be run again,
-# because the machine may be shared.
+# because the machine may be shared. The pages' tests run beside the slow ones, which use the cores that a browser leaves.
 AT_ONCE ?= 3
 TORCH ?= 2.13.0
 AGAIN ?= --reruns 2
@@ -42,7 +42,7 @@ demo: $(DEMO)  ## train a small network with the dashboard open, including all s
 test: $(STAMP)  ## everything that CI checks, including all setup
 	$(MAKE) --no-print-directory --jobs 2 --output-sync lint types scripts
 	$(MAKE) --no-print-directory quick
-	$(MAKE) --no-print-directory --jobs 2 --output-sync pages slow AT_ONCE=2  # one waits while the other computes
+	$(MAKE) --no-print-directory --jobs 2 --output-sync pages slow AT_ONCE=$$((($(AT_ONCE) + 1) / 2))
 
 lint: $(STAMP) $(NODE_STAMP)  ## style of Python, scripts, and styles
 	$(BIN)/ruff check $(CODE)
