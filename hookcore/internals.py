@@ -118,6 +118,10 @@ def zero_all(tensors: list[Tensor]) -> None:
 
 # Dynamo
 
+# Older releases break the graph where a hook is registered on a tensor inside it (tried: 2.6, 2.8, and 2.10).
+INSIDE_FROM: Final = (2, 13)
+SEES_INSIDE: Final = tuple(map(int, torch.__version__.split(".")[:2])) >= INSIDE_FROM
+
 
 def skip_frames(codes: Iterable[CodeType], all_codes: Callable[[], Iterable[CodeType]]) -> None:
     """Keep Dynamo out of the frames of these codes and of every frame below them.

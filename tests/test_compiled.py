@@ -17,7 +17,7 @@ from torch.nn.modules import module as torch_module
 from torch.utils.checkpoint import checkpoint
 
 import hookcore
-from hookcore import hooks
+from hookcore import hooks, internals
 from hookcore.hooks.compiled import (
     Inside,
     QuietHooks,
@@ -37,6 +37,7 @@ pytestmark = [  # warnings that torch gives with or without hookcore
     pytest.mark.filterwarnings("ignore:.torch.jit.script_method:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
 ]
+needs_inside = pytest.mark.skipif(not internals.SEES_INSIDE, reason="this torch can't trace the hooks into its graphs")
 WAYS = ("wrapped", "in place", "full graph", "part", "part in place")
 BACKENDS = ("eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.slow))
 
@@ -406,6 +407,7 @@ def test_coverage_says_which_modules_are_inside_a_region() -> None:
 # --- Inside: hookcore.watch(compiled="inside") ------------------------------------------------------------------------
 
 
+@needs_inside
 @pytest.mark.parametrize(
     ("way", "backend", "trains"),
     [*(pytest.param(*pair.values, True, marks=pair.marks) for pair in PAIRS), ("wrapped", "aot_eager", False)],
@@ -417,6 +419,21 @@ def test_watching_inside_yields_the_taps_of_the_uncompiled_model(way: str, backe
     seen = norms_seen(model.train(trains), lambda: compile_model(model, way, backend), batches[:2])
     assert seen == pytest.approx(expected, rel=1e-3)
     assert counted()[0] == 1
+
+
+def test_a_torch_that_cannot_look_inside_captures_the_boundary_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(internals, "SEES_INSIDE", False)
+    model, batches = make("gpt")
+    with watch(model, compiled="inside") as watcher:
+        train(compile_model(model, "wrapped", "eager"), batches[:2])
+        assert watcher.flush()
+    (event,) = [event for event in watcher.store.events() if event.name == "inside-infeasible"]
+    assert event.severity == "warning"
+    assert f"needs torch {'.'.join(map(str, internals.INSIDE_FROM))} or newer" in event.message
+    assert [tap.module for tap in watcher.store.taps(kind="output").taps] == [""]
+    coverage = {each.path: each.captured for each in watcher.coverage()}
+    assert coverage.pop("")
+    assert not any(coverage.values())
 
 
 def norms_seen(model: nn.Module, compiled: Callable[[], nn.Module], batches: list[Tensor]) -> dict[Tap, float]:
@@ -619,6 +636,7 @@ def test_a_global_hook_of_the_users_makes_torch_warn_as_before(hooked: Hooked) -
 # --- Inside ---------------------------------------------------------------------------------------------------------
 
 
+@needs_inside
 @pytest.mark.parametrize(("name", "way", "backend"), CASES)
 def test_every_module_inside_is_seen_correctly_in_unchanged_graphs(name: str, way: str, backend: str) -> None:
     alone, count = trained_alone(name, way, backend)
@@ -634,6 +652,7 @@ def test_every_module_inside_is_seen_correctly_in_unchanged_graphs(name: str, wa
     assert_same_tensors({seen: recording.tensors[seen] for seen in expected}, expected)
 
 
+@needs_inside
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_gradients_find_their_own_forward_if_several_wait_for_a_backward(backend: str) -> None:
     model, batches = make("mlp")
@@ -669,6 +688,7 @@ class Split(nn.Module):
         return {"left": left, "both": (right, left * right), "none": None, "count": torch.arange(3)}
 
 
+@needs_inside
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_nested_outputs_are_seen_part_by_part(backend: str) -> None:
     model = Nested()
@@ -698,6 +718,7 @@ class Checkpointed(nn.Module):
         return hidden.sum(-1)
 
 
+@needs_inside
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_checkpointed_part_in_a_region_is_seen_once_with_correct_gradients(backend: str) -> None:
     torch.manual_seed(0)
@@ -725,6 +746,7 @@ def test_an_observer_that_stops_listening_recompiles_nothing(backend: str) -> No
     inside.close()
 
 
+@needs_inside
 def test_evaluation_without_gradients_is_also_seen() -> None:
     model, batches = make("mlp")
     inside, recording, _ = watch_inside(model)
@@ -745,6 +767,7 @@ def test_an_observer_can_distinguish_training_and_evaluation_by_the_grad_mode(ba
     assert recording.grad_modes == {True}
 
 
+@needs_inside
 @pytest.mark.parametrize(("way", "backend"), QUICK)
 def test_hooks_added_after_compilation_work_and_are_removed_on_close(way: str, backend: str) -> None:
     alone, _ = trained_alone("gpt", way, backend)
@@ -826,6 +849,7 @@ def test_a_vectorized_map_inside_a_region_runs_as_if_unwatched(backend: str) -> 
     inside.close()
 
 
+@needs_inside
 def test_two_observers_see_only_their_own_models() -> None:
     models = [Mlp(), Mlp()]
     watched = [watch_inside(model) for model in models]

@@ -152,7 +152,8 @@ SETTINGS: Final = (
         "boundary",
         f"one of {_listed(_COMPILED)}",
         "What to capture of compiled regions. `boundary`: the region's output and its gradient; results stay bit for "
-        "bit the same. `inside`: every module in the region; this costs more and changes results within rounding.",
+        "bit the same. `inside`: every module in the region; this needs torch 2.13, costs more, and changes results "
+        "within rounding.",
         read_choice(_COMPILED),
     ),
     Setting(

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+import torch
 from torch import Tensor
 
+from hookcore import internals
+from hookcore.config import Settings
 from hookcore.hooks.compiled import Inside
 from hookcore.hooks.headroom import hold_headroom, release_headroom
 from hookcore.recorder.dispatch import Dispatcher
 from hookcore.recorder.plans import Plan
+
+
+def feasible(settings: Settings) -> tuple[Settings, str]:
+    """Return the settings that this release of torch allows, and why they are not the given ones."""
+    if settings.compiled != "inside" or internals.SEES_INSIDE:
+        return settings, ""
+    needed = ".".join(map(str, internals.INSIDE_FROM))
+    why = f"compiled='inside' needs torch {needed} or newer, and this is {torch.__version__}"
+    return replace(settings, compiled="boundary"), f"{why}: of compiled regions, only the boundaries are captured"
 
 
 class InsideAttachment:

@@ -23,6 +23,7 @@ from hookcore.recorder.current import CurrentStep
 from hookcore.recorder.description import Describer
 from hookcore.recorder.dispatch import Dispatcher
 from hookcore.recorder.errorlog import ErrorLog
+from hookcore.recorder.in_graphs import feasible
 from hookcore.recorder.models import Models
 from hookcore.recorder.parameters import Parameters
 from hookcore.recorder.placement import Placement
@@ -45,6 +46,7 @@ class Recorder:
     """Connects models, dispatcher, steps, and shipping. No exception of theirs reaches the training."""
 
     def __init__(self, settings: Settings, sink: Sink, clock: Callable[[], float] = time.perf_counter) -> None:
+        settings, infeasible = feasible(settings)
         self._now = clock
         self._lock = threading.RLock()  # threads that train at the same time end their steps one after another
         plans, current, scale = PlanTable(), CurrentStep(), LossScale()
@@ -96,6 +98,8 @@ class Recorder:
         self._observed: dict[str, Plan] = {}  # the tensors that the user named
         self.closed = False
         sink.subscribe(self.on_command)
+        if infeasible:
+            self.emit("inside-infeasible", infeasible, "warning")
 
     # Hooks
 
