@@ -26,8 +26,8 @@ TESTED: Final = (
         "3.11",
         "2.6",
         "2026-11-22",
-        'the tests of eager training pass; `compiled="inside"` captures boundaries only, a watched compiled model may get '
-        "more graphs, and the inventory does not list pairs of saved-tensors hooks",
+        'the tests of eager training pass; `compiled="inside"` captures boundaries only, a watched compiled model '
+        "may get more graphs, and the inventory does not list pairs of saved-tensors hooks",
     ),
 )
 
