@@ -31,7 +31,7 @@ async ({ rows, steps, nanRow, nanStep, fit }) => {
   Object.defineProperties(follow, { span: { get: () => [newest - steps + 1, newest] }, newest: { get: () => newest } });
   const page = {
     follow,
-    state: Object.assign(new Emitter(), { get: () => "" }),
+    state: Object.assign(new Emitter(), { get: () => "", optional: () => "" }),
     cursor: new Cursor(),
     schedule: new Schedule(),
     keys: new Keys(null),

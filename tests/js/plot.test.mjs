@@ -26,7 +26,7 @@ const line = (mean, more = {}) => ({
   mean,
   ...more,
 });
-const page = (values, span = null) => ({ state: { get: (name) => values[name] ?? "" }, follow: { span } });
+const page = (values, span = null) => ({ state: { optional: (name) => values[name] ?? "" }, follow: { span } });
 
 test("of more points than can be drawn each extreme stays, and no step is left out", () => {
   const mean = counted(5000).map((step) => Math.sin(step));

@@ -6,7 +6,7 @@ import { Emitter } from "../../app/static/js/events.js";
 import { Follow, readSteps } from "../../app/static/js/follow.js";
 import { changesOf } from "../../app/static/js/hooks/changes.js";
 import { stepsOf } from "../../app/static/js/page.js";
-import { read, write } from "../../app/static/js/state.js";
+import { read, State, write } from "../../app/static/js/state.js";
 
 class FakeState extends Emitter {
   values = { steps: "live:500", step: "" };
@@ -25,6 +25,16 @@ test("an address holds what differs from the defaults, and what is not ours", ()
   const query = write({ f: "layers.*", sort: "value", steps: "live:500" }, defaults, "?token=1");
   assert.deepEqual(Object.fromEntries(new URLSearchParams(query)), { token: "1", f: "layers.*", sort: "value" });
   assert.deepEqual(read(query, defaults), { f: "layers.*", sort: "value", steps: "live:500" });
+});
+
+test("a parameter that the page doesn't have is an error, unless a shared chart asks for it", (about) => {
+  const before = Object.getOwnPropertyDescriptor(globalThis, "location");
+  about.after(() => (before ? Object.defineProperty(globalThis, "location", before) : delete globalThis.location));
+  Object.assign(globalThis, { location: { search: "?sort=value" }, addEventListener: () => undefined });
+  const state = new State({ f: "", sort: "model" });
+  assert.equal(state.get("sort"), "value");
+  assert.throws(() => state.get("srot"), /no parameter srot/);
+  assert.equal(state.optional("srot"), "");
 });
 
 test("steps are a live window or a range, and anything else is the usual window", () => {

@@ -88,7 +88,7 @@ export class Card {
         ? h(
             "p",
             { class: "quiet small" },
-            `The newest ${MAX_ROWS.toLocaleString("en")} of ${rows.length.toLocaleString("en")} rows. Exported files contain all rows.`,
+            `The newest ${count(MAX_ROWS)} of ${count(rows.length)} rows. Exported files contain all rows.`,
           )
         : "";
     this.table.replaceChildren(

@@ -1,5 +1,6 @@
 // @ts-check
 /** The keys that lead from page to page and from step to step, and the find box. */
+import { count } from "./format.js";
 import { write } from "./state.js";
 
 const FAR = 10;
@@ -65,7 +66,7 @@ export function addStepping(page) {
   const move = (by) => {
     if (follow.step === null || follow.newest === null) return;
     follow.hold(Math.min(follow.newest, Math.max(0, follow.step + by)));
-    page.announce(`Step ${(follow.step ?? 0).toLocaleString("en")}`);
+    page.announce(`Step ${count(follow.step ?? 0)}`);
   };
   /** @param {number} factor */
   const zoom = (factor) => {

@@ -1,6 +1,5 @@
 // @ts-check
 /** From a value to a place between 0 and 1, from values to a range, and the ticks of an axis. Pure. */
-export { INFINITE, MISSING, NAN } from "./worst.js";
 
 /** @typedef {"log" | "linear" | "symlog"} Kind */
 
@@ -117,13 +116,6 @@ function changes(before, after, kind) {
   const straight = new Scale(kind, ...after);
   const [low, high] = [straight.from - scale.from, straight.from + straight.span - scale.from - scale.span];
   return Math.max(Math.abs(low), Math.abs(high)) >= MIN_CHANGE * scale.span;
-}
-
-/** p1 to p99; where a range is given that was held before, a change of less than a fifth changes nothing.
- * @param {ArrayLike<number>} values @param {Kind} [kind] @param {[number, number] | null} [before] @returns {[number, number]} */
-export function rangeOf(values, kind = "log", before = null) {
-  const next = percentiles(values, kind);
-  return before !== null && !changes(before, next, kind) ? before : next;
 }
 
 /** Round values in a scale's range, ascending: 1, 2, 5 times a power of ten. @param {Scale} scale @param {number} [many] about so many at most

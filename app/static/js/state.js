@@ -33,7 +33,14 @@ export class State extends Emitter {
 
   /** @param {string} name */
   get(name) {
+    if (!(name in this.values)) throw new Error(`the address of this page has no parameter ${name}`);
     return this.values[name];
+  }
+
+  /** Returns the value, or "" on a page without this parameter: for charts that several pages have.
+   * @param {string} name */
+  optional(name) {
+    return this.values[name] ?? "";
   }
 
   /** `push` adds an entry to the browser's history, for changes that feel like navigation.

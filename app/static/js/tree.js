@@ -95,7 +95,7 @@ export class Tree {
   }
 
   get sorting() {
-    const text = this.page.state.get("sort") ?? "";
+    const text = this.page.state.optional("sort");
     const column = this.columns.find(({ key }) => key === text.replace(/^-/, ""));
     return column ? { column, descending: text.startsWith("-") } : null;
   }
@@ -104,7 +104,7 @@ export class Tree {
   build() {
     const before = this.rows[this.active]?.node.path;
     const tree = grow(this.modules);
-    this.roots = this.page.state.get("fold") === "1" ? fold(tree) : tree;
+    this.roots = this.page.state.optional("fold") === "1" ? fold(tree) : tree;
     this.#worst.clear();
     this.arrange();
     this.active = this.rows.findIndex(({ node }) => node.path === before);

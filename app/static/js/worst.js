@@ -39,28 +39,3 @@ export function worstOf(column, from, to, order = null) {
 export function startOf(pixel, rows, pixels) {
   return Math.ceil((pixel * rows) / pixels);
 }
-
-/** The pixel in which a row is. @param {number} row @param {number} rows @param {number} pixels */
-export function pixelOf(row, rows, pixels) {
-  return Math.floor((row * pixels) / rows);
-}
-
-/**
- * k columns of n values, in at most so many columns and rows; column by column.
- * @param {Float32Array} values @param {number} n @param {number} k @param {number} rowsPx @param {number} colsPx
- * @returns {{values: Float32Array, n: number, k: number}}
- */
-export function squeeze(values, n, k, rowsPx, colsPx) {
-  const [rows, columns] = [Math.min(n, rowsPx), Math.min(k, colsPx)];
-  const from = new Uint32Array(values.buffer, values.byteOffset, values.length);
-  const into = new Uint32Array(rows * columns).fill(MISSING);
-  for (let column = 0; column < k; column += 1) {
-    const held = from.subarray(column * n, (column + 1) * n);
-    const place = pixelOf(column, k, columns) * rows;
-    for (let row = 0; row < rows; row += 1) {
-      const found = worstOf(held, startOf(row, n, rows), startOf(row + 1, n, rows));
-      into[place + row] = worse(into[place + row], found);
-    }
-  }
-  return { values: new Float32Array(into.buffer), n: rows, k: columns };
-}

@@ -1,11 +1,11 @@
 // @ts-check
 /** The reader's hand on the bars of one step: what is under it, one cursor with the other charts, and picking. */
-import { Tip } from "../heat/tip.js";
+import { penOf } from "../canvas.js";
 import { colors } from "../theme.js";
+import { hideTip, showTip } from "../tip.js";
 import { MISSING, startOf, worse } from "../worst.js";
 import { barsIn } from "./bars.js";
 import { layerAt } from "./marks.js";
-import { sized } from "./output.js";
 
 /** @type {Record<string, number>} */
 const MOVES = { ArrowLeft: -1, ArrowRight: 1, PageUp: -10, PageDown: 10 };
@@ -13,7 +13,6 @@ const MOVES = { ArrowLeft: -1, ArrowRight: 1, PageUp: -10, PageDown: 10 };
 export class Hand {
   /** The layer that is pointed at, by its place; -1: none. */
   at = -1;
-  tip = new Tip();
 
   /** @param {import("../page.js").Page} page @param {import("./profile.js").Profile} profile */
   constructor(page, profile) {
@@ -58,14 +57,14 @@ export class Hand {
     this.at = place;
     this.page.cursor.move({ module: layer.module, tap: null, step }, this);
     const more = sharing > 1 ? `\nthe worst of ${sharing} layers here` : "";
-    this.tip.show(`${layer.label}${layer.type ? ` (${layer.type})` : ""}\n${this.profile.words(place)}${more}`, x, y);
+    showTip(`${layer.label}${layer.type ? ` (${layer.type})` : ""}\n${this.profile.words(place)}${more}`, x, y);
     this.draw();
   }
 
   leave() {
     if (this.at >= 0) this.page.cursor.move({ module: null, tap: null, step: null }, this);
     this.at = -1;
-    this.tip.hide();
+    hideTip();
     this.draw();
   }
 
@@ -94,12 +93,12 @@ export class Hand {
     const { plot, over, boxes, shown } = this.profile;
     const { clientWidth, clientHeight } = plot;
     if (!clientWidth || !boxes.length) return;
-    const pen = sized(over, clientWidth, clientHeight);
+    const pen = penOf(over, clientWidth, clientHeight, devicePixelRatio);
     const page = colors();
     const pointed = this.at >= 0 ? this.at : this.placeOf(this.page.cursor.point.module);
     const [top, bottom] = [boxes[0], boxes[boxes.length - 1]];
     for (const [place, color] of /** @type {[number, string][]} */ ([
-      [this.placeOf(this.page.state.get("module")), page.accent],
+      [this.placeOf(this.page.state.optional("module")), page.accent],
       [pointed, page.ink],
     ])) {
       if (place < 0 || place >= shown.length) continue;

@@ -1,5 +1,6 @@
 // @ts-check
 /** One step from input to output: a bar for each layer's activation, and one for the gradient that came back to it. */
+import { penOf } from "../canvas.js";
 import { Card } from "../card.js";
 import { h } from "../dom.js";
 import { count } from "../format.js";
@@ -10,7 +11,7 @@ import { barsIn, barsOf, decadesOf } from "./bars.js";
 import { Hand } from "./hand.js";
 import { blockMarks, boxesOf, panelMarks } from "./marks.js";
 import { merged } from "./order.js";
-import { pngOf, sized, svgOf, tableOf, wordOf } from "./output.js";
+import { pngOf, svgOf, tableOf, wordOf } from "./output.js";
 import { Values } from "./values.js";
 
 const TITLES = ["Activations", "Gradients"];
@@ -139,7 +140,7 @@ export class Profile {
       );
     });
     this.marks.push(...blockMarks(this.boxes[this.boxes.length - 1], this.shown, page));
-    drawMarks(sized(this.canvas, width, height), this.marks);
+    drawMarks(penOf(this.canvas, width, height, devicePixelRatio), this.marks);
     this.hand.draw();
     if (this.step !== null)
       document.dispatchEvent(

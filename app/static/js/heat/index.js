@@ -146,8 +146,4 @@ export class Heat {
   table() {
     return tableOf(this);
   }
-
-  canvasForExport() {
-    return this.screen.copy();
-  }
 }

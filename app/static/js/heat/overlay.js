@@ -10,7 +10,7 @@ export function drawCursor(pen, pointing, scene) {
   const { plot } = scene.layout;
   const held = page.state.get("step");
   if (held !== "" && held !== undefined) drawStep(pen, scene, Number(held), 0.9);
-  const picked = page.state.get("module");
+  const picked = page.state.optional("module");
   if (picked)
     drawMark(
       pen,

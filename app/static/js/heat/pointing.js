@@ -1,10 +1,11 @@
 // @ts-check
 /** The reader's hand on a heatmap: what is under it, one cursor with the other charts, picking, and zooming. */
+import { hideTip, showTip } from "../tip.js";
 import { worse } from "../worst.js";
 import { moveBy } from "./keys.js";
 import { boxOf, pixelAt, stepAt, xOf } from "./layout.js";
 import { drawCursor, drawDrag } from "./overlay.js";
-import { Tip, wordsOf } from "./tip.js";
+import { wordsOf } from "./tip.js";
 import { turn } from "./zoom.js";
 
 const DRAG_PX = 5; // less is a click
@@ -22,7 +23,6 @@ export class Pointing {
     this.page = page;
     this.heat = heat;
     this.screen = screen;
-    this.tip = new Tip();
     const { pad } = screen;
     pad.addEventListener("pointermove", (event) => this.#move(event));
     pad.addEventListener("pointerdown", (event) => this.#press(event));
@@ -82,7 +82,7 @@ export class Pointing {
     this.page.cursor.move({ module: row.module, tap: row.number, step: point.step }, this);
     this.draw();
     const [left, top] = x === undefined || y === undefined ? this.#corner(point) : [x, y];
-    this.tip.show(wordsOf(this.heat, point), left, top);
+    showTip(wordsOf(this.heat, point), left, top);
   }
 
   /** @param {Point} point @returns {[number, number]} */
@@ -139,7 +139,7 @@ export class Pointing {
   }
 
   hide() {
-    this.tip.hide();
+    hideTip();
   }
 
   /** The cursor over the picture: the layer and the step that are pointed at, here or in another chart. */

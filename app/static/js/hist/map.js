@@ -1,28 +1,27 @@
 // @ts-check
-/** One layer's histograms over steps: steps to the right, signed-log values upwards, the share of a step's values as the color. */
+/** One layer's histograms over steps: signed-log values upwards, and the share of a step's values as the color. */
+import { CanvasChart, pixelRatio } from "../canvas.js";
 import { paletteOf, pixelOf } from "../colors.js";
-import { h } from "../dom.js";
 import { prefs } from "../prefs.js";
-import { colors, onTheme } from "../theme.js";
+import { colors } from "../theme.js";
+import { hideTip, showTip } from "../tip.js";
 import { BOTTOM, drawAxes, drawCursor, LEFT, topOf } from "./axes.js";
 import { paint, STRIP } from "./paint.js";
 import { say, tableOf } from "./say.js";
 import { endsOf, extentOf, SignedLog, shapeOf } from "./shape.js";
-import { hideTip, showTip } from "./tip.js";
 
-const MAX_RATIO = 2;
 const PLACES = 40; // steps of the arrow keys from the bottom to the top
 
 /** @typedef {{title: string, height?: number, module?: string, onOpen?: (step: number | null) => void}} Options */
 
-export class HistMap {
+export class HistMap extends CanvasChart {
   /** @type {import("./shape.js").Shape | null} */
   shape = null;
   /** @type {SignedLog | null} */
   axis = null;
-  /** First and last step on the axis; null is what there is. @type {[number, number] | null} */
+  /** First and last step on the axis; null for all captured steps. @type {[number, number] | null} */
   span = null;
-  /** An axis shared with others; null is its own. @type {SignedLog | null} */
+  /** The axis shared with other charts, if any. @type {SignedLog | null} */
   shared = null;
   /** @type {{step: number, value: number} | null} */
   #at = null;
@@ -34,51 +33,19 @@ export class HistMap {
 
   /** @param {import("../page.js").Page} page @param {HTMLElement} element gets the canvas @param {Options} options */
   constructor(page, element, { title, height = 160, module, onOpen }) {
-    this.page = page;
+    const label = `${title}: histograms over steps. Arrow keys move the cursor${onOpen ? ", Enter opens the layer" : ""}`;
+    super(page, element, { label, name: "histmap", height });
     this.module = module;
     this.onOpen = onOpen;
-    this.canvas = /** @type {HTMLCanvasElement} */ (
-      h("canvas", { tabindex: "0", role: "application", class: "histmap" })
-    );
-    this.canvas.setAttribute(
-      "aria-label",
-      `${title}: histograms over steps. Arrow keys move the cursor${onOpen ? ", Enter opens the layer" : ""}`,
-    );
-    Object.assign(this.canvas.style, { width: "100%", height: `${height}px` });
-    element.append(this.canvas);
-    page.schedule.watch(this.canvas);
-    const again = () => this.draw();
-    const sized = new ResizeObserver(again);
-    sized.observe(this.canvas);
-    const undone = [
-      onTheme(again),
-      prefs.on("colors", again),
-      page.cursor.on(
-        "move",
-        () => page.schedule.isSeen(this.canvas) && page.schedule.soon(this.canvas, () => this.#compose()),
-      ),
-    ];
-    /** Takes it off the page. */
-    this.close = () => {
-      sized.disconnect();
-      for (const undo of undone) undo();
-      this.canvas.remove();
-    };
-    this.#listen(again);
+    const compose = () => page.schedule.soon(this.canvas, () => this.#compose());
+    this.onClose(page.cursor.on("move", () => page.schedule.isSeen(this.canvas) && compose()));
+    this.canvas.addEventListener("click", ({ clientX, clientY }) => {
+      onOpen?.(this.#placeOf(clientX, clientY)?.step ?? null);
+    });
   }
 
-  /** @param {() => void} again */
-  #listen(again) {
-    this.canvas.addEventListener("seen", again);
-    this.canvas.addEventListener("pointermove", (event) =>
-      this.#point(this.#placeOf(event), event.clientX, event.clientY),
-    );
-    for (const gone of ["pointerleave", "blur"]) this.canvas.addEventListener(gone, () => this.#point(null));
-    this.canvas.addEventListener("click", (event) => this.onOpen?.(this.#placeOf(event)?.step ?? null));
-    this.canvas.addEventListener("keydown", (event) => this.#key(event));
-  }
-
-  /** Shows one answer of `api/v1/histograms`. @param {import("../answers.js").Histograms} said @param {[number, number] | null} [span] @param {SignedLog | null} [shared] */
+  /** Shows one answer of `api/v1/histograms`. @param {import("../answers.js").Histograms} said
+   * @param {[number, number] | null} [span] @param {SignedLog | null} [shared] */
   show(said, span = null, shared = null) {
     this.shape = shapeOf(said);
     this.#ends = endsOf(this.shape);
@@ -87,11 +54,7 @@ export class HistMap {
     this.draw();
   }
 
-  draw() {
-    if (this.page.schedule.isSeen(this.canvas)) this.page.schedule.soon(this, () => this.#paint());
-  }
-
-  /** What is shown, as a table. */
+  /** Returns the shown numbers. */
   table() {
     return this.shape ? tableOf(this.shape) : { columns: ["step"], rows: [] };
   }
@@ -106,12 +69,13 @@ export class HistMap {
     return { width: this.canvas.clientWidth, height: this.canvas.clientHeight, ratio: this.#ratio };
   }
 
-  #paint() {
+  /** @override */
+  paint() {
     const span = this.shown;
     const { width, height } = this.#size;
     if (!this.shape || !span || width <= LEFT + 8) return;
     this.axis = this.shared ?? new SignedLog(extentOf([this.shape]));
-    this.#ratio = Math.min(MAX_RATIO, devicePixelRatio || 1);
+    this.#ratio = pixelRatio();
     const [across, down] = [Math.round(width * this.#ratio), Math.round(height * this.#ratio)];
     if (this.canvas.width !== across) this.canvas.width = across;
     if (this.canvas.height !== down) this.canvas.height = down;
@@ -146,16 +110,29 @@ export class HistMap {
     if (step !== null && step !== undefined) drawCursor(pen, step, span, this.#size);
   }
 
-  /** @param {MouseEvent} event */
-  #placeOf(event) {
+  /** @param {number} x in the window @param {number} y */
+  #placeOf(x, y) {
     const [box, span] = [this.canvas.getBoundingClientRect(), this.shown];
-    if (!span || !this.axis || event.clientX < box.left + LEFT) return null;
+    if (!span || !this.axis || x < box.left + LEFT) return null;
     const strip = STRIP / this.#ratio;
-    const place = 1 - (event.clientY - box.top - strip) / (box.height - BOTTOM - 2 * strip);
-    const step = Math.floor(
-      span[0] + ((event.clientX - box.left - LEFT) / (box.width - LEFT)) * (span[1] - span[0] + 1),
-    );
+    const place = 1 - (y - box.top - strip) / (box.height - BOTTOM - 2 * strip);
+    const step = Math.floor(span[0] + ((x - box.left - LEFT) / (box.width - LEFT)) * (span[1] - span[0] + 1));
     return { step: Math.min(span[1], step), value: this.axis.value(Math.min(1, Math.max(0, place))) };
+  }
+
+  /** @override @param {number} x @param {number} y */
+  point(x, y) {
+    this.#point(this.#placeOf(x, y), x, y);
+  }
+
+  /** @override */
+  leave() {
+    this.#point(null);
+  }
+
+  /** @override */
+  enter() {
+    this.onOpen?.(this.#at?.step ?? null);
   }
 
   /** @param {{step: number, value: number} | null} at @param {number} [x] @param {number} [y] */
@@ -171,21 +148,16 @@ export class HistMap {
     return words;
   }
 
-  /** @param {KeyboardEvent} event */
-  #key(event) {
+  /** @override @param {number} right @param {number} up */
+  move(right, up) {
     const span = this.shown;
-    if (event.key === "Enter") return this.onOpen?.(this.#at?.step ?? null);
-    /** @type {Record<string, [number, number]>} */
-    const moves = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, 1], ArrowDown: [0, -1] };
-    const move = moves[event.key];
-    if (!move || !span || !this.axis) return;
-    event.preventDefault();
-    event.stopPropagation();
+    if (!span || !this.axis) return false;
     const from = this.#at ?? { step: span[1], value: 0 };
-    const step = Math.max(span[0], Math.min(span[1], from.step + move[0] * (event.shiftKey ? 10 : 1)));
-    const value = this.axis.value(Math.max(0, Math.min(1, this.axis.place(from.value) + move[1] / PLACES)));
+    const step = Math.max(span[0], Math.min(span[1], from.step + right));
+    const value = this.axis.value(Math.max(0, Math.min(1, this.axis.place(from.value) + up / PLACES)));
     const box = this.canvas.getBoundingClientRect();
     const x = box.left + LEFT + ((step - span[0]) / (span[1] - span[0] + 1)) * (box.width - LEFT);
     this.page.announce(this.#point({ step, value }, x, box.top + topOf(this.axis, value, this.#size)) ?? "");
+    return true;
   }
 }

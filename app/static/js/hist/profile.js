@@ -1,21 +1,21 @@
 // @ts-check
 /** One layer's histograms as lines: ridges, the newest in front, or the bars of one step. Values to the right. */
+import { CanvasChart, penOf } from "../canvas.js";
 import { cssOf, tableOf } from "../colors.js";
-import { h } from "../dom.js";
 import { count, number } from "../format.js";
 import { prefs } from "../prefs.js";
-import { colors, onTheme } from "../theme.js";
+import { colors } from "../theme.js";
+import { hideTip, showTip } from "../tip.js";
 import { heightOf, heightsOf, picked } from "./heights.js";
 import { tableOf as numbersOf, say, stepsOf } from "./say.js";
 import { columnAt, endsOf, extentOf, SignedLog, shapeOf } from "./shape.js";
-import { hideTip, showTip } from "./tip.js";
 
 const RIDGES = 12;
 const PLACES = 100; // that the arrow keys visit on the axis
 const BOTTOM = 16;
 const FONT = "10.5px system-ui, sans-serif";
 
-export class HistProfile {
+export class HistProfile extends CanvasChart {
   /** @type {import("./shape.js").Shape | null} */
   shape = null;
   /** @type {SignedLog | null} */
@@ -30,38 +30,13 @@ export class HistProfile {
   /** @param {import("../page.js").Page} page @param {HTMLElement} element
    * @param {{title: string, height: number, mode: string, onOpen?: (step: number | null) => void}} options */
   constructor(page, element, { title, height, mode, onOpen }) {
-    this.page = page;
+    const what = mode === "bars" ? "the histogram of one step" : "histograms of several steps, newest in front";
+    const label = `${title}: ${what}. Left and right move along the values`;
+    super(page, element, { label, name: "histmap", height });
     this.mode = mode;
-    this.canvas = /** @type {HTMLCanvasElement} */ (
-      h("canvas", {
-        class: "histmap",
-        tabindex: "0",
-        role: "application",
-        "aria-label":
-          `${title}: ${mode === "bars" ? "the histogram of one step" : "histograms of several steps, newest in front"}. ` +
-          "Left and right move along the values",
-      })
-    );
-    Object.assign(this.canvas.style, { width: "100%", height: `${height}px` });
-    element.append(this.canvas);
-    const again = () => page.schedule.soon(this, () => this.#paint());
-    const sized = new ResizeObserver(again);
-    sized.observe(this.canvas);
-    const undone = [
-      onTheme(again),
-      prefs.on("colors", again),
-      page.cursor.on("move", () => mode === "bars" && again()),
-    ];
-    this.draw = again;
-    this.close = () => {
-      sized.disconnect();
-      for (const undo of undone) undo();
-      this.canvas.remove();
-    };
-    this.canvas.addEventListener("pointermove", (event) => this.#point(event));
-    for (const gone of ["pointerleave", "blur"]) this.canvas.addEventListener(gone, hideTip);
-    this.canvas.addEventListener("keydown", (event) => (event.key === "Enter" ? onOpen?.(null) : this.#key(event)));
-    this.canvas.addEventListener("click", () => onOpen?.(null));
+    this.onOpen = onOpen;
+    if (mode === "bars") this.onClose(page.cursor.on("move", () => this.draw()));
+    this.canvas.addEventListener("click", () => this.enter());
   }
 
   /** @param {import("../answers.js").Histograms} said @param {[number, number] | null} _span @param {SignedLog | null} [shared] */
@@ -76,7 +51,7 @@ export class HistProfile {
     return this.shape ? numbersOf(this.shape) : { columns: ["step"], rows: [] };
   }
 
-  /** The column of the bars: the step that is pointed at or held, else the newest. */
+  /** The column of the bars: the step under the cursor, the held step, or the newest. */
   get column() {
     if (!this.shape) return -1;
     const step = this.page.cursor.point.step ?? (this.page.follow.paused ? this.page.follow.step : null);
@@ -84,14 +59,13 @@ export class HistProfile {
     return found < 0 ? this.shape.columns - 1 : found;
   }
 
-  #paint() {
+  /** @override */
+  paint() {
     const { canvas, shape } = this;
-    const [width, height, ratio] = [canvas.clientWidth, canvas.clientHeight, Math.min(2, devicePixelRatio || 1)];
-    const pen = canvas.getContext("2d");
-    if (!pen || !shape?.columns || width < 20) return;
+    const [width, height] = [canvas.clientWidth, canvas.clientHeight];
+    if (!shape?.columns || width < 20) return;
     this.axis = this.shared ?? new SignedLog(extentOf([shape]));
-    Object.assign(canvas, { width: Math.round(width * ratio), height: Math.round(height * ratio) });
-    pen.setTransform(ratio, 0, 0, ratio, 0, 0);
+    const pen = penOf(canvas, width, height);
     pen.font = FONT;
     const columns = this.mode === "bars" ? [this.column] : picked(shape.columns, RIDGES);
     const room = height - BOTTOM;
@@ -139,10 +113,29 @@ export class HistProfile {
     );
   }
 
-  /** @param {PointerEvent} event */
-  #point({ clientX, clientY }) {
+  /** @override @param {number} x @param {number} y */
+  point(x, y) {
     const { left, width } = this.canvas.getBoundingClientRect();
-    this.#show((clientX - left) / width, clientX, clientY);
+    this.#show((x - left) / width, x, y);
+  }
+
+  /** @override */
+  leave() {
+    hideTip();
+  }
+
+  /** @override */
+  enter() {
+    this.onOpen?.(null);
+  }
+
+  /** @override @param {number} right */
+  move(right) {
+    if (!right) return false;
+    const place = Math.min(1, Math.max(0, this.#at + right / PLACES));
+    const { left, top, width } = this.canvas.getBoundingClientRect();
+    this.page.announce(this.#show(place, left + place * width, top));
+    return true;
   }
 
   /** Shows and returns the number of values at a place of the axis, from 0 to 1.
@@ -155,17 +148,6 @@ export class HistProfile {
     const words = say(this.shape, this.#ends, this.axis, at);
     showTip(words, x, y);
     return words;
-  }
-
-  /** @param {KeyboardEvent} event */
-  #key(event) {
-    const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-    if (!by) return;
-    event.preventDefault();
-    event.stopPropagation();
-    const place = Math.min(1, Math.max(0, this.#at + (by * (event.shiftKey ? 10 : 1)) / PLACES));
-    const { left, top, width } = this.canvas.getBoundingClientRect();
-    this.page.announce(this.#show(place, left + place * width, top));
   }
 }
 

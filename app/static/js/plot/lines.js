@@ -21,7 +21,8 @@ export class LineFigure {
   /** @type {[number, number]} */
   range = [0, 1];
 
-  /** @param {{state: {get(name: string): string}, follow: {span: [number, number] | null}}} page @param {{title: string, y?: YAxis, legend?: boolean}} options */
+  /** @param {{state: {optional(name: string): string}, follow: {span: [number, number] | null}}} page
+   * @param {{title: string, y?: YAxis, legend?: boolean}} options */
   constructor(page, options) {
     this.page = page;
     this.options = options;
@@ -30,13 +31,13 @@ export class LineFigure {
   /** @returns {import("./axis.js").ScaleName} */
   get scale() {
     const { scale = "linear", fixed = false } = this.options.y ?? {};
-    const asked = fixed ? "" : this.page.state.get("y");
+    const asked = fixed ? "" : this.page.state.optional("y");
     return asked === "log" || asked === "symlog" || asked === "linear" ? asked : scale;
   }
 
   /** @param {Record<string, string>} colors @param {number} width @param {number} height @param {boolean} [alone] without the page around it: with title and legend */
   make(colors, width, height, alone = false) {
-    const halfLife = Number(this.page.state.get("smooth")) || 0;
+    const halfLife = Number(this.page.state.optional("smooth")) || 0;
     const { span } = this.page.follow;
     this.drawn = this.lines.map((line) => drawn(line, halfLife, MAX_POINTS, span));
     const { low, high } = this.options.y ?? {};

@@ -1,17 +1,19 @@
 // @ts-check
 /** A tensor as tiles on one canvas: feature maps, attention heads, a matrix. Point at a cell to read it. */
+import { CanvasChart, penOf, pixelRatio } from "../canvas.js";
 import { paletteOf } from "../colors.js";
-import { h } from "../dom.js";
 import { prefs } from "../prefs.js";
-import { colors, onTheme } from "../theme.js";
+import { colors } from "../theme.js";
 import { cellAt, cornerOf, isCausal, layoutOf, pixelsOf, rangeOf } from "./layout.js";
 
 const HEIGHT = 520;
 
 /** @typedef {{tile: number, row: number, column: number}} Cell */
-/** @typedef {{values: Float32Array | Float64Array, shape: [number, number, number], shared: boolean, whole?: boolean, range?: ReturnType<typeof rangeOf>}} Picture `shared`: one scale for all tiles; `whole`: to the very ends */
+/** `shared`: one scale for all tiles; `whole`: from the minimum to the maximum.
+ * @typedef {{values: Float32Array | Float64Array, shape: [number, number, number], shared: boolean, whole?: boolean,
+ *   range?: ReturnType<typeof rangeOf>}} Picture */
 
-export class Tiles {
+export class Tiles extends CanvasChart {
   /** @type {Picture | null} */
   picture = null;
   /** @type {import("./layout.js").Layout | null} */
@@ -21,38 +23,15 @@ export class Tiles {
   /** @type {Cell | null} */
   at = null;
   causal = false;
-  /** What is shown without what is pointed at. */
+  /** The picture without the cursor. */
   #drawn = document.createElement("canvas");
 
   /** @param {import("../page.js").Page} page @param {HTMLElement} element
    * @param {{title: string, height?: number, onPoint: (cell: Cell | null, x: number, y: number) => void}} options */
   constructor(page, element, { title, height = HEIGHT, onPoint }) {
-    this.page = page;
+    super(page, element, { label: `${title}: arrow keys move the cursor`, name: "tiles" });
     this.tall = height;
     this.onPoint = onPoint;
-    this.canvas = /** @type {HTMLCanvasElement} */ (
-      h("canvas", {
-        class: "tiles",
-        tabindex: "0",
-        role: "application",
-        "aria-label": `${title}: arrow keys move the cursor`,
-      })
-    );
-    element.append(this.canvas);
-    const again = () => this.draw();
-    const sized = new ResizeObserver(again);
-    sized.observe(element);
-    const undone = [onTheme(again), prefs.on("colors", again)];
-    this.close = () => {
-      sized.disconnect();
-      for (const undo of undone) undo();
-      this.canvas.remove();
-    };
-    this.canvas.addEventListener("pointermove", (event) =>
-      this.#point(this.cellOf(event), event.clientX, event.clientY),
-    );
-    for (const gone of ["pointerleave", "blur"]) this.canvas.addEventListener(gone, () => this.#point(null, 0, 0));
-    this.canvas.addEventListener("keydown", (event) => this.#key(event));
   }
 
   /** @param {Picture} picture */
@@ -79,23 +58,16 @@ export class Tiles {
     this.draw();
   }
 
-  draw() {
-    this.page.schedule.soon(this, () => this.#paint());
-  }
-
-  #paint() {
+  /** @override */
+  paint() {
     const { canvas, picture } = this;
     const width = /** @type {HTMLElement} */ (canvas.parentElement)?.clientWidth ?? 0;
     if (!picture || width < 20) return;
     const [tiles, rows, columns] = picture.shape;
     this.layout = layoutOf(width, this.tall, tiles, rows, columns);
-    const ratio = Math.min(2, devicePixelRatio || 1);
-    Object.assign(canvas, { width: Math.round(width * ratio), height: Math.round(this.layout.height * ratio) });
+    penOf(canvas, width, this.layout.height);
     Object.assign(canvas.style, { width: `${width}px`, height: `${this.layout.height}px` });
-    Object.assign(this.#drawn, { width: canvas.width, height: canvas.height });
-    const pen = this.#drawn.getContext("2d");
-    if (!pen) return;
-    pen.setTransform(ratio, 0, 0, ratio, 0, 0);
+    const pen = penOf(this.#drawn, width, this.layout.height);
     pen.imageSmoothingEnabled = false;
     const small = document.createElement("canvas");
     Object.assign(small, { width: columns, height: rows });
@@ -113,14 +85,13 @@ export class Tiles {
     this.#mark();
   }
 
-  /** The picture, and the cell that is pointed at. */
+  /** Shows the picture with the cursor. */
   #mark() {
-    const pen = this.canvas.getContext("2d");
-    if (!pen || !this.#drawn.width) return;
+    const pen = /** @type {CanvasRenderingContext2D} */ (this.canvas.getContext("2d"));
     pen.setTransform(1, 0, 0, 1, 0, 0);
     pen.clearRect(0, 0, this.canvas.width, this.canvas.height);
     pen.drawImage(this.#drawn, 0, 0);
-    pen.scale(Math.min(2, devicePixelRatio || 1), Math.min(2, devicePixelRatio || 1));
+    pen.scale(pixelRatio(), pixelRatio());
     if (!this.at || !this.layout || !this.picture || this.at.tile >= this.picture.shape[0]) return;
     const [, rows, columns] = this.picture.shape;
     const [left, top] = cornerOf(this.layout, this.at.tile);
@@ -140,18 +111,22 @@ export class Tiles {
     }
   }
 
-  /** The value of a cell. @param {Cell} cell */
-  valueOf({ tile, row, column }) {
-    const [, rows, columns] = this.picture?.shape ?? [0, 0, 0];
-    return this.picture?.values[(tile * rows + row) * columns + column] ?? NaN;
-  }
-
   /** @param {{clientX: number, clientY: number}} event */
   cellOf(event) {
     const box = this.canvas.getBoundingClientRect();
     return this.layout && this.picture
       ? cellAt(this.layout, event.clientX - box.left, event.clientY - box.top, this.picture.shape)
       : null;
+  }
+
+  /** @override @param {number} x @param {number} y */
+  point(x, y) {
+    this.#point(this.cellOf({ clientX: x, clientY: y }), x, y);
+  }
+
+  /** @override */
+  leave() {
+    this.#point(null, 0, 0);
   }
 
   /** @param {Cell | null} cell @param {number} x @param {number} y */
@@ -161,19 +136,13 @@ export class Tiles {
     this.page.schedule.soon(this.canvas, () => this.#mark());
   }
 
-  /** @param {KeyboardEvent} event */
-  #key(event) {
-    /** @type {Record<string, [number, number]>} */
-    const moves = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
-    const move = moves[event.key];
-    if (!move || !this.picture || !this.layout) return;
-    event.preventDefault();
-    event.stopPropagation();
+  /** @override @param {number} right @param {number} up */
+  move(right, up) {
+    if (!this.picture || !this.layout) return false;
     const [tiles, rows, columns] = this.picture.shape;
     const from = this.at ?? { tile: 0, row: 0, column: 0 };
-    const size = event.shiftKey ? 10 : 1;
-    const column = from.column + move[1] * size;
-    // Over the edge of a tile lies the next one.
+    const column = from.column + right;
+    // Beyond the edge of a tile is the next tile.
     const tile =
       column >= columns && from.tile + 1 < tiles
         ? from.tile + 1
@@ -181,12 +150,13 @@ export class Tiles {
           ? from.tile - 1
           : from.tile;
     const inside = tile > from.tile ? 0 : tile < from.tile ? columns - 1 : Math.max(0, Math.min(columns - 1, column));
-    const cell = { tile, row: Math.max(0, Math.min(rows - 1, from.row + move[0] * size)), column: inside };
+    const cell = { tile, row: Math.max(0, Math.min(rows - 1, from.row - up)), column: inside };
     const [box, [left, top]] = [this.canvas.getBoundingClientRect(), cornerOf(this.layout, tile)];
     this.#point(
       cell,
       box.left + left + (cell.column / columns) * this.layout.tileWidth,
       box.top + top + (cell.row / rows) * this.layout.tileHeight,
     );
+    return true;
   }
 }

@@ -1,13 +1,13 @@
 // @ts-check
-/** A row of values as a line. Where it is squeezed, from the least to the largest; what is not finite stands at the edge. */
-import { h } from "../dom.js";
+/** A row of values as a line, from minimum to maximum where values share a pixel. Non-finite values are at the edge. */
+import { CanvasChart, penOf } from "../canvas.js";
 import { number } from "../format.js";
 import { evenTicks } from "../scale.js";
-import { colors, onTheme } from "../theme.js";
+import { colors } from "../theme.js";
 
 const [LEFT, BOTTOM, TOP] = [56, 18, 8];
 
-export class Trace {
+export class Trace extends CanvasChart {
   /** @type {{low: ArrayLike<number>, high: ArrayLike<number>, factor: number, length: number} | null} */
   data = null;
   at = -1;
@@ -15,54 +15,36 @@ export class Trace {
   /** @param {import("../page.js").Page} page @param {HTMLElement} element
    * @param {{title: string, height?: number, onPoint: (place: number, x: number, y: number) => void}} options */
   constructor(page, element, { title, height = 260, onPoint }) {
-    this.page = page;
+    super(page, element, { label: `${title}: arrow keys move the cursor`, height });
     this.onPoint = onPoint;
-    this.canvas = /** @type {HTMLCanvasElement} */ (
-      h("canvas", { tabindex: "0", role: "application", "aria-label": `${title}: arrow keys move the cursor` })
-    );
-    Object.assign(this.canvas.style, { width: "100%", height: `${height}px` });
-    element.append(this.canvas);
-    const again = () => this.draw();
-    const sized = new ResizeObserver(again);
-    sized.observe(element);
-    const ended = onTheme(again);
-    this.close = () => {
-      sized.disconnect();
-      ended();
-      this.canvas.remove();
-    };
-    this.canvas.addEventListener("pointermove", (event) =>
-      this.#point(this.#placeOf(event.clientX), event.clientX, event.clientY),
-    );
-    for (const gone of ["pointerleave", "blur"]) this.canvas.addEventListener(gone, () => this.#point(-1, 0, 0));
-    this.canvas.addEventListener("keydown", (event) => {
-      const move = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-      if (!move || !this.data) return;
-      event.preventDefault();
-      const box = this.canvas.getBoundingClientRect();
-      this.#point(
-        Math.max(0, Math.min(this.data.low.length - 1, this.at + move * (event.shiftKey ? 10 : 1))),
-        box.left + LEFT,
-        box.top,
-      );
-    });
   }
 
-  /** @param {ArrayLike<number>} low @param {ArrayLike<number>} high @param {number} factor values to a place @param {number} length values in all */
+  /** @param {ArrayLike<number>} low @param {ArrayLike<number>} high
+   * @param {number} factor values per place @param {number} length number of values */
   show(low, high, factor = 1, length = low.length) {
     this.data = { low, high, factor, length };
     this.draw();
   }
 
-  draw() {
-    this.page.schedule.soon(this, () => this.#paint());
-  }
-
-  /** @param {number} x of the window */
-  #placeOf(x) {
+  /** @override @param {number} x @param {number} y */
+  point(x, y) {
     const box = this.canvas.getBoundingClientRect();
     const many = this.data?.low.length ?? 0;
-    return Math.max(-1, Math.min(many - 1, Math.floor(((x - box.left - LEFT) / (box.width - LEFT)) * many)));
+    const place = Math.min(many - 1, Math.floor(((x - box.left - LEFT) / (box.width - LEFT)) * many));
+    this.#point(Math.max(-1, place), x, y);
+  }
+
+  /** @override */
+  leave() {
+    this.#point(-1, 0, 0);
+  }
+
+  /** @override @param {number} right */
+  move(right) {
+    if (!right || !this.data) return false;
+    const { left, top } = this.canvas.getBoundingClientRect();
+    this.#point(Math.max(0, Math.min(this.data.low.length - 1, this.at + right)), left + LEFT, top);
+    return true;
   }
 
   /** @param {number} place @param {number} x @param {number} y */
@@ -72,16 +54,11 @@ export class Trace {
     this.draw();
   }
 
-  #paint() {
-    const [width, height, ratio] = [
-      this.canvas.clientWidth,
-      this.canvas.clientHeight,
-      Math.min(2, devicePixelRatio || 1),
-    ];
-    const pen = this.canvas.getContext("2d");
-    if (!pen || !this.data || width < LEFT + 20) return;
-    Object.assign(this.canvas, { width: Math.round(width * ratio), height: Math.round(height * ratio) });
-    pen.scale(ratio, ratio);
+  /** @override */
+  paint() {
+    const [width, height] = [this.canvas.clientWidth, this.canvas.clientHeight];
+    if (!this.data || width < LEFT + 20) return;
+    const pen = penOf(this.canvas, width, height);
     const { low, high, length } = this.data;
     const page = colors();
     const finite = [...Array.from(low), ...Array.from(high)].filter(Number.isFinite);
@@ -98,7 +75,8 @@ export class Trace {
     pen.fillRect(Math.round(x(this.at)), 0, 1, height - BOTTOM);
   }
 
-  /** @param {CanvasRenderingContext2D} pen @param {(place: number) => number} x @param {(value: number) => number} y @param {Record<string, string>} page */
+  /** @param {CanvasRenderingContext2D} pen @param {(place: number) => number} x @param {(value: number) => number} y
+   * @param {Record<string, string>} page */
   #line(pen, x, y, page) {
     const { low, high } = /** @type {NonNullable<Trace["data"]>} */ (this.data);
     pen.strokeStyle = page.line1;
@@ -132,7 +110,8 @@ function dot(pen, x, y, color) {
   pen.fill();
 }
 
-/** @param {CanvasRenderingContext2D} pen @param {number} width @param {number} height @param {number[]} ticks @param {(value: number) => number} y @param {number} length @param {Record<string, string>} page */
+/** @param {CanvasRenderingContext2D} pen @param {number} width @param {number} height @param {number[]} ticks
+ * @param {(value: number) => number} y @param {number} length @param {Record<string, string>} page */
 function axis(pen, width, height, ticks, y, length, page) {
   pen.font = "10.5px system-ui, sans-serif";
   pen.textAlign = "right";

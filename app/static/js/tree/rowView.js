@@ -1,6 +1,8 @@
 // @ts-check
 /** One row's element, used again for whichever row is in sight. */
+
 import { h } from "../dom.js";
+import { count } from "../format.js";
 
 export const ROW_PX = 28;
 const NAME_PX = 220; // of the first column, at least
@@ -73,7 +75,7 @@ export class RowView {
     const isList = this.tree.sorting !== null;
     write(this.name, isList ? node.path || node.name : node.name);
     write(this.twist, expanded === null ? "" : expanded ? "\u25be" : "\u25b8");
-    write(this.many, node.members.length > 1 ? `(${node.members.length.toLocaleString("en")})` : "");
+    write(this.many, node.members.length > 1 ? `(${count(node.members.length)})` : "");
     const title = node.path || "(root)";
     if (this.cells[0].title !== title) this.cells[0].title = title;
   }

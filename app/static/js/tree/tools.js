@@ -1,6 +1,8 @@
 // @ts-check
 /** What stands above a tree: open and close, fold, the filter by type, and how much is found. And its headings. */
+
 import { h } from "../dom.js";
+import { count } from "../format.js";
 
 const MAX_TYPES = 200;
 
@@ -33,7 +35,7 @@ export class Tools {
     const options = [...counts]
       .sort((one, two) => two[1] - one[1])
       .slice(0, MAX_TYPES)
-      .map(([type, many]) => h("option", { value: type }, `${type} (${many.toLocaleString("en")})`));
+      .map(([type, many]) => h("option", { value: type }, `${type} (${count(many)})`));
     this.types.replaceChildren(h("option", { value: "" }, "All types"), ...options);
     this.tell();
   }
@@ -51,9 +53,9 @@ export class Tools {
   tell() {
     const { tree } = this;
     const all = tree.modules.length;
-    const folded = tree.page.state.get("fold") === "1";
-    const matching = `${tree.matching.toLocaleString("en")} ${folded ? "rows " : ""}of `;
-    const said = `${tree.finder.text ? matching : ""}${all.toLocaleString("en")} modules`;
+    const folded = tree.page.state.optional("fold") === "1";
+    const matching = `${count(tree.matching)} ${folded ? "rows " : ""}of `;
+    const said = `${tree.finder.text ? matching : ""}${count(all)} modules`;
     if (this.said.textContent !== said) this.said.textContent = said;
     this.fold.checked = folded;
     this.types.value = /(?:^|\s)type:(\S+)/.exec(tree.page.state.get("f") ?? "")?.[1] ?? "";
@@ -69,12 +71,7 @@ export class Tools {
       { class: "button", type: "button", onclick: () => this.tree.page.state.set({ f: "" }) },
       "Clear filter",
     );
-    return h(
-      "div",
-      {},
-      h("p", {}, `No modules match the filter; ${all.toLocaleString("en")} modules are hidden.`),
-      clear,
-    );
+    return h("div", {}, h("p", {}, `No modules match the filter; ${count(all)} modules are hidden.`), clear);
   }
 
   /** @param {import("../tree.js").Column} column @param {number} place @param {{column: import("../tree.js").Column, descending: boolean} | null} sort */
@@ -84,7 +81,7 @@ export class Tools {
     const mark = own ? (own.descending ? " \u25be" : " \u25b4") : "";
     // First click: the largest numbers, or words from A on; then the other way; then the model's order again.
     const [once, twice] = column.number ? [`-${column.key}`, column.key] : [column.key, `-${column.key}`];
-    const next = !own ? once : state.get("sort") === once ? twice : "";
+    const next = !own ? once : state.optional("sort") === once ? twice : "";
     const cell = h("div", {
       role: "columnheader",
       class: `tree-cell${column.number ? " number" : ""}`,
