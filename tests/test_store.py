@@ -120,7 +120,7 @@ def test_a_frame_older_than_the_newest_step_is_counted_and_dropped(store: Store)
     assert store.series(0, "max").max.tolist() == [3, 2]
     assert store.usage().dropped["too_late"] == 1
     assert [event.name for event in store.events()] == ["note", "too-late"]
-    assert store.events()[1].time_s == 5.0
+    assert store.events(name="too-late")[0].time_s == 5.0
     assert store.taps(kind="param").numbers.tolist() == [3]  # or the numbers of later taps would be wrong
 
 
@@ -282,6 +282,8 @@ def test_the_oldest_events_are_dropped_first_at_their_limit() -> None:
     assert [event.step for event in kept] == list(range(1000 - len(kept), 1000))
     assert usage.dropped["events_dropped"] == 1000 - len(kept) > 0
     assert usage.parts["events"].nbytes <= usage.parts["events"].limit
+    assert [event.step for event in store.events(severity="error", limit=2)] == [980, 990]
+    assert {event.name for event in store.events(first=995, last=998, name="odd")} == {"odd"}
 
 
 def test_snapshots_are_copied_and_the_oldest_make_room() -> None:

@@ -190,12 +190,7 @@ class StoreReader(Reader):
         taken, kept = self._store.events_after(after or 0)
         start = taken - len(kept)
         fitting = [
-            (start + place, event)
-            for place, event in enumerate(kept)
-            if (first is None or event.step >= first)
-            and (last is None or event.step <= last)
-            and name in (None, event.name)
-            and severity in (None, event.severity)
+            (start + place, event) for place, event in enumerate(kept) if event.fits(first, last, name, severity)
         ]
         shown = fitting[-limit:] if after is None else fitting[:limit]
         behind = shown[-1][0] + 1 if after is not None and len(fitting) > limit else taken

@@ -146,6 +146,11 @@ class Event:
         text = "\n".join((str(self.step), repr(self.time_s), self.name, self.module, self.message))
         return f"event:{hashlib.blake2b(text.encode('utf-8', 'replace'), digest_size=9).hexdigest()}"
 
+    def fits(self, first: int | None, last: int | None, name: str | None, severity: Severity | None) -> bool:
+        """Return whether it belongs to the steps from `first` to `last`, and has this name and severity."""
+        in_steps = (first is None or self.step >= first) and (last is None or self.step <= last)
+        return in_steps and name in (None, self.name) and severity in (None, self.severity)
+
 
 @dataclass(frozen=True, slots=True)
 class SketchBlock:

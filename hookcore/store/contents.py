@@ -10,7 +10,7 @@ import numpy as np
 
 from hookcore import patterns
 from hookcore.errors import ArgumentError, PatternError
-from hookcore.records import Coverage, Event, HookRecord, Kind, ModuleRecord, Snapshot, Tap
+from hookcore.records import Coverage, Event, HookRecord, Kind, ModuleRecord, Severity, Snapshot, Tap
 from hookcore.store import checks
 from hookcore.store.answers import StepRange, TapList
 from hookcore.store.facts import facts_of
@@ -56,9 +56,17 @@ class Contents:
         ]
         return TapList(np.array([number for number, _ in found], np.int64), tuple(tap for _, tap in found))
 
-    def events(self) -> list[Event]:
-        """Return the stored events, oldest first."""
-        return self._parts.events.items()
+    def events(
+        self,
+        first: int | None = None,
+        last: int | None = None,
+        name: str | None = None,
+        severity: Severity | None = None,
+        limit: int | None = None,
+    ) -> list[Event]:
+        """Return the newest matching events, oldest first."""
+        found = [event for event in self._parts.events.items() if event.fits(first, last, name, severity)]
+        return found if limit is None else found[max(0, len(found) - limit) :]
 
     def events_after(self, taken: int) -> tuple[int, list[Event]]:
         """Return the events after the first `taken`, and the number of all events. For followers."""
