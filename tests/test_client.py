@@ -245,7 +245,7 @@ def test_an_error_has_the_servers_message_and_status(world: Served, client: Clie
 def test_the_token_of_the_environment_may_end_with_a_newline(world: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOOKCORE_TOKEN", f"{TOKEN}\n")
     with Client(world.url) as client:
-        assert client.runs() == []
+        client.runs()  # raises if the token isn't the server's
 
 
 def test_an_unreachable_server_is_named() -> None:
