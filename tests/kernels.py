@@ -1,8 +1,12 @@
-"""Shared parts of the tests of the three kernels: float64 NumPy on the same values, and tensors of any values."""
+"""The three kernels under one name each, and what float64 NumPy says about the same values."""
 
 from __future__ import annotations
 
 import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
 
 import hypothesis.extra.numpy as hnp
 import numpy as np
@@ -10,18 +14,25 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
+from hookcore.observe import _kernel, cpu, layout, portable, reference, triton_kernel
 from hookcore.observe.arena import CpuArena
 from hookcore.observe.harvest import unpack
 from hookcore.recorder.frames import stats_of
 from hookcore.records import STATS
 from hookcore.records.sketch import BINS, bins_of
 
+# Triton decides on import whether it interprets: its kernel has a process of its own, where nothing else is tested.
+IN_INTERPRETER: Final = os.environ.get("TRITON_INTERPRET") == "1"
 ARENA = CpuArena(64, None)
-SAMPLED = CpuArena(64, 65536)
+BLOCK: Final = 64  # so that short tensors have several blocks
+PROGRAMS: Final = 3
+NEWEST: Final = 4  # of the extension's instruction sets
+
+Measured = tuple[dict[str, float], np.ndarray]  # the stats, and the dense sketch
 
 
-def measure(*tensors: torch.Tensor, arena: CpuArena = ARENA) -> tuple[dict[str, float], np.ndarray]:
-    """Return the stats and the dense sketch of tensors that were added to one row."""
+def measure(*tensors: torch.Tensor, arena: CpuArena = ARENA) -> Measured:
+    """Return the stats and the sketch of tensors that were added to one row."""
     for tensor in tensors:
         arena.observe(tensor, arena.row(7))
     (harvest,) = unpack([arena.pack(8)])
@@ -29,6 +40,69 @@ def measure(*tensors: torch.Tensor, arena: CpuArena = ARENA) -> tuple[dict[str, 
     dense = np.zeros(BINS, np.int64)
     dense[harvest.bins] = harvest.counts
     return dict(zip(STATS, stats_of(harvest.cells)[0].tolist(), strict=True)), dense
+
+
+def _measure_at(level: int) -> Callable[..., Measured]:
+    def run(*tensors: torch.Tensor) -> Measured:
+        _kernel.limit_instructions(level)  # a processor without these uses the next older ones
+        try:
+            return measure(*tensors)
+        finally:
+            _kernel.limit_instructions(NEWEST)
+
+    return run
+
+
+def use_numpy(patch: pytest.MonkeyPatch) -> None:
+    """Use NumPy instead of the extension."""
+    for name in ("observe", "observe_other", "observe_strided", "pack", "unpack"):
+        patch.setattr(cpu, name, getattr(portable, name))
+
+
+def _measure_by_numpy(*tensors: torch.Tensor) -> Measured:
+    with pytest.MonkeyPatch.context() as patch:
+        use_numpy(patch)
+        return measure(*tensors)
+
+
+def interpret(*tensors: torch.Tensor, limit: int | None = None, offset: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Return the merged row and the sketch of tensors that Triton's kernel added to one slot."""
+    rows = torch.zeros((PROGRAMS, layout.CELLS), dtype=torch.float64)
+    histogram = torch.zeros(BINS, dtype=torch.int32)
+    for tensor in tensors:
+        stride = reference.stride_of(tensor.numel(), limit)
+        triton_kernel.add(tensor, rows, histogram, stride, offset, BLOCK)
+    return reference.combine(rows).numpy(), histogram.numpy()
+
+
+def _measure_by_triton(*tensors: torch.Tensor) -> Measured:
+    row, histogram = interpret(*tensors)
+    return dict(zip(STATS, stats_of(row[None])[0].tolist(), strict=True)), histogram
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One way to measure tensors."""
+
+    name: str
+    measure: Callable[..., Measured]
+
+    def check(self, values: np.ndarray, *tensors: torch.Tensor) -> None:
+        """Compare the stats and the bins of tensors, added to one row, with NumPy's of their values."""
+        stats, dense = self.measure(*tensors)
+        require_stats(values, stats)
+        expected = np.bincount(bins_of(values.astype(np.float64).reshape(-1)), minlength=BINS)
+        np.testing.assert_array_equal(dense, expected)
+        assert stats["sketched"] == values.size
+        assert stats["parts"] == len(tensors)
+
+
+EXTENSION: Final = Kernel("extension", _measure_at(NEWEST))
+OLDER: Final = [Kernel(f"extension, instructions {level}", _measure_at(level)) for level in (1, 3)]
+NUMPY: Final = Kernel("NumPy", _measure_by_numpy)
+TRITON: Final = Kernel("Triton", _measure_by_triton)
+KERNELS: Final = [TRITON] if IN_INTERPRETER else [EXTENSION, NUMPY]
+ALL: Final = [TRITON] if IN_INTERPRETER else [EXTENSION, *OLDER, NUMPY]
 
 
 def expect(values: np.ndarray) -> dict[str, float]:
@@ -54,14 +128,6 @@ def expect(values: np.ndarray) -> dict[str, float]:
             "norm": math.sqrt(math.fsum(near**2)) * unit,
         }
     return {name: float(value) for name, value in answer.items()}
-
-
-def check(values: np.ndarray, *tensors: torch.Tensor) -> None:
-    stats, dense = measure(*tensors)
-    require_stats(values, stats)
-    np.testing.assert_array_equal(dense, np.bincount(bins_of(values.astype(np.float64).reshape(-1)), minlength=BINS))
-    assert stats["sketched"] == values.size
-    assert stats["parts"] == len(tensors)
 
 
 floats32 = hnp.arrays(

@@ -1,4 +1,8 @@
-"""The CPU kernel against float64 NumPy: every stat and every bin, whatever the values, the type and the layout."""
+"""Every kernel against float64 NumPy: every stat and every bin, whatever the values, the type, and the layout.
+
+The extension with its newest instructions, NumPy, and in a process of its own (see test_triton_kernel.py) Triton's
+interpreter pass the same tests. Tests of one kernel alone follow at the end.
+"""
 
 from __future__ import annotations
 
@@ -11,91 +15,138 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hookcore.observe import cpu
+from hookcore.observe import cpu, portable
 from hookcore.observe.arena import CODES, CpuArena
 from hookcore.observe.harvest import unpack
 from hookcore.records import STAT_COLUMN, STATS
 from hookcore.records.sketch import BINS, bins_of
-from tests.kernels import ARENA, SAMPLED, check, expect, floats32, floats64, measure
+from tests.kernels import (
+    ALL,
+    ARENA,
+    BLOCK,
+    IN_INTERPRETER,
+    KERNELS,
+    NUMPY,
+    Kernel,
+    expect,
+    floats32,
+    floats64,
+    measure,
+)
+
+by_each = pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
+by_all = pytest.mark.parametrize("kernel", ALL, ids=lambda kernel: kernel.name)
+on_cpu = pytest.mark.skipif(IN_INTERPRETER, reason="only Triton's kernel is tested in this process")
+SAMPLED = CpuArena(64, 65536)
+LONGEST = 9_000 if IN_INTERPRETER else 300_001  # Triton's interpreter takes a second for 10,000 values
+COMPLEX = [torch.complex64, torch.complex128]
+REAL = [dtype for dtype in CODES if not dtype.is_complex]
 
 
-@settings(deadline=None, max_examples=300)
-@given(floats32)
-def test_every_stat_of_any_float32_equals_float64(values: np.ndarray) -> None:
-    check(values, torch.from_numpy(values))
+def tries(number: int) -> settings:
+    """Return how often a property is tried."""
+    return settings(deadline=None, max_examples=number // 7 if IN_INTERPRETER else number)
 
 
-@settings(deadline=None, max_examples=200)
-@given(floats64)
-def test_every_stat_of_any_float64_equals_numpy(values: np.ndarray) -> None:
-    check(values, torch.from_numpy(values))
+@by_each
+@tries(280)
+@given(values=floats32)
+def test_every_stat_of_any_float32_equals_float64(kernel: Kernel, values: np.ndarray) -> None:
+    kernel.check(values, torch.from_numpy(values))
 
 
-@settings(deadline=None, max_examples=200)
-@given(st.lists(floats64, min_size=2, max_size=4))
-def test_parts_of_any_magnitude_merge_to_the_stats_of_the_whole(parts: list[np.ndarray]) -> None:
-    check(np.concatenate(parts), *[torch.from_numpy(part) for part in parts])
+@by_each
+@tries(280)
+@given(values=floats64)
+def test_every_stat_of_any_float64_equals_numpy(kernel: Kernel, values: np.ndarray) -> None:
+    kernel.check(values, torch.from_numpy(values))
 
 
-@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
-@pytest.mark.parametrize("step", [1, 2])
-def test_a_complex_tensor_is_measured_by_its_magnitudes(dtype: torch.dtype, step: int) -> None:
-    tensor = torch.randn(5000, dtype=dtype, generator=torch.Generator().manual_seed(0))[::step]
-    check(np.abs(tensor.numpy().astype(np.complex128)), tensor)
+@by_each
+@tries(100)
+@given(values=hnp.arrays(np.float16, st.integers(1, 40), elements=st.floats(width=16)))
+def test_every_stat_of_any_float16_equals_float64(kernel: Kernel, values: np.ndarray) -> None:
+    kernel.check(values, torch.from_numpy(values))
 
 
-@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
-def test_a_finite_complex_value_is_finite(dtype: torch.dtype) -> None:
+@by_each
+@tries(100)
+@given(values=floats32)
+def test_bfloat16_is_measured_by_its_own_values(kernel: Kernel, values: np.ndarray) -> None:
+    tensor = torch.from_numpy(values).to(torch.bfloat16)
+    kernel.check(tensor.float().numpy(), tensor)
+
+
+@by_each
+@tries(180)
+@given(parts=st.lists(floats64, min_size=2, max_size=4) | st.lists(floats32, min_size=2, max_size=5))
+def test_parts_of_any_magnitude_merge_to_the_stats_of_the_whole(kernel: Kernel, parts: list[np.ndarray]) -> None:
+    kernel.check(np.concatenate(parts), *[torch.from_numpy(part) for part in parts])
+
+
+@by_all
+@pytest.mark.parametrize("dtype", REAL if IN_INTERPRETER else list(CODES))
+@pytest.mark.parametrize("size", [size for size in (1, 15, 16, 2049, 70_001) if size <= LONGEST])
+def test_every_type_is_measured_by_its_own_values(kernel: Kernel, dtype: torch.dtype, size: int) -> None:
+    tensor = torch.randn(size, generator=torch.Generator().manual_seed(size)).mul(30).to(dtype)
+    exact = tensor.to(torch.complex128).abs() if dtype.is_complex else tensor.double()
+    kernel.check(exact.numpy(), tensor)
+
+
+@by_each
+def test_a_large_integer_is_not_rounded_to_float32(kernel: Kernel) -> None:
+    stats, _ = kernel.measure(torch.tensor([2**40 + 1, 2**40 + 3]))
+    assert (stats["mean"], stats["std"]) == (2**40 + 2, 1)
+
+
+@by_each
+@pytest.mark.parametrize("size", [size for size in (1, 2047, 2048, 2049, 8191, 40_000, 300_001) if size <= LONGEST])
+@pytest.mark.parametrize("mean", [0.0, 1e4, -1e8])
+def test_a_huge_mean_does_not_cancel_a_tiny_spread(kernel: Kernel, size: int, mean: float) -> None:
+    exact = np.random.default_rng(size).normal(size=size) * 1e-3 + mean
+    for values in (exact, exact.astype(np.float32)):
+        kernel.check(values, torch.from_numpy(values))
+
+
+@by_all
+@pytest.mark.parametrize("special", [math.nan, math.inf, -math.inf, 0.0, -0.0, 1e-45, 3.4e38])
+@pytest.mark.parametrize("at", [0, 2048, -1])
+def test_one_unusual_value_among_many_is_counted_and_the_rest_stays_exact(
+    kernel: Kernel, special: float, at: int
+) -> None:
+    values = np.random.default_rng(1).normal(size=min(100_000, LONGEST)).astype(np.float32)
+    values[at] = special
+    kernel.check(values, torch.from_numpy(values))
+
+
+@by_each
+def test_an_outlying_or_non_finite_first_block_does_not_cancel_the_spread_of_others(kernel: Kernel) -> None:
+    values = np.random.default_rng(2).normal(size=5003) + 1e8
+    values[:BLOCK] = 0
+    kernel.check(values, torch.from_numpy(values))
+    values[:2100] = -np.inf
+    kernel.check(values, torch.from_numpy(values))
+
+
+@by_each
+def test_a_tensor_without_finite_values_does_not_change_the_moments_of_others(kernel: Kernel) -> None:
+    parts = [torch.full((100,), math.nan), torch.tensor([3.0, 5.0]), torch.full((70,), math.inf), torch.empty(0)]
+    kernel.check(torch.cat(parts).numpy(), *parts)
+
+
+@on_cpu
+@by_each
+@pytest.mark.parametrize("dtype", COMPLEX)
+def test_a_finite_complex_value_is_finite(kernel: Kernel, dtype: torch.dtype) -> None:
     largest = torch.finfo(dtype).max
     tensor = torch.tensor([complex(largest, largest), complex(1, 0), complex(math.inf, math.nan)], dtype=dtype)
-    stats, _ = measure(tensor)
+    stats, _ = kernel.measure(tensor)
     assert (stats["count"], stats["inf"], stats["nan"]) == (3, 1, 0)
     assert stats["max"] >= largest
 
 
-@settings(deadline=None, max_examples=100)
-@given(hnp.arrays(np.float16, st.integers(1, 40), elements=st.floats(width=16)))
-def test_every_stat_of_any_float16_equals_float64(values: np.ndarray) -> None:
-    check(values, torch.from_numpy(values))
-
-
-@settings(deadline=None, max_examples=100)
-@given(floats32)
-def test_bfloat16_is_measured_by_its_own_values(values: np.ndarray) -> None:
-    tensor = torch.from_numpy(values).to(torch.bfloat16)
-    check(tensor.float().numpy(), tensor)
-
-
-@settings(deadline=None, max_examples=100)
-@given(st.lists(floats32, min_size=2, max_size=5))
-def test_parts_merge_to_the_stats_of_the_whole(parts: list[np.ndarray]) -> None:
-    check(np.concatenate(parts), *[torch.from_numpy(part) for part in parts])
-
-
-@pytest.mark.parametrize("size", [1, 2047, 2048, 2049, 8191, 40_000, 300_001])
-@pytest.mark.parametrize("mean", [0.0, 1e4, -1e8])
-def test_a_huge_mean_does_not_cancel_a_tiny_spread(size: int, mean: float) -> None:
-    values = (np.random.default_rng(size).normal(size=size) * 1e-3 + mean).astype(np.float32)
-    check(values, torch.from_numpy(values))
-    exact = np.random.default_rng(size).normal(size=size) * 1e-3 + mean
-    check(exact, torch.from_numpy(exact))
-
-
-@pytest.mark.parametrize("special", [math.nan, math.inf, -math.inf, 0.0, -0.0, 1e-45, 3.4e38])
-@pytest.mark.parametrize("at", [0, 2048, 99_999])
-def test_one_unusual_value_among_many_is_counted_and_the_rest_stays_exact(special: float, at: int) -> None:
-    values = np.random.default_rng(1).normal(size=100_000).astype(np.float32)
-    values[at] = special
-    check(values, torch.from_numpy(values))
-
-
-@pytest.mark.parametrize("dtype", [dtype for dtype in CODES if not (dtype.is_floating_point or dtype.is_complex)])
-def test_integers_and_bools_are_measured_as_numbers(dtype: torch.dtype) -> None:
-    generator = torch.Generator().manual_seed(0)
-    tensor = torch.randint(0, 2 if dtype is torch.bool else 100, (5000,), generator=generator).to(dtype)
-    check(tensor.numpy(), tensor)
-
-
+@on_cpu
+@by_each
 @pytest.mark.parametrize(
     "view",
     [
@@ -111,14 +162,27 @@ def test_integers_and_bools_are_measured_as_numbers(dtype: torch.dtype) -> None:
     ],
 )
 @pytest.mark.parametrize(
-    "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int16, torch.bool]
+    "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int16, torch.bool, torch.complex64]
 )
-def test_a_view_is_measured_by_its_own_elements(view, dtype: torch.dtype) -> None:  # type: ignore[no-untyped-def]
+def test_a_view_is_measured_by_its_own_elements(kernel: Kernel, view, dtype: torch.dtype) -> None:  # type: ignore[no-untyped-def]
     base = torch.randn(50, 60, generator=torch.Generator().manual_seed(3)).mul(3).to(dtype)
     tensor = view(base)
-    check(tensor.float().numpy() if dtype is torch.bfloat16 else tensor.numpy(), tensor)
+    exact = tensor.to(torch.complex128).abs() if dtype.is_complex else tensor.double()
+    kernel.check(exact.numpy(), tensor)
 
 
+# --- One kernel alone -----------------------------------------------------------------------------------------------
+
+
+@on_cpu
+def test_numpy_processes_long_tensors_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(portable, "_PIECE", 1000)
+    values = np.random.default_rng(0).normal(size=10_001).astype(np.float32)
+    values[5000] = math.nan
+    NUMPY.check(values, torch.from_numpy(values))
+
+
+@on_cpu
 def test_a_sampled_sketch_takes_at_least_the_limit_and_covers_the_whole_tensor() -> None:
     values = torch.arange(1, 2_000_001, dtype=torch.float32)
     SAMPLED.begin_step()
@@ -130,6 +194,7 @@ def test_a_sampled_sketch_takes_at_least_the_limit_and_covers_the_whole_tensor()
     assert stats["mean"] == pytest.approx(1_000_000.5, rel=1e-12)
 
 
+@on_cpu
 def test_the_sampled_values_change_from_step_to_step() -> None:
     values = torch.arange(1, 2_000_001, dtype=torch.float32)  # the smallest values are in separate bins
     sketches = set()
@@ -139,6 +204,7 @@ def test_the_sampled_values_change_from_step_to_step() -> None:
     assert len(sketches) > 1
 
 
+@on_cpu
 @pytest.mark.parametrize("threads", [1, 2])
 def test_the_result_does_not_depend_on_the_number_of_threads(threads: int) -> None:
     before = torch.get_num_threads()
@@ -156,11 +222,13 @@ def test_the_result_does_not_depend_on_the_number_of_threads(threads: int) -> No
     np.testing.assert_array_equal(dense, np.bincount(bins_of(tensor.numpy()), minlength=BINS))
 
 
+@on_cpu
 def test_a_packed_row_is_empty_afterwards() -> None:
     measure(torch.randn(1000))
     assert ARENA.pack(64).size == 0
 
 
+@on_cpu
 def test_the_unused_cells_of_the_stats_are_known() -> None:
     assert STAT_COLUMN["ratio"] == len(STATS) - 1
     assert cpu.CONTROL_CELLS * 8 <= 128
@@ -179,6 +247,7 @@ def any_tensor(pick: np.random.Generator) -> torch.Tensor:
     return torch.stack([tensor, tensor], 1)[:, 0] if pick.random() < 0.3 else tensor
 
 
+@on_cpu
 @pytest.mark.parametrize("threads", [1, 2])
 def test_no_count_remains_in_a_row_or_in_what_threads_share(threads: int) -> None:
     before, pick = torch.get_num_threads(), np.random.default_rng(threads)

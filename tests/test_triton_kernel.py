@@ -1,12 +1,10 @@
-"""The CUDA kernel, compared with torch's operators: in Triton's interpreter, and on a GPU if there is one.
+"""The CUDA kernel alone: its samples and programs in Triton's interpreter, its compilation, and a GPU if there is one.
 
-Triton decides on import whether it interprets. So the tests marked `interpreted` run in a separate process, which the
-first test starts.
+The first test starts the interpreter's process, in which the tests marked `interpreted` and test_kernels.py run.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import subprocess
 import sys
@@ -20,53 +18,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hookcore.observe import layout, reference, triton_kernel
+from hookcore.observe.arena import CODES
 from hookcore.observe.device import DeviceArena
-from hookcore.records.sketch import BINS, bins_of
-from tests.kernels import check_stats, expect, floats32, floats64
+from hookcore.records.sketch import BINS
+from tests.kernels import BLOCK, IN_INTERPRETER, PROGRAMS, check_stats, expect, interpret
 
-IN_INTERPRETER = os.environ.get("TRITON_INTERPRET") == "1"
 interpreted = pytest.mark.skipif(not IN_INTERPRETER, reason="runs in the process that the first test starts")
 compiled = pytest.mark.skipif(IN_INTERPRETER, reason="the interpreter compiles nothing")
 on_gpu = pytest.mark.skipif(IN_INTERPRETER or not torch.cuda.is_available(), reason="needs a GPU")
 
 ROOT = Path(__file__).parents[1]
-BLOCK = 64  # so that short tensors have several blocks
-PROGRAMS = 3
-DTYPES = [
-    torch.float32,
-    torch.float64,
-    torch.bfloat16,
-    torch.float16,
-    torch.uint8,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-]
-DTYPES += [torch.int64, torch.bool]
-
-
-def observe(*tensors: torch.Tensor, limit: int | None = None, offset: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Return the merged row and the dense sketch of tensors that were added to one slot."""
-    rows = torch.zeros((PROGRAMS, layout.CELLS), dtype=torch.float64)
-    histogram = torch.zeros(BINS, dtype=torch.int32)
-    for tensor in tensors:
-        stride = reference.stride_of(tensor.numel(), limit)
-        triton_kernel.add(tensor, rows, histogram, stride, offset, BLOCK)
-    return reference.combine(rows).numpy(), histogram.numpy()
-
-
-def check(values: np.ndarray, *tensors: torch.Tensor) -> None:
-    row, histogram = observe(*tensors)
-    check_stats(values, row)
-    assert row[layout.PARTS] == len(tensors)
-    assert row[layout.SKETCHED] == values.size
-    np.testing.assert_array_equal(histogram, np.bincount(bins_of(values.astype(np.float64)), minlength=BINS))
+DTYPES = [dtype for dtype in CODES if not dtype.is_complex]
 
 
 @compiled
 @pytest.mark.slow
 def test_the_kernel_is_correct_in_the_interpreter() -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "", __file__]
+    files = [__file__, ROOT / "tests" / "test_kernels.py"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "", *files]
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     run = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout + run.stderr
@@ -74,76 +43,11 @@ def test_the_kernel_is_correct_in_the_interpreter() -> None:
 
 
 @interpreted
-@settings(deadline=None, max_examples=40)
-@given(floats32)
-def test_every_stat_of_any_float32_equals_float64(values: np.ndarray) -> None:
-    check(values, torch.from_numpy(values))
-
-
-@interpreted
-@settings(deadline=None, max_examples=40)
-@given(floats64)
-def test_every_stat_of_any_float64_equals_numpy(values: np.ndarray) -> None:
-    check(values, torch.from_numpy(values))
-
-
-@interpreted
-@settings(deadline=None, max_examples=25)
-@given(st.lists(floats32, min_size=2, max_size=4))
-def test_micro_batches_merge_in_a_slot(parts: list[np.ndarray]) -> None:
-    check(np.concatenate(parts), *[torch.from_numpy(part) for part in parts])
-
-
-@interpreted
-@settings(deadline=None, max_examples=25)
-@given(st.lists(floats64, min_size=2, max_size=4))
-def test_micro_batches_of_any_magnitude_merge_in_a_slot(parts: list[np.ndarray]) -> None:
-    check(np.concatenate(parts), *[torch.from_numpy(part) for part in parts])
-
-
-@interpreted
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_every_type_is_measured_by_its_own_values(dtype: torch.dtype) -> None:
-    generator = torch.Generator().manual_seed(1)
-    tensor = torch.randn(1003, generator=generator).mul(50).abs().to(dtype)
-    check(tensor.double().numpy(), tensor)
-
-
-@interpreted
-def test_a_large_integer_is_not_rounded_to_float32() -> None:
-    row, _ = observe(torch.tensor([2**40 + 1, 2**40 + 3]))
-    assert row[layout.MEAN] == 2**40 + 2
-    assert row[layout.DEVIATION] == 2
-
-
-@interpreted
-@pytest.mark.parametrize("mean", [0.0, 1e4, -1e8])
-def test_a_huge_mean_does_not_cancel_a_tiny_spread(mean: float) -> None:
-    values = np.random.default_rng(1).normal(size=5003) * 1e-3 + mean
-    check(values, torch.from_numpy(values))
-
-
-@interpreted
-def test_an_outlying_or_non_finite_first_block_does_not_cancel_the_spread_of_others() -> None:
-    values = np.random.default_rng(2).normal(size=5003) + 1e8
-    values[:BLOCK] = 0
-    check(values, torch.from_numpy(values))
-    values[:2000] = -np.inf
-    check(values, torch.from_numpy(values))
-
-
-@interpreted
-def test_a_tensor_without_finite_values_does_not_change_the_moments_of_others() -> None:
-    parts = [torch.full((100,), math.nan), torch.tensor([3.0, 5.0]), torch.full((70,), math.inf), torch.empty(0)]
-    check(torch.cat(parts).numpy(), *parts)
-
-
-@interpreted
 @settings(deadline=None, max_examples=25)
 @given(st.integers(0, 2000), st.integers(1, 300), st.integers(0, 2**30))
 def test_the_sampled_values_are_those_of_the_reference(number: int, limit: int, offset: int) -> None:
     tensor = torch.arange(1, number + 1, dtype=torch.float32) ** 3
-    row, histogram = observe(tensor, limit=limit, offset=offset)
+    row, histogram = interpret(tensor, limit=limit, offset=offset)
     np.testing.assert_array_equal(histogram, reference.bins(tensor, limit, offset).numpy())
     assert row[layout.SKETCHED] == histogram.sum()
     check_stats(tensor.numpy(), row)
