@@ -115,8 +115,8 @@ def test_histograms_of_several_taps_equal_those_of_each(world: World) -> None:
         sum(map(sum, world.json("histograms", tap=tap)["counts"])) for tap in (2, 0)
     )
     assert set(rows["tap"]) == {"0", "2"}
-    assert "one tap= or for several" in world.error("histograms", 400)
-    assert "one tap= or for several" in world.error("histograms", 400, tap=1, taps="1,2")
+    assert "use either tap= for one tap, or taps=" in world.error("histograms", 400)
+    assert "use either tap= for one tap, or taps=" in world.error("histograms", 400, tap=1, taps="1,2")
     assert "99" in world.error("histograms", 400, taps="1,99")
     assert world.get("histograms", status=422, taps="1,x")
     assert "bins: request fewer" in world.error("histograms", 400, taps=",".join(["1"] * 50), columns=2000, bins=80)

@@ -23,6 +23,7 @@ NEG_INF_COUNT: Final = 7
 ZERO_COUNT: Final = 8
 PARTS: Final = 9  # number of merged tensors; 0 means an empty row
 SKETCHED: Final = 10  # number of values in the sketch
+RATIO: Final = 11  # always zero here; the column of the stats that the recorder computes, |update| / |parameter|
 SCALE: Final = 12  # 0, or the power of two that is the unit of MEAN; DEVIATION is in units of its square
 TOUCHED: Final = 13  # bits that say which of 64 stretches of the sketch are not empty; for the extension only
 CELLS: Final = 16
