@@ -1,6 +1,7 @@
 // @ts-check
 /** Charts on a canvas of their own: sharp, redrawn when their size or colors change, read by pointer and by arrow keys. */
 import { h } from "./dom.js";
+import { imageOf } from "./plot/files.js";
 import { prefs } from "./prefs.js";
 import { onTheme } from "./theme.js";
 
@@ -56,6 +57,12 @@ export class CanvasChart {
   }
 
   paint() {}
+
+  /** @returns {Promise<Blob>} a PNG of what it shows now, even if it is out of view */
+  image() {
+    this.paint();
+    return imageOf(this.canvas);
+  }
 
   /** @param {number} _x in the window @param {number} _y */
   point(_x, _y) {}

@@ -5,7 +5,6 @@ import { Card } from "../card.js";
 import { byId, h } from "../dom.js";
 import { HistMap } from "../hist/map.js";
 import { Refresh } from "../live/refresh.js";
-import { imageOf } from "../plot/files.js";
 import { shortOf } from "./plan.js";
 
 const MIN_MS = 2000;
@@ -63,7 +62,7 @@ export class Distributions {
       module: this.module,
       onOpen: (step) => step !== null && this.page.follow.hold(step),
     });
-    const png = () => imageOf(map.canvas);
+    const png = () => map.image();
     const query = () => ({ path: "histograms", query: { tap: tap.label, ...this.#bounds, columns: FULL, bins: BINS } });
     return {
       tap,

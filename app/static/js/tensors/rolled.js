@@ -5,7 +5,6 @@ import { get, numberOf } from "../api.js";
 import { Card } from "../card.js";
 import { byId, h } from "../dom.js";
 import { count, number, percent } from "../format.js";
-import { imageOf } from "../plot/files.js";
 import { showScale } from "./scalebar.js";
 import { Tiles } from "./tiles.js";
 import { Trace } from "./trace.js";
@@ -48,7 +47,7 @@ export class Rolled {
       title: "Attention rollout",
       table: () => this.table(),
       query: () => ({ path: "attention-rollout", query: this.query }),
-      png: () => imageOf(this.matrix.canvas),
+      png: () => this.matrix.image(),
     });
     for (const name of TRIFLES) state.on(name, () => this.look());
     for (const name of ["position", "image"]) state.on(name, () => this.#showRow());

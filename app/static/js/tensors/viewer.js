@@ -3,7 +3,6 @@
 
 import { Card } from "../card.js";
 import { byId, h } from "../dom.js";
-import { imageOf } from "../plot/files.js";
 import { toast } from "../toast.js";
 import { rangeOf } from "./layout.js";
 import { viewsOf } from "./plan.js";
@@ -186,8 +185,8 @@ export class Viewer {
 
   /** @returns {Promise<Blob>} */
   async png() {
-    const canvas = this.sides[0]?.picture?.canvas;
-    if (!canvas) throw new Error("no tensor is shown");
-    return imageOf(canvas);
+    const picture = this.sides[0]?.picture;
+    if (!picture) throw new Error("no tensor is shown");
+    return picture.image();
   }
 }
