@@ -42,7 +42,7 @@ demo: $(DEMO)  ## train a small network with the dashboard open, including all s
 test: $(STAMP)  ## everything that CI checks, including all setup
 	$(MAKE) --no-print-directory --jobs 2 --output-sync lint types scripts
 	$(MAKE) --no-print-directory quick
-	$(MAKE) --no-print-directory --jobs 2 --output-sync pages slow AT_ONCE=$$((($(AT_ONCE) + 1) / 2))
+	$(MAKE) --no-print-directory --jobs 2 --output-sync pages slow
 
 lint: $(STAMP) $(NODE_STAMP)  ## style of Python, scripts, and styles
 	$(BIN)/ruff check $(CODE)
@@ -60,7 +60,7 @@ scripts: $(STAMP)  ## the tests of the pages' pure modules, in Node
 	node --test tests/js/*.test.mjs
 
 pages: $(STAMP)  ## the pages in a real browser
-	$(BIN)/python -m pytest -q -n $(AT_ONCE) --dist loadfile --durations 15 $(AGAIN) -m browser tests/browser
+	$(BIN)/python -m pytest -q -n $$((($(AT_ONCE) + 1) / 2)) --dist loadfile --durations 15 $(AGAIN) -m browser tests/browser
 
 slow: $(STAMP)  ## the tests that take longer: whole models, compilers, several processes
 	$(BIN)/python -m pytest -q -n $(AT_ONCE) --dist loadgroup --durations 15 $(AGAIN) -m "slow and not browser"
