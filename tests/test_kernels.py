@@ -74,6 +74,8 @@ def test_every_stat_of_any_float16_equals_float64(kernel: Kernel, values: np.nda
 @given(values=floats32)
 def test_bfloat16_is_measured_by_its_own_values(kernel: Kernel, values: np.ndarray) -> None:
     tensor = torch.from_numpy(values).to(torch.bfloat16)
+    if IN_INTERPRETER:  # which converts subnormal bfloat16s wrongly, before the kernel sees them
+        tensor[tensor.abs() < torch.finfo(torch.bfloat16).tiny] = 0
     kernel.check(tensor.float().numpy(), tensor)
 
 
