@@ -73,6 +73,19 @@ class Recording:
         self.closed.set()
 
 
+class Stuck(Recording):
+    """Writes nothing until it is released."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entered, self.released = threading.Event(), threading.Event()
+
+    def write(self, step: int, time_s: float, numbers: Mapping[str, float]) -> None:
+        self.entered.set()
+        self.released.wait(PATIENCE_S)
+        super().write(step, time_s, numbers)
+
+
 # -- the summary --
 
 
@@ -254,25 +267,17 @@ def test_a_step_that_cannot_be_written_costs_no_other_step() -> None:
 
 def test_a_stuck_bridge_drops_steps_and_delays_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tee, "MAX_WAITING", 2)
-    entered, release = threading.Event(), threading.Event()
-
-    class Stuck(Recording):
-        def write(self, step: int, time_s: float, numbers: Mapping[str, float]) -> None:
-            entered.set()
-            release.wait(PATIENCE_S)
-            super().write(step, time_s, numbers)
-
     writer, told, store = Stuck(), list[Exception](), Store(16_000_000)
     sink = TeeSink(StoreSink(store), lambda: writer, lambda where, error: told.append(error))
     for step in range(2):
         sink.send(frame_of(step, {}, scalars={"loss": float(step)}))
-    assert entered.wait(PATIENCE_S)
+    assert writer.entered.wait(PATIENCE_S)
     for step in range(2, 8):
         sink.send(frame_of(step, {}, scalars={"loss": float(step)}))
     assert store.steps().newest == 7
     assert sink.dropped == 4  # step 0 is being written, 1 and 2 wait, 7 is not over
     assert ["later ones are dropped" in str(error) for error in told] == [True]
-    release.set()
+    writer.released.set()
     wait_for(lambda: set(writer.steps) == {0, 1, 2})
     sink.close()
     assert writer.closed.wait(PATIENCE_S)
@@ -281,22 +286,14 @@ def test_a_stuck_bridge_drops_steps_and_delays_nothing(monkeypatch: pytest.Monke
 
 def test_a_dropped_step_costs_the_bridge_no_other_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tee, "MAX_WAITING", 1)
-    entered, release = threading.Event(), threading.Event()
-
-    class Stuck(Recording):
-        def write(self, step: int, time_s: float, numbers: Mapping[str, float]) -> None:
-            entered.set()
-            release.wait(PATIENCE_S)
-            super().write(step, time_s, numbers)
-
     writer = Stuck()
     sink = TeeSink(StoreSink(Store(16_000_000)), lambda: writer, lambda where, error: None)
     for step in range(2):
         sink.send(frame_of(step, {}, scalars={f"of {step}": 1.0}))
-    assert entered.wait(PATIENCE_S)
+    assert writer.entered.wait(PATIENCE_S)
     for step in (2, 3):
         sink.send(frame_of(step, {}, scalars={f"of {step}": 1.0}))  # 0 is being written, 1 waits, 2 is dropped
-    release.set()
+    writer.released.set()
     wait_for(lambda: set(writer.steps) == {0, 1})
     sink.close()
     assert writer.steps == {step: {f"of {step}": 1.0} for step in (0, 1, 3)}

@@ -62,11 +62,11 @@ def framed_headers(ancestors: tuple[str, ...]) -> Headers:
 
 
 def with_headers(send: Send, headers: Headers = COMMON) -> Send:
-    async def sendwith_headers(message: Message) -> None:
+    async def send_with_headers(message: Message) -> None:
         if message["type"] == "http.response.start":
             given = list(message.get("headers", []))
             known = {name.lower() for name, _ in given}
             message = {**message, "headers": given + [pair for pair in headers if pair[0] not in known]}
         await send(message)
 
-    return sendwith_headers
+    return send_with_headers

@@ -82,14 +82,10 @@ class Worker:
 
     def _run(self) -> None:
         while not self._stopping.wait(POLL_S):
-            while self._queue:
-                self._busy = True
-                try:
-                    self._take()
-                finally:
-                    self._busy = False
-            self._busy = True  # a tick may describe the model, and a flush waits for that too
+            self._busy = True  # during a tick too: it may describe the model, and a flush waits for that
             try:
+                while self._queue:
+                    self._take()
                 self._tick()
             except Exception as error:
                 self._failed(error)
