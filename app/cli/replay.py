@@ -1,0 +1,39 @@
+"""`replay`: run the step in a capsule again, and find the operator that went wrong."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Final
+
+from .flags import Commands, add_command
+
+EXAMPLES: Final = """
+  hookcore replay step.capsule                     which operator made a NaN, and in which line
+  hookcore replay step.capsule --above 1e4         the first one above a magnitude
+  hookcore replay step.capsule --json              the same for programs
+"""
+
+
+def add(commands: Commands) -> None:
+    replay = add_command(
+        commands,
+        "replay",
+        "Run the training step in a capsule again, and show the operator and the line that made a non-finite value. "
+        "This runs code from the capsule: replay only those that you trust.",
+        EXAMPLES,
+    )
+    replay.add_argument("capsule", help="file that `hookcore.capsules.record` wrote")
+    replay.add_argument("--above", type=float, default=None, metavar="X", help="also report greater magnitudes than X")
+    replay.add_argument("--json", action="store_true", help="print JSON")
+    replay.set_defaults(run=_replay)
+
+
+def _replay(given: argparse.Namespace, _environment: Mapping[str, str]) -> str:
+    capsules = import_module("hookcore.capsules")  # imports torch, which no other command should wait for
+    print(f"hookcore: {capsules.read_about(given.capsule)['warning']}", file=sys.stderr)
+    found = capsules.replay(given.capsule, given.above)
+    return json.dumps(found.as_dict(), indent=2) if given.json else str(capsules.as_text(found))

@@ -1,0 +1,74 @@
+"""The main script of a training, so that a replay finds the classes that it defines."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+from hookcore import hooks
+from hookcore.errors import CapsuleError
+
+_NAME: Final = "__mp_main__"  # as in a process that `multiprocessing` spawns
+
+
+class _TrainingBegan(BaseException):
+    """The script has no `if __name__ == "__main__"`, and is about to train."""
+
+
+def describe_main() -> dict[str, Any]:
+    """Return where this process's main script is, and where it finds its modules."""
+    path = getattr(sys.modules.get("__main__"), "__file__", None)
+    return {
+        "path": os.path.abspath(path) if path else "",
+        "paths": [os.path.abspath(each) for each in sys.path],
+        "arguments": list(map(str, sys.argv)),
+        "folder": os.getcwd(),
+    }
+
+
+@contextmanager
+def as_main(main: dict[str, Any], needed: bool) -> Iterator[None]:
+    """Let imports find the modules of a training and, if needed, run its main script, under another name."""
+    before = sys.modules["__main__"], sys.path[:]
+    sys.path += [each for each in main["paths"] if each not in sys.path]
+    try:
+        if needed:
+            sys.modules["__main__"] = sys.modules[_NAME] = _run(main)
+        yield
+    finally:
+        sys.modules["__main__"], sys.path[:] = before
+        sys.modules.pop(_NAME, None)
+
+
+def _run(main: dict[str, Any]) -> ModuleType:
+    """Run the script until its end, or until it begins to train."""
+    path = Path(main["path"] or "(none)")
+    try:
+        code = compile(path.read_bytes(), str(path), "exec")
+    except (OSError, SyntaxError) as error:
+        raise CapsuleError(
+            f"the model is defined in the main script {path}, which can't be read ({error}): put it back, or define "
+            "the model in a module"
+        ) from None
+    module = ModuleType(_NAME)
+    module.__file__ = str(path)
+    sys.modules["__main__"] = sys.modules[_NAME] = module  # for pickles that the script itself opens
+    handle, arguments = hooks.on_optimizer_step_pre(None, _stop), sys.argv
+    sys.argv = main["arguments"]
+    try:
+        exec(code, module.__dict__)
+    except _TrainingBegan:
+        pass
+    finally:
+        sys.argv = arguments
+        handle.remove()
+    return module
+
+
+def _stop(*_: Any) -> None:
+    raise _TrainingBegan

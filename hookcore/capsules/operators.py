@@ -1,0 +1,267 @@
+"""The dispatch mode of a replay: follows non-finite values from operator to operator, to the one that made them.
+
+A non-finite value isn't always a mistake: a mask may be minus infinity on purpose, `torch.empty` contains anything, and
+`torch.where` may discard what it didn't select. So each operator that makes a non-finite value of finite ones is only a
+*suspect*. The suspects behind each tensor are carried along, and those behind the step's results remain.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any, Final, Literal
+
+import torch
+from torch import Tensor
+
+from hookcore.capsules.facts import (
+    MAX_ELEMENTS,
+    Line,
+    TensorFacts,
+    bad_elements,
+    facts_of,
+    is_numeric,
+    lines_of,
+    running_lines,
+)
+from hookcore.internals import TorchDispatchMode, current_node, tree_iter
+
+Origin = Literal["operator", "given", "constant", "uninitialized"]
+_MAX_INPUTS: Final = 8
+_OVERWRITING: Final = frozenset(("copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_"))
+_UNINITIALIZED: Final = frozenset(
+    ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted", "resize_")
+)
+_NONE: Final[frozenset[int]] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """Where a non-finite value came from. `origin` "given": it was in the batch, weights, or arriving gradients."""
+
+    origin: Origin
+    operator: str
+    number: int  # in the order of the step's operators; 0 before the first one
+    phase: str  # forward or backward
+    node: str = ""  # the step of autograd that ran it, in the backward pass
+    stack: tuple[Line, ...] = ()  # outermost first; in the backward pass, that of the forward call
+    inputs: tuple[TensorFacts, ...] = ()
+    output: TensorFacts | None = None
+    elements: tuple[tuple[int, ...], ...] = ()  # the indices of the first bad ones
+    bad: int = 0  # the number of bad elements
+    on_purpose: bool = False  # an infinity that somebody wrote, which is often a mask
+
+    @property
+    def line(self) -> Line | None:
+        """The innermost line of the user's code."""
+        return self.stack[-1] if self.stack else None
+
+
+class OperatorTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Runs every operator, and notes the suspects."""
+
+    def __init__(self, above: float | None, until: CodeType) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._above = above
+        self._until = until  # where the stacks of the user's code begin
+        self.count = 0
+        self.suspects: list[Suspect] = []
+        self._behind: dict[int, frozenset[int]] = {}  # the suspects behind a storage
+        self._fresh: dict[int, int] = {}  # uninitialized storages with bad values, and the number of their operator
+        self._read: frozenset[int] = _NONE  # the suspects behind numbers that Python has read
+
+    # What was there before
+
+    def give(self, name: str, tensor: Any) -> None:
+        """Note what a tensor contains that no operator of the step has made."""
+        if not self._is_bad(tensor):
+            return
+        facts, elements, bad = self._described(name, tensor)
+        buffer = not name.startswith(("weight", "gradient"))
+        suspect = Suspect(
+            "given", name, 0, "", output=facts, elements=elements, bad=bad, on_purpose=buffer and not facts.nan
+        )
+        self._behind[_storage(tensor)] = frozenset((self._add(suspect),))
+
+    def behind(self, tensor: Any) -> frozenset[int]:
+        """Return the suspects behind a tensor, none if it is fine."""
+        return self._behind.get(_storage(tensor), _NONE) if self._is_bad(tensor) else _NONE
+
+    # Operators
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        self.count += 1
+        changed = [each for each in _changed(func, args, kwargs) if is_numeric(each)]
+        name = func._schema.name.partition("::")[2]
+        inputs = [] if not changed else self._read_inputs(func, name, args, kwargs, copy=True)
+        before = self._bad_inputs(inputs) if changed else None
+        result = func(*args, **kwargs)
+        outputs = [each for each in tree_iter(result) if is_numeric(each)] + changed
+        if name in _UNINITIALIZED:
+            self._note_fresh(outputs)
+        elif name == "_local_scalar_dense":
+            self._read |= self._behind_all(self._bad_inputs([("", args[0])]))
+        elif not _is_view(func) or changed:
+            inputs = inputs or self._read_inputs(func, name, args, kwargs, copy=False)
+            self._follow(func, inputs, before, outputs, args, kwargs)
+        return result
+
+    def _follow(self, func: Any, inputs: Any, before: Any, outputs: list[Tensor], args: Any, kwargs: Any) -> None:
+        bad = [tensor for tensor in outputs if self._is_bad(tensor)]
+        origins = _NONE
+        if bad:
+            before = self._bad_inputs(inputs) if before is None else before
+            origins = self._origins(func, inputs, before, bad, args, kwargs)
+        for tensor in outputs:
+            if _fills_storage(tensor):
+                self._behind.pop(_storage(tensor), None)
+                self._fresh.pop(_storage(tensor), None)
+        for tensor in bad:
+            key = _storage(tensor)
+            self._behind[key] = self._behind.get(key, _NONE) | origins
+
+    def _origins(
+        self, func: Any, inputs: Any, before: list[tuple[Tensor, frozenset[int]]], bad: list[Tensor], args: Any, kw: Any
+    ) -> frozenset[int]:
+        """Return the suspects behind bad outputs; a new one if the inputs don't explain them."""
+        behind = self._behind_all(before)
+        number = _has_bad_number(args, kw)
+        if not behind and number and self._read:
+            return self._read
+        unknown = any(not origins for _, origins in before)
+        if behind and not self._turns_to_nan(before, behind, bad):
+            return behind
+        written = not behind and (number or unknown)
+        return behind | {self._suspect("constant" if written else "operator", func, inputs, bad[0])}
+
+    def _turns_to_nan(self, before: list[tuple[Tensor, frozenset[int]]], behind: frozenset[int], bad: Any) -> bool:
+        """Return whether infinities that are there on purpose became NaN, as in a softmax of a fully masked row."""
+        if not all(self.suspects[each].on_purpose for each in behind):
+            return False
+        return not any(_has_nan(tensor) for tensor, _ in before) and any(map(_has_nan, bad))
+
+    def _bad_inputs(self, inputs: list[tuple[str, Tensor]]) -> list[tuple[Tensor, frozenset[int]]]:
+        found = []
+        for _, tensor in inputs:
+            if self._is_bad(tensor):
+                key = getattr(tensor, "_hookcore_storage", None) or _storage(tensor)
+                if key not in self._behind and key in self._fresh:
+                    empty = Suspect("uninitialized", "torch.empty", self._fresh[key], self._phase())
+                    self._behind[key] = frozenset((self._add(empty),))
+                found.append((tensor, self._behind.get(key, _NONE)))
+        return found
+
+    @staticmethod
+    def _behind_all(bad: list[tuple[Tensor, frozenset[int]]]) -> frozenset[int]:
+        return frozenset().union(*(origins for _, origins in bad))
+
+    def _note_fresh(self, outputs: list[Tensor]) -> None:
+        for tensor in outputs:
+            self._behind.pop(_storage(tensor), None)
+            if self._is_bad(tensor):
+                self._fresh[_storage(tensor)] = self.count
+
+    def _read_inputs(self, func: Any, name: str, args: Any, kwargs: Any, copy: bool) -> list[tuple[str, Tensor]]:
+        """Return the tensors that an operator reads, with their names; copies if it is about to change them."""
+        found: list[tuple[str, Tensor]] = []
+        for parameter, value in _arguments(func, args, kwargs):
+            written = parameter.alias_info is not None and parameter.alias_info.is_write
+            if written and (name in _OVERWRITING or parameter.is_out):
+                continue
+            for tensor in tree_iter(value):
+                if is_numeric(tensor):
+                    found.append((parameter.name, _copy(tensor) if copy and written else tensor))
+        return found
+
+    # Suspects
+
+    def _suspect(self, origin: Origin, func: Any, inputs: list[tuple[str, Tensor]], output: Tensor) -> int:
+        facts, elements, bad = self._described("output", output)
+        node = current_node()
+        stack = running_lines(self._until)
+        if node is not None and not stack:
+            metadata = getattr(node, "metadata", None) or {}
+            stack = lines_of(metadata.get("traceback_", ()))
+        shape = output.shape
+        suspect = Suspect(
+            origin=origin,
+            operator=str(func),
+            number=self.count,
+            phase=self._phase(),
+            node="" if node is None else node.name(),
+            stack=stack,
+            inputs=tuple(facts_of(name, tensor, elements, shape) for name, tensor in inputs[:_MAX_INPUTS]),
+            output=facts,
+            elements=elements,
+            bad=bad,
+            on_purpose=origin == "constant",
+        )
+        return self._add(suspect)
+
+    def _described(self, name: str, tensor: Tensor) -> tuple[TensorFacts, tuple[tuple[int, ...], ...], int]:
+        bad = bad_elements(tensor.detach(), self._above)
+        elements = tuple(tuple(map(int, at)) for at in bad.nonzero()[:MAX_ELEMENTS])
+        return facts_of(name, tensor, elements), elements, int(bad.sum())
+
+    def _add(self, suspect: Suspect) -> int:
+        self.suspects.append(suspect)
+        return len(self.suspects) - 1
+
+    def _phase(self) -> str:
+        return "forward" if current_node() is None else "backward"
+
+    def _is_bad(self, tensor: Any) -> bool:
+        try:
+            return is_numeric(tensor) and bool(bad_elements(tensor.detach(), self._above).any())
+        except (RuntimeError, NotImplementedError):  # a layout or a type without this operator
+            return False
+
+
+def _storage(tensor: Tensor) -> int:
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (RuntimeError, NotImplementedError):  # a sparse tensor has none
+        return id(tensor)
+
+
+def _fills_storage(tensor: Tensor) -> bool:
+    try:
+        return tensor.numel() * tensor.element_size() >= tensor.untyped_storage().nbytes()
+    except (RuntimeError, NotImplementedError):
+        return True
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    """Return a copy that is known by the storage of its original."""
+    twin = tensor.detach().clone()
+    twin._hookcore_storage = _storage(tensor)  # type: ignore[attr-defined]
+    return twin
+
+
+def _arguments(func: Any, args: Any, kwargs: Any) -> Iterator[tuple[Any, Any]]:
+    parameters = func._schema.arguments
+    yield from zip(parameters, args, strict=False)
+    yield from ((each, kwargs[each.name]) for each in parameters if each.name in kwargs)
+
+
+def _changed(func: Any, args: Any, kwargs: Any) -> list[Any]:
+    """Return the arguments that an operator changes in place."""
+    if not func._schema.is_mutable:
+        return []
+    written = (value for each, value in _arguments(func, args, kwargs) if each.alias_info and each.alias_info.is_write)
+    return [tensor for value in written for tensor in tree_iter(value)]
+
+
+def _is_view(func: Any) -> bool:
+    return any(each.alias_info is not None for each in func._schema.returns)
+
+
+def _has_bad_number(args: Any, kwargs: Any) -> bool:
+    return any(isinstance(each, float) and not math.isfinite(each) for each in tree_iter((args, kwargs)))
+
+
+def _has_nan(tensor: Tensor) -> bool:
+    return bool(torch.isnan(tensor.detach()).any())

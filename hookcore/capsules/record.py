@@ -1,0 +1,247 @@
+"""`record`: keeps the last call of a model, and writes it to a capsule when something goes wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import torch
+from torch import Tensor, nn
+
+from hookcore import hooks
+from hookcore.capsules.call import Call, alias_of, bits_of, call_of, compact, is_plain
+from hookcore.capsules.conditions import autocast_types, versions
+from hookcore.capsules.facts import bad_elements, digest_of, is_numeric
+from hookcore.capsules.file import FORMAT, WARNING, write_capsule
+from hookcore.capsules.main_script import describe_main
+from hookcore.errors import ArgumentError
+from hookcore.hooks.compiled import guard_functions
+from hookcore.hooks.inert import InertInCopies
+from hookcore.internals import tree_map
+from hookcore.observe.plain import unseen
+from hookcore.recorder.outputs import find_tensors
+
+When = Literal["error", "exception", "asked"]
+MAX_BYTES: Final = 4 << 30
+
+
+class Recording:
+    """A model whose last call is kept. `written` is the capsule's path once there is one, `failure` why not."""
+
+    def __init__(self, model: nn.Module, path: Path, when: When, max_bytes: int, constructor: str) -> None:
+        self._model, self._path, self._when = model, path, when
+        self._max_bytes, self._constructor = max_bytes, constructor
+        self._call: Call | None = None
+        self._lock = threading.Lock()  # optimizers may step in several threads
+        self._handles: list[hooks.HookHandle] = []
+        self._of_outputs: list[hooks.HookHandle] = []
+        self.step = 0  # the number of optimizer steps since the recording began
+        self.written: Path | None = None
+        self.failure = ""
+
+    def attach(self) -> None:
+        """Register the hooks."""
+        self._handles = [
+            hooks.on_forward_pre(self._model, _Entry(self), with_kwargs=True),
+            hooks.on_forward(self._model, _Exit(self)),
+            hooks.on_optimizer_step_pre(None, self._before_step),
+            hooks.on_optimizer_step(None, self._after_step),
+        ]
+
+    def close(self) -> None:
+        """Remove the hooks, and let go of the last call."""
+        for handle in [*self._handles, *self._of_outputs]:
+            handle.remove()
+        self._handles, self._of_outputs, self._call = [], [], None
+
+    # The training
+
+    def enter(self, args: Any, kwargs: Any, autocast: dict[str, torch.dtype], grad_enabled: bool) -> None:
+        """Keep what a call of the model begins with."""
+        if self.written is not None or not is_plain((args, kwargs)):
+            return
+        self._check("after a micro-batch")
+        if self.written is None:
+            self._release_outputs()
+            self._call = call_of(self._model, args, kwargs, autocast, grad_enabled)
+
+    def leave(self, output: Any) -> None:
+        """Keep what the call returned, and wait for its gradients."""
+        call = self._call
+        if call is None or not is_plain(output):
+            return
+        for place, tensor in find_tensors(output):
+            call.outputs[place] = alias_of(tensor)
+            if tensor.requires_grad and not tensor.is_leaf:
+                self._of_outputs.append(hooks.on_gradient(tensor, _Arrival(self, call, place)))
+
+    def _before_step(self, *_: Any) -> None:
+        with self._guarded():
+            self._check("before an optimizer's step")
+
+    def _after_step(self, *_: Any) -> None:
+        self.step += 1
+
+    def _check(self, where: str) -> None:
+        """Write the capsule if an output has NaN or a gradient is non-finite. This waits for the device."""
+        if self._when != "error" or self._call is None or self.written is not None or self.failure:
+            return
+        for name, output in self._call.outputs.items():
+            if is_numeric(output) and bool(output.isnan().any()):  # an infinity may be a mask
+                self.write(f"NaN in the output {name}".rstrip() + f", found {where}")
+                return
+        for name, parameter in self._model.named_parameters():
+            gradient = parameter.grad
+            if gradient is not None and is_numeric(gradient) and bool(bad_elements(gradient, None).any()):
+                self.write(f"non-finite gradient of {name}, found {where}")
+                return
+
+    def _release_outputs(self) -> None:
+        for handle in self._of_outputs:
+            handle.remove()
+        self._of_outputs = []
+
+    @contextlib.contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """Let no error reach the training, and no operator its modes."""
+        try:
+            with unseen():
+                yield
+        except Exception as error:
+            self._fail(error)
+
+    # The capsule
+
+    def write(self, reason: str = "asked for") -> Path | None:
+        """Write the last call of the model. Return the path, or None if that failed, with the reason in `failure`."""
+        with self._lock, self._guarded():
+            if self._call is None:
+                self.failure = "the model has not been called"
+                return None
+            with torch.no_grad():
+                step = self._step_of(self._call)
+                write_capsule(self._path, self._about(self._call, reason), step, self._max_bytes)
+            self.written = self._path
+        return self.written
+
+    def _fail(self, error: BaseException) -> None:
+        self.failure = f"{type(error).__name__}: {error}"
+        print(f"hookcore: no capsule: {self.failure}", file=sys.stderr, flush=True)
+
+    def _step_of(self, call: Call) -> dict[str, Any]:
+        current = dict(self._model.named_buffers())
+        changed = [
+            name for name, buffer in call.buffers.items() if not torch.equal(bits_of(buffer), bits_of(current[name]))
+        ]
+        model = {"model": self._model} if not self._constructor else {"state_dict": self._model.state_dict()}
+        return {
+            **model,
+            "constructor": self._constructor,
+            "args": tree_map(compact, call.args),
+            "kwargs": tree_map(compact, call.kwargs),
+            "training": call.training,
+            "buffers": {name: call.buffers[name] for name in changed},
+            "generators": call.generators,
+            "autocast": call.autocast,
+            "grad_enabled": call.grad_enabled,
+            "outputs": {place: digest_of(tensor) for place, tensor in call.outputs.items()},
+            "gradients": {place: compact(tensor) for place, tensor in call.gradients.items()},
+        }
+
+    def _about(self, call: Call, reason: str) -> dict[str, Any]:
+        changed = [name for name, (tensor, version) in call.versions.items() if tensor._version != version]
+        updated = any(name.startswith("weight ") for name in changed)
+        return {
+            "format": FORMAT,
+            "warning": WARNING,
+            "reason": reason,
+            "step": self.step,
+            "time_s": time.time(),
+            "model": f"{type(self._model).__module__}.{type(self._model).__qualname__}",
+            "weights": "after the update" if updated else "before the update",
+            "changed": [name for name in changed if not name.startswith("weight ")],
+            "versions": versions(),
+            "main": describe_main(),
+        }
+
+
+class _Entry(InertInCopies):
+    """The hook before the model's forward."""
+
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
+
+    def __call__(self, _module: nn.Module, args: Any, kwargs: Any) -> None:
+        autocast, grad_enabled = autocast_types(), torch.is_grad_enabled()  # the block below changes both
+        with self._recording._guarded():
+            self._recording.enter(args, kwargs, autocast, grad_enabled)
+
+
+class _Exit(InertInCopies):
+    """The hook after the model's forward."""
+
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
+
+    def __call__(self, _module: nn.Module, _args: Any, output: Any) -> None:
+        with self._recording._guarded():
+            self._recording.leave(output)
+
+
+class _Arrival:
+    """Keeps the gradient that arrives at an output."""
+
+    __torch_unserializable__ = True
+
+    def __init__(self, recording: Recording, call: Call, place: str) -> None:
+        self._recording, self._call, self._place = recording, call, place
+
+    def __call__(self, gradient: Tensor | None) -> None:
+        if gradient is None:  # an output that nothing used, of an operator with several
+            return
+        with self._recording._guarded():
+            self._call.gradients[self._place] = alias = gradient.detach()
+            if not alias.is_inference():
+                self._call.versions[f"gradient of the output {self._place}".rstrip()] = alias, alias._version
+
+
+@contextlib.contextmanager
+def record(
+    model: nn.Module,
+    path: str | os.PathLike[str],
+    when: When = "error",
+    *,
+    max_bytes: int = MAX_BYTES,
+    constructor: str = "",
+) -> Iterator[Recording]:
+    """Keep the last call of the model in this block, and write it to a capsule when something goes wrong.
+
+    `when`: "error" writes the first call whose gradients are non-finite, before an optimizer changes the weights, or
+    the last call if an exception leaves the block. "exception" writes only then, and "asked" only in `write()`.
+    `constructor`: "module:callable" that returns the model, for one that can't be pickled; its `state_dict` is saved.
+    """
+    if when not in ("error", "exception", "asked"):
+        raise ArgumentError(f"when={when!r} is invalid: use 'error', 'exception', or 'asked'")
+    if constructor and ":" not in constructor:
+        raise ArgumentError(
+            f"constructor={constructor!r} is invalid: use a module and a callable, as in train:make_model"
+        )
+    recording = Recording(model, Path(path), when, max_bytes, constructor)
+    recording.attach()
+    try:
+        yield recording
+    except Exception as error:
+        if when != "asked" and recording.written is None and recording._call is not None:
+            recording.write(f"exception: {type(error).__name__}: {error}")
+        raise
+    finally:
+        recording.close()
+
+
+guard_functions(_Entry.__call__, _Exit.__call__, Recording._before_step, Recording._after_step)

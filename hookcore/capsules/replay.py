@@ -1,0 +1,216 @@
+"""The replay of a capsule: runs its step again, and finds the operator that made a non-finite value."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from hookcore import hooks
+from hookcore.capsules.conditions import generators, set_generators, versions
+from hookcore.capsules.facts import digest_of
+from hookcore.capsules.file import needs_main, read_about, read_step
+from hookcore.capsules.main_script import as_main
+from hookcore.capsules.operators import OperatorTracer, Suspect
+from hookcore.errors import ArgumentError, CapsuleError
+from hookcore.recorder.outputs import find_tensors
+
+_MAX_OTHERS: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """The result of a replay."""
+
+    about: dict[str, Any]
+    culprit: Suspect | None  # the first operator behind what is non-finite in the step's results, or above the limit
+    others: tuple[Suspect, ...]  # further origins of non-finite values; most reach no result
+    bad_results: tuple[str, ...]  # the results of the step that are non-finite
+    operators: int
+    differences: tuple[str, ...]  # what isn't equal to the training, to the bit, or couldn't be compared
+    error: str = ""  # the exception that the step raised
+
+    @property
+    def exact(self) -> bool:
+        """Whether the outputs are equal to those of the training, to the bit."""
+        return not self.differences
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything in types that JSON has."""
+        return {**asdict(self), "exact": self.exact}
+
+
+def replay(path: str | os.PathLike[str], above: float | None = None) -> Replay:
+    """Run a capsule's step again, and return what went wrong in it. Opening a capsule runs code from it.
+
+    `above`: also report values of a greater magnitude, not only non-finite ones.
+    """
+    if above is not None and not above > 0:
+        raise ArgumentError(f"above={above!r} is invalid: use a number above 0")
+    about = read_about(path)
+    with as_main(about["main"], needs_main(path)), _generators_kept():
+        try:
+            step = read_step(path)
+            model = _model_of(step)
+        except CapsuleError:
+            raise
+        except Exception as error:
+            raise CapsuleError(f"{path} can't be opened here: {type(error).__name__}: {error}") from error
+        return _Run(about, step, model, above).result()
+
+
+def _model_of(step: dict[str, Any]) -> nn.Module:
+    model: nn.Module
+    if "model" in step:
+        model = step["model"]
+    else:
+        module, _, name = step["constructor"].partition(":")
+        model = getattr(importlib.import_module(module), name)()
+        model.load_state_dict(step["state_dict"])
+    modules, buffers = dict(model.named_modules()), dict(model.named_buffers())
+    for path, training in step["training"].items():
+        modules[path].training = training
+    with torch.no_grad():
+        for path, buffer in step["buffers"].items():
+            buffers[path].copy_(buffer)
+        for parameter in model.parameters():
+            parameter.grad = None
+    return model
+
+
+class _Run:
+    """One run of a step under the tracer."""
+
+    def __init__(self, about: dict[str, Any], step: dict[str, Any], model: nn.Module, above: float | None) -> None:
+        self._about, self._step, self._model, self._above = about, step, model, above
+        self._tracer = OperatorTracer(above, _Run.result.__code__)
+        self._differences: list[str] = _other_versions(about["versions"])
+        self._outputs: list[tuple[str, Tensor]] = []
+        self._handles: list[hooks.HookHandle] = []
+        self._error = ""
+
+    def result(self) -> Replay:
+        """Run the step and return the result."""
+        self._give()
+        set_generators(self._step["generators"])
+        try:
+            with self._conditions(), self._tracer:
+                self._run()
+        except Exception as error:
+            self._error = f"{type(error).__name__}: {error}"
+            own = [each for each in traceback.extract_tb(error.__traceback__) if each.filename != __file__]
+            if own:
+                self._error += f" (in {own[-1].filename}, line {own[-1].lineno})"
+        finally:
+            for handle in self._handles:
+                handle.remove()
+        return self._conclude()
+
+    def _give(self) -> None:
+        give = self._tracer.give
+        for name, parameter in self._model.named_parameters():
+            give(f"weight {name}", parameter)
+        for name, buffer in self._model.named_buffers():
+            give(f"buffer {name}", buffer)
+        for place, tensor in find_tensors((self._step["args"], self._step["kwargs"])):
+            give(f"argument {place.partition('.')[2]}", tensor)
+        for place, gradient in self._step["gradients"].items():
+            give(f"gradient of the output {place}".rstrip(), gradient)
+
+    @contextlib.contextmanager
+    def _conditions(self) -> Iterator[None]:
+        """Reproduce what was set when the model was called."""
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(warnings.catch_warnings())
+            warnings.simplefilter("ignore")
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+            stack.enter_context(torch.autograd.detect_anomaly(check_nan=False))
+            stack.enter_context(torch.set_grad_enabled(self._step["grad_enabled"]))
+            yield
+
+    def _run(self) -> None:
+        with contextlib.ExitStack() as stack:
+            for device, dtype in self._step["autocast"].items():
+                stack.enter_context(torch.autocast(device, dtype=dtype))
+            output = self._model(*self._step["args"], **self._step["kwargs"])
+        self._outputs = list(find_tensors(output))
+        gradients = self._step["gradients"]
+        reached = [(place, tensor) for place, tensor in self._outputs if place in gradients and tensor.requires_grad]
+        for place, tensor in reached:
+            # What arrived is the sum of what came from outside and what other outputs sent, so it replaces that.
+            self._handles.append(hooks.on_gradient(tensor, _always(gradients[place])))
+        if reached:
+            torch.autograd.backward([tensor for _, tensor in reached], [gradients[place] for place, _ in reached])
+
+    def _conclude(self) -> Replay:
+        suspects = self._tracer.suspects
+        found = {name: self._tracer.behind(tensor) for name, tensor in self._results()}
+        bad = {name: behind for name, behind in found.items() if behind}
+        behind = set(range(len(suspects))) if self._above is not None else set().union(*bad.values())
+        order = sorted(behind, key=lambda each: (suspects[each].on_purpose, suspects[each].number))
+        culprit = suspects[order[0]] if order else None
+        others = [suspects[each] for each in order[1:]]
+        others += [each for number, each in enumerate(suspects) if number not in behind]
+        self._compare()
+        return Replay(
+            self._about,
+            culprit,
+            tuple(others[:_MAX_OTHERS]),
+            tuple(bad),
+            self._tracer.count,
+            tuple(self._differences),
+            self._error,
+        )
+
+    def _results(self) -> Iterator[tuple[str, Tensor]]:
+        for place, tensor in self._outputs:
+            yield f"output {place}".rstrip(), tensor
+        for name, parameter in self._model.named_parameters():
+            if parameter.grad is not None:
+                yield f"gradient of {name}", parameter.grad
+        for name, buffer in self._model.named_buffers():
+            yield f"buffer {name}", buffer
+
+    def _compare(self) -> None:
+        recorded = self._step["outputs"]
+        seen = dict(self._outputs)
+        self._differences += [
+            f"output {place}: other values".replace(" :", ":")
+            for place, digest in recorded.items()
+            if place not in seen or digest_of(seen[place]) != digest
+        ]
+        if not recorded:
+            self._differences.append("the outputs were not recorded, so they can't be compared")
+        self._differences += [f"changed before the capsule was written: {name}" for name in self._about["changed"]]
+        if self._about["weights"] != "before the update":
+            self._differences.append(f"the weights are those {self._about['weights']}")
+
+
+def _always(gradient: Tensor) -> Callable[[Tensor], Tensor]:
+    return lambda _: gradient
+
+
+@contextlib.contextmanager
+def _generators_kept() -> Iterator[None]:
+    before = generators()
+    try:
+        yield
+    finally:
+        set_generators(before)
+
+
+def _other_versions(recorded: dict[str, str]) -> list[str]:
+    here = versions()
+    return [
+        f"{name} is {here[name]} here, and was {value} in the training"
+        for name, value in recorded.items()
+        if name in ("torch", "device", "threads") and here[name] != value
+    ]

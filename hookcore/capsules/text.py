@@ -1,0 +1,68 @@
+"""A replay as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from hookcore.capsules.facts import TensorFacts
+from hookcore.capsules.operators import Suspect
+from hookcore.capsules.replay import Replay
+
+_ORIGINS: Final = {
+    "operator": "{} made the first non-finite value",
+    "given": "the {} already had non-finite values when the model was called",
+    "constant": "{} got a non-finite constant, perhaps a mask, and nothing else was found",
+    "uninitialized": "{} left memory uninitialized that was read before it was written",
+}
+
+
+def as_text(found: Replay) -> str:
+    """Return the sentences and tables of a replay."""
+    return "\n".join(_lines(found))
+
+
+def _lines(found: Replay) -> Iterator[str]:
+    about = found.about
+    yield f"step {about['step']} of {about['model']}: {about['reason']}"
+    if found.culprit is None:
+        yield "The replay found nothing non-finite in the results, and nothing above the threshold."
+    else:
+        yield from _culprit(found.culprit)
+    if found.bad_results:
+        more = f", and {len(found.bad_results) - 3} more" if len(found.bad_results) > 3 else ""
+        yield f"non-finite results: {', '.join(found.bad_results[:3])}{more}"
+    for other in found.others:
+        where = "" if other.line is None else f", {other.line.file}:{other.line.line}"
+        yield f"another origin: {other.operator} ({other.origin}, {other.phase or 'before the step'}{where})"
+    if found.error:
+        yield f"the step raised {found.error}"
+    yield f"{found.operators} operators; " + (
+        "outputs equal to the training's, to the bit" if found.exact else "not equal to the training:"
+    )
+    yield from (f"  {difference}" for difference in found.differences)
+
+
+def _culprit(culprit: Suspect) -> Iterator[str]:
+    yield _ORIGINS[culprit.origin].format(culprit.operator)
+    if culprit.phase:
+        of_node = f", in {culprit.node}, which belongs to the forward call below" if culprit.node else ""
+        yield f"  operator {culprit.number}, {culprit.phase}{of_node}"
+    if culprit.line is not None:
+        line = culprit.line
+        yield f"  {line.file}, line {line.line}, in {line.function}"
+        for number, source in enumerate(line.source, line.first):
+            yield f"  {'>' if number == line.line else ' '} {number:4} {source}"
+        yield from (f"  called from {each.file}, line {each.line}" for each in reversed(culprit.stack[:-1]))
+    for facts in (*culprit.inputs, culprit.output):
+        if facts is not None:
+            yield f"  {_facts(facts)}"
+    if culprit.elements:
+        yield f"  {culprit.bad} elements, first {', '.join(map(str, culprit.elements[:3]))}"
+
+
+def _facts(facts: TensorFacts) -> str:
+    shape = f"{facts.name}: {facts.dtype} {list(facts.shape)}, strides {list(facts.strides)}, {facts.device}"
+    finite = "" if facts.min is None else f", min {facts.min:.6g}, max {facts.max:.6g}, mean {facts.mean:.6g}"
+    values = f", values {', '.join(facts.values[:3])}" if facts.values else ""
+    return f"{shape}, {facts.nan} NaN, {facts.inf} infinite{finite}{values}"
