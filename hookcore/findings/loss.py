@@ -7,15 +7,15 @@ from functools import cached_property
 
 import numpy as np
 
-from hookcore.records.vocabulary import is_loss
+from hookcore.findings.finding import RULES, SPARK, Finding
+from hookcore.findings.readings import window_first
+from hookcore.records.vocabulary import is_loss, loss_rank
 from hookcore.store import Series, Store, TapList
-
-from .finding import RULES, SPARK, Finding
-from .readings import window_first
 
 _NOW = 8  # newest logged values
 _BEFORE = 64  # steps before an onset
 _POINTS = 1000
+_SOLVED = 1e-9
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,21 @@ class Losses:
         names = [name for name in self.store.scalar_names() if is_loss(name)]
         return tuple(self.store.scalars(name, points=_POINTS) for name in names)
 
+    @cached_property
+    def are_solved(self) -> bool:
+        """Whether every loss is next to nothing of what it was: little is left to learn, so there is no gradient."""
+        known = [series for series in self.series if len(series.mean) > _NOW]
+        return bool(known) and all(np.median(np.abs(each.mean[-_NOW:])) < _SOLVED * _first_of(each) for each in known)
+
+    def jumped(self, step: int) -> bool | None:
+        """Return whether a loss around a step was above what it was at first; None if no loss shows it."""
+        known = []
+        for series in self.series:
+            near = self.store.scalars(series.name, step - 1, step + 1)
+            if len(near.max) and len(series.mean) > _NOW:
+                known.append(not near.max.max() <= _first_of(series))
+        return any(known) if known else None
+
     def worsened(self, since: int) -> bool | None:
         """Return whether every loss is worse now than before a step; None if no loss shows it."""
         known = [answer for each in self.series if (answer := _worsened(each, since)) is not None]
@@ -38,6 +53,11 @@ class Losses:
     def now(self, series: Series) -> Series:
         """Return the newest steps of a loss, unmerged if the store still has them."""
         return self.store.scalars(series.name, window_first(self.store), points=_POINTS)
+
+
+def _first_of(series: Series) -> float:
+    """Return the largest of the first values, which may be merged by now."""
+    return float(np.abs(series.max[:_NOW]).max())
 
 
 def _worsened(series: Series, since: int) -> bool | None:
@@ -56,12 +76,17 @@ def _worsened(series: Series, since: int) -> bool | None:
 def find_loss(losses: Losses, taps: TapList) -> list[Finding]:
     """Return a finding for the first loss that is non-finite or diverged; its tap is the model's last output."""
     outputs = [place for place, tap in enumerate(taps.taps) if tap.kind == "output" and tap.phase == "train"]
-    place = outputs[-1] if outputs else 0
+    roots = [place for place in outputs if not taps.taps[place].module]
+    place = roots[0] if roots else outputs[-1] if outputs else 0
+    main = min((loss_rank(series.name) for series in losses.series), default=0)
     if not len(taps.taps):
         return []
     for series in losses.series:
         now = losses.now(series)
-        told = _nonfinite(now, losses.store.nonfinite_since(series.name)) or _diverged(now, series)
+        told = _nonfinite(now, losses.store.nonfinite_since(series.name)) or (
+            # A part of a loss may grow while the whole falls.
+            _diverged(now, series) if loss_rank(series.name) == main else None
+        )
         if told is not None:
             value, usual, since, message = told
             shown = series.mean[np.isfinite(series.mean)][-SPARK:]

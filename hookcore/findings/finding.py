@@ -135,7 +135,8 @@ RULES: Final[Mapping[RuleName, Rule]] = MappingProxyType(
                 "spike",
                 "info",
                 "Spike",
-                "A single step far beyond the spread of the steps around it.",
+                "A single step far beyond the spread of the steps around it. A very large one is a warning, unless the "
+                "loss stayed below what it was at first.",
                 factor=5.0,
                 spreads=8.0,
                 least_spread=0.02,
@@ -165,6 +166,7 @@ class Finding:
     downstream: int  # the number of further affected modules
     last_step: int | None = None  # the last step in which this tensor was non-finite, if it became finite again
     unseen: int = 0  # uncaptured steps before its onset: another layer may have been first
+    members: tuple[tuple[int, int], ...] = ()  # the numbers of all affected taps, each with its first step
 
     @property
     def module(self) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from .cache import FindingsCache
 from .finding import RULES, Finding, Rule
+from .follower import follow
 from .keyfigures import KeyFigures, Reading, key_figures_of
 from .ranking import Diagnosis, examine, findings_of
 from .scope import Scope, Unjudged
@@ -25,5 +26,6 @@ __all__ = [
     "Unjudged",
     "examine",
     "findings_of",
+    "follow",
     "key_figures_of",
 ]

@@ -9,13 +9,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from hookcore.findings.finding import RECENT, RULES, WARM_UP, Finding, RuleName
+from hookcore.findings.loss import Losses
+from hookcore.findings.order import Group, groups_of
+from hookcore.findings.readings import Logs, Readings
 from hookcore.records import GRADIENT_KINDS, KINDS, Kind, Severity
 from hookcore.records.vocabulary import KIND_WORDS
-
-from .finding import RECENT, RULES, WARM_UP, Finding, RuleName
-from .loss import Losses
-from .order import Group, groups_of
-from .readings import Logs, Readings
 
 _TOGETHER: Final = 2  # columns within which onsets share a cause
 
@@ -40,7 +39,10 @@ def find_sizes(readings: Readings, losses: Losses) -> list[Finding]:
         return []
     exploding, vanishing = _exploding(readings), _vanishing(readings)
     grown = [judged for each in _told(readings, exploding, _size_sentence) if (judged := _weigh(each, losses))]
-    return grown + _told(readings, vanishing, _size_sentence) + _spikes(readings, exploding.places)
+    faded = _told(readings, vanishing, _size_sentence)
+    if losses.are_solved:
+        faded = [replace(each, severity="info") for each in faded]
+    return grown + faded + _spikes(readings, exploding.places, losses)
 
 
 def _weigh(finding: Finding, losses: Losses) -> Finding | None:
@@ -160,8 +162,9 @@ def _finding(
 ) -> Finding:
     place = group.place
     number, tap = int(readings.taps.numbers[place]), readings.taps.taps[place]
-    spark = readings.spark(place)
-    return Finding(rule, severity, number, tap, readings.stat, *sizes, since, until, message, spark, group.downstream)
+    about = (readings.stat, *sizes, since, until, message, readings.spark(place), group.downstream)
+    members = tuple((number, readings.first_step(column)) for column, number in group.members)
+    return Finding(rule, severity, number, tap, *about, members=members)
 
 
 def _now_of(readings: Readings, place: int) -> float:
@@ -195,7 +198,7 @@ def _times(one: float, two: float) -> str:
     return f"{ratio:,.0f} times" if ratio < 1e6 else f"{ratio:.0e} times"
 
 
-def _spikes(readings: Readings, exploding: NDArray[np.intp]) -> list[Finding]:
+def _spikes(readings: Readings, exploding: NDArray[np.intp], losses: Losses) -> list[Finding]:
     """Return single columns far beyond a tap's own spread."""
     limits = RULES["spike"].limits
     usual, spread = readings.past.usual, readings.past.below
@@ -209,17 +212,19 @@ def _spikes(readings: Readings, exploding: NDArray[np.intp]) -> list[Finding]:
         return []
     onsets = list(zip(columns.tolist(), places.tolist(), strict=True))
     numbers = readings.taps.numbers.tolist()
-    return [_spike(readings, group) for group in groups_of(onsets, numbers, readings.taps.taps, 0)]
+    return [_spike(readings, group, losses) for group in groups_of(onsets, numbers, readings.taps.taps, 0)]
 
 
-def _spike(readings: Readings, group: Group) -> Finding:
+def _spike(readings: Readings, group: Group, losses: Losses) -> Finding:
     place, column = group.place, group.column
     tap = readings.taps.taps[place]
     bounds = readings.first_step(column), readings.last_step(column)
     series = readings.store.series(int(readings.taps.numbers[place]), readings.stat, *bounds, WIDEST)
     step = int(series.first_step[np.nanargmax(np.abs(series.max))]) if np.isfinite(series.max).any() else bounds[0]
     value, usual = float(readings.columns.size[column, place]), _power(readings.past.usual[place])
-    severe = value > usual * RULES["spike"].limits["warning_factor"]
+    # Near the end of a training, a single hard sample is large beside tiny gradients. It does no harm.
+    harmless = losses.jumped(step) is False
+    severe = value > usual * RULES["spike"].limits["warning_factor"] and not harmless
     message = f"the {KIND_WORDS[tap.kind]} was {_times(value, usual)} as large as usual at step {step}"
     return _finding(readings, "spike", "warning" if severe else "info", group, (value, usual), step, message, step)
 

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
+from hookcore.findings.depth import find_depth
+from hookcore.findings.finding import RULES, Finding
+from hookcore.findings.history import settle
+from hookcore.findings.loss import Losses, find_loss
+from hookcore.findings.magnitudes import find_sizes, find_updates
+from hookcore.findings.nonfinite import find_nonfinite
+from hookcore.findings.readings import Readings, window_first
+from hookcore.findings.scope import Scope, scope_of
+from hookcore.findings.zeros import find_dead, find_no_gradient
 from hookcore.records import SEVERITIES
 from hookcore.store import Store, TapList
-
-from .depth import find_depth
-from .finding import RULES, Finding
-from .loss import Losses, find_loss
-from .magnitudes import find_sizes, find_updates
-from .nonfinite import find_nonfinite
-from .readings import Readings, window_first
-from .scope import Scope, scope_of
-from .zeros import find_dead, find_no_gradient
 
 _RULES: Final = tuple(RULES)
 
@@ -29,6 +30,11 @@ class RuleInputs:
     sizes: Readings | None = None
     updates: Readings | None = None
 
+    def shrink(self) -> None:
+        """Release the memory of what can be read again."""
+        self.sizes = None if self.sizes is None else self.sizes.outline()
+        self.updates = None if self.updates is None else self.updates.outline()
+
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
@@ -38,27 +44,34 @@ class Diagnosis:
     scope: Scope
 
 
-def findings_of(store: Store, inputs: RuleInputs | None = None) -> tuple[Finding, ...]:
-    """Return the findings, the worst first: non-finite values, then errors, warnings, and notes."""
-    return examine(store, inputs).findings
-
-
 def examine(store: Store, inputs: RuleInputs | None = None) -> Diagnosis:
     """Return the findings of a run and their scope."""
+    inputs = RuleInputs() if inputs is None else inputs
+    found, taps = _ranked(settle(store, findings_of(store, inputs))), store.taps()
+    return Diagnosis(found, scope_of(store, taps, _of_kind(taps, "output"), inputs.sizes, found))
+
+
+def findings_of(store: Store, inputs: RuleInputs | None = None) -> tuple[Finding, ...]:
+    """Return what the rules find now, the worst first: non-finite values, then errors, warnings, and notes."""
     inputs = RuleInputs() if inputs is None else inputs
     taps = store.taps()
     outputs = _of_kind(taps, "output")
     inputs.sizes = Readings.of(store, taps, "rms", inputs.sizes)
     inputs.updates = Readings.of(store, _of_kind(taps, "update"), "ratio", inputs.updates)
     losses = Losses(store)
-    found = [*find_dead(store, outputs), *find_no_gradient(store, _of_kind(taps, "param_grad"))]
+    found = find_dead(store, outputs)
+    if not losses.are_solved:
+        found += find_no_gradient(store, _of_kind(taps, "param_grad"))
     found += find_loss(losses, taps)
     if inputs.sizes is not None:
         found += _of_sizes(store, taps, inputs.sizes, losses)
     if inputs.updates is not None:
         found += find_updates(inputs.updates)
-    ordered = tuple(sorted(found, key=_urgency))
-    return Diagnosis(ordered, scope_of(store, taps, outputs, inputs.sizes, ordered))
+    return _ranked(found)
+
+
+def _ranked(found: Iterable[Finding]) -> tuple[Finding, ...]:
+    return tuple(sorted(found, key=_urgency))
 
 
 def _of_sizes(store: Store, taps: TapList, sizes: Readings, losses: Losses) -> list[Finding]:
@@ -70,7 +83,7 @@ def _of_sizes(store: Store, taps: TapList, sizes: Readings, losses: Losses) -> l
     stacks = find_depth(sizes)
     covered = {(each.rule, each.kind) for each in stacks}
     single = [each for each in find_sizes(sizes, losses) if (each.rule, each.kind) not in covered]
-    return [*find_nonfinite(store, taps, window_first(store), spark), *stacks, *single]
+    return [*find_nonfinite(store, window_first(store), spark), *stacks, *single]
 
 
 def _of_kind(taps: TapList, kind: str) -> TapList:

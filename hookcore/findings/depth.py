@@ -12,12 +12,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from hookcore.findings.finding import RECENT, RULES, Finding, RuleName
+from hookcore.findings.readings import Readings
+from hookcore.incidents import around
 from hookcore.records import Kind, Tap
 from hookcore.records.vocabulary import KIND_WORDS
-
-from .finding import RECENT, RULES, Finding, RuleName
-from .order import around
-from .readings import Readings
 
 _MIN_COLUMNS: Final = 4  # recent columns with a value
 _FLOOR: Final = -46.0  # the logarithm that stands for zero: below the smallest 32-bit float
@@ -126,7 +125,8 @@ def _finding(readings: Readings, stack: Stack, rule: RuleName, fall: float, begu
     modules = {readings.taps.taps[each].module for each in stack.places[reached].tolist()} - {tap.module}
     severity = "error" if abs(fall) >= 2 * RULES["vanishing"].limits["decades"] else RULES[rule].severity
     about = (readings.stat, level, float("nan"), since, None, message, readings.spark(place), len(modules))
-    return Finding(rule, severity, int(readings.taps.numbers[place]), tap, *about)
+    members = tuple((number, since) for number in readings.taps.numbers[stack.places[reached]].tolist())
+    return Finding(rule, severity, int(readings.taps.numbers[place]), tap, *about, members=members)
 
 
 def _size(level: float) -> str:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hookcore.findings.finding import COLUMNS, EARLY, MIN_CAPTURED, MIN_PAST, RECENT, SPARK, WARM_UP, WINDOW
 from hookcore.store import StepRange, Store, TapList
 from hookcore.store.rows import Rows
-
-from .finding import COLUMNS, EARLY, MIN_CAPTURED, MIN_PAST, RECENT, SPARK, WARM_UP, WINDOW
 
 Logs = NDArray[np.float32]
 Floats = NDArray[np.float64]
@@ -124,6 +123,10 @@ class Readings:
             return None
         begun = before.begun if before is not None and before.columns.width == width else {}
         return cls(store, taps, stat, steps, known, _early_of(store, taps, stat, steps, before), begun)
+
+    def outline(self) -> Readings:
+        """Return only what can't be read again once old steps are merged."""
+        return replace(self, columns=Columns.empty(self.columns.width, len(self.taps.taps)))
 
     @property
     def number(self) -> int:

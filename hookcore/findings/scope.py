@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from hookcore.findings.finding import MIN_PAST, RECENT, RULES, Finding, RuleName
+from hookcore.findings.readings import Readings, window_first
+from hookcore.findings.zeros import zeros_of
 from hookcore.store import Store, TapList
-
-from .finding import MIN_PAST, RECENT, RULES, Finding, RuleName
-from .readings import Readings, window_first
-from .zeros import zeros_of
 
 Verdict = Literal["problems", "clear", "unknown"]
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import threading
 from typing import Final
 
+from hookcore.findings.finding import Finding
+from hookcore.findings.ranking import Diagnosis, RuleInputs, examine
+from hookcore.findings.scope import Scope
 from hookcore.store import StepRange, Store
-
-from .finding import Finding
-from .ranking import Diagnosis, RuleInputs, examine
-from .scope import Scope
 
 _ALL: Final = 2**62
 
@@ -20,7 +19,7 @@ class FindingsCache:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._lock = threading.Lock()
-        self._mark: tuple[StepRange, int, int, int] | None = None
+        self._mark: tuple[StepRange, int, int, int, int] | None = None
         self._inputs = RuleInputs()
         self._diagnosis: Diagnosis | None = None
 
@@ -36,7 +35,8 @@ class FindingsCache:
         """Return the findings and their scope, computed again only if new data has arrived."""
         with self._lock:  # if several threads ask at once, one computes
             steps = self._store.steps()
-            mark = steps, steps.frames, self._store.taps_announced, self._store.events_after(_ALL)[0]
+            versions = self._store.taps_announced, self._store.incidents_version
+            mark = steps, steps.frames, *versions, self._store.events_after(_ALL)[0]
             if self._diagnosis is None or mark != self._mark:
                 self._diagnosis, self._mark = examine(self._store, self._inputs), mark
             return self._diagnosis

@@ -7,12 +7,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from hookcore.findings.finding import RULES, SPARK, Finding, RuleName
+from hookcore.findings.readings import window_first
 from hookcore.records.vocabulary import KIND_WORDS
 from hookcore.store import Store, TapList
 from hookcore.store.rows import Rows
-
-from .finding import RULES, SPARK, Finding, RuleName
-from .readings import window_first
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +42,8 @@ def find_no_gradient(store: Store, gradients: TapList) -> list[Finding]:
     begun = sorted(since, key=lambda each: each[2])[0]
     found = _finding(gradients, "no-gradient", begun, len(still) - 1)
     text = f"the gradient has been exactly zero in {len(still)} of {len(layers)} layers since step {found.since_step}"
-    return [replace(found, message=text + begun[3])]
+    members = tuple((int(gradients.numbers[each[0]]), each[2]) for each in since)
+    return [replace(found, message=text + begun[3], members=members)]
 
 
 def zeros_of(store: Store, taps: TapList, rule: RuleName) -> Zeros:

@@ -1,0 +1,145 @@
+"""Runs the rules while frames arrive, so that what they find is kept as incidents before the evidence is merged."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from hookcore.findings.finding import Finding
+from hookcore.findings.gate import Gate
+from hookcore.findings.ranking import RuleInputs, findings_of
+from hookcore.incidents import NONFINITE, Found
+from hookcore.records import STAT_COLUMN, Event, Frame
+from hookcore.records.vocabulary import is_loss
+from hookcore.store import Store
+
+# Looking at 2,000 tensors takes as long as adding five frames. When to look depends on the frames alone, so that a run
+# that is read again has the same incidents.
+EVERY: Final = 1024  # frames between two looks in which nothing seems to have changed; fewer in a young run
+YOUNG: Final = frozenset({8, 16, 32, 64, 128, 256, 512})
+AGAIN: Final = 48  # frames after a further look to see what became of it
+PER_LOOK: Final = 512  # frames to wait for each further look
+MAX_LOSSES: Final = 1000  # whose levels are known
+MAX_LOOKS: Final = 8  # further looks in quick succession
+_SPIKE_COLUMNS: Final = 6  # after a spike that show whether it was one; the rule calls longer growth by another name
+
+_LOSS_FAR: Final = 3.0  # binary orders of magnitude
+_LOSS_TOLD: Final = frozenset({4, 16, 64})  # frames
+_RMS: Final = STAT_COLUMN["rms"]
+
+
+@dataclass(slots=True)
+class _Level:
+    """The usual binary logarithm of a loss, and for how many frames it has been far above."""
+
+    usual: float
+    away: int = 0
+
+    def rises(self, now: float) -> bool:
+        """Follow a value; return whether the rules should look."""
+        far = now - self.usual > _LOSS_FAR
+        self.away = self.away + 1 if far else 0
+        self.usual += (now - self.usual) / (256 if far else 16)
+        return self.away in _LOSS_TOLD
+
+
+class Follower:
+    """Follows one store. Everything but `look` is called by the thread that adds frames."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._inputs = RuleInputs()
+        self._sizes = Gate()
+        self._names: tuple[str, ...] = ()  # of scalars
+        self._losses: tuple[str, ...] = ()
+        self._levels: dict[str, _Level] = {}  # of losses
+        self._frames = 0
+        self._looks = float(MAX_LOOKS)  # that are left
+        self._wanted = False
+        self._again = -1  # the frame at which to look again
+        self._spikes_told = -1  # the step up to which they are
+        self._loss_was_bad = False
+        self._failed = False
+
+    def take(self, frame: Frame) -> None:
+        """Look at the store if the schedule or a changed value asks for it."""
+        self._frames += 1
+        self._looks = min(float(MAX_LOOKS), self._looks + 1 / PER_LOOK)
+        if self._notice(frame):
+            self._wanted, self._again = True, self._frames + AGAIN
+        self._wanted |= self._frames == self._again
+        due = self._frames in YOUNG or self._frames % EVERY == 0
+        if due or (self._wanted and self._looks >= 1):
+            self._looks -= not due
+            self.look()
+
+    def look(self) -> None:
+        """Run the rules now."""
+        self._wanted = False
+        newest = self._store.steps().newest
+        if newest is None:
+            return
+        try:
+            with np.errstate(all="ignore"):  # no value that a trainer sends may stop the rules
+                found = findings_of(self._store, self._inputs)
+            width = self._inputs.sizes.columns.width if self._inputs.sizes is not None else 1
+            ripe = newest - _SPIKE_COLUMNS * width
+            self._store.judge([_found(each) for each in found if self._counts(each, ripe)])
+        except Exception as error:  # a rule must never cost a frame
+            self._tell(newest, error)
+            return
+        self._spikes_told = max(self._spikes_told, ripe)
+        if self._frames >= self._again:  # the next look is far off, and will read other steps
+            self._inputs.shrink()
+
+    def _counts(self, finding: Finding, ripe: int) -> bool:
+        """Return whether a finding is an incident. Non-finite values are followed by the store itself."""
+        if finding.rule == "spike":
+            return self._spikes_told < finding.since_step <= ripe
+        return finding.rule != NONFINITE and finding.severity != "info"
+
+    def _notice(self, frame: Frame) -> bool:
+        numbers, sizes = frame.taps, frame.stats[:, _RMS]
+        if len(numbers) and numbers.max() >= self._store.taps_known:  # there was no room for them
+            fit = numbers < self._store.taps_known
+            numbers, sizes = numbers[fit], sizes[fit]
+        told = self._sizes.take(numbers, sizes)
+        return self._notice_loss(frame.scalars) or told
+
+    def _notice_loss(self, scalars: Mapping[str, float]) -> bool:
+        names = tuple(scalars)
+        if names != self._names:  # most frames have the same scalars
+            self._names, self._losses = names, tuple(filter(is_loss, names))
+        told, is_bad = False, False
+        for name in self._losses:
+            value = scalars[name]
+            if not math.isfinite(value):
+                is_bad = True
+            elif value > 0 and (name in self._levels or len(self._levels) < MAX_LOSSES):
+                told |= self._levels.setdefault(name, _Level(math.log2(value))).rises(math.log2(value))
+        told |= is_bad and not self._loss_was_bad
+        self._loss_was_bad = is_bad
+        return told
+
+    def _tell(self, step: int, error: Exception) -> None:
+        if not self._failed:
+            self._failed = True
+            message = f"a rule failed, so incidents may be missing: {type(error).__name__}: {error}"
+            self._store.add_event(Event(step, time.time(), "rule-failed", message, "warning"))
+
+
+def follow(store: Store) -> Store:
+    """Let the rules follow a store; return it."""
+    store.follower = Follower(store)
+    return store
+
+
+def _found(finding: Finding) -> Found:
+    members = finding.members or ((finding.number, finding.since_step),)
+    about = finding.value, finding.usual, finding.since_step, finding.until_step, finding.message, members
+    return Found(finding.rule, finding.severity, finding.number, *about)

@@ -1,0 +1,90 @@
+"""Findings as the incidents tell them: a problem keeps the tensor and the step that were found first, and its past."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final, cast
+
+import numpy as np
+
+from hookcore.findings.finding import SPARK, Finding, RuleName
+from hookcore.incidents import NONFINITE, Incident
+from hookcore.records import SEVERITIES, STAT_COLUMN
+from hookcore.store import Store
+
+MAX_PAST: Final = 10  # newest incidents that are over
+
+
+def settle(store: Store, findings: Sequence[Finding]) -> list[Finding]:
+    """Let findings name the tensor and the step of their incident, and add notes about incidents that are over."""
+    # Findings about non-finite values are made of incidents already.
+    incidents = [each for each in store.incidents() if each.rule != NONFINITE]
+    settled: dict[tuple[str, int], Finding] = {}
+    for each in findings:  # the worst first
+        found = _settle(store, each, incidents)
+        settled.setdefault((found.key, found.since_step), found)
+    past = [each for each in incidents if each.is_over and (each.key, each.first_step) not in settled]
+    return [*settled.values(), *map(_note, past[-MAX_PAST:])]
+
+
+def _settle(store: Store, finding: Finding, incidents: Sequence[Incident]) -> Finding:
+    incident = next((each for each in incidents if _is_of(finding, each)), None)
+    if incident is None:
+        return finding
+    culprit = incident.culprit
+    worst = min(finding.severity, incident.severity, key=SEVERITIES.index)
+    if (finding.number, finding.since_step) == (culprit.number, incident.first_step):
+        return replace(finding, severity=worst)
+    is_same = finding.number == culprit.number
+    return replace(
+        finding,
+        severity=worst,
+        number=culprit.number,
+        tap=culprit.tap,
+        value=finding.value if is_same else _newest(store, culprit.number, finding.stat),
+        usual=incident.usual,
+        since_step=incident.first_step,
+        message=incident.message,
+        downstream=max(finding.downstream, incident.modules),
+    )
+
+
+def _is_of(finding: Finding, incident: Incident) -> bool:
+    """Return whether a finding is what a lasting incident is about: its culprit must be affected still."""
+    if incident.is_over or incident.short or incident.rule != finding.rule:
+        return False
+    return incident.culprit.number in {finding.number, *(number for number, _ in finding.members)}
+
+
+def _newest(store: Store, number: int, stat: str) -> float:
+    newest = store.steps().newest
+    series = store.series(number, stat, max(0, (newest or 0) - 64), newest)
+    known = series.mean[np.isfinite(series.mean)]
+    return float(known[-1]) if len(known) else float("nan")
+
+
+def _note(incident: Incident) -> Finding:
+    """Return a note about an incident that is over."""
+    evidence, spark = incident.evidence, np.empty(0)
+    if evidence is not None and len(evidence.steps):
+        spark = evidence.stats[STAT_COLUMN["rms"], :, 0]
+    message = incident.message
+    if incident.short and incident.steps > 1:
+        message += f", and {incident.steps - 1:,} more times until step {incident.last_step:,}"
+    elif not incident.short:
+        message += f"; no longer found at step {incident.recovered:,}"
+    return Finding(
+        cast(RuleName, incident.rule),
+        "info",
+        incident.culprit.number,
+        incident.culprit.tap,
+        "rms",
+        incident.value,
+        incident.usual,
+        incident.first_step,
+        incident.last_step,
+        message,
+        tuple(spark[np.isfinite(spark)][-SPARK:].tolist()),
+        incident.modules,
+    )

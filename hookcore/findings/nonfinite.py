@@ -1,0 +1,114 @@
+"""Findings about tensors that are not finite: what the store's incidents, and its ledger of each tensor, say today."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from hookcore.findings.finding import Finding
+from hookcore.incidents import Incident
+from hookcore.records import GRADIENT_KINDS, Severity
+from hookcore.records.vocabulary import KIND_WORDS
+from hookcore.store import NonfiniteTaps, Store
+
+MAX_PAST: Final = 10  # the newest past episodes to show
+STAT: Final = "rms"
+
+Spark = Callable[[int], tuple[float, ...]]  # the newest finite values of a tap, by its number
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """The ledger's record of an incident's culprit."""
+
+    first_step: int
+    last_step: int
+    streaks: int
+    steps: int
+    nan: int
+    inf: int
+    is_over: bool
+
+    @classmethod
+    def of(cls, known: NonfiniteTaps, number: int) -> _Record:
+        place = int(np.searchsorted(known.numbers, number))
+        return cls(
+            int(known.first_step[place]),
+            int(known.last_step[place]),
+            int(known.streaks[place]),
+            int(known.steps[place]),
+            int(known.nan[place]),
+            int(known.inf[place]),
+            bool(known.is_over[place]),
+        )
+
+
+def find_nonfinite(store: Store, window_first: int, spark: Spark) -> list[Finding]:
+    """Return one finding for the culprit of each incident; if a tap is it in several, for the newest one.
+
+    An incident that was over before the window is a note: its step is known, but it doesn't affect the present.
+    """
+    incidents = [each for each in store.incidents() if each.rule == "nonfinite"]
+    past = [each for each in incidents if each.is_over][-MAX_PAST:]
+    known = store.nonfinite_taps()
+    found: dict[int, Finding] = {}
+    for each in reversed([*past, *(each for each in incidents if not each.is_over)]):
+        number = each.culprit.number
+        if number not in found:
+            found[number] = _finding(store, each, _Record.of(known, number), window_first, spark(number))
+    return list(found.values())
+
+
+def _finding(store: Store, incident: Incident, record: _Record, window_first: int, spark: tuple[float, ...]) -> Finding:
+    until, culprit = incident.last_step if incident.is_over else None, incident.culprit
+    skipped = incident.is_over and incident.skipped and culprit.tap.kind in GRADIENT_KINDS
+    is_note = skipped or (incident.is_over and incident.last_step < window_first)
+    severity: Severity = "info" if is_note else "warning" if incident.is_over else "error"
+    infinite = _is_infinite(store, incident, record)
+    return Finding(
+        "nonfinite",
+        severity,
+        culprit.number,
+        culprit.tap,
+        STAT,
+        float("inf") if infinite else float("nan"),
+        float("nan"),
+        incident.first_step,
+        until,
+        _message(incident, record, "an infinity" if infinite else "NaN", skipped),
+        spark,
+        incident.modules,
+        record.last_step if record.is_over else None,
+        incident.unseen,
+    )
+
+
+def _is_infinite(store: Store, incident: Incident, record: _Record) -> bool:
+    """Return whether the culprit had infinities and no NaN."""
+    if not record.nan or not record.inf:
+        return not record.nan
+    seen = store.series(incident.culprit.number, "nan", incident.first_step, incident.last_step, 1)  # it had both
+    return not (len(seen.max) and seen.max[0] > 0)
+
+
+def _message(incident: Incident, record: _Record, what: str, skipped: bool) -> str:
+    begin, name = incident.first_step, KIND_WORDS[incident.culprit.tap.kind]
+    if incident.is_over:
+        when = f"at step {begin}" if incident.last_step <= begin else f"between steps {begin} and {incident.last_step}"
+        tail = "; the gradient scaler skipped the step" if skipped else "; finite again"
+    elif record.is_over and record.first_step >= begin:
+        last = record.last_step
+        when = f"at step {begin}" if last <= begin else f"between steps {begin} and {last}"
+        tail = "; finite again there, but not in the layers that it reached"
+    else:
+        when, tail = f"since step {begin}", ""
+    unseen = incident.unseen
+    steps = "the step before it was" if unseen == 1 else f"the {unseen:,} steps before it were"
+    gap = f" ({steps} not captured, so another layer may have been first)" if unseen > 0 else ""
+    message = f"{what} in the {name} {when}{gap}{tail}"
+    if record.streaks > 1:
+        message += f"; non-finite in {record.steps:,} captured steps since step {record.first_step}"
+    return message

@@ -1,0 +1,22 @@
+"""Incidents: what went wrong in a run, as it was seen when it happened. Needs no web, no torch, and no store."""
+
+from __future__ import annotations
+
+from .book import KEPT_FIRST, KEPT_NEWEST, NONFINITE, Incidents
+from .incident import Evidence, Found, Incident, Link, Logged
+from .order import Rank, around, rank_of
+
+__all__ = [
+    "KEPT_FIRST",
+    "KEPT_NEWEST",
+    "NONFINITE",
+    "Evidence",
+    "Found",
+    "Incident",
+    "Incidents",
+    "Link",
+    "Logged",
+    "Rank",
+    "around",
+    "rank_of",
+]

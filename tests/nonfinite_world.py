@@ -1,0 +1,46 @@
+"""Runs of gaps, of parts of steps, and of values that are not finite."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+
+from hookcore.records import STAT_COLUMN, STATS, Frame, SketchBlock, Tap
+from hookcore.store import Store
+
+TAPS = 5
+quick = settings(deadline=None, derandomize=True, max_examples=150, suppress_health_check=list(HealthCheck))
+
+# The values of each tap in a part of a step: None (absent), 0 (finite), or the number of NaN (positive) or infinities.
+Part = tuple[int | None, ...]
+values = st.sampled_from([None, 0, 0, 0, 3, -2])
+steps = st.lists(
+    st.tuples(st.integers(1, 40), st.lists(st.tuples(*[values] * TAPS), min_size=1, max_size=2)),
+    min_size=1,
+    max_size=60,
+)
+
+
+def part(step: int, held: Part, *, new: bool = False) -> Frame:
+    """Return a frame in which each tap has the values of `held`."""
+    numbers = np.array([tap for tap, each in enumerate(held) if each is not None], np.uint32)
+    given = np.array([held[tap] for tap in numbers], float)
+    stats = np.ones((len(numbers), len(STATS)))
+    stats[:, STAT_COLUMN["count"]] = 8
+    stats[:, STAT_COLUMN["nan"]] = np.maximum(given, 0)
+    stats[:, STAT_COLUMN["inf"]] = np.maximum(-given, 0)
+    block = SketchBlock(np.zeros(len(numbers) + 1, np.uint32), np.empty(0, np.uint16), np.empty(0, np.uint32))
+    taps = tuple(Tap(f"m{number}", "output") for number in range(len(held))) if new else ()
+    return Frame(step, 0.0, numbers, stats, block, new_taps=taps)
+
+
+def store_of(run: list[tuple[int, list[Part]]]) -> tuple[Store, dict[int, list[Part]]]:
+    """Return a small store filled with a run of gaps and parts, and the same data by step."""
+    store, told, step = Store(2**20), {}, 0
+    for gap, parts in run:
+        step += gap
+        told[step] = parts
+        for held in parts:
+            store.append(part(step, held, new=step == gap and held is parts[0] and not len(store.taps().taps)))
+    return store, told

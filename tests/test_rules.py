@@ -1,0 +1,350 @@
+"""The rules while frames arrive: when they look, and what stays true of the incidents that they find."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hookcore.archive.reader import load_into, read_archive
+from hookcore.commands.demo.training import Demo
+from hookcore.commands.demo.training import train as train_demo
+from hookcore.findings import Finding, FindingsCache, examine, follow
+from hookcore.findings.follower import MAX_LOOKS, Follower
+from hookcore.findings.gate import BLOCK, Gate
+from hookcore.findings.history import settle
+from hookcore.incidents import Found, Incident, Incidents
+from hookcore.incidents.standing import GRACE, MAX_STANDING, RECURS
+from hookcore.records import STATS, Event, Severity, Tap
+from hookcore.store import Store
+from hookcore.watcher import watch
+from tests import build
+from tests.archive_world import keep, kept_in
+
+TAPS = tuple(Tap(name, kind) for kind in ("output", "param_grad") for name in ("first", "second", "third"))  # type: ignore[arg-type]
+
+
+def append(store: Store, step: int, sizes: list[float], **scalars: float) -> None:
+    build.append(store, step, sizes, TAPS if store.steps().newest is None else (), scalars)
+
+
+class Watched(Follower):
+    """Notes the frames at which the rules look."""
+
+    looks: list[int]
+
+    def look(self) -> None:
+        self.looks.append(self._frames)
+        super().look()
+
+
+def watched(store: Store) -> Watched:
+    follower = store.follower = Watched(store)
+    follower.looks = []
+    return follower
+
+
+def noise(step: int) -> list[float]:
+    return np.exp(0.1 * np.random.default_rng(step).standard_normal(len(TAPS))).tolist()
+
+
+def test_a_steady_run_is_looked_at_rarely() -> None:
+    store = Store(2**23)
+    follower = watched(store)
+    for step in range(1100):
+        append(store, step, noise(step), loss=1.0)
+    assert follower.looks == [8, 16, 32, 64, 128, 256, 512, 1024]
+    assert store.incidents() == []
+
+
+def test_a_sudden_change_is_looked_at_within_a_block_and_again_while_it_lasts() -> None:
+    store = Store(2**23)
+    follower = watched(store)
+    for step in range(500):
+        append(store, step, [each * (1e6 if step >= 301 else 1.0) for each in noise(step)])
+    after = [frame for frame in follower.looks if frame > 300]
+    assert 301 < after[0] <= 301 + BLOCK
+    assert 4 <= len(after) <= MAX_LOOKS
+
+
+def test_a_wild_run_is_not_looked_at_more_often_than_allowed() -> None:
+    store = Store(2**23)
+    follower = watched(store)
+    for step in range(2000):
+        append(store, step, [each ** (60 * (step // 10 % 2)) for each in noise(step)])
+    assert len(follower.looks) <= 9 + MAX_LOOKS + 2000 / 512
+
+
+def test_a_loss_that_becomes_non_finite_is_told_in_the_same_step() -> None:
+    store = follow(Store(2**23))
+    for step in range(100):
+        append(store, step, noise(step), loss=math.nan if step >= 77 else 1.0)
+        assert bool(store.incidents()) == (step >= 77)
+    (incident,) = store.incidents()
+    assert (incident.rule, incident.first_step, incident.told) == ("loss", 77, 77)
+    assert incident.sentence == "Loss has been non-finite since step 77."
+
+
+def test_between_looks_the_rules_keep_no_columns() -> None:
+    store = Store(2**23)
+    follower = watched(store)
+    for step in range(300):
+        append(store, step, noise(step))
+    sizes = follower._inputs.sizes
+    assert sizes is not None
+    assert sizes.columns.size.size == 0
+    assert np.isfinite(sizes.early).all()  # what can't be read again later
+
+
+def test_findings_change_with_an_incident_that_is_found_without_a_new_frame() -> None:
+    store = follow(Store(2**23))
+    for step in range(100):
+        append(store, step, noise(step))
+    cache = FindingsCache(store)
+    assert cache.current() == ()
+    store.judge([found(0, 40, 41)])
+    (note,) = cache.current()
+    assert (note.severity, note.since_step, note.until_step, note.message) == ("info", 40, 41, "it grew")
+
+
+@pytest.mark.parametrize(("loss", "severity"), [(0.01, "info"), (50.0, "warning"), (None, "warning")])
+def test_a_spike_is_a_warning_if_the_loss_rose_above_its_start_or_is_unknown(
+    loss: float | None, severity: Severity
+) -> None:
+    store = follow(Store(2**23))
+    for step in range(300):
+        size = 1e-6 if step > 20 else 1.0
+        values = [size * each * (1000 if step == 250 else 1) for each in noise(step)]
+        logged = {} if loss is None else {"loss": loss if step == 250 else max(1e-4, 2.0 - 0.1 * step)}
+        append(store, step, values, **logged)
+    spikes = [each for each in store.incidents() if each.rule == "spike"]
+    assert [(each.first_step, each.severity) for each in spikes] == [(250, severity)]
+
+
+def test_nothing_fades_in_a_training_that_is_solved() -> None:
+    store = follow(Store(2**23))
+    for step in range(400):
+        values = [each * (0.0 if step > 300 else 1.0) for each in noise(step)]
+        append(store, step, [1.0, 1.0, 1.0, *values[3:]], loss=2.0 * 0.9**step if step <= 300 else 0.0)
+    assert [each.sentence for each in store.incidents() if each.severity != "info"] == []
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.data())
+def test_a_gate_is_silent_within_the_usual_range_and_loud_outside(data: st.DataObject) -> None:
+    gate, lanes = Gate(), np.arange(8)
+    scale = 10.0 ** data.draw(st.integers(-12, 12))
+    seed, rare = data.draw(st.integers(0, 99)), data.draw(st.booleans())
+    draws = np.random.default_rng(seed)
+
+    def told(factor: float, frames: int) -> bool:
+        answers = []
+        for _ in range(frames):
+            some = lanes[draws.random(8) < 0.5] if rare else lanes  # under a budget, not every tensor is captured
+            answers.append(gate.take(some, scale * factor * np.exp(0.1 * draws.standard_normal(len(some)))))
+        return any(answers)
+
+    assert not told(1.0, 200)
+    assert told(data.draw(st.sampled_from([1e-3, 1e3, 0.0])), 2 * BLOCK)
+
+
+def test_values_that_are_missing_or_not_finite_never_open_the_gate() -> None:
+    gate = Gate()
+    for step in range(200):
+        gate_told = gate.take(np.array([step % 3, 3]), np.array([math.nan if step % 5 else 1.0, math.inf]))
+        assert not gate_told
+
+
+class Taps:
+    """What the incidents need of a store without values."""
+
+    def __init__(self) -> None:
+        self.taps = list(TAPS)
+
+    def lanes_of_scalars(self) -> dict[str, int]:
+        return {}
+
+    def stat_rows(self, lanes: Any, first: int, before: int) -> Any:
+        return np.empty(0, np.int64), np.empty((13, 0, len(lanes)))
+
+    scalar_rows = stat_rows
+
+
+def found(
+    number: int,
+    since: int,
+    until: int | None = None,
+    *others: tuple[int, int],
+    rule: str = "exploding",
+    severity: Severity = "warning",
+) -> Found:
+    return Found(rule, severity, number, 5.0, 1.0, since, until, "it grew", ((number, since), *others))
+
+
+def looked(*looks: tuple[int, list[Found]]) -> list[Incident]:
+    incidents = Incidents(Taps(), 2**20)
+    for step, seen in looks:
+        incidents.judge(step, seen)
+    return incidents.all()
+
+
+def test_an_incident_keeps_its_culprit_first_step_and_message() -> None:
+    (incident,) = looked(
+        (10, [found(1, 4, None, (2, 5))]),
+        (20, [found(2, 3, None, (0, 2))]),  # later columns blame another tensor, and an earlier step
+        (30, [found(0, 2, severity="error")]),
+    )
+    assert (incident.id, incident.culprit.number, incident.first_step) == ("exploding-4-1", 1, 4)
+    assert {link.number: link.first_step for link in incident.chain} == {2: 5, 0: 4}
+    assert (incident.severity, incident.last_step, incident.told, incident.is_over) == ("error", 30, 10, False)
+
+
+def test_an_incident_is_over_if_two_looks_do_not_find_it_and_may_come_back() -> None:
+    first = (10, [found(0, 4)])
+    assert [each.recovered for each in looked(first, (100, []))] == [None]
+    assert [each.recovered for each in looked(first, (100, []), (101, []))] == [100]
+    assert [each.recovered for each in looked(first, (100, []), (101, []), (110, [found(0, 4)]))] == [None]
+    later = looked(first, (100, []), (101, []), (200, [found(0, 150)]))
+    assert [(each.first_step, each.recovered) for each in later] == [(4, 100), (150, None)]
+
+
+def test_what_begins_together_is_one_incident() -> None:
+    assert len(looked((50, [found(0, 4), found(1, 4 + GRACE)]))) == 1
+    assert len(looked((50, [found(0, 4), found(1, 5 + GRACE)]))) == 2
+    assert len(looked((50, [found(0, 4), found(1, 4, rule="vanishing")]))) == 2
+
+
+def test_a_spike_that_comes_back_is_counted_and_one_of_a_lasting_incident_is_not_told() -> None:
+    (spike,) = looked(
+        (20, [found(0, 9, 9, rule="spike")]),
+        (200, []),
+        (300, [found(1, 290, 290, (0, 290), rule="spike")]),
+    )
+    assert (spike.first_step, spike.last_step, spike.steps, spike.culprit.number) == (9, 290, 2, 0)
+    assert spike.sentence.endswith("it has happened 2 times, last at step 290.")
+    far = looked((20, [found(0, 9, 9, rule="spike")]), (9000, [found(0, 9 + RECURS + 1, 9 + RECURS + 1, rule="spike")]))
+    assert len(far) == 2
+    both = looked((20, [found(0, 9), found(0, 12, 12, rule="spike")]))
+    assert [each.rule for each in both] == ["exploding"]
+
+
+def test_incidents_without_room_are_counted_once() -> None:
+    incidents = Incidents(Taps(), 2**20)
+    seen = [found(number % 6, 100 * number, rule=f"rule {number}") for number in range(MAX_STANDING + 5)]
+    for step in (5000, 5001, 5002):
+        incidents.judge(step, seen)
+    assert (len(incidents.all()), incidents.dropped) == (MAX_STANDING, 5)
+
+
+def test_a_rule_that_fails_costs_no_frame_and_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise ValueError("no such column")
+
+    monkeypatch.setattr("hookcore.findings.follower.findings_of", fail)
+    store = follow(Store(2**23))
+    for step in range(100):
+        append(store, step, noise(step))
+    assert store.steps().count == 100
+    events: list[Event] = store.events()
+    assert [(each.name, each.severity) for each in events] == [("rule-failed", "warning")]
+    assert "no such column" in events[0].message
+
+
+def test_a_finding_keeps_the_worst_severity_and_names_no_tensor_that_is_well_again() -> None:
+    store = follow(Store(2**23))
+    for step in range(100):
+        append(store, step, noise(step))
+    store.judge([found(0, 40, None, (1, 41), severity="error")])
+    told = Finding("exploding", "info", 1, TAPS[1], "rms", 5.0, 1.0, 41, None, "it grew", (), 0, members=((1, 41),))
+    assert [(each.number, each.severity) for each in settle(store, [told])] == [(1, "info")]
+    both = replace(told, members=((0, 40), (1, 41)))
+    assert [(each.number, each.severity, each.since_step) for each in settle(store, [both, told])] == [
+        (0, "error", 40),
+        (1, "info", 41),
+    ]
+
+
+def test_a_part_of_a_loss_may_grow_while_the_whole_falls() -> None:
+    store = follow(Store(2**23))
+    for step in range(300):
+        append(store, step, noise(step), loss=50.0 * 0.99**step, kl_loss=0.02 if step < 150 else 18.0)
+    assert store.incidents() == []
+
+
+def test_a_saved_run_keeps_a_nan_among_many_skipped_steps(tmp_path: Path) -> None:
+    sink, store = keep(tmp_path)
+    follow(store)
+    gradient, output = Tap("layer", "output_grad"), Tap("layer", "output")
+    for step in range(1900):
+        skipped = step % 45 == 44
+        values = [math.inf if skipped else 1.0, math.nan if step == 1000 else 1.0]
+        event = Event(step, 0.0, "skipped-step", "skipped", "info")
+        frame = build.frame(
+            step,
+            build.stats_of_magnitudes(values, "rms"),
+            (gradient, output) if step == 0 else (),
+            events=(event,) if skipped else (),
+        )
+        sink.send(frame)
+    sink.close()
+    again = follow(Store(2**26))
+    load_into(again, read_archive(kept_in(tmp_path)))
+    again.settle()
+    for each in (store, again):
+        kept = [incident.first_step for incident in each.incidents() if incident.severity == "error"]
+        assert kept == [1000]
+        assert each.usage().merged["incidents"] > 0
+        assert each.dropped_alerts == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("trouble", "rule", "module"),
+    [
+        ("nan", "nonfinite", "standardize"),
+        ("vanishing", "vanishing", "stem"),
+        ("exploding", "exploding", "blocks.4.conv"),
+        ("dead-relu", "dead", "blocks.1.relu"),
+        ("spike", "spike", "head"),
+    ],
+)
+def test_each_trouble_of_the_demo_stays_named_after_it_is_merged_and_read_again(
+    trouble: str, rule: str, module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "hookcore.commands.demo.training.watch",
+        lambda model, **given: watch(model, server=None, keep=tmp_path, memory="24 MiB", **given),
+    )
+    store = train_demo(Demo(trouble=trouble, at=100, steps=300, most_per_s=0), lambda _: None).store
+    known = {each.id: each for each in store.incidents()}
+    incident = next(each for each in known.values() if each.rule == rule)
+    assert incident.culprit.tap.module == module
+    assert 100 <= incident.first_step <= 130
+    assert incident.told <= incident.first_step + 40
+    assert incident.evidence is not None
+    assert incident.evidence.steps[0] < incident.first_step
+
+    (folder,) = tmp_path.glob("*.hookcore")
+    again = follow(Store(2**24))
+    load_into(again, read_archive(folder))
+    again.settle()
+    assert list(map(repr, again.incidents())) == list(map(repr, known.values()))
+
+    newest = store.latest()
+    for step in range(300, 5000):  # nothing changes for long
+        stats = newest.values[:, : len(STATS)]
+        store.append(build.frame(step, stats, numbers=newest.numbers, scalars={"loss": 1.0}))
+    assert store.usage().merged["stats"] > 1000
+    after = {each.id: each for each in store.incidents()}
+    for id, each in known.items():
+        told = after[id].culprit, after[id].first_step, after[id].message, after[id].chain[:5]
+        assert told == (each.culprit, each.first_step, each.message, each.chain[:5])
+    if not after[incident.id].is_over:
+        named = [(each.module, each.since_step) for each in examine(store).findings if each.rule == rule]
+        assert (module, incident.first_step) in named
