@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 import hookcore
-from hookcore_app.findings import Diagnosis, examine
+from hookcore.findings import Diagnosis, examine
+from hookcore.store import Store
 
 Step = Callable[[int], dict[str, Any]]  # trains one step and returns what to log
 BATCH: Final = 32
@@ -32,8 +33,8 @@ class Case:
     steps: int = 200
 
 
-def diagnose(case: Case, **settings: Any) -> Diagnosis:
-    """Train a case and return the findings at its end."""
+def diagnose(case: Case, **settings: Any) -> tuple[Diagnosis, Store]:
+    """Train a case and return the findings at its end, and what was captured."""
     torch.manual_seed(0)
     model, step = case.make()
     watcher = hookcore.watch(model, server=None, **{"budget": None, **settings})
@@ -42,7 +43,7 @@ def diagnose(case: Case, **settings: Any) -> Diagnosis:
     watcher.flush()
     diagnosis = examine(watcher.store)
     watcher.close()
-    return diagnosis
+    return diagnosis, watcher.store
 
 
 def blobs(classes: int = 4, width: int = 16) -> Iterator[tuple[Tensor, Tensor]]:
@@ -351,7 +352,7 @@ def main() -> int:
         for name, case in cases.items():
             if names and not any(each in name for each in names):
                 continue
-            diagnosis = diagnose(case)
+            diagnosis, _ = diagnose(case)
             right = is_right(case, diagnosis)
             wrong += not right
             first = problems_of(diagnosis)[:3]

@@ -16,9 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookcore.records import STAT_COLUMN, STATS, Frame, SketchBlock, Tap
-from hookcore.records.sketch import Sketch
 from hookcore.store import DEFAULT_BYTES, Store
-from tests.sketches import block_of
+from tests.sketches import block_of, sketch_of
 
 _MIB: Final = 2**20
 _VARIANTS: Final = 8  # different steps in turn, so that merging meets changing bins
@@ -127,7 +126,7 @@ def _sketches(taps: int, random: np.random.Generator) -> SketchBlock:
     kinds = []
     for scale in np.geomspace(1e-6, 10, 20):
         values = random.normal(0, scale, 65_536)
-        kinds.append(Sketch.of(np.maximum(values, 0) if random.random() < 0.3 else values))
+        kinds.append(sketch_of(np.maximum(values, 0) if random.random() < 0.3 else values))
     return block_of([kinds[tap % len(kinds)] for tap in range(taps)])
 
 

@@ -23,8 +23,7 @@ import psutil
 
 from hookcore import wire
 from hookcore.records import STAT_COLUMN, STATS, Frame, SketchBlock, Tap
-from hookcore.records.sketch import Sketch
-from tests.sketches import block_of
+from tests.sketches import block_of, sketch_of
 
 VARIANTS: Final = 8  # different steps in turn, so that merging meets changing bins
 COUNT: Final = 65_536  # of every tap in every frame: a frame that was stored twice would double it
@@ -177,7 +176,7 @@ def _items(taps: int, sketched: bool) -> list[wire.FrameItem]:
 
 
 def _sketches(taps: int, random: np.random.Generator) -> SketchBlock:
-    kinds = [Sketch.of(random.normal(0, scale, 4096)) for scale in np.geomspace(1e-6, 10, 20)]
+    kinds = [sketch_of(random.normal(0, scale, 4096)) for scale in np.geomspace(1e-6, 10, 20)]
     return block_of([kinds[tap % len(kinds)] for tap in range(taps)])
 
 

@@ -5,6 +5,7 @@ HookcoreError
 +-- PatternError (also a ValueError)     a pattern that is malformed or matches no module
 +-- HookError (also a RuntimeError)      a hook that can't be registered, and why
 +-- TraceError (also a LookupError)      a layer, tensor, or gradient that a trace does not have, and why
++-- CapsuleError (also a RuntimeError)   a capsule that can't be written, read, or replayed
 +-- ClosedError (also a RuntimeError)    the watcher or the store was closed
 +-- WireError (also a ValueError)        bytes that are not a hookcore message
 +-- ServerError (also a RuntimeError)    a server that can't be reached, or that rejected a request
@@ -47,3 +48,7 @@ class ServerError(HookcoreError, RuntimeError):
     def __init__(self, message: str, status: int | None = None) -> None:
         super().__init__(message)
         self.status = status
+
+
+class CapsuleError(HookcoreError, RuntimeError):
+    """A capsule that can't be written, read, or replayed."""

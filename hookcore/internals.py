@@ -18,6 +18,9 @@ from torch.amp.grad_scaler import GradScaler
 from torch.autograd import Variable
 from torch.nn.modules import module as _modules
 from torch.package.package_exporter import PackageExporter
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+from torch.utils._pytree import tree_iter as tree_iter
+from torch.utils._pytree import tree_map as tree_map
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import GradBucket as GradBucket
@@ -43,6 +46,7 @@ DisableTorchFunctionSubclass: Final = required(_C, "DisableTorchFunctionSubclass
 disable_current_modes: Final = required(python_dispatch, "_disable_current_modes")
 Engine = _ImperativeEngine
 current_graph_task: Final[Callable[[], int]] = required(_C, "_current_graph_task_id")  # -1 outside of a backward pass
+current_node: Final[Callable[[], Any]] = required(_C, "_current_autograd_node")  # None outside of a backward pass
 tracing_state: Final[Callable[[], Any]] = required(_C, "_get_tracing_state")
 # Without this function, a mode is assumed to be active, which only leads to slower code.
 function_modes: Final[Callable[[], int]] = getattr(_C, "_len_torch_function_stack", lambda: 1)

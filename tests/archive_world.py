@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from hookcore.archive import ArchiveSink
-from hookcore.delivery.sinks import StoreSink
 from hookcore.records import (
     KINDS,
     STAT_COLUMN,
@@ -22,11 +21,10 @@ from hookcore.records import (
     Snapshot,
     Tap,
 )
-from hookcore.records.sketch import Sketch
 from hookcore.store import STAT_NAMES, Store
 from hookcore.wire import RunInfo
 from tests.build import frame, no_sketches, stats_of
-from tests.sketches import block_of
+from tests.sketches import block_of, sketch_of
 
 ODD = (np.nan, np.inf, -np.inf, 1e308, -1e308, 5e-324, 0.0, -0.0)
 SECRET = "the-key-that-must-not-be-written"
@@ -77,7 +75,7 @@ class Trainer:
         new, frames = self.new_taps(grow), []
         for part in range(parts):
             present = np.flatnonzero(self.random.random(len(self.taps)) < 0.8).astype(np.uint32)
-            made = [Sketch.of(self.random.normal(0, 10.0 ** int(tap % 5), 20)) for tap in present]
+            made = [sketch_of(self.random.normal(0, 10.0 ** int(tap % 5), 20)) for tap in present]
             frames.append(
                 Frame(
                     self.step,
@@ -115,7 +113,7 @@ def plain_frame(step: int, taps: int = 4, first: bool | None = None) -> Frame:
 def keep(folder: Path, info: RunInfo | None = None) -> tuple[ArchiveSink, Store]:
     """Return a sink that saves a run in a folder, with its store."""
     store = Store(STORE_BYTES)
-    return ArchiveSink(StoreSink(store), str(folder), info or make_info()), store
+    return ArchiveSink(store, str(folder), info or make_info()), store
 
 
 def kept_in(folder: Path) -> Path:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import settings
 from torch.nn.modules import module as torch_modules
 from torch.optim import optimizer as torch_optimizers
 
@@ -30,6 +31,10 @@ atexit.register(shutil.rmtree, os.environ["HOOKCORE_HOME"], ignore_errors=True)
 # Background processes of a shell ignore Ctrl+C, and so would all processes that tests start.
 if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# No test fails because the machine is busy.
+settings.register_profile("hookcore", deadline=None)
+settings.load_profile("hookcore")
 
 MODULE_TABLES = (
     "_global_buffer_registration_hooks",

@@ -19,6 +19,7 @@ from hookcore.wire import CONTENT_TYPE, Answer, Batch, RunInfo, decode_batch, en
 from hookcore_app.runs import Run, Runs
 from hookcore_app.settings import ServerSettings
 from tests.build import frame, make_info, stats_of
+from tests.waiting import wait_for
 
 DEADLINE_S = 20.0
 
@@ -54,7 +55,8 @@ class Receiver:
         self.runs = Runs(ServerSettings(memory=64_000_000))
 
     def run(self, name: str = "run") -> Run:
-        """Return an existing run."""
+        """Return a run. A batch is listed before its run is open."""
+        wait_for(lambda: self.runs.get(name) is not None)
         found = self.runs.get(name)
         assert found is not None
         return found

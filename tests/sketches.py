@@ -17,8 +17,19 @@ from hookcore.records.sketch import (
     POS_UNDER,
     RELATIVE_ERROR,
     Sketch,
+    bins_of,
     shifted_rows,
 )
+
+
+def sketch_of(values: ArrayLike) -> Sketch:
+    """Return the sketch of all given values."""
+    return Sketch(np.bincount(bins_of(values).ravel(), minlength=BINS).astype(np.uint64))
+
+
+def merged(*sketches: Sketch) -> Sketch:
+    """Return the sketch of all their values."""
+    return Sketch(np.sum([sketch.counts for sketch in sketches], axis=0, dtype=np.uint64, initial=0))
 
 
 def block_of(sketches: Sequence[Sketch]) -> SketchBlock:

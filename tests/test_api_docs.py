@@ -18,6 +18,7 @@ def _asked(line: str) -> tuple[str, str]:
     """Return the method and the route of a line of curl."""
     method = re.search(r"-X (\w+)", line)
     path = re.sub(r"^(/api/v1/(?:removed-)?runs)/[\w-]+", r"\1/{run}", re.findall(r'"\$URL([^?"]*)', line)[0])
+    path = re.sub(r"/incidents/[\w-]+", "/incidents/{incident}", path)
     return method[1].lower() if method else "get", re.sub(r"/snapshots/\d+", "/snapshots/{number}", path)
 
 

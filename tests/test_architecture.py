@@ -32,10 +32,12 @@ ROOMS: dict[str, set[str]] = {
     "wire": {"errors", "records"},
     "dashboard": {"errors", "config", "wire"},
     "patterns": {"errors", "config"},
-    "store": {"errors", "records", "config", "patterns"},
-    "delivery": {"errors", "records", "config", "wire", "dashboard", "store"},
+    "incidents": {"records"},
+    "store": {"errors", "records", "config", "patterns", "incidents"},
+    "findings": {"records", "incidents", "store"},
+    "delivery": {"errors", "records", "config", "wire", "dashboard", "store", "findings"},
     "archive": {"errors", "records", "wire", "store", "delivery"},
-    "answers": {"errors", "records", "wire", "store"},
+    "answers": {"errors", "records", "wire", "store", "incidents"},
     "reading": {"config", "errors", "records", "dashboard", "store", "answers"},
     "observe": {"internals", "errors", "records", "config"},
     "internals": set(),
@@ -50,11 +52,13 @@ ROOMS: dict[str, set[str]] = {
         "store",
         "delivery",
         "archive",
+        "answers",
         "reading",
         "hooks",
         "recorder",
     },
     "tracing": {"internals", "errors", "config", "patterns", "observe", "hooks", "recorder"},
+    "capsules": {"internals", "errors", "observe", "hooks", "recorder"},
     "frameworks": {"config", "watcher"},
     "commands": {"errors", "records", "config", "dashboard", "reading", "observe", "watcher"},
     "__init__": {"errors", "reading", "hooks", "watcher", "tracing"},
@@ -66,7 +70,9 @@ WITHOUT_TORCH = {
     "wire",
     "dashboard",
     "patterns",
+    "incidents",
     "store",
+    "findings",
     "delivery",
     "archive",
     "answers",
@@ -260,8 +266,8 @@ def _own_attributes(node: ast.ClassDef) -> set[str]:
 
 
 def _files_of_the_recorder() -> list[Path]:
-    places = ("hookcore/recorder", "hookcore/delivery", "hookcore/frameworks")
-    return [file for place in places for file in _files(place)] + [ROOT / "hookcore" / "watcher.py"]
+    places = ("hookcore/recorder", "hookcore/delivery", "hookcore/frameworks", "hookcore/watcher")
+    return [file for place in places for file in _files(place)]
 
 
 def test_no_attribute_is_written_from_another_room_and_no_private_one_from_another_file() -> None:

@@ -29,7 +29,8 @@ from hookcore.archive import ArchiveSink, ArchiveWriter, folder_name, load_into,
 from hookcore.archive import files as archive_files
 from hookcore.archive.files import MERGE_AT
 from hookcore.archive.layout import SUFFIX, TABLES, parts_in
-from hookcore.delivery.sinks import StoreSink
+from hookcore.archive.scribe import Scribe, Writes
+from hookcore.archive.writer import HANG_S
 from hookcore.errors import ArgumentError, HookcoreError
 from hookcore.records import STATS, Coverage, Event, Frame, HookRecord, ModuleRecord, SketchBlock, Snapshot, Tap
 from hookcore.store import Store
@@ -133,7 +134,7 @@ def test_a_run_is_read_as_it_was_saved(
             kept.writer.write()
     kept.take(Snapshot(TAPS[0], step, 1.0, "bfloat16", (2, 3), np.arange(6, dtype=np.float32).reshape(2, 3), number=7))
     kept.writer.write()
-    assert kept.writer.kept.written == kept.writer.kept.taken == len(plan) + 1
+    assert kept.writer.progress.written == kept.writer.progress.taken == len(plan) + 1
     assert_same(kept.store, kept.read())
 
 
@@ -275,10 +276,10 @@ def test_a_full_disk_stops_the_writing_is_reported_once_and_retried(
             kept.now += 31
     assert [name for name, _ in kept.told] == ["keep-stopped"]
     assert os.strerror(errno.ENOSPC) in kept.told[0][1]
-    assert kept.writer.kept.stopped
+    assert kept.writer.progress.stopped
     kept.writer.write()
-    assert not kept.writer.kept.stopped
-    assert kept.writer.kept.lost == 0  # they waited
+    assert not kept.writer.progress.stopped
+    assert kept.writer.progress.lost == 0  # they waited
     assert_same(kept.store, kept.read())
 
 
@@ -307,7 +308,7 @@ def test_a_disk_that_is_really_full_stops_only_the_writing(small_disk: Path) -> 
         filler.write_bytes(b"\0" * 4_000_000)
     kept.take(make_frame(1))
     kept.writer.write()
-    assert "No space left" in kept.writer.kept.stopped
+    assert "No space left" in kept.writer.progress.stopped
     assert kept.read().steps().newest == 0
     filler.unlink()
     kept.now += 31
@@ -328,15 +329,40 @@ def test_the_disk_limit_is_kept_and_reported(tmp_path: Path) -> None:
     assert "keep_limit" in kept.told[0][1]
 
 
+def test_a_folder_that_does_not_respond_is_reported_once_until_it_does(tmp_path: Path) -> None:
+    class Stuck(Scribe):
+        """Accepts a writer and never comes to write."""
+
+        def add(self, writer: Writes) -> None: ...
+
+        def poke(self) -> None: ...
+
+    now, told, store = [0.0], [], Store(20_000_000)
+    writer = ArchiveWriter(
+        tmp_path, INFO, store, tell=lambda *words: told.append(words), clock=lambda: now[0], scribe=Stuck()
+    )
+    store.announce(TAPS)
+    for expected in (1, 2):
+        writer.take(make_frame(0))
+        assert len(told) == expected - 1
+        now[0] += HANG_S + 1
+        writer.take(make_frame(1))
+        writer.take(make_frame(2))
+        assert len(told) == expected
+        assert told[-1][0] == "keep-stopped"
+        assert f"{tmp_path}" in told[-1][1]
+        writer.write_part()  # it responds again
+
+
 def test_records_that_the_disk_cannot_keep_up_with_are_lost_and_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hookcore.archive.writer.MAX_QUEUE_BYTES", 20_000)
     kept = Kept(tmp_path)
     kept.take(*map(make_frame, range(100)))
-    assert 0 < kept.writer.kept.lost < 100
+    assert 0 < kept.writer.progress.lost < 100
     kept.writer.write()
-    assert kept.writer.kept.written + kept.writer.kept.lost == kept.writer.kept.taken == 100
+    assert kept.writer.progress.written + kept.writer.progress.lost == kept.writer.progress.taken == 100
 
 
 @pytest.mark.parametrize("table", ["steps", "stats", "sketches", "scalars", "events"])
@@ -434,7 +460,7 @@ def test_neither_key_nor_folder_is_saved(tmp_path: Path) -> None:
 
 
 def test_a_sink_saves_what_it_passes_on_and_marks_the_end_of_the_run(tmp_path: Path) -> None:
-    sink = ArchiveSink(StoreSink(Store(20_000_000)), str(tmp_path), INFO)
+    sink = ArchiveSink(Store(20_000_000), str(tmp_path), INFO)
     sink.store.announce(TAPS)
     for step in range(5):
         sink.send(make_frame(step))

@@ -19,7 +19,7 @@ import pytest
 
 from hookcore.archive import Archive, ArchiveWriter, load_into, read_archive
 from hookcore.archive import files as archive_files
-from hookcore.archive import writer as archive_writer
+from hookcore.archive import folder as archive_folder
 from hookcore.archive.layout import TABLES, WHOLE
 from hookcore.errors import ArgumentError
 from hookcore.records import Event, ModuleRecord
@@ -99,7 +99,7 @@ def test_the_size_of_a_run_is_that_of_its_files_after_an_outage(
 ) -> None:
     kept, store = writer(tmp_path)
     write_each(kept, store, range(2))
-    whole = archive_writer.write_table
+    whole = archive_folder.write_table
 
     def full_at_the_end(path: Path, table: pyarrow.Table) -> int:
         if path.parent.name == "steps":
@@ -107,13 +107,13 @@ def test_the_size_of_a_run_is_that_of_its_files_after_an_outage(
         return whole(path, table)
 
     with monkeypatch.context() as patch:
-        patch.setattr(archive_writer, "write_table", full_at_the_end)
+        patch.setattr(archive_folder, "write_table", full_at_the_end)
         write_each(kept, store, range(2, 12))
-    assert kept.kept.stopped
+    assert kept.progress.stopped
     store.describe([ModuleRecord("layer", "Linear", None)])
     write_each(kept, store, range(12, 16))
     files = [path for path in kept.folder.rglob("*") if path.is_file()]
-    assert kept.kept.nbytes == sum(path.stat().st_size for path in files)
+    assert kept.progress.nbytes == sum(path.stat().st_size for path in files)
 
 
 def test_a_damaged_part_neither_stops_the_writing_nor_raises_when_read(tmp_path: Path) -> None:
@@ -278,7 +278,7 @@ def test_the_first_values_of_a_run_are_written_before_a_whole_part_is_full(tmp_p
     frame = plain_frame(0, TAPS, first=True)
     store.append(frame)
     kept.take(frame)
-    wait_for(lambda: (kept.folder / "run.json").is_file() and kept.kept.written)
+    wait_for(lambda: (kept.folder / "run.json").is_file() and kept.progress.written)
     assert [each.step for each in read_archive(kept.folder).frames()] == [0]
     kept.close()
 
@@ -288,13 +288,13 @@ def test_a_run_is_not_called_ended_on_disk_before_all_of_it_is_written(
 ) -> None:
     kept, store = writer(tmp_path)
     states: list[str] = []
-    write_table = archive_writer.write_table
+    write_table = archive_folder.write_table
 
     def look(path: Path, table: pa.Table) -> int:
         states.append(read_archive(kept.folder).state)  # as a crash at this moment would leave it
         return write_table(path, table)
 
-    monkeypatch.setattr(archive_writer, "write_table", look)
+    monkeypatch.setattr(archive_folder, "write_table", look)
     frame = plain_frame(0, TAPS, first=True)
     store.append(frame)
     kept.take(frame)

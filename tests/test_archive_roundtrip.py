@@ -50,7 +50,7 @@ def test_every_query_is_answered_as_before(
             sink.send(frame)
         if number % 10 == 0:
             for dtype in DTYPES:
-                sink.add_snapshot(trainer.snapshot(dtype))
+                sink.send(trainer.snapshot(dtype))
     sink.close()
     require_same(store, reload(folder))
 

@@ -149,7 +149,7 @@ def test_a_watcher_without_references_keeps_running_until_it_is_closed() -> None
     model = mlp()
     watch(model)
     gc.collect()
-    (watcher,) = hookcore.watcher._watchers
+    (watcher,) = hookcore.watcher.watcher._watchers
     try:
         watching = hooks()
         assert watching != before
@@ -162,4 +162,4 @@ def test_a_watcher_without_references_keeps_running_until_it_is_closed() -> None
     finally:
         watcher.close()
     assert hooks() == before
-    assert not hookcore.watcher._watchers
+    assert not hookcore.watcher.watcher._watchers

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -18,7 +19,7 @@ import numpy as np
 import pandas
 import pytest
 
-from hookcore.answers import Framed, HistogramsList, Scalars
+from hookcore.answers import HistogramsList, Scalars, Tabular
 from hookcore.answers.live import FrameNews, News
 from hookcore.errors import ArgumentError, ServerError
 from hookcore.reading import Client
@@ -306,7 +307,7 @@ def test_data_frames_need_their_library_and_say_so_without_it(client: Client) ->
                 make()
         else:
             assert len(make()) == STEPS
-    frames: list[Framed] = [client.taps(), client.heatmap(), client.histograms(1), client.latest(), series]
+    frames: list[Tabular] = [client.taps(), client.heatmap(), client.histograms(1), client.latest(), series]
     for each in frames:
         assert len({len(column) for column in each.columns().values()}) == 1
 
@@ -323,7 +324,7 @@ def test_every_route_has_its_method(world: Served) -> None:
     for path, methods in world.app.openapi()["paths"].items():
         for method, said in methods.items():
             if said.get("tags") == ["runs"]:
-                pieces = path.replace("{number}", "{run}").split("{run}")
+                pieces = re.split(r"{\w+}", path)
                 assert all(piece in source for piece in pieces), f"{method} {path}"
 
 

@@ -21,7 +21,7 @@ MEASURED: dict[str, float] = {
     "hookcore/cost": 0.81,
     "hookcore/every": 27.0,
     "hookcore/effective_cost": 0.03,
-    "hookcore/skipped_steps": 195.0,
+    "hookcore/uncaptured_steps": 195.0,
 }
 SENTENCE = "adds 3.0%, limit 5%; captures every 27th step"
 

@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 
 from hookcore.dashboard import process as dashboard
-from hookcore.dashboard.process import find, home, join_or_start, status, stop_dashboard
+from hookcore.dashboard.home import home
+from hookcore.dashboard.process import find, join_or_start, status, stop_dashboard
 from hookcore.errors import ArgumentError, ServerError
 from tests.waiting import wait_for
 

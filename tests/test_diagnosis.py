@@ -10,9 +10,9 @@ import pytest
 
 from benchmarks.diagnosis import HEALTHY, SICK, Case, diagnose, problems_of
 from hookcore.archive.reader import load_into, read_archive
+from hookcore.findings import Finding, FindingsCache, examine, findings_of
 from hookcore.records import STAT_COLUMN, STATS, Coverage, Event, Frame, SketchBlock, Tap
 from hookcore.store import Store
-from hookcore_app.findings import Finding, FindingsCache, examine, findings_of
 
 from .archive_world import keep, kept_in
 
@@ -46,31 +46,39 @@ def chain(store: Store, last: int, *, bad: int, heals: bool, every_step_until: i
 
 @pytest.mark.parametrize("name", HEALTHY)
 def test_a_healthy_training_has_no_findings(name: str) -> None:
-    diagnosis = diagnose(HEALTHY[name])
+    diagnosis, store = diagnose(HEALTHY[name])
     assert problems_of(diagnosis) == []
     assert diagnosis.scope.verdict == "clear"
     steps = HEALTHY[name].steps
     assert diagnosis.scope.sentence == f"No problems found in the last {steps} steps ({steps} captured)."
+    assert [each.sentence for each in store.incidents() if each.severity != "info"] == []
 
 
 @pytest.mark.parametrize("name", SICK)
 def test_a_failing_training_is_found(name: str) -> None:
     case = SICK[name]
-    diagnosis = diagnose(case)
+    diagnosis, store = diagnose(case)
     found = [(rule, module) for rule, module, *_ in problems_of(diagnosis) if rule in case.expected]
     assert found
     assert case.module in (None, found[0][1])
     assert diagnosis.scope.verdict == "problems"
+    incidents = [each for each in store.incidents() if each.rule in case.expected]
+    assert incidents
+    assert case.module in (None, incidents[0].culprit.tap.module)
+    begun = {each.key: (each.culprit.number, each.first_step) for each in store.incidents()}
+    for each in diagnosis.findings:  # a page that asks now names what was found then
+        if each.rule != "spike" and each.severity != "info" and each.key in begun:
+            assert begun[each.key] == (each.number, each.since_step)
 
 
 def test_gradients_that_fade_from_the_first_step_on_are_found_even_under_a_cadence() -> None:
-    (found, *_) = diagnose(SICK["sigmoid, 60 layers"], every=5).findings
+    (found, *_) = diagnose(SICK["sigmoid, 60 layers"], every=5)[0].findings
     assert (found.rule, found.severity, found.module, found.since_step) == ("vanishing", "error", "0", 0)
     assert "shrinks by" in found.message
 
 
 def test_a_dead_layer_is_found_by_captured_steps_if_few_are_captured() -> None:
-    found = [each for each in diagnose(SICK["dead relu from step 0"], every=7).findings if each.rule == "dead"]
+    found = [each for each in diagnose(SICK["dead relu from step 0"], every=7)[0].findings if each.rule == "dead"]
     assert [(each.module, each.since_step) for each in found] == [("3", 0)]
     assert "29 captured" in found[0].message
 
@@ -244,5 +252,6 @@ def test_modules_that_are_not_captured_are_counted() -> None:
 
 def test_a_budget_that_captures_few_steps_causes_no_findings_in_a_healthy_training() -> None:
     case = Case(HEALTHY["mlp, small rate"].make, steps=250)
-    diagnosis = diagnose(case, every=7)
+    diagnosis, store = diagnose(case, every=7)
+    assert store.incidents() == []
     assert diagnosis.scope.sentence == "No problems found in the last 250 steps (36 captured)."

@@ -10,10 +10,10 @@ from types import SimpleNamespace
 import pytest
 
 from hookcore.errors import PatternError
+from hookcore.findings import FindingsCache
 from hookcore.records import Tap
 from hookcore.store import Store
 from hookcore_app.analysis.selection import finder_of
-from hookcore_app.findings import FindingsCache
 
 from .api_world import COVERAGE, HOOKS, MODULES, TAPS, World, make_frame, open_run, value_at
 

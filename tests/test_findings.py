@@ -12,11 +12,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from hookcore.findings import RULES, Finding, FindingsCache, findings_of, key_figures_of
+from hookcore.findings.finding import WINDOW
+from hookcore.findings.order import groups_of
+from hookcore.incidents import around
 from hookcore.records import KINDS, Coverage, Event, Kind, ModuleRecord, Tap
 from hookcore.store import Store
-from hookcore_app.findings import RULES, Finding, FindingsCache, findings_of, key_figures_of
-from hookcore_app.findings.finding import WINDOW
-from hookcore_app.findings.order import around, groups_of
 from tests.build import append, store_of
 
 STEPS, LAYERS = 60, 6

@@ -137,10 +137,10 @@ def test_a_process_that_takes_the_port_of_a_dead_dashboard_gets_neither_token_no
             for secret in (said["token"], "secret-name", watcher._delivery.run.key):
                 assert secret.encode() not in heard
             assert "did not prove" in watcher._delivery.sink.trouble  # type: ignore[attr-defined]
-        books = watcher.delivery
-        assert books is not None
-        assert (books.acknowledged, books.waiting + books.in_flight) == (3, 3)
-        watcher._delivery.limit_close_time(0.1)
+        counters = watcher.delivery
+        assert counters is not None
+        assert (counters.acknowledged, counters.waiting + counters.in_flight) == (3, 3)
+        watcher._delivery.sink.limit_close_time(0.1)
 
 
 def test_frames_that_waited_for_an_impostor_to_leave_reach_the_next_dashboard(

@@ -84,6 +84,19 @@ def test_a_trainer_accepts_commands_after_a_server_whose_clock_was_ahead(world: 
     assert world.take(make_batch(INFO, [], first=False, commands_done=done + 3)).commands == tuple(asked[3:])
 
 
+def test_commands_that_no_trainer_fetches_are_dropped_from_the_oldest_on_and_counted(world: World) -> None:
+    world.take(make_batch(INFO, []))
+    run = world.runs.get("one")
+    assert run is not None
+    asked = [run.ask("inventory") for _ in range(runs_module.MAX_COMMANDS + 1)]
+    assert not [name for name, _, _ in _events(world) if name != "command-dropped"]
+    assert len(_events(world)) == 1
+    asked.append(run.ask("inventory"))
+    assert len(_events(world)) == 1  # not one for each command
+    assert world.client.get("/api/v1/overview").json()["dropped"] == {"commands queue-full": 2}
+    assert world.take(make_batch(INFO, [], first=False)).commands == tuple(asked[2:])
+
+
 def test_repeated_and_late_items_are_stored_once(world: World) -> None:
     batches = [make_batch(INFO, [step, step + 1], first=step == 0) for step in range(0, 20, 2)]
     shuffled = random.Random(1)
@@ -112,7 +125,7 @@ def test_a_run_shown_from_a_file_can_be_continued_only_by_its_trainer(world: Wor
     world.take(make_batch(INFO, [0, 1]))
     run = world.runs.get("one")
     assert run is not None
-    run.kept = True
+    run.from_disk = True
     _refused(world, make_batch(make_info(key="of a new start"), [2]), 403, "another trainer")
     assert world.means()[0] == [0, 1]
 
@@ -268,7 +281,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "a snapshot larger than all memory": {"items": (_snapshot(shape=(2**40, 2**40), truncated=False),)},
     "a snapshot of a shape below zero": {"items": (_snapshot(shape=(-2, -3)),)},
     "commands of a time that never comes": {"commands_done": 2**60},
-    "accounts below zero": {"books": wire.Books(produced=-1)},
+    "accounts below zero": {"counters": wire.DeliveryCounters(produced=-1)},
     "another schema": {"schema": 99},
 }
 
@@ -363,7 +376,8 @@ def test_ten_thousand_layers_are_accepted(world: World) -> None:
 
 
 @pytest.mark.slow
-def test_events_beyond_the_limit_are_dropped_and_counted(world: World) -> None:
+def test_events_beyond_the_limit_are_dropped_and_counted() -> None:
+    world = make_world(lambda: 0.0)  # a pause of a busy machine would be an event too
     world.take(make_batch(INFO, []))
     for number in range(8):
         events = tuple(make_event(50_000 * number + each) for each in range(50_000))
@@ -500,9 +514,9 @@ def test_a_trainer_that_returns_after_a_silence_is_an_event() -> None:
 
 
 def test_a_trainer_that_comes_from_another_server_is_an_event_once(world: World) -> None:
-    books = wire.Books(produced=8, acknowledged=7, in_flight=1)
+    counters = wire.DeliveryCounters(produced=8, acknowledged=7, in_flight=1)
     for step in (7, 8):
-        world.take(make_batch(INFO, [step], first=step == 7, books=books))
+        world.take(make_batch(INFO, [step], first=step == 7, counters=counters))
     [(name, message, _)] = _events(world)
     assert name == "reconnected"
     assert "7 frames and snapshots that it sent there" in message
@@ -513,16 +527,20 @@ def test_frames_that_a_trainer_could_not_send_are_one_event_in_ten_seconds() -> 
     world = make_world(lambda: now[0])
     for step, dropped in enumerate((0, 3, 5, 5, 9, 9)):
         now[0] = 4.0 * step
-        world.take(make_batch(INFO, [step], first=step == 0, books=wire.Books(dropped={"queue-full": dropped})))
+        world.take(
+            make_batch(INFO, [step], first=step == 0, counters=wire.DeliveryCounters(dropped={"queue-full": dropped}))
+        )
     assert [(name, count) for name, _, count in _events(world)] == [("frame-dropped", 3), ("frame-dropped", 6)]
 
 
 def test_frames_that_a_trainer_could_not_send_at_its_end_are_an_event_too() -> None:
     world = make_world(lambda: 0.0)
     for step, dropped in enumerate((3, 5)):
-        world.take(make_batch(INFO, [step], first=step == 0, books=wire.Books(dropped={"queue-full": dropped})))
-    end, books = wire.EndItem(number=2, step=1), wire.Books(dropped={"queue-full": 6})
-    world.take(wire.Batch(run=INFO, taps_from=2, items=(end,), books=books))
+        world.take(
+            make_batch(INFO, [step], first=step == 0, counters=wire.DeliveryCounters(dropped={"queue-full": dropped}))
+        )
+    end, counters = wire.EndItem(number=2, step=1), wire.DeliveryCounters(dropped={"queue-full": 6})
+    world.take(wire.Batch(run=INFO, taps_from=2, items=(end,), counters=counters))
     assert [(name, count) for name, _, count in _events(world)] == [("frame-dropped", 3), ("frame-dropped", 3)]
 
 
@@ -551,7 +569,7 @@ def test_commands_sent_at_the_same_time_reach_the_trainer_in_the_order_of_their_
 
 
 def test_lost_data_is_shown_wherever_it_was_lost(world: World) -> None:
-    world.take(make_batch(INFO, [0], books=wire.Books(dropped={"queue-full": 7})))
+    world.take(make_batch(INFO, [0], counters=wire.DeliveryCounters(dropped={"queue-full": 7})))
     assert world.client.get("/api/v1/overview").json()["dropped"] == {"sender queue-full": 7}
     for page in (f"/runs/{INFO.id}", "/settings", f"/api/v1/report?run={INFO.id}"):
         text = world.client.get(page, headers={"Accept": "text/html"}).text

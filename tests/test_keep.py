@@ -22,7 +22,7 @@ from hookcore.config import NO_FOLDER
 from hookcore.errors import HookcoreError
 from hookcore.records import Failure, ModuleRecord
 from hookcore.store import StepRange
-from hookcore.wire import Batch, Books, Description, EndItem, RunInfo, frame_item
+from hookcore.wire import Batch, DeliveryCounters, Description, EndItem, RunInfo, frame_item
 from hookcore_app.runs import AwayError, Run, Runs
 from hookcore_app.runs import runs as runs_module
 from hookcore_app.runs.keep import Keeper
@@ -242,7 +242,7 @@ def die(world: World) -> None:
         scribe._writers.clear()
         scribe.poke()
     for _, writer in keeper._writers.values():
-        writer._release_folder()
+        writer._files.release()
     wait_for(lambda: not keeper_threads())
 
 
@@ -277,13 +277,15 @@ def test_a_run_whose_server_was_killed_continues_as_one_run(tmp_path: Path, is_l
     world = start(settings, 0)
     world.take(batch(INFO, range(10), first=True))
     (writer,) = (writer for _, writer in world.app.state.keeper._writers.values())
-    wait_for(lambda: writer.kept.written > 0)  # by the thread, which now waits for the next part
+    wait_for(lambda: writer.progress.written > 0)  # by the thread, which now waits for the next part
     writer.write()
     world.take(batch(INFO, range(10, 13)))  # accepted, and not on disk when the server dies
     die(world)
 
     world = start(settings, 1) if is_listed else make_world(keep=str(tmp_path))
-    answer = world.take(Batch(run=INFO, taps_from=len(TAPS), books=Books(produced=15, acknowledged=13, waiting=2)))
+    answer = world.take(
+        Batch(run=INFO, taps_from=len(TAPS), counters=DeliveryCounters(produced=15, acknowledged=13, waiting=2))
+    )
     assert (answer.acknowledged, answer.taps, answer.described) == (9, len(TAPS), -1)
     again = batch(INFO, range(13, 15))
     world.take(again)

@@ -5,48 +5,12 @@ from __future__ import annotations
 from itertools import pairwise
 
 import numpy as np
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from hookcore.records import STAT_COLUMN, STATS, Event, Frame, SketchBlock, Tap
-from hookcore.store import Episode, Store
-from hookcore.store.ledger import FIRST_KEPT, NEWEST_KEPT
+from hookcore.store import Store
 
-TAPS = 5
-quick = settings(deadline=None, derandomize=True, max_examples=150, suppress_health_check=list(HealthCheck))
-
-# The values of each tap in a part of a step: None (absent), 0 (finite), or the number of NaN (positive) or infinities.
-Part = tuple[int | None, ...]
-values = st.sampled_from([None, 0, 0, 0, 3, -2])
-steps = st.lists(
-    st.tuples(st.integers(1, 40), st.lists(st.tuples(*[values] * TAPS), min_size=1, max_size=2)),
-    min_size=1,
-    max_size=60,
-)
-
-
-def part(step: int, held: Part, *, new: bool = False) -> Frame:
-    """Return a frame in which each tap has the values of `held`."""
-    numbers = np.array([tap for tap, each in enumerate(held) if each is not None], np.uint32)
-    given = np.array([held[tap] for tap in numbers], float)
-    stats = np.ones((len(numbers), len(STATS)))
-    stats[:, STAT_COLUMN["count"]] = 8
-    stats[:, STAT_COLUMN["nan"]] = np.maximum(given, 0)
-    stats[:, STAT_COLUMN["inf"]] = np.maximum(-given, 0)
-    block = SketchBlock(np.zeros(len(numbers) + 1, np.uint32), np.empty(0, np.uint16), np.empty(0, np.uint32))
-    taps = tuple(Tap(f"m{number}", "output") for number in range(len(held))) if new else ()
-    return Frame(step, 0.0, numbers, stats, block, new_taps=taps)
-
-
-def store_of(run: list[tuple[int, list[Part]]]) -> tuple[Store, dict[int, list[Part]]]:
-    """Return a small store filled with a run of gaps and parts, and the same data by step."""
-    store, told, step = Store(2**20), {}, 0
-    for gap, parts in run:
-        step += gap
-        told[step] = parts
-        for held in parts:
-            store.append(part(step, held, new=step == gap and held is parts[0] and not len(store.taps().taps)))
-    return store, told
+from .nonfinite_world import TAPS, Part, part, quick, steps, store_of
 
 
 def streaks_of(bad: list[int], seen: list[int]) -> list[tuple[int, int]]:
@@ -93,44 +57,6 @@ def test_every_tap_keeps_its_exact_steps_and_counts(run: list[tuple[int, list[Pa
     assert store.captured() == sum(any(each is not None for held in parts for each in held) for parts in told.values())
 
 
-def episodes_of(told: dict[int, list[Part]]) -> list[tuple[int, int, int, bool, set[int], set[int]]]:
-    """Return the episodes by brute force: begin, last, steps, whether over, the taps of the first step, all taps."""
-    found: list[tuple[int, int, int, bool, set[int], set[int]]] = []
-    for step, parts in told.items():
-        bad = {tap for held in parts for tap, each in enumerate(held) if each}
-        fine = {tap for held in parts for tap, each in enumerate(held) if each == 0}
-        goes_on = bool(found) and not found[-1][3]
-        if bad and goes_on:
-            begin, _, number, _, first, taps = found[-1]
-            found[-1] = (begin, step, number + 1, False, first, taps | bad)
-        elif bad:
-            found.append((step, step, 1, False, bad, bad))
-        elif goes_on and found[-1][5] & fine:
-            found[-1] = (*found[-1][:3], True, *found[-1][4:])
-    return found
-
-
-def as_told(episode: Episode) -> tuple[int, int, int, bool, set[int], set[int]]:
-    ends = episode.begin, episode.last, episode.steps, episode.is_over
-    return (*ends, set(episode.first.tolist()), set(episode.taps.tolist()))
-
-
-@quick
-@given(run=steps)
-def test_episodes_are_exact_and_only_middle_ones_are_dropped(
-    run: list[tuple[int, list[Part]]],
-) -> None:
-    store, told = store_of(run)
-    expected = episodes_of(told)
-    found = [as_told(each) for each in store.episodes()]
-    if len(expected) <= FIRST_KEPT + NEWEST_KEPT:
-        assert found == expected
-    else:
-        assert found[:FIRST_KEPT] == expected[:FIRST_KEPT]
-        assert found[FIRST_KEPT:] == expected[FIRST_KEPT - len(found) :]
-    assert len(found) + store.usage().merged["ledger"] == len(expected)
-
-
 def test_the_exact_steps_are_known_after_sixteen_thousand_steps_with_gaps_in_a_store_that_merges() -> None:
     store = Store(2**20)
     random = np.random.default_rng(0)
@@ -154,7 +80,7 @@ def test_the_exact_steps_are_known_after_sixteen_thousand_steps_with_gaps_in_a_s
     assert known.since.tolist() == [seen[7], seen[12_000], seen[15_991]]
     assert known.steps.tolist() == [1, 51, 9]
     assert known.is_over.tolist() == [True, True, False]
-    assert [(each.begin, each.last, each.previous) for each in store.episodes()] == [
+    assert [(each.first_step, each.last_step, each.previous) for each in store.incidents()] == [
         (seen[7], seen[7], seen[6]),
         (seen[900], seen[949], seen[899]),
         (seen[12_000], seen[12_000], seen[11_999]),
@@ -171,20 +97,6 @@ def test_a_tensor_that_repeatedly_becomes_non_finite_takes_no_more_memory() -> N
             taken = store.usage().parts["ledger"].nbytes
     assert store.usage().parts["ledger"].nbytes <= taken + 16
     assert store.usage().parts["ledger"].nbytes <= store.usage().parts["ledger"].limit
-    assert len(store.episodes()) == FIRST_KEPT + NEWEST_KEPT + 1
-    assert store.usage().merged["ledger"] == 500 - len(store.episodes())
-    assert [each.begin for each in store.episodes()][:3] == [1, 3, 5]
-
-
-def test_steps_that_a_scaler_skipped_make_room_first() -> None:
-    store = Store(2**20)
-    for step in range(200):
-        store.append(part(step, (-1 if step % 3 == 1 else 0, 0, 0, 0, 0), new=step == 0))
-        if step % 3 == 1 and step != 100:
-            store.add_event(Event(step, 0.0, "skipped-step", "skipped", "warning"))
-    kept = {each.begin: each.skipped for each in store.episodes()}
-    assert kept[100] is False
-    assert sum(not skipped for skipped in kept.values()) == 1
 
 
 def test_a_heatmap_counts_every_step_in_one_column_and_a_non_finite_one_in_the_right_one() -> None:
@@ -226,5 +138,4 @@ def test_a_healthy_run_takes_no_memory() -> None:
     for step in range(100):
         store.append(part(step, (0,) * TAPS, new=step == 0))
     assert store.usage().parts["ledger"].nbytes == 0
-    assert store.episodes() == []
     assert not len(store.nonfinite_taps().numbers)

@@ -332,6 +332,21 @@ def test_scalars_events_and_runs_come_as_json() -> None:
         assert {each["run"] for each in page.next_of(3, "runs").json["runs"]} == {"one", "two"}
 
 
+def test_incidents_come_when_they_begin_spread_and_end() -> None:
+    with serving(make_app()) as served, open_page(served) as page:
+        run = open_run(served.runs)
+        put(run, frame(0, [1.0, 1.0], new=2))
+        page.ask("subscribe", 1, view="incidents", hz=30)
+        assert page.next_of(3, "incidents").json["incidents"] == []
+        states = []
+        for step, values in enumerate([[math.nan, 1.0], [math.nan, 1.0], [math.nan, math.nan], [1.0, 1.0]], 1):
+            put(run, frame(step, values))
+            if step != 2:  # nothing new is known of it
+                (told,) = page.next_of(3, "incidents").json["incidents"]
+                states.append((told["id"], told["modules"], told["recovered"], told["steps"]))
+        assert states == [("nonfinite-1", 0, None, 1), ("nonfinite-1", 1, None, 3), ("nonfinite-1", 1, 4, 3)]
+
+
 def test_an_ended_subscription_is_silent_and_its_number_is_free() -> None:
     with serving(make_app()) as served, open_page(served) as page:
         run = open_run(served.runs)

@@ -125,10 +125,29 @@ def test_a_non_finite_step_is_named_even_if_the_newest_one_is_finite() -> None:
     put(run, frame(0, [1.0, 1.0], new=2))
     _, told = tell(publisher, run, begin(run, None))
     put(run, frame(1, [1.0, math.nan]), frame(2, [math.inf, 1.0]), frame(3, [1.0, 1.0]))
-    (only,), _ = tell(publisher, run, told)
-    assert (only.data["first_step"], only.data["last_step"]) == (1, 3)
-    assert only.data["nonfinite"] == [0, 1]
-    assert only.data["values"]["rms"] == [1.0, 1.0]
+    blocks, _ = tell(publisher, run, told)
+    assert [block.name for block in blocks] == ["incident", "frame"]
+    data = blocks[-1].data
+    assert (data["first_step"], data["last_step"]) == (1, 3)
+    assert data["nonfinite"] == [0, 1]
+    assert data["values"]["rms"] == [1.0, 1.0]
+
+
+def test_an_incident_is_told_when_it_begins_spreads_and_ends() -> None:
+    publisher, run = make_publisher()
+    put(run, frame(0, [1.0, 1.0], new=2))
+    told, states = begin(run, None), []
+    for step, values in enumerate([[math.nan, 1.0], [math.nan, 1.0], [math.nan, math.nan], [1.0, 1.0]], 1):
+        put(run, frame(step, values))
+        blocks, told = tell(publisher, run, told)
+        found = [each for block in blocks if block.name == "incident" for each in block.data["incidents"]]
+        states.append([(each["id"], each["culprit"]["number"], each["modules"], each["recovered"]) for each in found])
+    assert states == [
+        [("nonfinite-1", 0, 0, None)],
+        [],
+        [("nonfinite-1", 0, 1, None)],
+        [("nonfinite-1", 0, 1, 4)],
+    ]
 
 
 def test_numbers_that_json_does_not_have_are_strings() -> None:
@@ -174,7 +193,7 @@ def test_an_invalid_id_is_ignored(text: str) -> None:
 
 
 def test_a_cursor_survives_its_conversion_to_text() -> None:
-    cursor = Cursor("run-1", "token", marks.Steps(1, 2, 3), marks.Steps(), 4, 5, "live")
+    cursor = Cursor("run-1", "token", marks.Steps(1, 2, 3), marks.Steps(), 4, 5, 6, "live")
     assert Cursor.read(cursor.as_text()) == cursor
 
 
@@ -322,7 +341,7 @@ def test_an_invalid_request_is_refused_with_a_message(query: str) -> None:
         assert all(answer.json().values())
 
 
-async def _follow(served: Any, steps: int, all_ready: asyncio.Barrier) -> list[tuple[int, int]]:
+async def _follow(served: Any, steps: int, connected: asyncio.Semaphore) -> list[tuple[int, int]]:
     spans: list[tuple[int, int]] = []
     async with (
         httpx2.AsyncClient(timeout=30) as client,
@@ -337,7 +356,7 @@ async def _follow(served: Any, steps: int, all_ready: asyncio.Barrier) -> list[t
                 if block.name == "frame":
                     spans.append((block.data["first_step"], block.data["last_step"]))
                     if len(spans) == 1:
-                        await all_ready.wait()
+                        connected.release()
             if spans and spans[-1][1] >= steps:
                 return spans
     return spans
@@ -350,9 +369,10 @@ def test_fifty_clients_with_one_subscription_share_the_work_of_one() -> None:
         put(run, frame(0, [1.0] * 20, new=20))
 
         async def all_follow() -> tuple[list[list[tuple[int, int]]], int]:
-            ready = asyncio.Barrier(51)
-            tasks = [asyncio.create_task(_follow(served, 40, ready)) for _ in range(50)]
-            await ready.wait()
+            connected = asyncio.Semaphore(0)
+            tasks = [asyncio.create_task(_follow(served, 40, connected)) for _ in range(50)]
+            for _ in tasks:
+                await connected.acquire()
             made = served.publisher.shared.made
             for step in range(1, 41):
                 put(run, frame(step, [1.0] * 20))

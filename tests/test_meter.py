@@ -97,7 +97,7 @@ def test_the_cost_of_capturing_every_step_is_reported_for_every_kind_of_attachme
     model[0].register_forward_hook(lambda *_: None)  # the module's own, so that a companion hook follows it
     with watch(model, budget=None, **settings) as watcher:
         train(model, 40, torch.randn(4, 8))
-        told = watcher._recorder.current_settings()
+        told = watcher._recorder.control.current_settings()
         assert watcher.flush()
         assert watcher.errors == []
         scalars = watcher.store.scalars("hookcore/effective_cost")

@@ -79,7 +79,7 @@ def test_damaged_notices_are_removed_when_they_are_old_and_hide_no_other(environ
 
 
 def test_notices_are_bounded(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notices, "MOST", 2)
+    monkeypatch.setattr(notices, "MAX_NOTICES", 2)
     for name in ("one", "two"):
         post_notice(a_run(name), environment).leave()
     with pytest.raises(ServerError, match="holds 2 notices"):

@@ -76,10 +76,10 @@ def test_a_run_full_of_odd_names_arrives_at_the_server_complete(
     with hookcore.watch(model, server=url, name=ODD, budget=None, memory="8MB") as watcher:
         _train(model, watcher)
         assert watcher.flush(30.0)
-        books = watcher.delivery
-        assert books is not None
-        assert books.acknowledged == books.produced
-        assert not books.dropped
+        counters = watcher.delivery
+        assert counters is not None
+        assert counters.acknowledged == counters.produced
+        assert not counters.dropped
         assert not watcher.errors
     (run,) = receiver.runs.all()
     assert (run.info.name, run.info.script) == (SHOWN, f"/home/{SHOWN}/train.py")

@@ -11,12 +11,12 @@ import pytest
 from starlette.testclient import TestClient
 
 from hookcore.config import SETTINGS
+from hookcore.findings import RULES
 from hookcore.records import KINDS, STAT_COLUMN, Event, Tap
 from hookcore.store import STAT_NAMES
 from hookcore_app import assets
-from hookcore_app.findings import RULES
+from hookcore_app.figures.spark import HEIGHT, WIDTH, spark_of
 from hookcore_app.pages import frame, hooks, settings
-from hookcore_app.pages.views.spark import HEIGHT, WIDTH, spark_of
 from hookcore_app.pages.views.words import KIND_WORDS, STAT_WORDS
 from tests.build import make_info
 from tests.serving import (

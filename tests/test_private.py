@@ -21,8 +21,9 @@ from torch import nn
 import hookcore
 from hookcore.dashboard import private
 from hookcore.dashboard import process as dashboard
+from hookcore.dashboard.home import home
 from hookcore.dashboard.private import PrivateFolder
-from hookcore.dashboard.process import find, home, join_or_start, status, stop_dashboard
+from hookcore.dashboard.process import find, join_or_start, status, stop_dashboard
 from hookcore.delivery.http import HttpSink
 from hookcore.errors import ServerError
 from tests.waiting import wait_for
@@ -185,10 +186,11 @@ def test_two_that_look_at_the_same_moment_do_not_mistake_each_other_for_the_dash
 def test_a_dashboard_whose_starter_was_killed_publishes_its_address(environment: dict[str, str]) -> None:
     code = """
 import os, signal
-from hookcore.dashboard import process as dashboard
-write = dashboard._write
-dashboard._write = lambda *given: os.kill(os.getpid(), signal.SIGKILL) if given[-1] else write(*given)
-dashboard.join_or_start()
+from hookcore.dashboard import launch
+from hookcore.dashboard.process import join_or_start
+write = launch.write_entry
+launch.write_entry = lambda *given: os.kill(os.getpid(), signal.SIGKILL) if given[-1] else write(*given)
+join_or_start()
 """
     killed = subprocess.run([sys.executable, "-c", code], check=False, env=environment)
     assert killed.returncode == -9

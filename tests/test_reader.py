@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from hookcore.answers import Framed
+from hookcore.answers import Tabular
 from hookcore.archive import load_into, read_archive
 from hookcore.errors import HookcoreError
 from hookcore.reading import Client, Reader, StoreReader
@@ -34,7 +34,7 @@ def readers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Readers]:
     for step in range(STEPS):
         for frame in trainer.next_step(TAPS if step == 0 else 0):
             sink.send(frame)
-    sink.add_snapshot(trainer.snapshot())
+    sink.send(trainer.snapshot())
     sink.close()
     reopened = Store(STORE_BYTES)
     load_into(reopened, read_archive(kept_in(folder)))
@@ -54,6 +54,7 @@ stats = st.sampled_from([*STAT_NAMES, "p50", "p99.9"])
 taps = st.integers(0, TAPS - 1) | st.sampled_from([str(TAPS - 1), "m.1 output_grad [past.1] call 1", "m.6 update"])
 points = st.integers(1, 20)
 texts = st.sampled_from(["event-0", "event-1", "none"])
+INCIDENTS = ["nonfinite-2"]  # in the values of this seed
 QUESTIONS: dict[str, dict[str, st.SearchStrategy[Any]]] = {
     "steps": {},
     "modules": {"match": matches},
@@ -98,6 +99,8 @@ QUESTIONS: dict[str, dict[str, st.SearchStrategy[Any]]] = {
         "limit": points,
         **steps,
     },
+    "incidents": {"rule": maybe(st.sampled_from(["nonfinite", "none"])), **steps},
+    "incident": {"id": st.sampled_from(INCIDENTS)},
     "snapshots": {"match": matches, "kind": maybe(kinds)},
     "tensor": {"number": st.just(7), "slice": st.sampled_from(["", "0", ":,1:", "...,0"])},
 }
@@ -114,7 +117,7 @@ def test_a_question_has_the_same_answer_wherever_the_run_is(readers: Readers, qu
     for other in found.values():
         assert type(other) is type(first)
         assert other == first if question == "steps" else json_of(other) == json_of(first)
-        if isinstance(first, Framed):
+        if isinstance(first, Tabular):
             pandas.testing.assert_frame_equal(other.to_pandas(), first.to_pandas(), check_dtype=False)
 
 

@@ -176,7 +176,7 @@ def test_a_tensor_without_room_is_not_called_captured() -> None:
         events = [event.name for event in watcher.store.events()]
     assert {item.path for item in coverage.values() if item.captured} == taps
     assert all("no room for its values" in item.reason for item in coverage.values() if item.path not in taps)
-    assert "taps-refused" in events
+    assert "taps-not-captured" in events
 
 
 def test_a_model_without_matching_modules_is_an_event() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hookcore.errors import ArgumentError
 from hookcore.records import STAT_COLUMN, ModuleRecord, Snapshot, Tap
-from hookcore_app.analysis.rollout import Layer, is_attention, maps_of, rollout
+from hookcore_app.analysis.rollout import AttentionLayer, is_attention, maps_of, rollout
 from tests.api_world import World, csv_columns, floats, make_frame, npy, same
 
 FUSES = ("mean", "max", "min")
@@ -27,11 +27,11 @@ def attention(seed: int, samples: int = 2, heads: int = 3, size: int = 5, causal
     return weights / weights.sum(-1, keepdims=True)
 
 
-def layers_of(seed: int, many: int = 3, size: int = 5, heads: int = 3) -> list[Layer]:
+def layers_of(seed: int, many: int = 3, size: int = 5, heads: int = 3) -> list[AttentionLayer]:
     """Return layers with gradients."""
     draw = np.random.default_rng(seed + 1000)
     return [
-        Layer(
+        AttentionLayer(
             f"layer {place}",
             attention(seed + place, heads=heads, size=size),
             draw.normal(0, 1e-5, (2, heads, size, size)),
@@ -40,7 +40,9 @@ def layers_of(seed: int, many: int = 3, size: int = 5, heads: int = 3) -> list[L
     ]
 
 
-def by_hand(layers: list[Layer], sample: int, fuse: str, discard: float, gradient: bool) -> list[list[Fraction]]:
+def by_hand(
+    layers: list[AttentionLayer], sample: int, fuse: str, discard: float, gradient: bool
+) -> list[list[Fraction]]:
     """Compute the same in exact fractions, element by element."""
     size = layers[0].weights.shape[-1]
     found = [[Fraction(int(row == column)) for column in range(size)] for row in range(size)]
@@ -53,7 +55,9 @@ def by_hand(layers: list[Layer], sample: int, fuse: str, discard: float, gradien
     return found
 
 
-def _row_by_hand(layer: Layer, sample: int, row: int, fuse: str, discard: float, gradient: bool) -> list[Fraction]:
+def _row_by_hand(
+    layer: AttentionLayer, sample: int, row: int, fuse: str, discard: float, gradient: bool
+) -> list[Fraction]:
     heads = range(layer.weights.shape[1])
     size = layer.weights.shape[-1]
     weights = []
@@ -106,7 +110,7 @@ def test_every_row_sums_to_one_and_nothing_is_negative(
 def test_permuted_positions_give_the_permuted_rollout(seed: int, order: list[int]) -> None:
     layers = layers_of(seed)
     moved = [
-        Layer(each.name, each.weights[..., order, :][..., order], each.gradient[..., order, :][..., order])  # type: ignore[index]
+        AttentionLayer(each.name, each.weights[..., order, :][..., order], each.gradient[..., order, :][..., order])  # type: ignore[index]
         for each in layers
     ]
     for gradient in (False, True):
@@ -115,13 +119,13 @@ def test_permuted_positions_give_the_permuted_rollout(seed: int, order: list[int
 
 
 def test_causal_attention_stays_causal() -> None:
-    layers = [Layer(str(place), attention(place, causal=True)) for place in range(4)]
+    layers = [AttentionLayer(str(place), attention(place, causal=True)) for place in range(4)]
     assert np.triu(rollout(layers), 1).max() == 0
 
 
 def test_discarding_keeps_the_first_position_and_the_largest_weight() -> None:
     weights = np.array([[[[0.01, 0.29, 0.7], [0.01, 0.5, 0.49], [0.9, 0.06, 0.04]]]])
-    found = rollout([Layer("one", weights)], discard=0.99)
+    found = rollout([AttentionLayer("one", weights)], discard=0.99)
     assert (found[:, 0] > 0).all()
     assert found[0, 1] == 0
     assert found[0, 2] > 0
@@ -130,30 +134,30 @@ def test_discarding_keeps_the_first_position_and_the_largest_weight() -> None:
 
 def test_a_gradient_against_all_attention_leaves_the_identity() -> None:
     weights = attention(1)
-    assert np.array_equal(rollout([Layer("one", weights, -np.ones_like(weights))], gradient=True), np.eye(5))
+    assert np.array_equal(rollout([AttentionLayer("one", weights, -np.ones_like(weights))], gradient=True), np.eye(5))
 
 
 def test_gradients_need_no_scale() -> None:
     weights, slope = attention(1), np.random.default_rng(1).normal(size=(2, 3, 5, 5))
-    found = [rollout([Layer("one", weights, slope * scale)], gradient=True) for scale in (1.0, 1e-300, 1e250)]
+    found = [rollout([AttentionLayer("one", weights, slope * scale)], gradient=True) for scale in (1.0, 1e-300, 1e250)]
     assert np.allclose(found[0], found[1], rtol=1e-9)
     assert np.allclose(found[0], found[2], rtol=1e-9)
 
 
 def test_maps_that_cannot_be_rolled_out_are_refused_with_a_reason() -> None:
-    one = Layer("one", attention(1))
+    one = AttentionLayer("one", attention(1))
     with pytest.raises(ArgumentError, match="at least one layer"):
         rollout([])
     with pytest.raises(ArgumentError, match=r"two 4 x 4.*match="):
-        rollout([one, Layer("two", attention(1, size=4))])
+        rollout([one, AttentionLayer("two", attention(1, size=4))])
     with pytest.raises(ArgumentError, match="one size"):
-        rollout([Layer("cross", attention(1)[..., :3, :])])
+        rollout([AttentionLayer("cross", attention(1)[..., :3, :])])
     with pytest.raises(ArgumentError, match="sample=2 was not captured"):
         rollout([one], sample=2)
     with pytest.raises(ArgumentError, match="one has no gradient"):
         rollout([one], gradient=True)
     with pytest.raises(ArgumentError, match="differ in shape"):
-        rollout([Layer("one", one.weights, one.weights[:1])], gradient=True)
+        rollout([AttentionLayer("one", one.weights, one.weights[:1])], gradient=True)
     with pytest.raises(ArgumentError, match="discard=1"):
         rollout([one], discard=1)
 
@@ -262,7 +266,7 @@ def test_the_rollout_of_captured_maps_is_available_in_every_format(world: World)
     keep(world, ATTENTION[0], 20, maps[0], 102)
     keep(world, GRADIENT, 20, slope, 103)
     keep(world, ATTENTION[0], 12, maps[1], 99)
-    layers = [Layer("0", maps_of(maps[0]), maps_of(slope)), Layer("1", maps_of(maps[1]))]
+    layers = [AttentionLayer("0", maps_of(maps[0]), maps_of(slope)), AttentionLayer("1", maps_of(maps[1]))]
     said = world.json("attention-rollout", sample=1, fuse="max", discard=0.3)
     assert same(said["matrix"], rollout(layers, sample=1, fuse="max", discard=0.3))
     assert [each["number"] for each in said["layers"]] == [102, 101]

@@ -22,7 +22,7 @@ from hookcore.delivery.http import Address, HttpSink
 from hookcore.delivery.http import sink as sink_module
 from hookcore.delivery.sinks import Sink
 from hookcore.records import Command, Coverage, Event, ModuleRecord, Snapshot, Tap
-from hookcore.wire import Batch, Books, EndItem
+from hookcore.wire import Batch, DeliveryCounters, EndItem
 from hookcore_app.runs import limits
 from tests.receiver import DEADLINE_S, Receiver, a_frame, a_run, serving
 from tests.waiting import wait_for
@@ -58,9 +58,9 @@ def _send(sink: HttpSink, steps: range) -> None:
         sink.send(a_frame(step, (TAP,) if step == 0 else ()))
 
 
-def _is_balanced(books: Books) -> bool:
-    there = books.acknowledged + sum(books.dropped.values()) + books.waiting + books.in_flight
-    return books.produced == there
+def _is_balanced(counters: DeliveryCounters) -> bool:
+    there = counters.acknowledged + sum(counters.dropped.values()) + counters.waiting + counters.in_flight
+    return counters.produced == there
 
 
 def _free_port() -> int:
@@ -82,12 +82,12 @@ def test_every_frame_arrives_once_and_in_order_and_the_run_ends(receiver: Receiv
     _send(sink, range(300))
     sink.close()
     assert receiver.stored == list(range(300))
-    assert sink.books == Books(produced=300, acknowledged=300)
+    assert sink.counters == DeliveryCounters(produced=300, acknowledged=300)
     run = receiver.run()
     assert run.state == "ended"
     assert run.ended_at_step == 299
     assert [module.type for module in run.store.modules()] == ["Linear"]
-    assert run.books == Books(produced=300, acknowledged=300)
+    assert run.counters == DeliveryCounters(produced=300, acknowledged=300)
 
 
 def test_a_frame_is_sent_immediately_and_not_with_the_next_sign_of_life(
@@ -98,7 +98,7 @@ def test_a_frame_is_sent_immediately_and_not_with_the_next_sign_of_life(
     wait_for(lambda: receiver.batches)  # the first sign of life
     for step in range(3):
         sink.send(a_frame(step, (TAP,) if step == 0 else ()))
-        wait_for(lambda step=step: sink.books.acknowledged == step + 1)
+        wait_for(lambda step=step: sink.counters.acknowledged == step + 1)
 
 
 def test_one_connection_is_kept(receiver: Receiver, url: str, sink: HttpSink) -> None:
@@ -116,7 +116,7 @@ def test_one_connection_is_kept(receiver: Receiver, url: str, sink: HttpSink) ->
         sink.start(Address(address))
         for step in range(20):
             sink.send(a_frame(step, (TAP,) if step == 0 else ()))
-            wait_for(lambda step=step: sink.books.acknowledged == step + 1)
+            wait_for(lambda step=step: sink.counters.acknowledged == step + 1)
         sink.close()
     assert len(receiver.batches) >= 20
     assert len(peers) == 1
@@ -139,7 +139,7 @@ def test_a_token_that_no_header_can_contain_does_no_harm(receiver: Receiver, url
     sink.start(Address(url, "two\nlines"))
     _send(sink, range(2))
     wait_for(lambda: sink._failures > 2)
-    assert sink.books == Books(produced=2, waiting=2)
+    assert sink.counters == DeliveryCounters(produced=2, waiting=2)
     assert not receiver.batches
 
 
@@ -152,12 +152,12 @@ def test_signs_of_life_are_sent_when_nothing_happens(receiver: Receiver, url: st
 def test_snapshots_are_sent_too(receiver: Receiver, url: str, sink: HttpSink) -> None:
     sink.start(Address(url))
     values = np.arange(6, dtype=np.float32).reshape(2, 3)
-    sink.add_snapshot(Snapshot(TAP, 4, 1.0, "float32", (2, 3), values, number=9))
+    sink.send(Snapshot(TAP, 4, 1.0, "float32", (2, 3), values, number=9))
     sink.close()
     (kept,) = receiver.run().store.snapshots()
     assert np.array_equal(kept.values, values)
     assert kept.number == 9
-    assert sink.books == Books(produced=1, acknowledged=1)
+    assert sink.counters == DeliveryCounters(produced=1, acknowledged=1)
 
 
 def test_the_largest_snapshot_is_sent_alone_and_later_frames_arrive(
@@ -166,11 +166,11 @@ def test_the_largest_snapshot_is_sent_alone_and_later_frames_arrive(
     values = np.zeros(60 * 2**20, np.uint8)
     sink.close_s = DEADLINE_S
     sink.send(a_frame(0, (TAP,)))
-    sink.add_snapshot(Snapshot(TAP, 0, 1.0, "uint8", values.shape, values, truncated=True))
+    sink.send(Snapshot(TAP, 0, 1.0, "uint8", values.shape, values, truncated=True))
     _send(sink, range(1, 4))
     sink.start(Address(url))
     sink.close()
-    assert sink.books == Books(produced=5, acknowledged=5)
+    assert sink.counters == DeliveryCounters(produced=5, acknowledged=5)
     assert receiver.stored == [0, 1, 2, 3]
     assert [len(batch.items) for batch in receiver.batches if batch.items] == [1, 1, 3, 1]  # the end is one too
 
@@ -190,7 +190,7 @@ def test_commands_are_passed_on_once_each_and_in_order(receiver: Receiver, url: 
     wait_for(lambda: len(heard) == 3)
     wait_for(lambda: receiver.batches[-1].commands_done == numbers[-1])
     _send(sink, range(3))
-    wait_for(lambda: sink.books.acknowledged == 3)
+    wait_for(lambda: sink.counters.acknowledged == 3)
     assert heard == numbers
     assert not receiver.run().commands
 
@@ -244,9 +244,9 @@ def test_data_that_waited_for_an_absent_server_arrives(receiver: Receiver, sink:
     sink.start(Address(f"http://127.0.0.1:{port}"))
     _send(sink, range(5))
     wait_for(lambda: sink.trouble)
-    assert sink.books == Books(produced=5, waiting=5)
+    assert sink.counters == DeliveryCounters(produced=5, waiting=5)
     with serving(receiver, port):
-        wait_for(lambda: sink.books.acknowledged == 5)
+        wait_for(lambda: sink.counters.acknowledged == 5)
     assert receiver.stored == list(range(5))
 
 
@@ -257,9 +257,9 @@ def test_with_an_absent_server_the_rest_is_counted_as_closed(sink: HttpSink) -> 
     began = time.monotonic()
     sink.close()
     assert time.monotonic() - began < GENEROUS_S
-    assert sink.books == Books(produced=5, dropped={"closed": 5})
+    assert sink.counters == DeliveryCounters(produced=5, dropped={"closed": 5})
     _send(sink, range(1))
-    assert sink.books == Books(produced=6, dropped={"closed": 6})
+    assert sink.counters == DeliveryCounters(produced=6, dropped={"closed": 6})
 
 
 def test_a_dashboard_that_is_still_starting_when_the_training_ends_gets_everything(receiver: Receiver) -> None:
@@ -274,11 +274,11 @@ def test_a_dashboard_that_is_still_starting_when_the_training_ends_gets_everythi
         sink = HttpSink(a_run(), max_items=10, close_s=2.0)
         sink.start(Address(url))
         _send(sink, range(10))
-        wait_for(lambda: sink.books.in_flight)
+        wait_for(lambda: sink.counters.in_flight)
         closing.set()
         sink.close()
     assert receiver.stored == list(range(10))
-    assert sink.books == Books(produced=10, acknowledged=10)
+    assert sink.counters == DeliveryCounters(produced=10, acknowledged=10)
 
 
 def test_a_server_that_never_answers_delays_nothing(sink: HttpSink) -> None:
@@ -286,14 +286,14 @@ def test_a_server_that_never_answers_delays_nothing(sink: HttpSink) -> None:
         slow = HttpSink(a_run(), max_items=10, request_s=3600.0, close_s=0.5)
         slow.send(a_frame(0, (TAP,)))
         slow.start(Address(f"http://127.0.0.1:{silent.getsockname()[1]}"))
-        wait_for(lambda: slow.books.in_flight == 1)
+        wait_for(lambda: slow.counters.in_flight == 1)
         for step in range(1, 100):
             slow.send(a_frame(step))
-        assert slow.books == Books(produced=100, dropped={"queue-full": 90}, waiting=9, in_flight=1)
+        assert slow.counters == DeliveryCounters(produced=100, dropped={"queue-full": 90}, waiting=9, in_flight=1)
         began = time.monotonic()
         slow.close()
         assert time.monotonic() - began < GENEROUS_S
-        assert slow.books == Books(produced=100, dropped={"queue-full": 90, "closed": 9}, in_flight=1)
+        assert slow.counters == DeliveryCounters(produced=100, dropped={"queue-full": 90, "closed": 9}, in_flight=1)
 
 
 def test_a_slow_server_gets_everything_in_fewer_batches(receiver: Receiver, url: str, sink: HttpSink) -> None:
@@ -316,9 +316,9 @@ def test_a_temporary_error_costs_no_frame(receiver: Receiver, url: str, sink: Ht
     receiver.before = lambda batch: next(answers, None)
     sink.start(Address(url))
     _send(sink, range(20))
-    wait_for(lambda: sink.books.acknowledged == 20)
+    wait_for(lambda: sink.counters.acknowledged == 20)
     assert receiver.stored == list(range(20))
-    assert sink.books == Books(produced=20, acknowledged=20)
+    assert sink.counters == DeliveryCounters(produced=20, acknowledged=20)
     assert len(receiver.batches) >= 4
 
 
@@ -342,9 +342,9 @@ def test_a_frame_that_is_refused_repeatedly_is_dropped_alone(receiver: Receiver,
     receiver.before = lambda batch: 422 if any(getattr(item, "step", 0) == 3 for item in batch.items) else None
     _send(sink, range(8))
     sink.start(Address(url))
-    wait_for(lambda: sink.books.acknowledged == 7)
+    wait_for(lambda: sink.counters.acknowledged == 7)
     assert receiver.stored == [0, 1, 2, 4, 5, 6, 7]
-    assert sink.books == Books(produced=8, acknowledged=7, dropped={"refused": 1})
+    assert sink.counters == DeliveryCounters(produced=8, acknowledged=7, dropped={"refused": 1})
 
 
 def test_a_frame_that_cannot_be_encoded_is_dropped_alone(receiver: Receiver, url: str, sink: HttpSink) -> None:
@@ -354,9 +354,9 @@ def test_a_frame_that_cannot_be_encoded_is_dropped_alone(receiver: Receiver, url
     sink.send(bad)
     sink.send(a_frame(2))
     sink.start(Address(url))
-    wait_for(lambda: sink.books.acknowledged == 2)
+    wait_for(lambda: sink.counters.acknowledged == 2)
     assert receiver.stored == [0, 2]
-    assert sink.books == Books(produced=3, acknowledged=2, dropped={"unsendable": 1})
+    assert sink.counters == DeliveryCounters(produced=3, acknowledged=2, dropped={"unsendable": 1})
 
 
 def test_texts_that_are_too_long_are_cut_and_stay_distinct(receiver: Receiver, url: str, sink: HttpSink) -> None:
@@ -369,9 +369,9 @@ def test_texts_that_are_too_long_are_cut_and_stay_distinct(receiver: Receiver, u
     event = Event(0, 0.0, "hook-error", long * 9, module=long)
     taps = (Tap(long, "output"), Tap(f"{long}y", "output"))
     sink.send(replace(a_frame(0, taps, (0, 1)), events=(event,), scalars={long: 1.0}, labels={"optimizer": long}))
-    sink.add_snapshot(Snapshot(taps[0], 0, 1.0, "float32", (1,), np.zeros(1, np.float32)))
+    sink.send(Snapshot(taps[0], 0, 1.0, "float32", (1,), np.zeros(1, np.float32)))
     sink.close()
-    assert sink.books == Books(produced=2, acknowledged=2)
+    assert sink.counters == DeliveryCounters(produced=2, acknowledged=2)
     for batch in receiver.batches:
         limits.check(batch)  # as the server does
     store = receiver.run().store
@@ -387,7 +387,7 @@ def test_answers_of_other_servers_are_not_believed(url: str, receiver: Receiver,
     _send(sink, range(2))
     wait_for(lambda: sink.trouble)
     assert "not a hookcore server" in sink.trouble
-    assert sink.books.acknowledged == 0
+    assert sink.counters.acknowledged == 0
 
 
 def test_a_batch_whose_answer_was_lost_is_sent_again_and_stored_once(
@@ -403,7 +403,7 @@ def test_a_batch_whose_answer_was_lost_is_sent_again_and_stored_once(
     for step in range(30):
         sink.send(a_frame(step, (TAP,) if step == 0 else ()))
         time.sleep(0.002)
-    wait_for(lambda: sink.books.acknowledged == 30)
+    wait_for(lambda: sink.counters.acknowledged == 30)
     assert receiver.stored == list(range(30))
     assert receiver.items_sent() > 30
     assert receiver.run().store.taps_announced == 1
@@ -415,20 +415,20 @@ def test_a_server_that_lost_its_memory_gets_everything_again(receiver: Receiver,
         sink.start(Address(address))
         sink.describe([ModuleRecord("layer", "Linear", None)])
         _send(sink, range(10))
-        wait_for(lambda: sink.books.acknowledged == 10)
+        wait_for(lambda: sink.counters.acknowledged == 10)
     receiver.forget()
     for step in range(10, 15):
         sink.send(a_frame(step, (Tap("late", "output"),) if step == 10 else (), (0, 1)))
     wait_for(lambda: sink.trouble)
     with serving(receiver, port):
-        wait_for(lambda: sink.books.acknowledged == 15)
+        wait_for(lambda: sink.counters.acknowledged == 15)
         run = receiver.run()
         wait_for(lambda: run.described >= 0)
         assert receiver.stored == list(range(15))
         assert [tap.module for tap in run.store.taps().taps] == ["layer", "late"]
         assert [module.type for module in run.store.modules()] == ["Linear"]
         assert run.store.usage().dropped.get("rows_of_unknown_taps", 0) == 0
-    assert sink.books == Books(produced=15, acknowledged=15)
+    assert sink.counters == DeliveryCounters(produced=15, acknowledged=15)
 
 
 def test_a_server_that_forgets_during_silence_is_updated_by_the_next_sign_of_life(
@@ -437,7 +437,7 @@ def test_a_server_that_forgets_during_silence_is_updated_by_the_next_sign_of_lif
     sink.start(Address(url))
     sink.describe([ModuleRecord("layer", "Linear", None)])
     _send(sink, range(2))
-    wait_for(lambda: sink.books.acknowledged == 2)
+    wait_for(lambda: sink.counters.acknowledged == 2)
     receiver.forget()
     wait_for(lambda: receiver.runs.get("run") is not None and receiver.run().store.taps_announced == 1)
     wait_for(lambda: receiver.run().described >= 0)
@@ -450,11 +450,11 @@ def test_a_server_that_moved_is_found_again(receiver: Receiver, sink: HttpSink) 
         addresses.append(Address(first, "old"))
         sink.start(lambda: addresses[-1])
         _send(sink, range(3))
-        wait_for(lambda: sink.books.acknowledged == 3)
+        wait_for(lambda: sink.counters.acknowledged == 3)
     with serving(receiver) as second:
         addresses.append(Address(second, "new"))
         sink.send(a_frame(3))
-        wait_for(lambda: sink.books.acknowledged == 4)
+        wait_for(lambda: sink.counters.acknowledged == 4)
     assert receiver.stored == [0, 1, 2, 3]
     assert receiver.headers[-1]["Authorization"] == "Bearer new"
 
@@ -518,7 +518,7 @@ def test_many_senders_at_once_lose_and_duplicate_nothing(receiver: Receiver, url
             each.send(a_frame(step, (TAP,) if step == 0 else ()))
     for each in sinks:
         each.close()
-        assert each.books == Books(produced=40, acknowledged=40)
+        assert each.counters == DeliveryCounters(produced=40, acknowledged=40)
         assert receiver.run(each.info.id).store.steps().count == 40
     assert sorted(receiver.stored) == sorted(list(range(40)) * 8)
 
@@ -528,14 +528,14 @@ def test_the_books_balance_at_every_moment(receiver: Receiver, url: str) -> None
     receiver.after = lambda batch: next(answers, None)
     sink = HttpSink(a_run(), max_items=20, close_s=1.0)
     sink.start(Address(url))
-    wrong: list[Books] = []
+    wrong: list[DeliveryCounters] = []
     over = threading.Event()
 
     def look() -> None:
         while not over.is_set():
-            books = sink.books
-            if not _is_balanced(books):
-                wrong.append(books)
+            counters = sink.counters
+            if not _is_balanced(counters):
+                wrong.append(counters)
 
     looking = threading.Thread(target=look)
     looking.start()
@@ -547,8 +547,8 @@ def test_the_books_balance_at_every_moment(receiver: Receiver, url: str) -> None
     over.set()
     looking.join()
     assert not wrong
-    assert sink.books.produced == 400
-    assert sink.books.waiting == 0
+    assert sink.counters.produced == 400
+    assert sink.counters.waiting == 0
 
 
 def test_a_deadline_ends_even_a_long_pause(sink: HttpSink, receiver: Receiver) -> None:
@@ -559,7 +559,7 @@ def test_a_deadline_ends_even_a_long_pause(sink: HttpSink, receiver: Receiver) -
     sink._not_before = time.monotonic() + 3600
     with serving(receiver, port):
         sink.close()
-    assert sink.books == Books(produced=3, acknowledged=3)
+    assert sink.counters == DeliveryCounters(produced=3, acknowledged=3)
 
 
 # -- processes ------------------------------------------------------------------------------------------------------
@@ -612,10 +612,10 @@ for step in range(60):
         sink.send(a_frame(10_000 + step))
         sink.describe([])
         sink.close()
-        os._exit(sink.books.acknowledged)
+        os._exit(sink.counters.acknowledged)
     assert os.waitpid(child, 0)[1] == 0
 sink.close()
-assert sink.books.acknowledged == 60, sink.books
+assert sink.counters.acknowledged == 60, sink.counters
 """
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[1], timeout=60)
     assert receiver.stored == list(range(60))

@@ -10,15 +10,15 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from hookcore.delivery.http import outbox as outbox_module
 from hookcore.delivery.http.outbox import PARCEL_BYTES, Outbox, Parcel
 from hookcore.records import ModuleRecord, Tap
-from hookcore.wire import Answer, Batch, Books, FrameItem, decode_batch, encode, frame_item, frame_of
+from hookcore.wire import Answer, Batch, DeliveryCounters, FrameItem, decode_batch, encode, frame_item, frame_of
 from hookcore_app.runs import Run, Runs
 from hookcore_app.settings import ServerSettings
 from tests.receiver import a_frame, a_run
 
 
-def _is_balanced(books: Books) -> bool:
-    there = books.acknowledged + sum(books.dropped.values()) + books.waiting + books.in_flight
-    return books.produced == there
+def _is_balanced(counters: DeliveryCounters) -> bool:
+    there = counters.acknowledged + sum(counters.dropped.values()) + counters.waiting + counters.in_flight
+    return counters.produced == there
 
 
 def _batch(parcel: Parcel) -> Batch:
@@ -29,7 +29,7 @@ def _batch(parcel: Parcel) -> Batch:
         taps=parcel.taps,
         description=parcel.description,
         items=(*items, *([parcel.end] if parcel.end else [])),
-        books=parcel.books,
+        counters=parcel.counters,
         retained=parcel.retained,
     )
     return decode_batch(encode(batch))
@@ -144,8 +144,8 @@ class Delivered(RuleBasedStateMachine):
     @invariant()
     def the_books_balance(self) -> None:
         """Check the balance at every moment."""
-        assert _is_balanced(self.outbox.books)
-        assert self.outbox.books.produced == self.step
+        assert _is_balanced(self.outbox.counters)
+        assert self.outbox.counters.produced == self.step
 
     @invariant()
     def nothing_is_stored_twice(self) -> None:
@@ -160,15 +160,15 @@ class Delivered(RuleBasedStateMachine):
             self.outbox.on_answer(parcel, self._take(_batch(parcel)))
             if not self.outbox.has_news:
                 break
-        books = self.outbox.books
-        assert (books.waiting, books.in_flight) == (0, 0)
-        assert _is_balanced(books)
+        counters = self.outbox.counters
+        assert (counters.waiting, counters.in_flight) == (0, 0)
+        assert _is_balanced(counters)
         run = self.runs.get("run")
         assert run is not None
         assert run.store.taps_announced == self.taps
         # What is counted as dropped is nowhere; what is acknowledged is there or reported as lost.
         if not self.lost_memory:
-            assert len(self.stored) + self.disk.missing == books.acknowledged
+            assert len(self.stored) + self.disk.missing == counters.acknowledged
 
 
 Delivered.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
@@ -183,7 +183,7 @@ def outbox() -> Outbox:
 def test_the_oldest_frame_makes_room_and_its_taps_are_kept(outbox: Outbox) -> None:
     for step in range(8):
         outbox.put(a_frame(step, (Tap(f"m{step}", "output"),), (step,)))
-    assert outbox.books == Books(produced=8, dropped={"queue-full": 3}, waiting=5)
+    assert outbox.counters == DeliveryCounters(produced=8, dropped={"queue-full": 3}, waiting=5)
     parcel = outbox.next_parcel()
     assert [entry.record.step for entry in parcel.entries] == [3, 4, 5, 6, 7]
     assert [tap.module for tap in parcel.taps] == [f"m{step}" for step in range(8)]
@@ -192,14 +192,14 @@ def test_the_oldest_frame_makes_room_and_its_taps_are_kept(outbox: Outbox) -> No
 def test_bytes_are_bounded_too(outbox: Outbox) -> None:
     for step in range(4):
         outbox.put(a_frame(step, padding=3_000))
-    assert outbox.books == Books(produced=4, dropped={"queue-full": 2}, waiting=2)
+    assert outbox.counters == DeliveryCounters(produced=4, dropped={"queue-full": 2}, waiting=2)
 
 
 def test_delivered_items_take_no_room(outbox: Outbox) -> None:
     for step in range(20):
         outbox.put(a_frame(step, padding=3_000))
         outbox.on_answer(outbox.next_parcel(), Answer(acknowledged=step, taps=0, described=-1))
-    assert outbox.books == Books(produced=20, acknowledged=20)
+    assert outbox.counters == DeliveryCounters(produced=20, acknowledged=20)
 
 
 def test_items_that_the_server_refuses_after_the_deadline_are_dropped(outbox: Outbox) -> None:
@@ -207,9 +207,9 @@ def test_items_that_the_server_refuses_after_the_deadline_are_dropped(outbox: Ou
     late = outbox.next_parcel()
     outbox.end()
     outbox.give_up()
-    assert outbox.books == Books(produced=1, in_flight=1)
+    assert outbox.counters == DeliveryCounters(produced=1, in_flight=1)
     outbox.on_send_failed(late)
-    assert outbox.books == Books(produced=1, dropped={"closed": 1})
+    assert outbox.counters == DeliveryCounters(produced=1, dropped={"closed": 1})
 
 
 def test_taps_come_in_parts_and_no_frame_before_its_taps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,7 +218,7 @@ def test_taps_come_in_parts_and_no_frame_before_its_taps(monkeypatch: pytest.Mon
     taps = tuple(Tap(f"module{number}", "output") for number in range(100))
     outbox.put(a_frame(0, taps, tuple(range(100))))
     known = parcels = 0
-    while not outbox.books.acknowledged:
+    while not outbox.counters.acknowledged:
         parcel = outbox.next_parcel()
         assert parcel.taps_from == known
         known += len(parcel.taps)
@@ -228,7 +228,7 @@ def test_taps_come_in_parts_and_no_frame_before_its_taps(monkeypatch: pytest.Mon
             # Instead of an answer: the receiver forgot everything, and needs the taps before it gets the frame again.
             outbox.on_no_answer(parcel)
             parcels, known = 50, 0
-            empty = Parcel(100, (), None, (), None, outbox.books)
+            empty = Parcel(100, (), None, (), None, outbox.counters)
             outbox.on_answer(empty, Answer(acknowledged=-1, taps=0, described=-1))
             continue
         outbox.on_answer(parcel, Answer(acknowledged=done, taps=known, described=-1))
@@ -239,7 +239,7 @@ def test_taps_come_in_parts_and_no_frame_before_its_taps(monkeypatch: pytest.Mon
 
 def test_a_frame_that_would_fill_the_queue_is_too_large(outbox: Outbox) -> None:
     outbox.put(a_frame(0, padding=9_500))
-    assert outbox.books == Books(produced=1, dropped={"too-large": 1})
+    assert outbox.counters == DeliveryCounters(produced=1, dropped={"too-large": 1})
 
 
 def test_items_in_flight_are_sent_again_and_not_dropped(outbox: Outbox) -> None:
@@ -248,22 +248,22 @@ def test_items_in_flight_are_sent_again_and_not_dropped(outbox: Outbox) -> None:
     outbox.on_no_answer(first)
     for step in range(1, 9):
         outbox.put(a_frame(step))
-    assert outbox.books == Books(produced=9, dropped={"queue-full": 4}, waiting=4, in_flight=1)
+    assert outbox.counters == DeliveryCounters(produced=9, dropped={"queue-full": 4}, waiting=4, in_flight=1)
     again = outbox.next_parcel()
     assert [entry.number for entry in again.entries] == [0]
     outbox.on_answer(again, Answer(acknowledged=0, taps=0, described=-1))
-    assert outbox.books == Books(produced=9, acknowledged=1, dropped={"queue-full": 4}, waiting=4)
+    assert outbox.counters == DeliveryCounters(produced=9, acknowledged=1, dropped={"queue-full": 4}, waiting=4)
 
 
 def test_items_that_may_have_arrived_stay_in_doubt_if_the_server_disappears(outbox: Outbox) -> None:
     outbox.put(a_frame(0))
     outbox.on_no_answer(outbox.next_parcel())
     outbox.on_send_failed(outbox.next_parcel())
-    assert outbox.books == Books(produced=1, in_flight=1)
+    assert outbox.counters == DeliveryCounters(produced=1, in_flight=1)
     outbox.on_answer(outbox.next_parcel(), Answer(acknowledged=0, taps=0, described=-1))
     outbox.put(a_frame(1))
     outbox.on_send_failed(outbox.next_parcel())
-    assert outbox.books == Books(produced=2, acknowledged=1, waiting=1)
+    assert outbox.counters == DeliveryCounters(produced=2, acknowledged=1, waiting=1)
 
 
 def test_items_in_doubt_are_sent_after_what_the_receiver_has_lost() -> None:
@@ -275,14 +275,14 @@ def test_items_in_doubt_are_sent_after_what_the_receiver_has_lost() -> None:
     outbox.refused(outbox.next_parcel(), "refused")  # from now on, the parts are sent one by one
     outbox.on_answer(outbox.next_parcel(), Answer(acknowledged=0, taps=1, described=0, durable=-1))
     outbox.on_no_answer(outbox.next_parcel())
-    assert (outbox.books.waiting, outbox.books.in_flight) == (0, 1)
+    assert (outbox.counters.waiting, outbox.counters.in_flight) == (0, 1)
     outbox.describe([ModuleRecord("m", "Two", None)])
     parcel = outbox.next_parcel()
     assert parcel.description is not None
     assert parcel.entries == ()
     outbox.on_answer(parcel, Answer(acknowledged=-1, taps=1, described=1, durable=-1))
-    assert _is_balanced(outbox.books)
-    assert (outbox.books.acknowledged, outbox.books.waiting) == (0, 2)
+    assert _is_balanced(outbox.counters)
+    assert (outbox.counters.acknowledged, outbox.counters.waiting) == (0, 2)
     assert [entry.number for entry in outbox.next_parcel().entries] == [0]
 
 
@@ -300,7 +300,7 @@ def test_one_refused_frame_costs_no_other(outbox: Outbox) -> None:
             highest = max((entry.number for entry in parcel.entries), default=-1)
             outbox.on_answer(parcel, Answer(acknowledged=highest, taps=0, described=-1))
     assert arrived == [0, 1, 3, 4]
-    assert outbox.books == Books(produced=5, acknowledged=4, dropped={"refused": 1})
+    assert outbox.counters == DeliveryCounters(produced=5, acknowledged=4, dropped={"refused": 1})
 
 
 def test_a_refused_description_delays_no_frame(outbox: Outbox) -> None:
@@ -313,7 +313,7 @@ def test_a_refused_description_delays_no_frame(outbox: Outbox) -> None:
         else:
             highest = max((entry.number for entry in parcel.entries), default=-1)
             outbox.on_answer(parcel, Answer(acknowledged=highest, taps=0, described=-1))
-    assert outbox.books == Books(produced=1, acknowledged=1)
+    assert outbox.counters == DeliveryCounters(produced=1, acknowledged=1)
     outbox.describe([ModuleRecord("m", "Conv2d", None)])
     assert outbox.next_parcel().description is not None
 
@@ -368,8 +368,8 @@ def test_the_end_comes_last_after_everything_else_has_arrived(outbox: Outbox) ->
     last = outbox.next_parcel()
     assert last.end is not None
     assert (last.end.number, last.end.step) == (1, 7)
-    assert _is_balanced(last.books)
+    assert _is_balanced(last.counters)
     outbox.on_answer(last, Answer(acknowledged=1, taps=0, described=-1))
     assert not outbox.has_news
     outbox.put(a_frame(8))
-    assert outbox.books == Books(produced=2, acknowledged=1, dropped={"closed": 1})
+    assert outbox.counters == DeliveryCounters(produced=2, acknowledged=1, dropped={"closed": 1})

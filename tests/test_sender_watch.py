@@ -20,7 +20,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hookcore
-from hookcore.dashboard.process import Dashboard, find, join_or_start, status, stop_dashboard
+from hookcore.dashboard.launch import Dashboard
+from hookcore.dashboard.process import find, join_or_start, status, stop_dashboard
 from hookcore.delivery import delivery
 from hookcore.delivery.http import Address, HttpSink
 from hookcore.errors import ArgumentError, ServerError
@@ -92,9 +93,9 @@ def test_every_step_reaches_the_server_with_the_description_of_the_run(receiver:
     with hookcore.watch(model, server=url, name="my run", every=1, budget=None, memory="8MB") as watcher:
         _train(model, 10, watcher)
         assert watcher.flush()
-        books = watcher.delivery
-        assert books is not None
-        assert books.acknowledged == books.produced >= 10
+        counters = watcher.delivery
+        assert counters is not None
+        assert counters.acknowledged == counters.produced >= 10
         (run,) = receiver.runs.all()
         assert watcher.url == f"{url}/runs/{run.id}"
         assert run.state == "live"
@@ -185,17 +186,17 @@ def test_training_is_bit_equal_whatever_the_server_does(
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = {"dead": dead, "broken": url, "silent": f"http://127.0.0.1:{silent.getsockname()[1]}"}[fault]
         watcher = hookcore.watch(watched, server=address)
-        watcher._delivery.limit_close_time(0.2)
+        watcher._delivery.sink.limit_close_time(0.2)
         assert _train(watched, 30) == losses
         watcher.close()
     assert _bytes(watched) == _bytes(alone)
     assert not watcher.errors
-    books = watcher.delivery
-    assert books is not None
-    assert books.waiting == books.acknowledged == 0
-    assert books.produced == sum(books.dropped.values()) + books.in_flight
+    counters = watcher.delivery
+    assert counters is not None
+    assert counters.waiting == counters.acknowledged == 0
+    assert counters.produced == sum(counters.dropped.values()) + counters.in_flight
     assert len(caplog.records) == 1
-    assert f"{books.produced} of its {books.produced} captured steps" in caplog.records[0].getMessage()
+    assert f"{counters.produced} of its {counters.produced} captured steps" in caplog.records[0].getMessage()
 
 
 def test_workers_of_a_data_loader_never_send(receiver: Receiver, url: str) -> None:
@@ -308,7 +309,7 @@ def test_a_stopped_dashboard_is_not_started_again(home: Path, caplog: pytest.Log
         _train(model, 2)
         wait_for(lambda: watcher._delivery.sink._failures > 3)  # type: ignore[attr-defined]
         assert not status().running
-        watcher._delivery.limit_close_time(0.1)
+        watcher._delivery.sink.limit_close_time(0.1)
     assert not status().running
     assert "2 of its 4 captured steps" in caplog.records[-1].getMessage()
 
@@ -343,10 +344,10 @@ def test_a_restarted_dashboard_is_found_and_every_loss_is_counted(home: Path, mo
         _train(model, 5)
         assert join_or_start().started
         assert watcher.flush(60.0)
-        books = watcher.delivery
-    assert books is not None
-    assert books.acknowledged == books.produced >= 10
-    assert not books.dropped
+        counters = watcher.delivery
+    assert counters is not None
+    assert counters.acknowledged == counters.produced >= 10
+    assert not counters.dropped
 
 
 def test_an_unusable_folder_is_reported_and_the_run_stays_local(home: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -378,7 +379,7 @@ def test_a_finished_script_leaves_its_run_on_the_dashboard(home: Path, tmp_path:
         "for _ in range(7):\n"
         "    optimizer.zero_grad(); model(torch.ones(2, 3)).sum().backward(); optimizer.step()\n"
         "import atexit, json\n"
-        "from hookcore import watcher as module\n"
+        "from hookcore.watcher import watcher as module\n"
         "module._close_all()\n"
         "print(json.dumps([watcher.url, watcher.delivery.produced, watcher.delivery.acknowledged]))\n"
     )
@@ -426,7 +427,7 @@ def test_closing_many_runs_with_a_dead_server_takes_no_longer_than_closing_one(d
         "import torch, hookcore, sys, time, atexit\n"
         "watchers = [hookcore.watch(torch.nn.Linear(3, 1), server=sys.argv[1]) for _ in range(6)]\n"
         "began = time.monotonic()\n"
-        "from hookcore.watcher import _close_all\n"
+        "from hookcore.watcher.watcher import _close_all\n"
         "_close_all()\n"
         "assert time.monotonic() - began < 8, time.monotonic() - began\n"  # 6 times 2 s would be 12
     )

@@ -198,8 +198,8 @@ def test_a_server_shuts_down_in_order_with_open_streams() -> None:
         stream = stack.enter_context(server.connect())
         stream.sendall(b"GET /api/v1/live HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
         assert stream.recv(12) == b"HTTP/1.1 200"
+        idle = stack.enter_context(server.connect())  # before the page, whose answer shows that both were accepted
         page = stack.enter_context(connect(f"ws://127.0.0.1:{server.port}/api/v1/socket"))
-        idle = stack.enter_context(server.connect())
         server.server.stop()
         server.thread.join(PATIENCE_S)
         assert not server.thread.is_alive()

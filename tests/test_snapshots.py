@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 import hookcore
 from hookcore import internals
 from hookcore.observe import copies
+from hookcore.recorder import snapshot_copies
 from hookcore.recorder import snapshots as limits
 from hookcore.records import KINDS, Command, Event, Kind, Snapshot, Tap
 from tests.harness import STEPS, Attach, Outcome, process_state, run_case, watch
@@ -378,18 +379,19 @@ def test_the_end_of_the_training_is_the_reason_for_pending_snapshots() -> None:
 
 
 def test_pending_snapshots_and_waiting_bytes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "MAX_BYTES", 1000)
-    monkeypatch.setattr(limits, "MAX_WAITING_BYTES", 1500)
+    for module in (limits, snapshot_copies):
+        monkeypatch.setattr(module, "MAX_BYTES", 1000)
+        monkeypatch.setattr(module, "MAX_WAITING_BYTES", 1500)
     model, optimizer = net(), torch.optim.SGD(net().parameters(), lr=0.1)
     with watch(model) as watcher:
         recorder = watcher._recorder
         for call in range(limits.MAX_PENDING + 3):
             ask(watcher, "0", call=call)
         assert len(recorder.snapshots._pending) == limits.MAX_PENDING
-        monkeypatch.setattr(recorder.snapshots, "ship", lambda send: None)  # the recorder's thread is busy
+        monkeypatch.setattr(recorder.snapshots.copies, "ship", lambda send: None)  # the recorder's thread is busy
         for _ in range(20):
             model[0](torch.ones(20, 4))
-        waiting = sum(each.copy.nbytes for each in recorder.snapshots._taken)
+        waiting = sum(each.copy.nbytes for each in recorder.snapshots.copies._taken)
         assert 0 < waiting <= 1500
         monkeypatch.undo()
         optimizer.step()

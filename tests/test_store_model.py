@@ -19,7 +19,7 @@ from hookcore.store.ladder import Ladder
 from hookcore.store.schemas import STAT_SCHEMA
 from hookcore.store.sketches import SketchLadder
 from tests.build import no_sketches
-from tests.sketches import block_of, rebin
+from tests.sketches import block_of, merged, rebin, sketch_of
 
 SLOW = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 SEEDS = st.integers(0, 2**32 - 1)
@@ -56,7 +56,7 @@ class World:
         cut = int(self.random.integers(0, len(present) + 1)) if self.random.random() < 0.3 else len(present)
         for part in (present[:cut], present[cut:]) if cut < len(present) else (present,):
             stats = self.stats(len(part))
-            made = [Sketch.of(self.random.normal(0, 10.0 ** int(tap % 5), 20)) for tap in part] if sketched else []
+            made = [sketch_of(self.random.normal(0, 10.0 ** int(tap % 5), 20)) for tap in part] if sketched else []
             self.steps.setdefault(self.step, {}).update(zip(part.tolist(), stats, strict=True))
             if sketched:
                 self.sketches.setdefault(self.step, {}).update(zip(part.tolist(), made, strict=True))
@@ -217,9 +217,9 @@ def test_sketches_are_summed_exactly_and_cover_every_step_once(seed: int, taps: 
     assert ladder.refused == 0
     assert all(one.last <= two.first for one, two in pairwise(entries))
     for tap in range(taps):
-        total = Sketch.empty().merge(*(step[tap] for step in world.sketches.values() if tap in step))
+        total = merged(*(step[tap] for step in world.sketches.values() if tap in step))
         kept = [Sketch.of_bins(*row) for entry in entries if (row := entry.row(tap)) is not None]
-        assert Sketch.empty().merge(*kept) == total
+        assert merged(*kept) == total
 
 
 @SLOW
@@ -229,7 +229,7 @@ def test_histograms_and_quantiles_contain_every_value_of_the_run(seed: int, colu
     for number in range(60):
         for frame in world.next_step(8 if number == 0 else 0, sketched=True):
             store.append(frame)
-    total = Sketch.empty().merge(*(step[3] for step in world.sketches.values() if 3 in step))
+    total = merged(*(step[3] for step in world.sketches.values() if 3 in step))
     shown = store.histograms(3, columns=columns, bins=bins)
     assert len(shown.first_step) <= columns
     assert shown.counts.shape[1] <= bins

@@ -36,7 +36,7 @@ from hookcore.wire import (
     SCHEMA,
     Answer,
     Batch,
-    Books,
+    DeliveryCounters,
     Description,
     EndItem,
     FrameItem,
@@ -180,7 +180,7 @@ def test_all_other_parts_of_a_batch_arrive() -> None:
             (HookRecord("module", "a", "forward", "f", "x.py:1", False),),
         ),
         items=(EndItem(9, 100),),
-        books=Books(10, 8, {"queue-full": 1}, 1, 0),
+        counters=DeliveryCounters(10, 8, {"queue-full": 1}, 1, 0),
         commands_done=5,
     )
     assert decode_batch(encode(batch)) == batch

@@ -115,7 +115,7 @@ class Apart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layer(Apart):
+class LayerDifference(Apart):
     """One tap of both runs, with its differences at some of the shared spans of steps."""
 
     tap: Tap
@@ -173,12 +173,12 @@ class Compared:
             "nonfinite_by": int(last[bad[0]]) if len(bad) else None,
         }
 
-    def layer(self, place: int, tap: Tap, numbers: tuple[int, int], tolerance: float, points: int) -> Layer:
+    def layer(self, place: int, tap: Tap, numbers: tuple[int, int], tolerance: float, points: int) -> LayerDifference:
         """Return one tap with at most `points` points: of neighbors, the one with the largest difference stays."""
         seen = np.flatnonzero(self.steps[:, place])
         difference = self.difference[seen, place]
         kept = _thinned(np.abs(difference), points)
-        return Layer(
+        return LayerDifference(
             **self.apart(place, tolerance),
             tap=tap,
             numbers=numbers,
@@ -208,7 +208,7 @@ def _distance(one: NDArray[np.float64], two: NDArray[np.float64]) -> NDArray[np.
 
 def compare(
     one: Store, two: Store, pairs: Pairs, asked: Asked, points: int, only: Sequence[int] | None = None
-) -> list[Layer]:
+) -> list[LayerDifference]:
     """Compare all pairs, or only some by index, with `points` points each."""
     places = list(range(len(pairs.taps))) if only is None else list(only)
     layers = []
@@ -217,7 +217,7 @@ def compare(
     return layers
 
 
-def layers_of(some: list[int], compared: Compared, pairs: Pairs, asked: Asked, points: int) -> list[Layer]:
+def layers_of(some: list[int], compared: Compared, pairs: Pairs, asked: Asked, points: int) -> list[LayerDifference]:
     """Return the layers of one chunk."""
     return [
         compared.layer(lane, pairs.taps[place], pairs.numbers[place], asked.tolerance, points)

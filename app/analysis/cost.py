@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from hookcore.records.vocabulary import COST, EFFECTIVE_COST, SKIPPED_STEPS, STRIDE
+from hookcore.findings.keyfigures import newest_of
+from hookcore.records.vocabulary import COST, EFFECTIVE_COST, STRIDE, UNCAPTURED_STEPS
 from hookcore.store import Store
 
-from ..findings.keyfigures import newest_of
 from ..runs import Run
 
 
@@ -80,7 +80,7 @@ def cost_of(run: Run) -> Cost:
         budget=_share(told.get("budget")),
         every=every,
         stride=stride,
-        left_out=_whole(_newest(store, SKIPPED_STEPS)),
+        left_out=_whole(_newest(store, UNCAPTURED_STEPS)),
         paused=run.is_paused,
         is_live=run.state == "live",
     )

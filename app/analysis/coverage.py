@@ -10,8 +10,9 @@ from ..runs import Run
 
 def losses_of(run: Run) -> dict[str, int]:
     """Return how much was lost in the store, and on the way to it, by reason."""
-    unsent = {f"sender {reason}": count for reason, count in run.books.dropped.items()}
-    return {reason: count for reason, count in (run.store.usage().dropped | unsent).items() if count}
+    on_the_way = {f"sender {reason}": count for reason, count in run.counters.dropped.items()}
+    on_the_way["commands queue-full"] = run.commands_dropped
+    return {reason: count for reason, count in (run.store.usage().dropped | on_the_way).items() if count}
 
 
 def why_empty(store: Store, kind: str) -> str:

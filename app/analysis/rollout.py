@@ -28,7 +28,7 @@ _FUSES: Final[dict[Fuse, Callable[..., Floats]]] = {"mean": np.mean, "max": np.m
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class AttentionLayer:
     """The attention of one layer, [sample, head, to, from], and its gradient."""
 
     name: str
@@ -64,7 +64,12 @@ def is_attention(values: NDArray[Any]) -> bool:
 
 
 def rollout(
-    layers: Sequence[Layer], *, sample: int = 0, fuse: Fuse = "mean", discard: float = 0.0, gradient: bool = False
+    layers: Sequence[AttentionLayer],
+    *,
+    sample: int = 0,
+    fuse: Fuse = "mean",
+    discard: float = 0.0,
+    gradient: bool = False,
 ) -> Floats:
     """Return the influence of each position before the first layer (column) on each of the last (row). Rows sum to 1.
 
@@ -82,7 +87,7 @@ def rollout(
     return found
 
 
-def fused(layer: Layer, sample: int, fuse: Fuse, gradient: bool) -> Floats:
+def fused(layer: AttentionLayer, sample: int, fuse: Fuse, gradient: bool) -> Floats:
     """Return one map of a layer's heads. Non-finite values count as no attention."""
     weights = np.nan_to_num(layer.weights[sample], nan=0.0, posinf=0.0, neginf=0.0)
     if not gradient:
@@ -120,7 +125,7 @@ def _rows_to_one(matrix: Floats) -> Floats:
     return found
 
 
-def _require_one_size(layers: Sequence[Layer], sample: int) -> None:
+def _require_one_size(layers: Sequence[AttentionLayer], sample: int) -> None:
     sizes = {layer.weights.shape[-2:] for layer in layers}
     if len(sizes) > 1 or len(set(next(iter(sizes)))) > 1:
         told = ", ".join(f"{layer.name} {' x '.join(map(str, layer.weights.shape[-2:]))}" for layer in layers[:20])

@@ -13,7 +13,7 @@ from hookcore.records.vocabulary import OWN
 from hookcore.store import Series, Store
 from hookcore.store.rows import Rows
 
-from .comparison import Apart, Asked, Compared, Layer, Pairs, chunks, layers_of
+from .comparison import Apart, Asked, Compared, LayerDifference, Pairs, chunks, layers_of
 
 MAX_NAMED: Final = 5  # logged values of one sentence
 _EVERY_POINT: Final = 1 << 40
@@ -42,7 +42,7 @@ class Verdict:
     """A comparison of two runs: layers, logged values, how much was compared, and the conclusion."""
 
     pairs: Pairs
-    layers: list[Layer]
+    layers: list[LayerDifference]
     logged: list[Logged]
     extent: Extent
 
@@ -60,7 +60,7 @@ class Verdict:
         return list(places) if key is None else sorted(places, key=lambda place: key(self.layers[place]))
 
     @property
-    def parting(self) -> Layer | None:
+    def parting(self) -> LayerDifference | None:
         """The layer that differs first; among several, the first one in the model."""
         first = min(self.layers, key=_parting_key, default=None)
         return None if first is None or first.parts_at is None else first
@@ -181,12 +181,12 @@ def _same(values: Sequence[Logged]) -> str:
     return "is the same" if len(values) == 1 else "are the same"
 
 
-def _parting_key(layer: Layer) -> tuple[bool, int, int]:
+def _parting_key(layer: LayerDifference) -> tuple[bool, int, int]:
     """Sort the earliest difference first, then the model's order; layers without a difference come last."""
     return layer.parts_at is None, layer.parts_at or 0, layer.numbers[0]
 
 
-def _share_key(layer: Layer) -> tuple[bool, float, bool, int, int]:
+def _share_key(layer: LayerDifference) -> tuple[bool, float, bool, int, int]:
     """Sort the largest difference first; layers that were not compared come last."""
     return not layer.points, -layer.share if layer.points else 0.0, *_parting_key(layer)
 
@@ -194,7 +194,7 @@ def _share_key(layer: Layer) -> tuple[bool, float, bool, int, int]:
 def compare_runs(one: Store, two: Store, asked: Asked) -> Verdict:
     """Compare the layers that fit and all logged values of two runs."""
     pairs = Pairs.of(one, two, asked)
-    layers: list[Layer] = []
+    layers: list[LayerDifference] = []
     compared, captured = _Steps(), (_Steps(), _Steps())
     for some, rows, chunk in chunks(one, two, pairs, asked, list(range(len(pairs.taps)))):
         layers += layers_of(some, chunk, pairs, asked, 0)

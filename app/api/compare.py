@@ -18,7 +18,7 @@ from hookcore.records import Tap
 from hookcore.store import STAT_NAMES
 from hookcore.store.checks import require
 
-from ..analysis.comparison import Apart, Asked, Differences, Layer, Pairs, compare, differences, renamer
+from ..analysis.comparison import Apart, Asked, Differences, LayerDifference, Pairs, compare, differences, renamer
 from ..analysis.verdict import Verdict, compare_runs
 from ..formats import ARRAYS, StrictJson, Table
 from ..runs import Run
@@ -121,7 +121,7 @@ def compare_two_runs(
         verdict = compare_runs(one.store, two.store, asked)
         return verdict, verdict.order(sort)
 
-    def shown(pairs: Pairs, order: Sequence[int]) -> list[Layer]:
+    def shown(pairs: Pairs, order: Sequence[int]) -> list[LayerDifference]:
         return compare(one.store, two.store, pairs, asked, points, order)
 
     def content() -> answers.Comparison:
@@ -171,7 +171,7 @@ def _apart_of(apart: Apart) -> dict[str, Any]:
     return found | {"largest": Number(apart.largest), "share": Number(apart.share)}
 
 
-def _layer_of(layer: Layer) -> answers.ComparedLayer:
+def _layer_of(layer: LayerDifference) -> answers.ComparedLayer:
     return answers.ComparedLayer(
         **_apart_of(layer),
         tap=answers.Tap.of(layer.numbers[0], layer.tap),
@@ -182,7 +182,7 @@ def _layer_of(layer: Layer) -> answers.ComparedLayer:
     )
 
 
-def _table(layers: Sequence[Layer]) -> Table:
+def _table(layers: Sequence[LayerDifference]) -> Table:
     sizes = [len(layer.difference) for layer in layers]
     columns: dict[str, Any] = {
         "tap": np.repeat(np.array([layer.numbers[0] for layer in layers], np.int64), sizes),

@@ -128,7 +128,7 @@ def _take(state: Any, intake: Intake, batch: wire.Batch, own: bool) -> wire.Answ
     try:
         if is_new:
             state.keeper.opened(run, own)
-        elif run.kept:
+        elif run.from_disk:
             state.keeper.resume(run, batch.run)
     except WrongKeyError as error:
         if is_new:

@@ -10,11 +10,11 @@ from fastapi import APIRouter, Query, Response
 from hookcore import answers
 from hookcore.answers import Number
 from hookcore.errors import ArgumentError
+from hookcore.findings import RULES, KeyFigures, Rule, key_figures_of
 from hookcore.records import SEVERITIES
 
 from ..analysis.cost import cost_of
 from ..analysis.coverage import losses_of
-from ..findings import RULES, KeyFigures, Rule, key_figures_of
 from ..formats import StrictJson
 from ..runs import Run
 from ..runs.answering import finding_of, reading_of, scope_of

@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from hookcore import answers
 
 from ..analysis.attention import Captured, gradient_of, maps_at, taps_like_attention
-from ..analysis.rollout import Fuse, Layer, maps_of
+from ..analysis.rollout import AttentionLayer, Fuse, maps_of
 from ..analysis.rollout import rollout as roll_out
 from ..formats import ARRAYS, StrictJson, Table
 from ..runs import Run
@@ -83,7 +83,9 @@ def rollout(
     """
     steps, kept = _chosen(run, match, step)
     layers = [
-        Layer(each.snapshot.tap.module, maps_of(each.snapshot.values), _gradient_maps(each) if gradient else None)
+        AttentionLayer(
+            each.snapshot.tap.module, maps_of(each.snapshot.values), _gradient_maps(each) if gradient else None
+        )
         for each in kept
     ]
     # Computed before the format is chosen: maps that don't fit together are refused even if the client has a copy.
@@ -109,7 +111,7 @@ def rollout(
     return reply.arrays(format, [version_of(run)], content, table)
 
 
-def _layer_of(kept: Captured, layer: Layer) -> answers.RolloutLayer:
+def _layer_of(kept: Captured, layer: AttentionLayer) -> answers.RolloutLayer:
     gradient = None if kept.gradient is None else kept.gradient[0]
     return answers.RolloutLayer(kept.number, answers.Tap.of(None, kept.snapshot.tap), layer.weights.shape[1], gradient)
 

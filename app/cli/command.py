@@ -11,13 +11,13 @@ from typing import Final
 import hookcore
 from hookcore.errors import HookcoreError
 
-from . import dashboards, demo, doctor, report, run, servers
+from . import check, dashboards, demo, doctor, replay, report, run, servers
 
 WRONG: Final = 2
 INTERRUPTED: Final = 130
 UNREAD: Final = 141  # the exit code that a shell reports for a command whose pipe was closed
 # Each function adds its sub-commands to the parser, in the order of the help.
-FAMILIES: Final = (demo.add, run.add, servers.add, dashboards.add, report.add, doctor.add)
+FAMILIES: Final = (demo.add, run.add, servers.add, dashboards.add, report.add, check.add, replay.add, doctor.add)
 EXAMPLES: Final = """examples:
   hookcore demo                                    train a small network and watch it
   hookcore demo --model transformer --trouble nan  train one that fails
@@ -26,6 +26,7 @@ EXAMPLES: Final = """examples:
   hookcore stop                                    stop it
   hookcore open runs/2026-05-01                    show a saved run
   hookcore report                                  write the newest run as one HTML file
+  hookcore check runs/2026-05-01 --fail-on error   fail if something went wrong in a run
   hookcore serve --host 0.0.0.0                    run a server for other machines too
   HOOKCORE_URL=http://box:8642 python train.py     send a training to it
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from hookcore.config import token_of
 from hookcore.dashboard import process as dashboard
+from hookcore.dashboard.home import FILE
 from hookcore.errors import ArgumentError
 from hookcore.reading.exchange import Exchange
 
@@ -50,7 +51,7 @@ def _status(_given: argparse.Namespace, environment: Mapping[str, str]) -> str:
     if not found.running:
         return "no dashboard is running"
     if not found.url:
-        return f"a dashboard is starting, or {found.folder / dashboard.FILE} is damaged; log file: {found.log}"
+        return f"a dashboard is starting, or {found.folder / FILE} is damaged; log file: {found.log}"
     return f"the dashboard is at {found.url}/ (process {found.pid}); log file: {found.log}"
 
 

@@ -10,36 +10,28 @@ from pathlib import Path
 from typing import Final
 
 from hookcore.errors import ArgumentError
-from hookcore.reading import Client
 
 from .flags import Commands, add_command
+from .source import add_source, run_of_server, saved_run
 
 EXAMPLES: Final = """
   hookcore report                                  the newest run of your own dashboard
   hookcore report http://box:8642 --run run-1      a run of a server (token: HOOKCORE_TOKEN)
   hookcore report runs/x.hookcore -o report.html   a saved run
 """
-TIMEOUT_S: Final = 120.0
 
 
 def add(commands: Commands) -> None:
     told = "Write a report of a run: one HTML file of at most 10 MB that works offline."
     parser = add_command(commands, "report", told, EXAMPLES)
-    parser.add_argument(
-        "source", nargs="?", default="", help="saved run, or address of a server (default: your own dashboard)"
-    )
+    add_source(parser)
     parser.add_argument("-o", "--output", default="", help="output file (default: hookcore-RUN.html; - for stdout)")
-    parser.add_argument("--run", dest="run_id", default=None, help="id of the run (default: the newest run)")
-    parser.add_argument("--token", default="", help="token of the server (default: HOOKCORE_TOKEN)")
     parser.add_argument("--force", action="store_true", help="overwrite an existing file")
     parser.set_defaults(run=_report)
 
 
 def _report(given: argparse.Namespace, environment: Mapping[str, str]) -> str:
-    if given.source and not given.source.startswith(("http://", "https://")):
-        run_id, content = _of_file(Path(given.source), given.run_id)
-    else:
-        run_id, content = _of_server(given.source, given.token, given.run_id)
+    run_id, content = _content(given)
     if given.output == "-":
         sys.stdout.buffer.write(content)
         sys.stdout.buffer.flush()
@@ -49,27 +41,13 @@ def _report(given: argparse.Namespace, environment: Mapping[str, str]) -> str:
     return f"wrote the report of {run_id} to {path} ({len(content) / 1e6:.1f} MB)"
 
 
-def _of_file(path: Path, run_id: str | None) -> tuple[str, bytes]:
-    if not path.exists():
-        raise ArgumentError(f"{str(path)!r} is not a file, folder, or address: give a saved run, or http://HOST:PORT")
-    from ..report import report_of
-    from ..runs import Runs
-    from ..runs.saved import show
-    from ..settings import ServerSettings
+def _content(given: argparse.Namespace) -> tuple[str, bytes]:
+    run = saved_run(given)
+    if run is not None:
+        from ..report import report_of
 
-    run = show(Runs(ServerSettings()), path)
-    if run_id not in (None, run.id):
-        raise ArgumentError(f"{str(path)!r} contains the run {run.id!r}, not {run_id!r}: omit --run")
-    return run.id, report_of(run)
-
-
-def _of_server(url: str, token: str, run_id: str | None) -> tuple[str, bytes]:
-    with Client(url or None, token or None, timeout_s=TIMEOUT_S) as client:
-        if run_id is None:
-            newest = next(iter(client.runs()), None)
-            if newest is None:
-                raise ArgumentError(f"the server at {client.url} has no runs yet: start a training first")
-            run_id = newest.id
+        return run.id, report_of(run)
+    with run_of_server(given) as (client, run_id):
         return run_id, client.report(run_id)
 
 

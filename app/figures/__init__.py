@@ -9,7 +9,8 @@ from .aligned import same_maps
 from .distributions import fan, histograms
 from .lines import profile, series
 from .maps import EMPTY, INFINITE, NAN, difference, heatmap, tensor
-from .style import DARK, LIGHT, THEMES, Style, shown
+from .numerals import shown
+from .style import DARK, LIGHT, THEMES, Style
 
 __all__ = [
     "DARK",

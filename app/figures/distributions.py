@@ -10,7 +10,8 @@ import numpy as np
 from hookcore.answers import Histograms, Series
 
 from .maps import edges_of
-from .style import BAR, Style, Trace, axis, figure_of, log_ticks, marks, marks_axis, shown
+from .numerals import shown
+from .style import BAR, Style, Trace, axis, figure_of, log_ticks, marks, marks_axis
 
 _MAX_TICKS: Final = 9
 

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 from hookcore.records.vocabulary import INFINITE_COLOR, NAN_COLOR
 
+from .numerals import shown
+
 Scale = Literal["auto", "log", "linear"]
 Trace = dict[str, Any]
 NEVER_NEGATIVE: Final = frozenset(
@@ -108,16 +110,6 @@ def is_log(scale: Scale, stat: str, values: NDArray[np.float64]) -> bool:
         return False
     known = values[np.isfinite(values)]
     return bool((known > 0).any() and not (known < 0).any())
-
-
-def shown(value: float) -> str:
-    """Format a number for a tick."""
-    if value == 0 or not math.isfinite(value):
-        return "0" if value == 0 else "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    if 0.001 <= abs(value) < 10_000:
-        return f"{value:.4g}"
-    mantissa, exponent = f"{value:.1e}".split("e")
-    return f"{mantissa.removesuffix('.0')}e{int(exponent)}"
 
 
 def log_ticks(low: float, high: float) -> tuple[list[float], list[str]]:

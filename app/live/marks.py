@@ -29,6 +29,7 @@ class Mark(NamedTuple):
     events: int
     taps: int
     state: str
+    incidents: int = 0
     edits: int = 0  # of name, notes, and acknowledgements
     paused: bool = False  # capture
 
@@ -42,26 +43,31 @@ class Cursor(NamedTuple):
     logs: Steps = Steps()
     events: int = 0
     taps: int = 0
+    incidents: int = 0
     state: str = ""
 
     def as_text(self) -> str:
         """Return the id of an event."""
         steps = (".".join(map(str, each)) for each in (self.frames, self.logs))
-        return ":".join([self.run, self.store, *steps, str(self.events), str(self.taps), self.state])
+        return ":".join(
+            [self.run, self.store, *steps, str(self.events), str(self.taps), str(self.incidents), self.state]
+        )
 
     @classmethod
     def read(cls, text: str) -> Cursor | None:
         """Parse the id of an event; None if it is invalid."""
         parts = text.split(":")
-        if len(parts) != 7 or len(text) > 1000:
+        if len(parts) != 8 or len(text) > 1000:
             return None
         try:
-            counts = [int(number) for part in parts[2:6] for number in part.split(".")]
+            counts = [int(number) for part in parts[2:7] for number in part.split(".")]
         except ValueError:
             return None
-        if len(counts) != 8 or not all(-1 <= number < 2**53 for number in counts):
+        if len(counts) != 9 or not all(-1 <= number < 2**53 for number in counts):
             return None
-        return cls(parts[0], parts[1], Steps(*counts[:3]), Steps(*counts[3:6]), counts[6], counts[7], parts[6])
+        return cls(
+            parts[0], parts[1], Steps(*counts[:3]), Steps(*counts[3:6]), counts[6], counts[7], counts[8], parts[7]
+        )
 
 
 def mark_of(run: Run, present: bool = True) -> Mark:
@@ -70,7 +76,7 @@ def mark_of(run: Run, present: bool = True) -> Mark:
     state = run.state if present else "removed"
     steps = steps_of(run.store)
     taken, _ = run.store.events_after(_ALL)
-    return Mark(steps, taken, run.store.taps_announced, state, run.edits, run.is_paused)
+    return Mark(steps, taken, run.store.taps_announced, state, run.store.incidents_version, run.edits, run.is_paused)
 
 
 def steps_of(store: Store) -> Steps:

@@ -16,7 +16,7 @@ from hookcore.store import STAT_NAMES, Latest, TapList
 
 from ..formats import json_of
 from ..runs import Run
-from ..runs.answering import events_of, taps_of
+from ..runs.answering import events_of, incidents_of, taps_of
 from .marks import Cursor, Mark, Steps, mark_of, new_steps, token_of
 from .publisher import Publisher
 
@@ -48,16 +48,17 @@ def begin(run: Run, told: Cursor | None) -> Cursor:
     now = mark_of(run)
     steps = now.steps
     before = Steps(max(-1, steps.newest - 1), max(0, steps.different - 1), max(0, steps.frames - 1))
-    return Cursor(run.id, token, before, before, now.events)
+    return Cursor(run.id, token, before, before, now.events, incidents=now.incidents)
 
 
 def is_told(told: Cursor, now: Mark) -> bool:
     """Return whether there is no news."""
-    return (told.frames, told.logs, told.events, told.taps, told.state) == (
+    return (told.frames, told.logs, told.events, told.taps, told.incidents, told.state) == (
         now.steps,
         now.steps,
         now.events,
         now.taps,
+        now.incidents,
         now.state,
     )
 
@@ -69,7 +70,7 @@ def make_blocks(publisher: Publisher, run: Run, wish: Wish, told: Cursor, now: M
         if content is not None:
             made.append(block(name, {"run": run.id, **content} if isinstance(content, dict) else content, cursor))
     return b"".join(made), Cursor(
-        told.run, told.store, now.steps, now.steps, max(now.events, told.events), now.taps, now.state
+        told.run, told.store, now.steps, now.steps, max(now.events, told.events), now.taps, now.incidents, now.state
     )
 
 
@@ -88,6 +89,9 @@ def _news_of(
     events = events[: max(0, len(events) - max(0, taken - now.events))]  # events after `now` are sent next time
     told = told._replace(events=max(now.events, told.events))
     yield "event", {"events": events_of(run, events)} if events else None, told
+    changed = incidents_of(run, told.incidents) if told.incidents != now.incidents else ()
+    told = told._replace(incidents=now.incidents)
+    yield "incident", {"incidents": changed} if changed else None, told
     content = _new_logs(run, told.logs, now.steps)
     told = told._replace(logs=now.steps)
     yield "scalars", content, told

@@ -17,7 +17,7 @@ MAX_PINNED: Final = 4096
 DEFAULT_ROWS: Final = "fit:600"
 MAX_STATS: Final = len(STAT_NAMES)
 
-View = Literal["heatmap", "latest", "scalars", "events", "runs"]
+View = Literal["heatmap", "latest", "scalars", "events", "incidents", "runs"]
 _Id = Annotated[int, msgspec.Meta(ge=0, le=65534)]
 _Sequence = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
 _Number = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]

@@ -12,6 +12,7 @@ import numpy as np
 from hookcore import answers
 from hookcore.answers.live import (
     EventsMessage,
+    IncidentsMessage,
     LiveRow,
     RowsMessage,
     RunNews,
@@ -23,7 +24,7 @@ from hookcore.store import STAT_NAMES, Heatmap, TapList
 
 from ..analysis.coverage import why_empty
 from ..runs import Run
-from ..runs.answering import events_of
+from ..runs.answering import events_of, incidents_of
 from .frames import DELTA, SNAPSHOT, Body, as_colors, as_f4, json_body, scale_for, values_body
 from .marks import Mark, new_steps
 from .publisher import Selections
@@ -53,6 +54,8 @@ def concern(spec: Spec, mark: Any) -> Any:
         return mark
     if spec.view == "events":
         return mark.events, mark.state
+    if spec.view == "incidents":
+        return mark.incidents, mark.state
     if spec.last is not None and mark.steps.newest > spec.last:
         return mark.taps, mark.state
     return (mark.steps, mark.state) if spec.view == "scalars" else (mark.steps, mark.taps, mark.state)
@@ -64,6 +67,8 @@ def make(selections: Selections, run: Run | None, spec: Spec, told: Any, now: An
         return Made((json_body(RunsMessage(tuple(_news_of(*each) for each in now))),), spec)
     if spec.view == "events":
         bodies = _events(run, spec, told, now)
+    elif spec.view == "incidents":
+        bodies = _incidents(run, told, now)
     elif spec.view == "scalars":
         bodies = _scalars(run, spec, told, now)
     else:
@@ -216,6 +221,13 @@ def _events(run: Run, spec: Spec, told: Mark | None, now: Mark) -> list[Body]:
         return []
     message = EventsMessage(run.id, told is None, now.events, events_of(run, events))
     return [json_body(message, now.steps.newest)]
+
+
+def _incidents(run: Run, told: Mark | None, now: Mark) -> list[Body]:
+    changed = incidents_of(run, told.incidents if told is not None else 0)
+    if not changed and told is not None:
+        return []
+    return [json_body(IncidentsMessage(run.id, told is None, changed), now.steps.newest)]
 
 
 def _scalars(run: Run, spec: Spec, told: Mark | None, now: Mark) -> list[Body]:

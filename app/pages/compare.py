@@ -16,15 +16,15 @@ from hookcore.records import KINDS, Tap
 from hookcore.records.vocabulary import is_loss, loss_rank
 from hookcore.store import STAT_NAMES, Store
 
-from ..analysis.comparison import Asked, Layer
+from ..analysis.comparison import Asked, LayerDifference
 from ..analysis.selection import finder_of
 from ..analysis.verdict import Verdict, compare_runs, parting_words
+from ..figures.numerals import ago
 from ..formats import plain, text_of_setting
 from ..runs import Run, Runs
 from .frame import address_of, middle
 from .page import Page, Text
 from .runs import model_of
-from .views.numerals import ago
 
 MAX_LAYERS: Final = 200  # in the table
 MAX_ALONE: Final = 50
@@ -69,7 +69,7 @@ class Wanted:
 class Parting:
     """The first difference in a layer, and the values of the two runs there."""
 
-    layer: Layer
+    layer: LayerDifference
     step: int
     values: tuple[float, float]
     share: float
@@ -203,7 +203,7 @@ def parting_of(one: Store, two: Store, verdict: Verdict, stat: str) -> Parting |
     return Parting(first, step, values, share)
 
 
-def _value(store: Store, number: int, stat: str, first: Layer) -> float:
+def _value(store: Store, number: int, stat: str, first: LayerDifference) -> float:
     rows = store.rows(np.array([number]), stat, first.parts_at, first.parts_by)
     return float(rows.mean[0, 0]) if len(rows.first) else float("nan")
 

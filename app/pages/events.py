@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -21,6 +20,7 @@ from .page import FindText, Page, RowNumber, RunPage, Text, first_row_of_page
 from .views.event_list import FINDING, Filter, Line, all_lines, markdown_of, names_of
 from .views.overview import layer_address
 from .views.provenance import provenance_of
+from .views.span import range_in
 from .views.timeline import timeline_of
 
 ROWS: Final = 100  # per page
@@ -130,9 +130,7 @@ class EventsPage(RunPage):
 
 
 def _filter_of(severity: str, name: str, fits_module: Callable[[str], bool], text: str, span: str, hide: str) -> Filter:
-    steps = re.fullmatch(r"(\d{1,15})(?:-(\d{1,15}))?", span.strip())
-    first = int(steps[1]) if steps else None
-    last = int(steps[2] or steps[1]) if steps else None
+    first, last = range_in(span.strip()) or (None, None)
     return Filter(severity, name, fits_module, text.strip(), first, last, hide == "1")
 
 

@@ -14,6 +14,7 @@ from hookcore.store import STAT_NAMES, Store, checks
 from ..analysis.coverage import why_empty
 from ..analysis.selection import finder_of
 from .page import FindText, RowNumber, RunPage, Short, first_row_of_page
+from .views.span import step_in
 
 ROWS: Final = 100  # of the table on one page
 ACTIVATIONS: Final[Kind] = "output"
@@ -23,7 +24,7 @@ NONFINITE: Final = STAT_NAMES.index("nonfinite")
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class FlowLayer:
     """A row of the table: a module's call, its output, and the gradient of the output."""
 
     tap: Tap
@@ -34,7 +35,7 @@ class Layer:
     nonfinite: bool
 
 
-def layers_at(store: Store, step: int | None, act: str, grad: str) -> list[Layer]:
+def layers_at(store: Store, step: int | None, act: str, grad: str) -> list[FlowLayer]:
     """Return the layers with their values at a step (default: the newest), from input to output."""
     every = store.taps()
     places = [place for place, tap in enumerate(every.taps) if tap.kind in (ACTIVATIONS, GRADIENTS)]
@@ -42,10 +43,10 @@ def layers_at(store: Store, step: int | None, act: str, grad: str) -> list[Layer
     latest = store.latest(last=step, wanted=wanted)
     column = {ACTIVATIONS: STAT_NAMES.index(act), GRADIENTS: STAT_NAMES.index(grad)}
     types = store.module_types()
-    layers: dict[tuple[str, str, int, str], Layer] = {}
+    layers: dict[tuple[str, str, int, str], FlowLayer] = {}
     for tap, at, values in zip(latest.taps, latest.steps, latest.values, strict=True):
         key = tap.module, tap.index, tap.call, tap.phase
-        layer = layers.setdefault(key, Layer(tap, types.get(tap.module, ""), int(at), None, None, False))
+        layer = layers.setdefault(key, FlowLayer(tap, types.get(tap.module, ""), int(at), None, None, False))
         value: dict[str, Any] = {NAMED[tap.kind]: float(values[column[tap.kind]])}
         bad = layer.nonfinite or bool(values[NONFINITE])
         layers[key] = replace(layer, **value, step=max(layer.step, int(at)), nonfinite=bad)
@@ -72,7 +73,7 @@ class FlowPage(RunPage):
         """The query, with defaults."""
         checks.require_kind(self.kind or None)
         return {
-            "step": int(self.step) if self.step.isdecimal() else None,
+            "step": step_in(self.step),
             "f": self.f,
             "type": self.type,
             "kind": self.kind or GRADIENTS,

@@ -20,10 +20,10 @@ from hookcore.store import STAT_NAMES
 
 from .. import assets
 from ..analysis.selection import finder_of
+from ..figures.numerals import ago, pace, percent, shown, size, thousands
 from ..guard.security import may_change
 from ..runs import Run, Runs, why_gone
 from .views.event_list import Line, alert_lines
-from .views.numerals import ago, pace, percent, shown, size, thousands
 
 THEMES: Final = ("system", "light", "dark")
 THEME_COOKIE: Final = "hookcore-theme"

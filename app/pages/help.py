@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
+from hookcore.findings import RULES
 from hookcore.store import STAT_NAMES
 
-from ..findings import RULES
 from .frame import PLACES
 from .page import Page
 from .views.words import BEGIN, KEYS, KIND_WORDS, NOTHING, PATTERN_WORDS, STAT_WORDS, WORDS

@@ -15,7 +15,8 @@ from ..runs import Run
 from .frame import address_of
 from .page import FindText, Page, RowNumber, RunPage, first_row_of_page
 from .views.event_list import SIGNS
-from .views.layer import SHOWN_STATS, Layer, hooks_of, layer_of, lines_of, near, values_of
+from .views.layer import SHOWN_STATS, LayerView, hooks_of, layer_of, lines_of, near, values_of
+from .views.span import step_in
 from .views.words import KIND_WORDS, STAT_WORDS
 
 ROWS: Final = 100  # modules per page of the list
@@ -38,7 +39,7 @@ class LayerPage(RunPage):
     row: RowNumber = 0
 
     @cached_property
-    def layer(self) -> Layer | None:
+    def layer(self) -> LayerView | None:
         """The module's facts; None if there is no such module."""
         return None if self.module is None else layer_of(self.run.store, self.module)
 
@@ -60,7 +61,7 @@ class LayerPage(RunPage):
         return {"layer": self.layer, "to": way, "held": self.step, "query": self.request.query_params, **words}
 
     @property
-    def shown(self) -> Layer:
+    def shown(self) -> LayerView:
         """The module, which exists if its parts are requested."""
         assert self.layer is not None
         return self.layer
@@ -71,8 +72,7 @@ class LayerPage(RunPage):
 
     def part_values(self) -> dict[str, Any]:
         """Return the newest values."""
-        step = int(self.step) if self.step else None
-        return {"rows": values_of(self.run.store, self.shown.taps, step), "shown_stats": SHOWN_STATS}
+        return {"rows": values_of(self.run.store, self.shown.taps, step_in(self.step)), "shown_stats": SHOWN_STATS}
 
     def part_alerts(self) -> dict[str, Any]:
         """Return its findings and events."""

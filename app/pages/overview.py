@@ -9,12 +9,12 @@ from typing import Annotated, Any, Final, Literal
 import numpy as np
 from fastapi import Query
 
+from hookcore.findings import key_figures_of
 from hookcore.records import KINDS, Kind, Tap
 from hookcore.store import STAT_NAMES, Latest, Store, TapList
 from hookcore.store.checks import require, require_kind
 
 from ..analysis.coverage import losses_of
-from ..findings import key_figures_of
 from .page import RowNumber, RunPage, first_row_of_page
 from .views.event_list import all_lines
 from .views.overview import SHOWN_SCALARS, scalar_lines, shown_alerts, tiles_of, why_empty

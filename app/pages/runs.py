@@ -14,15 +14,15 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from hookcore.findings import key_figures_of
 from hookcore.records import Failure
 from hookcore.store import StepRange, Store
 
-from ..findings import key_figures_of
+from ..figures.spark import Spark, spark_of
 from ..formats import word_of
 from ..runs import STATES, Run, State
 from .frame import Alerts, address_of, alerts_of
 from .page import Page
-from .views.spark import Spark, spark_of
 
 SPARK_POINTS: Final = 90
 MAX_ALERTS: Final = 1000  # of a run that is on disk

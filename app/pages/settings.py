@@ -15,11 +15,11 @@ import hookcore
 from .. import assets
 from ..analysis.cost import cost_of
 from ..analysis.coverage import losses_of
+from ..figures.numerals import size
 from ..formats import plain
 from ..runs import Run
 from ..settings import ServerSettings
 from .page import Page
-from .views.numerals import size
 
 SECRET: Final = frozenset({"token", "read_token", "certfile", "keyfile"})
 SIZES: Final = frozenset({"memory", "keep_limit", "max_body"})

@@ -9,12 +9,12 @@ from typing import Any, Final
 import numpy as np
 from markupsafe import Markup
 
+from hookcore.findings import Finding
 from hookcore.reading import Reader
 from hookcore.records import Kind
 from hookcore.records.vocabulary import KIND_TITLES, OWN, loss_rank
 
 from .. import figures
-from ..findings import Finding
 from ..formats import json_of
 from .pictures import line_of, picture_of
 
@@ -105,10 +105,11 @@ def _map(reader: Reader, kind: Kind, stat: str, title: str) -> Iterator[Chart]:
 
 
 def _worst(findings: tuple[Finding, ...]) -> list[Finding]:
-    """Return the first finding of each of the worst taps."""
+    """Return the first finding of each of the worst taps, without notes about the past."""
     by_tap: dict[int, Finding] = {}
     for finding in findings:
-        by_tap.setdefault(finding.number, finding)
+        if finding.severity != "info" or finding.until_step is None:
+            by_tap.setdefault(finding.number, finding)
     return list(by_tap.values())[:WORST]
 
 

@@ -16,12 +16,12 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 import hookcore
+from hookcore.findings import RULES, key_figures_of
 from hookcore.records.vocabulary import KIND_WORDS
 
 from .. import assets, figures
 from ..analysis.cost import cost_of
 from ..analysis.coverage import losses_of
-from ..findings import RULES, key_figures_of
 from ..formats import plain, text_of_setting
 from ..runs import Run
 from .charts import MAX_CHART_BYTES, charts_of

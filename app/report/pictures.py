@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Final
 
 import numpy as np
@@ -12,29 +11,21 @@ from numpy.typing import NDArray
 from hookcore.answers import Heatmap
 from hookcore.reading.pictures import address_of, image_of, map_of
 
+from ..figures.spark import MARGIN, spark_of
+
 WIDTH, HEIGHT = 640, 160
-_MARGIN: Final = 4
+MAX_MARKS: Final = 200
 
 
 def line_of(values: NDArray[np.float64], width: int = WIDTH, height: int = HEIGHT) -> Markup:
-    """Draw a line through the finite values, with marks for non-finite ones at the bottom."""
-    finite = np.isfinite(values)
-    if not finite.any():
+    """Draw a line through the finite values, with marks at the bottom where a stretch of others begins and ends."""
+    spark = spark_of(np.arange(len(values)), values, box=(width, height))
+    if spark is None or not spark.path:
         return Markup("")
-    low, high = float(values[finite].min()), float(values[finite].max())
-    span = (high - low) or 1.0
-    if not math.isfinite(span):
-        return Markup("")
-    x = _MARGIN + (width - 2 * _MARGIN) * np.arange(len(values)) / max(1, len(values) - 1)
-    y = _MARGIN + (height - 2 * _MARGIN) * (1 - (np.where(finite, values, low) - low) / span)
-    parts, breaks = [], np.flatnonzero(np.diff(finite.astype(np.int8), prepend=0, append=0))
-    for begin, end in zip(breaks[::2].tolist(), breaks[1::2].tolist(), strict=True):
-        points = " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(x[begin:end], y[begin:end], strict=True))
-        parts.append(f'<polyline points="{points}"/>')
-    marks = [f'<circle class="nan" cx="{place:.1f}" cy="{height - _MARGIN}" r="3"/>' for place in x[~finite].tolist()]
-    inner = "".join([*parts, *marks[:200]])
+    marks = "".join(f'<circle class="nan" cx="{x}" cy="{height - MARGIN}" r="3"/>' for x in spark.bad_x[:MAX_MARKS])
     return Markup(  # numbers only
-        f'<svg class="line" viewBox="0 0 {width} {height}" preserveAspectRatio="none" aria-hidden="true">{inner}</svg>'
+        f'<svg class="line" viewBox="0 0 {width} {height}" preserveAspectRatio="none" aria-hidden="true">'
+        f'<path d="{spark.path}"/>{marks}</svg>'
     )
 
 

@@ -9,10 +9,10 @@ import numpy as np
 
 from hookcore import answers
 from hookcore.answers import Number
+from hookcore.findings import Finding, Reading, Scope
 from hookcore.records import Event, text_of
 from hookcore.store import TapList
 
-from ..findings import Finding, Reading, Scope
 from ..formats import plain
 from .run import Run
 
@@ -45,7 +45,7 @@ def run_of(run: Run) -> answers.Run:
         versions=plain(info.versions),
         settings=plain(info.settings),
         labels=run.store.labels(),
-        books=run.books,
+        counters=run.counters,
         usage=run.store.usage(),
     )
 
@@ -53,6 +53,12 @@ def run_of(run: Run) -> answers.Run:
 def events_of(run: Run, events: Iterable[Event]) -> tuple[answers.Event, ...]:
     """Return events, oldest first, and whether each was acknowledged."""
     return tuple(answers.Event.of(event, event.key in run.acknowledgements) for event in events)
+
+
+def incidents_of(run: Run, version: int = 0) -> tuple[answers.Incident, ...]:
+    """Return the incidents that have changed since a version of them."""
+    changed = (each for each in run.store.incidents() if each.version > version)
+    return tuple(answers.Incident.of(each, run.acknowledgements) for each in changed)
 
 
 def finding_of(run: Run, finding: Finding, type_: str = "") -> answers.Finding:

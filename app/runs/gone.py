@@ -28,6 +28,11 @@ class Gone:
     run: Run | None
 
     @property
+    def words(self) -> str:
+        """What happened to it."""
+        return _WHY[self.why].removeprefix("was ")
+
+    @property
     def sentence(self) -> str:
         """Why and when it was removed, and whether it can be restored."""
         at = time.strftime("%Y-%m-%d %H:%M", time.localtime(self.at_s))

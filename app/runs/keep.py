@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Final
 from weakref import WeakSet
 
-from hookcore.archive import ArchiveWriter, Books, Scribe, folder_name, read_archive
-from hookcore.archive.books import key_hash
+from hookcore.archive import ArchiveWriter, DiskCounters, Scribe, folder_name, read_archive
+from hookcore.archive.state import key_hash
 from hookcore.config import NO_FOLDER
 from hookcore.errors import HookcoreError
 from hookcore.records import Frame, Snapshot
@@ -85,12 +85,12 @@ class Keeper:
     def resume(self, run: Run, info: RunInfo) -> None:
         """Continue a run on disk whose trainer is back. Raises WrongKeyError for another trainer."""
         with run.lock:
-            if not run.kept:
+            if not run.from_disk:
                 return  # a concurrent request did it
             if not run.key_hash or run.key_hash != key_hash(info.key) or run.folder is None:
                 raise WrongKeyError(f"another trainer started the run {run.id}: each trainer needs its own run")
             self._runs.read(run)
-            self._continue(run, info, Books.of(run.folder))
+            self._continue(run, info, DiskCounters.of(run.folder))
         self._write(run, run.folder)
 
     def _take_up(self, run: Run, path: Path) -> None:
@@ -106,14 +106,14 @@ class Keeper:
             apply_folder(run, path, archive)
             fill_store(archive, run.store)
             run.seen_events = run.store.events_after(0)[0]
-            self._continue(run, run.info, Books.of(path))
+            self._continue(run, run.info, DiskCounters.of(path))
 
     @staticmethod
-    def _continue(run: Run, info: RunInfo, books: Books) -> None:
-        run.info, run.kept = info, False
+    def _continue(run: Run, info: RunInfo, counters: DiskCounters) -> None:
+        run.info, run.from_disk = info, False
         run.ended_at_step, run.failure = None, None
-        run.acknowledged, run.described = books.acknowledged, -1
-        run.stored, run.writer = books.written + books.lost, None
+        run.acknowledged, run.described = counters.acknowledged, -1
+        run.stored, run.writer = counters.written + counters.lost, None
 
     def _write(self, run: Run, path: Path) -> None:
         other, before = self._writers.get(run.id, (run, run.writer))
@@ -169,7 +169,7 @@ class Keeper:
         if run.folder is None or run.id in self._writers or not run.finished:
             return False
         writer: ArchiveWriter | None = run.writer
-        return run.kept or (writer is not None and writer.is_complete)
+        return run.from_disk or (writer is not None and writer.is_complete)
 
     def release(self, run: Run) -> None:
         """Write the rest of a run and close its writer, which would keep the store in memory."""

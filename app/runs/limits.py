@@ -15,7 +15,7 @@ from hookcore.wire import (
     LATEST_TIME_S,
     MAX_TEXT,
     Batch,
-    Books,
+    DeliveryCounters,
     Description,
     EndItem,
     FrameItem,
@@ -45,7 +45,7 @@ _ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 def check(batch: Batch) -> None:
     """Raise WireError if a part of a batch is larger than anything that hookcore sends."""
     _check_run(batch.run)
-    _check_books(batch.books)
+    _check_counters(batch.counters)
     _require(-1 <= batch.commands_done < WHOLE // 2, f"commands done up to number {batch.commands_done}")
     _require(batch.taps_from >= 0, f"taps from number {batch.taps_from} on")
     _require(
@@ -116,10 +116,16 @@ def _is_plain(value: Any, depth: int) -> bool:
     return value is None or isinstance(value, str | bool)
 
 
-def _check_books(books: Books) -> None:
-    _require(len(books.dropped) <= MAX_REASONS, f"{len(books.dropped)} reasons to drop")
-    _check_texts(books.dropped)
-    numbers = (books.produced, books.acknowledged, books.waiting, books.in_flight, *books.dropped.values())
+def _check_counters(counters: DeliveryCounters) -> None:
+    _require(len(counters.dropped) <= MAX_REASONS, f"{len(counters.dropped)} reasons to drop")
+    _check_texts(counters.dropped)
+    numbers = (
+        counters.produced,
+        counters.acknowledged,
+        counters.waiting,
+        counters.in_flight,
+        *counters.dropped.values(),
+    )
     _require(all(0 <= number < WHOLE for number in numbers), "accounts with a number out of range")
 
 

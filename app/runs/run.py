@@ -13,13 +13,14 @@ from typing import Any, Final, Literal, Protocol
 
 from hookcore.delivery.failures import event_of
 from hookcore.errors import HookcoreError
+from hookcore.findings import Finding, FindingsCache
 from hookcore.reading import StoreReader
 from hookcore.records import Command, Event, Failure, Frame, Severity, Snapshot, Tap
 from hookcore.store import Store
 from hookcore.wire import (
     Answer,
     Batch,
-    Books,
+    DeliveryCounters,
     EndItem,
     FrameItem,
     RunInfo,
@@ -28,7 +29,6 @@ from hookcore.wire import (
     snapshot_of,
 )
 
-from ..findings import Finding, FindingsCache
 from .changes import Changes
 
 Ask = Literal["settings", "snapshot", "inventory"]
@@ -67,7 +67,7 @@ class Run:
     lost_after_s: float = 15.0
     name: str = ""
     notes: str = ""
-    kept: bool = False  # read from disk: no trainer is connected to it
+    from_disk: bool = False  # read from disk: no trainer is connected to it
     folder: Path | None = None  # its folder on disk
     loaded: bool = True  # False: it is on disk, and its store has only the range of steps
     summary: dict[str, Any] = field(default_factory=dict)  # data for the list, if the run isn't loaded
@@ -78,7 +78,7 @@ class Run:
     ended_at_step: int | None = None
     acknowledged: int = -1
     described: int = -1
-    books: Books = field(default_factory=Books)
+    counters: DeliveryCounters = field(default_factory=DeliveryCounters)
     local: Callable[[Command], None] | None = None  # a trainer in this process
     on_record: Callable[[Frame | Snapshot | EndItem, int], None] | None = None  # writes the run to disk
     on_disk: OnDisk | None = None  # the part on disk while it is being written
@@ -86,7 +86,8 @@ class Run:
     writer: Any = None  # wrote it to disk until it ended or was lost
     seen_events: int = 0  # the events that were on disk when it was read
     stored: int | None = None  # frames and snapshots that were on disk when its trainer returned
-    commands: deque[Command] = field(default_factory=lambda: deque(maxlen=MAX_COMMANDS))
+    commands: deque[Command] = field(default_factory=deque)
+    commands_dropped: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
     findings: FindingsCache = field(init=False)
     acknowledgements: dict[str, int] = field(default_factory=dict)  # by key, with the step up to which it is valid
@@ -122,7 +123,7 @@ class Run:
             return self.failure.outcome
         if self.ended_at_step is not None:
             return "ended"
-        if self.kept:
+        if self.from_disk:
             return "lost"
         if self.local is None and self.clock() - self.seen_at > self.lost_after_s:
             return "lost"
@@ -157,11 +158,21 @@ class Run:
             with self.lock:
                 commands = [Command(self._new_number(), name, **what) for what in each]
                 if self.local is None:
-                    self.commands.extend(commands)
+                    self._enqueue(commands)
             if self.local is not None:
                 for command in commands:
                     self.local(command)
         return commands
+
+    def _enqueue(self, commands: Sequence[Command]) -> None:
+        """Queue commands until the trainer fetches them; if too many wait, drop and count the oldest."""
+        self.commands.extend(commands)
+        for _ in range(len(self.commands) - MAX_COMMANDS):
+            self.commands.popleft()
+            if not self.commands_dropped:
+                why = f"more than {MAX_COMMANDS} commands wait for the trainer: the oldest are dropped"
+                say(self, "command-dropped", why, "warning")
+            self.commands_dropped += 1
 
     def _new_number(self) -> int:
         """Return a number above those of all commands that the trainer knows, whatever the clock says."""
@@ -192,15 +203,15 @@ class Run:
     def take(self, batch: Batch) -> Answer:
         """Store a batch. Repeated items are ignored; inconsistent data raises WireError."""
         with self.lock:
-            if self.kept:
+            if self.from_disk:
                 raise AwayError(f"the run {self.id} has just left memory: send again")
             if batch.retained > self.acknowledged:
                 # Lost with the server that acknowledged it. The trainer sends it again, and the rest after it.
                 self.seen_at = self.clock()
                 return self._answer()
-            self._notice(batch.books, is_last=any(isinstance(item, EndItem) for item in batch.items))
+            self._notice(batch.counters, is_last=any(isinstance(item, EndItem) for item in batch.items))
             self.seen_at = self.clock()
-            self.info, self.books = batch.run, batch.books
+            self.info, self.counters = batch.run, batch.counters
             self._newest_command = max(self._newest_command, batch.commands_done)
             while self.commands and self.commands[0].number <= batch.commands_done:
                 self.commands.popleft()
@@ -220,22 +231,22 @@ class Run:
             durable=None if self.on_disk is None else self.on_disk.durable,
         )
 
-    def _notice(self, books: Books, is_last: bool) -> None:
+    def _notice(self, counters: DeliveryCounters, is_last: bool) -> None:
         """Add events about lost or delayed data, because they explain a gap in the steps."""
         silent_s = self.clock() - self.seen_at
         if self._met and silent_s > SILENCE_S:
             say(self, "reconnected", f"the trainer is back after {silent_s:.0f} s without a sign of life")
         elif not self._met and self.stored is not None:
-            self._notice_return(books.acknowledged - self.stored)
-        elif not self._met and books.acknowledged:
-            sent = f"{books.acknowledged:,} frames and snapshots"
+            self._notice_return(counters.acknowledged - self.stored)
+        elif not self._met and counters.acknowledged:
+            sent = f"{counters.acknowledged:,} frames and snapshots"
             say(
                 self,
                 "reconnected",
                 f"the trainer was connected to a server that is gone, and with it {sent} that it sent there",
             )
         self._met = True
-        self._unsent += max(0, sum(books.dropped.values()) - sum(self.books.dropped.values()))
+        self._unsent += max(0, sum(counters.dropped.values()) - sum(self.counters.dropped.values()))
         if self._unsent and (is_last or self.clock() >= self._unsent_due):
             lost = f"the trainer dropped {self._unsent:,} frames or snapshots that it could not send"
             say(self, "frame-dropped", lost, "warning", self._unsent)
@@ -276,6 +287,7 @@ class Run:
     def _keep(self, record: Frame | Snapshot | EndItem, number: int = -1) -> None:
         if isinstance(record, EndItem):
             self.ended_at_step, self.failure = record.step, record.failure
+            self.store.settle()
             if record.failure is not None:
                 self.store.add_event(event_of(record.failure))
         elif isinstance(record, Snapshot):

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from hookcore.findings import follow
 from hookcore.records import Command
 from hookcore.store import Store
 from hookcore.wire import MAX_TEXT, RunInfo
@@ -107,7 +108,7 @@ class Runs:
         return run
 
     def _new(self, info: RunInfo, memory: int) -> Run:
-        run = Run(info, Store(memory), self._numbers, Changes(), self._clock, self.settings.lost_after_s)
+        run = Run(info, follow(Store(memory)), self._numbers, Changes(), self._clock, self.settings.lost_after_s)
         run.seen_at = self._clock()
         run.name = info.name[:MAX_TEXT] or info.id
         return run
@@ -120,7 +121,7 @@ class Runs:
     def known(self, info: RunInfo) -> Run:
         """Return a run on disk, as the list shows it."""
         run = self._new(info, MIN_RUN_BYTES)
-        run.kept, run.loaded = True, False
+        run.from_disk, run.loaded = True, False
         return run
 
     def add(self, run: Run) -> None:
@@ -261,7 +262,7 @@ class Runs:
             if not self.disk.is_whole(run):
                 return False
             run.swap(Store.outline(run.store.steps()), loaded=False)
-            run.kept, run.writer = True, None
+            run.from_disk, run.writer = True, None
             return True
         finally:
             run.lock.release()

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from hookcore.archive import SUFFIX, Archive, load_into, read_archive
 from hookcore.errors import ArgumentError, HookcoreError
+from hookcore.findings import follow
 from hookcore.records import Event, Severity
 from hookcore.store import StepRange, Store
 
@@ -39,11 +40,13 @@ def load(runs: Runs, run: Run) -> None:
     """Read a run that is on disk into memory."""
     if run.folder is None:
         return
-    store = Store(runs.store_bytes(run.info.memory))
+    store = follow(Store(runs.store_bytes(run.info.memory)))
     try:
         fill_store(read_archive(run.folder), store)
     except HookcoreError as error:
         _warn(store, "damaged", f"this run can no longer be read: {error}")
+    if run.ended_at_step is not None:
+        store.settle()
     run.seen_events = store.events_after(0)[0]
     run.swap(store, loaded=True)
 

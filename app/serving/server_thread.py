@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from hookcore.delivery.sinks import Sink
 from hookcore.errors import ClosedError, ServerError
 from hookcore.records import Command, Coverage, Failure, Frame, HookRecord, ModuleRecord, Snapshot
 from hookcore.store import Store
@@ -18,7 +19,6 @@ from ..settings import ServerSettings
 from .server import Server, complete, listen, make_server, url_of
 
 THREAD: Final = "hookcore-server"
-_START_S: Final = 10.0
 _STOP_S: Final = 5.0
 _lock = threading.Lock()
 _running: Embedded | None = None
@@ -49,7 +49,6 @@ class Embedded:
         app = create_app(self.runs, self.settings)
         self._keeper = app.state.keeper
         self._server: Server = make_server(app)
-        self._started = threading.Event()
         self._thread = threading.Thread(target=self._serve, args=(listening,), name=THREAD, daemon=True)
         self._thread.start()
 
@@ -78,7 +77,7 @@ class Embedded:
         self._thread.join(_STOP_S)
 
 
-class LocalSink:
+class LocalSink(Sink):
     """Adds frames directly to the store of this process's server."""
 
     def __init__(self, runs: Runs, info: RunInfo, memory: int) -> None:
@@ -94,23 +93,16 @@ class LocalSink:
         """The store of the run."""
         return self.run.store
 
-    def send(self, frame: Frame) -> None:
-        """Append a frame."""
+    def send(self, record: Frame | Snapshot) -> None:
         self._require_open()
-        self.run.take_record(frame)
+        self.run.take_record(record)
 
     def describe(
         self, modules: Sequence[ModuleRecord], coverage: Sequence[Coverage] = (), hooks: Sequence[HookRecord] = ()
     ) -> None:
-        """Replace the description of the modules."""
         self._require_open()
         self.run.store.describe(modules, coverage, hooks)
         self.run.changes.tell()
-
-    def add_snapshot(self, snapshot: Snapshot) -> None:
-        """Add a snapshot."""
-        self._require_open()
-        self.run.take_record(snapshot)
 
     def subscribe(self, on_command: Callable[[Command], None]) -> None:
         """Set the receiver of commands; commands that arrived earlier are delivered now."""
@@ -121,7 +113,6 @@ class LocalSink:
             self._early.clear()
 
     def fail(self, failure: Failure) -> None:
-        """Record why the run ends."""
         self._failure = failure
 
     def close(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hookcore.answers.base import Floats, Framed, Integers, Number, Tap, components, decode, library
+from hookcore.answers.base import Floats, Integers, Number, Tabular, Tap, components, decode, library
 from hookcore.answers.compare import (
     Apart,
     ComparedLayer,
@@ -15,6 +15,7 @@ from hookcore.answers.compare import (
     Verdict,
 )
 from hookcore.answers.findings import Finding, Findings, Overview, Reading, Rule, Scope, Unjudged
+from hookcore.answers.incidents import Around, Evidence, Incident, IncidentDetail, Incidents, Link
 from hookcore.answers.runs import (
     Accepted,
     Acknowledged,
@@ -59,12 +60,13 @@ from hookcore.answers.tensors import (
 
 # fmt: off
 __all__ = [
-    "Accepted", "Acknowledged", "Apart", "Command", "ComparedLayer", "ComparedScalar", "Comparison", "CoverageList",
-    "DifferenceRow", "Differences", "Event", "Events", "Figure", "Finding", "Findings", "Floats", "Framed",
-    "Heatmap", "Histograms", "HistogramsList", "Hooks", "Integers", "Latest", "LatestTap", "Module", "ModuleTap",
-    "Modules", "Number", "Overview", "Parting", "Problem", "Reading", "RemovedRun", "RemovedRuns", "RequestedMaps",
-    "RequestedSnapshot", "Rollout", "RolloutLayer", "Row", "Rule", "Run", "Runs", "Scalars", "Scope", "Series",
-    "SeriesList", "Settings", "Snapshot", "SnapshotValues", "Snapshots", "Statistics", "Tap", "Taps", "Tiles",
-    "Unjudged", "Verdict", "components", "decode", "library",
+    "Accepted", "Acknowledged", "Apart", "Around", "Command", "ComparedLayer", "ComparedScalar", "Comparison",
+    "CoverageList", "DifferenceRow", "Differences", "Event", "Events", "Evidence", "Figure", "Finding", "Findings",
+    "Floats", "Heatmap", "Histograms", "HistogramsList", "Hooks", "Incident", "IncidentDetail", "Incidents", "Integers",
+    "Latest", "LatestTap", "Link", "Module", "ModuleTap", "Modules", "Number", "Overview", "Parting", "Problem",
+    "Reading", "RemovedRun", "RemovedRuns", "RequestedMaps", "RequestedSnapshot", "Rollout", "RolloutLayer", "Row",
+    "Rule", "Run", "Runs", "Scalars", "Scope", "Series", "SeriesList", "Settings", "Snapshot", "SnapshotValues",
+    "Snapshots", "Statistics", "Tabular", "Tap", "Taps", "Tiles", "Unjudged", "Verdict", "components", "decode",
+    "library",
 ]
 # fmt: on

@@ -77,7 +77,7 @@ class Page(Answer, frozen=True):
     next: int | None
 
 
-class Framed(tables.Framed, Answer, frozen=True):
+class Tabular(tables.Tabular, Answer, frozen=True):
     """An answer that can become a data frame."""
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from msgspec import Meta
 
-from hookcore.answers.base import Answer, FloatMatrix, Floats, Framed, Integers, Number, Page, States, Tap, tap_columns
+from hookcore.answers.base import Answer, FloatMatrix, Floats, Integers, Number, Page, States, Tabular, Tap, tap_columns
 from hookcore.answers.series import Row, shape_cells
 from hookcore.store.tables import span_columns
 
@@ -51,7 +51,7 @@ class ComparedScalar(Apart, frozen=True):
     name: str
 
 
-class ComparedLayer(Apart, Framed, frozen=True, eq=False):
+class ComparedLayer(Apart, Tabular, frozen=True, eq=False):
     """One tap of both runs. `difference` is the second run's value minus the first one's, at common steps."""
 
     tap: Tap
@@ -110,7 +110,7 @@ class DifferenceRow(Row, frozen=True):
     numbers: Annotated[tuple[int, int], Meta(description="its numbers in the two runs")]
 
 
-class Differences(Framed, frozen=True, eq=False):
+class Differences(Tabular, frozen=True, eq=False):
     """The largest difference of two runs in each cell [row][column], as a share of the larger magnitude."""
 
     runs: tuple[str, str]

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from hookcore.answers.base import Answer, Floats, Integers, Number
+from hookcore.answers.incidents import Incident
 from hookcore.answers.runs import Event
 from hookcore.answers.series import Row, Series
 
@@ -84,6 +85,14 @@ class EventsMessage(Message, frozen=True, tag="events"):
     events: tuple[Event, ...]
 
 
+class IncidentsMessage(Message, frozen=True, tag="incidents"):
+    """The incidents that began or changed; a snapshot has all of them."""
+
+    run: str
+    snapshot: bool
+    incidents: tuple[Incident, ...]
+
+
 class ScalarsMessage(Message, frozen=True, tag="scalars"):
     """The newest points of the scalars; a snapshot replaces all earlier ones."""
 
@@ -121,4 +130,4 @@ class ErrorMessage(Message, frozen=True, tag="error"):
     error: str
 
 
-Messages = RowsMessage | StateMessage | EventsMessage | ScalarsMessage | RunsMessage | ErrorMessage
+Messages = RowsMessage | StateMessage | EventsMessage | IncidentsMessage | ScalarsMessage | RunsMessage | ErrorMessage

@@ -8,10 +8,10 @@ import numpy as np
 from msgspec import Meta
 
 from hookcore import records
-from hookcore.answers.base import Answer, Framed, Integers, Number, Page, Tap, tap_columns
+from hookcore.answers.base import Answer, Integers, Number, Page, Tabular, Tap, tap_columns
 from hookcore.records import Coverage, Failure, HookRecord, Severity
 from hookcore.store import Usage
-from hookcore.wire import Books
+from hookcore.wire import DeliveryCounters
 
 State = Literal["live", "ended", "crashed", "interrupted", "lost"]
 
@@ -38,7 +38,7 @@ class Run(Answer, frozen=True):
     versions: dict[str, Any]
     settings: dict[str, Any]
     labels: dict[str, str]
-    books: Books
+    counters: DeliveryCounters
     usage: Usage
 
 
@@ -95,7 +95,7 @@ class Modules(Page, frozen=True):
     modules: tuple[Module, ...]
 
 
-class Taps(Page, Framed, frozen=True):
+class Taps(Page, Tabular, frozen=True):
     """Taps, ascending by number."""
 
     run: str

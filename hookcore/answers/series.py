@@ -15,11 +15,11 @@ from hookcore.answers.base import (
     Answer,
     FloatMatrix,
     Floats,
-    Framed,
     IntegerMatrix,
     Integers,
     Page,
     States,
+    Tabular,
     Tap,
     tap_columns,
 )
@@ -56,7 +56,7 @@ class Series(SeriesTable, Answer, frozen=True, eq=False, omit_defaults=True):
         return cls(found.name, tap, *(getattr(found, name) for name in names))
 
 
-class SeriesList(Page, Framed, frozen=True):
+class SeriesList(Page, Tabular, frozen=True):
     """Stats of one or several taps."""
 
     run: str
@@ -84,7 +84,7 @@ def _series_columns(many: Sequence[Series], *, stats: bool = False) -> dict[str,
     return columns
 
 
-class Scalars(Page, Framed, frozen=True):
+class Scalars(Page, Tabular, frozen=True):
     """The names of the scalars, and the requested series; `scalars["loss"]` is one of them."""
 
     run: str
@@ -105,7 +105,7 @@ class Row(Tap, frozen=True):
     group: Annotated[int, Meta(description="how many taps share the row")]
 
 
-class Heatmap(Framed, frozen=True, eq=False, omit_defaults=True):
+class Heatmap(Tabular, frozen=True, eq=False, omit_defaults=True):
     """The worst value (of the largest magnitude) in each cell [row][column]."""
 
     run: str
@@ -176,7 +176,7 @@ class Histograms(HistogramsTable, Answer, frozen=True, eq=False, omit_defaults=T
         return cls(tap, found.first_step, found.last_step, found.edges, *counts)
 
 
-class HistogramsList(Framed, frozen=True):
+class HistogramsList(Tabular, frozen=True):
     """The distributions of several taps, in the requested order, each with its own edges."""
 
     run: str
@@ -207,7 +207,7 @@ class LatestTap(Tap, frozen=True, eq=False):
     values: Floats
 
 
-class Latest(Framed, frozen=True, eq=False):
+class Latest(Tabular, frozen=True, eq=False):
     """The newest values of taps."""
 
     run: str

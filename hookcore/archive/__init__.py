@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from hookcore.archive.books import Books, is_held
 from hookcore.archive.layout import SUFFIX, folder_name
 from hookcore.archive.reader import Archive, load_into, read_archive
 from hookcore.archive.scribe import Scribe
 from hookcore.archive.sink import ArchiveSink
+from hookcore.archive.state import DiskCounters, is_held
 from hookcore.archive.writer import ArchiveWriter
 
 __all__ = [
@@ -14,7 +14,7 @@ __all__ = [
     "Archive",
     "ArchiveSink",
     "ArchiveWriter",
-    "Books",
+    "DiskCounters",
     "Scribe",
     "folder_name",
     "is_held",

@@ -4,17 +4,40 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, get_args, get_origin, get_type_hints
 
 import pyarrow as pa
 
-from hookcore.records import STATS
+from hookcore.records import STATS, Coverage, Event, HookRecord, ModuleRecord
 
 FORMAT: Final = 2
 OTHER_BINS: Final = frozenset({1})  # formats that are read without their sketches, which have other bins
 SUFFIX: Final = ".hookcore"
 RUN_FILE: Final = "run.json"
 TAP_COLUMNS: Final = ("module", "kind", "index", "phase")
+
+_COLUMN_TYPES: Final[dict[Any, pa.DataType]] = {
+    int: pa.int64(),
+    float: pa.float64(),
+    str: pa.string(),
+    str | None: pa.string(),
+    bool: pa.bool_(),
+    tuple[tuple[str, tuple[int, ...]], ...]: pa.map_(pa.string(), pa.list_(pa.int64())),
+}
+
+
+def _schema_of(record: type) -> pa.Schema:
+    """Return the schema of a table whose columns are the fields of a record."""
+    return pa.schema([(name, _type_of(hint)) for name, hint in get_type_hints(record).items()])
+
+
+def _type_of(hint: Any) -> pa.DataType:
+    if hint in _COLUMN_TYPES:
+        return _COLUMN_TYPES[hint]
+    if get_origin(hint) is tuple:
+        return pa.list_(_type_of(get_args(hint)[0]))
+    return _type_of(type(get_args(hint)[0]))  # one of some words
+
 
 _WORD: Final = pa.dictionary(pa.int32(), pa.string())
 _TAP: Final = [*((name, _WORD) for name in TAP_COLUMNS), ("call", pa.int32())]
@@ -37,17 +60,7 @@ TABLES: Final = {
         [*_PLACE, ("tap", pa.int32()), ("bins", pa.list_(pa.uint16())), ("counts", pa.list_(pa.uint32()))]
     ),
     "scalars": pa.schema([*_PLACE, ("name", pa.string()), ("value", pa.float64())]),
-    "events": pa.schema(
-        [
-            ("step", pa.int64()),
-            ("time_s", pa.float64()),
-            ("name", pa.string()),
-            ("message", pa.string()),
-            ("severity", pa.string()),
-            ("module", pa.string()),
-            ("count", pa.int64()),
-        ]
-    ),
+    "events": _schema_of(Event),
     "snapshots": pa.schema(
         [
             ("step", pa.int64()),
@@ -66,41 +79,9 @@ TABLES: Final = {
 # Tables that are rewritten whole whenever they change.
 WHOLE: Final = {
     "taps": pa.schema([("tap", pa.int32()), *((name, pa.string()) for name in TAP_COLUMNS), ("call", pa.int32())]),
-    "modules": pa.schema(
-        [
-            ("path", pa.string()),
-            ("type", pa.string()),
-            ("parent", pa.string()),
-            ("parameters", pa.int64()),
-            ("trainable", pa.int64()),
-            ("aliases", pa.list_(pa.string())),
-            ("shapes", pa.map_(pa.string(), pa.list_(pa.int64()))),
-            ("bases", pa.list_(pa.string())),
-        ]
-    ),
-    "coverage": pa.schema(
-        [
-            ("path", pa.string()),
-            ("type", pa.string()),
-            ("captured", pa.bool_()),
-            ("kinds", pa.list_(pa.string())),
-            ("reason", pa.string()),
-        ]
-    ),
-    "hooks": pa.schema(
-        [
-            ("scope", pa.string()),
-            ("owner", pa.string()),
-            ("point", pa.string()),
-            ("function", pa.string()),
-            ("where", pa.string()),
-            ("ours", pa.bool_()),
-            ("number", pa.int64()),
-            ("options", pa.list_(pa.string())),
-            ("legacy", pa.bool_()),
-            ("warning", pa.string()),
-        ]
-    ),
+    "modules": _schema_of(ModuleRecord),
+    "coverage": _schema_of(Coverage),
+    "hooks": _schema_of(HookRecord),
 }
 LATER_COLUMNS: Final = frozenset(("bases",))  # files of older releases don't have them
 

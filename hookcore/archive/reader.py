@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,8 +19,9 @@ from hookcore.archive.files import open_regular
 from hookcore.archive.layout import FORMAT, LATER_COLUMNS, OTHER_BINS, RUN_FILE, TABLES, WHOLE, parts_in
 from hookcore.archive.tables import events_of, frames_of, snapshots_of
 from hookcore.errors import ArgumentError, HookcoreError
-from hookcore.records import Coverage, Failure, Frame, HookRecord, ModuleRecord, Snapshot, Tap
+from hookcore.records import Coverage, Event, Failure, Frame, HookRecord, ModuleRecord, Snapshot, Tap
 from hookcore.store import Store
+from hookcore.store.schemas import SKIPPED_STEP
 from hookcore.wire import RunInfo
 
 MAX_RUN_FILE_BYTES: Final = 2**22
@@ -113,10 +115,14 @@ class Archive:
         """Add all events to a store."""
         # Events that the store added while it was being filled are in the archive too.
         told = {(event.step, event.name, event.message) for event in store.events()}
+        for event in self.events():
+            if (event.step, event.name, event.message) not in told:
+                store.add_event(event)
+
+    def events(self) -> Iterator[Event]:
+        """Return all events, oldest first."""
         for _, _, path in parts_in(self.folder / "events"):
-            for event in self._each(events_of(self._read(path, TABLES["events"])), path.name):
-                if (event.step, event.name, event.message) not in told:
-                    store.add_event(event)
+            yield from self._each(events_of(self._read(path, TABLES["events"])), path.name)
 
     def _range(self, name: str, first: int, last: int) -> pa.Table:
         paths = [path for begin, end, path in parts_in(self.folder / name) if first <= begin and end <= last]
@@ -219,7 +225,11 @@ def load_into(store: Store, archive: Archive) -> None:
     store.announce(archive.taps())
     store.describe(archive.modules(), archive.coverage(), archive.hooks())
     labels = archive.labels
+    # While the run was live, an incident was known to be skipped before it made room for later ones.
+    skipped = deque(sorted(event.step for event in archive.events() if event.name == SKIPPED_STEP))
     for frame in archive.frames():
+        while skipped and skipped[0] < frame.step:
+            store.note_skipped(skipped.popleft())
         try:
             store.append(replace(frame, labels=labels) if labels else frame)
         except HookcoreError as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, Final
 
 import numpy as np
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from hookcore.archive.layout import TABLES, TAP_COLUMNS, WHOLE
 from hookcore.records import STATS, Event, Frame, SketchBlock, Snapshot, Tap
+from hookcore.records.sketch import rows_of
 from hookcore.wire import SnapshotItem, frame_item, frame_of, snapshot_item, snapshot_of
 
 Numbered = tuple[int, Frame]
@@ -34,22 +35,7 @@ def _of_known_taps(frame: Frame, known: int) -> Frame:
     if not len(frame.taps) or int(frame.taps.max()) < known:
         return frame
     rows = np.flatnonzero(frame.taps < known)
-    start = frame.sketches.start.astype(np.int64)
-    picked = [np.arange(start[row], start[row + 1]) for row in rows]
-    places = np.concatenate(picked) if picked else np.empty(0, np.int64)
-    ends = np.cumsum([0, *(len(each) for each in picked)]).astype(np.uint32)
-    block = SketchBlock(ends, frame.sketches.bins[places], frame.sketches.counts[places])
-    return Frame(
-        frame.step,
-        frame.time_s,
-        frame.taps[rows],
-        frame.stats[rows],
-        block,
-        scalars=frame.scalars,
-        micro_batches=frame.micro_batches,
-        grad_scale=frame.grad_scale,
-        elapsed_s=frame.elapsed_s,
-    )
+    return replace(frame, taps=frame.taps[rows], stats=frame.stats[rows], sketches=rows_of(frame.sketches, rows))
 
 
 def _steps_table(frames: Sequence[Numbered]) -> pa.Table:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 import threading
 import time
 from collections import deque
@@ -12,15 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import msgspec
-import pyarrow as pa
-
-from hookcore.archive.books import Books, hold, key_hash
-from hookcore.archive.files import last_frame, merge_parts, remove_unfinished, write_json, write_table
-from hookcore.archive.layout import FORMAT, RUN_FILE, TABLES, folder_name, part_name, parts_in
+from hookcore.archive.folder import RunFolder
+from hookcore.archive.layout import folder_name
 from hookcore.archive.scribe import PART_S, Scribe
+from hookcore.archive.state import DiskCounters
 from hookcore.archive.tables import frame_tables, records_table, snapshots_table, taps_table
 from hookcore.records import Event, Frame, Snapshot
 from hookcore.store import Store
@@ -29,15 +24,15 @@ from hookcore.wire import EndItem, RunInfo
 PART_BYTES: Final = 16 * 2**20  # of records, in memory
 MAX_QUEUE_BYTES: Final = 64 * 2**20
 RETRY_S: Final = 30.0
+HANG_S: Final = 30.0  # without a sign of the thread, which comes by every few seconds
 DEFAULT_LIMIT: Final = 10_000_000_000
 CLOSE_S: Final = 2.0
-_ORDER: Final = ("events", "snapshots", "scalars", "sketches", "stats", "steps")
 
 Tell = Callable[[str, str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class WriteProgress:
     """Counters of received, written, and lost frames and snapshots, and the bytes on disk."""
 
     taken: int
@@ -82,33 +77,29 @@ class ArchiveWriter:
         self._changed = threading.Condition()
         self._queue: deque[_Entry] = deque()
         self._queued_bytes = 0
-        self._frames = self._taken = self._written = self._lost = self._nbytes = 0
-        self._before = Books()  # of earlier writers of this run
+        self._frames = self._taken = self._written = self._lost = 0
         self._acknowledged = -1  # the highest number that was written or is being written
         self._durable = -1  # the highest number of what is on disk
         self._missing = 0
         self._events_seen, self._after_part = events_seen, after_part
-        self._part = 0
-        self._first_frame = 0  # of this writer: a folder that is opened again already has frames
-        self._unmergeable: set[str] = set()
-        self._opened = False
-        self._whole: dict[str, Any] = {}  # the last written contents of the tables that are written whole
+        self._files = RunFolder(self.folder, info)
         self._stopped = ""
         self._try_at = 0.0
+        self._turn_at = clock()  # the thread's newest sign
+        self._hangs = False
         self._ending = False
         self._end: EndItem | None = None
         self._end_on_disk: EndItem | None = None  # set when everything before it is written
-        self._held: int | None = None  # the descriptor that keeps other processes from writing here
         self._finished = threading.Event()
         self._scribe = (scribe or Scribe(part_s)) if start else None
         if self._scribe is not None:
             self._scribe.add(self)
 
     @property
-    def kept(self) -> Kept:
+    def progress(self) -> WriteProgress:
         """The current counters."""
         with self._changed:
-            return Kept(self._taken, self._written, self._lost, self._nbytes, self._stopped)
+            return WriteProgress(self._taken, self._written, self._lost, self._files.nbytes, self._stopped)
 
     def take(self, record: Frame | Snapshot | EndItem, number: int = -1) -> None:
         """Queue a record, with its number on the wire.
@@ -132,6 +123,15 @@ class ArchiveWriter:
             is_due = self._queued_bytes > PART_BYTES or self._taken == 1  # a crash must not cost the whole run
         if is_due:
             self._poke()
+        self._report_hang()
+
+    def _report_hang(self) -> None:
+        """Report once if the thread doesn't return from the folder, for example on a network drive."""
+        silent_s = self._clock() - self._turn_at
+        if self._scribe is not None and silent_s > HANG_S and not self._hangs:
+            self._hangs = True
+            why = f"the folder has not responded for {silent_s:.0f} s"
+            self._tell("keep-stopped", f"the run is no longer written to {self.folder}: {why}")
 
     def _poke(self) -> None:
         if self._scribe is not None:
@@ -143,7 +143,7 @@ class ArchiveWriter:
             self._ending = True
         self._poke()
         if self._scribe is None:
-            self._release_folder()
+            self._files.release()
             return True
         return self._finished.wait(deadline_s)
 
@@ -180,10 +180,11 @@ class ArchiveWriter:
             ending = self._ending
         self.write()
         with contextlib.suppress(Exception):
-            if self._opened:
+            if self._files.is_open:
                 self._after_part(ending)
+        self._turn_at, self._hangs = self._clock(), False
         if ending:
-            self._release_folder()
+            self._files.release()
             self._finished.set()
         return not ending
 
@@ -205,7 +206,7 @@ class ArchiveWriter:
                 self._written += len(records)
                 self._durable = self._acknowledged
                 self._stopped = ""
-            self._merge()
+            self._files.merge()
 
     def _drop_excess(self) -> None:
         """If the disk is full, keep the newest records, up to one part, and drop the rest."""
@@ -224,7 +225,10 @@ class ArchiveWriter:
             self._tell("keep-stopped", f"the run is no longer written to {self.folder}: {why}")
 
     def _write(self, records: list[_Entry], end: EndItem | None) -> None:
-        self._open()
+        if not self._files.is_open:
+            self._files.open()
+            self._acknowledged = max(self._acknowledged, self._files.before.acknowledged)
+            self._write_run_file()
         if self._is_full():
             self._make_room()
             if self._is_full():
@@ -232,14 +236,14 @@ class ArchiveWriter:
                     f"kept runs have reached the limit of {self._limit} bytes on disk: raise keep_limit or delete some"
                 )
         taps = self._store.taps().taps
-        self._write_if_new("taps", taps, taps_table)
+        self._files.write_whole("taps", taps, taps_table)
         for name, rows in (
             ("modules", tuple(self._store.modules())),
             ("coverage", tuple(self._store.coverage())),
             ("hooks", self._store.hooks()),
         ):
-            self._write_if_new(name, rows, partial(records_table, name))
-        first = self._first_frame
+            self._files.write_whole(name, rows, partial(records_table, name))
+        first = self._files.first_frame
         frames = [(first + each.frame, each.record) for each in records if isinstance(each.record, Frame)]
         tables = frame_tables(frames, taps) if frames else {}
         snapshots = [each.record for each in records if isinstance(each.record, Snapshot)]
@@ -251,87 +255,22 @@ class ArchiveWriter:
         numbers = [each.number for each in records]
         self._acknowledged = max([self._acknowledged, *numbers])
         if "steps" in tables:
-            tables["steps"] = tables["steps"].replace_schema_metadata(self._books(len(records)).as_metadata())
-        # `steps` comes last: if a step is there, its frames and everything captured with them are too.
-        filled = [name for name in _ORDER if name in tables and tables[name].num_rows]
-        for name in filled:
-            self._nbytes += write_table(self.folder / name / part_name(self._part, self._part), tables[name])
-        self._part += bool(filled)
+            tables["steps"] = tables["steps"].replace_schema_metadata(self._disk_counters(len(records)).as_metadata())
+        self._files.write_part(tables)
         self._events_seen, self._end_on_disk = seen, end
         self._write_run_file(len(records))
 
     def _is_full(self) -> bool:
-        return self._nbytes + self._used_elsewhere() >= self._limit
+        return self._files.nbytes + self._used_elsewhere() >= self._limit
 
-    def _books(self, more: int = 0) -> Books:
+    def _disk_counters(self, more: int = 0) -> DiskCounters:
         """Return this run's counters, including earlier writers and `more` that is being written."""
-        before, lost = self._before, self._lost + self._missing
-        return Books(self._acknowledged, before.written + self._written + more, before.lost + lost)
-
-    def _merge(self) -> None:
-        """Merge small files. The data is already safe, so a failure only costs the merge."""
-        for name in TABLES:
-            if name not in self._unmergeable:
-                try:
-                    self._nbytes += merge_parts(self.folder / name)
-                except Exception:  # a full disk, or a part that has become damaged
-                    self._unmergeable.add(name)
-
-    def _open(self) -> None:
-        if self._opened:
-            return
-        self.folder.parent.mkdir(parents=True, exist_ok=True)
-        # Closed to other users, whatever the umask, because it may hold training data.
-        self.folder.mkdir(mode=0o700, exist_ok=True)
-        self._hold_folder()
-        for name in TABLES:
-            (self.folder / name).mkdir(exist_ok=True)
-        remove_unfinished(self.folder)
-        last = [parts[-1][1] for name in TABLES if (parts := parts_in(self.folder / name))]
-        self._part = max(last, default=-1) + 1
-        self._first_frame = last_frame(self.folder / "steps") + 1
-        self._before = Books.of(self.folder)
-        self._acknowledged = max(self._acknowledged, self._before.acknowledged)
-        self._nbytes = sum(path.stat().st_size for path in self.folder.rglob("*") if path.is_file())
-        self._opened = True
-        self._write_run_file()
-
-    def _write_if_new(self, name: str, rows: Any, make: Callable[[Any], pa.Table]) -> None:
-        if rows and self._whole.get(name) != rows:
-            self._nbytes += write_table(self.folder / f"{name}.parquet", make(rows))
-            self._whole[name] = rows
-
-    def _hold_folder(self) -> None:
-        if self._held is None:
-            self._held = hold(self.folder)
-            if self._held is None:
-                raise OSError(f"another process is writing to {self.folder}")
-
-    def _release_folder(self) -> None:
-        if self._held is not None:
-            os.close(self._held)
-            self._held = None
+        before, lost = self._files.before, self._lost + self._missing
+        return DiskCounters(self._acknowledged, before.written + self._written + more, before.lost + lost)
 
     def _write_run_file(self, more: int = 0) -> None:
-        books, end = self._books(more), self._end_on_disk
-        failure = end.failure if end is not None else None
-        ended = "live" if end is None else "ended"
-        info = {name: value for name, value in msgspec.to_builtins(self._info).items() if name not in ("key", "keep")}
-        content = {
-            "format": FORMAT,
-            "state": ended if failure is None else failure.outcome,
-            "failure": None if failure is None else msgspec.to_builtins(failure),
-            "acknowledged": books.acknowledged,
-            "written": books.written,
-            "key_hash": key_hash(self._info.key),
-            "last_step": self._store.steps().newest,
-            "lost": books.lost,
-            "labels": self._store.labels(),
-            "run": json.loads(msgspec.json.encode(info)),
-        }
-        if self._whole.get(RUN_FILE) != content:
-            self._nbytes += write_json(self.folder / RUN_FILE, content)
-            self._whole[RUN_FILE] = content
+        counters = self._disk_counters(more)
+        self._files.write_run_file(counters, self._end_on_disk, self._store.steps().newest, self._store.labels())
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,12 +16,12 @@ from typing import Final
 
 import msgspec
 
+from hookcore.dashboard.home import opened_home
 from hookcore.dashboard.private import MAX_READ, PrivateFolder
-from hookcore.dashboard.process import opened_home
 from hookcore.errors import ServerError
 from hookcore.wire import RunInfo
 
-MOST: Final = 200  # maximum number of notices in the folder; further runs get none
+MAX_NOTICES: Final = 200  # maximum number of notices in the folder; further runs get none
 _BEGINNING: Final = "begun-"
 _DRAFT_S: Final = 60.0  # an unreadable notice is removed after this time; before, its trainer may still be writing it
 
@@ -55,8 +55,8 @@ def post_notice(run: RunInfo, environment: Mapping[str, str] = os.environ) -> No
     """Leave a notice of a run. Raises ServerError if the folder isn't writable."""
     name = f"{_BEGINNING}{run.id}.json"
     with opened_home(environment) as folder:
-        if len(_names(folder)) >= MOST:
-            raise ServerError(f"{folder.path} holds {MOST} notices of runs: delete the begun-*.json files there")
+        if len(_names(folder)) >= MAX_NOTICES:
+            raise ServerError(f"{folder.path} holds {MAX_NOTICES} notices of runs: delete the begun-*.json files there")
         notice = Notice(name, folder.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL), environment)
         try:
             fcntl.flock(notice._number, fcntl.LOCK_EX | fcntl.LOCK_NB)

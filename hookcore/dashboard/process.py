@@ -9,51 +9,31 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
-import re
-import secrets
 import signal
-import socket
-import subprocess
-import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import hookcore
-from hookcore.config import SETTINGS
-from hookcore.dashboard.private import PrivateFolder
-from hookcore.errors import ArgumentError, HookcoreError, ServerError
+from hookcore.dashboard.home import (
+    FILE,
+    Entry,
+    is_locked,
+    locked,
+    log_of,
+    opened_home,
+    read_entry,
+    said_by,
+    write_entry,
+)
+from hookcore.dashboard.launch import Dashboard, reap, start
+from hookcore.errors import ServerError
 
-HOST: Final = "127.0.0.1"
-PORT: Final = 8642
-PORTS_TRIED: Final = 50
 FIND_S: Final = 2.0  # how long to wait for the file with a dashboard's address
 STOP_S: Final = 10.0
-CONNECT_S: Final = 1.0
 POLL_S: Final = 0.02
-BACKLOG: Final = 512
-FILE: Final = "dashboard.json"
-LOG: Final = "dashboard.log"
-SAFE_PATH: Final = ("-P",) if sys.version_info >= (3, 11) else ()  # imports nothing from the working directory
-# A dashboard serves only this machine, and doesn't use the settings of a training.
-_NOT_FOR_THE_SERVER: Final = ("HOST", "CERTFILE", "KEYFILE", "ROOT_PATH", "URL")
-
-
-@dataclass(frozen=True, slots=True)
-class Dashboard:
-    """A dashboard that is running or starting."""
-
-    url: str
-    token: str
-    started: bool  # by this call
-    log: Path
-
-    def __repr__(self) -> str:
-        return f"Dashboard({self.url!r}, started={self.started})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,75 +47,17 @@ class Status:
     log: Path
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    url: str
-    token: str
-    pid: int  # 0 until the process has started
-
-
-class _Detached(subprocess.Popen[bytes]):
-    """A process that should outlive this one, without a ResourceWarning."""
-
-    def __del__(self) -> None:
-        """Do nothing, because the process should continue."""
-
-
-_children: list[_Detached] = []  # kept so that ended processes can be reaped
-
-
-def home(environment: Mapping[str, str] = os.environ) -> Path:
-    """Return the user's private folder, created if missing. Raises ServerError if it can't be used."""
-    with opened_home(environment) as folder:
-        return folder.path
-
-
-@contextlib.contextmanager
-def opened_home(environment: Mapping[str, str]) -> Iterator[PrivateFolder]:
-    """Open the private folder. Errors inside the block become a ServerError that says what to do."""
-    path: Path | str = environment.get("HOOKCORE_HOME", "")
-    try:
-        path = Path(path).expanduser().absolute() if path else _default_folder(environment)
-        with PrivateFolder(path) as folder:
-            yield folder
-    except (OSError, RuntimeError, ValueError) as error:
-        if isinstance(error, HookcoreError):
-            raise
-        raise _no_folder(path, error) from None
-
-
-def _default_folder(environment: Mapping[str, str]) -> Path:
-    state = environment.get("XDG_STATE_HOME", "")
-    if os.path.isabs(state):
-        base = Path(state)
-    else:
-        base = Path(environment.get("HOME") or "~").expanduser().absolute() / ".local/state"
-    # Machines may share the home folder, but not their loopback.
-    return base / "hookcore" / (re.sub(r"[^\w.-]", "_", socket.gethostname()) or "localhost")
-
-
-def _no_folder(path: Path | str, error: Exception) -> ServerError:
-    why = f"{error.strerror}: {error.filename!r}" if isinstance(error, OSError) and error.filename else error
-    if isinstance(error, OSError) and not error.filename and error.strerror:
-        why = error.strerror
-    what = f"{path} can't be used ({why})" if path else f"this user (uid {os.getuid()}) has no home folder ({why})"
-    return ServerError(
-        f"{what}; hookcore finds its dashboard through a private folder: set HOOKCORE_HOME to a folder that you can "
-        f"write to and others can't, such as /tmp/hookcore-{os.getuid()}, or give server=None or a server's address"
-    )
-
-
 def join_or_start(environment: Mapping[str, str] = os.environ) -> Dashboard:
     """Return this user's dashboard, started if none runs. Raises ServerError if that is impossible."""
     deadline = time.monotonic() + FIND_S
     with opened_home(environment) as folder:
         while True:
-            with _locked(folder, fcntl.LOCK_EX) as lock:
+            with locked(folder, fcntl.LOCK_EX) as lock:
                 if lock is not None:
-                    return _start(folder, lock, environment)
-            entry = _read(folder)
-            if entry is not None and (not entry.pid or _lives(entry.pid)) and _is_locked(folder):
-                return Dashboard(entry.url, entry.token, False, _log(folder.path))
+                    return start(folder, lock, environment)
+            entry = read_entry(folder)
+            if entry is not None and (not entry.pid or _lives(entry.pid)) and is_locked(folder):
+                return Dashboard(entry.url, entry.token, False, log_of(folder.path))
             if time.monotonic() > deadline:
                 raise _unreadable(folder.path)
             time.sleep(POLL_S)
@@ -144,8 +66,8 @@ def join_or_start(environment: Mapping[str, str] = os.environ) -> Dashboard:
 def find(environment: Mapping[str, str] = os.environ) -> Dashboard | None:
     """Return this user's dashboard if it is running; don't start one."""
     with opened_home(environment) as folder:
-        entry = _read(folder) if _is_locked(folder) else None
-        return Dashboard(entry.url, entry.token, False, _log(folder.path)) if entry is not None else None
+        entry = read_entry(folder) if is_locked(folder) else None
+        return Dashboard(entry.url, entry.token, False, log_of(folder.path)) if entry is not None else None
 
 
 def find_or_revive(environment: Mapping[str, str] = os.environ) -> Dashboard | None:
@@ -154,16 +76,16 @@ def find_or_revive(environment: Mapping[str, str] = os.environ) -> Dashboard | N
     if found is not None:
         return found
     with opened_home(environment) as folder:
-        died = _read(folder) is not None and not _is_locked(folder)
+        died = read_entry(folder) is not None and not is_locked(folder)
     return join_or_start(environment) if died else None
 
 
 def status(environment: Mapping[str, str] = os.environ) -> Status:
     """Return whether and where this user's dashboard is running."""
     with opened_home(environment) as folder:
-        running = _is_locked(folder)
-        entry = _read(folder) if running else None
-        log = _log(folder.path)
+        running = is_locked(folder)
+        entry = read_entry(folder) if running else None
+        log = log_of(folder.path)
         if entry is None:
             return Status(running, "", 0, folder.path, log)
         return Status(running, entry.url, entry.pid, folder.path, log)
@@ -181,80 +103,30 @@ def stop_dashboard(environment: Mapping[str, str] = os.environ) -> str:
     with contextlib.suppress(ProcessLookupError):
         os.kill(found.pid, signal.SIGTERM)
     while status(environment).running:
-        _reap()
+        reap()
         if time.monotonic() > deadline:
             raise ServerError(
                 f"the dashboard at {found.url} (process {found.pid}) did not stop within {STOP_S:g} s: kill the process"
             )
         time.sleep(POLL_S)
-    _reap()
+    reap()
     return f"the dashboard at {found.url} (process {found.pid}) has stopped"
 
 
 def announce(url: str, token: str, environment: Mapping[str, str] = os.environ) -> None:
     """Write the address of this process, which holds the lock: its starter may have been killed before it could."""
     with opened_home(environment) as folder:
-        entry = _read(folder)
-        if entry is None or entry != _Entry(url, token, os.getpid()):
-            _write(folder, url, token, os.getpid())
+        entry = read_entry(folder)
+        if entry is None or entry != Entry(url, token, os.getpid()):
+            write_entry(folder, url, token, os.getpid())
 
 
 def forget(environment: Mapping[str, str] = os.environ) -> None:
     """Remove the file with this process's address, unless it has another process's address by now."""
     with opened_home(environment) as folder:
-        said = _said(folder)
+        said = said_by(folder)
         if said is not None and said.get("pid") == os.getpid():
             folder.remove(FILE)
-
-
-# -- the folder -----------------------------------------------------------------------------------------------------
-
-
-def _log(folder: Path) -> Path:
-    return folder / LOG
-
-
-@contextlib.contextmanager
-def _locked(folder: PrivateFolder, kind: int) -> Iterator[int | None]:
-    """Take the lock and yield its descriptor, or None if another process holds it."""
-    lock = folder.open("dashboard.lock", os.O_RDWR | os.O_CREAT)
-    try:
-        try:
-            fcntl.flock(lock, kind | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield None
-        else:
-            yield lock
-            if kind == fcntl.LOCK_SH:
-                fcntl.flock(lock, fcntl.LOCK_UN)  # also for a child that another thread has forked in the meantime
-    finally:
-        # A child that inherited the descriptor keeps the lock.
-        os.close(lock)
-
-
-def _is_locked(folder: PrivateFolder) -> bool:
-    # A shared lock, so that two processes that check at the same time don't take each other for the dashboard.
-    with _locked(folder, fcntl.LOCK_SH) as lock:
-        return lock is None
-
-
-def _said(folder: PrivateFolder) -> dict[str, Any] | None:
-    try:
-        said = json.loads(folder.read(FILE))
-    except (OSError, ValueError, RecursionError):
-        return None
-    return said if isinstance(said, dict) else None
-
-
-def _read(folder: PrivateFolder) -> _Entry | None:
-    """Return the content of the dashboard's file, or None if it is missing, damaged, or not this user's own."""
-    said = _said(folder) or {}
-    url, token, pid = said.get("url"), said.get("token"), said.get("pid")
-    if not isinstance(url, str) or not re.fullmatch(r"http://127\.0\.0\.1:\d{1,5}", url):
-        return None
-    if not isinstance(token, str) or not re.fullmatch(r"[\w-]{16,200}", token, re.ASCII):
-        return None
-    return _Entry(url, token, pid) if type(pid) is int and 0 <= pid < 2**31 and pid != 1 else None
 
 
 def _unreadable(folder: Path) -> ServerError:
@@ -272,107 +144,3 @@ def _lives(pid: int) -> bool:
     except PermissionError:
         return True
     return True
-
-
-# -- the process ----------------------------------------------------------------------------------------------------
-
-
-def _start(folder: PrivateFolder, lock: int, environment: Mapping[str, str]) -> Dashboard:
-    _reap()
-    folder.remove_drafts(FILE)
-    listener = _bind(environment)
-    try:
-        url = f"http://{HOST}:{listener.getsockname()[1]}"
-        token = secrets.token_urlsafe(32)
-        _write(folder, url, token, 0)  # first, so that the new process can be found even if this one is killed
-        process = _spawn(folder, lock, listener, token, environment)
-        try:
-            _write(folder, url, token, process.pid)
-        except OSError:
-            process.kill()  # it could never be found
-            process.wait()
-            raise
-        _children.append(process)
-    finally:
-        listener.close()
-    return Dashboard(url, token, True, _log(folder.path))
-
-
-def _bind(environment: Mapping[str, str]) -> socket.socket:
-    first = first_port(environment)
-    for port in [*range(first, min(first + PORTS_TRIED, 65536)), 0]:
-        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((HOST, port))
-            listener.listen(BACKLOG)
-        except OSError:
-            listener.close()
-        else:
-            return _reachable(listener)
-    raise ServerError(f"no free port on {HOST} for the dashboard: use server=None, or a server's address")
-
-
-def _reachable(listener: socket.socket) -> socket.socket:
-    """Return the socket if it can be connected to: binding also works on an interface that is down."""
-    try:
-        socket.create_connection(listener.getsockname(), CONNECT_S).close()
-    except OSError as error:
-        listener.close()
-        raise ServerError(
-            f"{HOST} can't be reached on this machine ({error.strerror or error}): turn its loopback interface on, or "
-            "use server=None"
-        ) from None
-    return listener
-
-
-def first_port(environment: Mapping[str, str] = os.environ) -> int:
-    """Return the first port that a new dashboard tries. Raises ArgumentError for an invalid HOOKCORE_PORT."""
-    text = environment.get("HOOKCORE_PORT", "") or str(PORT)
-    if not (text.isascii() and text.isdigit() and int(text[:6]) < 65536):
-        raise ArgumentError(f"HOOKCORE_PORT={text[:80]!r} is invalid: use a port from 0 to 65535")
-    return int(text)
-
-
-def _spawn(
-    folder: PrivateFolder, lock: int, listener: socket.socket, token: str, environment: Mapping[str, str]
-) -> _Detached:
-    if not sys.executable:
-        raise ServerError("can't start a dashboard, because sys.executable is not set: use server=None")
-    taken_out = {f"HOOKCORE_{name}" for name in (*_NOT_FOR_THE_SERVER, *(each.name.upper() for each in SETTINGS))}
-    variables = {name: value for name, value in environment.items() if name not in taken_out}
-    variables |= {
-        "HOOKCORE_LOCK_FD": str(lock),
-        "HOOKCORE_LISTEN_FD": str(listener.fileno()),
-        "HOOKCORE_TOKEN": token,
-    }
-    if variables.get("PYTHONPATH"):
-        # The dashboard has another working directory, so relative paths become absolute.
-        paths = variables["PYTHONPATH"].split(os.pathsep)
-        with contextlib.suppress(FileNotFoundError):  # the working directory was removed
-            variables["PYTHONPATH"] = os.pathsep.join(os.path.abspath(path) for path in paths)
-    errors = folder.open_empty(LOG)
-    try:
-        return _Detached(
-            [sys.executable, *SAFE_PATH, "-m", "hookcore_app.cli", "serve", "--dashboard"],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=errors,
-            cwd="/",
-            env=variables,
-            pass_fds=(lock, listener.fileno()),
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise ServerError(f"can't start a process for the dashboard ({error}): use server=None") from None
-    finally:
-        os.close(errors)
-
-
-def _write(folder: PrivateFolder, url: str, token: str, pid: int) -> None:
-    said = {"url": url, "token": token, "pid": pid, "started_s": time.time(), "version": hookcore.__version__}
-    folder.write(FILE, json.dumps(said).encode())
-
-
-def _reap() -> None:
-    _children[:] = [child for child in _children if child.poll() is None]

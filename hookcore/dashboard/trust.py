@@ -10,8 +10,10 @@ import os
 import secrets
 import ssl
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final
+from urllib.parse import urlsplit
 
 from hookcore.errors import ArgumentError, ServerError
 
@@ -43,13 +45,44 @@ def _key_of(token: str) -> bytes:
     return hashlib.pbkdf2_hmac("sha256", token.encode("utf-8", "surrogateescape"), b"hookcore identity", _ROUNDS)
 
 
-def require_proof(connection: http.client.HTTPConnection, prefix: str, token: str) -> None:
-    """Check that the other end of an open connection knows the token; raise ServerError if it doesn't prove it.
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where a server listens, and the token that it must know (if any)."""
 
-    The token itself isn't sent. The proof holds for this connection only, so the connection never reconnects by itself.
-    """
+    host: str
+    port: int | None
+    prefix: str  # of every path
+    secure: bool
+    token: str = field(default="", repr=False)
+
+    @classmethod
+    def of(cls, url: str, token: str) -> Endpoint:
+        """Return the endpoint at an address."""
+        parts = urlsplit(url)
+        return cls(parts.hostname or "", parts.port, parts.path.rstrip("/"), parts.scheme == "https", token)
+
+    def connection(self, timeout_s: float) -> http.client.HTTPConnection:
+        """Return a new connection, which isn't open yet. It never reconnects by itself: a proof holds only once."""
+        if self.secure:
+            made: http.client.HTTPConnection = http.client.HTTPSConnection(
+                self.host, self.port, timeout=timeout_s, context=trusted()
+            )
+        else:
+            made = http.client.HTTPConnection(self.host, self.port, timeout=timeout_s)
+        made.auto_open = 0
+        return made
+
+    def require_proof(self, connection: http.client.HTTPConnection) -> None:
+        """Check that the other end of an open connection knows the token; raise ServerError if it doesn't prove it.
+
+        Only a challenge is sent, not the token itself.
+        """
+        if self.token:
+            _require_proof(connection, self.prefix, self.token)
+
+
+def _require_proof(connection: http.client.HTTPConnection, prefix: str, token: str) -> None:
     nonce = secrets.token_urlsafe(32)
-    connection.auto_open = 0
     connection.request("GET", f"{prefix}{PROOF_PATH}?nonce={nonce}", headers={"Accept": "application/json"})
     with connection.getresponse() as response:
         body, status = response.read(_MAX_ANSWER), response.status

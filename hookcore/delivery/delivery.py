@@ -15,14 +15,16 @@ from importlib import import_module
 from typing import Any, Final
 
 from hookcore.config import AUTO, NO_FOLDER, Settings, token_of
+from hookcore.dashboard.launch import HOST, PORT, Dashboard
 from hookcore.dashboard.notices import Notice, post_notice
-from hookcore.dashboard.process import HOST, PORT, Dashboard, find, find_or_revive, join_or_start
+from hookcore.dashboard.process import find, find_or_revive, join_or_start
 from hookcore.delivery.http import Address, HttpSink
 from hookcore.delivery.sinks import Sink, StoreSink
 from hookcore.errors import ArgumentError, ServerError
-from hookcore.records import Failure, plain, text_of
+from hookcore.findings import follow
+from hookcore.records import plain, text_of
 from hookcore.store import Store
-from hookcore.wire import Books, RunInfo, keep_text
+from hookcore.wire import RunInfo, keep_text
 
 logger = logging.getLogger("hookcore")
 
@@ -93,31 +95,11 @@ class Delivery:
         self.address = address
         self.url = f"{address.url}/runs/{self.run.id}"
 
-    @property
-    def books(self) -> Books | None:
-        """The counters of produced, sent, and dropped frames; None if nothing is sent."""
-        return self.sink.books if isinstance(self.sink, HttpSink) else None
-
-    def flush(self, timeout_s: float) -> bool:
-        """Wait until the server has received everything so far."""
-        return self.sink.flush(timeout_s) if isinstance(self.sink, HttpSink) else True
-
-    def fail(self, failure: Failure) -> None:
-        """Record why the run ends; closing the recorder follows."""
-        self.sink.fail(failure)
-
-    def limit_close_time(self, close_s: float) -> None:
-        """Limit the time that closing may take."""
-        if isinstance(self.sink, HttpSink):
-            self.sink.limit_close_time(close_s)
-
     def abandon(self) -> None:
         """Stop sending in a forked child."""
         if self.notice is not None:
             self.notice.leave()
-        abandon = getattr(self.sink, "abandon", None)
-        if abandon is not None:
-            abandon()
+        self.sink.abandon()
 
 
 @dataclass(slots=True)
@@ -169,11 +151,10 @@ def to_the_store(delivery: Delivery, settings: Settings) -> Delivery:
 
 
 def _to_the_store(run: RunInfo, settings: Settings) -> Delivery:
-    store = Store(store_bytes(settings))
-    sink: Sink = StoreSink(store)
-    if settings.keep is not None and settings.keep != AUTO:
-        sink = import_module("hookcore.archive").ArchiveSink(sink, settings.keep, run)
-    return Delivery(run, sink, store, None)
+    store = follow(Store(store_bytes(settings)))
+    if settings.keep is None or settings.keep == AUTO:
+        return Delivery(run, StoreSink(store), store, None)
+    return Delivery(run, import_module("hookcore.archive").ArchiveSink(store, settings.keep, run), store, None)
 
 
 def _in_this_process(run: RunInfo, settings: Settings) -> Delivery:

@@ -23,6 +23,47 @@ _CELL_ENDS: Final = "post_run_cell"
 _CONTROL: Final = (StopIteration, StopAsyncIteration, GeneratorExit)  # ends of loops, not of trainings
 
 
+class Ending:
+    """Finds why a run ends, from the moment that it begins.
+
+    A notebook's cell that raises ends its run only if no other cell continues the training.
+    """
+
+    def __init__(self, step: Callable[[], int]) -> None:
+        handled = sys.exc_info()[1]
+        self._step = step  # returns the current step
+        self._handled_before = None if handled is None else id(handled)  # the exception itself would keep frames alive
+        self._cell_step = -1  # the step at the end of the newest notebook cell
+        self._cell_failure: Failure | None = None
+        self._unless_known = ""
+        self.unfollow = _follow_cells(self._end_cell)
+
+    def expect_crash(self, why: str) -> None:
+        """Set why the run crashed if no other reason is found, or "" for none."""
+        self._unless_known = why
+
+    def handled(self) -> BaseException | None:
+        """Return the exception that the caller's `except` or `finally` is handling, if the run began before it."""
+        handled = sys.exc_info()[1]
+        return None if id(handled) == self._handled_before else handled
+
+    def failure(self, error: BaseException | None) -> Failure | None:
+        """Return the failure of a run that ends now, with this exception if there is one."""
+        step = self._step()
+        failure = failure_of(error, step)
+        if failure is None and self._cell_failure is not None and self._cell_failure.step == step:
+            return self._cell_failure  # no training since the cell raised
+        if failure is None and error is None and self._unless_known:
+            return Failure(CRASHED, step, self._unless_known)
+        return failure
+
+    def _end_cell(self, result: Any) -> None:
+        step, error = self._step(), getattr(result, "error_in_exec", None)
+        if error is not None and step != self._cell_step:
+            self._cell_failure = failure_of(error, step)
+        self._cell_step = step
+
+
 def failure_of(error: BaseException | None, step: int) -> Failure | None:
     """Return the failure of a run that an exception ended in `step`, or None if the run ended normally."""
     if error is None or isinstance(error, _CONTROL):
@@ -31,11 +72,6 @@ def failure_of(error: BaseException | None, step: int) -> Failure | None:
         return None
     outcome: Any = "interrupted" if isinstance(error, KeyboardInterrupt) else CRASHED
     return Failure(outcome, step, _sentence_of(error), _traceback_of(error))
-
-
-def unknown(sentence: str, step: int) -> Failure:
-    """Return the failure of a run that did not finish, by an unknown exception."""
-    return Failure("crashed", step, sentence)
 
 
 def _sentence_of(error: BaseException) -> str:
@@ -71,11 +107,6 @@ def event_of(failure: Failure) -> Event:
     return Event(failure.step, time.time(), failure.outcome, f"{message}: {failure.error}", severity)
 
 
-def handled_now() -> BaseException | None:
-    """Return the exception that the caller's `except` or `finally` is handling."""
-    return sys.exc_info()[1]
-
-
 def uncaught() -> BaseException | None:
     """Return the exception that is ending this process; only for exit handlers.
 
@@ -97,7 +128,7 @@ def keep_interrupted() -> None:
             exec("raise KeyboardInterrupt")
 
 
-def follow_cells(told: Callable[[Any], None]) -> Callable[[], None]:
+def _follow_cells(told: Callable[[Any], None]) -> Callable[[], None]:
     """In a notebook, call a function with the result of every cell. Return a function that stops this."""
     shell = _shell()
     if shell is None:

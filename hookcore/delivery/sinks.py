@@ -2,72 +2,88 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Protocol, runtime_checkable
 
 from hookcore.delivery.failures import event_of
 from hookcore.errors import ClosedError
 from hookcore.records import Command, Coverage, Failure, Frame, HookRecord, ModuleRecord, Snapshot
 from hookcore.store import Store
+from hookcore.wire import DeliveryCounters
 
 
-@runtime_checkable
-class Sink(Protocol):
+class Sink(ABC):
     """Receives the frames of one run, in order, from one thread."""
 
-    def send(self, frame: Frame) -> None:
-        """Receive a frame; its arrays must not be changed afterwards."""
+    @abstractmethod
+    def send(self, record: Frame | Snapshot) -> None:
+        """Receive a frame or a snapshot; its arrays must not be changed afterwards."""
 
+    @abstractmethod
     def describe(
         self, modules: Sequence[ModuleRecord], coverage: Sequence[Coverage] = (), hooks: Sequence[HookRecord] = ()
     ) -> None:
         """Receive the modules of the run, which of them were captured, and the hooks."""
 
-    def add_snapshot(self, snapshot: Snapshot) -> None:
-        """Receive a snapshot."""
-
-    def subscribe(self, on_command: Callable[[Command], None]) -> None:
-        """Set the receiver of commands. It is called from any thread, in the order of their numbers."""
-
-    def fail(self, failure: Failure) -> None:
-        """Record why the run ends, if it fails; `close` follows."""
-
+    @abstractmethod
     def close(self) -> None:
         """Send the rest and reject further data. A second call does nothing."""
 
+    # The rest does nothing in sinks that don't need it.
 
-class StoreSink:
+    def fail(self, failure: Failure) -> None:
+        """Record why the run ends, if it fails; `close` follows."""
+        return
+
+    def subscribe(self, on_command: Callable[[Command], None]) -> None:
+        """Set the receiver of commands. It is called from any thread, in the order of their numbers."""
+        return
+
+    @property
+    def counters(self) -> DeliveryCounters | None:
+        """The counters of frames and snapshots; None if they don't leave this process."""
+        return None
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until everything so far was received. Return False if the time ran out."""
+        return True
+
+    def limit_close_time(self, close_s: float) -> None:
+        """Limit the time that closing may take."""
+        return
+
+    def abandon(self) -> None:
+        """Stop in a forked child."""
+        return
+
+
+class StoreSink(Sink):
     """Puts frames into a store in this process. After closing, the store stays readable."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
         self._closed = False
 
-    def send(self, frame: Frame) -> None:
-        """Append a frame."""
+    def send(self, record: Frame | Snapshot) -> None:
         self._require_open()
-        self.store.append(frame)
+        if isinstance(record, Snapshot):
+            self.store.add_snapshot(record)
+        else:
+            self.store.append(record)
 
     def describe(
         self, modules: Sequence[ModuleRecord], coverage: Sequence[Coverage] = (), hooks: Sequence[HookRecord] = ()
     ) -> None:
-        """Pass the modules on."""
         self._require_open()
         self.store.describe(modules, coverage, hooks)
-
-    def add_snapshot(self, snapshot: Snapshot) -> None:
-        """Keep a snapshot."""
-        self._require_open()
-        self.store.add_snapshot(snapshot)
-
-    def subscribe(self, on_command: Callable[[Command], None]) -> None:
-        """Do nothing: a store gives no commands."""
 
     def fail(self, failure: Failure) -> None:
         """Add the failure to the events."""
         self.store.add_event(event_of(failure))
 
     def close(self) -> None:
+        if not self._closed:
+            self.store.settle()
         self._closed = True
 
     def _require_open(self) -> None:

@@ -12,7 +12,7 @@ from urllib.parse import quote, urlencode, urlsplit
 import msgspec
 
 from hookcore.answers.base import Wanted, decode
-from hookcore.dashboard.trust import require_proof, trusted
+from hookcore.dashboard.trust import Endpoint
 from hookcore.errors import ArgumentError, ServerError
 
 STREAM_TIMEOUT_S: Final = 60.0  # a live stream sends a sign of life every 15 s
@@ -30,8 +30,7 @@ class Exchange:
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
             raise ArgumentError(f"url={url!r} is not a server's address: an address looks like http://127.0.0.1:8642")
         self.url = url.rstrip("/")
-        self._secure, self._host, self._port = parts.scheme == "https", parts.hostname, parts.port
-        self._prefix, self._token, self._timeout_s = parts.path.rstrip("/"), token, timeout_s
+        self._endpoint, self._timeout_s = Endpoint.of(url, token or ""), timeout_s
         self._lock = threading.Lock()
         self._idle: list[http.client.HTTPConnection] = []  # as many as threads ever asked at once
 
@@ -48,7 +47,7 @@ class Exchange:
     def send(self, method: str, path: str, asked: Mapping[str, Any] | None = None, body: Any = None) -> bytes:
         """Return the bytes of the answer. Parameters that are None are left out."""
         data = None if body is None else msgspec.json.encode(body)
-        address = self._prefix + quote(path) + query_of(asked or {})
+        address = self._endpoint.prefix + quote(path) + query_of(asked or {})
         try:
             status, answer = self._answer_to(method, address, data)
         except _BROKEN as error:
@@ -77,7 +76,7 @@ class Exchange:
 
     def follow(self, path: str, asked: Mapping[str, Any], last: str | None) -> Iterator[tuple[str, str, bytes]]:
         """Yield name, id, and data of server-sent events forever; resume a broken stream."""
-        wait_s, address, was_there = FIRST_WAIT_S, self._prefix + path + query_of(asked), False
+        wait_s, address, was_there = FIRST_WAIT_S, self._endpoint.prefix + path + query_of(asked), False
         while True:
             connection = None
             try:
@@ -141,25 +140,19 @@ class Exchange:
             return self._idle.pop() if self._idle else None
 
     def _headers(self) -> dict[str, str]:
-        return {"Accept": "*/*"} | ({"Authorization": f"Bearer {self._token}"} if self._token else {})
+        token = self._endpoint.token
+        return {"Accept": "*/*"} | ({"Authorization": f"Bearer {token}"} if token else {})
 
     def _connect(self, timeout_s: float) -> http.client.HTTPConnection:
         """Open a connection. With a token, the server must prove that it knows it."""
-        connection = self._new(timeout_s)
-        connection.auto_open = 0
+        connection = self._endpoint.connection(timeout_s)
         try:
             connection.connect()
-            if self._token:
-                require_proof(connection, self._prefix, self._token)
+            self._endpoint.require_proof(connection)
         except BaseException:
             connection.close()
             raise
         return connection
-
-    def _new(self, timeout_s: float) -> http.client.HTTPConnection:
-        if not self._secure:
-            return http.client.HTTPConnection(self._host, self._port, timeout=timeout_s)
-        return http.client.HTTPSConnection(self._host, self._port, timeout=timeout_s, context=trusted())
 
     def _unreachable(self, error: Exception) -> ServerError:
         return ServerError(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Container, Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final
 
 from msgspec.structs import replace
@@ -17,7 +18,7 @@ from hookcore.reading.reader import Reader, TapName
 from hookcore.reading.slices import cut
 from hookcore.records import Coverage, HookRecord, Kind, ModuleRecord, Severity, Snapshot
 from hookcore.store import STAT_NAMES, StepRange, Store
-from hookcore.store.checks import matcher, require, require_kind
+from hookcore.store.checks import matcher, require, require_kind, unknown
 
 _QUANTILE: Final = re.compile(r"p(\d{1,2}(?:\.\d{1,6})?|100)")
 
@@ -25,7 +26,7 @@ _QUANTILE: Final = re.compile(r"p(\d{1,2}(?:\.\d{1,6})?|100)")
 class StoreReader(Reader):
     """Answers questions about the run of a store, as `hookcore.Client` does for a run on a server."""
 
-    def __init__(self, store: Store, run: str = "", acknowledged: Container[str] = ()) -> None:
+    def __init__(self, store: Store, run: str = "", acknowledged: Mapping[str, int] = MappingProxyType({})) -> None:
         self._store, self._run, self._acknowledged = store, run, acknowledged
 
     def steps(self) -> StepRange:
@@ -196,6 +197,20 @@ class StoreReader(Reader):
         behind = shown[-1][0] + 1 if after is not None and len(fitting) > limit else taken
         events = tuple(answers.Event.of(event, event.key in self._acknowledged) for _, event in shown)
         return answers.Events(self._run, len(fitting), behind, events)
+
+    def incidents(
+        self, first: int | None = None, last: int | None = None, rule: str | None = None
+    ) -> answers.Incidents:
+        found = [each for each in self._store.incidents() if rule in (None, each.rule) and each.touches(first, last)]
+        listed = tuple(answers.Incident.of(each, self._acknowledged) for each in found)
+        dropped = self._store.usage().merged["incidents"], self._store.dropped_alerts
+        return answers.Incidents(self._run, len(found), *dropped, listed)
+
+    def incident(self, id: str) -> answers.IncidentDetail:
+        known = {each.id: each for each in self._store.incidents()}
+        if id not in known:
+            raise ArgumentError(unknown("incident", id, list(known)))
+        return answers.IncidentDetail.of(known[id], self._acknowledged)
 
     def snapshots(self, match: str | None = None, kind: Kind | None = None) -> list[answers.Snapshot]:
         fits = self._store.matcher(match)

@@ -120,6 +120,14 @@ class Reader(Protocol):
     ) -> answers.Events:
         """Return the newest matching events; with `after`, the oldest ones after an answer's `next`."""
 
+    def incidents(
+        self, first: int | None = None, last: int | None = None, rule: str | None = None
+    ) -> answers.Incidents:
+        """Return the incidents that touch these steps, oldest first, without their evidence."""
+
+    def incident(self, id: str) -> answers.IncidentDetail:
+        """Return one incident with every stat of its culprit and neighbors around the onset."""
+
     def snapshots(self, match: str | None = None, kind: Kind | None = None) -> list[answers.Snapshot]:
         """Return the captured tensors, oldest first, without their values."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 import numpy as np
 from msgspec.structs import replace
@@ -184,6 +185,15 @@ class RemoteReader(Reader):
     ) -> answers.Events:
         asked = {"from": first, "to": last, "name": name, "severity": severity, "after": after, "limit": limit}
         return self._get(answers.Events, "/api/v1/events", {**asked, "run": run})
+
+    def incidents(
+        self, first: int | None = None, last: int | None = None, rule: str | None = None, run: str | None = None
+    ) -> answers.Incidents:
+        asked = {"from": first, "to": last, "rule": rule, "run": run}
+        return self._get(answers.Incidents, "/api/v1/incidents", asked)
+
+    def incident(self, id: str, run: str | None = None) -> answers.IncidentDetail:
+        return self._get(answers.IncidentDetail, f"/api/v1/incidents/{quote(id, safe='')}", {"run": run})
 
     def snapshots(
         self, match: str | None = None, kind: Kind | None = None, run: str | None = None

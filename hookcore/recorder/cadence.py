@@ -41,7 +41,7 @@ class Cadence:
         self.block = 1  # steps that are captured together
         self.cost = float("nan")  # the time that capturing adds to a step, as a share of an uncaptured step's time
         self.background_s = 0.0  # processor time of the recorder's thread per frame
-        self.skipped = 0  # steps that were skipped
+        self.uncaptured = 0  # steps that were skipped
         self._seen = 0
         self._measuring = True
         self._alarmed = False
@@ -78,7 +78,7 @@ class Cadence:
             vocabulary.COST: self.cost,
             vocabulary.EFFECTIVE_COST: self.effective_cost,
             vocabulary.STRIDE: float(self.stride),
-            vocabulary.SKIPPED_STEPS: float(self.skipped),
+            vocabulary.UNCAPTURED_STEPS: float(self.uncaptured),
         }
 
     def as_settings(self) -> dict[str, Any]:
@@ -88,7 +88,7 @@ class Cadence:
             "stride": self.stride,
             "cost": self.cost if known else None,
             "effective_cost": self.effective_cost if known else None,
-            "skipped_steps": self.skipped,
+            "uncaptured_steps": self.uncaptured,
         }
 
     def took(self, background_s: float) -> None:
@@ -102,7 +102,7 @@ class Cadence:
     def step_ended(self, captured: bool, elapsed_s: float, spent_s: float = float("nan")) -> None:
         """Record the step that just ended. `spent_s` is the time of hookcore's own code in it, if it was timed."""
         self._seen += 1
-        self.skipped += not captured
+        self.uncaptured += not captured
         if self._seen > WARM_UP and elapsed_s == elapsed_s:
             (self._captured if captured else self._plain).append(elapsed_s)
             if spent_s == spent_s:

@@ -15,10 +15,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from hookcore.config import LIVE, Settings, nearest
+from hookcore.config import LIVE, Settings, did_you_mean
 from hookcore.errors import ArgumentError, PatternError
 from hookcore.recorder.models import Choice, Models
-from hookcore.recorder.snapshots import INPUT_KINDS, Emit, Snapshots
+from hookcore.recorder.snapshot_copies import Emit
+from hookcore.recorder.snapshots import INPUT_KINDS, Snapshots
 from hookcore.records import KINDS, Command, Tap
 
 MAX_WAITING: Final = 256
@@ -76,9 +77,7 @@ class Commands:
             return f"{tap.kind!r} is not a kind of tensor; the kinds are {', '.join(KINDS)}"
         paths = self._models.paths()
         if tap.module not in paths:
-            near = nearest(tap.module, paths, limit=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            return f"no watched module is called {tap.module!r}.{hint}"
+            return f"no watched module is called {tap.module!r}.{did_you_mean(tap.module, paths)}"
         if self._coming.compiled == "inside" and tap.kind in INPUT_KINDS:
             return "compiled='inside' captures only outputs and their gradients: request the preceding module's output"
         return ""

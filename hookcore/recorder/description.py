@@ -61,8 +61,8 @@ class Describer:
 
     def send_coverage(self) -> None:
         """Send the modules and their coverage, with the hooks of the last inventory."""
-        self._shipper.describe(self._models.records(), self._models.coverage(self._table), self._hooks)
+        self._shipper.sink.describe(self._models.records(), self._models.coverage(self._table), self._hooks)
 
     def send_modules(self) -> None:
         """Send the modules, without waiting for their coverage."""
-        self._shipper.describe(self._models.records(), (), self._hooks)
+        self._shipper.sink.describe(self._models.records(), (), self._hooks)

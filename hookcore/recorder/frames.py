@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from hookcore.observe import cpu
 from hookcore.observe.harvest import Harvest, join, unpack
 from hookcore.records import STATS, Event, Frame, SketchBlock, Tap
-from hookcore.records.sketch import shifted_rows
+from hookcore.records.sketch import rows_of, shifted_rows
 
 if TYPE_CHECKING:
     from hookcore.observe.device import Transfer
@@ -97,7 +97,7 @@ def _build(
     numbers = tap_numbers[harvest.slots]
     if hides and (numbers < 0).any():
         shown = numbers >= 0
-        numbers, stats, block = numbers[shown], stats[shown], _pick_rows(block, shown)
+        numbers, stats, block = numbers[shown], stats[shown], rows_of(block, np.flatnonzero(shown))
     return Frame(
         step=raw.step,
         time_s=raw.time_s,
@@ -133,10 +133,3 @@ def _fill_ratios(stats: NDArray[np.float64], harvest: Harvest, ratios: tuple[tup
         if update in row_of and parameter in row_of:
             weight = stats[row_of[parameter], norm]
             stats[row_of[update], ratio] = stats[row_of[update], norm] / weight if weight > 0 else np.nan
-
-
-def _pick_rows(block: SketchBlock, shown: NDArray[np.bool_]) -> SketchBlock:
-    lengths = np.diff(block.start)
-    keep = np.repeat(shown, lengths)
-    start = np.concatenate([[0], np.cumsum(lengths[shown])]).astype(np.uint32)
-    return SketchBlock(start, block.bins[keep], block.counts[keep])

@@ -13,7 +13,7 @@ from torch import nn
 
 from hookcore.config import Settings
 from hookcore.errors import PatternError
-from hookcore.hooks.compiled import clean_path, guarded, is_dynamo_graph, unwrap
+from hookcore.hooks.compiled import guarded, is_dynamo_graph, unwrap
 from hookcore.internals import tracing_state
 from hookcore.patterns import select
 from hookcore.recorder.coverage import coverage_of, joined, records_of, unique_root_name
@@ -21,6 +21,7 @@ from hookcore.recorder.errorlog import ErrorLog
 from hookcore.recorder.parameters import Parameters
 from hookcore.recorder.plans import Plan, PlanTable
 from hookcore.recorder.roots import Root
+from hookcore.recorder.selecting import LaterModules, leaves_of, modules_of
 from hookcore.recorder.taps import TapTable
 from hookcore.recorder.tree import parameters_of, walk
 from hookcore.records import Coverage, Kind, ModuleRecord
@@ -64,8 +65,8 @@ class Models:
         """Plan a whole model. Raises PatternError if a pattern matches none of its modules."""
         module = unwrap(module)
         root = Root(module, name)
-        modules = _modules_of(root)
-        selection = select(modules, _leaves(modules), self._settings.include, self._settings.exclude)
+        modules = modules_of(root)
+        selection = select(modules, leaves_of(modules), self._settings.include, self._settings.exclude)
         self._plan_all(root, {path: (child, selection.reason(path)) for path, child in modules.items()})
         self.roots = [*(known for known in self.roots if known.ref() is not None), root]
         self._changed()
@@ -118,8 +119,8 @@ class Models:
 
     def _follow(self, root: Root) -> None:
         """Update the plans of a model to its tree. Captured data keeps its name."""
-        plans, modules = self.plans.by_id, _modules_of(root)
-        selection = _Everything(self._settings)
+        plans, modules = self.plans.by_id, modules_of(root)
+        selection = LaterModules(self._settings)
         mine = [(key, plan) for key, plan in list(plans.items()) if plan.root is root]
         calls = self._gone | {plan.path: plan.counts.training for _, plan in mine}
         paths = {id(module): path for path, module in modules.items()}
@@ -152,15 +153,15 @@ class Models:
         unmatched: set[str] | None = None
         everything: dict[str, nn.Module] = {}
         for root in self.roots:
-            modules = _modules_of(root)
-            selection = select(modules, _leaves(modules), settings.include, settings.exclude, strict=False)
+            modules = modules_of(root)
+            selection = select(modules, leaves_of(modules), settings.include, settings.exclude, strict=False)
             missing = set(selection.unmatched)
             unmatched = missing if unmatched is None else unmatched & missing
             everything |= modules
             plans = ((self.plans.by_id.get(id(module)), path) for path, module in modules.items())
             choice += [(plan, selection.reason(path)) for plan, path in plans if plan is not None]
         if unmatched:
-            select(everything, _leaves(everything), settings.include, settings.exclude)
+            select(everything, leaves_of(everything), settings.include, settings.exclude)
         return choice
 
     def rechoose(self, settings: Settings, choice: Choice) -> None:
@@ -175,7 +176,7 @@ class Models:
 
     def _planned_since(self, choice: Choice) -> Choice:
         """Return modules that were added after the selection."""
-        chosen, selection = {id(plan) for plan, _ in choice}, _Everything(self._settings)
+        chosen, selection = {id(plan) for plan, _ in choice}, LaterModules(self._settings)
         later = [plan for plan in self.plans.live() if id(plan) not in chosen]
         return [
             (plan, selection.reason("" if plan.is_root else plan.path.removeprefix(f"{plan.root.name}/"), module))
@@ -293,28 +294,3 @@ class Models:
 
 def _nothing() -> None:
     """Handle a call that isn't needed."""
-
-
-class _Everything:
-    """Selects modules that came later: the patterns hold for them, but none of them has to match."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-
-    def reason(self, path: str, module: nn.Module) -> str:
-        leaves = set() if module._modules else {path}
-        try:
-            return select({path: module}, leaves, self._settings.include, self._settings.exclude, strict=False).reason(
-                path
-            )
-        except PatternError:
-            return "matched by no include pattern"
-
-
-def _modules_of(root: Root) -> dict[str, nn.Module]:
-    top = root.ref()
-    return {} if top is None else {clean_path(path): child for path, child in walk(top)}
-
-
-def _leaves(modules: dict[str, nn.Module]) -> set[str]:
-    return {path for path, child in modules.items() if not child._modules}

@@ -24,7 +24,7 @@ class Problems:
     def emit_new(self) -> None:
         """Emit an event for each problem that has none yet."""
         if self._statistics.table.refused:
-            self._emit_once("taps-refused", f"some tensors are not captured: {NO_ROOM}")
+            self._emit_once("taps-not-captured", f"some tensors are not captured: {NO_ROOM}")
         if self._models.refused:
             self._emit_once("model-not-watched", f"a model that runs is not watched. {self._models.refused}")
         for device, arena in list(self._statistics.devices.items()):

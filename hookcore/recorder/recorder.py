@@ -54,17 +54,17 @@ class Recorder:
         capacity = max(256, min(1 << 16, settings.memory // 4 // layout.ROW_USE))
         arena = CpuArena(capacity, settings.sketch_values)
         statistics = Statistics(arena, settings.phases, settings.calls, current, self.errors)
-        self.dispatcher = Dispatcher(plans, current, statistics, self.errors, self._saw_pending_call)
+        self.dispatcher = Dispatcher(plans, current, statistics, self.errors, lambda: self.steps.saw_pending_call())
         self.parameters = Parameters(plans, statistics, settings.kinds)
-        self.models = Models(plans, self.parameters, settings, self.errors, self.describe_models)
+        self.models = Models(plans, self.parameters, settings, self.errors, lambda: self.description.send_modules())
         self.cadence = Cadence(settings.every, settings.budget)
         self._collector = Collector(statistics, self.parameters, self.cadence, scale, self._lock, lambda: self.step)
         self.emit = self._collector.emit
         self.snapshots = Snapshots(plans, current, self.errors, self.emit, self._scale_of)
         self._commands = Commands(settings, self.models, self.snapshots, self.emit, lambda: self.description.request())
-        self._placement = Placement(settings, self.dispatcher, self.models, self.emit)
+        self.placement = Placement(settings, self.dispatcher, self.models, self.emit)
         self.control = Control(
-            settings, self._commands, self.cadence, self.models, self.snapshots, self._placement, self.emit
+            settings, self._commands, self.cadence, self.models, self.snapshots, self.placement, self.emit
         )
         self.shipper = Shipper(
             sink,
@@ -72,9 +72,9 @@ class Recorder:
             self.cadence,
             self.errors,
             self.emit,
-            after_batch=lambda: self.description.send_if_due(),
-            tick=self._tick,
-            has_more=lambda: self.snapshots.waiting or self.description.requested,
+            lambda: self.description.send_if_due(),
+            self._tick,
+            lambda: self.snapshots.copies.waiting or self.description.requested,
         )
         self.steps = Steps(
             self.dispatcher,
@@ -85,7 +85,7 @@ class Recorder:
             self._collector,
             scale,
             self.control,
-            self._placement,
+            self.placement,
             self.shipper.put,
             self._lock,
             clock,
@@ -108,16 +108,7 @@ class Recorder:
         self.shipper.start()
         if cpu.FALLBACK_REASON:
             self.emit("slow-kernel", cpu.SLOW_KERNEL, "warning")
-        self._placement.attach(self.steps, self.step, not self.control.paused)
-
-    def detach(self) -> None:
-        """Remove every hook."""
-        self._placement.detach()
-
-    @property
-    def attached(self) -> bool:
-        """Whether any hook is registered."""
-        return self._placement.attached
+        self.placement.attach(self.steps, self.step, not self.control.paused)
 
     def watch(self, model: nn.Module | None) -> None:
         """Watch a model; with None, every model that runs."""
@@ -128,7 +119,7 @@ class Recorder:
 
     def send_to(self, sink: Sink) -> None:
         """Send to another sink from now on."""
-        self.shipper.send_to(sink)
+        self.shipper.sink = sink
 
     # Steps
 
@@ -141,9 +132,6 @@ class Recorder:
     def user_step(self) -> None:
         """End the step because the user says so."""
         self.steps.end_by_user()
-
-    def _saw_pending_call(self) -> None:
-        self.steps.saw_pending_call()
 
     def _scale_of(self, kind: str) -> float | None:
         """Return the loss scale of gradients of this kind, if known."""
@@ -197,50 +185,23 @@ class Recorder:
             if self.steps.is_fresh:
                 self.control.begin_snapshots()
 
-    @property
-    def settings(self) -> Settings:
-        """The settings that hold now."""
-        return self.control.settings
-
-    def current_settings(self) -> dict[str, Any]:
-        """Return what holds now, in types that JSON has."""
-        return self.control.current_settings()
-
-    @property
-    def paused(self) -> bool:
-        """Whether capture is switched off."""
-        return self.control.paused
-
     def pause(self) -> None:
         """Capture nothing until resumed; steps are still counted. The running step keeps its data so far."""
         with self._lock:
             self.steps.stop_capture()
             self.control.paused = True
-            self._placement.begin_step(self.step, captured=False)
+            self.placement.begin_step(self.step, captured=False)
 
     def resume(self) -> None:
         """Capture again, from the next forward on."""
-        if self.paused and self.attached:
-            self._placement.begin_step(self.step, captured=True)
+        if self.control.paused and self.placement.attached:
+            self.placement.begin_step(self.step, captured=True)
         self.control.paused = False
 
     # The recorder's thread
 
-    def describe_models(self) -> None:
-        """Send which modules there are."""
-        self.description.send_modules()
-
-    def report_escapes(self, *names: str) -> None:
-        """Report a name that is not valid Unicode."""
-        self.shipper.report_escapes(*names)
-
-    @property
-    def module_count(self) -> int:
-        """The number of watched modules."""
-        return len(self.models.plans.by_id)
-
     def _tick(self) -> None:
-        self.snapshots.ship(self.shipper.add_snapshot)
+        self.snapshots.copies.ship(self.shipper.sink.send)
         self.description.send_if_requested()
         idle = not self._now() - self.steps.ended_at < IDLE_S
         if idle and (self._commands.changes or self._collector.has_events) and self._lock.acquire(timeout=LOCK_WAIT_S):
@@ -255,12 +216,8 @@ class Recorder:
 
     def coverage(self) -> list[Coverage]:
         """Return every module: captured, or not and why, by the frames that have been built."""
-        self.flush(COVERAGE_WAIT_S)
+        self.shipper.flush(COVERAGE_WAIT_S)
         return self.models.coverage(self.dispatcher.statistics.table)
-
-    def flush(self, timeout_s: float) -> bool:
-        """Wait until all finished steps are in the sink."""
-        return self.shipper.flush(timeout_s)
 
     def close(self, timeout_s: float = 2.0) -> None:
         """Ship what was begun, remove every hook, and end the thread."""
@@ -270,9 +227,9 @@ class Recorder:
         self.snapshots.give_up("the training ended before it arrived")
         with contextlib.suppress(Exception):
             self.steps.end_early()
-        self.detach()
+        self.placement.detach()
         deadline = time.monotonic() + timeout_s
-        self.flush(timeout_s)
+        self.shipper.flush(timeout_s)
         with contextlib.suppress(Exception):
             self._ship_last_events()
         self.shipper.close(max(0.0, deadline - time.monotonic()), self.description.send_coverage)
@@ -287,4 +244,4 @@ class Recorder:
     def abandon(self) -> None:
         """Stop in a forked child: never capture, never send."""
         self.closed = True
-        self.detach()
+        self.placement.detach()

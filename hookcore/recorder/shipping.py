@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final
 
 from hookcore.delivery.sinks import Sink
@@ -17,7 +18,7 @@ from hookcore.recorder.frames import RawFrame, build_frames
 from hookcore.recorder.scalars import number_of
 from hookcore.recorder.taps import TapTable
 from hookcore.recorder.worker import Worker
-from hookcore.records import STATS, Coverage, Event, Frame, HookRecord, ModuleRecord, Snapshot, Tap, escaped_in
+from hookcore.records import STATS, Event, Frame, Tap, escaped_in
 from hookcore.records.vocabulary import OWN, SKIPPED
 
 MAX_UNSENT_EVENTS: Final = 100  # of frames that couldn't be sent
@@ -25,34 +26,30 @@ MAX_JUMP_FINDERS: Final = 256  # scalars that are checked for jumps
 _BAD_COLUMNS: Final = [STATS.index("nan"), STATS.index("inf")]
 
 
+@dataclass(slots=True, eq=False)
 class Shipper:
-    """`after_batch` and `tick` run on the thread: after frames were sent, and at every check of the queue."""
+    """`_after_batch` and `_tick` run on the thread: after frames were sent, and at every check of the queue."""
 
-    def __init__(
-        self,
-        sink: Sink,
-        table: TapTable,
-        cadence: Cadence,
-        errors: ErrorLog,
-        emit: Callable[[str, str, Any], None],
-        after_batch: Callable[[], None],
-        tick: Callable[[], None],
-        has_more: Callable[[], bool],
-    ) -> None:
-        self._sink = sink
-        self._table = table
-        self._cadence = cadence
-        self._errors = errors
-        self._emit = emit
-        self._after_batch = after_batch
-        self._was_bad = False
-        self._unsent_taps: tuple[Tap, ...] = ()  # without their names, every later number would refer to another tap
-        self._unsent_events: tuple[Event, ...] = ()
-        self._failed = 0  # frames that couldn't be built or sent, since the last report
-        self._reported_drops = 0
-        self._reported_escape = False
-        self._jumps: dict[str, JumpFinder] = {}
-        self.worker = Worker(self._ship, lambda error: errors.record("recorder thread", error), tick, has_more)
+    sink: Sink
+    _table: TapTable
+    _cadence: Cadence
+    _errors: ErrorLog
+    _emit: Callable[[str, str, Any], None]
+    _after_batch: Callable[[], None]
+    _tick: Callable[[], None]
+    _has_more: Callable[[], bool]
+    worker: Worker = field(init=False)
+    _was_bad: bool = field(default=False, init=False)
+    _unsent_taps: tuple[Tap, ...] = field(default=(), init=False)  # without their names, later numbers would be wrong
+    _unsent_events: tuple[Event, ...] = field(default=(), init=False)
+    _failed: int = field(default=0, init=False)  # frames that couldn't be built or sent, since the last report
+    _reported_drops: int = field(default=0, init=False)
+    _reported_escape: bool = field(default=False, init=False)
+    _jumps: dict[str, JumpFinder] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        failed = partial(self._errors.record, "recorder thread")
+        self.worker = Worker(self._ship, failed, self._tick, self._has_more)
 
     def start(self) -> None:
         """Start the thread; a second call does nothing."""
@@ -61,16 +58,6 @@ class Shipper:
     def put(self, raw: RawFrame) -> None:
         """Queue a step or a part of one. Never waits."""
         self.worker.put(raw)
-
-    def describe(
-        self, modules: Sequence[ModuleRecord], coverage: Sequence[Coverage], hooks: Sequence[HookRecord]
-    ) -> None:
-        """Send what the run consists of."""
-        self._sink.describe(modules, coverage, hooks)
-
-    def add_snapshot(self, snapshot: Snapshot) -> None:
-        """Send a snapshot."""
-        self._sink.add_snapshot(snapshot)
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until everything queued is in the sink; return False if the time ran out."""
@@ -81,11 +68,7 @@ class Shipper:
         self.worker.close(timeout_s)
         with contextlib.suppress(Exception):
             describe()
-        self._sink.close()
-
-    def send_to(self, sink: Sink) -> None:
-        """Send to another sink from now on."""
-        self._sink = sink
+        self.sink.close()
 
     def _ship(self, raws: list[RawFrame]) -> None:
         began, sent = time.thread_time(), 0
@@ -147,7 +130,7 @@ class Shipper:
         try:
             names = (part for tap in frame.new_taps for part in (tap.module, tap.index))
             self.report_escapes(*frame.scalars, *names)
-            self._sink.send(frame)
+            self.sink.send(frame)
         except Exception as error:
             self._keep_unsent(frame)
             self._errors.record("sink", error)

@@ -7,55 +7,29 @@ when it was found.
 from __future__ import annotations
 
 import threading
-import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from torch import Tensor, nn
 
 from hookcore.hooks.tensors import hook_gradient
 from hookcore.internals import DisableTorchFunction
-from hookcore.observe.copies import MAX_BYTES, Copy, first_part, take_copy
+from hookcore.observe.copies import MAX_BYTES, first_part
 from hookcore.observe.plain import unseen
 from hookcore.recorder.calls import Call
 from hookcore.recorder.current import CurrentStep
 from hookcore.recorder.errorlog import ErrorLog
 from hookcore.recorder.parameters import Parameter
 from hookcore.recorder.plans import Plan, PlanTable
-from hookcore.records import GRADIENT_KINDS, Severity, Snapshot, Tap
+from hookcore.recorder.snapshot_copies import MAX_WAITING_BYTES, Emit, Request, WaitingCopies
+from hookcore.records import Tap
 
 MAX_PENDING: Final = 64
 MAX_STEPS: Final = 100  # then a missing tap is given up
 HURRY_STEPS: Final = 8  # steps that are captured for a snapshot, whatever the cadence says
-MAX_WAITING_BYTES: Final = 2 * MAX_BYTES  # of copies that wait for the recorder's thread
 
 PARAMETER_KINDS: Final = frozenset(("param", "param_grad", "update"))
 INPUT_KINDS: Final = frozenset(("input", "input_grad"))
-
-Emit = Callable[[str, str, Severity, str], None]
-
-
-@dataclass(slots=True, eq=False)
-class Request:
-    """A requested tensor."""
-
-    tap: Tap
-    number: int
-    steps: int = 0  # that it has waited
-    taken: bool = False
-    hint: str = ""  # why it is missing
-    before: Tensor | None = None  # a parameter before the optimizer's step
-
-
-@dataclass(slots=True)
-class _Taken:
-    request: Request
-    copy: Copy
-    step: int
-    time_s: float
-    scale: float | None
 
 
 class Snapshots:
@@ -72,13 +46,10 @@ class Snapshots:
         self._plans = plans
         self._current = current
         self._errors = errors
-        self._emit = emit
-        self._scale = scale
+        self.copies = WaitingCopies(current, errors, emit, scale)
         self._lock = threading.Lock()
         self._asked: list[Request] = []  # from the next step on
         self._pending: list[Request] = []
-        self._taken: deque[_Taken] = deque()
-        self._waiting_bytes = 0
         self._by_path: dict[str, list[Request]] = {}  # the current targets; replaced, never changed
         self.active = False  # whether anything is requested, which is all that the training thread reads in a step
 
@@ -107,13 +78,13 @@ class Snapshots:
             request.steps += 1
             request.hint = hint or request.hint
             if request.steps >= MAX_STEPS and not request.taken:
-                self._miss(request, f"it did not arrive within {MAX_STEPS} steps")
+                self.copies.miss(request, f"it did not arrive within {MAX_STEPS} steps")
 
     def give_up(self, reason: str) -> None:
         """Give up everything, because the training ends."""
         for request in [*self._pending, *self._asked]:
             if not request.taken:
-                self._miss(request, reason)
+                self.copies.miss(request, reason)
         self._asked = []
         self.begin()
 
@@ -128,11 +99,6 @@ class Snapshots:
             by_path.setdefault(request.tap.module, []).append(request)
         self._by_path = by_path
         self.active = bool(self._pending or self._asked)
-
-    def _miss(self, request: Request, reason: str) -> None:
-        request.taken, request.before = True, None
-        hint = f": {request.hint}" if request.hint else ""
-        self._emit("snapshot-missed", f"{request.tap.label}: {reason}{hint}", "info", request.tap.module)
 
     # -- modules ----------------------------------------------------------------------------------------------------
 
@@ -166,7 +132,7 @@ class Snapshots:
         """Check a gradient that a compiled graph reports."""
         for request in self._by_path.get(plan.path, ()):
             if request.tap == tap and self._current.reach():
-                self.take(request, gradient)
+                self.copies.take(request, gradient)
 
     def saw_requested_gradient(self, request: Request, gradient: Tensor) -> None:
         """Copy a gradient from inside its hook; let no exception out."""
@@ -175,7 +141,7 @@ class Snapshots:
         try:
             if self._current.reach():
                 with DisableTorchFunction():
-                    self.take(request, gradient)
+                    self.copies.take(request, gradient)
         except Exception as error:
             self._errors.record("snapshot of a gradient", error)
 
@@ -193,7 +159,7 @@ class Snapshots:
                 places = ", ".join(repr(index) for index, _ in call.tensors[:8]) or "none"
                 request.hint = f"there is no {kind} {tap.index!r}; there are {places}"
             elif tap.kind == kind:
-                self.take(request, tensor)
+                self.copies.take(request, tensor)
             else:
                 self._hook(request, tensor)
 
@@ -213,7 +179,7 @@ class Snapshots:
         """Copy weights and gradients as the optimizer is about to use them."""
         for request, tensor in self._parameters({"param", "update"}, owned):
             if request.tap.kind == "param":
-                self.take(request, tensor)
+                self.copies.take(request, tensor)
             else:
                 self._remember(request, tensor)
         if with_gradients:
@@ -233,7 +199,7 @@ class Snapshots:
             if tensor.grad is None:
                 request.hint = "the parameter has no gradient"
             else:
-                self.take(request, tensor.grad)
+                self.copies.take(request, tensor.grad)
 
     def after_step(self, owned: Sequence[Parameter]) -> None:
         """Copy the results of the optimizer's step."""
@@ -242,7 +208,7 @@ class Snapshots:
             if before is not None:
                 with unseen():
                     change = first_part(tensor.detach()) - before
-                self.take(request, change, tuple(tensor.shape))
+                self.copies.take(request, change, tuple(tensor.shape))
 
     def _parameters(self, kinds: set[str], owned: Sequence[Parameter]) -> list[tuple[Request, Tensor]]:
         wanted = [request for request in self._pending if request.tap.kind in kinds and not request.taken]
@@ -270,78 +236,9 @@ class Snapshots:
             if request.tap.kind == "param" and not request.taken and self._current.captured:
                 tensor = self._parameter_of(request)
                 if tensor is not None:
-                    self.take(request, tensor)
+                    self.copies.take(request, tensor)
             elif request.tap.kind in PARAMETER_KINDS and not request.taken and not request.hint:
                 request.hint = "no torch optimizer steps this parameter"
-
-    # -- values -----------------------------------------------------------------------------------------------------
-
-    def take(self, request: Request, tensor: Tensor, whole: tuple[int, ...] | None = None) -> None:
-        """Copy the tensor now, because code after this hook may change it."""
-        with self._lock:
-            if request.taken:
-                return
-            if self._waiting_bytes > MAX_WAITING_BYTES - MAX_BYTES:
-                request.hint = "too many bytes waited for the recorder's thread"
-                return
-            request.taken = True
-            self._waiting_bytes += MAX_BYTES  # until its size is known
-        copy: Copy | str = "it could not be copied"
-        try:
-            copy = take_copy(tensor, whole)
-        except Exception as error:
-            copy = f"{type(error).__name__}: {error}"
-        finally:
-            self._keep(request, copy)
-
-    def _keep(self, request: Request, copy: Copy | str) -> None:
-        scale = self._scale(request.tap.kind) if request.tap.kind in GRADIENT_KINDS else None
-        with self._lock:
-            self._waiting_bytes -= MAX_BYTES
-            if isinstance(copy, str):
-                request.taken, request.hint = False, copy
-            else:
-                self._waiting_bytes += copy.nbytes
-                self._taken.append(_Taken(request, copy, self._current.number, time.time(), scale))
-
-    @property
-    def waiting(self) -> bool:
-        """Return whether copies wait to be sent."""
-        return bool(self._taken)
-
-    def ship(self, send: Callable[[Snapshot], None]) -> None:
-        """Send the copies. Called on the recorder's thread."""
-        while self._taken:
-            taken = self._taken[0]
-            try:
-                self._send(taken, send)
-            except Exception as error:
-                self._errors.record("snapshot", error)
-                self._miss(taken.request, f"it was captured but couldn't be sent: {error}")
-            finally:
-                with self._lock:
-                    self._waiting_bytes -= taken.copy.nbytes
-                    self._taken.popleft()
-
-    def _send(self, taken: _Taken, send: Callable[[Snapshot], None]) -> None:
-        copy, request = taken.copy, taken.request
-        values = copy.finish()
-        send(
-            Snapshot(
-                tap=request.tap,
-                step=taken.step,
-                time_s=taken.time_s,
-                dtype=copy.dtype,
-                shape=copy.shape,
-                values=values,
-                truncated=copy.truncated,
-                number=request.number,
-            )
-        )
-        cut = f", of which the first {values.size} values" if copy.truncated else ""
-        scale = f"; still multiplied by the loss scale {taken.scale:g}" if taken.scale not in (None, 1.0) else ""
-        message = f"{request.tap.label} of step {taken.step}: {copy.dtype} {list(copy.shape)}{cut}{scale}"
-        self._emit("snapshot-taken", message, "info", request.tap.module)
 
 
 class SnapshotHook:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from torch.amp.grad_scaler import GradScaler
@@ -17,7 +17,10 @@ from hookcore.recorder.cadence import Cadence
 from hookcore.recorder.clock import Clock
 from hookcore.recorder.collector import Collector
 from hookcore.recorder.control import Control
+from hookcore.recorder.current import CurrentStep
 from hookcore.recorder.dispatch import Dispatcher
+from hookcore.recorder.entry import entry
+from hookcore.recorder.errorlog import ErrorLog
 from hookcore.recorder.frames import RawFrame
 from hookcore.recorder.meter import Meter
 from hookcore.recorder.models import Models
@@ -31,68 +34,36 @@ from hookcore.recorder.snapshots import Snapshots
 _NAN: Final = float("nan")
 
 
-def entry(where: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Make a method of `Steps` one that torch may call: timed, under the lock, and never raising."""
-
-    def decorate(method: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(method)
-        def call(self: Steps, *args: Any) -> None:
-            if (meter := self._current.meter) is not None:
-                meter.enter()
-            try:
-                with self._lock, DisableTorchFunction():
-                    method(self, *args)
-            except Exception as error:
-                self._errors.record(where, error)
-            finally:
-                if meter is not None:
-                    meter.leave()
-
-        guard_functions(call)
-        return call
-
-    return decorate
-
-
+@dataclass(eq=False)
 class Steps:
     """Follows optimizers and backward passes. The clock calls it back when a step ends."""
 
-    def __init__(
-        self,
-        dispatcher: Dispatcher,
-        parameters: Parameters,
-        models: Models,
-        snapshots: Snapshots,
-        cadence: Cadence,
-        collector: Collector,
-        scale: LossScale,
-        control: Control,
-        placement: Placement,
-        ship: Callable[[RawFrame], None],
-        lock: AbstractContextManager[Any],
-        now: Callable[[], float],
-    ) -> None:
-        self.clock = Clock(parameters, self)
-        self.ended_at = _NAN  # by `now`
-        self._dispatcher = dispatcher
-        self._current = dispatcher.current
-        self._errors = dispatcher.errors
-        self._parameters = parameters
-        self._models = models
-        self._snapshots = snapshots
-        self._cadence = cadence
-        self._collector = collector
-        self._scale = scale
-        self._parts = Parts(self._current, collector, cadence, scale, ship)
-        self._control = control
-        self._placement = placement
-        self._ship = ship
-        self._lock = lock
-        self._now = now
-        self._read: dict[int, list[Parameter]] = {}  # what an optimizer steps, while its step is captured; by id(owner)
-        self._has_work = False  # whether a snapshot or a command made the step that ended longer
-        self._reported_no_model = False
-        self._last_captured = False  # whether the step that ended last was captured
+    _dispatcher: Dispatcher
+    _parameters: Parameters
+    _models: Models
+    _snapshots: Snapshots
+    _cadence: Cadence
+    _collector: Collector
+    _scale: LossScale
+    _control: Control
+    _placement: Placement
+    _ship: Callable[[RawFrame], None]
+    _lock: AbstractContextManager[Any]
+    _now: Callable[[], float]
+    clock: Clock = field(init=False)
+    ended_at: float = field(default=_NAN, init=False)  # by `_now`
+    _current: CurrentStep = field(init=False)
+    _errors: ErrorLog = field(init=False)
+    _parts: Parts = field(init=False)
+    _read: dict[int, list[Parameter]] = field(default_factory=dict, init=False)  # what an optimizer steps, by id(owner)
+    _has_work: bool = field(default=False, init=False)  # whether a snapshot or a command made the last step longer
+    _reported_no_model: bool = field(default=False, init=False)
+    _last_captured: bool = field(default=False, init=False)  # whether the step that ended last was captured
+
+    def __post_init__(self) -> None:
+        self.clock = Clock(self._parameters, self)
+        self._current, self._errors = self._dispatcher.current, self._dispatcher.errors
+        self._parts = Parts(self._current, self._collector, self._cadence, self._scale, self._ship)
 
     # Optimizers
 

@@ -139,47 +139,17 @@ class Sketch:
         return int(self.counts.sum())
 
     @property
-    def zero(self) -> int:
-        """The number of zeros of either sign."""
-        return int(self.counts[ZERO])
-
-    @property
     def nan(self) -> int:
         """The number of NaN values."""
         return int(self.counts[NAN])
 
-    @property
-    def positive_infinity(self) -> int:
-        """The number of +Inf values."""
-        return int(self.counts[POS_INF])
-
-    @property
-    def negative_infinity(self) -> int:
-        """The number of -Inf values."""
-        return int(self.counts[NEG_INF])
-
-    @property
-    def over(self) -> int:
-        """The number of finite values above the range."""
-        return int(self.counts[NEG_OVER] + self.counts[POS_OVER])
-
-    def merge(self, *others: Sketch) -> Sketch:
-        """Return the sketch of all values of this sketch and the others."""
-        return Sketch(np.sum([self.counts, *(other.counts for other in others)], axis=0, dtype=np.uint64))
-
-    def quantile(self, q: float, *, minimum: float | None = None, maximum: float | None = None) -> float:
-        """Return the value of rank ceil(q * n) among the n values that are not NaN; see `quantiles`."""
-        return float(self.quantiles([q], minimum=minimum, maximum=maximum)[0])
-
-    def quantiles(
-        self, qs: ArrayLike, *, minimum: float | None = None, maximum: float | None = None
-    ) -> NDArray[np.float64]:
+    def quantiles(self, qs: ArrayLike) -> NDArray[np.float64]:
         """Return the values of rank ceil(q * n) among the n that are not NaN, within RELATIVE_ERROR; NaN if n is 0.
 
-        A value out of range is represented by the edge of the range, or by the known finite minimum or maximum.
+        A value out of range is represented by the edge of the range.
         """
         bins = self._bins_at(qs)
-        return np.full(bins.shape, np.nan) if self.total == self.nan else _answers(bins, minimum, maximum)
+        return np.full(bins.shape, np.nan) if self.total == self.nan else CENTRES[bins]
 
     def known_quantiles(
         self, qs: ArrayLike, minimum: float, maximum: float, largest: float = 2.0**MAX_EXPONENT
@@ -229,18 +199,6 @@ def _between(low: float, high: float) -> float:
     return 2 / (1 / low + 1 / high) if known else float("nan")
 
 
-def _answers(bins: NDArray[np.intp], minimum: float | None, maximum: float | None) -> NDArray[np.float64]:
-    answers = CENTRES[bins]
-    finite = np.isfinite(answers)
-    if minimum is not None:
-        answers[bins == NEG_OVER] = minimum
-        answers[finite] = np.maximum(answers[finite], minimum)
-    if maximum is not None:
-        answers[bins == POS_OVER] = maximum
-        answers[finite] = np.minimum(answers[finite], maximum)
-    return answers
-
-
 def _moved_bins(steps: int) -> NDArray[np.uint16]:
     """Return the target of each bin when magnitudes move by `steps` bins; ascending like the bins."""
     target = np.arange(BINS)
@@ -248,6 +206,15 @@ def _moved_bins(steps: int) -> NDArray[np.uint16]:
     target[magnitude] = np.clip(magnitude + steps, POS_UNDER, POS_OVER)
     target[2 * ZERO - magnitude] = 2 * ZERO - target[magnitude]
     return target.astype(np.uint16)
+
+
+def rows_of(block: SketchBlock, rows: NDArray[np.integer[Any]]) -> SketchBlock:
+    """Return some rows of a block, in this order."""
+    start = block.start.astype(np.int64)
+    lengths = start[rows + 1] - start[rows]
+    ends = np.cumsum(lengths)
+    picked = np.arange(int(lengths.sum())) + np.repeat(start[rows] - (ends - lengths), lengths)
+    return SketchBlock(np.append(0, ends).astype(np.uint32), block.bins[picked], block.counts[picked])
 
 
 def shifted_rows(block: SketchBlock, rows: NDArray[np.bool_], steps: int) -> SketchBlock:

@@ -16,7 +16,7 @@ SKIPPED: Final = "hookcore/skipped"  # 1 at a step that a GradScaler skipped
 COST: Final = "hookcore/cost"  # of a captured step, as a share of an uncaptured one
 EFFECTIVE_COST: Final = "hookcore/effective_cost"  # of all steps
 STRIDE: Final = "hookcore/every"  # one step in so many is captured
-SKIPPED_STEPS: Final = "hookcore/skipped_steps"  # left out by the cadence so far
+UNCAPTURED_STEPS: Final = "hookcore/uncaptured_steps"  # left out by the cadence so far
 
 KIND_WORDS: Final[dict[str, str]] = {
     "output": "output",

@@ -13,14 +13,13 @@ from hookcore.store.answers import (
     TapList,
     Usage,
 )
-from hookcore.store.ledger import Episode, NonfiniteTaps
+from hookcore.store.ledger import NonfiniteTaps
 from hookcore.store.queries import STAT_NAMES
 from hookcore.store.store import DEFAULT_BYTES, Store
 
 __all__ = [
     "DEFAULT_BYTES",
     "STAT_NAMES",
-    "Episode",
     "Heatmap",
     "Histograms",
     "Latest",

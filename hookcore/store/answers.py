@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookcore.records import Tap
-from hookcore.store.tables import Framed, HistogramsTable, SeriesTable, span_columns, tap_columns
+from hookcore.store.tables import HistogramsTable, SeriesTable, Tabular, span_columns, tap_columns
 
 Floats = NDArray[np.float64]
 Counts = NDArray[np.uint32]
@@ -65,7 +65,7 @@ class Series(SeriesTable):
 
 
 @dataclass(frozen=True, slots=True)
-class Heatmap(Framed):
+class Heatmap(Tabular):
     """One stat of many taps over time. A row is a tap, or `groups` neighbors starting with numbers[i].
 
     `worst` is the value with the largest magnitude in the cell. If any tensor of the cell was non-finite, `worst` is
@@ -111,7 +111,7 @@ class Histograms(HistogramsTable):
 
 
 @dataclass(frozen=True, slots=True)
-class Quantiles(Framed):
+class Quantiles(Tabular):
     """Quantiles of one tap over time, from its sketches."""
 
     tap: int
@@ -127,7 +127,7 @@ class Quantiles(Framed):
 
 
 @dataclass(frozen=True, slots=True)
-class Latest(Framed):
+class Latest(Tabular):
     """The exact values of taps in the newest step each was seen in."""
 
     stats: tuple[str, ...]

@@ -41,6 +41,11 @@ class Contents:
         return self._parts.taps_announced
 
     @property
+    def taps_known(self) -> int:
+        """The number of taps with room."""
+        return len(self._parts.taps)
+
+    @property
     def modules_known(self) -> int:
         """The number of described modules."""
         return len(self._parts.modules)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
@@ -117,6 +117,23 @@ class Ladder:
         found = [pick_merged(part, column, lanes, first, last) for part in merged]
         found += [pick_exact(self.schema, part, column, lanes, first, last) for part in exact]
         return [part for part in (*found, tail) if part is not None]
+
+    def exact(self, lanes: Sequence[int], first: int, before: int) -> tuple[Steps, Floats]:
+        """Return the unmerged rows from a step on, and up to `before` rows before it: steps, [column, row, lane]."""
+        chosen, found, missing = np.array(lanes, np.intp), [], before
+        with self._lock:
+            for part in reversed(self._exact):
+                steps = part.steps[: part.used]
+                at = int(np.searchsorted(steps, first))
+                start = max(0, at - missing)
+                missing -= at - start
+                found.append((steps[start:].copy(), _of_lanes(part.values[:, start : part.used], chosen)))
+                if not missing and at:
+                    break
+        if not found:
+            return np.empty(0, np.int64), np.empty((len(self.schema.columns), 0, len(chosen)))
+        parts = found[::-1]
+        return np.concatenate([each for each, _ in parts]), np.concatenate([each for _, each in parts], axis=1)
 
     def latest(self, first: int | None = None, last: int | None = None) -> tuple[Steps, Floats]:
         """Return every lane's newest step (-1 if it has none) and its exact values there, [column, lane].
@@ -282,6 +299,14 @@ def _least_bytes(schema: Schema, lanes: int) -> int:
     exact = (lanes * (schema.exact_row_bytes(1) * 3 + 8) + 16) / SHARES[0]
     merged = (lanes * 2 * (schema.merged_row_bytes(1) - 16) + 32) / min(SHARES[1:])
     return int(max(exact, merged)) + 1
+
+
+def _of_lanes(values: Floats, lanes: NDArray[np.intp]) -> Floats:
+    """Copy some lanes; those that are newer than the values are NaN."""
+    known = lanes < values.shape[2]
+    found = np.full((*values.shape[:2], len(lanes)), np.nan)
+    found[:, :, known] = values[:, :, lanes[known]]
+    return found
 
 
 def _note_latest(part: ExactRows, steps: Steps, values: Floats) -> None:

@@ -8,12 +8,14 @@ from collections.abc import Sequence
 from typing import Final
 
 from hookcore.errors import ArgumentError
+from hookcore.incidents import Incidents
 from hookcore.records import Coverage, Event, HookRecord, ModuleRecord, Snapshot, Tap
 from hookcore.store.answers import PartUsage, StepRange, Usage
 from hookcore.store.bounded import BoundedLog, BoundedMap, Room, bytes_of, texts_bytes
 from hookcore.store.ladder import Ladder
 from hookcore.store.ledger import Ledger
 from hookcore.store.schemas import SCALAR_SCHEMA, STAT_SCHEMA
+from hookcore.store.segments import Floats, Steps
 from hookcore.store.sketches import SketchLadder
 
 MIN_BYTES: Final = 2**20
@@ -24,6 +26,7 @@ SHARES: Final = {  # of max_bytes
     "scalars": 0.04,
     "events": 0.02,
     "ledger": 0.01,
+    "incidents": 0.02,
     "scalar_ledger": 0.005,
 }
 # Taps, scalars, modules, coverage, hooks, and labels don't compete with values, because values without names are
@@ -56,6 +59,7 @@ class Parts:
         self.tap_numbers: dict[Tap, int] = {}
         self.taps_announced = 0  # taps without room keep their number
         self.steps = StepRange(None, None, 0)
+        self.incidents = Incidents(self, limits["incidents"])
         self.dropped: Counter[str] = Counter()
         self.hooks: tuple[HookRecord, ...] = ()
         self._hook_bytes = 0
@@ -76,6 +80,18 @@ class Parts:
         self.stats.grow(len(self.taps))
         self.dropped["taps_refused"] += refused
         return refused
+
+    def lanes_of_scalars(self) -> dict[str, int]:
+        """Return the lane of each scalar by name."""
+        return {name: lane for name in self.scalar_lanes.names() if (lane := self.scalar_lanes.get(name)) is not None}
+
+    def stat_rows(self, lanes: Sequence[int], first: int, before: int) -> tuple[Steps, Floats]:
+        """Return the unmerged stats of taps from a step on, and some before it."""
+        return self.stats.exact(lanes, first, before)
+
+    def scalar_rows(self, lanes: Sequence[int], first: int, before: int) -> tuple[Steps, Floats]:
+        """Return the unmerged rows of scalars from a step on, and some before it."""
+        return self.scalars.exact(lanes, first, before)
 
     def put_hooks(self, hooks: Sequence[HookRecord]) -> None:
         """Replace the list of hooks, up to the limit."""
@@ -121,6 +137,7 @@ class Parts:
             "events": self.events.nbytes,
             "ledger": self.ledger.nbytes,
             "scalar_ledger": self.scalar_ledger.nbytes,
+            "incidents": self.incidents.nbytes,
             "names": self.names.nbytes,
         }
         limits = {part: getattr(self, part).max_bytes for part in taken}
@@ -135,6 +152,7 @@ class Parts:
             "stats": self.stats.merged_rows,
             "scalars": self.scalars.merged_rows,
             "sketches": self.sketches.merged,
-            "ledger": self.ledger.dropped,
+            "incidents": self.incidents.dropped,
+            "evidence": self.incidents.without_evidence,
         }
         return Usage(self.max_bytes, sum(taken.values()), parts, dict(dropped), merged)

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hookcore.errors import ArgumentError
+from hookcore.incidents import Incident
 from hookcore.records import GRADIENT_KINDS
 from hookcore.records.sketch import MAX_EXPONENT
 from hookcore.records.vocabulary import GRAD_SCALE
@@ -18,7 +19,7 @@ from hookcore.store.contents import Contents, TapName
 from hookcore.store.distributions import MIN_BINS, histograms_of, quantiles_of
 from hookcore.store.heatmap import Cells, Columns, Streaks, columns_over
 from hookcore.store.ladder import Ladder
-from hookcore.store.ledger import Episode, NonfiniteTaps
+from hookcore.store.ledger import NonfiniteTaps
 from hookcore.store.rows import Rows, down_sample
 from hookcore.store.schemas import SCALAR_SCHEMA, STAT_SCHEMA
 from hookcore.store.segments import Floats, Lanes, Steps
@@ -203,9 +204,19 @@ class Queries(Contents):
         at = np.flatnonzero((known.numbers == lane) & ~known.is_over)
         return int(known.since[at[0]]) if len(at) else None
 
-    def episodes(self) -> list[Episode]:
-        """Return the kept stretches of steps with non-finite values, oldest first, each with its exact steps."""
-        return self._parts.ledger.episodes()
+    def incidents(self) -> list[Incident]:
+        """Return the first and the newest incidents, oldest first. The usage counts the others."""
+        return self._parts.incidents.all()
+
+    @property
+    def dropped_alerts(self) -> int:
+        """The number of dropped incidents that were warnings or errors."""
+        return self._parts.incidents.dropped_alerts
+
+    @property
+    def incidents_version(self) -> int:
+        """A number that changes with every change of an incident."""
+        return self._parts.incidents.version
 
     def captured(self, first: int | None = None) -> int:
         """Return how many steps were captured, of the whole run or from `first` on (of the newest 1,024)."""

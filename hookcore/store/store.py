@@ -6,12 +6,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hookcore.errors import ArgumentError
+from hookcore.incidents import Found
 from hookcore.records import (
     STAT_COLUMN,
     STATS,
@@ -24,6 +25,7 @@ from hookcore.records import (
     Snapshot,
     Tap,
 )
+from hookcore.records.sketch import rows_of
 from hookcore.records.vocabulary import ELAPSED, GRAD_SCALE, MICRO_BATCHES, TIME
 from hookcore.store.answers import StepRange, Usage
 from hookcore.store.bounded import bytes_of, texts_bytes
@@ -33,6 +35,16 @@ from hookcore.store.schemas import SKIPPED_STEP, later_wins, merge_stats
 from hookcore.store.segments import Floats, Lanes
 
 DEFAULT_BYTES: Final = 512 * 2**20
+
+
+class Follower(Protocol):
+    """Runs the rules on a store."""
+
+    def take(self, frame: Frame) -> None:
+        """Run them if a new frame asks for it."""
+
+    def look(self) -> None:
+        """Run them now."""
 
 
 class Store(Queries):
@@ -55,6 +67,7 @@ class Store(Queries):
         self._told: set[str] = set()
         self._known_scalars: tuple[str, ...] = ()
         self._known_lanes: NDArray[np.intp] = np.empty(0, np.intp)
+        self.follower: Follower | None = None  # runs the rules; see hookcore.findings
 
     @classmethod
     def outline(cls, steps: StepRange) -> Store:
@@ -80,7 +93,21 @@ class Store(Queries):
                 return
             self._take_stats(frame)
             self._take_scalars(frame)
+            self._parts.incidents.settle(frame.step, frame.scalars)
             self._note_step(frame.step)
+            if self.follower is not None:
+                self.follower.take(frame)
+
+    def settle(self) -> None:
+        """Run the rules once more, because no more frames are expected."""
+        if self.follower is not None:
+            with self._writer:
+                self.follower.look()
+
+    def judge(self, found: Sequence[Found]) -> None:
+        """Follow what the rules found when they looked at all steps so far, as incidents."""
+        if self._parts.steps.newest is not None:
+            self._parts.incidents.judge(self._parts.steps.newest, found)
 
     def describe(
         self, modules: Sequence[ModuleRecord], coverage: Sequence[Coverage] = (), hooks: Sequence[HookRecord] = ()
@@ -100,8 +127,12 @@ class Store(Queries):
     def add_event(self, event: Event) -> None:
         """Keep an event, and drop the oldest ones to make room."""
         if event.name == SKIPPED_STEP:
-            self._parts.ledger.note_skipped(event.step)
+            self.note_skipped(event.step)
         self._parts.events.add(event, bytes_of(event))
+
+    def note_skipped(self, step: int) -> None:
+        """Tell the incidents that a gradient scaler skipped a step. The event does the same."""
+        self._parts.incidents.note_skipped(step)
 
     def add_snapshot(self, snapshot: Snapshot) -> None:
         """Keep a snapshot with a copy of its values, and drop the oldest ones to make room."""
@@ -144,12 +175,12 @@ class Store(Queries):
         for rows in _ascending_runs(frame.taps):
             taps, stats, block = frame.taps, frame.stats, frame.sketches
             if rows is not None:
-                taps, stats, block = taps[rows], stats[rows], _select(block, rows)
+                taps, stats, block = taps[rows], stats[rows], rows_of(block, rows)
             known = len(self._parts.taps)
             if len(taps) and taps[-1] >= known:
                 fit = np.arange(np.searchsorted(taps, known))
                 self._parts.dropped["rows_of_unknown_taps"] += len(taps) - len(fit)
-                taps, stats, block = taps[fit], stats[fit], _select(block, fit)
+                taps, stats, block = taps[fit], stats[fit], rows_of(block, fit)
             if len(taps):
                 self._take_part(frame.step, taps, stats, block)
 
@@ -165,7 +196,11 @@ class Store(Queries):
         else:
             ladder.append(step, lanes, stats.T)
         self._parts.sketches.append(step, taps, block)
-        self._parts.ledger.append(step, taps, stats[:, STAT_COLUMN["nan"]], stats[:, STAT_COLUMN["inf"]])
+        nan = stats[:, STAT_COLUMN["nan"]]
+        look = self._parts.ledger.append(step, taps, nan, stats[:, STAT_COLUMN["inf"]])
+        if look is not None:
+            bad = taps[look.bad]
+            self._parts.incidents.take(step, look.previous, bad, nan[look.bad] > 0, taps[look.fine])
 
     def _take_scalars(self, frame: Frame) -> None:
         named = {TIME: frame.time_s, **frame.scalars}
@@ -237,12 +272,3 @@ def _ascending_runs(taps: NDArray[np.uint32]) -> list[NDArray[np.intp] | None]:
     starts = np.flatnonzero(np.diff(ordered, prepend=ordered[0] + 1))
     turn = np.arange(len(taps)) - np.repeat(starts, np.diff(np.append(starts, len(taps))))
     return [order[turn == number] for number in range(int(turn.max()) + 1)]
-
-
-def _select(block: SketchBlock, rows: NDArray[np.intp]) -> SketchBlock:
-    """Return some rows of a block, in this order."""
-    start = block.start.astype(np.int64)
-    lengths = start[rows + 1] - start[rows]
-    ends = np.cumsum(lengths)
-    picked = np.arange(int(lengths.sum())) + np.repeat(start[rows] - (ends - lengths), lengths)
-    return SketchBlock(np.append(0, ends).astype(np.uint32), block.bins[picked], block.counts[picked])

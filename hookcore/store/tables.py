@@ -16,7 +16,7 @@ _HISTOGRAM_COLUMNS: Final = ("first_step", "last_step", "nan", "negative_infinit
 _OTHERWISE: Final = ", or use .columns()"
 
 
-class Framed:
+class Tabular:
     """An answer that can become a data frame."""
 
     __slots__ = ()
@@ -34,7 +34,7 @@ class Framed:
         return library("polars", _OTHERWISE).DataFrame(self.columns())
 
 
-class SeriesTable(Framed):
+class SeriesTable(Tabular):
     """A table with a row for each point."""
 
     __slots__ = ()
@@ -44,7 +44,7 @@ class SeriesTable(Framed):
         return {name: getattr(self, name) for name in SERIES_COLUMNS if getattr(self, name) is not None}
 
 
-class HistogramsTable(Framed):
+class HistogramsTable(Tabular):
     """A table with a row for each span of steps, and a column for each bin."""
 
     __slots__ = ()

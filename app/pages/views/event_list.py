@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from hookcore.findings import RULES, Finding
 from hookcore.records import SEVERITIES, Severity
 
-from ...findings import RULES, Finding
 from ...runs import Run
 
 SIGNS: Final = {"error": "\u2715", "warning": "\u25b2", "info": "\u2022"}  # not by color alone

@@ -38,7 +38,7 @@ class Values:
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class LayerView:
     """Everything about one module except its charts."""
 
     module: ModuleRecord
@@ -73,7 +73,7 @@ class Layer:
         return bool(self.module.parameters) and not self.module.trainable
 
 
-def layer_of(store: Store, path: str) -> Layer | None:
+def layer_of(store: Store, path: str) -> LayerView | None:
     """Return the module at a path, or None."""
     modules = store.modules()
     place = next((place for place, each in enumerate(modules) if each.path == path), None)
@@ -82,7 +82,7 @@ def layer_of(store: Store, path: str) -> Layer | None:
     module, by_path = modules[place], {each.path: each for each in modules}
     taps = taps_of(store, path)
     seen = {tap.kind for tap in taps.taps}
-    return Layer(
+    return LayerView(
         module,
         next((each for each in store.coverage() if each.path == path), None),
         place + 1,
@@ -136,7 +136,7 @@ def values_of(store: Store, taps: TapList, step: int | None) -> list[Values]:
     return [Values(tap, number, *found.get(number, (None, {}))) for number, tap in taps]
 
 
-def hooks_of(store: Store, layer: Layer) -> tuple[list[HookRecord], int]:
+def hooks_of(store: Store, layer: LayerView) -> tuple[list[HookRecord], int]:
     """Return the hooks on the module and its own parameters, and the number of process-wide hooks."""
     path = layer.module.path
     parameters = {f"{path}.{name}".lstrip(".") for name, _ in layer.module.shapes}

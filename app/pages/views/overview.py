@@ -8,18 +8,18 @@ from typing import Final
 
 import numpy as np
 
+from hookcore.findings import Finding, KeyFigures, Reading
 from hookcore.records import Tap
 from hookcore.records.vocabulary import OWN, loss_rank
 from hookcore.store import Store
 
 from ...analysis.cost import Cost, cost_of
-from ...findings import Finding, KeyFigures, Reading
+from ...figures.numerals import shown, thousands
+from ...figures.spark import Spark, spark_of
 from ...runs import Run
 from ..frame import address_of
 from .event_list import Line, alert_lines, line_of
-from .numerals import shown, thousands
 from .span import Span
-from .spark import Spark, spark_of
 
 SHOWN_SCALARS: Final = 12
 POINTS: Final = 90  # of a sparkline

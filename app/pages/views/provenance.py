@@ -10,13 +10,14 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hookcore.records import Kind, Tap
+from hookcore.findings import Finding
+from hookcore.incidents import Evidence, Incident, Link, Rank, rank_of
+from hookcore.incidents import around as around_of
+from hookcore.records import STAT_COLUMN, Kind, Tap
 from hookcore.store import Store, TapList
+from hookcore.store.schemas import STAT_SCHEMA
 
-from ...findings import Finding
-from ...findings.order import Rank, rank_of
-from ...findings.order import around as around_of
-from .spark import Spark, spark_of
+from ...figures.spark import Spark, spark_of
 
 AROUND: Final = 50  # steps on either side
 FOLLOWERS: Final = 12  # maximum number of taps in the list
@@ -42,7 +43,7 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class Follower:
-    """Another non-finite module: its first tensor, and since when."""
+    """Another affected module: its first tensor, and since when."""
 
     tap: Tap
     step: int
@@ -60,7 +61,7 @@ class Provenance:
     spark: Spark | None
     strip: tuple[Stretch, ...]  # of the finding's own tap
     merged: int  # the maximum number of steps per point of the strip: old ones are merged
-    followers: tuple[Follower, ...]  # in the order in which they became non-finite
+    followers: tuple[Follower, ...]  # in the order in which they were affected
     followers_left_out: int
 
 
@@ -75,25 +76,51 @@ class _Around:
     bad: NDArray[np.bool_]
     seen: NDArray[np.bool_]
 
+    def at(self, place: int) -> _Around:
+        """Return one tap."""
+        one = slice(place, place + 1)
+        return _Around(self.taps.at([place]), self.first, self.last, self.worst[one], self.bad[one], self.seen[one])
+
 
 def provenance_of(store: Store, finding: Finding) -> Provenance:
-    """Return the known facts about the origin of a finding."""
+    """Return the known facts about the origin of a finding: those of its incident, if there is one."""
     first, last = max(0, finding.since_step - AROUND), finding.since_step + AROUND
     around = _read(store, finding, first, last)
     place = int(np.flatnonzero(around.taps.numbers == finding.number)[0])
-    is_bad = finding.rule == "nonfinite"
-    followers = _followers(around, finding, place) if is_bad else []
+    shown = around.at(place)
+    incident, before, left_out = _incident_of(store, finding), "", 0
+    followers: tuple[Follower, ...] = ()
+    if incident is not None:
+        exact = None if incident.evidence is None else _exact(incident.evidence, finding.stat, first, last)
+        shown = around.at(place) if exact is None else exact.at(0)
+        before = _before(around, incident, place) if incident.rule == "nonfinite" else ""
+        followers, left_out = _followers(incident, around, exact)
     return Provenance(
         PHASES[finding.tap.kind],
-        _before(around, finding, place) if is_bad else "",
+        before,
         first,
         last,
-        _line(around, place),
-        _strip(around, place, first, min(last, store.steps().newest or last)),
-        int((around.last - around.first).max(initial=0)) + 1,
-        tuple(followers[:FOLLOWERS]),
-        max(0, len(followers) - FOLLOWERS),
+        _line(shown, 0),
+        _strip(shown, 0, first, min(last, store.steps().newest or last)),
+        int((shown.last - shown.first).max(initial=0)) + 1,
+        followers,
+        left_out,
     )
+
+
+def _incident_of(store: Store, finding: Finding) -> Incident | None:
+    wanted = finding.key, finding.since_step
+    return next((each for each in store.incidents() if (each.key, each.first_step) == wanted), None)
+
+
+def _exact(evidence: Evidence, stat: str, first: int, last: int) -> _Around:
+    """Return what an incident keeps of the culprit and its neighbors. Nothing of it is merged."""
+    inside = (evidence.steps >= first) & (evidence.steps <= last)
+    steps, stats = evidence.steps[inside], evidence.stats[:, inside]
+    bad = stats[STAT_COLUMN["nan"]] + stats[STAT_COLUMN["inf"]] > 0
+    size = np.where(bad, np.nan, STAT_SCHEMA.read(STAT_SCHEMA.names.index(stat), stats.__getitem__))
+    taps = TapList(np.array(evidence.numbers, np.int64), evidence.taps)
+    return _Around(taps, steps, steps, size.T, bad.T, ~np.isnan(stats[STAT_COLUMN["count"]]).T)
 
 
 def _strip(around: _Around, place: int, first: int, last: int) -> tuple[Stretch, ...]:
@@ -109,7 +136,7 @@ def _strip(around: _Around, place: int, first: int, last: int) -> tuple[Stretch,
 
 
 def _read(store: Store, finding: Finding, first: int, last: int) -> _Around:
-    taps = store.taps() if finding.rule == "nonfinite" else store.taps(None, finding.tap.kind)
+    taps = store.taps()
     rows = store.rows(taps.numbers, finding.stat, first, last)
     worst = np.where(np.abs(rows.low) > np.abs(rows.high), rows.low, rows.high)
     worst[rows.nonfinite > 0] = np.nan
@@ -121,20 +148,21 @@ def _line(around: _Around, place: int) -> Spark | None:
     return spark_of(around.first[seen], around.worst[place, seen])
 
 
-def _followers(around: _Around, finding: Finding, place: int) -> list[Follower]:
-    """Return the other modules that were non-finite from that step on, in the order of cause."""
-    bad = around.bad & (around.last >= finding.since_step)
-    places = [each for each in np.flatnonzero(bad.any(axis=1)).tolist() if each != place]
-    onsets = {each: max(finding.since_step, int(around.first[bad[each].argmax()])) for each in places}
-    ranks = _ranks(around, onsets)
-    firsts: dict[str, int] = {}
-    for each in sorted(places, key=lambda each: ranks[each]):
-        if around.taps.taps[each].module != finding.module:
-            firsts.setdefault(around.taps.taps[each].module, each)
-    return [
-        Follower(around.taps.taps[each], onsets[each], _line(around, each) if order < FOLLOWERS else None)
-        for order, each in enumerate(firsts.values())
-    ]
+def _followers(incident: Incident, around: _Around, exact: _Around | None) -> tuple[tuple[Follower, ...], int]:
+    """Return the first tensor of each other module that followed, and the number of modules beyond these."""
+    firsts: dict[str, Link] = {}
+    for link in incident.chain:
+        if link.tap.module != incident.culprit.tap.module:
+            firsts.setdefault(link.tap.module, link)
+    found = list(firsts.values())[:FOLLOWERS]
+    return tuple(Follower(link.tap, link.first_step, _line_of(link, around, exact)) for link in found), max(
+        0, incident.modules - len(found)
+    )
+
+
+def _line_of(link: Link, around: _Around, exact: _Around | None) -> Spark | None:
+    known = exact if exact is not None and link.number in exact.taps.numbers else around
+    return _line(known, int(np.flatnonzero(known.taps.numbers == link.number)[0]))
 
 
 def _ranks(around: _Around, steps: dict[int, int]) -> dict[int, Rank]:
@@ -145,24 +173,23 @@ def _ranks(around: _Around, steps: dict[int, int]) -> dict[int, Rank]:
     }
 
 
-def _before(around: _Around, finding: Finding, place: int) -> str:
+def _before(around: _Around, incident: Incident, place: int) -> str:
     """Describe whether the tensor's inputs were finite, as far as they were captured."""
-    step = finding.since_step
-    words, sources = _sources_of(finding.tap, around.taps.taps)
-    seen, is_bad = _at(around, step)
+    words, sources = _sources_of(incident.culprit.tap, around.taps.taps)
+    seen, is_bad = _at(around, incident)
     known = [source for source in sources if seen[source]]
     bad = [around.taps.taps[source] for source in known if is_bad[source]]
     if bad:
         return f"Its {words} was non-finite: {bad[0].label}."
     if known:
-        return f"Its {words} was finite in that step" + ("." if finding.unseen else ": it began here.")
-    return f"Its {words} was not captured. {_earlier(around, step, place)}"
+        return f"Its {words} was finite in that step" + ("." if incident.unseen else ": it began here.")
+    return f"Its {words} was not captured. {_earlier(around, incident, place)}"
 
 
-def _earlier(around: _Around, step: int, place: int) -> str:
+def _earlier(around: _Around, incident: Incident, place: int) -> str:
     """Describe the tensors that the model computed earlier in that step."""
-    seen, is_bad = _at(around, step)
-    ranks = _ranks(around, dict.fromkeys([*np.flatnonzero(seen).tolist(), place], step))
+    seen, is_bad = _at(around, incident)
+    ranks = _ranks(around, dict.fromkeys([*np.flatnonzero(seen).tolist(), place], incident.first_step))
     earlier = [each for each, rank in ranks.items() if rank < ranks[place]]
     if not earlier:
         return "Nothing was captured before it in that step."
@@ -193,7 +220,9 @@ def _sources_of(tap: Tap, taps: Sequence[Tap]) -> tuple[str, list[int]]:
     return words, found
 
 
-def _at(around: _Around, step: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return which taps were captured in a step, and which were non-finite."""
+def _at(around: _Around, incident: Incident) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return which taps were captured in the first step, and which were non-finite then."""
+    step = incident.first_step
     rows = (around.first <= step) & (around.last >= step)
-    return np.asarray(around.seen[:, rows].any(axis=1)), np.asarray(around.bad[:, rows].any(axis=1))
+    first = [link.number for link in (incident.culprit, *incident.chain) if link.first_step == step]
+    return np.asarray(around.seen[:, rows].any(axis=1)), np.isin(around.taps.numbers, first)

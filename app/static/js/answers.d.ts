@@ -3,7 +3,7 @@
 export type Accepted = { run: string; number: number; look: string };
 export type Acknowledged = { run: string; key: string; acknowledged: boolean };
 export type Apart = { outcome: "NaN in both" | "different" | "no difference" | "not compared"; points: number; steps: number; parts_at: number | null; parts_by: number | null; largest: Number; share: Number; at_step: number | null; nonfinite: number; nonfinite_at: number | null; nonfinite_by: number | null };
-export type Books = { produced: number; acknowledged: number; dropped: Record<string, number>; waiting: number; in_flight: number };
+export type Around = { name: string; steps: Array<number>; values: Array<Number> };
 export type ColorScale = { kind: "linear" | "log"; low: number; high: number };
 export type Command = { number: number; name: string; changes: Record<string, unknown> };
 export type ComparedLayer = { outcome: "NaN in both" | "different" | "no difference" | "not compared"; points: number; steps: number; parts_at: number | null; parts_by: number | null; largest: Number; share: Number; at_step: number | null; nonfinite: number; nonfinite_at: number | null; nonfinite_by: number | null; tap: Tap; numbers: [number, number]; first_step: Array<number>; last_step: Array<number>; difference: Array<Number> };
@@ -11,24 +11,30 @@ export type ComparedScalar = { outcome: "NaN in both" | "different" | "no differ
 export type Comparison = { total: number; next: number | null; runs: [string, string]; kind: string | null; stat: string; tolerance: number; verdict: Verdict; first: Parting | null; parted: number; layers: Array<ComparedLayer>; logged: Array<ComparedScalar>; only_in: Record<string, Array<Tap>> };
 export type Coverage = { path: string; type: string; captured: boolean; kinds: Array<"input" | "input_grad" | "output" | "output_grad" | "param" | "param_grad" | "update">; reason: string };
 export type CoverageList = { total: number; next: number | null; run: string; coverage: Array<Coverage> };
+export type DeliveryCounters = { produced: number; acknowledged: number; dropped: Record<string, number>; waiting: number; in_flight: number };
 export type DifferenceRow = { number: number | null; module: string; kind: "input" | "input_grad" | "output" | "output_grad" | "param" | "param_grad" | "update"; index: string; call: number; phase: "eval" | "train"; label: string; group: number; numbers: [number, number] };
 export type Differences = { runs: [string, string]; kind: string | null; stat: string; rows: Array<DifferenceRow>; first_step: Array<number>; last_step: Array<number>; worst: Array<Array<Number>>; state: Array<Array<number>> };
 export type ErrorMessage = { type: "error"; error: string };
 export type Event = { step: number; time_s: Number; name: string; message: string; severity: "error" | "info" | "warning"; module: string; count: number; key: string; acknowledged: boolean };
 export type Events = { run: string; total: number; next: number; events: Array<Event> };
 export type EventsMessage = { type: "events"; run: string; snapshot: boolean; count: number; events: Array<Event> };
+export type Evidence = { taps: Array<Tap>; steps: Array<number>; stats: Record<string, Array<Array<Number>>>; scalars: Array<Around> };
 export type Failure = { outcome: "crashed" | "interrupted"; step: number; error: string; traceback: string };
 export type Figure = { data: Array<Record<string, unknown>>; layout: Record<string, unknown> };
 export type Finding = { key: string; rule: string; severity: "error" | "info" | "warning"; acknowledged: boolean; tap: Tap; type: string; stat: string; value: Number; usual: Number; since_step: number; until_step: number | null; message: string; spark: Array<Number>; downstream: number; last_step: number | null };
 export type Findings = { run: string; total: number; newest_step: number | null; scope: Scope; findings: Array<Finding>; rules: Array<Rule> };
-export type Framed = {  };
 export type Heatmap = { run: string; kind: "input" | "input_grad" | "output" | "output_grad" | "param" | "param_grad" | "update"; stat: string; rows: Array<Row>; first_step: Array<number>; last_step: Array<number>; worst: Array<Array<Number>>; state: Array<Array<number>>; present?: Array<Array<number>> | null; nonfinite?: Array<Array<number>> | null };
 export type Histograms = { tap: Tap; first_step: Array<number>; last_step: Array<number>; edges: Array<Number>; counts: Array<Array<number>>; nan: Array<number>; negative_infinity: Array<number>; positive_infinity: Array<number>; run?: string };
 export type HistogramsList = { run: string; histograms: Array<Histograms> };
 export type HookRecord = { scope: "module" | "optimizer" | "parameter" | "process" | "tensor" | "thread"; owner: string; point: string; function: string; where: string; ours: boolean; number: number; options: Array<string>; legacy: boolean; warning: string };
 export type Hooks = { total: number; next: number | null; run: string; hooks: Array<HookRecord> };
+export type Incident = { id: string; key: string; rule: string; severity: "error" | "info" | "warning"; acknowledged: boolean; sentence: string; culprit: Link; value: Number; usual: Number; first_step: number; last_step: number; recovered: number | null; told: number; steps: number; unseen: number; skipped: boolean; loss: string; chain: Array<Link>; taps: number; modules: number; has_evidence: boolean };
+export type IncidentDetail = { id: string; key: string; rule: string; severity: "error" | "info" | "warning"; acknowledged: boolean; sentence: string; culprit: Link; value: Number; usual: Number; first_step: number; last_step: number; recovered: number | null; told: number; steps: number; unseen: number; skipped: boolean; loss: string; chain: Array<Link>; taps: number; modules: number; has_evidence: boolean; evidence: Evidence | null };
+export type Incidents = { run: string; total: number; dropped: number; dropped_alerts: number; incidents: Array<Incident> };
+export type IncidentsMessage = { type: "incidents"; run: string; snapshot: boolean; incidents: Array<Incident> };
 export type Latest = { run: string; stats: Array<string>; taps: Array<LatestTap> };
 export type LatestTap = { number: number | null; module: string; kind: "input" | "input_grad" | "output" | "output_grad" | "param" | "param_grad" | "update"; index: string; call: number; phase: "eval" | "train"; label: string; step: number; values: Array<Number> };
+export type Link = { number: number | null; module: string; kind: "input" | "input_grad" | "output" | "output_grad" | "param" | "param_grad" | "update"; index: string; call: number; phase: "eval" | "train"; label: string; first_step: number };
 export type LiveRow = { number: number | null; module: string; kind: "input" | "input_grad" | "output" | "output_grad" | "param" | "param_grad" | "update"; index: string; call: number; phase: "eval" | "train"; label: string; group: number; type: string };
 export type Module = { path: string; parent: string | null; type: string; parameters: number; trainable: number; aliases: Array<string>; shapes: Record<string, Array<number>>; coverage: Coverage | null; taps: Array<ModuleTap> };
 export type ModuleTap = { number: number | null; module: string; kind: "input" | "input_grad" | "output" | "output_grad" | "param" | "param_grad" | "update"; index: string; call: number; phase: "eval" | "train"; label: string; values: Number | null; shape: Array<number> | null };
@@ -48,7 +54,7 @@ export type RolloutLayer = { number: number; tap: Tap; heads: number; gradient: 
 export type Row = { number: number | null; module: string; kind: "input" | "input_grad" | "output" | "output_grad" | "param" | "param_grad" | "update"; index: string; call: number; phase: "eval" | "train"; label: string; group: number };
 export type RowsMessage = { type: "rows"; run: string; view: string; kind: string | null; stats: Array<string>; taps: number; rows: Array<LiveRow>; why?: string; scale?: ColorScale | null };
 export type Rule = { name: string; severity: "error" | "info" | "warning"; title: string; help: string; limits: Record<string, number> };
-export type Run = { id: string; name: string; notes: string; state: "crashed" | "ended" | "interrupted" | "live" | "lost"; failure: Failure | null; in_memory: boolean; folder: string; first_step: number | null; newest_step: number | null; steps: number; ended_at_step: number | null; taps: number; started_s: Number; host: string; pid: number | string; script: string; versions: Record<string, unknown>; settings: Record<string, unknown>; labels: Record<string, string>; books: Books; usage: Usage };
+export type Run = { id: string; name: string; notes: string; state: "crashed" | "ended" | "interrupted" | "live" | "lost"; failure: Failure | null; in_memory: boolean; folder: string; first_step: number | null; newest_step: number | null; steps: number; ended_at_step: number | null; taps: number; started_s: Number; host: string; pid: number | string; script: string; versions: Record<string, unknown>; settings: Record<string, unknown>; labels: Record<string, string>; counters: DeliveryCounters; usage: Usage };
 export type RunNews = { run: string; name: string; state: string; last_step: number | null; steps: number; taps: number; events: number; edits: number; paused: boolean };
 export type Runs = { total: number; next: string | null; runs: Array<Run> };
 export type RunsMessage = { type: "runs"; runs: Array<RunNews> };
@@ -63,19 +69,21 @@ export type SnapshotValues = { number: number; asked: boolean; tap: Tap; step: n
 export type Snapshots = { total: number; next: number | null; run: string; snapshots: Array<Snapshot> };
 export type StateMessage = { type: "state"; run: string; state: string; last_step: number | null };
 export type Statistics = { run: string; number: number; slice: string; shape: Array<number>; statistics: Record<string, Number> };
+export type Tabular = {  };
 export type Tap = { number: number | null; module: string; kind: "input" | "input_grad" | "output" | "output_grad" | "param" | "param_grad" | "update"; index: string; call: number; phase: "eval" | "train"; label: string };
 export type Taps = { total: number; next: number | null; run: string; taps: Array<Tap> };
 export type Tiles = { run: string; number: number; slice: string; pool: string; total: number; tile_shape: Array<number>; factors: Array<number>; values: unknown };
 export type Unjudged = { rule: string; layers: number; of: number; captured: number; needed: number; sentence: string };
 export type Usage = { max_bytes: number; nbytes: number; parts: Record<string, PartUsage>; dropped: Record<string, number>; merged: Record<string, number> };
 export type Verdict = { outcome: "different" | "no difference" | "unknown"; message: string; steps_compared: number; steps_captured: [number, number]; steps_not_comparable: number };
-export type Message = ErrorMessage | EventsMessage | RowsMessage | RunsMessage | ScalarsMessage | StateMessage;
+export type Message = ErrorMessage | EventsMessage | IncidentsMessage | RowsMessage | RunsMessage | ScalarsMessage | StateMessage;
 /** The answer to GET of a path below api/v1. */
 export type AnswerOf<P extends string> =
   P extends `runs/${string}/modules` ? Modules :
   P extends `snapshots/${string}/statistics` ? Statistics :
   P extends `snapshots/${string}/tiles` ? Tiles :
   P extends `compare/heatmap` ? Differences :
+  P extends `incidents/${string}` ? IncidentDetail :
   P extends `runs/${string}` ? Run :
   P extends `snapshots/${string}` ? SnapshotValues :
   P extends `attention-rollout` ? Rollout :
@@ -87,6 +95,7 @@ export type AnswerOf<P extends string> =
   P extends `heatmap` ? Heatmap :
   P extends `histograms` ? Histograms | HistogramsList :
   P extends `hooks` ? Hooks :
+  P extends `incidents` ? Incidents :
   P extends `latest` ? Latest :
   P extends `live` ? unknown :
   P extends `overview` ? Overview :

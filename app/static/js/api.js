@@ -22,7 +22,10 @@ export class ApiError extends Error {
   }
 }
 
-/** @param {string} path below api/v1 @param {Record<string, any>} [query] null is omitted; a list becomes several parameters */
+/**
+ * @param {string} path below api/v1
+ * @param {Record<string, any>} [query] null is omitted; a list becomes several parameters
+ */
 export function urlOf(path, query = {}) {
   const asked = Object.entries(query).flatMap(([name, value]) => [value].flat().map((each) => [name, each]));
   const given = asked.filter(([, value]) => value !== null && value !== undefined && value !== "");
@@ -36,7 +39,12 @@ export async function get(path, query, signal) {
   return answerOf(await fetch(urlOf(path, query), { signal, headers: { Accept: "application/json" } }));
 }
 
-/** All parts of a list. @template {string} P @param {P} path @param {Record<string, any>} query @param {AbortSignal} [signal]
+/**
+ * All parts of a list.
+ * @template {string} P
+ * @param {P} path
+ * @param {Record<string, any>} query
+ * @param {AbortSignal} [signal]
  * @returns {Promise<import("./answers.js").AnswerOf<P>[]>} */
 export async function getAll(path, query, signal) {
   const parts = [];
@@ -58,11 +66,18 @@ export function patternOf(path) {
   return path ? path.replace(/[[*?]/g, "[$&]") : "is:root";
 }
 
-/** @param {"POST" | "PATCH" | "DELETE" | "PUT"} method @param {string} path @param {any} [body] @param {Record<string, any>} [query] @returns {Promise<any>} */
+/**
+ * @param {"POST" | "PATCH" | "DELETE" | "PUT"} method
+ * @param {string} path
+ * @param {any} [body]
+ * @param {Record<string, any>} [query]
+ * @returns {Promise<any>}
+ */
 export async function send(method, path, body, query) {
   const headers = { "Content-Type": "application/json", Accept: "application/json" };
   const text = body === undefined ? undefined : JSON.stringify(body);
-  // keepalive: a change that is requested while the page closes is still made. Browsers limit the size of such requests.
+  // keepalive: a change that is requested while the page closes is still made. Browsers limit the size of such
+  // requests.
   const request = { method, headers, keepalive: (text?.length ?? 0) < MAX_KEPT_ALIVE, body: text };
   return answerOf(await fetch(urlOf(path, query), request));
 }

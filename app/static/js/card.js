@@ -18,7 +18,8 @@ const MAX_ROWS = 1000;
  * @property {() => {columns: string[], rows: any[][]}} table what is shown, oldest first
  * @property {() => Promise<Blob>} [png]
  * @property {() => Promise<string>} [svg]
- * @property {() => Query | Query[] | null} [query] the same at full resolution from the server; without it, CSV and JSON contain the table
+ * @property {() => Query | Query[] | null} [query] the same at full resolution from the server; without it, CSV and
+ * JSON contain the table
  */
 
 /** The cards of a page, so that one key serves them all. @type {WeakMap<object, Card[]>} */

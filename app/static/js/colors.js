@@ -1,5 +1,8 @@
 // @ts-check
-/** Colors of values: maps from dark to bright that are read in gray too, and what no scale holds. Pure but for the theme's. */
+/**
+ * Colors of values: maps from dark to bright that are read in gray too, and what no scale holds. Pure but for the
+ * theme's.
+ */
 import { isDark, colors as themed } from "./theme.js";
 
 export const STEPS = 256;
@@ -37,7 +40,7 @@ const ANCHORS = {
 /** @typedef {"viridis" | "cividis" | "diverging"} MapName */
 
 /** @param {string} text #rgb, #rrggbb or rgb(...) @returns {[number, number, number]} */
-export function rgbOf(text) {
+function rgbOf(text) {
   const short = /^#([0-9a-f])([0-9a-f])([0-9a-f])$/i.exec(text);
   const found = short ? short.slice(1).map((digit) => digit + digit) : (/^#(..)(..)(..)$/.exec(text)?.slice(1) ?? null);
   if (found !== null) return /** @type {[number, number, number]} */ (found.map((digits) => parseInt(digits, 16)));
@@ -49,7 +52,12 @@ export function rgbOf(text) {
   return numbers?.length === 3 ? /** @type {[number, number, number]} */ (numbers) : [128, 128, 128];
 }
 
-/** As a pixel of ImageData, read as a little-endian integer. @param {number} red @param {number} green @param {number} blue */
+/**
+ * As a pixel of ImageData, read as a little-endian integer.
+ * @param {number} red
+ * @param {number} green
+ * @param {number} blue
+ */
 export function pixel(red, green, blue) {
   return ((255 << 24) | (blue << 16) | (green << 8) | red) >>> 0;
 }
@@ -74,7 +82,11 @@ export function mixed(a, b, share) {
 /** @type {Map<string, Uint32Array>} */
 const made = new Map();
 
-/** The 256 colors of a map, as pixels. @param {MapName} name @param {boolean} [dark] of the diverging one: what its middle is on */
+/**
+ * The 256 colors of a map, as pixels.
+ * @param {MapName} name
+ * @param {boolean} [dark] of the diverging one: what its middle is on
+ */
 export function tableOf(name, dark = false) {
   const key = name === "diverging" ? (dark ? "dark" : "light") : name in ANCHORS ? name : "viridis";
   const found = made.get(key);

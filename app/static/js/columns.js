@@ -1,8 +1,13 @@
 // @ts-check
-/** The newest columns of a heatmap, in a ring buffer: new columns overwrite the oldest, and nothing else moves. Pure. */
+/**
+ * The newest columns of a heatmap, in a ring buffer: new columns overwrite the oldest, and nothing else moves. Pure.
+ */
 import { MISSING, worse } from "./worst.js";
 
-/** @typedef {{kind: string, k: number, n: number, bits: Uint32Array | null, first: ArrayLike<number>, last: ArrayLike<number>, nonfinite?: ArrayLike<number>}} Taken */
+/**
+ * @typedef {{kind: string, k: number, n: number, bits: Uint32Array | null, first: ArrayLike<number>, last:
+ * ArrayLike<number>, nonfinite?: ArrayLike<number>}} Taken
+ */
 
 export class Columns {
   /** Increases with every frame, so that a painter notices new data. */
@@ -11,7 +16,8 @@ export class Columns {
   #begin = 0;
 
   /** @param {number} rows @param {number} capacity the columns that are kept
-   * @param {number} [width] steps that share a column, the worst of them in it: more than one where the window is longer than the capacity */
+   * @param {number} [width] steps that share a column, the worst of them in it: more than one where the window is
+   * longer than the capacity */
   constructor(rows, capacity, width = 1) {
     this.rows = rows;
     this.width = width;
@@ -31,7 +37,8 @@ export class Columns {
 
   /**
    * Appends the columns of a frame. Repeated steps replace the old ones; for a snapshot
-   * too, so that what the page knows of older steps outlives a server that has forgotten them. A column in which nothing
+   * too, so that what the page knows of older steps outlives a server that has forgotten them. A column in which
+   * nothing
    * was sampled is none.
    * @param {Taken} frame @returns {[number, number] | null} the steps that changed
    */
@@ -51,7 +58,10 @@ export class Columns {
     return [Math.min(before, frame.first[0]), frame.last[frame.k - 1]];
   }
 
-  /** Whether what is there ends near where a frame begins: a window of long ago is no part of this one. @param {Taken} frame */
+  /**
+   * Whether what is there ends near where a frame begins: a window of long ago is no part of this one.
+   * @param {Taken} frame
+   */
   #adjoins(frame) {
     if (!this.length || this.first(0) >= frame.first[0]) return false;
     return frame.first[0] - this.last(this.length - 1) <= this.capacity * this.width;

@@ -13,7 +13,8 @@ export function readSteps(text) {
 }
 
 /**
- * Reads and writes `steps` and `step` of the state. Emits "change" when the shown steps are chosen differently (paused, another
+ * Reads and writes `steps` and `step` of the state. Emits "change" when the shown steps are chosen differently
+ * (paused, another
  * window, another step), and "newest" when a newer step is known.
  */
 export class Follow extends Emitter {
@@ -57,7 +58,11 @@ export class Follow extends Emitter {
     return last === null ? null : [Math.max(0, last - window.live + 1), last];
   }
 
-  /** The end of a held window: where it was held, as long as the step is in it. @param {number} step @param {number} length */
+  /**
+   * The end of a held window: where it was held, as long as the step is in it.
+   * @param {number} step
+   * @param {number} length
+   */
   #heldEnd(step, length) {
     return Math.min(Math.max(step, this.heldAt ?? 0), step + length - 1);
   }

@@ -46,8 +46,11 @@ function startTheme(page) {
   page.keys.add("t", "theme: system, light, dark", next, { group: "Everywhere" });
 }
 
-/** The address of this view, held at its step. For a live run it includes the steps shown right now. @param {import("./page.js").Page} page */
-export function linkOf(page) {
+/**
+ * The address of this view, held at its step. For a live run it includes the steps shown right now.
+ * @param {import("./page.js").Page} page
+ */
+function linkOf(page) {
   const url = new URL(location.href);
   const { step, span } = page.follow;
   if (step !== null) url.searchParams.set("step", String(step));

@@ -6,7 +6,7 @@ import { h } from "./dom.js";
 const SIGNS = { ArrowLeft: "\u2190", ArrowRight: "\u2192", ArrowUp: "\u2191", ArrowDown: "\u2193", Escape: "Esc" };
 
 /** @param {string} key @returns {Node[]} */
-export function keyCaps(key) {
+function keyCaps(key) {
   const parts = key.split(" ").map((press) =>
     press
       .split("+")

@@ -30,7 +30,9 @@ export class Keys {
     target?.addEventListener("keydown", (/** @type {any} */ event) => this.hear(event));
   }
 
-  /** The same key again takes the place of the first. @param {string} key such as "g f"; several with commas: "j, ArrowDown"
+  /**
+   * The same key again takes the place of the first.
+   * @param {string} key such as "g f"; several with commas: "j, ArrowDown"
    * @param {string} words @param {(event: any) => void} action @param {{group?: string}} [where] */
   add(key, words, action, { group = "This page" } = {}) {
     for (const each of key.split(", ")) {

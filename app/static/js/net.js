@@ -10,13 +10,21 @@ const MAX_IDS = 65000;
 const MAX_TRIES = 5; // of a subscription on one connection
 
 /** @typedef {import("./frames.js").Frame} Frame */
-/** @typedef {Record<string, any>} Query as in docs/live.md, without `op` and `id`; `run` is that of the page if not given */
+/**
+ * @typedef {Record<string, any>} Query as in docs/live.md, without `op` and `id`; `run` is that of the page if not
+ * given
+ */
 /** @typedef {import("./answers.js").Message} Message */
 /** @typedef {import("./answers.js").RowsMessage} RowsMessage */
-/** @typedef {{rows?: (message: RowsMessage) => void, frame?: (frame: Frame) => void, json?: (message: Message) => void}} Handlers */
+/**
+ * @typedef {{rows?: (message: RowsMessage) => void, frame?: (frame: Frame) => void, json?: (message: Message) =>
+ * void}} Handlers
+ */
 /** @typedef {{id: number, sequence: number, failed: number, query: Query, handlers: Handlers}} Open */
 
-/** Emits "state" when it changes: connecting, open, waiting (until `retryAt`), or refused (`why` says what to do), and "failed"
+/**
+ * Emits "state" when it changes: connecting, open, waiting (until `retryAt`), or refused (`why` says what to do), and
+ * "failed"
  * with the server's words when it gives up a subscription. */
 export class Stream extends Emitter {
   /** @type {"connecting" | "open" | "waiting" | "refused"} */
@@ -34,7 +42,10 @@ export class Stream extends Emitter {
   /** @type {any} */
   #timer = null;
 
-  /** @param {{connect?: () => any, page?: any, chance?: () => number, allowed?: () => Promise<number>}} [world] given by tests */
+  /**
+   * @param {{connect?: () => any, page?: any, chance?: () => number, allowed?: () => Promise<number>}} [world] given
+   * by tests
+   */
   constructor({ connect = openSocket, page = globalThis.document, chance = Math.random, allowed = askStatus } = {}) {
     super();
     this.connect = connect;

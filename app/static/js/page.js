@@ -11,7 +11,7 @@ import { Schedule } from "./schedule.js";
 import { State } from "./state.js";
 
 /** Every page has these in its address; a page adds its own. The steps of a finished run are all it has. */
-export const SHARED = { f: "", steps: "live:500", step: "" };
+const SHARED = { f: "", steps: "live:500", step: "" };
 
 /** @param {Record<string, string>} [defaults] */
 export function open(defaults = {}) {
@@ -43,11 +43,17 @@ export function open(defaults = {}) {
     schedule: new Schedule(),
     stream: new Stream(),
     keys: new Keys(),
-    /** Emits "run" when the run has news, "news" if these are more than steps, and "acknowledged" when the reader acknowledged
+    /**
+     * Emits "run" when the run has news, "news" if these are more than steps, and "acknowledged" when the reader
+     * acknowledged
      * a finding or an event.
      * @type {Emitter<{run: RunNews, news: RunNews, acknowledged: undefined}>} */
     events: new Emitter(),
-    /** The address of a page of this run, relative to the base. @param {string} place "" is the overview @param {Record<string, string | number>} [query] */
+    /**
+     * The address of a page of this run, relative to the base.
+     * @param {string} place "" is the overview
+     * @param {Record<string, string | number>} [query]
+     */
     address(place, query = {}) {
       const text = new URLSearchParams(Object.entries(query).map(([key, value]) => [key, String(value)])).toString();
       return `${runPath}${place ? `/${place}` : ""}${text ? `?${text}` : ""}`;
@@ -71,7 +77,9 @@ export function stepsOf(runState, first, newest) {
     : `live:${Math.max(2, Number(newest) - Number(first) + 1)}`;
 }
 
-/** The reader's preferences apply if the address says nothing else. They are written to it, so that a link shows the same to others.
+/**
+ * The reader's preferences apply if the address says nothing else. They are written to it, so that a link shows the
+ * same to others.
  * @param {State} state @param {string} runState */
 function prefer(state, runState) {
   const given = new URLSearchParams(location.search);

@@ -3,7 +3,8 @@
 
 const QUICK_MS = 12; // a picture that takes no longer needs no rest
 const SLOW_MS = 40; // from here on it is worth a word
-const REST = 2; // times as long as pictures take; smoothed, since a first one, which is slow once, must not hold up the others
+// times as long as pictures take; smoothed, since a first one, which is slow once, must not hold up the others
+const REST = 2;
 
 export class Schedule {
   /** @type {Map<object, () => void>} */
@@ -39,14 +40,21 @@ export class Schedule {
     this.#ask();
   }
 
-  /** Draws in one of the next frames, one such thing a frame: for what is slow to draw. @param {object} key @param {() => void} draw */
+  /**
+   * Draws in one of the next frames, one such thing a frame: for what is slow to draw.
+   * @param {object} key
+   * @param {() => void} draw
+   */
   inTurn(key, draw) {
     // A waiting chart keeps its turn: a second request must not put it behind charts drawn since.
     this.#turns.set(key, draw);
     this.#ask();
   }
 
-  /** Begins to watch whether an element can be seen; it gets the event "seen" when it comes into view. @param {Element} element */
+  /**
+   * Begins to watch whether an element can be seen; it gets the event "seen" when it comes into view.
+   * @param {Element} element
+   */
   watch(element) {
     this.#watch.observe(element);
   }

@@ -11,7 +11,9 @@ export class Subscription {
   /** @type {ReturnType<typeof setTimeout> | null} */
   #timer = null;
 
-  /** @param {import("./page.js").Page} page @param {() => Record<string, any> | null} query null if there is nothing to request
+  /**
+   * @param {import("./page.js").Page} page
+   * @param {() => Record<string, any> | null} query null if there is nothing to request
    * @param {Parameters<import("./net.js").Stream["subscribe"]>[1]} handlers */
   constructor(page, query, handlers) {
     this.page = page;

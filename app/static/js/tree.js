@@ -12,7 +12,11 @@ import { closedBut, fold, grow, nodesOf, rowsOf, worstOf } from "./treeRows.js";
 
 const AROUND = 6; // rows above and below those that can be seen
 
-/** @typedef {import("./treeRows.js").Module} Module @typedef {import("./treeRows.js").Node} Node @typedef {import("./treeRows.js").Row} Row */
+/**
+ * @typedef {import("./treeRows.js").Module} Module
+ * @typedef {import("./treeRows.js").Node} Node
+ * @typedef {import("./treeRows.js").Row} Row
+ */
 
 /**
  * @typedef {object} Column
@@ -23,7 +27,8 @@ const AROUND = 6; // rows above and below those that can be seen
  * @property {boolean} [number]
  * @property {(module: any) => unknown} value of one module
  * @property {(value: any, module: any) => string} [words]
- * @property {(module: any) => number} [rank] the higher the worse: a closed group and a folded row show the worst that is in them
+ * @property {(module: any) => number} [rank] the higher the worse: a closed group and a folded row show the worst
+ * that is in them
  * @property {(cell: HTMLElement, module: any, row: Row) => void} [paint] what is more than words
  *
  * @typedef {object} Options
@@ -45,7 +50,11 @@ export class Tree {
   matching = 0;
   active = -1;
 
-  /** @param {import("./page.js").Page} page @param {HTMLElement} element what is in it stands for the tree until now @param {Options} options */
+  /**
+   * @param {import("./page.js").Page} page
+   * @param {HTMLElement} element what is in it stands for the tree until now
+   * @param {Options} options
+   */
   constructor(page, element, options) {
     this.page = page;
     this.options = options;
@@ -136,7 +145,11 @@ export class Tree {
     this.draw();
   }
 
-  /** The worst module for a column: the node's own, or one below it if the node is closed. @param {Column} column @param {Node} node */
+  /**
+   * The worst module for a column: the node's own, or one below it if the node is closed.
+   * @param {Column} column
+   * @param {Node} node
+   */
   worst(column, node) {
     let found = this.#worst.get(column.key);
     if (!found) {

@@ -1,5 +1,7 @@
 // @ts-check
-/** From a tree of modules to the rows that are shown: filtered, closed, sorted, and the worst of what is closed. Pure. */
+/**
+ * From a tree of modules to the rows that are shown: filtered, closed, sorted, and the worst of what is closed. Pure.
+ */
 import { backwards, nodesOf } from "./tree/nodes.js";
 
 export { fold, grow, nodesOf } from "./tree/nodes.js";
@@ -7,13 +9,20 @@ export { fold, grow, nodesOf } from "./tree/nodes.js";
 /** @typedef {import("./tree/nodes.js").Module} Module */
 /** @typedef {import("./tree/nodes.js").Node} Node */
 
-/** @typedef {{node: Node, level: number, place: number, siblings: number, expanded: boolean | null, matches: boolean}} Row */
+/**
+ * @typedef {{node: Node, level: number, place: number, siblings: number, expanded: boolean | null, matches: boolean}}
+ * Row
+ */
 
 /** What is shown of a tree. Where it is sorted it is a plain list.
- * @typedef {{closed: Set<string>, test: (module: Module) => boolean, sort: {value: (node: Node) => unknown, descending: boolean} | null}} View */
+ * @typedef {{closed: Set<string>, test: (module: Module) => boolean, sort: {value: (node: Node) => unknown,
+ * descending: boolean} | null}} View */
 
-/** The worst member of each node and all below it: that with the largest rank. Where no rank is above -Infinity it is its own first.
- * @param {Node[]} roots @param {(module: Module) => number} rank @returns {Map<Node, {module: Module, rank: number}>} */
+/**
+ * The worst member of each node and all below it: that with the largest rank. Where no rank is above -Infinity it is
+ * its own first.
+ * @param {Node[]} roots @param {(module: Module) => number} rank @returns {Map<Node, {module: Module, rank: number}>}
+ * */
 export function worstOf(roots, rank) {
   /** @type {Map<Node, {module: Module, rank: number}>} */
   const worst = new Map();
@@ -43,7 +52,12 @@ export function closedBut(roots, marked) {
   );
 }
 
-/** The rows that are shown, and how many nodes match. @param {Node[]} roots @param {View} view @returns {{rows: Row[], matching: number}} */
+/**
+ * The rows that are shown, and how many nodes match.
+ * @param {Node[]} roots
+ * @param {View} view
+ * @returns {{rows: Row[], matching: number}}
+ */
 export function rowsOf(roots, { closed, test, sort }) {
   /** @type {Set<Node>} */
   const matching = new Set();
@@ -60,7 +74,13 @@ export function rowsOf(roots, { closed, test, sort }) {
   return { rows, matching: matching.size };
 }
 
-/** @param {Node[]} roots @param {Set<Node>} shown @param {Set<Node>} matching @param {Set<string>} closed @returns {Row[]} */
+/**
+ * @param {Node[]} roots
+ * @param {Set<Node>} shown
+ * @param {Set<Node>} matching
+ * @param {Set<string>} closed
+ * @returns {Row[]}
+ */
 function treeRows(roots, shown, matching, closed) {
   /** @type {Row[]} */
   const rows = [];
@@ -94,7 +114,9 @@ function listRows(roots, matching, { value, descending }) {
   }));
 }
 
-/** Numbers by their size and words by the alphabet; NaN is larger than every number, and what is missing comes last either way.
+/**
+ * Numbers by their size and words by the alphabet; NaN is larger than every number, and what is missing comes last
+ * either way.
  * @param {unknown} one @param {unknown} two @param {boolean} descending */
 export function compare(one, two, descending = false) {
   const missing = Number(isMissing(one)) - Number(isMissing(two));

@@ -15,6 +15,8 @@ from hookcore.commands.doctor import tested
 from hookcore.commands.doctor.findings import Finding
 from hookcore.config import SETTINGS, Settings, token_of
 from hookcore.dashboard import process as dashboard
+from hookcore.dashboard.home import home
+from hookcore.dashboard.launch import HOST, first_port
 from hookcore.errors import ArgumentError, HookcoreError, ServerError
 from hookcore.reading.exchange import Exchange
 
@@ -54,7 +56,7 @@ def _settings(environment: Mapping[str, str]) -> Finding:
 
 
 def _folder(environment: Mapping[str, str]) -> Finding:
-    folder = dashboard.home(environment)
+    folder = home(environment)
     mode = stat.S_IMODE(folder.stat().st_mode)
     if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
         told = f"{folder} (mode {mode:04o}) is not writable: make it writable, or set HOOKCORE_HOME to another folder"
@@ -81,11 +83,11 @@ def _dashboard(environment: Mapping[str, str]) -> Finding:
 
 
 def _port(environment: Mapping[str, str]) -> Finding:
-    port = dashboard.first_port(environment)
+    port = first_port(environment)
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            listener.bind((dashboard.HOST, port))
+            listener.bind((HOST, port))
         except OSError as error:
             told = f"not running; port {port} is taken ({error.strerror}), so it would start at the next free port"
             return Finding("note", "dashboard", told)

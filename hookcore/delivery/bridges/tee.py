@@ -17,7 +17,7 @@ from hookcore.delivery.bridges.summary import Step, Summary
 from hookcore.delivery.bridges.writers import WRITERS, Writer
 from hookcore.delivery.sinks import Sink
 from hookcore.errors import ArgumentError
-from hookcore.records import Command, Coverage, Failure, Frame, HookRecord, ModuleRecord, Snapshot
+from hookcore.records import Coverage, Frame, HookRecord, ModuleRecord, Snapshot
 
 logger = logging.getLogger("hookcore")
 
@@ -29,8 +29,11 @@ CLOSE_S: Final = 2.0
 Failed = Callable[[str, Exception], None]
 
 
-class TeeSink:
-    """Passes everything to the next sink; failures of the bridge are reported and stop neither."""
+class TeeSink(Sink):
+    """Passes everything to the next sink; failures of the bridge are reported and stop neither.
+
+    Commands, and the reason of the end, don't pass through it: the recorder and the watcher know the next sink.
+    """
 
     def __init__(self, sink: Sink, open_writer: Callable[[], Writer], failed: Failed) -> None:
         self.dropped = 0
@@ -46,11 +49,11 @@ class TeeSink:
         """Pass everything to another sink from now on."""
         self._sink = sink
 
-    def send(self, frame: Frame) -> None:
-        """Pass a frame on; never wait for the bridge."""
-        if self._thread.is_alive():
-            self._guarded(lambda: self._put(self._summary.add(frame)))
-        self._sink.send(frame)
+    def send(self, record: Frame | Snapshot) -> None:
+        """Pass a record on; never wait for the bridge."""
+        if isinstance(record, Frame) and self._thread.is_alive():
+            self._guarded(lambda: self._put(self._summary.add(record)))
+        self._sink.send(record)
 
     def _put(self, steps: Iterable[Step]) -> None:
         for step in steps:
@@ -64,20 +67,7 @@ class TeeSink:
     def describe(
         self, modules: Sequence[ModuleRecord], coverage: Sequence[Coverage] = (), hooks: Sequence[HookRecord] = ()
     ) -> None:
-        """Pass the modules on."""
         self._sink.describe(modules, coverage, hooks)
-
-    def add_snapshot(self, snapshot: Snapshot) -> None:
-        """Pass a snapshot on."""
-        self._sink.add_snapshot(snapshot)
-
-    def subscribe(self, on_command: Callable[[Command], None]) -> None:
-        """Receive commands from the next sink."""
-        self._sink.subscribe(on_command)
-
-    def fail(self, failure: Failure) -> None:
-        """Pass on why the run ends."""
-        self._sink.fail(failure)
 
     def close(self) -> None:
         """Close both; the bridge has a few seconds to write waiting data."""

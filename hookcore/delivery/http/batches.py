@@ -7,7 +7,7 @@ import json
 from dataclasses import replace
 
 from hookcore.delivery.http.fitting import fitted, fitted_frame
-from hookcore.delivery.http.outbox import Entry, Parcel
+from hookcore.delivery.http.parcels import Entry, Parcel
 from hookcore.records import Frame
 from hookcore.wire import Batch, FrameItem, Item, RunInfo, SnapshotItem, frame_item, snapshot_item
 
@@ -25,7 +25,7 @@ def batch_of(parcel: Parcel, run: RunInfo, commands_done: int) -> Batch:
         taps=parcel.taps,
         description=parcel.description,
         items=tuple(items),
-        books=parcel.books,
+        counters=parcel.counters,
         commands_done=commands_done,
         retained=parcel.retained,
     )

@@ -8,9 +8,8 @@ import os
 import socket
 from dataclasses import dataclass
 from typing import Final
-from urllib.parse import urlsplit
 
-from hookcore.dashboard.trust import require_proof, trusted
+from hookcore.dashboard.trust import Endpoint
 from hookcore.errors import ServerError
 from hookcore.wire import CONTENT_TYPE
 
@@ -62,11 +61,8 @@ class Connection:
         self.address = address
         self._connect_s = connect_s
         self._request_s = request_s
-        parts = urlsplit(address.url)
-        self._https = parts.scheme == "https"
-        self._host, self._port = parts.hostname or "", parts.port
-        self._prefix = parts.path.rstrip("/")
-        self.is_here = is_loopback(self._host)
+        self._endpoint = Endpoint.of(address.url, address.token)
+        self.is_here = is_loopback(self._endpoint.host)
         self._http: http.client.HTTPConnection | None = None
         self._socket: socket.socket | None = None
 
@@ -81,7 +77,7 @@ class Connection:
         try:
             packed, headers = self._packed(body)
             connection.sock.settimeout(self._request_s + len(packed) / SLOWEST)
-            connection.request("POST", self._prefix + _PATH, packed, headers)
+            connection.request("POST", self._endpoint.prefix + _PATH, packed, headers)
             with connection.getresponse() as response:
                 data = response.read(MAX_ANSWER_BYTES)
                 reply = Reply(response.status, data, _seconds(response.headers.get("Retry-After", "")))
@@ -99,21 +95,15 @@ class Connection:
     def _connect(self) -> http.client.HTTPConnection:
         """Open a connection. Only a challenge is sent before the server has proved that it knows the token."""
         try:
-            self._http = connection = self._new()
+            self._http = connection = self._endpoint.connection(self._connect_s)
             connection.connect()
             self._socket = connection.sock
             connection.sock.settimeout(self._request_s)
-            if self.address.token:
-                require_proof(connection, self._prefix, self.address.token)
+            self._endpoint.require_proof(connection)
         except (OSError, http.client.HTTPException, ValueError, ServerError) as error:
             self.close()
             raise NotSentError(_said(error)) from error
         return connection
-
-    def _new(self) -> http.client.HTTPConnection:
-        if not self._https:
-            return http.client.HTTPConnection(self._host, self._port, timeout=self._connect_s)
-        return http.client.HTTPSConnection(self._host, self._port, timeout=self._connect_s, context=trusted())
 
     def _packed(self, body: bytes) -> tuple[bytes, dict[str, str]]:
         headers = {"Content-Type": CONTENT_TYPE, "Accept": CONTENT_TYPE, "User-Agent": "hookcore"}

@@ -5,48 +5,21 @@ from __future__ import annotations
 import threading
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import takewhile
-from typing import Final, Literal, TypeVar
+from typing import Final, Literal
 
 from hookcore.delivery.http.fitting import fitted
+from hookcore.delivery.http.parcels import STRIKES, CurrentDescription, Entry, Parcel, size_of
 from hookcore.records import Coverage, Failure, Frame, HookRecord, ModuleRecord, Snapshot, Tap
-from hookcore.wire import Answer, Books, Description, EndItem
+from hookcore.wire import Answer, DeliveryCounters, EndItem
 
 MAX_BYTES: Final = 64 * 2**20
 MAX_ITEMS: Final = 10_000
 PARCEL_BYTES: Final = 8_000_000  # a larger item is sent alone
-ENTRY_BYTES: Final = 500  # an item without its arrays and texts
 TAP_BYTES: Final = 80
 RETAINED_SHARE: Final = 4  # retained items may take a quarter of the queue's bytes, in addition to the queue
-STRIKES: Final = 2  # an item that was refused this often by itself is dropped
 
-Described = TypeVar("Described", ModuleRecord, Coverage)
 Reason = Literal["queue-full", "refused", "too-large", "unsendable", "closed"]
-
-
-@dataclass(slots=True, eq=False)
-class Entry:
-    """A frame or a snapshot with its number; `taps` is the number of taps that the receiver must know."""
-
-    number: int
-    record: Frame | Snapshot
-    size: int
-    taps: int
-    strikes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Parcel:
-    """The content of one batch."""
-
-    taps_from: int
-    taps: tuple[Tap, ...]
-    description: Description | None
-    entries: tuple[Entry, ...]
-    end: EndItem | None
-    books: Books
-    retained: int = -1  # the highest acknowledged item that can be sent again
 
 
 class Outbox:
@@ -77,13 +50,8 @@ class Outbox:
         self._dropped: Counter[str] = Counter()
         self._taps: list[Tap] = []
         self._known_taps = 0  # by the receiver
-        self._modules: dict[str, ModuleRecord] = {}
-        self._coverage: dict[str, Coverage] = {}
-        self._hooks: tuple[HookRecord, ...] = ()
-        self._version = -1
-        self._described = -1  # the version that the receiver has
+        self._description = CurrentDescription()
         self._careful = False  # something was refused, so parts are sent one by one to find it
-        self._description_strikes = 0
         self._step = 0
         self._closed = False
         self._end: EndItem | None = None
@@ -97,7 +65,7 @@ class Outbox:
             if isinstance(record, Frame):
                 self._taps.extend(map(fitted, record.new_taps))
             self._step = max(self._step, record.step)
-            entry = Entry(self._produced, record, _size_of(record), len(self._taps))
+            entry = Entry(self._produced, record, size_of(record), len(self._taps))
             self._produced += 1
             if self._closed:
                 self._dropped["closed"] += 1
@@ -122,15 +90,9 @@ class Outbox:
     def describe(
         self, modules: Sequence[ModuleRecord], coverage: Sequence[Coverage] = (), hooks: Sequence[HookRecord] = ()
     ) -> None:
-        """Update the description of the run; the version changes only if the content does."""
+        """Update the description of the run."""
         with self.changed:
-            differs = _update(self._modules, modules)
-            differs |= _update(self._coverage, coverage)
-            new_hooks = tuple(map(fitted, hooks)) or self._hooks
-            if differs or new_hooks != self._hooks:
-                self._hooks = new_hooks
-                self._version += 1
-                self._description_strikes = 0
+            if self._description.update(modules, coverage, hooks):
                 self._tell()
 
     def set_listening(self, listening: bool) -> None:
@@ -149,7 +111,7 @@ class Outbox:
     def has_news(self) -> bool:
         """Whether a parcel would contain more than a sign of life."""
         with self.changed:
-            return bool(self._waiting or self._flying or self._end or self._description_is_due or self._taps_missing)
+            return bool(self._waiting or self._flying or self._end or self._description.is_due or self._taps_missing)
 
     @property
     def empty(self) -> bool:
@@ -165,10 +127,6 @@ class Outbox:
     @property
     def _taps_missing(self) -> bool:
         return self._known_taps < len(self._taps)
-
-    @property
-    def _description_is_due(self) -> bool:
-        return self._described < self._version and self._description_strikes < STRIKES
 
     def fail(self, failure: Failure) -> None:
         """Record why the run ended, to be sent with the end."""
@@ -193,7 +151,7 @@ class Outbox:
         """Return what to send now; its items are in flight until `took` or `returned` is called with it."""
         with self.changed:
             taps_from = self._known_taps
-            description = self._description() if self._description_is_due else None
+            description = self._description.due
             alone = self._careful and description is not None
             taps = () if alone else self._some_taps(taps_from)
             entries: tuple[Entry, ...] = ()
@@ -201,7 +159,7 @@ class Outbox:
                 entries = self._load(taps_from + len(taps), bool(taps or description))
             end = None if self._flying or self._waiting or alone else self._end
             retained = self._retained[-1].number if self._retained else -1
-            return Parcel(taps_from, taps, description, entries, end, self._books(), retained)
+            return Parcel(taps_from, taps, description, entries, end, self._counters(), retained)
 
     def _some_taps(self, first: int) -> tuple[Tap, ...]:
         if first == len(self._taps):
@@ -230,17 +188,14 @@ class Outbox:
             if self._careful:
                 return
 
-    def _description(self) -> Description:
-        return Description(self._version, tuple(self._modules.values()), tuple(self._coverage.values()), self._hooks)
-
     # -- what became of it ------------------------------------------------------------------------------------------
 
     def on_answer(self, parcel: Parcel, answer: Answer) -> bool:
         """Process an answer; return False if nothing that was sent made progress."""
         with self.changed:
-            before = (self._known_taps, self._described)
+            before = (self._known_taps, self._description.received)
             self._known_taps = max(0, min(answer.taps, len(self._taps)))
-            self._described = min(answer.described, self._version)
+            self._description.received = min(answer.described, self._description.version)
             if parcel.end is not None and answer.acknowledged >= parcel.end.number:
                 self._end = None
             arrived = list(takewhile(lambda entry: entry.number <= answer.acknowledged, parcel.entries))
@@ -251,7 +206,7 @@ class Outbox:
             self._retain(arrived, answer)
             rewound = self._rewind(answer)
             self._careful = self._careful and not arrived and bool(self._waiting)
-            grew = self._known_taps > before[0] or self._described > before[1] or rewound
+            grew = self._known_taps > before[0] or self._description.received > before[1] or rewound
             return bool(arrived) or grew or not (parcel.entries or parcel.taps or parcel.description or self._end)
 
     def _retain(self, arrived: Sequence[Entry], answer: Answer) -> None:
@@ -294,7 +249,7 @@ class Outbox:
         """Handle a parcel that the receiver rejected; its parts are tried one by one."""
         with self.changed:
             if self._careful and parcel.description is not None:
-                self._description_strikes += 1
+                self._description.strike()
             entries = parcel.entries
             if len(entries) == 1 and not (parcel.taps or parcel.description):
                 entries[0].strikes += 1
@@ -313,16 +268,16 @@ class Outbox:
         else:
             self._waiting.extendleft(reversed(entries))
 
-    # -- books ------------------------------------------------------------------------------------------------------
+    # -- counters ------------------------------------------------------------------------------------------------------
 
     @property
-    def books(self) -> Books:
+    def counters(self) -> DeliveryCounters:
         """Return the current counters."""
         with self.changed:
-            return self._books()
+            return self._counters()
 
-    def _books(self) -> Books:
-        return Books(
+    def _counters(self) -> DeliveryCounters:
+        return DeliveryCounters(
             produced=self._produced,
             acknowledged=self._acknowledged,
             dropped=dict(self._dropped),
@@ -336,24 +291,3 @@ class Outbox:
         self._listening = False
         self._forget_all()
         self._closed = True
-
-
-def _update(known: dict[str, Described], given: Sequence[Described]) -> bool:
-    """Update records by path; return whether any of them changed."""
-    differs = False
-    for each in given:
-        if known.get(each.path) != each and known.get((each := fitted(each)).path) != each:
-            known[each.path] = each
-            differs = True
-    return differs
-
-
-def _size_of(record: Frame | Snapshot) -> int:
-    if isinstance(record, Snapshot):
-        return record.values.nbytes + ENTRY_BYTES
-    block = record.sketches
-    texts = sum(len(event.message) + ENTRY_BYTES for event in record.events)
-    names = sum(len(name) + 9 for name in record.scalars)
-    labels = sum(len(name) + len(text) for name, text in record.labels.items())
-    arrays = record.stats.nbytes + record.taps.nbytes + block.start.nbytes + block.bins.nbytes + block.counts.nbytes
-    return arrays + texts + names + labels + ENTRY_BYTES

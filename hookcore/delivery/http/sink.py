@@ -22,16 +22,13 @@ from hookcore.delivery.http.connection import (
     UnansweredError,
 )
 from hookcore.delivery.http.fitting import cut, fitted_settings
-from hookcore.delivery.http.outbox import MAX_BYTES, MAX_ITEMS, Outbox, Parcel, Reason
+from hookcore.delivery.http.messages import absence_message, loss_message
+from hookcore.delivery.http.outbox import MAX_BYTES, MAX_ITEMS, Outbox, Reason
+from hookcore.delivery.http.parcels import Parcel
+from hookcore.delivery.sinks import Sink
 from hookcore.errors import WireError
 from hookcore.records import Command, Coverage, Failure, Frame, HookRecord, ModuleRecord, Snapshot
-from hookcore.wire import (
-    Answer,
-    Books,
-    RunInfo,
-    decode_answer,
-    encode,
-)
+from hookcore.wire import Answer, DeliveryCounters, RunInfo, decode_answer, encode
 
 logger = logging.getLogger("hookcore")
 
@@ -44,20 +41,13 @@ MAX_PAUSE_S: Final = 30.0
 MAX_PAUSE_HERE_S: Final = 1.0  # for a local server: a refused connection costs nothing there
 MAX_PAUSE_AT_END_S: Final = 0.2
 WARN_AFTER_S: Final = 10.0  # without an answer
-_LOSSES: Final[dict[str, str]] = {
-    "queue-full": "dropped because too many waited",
-    "refused": "refused",
-    "too-large": "too large",
-    "unsendable": "could not be encoded",
-    "closed": "not sent in time",
-}
 _REFUSALS: Final[dict[int, Reason]] = {400: "refused", 413: "too-large", 422: "refused"}
 
 
-class HttpSink:
+class HttpSink(Sink):
     """Receives the frames of one run, and sends them from its own thread once `start` has set the address.
 
-    Frames that a full queue, a refusal, or the end drops are counted in `books`. An absent server is retried after
+    Frames that a full queue, a refusal, or the end drops are counted in `counters`. An absent server is retried after
     growing pauses. A server that lost its memory gets everything again that it needs.
     """
 
@@ -98,13 +88,9 @@ class HttpSink:
 
     # -- the sink ---------------------------------------------------------------------------------------------------
 
-    def send(self, frame: Frame) -> None:
-        """Queue a frame; never wait, never raise."""
-        self._outbox.put(frame)
-
-    def add_snapshot(self, snapshot: Snapshot) -> None:
-        """Queue a snapshot."""
-        self._outbox.put(snapshot)
+    def send(self, record: Frame | Snapshot) -> None:
+        """Queue a record; never wait, never raise."""
+        self._outbox.put(record)
 
     def describe(
         self, modules: Sequence[ModuleRecord], coverage: Sequence[Coverage] = (), hooks: Sequence[HookRecord] = ()
@@ -117,11 +103,9 @@ class HttpSink:
         self._on_command = on_command
 
     def limit_close_time(self, close_s: float) -> None:
-        """Limit the time that closing may take."""
         self.close_s = min(self.close_s, max(0.0, close_s))
 
     def fail(self, failure: Failure) -> None:
-        """Record why the run ends; `close` follows."""
         self._outbox.fail(failure)
 
     def close(self) -> None:
@@ -165,15 +149,15 @@ class HttpSink:
         if self._thread is None:
             self._met = met
             self._address = address if callable(address) else lambda: address
-            self._settings, self._advice = settings, advice
+            self._settings, self._advice = settings, f" {advice}" if advice else ""
             self._fine_at = time.monotonic()
             self._thread = threading.Thread(target=self._run, name="hookcore-sender", daemon=True)
             self._thread.start()
 
     @property
-    def books(self) -> Books:
+    def counters(self) -> DeliveryCounters:
         """Counters of frames and snapshots: produced = acknowledged + dropped (by reason) + waiting + in flight."""
-        return self._outbox.books
+        return self._outbox.counters
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until everything so far was acknowledged or dropped. Return False if the time ran out."""
@@ -337,32 +321,15 @@ class HttpSink:
             self._warn()
 
     def _tell_losses(self) -> None:
-        """Warn at the end if parts of the run didn't reach the server, and say how much."""
-        books = self._outbox.books
-        parts = [(count, _LOSSES[reason]) for reason, count in books.dropped.items() if count]
-        parts += [(books.in_flight, "sent without an answer")] if books.in_flight else []
-        if parts or not self._answered:
-            logger.warning(
-                "hookcore: the run has ended, and %s of its %s captured steps and snapshots did not reach the server "
-                "(%s): %s.%s%s",
-                f"{sum(count for count, _ in parts):,}",
-                f"{books.produced:,}",
-                self.trouble or "no answer came",
-                ", ".join(f"{count:,} {why}" for count, why in parts) or "only its description was left to send",
-                " " if self._advice else "",
-                self._advice,
-            )
+        """Warn at the end if parts of the run didn't reach the server."""
+        message = loss_message(self.counters, self.trouble, self._answered)
+        if message:
+            logger.warning("%s%s", message, self._advice)
 
     def _warn(self) -> None:
         if not self._warned:
             self._warned = True
-            logger.warning(
-                "hookcore: the server isn't accepting frames (%s). Training continues. If the queue fills up, the "
-                "oldest are dropped.%s%s",
-                self.trouble or "no answer came",
-                " " if self._advice else "",
-                self._advice,
-            )
+            logger.warning("%s%s", absence_message(self.trouble), self._advice)
 
 
 def _is_timeout(error: Exception) -> bool:

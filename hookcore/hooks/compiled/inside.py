@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final, Protocol
 
 import torch
@@ -14,14 +14,6 @@ from hookcore.hooks.compiled.regions import forget_graphs, guard_functions, unwr
 from hookcore.hooks.inert import InertInCopies
 
 _KEY_BITS: Final = 32  # the low bits of an address are the module's key, the high bits the number of its `Inside`
-
-
-def _never() -> bool:
-    """Replace `torch.compiler.is_exporting`, which torch 2.6 does not have."""
-    return False
-
-
-_is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", _never)
 
 
 class Observer(Protocol):
@@ -94,7 +86,7 @@ class _OutputHook(InertInCopies):
             self.address = torch.tensor(number, dtype=torch.int64, device="cpu")
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        if _is_exporting():
+        if torch.compiler.is_exporting():
             return
         for index, tensor in _tensors(output):
             if torch.compiler.is_compiling():

@@ -8,7 +8,13 @@ const MAX_TAPS = 4; // of one layer: parameters, calls
 
 /** @typedef {{id: string, name: string}} Side */
 
-/** @param {import("../answers.js").Series} series @param {Side} side @param {boolean} dashed @param {string} more @returns {import("../plot/thin.js").Line} */
+/**
+ * @param {import("../answers.js").Series} series
+ * @param {Side} side
+ * @param {boolean} dashed
+ * @param {string} more
+ * @returns {import("../plot/thin.js").Line}
+ */
 function lineOf(series, side, dashed, more) {
   const numbers = (/** @type {"mean" | "min" | "max"} */ name) => series[name].map(numberOf);
   return {
@@ -28,7 +34,12 @@ export class Overlay {
   /** @type {number[][]} the numbers of the layer's taps, in A and in B */
   #numbers = [[], []];
 
-  /** @param {import("../page.js").Page} page @param {HTMLElement} figure @param {Side[]} sides @param {() => Record<string, any>} asked what is compared */
+  /**
+   * @param {import("../page.js").Page} page
+   * @param {HTMLElement} figure
+   * @param {Side[]} sides
+   * @param {() => Record<string, any>} asked what is compared
+   */
   constructor(page, figure, sides, asked) {
     this.sides = sides;
     this.asked = asked;
@@ -83,7 +94,12 @@ export class Overlay {
   }
 }
 
-/** @param {import("../page.js").Page} page @param {HTMLElement | null} figure @param {Side[]} sides @returns {() => Promise<void>} shows the newest */
+/**
+ * @param {import("../page.js").Page} page
+ * @param {HTMLElement | null} figure
+ * @param {Side[]} sides
+ * @returns {() => Promise<void>} shows the newest
+ */
 export function makeLoss(page, figure, sides) {
   if (!figure) return async () => {};
   const name = figure.dataset.name ?? "loss";

@@ -2,7 +2,10 @@
 /** Bars of many layers: as many as there is room for; where layers share one, the worst of them. Pure. */
 import { MISSING, startOf, worstOf } from "../worst.js";
 
-/** @typedef {{from: number, to: number, bits: number, value: number, state: "finite" | "zero" | "nan" | "inf" | "missing"}} Bar layers `from` to `to` - 1 */
+/**
+ * @typedef {{from: number, to: number, bits: number, value: number, state: "finite" | "zero" | "nan" | "inf" |
+ * "missing"}} Bar layers `from` to `to` - 1
+ */
 /** @typedef {[number, number]} Decades */
 
 const EXPONENT = 0x7f800000;

@@ -59,7 +59,12 @@ export class PickedLine {
   }
 }
 
-/** What was sampled of a row. @param {import("../columns.js").Columns} columns @param {number} row @param {string} name */
+/**
+ * What was sampled of a row.
+ * @param {import("../columns.js").Columns} columns
+ * @param {number} row
+ * @param {string} name
+ */
 function lineOf(columns, row, name) {
   const places = Array.from({ length: columns.length }, (_, place) => place).filter(
     (place) => cellValue(columns, place, row) !== null,

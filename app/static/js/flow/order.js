@@ -3,7 +3,10 @@
 import { labelOf } from "../heat/rows.js";
 
 /** @typedef {import("../heat/rows.js").Row} Row */
-/** @typedef {{label: string, module: string, type: string, rows: [number, number]}} Layer rows of activations and of gradients; -1: none */
+/**
+ * @typedef {{label: string, module: string, type: string, rows: [number, number]}} Layer rows of activations and of
+ * gradients; -1: none
+ */
 
 /**
  * Activations come in the order of their calls. A gradient without an activation follows the layer that is

@@ -9,7 +9,7 @@ import { MISSING } from "../worst.js";
 /** @typedef {import("./profile.js").Profile} Profile */
 
 /** The value of these bits; null if it was not captured. @param {number | undefined} bits */
-export function floatOf(bits) {
+function floatOf(bits) {
   return bits === undefined || bits === MISSING ? null : new Float32Array(Uint32Array.of(bits).buffer)[0];
 }
 

@@ -19,7 +19,10 @@ export class OverTime {
   /** Rows that hold or held something that is not finite, of those that are in sight. */
   bad = new Set();
 
-  /** @param {import("../page.js").Page} page @param {{fits: Fits, onPick: (row: Row, step: number) => void, onRows: () => void}} options */
+  /**
+   * @param {import("../page.js").Page} page
+   * @param {{fits: Fits, onPick: (row: Row, step: number) => void, onRows: () => void}} options
+   */
   constructor(page, options) {
     this.page = page;
     this.options = options;

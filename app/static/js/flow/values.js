@@ -1,5 +1,8 @@
 // @ts-check
-/** One stat of every layer at the step that is looked at: the newest ones as they come, or those of the step that is held. */
+/**
+ * One stat of every layer at the step that is looked at: the newest ones as they come, or those of the step that is
+ * held.
+ */
 import { prefs } from "../prefs.js";
 import { Subscription } from "../subscription.js";
 import { MISSING } from "../worst.js";
@@ -15,7 +18,12 @@ export class Values {
   /** Whether an answer came. */
   known = false;
 
-  /** @param {import("../page.js").Page} page @param {string} kind @param {() => string} stat @param {() => void} changed */
+  /**
+   * @param {import("../page.js").Page} page
+   * @param {string} kind
+   * @param {() => string} stat
+   * @param {() => void} changed
+   */
   constructor(page, kind, stat, changed) {
     this.page = page;
     this.kind = kind;

@@ -18,7 +18,8 @@ import { Screen } from "./screen.js";
  * @property {string} [stat]
  * @property {(row: Row, step: number) => void} [onPick] a click on a layer
  * @property {() => [number, number] | null} [span] the steps that are shown; those of the page if not given
- * @property {() => {path: string, query: Record<string, any>}} [query] the same numbers, asked of the server; for the export
+ * @property {() => {path: string, query: Record<string, any>}} [query] the same numbers, asked of the server; for the
+ * export
  */
 
 export class Heat {
@@ -40,7 +41,11 @@ export class Heat {
   range = null;
   #quantity = "";
 
-  /** @param {import("../page.js").Page} page @param {HTMLElement} element the figure, or what holds the picture @param {HeatOptions} options */
+  /**
+   * @param {import("../page.js").Page} page
+   * @param {HTMLElement} element the figure, or what holds the picture
+   * @param {HeatOptions} options
+   */
   constructor(page, element, options) {
     this.page = page;
     this.options = options;
@@ -78,7 +83,8 @@ export class Heat {
   }
 
   /** Which layers the rows are. The same ones again keep what is there. @param {readonly Row[]} rows
-   * @param {[number, number]} [capacity] columns, and steps that share one @param {string} [quantity] what the values are: different quantities can't share a picture */
+   * @param {[number, number]} [capacity] columns, and steps that share one @param {string} [quantity] what the values
+   * are: different quantities can't share a picture */
   setRows(rows, [many, width] = [501, 1], quantity = "") {
     const { columns } = this;
     // A server that was started again says "none" until the trainer has sent their names: what is there is still true.
@@ -100,7 +106,11 @@ export class Heat {
     this.screen.changed(frame.kind === "snapshot" ? null : changed);
   }
 
-  /** Which rows are shown, and in what order. @param {number[]} shown in the model's order @param {{sort?: import("./rows.js").Sort, pinned?: number[]}} [how] */
+  /**
+   * Which rows are shown, and in what order.
+   * @param {number[]} shown in the model's order
+   * @param {{sort?: import("./rows.js").Sort, pinned?: number[]}} [how]
+   */
   setOrder(shown, { sort = "model", pinned = [] } = {}) {
     const alone = new Set(pinned);
     const rest = alone.size ? shown.filter((row) => !alone.has(row)) : shown;

@@ -10,7 +10,10 @@ const GUTTER = 7;
 const TOP = 4;
 
 /** @typedef {{x: number, y: number, w: number, h: number}} Box */
-/** @typedef {{y: number, h: number, from: number, to: number}} Band pixel rows `from` to `to` of the grid are at y to y + h */
+/**
+ * @typedef {{y: number, h: number, from: number, to: number}} Band pixel rows `from` to `to` of the grid are at y to y
+ * + h
+ */
 /** @typedef {"fit" | "read"} Fit */
 
 /**
@@ -29,13 +32,14 @@ const TOP = 4;
  */
 
 /** How many rows a picture of this height has room for. @param {number} height @param {number} pinned */
-export function roomFor(height, pinned) {
+function roomFor(height, pinned) {
   const rest = height - TOP - AXIS - LEGEND - (pinned ? pinned * ROW_PX + PINNED_GAP : 0);
   return Math.max(1, Math.floor(rest / ROW_PX));
 }
 
 /**
- * @param {number} width @param {number} height @param {Int32Array} order all rows, the pinned ones first @param {number} pinned
+ * @param {number} width @param {number} height @param {Int32Array} order all rows, the pinned ones first @param
+ * {number} pinned
  * @param {Fit} fit @param {number} scrolled the first row after the pinned ones, if the rows are tall enough to read
  * @param {number} wanted how wide the names would like to be
  * @param {number} [density] device pixels of a CSS pixel, where they are fewer than one @returns {Layout}

@@ -1,5 +1,8 @@
 // @ts-check
-/** What stands around the cells - names, groups, axis, color bar, legend - as data: a canvas and an SVG draw the same. Pure. */
+/**
+ * What stands around the cells - names, groups, axis, color bar, legend - as data: a canvas and an SVG draw the same.
+ * Pure.
+ */
 import { cssOf, STEPS } from "../colors.js";
 import { count, number } from "../format.js";
 import { evenTicks, ticks } from "../scale.js";
@@ -13,7 +16,8 @@ const STEP_TICK_PX = 90;
 
 /**
  * @typedef {{kind: "rect", x: number, y: number, w: number, h: number, fill: string, hatch?: string}
- *   | {kind: "text", x: number, y: number, text: string, fill: string, align: "left" | "right" | "center", mono?: boolean, bold?: boolean}} Mark
+ *   | {kind: "text", x: number, y: number, text: string, fill: string, align: "left" | "right" | "center", mono?:
+ * boolean, bold?: boolean}} Mark
  * @typedef {import("./layout.js").Layout} Layout
  */
 
@@ -27,8 +31,12 @@ export function widthOf(rows) {
   return 8 + LETTER * rows.reduce((most, row) => Math.max(most, labelOf(row).length), 6);
 }
 
-/** Names and groups of the rows, as many as can be read. @param {Layout} layout @param {readonly import("./rows.js").Row[]} rows
- * @param {boolean} grouped whether the rows stand in the model's order @param {Record<string, string>} page colors @returns {Mark[]} */
+/**
+ * Names and groups of the rows, as many as can be read.
+ * @param {Layout} layout
+ * @param {readonly import("./rows.js").Row[]} rows
+ * @param {boolean} grouped whether the rows stand in the model's order @param {Record<string, string>} page colors
+ * @returns {Mark[]} */
 export function rowMarks(layout, rows, grouped, page) {
   const { shown, labels, gutter, pinned } = layout;
   if (!shown.length) return [];
@@ -81,7 +89,13 @@ export function rowMarks(layout, rows, grouped, page) {
   return marks;
 }
 
-/** The axis of steps. @param {Layout} layout @param {[number, number]} span @param {Record<string, string>} page @returns {Mark[]} */
+/**
+ * The axis of steps.
+ * @param {Layout} layout
+ * @param {[number, number]} span
+ * @param {Record<string, string>} page
+ * @returns {Mark[]}
+ */
 export function stepMarks(layout, span, page) {
   const { plot } = layout;
   const bottom = plot.y + plot.h;
@@ -98,7 +112,11 @@ export function stepMarks(layout, span, page) {
   });
 }
 
-/** The color bar, with values at its ticks. @param {Layout} layout @param {import("../scale.js").Scale} scale @param {import("../colors.js").Palette} palette
+/**
+ * The color bar, with values at its ticks.
+ * @param {Layout} layout
+ * @param {import("../scale.js").Scale} scale
+ * @param {import("../colors.js").Palette} palette
  * @param {boolean} relative @param {Record<string, string>} page @returns {Mark[]} */
 export function barMarks(layout, scale, palette, relative, page) {
   const { bar } = layout;
@@ -139,13 +157,17 @@ export function barMarks(layout, scale, palette, relative, page) {
 }
 
 /** Ten to that power, as a multiple of what is usual. @param {number} decades */
-export function timesOf(decades) {
+function timesOf(decades) {
   const times = 10 ** Math.abs(decades);
   const text = number(times, { digits: 2, style: "auto" });
   return decades < 0 ? `\u00f7${text}` : `\u00d7${text}`;
 }
 
-/** What no scale holds. @param {Layout} layout @param {string} words what the colors are of @param {import("../colors.js").Palette} palette
+/**
+ * What no scale holds.
+ * @param {Layout} layout
+ * @param {string} words what the colors are of
+ * @param {import("../colors.js").Palette} palette
  * @param {Record<string, string>} page @returns {Mark[]} */
 export function legendMarks(layout, words, palette, page) {
   const y = layout.plot.y + layout.plot.h + 33;

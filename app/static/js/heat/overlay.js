@@ -30,7 +30,15 @@ export function drawCursor(pen, pointing, scene) {
   outline(pen, scene, plot.x, box.y, plot.w, Math.max(2, box.h));
 }
 
-/** Light on dark and dark on light: seen on every color. @param {CanvasRenderingContext2D} pen @param {Scene} scene @param {number} x @param {number} y @param {number} w @param {number} h */
+/**
+ * Light on dark and dark on light: seen on every color.
+ * @param {CanvasRenderingContext2D} pen
+ * @param {Scene} scene
+ * @param {number} x
+ * @param {number} y
+ * @param {number} w
+ * @param {number} h
+ */
 function outline(pen, { page }, x, y, w, h) {
   pen.lineWidth = 3;
   pen.strokeStyle = page.card;
@@ -57,7 +65,13 @@ function drawStep(pen, { layout, span, page }, step, alpha) {
   pen.globalAlpha = 1;
 }
 
-/** A triangle at the picked layer. @param {CanvasRenderingContext2D} pen @param {import("./pointing.js").Pointing} pointing @param {Scene} scene @param {number} row */
+/**
+ * A triangle at the picked layer.
+ * @param {CanvasRenderingContext2D} pen
+ * @param {import("./pointing.js").Pointing} pointing
+ * @param {Scene} scene
+ * @param {number} row
+ */
 function drawMark(pen, pointing, scene, row) {
   const place = row < 0 ? -1 : pointing.placeOf(row);
   if (place < 0) return;
@@ -71,7 +85,11 @@ function drawMark(pen, pointing, scene, row) {
   pen.fill();
 }
 
-/** @param {CanvasRenderingContext2D} pen @param {{from: number, to: number}} drag @param {import("./layout.js").Box} plot */
+/**
+ * @param {CanvasRenderingContext2D} pen
+ * @param {{from: number, to: number}} drag
+ * @param {import("./layout.js").Box} plot
+ */
 export function drawDrag(pen, drag, plot) {
   const [left, right] = [drag.from, drag.to]
     .sort((a, b) => a - b)

@@ -1,5 +1,8 @@
 // @ts-check
-/** From values to pixels. A table of 65,536 colors, one for each upper half of a float32, spares a logarithm a cell. Pure. */
+/**
+ * From values to pixels. A table of 65,536 colors, one for each upper half of a float32, spares a logarithm a cell.
+ * Pure.
+ */
 import { mixed, STEPS } from "../colors.js";
 import { MISSING } from "../worst.js";
 
@@ -33,7 +36,8 @@ export class Painter {
   }
 
   /** Cells as an image, row by row. In `hatch` stretches of values that are not finite get the color of their hatch.
-   * @param {import("./grid.js").Grid} grid @param {number} from @param {number} to @param {Uint32Array} pixels @param {Uint32Array} [hatch]
+   * @param {import("./grid.js").Grid} grid @param {number} from @param {number} to @param {Uint32Array} pixels @param
+   * {Uint32Array} [hatch]
    * @returns {boolean} whether there are such stretches */
   paint(grid, from, to, pixels, hatch) {
     let hatched = false;

@@ -2,7 +2,10 @@
 /** The rows of a heatmap: their names, their groups in the model's tree, and in which order they stand. Pure. */
 import { badness, startOf } from "../worst.js";
 
-/** @typedef {{number: number | null, module: string, kind: string, index: string, call: number, phase: string, type?: string, group: number}} Row */
+/**
+ * @typedef {{number: number | null, module: string, kind: string, index: string, call: number, phase: string, type?:
+ * string, group: number}} Row
+ */
 /** @typedef {"model" | "value" | "change" | "bad"} Sort */
 /** @typedef {{name: string, from: number, to: number}} Group rows of the picture, the last one excluded */
 
@@ -15,7 +18,11 @@ export function labelOf(row) {
   return `${row.module || "(root)"}${index}${call}${row.phase === "eval" ? " (eval)" : ""}`;
 }
 
-/** A name cut to a number of letters: without its first parts if the rest is clear, else without its end. @param {string} name @param {number} letters */
+/**
+ * A name cut to a number of letters: without its first parts if the rest is clear, else without its end.
+ * @param {string} name
+ * @param {number} letters
+ */
 export function shortName(name, letters) {
   if (name.length <= letters) return name;
   let text = name;
@@ -52,7 +59,12 @@ export function sameRows(before, after) {
   );
 }
 
-/** Which rows share a pixel row: the first `alone` have one each, the others share the rest. @param {number} rows @param {number} pixels @param {number} [alone] */
+/**
+ * Which rows share a pixel row: the first `alone` have one each, the others share the rest.
+ * @param {number} rows
+ * @param {number} pixels
+ * @param {number} [alone]
+ */
 export function startsOf(rows, pixels, alone = 0) {
   const rest = rows - alone;
   const height = Math.max(0, Math.min(rest, pixels));
@@ -62,7 +74,10 @@ export function startsOf(rows, pixels, alone = 0) {
   return starts;
 }
 
-/** The step at which each row first was not finite; Infinity if it always was finite. @param {import("../columns.js").Columns} columns */
+/**
+ * The step at which each row first was not finite; Infinity if it always was finite.
+ * @param {import("../columns.js").Columns} columns
+ */
 export function onsets(columns) {
   const found = new Float64Array(columns.rows).fill(Infinity);
   for (let place = columns.length - 1; place >= 0; place -= 1) {
@@ -73,7 +88,11 @@ export function onsets(columns) {
   return found;
 }
 
-/** How bad each row's newest value is, and how much it changed over the window. @param {import("../columns.js").Columns} columns @param {Sort} sort */
+/**
+ * How bad each row's newest value is, and how much it changed over the window.
+ * @param {import("../columns.js").Columns} columns
+ * @param {Sort} sort
+ */
 function keysOf(columns, sort) {
   const keys = new Float64Array(columns.rows).fill(-Infinity);
   if (!columns.length) return keys;
@@ -96,7 +115,8 @@ function changeOf(before, after) {
 }
 
 /** Rows in the order that is asked for: those of the model's order that stay equal keep it.
- * @param {number[]} shown rows, in the model's order @param {Sort} sort @param {import("../columns.js").Columns | null} columns @returns {Int32Array} */
+ * @param {number[]} shown rows, in the model's order @param {Sort} sort @param {import("../columns.js").Columns |
+ * null} columns @returns {Int32Array} */
 export function sorted(shown, sort, columns) {
   if (sort === "model" || columns === null) return Int32Array.from(shown);
   if (sort === "bad") {

@@ -11,12 +11,22 @@ const LETTERS = 11;
 
 /** @typedef {{width: number, height: number, ratio: number}} Size in CSS pixels, and device pixels for each */
 
-/** Where a value stands, in CSS pixels from the top. @param {import("./shape.js").SignedLog} axis @param {number} value @param {Size} size */
+/**
+ * Where a value stands, in CSS pixels from the top.
+ * @param {import("./shape.js").SignedLog} axis
+ * @param {number} value
+ * @param {Size} size
+ */
 export function topOf(axis, value, { height, ratio }) {
   return STRIP / ratio + (1 - axis.place(value)) * (height - BOTTOM - (2 * STRIP) / ratio);
 }
 
-/** @param {CanvasRenderingContext2D} pen @param {import("./shape.js").SignedLog} axis @param {[number, number]} span @param {Size} size */
+/**
+ * @param {CanvasRenderingContext2D} pen
+ * @param {import("./shape.js").SignedLog} axis
+ * @param {[number, number]} span
+ * @param {Size} size
+ */
 export function drawAxes(pen, axis, span, size) {
   pen.font = FONT;
   pen.fillStyle = colors().quiet;

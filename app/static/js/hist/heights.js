@@ -5,7 +5,8 @@ import { rowsOf, SHARES } from "./paint.js";
 const FLOOR = SHARES[0] / 10;
 
 /** Heights of 0 to 1 by the logarithm of the share, from low values to high ones.
- * @param {import("./shape.js").Shape} shape @param {import("./shape.js").SignedLog} axis @param {number} column @param {number} width @returns {Float32Array} */
+ * @param {import("./shape.js").Shape} shape @param {import("./shape.js").SignedLog} axis @param {number} column
+ * @param {number} width @returns {Float32Array} */
 export function heightsOf(shape, axis, column, width) {
   const { from, to, band, about } = rowsOf(shape, axis, width);
   const start = column * shape.bins;
@@ -26,7 +27,12 @@ export function heightOf(share) {
   return share <= FLOOR ? 0 : Math.min(1, Math.log10(share / FLOOR) / Math.log10(1 / FLOOR));
 }
 
-/** The columns of a ridge plot: at most a given number, evenly spaced, always with the newest. @param {number} columns @param {number} most @returns {number[]} */
+/**
+ * The columns of a ridge plot: at most a given number, evenly spaced, always with the newest.
+ * @param {number} columns
+ * @param {number} most
+ * @returns {number[]}
+ */
 export function picked(columns, most) {
   const many = Math.min(columns, most);
   return Array.from({ length: many }, (_, place) =>

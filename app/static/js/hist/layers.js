@@ -10,7 +10,12 @@ const PAGE = 1000;
 /** @typedef {import("./order.js").Layer} Layer */
 /** @typedef {{type: string, place: number}} Placed */
 
-/** All modules of a run, by path. @param {string} run @param {AbortSignal} signal @returns {Promise<Map<string, Placed>>} */
+/**
+ * All modules of a run, by path.
+ * @param {string} run
+ * @param {AbortSignal} signal
+ * @returns {Promise<Map<string, Placed>>}
+ */
 export async function modulesOf(run, signal) {
   const parts = await getAll(`runs/${encodeURIComponent(run)}/modules`, { limit: PAGE }, signal);
   const modules = parts.flatMap((part) => part.modules);
@@ -18,7 +23,8 @@ export async function modulesOf(run, signal) {
 }
 
 /** The layers of a kind with their newest values.
- * @param {string} run @param {string} kind @param {Map<string, Placed>} modules @param {AbortSignal} signal @returns {Promise<Layer[]>} */
+ * @param {string} run @param {string} kind @param {Map<string, Placed>} modules @param {AbortSignal} signal @returns
+ * {Promise<Layer[]>} */
 export async function layersOf(run, kind, modules, signal) {
   const said = await get("latest", { run, kind, limit: 100000 }, signal);
   const column = (/** @type {string} */ name) => said.stats.indexOf(name);
@@ -37,7 +43,8 @@ export async function layersOf(run, kind, modules, signal) {
 }
 
 /** Sets each layer's drift over the shown steps.
- * @param {string} run @param {string} kind @param {[number, number] | null} span @param {Layer[]} layers @param {AbortSignal} signal */
+ * @param {string} run @param {string} kind @param {[number, number] | null} span @param {Layer[]} layers @param
+ * {AbortSignal} signal */
 export async function addDrift(run, kind, span, layers, signal) {
   const [from, to] = span ?? [];
   const said = await get("heatmap", { run, kind, stat: "rms", columns: COLUMNS, rows: ROWS, from, to }, signal);

@@ -14,7 +14,10 @@
  * @property {number} bad how many values are not finite
  */
 
-/** The largest first; what is not a number is the worst of all, but only where something is known. @type {Record<string, (layer: Layer) => number>} */
+/**
+ * The largest first; what is not a number is the worst of all, but only where something is known.
+ * @type {Record<string, (layer: Layer) => number>}
+ */
 const KEYS = {
   zero: (layer) => layer.zero,
   spread: (layer) => layer.spread,
@@ -32,7 +35,8 @@ export function ordered(layers, sort) {
 }
 
 /** How far the size of each row went: the largest change of scale against its first column that was seen.
- * @param {(number | null)[][]} rows worst values by row and column @param {number[][]} states 0 empty, 1 finite @returns {number[]} */
+ * @param {(number | null)[][]} rows worst values by row and column @param {number[][]} states 0 empty, 1 finite
+ * @returns {number[]} */
 export function driftOf(rows, states) {
   return rows.map((row, place) => {
     const sizes = row

@@ -1,9 +1,15 @@
 // @ts-check
-/** The pixels of histograms over steps: steps to the right, values upwards, and how much of a step lies there as the color. Pure. */
+/**
+ * The pixels of histograms over steps: steps to the right, values upwards, and how much of a step lies there as the
+ * color. Pure.
+ */
 import { endsOf, middleOf } from "./shape.js";
 
 /** @typedef {import("./shape.js").Shape} Shape */
-/** @typedef {{table: Uint32Array, nan: number, inf: number, missing: number, nanHatch: number, infHatch: number}} Palette */
+/**
+ * @typedef {{table: Uint32Array, nan: number, inf: number, missing: number, nanHatch: number, infHatch: number}}
+ * Palette
+ */
 
 /** The colors reach from the first share to the second, by the logarithm. */
 export const SHARES = /** @type {const} */ ([1e-4, 0.25]);
@@ -18,7 +24,8 @@ export function levelOf(share) {
 
 /** The bins of each row of pixels: the first, and the one after the last. Bins around zero share the rows of the band.
  * @param {Shape} shape @param {import("./shape.js").SignedLog} axis @param {number} rows
- * @returns {{from: Int32Array, to: Int32Array, band: [number, number], about: [number, number]}} `about`: the bins that are summed up in the band */
+ * @returns {{from: Int32Array, to: Int32Array, band: [number, number], about: [number, number]}} `about`: the bins
+ * that are summed up in the band */
 export function rowsOf(shape, axis, rows) {
   const [from, to] = [new Int32Array(rows).fill(-1), new Int32Array(rows).fill(-1)];
   const row = (/** @type {number} */ value) => (1 - axis.place(value)) * rows;
@@ -44,7 +51,9 @@ export function rowsOf(shape, axis, rows) {
   return { from, to, band: [top, Math.max(top + 1, Math.ceil(row(low)))], about };
 }
 
-/** Fills pixels; where a row holds several bins the fullest one wins, and a column that is not finite is marked at the edges.
+/**
+ * Fills pixels; where a row holds several bins the fullest one wins, and a column that is not finite is marked at the
+ * edges.
  * @param {Uint32Array} pixels @param {number} width @param {number} height
  * @param {Shape} shape @param {import("./shape.js").SignedLog} axis @param {[number, number]} span first and last step
  * @param {Palette} palette @param {number} empty the color of empty cells */
@@ -64,7 +73,14 @@ export function paint(pixels, width, height, shape, axis, span, palette, empty) 
   strips(pixels, width, height, shape, ends, span, palette, empty);
 }
 
-/** @param {Shape} shape @param {number} column @param {ReturnType<typeof rowsOf>} rows @param {number} inner @param {Palette} palette @param {number} empty */
+/**
+ * @param {Shape} shape
+ * @param {number} column
+ * @param {ReturnType<typeof rowsOf>} rows
+ * @param {number} inner
+ * @param {Palette} palette
+ * @param {number} empty
+ */
 function columnOf(shape, column, { from, to, band, about }, inner, palette, empty) {
   const colors = new Uint32Array(inner).fill(empty);
   const start = column * shape.bins;
@@ -83,7 +99,8 @@ function columnOf(shape, column, { from, to, band, about }, inner, palette, empt
 }
 
 /** NaN and +Infinity above, -Infinity below. A mark lasts no less than a pixel, and no later column takes it away.
- * @param {Uint32Array} pixels @param {number} width @param {number} height @param {Shape} shape @param {Float64Array} ends
+ * @param {Uint32Array} pixels @param {number} width @param {number} height @param {Shape} shape @param {Float64Array}
+ * ends
  * @param {[number, number]} span @param {Palette} palette @param {number} empty */
 function strips(pixels, width, height, shape, ends, span, palette, empty) {
   const scale = width / (span[1] - span[0] + 1);

@@ -41,7 +41,11 @@ export function middleOf(shape, bin) {
   return low < 0 && high > 0 ? 0 : (low + high) / 2;
 }
 
-/** Where the columns stand: each lasts until the next one, but not over a gap. Ends are exclusive. @param {Shape} shape @returns {Float64Array} */
+/**
+ * Where the columns stand: each lasts until the next one, but not over a gap. Ends are exclusive.
+ * @param {Shape} shape
+ * @returns {Float64Array}
+ */
 export function endsOf({ first, last, columns }) {
   const gaps = Array.from({ length: Math.max(0, columns - 1) }, (_, column) => first[column + 1] - first[column]).sort(
     (a, b) => a - b,
@@ -53,7 +57,12 @@ export function endsOf({ first, last, columns }) {
   });
 }
 
-/** The column of a step; -1 if the step was not captured. @param {Shape} shape @param {Float64Array} ends @param {number} step */
+/**
+ * The column of a step; -1 if the step was not captured.
+ * @param {Shape} shape
+ * @param {Float64Array} ends
+ * @param {number} step
+ */
 export function columnAt({ first, columns }, ends, step) {
   let [low, high] = [0, columns];
   while (low < high) {
@@ -67,7 +76,9 @@ export function columnAt({ first, columns }, ends, step) {
 const SMALL = 0.005; // of what is not zero: that much may lie in the band around zero
 const MAX_DECADES = 12;
 
-/** What a picture of these histograms must hold: the largest magnitudes of each sign, and below which one all is about zero.
+/**
+ * What a picture of these histograms must hold: the largest magnitudes of each sign, and below which one all is about
+ * zero.
  * @param {Shape[]} shapes @returns {{small: number, negative: number, positive: number}} */
 export function extentOf(shapes) {
   /** @type {[number, number][]} */

@@ -1,5 +1,8 @@
 // @ts-check
-/** The tiles of the Histograms page. Only those in view have a canvas, and only those are requested, up to 50 at a time. */
+/**
+ * The tiles of the Histograms page. Only those in view have a canvas, and only those are requested, up to 50 at a
+ * time.
+ */
 import { get } from "../api.js";
 import { h } from "../dom.js";
 import { Refresh } from "../live/refresh.js";
@@ -208,7 +211,11 @@ export class Wall {
   }
 }
 
-/** A label without its kind: the place in a nested output, the call, and the phase. @param {string} label @returns {string} */
+/**
+ * A label without its kind: the place in a nested output, the call, and the phase.
+ * @param {string} label
+ * @returns {string}
+ */
 function shortOf(label) {
   return label.replace(/^\w+ ?/, "");
 }

@@ -5,7 +5,8 @@ import { get } from "../api.js";
 const ASK_MS = 400;
 
 /** Throws if the trainer refused the command, or if the run ended before it.
- * @param {string} run @param {number} number of the command @param {number} from `next` of the events before it was sent
+ * @param {string} run @param {number} number of the command @param {number} from `next` of the events before it was
+ * sent
  * @param {(why: string) => void} wait called with the reason for a longer wait */
 export async function applied(run, number, from, wait) {
   for (;;) {

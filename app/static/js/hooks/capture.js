@@ -29,7 +29,8 @@ export class Capture {
   #switching = Promise.resolve();
 
   /** @param {import("../page.js").Page} page @param {HTMLFormElement} form
-   * @param {{drafted: () => void, obeyed: () => void}} tell called when the form changes, and when a change is applied */
+   * @param {{drafted: () => void, obeyed: () => void}} tell called when the form changes, and when a change is
+   * applied */
   constructor(page, form, tell) {
     this.page = page;
     this.form = form;

@@ -8,7 +8,9 @@ import { toast } from "../toast.js";
 import { Tree } from "../tree.js";
 import { nodesOf } from "../treeRows.js";
 
-/** @typedef {{path: string, type: string, parent: string | null, captured: boolean, kinds: string[], reason: string, calls: number,
+/**
+ * @typedef {{path: string, type: string, parent: string | null, captured: boolean, kinds: string[], reason: string,
+ * calls: number,
  *   values: number, hooks: number}} Seen */
 
 /** @param {string} run @returns {Promise<Seen[]>} */
@@ -16,7 +18,11 @@ export async function load(run) {
   return /** @type {any} */ (await get(`runs/${encodeURIComponent(run)}/module-rows`));
 }
 
-/** @param {import("../page.js").Page} page @param {HTMLElement} figure @param {import("./capture.js").Capture | null} capture */
+/**
+ * @param {import("../page.js").Page} page
+ * @param {HTMLElement} figure
+ * @param {import("./capture.js").Capture | null} capture
+ */
 export function makeTree(page, figure, capture) {
   const place = /** @type {HTMLElement} */ (figure.querySelector("#tree"));
   const many = (/** @type {number} */ value) => (value ? count(value) : "");

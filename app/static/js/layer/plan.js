@@ -3,15 +3,25 @@
 import { KIND_WORDS } from "../vocabulary.js";
 
 /** @typedef {{number: number | null, kind: string, index: string, call: number, phase: string, label: string}} Tap */
-/** @typedef {{kind: string, index: string, call: string, phase: string}} Choice what the address says; "" is whatever there is */
+/**
+ * @typedef {{kind: string, index: string, call: string, phase: string}} Choice what the address says; "" is whatever
+ * there is
+ */
 /** @typedef {{tap: Tap, name: string, make: string}} Part one line, or several, of a chart: how is in lines.js */
-/** @typedef {{id: string, title: string, y: import("../plot/lines.js").YAxis, stats: string[], parts: Part[]}} Plan a chart */
+/**
+ * @typedef {{id: string, title: string, y: import("../plot/lines.js").YAxis, stats: string[], parts: Part[]}} Plan a
+ * chart
+ */
 
 export const QUANTILES = ["p1", "p5", "p25", "p50", "p75", "p95", "p99"];
 const SHARES = ["zero_fraction", "nan", "inf", "count"];
 const MAX_LINES = 4;
 
-/** The taps that the choice leaves: of each kind those of one call and phase. @param {Tap[]} taps @param {Choice} choice */
+/**
+ * The taps that the choice leaves: of each kind those of one call and phase.
+ * @param {Tap[]} taps
+ * @param {Choice} choice
+ */
 export function chosen(taps, choice) {
   const kind = taps.some((tap) => tap.kind === choice.kind) ? choice.kind : "";
   return taps.filter(
@@ -20,7 +30,12 @@ export function chosen(taps, choice) {
   );
 }
 
-/** The one tensor that is looked at, null at a glance. @param {Tap[]} taps @param {Choice} choice @returns {Tap | null} */
+/**
+ * The one tensor that is looked at, null at a glance.
+ * @param {Tap[]} taps
+ * @param {Choice} choice
+ * @returns {Tap | null}
+ */
 export function tensorOf(taps, choice) {
   const some = taps.filter((tap) => tap.kind === choice.kind);
   const fits = (/** @type {Tap} */ tap) => [
@@ -111,7 +126,12 @@ function ratioOf(parts) {
   };
 }
 
-/** The tensors whose distribution is shown: the one that is looked at, or the first of each kind. @param {Tap[]} taps @param {Choice} choice @returns {Tap[]} */
+/**
+ * The tensors whose distribution is shown: the one that is looked at, or the first of each kind.
+ * @param {Tap[]} taps
+ * @param {Choice} choice
+ * @returns {Tap[]}
+ */
 export function distributionsOf(taps, choice) {
   const tensor = tensorOf(taps, choice);
   if (tensor) return [tensor];

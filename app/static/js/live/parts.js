@@ -1,5 +1,7 @@
 // @ts-check
-/** The parts of a page that the server renders, also when something has changed: requested while they are in view, and put in
+/**
+ * The parts of a page that the server renders, also when something has changed: requested while they are in view, and
+ * put in
  * place without disturbing the reader. */
 import { ApiError, numberOf } from "../api.js";
 import { byId, reveal } from "../dom.js";
@@ -132,7 +134,7 @@ export function dress(root) {
 }
 
 /** Python writes nan and inf. @param {string} text */
-export function readNumber(text) {
+function readNumber(text) {
   const words = { nan: "NaN", inf: "Infinity", "-inf": "-Infinity" };
   return text in words ? numberOf(/** @type {any} */ (words)[text]) : Number(text);
 }

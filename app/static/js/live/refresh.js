@@ -3,8 +3,11 @@
 
 const RETRY_MS = 5000;
 
-/** Calls `work` after a change: one call at a time, with pauses in between, and again for changes during a call. Nothing runs
- * while the page is hidden or `ready` says no; the change is remembered. If `work` throws, it is called again, unless the
+/**
+ * Calls `work` after a change: one call at a time, with pauses in between, and again for changes during a call.
+ * Nothing runs
+ * while the page is hidden or `ready` says no; the change is remembered. If `work` throws, it is called again, unless
+ * the
  * server has rejected the request itself (a status below 500). */
 export class Refresh {
   #isDue = false;
@@ -15,7 +18,8 @@ export class Refresh {
   #notBefore = -Infinity;
 
   /** @param {(signal: AbortSignal) => Promise<unknown>} work throws if it failed
-   * @param {{min?: number, max?: number, share?: number, ready?: () => boolean, page?: any}} [how] the pause after a call:
+   * @param {{min?: number, max?: number, share?: number, ready?: () => boolean, page?: any}} [how] the pause after a
+   * call:
    *   `share` times as long as the call took, but at least `min` and at most `max` milliseconds */
   constructor(work, { min = 1000, max = 5000, share = 10, ready = () => true, page = document } = {}) {
     this.work = work;

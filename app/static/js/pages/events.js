@@ -1,5 +1,8 @@
 // @ts-check
-/** The Events page: the server renders its list, also when something has changed; scripts request it and move through it. */
+/**
+ * The Events page: the server renders its list, also when something has changed; scripts request it and move through
+ * it.
+ */
 import { Walk } from "../alerts/walk.js";
 import { copyText } from "../copy.js";
 import { byId } from "../dom.js";

@@ -66,7 +66,8 @@ function showRatio(why = noRatio) {
   ratio.plot.hidden = !rows.length;
   if (rows.length) return;
   const words = ratio.rows.length ? "No parameter matches the filter." : noRatio;
-  if (!ratioEmpty.textContent?.startsWith(words)) ratioEmpty.textContent = words; // the server's own words end with a link
+  // the server's own words end with a link
+  if (!ratioEmpty.textContent?.startsWith(words)) ratioEmpty.textContent = words;
 }
 
 function sayCount() {

@@ -1,5 +1,8 @@
 // @ts-check
-/** The Overview page: the server renders its parts, also when something has changed; the heatmap and the line are drawn here. */
+/**
+ * The Overview page: the server renders its parts, also when something has changed; the heatmap and the line are drawn
+ * here.
+ */
 import { byId } from "../dom.js";
 import { listenToSeen } from "../live/acknowledge.js";
 import { dress, listenToLinks, Parts } from "../live/parts.js";
@@ -34,7 +37,9 @@ function startParts() {
   listenToLinks(page);
 }
 
-/** Shows the chart's newest value in the scalar's cards. While the page is held, they keep the value that the server rendered
+/**
+ * Shows the chart's newest value in the scalar's cards. While the page is held, they keep the value that the server
+ * rendered
  * for that step, because the chart shows later ones too. @param {string} name @param {number} value */
 function showNewest(name, value) {
   if (page.follow.paused) return;

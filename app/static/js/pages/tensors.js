@@ -36,7 +36,10 @@ const viewer = new Viewer(page);
 const rolled = new Rolled(page);
 /** @type {import("../answers.js").Snapshot[]} */
 let kept = [];
-/** What is looked at as long as the reader chose nothing: the newest one there was first. @type {import("../answers.js").Snapshot | null} */
+/**
+ * What is looked at as long as the reader chose nothing: the newest one there was first.
+ * @type {import("../answers.js").Snapshot | null}
+ */
 let first = null;
 const finder = new Finder(page, () => showList(page, kept, finder, chosen()));
 

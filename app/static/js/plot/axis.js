@@ -1,5 +1,8 @@
 // @ts-check
-/** The upright axis of a chart: linear, log, or log on both sides of zero; where a value stands, and what the ticks say. Pure. */
+/**
+ * The upright axis of a chart: linear, log, or log on both sides of zero; where a value stands, and what the ticks
+ * say. Pure.
+ */
 import { number } from "../format.js";
 
 /** @typedef {"linear" | "log" | "symlog"} ScaleName */
@@ -11,7 +14,12 @@ const FORM = { digits: 4, style: "auto" };
 const MAX_DECADES = 12; // of a log axis: what is smaller stands at its foot
 
 export class Axis {
-  /** @param {ScaleName} wanted @param {number} low the smallest value @param {number} high the largest @param {number} [least] the smallest above zero */
+  /**
+   * @param {ScaleName} wanted
+   * @param {number} low the smallest value
+   * @param {number} high the largest
+   * @param {number} [least] the smallest above zero
+   */
   constructor(wanted, low, high, least = low) {
     const nothing = !(low <= high);
     /** The scale in use: there is no log of negative values. @type {ScaleName} */
@@ -79,7 +87,12 @@ export class Axis {
   }
 }
 
-/** Powers of ten between two exponents, at most about a given number. @param {number} from @param {number} to @param {number} many */
+/**
+ * Powers of ten between two exponents, at most about a given number.
+ * @param {number} from
+ * @param {number} to
+ * @param {number} many
+ */
 function decadesBetween(from, to, many) {
   const first = Math.ceil(from);
   const last = Math.floor(to);

@@ -9,7 +9,8 @@ export function fileName(...parts) {
 }
 
 /**
- * A field of CSV: quoted if needed, NaN and the infinities as NumPy writes them, and no text that a spreadsheet would run as a formula.
+ * A field of CSV: quoted if needed, NaN and the infinities as NumPy writes them, and no text that a spreadsheet would
+ * run as a formula.
  * @param {unknown} value
  */
 function field(value) {
@@ -57,7 +58,11 @@ export function download(blob, name) {
   setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
 }
 
-/** The server's data for this chart, in one of its formats. @param {import("./python.js").Query} asked @param {"csv" | "json"} format */
+/**
+ * The server's data for this chart, in one of its formats.
+ * @param {import("./python.js").Query} asked
+ * @param {"csv" | "json"} format
+ */
 export async function fetchFile({ path, query }, format) {
   const response = await fetch(urlOf(path, { ...query, format }));
   if (response.ok) return response.blob();

@@ -1,5 +1,7 @@
 // @ts-check
-/** Charts of lines that a person inspects. The only module that calls Plotly: its settings are here and nowhere else. */
+/**
+ * Charts of lines that a person inspects. The only module that calls Plotly: its settings are here and nowhere else.
+ */
 import { Card } from "../card.js";
 import { colors, onTheme } from "../theme.js";
 import { blobOf } from "./files.js";

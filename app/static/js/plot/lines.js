@@ -6,8 +6,11 @@ import { drawn } from "./thin.js";
 import { tracesOf } from "./traces.js";
 import { summaryOf, tableOf } from "./words.js";
 
-/** @typedef {{title?: string, scale?: import("./axis.js").ScaleName, fixed?: boolean, low?: number, high?: number}} YAxis `scale` holds
- *   where the address says none; where it is `fixed` the address says nothing about it. low and high are always on the axis. */
+/**
+ * @typedef {{title?: string, scale?: import("./axis.js").ScaleName, fixed?: boolean, low?: number, high?: number}}
+ * YAxis `scale` holds
+ *   where the address says none; where it is `fixed` the address says nothing about it. low and high are always on
+ * the axis. */
 
 const MAX_POINTS = 1000;
 export const MARGIN = { l: 54, r: 14, t: 8, b: 28 };
@@ -35,7 +38,12 @@ export class LineFigure {
     return asked === "log" || asked === "symlog" || asked === "linear" ? asked : scale;
   }
 
-  /** @param {Record<string, string>} colors @param {number} width @param {number} height @param {boolean} [alone] without the page around it: with title and legend */
+  /**
+   * @param {Record<string, string>} colors
+   * @param {number} width
+   * @param {number} height
+   * @param {boolean} [alone] without the page around it: with title and legend
+   */
   make(colors, width, height, alone = false) {
     const halfLife = Number(this.page.state.optional("smooth")) || 0;
     const { span } = this.page.follow;
@@ -69,7 +77,12 @@ export class LineFigure {
   }
 }
 
-/** The steps on the axis: those of the page, so that all charts of it agree. @param {[number, number] | null} span @param {import("./thin.js").Drawn[]} many @returns {[number, number]} */
+/**
+ * The steps on the axis: those of the page, so that all charts of it agree.
+ * @param {[number, number] | null} span
+ * @param {import("./thin.js").Drawn[]} many
+ * @returns {[number, number]}
+ */
 function rangeOf(span, many) {
   const firsts = many.filter(({ first }) => first.length).map(({ first }) => first[0]);
   const lasts = many.filter(({ last }) => last.length).map(({ last }) => last[last.length - 1]);
@@ -80,7 +93,14 @@ function rangeOf(span, many) {
   return [Math.min(begun, to) - 0.5, to + 0.5];
 }
 
-/** @param {LineFigure} figure @param {import("./axis.js").Axis} axis @param {Record<string, string>} colors @param {number} width @param {number} height @param {boolean} alone */
+/**
+ * @param {LineFigure} figure
+ * @param {import("./axis.js").Axis} axis
+ * @param {Record<string, string>} colors
+ * @param {number} width
+ * @param {number} height
+ * @param {boolean} alone
+ */
 function layoutOf(figure, axis, colors, width, height, alone) {
   const [from, to] = figure.range;
   const steps = steady(from, to, Math.max(2, Math.floor(width / 110))).filter(Number.isInteger);

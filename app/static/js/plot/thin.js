@@ -10,7 +10,8 @@ import { ema } from "../smooth.js";
  * @property {ArrayLike<number>} [mean] without it there is only a band
  * @property {ArrayLike<number>} [min]
  * @property {ArrayLike<number>} [max]
- * @property {ArrayLike<number>} [nonfinite] in how many of the steps there was a NaN or an infinity; where it is not given
+ * @property {ArrayLike<number>} [nonfinite] in how many of the steps there was a NaN or an infinity; where it is not
+ * given
  *   each value that is not finite says so itself
  * @property {ArrayLike<boolean | number>} [infinite] where what was not finite were infinities only
  * @property {string} [color] a name in colors(), or a color
@@ -30,7 +31,11 @@ import { ema } from "../smooth.js";
  * @property {{x: number, first: number, last: number, sign: "nan" | "inf" | "-inf"}[]} marks what was not finite
  */
 
-/** @param {Line} line @param {number} halfLife @param {number} most points @param {[number, number] | null} [span] the steps shown
+/**
+ * @param {Line} line
+ * @param {number} halfLife
+ * @param {number} most points
+ * @param {[number, number] | null} [span] the steps shown
  * @returns {Drawn} */
 export function drawn(line, halfLife, most, span = null) {
   const smooth = halfLife > 0 && line.mean ? ema(line.last, line.mean, halfLife) : null;
@@ -98,7 +103,12 @@ function pushExtremes(out, line, start, end) {
   out.max.push(low <= high ? high : NaN);
 }
 
-/** What was not finite in these points, NaN before infinities. @param {Line} line @param {number} start @param {number} end */
+/**
+ * What was not finite in these points, NaN before infinities.
+ * @param {Line} line
+ * @param {number} start
+ * @param {number} end
+ */
 function signOf(line, start, end) {
   /** @type {"nan" | "inf" | "-inf" | null} */
   let sign = null;

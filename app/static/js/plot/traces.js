@@ -28,7 +28,8 @@ export function colorOf(line, place, colors) {
 }
 
 /**
- * @param {Line[]} lines @param {Drawn[]} drawn @param {import("./axis.js").Axis} axis @param {Record<string, string>} colors
+ * @param {Line[]} lines @param {Drawn[]} drawn @param {import("./axis.js").Axis} axis @param {Record<string, string>}
+ * colors
  * @returns {any[]}
  */
 export function tracesOf(lines, drawn, axis, colors) {
@@ -37,7 +38,13 @@ export function tracesOf(lines, drawn, axis, colors) {
   return [...bands.filter(Boolean), ...strokes, ...marksOf(drawn, axis, colors)];
 }
 
-/** The band from min to max: a closed shape for each stretch without a hole. @param {Line} line @param {Drawn} points @param {import("./axis.js").Axis} axis @param {string} color */
+/**
+ * The band from min to max: a closed shape for each stretch without a hole.
+ * @param {Line} line
+ * @param {Drawn} points
+ * @param {import("./axis.js").Axis} axis
+ * @param {string} color
+ */
 function bandOf(line, points, axis, color) {
   if (!points.min.length) return null;
   const shapes = stretches(points.min).map(([from, to]) => {
@@ -76,7 +83,13 @@ export function stretches(values) {
   return found;
 }
 
-/** The line, with the raw one behind it if it is smoothed. @param {Line} line @param {Drawn} points @param {import("./axis.js").Axis} axis @param {string} color */
+/**
+ * The line, with the raw one behind it if it is smoothed.
+ * @param {Line} line
+ * @param {Drawn} points
+ * @param {import("./axis.js").Axis} axis
+ * @param {string} color
+ */
 function strokesOf(line, points, axis, color) {
   if (!line.mean) return [];
   const smooth = points.smooth.length > 0;
@@ -103,7 +116,13 @@ function strokesOf(line, points, axis, color) {
   ];
 }
 
-/** A line needs two points: one between holes is a dot. @param {number[]} values @param {string} color @param {number} width @param {string} dash */
+/**
+ * A line needs two points: one between holes is a dot.
+ * @param {number[]} values
+ * @param {string} color
+ * @param {number} width
+ * @param {string} dash
+ */
 function pen(values, color, width, dash) {
   const alone = new Set(
     stretches(values)
@@ -124,7 +143,12 @@ function placed(values, axis) {
   return values.map((value) => (Number.isFinite(value) ? axis.place(value) : null));
 }
 
-/** What was not finite, at the foot of the axis, by symbol and color. @param {Drawn[]} drawn @param {import("./axis.js").Axis} axis @param {Record<string, string>} colors */
+/**
+ * What was not finite, at the foot of the axis, by symbol and color.
+ * @param {Drawn[]} drawn
+ * @param {import("./axis.js").Axis} axis
+ * @param {Record<string, string>} colors
+ */
 function marksOf(drawn, axis, colors) {
   const foot = axis.range[0] + (axis.range[1] - axis.range[0]) * ROUND;
   return Object.entries(SIGNS).flatMap(([sign, [symbol, color, words]]) => {

@@ -6,7 +6,7 @@ import { count, number } from "../format.js";
 /** @typedef {import("./thin.js").Drawn} Drawn */
 
 /** @param {number} first @param {number} last */
-export function stepWords(first, last) {
+function stepWords(first, last) {
   return first === last ? count(first) : `${count(first)} to ${count(last)}`;
 }
 
@@ -72,7 +72,11 @@ function columnsOf(line, points) {
   return columns;
 }
 
-/** The index of the point nearest to a step; -1 if there is none. @param {Drawn} points @param {number | null} step the last one if it is null */
+/**
+ * The index of the point nearest to a step; -1 if there is none.
+ * @param {Drawn} points
+ * @param {number | null} step the last one if it is null
+ */
 export function nearest(points, step) {
   const { x } = points;
   if (!x.length || step === null) return x.length - 1;

@@ -18,19 +18,31 @@ export const WORDS = /** @type {Record<Fate, [string, string]>} */ ({
   gone: ["The trainer has stopped", ""],
 });
 
-/** What became of a request. Pure. @param {number} number @param {{kept: Set<number>, waiting: Set<number>, state: string}} known @returns {Fate} */
+/**
+ * What became of a request. Pure.
+ * @param {number} number
+ * @param {{kept: Set<number>, waiting: Set<number>, state: string}} known
+ * @returns {Fate}
+ */
 export function fateOf(number, { kept, waiting, state }) {
   if (kept.has(number)) return "came";
   if (state !== "live") return "gone";
   return waiting.has(number) ? "asked" : "waiting";
 }
 
-/** What became of several that were asked for together: the fate of the slowest. Pure. @param {Fate[]} fates @returns {Fate} */
+/**
+ * What became of several that were asked for together: the fate of the slowest. Pure.
+ * @param {Fate[]} fates
+ * @returns {Fate}
+ */
 export function fateOfAll(fates) {
   return /** @type {Fate[]} */ (["gone", "asked", "waiting"]).find((fate) => fates.includes(fate)) ?? "came";
 }
 
-/** @typedef {{numbers: number[], label: string, module: string, since: number, line: HTMLElement, words: HTMLElement}} Request */
+/**
+ * @typedef {{numbers: number[], label: string, module: string, since: number, line: HTMLElement, words: HTMLElement}}
+ * Request
+ */
 
 export class Asking {
   /** @type {Set<Request>} */
@@ -38,7 +50,11 @@ export class Asking {
   /** @type {any} */
   #timer = null;
 
-  /** @param {import("../page.js").Page} page @param {() => Promise<import("../answers.js").Snapshot[]>} look gives the snapshots of now @param {(number: number) => void} show */
+  /**
+   * @param {import("../page.js").Page} page
+   * @param {() => Promise<import("../answers.js").Snapshot[]>} look gives the snapshots of now
+   * @param {(number: number) => void} show
+   */
   constructor(page, look, show) {
     this.page = page;
     this.look = look;
@@ -148,7 +164,11 @@ export class Asking {
     if (this.#open.size) this.#wait();
   }
 
-  /** @param {Request} request @param {Fate[]} fates @param {import("../answers.js").Event[]} missed events, oldest first */
+  /**
+   * @param {Request} request
+   * @param {Fate[]} fates
+   * @param {import("../answers.js").Event[]} missed events, oldest first
+   */
   #tell(request, fates, missed) {
     const why = missed.findLast(
       (event) =>

@@ -1,13 +1,17 @@
 // @ts-check
 /** Where the tiles of a picture stand, and the colors of their values. Pure. */
 
-/** @typedef {{across: number, tileWidth: number, tileHeight: number, gap: number, width: number, height: number}} Layout */
+/**
+ * @typedef {{across: number, tileWidth: number, tileHeight: number, gap: number, width: number, height: number}}
+ * Layout
+ */
 
 const LEAST = 48; // pixels of a small tile, in which patterns can still be read
 const GAP = 8;
 
 /** Tiles in rows: as large as they can be, so that all fit into the height where that leaves them readable.
- * @param {number} width @param {number} most the height that is wanted @param {number} tiles @param {number} rows @param {number} columns @returns {Layout} */
+ * @param {number} width @param {number} most the height that is wanted @param {number} tiles @param {number} rows
+ * @param {number} columns @returns {Layout} */
 export function layoutOf(width, most, tiles, rows, columns) {
   const aspect = Math.min(8, Math.max(1 / 8, rows / Math.max(1, columns)));
   const gap = tiles > 1 ? GAP : 0;
@@ -36,7 +40,13 @@ export function cornerOf({ across, tileWidth, tileHeight, gap }, tile) {
   return [(tile % across) * (tileWidth + gap), Math.floor(tile / across) * (tileHeight + gap)];
 }
 
-/** The cell at a point; null between tiles. @param {Layout} layout @param {number} x @param {number} y @param {[number, number, number]} shape tiles, rows, columns */
+/**
+ * The cell at a point; null between tiles.
+ * @param {Layout} layout
+ * @param {number} x
+ * @param {number} y
+ * @param {[number, number, number]} shape tiles, rows, columns
+ */
 export function cellAt(layout, x, y, [tiles, rows, columns]) {
   const [at, line] = [
     Math.floor(x / (layout.tileWidth + layout.gap)),
@@ -55,7 +65,8 @@ export function cellAt(layout, x, y, [tiles, rows, columns]) {
 const CLIPPED = 0.005; // of the values, at each end: one outlier must not make all others one color
 
 /** The range of colors. Signed values get one that is as far below zero as above.
- * @param {ArrayLike<number>} values @param {boolean} [whole] to the very ends @returns {{low: number, high: number, signed: boolean, clipped: [boolean, boolean]}} `clipped`: whether values lie beyond its ends */
+ * @param {ArrayLike<number>} values @param {boolean} [whole] to the very ends @returns {{low: number, high: number,
+ * signed: boolean, clipped: [boolean, boolean]}} `clipped`: whether values lie beyond its ends */
 export function rangeOf(values, whole = false) {
   const stride = Math.max(1, Math.floor(values.length / 50000));
   const found = [];
@@ -98,9 +109,17 @@ export function isCausal(values, [tiles, rows, columns]) {
   return below;
 }
 
-/** @typedef {{table: Uint32Array, nan: number, inf: number, missing: number, nanHatch: number, infHatch: number}} Palette */
+/**
+ * @typedef {{table: Uint32Array, nan: number, inf: number, missing: number, nanHatch: number, infHatch: number}}
+ * Palette
+ */
 
-/** The pixels of one tile, a pixel for each cell. @param {ArrayLike<number>} values @param {number} start @param {number} rows @param {number} columns
+/**
+ * The pixels of one tile, a pixel for each cell.
+ * @param {ArrayLike<number>} values
+ * @param {number} start
+ * @param {number} rows
+ * @param {number} columns
  * @param {{low: number, high: number}} range @param {Palette} palette @param {boolean} causal @returns {Uint32Array} */
 export function pixelsOf(values, start, rows, columns, range, palette, causal) {
   const scale = 255 / (range.high - range.low || 1);

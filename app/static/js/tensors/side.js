@@ -16,12 +16,17 @@ const TRACE = 800;
 
 /** @typedef {import("./plan.js").View} View */
 /** @typedef {{rows: [number, number], columns: [number, number]}} Part */
-/** @typedef {{view: View, picks: number[], part: Part | null, pool: string, scale: string, ends: string, after: number}} Look */
+/**
+ * @typedef {{view: View, picks: number[], part: Part | null, pool: string, scale: string, ends: string, after:
+ * number}} Look
+ */
 
 export class Side {
   /** @type {Tiles | Trace | null} */
   picture = null;
-  /** @type {{values: Float32Array | Float64Array, shape: [number, number, number], factors: [number, number]} | null} */
+  /**
+   * @type {{values: Float32Array | Float64Array, shape: [number, number, number], factors: [number, number]} | null}
+   */
   data = null;
   total = 0;
   /** @type {Record<string, number>} */

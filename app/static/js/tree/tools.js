@@ -74,7 +74,11 @@ export class Tools {
     return h("div", {}, h("p", {}, `No modules match the filter; ${count(all)} modules are hidden.`), clear);
   }
 
-  /** @param {import("../tree.js").Column} column @param {number} place @param {{column: import("../tree.js").Column, descending: boolean} | null} sort */
+  /**
+   * @param {import("../tree.js").Column} column
+   * @param {number} place
+   * @param {{column: import("../tree.js").Column, descending: boolean} | null} sort
+   */
   heading(column, place, sort) {
     const own = sort?.column.key === column.key ? sort : null;
     const { state } = this.tree.page;

@@ -17,7 +17,7 @@ LOG_FROM: Final = 100.0  # the ratio of largest to smallest above which a linear
 
 @dataclass(frozen=True, slots=True)
 class Spark:
-    """The path in a box of WIDTH by HEIGHT. `bad_x` are the positions of non-finite values, which are gaps."""
+    """The path in its box. `bad_x` are the positions of non-finite values, which are gaps."""
 
     path: str
     bad_x: tuple[float, ...]
@@ -26,20 +26,25 @@ class Spark:
 
 
 def spark_of(
-    steps: NDArray[np.int64], values: NDArray[np.float64], mark: int | None = None, may_be_log: bool = False
+    steps: NDArray[np.int64],
+    values: NDArray[np.float64],
+    mark: int | None = None,
+    may_be_log: bool = False,
+    box: tuple[int, int] = (WIDTH, HEIGHT),
 ) -> Spark | None:
-    """Return the line of values over steps, or None if there is nothing to draw.
+    """Return the line of values over steps in a box, or None if there is nothing to draw.
 
     With `may_be_log`, magnitudes that differ by more than LOG_FROM are drawn on a log scale, zeros at its lower end.
     """
     if not len(values):
         return None
+    width, height = (each - 2 * MARGIN for each in box)
     span = max(1, int(steps[-1] - steps[0]))
-    x = MARGIN + (steps - steps[0]) / span * (WIDTH - 2 * MARGIN)
+    x = MARGIN + (steps - steps[0]) / span * width
     log = may_be_log and _spans_decades(values)
     drawn = _logs(values) if log else values
     good = np.isfinite(drawn)
-    y = HEIGHT - MARGIN - _shares(drawn, good) * (HEIGHT - 2 * MARGIN)
+    y = MARGIN + (1 - _shares(drawn, good)) * height
     words = []
     for place in np.flatnonzero(good):
         starts = place == 0 or not good[place - 1]
@@ -48,11 +53,7 @@ def spark_of(
     # A non-finite stretch is marked at its two ends.
     edges = ~good & ~(np.append(False, ~good[:-1]) & np.append(~good[1:], False))
     inside = mark is not None and steps[0] <= mark <= steps[-1]
-    mark_x = (
-        round(float(MARGIN + (mark - steps[0]) / span * (WIDTH - 2 * MARGIN)), 1)
-        if mark is not None and inside
-        else None
-    )
+    mark_x = round(float(MARGIN + (mark - steps[0]) / span * width), 1) if mark is not None and inside else None
     return Spark("".join(words), tuple(round(float(each), 1) for each in x[edges]), mark_x, log)
 
 

@@ -21,7 +21,7 @@ _METADATA: Final = b"hookcore"
 
 
 @dataclass(frozen=True, slots=True)
-class Books:
+class DiskCounters:
     """The counters of a run on disk, over all of its writers."""
 
     acknowledged: int = -1  # the highest number, on the wire, of what was written
@@ -33,7 +33,7 @@ class Books:
         return {_METADATA: json.dumps(asdict(self)).encode()}
 
     @classmethod
-    def of(cls, folder: Path) -> Books:
+    def of(cls, folder: Path) -> DiskCounters:
         """Return the counters of the run in a folder: the newer of run.json and its last part."""
         found = [cls()]
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
@@ -41,10 +41,10 @@ class Books:
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError, LookupError, pa.ArrowException):
             said = pq.read_schema(parts_in(folder / "steps")[-1][2]).metadata[_METADATA]
             found.append(cls.read(json.loads(said)))
-        return max(found, key=lambda books: (books.acknowledged, books.written))
+        return max(found, key=lambda counters: (counters.acknowledged, counters.written))
 
     @classmethod
-    def read(cls, said: dict[str, Any]) -> Books:
+    def read(cls, said: dict[str, Any]) -> DiskCounters:
         """Read the counters from a JSON object; missing ones are zero."""
         return cls(*(int(said.get(name, default)) for name, default in asdict(cls()).items()))
 

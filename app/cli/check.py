@@ -1,0 +1,183 @@
+"""`check`: the incidents of a run, and an exit code for scripts and CI."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+from xml.etree import ElementTree
+
+from hookcore.errors import ArgumentError
+from hookcore.records import SEVERITIES
+
+from .flags import Commands, add_command
+from .source import add_source, run_of_server, saved_run
+
+if TYPE_CHECKING:
+    from hookcore.answers import Incident, Incidents
+
+EXAMPLES: Final = """
+  hookcore check                                   the newest run of your own dashboard
+  hookcore check runs/x.hookcore                   a saved run
+  hookcore check http://box:8642 --run run-1       a run of a server (token: HOOKCORE_TOKEN)
+  hookcore check runs/x.hookcore --format junit    for CI
+"""
+NEVER: Final = "never"
+TROUBLES: Final = ("rule-failed", "damaged")  # events after which incidents may be missing
+BROKEN: Final = frozenset({"crashed", "lost"})  # states of a run that count as errors
+_NOT_XML: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What is known of a run."""
+
+    run: str
+    name: str
+    state: str
+    failure: Any  # with an `error`, or None
+    newest_step: int | None
+    scope: str
+    incidents: Incidents
+    troubles: tuple[str, ...]  # why incidents may be missing
+
+    def reaches(self, level: str) -> list[Incident]:
+        """Return the incidents that are at least this severe, except acknowledged ones."""
+        if level == NEVER:
+            return []
+        bad = SEVERITIES[: SEVERITIES.index(level) + 1]
+        return [each for each in self.incidents if each.severity in bad and not each.acknowledged]
+
+    @property
+    def dropped_words(self) -> str:
+        """How many of the dropped incidents may matter."""
+        return f"{self.incidents.dropped_alerts:,} of them were warnings or errors"
+
+    @property
+    def ending(self) -> str:
+        """How the training ended, in words; empty if it ended as it should."""
+        if self.state not in BROKEN:
+            return ""
+        why = f": {self.failure.error}" if self.failure is not None else ""
+        return f"The training {'crashed' if self.state == 'crashed' else 'was lost'}{why}"
+
+
+def add(commands: Commands) -> None:
+    parser = add_command(
+        commands,
+        "check",
+        "Print the incidents of a run. The exit code is 0 if none reaches the severity, 1 if one does or the training "
+        "crashed or was lost, and 2 if nothing can be said about the run.",
+        EXAMPLES,
+    )
+    add_source(parser)
+    parser.add_argument(
+        "--fail-on",
+        choices=(*SEVERITIES, NEVER),
+        default="error",
+        help="the least severity that leads to exit code 1 (default: error)",
+    )
+    parser.add_argument("--format", choices=tuple(FORMATS), default="text", help="default: text")
+    parser.set_defaults(run=_check)
+
+
+def _check(given: argparse.Namespace, _environment: Mapping[str, str]) -> int:
+    checked = _look(given)
+    if checked.newest_step is None and checked.failure is None:
+        raise ArgumentError(f"no step of the run {checked.run!r} was captured, so nothing can be said about it")
+    print(FORMATS[given.format](checked, given.fail_on))
+    fails = _fails(checked, given.fail_on)
+    if checked.troubles and not fails:
+        raise ArgumentError(f"the run can't be judged completely: {'; '.join(checked.troubles)}")
+    return int(fails)
+
+
+def _fails(checked: Checked, level: str) -> bool:
+    if level == NEVER:
+        return False
+    # What was dropped was a warning or an error; notes make room first.
+    return bool(checked.reaches(level) or checked.ending or checked.incidents.dropped_alerts)
+
+
+def _look(given: argparse.Namespace) -> Checked:
+    run = saved_run(given)
+    if run is not None:
+        sentence, newest = run.findings.scope().sentence, run.store.steps().newest
+        troubles = tuple(each.message for each in run.store.events() if each.name in TROUBLES)
+        return Checked(run.id, run.name, run.state, run.failure, newest, sentence, run.reader.incidents(), troubles)
+    with run_of_server(given) as (client, run_id):
+        findings = client.findings(1, run_id)  # loads a run that is only on disk
+        found, incidents = client.run(run_id), client.incidents(run=run_id)
+        events = [each for name in TROUBLES for each in client.events(name=name, run=run_id).events]
+    troubles = tuple(each.message for each in events)
+    about = found.id, found.name, found.state, found.failure, found.newest_step
+    return Checked(*about, findings.scope.sentence, incidents, troubles)
+
+
+def _as_text(checked: Checked, _level: str) -> str:
+    from hookcore.findings import RULES
+
+    name = f"{checked.run} ({checked.name})" if checked.name else checked.run
+    state = "still running" if checked.state == "live" else checked.state
+    until = "before the first captured step" if checked.newest_step is None else f"up to step {checked.newest_step}"
+    lines = [f"Run {name}, {state}, {until}."]
+    lines += [f"error: {checked.ending}."] if checked.ending else []
+    for each in checked.incidents:
+        seen = " (acknowledged)" if each.acknowledged else ""
+        title = RULES[each.rule].title if each.rule in RULES else each.rule  # type: ignore[index]
+        lines.append(f"{each.severity}: {title}: {each.sentence}{seen}")
+    if checked.incidents.dropped:
+        lines.append(f"{checked.incidents.dropped:,} more incidents were dropped; {checked.dropped_words}.")
+    lines += [] if checked.incidents.total else ["No incidents in the captured steps."]
+    lines += [f"warning: {each}" for each in checked.troubles]
+    lines.append(checked.scope)
+    return "\n".join(lines)
+
+
+def _as_json(checked: Checked, level: str) -> str:
+    from ..formats import json_of
+
+    about: dict[str, Any] = {
+        "run": checked.run,
+        "name": checked.name,
+        "state": checked.state,
+        "ending": checked.ending,
+        "newest_step": checked.newest_step,
+        "scope": checked.scope,
+        "fails": _fails(checked, level),
+    }
+    return json.dumps(about | json.loads(json_of(checked.incidents)), indent=2)
+
+
+def _as_junit(checked: Checked, level: str) -> str:
+    """Return one test case for each rule, and one for the way the training ended."""
+    from hookcore.findings import RULES
+
+    failing = checked.reaches(level)
+    rules = list(RULES) + [each.rule for each in failing if each.rule not in RULES]
+    suite = ElementTree.Element("testsuite", name=_xml(f"hookcore {checked.name or checked.run}"))
+    cases = {rule: [each.sentence for each in failing if each.rule == rule] for rule in dict.fromkeys(rules)}
+    cases["training"] = [checked.ending] if checked.ending and level != NEVER else []
+    if checked.incidents.dropped_alerts and level != NEVER:
+        cases["dropped"] = [checked.dropped_words]
+    for rule, sentences in cases.items():
+        case = ElementTree.SubElement(suite, "testcase", classname="hookcore", name=rule)
+        if sentences:
+            failure = ElementTree.SubElement(case, "failure", message=_xml(sentences[0]))
+            failure.text = _xml("\n".join(sentences))
+    suite.set("tests", str(len(cases)))
+    suite.set("failures", str(sum(bool(each) for each in cases.values())))
+    ElementTree.SubElement(suite, "system-out").text = _xml(_as_text(checked, level))
+    ElementTree.indent(suite)
+    return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(suite, encoding="unicode")
+
+
+def _xml(text: str) -> str:
+    """Replace characters that XML doesn't have: names of modules may contain any."""
+    return _NOT_XML.sub("\ufffd", text)
+
+
+FORMATS: Final[dict[str, Callable[[Checked, str], str]]] = {"text": _as_text, "json": _as_json, "junit": _as_junit}

@@ -1,0 +1,37 @@
+"""What the user is told about data that the server didn't get."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from hookcore.wire import DeliveryCounters
+
+_LOSSES: Final[dict[str, str]] = {
+    "queue-full": "dropped because too many waited",
+    "refused": "refused",
+    "too-large": "too large",
+    "unsendable": "could not be encoded",
+    "closed": "not sent in time",
+}
+_NO_ANSWER: Final = "no answer came"
+
+
+def absence_message(trouble: str) -> str:
+    """Return the warning about a server that takes nothing."""
+    return (
+        f"hookcore: the server isn't accepting frames ({trouble or _NO_ANSWER}). Training continues. "
+        "If the queue fills up, the oldest are dropped."
+    )
+
+
+def loss_message(counters: DeliveryCounters, trouble: str, answered: bool) -> str:
+    """Return how much of an ended run didn't reach the server, or an empty string if all did."""
+    parts = [(count, _LOSSES[reason]) for reason, count in counters.dropped.items() if count]
+    parts += [(counters.in_flight, "sent without an answer")] if counters.in_flight else []
+    if not parts and answered:
+        return ""
+    why = ", ".join(f"{count:,} {why}" for count, why in parts) or "only its description was left to send"
+    return (
+        f"hookcore: the run has ended, and {sum(count for count, _ in parts):,} of its {counters.produced:,} captured "
+        f"steps and snapshots did not reach the server ({trouble or _NO_ANSWER}): {why}."
+    )

@@ -1,0 +1,104 @@
+"""What the outbox holds and hands out: records with their sizes, parcels, and the description of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from hookcore.delivery.http.fitting import fitted
+from hookcore.records import Coverage, Frame, HookRecord, ModuleRecord, Snapshot, Tap
+from hookcore.wire import DeliveryCounters, Description, EndItem
+
+ENTRY_BYTES: Final = 500  # an item without its arrays and texts
+STRIKES: Final = 2  # a part that was refused this often by itself is dropped
+
+Described = TypeVar("Described", ModuleRecord, Coverage)
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """A frame or a snapshot with its number; `taps` is the number of taps that the receiver must know."""
+
+    number: int
+    record: Frame | Snapshot
+    size: int
+    taps: int
+    strikes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """The content of one batch."""
+
+    taps_from: int
+    taps: tuple[Tap, ...]
+    description: Description | None
+    entries: tuple[Entry, ...]
+    end: EndItem | None
+    counters: DeliveryCounters
+    retained: int = -1  # the highest acknowledged item that can be sent again
+
+
+class CurrentDescription:
+    """What the run consists of, with a version that changes only if the content does."""
+
+    def __init__(self) -> None:
+        self.received = -1  # the version that the receiver has
+        self.version = -1
+        self._modules: dict[str, ModuleRecord] = {}
+        self._coverage: dict[str, Coverage] = {}
+        self._hooks: tuple[HookRecord, ...] = ()
+        self._strikes = 0
+
+    def update(
+        self, modules: Sequence[ModuleRecord], coverage: Sequence[Coverage], hooks: Sequence[HookRecord]
+    ) -> bool:
+        """Return whether anything is new."""
+        differs = _update(self._modules, modules)
+        differs |= _update(self._coverage, coverage)
+        new_hooks = tuple(map(fitted, hooks)) or self._hooks
+        if not differs and new_hooks == self._hooks:
+            return False
+        self._hooks = new_hooks
+        self.version += 1
+        self._strikes = 0
+        return True
+
+    @property
+    def due(self) -> Description | None:
+        """The description, if the receiver doesn't have it and hasn't refused it repeatedly."""
+        if not self.is_due:
+            return None
+        return Description(self.version, tuple(self._modules.values()), tuple(self._coverage.values()), self._hooks)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether to send it."""
+        return self.received < self.version and self._strikes < STRIKES
+
+    def strike(self) -> None:
+        """Note that it was refused by itself."""
+        self._strikes += 1
+
+
+def _update(known: dict[str, Described], given: Sequence[Described]) -> bool:
+    """Update records by path; return whether any of them changed."""
+    differs = False
+    for each in given:
+        if known.get(each.path) != each and known.get((each := fitted(each)).path) != each:
+            known[each.path] = each
+            differs = True
+    return differs
+
+
+def size_of(record: Frame | Snapshot) -> int:
+    """Return about how much memory a record takes."""
+    if isinstance(record, Snapshot):
+        return record.values.nbytes + ENTRY_BYTES
+    block = record.sketches
+    texts = sum(len(event.message) + ENTRY_BYTES for event in record.events)
+    names = sum(len(name) + 9 for name in record.scalars)
+    labels = sum(len(name) + len(text) for name, text in record.labels.items())
+    arrays = record.stats.nbytes + record.taps.nbytes + block.start.nbytes + block.bins.nbytes + block.counts.nbytes
+    return arrays + texts + names + labels + ENTRY_BYTES

@@ -1,0 +1,74 @@
+"""`hookcore.watch`: the single call in a training script."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+from torch import nn
+from typing_extensions import Never
+
+from hookcore.config import NOT_GIVEN, Attach, Compiled, Pattern, Settings
+from hookcore.errors import ArgumentError
+from hookcore.records import Kind, Phase
+from hookcore.watcher.watcher import Watcher
+
+
+def watch(
+    model: nn.Module | None = None,
+    *,
+    include: Pattern | Iterable[Pattern] | None = NOT_GIVEN,
+    exclude: Pattern | Iterable[Pattern] | None = NOT_GIVEN,
+    kinds: Kind | Iterable[Kind] = NOT_GIVEN,
+    every: int = NOT_GIVEN,
+    budget: float | None = NOT_GIVEN,
+    memory: int | str = NOT_GIVEN,
+    attach: Attach = NOT_GIVEN,
+    compiled: Compiled = NOT_GIVEN,
+    phases: Phase | Iterable[Phase] = NOT_GIVEN,
+    calls: int = NOT_GIVEN,
+    sketch_values: int | None = NOT_GIVEN,
+    server: str | None = NOT_GIVEN,
+    keep: str | os.PathLike[str] | None = NOT_GIVEN,
+    bridge: str | None = NOT_GIVEN,
+    name: str | None = NOT_GIVEN,
+    **unknown: Never,
+) -> Watcher:
+    """Watch a model as it trains: start a dashboard process, or join the one that is running, and print its address.
+
+    Without a model, watch every model that runs in this process. The watch lasts until `close()`, or until the end of
+    a `with`. `server=None` starts no process.
+
+    An argument that you leave out is taken from its environment variable, such as HOOKCORE_EVERY, and otherwise has
+    the default below. docs/settings.md lists what is allowed and says more about each setting.
+
+    include=None: The modules to watch.
+    exclude=(): The modules to leave out, among those that `include` matches.
+    kinds=('output', 'output_grad', 'param_grad'): The tensors to capture for each module: activations, gradients,
+        parameters, and parameter updates.
+    every=1: Capture every n-th step.
+    budget=0.05: The share of a step's time that watching may cost, as measured in the run.
+    memory='512MB': The memory limit of the store.
+    attach='global': Where hooks are registered. `global`: on the process, so the model stays untouched. `module`: on
+        the watched modules, for processes that run many other modules. The model's copies and pickles then contain the
+        hooks.
+    compiled='boundary': What to capture of compiled regions. `boundary`: the region's output and its gradient; results
+        stay bit for bit the same. `inside`: every module in the region; this costs more and changes results within
+        rounding.
+    phases=('train',): Which calls to capture: with gradients (`train`), without (`eval`), or both.
+    calls=8: How many calls of a module in one step are recorded separately.
+    sketch_values=65536: How many values of a tensor its histogram counts.
+    server='auto': Where captured data goes. `auto`: to this user's dashboard on this machine, which is started if none
+        is running. An address: to that server, with the token in `HOOKCORE_TOKEN`. `thread`: to a dashboard in this
+        process. None: only to `watcher.store`.
+    keep='auto': The folder for the run's Parquet files, which are written during the run.
+    bridge=None: Another tool that also gets each step's scalars, the norm of all gradients, and the counts of modules
+        with non-finite or all-zero output.
+    name=None: The name of the run in the dashboard.
+    """
+    given = {name: value for name, value in locals().items() if name not in ("model", "unknown")}
+    if model is not None and not isinstance(model, nn.Module):
+        raise ArgumentError(
+            f"watch() was given a {type(model).__name__}; it takes a torch.nn.Module, or nothing to watch every model"
+        )
+    return Watcher(model, Settings.of(**given, **unknown))  # an unknown one raises, with the nearest as a hint

@@ -1,0 +1,100 @@
+"""`hookcore check`: what it prints of a run, and its exit code."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from hookcore.findings import RULES
+from hookcore.records import Failure, Tap
+from hookcore_app.cli import main
+from tests import build
+from tests.archive_world import keep, kept_in
+from tests.serving import TOKEN, served
+
+ODD = "layers.<b>&\x1b]0;x\x07"  # what a module may be called
+
+
+def save(folder: Path, bad: int | None = None, steps: int = 60, name: str = ODD) -> str:
+    """Save a run of one layer that is NaN from a step on."""
+    sink, _ = keep(folder)
+    for step in range(steps):
+        values = [math.nan if bad is not None and step >= bad else 1.0]
+        stats = build.stats_of_magnitudes(values, "rms", "norm", "max")
+        sink.send(build.frame(step, stats, (Tap(name, "output"),) if step == 0 else (), scalars={"loss": 1.0}))
+    sink.close()
+    return str(kept_in(folder))
+
+
+def test_a_run_without_incidents_passes_and_says_what_was_examined(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", save(tmp_path)]) == 0
+    told = capsys.readouterr().out
+    assert "No incidents in the captured steps." in told
+    assert "No problems found in the last 60 steps (60 captured)." in told
+
+
+def test_an_incident_fails_at_its_severity_and_above(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = save(tmp_path, bad=40, name="layers.0")
+    assert main(["check", path]) == 1
+    assert "error: NaN or infinity: The output of layers.0 had NaN first, at step 40." in capsys.readouterr().out
+    assert main(["check", path, "--fail-on", "warning"]) == 1
+    assert main(["check", path, "--fail-on", "never"]) == 0
+
+
+def test_json_is_what_rest_answers_and_more(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", save(tmp_path, bad=40), "--format", "json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert (told["fails"], told["newest_step"]) == (True, 59)
+    assert [(each["id"], each["culprit"]["module"]) for each in told["incidents"]] == [("nonfinite-40", ODD)]
+
+
+def test_junit_has_a_case_for_each_rule_and_survives_any_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", save(tmp_path, bad=40), "--format", "junit"]) == 1
+    suite = ElementTree.fromstring(capsys.readouterr().out)
+    cases = {case.get("name"): case.find("failure") for case in suite.iter("testcase")}
+    assert set(cases) == {*RULES, "training"}
+    assert [name for name, failure in cases.items() if failure is not None] == ["nonfinite"]
+    assert (suite.get("tests"), suite.get("failures")) == (str(len(cases)), "1")
+    assert "layers.<b>&" in (cases["nonfinite"].get("message") or "")  # type: ignore[union-attr]
+
+
+def test_a_crashed_training_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sink, _ = keep(tmp_path)
+    sink.send(build.frame(0, build.stats_of_magnitudes([1.0], "rms"), (Tap("layer", "output"),)))
+    sink.fail(Failure("crashed", 0, "RuntimeError: out of memory"))
+    sink.close()
+    path = str(kept_in(tmp_path))
+    assert main(["check", path]) == 1
+    assert "error: The training crashed: RuntimeError: out of memory." in capsys.readouterr().out
+    assert main(["check", path, "--format", "junit"]) == 1
+    assert "out of memory" in capsys.readouterr().out
+
+
+def test_a_run_without_steps_can_not_be_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", save(tmp_path, steps=0)]) == 2
+    assert "nothing can be said about it" in capsys.readouterr().err
+    assert main(["check", str(tmp_path / "none")]) == 2
+    assert "is not a file, folder, or address" in capsys.readouterr().err
+
+
+def test_a_server_answers_and_acknowledged_incidents_do_not_fail(capsys: pytest.CaptureFixture[str]) -> None:
+    with served(lost_after_s=10_000.0) as server:
+        run = build.open_run(server.runs, "one", started_s=1.0)
+        for step in range(30):
+            rms = [math.nan if step >= 20 else 1.0]
+            build.append(run.store, step, rms, (Tap("layer", "output"),) if step == 0 else ())
+        given = ["check", server.url, "--token", TOKEN, "--run", "one"]
+        assert main(given) == 1
+        assert "still running, up to step 29" in capsys.readouterr().out
+        (incident,) = run.store.incidents()
+        run.acknowledge(incident.key, True)
+        assert main(given) == 0
+        assert "(acknowledged)" in capsys.readouterr().out
