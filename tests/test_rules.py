@@ -256,13 +256,15 @@ def test_a_rule_that_fails_costs_no_frame_and_is_told_once(monkeypatch: pytest.M
     assert "no such column" in events[0].message
 
 
-def test_a_finding_keeps_the_worst_severity_and_names_no_tensor_that_is_well_again() -> None:
+def test_a_finding_keeps_the_worst_severity_and_an_incident_that_was_not_found_just_now_says_so() -> None:
     store = follow(Store(2**23))
     for step in range(100):
         append(store, step, noise(step))
     store.judge([found(0, 40, None, (1, 41), severity="error")])
     told = Finding("exploding", "info", 1, TAPS[1], "rms", 5.0, 1.0, 41, None, "it grew", (), 0, members=((1, 41),))
-    assert [(each.number, each.severity) for each in settle(store, [told])] == [(1, "info")]
+    settled = settle(store, [told])
+    assert [(each.number, each.severity) for each in settled] == [(1, "info"), (0, "error")]
+    assert "last found at step 99" in settled[1].message
     both = replace(told, members=((0, 40), (1, 41)))
     assert [(each.number, each.severity, each.since_step) for each in settle(store, [both, told])] == [
         (0, "error", 40),

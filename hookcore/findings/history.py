@@ -17,15 +17,17 @@ MAX_PAST: Final = 10  # newest incidents that are over
 
 
 def settle(store: Store, findings: Sequence[Finding]) -> list[Finding]:
-    """Let findings name the tensor and the step of their incident, and add notes about incidents that are over."""
+    """Let findings name the tensor and the step of their incident, and add notes about incidents that no finding is of."""
     # Findings about non-finite values are made of incidents already.
     incidents = [each for each in store.incidents() if each.rule != NONFINITE]
     settled: dict[tuple[str, int], Finding] = {}
     for each in findings:  # the worst first
         found = _settle(store, each, incidents)
         settled.setdefault((found.key, found.since_step), found)
-    past = [each for each in incidents if each.is_over and (each.key, each.first_step) not in settled]
-    return [*settled.values(), *map(_note, past[-MAX_PAST:])]
+    others = [each for each in incidents if (each.key, each.first_step) not in settled]
+    lasting = [each for each in others if not each.is_over and not each.short]  # the newest look may have missed them
+    past = [each for each in others if each.is_over]
+    return [*settled.values(), *map(_note, lasting), *map(_note, past[-MAX_PAST:])]
 
 
 def _settle(store: Store, finding: Finding, incidents: Sequence[Incident]) -> Finding:
@@ -65,25 +67,27 @@ def _newest(store: Store, number: int, stat: str) -> float:
 
 
 def _note(incident: Incident) -> Finding:
-    """Return a note about an incident that is over."""
+    """Return a note about an incident that is over, or was not found just now."""
     evidence, spark = incident.evidence, np.empty(0)
     if evidence is not None and len(evidence.steps):
         spark = evidence.stats[STAT_COLUMN["rms"], :, 0]
     message = incident.message
     if incident.short and incident.steps > 1:
         message += f", and {incident.steps - 1:,} more times until step {incident.last_step:,}"
-    elif not incident.short:
+    elif not incident.short and incident.is_over:
         message += f"; no longer found at step {incident.recovered:,}"
+    elif not incident.short:
+        message += f"; last found at step {incident.last_step:,}"
     return Finding(
         cast(RuleName, incident.rule),
-        "info",
+        "info" if incident.is_over else incident.severity,
         incident.culprit.number,
         incident.culprit.tap,
         "rms",
         incident.value,
         incident.usual,
         incident.first_step,
-        incident.last_step,
+        incident.last_step if incident.is_over else None,
         message,
         tuple(spark[np.isfinite(spark)][-SPARK:].tolist()),
         incident.modules,
