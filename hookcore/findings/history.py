@@ -17,7 +17,7 @@ MAX_PAST: Final = 10  # newest incidents that are over
 
 
 def settle(store: Store, findings: Sequence[Finding]) -> list[Finding]:
-    """Let findings name the tensor and the step of their incident, and add notes about incidents that no finding is of."""
+    """Let findings name the tensor and the step of their incident, and add the incidents that no finding is about."""
     # Findings about non-finite values are made of incidents already.
     incidents = [each for each in store.incidents() if each.rule != NONFINITE]
     settled: dict[tuple[str, int], Finding] = {}
@@ -73,7 +73,8 @@ def _note(incident: Incident) -> Finding:
         spark = evidence.stats[STAT_COLUMN["rms"], :, 0]
     message = incident.message
     if incident.short and incident.steps > 1:
-        message += f", and {incident.steps - 1:,} more times until step {incident.last_step:,}"
+        times = "once more" if incident.steps == 2 else f"{incident.steps - 1:,} more times"
+        message += f", and {times} until step {incident.last_step:,}"
     elif not incident.short and incident.is_over:
         message += f"; no longer found at step {incident.recovered:,}"
     elif not incident.short:
