@@ -1,8 +1,10 @@
-"""What `hookcore.capsules.record` adds to a training step, and how long a replay takes.
+"""What capsules add to a training step, and how long a replay takes.
 
     python -m benchmarks.capsules [--seconds 10]
 
-Steps with and without `record` take turns; a replay runs after them, in the same process.
+Four kinds of steps take turns: unwatched; inside `hookcore.capsules.record`; watched at every step; and watched at
+every step with `capsule="error"`, which keeps each step in case it becomes non-finite. A replay runs after them, in the
+same process.
 """
 
 from __future__ import annotations
@@ -11,25 +13,49 @@ import argparse
 import os
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import hookcore
 from benchmarks.models import Training, narrow_net, resnet18, small_gpt, small_mlp
 from benchmarks.timing import Length, Spread, describe_machine, seconds_each, take_turns
 from hookcore.capsules import record, replay
 
 MODELS = {"MLP": small_mlp, "ResNet-18": resnet18, "GPT": small_gpt, "240 narrow layers": narrow_net}
+WARM_UP = 3  # steps of a new watch that are not timed
 STEPS_S = 0.2  # a turn is as many steps as fit in this time
 
 
-def compare(training: Training, length: Length, path: Path) -> tuple[Spread, float]:
-    """Return the ratio of recorded to unrecorded steps, and that of the replay."""
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Ratios to an unwatched step; `armed` is the ratio of steps that are kept to those that are only watched."""
+
+    recorded: Spread
+    armed: Spread
+    replay: float
+
+
+def compare(training: Training, length: Length, path: Path) -> Cost:
+    """Return what each kind of step costs."""
     times = max(1, int(STEPS_S / seconds_each(training.step, 3)))
 
     def recorded() -> float:
         with record(training.model, path):
             return seconds_each(training.step, times)
 
-    found = take_turns({"plain": lambda: seconds_each(training.step, times), "recorded": recorded}, length)
+    def watched(capsule: Any) -> float:
+        with hookcore.watch(training.model, server=None, budget=None, capsule=capsule):
+            seconds_each(training.step, WARM_UP)
+            return seconds_each(training.step, times)
+
+    turns = {
+        "plain": lambda: seconds_each(training.step, times),
+        "recorded": recorded,
+        "watched": lambda: watched("never"),
+        "armed": lambda: watched("error"),
+    }
+    found = take_turns(turns, length)
     with record(training.model, path, "asked") as recording:
         training.step()
         recording.write()
@@ -37,7 +63,9 @@ def compare(training: Training, length: Length, path: Path) -> tuple[Spread, flo
     started = time.perf_counter()
     replay(path)
     plain = Spread.of(found["plain"]).median
-    return Spread.of(found["recorded"] / found["plain"]), (time.perf_counter() - started) / plain
+    elapsed = time.perf_counter() - started
+    recorded_cost, armed_cost = found["recorded"] / found["plain"], found["armed"] / found["watched"]
+    return Cost(Spread.of(recorded_cost), Spread.of(armed_cost), elapsed / plain)
 
 
 def main() -> None:
@@ -49,8 +77,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"{os.getpid()}.capsule"
         for name, make in MODELS.items():
-            ratio, replayed = compare(make(), Length(given.seconds), path)
-            print(f"{name}: step with record {ratio} of the step, replay {replayed:.1f} times the step")
+            cost = compare(make(), Length(given.seconds), path)
+            print(
+                f"{name}: with record {cost.recorded} of a step; watched and kept {cost.armed} of a watched step; "
+                f"replay {cost.replay:.1f} times a step",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -6,8 +6,9 @@ import of this module, and so `hookcore.watch`, says which name is missing. `hoo
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
-from types import CodeType
+from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -50,6 +51,7 @@ current_node: Final[Callable[[], Any]] = required(_C, "_current_autograd_node") 
 tracing_state: Final[Callable[[], Any]] = required(_C, "_get_tracing_state")
 # Without this function, a mode is assumed to be active, which only leads to slower code.
 function_modes: Final[Callable[[], int]] = getattr(_C, "_len_torch_function_stack", lambda: 1)
+dispatch_modes: Final[Callable[[], int]] = getattr(_C, "_len_torch_dispatch_stack", lambda: 1)
 is_wrapped: Final[Callable[[Tensor], bool]] = required(_C._functorch, "is_functorch_wrapped_tensor")
 
 # Tables of hooks
@@ -66,6 +68,7 @@ accumulation_hooks_of: Final[Callable[[Tensor], Any]] = required(_C.TensorBase, 
 no_forward: Final = getattr(_modules, "_forward_unimplemented", None)
 
 # Code
+_FRAMES: Final = 12  # of our own hooks, between a pre-hook and the call that runs it
 MODULE_CALL: Final[CodeType] = required(nn.Module, "_call_impl").__code__
 PACKAGE_EXPORT: Final[CodeType] = required(PackageExporter, "_execute_dependency_graph").__code__
 SCALER_STEPS: Final = frozenset(
@@ -82,6 +85,23 @@ def backward_flag() -> bool | None:
 def clear_backward_flag() -> None:
     """Let torch accept legacy hooks again."""
     _modules._global_is_full_backward_hook = None
+
+
+def keywords_of(module: nn.Module) -> dict[str, Any] | None:
+    """Return the keyword arguments of a call whose global pre-hook is running, which torch doesn't pass to it.
+
+    None if they can't be found, so that nothing is assumed.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    for _ in range(_FRAMES):
+        if frame is None:
+            return None
+        if frame.f_code.co_filename == MODULE_CALL.co_filename:
+            known = frame.f_locals
+            if known.get("self") is module and isinstance(known.get("kwargs"), dict):
+                return dict(known["kwargs"])
+        frame = frame.f_back
+    return None
 
 
 def global_hook_check() -> Callable[[], Any] | None:

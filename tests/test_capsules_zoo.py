@@ -1,4 +1,4 @@
-"""Recording changes no bit of any training in the zoo, and nearly every step of it is replayed to the bit."""
+"""Keeping steps changes no bit of any training in the zoo, and nearly every step of it is replayed to the bit."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import Final
 
 import pytest
 
+import hookcore
 from hookcore import hooks
 from hookcore.capsules import Recording, record, replay
+from hookcore.dashboard.capsules import folder_of
 from tests.harness import run_case
 from tests.zoo import CASES, Case, Trial
 
@@ -18,6 +20,8 @@ pytestmark = pytest.mark.slow
 STEPS: Final = 2
 # These depend on what a capsule doesn't contain: counters of the module, and weights that were swapped for one call.
 DIFFERENT: Final = {"deep_recursion", "other_path_at_every_step", "functional_call_with_other_weights"}
+# A pickled model has its counters. A step whose forward contains the backward pass is saved before it returns.
+DIFFERENT_IF_KEPT: Final = DIFFERENT - {"deep_recursion"} | {"backward_inside_the_forward"}
 RACING: Final = {"two_models_in_two_threads"}  # the other model's step may write a call that has not returned yet
 BAD: Final = {"nan_and_infinity_in_an_output"}  # and meant to be
 
@@ -50,3 +54,26 @@ def test_recording_changes_no_bit_and_the_step_is_replayed_to_the_bit(case: Case
         assert (found.culprit is None) == (case.name not in BAD)
     else:
         assert not path.exists()
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_a_watch_that_keeps_steps_changes_no_bit_and_what_it_saves_is_replayed_to_the_bit(case: Case) -> None:
+    folders = []
+
+    @contextmanager
+    def attach(trial: Trial) -> Iterator[None]:
+        with hookcore.watch(trial.model, server=None, budget=None, capsule="error") as watcher:
+            folders.append(folder_of(watcher._delivery.run.id))
+            watcher.capsule()
+            yield
+            assert not watcher.errors
+
+    unwatched, watched = run_case(case, steps=STEPS), run_case(case, attach, steps=STEPS)
+    assert watched.steps == unwatched.steps
+    assert watched.hooks_afterwards == unwatched.hooks_afterwards
+    saved = sorted(folders[0].glob("*.capsule"))
+    if case.name in RACING or not saved:
+        return
+    found = replay(saved[0])
+    assert found.exact == (case.name not in DIFFERENT_IF_KEPT), found.differences
+    assert (found.culprit is None) == (case.name not in BAD)

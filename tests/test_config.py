@@ -66,6 +66,8 @@ def test_defaults_are_those_of_the_documentation(monkeypatch: pytest.MonkeyPatch
         "sketch_values": 65536,
         "server": "auto",
         "keep": "auto",
+        "capsule": "auto",
+        "capsule_size": 1_000_000_000,
         "bridge": None,
         "name": "train",
     }

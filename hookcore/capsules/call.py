@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -13,9 +15,34 @@ from hookcore.internals import current_graph_task, is_wrapped, tracing_state, tr
 from hookcore.recorder.outputs import find_tensors
 
 _PLAIN: Final = (Tensor, nn.Parameter)
+_FLAT: Final = (Tensor, int, float, str, type(None))  # everything else may contain tensors
 
 
-@dataclass(slots=True)
+class Members:
+    """A model's weights and buffers, as weak references."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.weights = [weakref.ref(each) for each in model.parameters()]
+        self._holders = [
+            (f"{path}.{name}" if path else name, weakref.ref(module), name)
+            for path, module in model.named_modules()
+            for name, _ in module.named_buffers(recurse=False)
+        ]
+
+    def versions(self) -> list[int]:
+        """Return the version counters of the weights; -1 for one that is gone or has none."""
+        return [_version(ref()) for ref in self.weights]
+
+    def buffers(self) -> Iterator[tuple[str, Tensor]]:
+        """Return the buffers as they are now."""
+        for path, ref, name in self._holders:
+            module = ref()
+            buffer = None if module is None else _buffer_of(module, name)
+            if buffer is not None:
+                yield path, buffer
+
+
+@dataclass(slots=True, weakref_slot=True)
 class Call:
     """One call of the model. Tensors are aliases of the training's, without their graph and without copies."""
 
@@ -26,31 +53,88 @@ class Call:
     generators: dict[str, Any]
     autocast: dict[str, torch.dtype]
     grad_enabled: bool
-    versions: dict[str, tuple[Tensor, int]]  # of all arguments and weights
+    members: Members
+    weight_versions: list[int]
+    versions: dict[str, tuple[Tensor, int]]  # of all other tensors that are kept
     outputs: dict[str, Tensor] = field(default_factory=dict)
     gradients: dict[str, Tensor] = field(default_factory=dict)
+    unkept: list[str] = field(default_factory=list)  # what was too large to keep
+
+    @property
+    def updated(self) -> bool:
+        """Whether a weight was changed or replaced since."""
+        return self.members.versions() != self.weight_versions
+
+    def changed(self) -> list[str]:
+        """Return which of the kept tensors were changed in place since."""
+        return [name for name, (tensor, version) in self.versions.items() if tensor._version != version]
+
+    def saw_gradient(self, place: str, gradient: Tensor) -> None:
+        """Keep the gradient that arrived at an output."""
+        self.gradients[place] = alias = gradient.detach()
+        if not alias.is_inference():
+            self.versions[f"gradient of the output {place}".rstrip()] = alias, alias._version
 
 
 def call_of(model: nn.Module, args: Any, kwargs: Any, autocast: dict[str, torch.dtype], grad_enabled: bool) -> Call:
-    named = [(f"weight {name}", each.detach()) for name, each in model.named_parameters()]
-    named += [(f"argument {place.partition('.')[2]}", each.detach()) for place, each in find_tensors((args, kwargs))]
+    """Return a call that begins, with all that a later replay needs to know of the model."""
+    members = Members(model)
+    args, kwargs = aliases_in(args), aliases_in(kwargs)
     return Call(
-        args=tree_map(alias_of, args),
-        kwargs=tree_map(alias_of, kwargs),
+        args=args,
+        kwargs=kwargs,
         training={name: module.training for name, module in model.named_modules()},
         buffers={name: buffer.detach().clone() for name, buffer in model.named_buffers()},
         generators=generators(),
         autocast=autocast,
         grad_enabled=grad_enabled,
-        versions={name: (each, each._version) for name, each in named if not each.is_inference()},
+        members=members,
+        weight_versions=members.versions(),
+        versions=versions_of(find_tensors((args, kwargs))),
     )
+
+
+def versions_of(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, tuple[Tensor, int]]:
+    """Return the tensors of arguments with their version counters, which every change in place increments."""
+    return {
+        f"argument {place.partition('.')[2]}": (each.detach(), each._version)
+        for place, each in tensors
+        if not each.is_inference()
+    }
+
+
+def _buffer_of(module: nn.Module, name: str) -> Tensor | None:
+    # A user's module may compute any attribute; a scripted one has no usual dictionary.
+    known = module._buffers.get(name) if type(module._buffers) is dict else getattr(module, name, None)
+    return known if isinstance(known, Tensor) else None
+
+
+def _version(tensor: Tensor | None) -> int:
+    return -1 if tensor is None or tensor.is_inference() else tensor._version
 
 
 def is_plain(values: Any) -> bool:
     """Return whether this is a call of the training itself: none of a checkpoint, a tracer, or `torch.func`."""
-    if current_graph_task() != -1 or tracing_state() or torch.compiler.is_compiling():
-        return False
-    return all(type(tensor) in _PLAIN and not is_wrapped(tensor) for _, tensor in find_tensors(values))
+    return not is_traced() and all(has_data(tensor) for _, tensor in find_tensors(values))
+
+
+def is_traced() -> bool:
+    """Return whether what runs now is a checkpoint's recompute, or a trace."""
+    return current_graph_task() != -1 or bool(tracing_state()) or torch.compiler.is_compiling()
+
+
+def has_data(tensor: Tensor) -> bool:
+    """Return whether a tensor is a usual one."""
+    return type(tensor) in _PLAIN and not is_wrapped(tensor)
+
+
+def aliases_in(values: Any) -> Any:
+    """Return a nested value with aliases of its tensors."""
+    if type(values) is tuple and all(isinstance(each, _FLAT) for each in values):
+        return tuple(map(alias_of, values))  # ten times as fast as a tree
+    if type(values) is dict and all(isinstance(each, _FLAT) for each in values.values()):
+        return {name: alias_of(each) for name, each in values.items()}
+    return tree_map(alias_of, values)
 
 
 def alias_of(value: Any) -> Any:

@@ -20,7 +20,8 @@ import hookcore
 MAX_ELEMENTS: Final = 8
 CONTEXT: Final = 2  # lines before and after the one that is shown
 _HOOKCORE: Final = f"{Path(hookcore.__file__).parent}/"
-_NOT_THE_USERS: Final = ("<frozen", _HOOKCORE, f"{Path(torch.__file__).parent}/")
+_DEMO: Final = f"{_HOOKCORE}commands/demo/"  # whose model stands for the user's
+_NOT_THE_USERS: Final = ("<frozen", f"{Path(torch.__file__).parent}/")
 _FRAME: Final = re.compile(r'\s*File "(.+)", line (\d+), in (.+)')
 
 
@@ -118,12 +119,16 @@ def _frames(until: CodeType) -> Iterator[tuple[str, int, str]]:
 def lines_of(trace: Iterable[str]) -> tuple[Line, ...]:
     """Return the user's lines of a formatted stack: those inside of the replay."""
     frames = [(match[1], int(match[2]), match[3]) for match in map(_FRAME.match, trace) if match]
-    inside = max((place + 1 for place, frame in enumerate(frames) if frame[0].startswith(_HOOKCORE)), default=0)
+    inside = max((place + 1 for place, frame in enumerate(frames) if _is_ours(frame[0])), default=0)
     return tuple(_line(*each) for each in frames[inside:] if _is_the_users(each[0]))
 
 
 def _is_the_users(file: str) -> bool:
-    return not file.startswith(_NOT_THE_USERS)
+    return not file.startswith(_NOT_THE_USERS) and not _is_ours(file)
+
+
+def _is_ours(file: str) -> bool:
+    return file.startswith(_HOOKCORE) and not file.startswith(_DEMO)
 
 
 def _line(file: str, number: int, function: str) -> Line:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from typing import Any, Final
 from hookcore import hooks
 from hookcore.errors import CapsuleError
 
+_replaying = False
 _NAME: Final = "__mp_main__"  # as in a process that `multiprocessing` spawns
 
 
@@ -20,10 +22,16 @@ class _TrainingBegan(BaseException):
     """The script has no `if __name__ == "__main__"`, and is about to train."""
 
 
+def is_replaying() -> bool:
+    """Return whether the main script of a training runs now only for its classes, so that it must not be watched."""
+    return _replaying
+
+
 def describe_main() -> dict[str, Any]:
     """Return where this process's main script is, and where it finds its modules."""
     path = getattr(sys.modules.get("__main__"), "__file__", None)
     return {
+        "python": sys.executable,
         "path": os.path.abspath(path) if path else "",
         "paths": [os.path.abspath(each) for each in sys.path],
         "arguments": list(map(str, sys.argv)),
@@ -47,6 +55,7 @@ def as_main(main: dict[str, Any], needed: bool) -> Iterator[None]:
 
 def _run(main: dict[str, Any]) -> ModuleType:
     """Run the script until its end, or until it begins to train."""
+    global _replaying
     path = Path(main["path"] or "(none)")
     try:
         code = compile(path.read_bytes(), str(path), "exec")
@@ -58,14 +67,17 @@ def _run(main: dict[str, Any]) -> ModuleType:
     module = ModuleType(_NAME)
     module.__file__ = str(path)
     sys.modules["__main__"] = sys.modules[_NAME] = module  # for pickles that the script itself opens
-    handle, arguments = hooks.on_optimizer_step_pre(None, _stop), sys.argv
-    sys.argv = main["arguments"]
+    handle, arguments, folder = hooks.on_optimizer_step_pre(None, _stop), sys.argv, os.getcwd()
+    sys.argv, _replaying = main["arguments"], True
     try:
+        with contextlib.suppress(OSError):  # it is gone, or on another machine
+            os.chdir(main["folder"])
         exec(code, module.__dict__)
     except _TrainingBegan:
         pass
     finally:
-        sys.argv = arguments
+        sys.argv, _replaying = arguments, False
+        os.chdir(folder)
         handle.remove()
     return module
 

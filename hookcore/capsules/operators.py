@@ -81,7 +81,7 @@ class OperatorTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         facts, elements, bad = self._described(name, tensor)
         buffer = not name.startswith(("weight", "gradient"))
         suspect = Suspect(
-            "given", name, 0, "", output=facts, elements=elements, bad=bad, on_purpose=buffer and not facts.nan
+            "given", name, self.count, "", output=facts, elements=elements, bad=bad, on_purpose=buffer and not facts.nan
         )
         self._behind[_storage(tensor)] = frozenset((self._add(suspect),))
 

@@ -6,7 +6,6 @@ import contextlib
 import os
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -15,15 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from hookcore import hooks
-from hookcore.capsules.call import Call, alias_of, bits_of, call_of, compact, is_plain
-from hookcore.capsules.conditions import autocast_types, versions
-from hookcore.capsules.facts import bad_elements, digest_of, is_numeric
-from hookcore.capsules.file import FORMAT, WARNING, write_capsule
-from hookcore.capsules.main_script import describe_main
+from hookcore.capsules.call import Call, alias_of, call_of, is_plain
+from hookcore.capsules.conditions import autocast_types
+from hookcore.capsules.content import about, step_of
+from hookcore.capsules.facts import bad_elements, is_numeric
+from hookcore.capsules.file import write_capsule
 from hookcore.errors import ArgumentError
 from hookcore.hooks.compiled import guard_functions
 from hookcore.hooks.inert import InertInCopies
-from hookcore.internals import tree_map
 from hookcore.observe.plain import unseen
 from hookcore.recorder.outputs import find_tensors
 
@@ -125,50 +123,15 @@ class Recording:
                 self.failure = "the model has not been called"
                 return None
             with torch.no_grad():
-                step = self._step_of(self._call)
-                write_capsule(self._path, self._about(self._call, reason), step, self._max_bytes)
+                step = step_of(self._model, self._call, self._constructor)
+                described = about(self._model, self._call, reason, self.step)
+                write_capsule(self._path, described, step, self._max_bytes)
             self.written = self._path
         return self.written
 
     def _fail(self, error: BaseException) -> None:
         self.failure = f"{type(error).__name__}: {error}"
         print(f"hookcore: no capsule: {self.failure}", file=sys.stderr, flush=True)
-
-    def _step_of(self, call: Call) -> dict[str, Any]:
-        current = dict(self._model.named_buffers())
-        changed = [
-            name for name, buffer in call.buffers.items() if not torch.equal(bits_of(buffer), bits_of(current[name]))
-        ]
-        model = {"model": self._model} if not self._constructor else {"state_dict": self._model.state_dict()}
-        return {
-            **model,
-            "constructor": self._constructor,
-            "args": tree_map(compact, call.args),
-            "kwargs": tree_map(compact, call.kwargs),
-            "training": call.training,
-            "buffers": {name: call.buffers[name] for name in changed},
-            "generators": call.generators,
-            "autocast": call.autocast,
-            "grad_enabled": call.grad_enabled,
-            "outputs": {place: digest_of(tensor) for place, tensor in call.outputs.items()},
-            "gradients": {place: compact(tensor) for place, tensor in call.gradients.items()},
-        }
-
-    def _about(self, call: Call, reason: str) -> dict[str, Any]:
-        changed = [name for name, (tensor, version) in call.versions.items() if tensor._version != version]
-        updated = any(name.startswith("weight ") for name in changed)
-        return {
-            "format": FORMAT,
-            "warning": WARNING,
-            "reason": reason,
-            "step": self.step,
-            "time_s": time.time(),
-            "model": f"{type(self._model).__module__}.{type(self._model).__qualname__}",
-            "weights": "after the update" if updated else "before the update",
-            "changed": [name for name in changed if not name.startswith("weight ")],
-            "versions": versions(),
-            "main": describe_main(),
-        }
 
 
 class _Entry(InertInCopies):
@@ -206,9 +169,7 @@ class _Arrival:
         if gradient is None:  # an output that nothing used, of an operator with several
             return
         with self._recording._guarded():
-            self._call.gradients[self._place] = alias = gradient.detach()
-            if not alias.is_inference():
-                self._call.versions[f"gradient of the output {self._place}".rstrip()] = alias, alias._version
+            self._call.saw_gradient(self._place, gradient)
 
 
 @contextlib.contextmanager

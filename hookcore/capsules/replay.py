@@ -21,6 +21,7 @@ from hookcore.capsules.file import needs_main, read_about, read_step
 from hookcore.capsules.main_script import as_main
 from hookcore.capsules.operators import OperatorTracer, Suspect
 from hookcore.errors import ArgumentError, CapsuleError
+from hookcore.observe.plain import unseen
 from hookcore.recorder.outputs import find_tensors
 
 _MAX_OTHERS: Final = 8
@@ -122,8 +123,6 @@ class _Run:
             give(f"buffer {name}", buffer)
         for place, tensor in find_tensors((self._step["args"], self._step["kwargs"])):
             give(f"argument {place.partition('.')[2]}", tensor)
-        for place, gradient in self._step["gradients"].items():
-            give(f"gradient of the output {place}".rstrip(), gradient)
 
     @contextlib.contextmanager
     def _conditions(self) -> Iterator[None]:
@@ -147,6 +146,9 @@ class _Run:
         for place, tensor in reached:
             # What arrived is the sum of what came from outside and what other outputs sent, so it replaces that.
             self._handles.append(hooks.on_gradient(tensor, _always(gradients[place])))
+        with unseen():  # what arrived came after all that the forward pass did
+            for place, gradient in gradients.items():
+                self._tracer.give(f"gradient of the output {place}".rstrip(), gradient)
         if reached:
             torch.autograd.backward([tensor for _, tensor in reached], [gradients[place] for place, _ in reached])
 
@@ -189,6 +191,7 @@ class _Run:
         ]
         if not recorded:
             self._differences.append("the outputs were not recorded, so they can't be compared")
+        self._differences += [f"not kept: {what}" for what in self._about.get("unkept", ())]
         self._differences += [f"changed before the capsule was written: {name}" for name in self._about["changed"]]
         if self._about["weights"] != "before the update":
             self._differences.append(f"the weights are those {self._about['weights']}")

@@ -6,7 +6,7 @@
 from hookcore.config.environment import rank, token_of
 from hookcore.config.readers import AUTO, NO_FOLDER, Pattern, bytes_of, did_you_mean, nearest
 from hookcore.config.settings import NOT_GIVEN, Settings, WatchSettings
-from hookcore.config.table import LIVE, SETTINGS, Attach, Compiled, Setting
+from hookcore.config.table import LIVE, SETTINGS, Attach, Capsule, Compiled, Setting
 
 __all__ = [
     "AUTO",
@@ -15,6 +15,7 @@ __all__ = [
     "NO_FOLDER",
     "SETTINGS",
     "Attach",
+    "Capsule",
     "Compiled",
     "Pattern",
     "Setting",

@@ -146,9 +146,14 @@ def read_budget(given: object) -> float | None:
     return budget
 
 
-def read_memory(given: object) -> int:
+def read_size(given: object) -> int:
     """Read a size in bytes."""
-    size = bytes_of(given) if isinstance(given, str) else read_integer(0)(given)
+    return bytes_of(given) if isinstance(given, str) else read_integer(0)(given)
+
+
+def read_memory(given: object) -> int:
+    """Read the size of a run's history."""
+    size = read_size(given)
     if size < MIN_MEMORY_BYTES:
         raise _reject("A run's history needs more than that.")
     return size

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Final, TypedDict
 
 from hookcore.config.readers import Pattern, did_you_mean
-from hookcore.config.table import SETTINGS, Attach, Compiled, Setting
+from hookcore.config.table import SETTINGS, Attach, Capsule, Compiled, Setting
 from hookcore.errors import ArgumentError
 from hookcore.records import Kind, Phase
 
@@ -39,6 +39,8 @@ class WatchSettings(TypedDict, total=False):
     sketch_values: int | None
     server: str | None
     keep: str | os.PathLike[str] | None
+    capsule: Capsule
+    capsule_size: int | str
     bridge: str | None
     name: str | None
 
@@ -60,6 +62,8 @@ class Settings:
     sketch_values: int | None
     server: str | None
     keep: str | None
+    capsule: Capsule
+    capsule_size: int
     bridge: str | None
     name: str
 
@@ -84,6 +88,11 @@ class Settings:
             for setting in SETTINGS
         }
         return cls(**values)  # type: ignore[arg-type]  # each reader returns its field's type; a test holds it
+
+    @property
+    def capsule_when(self) -> Capsule:
+        """When to write a capsule. A run without a server writes no files unless it is told to."""
+        return self.capsule if self.capsule != "auto" else "error" if self.server is not None else "never"
 
     def as_dict(self) -> dict[str, Any]:
         """Return the settings as a caller would write them, in types that JSON has."""

@@ -26,6 +26,7 @@ from hookcore.config.readers import (
     read_patterns,
     read_server,
     read_set,
+    read_size,
     read_sketch_values,
     shown,
 )
@@ -34,6 +35,7 @@ from hookcore.records import KINDS, Phase
 
 Attach = Literal["global", "module"]
 Compiled = Literal["boundary", "inside"]
+Capsule = Literal["auto", "error", "exception", "never"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,7 @@ def _listed(options: tuple[str, ...]) -> str:
 _PHASES: Final = get_args(Phase)
 _ATTACH: Final = get_args(Attach)
 _COMPILED: Final = get_args(Compiled)
+_CAPSULE: Final = get_args(Capsule)
 _PATTERNS_HELP: Final = (
     "[A pattern](patterns.md) is a path or a glob, such as `blocks.*.attn`, in which `*` also matches dots; "
     "`re:` and a regular expression; `type:Linear`; `is:leaf`; `depth:2`; or a class. `!` negates it."
@@ -200,6 +203,23 @@ SETTINGS: Final = (
         "server at an address has its own `--keep`.",
         read_keep,
         or_none,
+    ),
+    Setting(
+        "capsule",
+        "auto",
+        f"one of {_listed(_CAPSULE)}",
+        "When to save a whole step to a [capsule](capsules.md), at most three times in a run. `error`: when a step "
+        "becomes non-finite, or an exception ends it. `exception`: only then. `never`: only when you ask for it. "
+        "`auto`: `error` with a server, `never` without. The file is in this user's private folder, where the "
+        "training runs.",
+        read_choice(_CAPSULE),
+    ),
+    Setting(
+        "capsule_size",
+        "1GB",
+        'a number of bytes or a size such as "512MB" or "4GiB"',
+        "The largest capsule to write. A larger step is not saved, and an event says so.",
+        read_size,
     ),
     Setting(
         "bridge",

@@ -29,6 +29,7 @@ CODES: Final[dict[torch.dtype, int]] = {
     torch.complex128: cpu.COMPLEX128,
 }
 _MAX_DIMENSIONS: Final = 64
+_NO_SLOTS: Final = np.empty(0, np.intp)
 _RUNTIMES: Final = ("libgomp", "libomp", "libiomp")
 
 
@@ -41,6 +42,9 @@ class CpuArena:
         # Untouched pages cost no memory, so the whole range is reserved at once and addresses never change.
         self._memory = np.zeros(capacity * layout.ROW_BYTES + 64, np.uint8)
         self.base: Final = -(-self._memory.ctypes.data // 64) * 64
+        offset = self.base - self._memory.ctypes.data
+        rows = self._memory[offset : offset + capacity * layout.ROW_BYTES].view(layout.ROW_DTYPE)
+        self._bad = rows["cells"][:, layout.NAN_COUNT : layout.NEG_INF_COUNT + 1]
         self._control = np.zeros(cpu.CONTROL_CELLS, np.int64)
         self.control: Final = self._control.ctypes.data
         self._control[cpu.LIMIT] = -1 if sketch_values is None else sketch_values
@@ -85,6 +89,11 @@ class CpuArena:
         self._shape[1 : 1 + dims] = tensor.shape
         self._shape[1 + dims : 1 + 2 * dims] = tensor.stride()
         cpu.observe_strided(tensor.data_ptr(), tensor.numel(), code, self._shape.ctypes.data, row, self.control)
+
+    def bad(self, used: int) -> NDArray[np.intp]:
+        """Return which of the first `used` slots have non-finite values in this step."""
+        bad = self._bad[:used]
+        return np.flatnonzero(bad.any(axis=1)) if bad.any() else _NO_SLOTS
 
     def pack(self, used: int) -> NDArray[np.int64]:
         """Take everything out of the first `used` rows; see `hookcore.observe.harvest.unpack`."""

@@ -6,23 +6,26 @@ keeps no tensor, draws no random number, runs no operator visible to the user's 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from hookcore.internals import DisableTorchFunction, current_graph_task, tracing_state
+from hookcore.internals import DisableTorchFunction, current_graph_task, keywords_of, tracing_state
 from hookcore.recorder.calls import Call, Observer
 from hookcore.recorder.checkpoints import forward_segment, take_call
 from hookcore.recorder.current import CurrentStep
 from hookcore.recorder.errorlog import ErrorLog
+from hookcore.recorder.keeper import Keeper
 from hookcore.recorder.outputs import find_tensors
 from hookcore.recorder.plans import Plan, PlanTable
+from hookcore.recorder.roots import Root
 from hookcore.recorder.statistics import Statistics
 from hookcore.records import Phase
 
 NO_TENSOR: Final = "no tensor in its output"
+MAX_MODEL_DEPTH: Final = 4
 ONLY_IN_BACKWARD: Final = "called inside a backward pass only, which counts as a checkpoint's recompute"
 
 
@@ -42,6 +45,7 @@ class Dispatcher:
         self.statistics = statistics
         self.errors = errors
         self.on_pending = on_pending  # called when a module runs and `current.pending` is set
+        self.keeper: Keeper | None = None
         self.others: tuple[Observer, ...] = ()
         self._observers: tuple[Observer, ...] = (statistics,)
         self._saw_eval = False  # whether a call in evaluation was counted in this step
@@ -78,6 +82,19 @@ class Dispatcher:
         if captured:
             self.statistics.begin_step()
 
+    def look_for_models(self, roots: Iterable[Root]) -> None:
+        """Take parts for models if the training calls them and never the whole, as with a Lightning module."""
+        for root in roots:
+            if not root.called and root.depth < MAX_MODEL_DEPTH:
+                parts = [plan for plan in self.plans.live() if plan.root is root]
+                if any(plan.history.seen for plan in parts):
+                    root.depth += 1
+                    prefix = f"{root.name}/" if root.name else ""
+                    for plan in parts:
+                        if not plan.is_root and plan.path.removeprefix(prefix).count(".") == root.depth - 1:
+                            plan.make_model()
+            root.called = False
+
     def reset_calls(self) -> None:
         """Restart the count of training calls of every module."""
         for plan in [*self.plans.by_id.values(), *self.plans.named]:
@@ -92,6 +109,26 @@ class Dispatcher:
         return self.has_outputs() or (self._saw_eval and "eval" in self.statistics.phases)
 
     # Calls
+
+    def enter_model(self, plan: Plan, module: nn.Module, args: Any) -> None:
+        """Report that a model is about to run."""
+        if plan.is_root:
+            plan.root.enter()
+        plan.root.called = True
+        if self.keeper is not None and (model := plan.ref()) is not None:
+            with DisableTorchFunction():
+                self.keeper.entered(plan.path, model, args, keywords_of(module))
+
+    def leave_model(self, plan: Plan, output: Any) -> None:
+        """Report that a model returned."""
+        if plan.is_root:
+            plan.root.leave()
+        if self.keeper is not None and (model := plan.ref()) is not None:
+            try:
+                with DisableTorchFunction():
+                    self.keeper.left(model, output)
+            except Exception as error:
+                self.errors.record("forward hook", error, plan)
 
     def saw_input(self, plan: Plan, inputs: Any) -> None:
         """Report that a module is about to run, before it can change its inputs in place."""
@@ -113,8 +150,8 @@ class Dispatcher:
             self.saw_input(plan, keywords)
         if self.others or plan.wants_input or (plan.wants_output and not self.statistics.saw_plain(plan, output)):
             self.saw_output(plan, output)
-        if plan.is_root:
-            plan.root.leave()
+        if plan.is_model:
+            self.leave_model(plan, output)
 
     def saw_region(self, plan: Plan, output: Any) -> None:
         """Report what a compiled region returned."""

@@ -125,9 +125,9 @@ class ModulePreHook(InertInCopies):
         try:
             if current.pending:
                 dispatcher.on_pending()
-            if plan.is_root:
+            if plan.is_model:
                 self._attachment.check_tree()
-                plan.root.enter()
+                dispatcher.enter_model(plan, module, args)
             if dispatcher.wants_input(plan):
                 if stands_last(module._forward_pre_hooks, self):
                     dispatcher.saw_input(plan, args)

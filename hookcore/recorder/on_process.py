@@ -148,7 +148,7 @@ class ProcessAttachment:
         def see(module: nn.Module, args: Any, rest: tuple[Any, ...]) -> None:
             plan, entered = plans_get(id(module)), False
             try:
-                if models.unsure or (plan is not None and plan.is_root):
+                if models.unsure or (plan is not None and plan.is_model):
                     plan = self._begin_calls(module)
                 if plan is None or self._calls_regions or module.__dict__.get("_compiled_call_impl") is not None:
                     entered = is_entered(module)
@@ -176,8 +176,8 @@ class ProcessAttachment:
         return self._dispatcher.plans.by_id.get(id(module))
 
     def _act_before(self, plan: Plan, module: nn.Module, args: Any) -> None:
-        if plan.is_root:
-            plan.root.enter()
+        if plan.is_model:
+            self._dispatcher.enter_model(plan, module, args)
         if self._dispatcher.wants_input(plan):
             if not module._forward_pre_hooks:
                 self._dispatcher.saw_input(plan, args)
@@ -202,8 +202,8 @@ class ProcessAttachment:
             if plan is not None and not (accompanied and id(module) in accompanied):
                 if dispatcher.others or (plan.wants_output and not saw_plain(plan, rest[-1])):
                     dispatcher.saw_output(plan, rest[-1])
-                if plan.is_root:
-                    plan.root.leave()
+                if plan.is_model:
+                    dispatcher.leave_model(plan, rest[-1])
 
         return see
 

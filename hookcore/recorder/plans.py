@@ -122,7 +122,7 @@ class Plan:
         "acts_before",
         "counts",
         "history",
-        "is_root",
+        "is_model",
         "kinds",
         "muted",
         "path",
@@ -150,12 +150,17 @@ class Plan:
         self.type_name = type_name or type(module).__name__
         self.ref = weakref.ref(module, when_gone)
         self.root = root
-        self.is_root = root.ref() is module
+        self.is_model = root.ref() is module  # whether the training itself calls it
         self.muted = False  # after too many errors
         self._errors = 0
         self._children = fingerprint(module)
         self.counts, self.rows, self.history = Counts(), Rows(), History()
         self.choose(kinds, skipped_by)
+
+    @property
+    def is_root(self) -> bool:
+        """Whether it is the outermost module of its tree."""
+        return self.root.ref() is self.ref()
 
     def choose(self, kinds: frozenset[Kind], skipped_by: str) -> None:
         """Set what is captured of it from now on; called between two steps."""
@@ -164,7 +169,11 @@ class Plan:
         self.rows.lone = []  # depends on the kinds
         self.wants_output = not self.muted and not kinds.isdisjoint(("output", "output_grad"))
         self.wants_input = not self.muted and not kinds.isdisjoint(("input", "input_grad"))
-        self.acts_before = self.wants_input or self.is_root  # whether its call is of interest before it runs
+        self.acts_before = self.wants_input or self.is_model  # whether its call is of interest before it runs
+
+    def make_model(self) -> None:
+        """Take it for a model: the training calls it, and not what it is a part of."""
+        self.is_model = self.acts_before = True
 
     def make_boundary(self, kinds: frozenset[Kind]) -> None:
         """Capture these kinds at the root of a compiled region, even if the selection left the module out."""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from hookcore.config import Settings
 from hookcore.delivery.sinks import Sink
 from hookcore.hooks.compiled import guarded
+from hookcore.internals import DisableTorchFunction
 from hookcore.observe import cpu, layout
 from hookcore.observe.arena import CpuArena
 from hookcore.recorder.cadence import Cadence
@@ -24,6 +25,7 @@ from hookcore.recorder.description import Describer
 from hookcore.recorder.dispatch import Dispatcher
 from hookcore.recorder.errorlog import ErrorLog
 from hookcore.recorder.in_graphs import feasible
+from hookcore.recorder.keeper import MakeKeeper
 from hookcore.recorder.models import Models
 from hookcore.recorder.parameters import Parameters
 from hookcore.recorder.placement import Placement
@@ -45,7 +47,13 @@ LOCK_WAIT_S: Final = 1.0
 class Recorder:
     """Connects models, dispatcher, steps, and shipping. No exception of theirs reaches the training."""
 
-    def __init__(self, settings: Settings, sink: Sink, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        sink: Sink,
+        clock: Callable[[], float] = time.perf_counter,
+        make_keeper: MakeKeeper = lambda *_: None,
+    ) -> None:
         settings, infeasible = feasible(settings)
         self._now = clock
         self._lock = threading.RLock()  # threads that train at the same time end their steps one after another
@@ -60,6 +68,7 @@ class Recorder:
         self.cadence = Cadence(settings.every, settings.budget)
         self._collector = Collector(statistics, self.parameters, self.cadence, scale, self._lock, lambda: self.step)
         self.emit = self._collector.emit
+        self.dispatcher.keeper = make_keeper(lambda: self.step, self.emit, lambda: self.models.changes)
         self.snapshots = Snapshots(plans, current, self.errors, self.emit, self._scale_of)
         self._commands = Commands(settings, self.models, self.snapshots, self.emit, lambda: self.description.request())
         self.placement = Placement(settings, self.dispatcher, self.models, self.emit)
@@ -75,6 +84,7 @@ class Recorder:
             lambda: self.description.send_if_due(),
             self._tick,
             lambda: self.snapshots.copies.waiting or self.description.requested,
+            self._tell_keeper,
         )
         self.steps = Steps(
             self.dispatcher,
@@ -166,6 +176,27 @@ class Recorder:
             plan = self._observed[name] = self.models.plan_for_name(name)
         self.dispatcher.saw_output(plan, tensor)
 
+    # The keeper
+
+    def request_capsule(self) -> None:
+        """Capture the next step, and let the keeper save it."""
+        if self.dispatcher.keeper is not None:
+            self.dispatcher.keeper.ask()
+            self.cadence.alarm()
+
+    @guarded
+    def keep_failed_step(self, error: str) -> None:
+        """Let the keeper see a step that an exception ended."""
+        with self._lock, DisableTorchFunction():
+            if self.dispatcher.keeper is not None:
+                self.dispatcher.keeper.fail(error)
+
+    def _tell_keeper(self, step: int) -> None:
+        """Pass on what another device measured; what the CPU measured was seen in the step."""
+        keeper, statistics = self.dispatcher.keeper, self.dispatcher.statistics
+        if keeper is not None and statistics.devices and not self.steps.clock.owners.scalers():
+            keeper.alarm(step)
+
     # Commands
 
     def on_command(self, command: Command) -> None:
@@ -234,6 +265,8 @@ class Recorder:
             self._ship_last_events()
         self.shipper.close(max(0.0, deadline - time.monotonic()), self.description.send_coverage)
         self.models.let_go()
+        if self.dispatcher.keeper is not None:
+            self.dispatcher.keeper.close()
 
     def _ship_last_events(self) -> None:
         """Ship the events about the last frames: they were emitted as these were shipped, or have not been yet."""

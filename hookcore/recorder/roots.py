@@ -13,7 +13,7 @@ from hookcore.records import Phase
 class Root:
     """A model: the outermost module of a tree."""
 
-    __slots__ = ("__weakref__", "entered_with_grad", "name", "passed_in_training", "ref", "trained")
+    __slots__ = ("__weakref__", "called", "depth", "entered_with_grad", "name", "passed_in_training", "ref", "trained")
 
     def __init__(self, module: nn.Module, name: str) -> None:
         self.ref = weakref.ref(module)
@@ -21,6 +21,8 @@ class Root:
         self.trained: bool | None = None  # whether it trains in training mode; None if unknown
         self.passed_in_training: bool | None = None  # its mode in the last backward pass of the running step
         self.entered_with_grad = False  # whether it is running, and was called with gradients enabled
+        self.depth = 0  # at which its modules are called by the training: 1 if that calls parts, never the whole
+        self.called = False  # whether one of them was, in this captured step
 
     def trains(self) -> bool:
         """Whether the model is in training mode now; False if it is gone."""

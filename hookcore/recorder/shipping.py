@@ -38,6 +38,7 @@ class Shipper:
     _after_batch: Callable[[], None]
     _tick: Callable[[], None]
     _has_more: Callable[[], bool]
+    _tell_bad: Callable[[int], None]  # a step, the first of several with non-finite values
     worker: Worker = field(init=False)
     _was_bad: bool = field(default=False, init=False)
     _unsent_taps: tuple[Tap, ...] = field(default=(), init=False)  # without their names, later numbers would be wrong
@@ -110,6 +111,7 @@ class Shipper:
         bad = bool(frame.stats[:, _BAD_COLUMNS].any()) if len(frame.stats) else self._was_bad
         if bad and not self._was_bad:
             self._cadence.alarm()
+            self._tell_bad(frame.step)
         self._was_bad = bad
 
     def note_jumps(self, scalars: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,7 +19,7 @@ from hookcore.recorder.current import CurrentStep, TensorHook, TimedHook
 from hookcore.recorder.errorlog import ErrorLog
 from hookcore.recorder.plans import Plan
 from hookcore.recorder.taps import TapTable
-from hookcore.records import Kind, Phase, Tap
+from hookcore.records import GRADIENT_KINDS, Kind, Phase, Tap
 
 if TYPE_CHECKING:
     from hookcore.observe.device import DeviceArena, Transfer
@@ -69,6 +70,16 @@ class Statistics:
         """Start to copy measurements on other devices to the host."""
         begun = (arena.begin_transfer() for arena in self.devices.values())
         return tuple(transfer for transfer in begun if transfer is not None)
+
+    def first_bad(self, kinds: Collection[Kind]) -> Tap | None:
+        """Return a tap of these kinds with a non-finite value in this step, as measured on the CPU.
+
+        Of the forward pass the first one, else of the backward pass, which visits modules in reverse, the last one.
+        """
+        taps = self.table.taps
+        bad = [tap for slot in self.arena.bad(len(taps)) if (tap := taps[slot]).kind in kinds]
+        forward = (tap for tap in bad if tap.kind not in GRADIENT_KINDS)
+        return next(forward, bad[-1] if bad else None)
 
     # Rows
 

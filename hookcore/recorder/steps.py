@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 from torch.amp.grad_scaler import GradScaler
@@ -30,8 +31,10 @@ from hookcore.recorder.parts import Parts
 from hookcore.recorder.placement import Placement
 from hookcore.recorder.scales import LossScale
 from hookcore.recorder.snapshots import Snapshots
+from hookcore.records import GRADIENT_KINDS, KINDS
 
 _NAN: Final = float("nan")
+_KINDS: Final = frozenset(KINDS)
 
 
 @dataclass(eq=False)
@@ -82,6 +85,7 @@ class Steps:
             self._parameters.before_step(owned, with_gradients, id(optimizer))
             if self._snapshots.active:
                 self._snapshots.before_step(owned, with_gradients)
+            self._look("before an optimizer's step")
 
     @entry("optimizer post-hook")
     def saw_step_end(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -129,6 +133,7 @@ class Steps:
         """Note the end of the pass, even if it raised."""
         if self._current.end_pass(accumulates):
             self._dispatcher.reset_calls()
+            self._look("at the end of a backward pass")
         if not accumulates:
             return
         self._parts.saw_pass()
@@ -216,6 +221,7 @@ class Steps:
             self._parameters.read_all()
             if self._snapshots.active:
                 self._snapshots.before_step(self._parameters.all(), with_gradients=True)
+            self._look("at the end of a step")
 
     def hold_part(self) -> None:
         """Separate the data so far, which may become a step."""
@@ -241,6 +247,21 @@ class Steps:
             self.release_parts(as_steps=False)
         if self._current.captured or self._collector.has_news:
             self._ship(self._collector.take(self.clock.step, now - self.ended_at, self._current.backwards))
+        if self._dispatcher.keeper is not None:
+            self._guarded(self._end_kept_step)
+
+    def _end_kept_step(self) -> None:
+        assert self._dispatcher.keeper is not None
+        self._dispatcher.keeper.end_step()
+        if self._current.captured:
+            self._dispatcher.look_for_models(self._models.roots)
+
+    def _look(self, where: str) -> None:
+        """Let the keeper see a step whose weights are unchanged. Under a scaler, infinite gradients are normal."""
+        keeper = self._dispatcher.keeper
+        if keeper is not None:
+            kinds = _KINDS - GRADIENT_KINDS if self.clock.owners.scalers() else _KINDS
+            keeper.look(partial(self._dispatcher.statistics.first_bad, kinds), where)
 
     def begin_step(self) -> None:
         """Decide whether to capture the next step."""

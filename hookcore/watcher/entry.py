@@ -8,9 +8,11 @@ from collections.abc import Iterable
 from torch import nn
 from typing_extensions import Never
 
-from hookcore.config import NOT_GIVEN, Attach, Compiled, Pattern, Settings
+from hookcore.capsules.main_script import is_replaying
+from hookcore.config import NOT_GIVEN, Attach, Capsule, Compiled, Pattern, Settings
 from hookcore.errors import ArgumentError
 from hookcore.records import Kind, Phase
+from hookcore.watcher.null import NullWatcher
 from hookcore.watcher.watcher import Watcher
 
 
@@ -30,6 +32,8 @@ def watch(
     sketch_values: int | None = NOT_GIVEN,
     server: str | None = NOT_GIVEN,
     keep: str | os.PathLike[str] | None = NOT_GIVEN,
+    capsule: Capsule = NOT_GIVEN,
+    capsule_size: int | str = NOT_GIVEN,
     bridge: str | None = NOT_GIVEN,
     name: str | None = NOT_GIVEN,
     **unknown: Never,
@@ -62,6 +66,10 @@ def watch(
         is running. An address: to that server, with the token in `HOOKCORE_TOKEN`. `thread`: to a dashboard in this
         process. None: only to `watcher.store`.
     keep='auto': The folder for the run's Parquet files, which are written during the run.
+    capsule='auto': When to save a whole step to a [capsule](capsules.md), at most three times in a run. `error`: when a
+        step becomes non-finite, or an exception ends it. `exception`: only then. `never`: only when you ask for it.
+        `auto`: `error` with a server, `never` without.
+    capsule_size='1GB': The largest capsule to write.
     bridge=None: Another tool that also gets each step's scalars, the norm of all gradients, and the counts of modules
         with non-finite or all-zero output.
     name=None: The name of the run in the dashboard.
@@ -71,4 +79,6 @@ def watch(
         raise ArgumentError(
             f"watch() was given a {type(model).__name__}; it takes a torch.nn.Module, or nothing to watch every model"
         )
+    if is_replaying():
+        return NullWatcher()  # type: ignore[return-value]  # it has the same methods
     return Watcher(model, Settings.of(**given, **unknown))  # an unknown one raises, with the nearest as a hint

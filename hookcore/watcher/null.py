@@ -1,4 +1,4 @@
-"""What a copy of a watcher becomes."""
+"""What a copy of a watcher becomes, and what `watch` returns while a replay runs a training's script again."""
 
 from __future__ import annotations
 
@@ -7,6 +7,14 @@ from torch import Tensor
 
 class NullWatcher:
     """Takes the place of the watcher in copies, pickles, and checkpoints of a model. Its methods have no effect."""
+
+    url: None = None
+
+    def __enter__(self) -> NullWatcher:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
 
     def step(self) -> None:
         """Do nothing."""
@@ -17,6 +25,19 @@ class NullWatcher:
     def observe(self, name: str, tensor: Tensor) -> Tensor:
         """Return the tensor."""
         return tensor
+
+    def pause(self) -> None:
+        """Do nothing."""
+
+    def resume(self) -> None:
+        """Do nothing."""
+
+    def flush(self, timeout_s: float = 0.0) -> bool:
+        """Return True, because nothing waits."""
+        return True
+
+    def capsule(self) -> None:
+        """Do nothing."""
 
     def close(self) -> None:
         """Do nothing."""

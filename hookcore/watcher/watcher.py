@@ -9,6 +9,7 @@ import platform
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
@@ -17,7 +18,9 @@ import torch
 from torch import Tensor, nn
 
 import hookcore
+from hookcore.capsules.keeper import CapsuleKeeper, CapsulePlan
 from hookcore.config import Settings
+from hookcore.dashboard.capsules import folder_of
 from hookcore.delivery.bridges import TeeSink, bridge_for
 from hookcore.delivery.delivery import deliver, to_the_store
 from hookcore.delivery.failures import Ending, keep_interrupted, uncaught
@@ -47,7 +50,8 @@ class Watcher:
     def __init__(self, model: nn.Module | None, settings: Settings) -> None:
         open_bridge = bridge_for(settings.bridge, settings.name)
         self._delivery = deliver(settings, _versions())
-        self._recorder = Recorder(settings, self._delivery.sink)
+        capsules = CapsulePlan(settings.capsule_when, partial(folder_of, self._delivery.run.id), settings.capsule_size)
+        self._recorder = Recorder(settings, self._delivery.sink, make_keeper=partial(CapsuleKeeper, capsules))
         self._errors = self._recorder.errors
         self._tee: TeeSink | None = None
         self._ending = Ending(lambda: self.current_step)
@@ -112,6 +116,11 @@ class Watcher:
         self._check_open()
         self._recorder.request_snapshot(Tap(module, kind, index, call))
 
+    def capsule(self) -> None:
+        """Save the next step to a capsule, for `hookcore replay`. An event says where it is, or why not."""
+        self._check_open()
+        self._recorder.request_capsule()
+
     def pause(self) -> None:
         """Capture nothing until `resume()`. Steps are still counted."""
         self._check_open()
@@ -149,6 +158,7 @@ class Watcher:
         self._ending.unfollow()
         failure = self._ending.failure(error)
         if failure is not None:
+            self._recorder.keep_failed_step(failure.error)
             self._delivery.sink.fail(failure)
 
     def coverage(self) -> list[Coverage]:

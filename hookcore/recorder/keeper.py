@@ -1,0 +1,43 @@
+"""What keeps the running step, so that it can be run again elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from torch import nn
+
+from hookcore.records import Tap
+
+Emit = Callable[..., None]  # adds an event: name, message, severity, module
+# Makes a keeper from functions that return the running step, emit an event, and count the changes of models.
+MakeKeeper = Callable[[Callable[[], int], Emit, Callable[[], int]], "Keeper | None"]
+FirstBad = Callable[[], Tap | None]  # the first tap of this step with a non-finite value
+
+
+class Keeper(Protocol):
+    """Follows the captured steps. Called on the training thread, under the recorder's lock, but for `alarm`."""
+
+    def ask(self) -> None:
+        """Save the next step that is captured. Called on any thread."""
+
+    def entered(self, path: str, model: nn.Module, args: Any, keywords: dict[str, Any] | None) -> None:
+        """Handle a call of a model, before it runs. `keywords` is None if they can't be read."""
+
+    def left(self, model: nn.Module, output: Any) -> None:
+        """Handle what a call returned."""
+
+    def look(self, first_bad: FirstBad, where: str) -> None:
+        """Handle a moment at which the weights are still those of the step."""
+
+    def end_step(self) -> None:
+        """Handle the end of a step, captured or not."""
+
+    def alarm(self, step: int) -> None:
+        """Handle non-finite values of an earlier step, which another device measured. Called on any thread."""
+
+    def fail(self, error: str) -> None:
+        """Handle an exception that ends the running step, and the run."""
+
+    def close(self) -> None:
+        """Let go of everything."""

@@ -1,0 +1,388 @@
+"""A watch saves the step that became non-finite, by itself, and changes nothing of the training."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import hookcore
+from hookcore.capsules import Replay, read_about, replay
+from hookcore.capsules import keeper as keeper_module
+from hookcore.dashboard import capsules as folder_module
+from hookcore.records import Event
+from tests.harness import digest, random_state, seed_all
+
+BAD = 5  # the step in which the examples go wrong
+
+
+class Standardize(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x / x.std()  # guilty
+
+
+class Net(nn.Module):
+    """Has what a replay must restore: BatchNorm, dropout, keyword arguments, and nested outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.drop = nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.3)
+        self.standardize, self.last = Standardize(), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor, *, mask: Tensor) -> dict[str, Any]:
+        hidden = self.drop(torch.relu(self.norm(self.first(x)))) * mask
+        output = self.last(self.standardize(hidden))
+        return {"loss": output.pow(2).mean(), "outputs": (output,)}
+
+
+class Parts(nn.Module):
+    """Like a Lightning module: the training calls its parts, and never its forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nets = nn.ModuleDict({"encoder": nn.Linear(4, 8), "head": nn.Sequential(Standardize(), nn.Linear(8, 2))})
+
+    def loss(self, x: Tensor) -> Tensor:
+        hidden: Tensor = self.nets["encoder"](x) * (x.sum() != 0)
+        result: Tensor = self.nets["head"](hidden).pow(2).mean()
+        return result
+
+
+def batches(bad: int = BAD, steps: int = 8) -> Iterator[tuple[Tensor, Tensor]]:
+    for step in range(steps):
+        yield torch.randn(16, 4), torch.zeros(16, 8) if step == bad else torch.ones(16, 8)
+
+
+def capsules_of(watcher: hookcore.Watcher) -> list[Path]:
+    return sorted(folder_module.folder_of(watcher._delivery.run.id).glob("*.capsule"))
+
+
+def events_of(watcher: hookcore.Watcher, name: str) -> list[Event]:
+    watcher.flush()
+    return [each for each in watcher.store.events() if each.name == name]
+
+
+def train(model: Net, watcher: hookcore.Watcher | None, log: Callable[[Any], None] = lambda _: None) -> None:
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for x, mask in batches():
+        optimizer.zero_grad()
+        loss = model(x, mask=mask)["loss"]
+        loss.backward()
+        optimizer.step()
+        log(loss.detach())
+
+
+def watch(model: nn.Module, **settings: Any) -> hookcore.Watcher:
+    return hookcore.watch(model, **{"server": None, "budget": None, "capsule": "error", **settings})
+
+
+def only_replay(watcher: hookcore.Watcher) -> Replay:
+    (path,) = capsules_of(watcher)
+    return replay(path)
+
+
+def guilty(found: Replay) -> bool:
+    assert found.culprit is not None
+    line = found.culprit.line
+    return line is not None and line.source[line.line - line.first].endswith("# guilty")
+
+
+def test_the_step_that_became_non_finite_is_saved_and_replayed_to_the_bit() -> None:
+    seed_all()
+    model = Net()
+    with watch(model) as watcher:
+        train(model, watcher)
+        (event,) = events_of(watcher, "capsule")
+        found = only_replay(watcher)
+        assert not watcher.errors
+    assert event.step == found.about["step"] == BAD
+    assert "output of standardize" in found.about["reason"]
+    assert found.exact, found.differences
+    assert found.about["weights"] == "before the update"
+    assert guilty(found)
+    assert "output loss" in found.bad_results
+
+
+def test_nothing_changes_in_the_training() -> None:
+    def outcome(watched: bool) -> tuple[str, str, list[str]]:
+        seed_all()
+        model, losses = Net(), list[str]()
+        watcher = watch(model) if watched else None
+        train(model, watcher, lambda loss: losses.append(digest(loss)))
+        if watcher is not None:
+            assert len(capsules_of(watcher)) == 1
+            watcher.close()
+        return digest(model.state_dict()), random_state(), losses
+
+    assert outcome(watched=True) == outcome(watched=False)
+
+
+@pytest.mark.parametrize("bad", range(4))
+def test_in_each_of_four_micro_batches(bad: int) -> None:
+    seed_all()
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with watch(model) as watcher:
+        for step in range(4):
+            for part, (x, mask) in enumerate(batches(bad if step == 2 else -1, steps=4)):
+                if (step, part) == (2, bad):
+                    x[:] = 7.0  # in place, before the call: not a change of what is kept
+                model(x, mask=mask)["loss"].backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        found = only_replay(watcher)
+    assert guilty(found)
+    assert found.exact, found.differences
+    assert float(found.about["step"]) == 2
+
+
+def test_parts_that_a_framework_calls_are_models() -> None:
+    seed_all()
+    model = Parts()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with watch(model) as watcher:
+        for step in range(8):
+            x = torch.zeros(16, 4) if step == BAD else torch.randn(16, 4)
+            optimizer.zero_grad()
+            model.loss(x).backward()
+            optimizer.step()
+        found = only_replay(watcher)
+    assert found.about["model"].endswith("Sequential")
+    assert guilty(found)
+
+
+def test_only_a_gradient_is_bad() -> None:
+    class Root(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor, bad: bool) -> Tensor:
+            result: Tensor = self.layer(x)
+            return (result - result).square().sum().sqrt() if bad else result.sum()  # guilty
+
+    Root.__qualname__ = "_Root"
+    globals()["_Root"] = Root  # so that it can be pickled
+    model = Root()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watch(model, kinds="param_grad") as watcher:  # found before the optimizer's step
+        for step in range(8):
+            optimizer.zero_grad()
+            model(torch.randn(2, 4), step == BAD).backward()
+            optimizer.step()
+        found = only_replay(watcher)
+    assert found.about["reason"].endswith("found before an optimizer's step")
+    assert found.culprit is not None
+    assert found.culprit.phase == "backward"
+    assert guilty(found)
+    assert found.exact, found.differences
+
+
+def train_until_it_raises(model: Net, watcher: hookcore.Watcher, steps: int, after: bool) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with watcher:
+        for step in range(steps):
+            wide = 8 if after or step < steps - 1 else 5
+            model(torch.randn(16, 4), mask=torch.ones(16, wide))["loss"].backward()
+            optimizer.step()
+        raise RuntimeError("between two steps")
+
+
+def test_an_exception_saves_the_running_step() -> None:
+    seed_all()
+    model = Net()
+    watcher = watch(model, capsule="exception")
+    with pytest.raises(RuntimeError, match="between two steps"):
+        train_until_it_raises(model, watcher, 2, after=True)
+    assert not capsules_of(watcher)
+    assert "called no model" in events_of(watcher, "capsule-missed")[0].message
+    watcher = watch(model, capsule="exception")
+    with pytest.raises(RuntimeError, match="must match"):
+        train_until_it_raises(model, watcher, 4, after=False)
+    found = only_replay(watcher)
+    assert found.about["step"] == 3
+    assert found.about["reason"].startswith("exception: RuntimeError")
+    assert "RuntimeError" in found.error
+
+
+def test_a_step_is_saved_when_asked_for_even_if_nothing_is_wrong_or_armed() -> None:
+    seed_all()
+    model = Net()
+    with watch(model, capsule="never") as watcher:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for step, (x, mask) in enumerate(batches(bad=-1)):
+            optimizer.zero_grad()
+            model(x, mask=mask)["loss"].backward()
+            optimizer.step()
+            if step == 2:
+                watcher.capsule()
+        found = only_replay(watcher)
+    assert found.about["step"] == 3
+    assert found.culprit is None
+    assert found.exact, found.differences
+
+
+def test_a_nan_for_ever_is_saved_once_and_at_most_three_in_a_run() -> None:
+    seed_all()
+    model = nn.Sequential(nn.Linear(4, 8), Standardize())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    with watch(model) as watcher:
+        for step in range(24):
+            for parameter in model.parameters():
+                parameter.grad = None
+            model(torch.randn(16, 4) if step % 4 else torch.full((16, 4), torch.inf)).sum().backward()
+            for parameter in model.parameters():
+                parameter.grad = torch.zeros_like(parameter)
+            optimizer.step()
+        assert len(capsules_of(watcher)) == keeper_module.MAX_WRITTEN
+
+
+def test_a_scaler_that_looks_for_its_scale_saves_nothing() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
+    with watch(model) as watcher:
+        for _ in range(20):
+            optimizer.zero_grad()
+            loss = model(torch.randn(4, 4) * 100).pow(2).sum()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        watcher.flush()
+        # The first pass comes before the scaler is known, so only its overflow may be saved.
+    assert len(capsules_of(watcher)) <= 1
+
+
+def test_what_cannot_be_saved_is_told() -> None:
+    class Local(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x / 0
+
+    model = nn.Sequential(nn.Linear(4, 4), Local())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with watch(model) as watcher:
+        model(torch.randn(4, 4)).sum().backward()
+        optimizer.step()
+        (event,) = events_of(watcher, "capsule-missed")
+        assert "Local" in event.message
+        assert not capsules_of(watcher)
+        assert not list(folder_module.folder_of(watcher._delivery.run.id).iterdir())
+    model = nn.Sequential(nn.Linear(4, 4), Standardize())
+    with watch(model, capsule_size="10B") as watcher:
+        model(torch.zeros(4, 4) * torch.nan).sum().backward()
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
+        (event,) = events_of(watcher, "capsule-missed")
+    assert "capsule_size=10" in event.message
+
+
+def test_large_outputs_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeper_module, "HELD_BYTES", 64)
+    model = nn.Sequential(nn.Linear(2, 4), Standardize(), nn.Linear(4, 64))
+    with watch(model) as watcher:
+        nn.init.zeros_(model[0].weight)
+        nn.init.zeros_(model[0].bias)
+        model(torch.zeros(8, 2)).sum().backward()
+        found = only_replay(watcher)
+    assert guilty(found)  # of the forward pass
+    assert any(each.startswith("not kept: the outputs") for each in found.differences)
+
+
+def test_a_batch_that_is_changed_in_place_is_told() -> None:
+    model = nn.Sequential(nn.Tanh(), nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with watch(model) as watcher:
+        watcher.capsule()
+        x = torch.randn(2, 4)
+        output = model(x)
+        x.zero_()  # a loader that fills the same buffer again
+        output.sum().backward()
+        optimizer.step()
+        found = only_replay(watcher)
+    assert found.about["changed"] == ["argument 0"]
+    assert not found.exact
+
+
+def test_between_captured_steps_no_batch_and_no_model_is_kept_alive() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    watcher = watch(model)
+    graphs = []
+    batch = torch.randn(8, 4)
+    kept = weakref.ref(batch)
+    loss = model(batch).sum()
+    graphs.append(loss)  # a training that keeps its losses keeps their graphs, but not the batch of the capsule
+    loss.backward()
+    optimizer.step()
+    del batch, loss
+    graphs[0] = graphs[0].detach()
+    gc.collect()
+    assert kept() is None
+    gone = weakref.ref(model)
+    del model, optimizer
+    gc.collect()
+    assert gone() is None
+    watcher.close()
+
+
+def test_a_checkpointed_model_and_two_models_in_turn() -> None:
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), Standardize())
+
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = checkpoint(self.inner, x, use_reentrant=False)
+            return result
+
+    Checkpointed.__qualname__ = "_Checkpointed"
+    globals()["_Checkpointed"] = Checkpointed
+    seed_all()
+    generator, judge = nn.Linear(2, 4), Checkpointed()
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.01) for each in (generator, judge)]
+    with hookcore.watch(server=None, budget=None, capsule="error") as watcher:
+        for step in range(12):
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+                fake = generator(torch.randn(8, 2))
+                if step == BAD:
+                    fake = fake * torch.nan
+                judge(fake).sum().backward()
+                optimizer.step()
+        found = [replay(each) for each in capsules_of(watcher)]
+    assert found
+    assert found[0].about["model"].endswith("_Checkpointed")
+    assert found[0].culprit is not None
+    assert found[0].culprit.origin == "given"  # the batch was bad already
+    assert "argument" in found[0].culprit.operator
+
+
+def test_old_runs_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folder_module, "MAX_RUNS", 2)
+    seen = []
+    for _ in range(4):
+        model = nn.Linear(4, 4)
+        with watch(model) as watcher:
+            watcher.capsule()
+            model(torch.randn(2, 4)).sum().backward()
+            torch.optim.SGD(model.parameters(), lr=0.1).step()
+            seen.append((capsules_of(watcher)[0], events_of(watcher, "capsule")[0].message))
+    assert [path.exists() for path, _ in seen] == [False, False, True, True]
+    assert "older runs were removed" in seen[-1][1]
+
+
+def test_a_capsule_is_private_and_readable_without_running_it() -> None:
+    model = nn.Linear(4, 4)
+    with watch(model) as watcher:
+        watcher.capsule()
+        model(torch.randn(2, 4)).sum().backward()
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
+        (path,) = capsules_of(watcher)
+    assert path.parent.stat().st_mode & 0o077 == 0
+    assert read_about(path)["step"] == 0
