@@ -25,6 +25,7 @@ from .guard.security import Guard
 from .guard.usage import Usage
 from .pages.error import error_page, wants_page
 from .runs import Runs
+from .runs.explaining import Explainer
 from .runs.keep import Keeper
 from .settings import ServerSettings
 
@@ -61,6 +62,7 @@ def create_app(runs: Runs, settings: ServerSettings) -> FastAPI:
     app.state.runs, app.state.settings = runs, settings
     app.state.access, app.state.usage = Access(settings), Usage()
     app.state.intake, app.state.keeper = ingest.Intake(), Keeper(runs, settings, pages.summary_of)
+    app.state.explainer = Explainer()
     app.state.stopping = False
     app.add_exception_handler(HookcoreError, _explain)
     app.add_exception_handler(RequestValidationError, _explain_invalid)

@@ -19,6 +19,7 @@ def _asked(line: str) -> tuple[str, str]:
     method = re.search(r"-X (\w+)", line)
     path = re.sub(r"^(/api/v1/(?:removed-)?runs)/[\w-]+", r"\1/{run}", re.findall(r'"\$URL([^?"]*)', line)[0])
     path = re.sub(r"/incidents/[\w-]+", "/incidents/{incident}", path)
+    path = re.sub(r"/capsules/[\w-]+", "/capsules/{capsule}", path)
     return method[1].lower() if method else "get", re.sub(r"/snapshots/\d+", "/snapshots/{number}", path)
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from . import compare, figure, incidents, overview, report, rollout, runs, series, snapshots, trainer
+from . import capsules, compare, figure, incidents, overview, report, rollout, runs, series, snapshots, trainer
 
 router = APIRouter(tags=["runs"])
-for _part in (runs, overview, incidents, series, snapshots, rollout, trainer, compare, figure, report):
+for _part in (runs, overview, incidents, capsules, series, snapshots, rollout, trainer, compare, figure, report):
     router.include_router(_part.router)
 
 __all__ = ["router"]

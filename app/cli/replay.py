@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
+import resource
 import sys
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Final
+
+from hookcore.config import bytes_of
+from hookcore.errors import ArgumentError
 
 from .flags import Commands, add_command
 
@@ -28,6 +34,12 @@ def add(commands: Commands) -> None:
     )
     replay.add_argument("capsule", help="file that `hookcore.capsules.record` wrote")
     replay.add_argument("--above", type=float, default=None, metavar="X", help="also report greater magnitudes than X")
+    replay.add_argument(
+        "--memory",
+        default="",
+        metavar="SIZE",
+        help="limit on the memory, such as 8GiB; also gives way to other processes",
+    )
     replay.add_argument("--json", action="store_true", help="print JSON")
     replay.set_defaults(run=_replay)
 
@@ -35,5 +47,17 @@ def add(commands: Commands) -> None:
 def _replay(given: argparse.Namespace, _environment: Mapping[str, str]) -> str:
     capsules = import_module("hookcore.capsules")  # imports torch, which no other command should wait for
     print(f"hookcore: {capsules.read_about(given.capsule)['warning']}", file=sys.stderr)
-    found = capsules.replay(given.capsule, given.above)
+    if given.memory:
+        _yield_to_others(given.memory)
+    with contextlib.redirect_stdout(sys.stderr):  # what the training's own code prints
+        found = capsules.replay(given.capsule, given.above)
     return json.dumps(found.as_dict(), indent=2) if given.json else str(capsules.as_text(found))
+
+
+def _yield_to_others(memory: str) -> None:
+    try:
+        limit = bytes_of(memory)
+    except ValueError as error:
+        raise ArgumentError(f"memory={memory!r} is invalid: use a size such as 8GiB. {error}") from None
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    os.nice(10)

@@ -18,6 +18,7 @@ from ..analysis.coverage import losses_of
 from .page import RowNumber, RunPage, first_row_of_page
 from .views.event_list import all_lines
 from .views.overview import SHOWN_SCALARS, scalar_lines, shown_alerts, tiles_of, why_empty
+from .views.saved_steps import capsules_of
 from .views.span import Span, span_of
 from .views.verdict import claim_of, progress_of, stop_of
 
@@ -146,7 +147,7 @@ class OverviewPage(RunPage):
 
     def part_findings(self) -> dict[str, Any]:
         """Return the worst findings."""
-        listed, alerts, notes = shown_alerts(self.run, self.last, ALERTS)
+        listed, alerts, notes = shown_alerts(self.run, self.last, ALERTS, capsules_of(self.request, self.run))
         claim = claim_of(self.run, self.last)
         return {"listed": listed, "alerts_total": alerts, "notes_total": notes, "claim": claim}
 

@@ -31,7 +31,7 @@ from hookcore.wire import (
 
 from .changes import Changes
 
-Ask = Literal["settings", "snapshot", "inventory"]
+Ask = Literal["settings", "snapshot", "inventory", "capsule"]
 State = Literal["live", "ended", "crashed", "interrupted", "lost"]
 STATES: Final[tuple[State, ...]] = ("live", "crashed", "lost", "interrupted", "ended")  # most urgent first
 MAX_COMMANDS: Final = 256  # that wait for one trainer

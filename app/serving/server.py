@@ -75,6 +75,7 @@ class Server(uvicorn.Server):
         self._state.stopping = True
         self._publisher.stop()
         await super().shutdown(sockets)
+        await asyncio.to_thread(self._state.explainer.close)
         await asyncio.to_thread(self._state.keeper.close)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hookcore.answers.base import Floats, Integers, Number, Tabular, Tap, components, decode, library
+from hookcore.answers.capsules import Capsule, Capsules, Explanation, SourceLine, Suspect, TensorFacts
 from hookcore.answers.compare import (
     Apart,
     ComparedLayer,
@@ -60,13 +61,13 @@ from hookcore.answers.tensors import (
 
 # fmt: off
 __all__ = [
-    "Accepted", "Acknowledged", "Apart", "Around", "Command", "ComparedLayer", "ComparedScalar", "Comparison",
-    "CoverageList", "DifferenceRow", "Differences", "Event", "Events", "Evidence", "Figure", "Finding", "Findings",
-    "Floats", "Heatmap", "Histograms", "HistogramsList", "Hooks", "Incident", "IncidentDetail", "Incidents", "Integers",
-    "Latest", "LatestTap", "Link", "Module", "ModuleTap", "Modules", "Number", "Overview", "Parting", "Problem",
-    "Reading", "RemovedRun", "RemovedRuns", "RequestedMaps", "RequestedSnapshot", "Rollout", "RolloutLayer", "Row",
-    "Rule", "Run", "Runs", "Scalars", "Scope", "Series", "SeriesList", "Settings", "Snapshot", "SnapshotValues",
-    "Snapshots", "Statistics", "Tabular", "Tap", "Taps", "Tiles", "Unjudged", "Verdict", "components", "decode",
-    "library",
+    "Accepted", "Acknowledged", "Apart", "Around", "Capsule", "Capsules", "Command", "ComparedLayer", "ComparedScalar",
+    "Comparison", "CoverageList", "DifferenceRow", "Differences", "Event", "Events", "Evidence", "Explanation",
+    "Figure", "Finding", "Findings", "Floats", "Heatmap", "Histograms", "HistogramsList", "Hooks", "Incident",
+    "IncidentDetail", "Incidents", "Integers", "Latest", "LatestTap", "Link", "Module", "ModuleTap", "Modules",
+    "Number", "Overview", "Parting", "Problem", "Reading", "RemovedRun", "RemovedRuns", "RequestedMaps",
+    "RequestedSnapshot", "Rollout", "RolloutLayer", "Row", "Rule", "Run", "Runs", "Scalars", "Scope", "Series",
+    "SeriesList", "Settings", "Snapshot", "SnapshotValues", "Snapshots", "SourceLine", "Statistics", "Suspect",
+    "Tabular", "Tap", "Taps", "TensorFacts", "Tiles", "Unjudged", "Verdict", "components", "decode", "library",
 ]
 # fmt: on

@@ -3,10 +3,10 @@
 Opening a capsule runs code, because it contains pickles. Only `replay` opens one; `read_about` doesn't.
 """
 
-from hookcore.capsules.file import read_about
 from hookcore.capsules.record import Recording, record
 from hookcore.capsules.replay import Replay, replay
 from hookcore.capsules.text import as_text
+from hookcore.dashboard.capsules import read_about
 from hookcore.errors import CapsuleError
 
 __all__ = ["CapsuleError", "Recording", "Replay", "as_text", "read_about", "record", "replay"]

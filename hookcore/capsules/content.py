@@ -11,8 +11,9 @@ from torch import nn
 from hookcore.capsules.call import Call, bits_of, compact
 from hookcore.capsules.conditions import versions
 from hookcore.capsules.facts import digest_of
-from hookcore.capsules.file import FORMAT, WARNING
+from hookcore.capsules.file import WARNING
 from hookcore.capsules.main_script import describe_main
+from hookcore.dashboard.capsules import FORMAT
 from hookcore.internals import tree_map
 
 

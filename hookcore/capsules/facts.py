@@ -52,6 +52,12 @@ class Line:
     source: tuple[str, ...] = field(repr=False)
     first: int = 1  # the number of the first of these lines
 
+    @property
+    def code(self) -> str:
+        """The line itself; "" if its file couldn't be read."""
+        place = self.line - self.first
+        return self.source[place].strip() if place < len(self.source) else ""
+
 
 def is_numeric(tensor: Any) -> bool:
     """Return whether this is a tensor whose values can be infinite."""

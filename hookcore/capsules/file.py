@@ -8,20 +8,17 @@ import json
 import os
 import threading
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, Final, cast
 
 import torch
 
+from hookcore.dashboard.capsules import ABOUT, opened
 from hookcore.errors import CapsuleError
 
-FORMAT: Final = 1
 WARNING: Final = "Opening this capsule runs code from it: it contains pickles. Replay only capsules that you trust."
-_ABOUT: Final = "about.json"
 _STEP: Final = "step.pt"
 _MAIN: Final = b"__main__"
-_MAX_ABOUT: Final = 1 << 20
 
 
 class _Limited(io.RawIOBase):
@@ -44,7 +41,7 @@ def write_capsule(path: Path, about: dict[str, Any], step: dict[str, Any], max_b
     try:
         with unfinished.open("wb") as file:
             with zipfile.ZipFile(file, "w") as archive:
-                archive.writestr(_ABOUT, json.dumps(about, indent=2))
+                archive.writestr(ABOUT, json.dumps(about, indent=2))
                 with archive.open(_STEP, "w", force_zip64=True) as stream:
                     torch.save(step, cast(IO[bytes], _Limited(stream, max_bytes)))
             file.flush()
@@ -57,33 +54,15 @@ def write_capsule(path: Path, about: dict[str, Any], step: dict[str, Any], max_b
     return path.stat().st_size
 
 
-def read_about(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return the description of a capsule. This runs no code from it."""
-    with _opened(path) as archive, archive.open(_ABOUT) as file:
-        about = json.loads(file.read(_MAX_ABOUT))
-    if not isinstance(about, dict) or about.get("format") != FORMAT:
-        raise CapsuleError(f"{path} has a format that this version doesn't know: replay it with the one that wrote it")
-    return about
-
-
 def needs_main(path: str | os.PathLike[str]) -> bool:
     """Return whether the step refers to what the main script defines."""
-    with _opened(path) as archive, archive.open(_STEP) as file, zipfile.ZipFile(file) as step:
+    with opened(path) as archive, archive.open(_STEP) as file, zipfile.ZipFile(file) as step:
         return any(_MAIN in step.read(name) for name in step.namelist() if name.endswith("data.pkl"))
 
 
 def read_step(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Return the step. This runs code from the capsule."""
     device = None if torch.cuda.is_available() else "cpu"
-    with _opened(path) as archive, archive.open(_STEP) as file:
+    with opened(path) as archive, archive.open(_STEP) as file:
         step: dict[str, Any] = torch.load(file, map_location=device, weights_only=False)
     return step
-
-
-@contextlib.contextmanager
-def _opened(path: str | os.PathLike[str]) -> Iterator[zipfile.ZipFile]:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            yield archive
-    except (zipfile.BadZipFile, KeyError, json.JSONDecodeError, OSError) as error:
-        raise CapsuleError(f"{path} can't be read as a capsule: {error}") from None

@@ -22,7 +22,7 @@ from hookcore.capsules.conditions import autocast_types, device_generators
 from hookcore.capsules.content import about, step_of
 from hookcore.capsules.file import write_capsule
 from hookcore.config import Capsule
-from hookcore.dashboard.capsules import MAX_RUNS, SUFFIX, prepare, remove_old
+from hookcore.dashboard.capsules import MAX_RUNS, path_of, prepare, remove_old
 from hookcore.errors import CapsuleError
 from hookcore.hooks.compiled import guarded
 from hookcore.hooks.tensors import hook_gradient
@@ -248,9 +248,9 @@ class CapsuleKeeper:
             return
         self.written.append(path)
         removed = remove_old(path.parent)
-        old = f" The capsules of {removed} older runs were removed; {MAX_RUNS} are kept." if removed else ""
+        old = f" (The capsules of {removed} older runs were removed; {MAX_RUNS} are kept.)" if removed else ""
         saved = f"step {self._step():,} was saved ({size / 1e6:,.1f} MB): {reason}."
-        replay = f"`hookcore replay {path}` finds the operator and the line."
+        replay = f"To find the operator and the line: hookcore replay {path}"
         self._emit("capsule", f"{saved} {replay}{old}", "info", known.path)
 
     def _save(self, known: _Model, model: nn.Module, call: Call, reason: str) -> tuple[Path, int]:
@@ -261,7 +261,7 @@ class CapsuleKeeper:
         prepare(folder)
         described = about(model, call, reason, self._step())
         described["changed"] += known.changed(call)
-        path = folder / f"step-{self._step():09}{SUFFIX}"
+        path = path_of(folder, self._step())
         return path, write_capsule(path, described, step_of(model, call), self._plan.max_bytes)
 
     def _of(self, module: str | None) -> _Model | None:

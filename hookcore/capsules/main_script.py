@@ -29,9 +29,11 @@ def is_replaying() -> bool:
 
 def describe_main() -> dict[str, Any]:
     """Return where this process's main script is, and where it finds its modules."""
-    path = getattr(sys.modules.get("__main__"), "__file__", None)
+    script = sys.modules.get("__main__")
+    path = getattr(script, "__file__", None)
     return {
         "python": sys.executable,
+        "package": getattr(script, "__package__", None) or "",  # of `python -m package.script`
         "path": os.path.abspath(path) if path else "",
         "paths": [os.path.abspath(each) for each in sys.path],
         "arguments": list(map(str, sys.argv)),
@@ -65,7 +67,7 @@ def _run(main: dict[str, Any]) -> ModuleType:
             "the model in a module"
         ) from None
     module = ModuleType(_NAME)
-    module.__file__ = str(path)
+    module.__file__, module.__package__ = str(path), main.get("package") or None
     sys.modules["__main__"] = sys.modules[_NAME] = module  # for pickles that the script itself opens
     handle, arguments, folder = hooks.on_optimizer_step_pre(None, _stop), sys.argv, os.getcwd()
     sys.argv, _replaying = main["arguments"], True

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from types import CodeType
 from typing import Any, Final, Literal
 
@@ -30,6 +31,13 @@ from hookcore.internals import TorchDispatchMode, current_node, tree_iter
 
 Origin = Literal["operator", "given", "constant", "uninitialized"]
 _MAX_INPUTS: Final = 8
+_MAX_CODE: Final = 160  # characters of a line in a sentence
+_TOLD: Final[dict[Origin, str]] = {
+    "operator": "{} made the first non-finite value",
+    "given": "The {} already had non-finite values when the model was called",
+    "constant": "{} got a non-finite constant, perhaps a mask, and nothing else was found",
+    "uninitialized": "{} left memory uninitialized that was read before it was written",
+}
 _OVERWRITING: Final = frozenset(("copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_"))
 _UNINITIALIZED: Final = frozenset(
     ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted", "resize_")
@@ -52,6 +60,17 @@ class Suspect:
     elements: tuple[tuple[int, ...], ...] = ()  # the indices of the first bad ones
     bad: int = 0  # the number of bad elements
     on_purpose: bool = False  # an infinity that somebody wrote, which is often a mask
+
+    @property
+    def sentence(self) -> str:
+        """What it did, and in which line."""
+        told = _TOLD[self.origin].format(self.operator)
+        where = f" in the {self.phase} pass" if self.phase else ""
+        if self.line is None:
+            return f"{told}{where}."
+        code = self.line.code[:_MAX_CODE]
+        place = f"{Path(self.line.file).name}, line {self.line.line}, in {self.line.function}"
+        return f"{told}{where}: {place}: {code}" if code else f"{told}{where}: {place}."
 
     @property
     def line(self) -> Line | None:

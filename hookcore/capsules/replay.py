@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from hookcore import hooks
 from hookcore.capsules.conditions import generators, set_generators, versions
 from hookcore.capsules.facts import digest_of
-from hookcore.capsules.file import needs_main, read_about, read_step
+from hookcore.capsules.file import needs_main, read_step
 from hookcore.capsules.main_script import as_main
 from hookcore.capsules.operators import OperatorTracer, Suspect
+from hookcore.dashboard.capsules import read_about
 from hookcore.errors import ArgumentError, CapsuleError
 from hookcore.observe.plain import unseen
 from hookcore.recorder.outputs import find_tensors
@@ -44,9 +45,16 @@ class Replay:
         """Whether the outputs are equal to those of the training, to the bit."""
         return not self.differences
 
+    @property
+    def sentence(self) -> str:
+        """What was found."""
+        if self.culprit is None:
+            return "The replay found nothing non-finite in the results, and nothing above the threshold."
+        return self.culprit.sentence
+
     def as_dict(self) -> dict[str, Any]:
         """Return everything in types that JSON has."""
-        return {**asdict(self), "exact": self.exact}
+        return {**asdict(self), "sentence": self.sentence, "exact": self.exact}
 
 
 def replay(path: str | os.PathLike[str], above: float | None = None) -> Replay:

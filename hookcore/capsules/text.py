@@ -3,18 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
 
 from hookcore.capsules.facts import TensorFacts
 from hookcore.capsules.operators import Suspect
 from hookcore.capsules.replay import Replay
-
-_ORIGINS: Final = {
-    "operator": "{} made the first non-finite value",
-    "given": "the {} already had non-finite values when the model was called",
-    "constant": "{} got a non-finite constant, perhaps a mask, and nothing else was found",
-    "uninitialized": "{} left memory uninitialized that was read before it was written",
-}
 
 
 def as_text(found: Replay) -> str:
@@ -25,9 +17,8 @@ def as_text(found: Replay) -> str:
 def _lines(found: Replay) -> Iterator[str]:
     about = found.about
     yield f"step {about['step']} of {about['model']}: {about['reason']}"
-    if found.culprit is None:
-        yield "The replay found nothing non-finite in the results, and nothing above the threshold."
-    else:
+    yield found.sentence
+    if found.culprit is not None:
         yield from _culprit(found.culprit)
     if found.bad_results:
         more = f", and {len(found.bad_results) - 3} more" if len(found.bad_results) > 3 else ""
@@ -44,7 +35,6 @@ def _lines(found: Replay) -> Iterator[str]:
 
 
 def _culprit(culprit: Suspect) -> Iterator[str]:
-    yield _ORIGINS[culprit.origin].format(culprit.operator)
     if culprit.phase:
         of_node = f", in {culprit.node}, which belongs to the forward call below" if culprit.node else ""
         yield f"  operator {culprit.number}, {culprit.phase}{of_node}"

@@ -91,6 +91,18 @@ class Client(RemoteReader):
         """Ask the trainer to take inventory of the hooks at its next step."""
         return self._ask(answers.Accepted, "POST", "/api/v1/hooks", {"run": run})
 
+    def capsules(self, run: str | None = None) -> list[answers.Capsule]:
+        """Return the steps that the run saved on the server's machine, oldest first, with what a replay found."""
+        return list(self._ask(answers.Capsules, "GET", "/api/v1/capsules", {"run": run}).capsules)
+
+    def save_step(self, run: str | None = None) -> answers.Accepted:
+        """Ask the trainer to save its next step to a capsule."""
+        return self._ask(answers.Accepted, "POST", "/api/v1/capsules", {"run": run})
+
+    def explain(self, capsule: str, run: str | None = None) -> answers.Capsule:
+        """Let the server replay a saved step in a process of its own. `capsules()` has the result when it is there."""
+        return self._ask(answers.Capsule, "POST", f"/api/v1/capsules/{capsule}/explain", {"run": run})
+
     # -- two runs ---------------------------------------------------------------------------------------------------
 
     def compare(

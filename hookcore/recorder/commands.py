@@ -38,12 +38,19 @@ class Commands:
     """The commands of one recorder that were read and wait."""
 
     def __init__(
-        self, settings: Settings, models: Models, snapshots: Snapshots, emit: Emit, describe: Callable[[], None]
+        self,
+        settings: Settings,
+        models: Models,
+        snapshots: Snapshots,
+        emit: Emit,
+        describe: Callable[[], None],
+        save_step: Callable[[], None],
     ) -> None:
         self._models = models
         self._snapshots = snapshots
         self._emit = emit
         self._describe = describe
+        self._save_step = save_step
         self._lock = threading.Lock()  # for readers only, because they emit events, which takes the recorder's lock
         self._coming = settings  # the settings after all waiting commands
         self._last = -1
@@ -59,6 +66,8 @@ class Commands:
                 self._read_settings(command.changes)
             elif command.name == "snapshot":
                 self.ask(command.tap, command.number)
+            elif command.name == "capsule":
+                self._save_step()
             else:
                 self._describe()
 

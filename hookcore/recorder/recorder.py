@@ -70,7 +70,14 @@ class Recorder:
         self.emit = self._collector.emit
         self.dispatcher.keeper = make_keeper(lambda: self.step, self.emit, lambda: self.models.changes)
         self.snapshots = Snapshots(plans, current, self.errors, self.emit, self._scale_of)
-        self._commands = Commands(settings, self.models, self.snapshots, self.emit, lambda: self.description.request())
+        self._commands = Commands(
+            settings,
+            self.models,
+            self.snapshots,
+            self.emit,
+            lambda: self.description.request(),
+            self.request_capsule,
+        )
         self.placement = Placement(settings, self.dispatcher, self.models, self.emit)
         self.control = Control(
             settings, self._commands, self.cadence, self.models, self.snapshots, self.placement, self.emit

@@ -272,10 +272,10 @@ class Command:
 
     `settings` changes what is captured: `changes` holds live settings as a caller of `watch` would write them, and
     `paused`. `snapshot` captures the tensor of `tap` at its next call. `inventory`
-    looks for hooks again. Numbers ascend; a repeated command is carried out once.
+    looks for hooks again. `capsule` saves the next step. Numbers ascend; a repeated command is carried out once.
     """
 
     number: int
-    name: Literal["settings", "snapshot", "inventory"]
+    name: Literal["settings", "snapshot", "inventory", "capsule"]
     tap: Tap | None = None
     changes: dict[str, Any] = field(default_factory=dict)

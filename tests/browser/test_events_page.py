@@ -25,6 +25,17 @@ def test_the_first_bad_layer_is_explained(visit: Open, paths: Paths) -> None:
         tab.page.wait_for_url(re.compile(r"/layer\?module=encoder\.layers\.1"))
 
 
+def test_a_saved_step_is_explained_at_a_click(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        tab.goto(paths("bad")["events"])
+        tab.page.get_by_role("button", name="Explain").click()
+        cause = tab.page.locator("#detail .capsule")
+        expect(cause).to_contain_text("weight encoder.layers.1.linear1.weight already had", timeout=60_000)
+        expect(cause).to_contain_text("was replayed")
+        tab.goto(paths("bad")["overview"])
+        expect(tab.page.locator("#findings .cause")).to_contain_text("already had non-finite values")
+
+
 def test_a_list_that_the_server_failed_to_send_is_requested_again(visit: Open, paths: Paths) -> None:
     failed: list[str] = []
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
+from hookcore.answers import Capsule
 from hookcore.findings import Finding, KeyFigures, Reading
 from hookcore.records import Tap
 from hookcore.records.vocabulary import OWN, loss_rank
@@ -19,6 +21,7 @@ from ...figures.spark import Spark, spark_of
 from ...runs import Run
 from ..frame import address_of
 from .event_list import Line, alert_lines, line_of
+from .saved_steps import cause_of
 from .span import Span
 
 SHOWN_SCALARS: Final = 12
@@ -50,6 +53,7 @@ class AlertLine:
     spark: Spark | None
     address: str
     type: str
+    cause: str = ""  # what a replay found
 
     @property
     def finding(self) -> Finding | None:
@@ -170,7 +174,9 @@ def layer_address(run: Run, tap: Tap, step: int) -> str:
     )
 
 
-def shown_alerts(run: Run, last: int | None, most: int) -> tuple[list[AlertLine], int, int]:
+def shown_alerts(
+    run: Run, last: int | None, most: int, capsules: Sequence[Capsule] = ()
+) -> tuple[list[AlertLine], int, int]:
     """Return the worst alerts that began by a step, their number, and the number of notes."""
     alerts = [line for line in alert_lines(run) if last is None or line.step <= last]
     notes = [
@@ -181,7 +187,8 @@ def shown_alerts(run: Run, last: int | None, most: int) -> tuple[list[AlertLine]
     listed = (alerts + notes)[:most]
     modules = {line.module for line in listed}
     types = {module.path: module.type for module in run.store.modules() if module.path in modules}
-    return [_alert(run, line, types) for line in listed], len(alerts), len(notes)
+    shown = [replace(_alert(run, line, types), cause=cause_of(line, capsules)) for line in listed]
+    return shown, len(alerts), len(notes)
 
 
 def _alert(run: Run, line: Line, types: dict[str, str]) -> AlertLine:

@@ -4,6 +4,8 @@ export type Accepted = { run: string; number: number; look: string };
 export type Acknowledged = { run: string; key: string; acknowledged: boolean };
 export type Apart = { outcome: "NaN in both" | "different" | "no difference" | "not compared"; points: number; steps: number; parts_at: number | null; parts_by: number | null; largest: Number; share: Number; at_step: number | null; nonfinite: number; nonfinite_at: number | null; nonfinite_by: number | null };
 export type Around = { name: string; steps: Array<number>; values: Array<Number> };
+export type Capsule = { id: string; step: number; reason: string; model: string; weights: string; time_s: Number; size: number; path: string; state: "explained" | "failed" | "running" | "saved"; failure: string; explanation: Explanation | null };
+export type Capsules = { run: string; total: number; capsules: Array<Capsule> };
 export type ColorScale = { kind: "linear" | "log"; low: number; high: number };
 export type Command = { number: number; name: string; changes: Record<string, unknown> };
 export type ComparedLayer = { outcome: "NaN in both" | "different" | "no difference" | "not compared"; points: number; steps: number; parts_at: number | null; parts_by: number | null; largest: Number; share: Number; at_step: number | null; nonfinite: number; nonfinite_at: number | null; nonfinite_by: number | null; tap: Tap; numbers: [number, number]; first_step: Array<number>; last_step: Array<number>; difference: Array<Number> };
@@ -19,6 +21,7 @@ export type Event = { step: number; time_s: Number; name: string; message: strin
 export type Events = { run: string; total: number; next: number; events: Array<Event> };
 export type EventsMessage = { type: "events"; run: string; snapshot: boolean; count: number; events: Array<Event> };
 export type Evidence = { taps: Array<Tap>; steps: Array<number>; stats: Record<string, Array<Array<Number>>>; scalars: Array<Around> };
+export type Explanation = { sentence: string; culprit: Suspect | null; others: Array<Suspect>; bad_results: Array<string>; operators: number; exact: boolean; differences: Array<string>; error: string };
 export type Failure = { outcome: "crashed" | "interrupted"; step: number; error: string; traceback: string };
 export type Figure = { data: Array<Record<string, unknown>>; layout: Record<string, unknown> };
 export type Finding = { key: string; rule: string; severity: "error" | "info" | "warning"; acknowledged: boolean; tap: Tap; type: string; stat: string; value: Number; usual: Number; since_step: number; until_step: number | null; message: string; spark: Array<Number>; downstream: number; last_step: number | null };
@@ -67,11 +70,14 @@ export type Settings = { run: string; state: string; settings: Record<string, un
 export type Snapshot = { number: number; asked: boolean; tap: Tap; step: number; time_s: Number; dtype: string; stored: string; shape: Array<number>; kept_shape: Array<number>; truncated: boolean; nbytes: number };
 export type SnapshotValues = { number: number; asked: boolean; tap: Tap; step: number; time_s: Number; dtype: string; stored: string; shape: Array<number>; kept_shape: Array<number>; truncated: boolean; nbytes: number; run: string; slice: string; values: unknown };
 export type Snapshots = { total: number; next: number | null; run: string; snapshots: Array<Snapshot> };
+export type SourceLine = { file: string; line: number; function: string; source: Array<string>; first: number };
 export type StateMessage = { type: "state"; run: string; state: string; last_step: number | null };
 export type Statistics = { run: string; number: number; slice: string; shape: Array<number>; statistics: Record<string, Number> };
+export type Suspect = { origin: "constant" | "given" | "operator" | "uninitialized"; operator: string; number: number; phase: string; node: string; stack: Array<SourceLine>; inputs: Array<TensorFacts>; output: TensorFacts | null; elements: Array<Array<number>>; bad: number };
 export type Tabular = {  };
 export type Tap = { number: number | null; module: string; kind: "input" | "input_grad" | "output" | "output_grad" | "param" | "param_grad" | "update"; index: string; call: number; phase: "eval" | "train"; label: string };
 export type Taps = { total: number; next: number | null; run: string; taps: Array<Tap> };
+export type TensorFacts = { name: string; shape: Array<number>; strides: Array<number>; dtype: string; device: string; nan: number; inf: number; min: number | null; max: number | null; mean: number | null; values: Array<string> };
 export type Tiles = { run: string; number: number; slice: string; pool: string; total: number; tile_shape: Array<number>; factors: Array<number>; values: unknown };
 export type Unjudged = { rule: string; layers: number; of: number; captured: number; needed: number; sentence: string };
 export type Usage = { max_bytes: number; nbytes: number; parts: Record<string, PartUsage>; dropped: Record<string, number>; merged: Record<string, number> };
@@ -87,6 +93,7 @@ export type AnswerOf<P extends string> =
   P extends `runs/${string}` ? Run :
   P extends `snapshots/${string}` ? SnapshotValues :
   P extends `attention-rollout` ? Rollout :
+  P extends `capsules` ? Capsules :
   P extends `compare` ? Comparison :
   P extends `coverage` ? CoverageList :
   P extends `events` ? Events :

@@ -3,6 +3,8 @@
  * The Events page: the server renders its list, also when something has changed; scripts request it and move through
  * it.
  */
+
+import { listenToExplain } from "../alerts/explain.js";
 import { Walk } from "../alerts/walk.js";
 import { copyText } from "../copy.js";
 import { byId } from "../dom.js";
@@ -36,6 +38,7 @@ byId("list").addEventListener("renewed", () => {
 // Findings change with the steps; events and acknowledgements don't need one.
 parts.follow(["timeline", "list"]);
 page.events.on("news", () => parts.soon());
+listenToExplain(page, () => parts.now(["detail"]));
 prefs.on("numbers", () => dress(document));
 listenToSeen(page, () => parts.now());
 

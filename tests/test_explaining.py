@@ -1,0 +1,257 @@
+"""A server explains a saved step in a process of its own, and says so when it can't."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import hookcore
+from hookcore.answers import Capsule
+from hookcore.dashboard import capsules as folder
+from hookcore.errors import CapsuleError, ServerError
+from hookcore.reading import Client
+from hookcore.records import Command
+from hookcore_app.runs import explaining
+from hookcore_app.runs.explaining import Explainer
+from tests.archive_world import make_info
+from tests.serving import READ_TOKEN, TOKEN, Served, served
+from tests.waiting import wait_for
+
+pytestmark = pytest.mark.slow
+LAYERS = """
+import time
+from pathlib import Path
+from torch import nn
+
+
+class Standardize(nn.Module):
+    def forward(self, x):
+        print("what a model prints is no part of the answer")
+        return x / x.std()  # guilty
+
+
+class Slow(nn.Module):
+    def __init__(self, flag):
+        super().__init__()
+        self.flag, self.layer = str(flag), nn.Linear(4, 4)
+
+    def forward(self, x):
+        if Path(self.flag).exists():
+            Path(self.flag).with_suffix(".began").touch()
+            time.sleep(600)
+        return self.layer(x)
+
+
+class Dies(nn.Module):
+    def forward(self, x):
+        if __import__("os").environ.get("HOOKCORE_SERVER") == "none" and "replay" in __import__("sys").argv:
+            __import__("os").kill(__import__("os").getpid(), 9)
+        return x * 2
+"""
+
+
+@pytest.fixture
+def layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    (tmp_path / "guilty_layers.py").write_text(LAYERS)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield __import__("guilty_layers")
+    sys.modules.pop("guilty_layers", None)
+
+
+@pytest.fixture
+def server() -> Iterator[Served]:
+    with served(read_token=READ_TOKEN, lost_after_s=10_000.0) as found:
+        yield found
+
+
+def save(model: nn.Module, batch: torch.Tensor) -> str:
+    """Train one step, save it, and return the id of the run."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1) if list(model.parameters()) else None
+    with hookcore.watch(model, server=None, budget=None, capsule="error") as watcher:
+        watcher.capsule()
+        model(batch.requires_grad_()).sum().backward()
+        optimizer.step() if optimizer is not None else watcher.step()
+        watcher.flush()
+        return watcher._delivery.run.id
+
+
+def replays_of(run: str) -> list[str]:
+    """Return the processes that replay a capsule of a run."""
+    found = []
+    for each in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            command = each.read_text(errors="replace")
+            found += [command] if run in command and "replay" in command else []
+    return found
+
+
+def explained(client: Client, run: str, patience_s: float = 120.0) -> Capsule:
+    """Explain the only capsule of a run, and return it when that is done."""
+    (found,) = client.capsules(run)
+    assert client.explain(found.id, run).state == "running"
+    return wait_for(
+        lambda: next((each for each in client.capsules(run) if each.state != "running"), None), "it is explained"
+    )
+
+
+def test_a_saved_step_is_explained_and_stays_so_after_a_restart(layers: Any, server: Served) -> None:
+    run = save(nn.Sequential(nn.Linear(4, 4), layers.Standardize()), torch.full((8, 4), 3.0) * 0)
+    server.runs.open(make_info(run))
+    with Client(server.url, TOKEN) as client:
+        (before,) = client.capsules(run)
+        assert (before.state, before.step, before.explanation) == ("saved", 0, None)
+        found = explained(client, run)
+        assert found.explanation is not None, found.failure
+        assert found.explanation.exact, found.explanation.differences
+        event = wait_for(lambda: next(iter(client.events(run=run, name="explained").events), None), "the event")
+        assert (event.step, event.message) == (0, found.explanation.sentence)
+    with served() as again, Client(again.url, TOKEN) as client:
+        again.runs.open(make_info(run))
+        assert client.capsules(run) == [found]
+
+
+def test_the_line_is_named(layers: Any, server: Served) -> None:
+    run = save(nn.Sequential(nn.Tanh(), layers.Standardize()), torch.zeros(8, 4))
+    server.runs.open(make_info(run))
+    with Client(server.url, TOKEN) as client:
+        found = explained(client, run)
+    assert found.explanation is not None, found.failure
+    culprit = found.explanation.culprit
+    assert culprit is not None
+    assert culprit.stack[-1].source[culprit.stack[-1].line - culprit.stack[-1].first].endswith("# guilty")
+    assert found.explanation.sentence.endswith("return x / x.std()  # guilty")
+
+
+def test_a_replay_that_cannot_open_the_step_says_why_and_may_be_tried_again(
+    layers: Any, server: Served, tmp_path: Path
+) -> None:
+    run = save(nn.Sequential(nn.Tanh(), layers.Standardize()), torch.ones(8, 4))
+    server.runs.open(make_info(run))
+    (tmp_path / "guilty_layers.py").rename(tmp_path / "moved.py")
+    with Client(server.url, TOKEN) as client:
+        found = explained(client, run)
+        assert (found.state, found.explanation) == ("failed", None)
+        assert "guilty_layers" in found.failure
+        assert client.events(run=run, name="explanation-failed").total == 1
+        (tmp_path / "moved.py").rename(tmp_path / "guilty_layers.py")
+        assert explained(client, run).state == "explained"
+
+
+def test_a_replay_that_dies_or_takes_too_long_is_told(layers: Any, tmp_path: Path) -> None:
+    slow, dies = save(layers.Slow(tmp_path / "flag"), torch.ones(2, 4)), save(layers.Dies(), torch.ones(2, 4))
+    (tmp_path / "flag").touch()
+    with served(lost_after_s=10_000.0) as server, Client(server.url, TOKEN) as client:
+        server.app.state.explainer = Explainer(max_s=8.0)
+        for run, why in ((slow, "took more than 8 s"), (dies, "a signal (SIGKILL)")):
+            server.runs.open(make_info(run))
+            found = explained(client, run)
+            assert found.state == "failed"
+            assert why in found.failure
+
+
+def test_a_server_that_stops_ends_its_replays(layers: Any, tmp_path: Path) -> None:
+    run = save(layers.Slow(tmp_path / "flag"), torch.ones(2, 4))
+    (tmp_path / "flag").touch()
+    with served(lost_after_s=10_000.0) as server, Client(server.url, TOKEN) as client:
+        server.runs.open(make_info(run))
+        client.explain(client.capsules(run)[0].id, run)
+        wait_for((tmp_path / "flag.began").exists, "the replay runs the model")
+        assert replays_of(run)
+    assert not replays_of(run)
+    assert folder.saved(folder.folder_of(run))[0].explained is None
+
+
+def test_who_may_explain_what(layers: Any, server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = save(nn.Sequential(nn.Tanh(), layers.Standardize()), torch.ones(8, 4))
+    server.runs.open(make_info(run))
+    server.runs.open(make_info("other"))
+    with Client(server.url, TOKEN) as client, Client(server.url, READ_TOKEN) as reader:
+        (capsule,) = reader.capsules(run)
+        with pytest.raises(ServerError) as refused:
+            reader.explain(capsule.id, run)
+        assert refused.value.status in (401, 403)
+        assert client.capsules("other") == []
+        for id in (capsule.id, "..", f"../{run}/{capsule.id}"):
+            with pytest.raises(ServerError) as unknown:
+                client.explain(id, "other")
+            assert unknown.value.status in (404, 405)
+        monkeypatch.setattr(explaining, "MAX_RUNNING", 0)
+        with pytest.raises(ServerError, match="try again") as busy:
+            client.explain(capsule.id, run)
+        assert busy.value.status == 409
+    for name in ("..", "a/b", "", "a" * 300):
+        with pytest.raises(CapsuleError):
+            folder.folder_of(name)
+
+
+def test_a_damaged_capsule_or_explanation_is_no_error_of_the_list(layers: Any, server: Served) -> None:
+    run = save(nn.Sequential(nn.Tanh(), layers.Standardize()), torch.ones(8, 4))
+    server.runs.open(make_info(run))
+    path = folder.saved(folder.folder_of(run))[0].path
+    (path.parent / "step-000000007.capsule").write_bytes(b"PK no zip")
+    path.with_suffix(".json").write_bytes(b"{")
+    with Client(server.url, TOKEN) as client:
+        (found,) = client.capsules(run)
+    assert found.state == "failed"
+    assert "can't be read" in found.failure
+
+
+def test_a_reader_can_ask_for_the_next_step() -> None:
+    model = nn.Linear(4, 4)
+    with hookcore.watch(model, server=None, budget=None) as watcher:
+        watcher._recorder.on_command(Command(1, "capsule"))
+        model(torch.ones(2, 4)).sum().backward()
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
+        watcher.flush()
+        assert [each.about["reason"] for each in folder.saved(folder.folder_of(watcher._delivery.run.id))] == [
+            "asked for"
+        ]
+
+
+def test_rest_needs_a_live_trainer_to_save_a_step(server: Served) -> None:
+    run = server.runs.open(make_info("gone"))
+    assert run is not None
+    with Client(server.url, TOKEN) as client:
+        accepted = client.save_step("gone")
+        assert [(each.number, each.name) for each in run.commands] == [(accepted.number, "capsule")]
+        run.ended_at_step = 3
+        with pytest.raises(ServerError, match="no trainer"):
+            client.save_step("gone")
+
+
+def test_a_replay_limits_its_memory(layers: Any, tmp_path: Path) -> None:
+    run = save(nn.Sequential(nn.Tanh(), layers.Standardize()), torch.ones(8, 4))
+    path = folder.saved(folder.folder_of(run))[0].path
+    command = [sys.executable, "-m", "hookcore_app.cli", "replay", str(path), "--json", "--memory"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    told = subprocess.run([*command, "16GiB"], capture_output=True, text=True, env=environment, check=True)
+    assert json.loads(told.stdout)["operators"] > 0
+    refused = subprocess.run([*command, "much"], capture_output=True, text=True, env=environment)
+    assert refused.returncode != 0
+    assert "8GiB" in refused.stderr
+    small = subprocess.run([*command, "1MB"], capture_output=True, text=True, env=environment)
+    assert small.returncode != 0
+
+
+def test_an_address_outside_of_the_folder_is_refused(server: Served) -> None:
+    request = urllib.request.Request(
+        f"{server.url}/api/v1/capsules/..%2F..%2Fetc/explain?run=one",
+        method="POST",
+        headers={"Authorization": f"Bearer {TOKEN}"},
+    )
+    server.runs.open(make_info("one"))
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(request)
+    assert refused.value.code == 404
