@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hookcore import hooks as hooks
+    from hookcore import probes as probes
     from hookcore.errors import (
         ArgumentError,
         ClosedError,
@@ -41,6 +42,7 @@ __all__ = [
     "__version__",
     "detached",
     "hooks",
+    "probes",
     "trace",
     "watch",
 ]
@@ -63,8 +65,8 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    if name == "hooks":
-        return import_module("hookcore.hooks")
+    if name in ("hooks", "probes"):
+        return import_module(f"hookcore.{name}")
     if name in _HOME:
         value = getattr(import_module(_HOME[name]), name)
         globals()[name] = value

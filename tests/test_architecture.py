@@ -58,6 +58,7 @@ ROOMS: dict[str, set[str]] = {
         "recorder",
         "capsules",
     },
+    "probes": set(),
     "tracing": {"internals", "errors", "config", "patterns", "observe", "hooks", "recorder"},
     "capsules": {"internals", "errors", "records", "config", "dashboard", "observe", "hooks", "recorder"},
     "frameworks": {"config", "watcher"},
@@ -319,6 +320,7 @@ def test_the_public_names_are_exactly_these() -> None:
         "__version__",
         "detached",
         "hooks",
+        "probes",
         "trace",
         "watch",
     ]

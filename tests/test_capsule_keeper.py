@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -386,3 +388,32 @@ def test_a_capsule_is_private_and_readable_without_running_it() -> None:
         (path,) = capsules_of(watcher)
     assert path.parent.stat().st_mode & 0o077 == 0
     assert read_about(path)["step"] == 0
+
+
+def test_weights_can_be_swapped_while_steps_are_kept() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    with watch(model) as watcher:
+        model(torch.randn(4, 4)).sum().backward()
+        torch.utils.swap_tensors(model[0].weight, nn.Parameter(torch.zeros(4, 4)))
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
+        assert not watcher.errors
+
+
+def test_a_process_that_is_killed_while_it_writes_leaves_no_half_capsule(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os, signal, torch, hookcore\n"
+        "from torch import nn\n"
+        "model = nn.Linear(4, 4)\n"
+        "watcher = hookcore.watch(model, server=None, budget=None)\n"
+        "print(watcher._delivery.run.id, flush=True)\n"
+        "watcher.capsule()\n"
+        "os.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "model(torch.ones(2, 4)).sum().backward()\n"
+        "torch.optim.SGD(model.parameters(), lr=0.1).step()\n"
+    )
+    killed = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
+    assert killed.returncode == -9
+    folder = folder_module.folder_of(killed.stdout.strip())
+    assert list(folder.iterdir())  # what it had begun, hidden; removed with the run's folder
+    assert folder_module.saved(folder) == []

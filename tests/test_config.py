@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from hookcore.config import LIVE, SETTINGS, Settings, bytes_of, nearest
 from hookcore.errors import ArgumentError, HookcoreError
-from hookcore.records import KINDS
+from hookcore.records import TENSOR_KINDS
 from hookcore_app.api.bodies import SettingsChanges
 from tests.build import make_info
 from tests.serving import World, make_batch, make_world
@@ -115,7 +115,7 @@ def test_a_size_and_its_number_of_bytes_are_the_same_setting(number: int, unit: 
         ("exclude", None, ()),
         ("exclude", [], ()),
         ("kinds", "output", frozenset({"output"})),
-        ("kinds", KINDS, frozenset(KINDS)),
+        ("kinds", TENSOR_KINDS, frozenset(TENSOR_KINDS)),
         ("phases", ["eval", "train"], frozenset({"train", "eval"})),
         ("every", np.int64(3), 3),
         ("budget", None, None),

@@ -32,7 +32,7 @@ from hookcore.recorder.parameters import Parameters
 from hookcore.recorder.scalers import ScalerLink
 from hookcore.recorder.statistics import Statistics
 from hookcore.recorder.steps import Steps
-from hookcore.records import KINDS
+from hookcore.records import TENSOR_KINDS
 from hookcore.store import Store
 from tests.harness import digest, process_state, read_step, seed_all, watch
 from tests.zoo.case import mean_square, mlp, noise, sgd
@@ -126,7 +126,7 @@ def test_a_fault_never_reaches_the_training_and_is_counted(
             assert hasattr(owner, name)
             monkeypatch.setattr(owner, name, explode)
 
-    run = train(breaks=breaks, kinds=KINDS)
+    run = train(breaks=breaks, kinds=TENSOR_KINDS)
     watcher = run.watcher
     assert run.steps == untouched
     assert watcher.error_count >= 1
@@ -324,7 +324,7 @@ class Disarms(nn.Module):
 
 def test_a_tensor_subclass_that_raises_is_not_touched() -> None:
     before = process_state()
-    run = train(Disarms, kinds=KINDS)
+    run = train(Disarms, kinds=TENSOR_KINDS)
     assert run.steps == train_unwatched(Disarms)
     assert process_state() == before
     assert run.watcher.error_count == 0
@@ -369,7 +369,7 @@ def test_the_users_own_exception_is_raised_unchanged() -> None:
             raise error
 
     model = nn.Sequential(nn.Linear(6, 6), Raises())
-    with watch(model, kinds=KINDS) as watcher:
+    with watch(model, kinds=TENSOR_KINDS) as watcher:
         with pytest.raises(ValueError, match="mine") as caught:
             model(noise(5, 6))
         assert caught.value is error
@@ -380,7 +380,7 @@ def test_the_users_own_exception_is_raised_unchanged() -> None:
 def test_a_model_that_is_deleted_while_watched_is_released() -> None:
     model = mlp()
     optimizer, gone = sgd(model.parameters()), weakref.ref(model)
-    with watch(model, kinds=KINDS) as watcher:
+    with watch(model, kinds=TENSOR_KINDS) as watcher:
         mean_square(model(noise(5, 6))).backward()
         optimizer.step()
         del model, optimizer
@@ -451,7 +451,7 @@ def test_the_watcher_may_be_called_from_inside_a_forward_or_a_backward(call: str
     before = process_state()
     seed_all()
     model = CallsInside()
-    with watch(model, kinds=KINDS) as watcher:
+    with watch(model, kinds=TENSOR_KINDS) as watcher:
         model.call = getattr(watcher, call)
         if call == "resume":
             model.call = lambda: (watcher.pause(), watcher.resume())[0]  # type: ignore[func-returns-value]

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
 import hookcore
-from hookcore.records import KINDS
+from hookcore.records import TENSOR_KINDS
 from hookcore.tracing import Trace
 from tests.harness import STEPS, Attach, Outcome, process_state, run_case, seed_all, watch
 from tests.zoo import CASES, Case, Trial
@@ -36,7 +36,7 @@ def _attached(trial: Trial) -> Watchers:
 
 
 def _all_kinds(trial: Trial) -> Watchers:
-    return _watch_all(trial, kinds=KINDS, phases={"train", "eval"})
+    return _watch_all(trial, kinds=TENSOR_KINDS, phases={"train", "eval"})
 
 
 def _per_module(trial: Trial) -> Watchers:
@@ -212,7 +212,7 @@ def _take_census(case: Case, watched: bool) -> list[tuple[int, int]]:
     with _without_collector(), register_module_forward_hook(census.saw):
         trial = case.build()
         if watched:
-            watchers = _watch_all(trial, kinds=KINDS)
+            watchers = _watch_all(trial, kinds=TENSOR_KINDS)
         counts = []
         for number in range(STEPS):
             trial.step(number)
@@ -240,7 +240,7 @@ def test_no_tensor_graph_or_model_lives_longer_because_it_is_watched(case: Case)
 
 def test_a_closed_watcher_releases_a_graph_that_still_lives() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
-    watcher = watch(model, kinds=KINDS)
+    watcher = watch(model, kinds=TENSOR_KINDS)
     loss = model(torch.ones(2, 3)).sum()
     watcher.close()
     gone = weakref.ref(watcher)
@@ -299,7 +299,7 @@ def test_a_model_is_exported_as_if_unwatched(strict: bool) -> None:
 
     model, inputs = nn.Sequential(nn.Linear(6, 6), nn.ReLU(inplace=True), nn.Linear(6, 2)).eval(), torch.ones(2, 6)
     expected = graph()
-    with watch(model, kinds=KINDS, phases={"train", "eval"}) as watcher:
+    with watch(model, kinds=TENSOR_KINDS, phases={"train", "eval"}) as watcher:
         with hookcore.detached() if strict else contextlib.nullcontext():
             assert graph() == expected
         assert watcher.errors == []

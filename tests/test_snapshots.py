@@ -21,7 +21,7 @@ from hookcore import internals
 from hookcore.observe import copies
 from hookcore.recorder import snapshot_copies
 from hookcore.recorder import snapshots as limits
-from hookcore.records import KINDS, Command, Event, Kind, Snapshot, Tap
+from hookcore.records import TENSOR_KINDS, Command, Event, Kind, Snapshot, Tap
 from tests.harness import STEPS, Attach, Outcome, process_state, run_case, watch
 from tests.zoo import CASES, Case, Trial
 
@@ -88,7 +88,7 @@ def test_every_kind_is_exactly_the_original_tensor(attach: str, asked: dict[str,
         step(model, optimizer, inputs)
         step(model, optimizer, inputs)
         found = {snapshot.tap.kind: snapshot for snapshot in taken(watcher)}
-        assert set(found) == set(KINDS)
+        assert set(found) == set(TENSOR_KINDS)
         step(model, optimizer, inputs)
         assert len(events(watcher, "snapshot-taken")) == 7
     same(found["output"], kept)  # before the ReLU overwrote it

@@ -15,7 +15,7 @@ from markupsafe import Markup, escape
 from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse
 
-from hookcore.records import KINDS, Severity
+from hookcore.records import KINDS, TENSOR_KINDS, Severity
 from hookcore.store import STAT_NAMES
 
 from .. import assets
@@ -194,7 +194,13 @@ def _make_templates() -> Environment:
     )
     own = (ends, middle, breakable, camels, shown, percent, thousands, pace, ago, moment, size, basename)
     templates.filters |= {each.__name__: each for each in (*own, code)}
-    templates.globals |= {"places": PLACES, "kinds": KINDS, "stat_names": STAT_NAMES, "find_words": FIND_WORDS}
+    templates.globals |= {
+        "places": PLACES,
+        "kinds": KINDS,
+        "tensor_kinds": TENSOR_KINDS,
+        "stat_names": STAT_NAMES,
+        "find_words": FIND_WORDS,
+    }
     return templates
 
 

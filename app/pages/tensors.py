@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from hookcore.records import KINDS, Snapshot
+from hookcore.records import TENSOR_KINDS, Snapshot
 from hookcore.records.vocabulary import KIND_TITLES
 from hookcore.store import Store
 
@@ -69,6 +69,6 @@ class TensorsPage(RunPage):
             "shown": shown_of(run.store, number if number is not None or not kept else kept[0][0]),
             "asked_for": number,
             "modules": [module.path for module in run.store.modules()[:MAX_MODULES]],
-            "wanted": {"module": query.get("module", ""), "kind": query.get("kind", KINDS[0])},
+            "wanted": {"module": query.get("module", ""), "kind": query.get("kind", TENSOR_KINDS[0])},
             "kind_labels": KIND_TITLES,
         }

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
-from hookcore.capsules.conditions import generators
 from hookcore.internals import current_graph_task, is_wrapped, tracing_state, tree_map
+from hookcore.observe.generators import generators
 from hookcore.recorder.outputs import find_tensors
 
 _PLAIN: Final = (Tensor, nn.Parameter)
@@ -19,27 +19,50 @@ _FLAT: Final = (Tensor, int, float, str, type(None))  # everything else may cont
 
 
 class Members:
-    """A model's weights and buffers, as weak references."""
+    """A model's weights and buffers, found through its modules, so that nothing is kept alive.
+
+    A weak reference to a weight would make `torch.utils.swap_tensors` raise.
+    """
 
     def __init__(self, model: nn.Module) -> None:
-        self.weights = [weakref.ref(each) for each in model.parameters()]
-        self._holders = [
-            (f"{path}.{name}" if path else name, weakref.ref(module), name)
-            for path, module in model.named_modules()
-            for name, _ in module.named_buffers(recurse=False)
+        modules = list(model.named_modules())
+        self._weights = [(weakref.ref(each), name) for _, each in modules for name in _names(each.named_parameters)]
+        self._buffers = [
+            (f"{path}.{name}" if path else name, weakref.ref(each), name)
+            for path, each in modules
+            for name in _names(each.named_buffers)
         ]
 
-    def versions(self) -> list[int]:
-        """Return the version counters of the weights; -1 for one that is gone or has none."""
-        return [_version(ref()) for ref in self.weights]
+    def weights(self) -> Iterator[Tensor | None]:
+        """Return the weights as they are now; None for one that is gone."""
+        return (_member(ref(), "_parameters", name) for ref, name in self._weights)
+
+    def versions(self) -> list[tuple[int, int]]:
+        """Return what changes when a weight is changed or replaced."""
+        return [state_of(weight) for weight in self.weights()]
 
     def buffers(self) -> Iterator[tuple[str, Tensor]]:
         """Return the buffers as they are now."""
-        for path, ref, name in self._holders:
-            module = ref()
-            buffer = None if module is None else _buffer_of(module, name)
+        for path, ref, name in self._buffers:
+            buffer = _member(ref(), "_buffers", name)
             if buffer is not None:
                 yield path, buffer
+
+
+def state_of(tensor: Tensor | None) -> tuple[int, int]:
+    """Return what changes when a tensor is changed in place or replaced: its identity, and its version counter."""
+    return (0, -1) if tensor is None else (id(tensor), -1 if tensor.is_inference() else tensor._version)
+
+
+def _names(members: Callable[..., Iterable[tuple[str, Tensor]]]) -> list[str]:
+    return [name for name, _ in members(recurse=False)]
+
+
+def _member(module: nn.Module | None, table: str, name: str) -> Tensor | None:
+    # A user's module may compute any attribute; a scripted one has no usual dictionary.
+    known = getattr(module, table, None)
+    found = known.get(name) if type(known) is dict else getattr(module, name, None)
+    return found if isinstance(found, Tensor) else None
 
 
 @dataclass(slots=True, weakref_slot=True)
@@ -54,7 +77,7 @@ class Call:
     autocast: dict[str, torch.dtype]
     grad_enabled: bool
     members: Members
-    weight_versions: list[int]
+    weight_versions: list[tuple[int, int]]
     versions: dict[str, tuple[Tensor, int]]  # of all other tensors that are kept
     outputs: dict[str, Tensor] = field(default_factory=dict)
     gradients: dict[str, Tensor] = field(default_factory=dict)
@@ -101,16 +124,6 @@ def versions_of(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, tuple[Tensor
         for place, each in tensors
         if not each.is_inference()
     }
-
-
-def _buffer_of(module: nn.Module, name: str) -> Tensor | None:
-    # A user's module may compute any attribute; a scripted one has no usual dictionary.
-    known = module._buffers.get(name) if type(module._buffers) is dict else getattr(module, name, None)
-    return known if isinstance(known, Tensor) else None
-
-
-def _version(tensor: Tensor | None) -> int:
-    return -1 if tensor is None or tensor.is_inference() else tensor._version
 
 
 def is_plain(values: Any) -> bool:

@@ -17,8 +17,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from hookcore.capsules.call import Call, Members, alias_of, aliases_in, has_data, is_traced, versions_of
-from hookcore.capsules.conditions import autocast_types, device_generators
+from hookcore.capsules.call import Call, Members, alias_of, aliases_in, has_data, is_traced, state_of, versions_of
+from hookcore.capsules.conditions import autocast_types
 from hookcore.capsules.content import about, step_of
 from hookcore.capsules.file import write_capsule
 from hookcore.config import Capsule
@@ -27,6 +27,7 @@ from hookcore.errors import CapsuleError
 from hookcore.hooks.compiled import guarded
 from hookcore.hooks.tensors import hook_gradient
 from hookcore.internals import dispatch_modes, function_modes
+from hookcore.observe.generators import device_generators
 from hookcore.observe.plain import unseen
 from hookcore.recorder.keeper import Emit, FirstBad
 from hookcore.recorder.outputs import find_tensors
@@ -58,7 +59,7 @@ class _Model:
     path: str
     members: Members
     moving: set[str] = field(default_factory=set)  # buffers that were seen to change
-    still: dict[str, tuple[weakref.ref[Tensor], int]] = field(default_factory=dict)  # large ones with their versions
+    still: dict[str, tuple[int, int]] = field(default_factory=dict)  # the states of large ones
     call: Call | None = None
     runs: bool = False
 
@@ -84,12 +85,10 @@ class _Model:
         return [f"buffer {name}" for name, buffer in others if self._moved(name, buffer)]
 
     def _moved(self, name: str, buffer: Tensor) -> bool:
-        version = -1 if buffer.is_inference() else buffer._version
-        known = self.still.get(name)
-        if known is not None and known[0]() is buffer and known[1] == version:
-            return False
-        self.still[name] = weakref.ref(buffer), version
-        return True
+        state = state_of(buffer)
+        moved = self.still.get(name) != state
+        self.still[name] = state
+        return moved
 
 
 class CapsuleKeeper:
@@ -254,7 +253,7 @@ class CapsuleKeeper:
         self._emit("capsule", f"{saved} {replay}{old}", "info", known.path)
 
     def _save(self, known: _Model, model: nn.Module, call: Call, reason: str) -> tuple[Path, int]:
-        weights = _bytes(each for ref in known.members.weights if (each := ref()) is not None)
+        weights = _bytes(each for each in known.members.weights() if each is not None)
         if weights > self._plan.max_bytes:
             raise CapsuleError(f"the weights take {weights:,} bytes, more than capsule_size={self._plan.max_bytes:,}")
         folder = self._plan.folder()

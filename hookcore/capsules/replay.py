@@ -15,13 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from hookcore import hooks
-from hookcore.capsules.conditions import generators, set_generators, versions
+from hookcore.capsules.conditions import versions
 from hookcore.capsules.facts import digest_of
 from hookcore.capsules.file import needs_main, read_step
 from hookcore.capsules.main_script import as_main
 from hookcore.capsules.operators import OperatorTracer, Suspect
 from hookcore.dashboard.capsules import read_about
 from hookcore.errors import ArgumentError, CapsuleError
+from hookcore.observe.generators import generators_kept, set_generators
 from hookcore.observe.plain import unseen
 from hookcore.recorder.outputs import find_tensors
 
@@ -65,7 +66,7 @@ def replay(path: str | os.PathLike[str], above: float | None = None) -> Replay:
     if above is not None and not above > 0:
         raise ArgumentError(f"above={above!r} is invalid: use a number above 0")
     about = read_about(path)
-    with as_main(about["main"], needs_main(path)), _generators_kept():
+    with as_main(about["main"], needs_main(path)), generators_kept():
         try:
             step = read_step(path)
             model = _model_of(step)
@@ -207,15 +208,6 @@ class _Run:
 
 def _always(gradient: Tensor) -> Callable[[Tensor], Tensor]:
     return lambda _: gradient
-
-
-@contextlib.contextmanager
-def _generators_kept() -> Iterator[None]:
-    before = generators()
-    try:
-        yield
-    finally:
-        set_generators(before)
 
 
 def _other_versions(recorded: dict[str, str]) -> list[str]:

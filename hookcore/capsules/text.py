@@ -48,7 +48,8 @@ def _culprit(culprit: Suspect) -> Iterator[str]:
         if facts is not None:
             yield f"  {_facts(facts)}"
     if culprit.elements:
-        yield f"  {culprit.bad} elements, first {', '.join(map(str, culprit.elements[:3]))}"
+        many = "1 element" if culprit.bad == 1 else f"{culprit.bad:,} elements"
+        yield f"  {many}, first {', '.join(map(str, culprit.elements[:3]))}"
 
 
 def _facts(facts: TensorFacts) -> str:

@@ -31,7 +31,7 @@ from hookcore.config.readers import (
     shown,
 )
 from hookcore.errors import ArgumentError
-from hookcore.records import KINDS, Phase
+from hookcore.records import TENSOR_KINDS, Phase
 
 Attach = Literal["global", "module"]
 Compiled = Literal["boundary", "inside"]
@@ -110,9 +110,9 @@ SETTINGS: Final = (
     Setting(
         "kinds",
         ("output", "output_grad", "param_grad"),
-        f"one or more of {_listed(KINDS)}",
+        f"one or more of {_listed(TENSOR_KINDS)}",
         "The tensors to capture for each module: activations, gradients, parameters, and parameter updates.",
-        read_set(KINDS),
+        read_set(TENSOR_KINDS),
         as_list,
         "hooks",
     ),

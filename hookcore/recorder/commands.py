@@ -20,7 +20,7 @@ from hookcore.errors import ArgumentError, PatternError
 from hookcore.recorder.models import Choice, Models
 from hookcore.recorder.snapshot_copies import Emit
 from hookcore.recorder.snapshots import INPUT_KINDS, Snapshots
-from hookcore.records import KINDS, Command, Tap
+from hookcore.records import TENSOR_KINDS, Command, Tap
 
 MAX_WAITING: Final = 256
 _OF_HOOKS: Final = frozenset(setting.name for setting in LIVE.values() if setting.live == "hooks")
@@ -82,8 +82,8 @@ class Commands:
         return not reason
 
     def _why_not(self, tap: Tap) -> str:
-        if tap.kind not in KINDS:
-            return f"{tap.kind!r} is not a kind of tensor; the kinds are {', '.join(KINDS)}"
+        if tap.kind not in TENSOR_KINDS:
+            return f"{tap.kind!r} is not a kind of tensor; the kinds are {', '.join(TENSOR_KINDS)}"
         paths = self._models.paths()
         if tap.module not in paths:
             return f"no watched module is called {tap.module!r}.{did_you_mean(tap.module, paths)}"

@@ -8,9 +8,11 @@ from typing import Any
 
 from hookcore.config import Settings
 from hookcore.recorder.cadence import Cadence
+from hookcore.recorder.calls import Observer
 from hookcore.recorder.commands import Change, Commands, describe_change
 from hookcore.recorder.models import Models
 from hookcore.recorder.placement import Placement
+from hookcore.recorder.probes import Probes
 from hookcore.recorder.snapshots import Snapshots
 
 
@@ -23,6 +25,7 @@ class Control:
     _cadence: Cadence
     _models: Models
     _snapshots: Snapshots
+    _probes: Probes
     _placement: Placement
     _emit: Callable[..., None]
     paused: bool = field(default=False, init=False)
@@ -46,7 +49,16 @@ class Control:
     def begin_snapshots(self) -> None:
         """Look for the requested tensors."""
         self._snapshots.begin()
-        self._placement.follow_observers(*((self._snapshots,) if self._snapshots.looks_at_calls else ()))
+        self._follow_observers()
+
+    def begin_probes(self, step: int, captured: bool) -> None:
+        """Choose the probes of a step."""
+        if self._probes.begin_step(step, captured):
+            self._follow_observers()
+
+    def _follow_observers(self) -> None:
+        snapshots: tuple[Observer, ...] = (self._snapshots,) if self._snapshots.looks_at_calls else ()
+        self._placement.follow_observers(*snapshots, *((self._probes,) if self._probes.due else ()))
 
     def apply_while_idle(self) -> None:
         """Carry out what no hook reads. Called on the recorder's thread while no step ends.

@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 from functools import partial
 from typing import Any
 
 from torch import nn
 
-from hookcore.config import Settings
+from hookcore.config import Pattern, Settings
 from hookcore.errors import PatternError
 from hookcore.hooks.compiled import guarded, is_dynamo_graph, unwrap
 from hookcore.internals import tracing_state
@@ -70,6 +70,12 @@ class Models:
         self._plan_all(root, {path: (child, selection.reason(path)) for path, child in modules.items()})
         self.roots = [*(known for known in self.roots if known.ref() is not None), root]
         self._changed()
+
+    def check_patterns(self, include: Sequence[Pattern]) -> None:
+        """Raise PatternError if a pattern matches no module of the models that are known."""
+        modules = {plan.path: module for plan in self.plans.live() if (module := plan.ref()) is not None}
+        if modules:
+            select(modules, leaves_of(modules), include)
 
     def plan_for_name(self, name: str) -> Plan:
         """Return a plan for a tensor that the user names. The first model says whether it is training."""

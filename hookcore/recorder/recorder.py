@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from torch import Tensor, nn
 
-from hookcore.config import Settings
+from hookcore.config import Pattern, Settings
 from hookcore.delivery.sinks import Sink
 from hookcore.hooks.compiled import guarded
 from hookcore.internals import DisableTorchFunction
@@ -30,6 +30,7 @@ from hookcore.recorder.models import Models
 from hookcore.recorder.parameters import Parameters
 from hookcore.recorder.placement import Placement
 from hookcore.recorder.plans import Plan, PlanTable
+from hookcore.recorder.probes import Probe, Probes
 from hookcore.recorder.problems import Problems
 from hookcore.recorder.scalars import scalar_of
 from hookcore.recorder.scales import LossScale
@@ -79,8 +80,9 @@ class Recorder:
             self.request_capsule,
         )
         self.placement = Placement(settings, self.dispatcher, self.models, self.emit)
+        self.probes = Probes(plans, statistics, current, self.emit)
         self.control = Control(
-            settings, self._commands, self.cadence, self.models, self.snapshots, self.placement, self.emit
+            settings, self._commands, self.cadence, self.models, self.snapshots, self.probes, self.placement, self.emit
         )
         self.shipper = Shipper(
             sink,
@@ -98,6 +100,7 @@ class Recorder:
             self.parameters,
             self.models,
             self.snapshots,
+            self.probes,
             self.cadence,
             self._collector,
             scale,
@@ -222,6 +225,18 @@ class Recorder:
         with self._lock:
             if self.steps.is_fresh:
                 self.control.begin_snapshots()
+
+    def check_patterns(self, include: Sequence[Pattern]) -> None:
+        """Raise PatternError if a pattern matches no module of the models that are known."""
+        self.models.check_patterns(include)
+
+    def add_probe(self, probe: Probe) -> bool:
+        """Let a function look at tensors from this step on, or from the next one. Return False if there is no room."""
+        with self._lock:
+            added = self.probes.add(probe)
+            if self.steps.is_fresh:
+                self.control.begin_probes(self.step, captured=True)
+        return added
 
     def pause(self) -> None:
         """Capture nothing until resumed; steps are still counted. The running step keeps its data so far."""

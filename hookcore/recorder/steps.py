@@ -29,12 +29,13 @@ from hookcore.recorder.owners import Owner
 from hookcore.recorder.parameters import Parameter, Parameters
 from hookcore.recorder.parts import Parts
 from hookcore.recorder.placement import Placement
+from hookcore.recorder.probes import Probes
 from hookcore.recorder.scales import LossScale
 from hookcore.recorder.snapshots import Snapshots
-from hookcore.records import GRADIENT_KINDS, KINDS
+from hookcore.records import GRADIENT_KINDS, TENSOR_KINDS
 
 _NAN: Final = float("nan")
-_KINDS: Final = frozenset(KINDS)
+_KINDS: Final = frozenset(TENSOR_KINDS)
 
 
 @dataclass(eq=False)
@@ -45,6 +46,7 @@ class Steps:
     _parameters: Parameters
     _models: Models
     _snapshots: Snapshots
+    _probes: Probes
     _cadence: Cadence
     _collector: Collector
     _scale: LossScale
@@ -85,6 +87,8 @@ class Steps:
             self._parameters.before_step(owned, with_gradients, id(optimizer))
             if self._snapshots.active:
                 self._snapshots.before_step(owned, with_gradients)
+            if self._probes.due:
+                self._probes.before_step(owned)
             self._look("before an optimizer's step")
 
     @entry("optimizer post-hook")
@@ -275,7 +279,9 @@ class Steps:
         wanted = self._choose(captured)
         # Work on another device can't be timed from here, and two threads can't be distinguished.
         self._current.meter = Meter(self._now) if wanted and self._cadence.wants_timing and self._alone else None
-        self._placement.begin_step(self.clock.step, wanted and not self._control.paused and self._placement.attached)
+        captured = wanted and not self._control.paused and self._placement.attached
+        self._placement.begin_step(self.clock.step, captured)
+        self._control.begin_probes(self.clock.step, captured)
 
     def _choose(self, captured: bool) -> bool:
         """Report the last step to the cadence, and return whether the next one is captured."""

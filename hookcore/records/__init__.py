@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-Kind = Literal["output", "output_grad", "input", "input_grad", "param", "param_grad", "update"]
+Kind = Literal["output", "output_grad", "input", "input_grad", "param", "param_grad", "update", "probe"]
 Phase = Literal["train", "eval"]
 Severity = Literal["info", "warning", "error"]
 Scope = Literal["module", "parameter", "tensor", "optimizer", "thread", "process"]
@@ -28,7 +28,10 @@ KINDS: Final[tuple[Kind, ...]] = (
     "param",
     "param_grad",
     "update",
+    "probe",
 )
+PROBE: Final = "probe"  # what a function of the user computed of a tensor
+TENSOR_KINDS: Final[tuple[Kind, ...]] = tuple(kind for kind in KINDS if kind != PROBE)
 SEVERITIES: Final[tuple[Severity, ...]] = ("error", "warning", "info")  # the worst first
 ROOT: Final = "(root)"  # the path of the root module, which is empty, as readers see it
 GRADIENT_KINDS: Final = frozenset({"output_grad", "input_grad", "param_grad"})

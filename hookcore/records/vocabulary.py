@@ -26,6 +26,7 @@ KIND_WORDS: Final[dict[str, str]] = {
     "param": "parameter",
     "param_grad": "parameter gradient",
     "update": "update",
+    "probe": "probe",
 }
 KIND_TITLES: Final[dict[str, str]] = {
     "output": "activations",
@@ -35,6 +36,7 @@ KIND_TITLES: Final[dict[str, str]] = {
     "param": "parameters",
     "param_grad": "gradients of parameters",
     "update": "updates",
+    "probe": "probes",
 }
 
 NAN_COLOR: Final = "#c4009a"

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from hookcore.errors import ArgumentError
 from hookcore.incidents import Found
 from hookcore.records import (
+    PROBE,
     STAT_COLUMN,
     STATS,
     Coverage,
@@ -199,8 +200,11 @@ class Store(Queries):
         nan = stats[:, STAT_COLUMN["nan"]]
         look = self._parts.ledger.append(step, taps, nan, stats[:, STAT_COLUMN["inf"]])
         if look is not None:
-            bad = taps[look.bad]
-            self._parts.incidents.take(step, look.previous, bad, nan[look.bad] > 0, taps[look.fine])
+            bad, with_nan = taps[look.bad], nan[look.bad] > 0
+            if len(bad):  # what a user's function returns is no tensor of the training
+                real = np.array([self._parts.taps[number].kind != PROBE for number in bad.tolist()], bool)
+                bad, with_nan = bad[real], with_nan[real]
+            self._parts.incidents.take(step, look.previous, bad, with_nan, taps[look.fine])
 
     def _take_scalars(self, frame: Frame) -> None:
         named = {TIME: frame.time_s, **frame.scalars}

@@ -7,7 +7,7 @@ import logging
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import hookcore
 from hookcore.capsules.keeper import CapsuleKeeper, CapsulePlan
-from hookcore.config import Settings
+from hookcore.config import Pattern, Settings
 from hookcore.dashboard.capsules import folder_of
 from hookcore.delivery.bridges import TeeSink, bridge_for
 from hookcore.delivery.delivery import deliver, to_the_store
@@ -27,6 +27,7 @@ from hookcore.delivery.failures import Ending, keep_interrupted, uncaught
 from hookcore.errors import ArgumentError, ClosedError, ServerError
 from hookcore.hooks.compiled import guard_functions
 from hookcore.recorder import Recorder
+from hookcore.recorder.probes import MAX_PROBES, probe_of
 from hookcore.records import Coverage, Event, Kind, Tap
 from hookcore.store import Store
 from hookcore.watcher.null import NullWatcher
@@ -115,6 +116,26 @@ class Watcher:
         """Capture the raw tensor of this tap at its next call, and store it with the run's frames."""
         self._check_open()
         self._recorder.request_snapshot(Tap(module, kind, index, call))
+
+    def probe(
+        self,
+        name: str,
+        function: Callable[[Tensor], Any],
+        *,
+        include: Pattern | Iterable[Pattern] | None = None,
+        kinds: Kind | Iterable[Kind] = "output",
+        every: int = 100,
+    ) -> None:
+        """Compute numbers of your own: `function(tensor)` returns one, or a 1-D tensor of them.
+
+        It is called for tensors of these kinds ("output", "output_grad", "param", "param_grad") of the modules that
+        `include` matches, in the first captured step of every `every` steps. Its results are taps of the kind "probe".
+        """
+        self._check_open()
+        probe = probe_of(name, function, include, kinds, every)
+        self._recorder.check_patterns(probe.include)
+        if not self._recorder.add_probe(probe):
+            raise ArgumentError(f"a watcher takes at most {MAX_PROBES} probes: remove one")
 
     def capsule(self) -> None:
         """Save the next step to a capsule, for `hookcore replay`. An event says where it is, or why not."""

@@ -54,6 +54,17 @@ test("nothing captured is no chart", () => {
   assert.deepEqual(plansOf([], NOTHING), []);
 });
 
+test("probes have a chart of their own, named by the user", () => {
+  const probe = { ...LINEAR[0], number: 90, kind: "probe", index: "rank", label: "fc probe [rank]" };
+  const plans = plansOf([...LINEAR, probe], NOTHING);
+  assert.ok(plans.length <= 4);
+  assert.deepEqual(
+    plans.find(({ id }) => id === "probes")?.parts.map(({ name, make }) => [name, make]),
+    [["rank", "mean"]],
+  );
+  assert.equal(shortOf(probe), "rank");
+});
+
 test("never are there more than four charts", () => {
   for (const choice of [NOTHING, ...LINEAR.map(({ kind, index }) => ({ ...NOTHING, kind, index }))])
     assert.ok(plansOf(LINEAR, choice).length <= 4);

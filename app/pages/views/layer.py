@@ -6,7 +6,7 @@ import difflib
 from dataclasses import dataclass
 from typing import Final
 
-from hookcore.records import KINDS, Coverage, HookRecord, ModuleRecord, Tap
+from hookcore.records import KINDS, TENSOR_KINDS, Coverage, HookRecord, ModuleRecord, Tap
 from hookcore.store import Store, TapList
 
 from ...runs import Run
@@ -92,7 +92,7 @@ def layer_of(store: Store, path: str) -> LayerView | None:
         modules[place - 1].path if place else None,
         modules[place + 1].path if place + 1 < len(modules) else None,
         taps,
-        tuple(kind for kind in KINDS if kind not in seen and _could_have(module, kind)),
+        tuple(kind for kind in TENSOR_KINDS if kind not in seen and _could_have(module, kind)),
     )
 
 

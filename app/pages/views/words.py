@@ -79,6 +79,10 @@ KIND_WORDS: Final[dict[Kind, Word]] = {
         "How much a step changed a parameter.",
         "Its size relative to the parameter (ratio) is the effective learning rate of this layer.",
     ),
+    "probe": Word(
+        "What a function of yours computed of a tensor, every so many steps: watcher.probe(name, function).",
+        "Its mean is the number, or the mean of the numbers, that the function returned.",
+    ),
 }
 
 STAT_WORDS: Final[dict[str, Word]] = {

@@ -9,4 +9,5 @@ export const KIND_WORDS = {
   param: "parameter",
   param_grad: "parameter gradient",
   update: "update",
+  probe: "probe",
 };

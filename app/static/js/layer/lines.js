@@ -27,6 +27,7 @@ const MAKERS = {
     ];
   },
   norm: ({ name }, of) => plain(of("norm"), name || "norm"),
+  mean: ({ name }, of) => plain(of("mean"), name || "mean"),
   rms: (_, of) => plain(of("rms"), "rms"),
   ratio: ({ name, tap }, of) => plain(of("ratio"), name ? tap.index || name : "ratio"),
   fan: (_, of) => fanOf(of),

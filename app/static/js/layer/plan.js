@@ -78,6 +78,7 @@ function atAGlance(taps) {
   const shown = main.length ? main : of("input", "param", "param_grad", "update").slice(0, 1);
   const gradients = of("output_grad", "param_grad", "input_grad");
   const updates = of("update");
+  const probes = of("probe");
   const plans = [];
   if (shown.length) plans.push(valuesOf(parts(shown, "values"), `${wordOf(shown[0])}: mean, min, and max`));
   if (gradients.length)
@@ -90,7 +91,8 @@ function atAGlance(taps) {
     });
   if (updates.length) plans.push(ratioOf(parts(updates, "ratio")));
   else if (shown.length) plans.push(percentilesOf(parts(shown, "fan"), `${wordOf(shown[0])}: percentiles`));
-  if (shown.length) plans.push(sharesOf(parts([...shown, ...of("output_grad").slice(0, 1)], "shares")));
+  if (probes.length) plans.push({ ...valuesOf(parts(probes, "mean"), "Probes: mean"), id: "probes", stats: ["mean"] });
+  else if (shown.length) plans.push(sharesOf(parts([...shown, ...of("output_grad").slice(0, 1)], "shares")));
   return plans;
 }
 
@@ -145,6 +147,7 @@ export function distributionsOf(taps, choice) {
 export function shortOf(tap) {
   const words = KIND_WORDS[tap.kind];
   if (!tap.index) return words;
+  if (tap.kind === "probe") return tap.index;
   if (tap.kind === "update") return `${tap.index} ${words}`;
   return tap.kind.startsWith("param") ? words.replace("parameter", tap.index) : `${words} ${tap.index}`;
 }

@@ -1,0 +1,81 @@
+"""Functions for `watcher.probe`: `watcher.probe("rank", hookcore.probes.effective_rank, include="blocks.*")`.
+
+They change nothing, draw no random numbers, and return a number or a 1-D tensor. Where a tensor has channels, they are
+its second dimension if it has more than two (as in N, C, H, W), else its last.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+from torch import Tensor
+
+__all__ = ["attention_entropy", "channel_rms", "dead_channels", "effective_rank", "saturation"]
+
+MAX_ROWS: Final = 512  # of the matrix whose rank is computed
+MAX_CHANNELS: Final = 1024
+
+
+def effective_rank(tensor: Tensor) -> Tensor:
+    """Return in how many directions the vectors of a tensor vary: e to the entropy of its normalized singular values.
+
+    1 means that all vectors are multiples of one, and the number of features that they use all directions alike. The
+    vectors are the tensor's last dimension, or its channels; of many, 512 evenly spaced ones are used.
+    """
+    rows = _vectors(tensor)
+    rows = rows[:: max(1, -(-len(rows) // MAX_ROWS))]
+    values = torch.linalg.svdvals(rows[:, :: max(1, -(-rows.shape[1] // MAX_ROWS))])
+    shares = values / values.sum()
+    rank: Tensor = torch.special.entr(shares).sum().exp()
+    return rank
+
+
+def saturation(tensor: Tensor, low: float = -0.97, high: float = 0.97) -> Tensor:
+    """Return the share of values outside of a range, as those of a tanh that hardly lets a gradient through.
+
+    For a sigmoid, use `functools.partial(saturation, low=0.03)`.
+    """
+    return ((tensor < low) | (tensor > high)).float().mean()
+
+
+def dead_channels(tensor: Tensor) -> Tensor:
+    """Return the share of channels that are zero everywhere."""
+    return (_by_channel(tensor) == 0).all(dim=1).float().mean()
+
+
+def channel_rms(tensor: Tensor) -> Tensor:
+    """Return the root mean square of each channel; of more than 1,024, the largest one of each group."""
+    sizes = _by_channel(tensor).float().pow(2).mean(dim=1).sqrt()
+    if len(sizes) <= MAX_CHANNELS:
+        return sizes
+    group = -(-len(sizes) // MAX_CHANNELS)
+    padded = torch.nn.functional.pad(sizes, (0, -len(sizes) % group))
+    return padded.reshape(-1, group).amax(dim=1)
+
+
+def attention_entropy(weights: Tensor) -> Tensor:
+    """Return the mean entropy of each head's attention, as a share of the largest possible: 0 looks at one token only.
+
+    `weights` are probabilities: batch, heads, queries, keys. Without a dimension of heads, one number is returned.
+    """
+    keys = weights.shape[-1]
+    entropy = torch.special.entr(weights.float()).sum(dim=-1) / torch.tensor(float(max(2, keys))).log()
+    if entropy.dim() < 3:
+        mean: Tensor = entropy.mean()
+        return mean
+    heads: Tensor = entropy.transpose(0, -2).reshape(entropy.shape[-2], -1).mean(dim=1)
+    return heads
+
+
+def _vectors(tensor: Tensor) -> Tensor:
+    wide = tensor.float()
+    if wide.dim() > 3:  # channels of pictures
+        wide = wide.movedim(1, -1)
+    return wide.reshape(-1, wide.shape[-1]) if wide.dim() > 1 else wide.reshape(1, -1)
+
+
+def _by_channel(tensor: Tensor) -> Tensor:
+    """Return one row for each channel."""
+    place = 1 if tensor.dim() > 2 else -1
+    return tensor.movedim(place, 0).flatten(1) if tensor.dim() > 1 else tensor.reshape(-1, 1)
