@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         HookError,
         PatternError,
         ServerError,
+        StopTraining,
         TraceError,
         WireError,
     )
@@ -36,6 +37,7 @@ __all__ = [
     "HookcoreError",
     "PatternError",
     "ServerError",
+    "StopTraining",
     "TraceError",
     "Watcher",
     "WireError",
@@ -55,6 +57,7 @@ _HOME = {
     "HookcoreError": "hookcore.errors",
     "PatternError": "hookcore.errors",
     "ServerError": "hookcore.errors",
+    "StopTraining": "hookcore.errors",
     "TraceError": "hookcore.errors",
     "Watcher": "hookcore.watcher",
     "WireError": "hookcore.errors",

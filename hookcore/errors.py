@@ -1,4 +1,4 @@
-"""The exceptions that hookcore raises. All come from a call in the user's code, never from inside a hook.
+"""The exceptions of hookcore. All come from a call in the user's code, never from inside a hook, except StopTraining.
 
 HookcoreError
 +-- ArgumentError (also a ValueError)    an invalid argument: its value, what is allowed, the nearest match
@@ -9,6 +9,7 @@ HookcoreError
 +-- ClosedError (also a RuntimeError)    the watcher or the store was closed
 +-- WireError (also a ValueError)        bytes that are not a hookcore message
 +-- ServerError (also a RuntimeError)    a server that can't be reached, or that rejected a request
++-- StopTraining                         raised by you in an `on_incident` callback, to leave the training step
 """
 
 from __future__ import annotations
@@ -52,3 +53,7 @@ class ServerError(HookcoreError, RuntimeError):
 
 class CapsuleError(HookcoreError, RuntimeError):
     """A capsule that can't be written, read, or replayed."""
+
+
+class StopTraining(HookcoreError):  # noqa: N818, because it is not an error, like StopIteration
+    """Raise it in an `on_incident(at="step")` callback to leave the training step on purpose."""

@@ -314,6 +314,7 @@ def test_the_public_names_are_exactly_these() -> None:
         "HookcoreError",
         "PatternError",
         "ServerError",
+        "StopTraining",
         "TraceError",
         "Watcher",
         "WireError",

@@ -228,6 +228,7 @@ class Run:
             taps=self.store.taps_announced,
             described=self.described,
             commands=tuple(self.commands),
+            incidents=self.store.incidents_version,
             durable=None if self.on_disk is None else self.on_disk.durable,
         )
 

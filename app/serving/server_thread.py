@@ -93,6 +93,10 @@ class LocalSink(Sink):
         """The store of the run."""
         return self.run.store
 
+    @property
+    def incidents_version(self) -> int:
+        return self.store.incidents_version
+
     def send(self, record: Frame | Snapshot) -> None:
         self._require_open()
         self.run.take_record(record)

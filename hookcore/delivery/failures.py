@@ -14,13 +14,14 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Final
 
+from hookcore.errors import StopTraining
 from hookcore.records import Event, Failure
 
 MAX_ERROR: Final = 1000  # characters of the exception's text
 MAX_TRACEBACK: Final = 16_000
 CRASHED: Final = "crashed"
 _CELL_ENDS: Final = "post_run_cell"
-_CONTROL: Final = (StopIteration, StopAsyncIteration, GeneratorExit)  # ends of loops, not of trainings
+_CONTROL: Final = (StopIteration, StopAsyncIteration, GeneratorExit, StopTraining)  # no failures
 
 
 class Ending:

@@ -44,6 +44,11 @@ class Sink(ABC):
         """The counters of frames and snapshots; None if they don't leave this process."""
         return None
 
+    @property
+    def incidents_version(self) -> int:
+        """The version of the run's incidents, as far as it is known here; another number means that they changed."""
+        return 0
+
     def flush(self, timeout_s: float) -> bool:
         """Wait until everything so far was received. Return False if the time ran out."""
         return True
@@ -76,6 +81,10 @@ class StoreSink(Sink):
     ) -> None:
         self._require_open()
         self.store.describe(modules, coverage, hooks)
+
+    @property
+    def incidents_version(self) -> int:
+        return self.store.incidents_version
 
     def fail(self, failure: Failure) -> None:
         """Add the failure to the events."""

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookcore.incidents.evidence import Gathering, Window, neighbors_of, worth_showing
-from hookcore.incidents.incident import Floats, Found, Incident, Link, Steps
+from hookcore.incidents.incident import SCALER_SEARCH, Floats, Found, Incident, Link, Steps
 from hookcore.incidents.order import Causes
 from hookcore.incidents.standing import Standing, Standings
 from hookcore.incidents.states import NEVER, Flags, Open, Over
@@ -131,6 +131,7 @@ class Incidents:
             self._unfinished = [each for each in self._unfinished if each is not incident.gathering]
             incident.culprit, incident.culprit_last = culprit, incident.begin
             incident.gathering = self._gather(culprit, incident.begin, 2 * MAX_UNFINISHED)
+            self._note_change(incident)
 
     def _gather(self, culprit: int, begin: int, limit: int = MAX_UNFINISHED) -> Gathering | None:
         """Begin to take the values around an onset, if there is room for them (the lock must be held)."""
@@ -194,6 +195,8 @@ class Incidents:
         new = bad[incident.onset[bad] == NEVER]
         if len(new):
             incident.onset[new] = step
+            self._note_change(incident)
+        if incident.skipped and incident.steps == SCALER_SEARCH + 1:  # it becomes an error
             self._note_change(incident)
         if step == incident.begin:
             incident.with_nan[bad[nan]] = True

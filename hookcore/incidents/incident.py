@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hookcore.records import GRADIENT_KINDS, ROOT, Severity, Tap
 from hookcore.records.vocabulary import KIND_WORDS
+
+SCALER_SEARCH: Final = 24  # steps in a row that a gradient scaler may skip until it has found its scale
 
 Steps = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -123,8 +126,9 @@ class Incident:
 
     @property
     def severity(self) -> Severity:
-        """How serious it is. A scaler looks for its scale by means of non-finite gradients."""
-        return "info" if self.skipped and self.is_over and self.culprit.tap.kind in GRADIENT_KINDS else self.level
+        """How serious it is. A scaler looks for its scale by means of non-finite gradients, for some steps in a row."""
+        searches = self.skipped and self.culprit.tap.kind in GRADIENT_KINDS
+        return "info" if searches and (self.is_over or self.steps <= SCALER_SEARCH) else self.level
 
     @property
     def unseen(self) -> int:

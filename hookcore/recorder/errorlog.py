@@ -22,7 +22,7 @@ class ErrorLog:
         self.events: list[Event] = []  # the first ones
         self.count = 0
 
-    def record(self, where: str, error: Exception, plan: Plan | None = None) -> None:
+    def record(self, where: str, error: BaseException, plan: Plan | None = None) -> None:
         """Count an error and keep it if it is one of the first. A module that keeps failing is left alone."""
         self.count += 1
         if plan is not None and plan.count_error() >= MAX_ERRORS:

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from hookcore.hooks.compiled import guard_functions
 from hookcore.hooks.engine import ObservedEngine
 from hookcore.internals import DisableTorchFunction, current_graph_task
+from hookcore.recorder.boundary import Boundary, ends_steps
 from hookcore.recorder.cadence import Cadence
 from hookcore.recorder.clock import Clock
 from hookcore.recorder.collector import Collector
@@ -56,6 +57,7 @@ class Steps:
     _lock: AbstractContextManager[Any]
     _now: Callable[[], float]
     clock: Clock = field(init=False)
+    boundary: Boundary = field(default_factory=Boundary, init=False)
     ended_at: float = field(default=_NAN, init=False)  # by `_now`
     _current: CurrentStep = field(init=False)
     _errors: ErrorLog = field(init=False)
@@ -91,6 +93,7 @@ class Steps:
                 self._probes.before_step(owned)
             self._look("before an optimizer's step")
 
+    @ends_steps
     @entry("optimizer post-hook")
     def saw_step_end(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """End the step if the optimizer's parameters got new gradients since the last one."""
@@ -132,6 +135,7 @@ class Steps:
         if accumulates:
             self.clock.pass_begins()
 
+    @ends_steps
     @entry("end of a backward pass")
     def backward_ended(self, accumulates: bool) -> None:
         """Note the end of the pass, even if it raised."""

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
@@ -28,8 +28,9 @@ from hookcore.errors import ArgumentError, ClosedError, ServerError
 from hookcore.hooks.compiled import guard_functions
 from hookcore.recorder import Recorder
 from hookcore.recorder.probes import MAX_PROBES, probe_of
-from hookcore.records import Coverage, Event, Kind, Tap
+from hookcore.records import Coverage, Event, Kind, Severity, Tap
 from hookcore.store import Store
+from hookcore.watcher.callbacks import At, Callback, Callbacks, WatcherReport
 from hookcore.watcher.null import NullWatcher
 from hookcore.wire import DeliveryCounters
 
@@ -42,6 +43,7 @@ logger = logging.getLogger("hookcore")
 
 CLOSE_TIMEOUT_S: Final = 2.0
 CARD_S: Final = 0.5  # how long a notebook cell waits for the newest steps
+Called = TypeVar("Called", bound=Callback)
 _watchers: set[Watcher] = set()  # open ones; a watcher keeps running without references to it
 
 
@@ -56,6 +58,12 @@ class Watcher:
         self._errors = self._recorder.errors
         self._tee: TeeSink | None = None
         self._ending = Ending(lambda: self.current_step)
+        self._callbacks = Callbacks(
+            lambda: self._delivery.sink.incidents_version,
+            self.incidents,
+            self._recorder.steps.boundary,
+            WatcherReport(self._errors.record, self._recorder.emit),
+        )
         try:
             if open_bridge is not None:
                 self._tee = TeeSink(self._delivery.sink, open_bridge, self._errors.record)
@@ -89,6 +97,7 @@ class Watcher:
         """End a step, in loops without an optimizer. From the first call on, only these calls end steps."""
         if not self._recorder.closed:
             self._guarded("step", self._recorder.user_step)
+            self._recorder.steps.boundary.run()
 
     def log(self, **scalars: float | Tensor) -> None:
         """Record numbers such as the loss and the learning rate for the running step. Never waits for a tensor."""
@@ -169,6 +178,7 @@ class Watcher:
         if not self._recorder.closed:
             self._guarded("close", self._say_why, error)
         self._recorder.close(CLOSE_TIMEOUT_S)
+        self._callbacks.close()
         _watchers.discard(self)
 
     def _expect_crash(self, why: str) -> None:
@@ -193,6 +203,25 @@ class Watcher:
         With a server, this asks the server, so call `flush()` first if the newest steps matter.
         """
         return self.reader().incidents()
+
+    @overload
+    def on_incident(self, callback: Called, *, at: At = ..., severity: Severity = ...) -> Called: ...
+    @overload
+    def on_incident(self, *, at: At = ..., severity: Severity = ...) -> Callable[[Called], Called]: ...
+    def on_incident(
+        self, callback: Callback | None = None, *, at: At = "found", severity: Severity = "warning"
+    ) -> object:
+        """Call `callback(incident)` once for each incident of this severity or worse, those so far included.
+
+        Also a decorator, with and without arguments. With `at="found"`, a thread calls as soon as the incident is known
+        here. With `at="step"`, the training thread calls when the next step ends, and the callback may raise
+        `hookcore.StopTraining`. All other exceptions are recorded in `.errors`.
+        """
+        if callback is None:
+            return partial(self.on_incident, at=at, severity=severity)
+        self._check_open()
+        self._callbacks.add(callback, at, severity)
+        return callback
 
     @property
     def settings(self) -> Settings:

@@ -119,6 +119,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     taps: int  # number of known taps
     described: int  # the known version of the description; -1 before the first
     commands: tuple[Command, ...] = ()
+    incidents: int = 0  # the version of the run's incidents; another number means that they have changed
     durable: int | None = None  # the highest item that a restart can't lose; None: the sender needn't retain any
 
 

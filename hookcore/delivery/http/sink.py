@@ -74,6 +74,7 @@ class HttpSink(Sink):
         self._settings: Callable[[], dict[str, Any]] | None = None
         self._on_command: Callable[[Command], None] | None = None
         self._commands_done = -1
+        self._incidents_version = 0
         self._failures = 0
         self._fine_at = 0.0  # time of the last answer
         self._answered = False
@@ -158,6 +159,11 @@ class HttpSink(Sink):
     def counters(self) -> DeliveryCounters:
         """Counters of frames and snapshots: produced = acknowledged + dropped (by reason) + waiting + in flight."""
         return self._outbox.counters
+
+    @property
+    def incidents_version(self) -> int:
+        """The version of the run's incidents at the server, by its newest answer."""
+        return self._incidents_version
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until everything so far was acknowledged or dropped. Return False if the time ran out."""
@@ -293,6 +299,7 @@ class HttpSink(Sink):
         else:
             self._failed("it accepted none of the data")
         self._fine_at, self._answered = time.monotonic(), True
+        self._incidents_version = answer.incidents
         met, self._met = self._met, None
         if met is not None:
             met()

@@ -1,0 +1,180 @@
+"""The user's callbacks for incidents: a thread notices incidents, and calls back or leaves the call to a step's end."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
+
+from hookcore.config import did_you_mean
+from hookcore.errors import ArgumentError, StopTraining
+from hookcore.recorder.boundary import Boundary
+from hookcore.records import SEVERITIES, Severity
+
+if TYPE_CHECKING:
+    from hookcore.answers import Incident, Incidents
+
+POLL_S: Final = 0.05
+PAUSE_S: Final = 0.25  # after each time that the incidents were read
+MAX_PAUSE_S: Final = 10.0  # while they can't be
+CLOSE_S: Final = 1.0
+MAX_TOLD: Final = 4096  # ids that a subscriber remembers; a store keeps about fifty incidents
+
+Callback = Callable[["Incident"], object]
+At = Literal["found", "step"]
+PLACES: Final[tuple[At, ...]] = ("found", "step")
+
+
+class Report(Protocol):
+    """Says what goes wrong, and what a callback does to the training."""
+
+    def failed(self, where: str, error: BaseException, first: bool) -> None:
+        """Count an error. The `first` of a callback is also an event of the run."""
+
+    def stopped(self, where: str, reason: StopTraining) -> None:
+        """Add the event that a callback leaves the training."""
+
+
+@dataclass(frozen=True, slots=True)
+class WatcherReport:
+    """Reports to the errors of a watcher, and to the events of its run."""
+
+    _record: Callable[[str, BaseException], None]
+    _emit: Callable[[str, str, Severity], None]
+
+    def failed(self, where: str, error: BaseException, first: bool) -> None:
+        self._record(f"on_incident: {where}", error)
+        if first:
+            message = f"the on_incident callback {where} failed: {type(error).__name__}: {error}"
+            self._emit("callback-failed", message, "warning")
+
+    def stopped(self, where: str, reason: StopTraining) -> None:
+        self._emit("training-stopped", f"the on_incident callback {where} stopped the training: {reason}", "info")
+
+
+@dataclass(slots=True, eq=False)
+class Subscriber:
+    """A callback, and the incidents that it was called for."""
+
+    callback: Callback
+    at: At
+    severity: Severity
+    _told: dict[str, None] = field(default_factory=dict)
+    _failed: bool = False
+
+    @property
+    def name(self) -> str:
+        """The name of the callback in messages."""
+        return str(getattr(self.callback, "__qualname__", type(self.callback).__name__))
+
+    def news_of(self, incidents: Incidents) -> list[Incident]:
+        """Return the incidents that it must be called for now, each only once."""
+        worst = SEVERITIES[: SEVERITIES.index(self.severity) + 1]
+        news = [each for each in incidents if each.severity in worst and each.id not in self._told]
+        self._told |= dict.fromkeys(each.id for each in news)
+        while len(self._told) > MAX_TOLD:
+            del self._told[next(iter(self._told))]
+        return news
+
+    def call(self, incident: Incident, report: Report) -> None:
+        """Call back. Only StopTraining leaves this method, and only if it ends a step."""
+        try:
+            self.callback(incident)
+        except StopTraining as reason:
+            if self.at == "step":
+                report.stopped(self.name, reason)
+                raise
+            self._fail(report, ArgumentError("StopTraining can leave a step only: use on_incident(at='step')"))
+        except Exception as error:
+            self._fail(report, error)
+        except BaseException as error:  # sys.exit() would end the thread without a trace
+            if self.at == "step":
+                raise
+            self._fail(report, error)
+
+    def _fail(self, report: Report, error: BaseException) -> None:
+        first, self._failed = not self._failed, True
+        report.failed(self.name, error, first)
+
+
+class Callbacks:
+    """The callbacks of one watcher. Starts a thread with the first one.
+
+    The thread compares a version number, and reads the incidents only if it has changed. If they are at a server, it is
+    this thread that waits for the answer.
+    """
+
+    def __init__(
+        self, version: Callable[[], int], read: Callable[[], Incidents], boundary: Boundary, report: Report
+    ) -> None:
+        self._version, self._read = version, read
+        self._boundary, self._report = boundary, report
+        self._subscribers: tuple[Subscriber, ...] = ()
+        self._seen = 0  # the version that all subscribers know
+        self._failures = 0  # to read the incidents, since the last success
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def add(self, callback: Callback, at: At, severity: Severity) -> None:
+        """Call a function once for each incident."""
+        _require("at", at, PLACES)
+        _require("severity", severity, SEVERITIES)
+        if not callable(callback):
+            raise ArgumentError(f"on_incident() was given a {type(callback).__name__}; it takes a function(incident)")
+        with self._lock:
+            self._subscribers += (Subscriber(callback, at, severity),)
+            self._seen = 0
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="hookcore-incidents", daemon=True)
+                self._thread.start()
+
+    def close(self) -> None:
+        """Call back for the last incidents, and end the thread."""
+        self._stopping.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(CLOSE_S)
+
+    def _run(self) -> None:
+        while not self._stopping.wait(self._look()):
+            pass
+        self._look()
+
+    def _look(self) -> float:
+        """Call back if there is news. Return for how long to wait."""
+        with self._lock:
+            subscribers, seen = self._subscribers, self._seen
+        version = self._version()
+        if version == seen:
+            return POLL_S
+        try:
+            incidents = self._read()
+        except Exception as error:
+            self._failures += 1
+            if self._failures == 1:  # once for each time that a server is away
+                self._report.failed("reading the incidents", error, first=False)
+            return min(MAX_PAUSE_S, PAUSE_S * 2.0 ** min(self._failures, 10))
+        self._failures = 0
+        with self._lock:
+            if self._subscribers is subscribers:  # a new one gets all incidents next time
+                self._seen = version
+        for subscriber in subscribers:
+            for incident in subscriber.news_of(incidents):
+                self._pass_on(subscriber, incident)
+        return PAUSE_S
+
+    def _pass_on(self, subscriber: Subscriber, incident: Incident) -> None:
+        if subscriber.at == "found":
+            subscriber.call(incident, self._report)
+        elif not self._boundary.put(partial(subscriber.call, incident, self._report)):
+            error = RuntimeError(f"too many incidents wait for the end of a step: {incident.id} is not passed on")
+            self._report.failed(subscriber.name, error, first=False)
+
+
+def _require(name: str, value: Any, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        words = ", ".join(map(repr, allowed))
+        hint = did_you_mean(str(value), allowed)
+        raise ArgumentError(f"{name}={value!r} is invalid: use one of {words}.{hint}")
