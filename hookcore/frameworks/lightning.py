@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Unpack
 
 from hookcore.config import WatchSettings
-from hookcore.frameworks.watching import Watching
+from hookcore.frameworks.stopping import Stopping
+
+if TYPE_CHECKING:
+    from hookcore.records import Severity
 
 if find_spec("lightning") is not None:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -17,15 +20,15 @@ else:
     from pytorch_lightning import Callback, LightningModule, Trainer
 
 
-class HookcoreCallback(Watching, Callback):  # type: ignore[misc]
-    """Watches the module from the start of `fit` to its end. Takes the settings of `hookcore.watch`.
+class HookcoreCallback(Stopping, Callback):  # type: ignore[misc]
+    """Watches the module from the start of `fit` to its end. Takes the settings of `hookcore.watch`, and `stop_on`.
 
     Values that the module logs become scalars: in training at the step in which they were logged, others when they are
     known.
     """
 
-    def __init__(self, **settings: Unpack[WatchSettings]) -> None:
-        super().__init__(**settings)
+    def __init__(self, *, stop_on: Severity | None = None, **settings: Unpack[WatchSettings]) -> None:
+        super().__init__(stop_on=stop_on, **settings)
         self._told: dict[str, object] = {}  # the last seen metrics
         self._later: set[str] = set()  # those of validation and of the ends of epochs
 
@@ -38,10 +41,12 @@ class HookcoreCallback(Watching, Callback):  # type: ignore[misc]
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Log the loss and the values that the training step logged."""
+        """Log the loss and the values that the training step logged, and stop if an incident asks for it."""
         metrics = {name: value for name, value in trainer.callback_metrics.items() if name not in self._later}
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         self._log_news({"loss": loss} | metrics)
+        if self.must_stop():
+            trainer.should_stop = True
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log the metrics of the validation."""

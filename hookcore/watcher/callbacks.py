@@ -121,7 +121,7 @@ class Callbacks:
     def add(self, callback: Callback, at: At, severity: Severity) -> None:
         """Call a function once for each incident."""
         _require("at", at, PLACES)
-        _require("severity", severity, SEVERITIES)
+        require_severity("severity", severity)
         if not callable(callback):
             raise ArgumentError(f"on_incident() was given a {type(callback).__name__}; it takes a function(incident)")
         with self._lock:
@@ -171,6 +171,11 @@ class Callbacks:
         elif not self._boundary.put(partial(subscriber.call, incident, self._report)):
             error = RuntimeError(f"too many incidents wait for the end of a step: {incident.id} is not passed on")
             self._report.failed(subscriber.name, error, first=False)
+
+
+def require_severity(name: str, value: str) -> None:
+    """Raise ArgumentError if an argument is not a severity."""
+    _require(name, value, SEVERITIES)
 
 
 def _require(name: str, value: Any, allowed: tuple[str, ...]) -> None:

@@ -185,6 +185,10 @@ class Watcher:
         """Set why the run crashed if it closes without any other reason, or "" for none. For frameworks."""
         self._ending.expect_crash(why)
 
+    def _note_stop(self, message: str) -> None:
+        """Add the event that the training is stopped. For frameworks."""
+        self._recorder.emit("training-stopped", message)
+
     def _say_why(self, error: BaseException | None) -> None:
         self._ending.unfollow()
         failure = self._ending.failure(error)
