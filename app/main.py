@@ -23,6 +23,7 @@ from .guard import login
 from .guard.access import Access
 from .guard.security import Guard
 from .guard.usage import Usage
+from .notifying import Notifications
 from .pages.error import error_page, wants_page
 from .runs import Runs
 from .runs.explaining import Explainer
@@ -63,6 +64,7 @@ def create_app(runs: Runs, settings: ServerSettings) -> FastAPI:
     app.state.access, app.state.usage = Access(settings), Usage()
     app.state.intake, app.state.keeper = ingest.Intake(), Keeper(runs, settings, pages.summary_of)
     app.state.explainer = Explainer()
+    app.state.notifications = Notifications.of(runs, settings)
     app.state.stopping = False
     app.add_exception_handler(HookcoreError, _explain)
     app.add_exception_handler(RequestValidationError, _explain_invalid)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -21,6 +22,7 @@ _EXPECTED: Final[dict[type, str]] = {
     bool: "1 or 0",
     tuple: "names separated by commas",
 }
+_ADDRESSES: Final = re.compile(r"[\s,]+(?=[A-Za-z][A-Za-z0-9]*://)")  # an address may contain commas
 
 
 def _setting(default: Any, text: str) -> Any:
@@ -57,6 +59,11 @@ class ServerSettings:
     max_body: int = _setting(64 * 2**20, "maximum size of a decompressed request, in bytes")
     receive_s: float = _setting(10.0, "maximum time to receive a request, in seconds")
     max_connections: int = _setting(1000, "maximum number of open connections")
+    notify: tuple[str, ...] = _setting(
+        (),
+        "addresses in the form of the library apprise, such as slack://A/B/C, that get a message about each incident; "
+        "they are secrets, which the variable keeps out of process lists",
+    )
     dashboard: bool = _setting(False, "run as this user's dashboard, which saves each run where its trainer says")
 
     @property
@@ -85,7 +92,8 @@ class ServerSettings:
 def _read(name: str, raw: Any, default: Any) -> Any:
     try:
         if isinstance(default, tuple):
-            return tuple(filter(None, raw.split(","))) if isinstance(raw, str) else tuple(raw)
+            texts = [raw] if isinstance(raw, str) else raw
+            return tuple(each for text in texts for each in _items(name, text) if each)
         if name in _SIZES and isinstance(raw, str):
             return bytes_of(raw)
         if isinstance(default, bool) and isinstance(raw, str):
@@ -98,6 +106,10 @@ def _read(name: str, raw: Any, default: Any) -> Any:
         raise ArgumentError(f"{name}={raw!r} is invalid: use {_expected(name, default)}. {detail}".strip()) from None
 
 
+def _items(name: str, text: str) -> list[str]:
+    return _ADDRESSES.split(text.strip()) if name == "notify" else text.split(",")
+
+
 def allowed_of(name: str) -> str:
     """Describe the allowed values of a setting."""
     (default,) = (each.default for each in fields(ServerSettings) if each.name == name)
@@ -105,4 +117,6 @@ def allowed_of(name: str) -> str:
 
 
 def _expected(name: str, default: Any) -> str:
+    if name == "notify":
+        return "addresses separated by spaces"
     return "a size such as 512MB" if name in _SIZES else _EXPECTED[type(default)]

@@ -28,6 +28,7 @@ from hookcore_app import cli
 from tests.api_world import attend, fill, open_run
 from tests.manual import PAGES, ROOT, blocks_of, inline_code_of, name_of
 from tests.serving import TOKEN, Served, served
+from tests.webhook import webhook
 
 MAX_EXEMPT = 5  # blocks of all pages together that need Docker or another machine, and benchmarks of minutes
 PATIENCE_S = 250.0
@@ -67,7 +68,7 @@ for _ in range(20):
 
 @pytest.fixture
 def world() -> Iterator[Served]:
-    with served(lost_after_s=10_000.0) as server:
+    with webhook() as hook, served(lost_after_s=10_000.0, notify=(hook.url,)) as server:
         for name in ("old", "run-2", "run-1"):
             attend(fill(open_run(server.runs, name, started_s=2.0)))
         yield server

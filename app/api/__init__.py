@@ -4,10 +4,37 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from . import capsules, compare, figure, incidents, overview, report, rollout, runs, series, snapshots, trainer
+from . import (
+    capsules,
+    compare,
+    figure,
+    incidents,
+    notifications,
+    overview,
+    report,
+    rollout,
+    runs,
+    series,
+    snapshots,
+    trainer,
+)
 
 router = APIRouter(tags=["runs"])
-for _part in (runs, overview, incidents, capsules, series, snapshots, rollout, trainer, compare, figure, report):
+_PARTS = (
+    runs,
+    overview,
+    incidents,
+    capsules,
+    series,
+    snapshots,
+    rollout,
+    trainer,
+    compare,
+    figure,
+    report,
+    notifications,
+)
+for _part in _PARTS:
     router.include_router(_part.router)
 
 __all__ = ["router"]

@@ -73,6 +73,12 @@ def _of_server(state: Any, live: Publisher) -> Iterator[Metric]:
     )
     yield Metric("live_clients", "gauge", "Live streams now.", [({}, live.clients)])
     yield Metric("live_refused_total", "counter", "Live streams refused for lack of places.", [({}, live.refused)])
+    targets = state.notifications.notifier.targets
+    counts = [({"target": each.name, "result": "sent"}, each.sent) for each in targets]
+    counts += [({"target": each.name, "result": "failed"}, each.failed) for each in targets]
+    yield Metric("notifications_total", "counter", "Notifications, by target and result.", counts)
+    dropped = state.notifications.notifier.counters.dropped
+    yield Metric("notifications_dropped_total", "counter", "Incidents dropped before a notification.", [({}, dropped)])
     yield Metric("memory_used_bytes", "gauge", "Bytes that runs take.", [({}, used)])
     yield Metric("memory_limit_bytes", "gauge", "Bytes that runs may take.", [({}, state.settings.memory)])
 

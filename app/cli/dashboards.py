@@ -1,4 +1,4 @@
-"""`stop`, `status`, `link`, and `logout`: requests to a running dashboard."""
+"""`stop`, `status`, `link`, `logout`, and `notify-test`: requests to a running dashboard."""
 
 from __future__ import annotations
 
@@ -9,16 +9,21 @@ from typing import Any, Final
 from hookcore.config import token_of
 from hookcore.dashboard import process as dashboard
 from hookcore.dashboard.home import FILE
-from hookcore.errors import ArgumentError
+from hookcore.errors import ArgumentError, ServerError
 from hookcore.reading.exchange import Exchange
 
 from .flags import Commands, add_command
 
-ASK_S: Final = 10.0
+ASK_S: Final = 60.0  # a test waits for every target
 LINK_EXAMPLES: Final = """
   hookcore link                                    for your own dashboard
   HOOKCORE_TOKEN=... hookcore link https://box:8642 --read-only
                                                    for a server; the browser can change nothing
+"""
+TEST_EXAMPLES: Final = """
+  hookcore notify-test                             to the targets of your own dashboard
+  HOOKCORE_TOKEN=... hookcore notify-test https://box:8642
+                                                   to those of a server
 """
 LOGOUT_EXAMPLES: Final = """
   hookcore logout                                  log out of your own dashboard
@@ -34,7 +39,9 @@ def add(commands: Commands) -> None:
     stop.set_defaults(run=_stop)
     link = add_command(commands, "link", "Create a one-time link that logs in one browser.", LINK_EXAMPLES)
     logout = add_command(commands, "logout", "Log all browsers out of a server.", LOGOUT_EXAMPLES)
-    for command in (link, logout):
+    test = add_command(commands, "notify-test", "Send a test message to all notification targets.", TEST_EXAMPLES)
+    test.set_defaults(run=_test)
+    for command in (link, logout, test):
         command.add_argument("url", nargs="?", default="", help="address of the server (default: your own dashboard)")
         command.add_argument("--token", default="", help="token of the server (default: HOOKCORE_TOKEN)")
     logout.set_defaults(run=_logout)
@@ -64,6 +71,16 @@ def _logout(given: argparse.Namespace, environment: Mapping[str, str]) -> str:
     ended = _post(given, environment, "/api/v1/logout", {"everyone": True})["sessions"]
     browsers = "1 browser was" if ended == 1 else f"{ended} browsers were"
     return f"{browsers} logged out, and unopened login links no longer work"
+
+
+def _test(given: argparse.Namespace, environment: Mapping[str, str]) -> str:
+    targets = _post(given, environment, "/api/v1/notifications/test", {})["targets"]
+    failed = [each["name"] for each in targets if not each["works"]]
+    if failed:
+        raise ServerError(
+            f"the test message did not reach {', '.join(failed)}: check the address with `apprise -vv -b test ADDRESS`"
+        )
+    return f"the test message reached {', '.join(each['name'] for each in targets)}"
 
 
 def _post(given: argparse.Namespace, environment: Mapping[str, str], path: str, asked: dict[str, Any]) -> Any:

@@ -38,6 +38,10 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         text = _escaped(f"{text} (HOOKCORE_{each.name.upper()}; default: {shown if shown != '' else 'none'})")
         if isinstance(each.default, bool):
             parser.add_argument(flag, dest=each.name, action="store_true", default=None, help=text)
+        elif isinstance(each.default, tuple):
+            parser.add_argument(
+                flag, dest=each.name, action="append", metavar=each.name.upper(), help=f"{text}; can be repeated"
+            )
         else:
             # The settings read the text, so that flags and variables allow the same values and give the same errors.
             parser.add_argument(flag, dest=each.name, default=None, metavar=each.name.upper(), help=text)

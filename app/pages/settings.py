@@ -21,7 +21,7 @@ from ..runs import Run
 from ..settings import ServerSettings
 from .page import Page
 
-SECRET: Final = frozenset({"token", "read_token", "certfile", "keyfile"})
+SECRET: Final = frozenset({"token", "read_token", "certfile", "keyfile", "notify"})
 SIZES: Final = frozenset({"memory", "keep_limit", "max_body"})
 PACKAGES: Final = (
     "fastapi",
@@ -34,6 +34,7 @@ PACKAGES: Final = (
     "msgspec",
     "plotly",
     "torch",
+    "apprise",
 )
 
 
@@ -76,6 +77,7 @@ class SettingsPage(Page):
             "memory": state.settings.memory,
             "removed": runs.removed,
             "refused": state.intake.refused,
+            "notifier": state.notifications.notifier,
             "server": server_settings(state.settings),
             "packages": packages(),
             "diagnostics": orjson.dumps(diagnostics, option=orjson.OPT_INDENT_2).decode(),

@@ -114,6 +114,8 @@ class Keeper:
         run.ended_at_step, run.failure = None, None
         run.acknowledged, run.described = counters.acknowledged, -1
         run.stored, run.writer = counters.written + counters.lost, None
+        newest = run.store.steps().newest
+        run.known_until = -1 if newest is None else newest
 
     def _write(self, run: Run, path: Path) -> None:
         other, before = self._writers.get(run.id, (run, run.writer))

@@ -85,6 +85,7 @@ class Run:
     on_edit: Callable[[], None] | None = None  # writes name, notes, and acknowledgements to disk
     writer: Any = None  # wrote it to disk until it ended or was lost
     seen_events: int = 0  # the events that were on disk when it was read
+    known_until: int = -1  # the newest step that was on disk when its trainer returned
     stored: int | None = None  # frames and snapshots that were on disk when its trainer returned
     commands: deque[Command] = field(default_factory=deque)
     commands_dropped: int = 0

@@ -77,6 +77,7 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
         await asyncio.to_thread(self._state.explainer.close)
         await asyncio.to_thread(self._state.keeper.close)
+        await asyncio.to_thread(self._state.notifications.notifier.close)
 
 
 def make_server(app: FastAPI) -> Server:
@@ -100,6 +101,7 @@ def make_server(app: FastAPI) -> Server:
         ssl_certfile=settings.certfile or None,
         ssl_keyfile=settings.keyfile or None,
     )
+    app.state.notifications.start(url_of(settings))
     return Server(config, app)
 
 

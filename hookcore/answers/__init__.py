@@ -17,6 +17,7 @@ from hookcore.answers.compare import (
 )
 from hookcore.answers.findings import Finding, Findings, Overview, Reading, Rule, Scope, Unjudged
 from hookcore.answers.incidents import Around, Evidence, Incident, IncidentDetail, Incidents, Link
+from hookcore.answers.notifications import Notifications, NotificationTarget
 from hookcore.answers.runs import (
     Accepted,
     Acknowledged,
@@ -65,9 +66,10 @@ __all__ = [
     "Comparison", "CoverageList", "DifferenceRow", "Differences", "Event", "Events", "Evidence", "Explanation",
     "Figure", "Finding", "Findings", "Floats", "Heatmap", "Histograms", "HistogramsList", "Hooks", "Incident",
     "IncidentDetail", "Incidents", "Integers", "Latest", "LatestTap", "Link", "Module", "ModuleTap", "Modules",
-    "Number", "Overview", "Parting", "Problem", "Reading", "RemovedRun", "RemovedRuns", "RequestedMaps",
-    "RequestedSnapshot", "Rollout", "RolloutLayer", "Row", "Rule", "Run", "Runs", "Scalars", "Scope", "Series",
-    "SeriesList", "Settings", "Snapshot", "SnapshotValues", "Snapshots", "SourceLine", "Statistics", "Suspect",
-    "Tabular", "Tap", "Taps", "TensorFacts", "Tiles", "Unjudged", "Verdict", "components", "decode", "library",
+    "NotificationTarget", "Notifications", "Number", "Overview", "Parting", "Problem", "Reading", "RemovedRun",
+    "RemovedRuns", "RequestedMaps", "RequestedSnapshot", "Rollout", "RolloutLayer", "Row", "Rule", "Run", "Runs",
+    "Scalars", "Scope", "Series", "SeriesList", "Settings", "Snapshot", "SnapshotValues", "Snapshots", "SourceLine",
+    "Statistics", "Suspect", "Tabular", "Tap", "Taps", "TensorFacts", "Tiles", "Unjudged", "Verdict", "components",
+    "decode", "library",
 ]
 # fmt: on

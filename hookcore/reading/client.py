@@ -82,6 +82,14 @@ class Client(RemoteReader):
         """Restore a removed run."""
         return self._ask(answers.Run, "POST", f"/api/v1/removed-runs/{run}/restore")
 
+    def notifications(self) -> answers.Notifications:
+        """Return where the server sends notifications, and how many arrived."""
+        return self._get(answers.Notifications, "/api/v1/notifications")
+
+    def test_notifications(self) -> answers.Notifications:
+        """Send a message to every target of the server's notifications; `works` says whether it arrived."""
+        return self._ask(answers.Notifications, "POST", "/api/v1/notifications/test")
+
     def rename(self, run: str, name: str | None = None, notes: str | None = None) -> answers.Run:
         """Change the name or the notes of a run."""
         changes = {key: value for key, value in (("name", name), ("notes", notes)) if value is not None}

@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from playwright.sync_api import expect
+from playwright.sync_api import Browser, expect
 
+from tests.serving import served
+from tests.webhook import webhook
+
+from .browsing import visiting
 from .conftest import Open
 from .site import Site
 
@@ -71,6 +75,20 @@ def test_diagnostics_are_copied_with_the_browser(visit: Open) -> None:
         copied = tab.page.evaluate("navigator.clipboard.readText()")
         assert '"numpy"' in copied
         assert "Chrome" in copied
+
+
+def test_a_test_message_is_one_click_away_and_its_failure_is_told(browser: Browser) -> None:
+    with webhook() as hook, served(notify=(hook.url,)) as server, visiting(browser, server.url) as tab:
+        tab.goto("settings")
+        tab.page.get_by_role("button", name="Send test message").click()
+        expect(tab.page.locator(".toast")).to_contain_text("The test message was delivered")
+        assert [each["title"] for each in hook.messages] == ["hookcore: test"]
+        hook.status = 500
+        tab.page.get_by_role("button", name="Send test message").click()
+        expect(tab.page.locator(".toast.error")).to_contain_text("The test message did not reach JSON")
+        tab.goto("settings")
+        expect(tab.page.get_by_role("region", name="Targets of notifications")).to_contain_text("failed")
+        assert tab.axe() == []
 
 
 def test_an_anchor_of_the_help_page_shows_its_section(visit: Open) -> None:

@@ -42,6 +42,8 @@ export type LiveRow = { number: number | null; module: string; kind: "input" | "
 export type Module = { path: string; parent: string | null; type: string; parameters: number; trainable: number; aliases: Array<string>; shapes: Record<string, Array<number>>; coverage: Coverage | null; taps: Array<ModuleTap> };
 export type ModuleTap = { number: number | null; module: string; kind: "input" | "input_grad" | "output" | "output_grad" | "param" | "param_grad" | "probe" | "update"; index: string; call: number; phase: "eval" | "train"; label: string; values: Number | null; shape: Array<number> | null };
 export type Modules = { total: number; next: number | null; run: string; modules: Array<Module> };
+export type NotificationTarget = { name: string; sent: number; failed: number; works: boolean | null };
+export type Notifications = { targets: Array<NotificationTarget>; waiting: number; dropped: number };
 export type Number = number | "NaN" | "Infinity" | "-Infinity";
 export type Overview = { run: string; state: string; first_step: number | null; newest_step: number | null; steps: number; steps_per_s: Number | null; loss: Reading | null; scalars: Array<Reading>; gradient_kind: "input" | "input_grad" | "output" | "output_grad" | "param" | "param_grad" | "probe" | "update" | null; gradient_norm: Reading | null; smallest_gradient: Reading | null; largest_gradient: Reading | null; nonfinite: number; nonfinite_modules: Array<string>; modules_captured: number; modules: number; taps: number; hook_cost: Number | null; every: number; budget: number | null; steps_left_out: number | null; cost: string; dropped: Record<string, number>; findings: Record<string, number> };
 export type PartUsage = { nbytes: number; limit: number };
@@ -105,6 +107,7 @@ export type AnswerOf<P extends string> =
   P extends `incidents` ? Incidents :
   P extends `latest` ? Latest :
   P extends `live` ? unknown :
+  P extends `notifications` ? Notifications :
   P extends `overview` ? Overview :
   P extends `removed-runs` ? RemovedRuns :
   P extends `report` ? unknown :

@@ -1,4 +1,5 @@
 // @ts-check
+import { send } from "../api.js";
 import { copyText } from "../copy.js";
 import { byId, reveal } from "../dom.js";
 import { open } from "../page.js";
@@ -15,3 +16,20 @@ byId("copy-diagnostics").addEventListener("click", async () => {
     copied ? {} : { kind: "error" },
   );
 });
+
+const test = document.getElementById("notify-test");
+if (test instanceof HTMLButtonElement)
+  test.addEventListener("click", async () => {
+    test.disabled = true;
+    try {
+      const { targets } = await send("POST", "notifications/test");
+      const failed = targets.filter((/** @type {any} */ each) => !each.works);
+      const names = failed.map((/** @type {any} */ each) => each.name).join(", ");
+      if (failed.length) toast(`The test message did not reach ${names}`, { kind: "error" });
+      else toast("The test message was delivered");
+    } catch (error) {
+      toast(error instanceof Error ? error.message : String(error), { kind: "error" });
+    } finally {
+      test.disabled = false;
+    }
+  });

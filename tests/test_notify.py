@@ -1,0 +1,330 @@
+"""Notifications: each incident once, in few messages, with every loss counted, and no address anywhere."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hookcore
+from hookcore.errors import ArgumentError
+from hookcore.notify import Note, Notifier, notifier, targets_of
+from hookcore.notify.notifier import ATTEMPTS, MAX_SENTENCE, MAX_SHOWN, MAX_WAITING, message_of
+from hookcore.wire import RunInfo
+from hookcore_app import cli
+from hookcore_app.notifying import Notifications
+from hookcore_app.settings import ServerSettings
+from tests.build import frame, make_info, stats_of
+from tests.serving import BEARER, READ_TOKEN, TOKEN, Served, World, make_batch, make_world, served
+from tests.waiting import wait_for
+from tests.webhook import PASSWORD, PATH_SECRET, Webhook, webhook
+
+
+@pytest.fixture
+def hook() -> Iterator[Webhook]:
+    with webhook() as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look and retry without pauses."""
+    monkeypatch.setattr(notifier, "POLL_S", 0.01)
+    monkeypatch.setattr(notifier, "RETRY_S", 0.001)
+
+
+def note(number: int, run: str = "run-1", **others: Any) -> Note:
+    return Note(
+        **{"key": (run, f"nonfinite-{number}"), "run": run, "severity": "error", "sentence": f"number {number}."}
+        | others
+    )
+
+
+def notifier_of(hook: Webhook, failed: Callable[[str], None] = pytest.fail, pause_s: float = 0.0) -> Notifier:
+    return Notifier(targets_of([hook.url]), failed, pause_s=pause_s)
+
+
+# -- the notifier --
+
+
+def test_an_incident_is_sent_once_with_its_sentence_and_its_link(hook: Webhook) -> None:
+    told = notifier_of(hook)
+    told.start()
+    for _ in range(3):
+        told.put(note(7, link="http://box/runs/run-1/events"))
+    wait_for(lambda: hook.messages)
+    told.put(note(7))
+    told.close()
+    (message,) = hook.messages
+    assert message["title"] == "hookcore: error in run-1"
+    assert message["message"] == "error: number 7.\nhttp://box/runs/run-1/events"
+    assert message["type"] == "failure"
+    (target,) = told.targets
+    assert (target.name, target.sent, target.failed, target.works) == ("JSON", 1, 0, True)
+
+
+def test_later_incidents_wait_and_are_sent_together(hook: Webhook) -> None:
+    told = notifier_of(hook, pause_s=3600.0)
+    told.start()
+    told.put(note(0, severity="warning"))
+    wait_for(lambda: hook.messages)
+    for number in range(1, 4):
+        told.put(note(number, severity="warning"))
+    told.put(note(0, run="run-2"))
+    assert told.counters.waiting == 4
+    assert len(hook.messages) == 1
+    told.close()  # sends what waits
+    first, second = hook.messages
+    assert first["type"] == "warning"
+    assert second["title"] == "hookcore: 4 incidents in 2 runs"
+    assert second["message"].splitlines()[0] == "warning: run-1: number 1."
+    assert second["message"].splitlines()[-1] == "error: run-2: number 0."
+    assert second["type"] == "failure"
+
+
+def test_what_finds_no_room_is_counted_and_mentioned(hook: Webhook) -> None:
+    told = notifier_of(hook)
+    for number in range(MAX_WAITING + 5):
+        told.put(note(number))
+    assert (told.counters.waiting, told.counters.dropped) == (MAX_WAITING, 5)
+    told.start()
+    told.close()
+    (message,) = hook.messages
+    assert message["title"] == f"hookcore: {MAX_WAITING + 5} incidents in run-1"
+    assert message["message"].splitlines()[-1] == f"and {MAX_WAITING + 5 - MAX_SHOWN} more"
+    assert len(message["message"].splitlines()) == MAX_SHOWN + 1
+    assert told.counters.dropped == 5
+
+
+def test_a_failing_target_is_tried_three_times_counted_and_reported_once(hook: Webhook) -> None:
+    hook.status = 500
+    failures: list[str] = []
+    told = notifier_of(hook, failures.append)
+    told.start()
+    told.put(note(1))
+    wait_for(lambda: told.targets[0].failed == 1)
+    assert hook.refused == ATTEMPTS
+    told.put(note(2))
+    wait_for(lambda: told.targets[0].failed == 2)
+    hook.status = 200
+    told.put(note(3))
+    wait_for(lambda: told.targets[0].works)
+    told.close()
+    assert [each["message"] for each in hook.messages] == ["error: number 3."]
+    (failure,) = failures
+    assert "notification to JSON failed" in failure
+
+
+def test_a_broken_target_does_not_keep_the_others_from_being_told(hook: Webhook) -> None:
+    told = Notifier(targets_of(["json://127.0.0.1:1/", hook.url]), lambda why: None, pause_s=0.0)
+    told.start()
+    told.put(note(1))
+    wait_for(lambda: hook.messages)
+    told.close()
+    assert [(each.name, each.sent, each.failed) for each in told.targets] == [("JSON 1", 0, 1), ("JSON 2", 1, 0)]
+
+
+def test_a_look_that_raises_is_reported_once_and_the_next_one_is_made(hook: Webhook) -> None:
+    looks, failures = [], []
+
+    def look() -> None:
+        looks.append(1)
+        raise ValueError("no incidents")
+
+    told = Notifier(targets_of([hook.url]), failures.append, look, 0.0)
+    told.start()
+    wait_for(lambda: len(looks) > 3)
+    told.close()
+    assert failures == ["incidents could not be read for notifications: ValueError: no incidents"]
+
+
+def test_a_long_sentence_of_several_lines_becomes_one_short_line() -> None:
+    _, body, _ = message_of([note(1, sentence="a\n" * 1000)], 0)
+    assert body.count("\n") == 0
+    assert len(body) == len("error: ") + MAX_SENTENCE
+
+
+def test_without_a_target_there_is_no_thread() -> None:
+    before = threading.active_count()
+    told = Notifier((), pytest.fail)
+    told.start()
+    assert threading.active_count() == before
+    told.close()
+
+
+# -- addresses --
+
+
+@pytest.mark.parametrize(
+    "address", [f"nosuch://user:{PASSWORD}@host/", PASSWORD, f"://{PASSWORD}", f"slack://{PASSWORD}"]
+)
+def test_a_wrong_address_is_refused_without_showing_it(address: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG), pytest.raises(ArgumentError) as raised:
+        targets_of(["json://127.0.0.1/", address])
+    assert "address 2 of notify" in str(raised.value)
+    assert PASSWORD not in f"{raised.value}{caplog.text}"
+
+
+def test_nothing_that_is_logged_or_shown_contains_an_address(hook: Webhook, caplog: pytest.LogCaptureFixture) -> None:
+    hook.status = 403
+    failures: list[str] = []
+    with caplog.at_level(logging.DEBUG):
+        told = notifier_of(hook, failures.append)
+        told.put(note(1))
+        told.start()
+        wait_for(lambda: told.targets[0].failed)
+        told.close()
+        logging.getLogger("apprise").warning("of the user's own messages")
+    shown = f"{caplog.text}{failures}{told.targets}{told.counters}"
+    assert PASSWORD not in shown
+    assert PATH_SECRET not in shown
+    assert "of the user's own messages" in shown
+
+
+def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hookcore.notify.targets.find_spec", lambda name: None)
+    with pytest.raises(ArgumentError, match="pip install apprise"):
+        targets_of(["json://127.0.0.1/"])
+    assert targets_of([]) == ()
+
+
+def test_addresses_are_read_from_repeated_flags_and_from_one_variable() -> None:
+    addresses = ("json://a/?x=1,2", "slack://A/B/C")
+    given = ServerSettings.of({"notify": list(addresses)}, {})
+    assert given.notify == addresses
+    for text in (" ".join(addresses), ", ".join(addresses), "\n".join(addresses)):
+        assert ServerSettings.of({}, {"HOOKCORE_NOTIFY": text}).notify == addresses
+    assert ServerSettings.of({"allowed_hosts": ["a,b", "c"]}, {}).allowed_hosts == ("a", "b", "c")
+
+
+# -- a server --
+
+
+def bad_batch(info: RunInfo, steps: range, bad: int) -> Any:
+    """Return a batch in which a tap has NaN in one step."""
+    from hookcore import wire
+
+    items = []
+    for step in steps:
+        stats = stats_of(2, 1.0, nan=float(step == bad), inf=0.0)
+        items.append(wire.frame_item(step, frame(step, stats)))
+    return make_batch(info, steps, items=tuple(items))
+
+
+def test_a_server_tells_about_the_incidents_of_its_live_runs(hook: Webhook) -> None:
+    with served(notify=(hook.url,)) as server:
+        run = server.runs.open(make_info("one"))
+        assert run is not None
+        run.take(bad_batch(make_info("one"), range(5), bad=3))
+        wait_for(lambda: hook.messages)
+        url = f"{server.url}/runs/one/events?name=nonfinite"
+        assert url in hook.bodies
+        assert server.get("/runs/one/events?name=nonfinite").startswith(b"HTTP/1.1 200")
+    assert "NaN first, at step 3" in hook.bodies
+    assert len(hook.messages) == 1
+
+
+def test_a_run_from_disk_is_no_news_and_one_that_goes_on_tells_only_what_is_new(hook: Webhook) -> None:
+    world = make_world(notify=(hook.url,))
+    notifications: Notifications = world.app.state.notifications
+    run = world.runs.open(make_info("one"))
+    assert run is not None
+    run.take(bad_batch(make_info("one"), range(5), bad=3))
+    run.from_disk = True
+    assert notifications._lookout.news() == []
+    run.from_disk, run.known_until = False, 4  # as after a restart
+    assert notifications._lookout.news() == []
+    run.take(bad_batch(make_info("one"), range(5, 9), bad=7))
+    (told,) = notifications._lookout.news()
+    assert told.key == ("one", "nonfinite-7")
+    assert notifications._lookout.news() == []
+
+
+def test_no_page_answer_or_metric_shows_an_address(hook: Webhook) -> None:
+    world = make_world(token=TOKEN, notify=(hook.url,))
+    for path in ("/settings", "/api/v1/notifications", "/metrics", "/api/v1/openapi.json", "/help"):
+        answer = world.client.get(path, headers=BEARER)
+        assert answer.status_code == 200
+        for secret in (PASSWORD, PATH_SECRET, "json://"):
+            assert secret not in answer.text.replace("json://HOST", ""), path
+    assert "JSON" in world.client.get("/settings", headers=BEARER).text
+    assert 'hookcore_notifications_total{target="JSON",result="sent"} 0.0' in world.client.get("/metrics").text
+
+
+def test_a_test_message_is_for_owners_and_says_whether_it_arrived(hook: Webhook) -> None:
+    world = make_world(token=TOKEN, read_token=READ_TOKEN, notify=(hook.url,))
+    path = "/api/v1/notifications/test"
+    reader = {"Authorization": f"Bearer {READ_TOKEN}"}
+    assert world.client.post(path, headers=reader).status_code == 403
+    assert hook.messages == []
+    assert world.client.post(path, headers=BEARER).json()["targets"][0]["works"] is True
+    assert hook.messages[0]["title"] == "hookcore: test"
+    hook.status = 500
+    answer = world.client.post(path, headers=BEARER).json()
+    assert answer == {
+        "targets": [{"name": "JSON", "sent": 1, "failed": 1, "works": False}], "waiting": 0, "dropped": 0
+    }  # fmt: skip
+    assert world.client.get("/api/v1/notifications", headers=BEARER).json() == answer
+    page = world.client.get("/settings", headers=BEARER).text
+    assert "Send test message" in page
+    assert "Send test message" not in world.client.get("/settings", headers=reader).text
+
+
+def test_two_tests_at_once_and_one_without_targets_are_refused(hook: Webhook) -> None:
+    world: World = make_world(notify=(hook.url,))
+    told: Notifier = world.app.state.notifications.notifier
+    with told._testing:
+        answer = world.client.post("/api/v1/notifications/test", headers={"origin": "http://127.0.0.1:8642"})
+    assert (answer.status_code, hook.messages) == (409, [])
+    world = make_world()
+    answer = world.client.post("/api/v1/notifications/test", headers={"origin": "http://127.0.0.1:8642"})
+    assert answer.status_code == 409
+    assert "hookcore serve --notify URL" in answer.json()["error"]
+
+
+@pytest.fixture
+def server(hook: Webhook) -> Iterator[Served]:
+    with served(notify=(hook.url,)) as found:
+        yield found
+
+
+def test_the_command_tests_the_targets_of_a_server(
+    server: Served, hook: Webhook, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOOKCORE_TOKEN", TOKEN)
+    assert cli.main(["notify-test", server.url]) == 0
+    assert capsys.readouterr().out == "the test message reached JSON\n"
+    assert len(hook.messages) == 1
+    hook.status = 500
+    assert cli.main(["notify-test", server.url]) == 2
+    assert "the test message did not reach JSON" in capsys.readouterr().err
+
+
+def test_the_client_reads_and_tests_notifications(server: Served, hook: Webhook) -> None:
+    client = hookcore.Client(server.url, TOKEN)
+    assert client.notifications().targets[0].works is None
+    assert client.test_notifications().targets[0].sent == 1
+    client.close()
+
+
+def test_a_wrong_address_stops_the_command_before_it_serves(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["serve", "--port", "0", "--keep", "none", "--notify", f"nosuch://{PASSWORD}"]) == 2
+    told = capsys.readouterr()
+    assert "address 1 of notify, which begins with 'nosuch', is not one that apprise knows" in told.err
+    assert PASSWORD not in told.err + told.out
+
+
+def test_a_server_without_targets_does_not_load_the_library(tmp_path: Path) -> None:
+    import subprocess
+
+    code = (
+        "import sys, hookcore_app.main, hookcore_app.runs, hookcore_app.settings as s\n"
+        "hookcore_app.main.create_app(hookcore_app.runs.Runs(s.ServerSettings()), s.ServerSettings())\n"
+        "sys.exit('apprise' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
