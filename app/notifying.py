@@ -5,12 +5,10 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field
 from typing import Final
-from urllib.parse import quote
 
-from hookcore.incidents import Incident
-from hookcore.notify import Note, Notifier, targets_of
+from hookcore.notify import Note, Notifier, note_about, targets_of
 
-from .runs import Run, Runs
+from .runs import Runs
 from .settings import ServerSettings
 
 logger = logging.getLogger("hookcore")
@@ -33,15 +31,11 @@ class Lookout:
         changed = [(run, version) for run, version in changed if self._seen.get(run.id, 0) != version]
         self._seen = {run.id: self._seen.get(run.id, 0) for run in runs} | {run.id: version for run, version in changed}
         return [
-            self._note_of(run, incident)
+            note_about(incident, run.id, run.name, f"{self.url}/runs/{run.id}" if self.url else "")
             for run, _ in changed
             for incident in run.store.incidents()
             if incident.severity in TOLD and incident.told > run.known_until
         ]
-
-    def _note_of(self, run: Run, incident: Incident) -> Note:
-        link = f"{self.url}/runs/{run.id}/events?name={quote(incident.rule)}" if self.url else ""
-        return Note((run.id, incident.id), run.name, incident.severity, incident.sentence, link)
 
 
 @dataclass(slots=True)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
 
-from hookcore.config import AUTO, bytes_of
+from hookcore.config import AUTO, addresses_of, bytes_of
 from hookcore.errors import ArgumentError
 
 LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
@@ -22,7 +21,6 @@ _EXPECTED: Final[dict[type, str]] = {
     bool: "1 or 0",
     tuple: "names separated by commas",
 }
-_ADDRESSES: Final = re.compile(r"[\s,]+(?=[A-Za-z][A-Za-z0-9]*://)")  # an address may contain commas
 
 
 def _setting(default: Any, text: str) -> Any:
@@ -107,7 +105,7 @@ def _read(name: str, raw: Any, default: Any) -> Any:
 
 
 def _items(name: str, text: str) -> list[str]:
-    return _ADDRESSES.split(text.strip()) if name == "notify" else text.split(",")
+    return addresses_of(text) if name == "notify" else text.split(",")
 
 
 def allowed_of(name: str) -> str:

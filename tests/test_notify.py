@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 import hookcore
+from hookcore.config import Settings
 from hookcore.errors import ArgumentError
 from hookcore.notify import Note, Notifier, notifier, targets_of
 from hookcore.notify.notifier import ATTEMPTS, MAX_SENTENCE, MAX_SHOWN, MAX_WAITING, message_of
@@ -20,6 +23,7 @@ from hookcore_app import cli
 from hookcore_app.notifying import Notifications
 from hookcore_app.settings import ServerSettings
 from tests.build import frame, make_info, stats_of
+from tests.harness import random_state
 from tests.serving import BEARER, READ_TOKEN, TOKEN, Served, World, make_batch, make_world, served
 from tests.waiting import wait_for
 from tests.webhook import PASSWORD, PATH_SECRET, Webhook, webhook
@@ -170,7 +174,9 @@ def test_a_wrong_address_is_refused_without_showing_it(address: str, caplog: pyt
     assert PASSWORD not in f"{raised.value}{caplog.text}"
 
 
-def test_nothing_that_is_logged_or_shown_contains_an_address(hook: Webhook, caplog: pytest.LogCaptureFixture) -> None:
+def test_nothing_that_is_logged_or_shown_contains_an_address(
+    hook: Webhook, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
     hook.status = 403
     failures: list[str] = []
     with caplog.at_level(logging.DEBUG):
@@ -179,11 +185,28 @@ def test_nothing_that_is_logged_or_shown_contains_an_address(hook: Webhook, capl
         told.start()
         wait_for(lambda: told.targets[0].failed)
         told.close()
-        logging.getLogger("apprise").warning("of the user's own messages")
-    shown = f"{caplog.text}{failures}{told.targets}{told.counters}"
-    assert PASSWORD not in shown
-    assert PATH_SECRET not in shown
-    assert "of the user's own messages" in shown
+    out, err = capfd.readouterr()
+    for secret in (PASSWORD, PATH_SECRET):
+        assert secret not in f"{caplog.text}{out}{err}{failures}{told.targets}{told.counters}"
+
+
+def test_a_message_leaves_the_process_as_it_was(hook: Webhook) -> None:
+    told = notifier_of(hook)
+    before = random_state(), threading.active_count()
+    assert told.test()
+    assert (random_state(), threading.active_count()) == before
+    assert "apprise" not in sys.modules
+    told.close()
+
+
+def test_a_process_that_does_not_answer_is_a_failure(hook: Webhook, monkeypatch: pytest.MonkeyPatch) -> None:
+    failures: list[str] = []
+    told = notifier_of(hook, failures.append)
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    assert told.test()
+    assert (told.targets[0].failed, told.targets[0].works, len(failures)) == (1, False, 1)
+    with pytest.raises(ArgumentError, match=r"can't be checked \(JSONDecodeError\)"):
+        targets_of([hook.url])
 
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,3 +351,88 @@ def test_a_server_without_targets_does_not_load_the_library(tmp_path: Path) -> N
         "sys.exit('apprise' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
+
+
+# -- a training --
+
+
+class Fragile(nn.Module):
+    """A model that makes NaN in one step."""
+
+    def __init__(self, bad: int = 3) -> None:
+        super().__init__()
+        self.layer, self.bad, self.calls = nn.Linear(4, 1), bad, -1
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        output: torch.Tensor = self.layer(batch)
+        return output * float("nan") if self.calls == self.bad else output
+
+
+def train(model: nn.Module, steps: int) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.randn(2, 4)).square().mean().backward()
+        optimizer.step()
+
+
+def test_a_training_without_a_server_sends_a_message_itself(hook: Webhook) -> None:
+    model = Fragile()
+    with hookcore.watch(model, server=None, budget=None, notify=hook.url, name="mine") as watcher:
+        train(model, 5)
+    assert hook.messages[0]["title"] == "hookcore: error in mine"
+    assert "NaN first, at step 3" in hook.bodies
+    assert "http" not in hook.bodies
+    assert watcher.errors == []
+
+
+def test_a_training_with_a_server_sends_the_link_to_its_page(hook: Webhook, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOOKCORE_TOKEN", TOKEN)
+    model = Fragile()
+    with served() as server, hookcore.watch(model, server=server.url, budget=None, notify=[hook.url]) as watcher:
+        train(model, 5)
+        wait_for(lambda: hook.messages)
+        assert f"{watcher.url}/events?name=nonfinite" in hook.bodies
+        (run,) = server.runs.all()
+        assert run.info.settings["notify"] == ["(hidden)"]
+        for path in (f"/runs/{run.id}", f"/runs/{run.id}/hooks", f"/api/v1/runs/{run.id}", "/api/v1/settings"):
+            assert PASSWORD.encode() not in server.get(path)
+
+
+def test_a_failed_notification_is_an_error_of_the_watcher_and_an_event(hook: Webhook) -> None:
+    hook.status = 500
+    model = Fragile()
+    with hookcore.watch(model, server=None, budget=None, notify=hook.url) as watcher:
+        train(model, 5)
+        wait_for(lambda: watcher.errors)
+        train(model, 1)
+    (error,) = watcher.errors
+    assert "notification to JSON failed" in error.message
+    assert [event.name for event in watcher.store.events() if event.name == "notify-failed"] == ["notify-failed"]
+    assert PASSWORD not in f"{watcher.errors}{watcher.store.events()}{watcher.settings}{watcher.settings.as_dict()}"
+
+
+def test_only_rank_0_of_a_distributed_training_sends(hook: Webhook, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    model = Fragile()
+    with hookcore.watch(model, server=None, budget=None, notify=hook.url) as watcher:
+        train(model, 5)
+        watcher.flush()
+        assert watcher.incidents()
+    assert hook.messages == []
+
+
+@pytest.mark.parametrize("given", [3, ["json://127.0.0.1/", 3], [""], f"nosuch://{PASSWORD}", PASSWORD])
+def test_a_wrong_setting_raises_before_the_training_and_is_not_shown(given: Any) -> None:
+    with pytest.raises(ArgumentError) as raised:
+        hookcore.watch(nn.Linear(1, 1), server=None, notify=given)
+    assert "notify" in str(raised.value)
+    assert PASSWORD not in str(raised.value)
+
+
+def test_a_variable_has_several_addresses_or_none() -> None:
+    assert Settings.of({"HOOKCORE_NOTIFY": "json://a/?x=1,2 slack://A/B/C"}).notify == (
+        "json://a/?x=1,2", "slack://A/B/C"
+    )  # fmt: skip
+    assert Settings.of({"HOOKCORE_NOTIFY": "none"}).notify == ()

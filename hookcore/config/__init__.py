@@ -4,7 +4,7 @@
 """
 
 from hookcore.config.environment import rank, token_of
-from hookcore.config.readers import AUTO, NO_FOLDER, Pattern, bytes_of, did_you_mean, nearest
+from hookcore.config.readers import AUTO, NO_FOLDER, Pattern, addresses_of, bytes_of, did_you_mean, nearest
 from hookcore.config.settings import NOT_GIVEN, Settings, WatchSettings
 from hookcore.config.table import LIVE, SETTINGS, Attach, Capsule, Compiled, Setting
 
@@ -21,6 +21,7 @@ __all__ = [
     "Setting",
     "Settings",
     "WatchSettings",
+    "addresses_of",
     "bytes_of",
     "did_you_mean",
     "nearest",

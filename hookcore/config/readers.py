@@ -28,6 +28,7 @@ _UNIT_BYTES: Final = {
     **{f"{letter}b": 1000**power for power, letter in enumerate("kmgt", start=1)},
     **{f"{letter}ib": 1024**power for power, letter in enumerate("kmgt", start=1)},
 }
+_ADDRESSES: Final = re.compile(r"[\s,]+(?=[A-Za-z][A-Za-z0-9]*://)")  # an address may contain commas
 _SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
 
 
@@ -212,6 +213,25 @@ def read_bridge(given: object) -> str | None:
     if not colon or not target.strip():
         raise _reject(f"Add a target: {tool}:{'runs/x' if tool == 'tensorboard' else 'my-project'}.")
     return given
+
+
+def read_notify(given: object) -> tuple[str, ...]:
+    """Read one address of a notification service, several, or none."""
+    items = [] if given is None else _as_items(given)
+    for item in items:
+        if not isinstance(item, str) or not item.strip():
+            raise _reject("An address looks like slack://TOKEN_A/TOKEN_B/TOKEN_C.")
+    return tuple(map(str, items))
+
+
+def addresses_of(text: str) -> list[str]:
+    """Parse addresses that are separated by spaces or commas."""
+    return list(filter(None, _ADDRESSES.split(text.strip())))
+
+
+def addresses_or_none(text: str) -> object:
+    """Parse addresses, with "none" as None."""
+    return None if text.lower() == "none" else addresses_of(text)
 
 
 def read_name(given: object) -> str:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Final, TypedDict
 
 from hookcore.config.readers import Pattern, did_you_mean
 from hookcore.config.table import SETTINGS, Attach, Capsule, Compiled, Setting
 from hookcore.errors import ArgumentError
 from hookcore.records import Kind, Phase
+
+HIDDEN: Final = "(hidden)"
 
 
 class _NotGiven:
@@ -42,6 +44,7 @@ class WatchSettings(TypedDict, total=False):
     capsule: Capsule
     capsule_size: int | str
     bridge: str | None
+    notify: str | Iterable[str] | None
     name: str | None
 
 
@@ -65,6 +68,7 @@ class Settings:
     capsule: Capsule
     capsule_size: int
     bridge: str | None
+    notify: tuple[str, ...] = field(repr=False)
     name: str
 
     @classmethod
@@ -95,8 +99,9 @@ class Settings:
         return self.capsule if self.capsule != "auto" else "error" if self.server is not None else "never"
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the settings as a caller would write them, in types that JSON has."""
-        return {each.name: _plain(getattr(self, each.name)) for each in fields(self)}
+        """Return the settings as a caller would write them, in types that JSON has; but without secrets."""
+        plain: dict[str, Any] = {each.name: _plain(getattr(self, each.name)) for each in fields(self)}
+        return plain | {each.name: [HIDDEN for _ in plain[each.name]] for each in SETTINGS if each.secret}
 
 
 def _from_variables(setting: Setting, variables: Mapping[str, str]) -> object:

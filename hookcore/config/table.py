@@ -11,6 +11,7 @@ from hookcore.config.readers import (
     MAX_NAME,
     MIN_MEMORY_BYTES,
     MIN_SKETCH_VALUES,
+    addresses_or_none,
     as_list,
     integer_or_none,
     number_or_none,
@@ -23,6 +24,7 @@ from hookcore.config.readers import (
     read_keep,
     read_memory,
     read_name,
+    read_notify,
     read_patterns,
     read_server,
     read_set,
@@ -49,6 +51,7 @@ class Setting:
     read: Callable[[object], object]
     from_text: Callable[[str], object] = str  # turns the text of a variable into an argument
     live: Literal["cadence", "hooks"] | None = None  # what a change replaces in a running training; None: fixed
+    secret: bool = False  # nothing shows its value
 
     @property
     def variable(self) -> str:
@@ -71,7 +74,8 @@ class Setting:
         try:
             return self.read(given)
         except (ValueError, TypeError) as error:
-            message = f"{source}={shown(given)} is invalid: {self.name} must be {self.allowed}.{error}"
+            what = "..." if self.secret else shown(given)
+            message = f"{source}={what} is invalid: {self.name} must be {self.allowed}.{error}"
             raise ArgumentError(message) from None
 
 
@@ -229,6 +233,17 @@ SETTINGS: Final = (
         "non-finite or all-zero output. The tool must be installed. In distributed training, only rank 0 writes.",
         read_bridge,
         or_none,
+    ),
+    Setting(
+        "notify",
+        (),
+        "an address of the library apprise, a list of addresses, or None",
+        "Where to send a message about each incident, as an address of apprise such as slack://A/B/C. "
+        "[Notifications](notifications.md) says more. It is a secret: the variable keeps it out of process lists. In "
+        "distributed training, only rank 0 sends.",
+        read_notify,
+        addresses_or_none,
+        secret=True,
     ),
     Setting(
         "name",

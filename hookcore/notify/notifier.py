@@ -7,9 +7,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
+from urllib.parse import quote
 
-from hookcore.notify.targets import Target
+from hookcore.notify.targets import Target, send_to
 from hookcore.records import SEVERITIES, Severity
 
 POLL_S: Final = 0.5
@@ -23,6 +24,26 @@ MAX_TOLD: Final = 10_000  # incidents that are remembered
 MAX_SENTENCE: Final = 500
 
 
+class About(Protocol):
+    """The part of an incident that a note is made of."""
+
+    @property
+    def id(self) -> str:
+        """The id in the run."""
+
+    @property
+    def rule(self) -> str:
+        """The rule that found it."""
+
+    @property
+    def severity(self) -> Severity:
+        """How serious it is."""
+
+    @property
+    def sentence(self) -> str:
+        """What happened."""
+
+
 @dataclass(frozen=True, slots=True)
 class Note:
     """An incident of a run, in words."""
@@ -32,6 +53,12 @@ class Note:
     severity: Severity
     sentence: str
     link: str = ""
+
+
+def note_about(incident: About, run: str, name: str, page: str) -> Note:
+    """Return the note about an incident of a run with this id and name. `page` is the address of the run, if any."""
+    link = f"{page}/events?name={quote(incident.rule)}" if page else ""
+    return Note((run, incident.id), name, incident.severity, incident.sentence, link)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +128,8 @@ class Notifier:
         if not self._testing.acquire(blocking=False):
             return False
         try:
-            for target in self.targets:
-                self._count(target, target.send("hookcore: test", "Notifications of hookcore arrive here.", "info"))
+            failed = send_to(self.targets, "hookcore: test", "Notifications of hookcore arrive here.", "info")
+            self._count(self.targets, failed)
         finally:
             self._testing.release()
         return True
@@ -129,27 +156,24 @@ class Notifier:
             notes, self._waiting = list(self._waiting), deque()
             dropped, self._unmentioned = self._unmentioned, 0
         title, body, severity = message_of(notes, dropped)
-        for target in self.targets:
-            self._count(target, self._deliver(target, title, body, severity))
+        failed = send_to(self.targets, title, body, severity)
+        for attempt in range(1, ATTEMPTS):
+            if not failed or self._stopping.wait(RETRY_S * 2**attempt):
+                break
+            failed = send_to(failed, title, body, severity)
+        self._count(self.targets, failed)
 
-    def _deliver(self, target: Target, title: str, body: str, severity: Severity) -> bool:
-        for attempt in range(ATTEMPTS):
-            if target.send(title, body, severity):
-                return True
-            if self._stopping.wait(RETRY_S * 2**attempt if attempt + 1 < ATTEMPTS else 0.0):
-                return False
-        return False
-
-    def _count(self, target: Target, arrived: bool) -> None:
-        with self._lock:
-            target.sent += arrived
-            target.failed += not arrived
-            first = not arrived and target.failed == 1
-        if first:
-            self._failed(
-                f"a notification to {target.name} failed: check its address with `apprise -vv -b test ADDRESS`; "
-                "further failures are only counted"
-            )
+    def _count(self, targets: Sequence[Target], failed: Sequence[Target]) -> None:
+        for target in targets:
+            with self._lock:
+                target.sent += target not in failed
+                target.failed += target in failed
+                is_first = target in failed and target.failed == 1
+            if is_first:
+                self._failed(
+                    f"a notification to {target.name} failed: check its address with `apprise -vv -b test ADDRESS`; "
+                    "further failures are only counted"
+                )
 
 
 def message_of(notes: Sequence[Note], dropped: int) -> tuple[str, str, Severity]:

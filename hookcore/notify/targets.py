@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
-import warnings
+import subprocess
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextvars import ContextVar
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Final
 
 from hookcore.errors import ArgumentError
+from hookcore.notify.child import ask
 from hookcore.records import Severity
 
 _KINDS: Final[dict[Severity, str]] = {"error": "failure", "warning": "warning", "info": "info"}  # in apprise's words
-_LOGS: Final = (logging.getLogger("apprise"), logging.getLogger("urllib3.connectionpool"))
-_notifying: Final[ContextVar[bool]] = ContextVar("hookcore_notifies", default=False)
+_NO_ANSWER: Final = (OSError, ValueError, subprocess.TimeoutExpired)
 
 
 @dataclass(slots=True, eq=False)
@@ -26,20 +22,22 @@ class Target:
     """One place, and how many messages it has received."""
 
     name: str  # of the service, numbered if there are several
-    _apprise: Any = field(repr=False)
+    address: str = field(repr=False)
     sent: int = 0
     failed: int = 0
     works: bool | None = None  # whether it received the newest message
 
-    def send(self, title: str, body: str, severity: Severity) -> bool:
-        """Send a message and return whether the service accepted it. May take many seconds."""
-        try:
-            with _quiet():
-                told = {"title": title, "body": body, "notify_type": _KINDS[severity], "body_format": "text"}
-                self.works = bool(self._apprise.notify(**told))
-        except Exception:  # a plugin of apprise that is broken for this address
-            self.works = False
-        return self.works
+
+def send_to(targets: Sequence[Target], title: str, body: str, severity: Severity) -> list[Target]:
+    """Send a message and return the targets that did not accept it. May take many seconds."""
+    message = {"title": title, "body": body, "notify_type": _KINDS[severity]}
+    try:
+        arrived = ask([each.address for each in targets], message)
+    except _NO_ANSWER:
+        arrived = [False] * len(targets)
+    for target, well in zip(targets, arrived, strict=True):
+        target.works = well is True
+    return [each for each in targets if not each.works]
 
 
 def targets_of(addresses: Sequence[str]) -> tuple[Target, ...]:
@@ -48,47 +46,29 @@ def targets_of(addresses: Sequence[str]) -> tuple[Target, ...]:
         return ()
     if find_spec("apprise") is None:
         raise ArgumentError("notify needs apprise, which is not installed: pip install apprise")
-    for log in _LOGS:
-        log.addFilter(_others)
-    found = [_open(address, number) for number, address in enumerate(addresses, start=1)]
-    names = Counter(name for name, _ in found)
-    seen: Counter[str] = Counter()
+    names = _names_of(addresses)
+    total, seen = Counter(names), Counter[str]()
     targets = []
-    for name, opened in found:
+    for name, address in zip(names, addresses, strict=True):
         seen[name] += 1
-        targets.append(Target(f"{name} {seen[name]}" if names[name] > 1 else name, opened))
+        targets.append(Target(f"{name} {seen[name]}" if total[name] > 1 else name, address))
     return tuple(targets)
 
 
-def _open(address: str, number: int) -> tuple[str, Any]:
-    """Return the name of a service, and what sends to it."""
-    with _quiet(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the many libraries that apprise tries to import
-        opened = import_module("apprise").Apprise()
-        if not opened.add(address):
+def _names_of(addresses: Sequence[str]) -> list[str]:
+    try:
+        found: list[Any] = ask(addresses)
+    except _NO_ANSWER as error:
+        why = type(error).__name__  # its text may contain addresses
+        raise ArgumentError(
+            f"the addresses of notify can't be checked ({why}): does `apprise --version` work?"
+        ) from None
+    for number, (name, address) in enumerate(zip(found, addresses, strict=True), start=1):
+        if name is None:
             scheme = address.partition("://")[0][:20] if "://" in address else ""
             shown = f", which begins with {scheme!r}," if scheme.isalnum() else ""
             raise ArgumentError(
                 f"address {number} of notify{shown} is not one that apprise knows: use an address such as "
                 "slack://TOKEN_A/TOKEN_B/TOKEN_C or json://HOST/PATH, see https://appriseit.com/services/"
             )
-    return str(opened[0].service_name), opened
-
-
-class _Others(logging.Filter):
-    """Drops what is logged while we notify: it may contain addresses. Apprise passes our context on to its threads."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return not _notifying.get()
-
-
-_others: Final = _Others()
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    token = _notifying.set(True)
-    try:
-        yield
-    finally:
-        _notifying.reset(token)
+    return found

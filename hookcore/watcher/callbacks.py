@@ -50,6 +50,11 @@ class WatcherReport:
             message = f"the on_incident callback {where} failed: {type(error).__name__}: {error}"
             self._emit("callback-failed", message, "warning")
 
+    def not_notified(self, why: str) -> None:
+        """Count a notification that failed."""
+        self._record("notify", RuntimeError(why))
+        self._emit("notify-failed", why, "warning")
+
     def stopped(self, where: str, reason: StopTraining) -> None:
         self._emit("training-stopped", f"the on_incident callback {where} stopped the training: {reason}", "info")
 

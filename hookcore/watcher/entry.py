@@ -35,6 +35,7 @@ def watch(
     capsule: Capsule = NOT_GIVEN,
     capsule_size: int | str = NOT_GIVEN,
     bridge: str | None = NOT_GIVEN,
+    notify: str | Iterable[str] | None = NOT_GIVEN,
     name: str | None = NOT_GIVEN,
     **unknown: Never,
 ) -> Watcher:
@@ -72,6 +73,7 @@ def watch(
     capsule_size='1GB': The largest capsule to write.
     bridge=None: Another tool that also gets each step's scalars, the norm of all gradients, and the counts of modules
         with non-finite or all-zero output.
+    notify=(): Where to send a message about each incident, as an address of apprise such as slack://A/B/C.
     name=None: The name of the run in the dashboard.
     """
     given = {name: value for name, value in locals().items() if name not in ("model", "unknown")}

@@ -26,11 +26,13 @@ from hookcore.delivery.delivery import deliver, to_the_store
 from hookcore.delivery.failures import Ending, keep_interrupted, uncaught
 from hookcore.errors import ArgumentError, ClosedError, ServerError
 from hookcore.hooks.compiled import guard_functions
+from hookcore.notify import Notifier
 from hookcore.recorder import Recorder
 from hookcore.recorder.probes import MAX_PROBES, probe_of
 from hookcore.records import Coverage, Event, Kind, Severity, Tap
 from hookcore.store import Store
 from hookcore.watcher.callbacks import At, Callback, Callbacks, WatcherReport
+from hookcore.watcher.notifying import noting, targets_for
 from hookcore.watcher.null import NullWatcher
 from hookcore.wire import DeliveryCounters
 
@@ -51,19 +53,21 @@ class Watcher:
     """A running watch. Captured data is at `.url` or in `.store`, errors inside hookcore in `.errors`."""
 
     def __init__(self, model: nn.Module | None, settings: Settings) -> None:
-        open_bridge = bridge_for(settings.bridge, settings.name)
+        open_bridge, targets = bridge_for(settings.bridge, settings.name), targets_for(settings)
         self._delivery = deliver(settings, _versions())
         capsules = CapsulePlan(settings.capsule_when, partial(folder_of, self._delivery.run.id), settings.capsule_size)
         self._recorder = Recorder(settings, self._delivery.sink, make_keeper=partial(CapsuleKeeper, capsules))
         self._errors = self._recorder.errors
         self._tee: TeeSink | None = None
         self._ending = Ending(lambda: self.current_step)
+        report = WatcherReport(self._errors.record, self._recorder.emit)
         self._callbacks = Callbacks(
             lambda: self._delivery.sink.incidents_version,
             self.incidents,
             self._recorder.steps.boundary,
-            WatcherReport(self._errors.record, self._recorder.emit),
+            report,
         )
+        self._notifier = Notifier(targets, report.not_notified)
         try:
             if open_bridge is not None:
                 self._tee = TeeSink(self._delivery.sink, open_bridge, self._errors.record)
@@ -72,6 +76,7 @@ class Watcher:
             self._recorder.attach()
             self._begin_delivery()
             self._recorder.shipper.report_escapes(self._delivery.run.name, self._delivery.run.script)
+            self._begin_notifying()
         except BaseException:
             self._recorder.close(0.0)
             self._ending.unfollow()
@@ -92,6 +97,11 @@ class Watcher:
             else:
                 self._recorder.send_to(self._delivery.sink)
             self._recorder.description.send_modules()
+
+    def _begin_notifying(self) -> None:
+        if self._notifier.targets:
+            self._callbacks.add(noting(self._notifier, self._delivery.run, lambda: self.url), "found", "warning")
+            self._notifier.start()
 
     def step(self) -> None:
         """End a step, in loops without an optimizer. From the first call on, only these calls end steps."""
@@ -179,6 +189,7 @@ class Watcher:
             self._guarded("close", self._say_why, error)
         self._recorder.close(CLOSE_TIMEOUT_S)
         self._callbacks.close()
+        self._notifier.close()
         _watchers.discard(self)
 
     def _expect_crash(self, why: str) -> None:

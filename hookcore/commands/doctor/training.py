@@ -86,7 +86,7 @@ def _compiler() -> Finding:
 def examine_model(name: str) -> list[Finding]:
     """Report what `hookcore.watch` would capture of the model that `module:callable` returns."""
     model, inputs = _model_of(name)
-    with watch(model, server=None, budget=None, keep=None, bridge=None) as watcher:
+    with watch(model, server=None, budget=None, keep=None, bridge=None, notify=None) as watcher:
         if inputs is not None:
             _run_once(model, inputs, watcher)
         return _describe(watcher.coverage(), ran=inputs is not None)
