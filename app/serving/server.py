@@ -31,6 +31,7 @@ from ..guard.usage import Usage
 from ..live import publisher_of
 from ..main import create_app
 from ..runs import Runs
+from ..runs.lost import LostMarks
 from ..runs.orphans import follow_orphans
 from ..settings import ServerSettings
 from .protocol import MAX_MESSAGE, SocketProtocol, protocol_for
@@ -52,6 +53,7 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self._state: Any = app.state
         self._publisher = publisher_of(app)
+        self._lost = LostMarks(app.state.runs)
 
     def stop(self) -> None:
         """Stop the server soon. Callable from any thread and from a signal handler."""
@@ -63,7 +65,9 @@ class Server(uvicorn.Server):
         self.stop()
 
     async def on_tick(self, counter: int) -> bool:
-        """Check ten times per second whether to stop."""
+        """Check ten times per second whether to stop, and once whether a run is lost."""
+        if counter % 10 == 0:
+            self._lost.mark()
         usage: Usage = self._state.usage
         limit = self._state.settings.idle_stop_s
         if limit and usage.idle_s > limit:

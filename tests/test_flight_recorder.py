@@ -1,0 +1,163 @@
+"""A training that ends badly: its last steps are at the server and on disk, exact, and say how it ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hookcore_app.runs import Run, Runs
+from hookcore_app.runs.lost import ELSEWHERE, ENDED, STUCK, LostMarks
+from hookcore_app.runs.saved import show_all
+from tests.build import make_info
+from tests.serving import TOKEN, make_batch, make_world, served
+from tests.waiting import wait_for
+
+STEPS = 120  # at least, before it ends
+SCRIPT = """
+import ctypes, os, sys, time
+import torch
+from torch import nn
+import hookcore
+
+model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+hookcore.watch(model, budget=None)
+for step in range(100_000):
+    optimizer.zero_grad()
+    model(torch.randn(4, 4)).square().mean().backward()
+    optimizer.step()
+    if step > {steps} and os.path.exists(sys.argv[1]):
+        {end}
+    time.sleep(0.002)
+"""
+ENDS = {
+    "exception": "raise ValueError('out of luck')",
+    "segmentation fault": "ctypes.string_at(0)",
+    "abort": "os.abort()",
+    "SIGKILL": "os.kill(os.getpid(), 9)",
+    "SIGTERM": "os.kill(os.getpid(), 15)",
+}
+
+
+def exact_steps(run: Run) -> tuple[list[int], list[float]]:
+    """Return the last hundred steps of the first tap, each of which must be a point of its own."""
+    newest = run.store.steps().newest
+    assert newest is not None
+    series = run.store.series(0, "rms", newest - 99, newest)
+    assert series.first_step.tolist() == series.last_step.tolist()
+    return series.first_step.tolist(), series.mean.tolist()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ENDS)
+def test_the_last_steps_of_a_training_that_ends_badly_are_shown_and_saved_with_the_reason(
+    how: str, tmp_path: Path
+) -> None:
+    now, folder = tmp_path / "now", tmp_path / "runs"
+    environment = {**os.environ, "HOOKCORE_TOKEN": TOKEN, "OMP_NUM_THREADS": "1", "HOOKCORE_CAPSULE": "never"}
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT.format(steps=STEPS, end=ENDS[how]))
+    with served(keep=str(folder), lost_after_s=2.0) as server:
+        environment["HOOKCORE_SERVER"] = server.url
+        trainer = subprocess.Popen(
+            [sys.executable, str(script), str(now)], env=environment, cwd=tmp_path, stderr=subprocess.PIPE
+        )
+        try:
+            wait_for(lambda: server.runs.all() and (server.runs.all()[0].store.steps().newest or 0) > STEPS, "steps")
+            now.touch()
+            trainer.communicate()
+        finally:
+            trainer.kill()
+        (run,) = server.runs.all()
+        wait_for(lambda: run.finished, "the end")
+        if how != "exception":
+            wait_for(lambda: event_of(run, "lost"), "the event")
+        check(run, how)
+        steps, values = exact_steps(run)
+        assert steps == list(range(steps[0], steps[0] + 100))
+    world = make_world(memory=256_000_000, keep="")
+    (found,) = show_all(world.runs, folder)  # as `hookcore open` does
+    opened = world.runs.read(found)
+    check(opened, how)
+    saved_steps, saved_values = exact_steps(opened)
+    assert saved_steps == steps
+    np.testing.assert_array_equal(saved_values, values)
+
+
+def event_of(run: Run, name: str) -> Any:
+    return next((event for event in run.store.events() if event.name == name), None)
+
+
+def check(run: Run, how: str) -> None:
+    """Assert that a run says how it ended."""
+    if how == "exception":
+        assert run.state == "crashed"
+        assert run.failure is not None
+        assert run.failure.error == "ValueError: out of luck"
+        assert "raise ValueError('out of luck')" in run.failure.traceback
+        assert "out of luck" in event_of(run, "crashed").message
+    else:
+        event = event_of(run, "lost")
+        assert run.state == "lost"
+        assert ENDED in event.message
+        assert event.severity == "error"
+        assert event.step == run.store.steps().newest
+
+
+def test_a_silent_trainer_is_marked_once_for_each_silence_with_what_is_known_of_its_process() -> None:
+    now = 0.0
+    world = make_world(clock=lambda: now)
+    with subprocess.Popen(["sleep", "1000"]) as sleeper:
+        here = make_info("one", pid=sleeper.pid, host=os.uname().nodename)
+        there = make_info("two", pid=sleeper.pid, host="elsewhere")
+        world.take(make_batch(here, range(3)))
+        world.take(make_batch(there, range(3)))
+        marks = LostMarks(world.runs)
+        marks.mark()
+        assert messages(world.runs) == {"one": [], "two": []}
+        now = 100.0
+        marks.mark()
+        marks.mark()
+        found = messages(world.runs)
+        assert [STUCK in each for each in found["one"]] == [True]
+        assert [ELSEWHERE in each for each in found["two"]] == [True]
+        assert f"(process {sleeper.pid} on elsewhere) sent nothing more after step 2." in found["two"][0]
+        world.take(make_batch(here, [3], first=False))
+        marks.mark()
+        assert len(messages(world.runs)["one"]) == 1
+        sleeper.send_signal(signal.SIGKILL)
+        sleeper.wait()
+        now = 200.0
+        marks.mark()
+        assert [ENDED in each for each in messages(world.runs)["one"]] == [False, True]
+
+
+@pytest.mark.parametrize("pid", [0, 2**52])
+def test_a_trainer_can_claim_any_process(pid: int) -> None:
+    now = 0.0
+    world = make_world(clock=lambda: now)
+    world.take(make_batch(make_info("one", pid=pid, host=os.uname().nodename), range(3)))
+    now = 100.0
+    LostMarks(world.runs).mark()
+    assert ELSEWHERE in messages(world.runs)["one"][0]
+
+
+def messages(runs: Runs) -> dict[str, list[str]]:
+    return {run.id: [each.message for each in run.store.events() if each.name == "lost"] for run in runs.all()}
+
+
+def test_a_saved_run_is_not_marked_again() -> None:
+    world = make_world()
+    run = world.runs.open(make_info("one"))
+    assert run is not None
+    run.from_disk = True
+    LostMarks(world.runs).mark()
+    assert run.state == "lost"
+    assert event_of(run, "lost") is None
