@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -131,6 +132,15 @@ def test_a_broken_target_does_not_keep_the_others_from_being_told(hook: Webhook)
     wait_for(lambda: hook.messages)
     told.close()
     assert [(each.name, each.sent, each.failed) for each in told.targets] == [("JSON 1", 0, 1), ("JSON 2", 1, 0)]
+
+
+def test_targets_that_hang_do_not_delay_the_others(hook: Webhook) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as hanging:  # accepts connections and never answers
+        slow = f"json://127.0.0.1:{hanging.getsockname()[1]}/"
+        told = Notifier(targets_of([*[slow] * 9, hook.url]), lambda why: None)
+        assert told.test()
+    assert [each.works for each in told.targets] == [False] * 9 + [True]
+    assert len(hook.messages) == 1
 
 
 def test_a_look_that_raises_is_reported_once_and_the_next_one_is_made(hook: Webhook) -> None:
