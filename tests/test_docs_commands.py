@@ -13,6 +13,7 @@ import importlib.util
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,8 +22,12 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
+from hookcore.capsules import record
 from hookcore.config import SETTINGS
+from hookcore.dashboard.capsules import folder_of, path_of, prepare
 from hookcore.dashboard.process import status, stop_dashboard
 from hookcore_app import cli
 from tests.api_world import attend, fill, open_run
@@ -71,7 +76,20 @@ def world() -> Iterator[Served]:
     with webhook() as hook, served(lost_after_s=10_000.0, notify=(hook.url,)) as server:
         for name in ("old", "run-2", "run-1"):
             attend(fill(open_run(server.runs, name, started_s=2.0)))
+        saved = folder_of(server.runs.all()[0].id)
+        save_step(saved)
         yield server
+    shutil.rmtree(saved)
+
+
+def save_step(folder: Path) -> None:
+    """Save step 100 of a small training."""
+    prepare(folder)
+    model = nn.Linear(2, 2)
+    with record(model, path_of(folder, 100), "asked") as recording:
+        recording.step = 100
+        model(torch.ones(1, 2)).sum().backward()
+        assert recording.write()
 
 
 @pytest.fixture
