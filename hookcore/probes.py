@@ -20,15 +20,17 @@ MAX_CHANNELS: Final = 1024
 def effective_rank(tensor: Tensor) -> Tensor:
     """Return in how many directions the vectors of a tensor vary: e to the entropy of its normalized singular values.
 
-    1 means that all vectors are multiples of one, and the number of features that they use all directions alike. The
-    vectors are the tensor's last dimension, or its channels; of many, 512 evenly spaced ones are used.
+    1 means that all vectors are multiples of one, and the number of features that they use all directions alike; NaN
+    that a value is not finite, or all are zero. The vectors are the tensor's last dimension, or its channels; of many,
+    512 evenly spaced ones are used.
     """
     rows = _vectors(tensor)
     rows = rows[:: max(1, -(-len(rows) // MAX_ROWS))]
-    values = torch.linalg.svdvals(rows[:, :: max(1, -(-rows.shape[1] // MAX_ROWS))])
+    rows = rows[:, :: max(1, -(-rows.shape[1] // MAX_ROWS))]
+    values = torch.linalg.svdvals(rows.nan_to_num(0.0, 0.0, 0.0))
     shares = values / values.sum()
-    rank: Tensor = torch.special.entr(shares).sum().exp()
-    return rank
+    rank = torch.special.entr(shares).sum().exp()
+    return torch.where(torch.isfinite(rows).all(), rank, torch.nan)
 
 
 def saturation(tensor: Tensor, low: float = -0.97, high: float = 0.97) -> Tensor:

@@ -193,6 +193,8 @@ def test_effective_rank_counts_directions() -> None:
     generator = torch.Generator().manual_seed(0)
     line = torch.randn(64, 1, generator=generator) * torch.randn(1, 16, generator=generator)
     assert float(probes.effective_rank(line)) == pytest.approx(1.0, abs=1e-3)
+    assert probes.effective_rank(torch.full((3, 3), torch.inf)).isnan()
+    assert probes.effective_rank(torch.zeros(3, 3)).isnan()
     assert float(probes.effective_rank(torch.eye(12))) == pytest.approx(12.0, rel=1e-5)
     values = np.linalg.svd(np.random.default_rng(0).normal(size=(40, 7)).astype(np.float32), compute_uv=False)
     shares = values / values.sum()

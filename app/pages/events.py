@@ -158,4 +158,5 @@ def _chosen(lines: list[Line], fitting: list[Line], key: str) -> Line | None:
         kept = key.rpartition("@")[0]
         return next((each for wanted in (key, kept) for each in lines if wanted in (each.id, each.key)), None)
     findings = [each for each in fitting if each.finding is not None and not each.acknowledged]
-    return min(findings, key=lambda each: SEVERITIES.index(each.severity), default=None)
+    # A bad loss is what came of it.
+    return min(findings, key=lambda each: (SEVERITIES.index(each.severity), each.name == "loss"), default=None)

@@ -8,12 +8,13 @@ from textwrap import dedent
 from fastapi import Request
 
 from hookcore.answers import Capsule, SourceLine
+from hookcore.incidents import NONFINITE
 
 from ...runs import Run
 from ...runs.explaining import Explainer
 from .event_list import Line
 
-RULE = "nonfinite"  # what a replay explains
+_BEFORE = {NONFINITE: 0, "loss": 1}  # rules that a replay explains; a loss is often logged a step later
 _EVENTS = frozenset({"capsule", "explained", "explanation-failed", "crashed"})
 
 
@@ -28,10 +29,11 @@ def capsule_for(line: Line, capsules: Sequence[Capsule]) -> Capsule | None:
     if line.finding is None:
         known = line.name in _EVENTS
         return next((each for each in capsules if known and each.step == line.step), None)
-    if line.finding.rule != RULE:
+    before = _BEFORE.get(line.finding.rule)
+    if before is None:
         return None
     end = float("inf") if line.until is None else line.until
-    return next((each for each in capsules if line.step <= each.step <= end), None)
+    return next((each for each in capsules if line.step - before <= each.step <= end), None)
 
 
 def source_of(line: SourceLine) -> list[tuple[int, str]]:
@@ -40,6 +42,7 @@ def source_of(line: SourceLine) -> list[tuple[int, str]]:
 
 
 def cause_of(line: Line, capsules: Sequence[Capsule]) -> str:
-    """Return what a replay said about a finding, if there was one."""
-    found = capsule_for(line, capsules) if line.finding is not None else None
+    """Return what a replay said about a finding of bad tensors, if there was one."""
+    is_about_tensors = line.finding is not None and line.finding.rule == NONFINITE
+    found = capsule_for(line, capsules) if is_about_tensors else None
     return found.explanation.sentence if found is not None and found.explanation is not None else ""
