@@ -36,6 +36,14 @@ def test_a_saved_step_is_explained_at_a_click(visit: Open, paths: Paths) -> None
         expect(tab.page.locator("#findings .cause")).to_contain_text("already had non-finite values")
 
 
+def test_the_next_step_is_saved_at_a_click(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        tab.goto(paths("live")["events"])
+        tab.page.get_by_role("button", name="Save next step").click()
+        expect(tab.page.get_by_text("The next step that is captured will be saved")).to_be_visible()
+        expect(tab.page.locator("#list")).to_contain_text("was saved", timeout=30_000)
+
+
 def test_a_list_that_the_server_failed_to_send_is_requested_again(visit: Open, paths: Paths) -> None:
     failed: list[str] = []
 

@@ -1,11 +1,19 @@
 // @ts-check
-/** The button that lets the server replay a saved step. */
+/** The buttons that let the server replay a saved step, and the training save one. */
 import { send } from "../api.js";
 import { toast } from "../toast.js";
 
 /** Handles clicks on all buttons with `data-explain` (a capsule). @param {import("../page.js").Page} page
  * @param {() => unknown} renew called when the replay has begun; news tell when it is done */
 export function listenToExplain(page, renew) {
+  document.getElementById("save-step")?.addEventListener("click", async () => {
+    try {
+      await send("POST", "capsules", undefined, { run: page.run });
+      toast("The next step that is captured will be saved. An event says where.");
+    } catch (error) {
+      toast(`No step can be saved: ${/** @type {Error} */ (error).message}`, { kind: "error" });
+    }
+  });
   document.addEventListener("click", async (event) => {
     const button = /** @type {HTMLButtonElement | null} */ (
       /** @type {Element} */ (event.target).closest("[data-explain]")
