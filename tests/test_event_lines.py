@@ -214,6 +214,14 @@ def test_a_long_list_has_pages(world: World) -> None:
     assert (first.count('id="row-'), last.count('id="row-'), beyond.count('id="row-')) == (100, 30, 30)
 
 
+def test_a_finding_shows_its_usual_causes_and_what_to_try(world: World) -> None:
+    (line,) = all_lines(_run(world))
+    text = world.client.get("/runs/one/events", params={"event": line.id}).text
+    assert line.rule is not None
+    assert all(each in text for each in (*line.rule.causes, *line.rule.tries))
+    assert _line().rule is None
+
+
 def test_the_overview_the_badge_and_the_events_page_count_the_same_alerts(world: World) -> None:
     run = _run(world)
     run.store.add_event(Event(80, 1.0, "hook-error", "it broke", "error", "layers.0"))

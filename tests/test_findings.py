@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hookcore.findings import RULES, Finding, FindingsCache, findings_of, key_figures_of
+from hookcore.findings.advice import ADVICE
 from hookcore.findings.finding import WINDOW
 from hookcore.findings.order import groups_of
 from hookcore.incidents import around
@@ -395,6 +396,10 @@ def test_every_rule_explains_itself() -> None:
         assert rule.name == name
         assert len(rule.help) > 40
         assert rule.title
+        assert len(rule.causes) == 3
+        assert rule.tries
+        assert name == "loss" or rule.known_as
+    assert set(ADVICE) == set(RULES)
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, LAYERS - 1)), max_size=20), st.integers(0, 4))

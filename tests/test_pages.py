@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from markupsafe import escape
 from starlette.testclient import TestClient
 
 from hookcore.config import SETTINGS
@@ -249,6 +250,8 @@ def test_help_explains_every_stat_kind_and_rule_with_an_anchor(client: TestClien
     assert set(STAT_WORDS) == set(STAT_NAMES)
     for target in re.findall(r'href="help#([\w-]+)"', text):
         assert target in anchors
+    for rule in RULES.values():
+        assert all(str(escape(each)) in text for each in (*rule.causes, *rule.tries, rule.known_as))
 
 
 @pytest.mark.parametrize(("path", "status"), [("/nowhere", 404), ("/runs/nowhere", 404), ("/runs/nowhere/flow", 404)])

@@ -57,7 +57,8 @@ def findings(
 
 
 def _rule_of(rule: Rule) -> answers.Rule:
-    return answers.Rule(rule.name, rule.severity, rule.title, rule.help, dict(rule.limits))
+    texts = rule.name, rule.severity, rule.title, rule.help
+    return answers.Rule(*texts, dict(rule.limits), rule.causes, rule.tries, rule.known_as)
 
 
 @router.get(

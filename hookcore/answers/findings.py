@@ -60,13 +60,16 @@ class Scope(Answer, frozen=True):
 
 
 class Rule(Answer, frozen=True):
-    """The conditions of a finding, and its meaning."""
+    """The conditions of a finding, its meaning, three usual causes, and what to try."""
 
     name: str
     severity: Severity
     title: str
     help: str
     limits: dict[str, float]
+    causes: tuple[str, ...] = ()
+    tries: tuple[str, ...] = ()
+    known_as: str = ""
 
 
 class Findings(Answer, frozen=True):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Literal
 
+from hookcore.findings.advice import ADVICE
 from hookcore.records import Severity, Tap
 
 RuleName = Literal[
@@ -25,17 +26,22 @@ SPARK: Final = 48  # values of a sparkline
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """The conditions of a finding, and its meaning. `limits` are its thresholds."""
+    """The conditions of a finding, its meaning, and advice. `limits` are its thresholds."""
 
     name: RuleName
     severity: Severity
     title: str
     help: str
     limits: Mapping[str, float]
+    causes: tuple[str, ...]
+    tries: tuple[str, ...]
+    known_as: str  # its name in SageMaker Debugger; "" if there is none
 
 
 def _rule(name: RuleName, severity: Severity, title: str, text: str, **limits: float) -> tuple[RuleName, Rule]:
-    return name, Rule(name, severity, title, text, MappingProxyType(limits))
+    advice = ADVICE[name]
+    about = advice.causes, advice.tries, advice.known_as
+    return name, Rule(name, severity, title, text, MappingProxyType(limits), *about)
 
 
 # "spreads" are standard deviations of the logarithm over the past columns, estimated from its quartiles and at least

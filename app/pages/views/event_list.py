@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from hookcore.findings import RULES, Finding
+from hookcore.findings import RULES, Finding, Rule
 from hookcore.records import SEVERITIES, Severity
 
 from ...runs import Run
@@ -36,6 +36,11 @@ class Line:
     def id(self) -> str:
         """The id in the list. A rule can find the same tensor at several steps."""
         return self.key if self.finding is None else f"{self.key}@{self.step}"
+
+    @property
+    def rule(self) -> Rule | None:
+        """The rule of a finding, with its advice."""
+        return None if self.finding is None else RULES[self.finding.rule]
 
     @property
     def sign(self) -> str:

@@ -1,0 +1,135 @@
+"""Advice for each rule: the name that SageMaker Debugger's users know it by, usual causes, and what to try."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """Three usual causes of a finding, and what to try, both in the order of how often they apply."""
+
+    causes: tuple[str, str, str]
+    tries: tuple[str, ...]
+    known_as: str = ""
+
+
+ADVICE: Final[dict[str, Advice]] = {
+    "nonfinite": Advice(
+        (
+            "a division by zero, or the logarithm or square root of zero or of a negative number",
+            "a value beyond the range of float16, or a softmax over a row that is masked completely",
+            "a NaN or an infinity in the batch",
+        ),
+        (
+            "replay the step: hookcore replay names the operator and the line of code",
+            "add a small epsilon to the divisor, the logarithm, or the square root",
+            "use bfloat16, or a gradient scaler with float16; clip the gradients",
+        ),
+        "exploding_tensor",
+    ),
+    "loss": Advice(
+        (
+            "a learning rate that is too high, or that rises too fast in the warm-up",
+            "a loss with the wrong sign, or computed from logits where probabilities are expected",
+            "a batch with values or labels far out of range",
+        ),
+        (
+            "divide the learning rate by 10, or lengthen the warm-up",
+            "clip the gradients by norm",
+            "look at the layer that changed first: its incident begins before that of the loss",
+        ),
+    ),
+    "exploding": Advice(
+        (
+            "a learning rate that is too high",
+            "weights that are initialized too large, or a deep stack without normalization",
+            "inputs that are not normalized, or a change of their scale",
+        ),
+        (
+            "lower the learning rate, or clip the gradients by norm",
+            "initialize by the fan-in (Kaiming, Xavier), or add a normalization layer",
+            "normalize the inputs",
+        ),
+        "exploding_tensor",
+    ),
+    "vanishing": Advice(
+        (
+            "sigmoid or tanh in a deep stack, far from zero",
+            "weights that are initialized too small, or a weight decay that is too strong",
+            "a branch that no longer affects the loss",
+        ),
+        (
+            "use ReLU or GELU, skip connections, and normalization layers",
+            "initialize by the fan-in (Kaiming, Xavier), or lower the weight decay",
+            "check which terms of the loss the layer feeds",
+        ),
+        "vanishing_gradient",
+    ),
+    "no-gradient": Advice(
+        (
+            "every unit is a ReLU that is always zero",
+            "weights that are all zero, so that no gradient passes them",
+            "a loss that is multiplied by zero, or masked completely",
+        ),
+        (
+            "lower the learning rate, and start again from a checkpoint before the first step of this incident",
+            "initialize the weights with random values",
+            "log each term of the loss, and check its mask",
+        ),
+        "all_zero",
+    ),
+    "dead": Advice(
+        (
+            "a step so large that it moved the biases far below zero",
+            "a large negative bias, or weights of zero, from the start",
+            "a mask or a gate that is always closed",
+        ),
+        (
+            "lower the learning rate, or lengthen the warm-up",
+            "use LeakyReLU or GELU instead of ReLU",
+            "initialize the biases with zeros",
+        ),
+        "dead_relu",
+    ),
+    "large-update": Advice(
+        (
+            "a learning rate that is too high for this layer",
+            "a weight that is close to zero, so that any update is large beside it",
+            "a gradient that is much larger than usual",
+        ),
+        (
+            "lower the learning rate, or give this layer its own",
+            "clip the gradients by norm",
+            "if the weight starts at zero, do nothing: its share falls as it grows",
+        ),
+        "weight_update_ratio",
+    ),
+    "stalled": Advice(
+        (
+            "a learning rate that fell to almost zero at the end of its schedule",
+            "a gradient that vanished",
+            "an update that is below the resolution of the weight's type",
+        ),
+        (
+            "check the schedule of the learning rate",
+            "look for the finding of the gradient in the same layer",
+            "hold the weights in float32",
+        ),
+        "weight_update_ratio",
+    ),
+    "spike": Advice(
+        (
+            "an unusual batch, such as a wrong label or a very long sample",
+            "a learning rate near the limit of what is stable",
+            "a rare row of an embedding, or a rarely used expert",
+        ),
+        (
+            "look at the batch of this step",
+            "clip the gradients by norm",
+            "if the loss recovers, do nothing",
+        ),
+        "loss_spike",
+    ),
+}
