@@ -16,6 +16,7 @@ _NOW = 8  # newest logged values
 _BEFORE = 64  # steps before an onset
 _POINTS = 1000
 _SOLVED = 1e-9
+_SMALL = 1e-2
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Losses:
     def are_solved(self) -> bool:
         """Whether every loss is next to nothing of what it was: little is left to learn, so there is no gradient."""
         known = [series for series in self.series if len(series.mean) > _NOW]
-        return bool(known) and all(np.median(np.abs(each.mean[-_NOW:])) < _SOLVED * _first_of(each) for each in known)
+        return bool(known) and all(map(_is_solved, known))
 
     def jumped(self, step: int) -> bool | None:
         """Return whether a loss around a step was above what it was at first; None if no loss shows it."""
@@ -58,6 +59,13 @@ class Losses:
 def _first_of(series: Series) -> float:
     """Return the largest of the first values, which may be merged by now."""
     return float(np.abs(series.max[:_NOW]).max())
+
+
+def _is_solved(series: Series) -> bool:
+    """Return whether a loss fell to next to nothing. One that is suddenly zero is masked, not solved."""
+    sizes, first = np.abs(series.mean), _first_of(series)
+    fell = (sizes > 0) & (sizes < _SMALL * first)
+    return bool(np.median(sizes[-_NOW:]) < _SOLVED * first and fell.any())
 
 
 def _worsened(series: Series, since: int) -> bool | None:

@@ -91,10 +91,10 @@ def _vanishing(readings: Readings) -> Shift:
     now = readings.now.copy()
     now[readings.is_nothing] = -np.inf
     fall = usual - now
-    beside, alike = np.full(len(now), np.nan), np.full(len(now), np.nan)
+    beside, alike, least = np.full((3, len(now)), np.nan)
     for kind in np.unique(kinds[is_gradient]):
         same = kinds == kind
-        beside[same], alike[same] = _middle(now[same]), _middle(fall[same])
+        beside[same], alike[same], least[same] = _middle(now[same]), _middle(fall[same]), _least(fall[same])
     fell = fall > np.maximum(np.log10(limits["factor"]), limits["spreads"] * spread)
     shrinks = fall > np.maximum(np.log10(limits["shrinks"]), 3 * spread)
     tiny = now < beside - np.log10(limits["beside_factor"])
@@ -104,6 +104,9 @@ def _vanishing(readings: Readings) -> Shift:
         if np.isinf(alike[place]):  # most updates are zero: no training is that complete
             return RULES["vanishing"].severity
         fell_alike = fall[place] - alike[place] < np.log10(limits["alike"])
+        # Most layers of a short stack may lie before the one that stops the gradient.
+        if fall[place] > np.log10(limits["beside_factor"]) and least[place] < np.log10(limits["shrinks"]):
+            fell_alike = False
         return "info" if fell_alike else RULES["vanishing"].severity
 
     return Shift("vanishing", places, _onsets(readings, places, usual, above=False), usual, severity)
@@ -113,6 +116,12 @@ def _middle(values: Logs) -> float:
     """Return the median of the known values."""
     known = values[~np.isnan(values)]
     return float(np.sort(known)[len(known) // 2]) if len(known) else float("nan")
+
+
+def _least(values: Logs) -> float:
+    """Return the smallest of the known values, except a tenth of them."""
+    known = values[~np.isnan(values)]
+    return float(np.sort(known)[len(known) // 10]) if len(known) else float("nan")
 
 
 def _onsets(readings: Readings, places: NDArray[np.intp], usual: Logs, above: bool) -> list[int]:

@@ -1,0 +1,69 @@
+"""Train all cases, and print a table of false alarms, faults found, right culprits, and steps until they were found.
+
+`python -m benchmarks.diagnosis` exits with 1 if a healthy training has a finding or an incident that is a warning or an
+error, or if a fault is not found or blamed on another module. Parts of names select cases.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Iterable
+
+from . import FAULTY, HEALTHY, NONFINITE, Case, Outcome, diagnose, judge
+from .case import EVERYTHING
+
+
+def _run(cases: dict[str, Case], names: list[str], settings: dict[str, object]) -> dict[str, Outcome]:
+    found = {}
+    for name, case in cases.items():
+        if names and not any(each in name for each in names):
+            continue
+        outcome = found[name] = judge(case, *diagnose(case, **settings))
+        if not case.expected:
+            print(f"{'WRONG' if outcome.alarms else 'ok   '} {name}", *outcome.alarms[:4], sep="\n        ", flush=True)
+            continue
+        fine = outcome.found and outcome.right is not False
+        waited = "not as an incident" if outcome.waited is None else f"after {outcome.waited} steps"
+        told = f"{outcome.named or '(root)'}, {waited}" if outcome.found else f"not found; instead: {outcome.named}"
+        print(f"{'ok   ' if fine else 'WRONG'} {name}: {told}", flush=True)
+    return found
+
+
+def _table(title: str, outcomes: Iterable[Outcome]) -> None:
+    told = list(outcomes)
+    placed = [each for each in told if each.found and each.right is not None]
+    waits = [each.waited for each in told if each.waited is not None]
+    print(
+        f"| {title} | {len(told)} | {sum(each.found for each in told)} | "
+        f"{sum(bool(each.right) for each in placed)} of {len(placed)} | "
+        f"{statistics.median(waits) if waits else '':g} |"
+        if waits
+        else f"| {title} | {len(told)} | {sum(each.found for each in told)} | | |"
+    )
+
+
+def main() -> int:
+    """Run the named cases, or all."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help="parts of the names of cases")
+    parser.add_argument("--everything", action="store_true", help="capture parameters and updates in all cases")
+    parser.add_argument("--every", type=int, default=1, help="capture every n-th step (default: 1)")
+    given = parser.parse_args()
+    settings: dict[str, object] = {"kinds": EVERYTHING} if given.everything else {}
+    settings |= {"every": given.every} if given.every > 1 else {}
+    healthy = _run(HEALTHY, given.names, settings)
+    faulty, nonfinite = (_run(cases, given.names, settings) for cases in (FAULTY, NONFINITE))
+    alarmed = sum(bool(each.alarms) for each in healthy.values())
+    print(f"\n{len(healthy)} healthy trainings, {alarmed} with a false alarm\n")
+    print("| planted fault | trainings | found | right culprit | steps until found (median) |\n|---|---|---|---|---|")
+    _table("NaN or infinity", nonfinite.values())
+    _table("other", faulty.values())
+    _table("all", [*nonfinite.values(), *faulty.values()])
+    missed = sum(not each.found or each.right is False for each in (*nonfinite.values(), *faulty.values()))
+    return 1 if alarmed or missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

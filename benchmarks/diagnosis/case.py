@@ -1,0 +1,94 @@
+"""A training, what is expected of it, and what was found in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+import hookcore
+from hookcore.findings import Diagnosis, examine
+from hookcore.store import Store
+
+Step = Callable[[int], dict[str, Any]]  # trains one step and returns what to log
+Training = tuple[nn.Module, Step]
+EVERYTHING: Final = ("output", "output_grad", "param", "param_grad", "update")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A training: what it watches and how it takes a step. One of the rules in `expected` must find something.
+
+    `module` is the planted culprit, or a few modules if the fault is between them; `at` is the step of the fault.
+    """
+
+    make: Callable[[], Training]
+    expected: tuple[str, ...] = ()
+    module: str | tuple[str, ...] | None = None
+    steps: int = 200
+    at: int = 0
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def culprits(self) -> tuple[str, ...]:
+        """The modules that may be named; none if the fault has no place."""
+        return () if self.module is None else (self.module,) if isinstance(self.module, str) else self.module
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What was found in one training: false alarms of a healthy one, or whether a fault was found, where, and when."""
+
+    alarms: tuple[str, ...] = ()  # of a healthy training: the findings and incidents that are warnings or errors
+    found: bool = False
+    right: bool | None = None  # None if the fault has no place
+    waited: int | None = None  # steps from the fault to the first incident
+    named: str = ""
+
+    @property
+    def is_fine(self) -> bool:
+        """Whether there is nothing to mend."""
+        return not self.alarms and (self.found is False or self.right is not False)
+
+
+def diagnose(case: Case, **settings: Any) -> tuple[Diagnosis, Store]:
+    """Train a case and return the findings at its end, and what was captured."""
+    torch.manual_seed(0)
+    model, step = case.make()
+    watcher = hookcore.watch(model, server=None, **{"budget": None, **case.settings, **settings})
+    try:
+        for number in range(case.steps):
+            watcher.log(**step(number))
+            if number % 50 == 0:
+                watcher.flush()  # a training this small outruns the recorder
+        watcher.flush()
+        return examine(watcher.store), watcher.store
+    finally:
+        watcher.close()
+
+
+def problems_of(diagnosis: Diagnosis) -> list[tuple[str, str, int, str]]:
+    """Return the findings except notes: rule, module, step, message."""
+    found = (each for each in diagnosis.findings if each.severity != "info")
+    return [(each.rule, each.module, each.since_step, each.message) for each in found]
+
+
+def judge(case: Case, diagnosis: Diagnosis, store: Store) -> Outcome:
+    """Compare what was found with what was expected."""
+    problems = problems_of(diagnosis)
+    incidents = [each for each in store.incidents() if each.severity != "info"]
+    if not case.expected:
+        told = [f"{rule} {module} {step}: {message}" for rule, module, step, message in problems]
+        return Outcome((*told, *(f"incident: {each.sentence}" for each in incidents)))
+    mine = [each for each in incidents if each.rule in case.expected]
+    named = [each.culprit.tap.module for each in mine] or [
+        module for rule, module, *_ in problems if rule in case.expected
+    ]
+    if not named:
+        return Outcome(named=", ".join(f"{each.rule} {each.culprit.tap.module}" for each in incidents))
+    right = named[0] in case.culprits if case.culprits else None
+    waited = max(0, (mine[0].told if mine[0].told >= 0 else mine[0].first_step) - case.at) if mine else None
+    return Outcome((), True, right, waited, named[0])

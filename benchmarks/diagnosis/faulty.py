@@ -1,0 +1,139 @@
+"""Trainings with one planted fault that leaves every value finite, at least at first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from .case import EVERYTHING, Case, Training
+from .models import mlp, residual, scaled, silenced
+from .trainings import classifier
+
+AT: Final = 120
+
+
+def _at(change: Callable[[Any], None], model: nn.Sequential, **options: Any) -> Training:
+    """Return a training in which the model is changed at a step."""
+
+    def before(number: int) -> None:
+        if number == AT:
+            with torch.no_grad():
+                change(model)
+
+    return classifier(model, before=before, **options)
+
+
+def _grow(model: Any) -> None:
+    model[2].weight.mul_(300.0)
+
+
+def _grow_once(number: int, batch: Tensor) -> Tensor:
+    return batch * (1000.0 if number == AT else 1.0)
+
+
+def _silence(model: Any) -> None:
+    model[2].bias.fill_(-80.0)
+
+
+def _rate_jumps(factor: float) -> Training:
+    return classifier(
+        mlp(4, act=nn.LeakyReLU),
+        0.02,
+        plan=lambda steps: torch.optim.lr_scheduler.LambdaLR(steps, lambda n: factor if n >= AT else 1.0),
+    )
+
+
+class Fading(nn.Module):
+    """Passes its input on, and from some call on almost nothing of the gradient."""
+
+    def __init__(self, since: int, share: float) -> None:
+        super().__init__()
+        self.since, self.share, self.calls = since, share, -1
+
+    def forward(self, values: Tensor) -> Tensor:
+        self.calls += 1
+        if self.calls < self.since:
+            return values.clone()
+        return values * self.share + (values * (1 - self.share)).detach()
+
+
+def _fading() -> Training:
+    layers = nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), Fading(AT, 1e-6), nn.Linear(32, 4)
+    return classifier(nn.Sequential(*layers))
+
+
+def _wrong_sign(number: int, loss: Tensor) -> Tensor:
+    return -loss if number >= AT else loss
+
+
+def _scale_jumps(number: int, batch: Tensor) -> Tensor:
+    return batch * (1e6 if number >= AT else 1.0)
+
+
+def _adam_jumps() -> Training:
+    return classifier(
+        mlp(4),
+        1e-3,
+        torch.optim.Adam,
+        plan=lambda steps: torch.optim.lr_scheduler.LambdaLR(steps, lambda n: 1e3 if n >= AT else 1.0),
+        wrong=0.3,
+    )
+
+
+FAULTY: Final = {
+    "sigmoid, 60 layers": Case(lambda: classifier(mlp(60, act=nn.Sigmoid)), ("vanishing",), "0", 60),
+    "sigmoid, 20 layers": Case(lambda: classifier(mlp(20, act=nn.Sigmoid)), ("vanishing",), "0", 60),
+    "tanh, weights too small": Case(lambda: classifier(scaled(mlp(16, act=nn.Tanh), 0.1)), ("vanishing",), steps=60),
+    "relu, weights too large": Case(lambda: classifier(scaled(mlp(12), 20.0), 1e-30), ("exploding",), steps=60),
+    "weights too large, with a rate": Case(
+        lambda: classifier(scaled(mlp(12), 20.0), 1e-3), ("exploding", "nonfinite", "loss"), steps=60
+    ),
+    "rate 3.0, dead network": Case(
+        lambda: classifier(mlp(5), 3.0, momentum=0.9), ("dead", "no-gradient", "nonfinite"), steps=250
+    ),
+    "rate so large that it diverges": Case(
+        lambda: classifier(mlp(4, act=nn.LeakyReLU), 30.0), ("nonfinite", "loss", "exploding")
+    ),
+    "rate jumps to 1,000 times": Case(lambda: _rate_jumps(1e3), ("nonfinite", "loss", "exploding"), at=AT),
+    "wrong sign of the loss": Case(
+        lambda: classifier(mlp(4), 0.3, reduce=_wrong_sign), ("exploding", "nonfinite", "loss"), at=AT, steps=300
+    ),
+    "one weight grows": Case(lambda: _at(_grow, mlp(4), wrong=0.3), ("exploding", "loss", "nonfinite"), "2", at=AT),
+    "one weight grows, residual": Case(
+        lambda: _at(lambda model: model[3].narrow.weight.mul_(3000.0), residual(5), rate=1e-3),
+        ("exploding", "loss", "nonfinite"),
+        ("3.narrow", "3"),
+        at=AT,
+    ),
+    "scale of the inputs jumps": Case(
+        lambda: classifier(mlp(), 0.01, spoil=_scale_jumps), ("exploding", "nonfinite", "loss"), "0", at=AT
+    ),
+    "one batch far too large": Case(
+        lambda: classifier(mlp(4), 1e-4, spoil=_grow_once), ("spike", "exploding", "loss"), "0", at=AT
+    ),
+    "one batch spoils the weights": Case(
+        lambda: classifier(mlp(4), 0.5, spoil=_grow_once, wrong=0.3),
+        ("spike", "exploding", "loss", "dead", "no-gradient", "nonfinite"),
+        at=AT,
+    ),
+    "dead relu from step 0": Case(lambda: classifier(silenced()), ("dead",), "3"),
+    "relu dies": Case(lambda: _at(_silence, mlp(4)), ("dead",), "3", at=AT),
+    "gradient fades": Case(_fading, ("vanishing",), ("4", "3"), at=AT),
+    "decay far too strong": Case(lambda: classifier(mlp(4), 0.5, weight_decay=0.4), ("vanishing",), steps=300),
+    "weights of zeros": Case(lambda: classifier(scaled(mlp(4), 0.0)), ("no-gradient", "dead"), steps=100),
+    "loss multiplied by zero": Case(
+        lambda: classifier(mlp(4), reduce=lambda _, loss: loss * 0.0), ("no-gradient",), steps=100
+    ),
+    "loss masked from a step on": Case(
+        lambda: classifier(mlp(4), reduce=lambda n, loss: loss * (n < AT)), ("no-gradient",), at=AT
+    ),
+    "updates as large as the weights": Case(
+        _adam_jumps,
+        ("large-update", "exploding", "loss", "nonfinite"),
+        at=AT,
+        settings={"kinds": EVERYTHING},
+    ),
+}

@@ -1,0 +1,126 @@
+"""Trainings in which nothing is wrong."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+from torch.optim import lr_scheduler
+
+from . import trainings
+from .case import Case, Training
+from .models import (
+    Adapted,
+    Dropping,
+    Experts,
+    Recurrent,
+    Unused,
+    Words,
+    convolutions,
+    mlp,
+    residual,
+    transformer,
+    with_dropout,
+)
+from .trainings import Plan, classifier, regression
+
+_ADAM, _ADAMW = torch.optim.Adam, torch.optim.AdamW
+
+
+def _frozen(head: int = 1) -> Training:
+    model = mlp(4)
+    for layer in model[:-head]:
+        layer.requires_grad_(False)
+    return classifier(model, trained=lambda model: [each for each in model.parameters() if each.requires_grad])
+
+
+def _unfrozen_later() -> Training:
+    model = mlp(4).requires_grad_(False)
+    model[-1].requires_grad_(True)
+
+    def before(number: int) -> None:
+        if number in (60, 120):
+            model[{60: 4, 120: 2}[number]].requires_grad_(True)
+
+    return classifier(model, before=before)
+
+
+def _autoencoder() -> Training:
+    layers = nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4), nn.Linear(4, 32), nn.Tanh(), nn.Linear(32, 16)
+    return regression(nn.Sequential(*layers), nn.functional.mse_loss)
+
+
+def _one_cycle(steps: torch.optim.Optimizer) -> lr_scheduler.LRScheduler:
+    return lr_scheduler.OneCycleLR(steps, 5e-3, total_steps=1000)
+
+
+def _scheduled(plan: Plan, rate: float = 0.05) -> Training:
+    return classifier(mlp(4), rate, plan=plan)
+
+
+def _cyclic(steps: torch.optim.Optimizer) -> lr_scheduler.LRScheduler:
+    return lr_scheduler.CyclicLR(steps, 1e-3, 0.1, step_size_up=30)
+
+
+def _heavy_tails(number: int, batch: Tensor) -> Tensor:
+    return batch * torch.distributions.StudentT(3.0).sample((len(batch), 1)).abs().clamp(max=20)
+
+
+def _lora() -> Training:
+    model = nn.Sequential(Adapted(16, 32), nn.ReLU(), Adapted(32, 32), nn.ReLU(), Adapted(32, 4))
+    return classifier(model, 5e-3, _ADAM, trained=lambda model: [p for p in model.parameters() if p.requires_grad])
+
+
+HEALTHY: Final = {
+    "mlp, sgd": Case(lambda: classifier(mlp())),
+    "mlp, small rate": Case(lambda: classifier(mlp(), 0.03), steps=250),
+    "mlp, adam, no loss logged": Case(lambda: classifier(mlp(), 1e-3, _ADAM, log=False)),
+    "mlp, large rate that works": Case(lambda: classifier(mlp(), 0.3)),
+    "mlp, momentum and decay": Case(lambda: classifier(mlp(), 0.02, momentum=0.9, weight_decay=1e-4)),
+    "mlp, rmsprop": Case(lambda: classifier(mlp(), 1e-3, torch.optim.RMSprop)),
+    "deep mlp with norms": Case(lambda: classifier(mlp(12, norm=True), 0.02)),
+    "residual, 8 blocks": Case(lambda: classifier(residual(), 0.02)),
+    "residual, blocks left out at random": Case(lambda: classifier(Dropping(), 0.02)),
+    "cnn with batch norms": Case(lambda: classifier(convolutions(), 0.05, shape=(1, 4, 4))),
+    "cnn without norms": Case(lambda: classifier(convolutions(norm=False), 0.05, shape=(1, 4, 4))),
+    "transformer with dropout": Case(lambda: classifier(transformer(), 2e-3, _ADAMW, shape=(2, 8))),
+    "transformer, four tokens, warm-up": Case(
+        lambda: classifier(transformer(4), 2e-3, _ADAMW, shape=(4, 4), plan=_one_cycle)
+    ),
+    "gru": Case(lambda: classifier(Recurrent(), 5e-3, _ADAM, shape=(4, 4))),
+    "lstm": Case(lambda: classifier(Recurrent(nn.LSTM), 5e-3, _ADAM, shape=(4, 4))),
+    "rnn, clipped": Case(lambda: classifier(Recurrent(nn.RNN), 5e-3, _ADAM, shape=(4, 4), clip=0.5)),
+    "autoencoder": Case(_autoencoder, steps=300),
+    "variational autoencoder": Case(trainings.variational, steps=300),
+    "gan": Case(trainings.gan, steps=300),
+    "policy gradient, noisy rewards": Case(trainings.policy_gradient, steps=300),
+    "contrastive": Case(trainings.contrastive),
+    "labels without meaning": Case(trainings.nothing_to_learn),
+    "sigmoid at the end": Case(trainings.yes_or_no, steps=300),
+    "solved regression": Case(trainings.linear_regression, steps=300),
+    "student and slow teacher": Case(trainings.teacher),
+    "validation now and then": Case(trainings.validated, steps=300),
+    "frozen body": Case(_frozen),
+    "frozen body, all given to the optimizer": Case(
+        lambda: classifier(mlp(4).requires_grad_(False).append(nn.Linear(4, 4)), 0.05)
+    ),
+    "layers unfrozen later": Case(_unfrozen_later),
+    "lora": Case(_lora),
+    "part without use": Case(lambda: classifier(Unused())),
+    "warm-up and cosine": Case(lambda: classifier(mlp(4), 5e-3, _ADAMW, plan=_one_cycle), steps=300),
+    "cosine to zero": Case(lambda: _scheduled(lambda steps: lr_scheduler.CosineAnnealingLR(steps, 300)), steps=300),
+    "cyclic rate": Case(lambda: _scheduled(_cyclic), steps=300),
+    "rate in stairs": Case(lambda: _scheduled(lambda steps: lr_scheduler.StepLR(steps, 60)), steps=300),
+    "heavy dropout": Case(lambda: classifier(with_dropout(0.7), 0.05)),
+    "embedding, sparse gradients": Case(lambda: classifier(Words(True), 0.5)),
+    "embedding, adam": Case(lambda: classifier(Words(False), 5e-3, _ADAM)),
+    "experts, one rarely used": Case(lambda: classifier(Experts(), 0.05)),
+    "bfloat16 under autocast": Case(lambda: classifier(mlp(4), 0.05, autocast=True)),
+    "bfloat16 weights": Case(lambda: classifier(mlp(4).bfloat16(), 0.05)),
+    "four micro-batches": Case(lambda: classifier(mlp(4), 0.05, parts=4)),
+    "clipped in every step": Case(lambda: classifier(mlp(4), 0.2, clip=0.05)),
+    "inputs with heavy tails": Case(lambda: classifier(mlp(), 0.01, spoil=_heavy_tails)),
+    "tanh, 6 layers": Case(lambda: classifier(mlp(6, act=nn.Tanh), 0.05)),
+    "gelu and adam": Case(lambda: classifier(mlp(5, act=nn.GELU), 2e-3, _ADAM)),
+}

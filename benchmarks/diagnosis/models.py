@@ -1,0 +1,179 @@
+"""The models of the trainings."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+def mlp(depth: int = 3, width: int = 32, act: type[nn.Module] = nn.ReLU, norm: bool = False) -> nn.Sequential:
+    """Return linear layers with activations."""
+    layers: list[nn.Module] = [nn.Linear(16, width), act()]
+    for _ in range(depth - 2):
+        layers += [nn.Linear(width, width), *([nn.LayerNorm(width)] if norm else []), act()]
+    return nn.Sequential(*layers, nn.Linear(width, 4))
+
+
+def with_dropout(share: float) -> nn.Sequential:
+    """Return an MLP that drops this share of its values."""
+    hidden = (nn.Linear(16, 64), nn.ReLU(), nn.Dropout(share), nn.Linear(64, 64), nn.ReLU(), nn.Dropout(share))
+    return nn.Sequential(*hidden, nn.Linear(64, 4))
+
+
+class Residual(nn.Module):
+    """A layer with a skip connection."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.wide, self.narrow = nn.LayerNorm(width), nn.Linear(width, 64), nn.Linear(64, width)
+
+    def forward(self, values: Tensor) -> Tensor:
+        return values + self.narrow(nn.functional.gelu(self.wide(self.norm(values))))
+
+
+def residual(blocks: int = 8) -> nn.Sequential:
+    """Return a stack with skip connections."""
+    return nn.Sequential(nn.Linear(16, 32), *(Residual(32) for _ in range(blocks)), nn.Linear(32, 4))
+
+
+class Dropping(nn.Module):
+    """A stack whose layers are left out at random."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(16, 32), nn.Linear(32, 4)
+        self.blocks = nn.ModuleList(Residual(32) for _ in range(6))
+
+    def forward(self, values: Tensor) -> Tensor:
+        values = self.first(values)
+        for block in self.blocks:
+            if not self.training or torch.rand(()) > 0.3:
+                values = block(values)
+        return self.head(values)
+
+
+class Recurrent(nn.Module):
+    """A recurrent layer and a head."""
+
+    def __init__(self, kind: type[nn.RNNBase] = nn.GRU) -> None:
+        super().__init__()
+        self.cells, self.head = kind(4, 24, batch_first=True), nn.Linear(24, 4)
+
+    def forward(self, values: Tensor) -> Tensor:
+        return self.head(self.cells(values)[0][:, -1])
+
+
+class Experts(nn.Module):
+    """Four experts, of which each sample uses one; the last is used rarely."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.head = nn.Linear(16, 4), nn.Linear(32, 4)
+        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(16, 32), nn.ReLU()) for _ in range(4))
+        with torch.no_grad():
+            self.gate.bias[3] = -4.0
+
+    def forward(self, values: Tensor) -> Tensor:
+        weights = self.gate(values).softmax(1)
+        best = weights.argmax(1)
+        mixed = values.new_zeros(len(values), 32)
+        for number, expert in enumerate(self.experts):
+            rows = (best == number).nonzero()[:, 0]
+            if len(rows):
+                mixed = mixed.index_add(0, rows, expert(values[rows]) * weights[rows, number, None])
+        return self.head(mixed)
+
+
+class Adapted(nn.Module):
+    """A frozen linear layer with a trained update of low rank, which starts at zero."""
+
+    def __init__(self, inside: int, outside: int, rank: int = 4) -> None:
+        super().__init__()
+        self.base = nn.Linear(inside, outside).requires_grad_(False)
+        self.down, self.up = nn.Linear(inside, rank, bias=False), nn.Linear(rank, outside, bias=False)
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, values: Tensor) -> Tensor:
+        return self.base(values) + self.up(self.down(values))
+
+
+class Words(nn.Module):
+    """An embedding of 500 words of which a batch uses a few, and a head."""
+
+    def __init__(self, sparse: bool) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(500, 16, sparse=sparse), nn.Linear(16, 4)
+
+    def forward(self, values: Tensor) -> Tensor:
+        chosen = (values.abs() * 60).long().clamp(max=499)
+        return self.head(self.words(chosen).mean(1))
+
+
+class Unused(nn.Module):
+    """A model with a pooler whose output no loss uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.pooler, self.head = mlp(3), nn.Linear(16, 8), nn.Linear(4, 4)
+
+    def forward(self, values: Tensor) -> Tensor:
+        self.pooler(values)
+        return self.head(self.body(values))
+
+
+class Detached(nn.Module):
+    """A model whose body gets no gradient from some step on."""
+
+    def __init__(self, since: int) -> None:
+        super().__init__()
+        self.body, self.head = mlp(4), nn.Linear(4, 4)
+        self.since, self.calls = since, 0
+
+    def forward(self, values: Tensor) -> Tensor:
+        self.calls += 1
+        values = self.body(values)
+        return self.head(values.detach() if self.calls > self.since else values)
+
+
+class Variational(nn.Module):
+    """An autoencoder that samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encode = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 8))
+        self.decode = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 16))
+
+    def forward(self, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        mean, log = self.encode(values).chunk(2, 1)
+        return self.decode(mean + torch.randn_like(mean) * (log / 2).exp()), mean, log
+
+
+def convolutions(norm: bool = True) -> nn.Sequential:
+    """Return a small image network."""
+
+    def block(inside: int) -> list[nn.Module]:
+        return [nn.Conv2d(inside, 8, 3, padding=1), *([nn.BatchNorm2d(8)] if norm else []), nn.ReLU()]
+
+    return nn.Sequential(*block(1), *block(8), nn.Flatten(), nn.Linear(128, 4))
+
+
+def transformer(tokens: int = 2) -> nn.Sequential:
+    """Return two encoder layers over a few tokens."""
+    layer = nn.TransformerEncoderLayer(16 // tokens, 2, 16, dropout=0.1, batch_first=True)
+    return nn.Sequential(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.Flatten(), nn.Linear(16, 4))
+
+
+def scaled(model: nn.Sequential, factor: float) -> nn.Sequential:
+    """Return the model with every weight multiplied."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter *= factor
+    return model
+
+
+def silenced() -> nn.Sequential:
+    """Return a model with a ReLU that no input activates, from the first step on."""
+    model = mlp(4)
+    with torch.no_grad():
+        model[2].bias.fill_(-50)  # type: ignore[union-attr,operator]
+    return model
