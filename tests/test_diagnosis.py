@@ -46,9 +46,18 @@ def chain(store: Store, last: int, *, bad: int, heals: bool, every_step_until: i
 
 
 QUICK = (
+    *("tanh, weights far too large", "sigmoid at the end"),
     *("mlp, adam, no loss logged", "cnn with batch norms", "gan", "frozen body", "experts, one rarely used", "lora"),
     *("solved regression", "warm-up and cosine", "transformer with dropout", "bfloat16 weights"),
-    *("sigmoid, 60 layers", "one weight grows", "relu dies", "gradient fades", "loss masked from a step on"),
+    *(
+        "sigmoid, 60 layers",
+        "one weight grows",
+        "tanh, weights far too large",
+        "sigmoid at the end",
+        "relu dies",
+        "gradient fades",
+        "loss masked from a step on",
+    ),
     *("forward once: log of zero", "backward once: sqrt at zero", "in one micro-batch: backward", "NaN in a weight"),
 )
 

@@ -38,6 +38,10 @@ def _silence(model: Any) -> None:
     model[2].bias.fill_(-80.0)
 
 
+def _saturate(model: Any) -> None:
+    model[2].bias.fill_(-30.0)
+
+
 def _rate_jumps(factor: float) -> Training:
     return classifier(
         mlp(4, act=nn.LeakyReLU),
@@ -121,6 +125,12 @@ FAULTY: Final = {
     ),
     "dead relu from step 0": Case(lambda: classifier(silenced()), ("dead",), "3"),
     "relu dies": Case(lambda: _at(_silence, mlp(4)), ("dead",), "3", at=AT),
+    "tanh, weights far too large": Case(
+        lambda: classifier(scaled(mlp(4, act=nn.Tanh), 100.0), 1e-4), ("saturated-activation",), ("1", "3", "5")
+    ),
+    "sigmoid saturates": Case(
+        lambda: _at(_saturate, mlp(4, act=nn.Sigmoid), rate=0.2), ("saturated-activation",), "3", at=AT
+    ),
     "gradient fades": Case(_fading, ("vanishing",), ("4", "3"), at=AT),
     "decay far too strong": Case(lambda: classifier(mlp(4), 0.5, weight_decay=0.4), ("vanishing",), steps=300),
     "weights of zeros": Case(lambda: classifier(scaled(mlp(4), 0.0)), ("no-gradient", "dead"), steps=100),

@@ -93,6 +93,19 @@ ADVICE: Final[dict[str, Advice]] = {
         ),
         "dead_relu",
     ),
+    "saturated-activation": Advice(
+        (
+            "weights that are initialized too large",
+            "inputs that are not normalized",
+            "a learning rate that is too high, so that the weights grew",
+        ),
+        (
+            "initialize by the fan-in and fan-out (Xavier)",
+            "normalize the inputs, or put a normalization layer before the activation",
+            "use GELU or ReLU in hidden layers, and lower the learning rate",
+        ),
+        "saturated_activation",
+    ),
     "large-update": Advice(
         (
             "a learning rate that is too high for this layer",

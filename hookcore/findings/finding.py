@@ -11,7 +11,16 @@ from hookcore.findings.advice import ADVICE
 from hookcore.records import Severity, Tap
 
 RuleName = Literal[
-    "nonfinite", "loss", "exploding", "vanishing", "no-gradient", "dead", "large-update", "stalled", "spike"
+    "nonfinite",
+    "loss",
+    "exploding",
+    "vanishing",
+    "no-gradient",
+    "dead",
+    "saturated-activation",
+    "large-update",
+    "stalled",
+    "spike",
 ]
 
 WINDOW: Final = 512  # newest steps to examine
@@ -115,6 +124,17 @@ RULES: Final[Mapping[RuleName, Rule]] = MappingProxyType(
                 "The output is zero in each of the newest captured steps of this layer, as of a ReLU that no input "
                 "reaches any more.",
                 zero_fraction=0.999,
+                captured_steps=16,
+                among=64,
+            ),
+            _rule(
+                "saturated-activation",
+                "warning",
+                "Saturated",
+                "A module of class Sigmoid or Tanh is so close to its bounds that less than a fiftieth of the gradient "
+                "passes, in each of its newest captured steps. It is a note if it became so while the loss fell, as "
+                "the last sigmoid of a classifier does. Activations that are called as functions are not known.",
+                slope=0.02,
                 captured_steps=16,
                 among=64,
             ),

@@ -17,6 +17,7 @@ _BEFORE = 64  # steps before an onset
 _POINTS = 1000
 _SOLVED = 1e-9
 _SMALL = 1e-2
+_FELL = 0.7
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,12 @@ class Losses:
         """Whether every loss is next to nothing of what it was: little is left to learn, so there is no gradient."""
         known = [series for series in self.series if len(series.mean) > _NOW]
         return bool(known) and all(map(_is_solved, known))
+
+    @cached_property
+    def fell(self) -> bool | None:
+        """Whether every loss is well below what it was at first; None if none is logged often enough."""
+        known = [series for series in self.series if len(series.mean) > _NOW]
+        return all(np.median(each.mean[-_NOW:]) < _FELL * _first_of(each) for each in known) if known else None
 
     def jumped(self, step: int) -> bool | None:
         """Return whether a loss around a step was above what it was at first; None if no loss shows it."""

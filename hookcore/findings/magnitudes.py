@@ -136,7 +136,9 @@ def _large(readings: Readings) -> Shift:
     usual, now = readings.past.usual, readings.now
     absolute = now > np.log10(rule.limits["share"])
     relative = (now > np.log10(rule.limits["relative_share"])) & (now - usual > np.log10(rule.limits["factor"]))
-    places = np.flatnonzero(absolute | relative)
+    # A bias often passes through zero, beside which any update is large.
+    is_bias = np.array([tap.index.rpartition(".")[2].startswith("bias") for tap in readings.taps.taps], bool)
+    places = np.flatnonzero((absolute | relative) & ~is_bias)
     return Shift("large-update", places, _onsets(readings, places, usual, above=True), usual, lambda _: rule.severity)
 
 

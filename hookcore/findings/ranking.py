@@ -8,6 +8,7 @@ from typing import Final
 
 import numpy as np
 
+from hookcore.findings.activations import find_saturated
 from hookcore.findings.depth import find_depth
 from hookcore.findings.finding import RULES, Finding
 from hookcore.findings.history import settle
@@ -59,7 +60,7 @@ def findings_of(store: Store, inputs: RuleInputs | None = None) -> tuple[Finding
     inputs.sizes = Readings.of(store, taps, "rms", inputs.sizes)
     inputs.updates = Readings.of(store, _of_kind(taps, "update"), "ratio", inputs.updates)
     losses = Losses(store)
-    found = find_dead(store, outputs)
+    found = find_dead(store, outputs) + find_saturated(store, outputs, losses)
     if not losses.are_solved:
         found += find_no_gradient(store, _of_kind(taps, "param_grad"))
     found += find_loss(losses, taps)
