@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .case import EVERYTHING, Case, Training
-from .models import mlp, residual, scaled, silenced
+from .models import Detached, mlp, residual, scaled, silenced
 from .trainings import classifier
 
 AT: Final = 120
@@ -130,6 +130,20 @@ FAULTY: Final = {
     ),
     "sigmoid saturates": Case(
         lambda: _at(_saturate, mlp(4, act=nn.Sigmoid), rate=0.2), ("saturated-activation",), "3", at=AT
+    ),
+    "layer forgotten by the optimizer": Case(
+        lambda: classifier(mlp(4), trained=lambda model: [*model[0].parameters(), *model[4:].parameters()]),
+        ("not-in-optimizer",),
+        "2",
+    ),
+    "head added after the optimizer": Case(
+        lambda: classifier(mlp(4), trained=lambda model: model[:6].parameters()), ("not-in-optimizer",), "6"
+    ),
+    "body detached": Case(lambda: classifier(Detached(0)), ("frozen-by-mistake",), "body.6"),
+    "in two optimizers": Case(
+        lambda: classifier(mlp(4), 0.02, also=lambda model: torch.optim.SGD(model[6].parameters(), 0.01)),
+        ("duplicate-in-optimizers",),
+        "6",
     ),
     "gradient fades": Case(_fading, ("vanishing",), ("4", "3"), at=AT),
     "decay far too strong": Case(lambda: classifier(mlp(4), 0.5, weight_decay=0.4), ("vanishing",), steps=300),

@@ -105,6 +105,16 @@ HEALTHY: Final = {
     "frozen body, all given to the optimizer": Case(
         lambda: classifier(mlp(4).requires_grad_(False).append(nn.Linear(4, 4)), 0.05)
     ),
+    "head alone given to the optimizer": Case(
+        lambda: classifier(mlp(4), trained=lambda model: list(model.parameters())[-2:])
+    ),
+    "two optimizers, one for each half": Case(
+        lambda: classifier(
+            mlp(4),
+            trained=lambda model: list(model.parameters())[:4],
+            also=lambda model: torch.optim.Adam(list(model.parameters())[4:], 1e-3),
+        )
+    ),
     "layers unfrozen later": Case(_unfrozen_later),
     "lora": Case(_lora),
     "part without use": Case(lambda: classifier(Unused())),

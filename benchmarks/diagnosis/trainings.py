@@ -45,6 +45,7 @@ def classifier(
     clip: float | None = None,
     plan: Plan | None = None,
     trained: Callable[[nn.Module], Iterable[Any]] = nn.Module.parameters,
+    also: Callable[[Any], torch.optim.Optimizer] | None = None,
     before: Callable[[int], None] = lambda _: None,
     autocast: bool = False,
     wrong: float = 0.0,
@@ -53,6 +54,7 @@ def classifier(
     """Return a model that learns to classify the points, in `parts` micro-batches for each step."""
     data, steps = blobs(wrong=wrong), optimizer(trained(model), lr=rate, **options)
     schedule = None if plan is None else plan(steps)
+    second = None if also is None else also(model)
     dtype = next(model.parameters()).dtype
 
     def step(number: int) -> dict[str, Any]:
@@ -67,6 +69,8 @@ def classifier(
         if clip is not None:
             nn.utils.clip_grad_norm_(model.parameters(), clip)
         steps.step()
+        if second is not None:
+            second.step()
         steps.zero_grad()
         if schedule is not None:
             schedule.step()

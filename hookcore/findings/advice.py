@@ -106,6 +106,42 @@ ADVICE: Final[dict[str, Advice]] = {
         ),
         "saturated_activation",
     ),
+    "not-in-optimizer": Advice(
+        (
+            "a layer that was added or replaced after the optimizer was made",
+            "a list of parameters for the optimizer that leaves out a module",
+            "a layer that should be frozen, and isn't",
+        ),
+        (
+            "make the optimizer after the last change of the model, from `model.parameters()`",
+            "add the layer with `optimizer.add_param_group`",
+            "if it should not be trained, set `requires_grad_(False)`, which also saves time",
+        ),
+    ),
+    "frozen-by-mistake": Advice(
+        (
+            "`.detach()`, `.item()`, `.data`, or NumPy between this layer and the loss",
+            "a part of the forward pass under `torch.no_grad()`",
+            "an operation without a gradient, such as argmax or rounding",
+        ),
+        (
+            "look at what the model does with the output of the named layer",
+            "use a straight-through estimator or Gumbel-softmax instead of argmax or rounding",
+            "if it should not be trained, set `requires_grad_(False)` and leave it out of the optimizer",
+        ),
+    ),
+    "duplicate-in-optimizers": Advice(
+        (
+            "two optimizers that were both made from `model.parameters()`",
+            "weights that two models share, each with its own optimizer",
+            "an old optimizer that still steps after it was replaced",
+        ),
+        (
+            "give each optimizer its own parameters",
+            "leave shared weights to one of the optimizers",
+            "if several learning rates are needed, use parameter groups of one optimizer",
+        ),
+    ),
     "large-update": Advice(
         (
             "a learning rate that is too high for this layer",

@@ -18,6 +18,9 @@ RuleName = Literal[
     "no-gradient",
     "dead",
     "saturated-activation",
+    "not-in-optimizer",
+    "frozen-by-mistake",
+    "duplicate-in-optimizers",
     "large-update",
     "stalled",
     "spike",
@@ -137,6 +140,32 @@ RULES: Final[Mapping[RuleName, Rule]] = MappingProxyType(
                 slope=0.02,
                 captured_steps=16,
                 among=64,
+            ),
+            _rule(
+                "not-in-optimizer",
+                "warning",
+                "Not in an optimizer",
+                "Parameters get gradients, but no optimizer that steps has them, although it has others of the model "
+                "that come before them. If only the first layers are left out, as in fine-tuning of a head, it is an "
+                "event. The trainer compares them at the steps 24, 48, 96, and so on, and reports what it sees twice.",
+                first_told=48,
+            ),
+            _rule(
+                "frozen-by-mistake",
+                "warning",
+                "Never a gradient",
+                "Parameters are in an optimizer and require gradients, their modules run, and no gradient ever came, "
+                "while layers after them get theirs: the graph is cut behind the named layer. An unused branch isn't "
+                "reported. Compared by the trainer, as above.",
+                first_told=48,
+            ),
+            _rule(
+                "duplicate-in-optimizers",
+                "warning",
+                "In two optimizers",
+                "More than one optimizer that steps has the same parameter, so it is changed twice in each step. "
+                "Compared by the trainer, as above.",
+                first_told=48,
             ),
             _rule(
                 "large-update",

@@ -15,7 +15,7 @@ from hookcore.findings.gate import Gate
 from hookcore.findings.ranking import RuleInputs, findings_of
 from hookcore.incidents import NONFINITE, Found
 from hookcore.records import STAT_COLUMN, Event, Frame
-from hookcore.records.vocabulary import is_loss
+from hookcore.records.vocabulary import ENDED, is_loss
 from hookcore.store import Store
 
 # Looking at 2,000 tensors takes as long as adding five frames. When to look depends on the frames alone, so that a run
@@ -109,6 +109,7 @@ class Follower:
             fit = numbers < self._store.taps_known
             numbers, sizes = numbers[fit], sizes[fit]
         told = self._sizes.take(numbers, sizes)
+        told |= any(event.name in ENDED for event in frame.events)
         return self._notice_loss(frame.scalars) or told
 
     def _notice_loss(self, scalars: Mapping[str, float]) -> bool:

@@ -15,6 +15,7 @@ from hookcore.findings.history import settle
 from hookcore.findings.loss import Losses, find_loss
 from hookcore.findings.magnitudes import find_sizes, find_updates
 from hookcore.findings.nonfinite import find_nonfinite
+from hookcore.findings.ownership import find_ownership
 from hookcore.findings.readings import Readings, window_first
 from hookcore.findings.scope import Scope, scope_of
 from hookcore.findings.zeros import find_dead, find_no_gradient
@@ -63,7 +64,7 @@ def findings_of(store: Store, inputs: RuleInputs | None = None) -> tuple[Finding
     found = find_dead(store, outputs) + find_saturated(store, outputs, losses)
     if not losses.are_solved:
         found += find_no_gradient(store, _of_kind(taps, "param_grad"))
-    found += find_loss(losses, taps)
+    found += find_loss(losses, taps) + find_ownership(store, taps)
     if inputs.sizes is not None:
         found += _of_sizes(store, taps, inputs.sizes, losses)
     if inputs.updates is not None:

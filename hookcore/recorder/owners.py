@@ -57,6 +57,11 @@ class Owner:
         self._last_step = step
         self.steps += 1
 
+    @property
+    def last_step(self) -> int:
+        """The step of the run to which its last step belongs, or -1."""
+        return self._last_step
+
     def gap(self, step: int) -> int:
         """Return the steps from one of its steps to the next, 1 if it is no longer at work."""
         return self._gap if self.steps and step - self._last_step <= RECENT else 1

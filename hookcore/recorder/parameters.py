@@ -159,6 +159,7 @@ class Parameters:
                 continue
             tensor = parameter.tensor
             if tensor is None or tensor.grad is None:
+                parameter.plan.history.without_gradient += tensor is not None and tensor.requires_grad
                 continue
             parameter.plan.history.got_gradients = True
             if parameter.grad_slot >= 0:

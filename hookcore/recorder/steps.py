@@ -27,6 +27,7 @@ from hookcore.recorder.frames import RawFrame
 from hookcore.recorder.meter import Meter
 from hookcore.recorder.models import Models
 from hookcore.recorder.owners import Owner
+from hookcore.recorder.ownership import Ownership
 from hookcore.recorder.parameters import Parameter, Parameters
 from hookcore.recorder.parts import Parts
 from hookcore.recorder.placement import Placement
@@ -62,6 +63,7 @@ class Steps:
     _current: CurrentStep = field(init=False)
     _errors: ErrorLog = field(init=False)
     _parts: Parts = field(init=False)
+    _ownership: Ownership = field(init=False)
     _read: dict[int, list[Parameter]] = field(default_factory=dict, init=False)  # what an optimizer steps, by id(owner)
     _has_work: bool = field(default=False, init=False)  # whether a snapshot or a command made the last step longer
     _reported_no_model: bool = field(default=False, init=False)
@@ -70,6 +72,7 @@ class Steps:
     def __post_init__(self) -> None:
         self.clock = Clock(self._parameters, self)
         self._current, self._errors = self._dispatcher.current, self._dispatcher.errors
+        self._ownership = Ownership(self._parameters, self.clock, self._collector.emit)
         self._parts = Parts(self._current, self._collector, self._cadence, self._scale, self._ship)
 
     # Optimizers
@@ -249,6 +252,7 @@ class Steps:
         self._has_work = self._control.has_work
         if self._has_work:
             self._guarded(self._end_snapshots)
+        self._guarded(self._check_ownership)
         if self._scale.skipped_by(skipped_by):
             self._collector.mark_skipped()
         if self._parts.has_open:
@@ -304,6 +308,9 @@ class Steps:
 
     def _end_snapshots(self) -> None:
         self._snapshots.end_step("capture is paused" if self._control.paused else "")
+
+    def _check_ownership(self) -> None:
+        self._ownership.check(self.clock.step)
 
     def _guarded(self, call: Callable[[], None]) -> None:
         """Let no error of a command keep the step from ending."""

@@ -18,6 +18,13 @@ EFFECTIVE_COST: Final = "hookcore/effective_cost"  # of all steps
 STRIDE: Final = "hookcore/every"  # one step in so many is captured
 UNCAPTURED_STEPS: Final = "hookcore/uncaptured_steps"  # left out by the cadence so far
 
+# Events about the optimizers, from which rules of these names make findings:
+OUTSIDE: Final = "not-in-optimizer"
+FROZEN: Final = "frozen-by-mistake"
+DUPLICATE: Final = "duplicate-in-optimizers"
+OUTSIDE_BEFORE: Final = "gradients-unused"  # a note: only what comes before the trained parameters
+ENDED: Final[dict[str, str]] = {name: f"{name}-ended" for name in (OUTSIDE, FROZEN, DUPLICATE, OUTSIDE_BEFORE)}
+
 KIND_WORDS: Final[dict[str, str]] = {
     "output": "output",
     "output_grad": "output gradient",

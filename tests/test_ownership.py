@@ -1,0 +1,139 @@
+"""Which parameters no optimizer steps, which never get a gradient, and which several optimizers step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import hookcore
+from hookcore.findings import findings_of
+from hookcore.records.vocabulary import ENDED
+from hookcore.store import Store
+
+RULES = ("not-in-optimizer", "frozen-by-mistake", "duplicate-in-optimizers")
+
+
+class Cut(nn.Module):
+    """Two layers and a last one, between which the graph may be cut."""
+
+    def __init__(self, cut: bool) -> None:
+        super().__init__()
+        self.one, self.two, self.head, self.side = (nn.Linear(4, 4) for _ in range(4))
+        self.cut = cut
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        values = self.two(self.one(values).tanh())
+        self.side(values)  # nothing uses it
+        return self.head(values.detach() if self.cut else values)
+
+
+def train(
+    model: nn.Module,
+    groups: Iterable[Iterable[Any]],
+    steps: int = 60,
+    at: Callable[[int, list[torch.optim.Optimizer]], None] = lambda *_: None,
+    **settings: Any,
+) -> Store:
+    """Train a model with one optimizer for each group of parameters, and return what was captured."""
+    torch.manual_seed(0)
+    optimizers: list[torch.optim.Optimizer] = [torch.optim.SGD(list(group), 0.01) for group in groups]
+    watcher = hookcore.watch(model, server=None, budget=None, **settings)
+    for step in range(steps):
+        at(step, optimizers)
+        for each in optimizers:
+            each.zero_grad()
+        model(torch.randn(8, 4)).square().mean().backward()
+        for each in optimizers:
+            each.step()
+        if step % 20 == 0:
+            watcher.flush()
+    watcher.flush()
+    watcher.close()
+    return watcher.store
+
+
+def told(store: Store) -> list[tuple[str, str, int]]:
+    found = [(each.rule, each.module, each.since_step) for each in findings_of(store) if each.rule in RULES]
+    assert {each.rule for each in store.incidents()} >= {rule for rule, *_ in found}
+    return found
+
+
+def layers(number: int = 3) -> nn.Sequential:
+    return nn.Sequential(*(nn.Linear(4, 4) for _ in range(number)))
+
+
+def test_a_layer_that_the_optimizer_lacks_is_found_and_a_complete_one_is_not() -> None:
+    model = layers()
+    assert told(train(model, [[*model[0].parameters(), *model[2].parameters()]])) == [("not-in-optimizer", "1", 0)]
+    model = layers()
+    assert told(train(model, [model.parameters()])) == []
+
+
+def test_first_layers_that_no_optimizer_has_are_an_event_only() -> None:
+    model = layers()
+    store = train(model, [model[2].parameters()])
+    assert told(store) == []
+    (event,) = store.events(name="gradients-unused")
+    assert (event.severity, event.module) == ("info", "0")
+    assert "0 weight, 0 bias, 1 weight, and 1 more" in event.message
+
+
+def test_a_forgotten_layer_is_named_also_if_first_layers_are_left_out() -> None:
+    model = layers(4)
+    store = train(model, [[*model[1].parameters(), *model[3].parameters()]])
+    assert told(store) == [("not-in-optimizer", "2", 0)]
+    assert [each.module for each in store.events(name="gradients-unused")] == ["0"]
+
+
+def test_frozen_layers_are_not_reported() -> None:
+    model = layers()
+    model[1].requires_grad_(False)
+    store = train(model, [model.parameters()])
+    assert told(store) == []
+    assert not [each for each in store.events() if each.name in ENDED]
+
+
+def test_a_layer_that_is_added_to_the_optimizer_later_is_no_longer_found() -> None:
+    model = layers()
+
+    def at(step: int, optimizers: list[torch.optim.Optimizer]) -> None:
+        if step == 60:
+            optimizers[0].add_param_group({"params": list(model[2].parameters())})
+
+    store = train(model, [[*model[0].parameters(), *model[1].parameters()]], 100, at)
+    assert told(store) == []
+    assert [each.step for each in store.events(name=ENDED["not-in-optimizer"])] == [96]
+    (incident,) = [each for each in store.incidents() if each.rule == "not-in-optimizer"]
+    assert incident.culprit.tap.module == "2"
+
+
+def test_an_optimizer_that_starts_late_is_awaited() -> None:
+    model = layers()
+
+    def at(step: int, optimizers: list[torch.optim.Optimizer]) -> None:
+        if step == 30:
+            optimizers.append(torch.optim.SGD(model[2].parameters(), 0.01))
+
+    store = train(model, [[*model[0].parameters(), *model[1].parameters()]], 100, at)
+    assert [each for each in store.events() if each.name in ENDED] == []
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_detached_graph_is_named_where_it_is_cut_and_an_unused_branch_is_not(every: int) -> None:
+    model = Cut(cut=True)
+    steps = 60 * every
+    assert told(train(model, [model.parameters()], steps, every=every)) == [("frozen-by-mistake", "two", 0)]
+    model = Cut(cut=False)
+    assert told(train(model, [model.parameters()], steps, every=every)) == []
+
+
+def test_parameters_of_two_optimizers_are_found() -> None:
+    model = layers()
+    store = train(model, [model.parameters(), model[1].parameters()])
+    assert told(store) == [("duplicate-in-optimizers", "1", 0)]
+    model = layers()
+    assert told(train(model, [model[:2].parameters(), model[2].parameters()])) == []
