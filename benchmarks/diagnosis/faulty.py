@@ -145,6 +145,24 @@ FAULTY: Final = {
         ("duplicate-in-optimizers",),
         "6",
     ),
+    "bfloat16 weights, rate too low for them": Case(
+        lambda: classifier(mlp(4).bfloat16(), 1e-5),
+        ("bf16-update-lost", "unchanged-tensor"),
+        settings={"kinds": EVERYTHING},
+    ),
+    "rate of one layer is zero": Case(
+        lambda: classifier(
+            mlp(4),
+            trained=lambda model: [
+                {"params": list(layer.parameters()), "lr": 0.0 if n == 2 else 0.05}
+                for n, layer in enumerate(model)
+                if n % 2 == 0
+            ],
+        ),
+        ("unchanged-tensor",),
+        "2",
+        settings={"kinds": EVERYTHING},
+    ),
     "gradient fades": Case(_fading, ("vanishing",), ("4", "3"), at=AT),
     "decay far too strong": Case(lambda: classifier(mlp(4), 0.5, weight_decay=0.4), ("vanishing",), steps=300),
     "weights of zeros": Case(lambda: classifier(scaled(mlp(4), 0.0)), ("no-gradient", "dead"), steps=100),

@@ -128,6 +128,7 @@ HEALTHY: Final = {
     "experts, one rarely used": Case(lambda: classifier(Experts(), 0.05)),
     "bfloat16 under autocast": Case(lambda: classifier(mlp(4), 0.05, autocast=True)),
     "bfloat16 weights": Case(lambda: classifier(mlp(4).bfloat16(), 0.05)),
+    "bfloat16 weights, adam": Case(lambda: classifier(mlp(4).bfloat16(), 1e-3, _ADAM)),
     "four micro-batches": Case(lambda: classifier(mlp(4), 0.05, parts=4)),
     "clipped in every step": Case(lambda: classifier(mlp(4), 0.2, clip=0.05)),
     "inputs with heavy tails": Case(lambda: classifier(mlp(), 0.01, spoil=_heavy_tails)),

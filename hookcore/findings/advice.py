@@ -142,6 +142,32 @@ ADVICE: Final[dict[str, Advice]] = {
             "if several learning rates are needed, use parameter groups of one optimizer",
         ),
     ),
+    "unchanged-tensor": Advice(
+        (
+            "a parameter group with a learning rate of zero",
+            "an update below the resolution of the weight's type",
+            "something that writes the old values back after each step",
+        ),
+        (
+            "check the learning rates of all parameter groups",
+            "hold the weights in float32",
+            "if the weight should not be trained, set `requires_grad_(False)`",
+        ),
+        "unchanged_tensor",
+    ),
+    "bf16-update-lost": Advice(
+        (
+            "weights in bfloat16 or float16 that the optimizer steps directly",
+            "a learning rate that is very low",
+            "gradients that are very small compared with the weights",
+        ),
+        (
+            "hold the weights in float32, and compute under autocast",
+            "use an optimizer with stochastic rounding, or with a float32 copy of the weights",
+            "raise the learning rate",
+        ),
+        "weight_update_ratio",
+    ),
     "large-update": Advice(
         (
             "a learning rate that is too high for this layer",

@@ -21,6 +21,8 @@ RuleName = Literal[
     "not-in-optimizer",
     "frozen-by-mistake",
     "duplicate-in-optimizers",
+    "unchanged-tensor",
+    "bf16-update-lost",
     "large-update",
     "stalled",
     "spike",
@@ -166,6 +168,26 @@ RULES: Final[Mapping[RuleName, Rule]] = MappingProxyType(
                 "More than one optimizer that steps has the same parameter, so it is changed twice in each step. "
                 "Compared by the trainer, as above.",
                 first_told=48,
+            ),
+            _rule(
+                "unchanged-tensor",
+                "warning",
+                "Unchanged",
+                "No value of a weight changes from the first steps on, although its gradient is not zero, and other "
+                "weights change. If none changes, or if it once did, it is a note: the learning rate may be zero on "
+                "purpose. Needs the kinds `update` and `param_grad`.",
+            ),
+            _rule(
+                "bf16-update-lost",
+                "warning",
+                "Update lost",
+                "Rounding swallows the update: nearly all values of a weight stay as they were, from the first steps "
+                "on, although their gradients are not zero. The update is below the resolution of the weight's type, "
+                "usually bfloat16. If it came later, it is a note. Needs the kinds `update` and `param_grad`.",
+                share=0.95,
+                least_fed=0.1,
+                captured_steps=32,
+                among=64,
             ),
             _rule(
                 "large-update",

@@ -14,7 +14,7 @@ from hookcore.findings.loss import Losses
 from hookcore.findings.order import Group, groups_of
 from hookcore.findings.readings import Logs, Readings
 from hookcore.records import GRADIENT_KINDS, KINDS, Kind, Severity
-from hookcore.records.vocabulary import KIND_WORDS
+from hookcore.records.vocabulary import KIND_WORDS, is_bias
 
 _TOGETHER: Final = 2  # columns within which onsets share a cause
 
@@ -137,8 +137,8 @@ def _large(readings: Readings) -> Shift:
     absolute = now > np.log10(rule.limits["share"])
     relative = (now > np.log10(rule.limits["relative_share"])) & (now - usual > np.log10(rule.limits["factor"]))
     # A bias often passes through zero, beside which any update is large.
-    is_bias = np.array([tap.index.rpartition(".")[2].startswith("bias") for tap in readings.taps.taps], bool)
-    places = np.flatnonzero((absolute | relative) & ~is_bias)
+    biases = np.array([is_bias(tap.index) for tap in readings.taps.taps], bool)
+    places = np.flatnonzero((absolute | relative) & ~biases)
     return Shift("large-update", places, _onsets(readings, places, usual, above=True), usual, lambda _: rule.severity)
 
 

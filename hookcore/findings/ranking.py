@@ -17,6 +17,7 @@ from hookcore.findings.magnitudes import find_sizes, find_updates
 from hookcore.findings.nonfinite import find_nonfinite
 from hookcore.findings.ownership import find_ownership
 from hookcore.findings.readings import Readings, window_first
+from hookcore.findings.rounding import find_lost
 from hookcore.findings.scope import Scope, scope_of
 from hookcore.findings.zeros import find_dead, find_no_gradient
 from hookcore.records import SEVERITIES
@@ -68,7 +69,7 @@ def findings_of(store: Store, inputs: RuleInputs | None = None) -> tuple[Finding
     if inputs.sizes is not None:
         found += _of_sizes(store, taps, inputs.sizes, losses)
     if inputs.updates is not None:
-        found += find_updates(inputs.updates)
+        found += find_updates(inputs.updates) + find_lost(store, taps)
     return _ranked(found)
 
 

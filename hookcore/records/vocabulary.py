@@ -57,6 +57,11 @@ def rgb_of(color: str) -> tuple[int, int, int]:
     return red, green, blue
 
 
+def is_bias(name: str) -> bool:
+    """Return whether a parameter is a bias, by its name."""
+    return name.rpartition(".")[2].startswith("bias")
+
+
 def is_loss(name: str) -> bool:
     """Return whether a scalar is a loss: the last part of its name contains "loss"."""
     return "loss" in name.rpartition("/")[2].casefold() and not name.startswith(OWN)

@@ -1,0 +1,105 @@
+"""Updates that rounding swallows: the gradient isn't zero, and the weight stays what it was."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hookcore.findings.finding import RULES, SPARK, WARM_UP, Finding, RuleName
+from hookcore.records import Severity
+from hookcore.records.vocabulary import is_bias
+from hookcore.store import Store, TapList
+
+UNCHANGED: Final = "unchanged-tensor"
+LOST: Final = "bf16-update-lost"
+
+Shares = NDArray[np.float64]  # [row, parameter]
+
+
+@dataclass(frozen=True, slots=True)
+class _Pairs:
+    """The updates and the gradients of the same parameters."""
+
+    updates: TapList
+    gradients: TapList
+
+    @classmethod
+    def of(cls, taps: TapList) -> _Pairs:
+        gradients = {(tap.module, tap.index): p for p, tap in enumerate(taps.taps) if tap.kind == "param_grad"}
+        found = [
+            (place, gradients[key])
+            for place, tap in enumerate(taps.taps)
+            # The gradient of a bias before a normalization is zero but for rounding.
+            if tap.kind == "update" and (key := (tap.module, tap.index)) in gradients and not is_bias(tap.index)
+        ]
+        return cls(taps.at([each for each, _ in found]), taps.at([each for _, each in found]))
+
+    def shares(self, store: Store, first: int, last: int | None) -> tuple[NDArray[np.int64], Shares]:
+        """Return the steps, and the share of values that did not change although their gradient isn't zero, at least.
+
+        NaN where a gradient is all zero, where only one of both was captured, and where a value was non-finite.
+        """
+        still, none = (
+            store.rows(taps.numbers, "zero_fraction", first, last) for taps in (self.updates, self.gradients)
+        )
+        if len(still.first) != len(none.first):  # a frame arrived in between
+            return still.first[:0], np.empty((0, len(self.updates.taps)))
+        fed = 1 - none.high
+        with np.errstate(invalid="ignore", divide="ignore"):
+            shares = np.where(fed > RULES[LOST].limits["least_fed"], (still.low - none.high) / fed, np.nan)
+        shares[(still.nonfinite > 0) | (none.nonfinite > 0)] = np.nan
+        return still.first, shares
+
+
+def find_lost(store: Store, taps: TapList) -> list[Finding]:
+    """Return one finding for the weights that never change, and one for those of which most values don't."""
+    pairs, limits = _Pairs.of(taps), RULES[LOST].limits
+    begin = store.captured_step(int(limits["among"]) - 1)
+    if not len(pairs.updates.taps) or begin is None:
+        return []
+    steps, shares = pairs.shares(store, begin, None)
+    known = ~np.isnan(shares)
+    lost = (~known | (shares >= limits["share"])).all(axis=0) & (known.sum(axis=0) >= limits["captured_steps"])
+    if not lost.any():
+        return []
+    whole = (~known | (shares >= 1.0)).all(axis=0)
+    start = store.steps().first or 0
+    early = pairs.shares(store, start, start + WARM_UP - 1)[1]
+    at_first = (np.isnan(early) | (early >= limits["share"])).all(axis=0)
+    judged = known.sum(axis=0) >= limits["captured_steps"]
+    rules: tuple[tuple[RuleName, NDArray[np.bool_]], ...] = (("unchanged-tensor", lost & whole), (LOST, lost & ~whole))
+    found = []
+    for rule, which in rules:
+        places = np.flatnonzero(which & at_first)
+        # If it came later, the learning rate fell. If no weight changes, it is zero, perhaps on purpose.
+        severity: Severity = RULES[rule].severity
+        if not len(places):
+            places, severity = np.flatnonzero(which), "info"
+        if rule == UNCHANGED and (which | ~judged).all():
+            severity = "info"
+        if len(places):
+            since = start if (which & at_first).any() else int(steps[0])
+            found.append(_finding(pairs.updates, rule, severity, places, shares, since))
+    return found
+
+
+def _finding(
+    updates: TapList, rule: RuleName, severity: Severity, places: NDArray[np.intp], shares: Shares, since: int
+) -> Finding:
+    place = int(places[0])
+    row = shares[:, place]
+    known = row[~np.isnan(row)]
+    value = float(known[-1])
+    which = f"{len(places):,} weights" if len(places) > 1 else "the weight"
+    message = (
+        f"{which} did not change in any captured step since step {since}, although the gradient is not zero"
+        if rule == UNCHANGED
+        else f"rounding has lost {value:.0%} of the update since step {since}: the values stay, and have gradients"
+    )
+    more = len({updates.taps[each].module for each in places.tolist()}) - 1
+    members = tuple((int(updates.numbers[each]), since) for each in places.tolist())
+    about = "zero_fraction", value, float("nan"), since, None, message, tuple(known[-SPARK:].tolist()), more
+    return Finding(rule, severity, int(updates.numbers[place]), updates.taps[place], *about, members=members)

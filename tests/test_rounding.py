@@ -1,0 +1,61 @@
+"""Updates that rounding swallows, and weights that never change although they have gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from hookcore.findings import findings_of
+from hookcore.records import Tap
+from hookcore.store import Store
+from tests.build import append
+
+NAMES = ("one", "two")
+TAPS = tuple(Tap(name, kind, "weight") for name in NAMES for kind in ("param_grad", "update"))
+
+
+def told(
+    zeros: Callable[[int], list[float]], taps: tuple[Tap, ...] = TAPS, steps: int = 64
+) -> list[tuple[str, str, str, int]]:
+    """Return the findings in a run with these shares of zeros in gradient and update of two weights."""
+    store = Store(2**24)
+    for step in range(steps):
+        ratio = [np.nan, 1e-3] * 2
+        counts = [100 * share for share in zeros(step)]
+        append(store, step, [1.0] * 4, taps if step == 0 else (), {"loss": 1.0}, count=100, zero=counts, ratio=ratio)
+    found = [each for each in findings_of(store) if each.rule in ("unchanged-tensor", "bf16-update-lost")]
+    return [(each.rule, each.severity, each.module, each.since_step) for each in found]
+
+
+@pytest.mark.parametrize(
+    ("zeros", "expected"),
+    [
+        ([0.0, 0.0, 0.0, 0.0], []),
+        ([0.0, 0.97, 0.0, 0.0], [("bf16-update-lost", "warning", "one", 0)]),
+        ([0.0, 0.9, 0.0, 0.0], []),
+        ([0.5, 0.99, 0.0, 0.0], [("bf16-update-lost", "warning", "one", 0)]),  # 49 of the 50 with a gradient
+        ([0.5, 0.95, 0.0, 0.0], []),  # 45 of them
+        ([0.95, 0.99, 0.0, 0.0], []),  # most rows of an embedding aren't used
+        ([0.0, 1.0, 0.0, 0.0], [("unchanged-tensor", "warning", "one", 0)]),
+        ([1.0, 1.0, 0.0, 0.0], []),  # no gradient, no update
+        ([0.0, 1.0, 0.0, 1.0], [("unchanged-tensor", "info", "one", 0)]),  # a learning rate of zero
+    ],
+)
+def test_an_update_is_lost_if_values_with_gradients_do_not_change(
+    zeros: list[float], expected: list[tuple[str, str, str, int]]
+) -> None:
+    assert told(lambda _: zeros) == expected
+    assert told(lambda _: zeros, steps=31) == []
+
+
+def test_an_update_that_is_lost_later_is_a_note() -> None:
+    found = told(lambda step: [0.0, 0.99 if step >= 100 else 0.2, 0.0, 0.0], steps=200)
+    assert [(rule, severity) for rule, severity, *_ in found] == [("bf16-update-lost", "info")]
+    assert told(lambda step: [0.0, 0.2 if step == 150 else 0.99, 0.0, 0.0], steps=200) == []
+
+
+def test_a_bias_is_not_judged() -> None:
+    taps = (Tap("one", "param_grad", "bias"), Tap("one", "update", "bias"), *TAPS[2:])
+    assert told(lambda _: [0.0, 1.0, 0.0, 0.0], taps) == []
