@@ -47,7 +47,7 @@ def chain(store: Store, last: int, *, bad: int, heals: bool, every_step_until: i
 
 QUICK = (
     *("tanh, weights far too large", "sigmoid at the end", "body detached", "head alone given to the optimizer"),
-    "rate of one layer is zero",
+    *("rate of one layer is zero", "few samples, random labels"),
     *("mlp, adam, no loss logged", "cnn with batch norms", "gan", "frozen body", "experts, one rarely used", "lora"),
     *("solved regression", "warm-up and cosine", "transformer with dropout", "bfloat16 weights"),
     *(

@@ -122,7 +122,7 @@ class EventsPage(RunPage):
         run, line = self.run, _chosen(self.lines, self.fitting, self.event)
         finding = line.finding if line is not None else None
         # The cause of a bad loss is unknown, because a loss is not a layer's tensor.
-        origin = provenance_of(run.store, finding) if finding is not None and finding.rule != "loss" else None
+        origin = provenance_of(run.store, finding) if finding is not None and not finding.is_of_loss else None
         return {
             "capsule": capsule_for(line, capsules_of(self.request, run)) if line is not None else None,
             "source_of": source_of,

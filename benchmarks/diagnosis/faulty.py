@@ -8,6 +8,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from . import trainings
 from .case import EVERYTHING, Case, Training
 from .models import Detached, mlp, residual, scaled, silenced
 from .trainings import classifier
@@ -163,6 +164,7 @@ FAULTY: Final = {
         "2",
         settings={"kinds": EVERYTHING},
     ),
+    "few samples, random labels": Case(lambda: trainings.validated(64), ("overfit",), steps=400),
     "gradient fades": Case(_fading, ("vanishing",), ("4", "3"), at=AT),
     "decay far too strong": Case(lambda: classifier(mlp(4), 0.5, weight_decay=0.4), ("vanishing",), steps=300),
     "weights of zeros": Case(lambda: classifier(scaled(mlp(4), 0.0)), ("no-gradient", "dead"), steps=100),

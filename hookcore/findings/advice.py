@@ -142,6 +142,32 @@ ADVICE: Final[dict[str, Advice]] = {
             "if several learning rates are needed, use parameter groups of one optimizer",
         ),
     ),
+    "overfit": Advice(
+        (
+            "too few samples for the size of the model",
+            "too many passes over the same samples",
+            "samples of the validation that differ from those of the training",
+        ),
+        (
+            "stop at the step with the lowest loss of the validation, and use its checkpoint",
+            "augment the data, or add dropout or weight decay",
+            "use a smaller model, or train fewer of its layers",
+        ),
+        "overfit",
+    ),
+    "loss-not-decreasing": Advice(
+        (
+            "a learning rate that is far too low, or so high that it only jumps",
+            "labels that don't belong to their samples",
+            "a part of the model that gets no gradient",
+        ),
+        (
+            "train on a single batch: its loss must fall to almost zero",
+            "multiply and divide the learning rate by 10",
+            "look for findings about gradients and updates",
+        ),
+        "loss_not_decreasing",
+    ),
     "unchanged-tensor": Advice(
         (
             "a parameter group with a learning rate of zero",

@@ -21,6 +21,8 @@ RuleName = Literal[
     "not-in-optimizer",
     "frozen-by-mistake",
     "duplicate-in-optimizers",
+    "overfit",
+    "loss-not-decreasing",
     "unchanged-tensor",
     "bf16-update-lost",
     "large-update",
@@ -36,6 +38,7 @@ MIN_PAST: Final = 16  # columns before them that are needed to know what is usua
 WARM_UP: Final = 20  # steps at the start of a run in which nothing is usual yet
 EARLY: Final = 128  # steps after these: what was usual at first, before the window moved on
 SPARK: Final = 48  # values of a sparkline
+OF_LOSS: Final = frozenset({"loss", "overfit", "loss-not-decreasing"})  # rules about logged losses
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +173,26 @@ RULES: Final[Mapping[RuleName, Rule]] = MappingProxyType(
                 first_told=48,
             ),
             _rule(
+                "overfit",
+                "warning",
+                "Overfitting",
+                "The loss of the validation has stayed far above its lowest value, while that of the training still "
+                'falls. A loss whose name contains "val", "valid", "eval", "test", or "dev" is of the validation.',
+                factor=1.5,
+                falls=0.9,
+                least_logged=12,
+                since_best=6,
+            ),
+            _rule(
+                "loss-not-decreasing",
+                "info",
+                "Loss doesn't fall",
+                "The loss of the training has never been lower than in the first steps. Some losses are not meant to "
+                "fall, such as those of a GAN or of reinforcement learning, so this is a note.",
+                least_logged=200,
+                falls=0.98,
+            ),
+            _rule(
                 "unchanged-tensor",
                 "warning",
                 "Unchanged",
@@ -249,6 +272,11 @@ class Finding:
     def module(self) -> str:
         """The module's path."""
         return self.tap.module
+
+    @property
+    def is_of_loss(self) -> bool:
+        """Whether it is about a logged loss; the tap is then only the model's output."""
+        return self.rule in OF_LOSS
 
     @property
     def kind(self) -> str:

@@ -90,9 +90,7 @@ def _worsened(series: Series, since: int) -> bool | None:
 
 def find_loss(losses: Losses, taps: TapList) -> list[Finding]:
     """Return a finding for the first loss that is non-finite or diverged; its tap is the model's last output."""
-    outputs = [place for place, tap in enumerate(taps.taps) if tap.kind == "output" and tap.phase == "train"]
-    roots = [place for place in outputs if not taps.taps[place].module]
-    place = roots[0] if roots else outputs[-1] if outputs else 0
+    place = last_output(taps)
     main = min((loss_rank(series.name) for series in losses.series), default=0)
     if not len(taps.taps):
         return []
@@ -108,6 +106,13 @@ def find_loss(losses: Losses, taps: TapList) -> list[Finding]:
             about = ("rms", value, usual, since, None, f"{series.name} {message}", tuple(shown.tolist()), 0)
             return [Finding("loss", RULES["loss"].severity, int(taps.numbers[place]), taps.taps[place], *about)]
     return []
+
+
+def last_output(taps: TapList) -> int:
+    """Return the place of the model's last output, which stands for the loss."""
+    outputs = [place for place, tap in enumerate(taps.taps) if tap.kind == "output" and tap.phase == "train"]
+    roots = [place for place in outputs if not taps.taps[place].module]
+    return roots[0] if roots else outputs[-1] if outputs else 0
 
 
 Told = tuple[float, float, int, str]  # value, usual, since, message

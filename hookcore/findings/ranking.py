@@ -16,6 +16,7 @@ from hookcore.findings.loss import Losses, find_loss
 from hookcore.findings.magnitudes import find_sizes, find_updates
 from hookcore.findings.nonfinite import find_nonfinite
 from hookcore.findings.ownership import find_ownership
+from hookcore.findings.progress import find_progress
 from hookcore.findings.readings import Readings, window_first
 from hookcore.findings.rounding import find_lost
 from hookcore.findings.scope import Scope, scope_of
@@ -65,7 +66,7 @@ def findings_of(store: Store, inputs: RuleInputs | None = None) -> tuple[Finding
     found = find_dead(store, outputs) + find_saturated(store, outputs, losses)
     if not losses.are_solved:
         found += find_no_gradient(store, _of_kind(taps, "param_grad"))
-    found += find_loss(losses, taps) + find_ownership(store, taps)
+    found += find_loss(losses, taps) + find_progress(losses, taps) + find_ownership(store, taps)
     if inputs.sizes is not None:
         found += _of_sizes(store, taps, inputs.sizes, losses)
     if inputs.updates is not None:

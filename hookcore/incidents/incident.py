@@ -148,7 +148,7 @@ class Incident:
     def _place(self) -> str:
         """Name the module, unless the message does."""
         place = f" in {self.culprit.tap.module or ROOT}"
-        return "" if place in self.message or self.rule == "loss" else f",{place}"
+        return "" if place in self.message or self.rule in ("loss", "overfit") else f",{place}"
 
     def _end(self) -> str:
         others = f"{self.modules:,} other module{'' if self.modules == 1 else 's'} changed with it"

@@ -50,7 +50,7 @@ class Line:
     @property
     def quantity(self) -> str:
         """The quantity of the finding's values; empty for an event."""
-        return "" if self.finding is None else "loss" if self.finding.rule == "loss" else self.finding.stat
+        return "" if self.finding is None else "loss" if self.finding.is_of_loss else self.finding.stat
 
     @property
     def is_ongoing(self) -> bool:

@@ -196,13 +196,13 @@ def _alert(run: Run, line: Line, types: dict[str, str]) -> AlertLine:
         type_ = types.get(line.module, "") if line.module else ""  # an event of the run has no module
         return AlertLine(line, None, address_of(run, "events", event=line.id), type_)
     address = layer_address(run, line.finding.tap, line.finding.since_step)
-    type_ = "" if line.finding.rule == "loss" else types.get(line.module, "")
+    type_ = "" if line.finding.is_of_loss else types.get(line.module, "")
     return AlertLine(line, spark_of_finding(run.store, line.finding), address, type_)
 
 
 def spark_of_finding(store: Store, finding: Finding) -> Spark | None:
     """Return the sparkline around the onset of a finding, with marks at non-finite values."""
-    if finding.rule == "loss":
+    if finding.is_of_loss:
         return spark_of(np.arange(len(finding.spark)), np.array(finding.spark, float), None, may_be_log=True)
     begin, end = max(0, finding.since_step - AROUND), finding.since_step + AROUND
     series = store.series(finding.number, finding.stat, begin, end, POINTS)

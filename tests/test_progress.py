@@ -1,0 +1,83 @@
+"""Rules about the course of a training: a loss that never falls, and a validation that gets worse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from hookcore.findings import Finding, findings_of
+from hookcore.findings.progress import is_validation
+from hookcore.records import Tap
+from hookcore.store import Store
+from tests.build import append
+
+
+def found(losses: dict[str, Callable[[int], float]], steps: int = 300, every: int = 10) -> list[Finding]:
+    """Return the findings in a run with these losses; that of a validation is logged at every tenth step."""
+    store = Store(2**24)
+    for step in range(steps):
+        logged = {
+            name: value(step) for name, value in losses.items() if not is_validation(name) or step % every == every - 1
+        }
+        append(store, step, [1.0], (Tap("", "output"),) if step == 0 else (), logged)
+    return [each for each in findings_of(store) if each.rule in ("overfit", "loss-not-decreasing")]
+
+
+def falling(step: int) -> float:
+    return 0.99**step
+
+
+def rising(step: int) -> float:
+    return 1.0 + abs(step - 100) / 100  # from 1.99 to 1.0 and to 2.99
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("val/loss", True),
+        ("val_loss", True),
+        ("eval_loss", True),
+        ("loss_dev", True),
+        ("Validation Loss", True),
+        ("loss", False),
+        ("train/loss", False),
+        ("value_loss", False),
+        ("latest_loss", False),
+        ("contest_loss", False),
+    ],
+)
+def test_the_loss_of_a_validation_is_known_by_its_name(name: str, expected: bool) -> None:
+    assert is_validation(name) is expected
+
+
+def test_a_validation_that_gets_worse_while_the_training_gets_better_is_overfitting() -> None:
+    (told,) = found({"loss": falling, "val_loss": rising})
+    assert (told.rule, told.severity, told.since_step) == ("overfit", "warning", 99)
+    assert told.is_of_loss
+    assert told.message.startswith("val_loss was lowest at step ")
+    assert told.message.endswith(", while loss still falls")
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [
+        {"loss": falling, "val_loss": falling},
+        {"loss": falling, "val_loss": lambda n: 1.0 + abs(n - 100) / 1000},  # a fifth above its lowest value
+        {"loss": lambda n: 2 - falling(n), "val_loss": rising},  # both get worse: that is no overfitting
+        {"loss": falling, "val_loss": lambda n: -rising(n)},
+        {"loss": falling, "val_loss": lambda n: 9.0 if n in (149, 159, 169) else 1.0},  # and back again
+        {"val_loss": rising},
+    ],
+)
+def test_other_courses_are_no_overfitting(losses: dict[str, Callable[[int], float]]) -> None:
+    assert [each for each in found(losses) if each.rule == "overfit"] == []
+    assert found({"loss": falling, "val_loss": rising}, steps=110) == []
+
+
+def test_a_loss_that_never_fell_is_a_note() -> None:
+    (told,) = found({"loss": lambda n: 1.4 + 0.1 * (n % 7)})
+    assert (told.rule, told.severity, told.since_step) == ("loss-not-decreasing", "info", 0)
+    assert found({"loss": lambda n: 1.4}, steps=199) == []
+    assert found({"loss": lambda n: 1.4 if n < 50 else 1.2}) == []  # it fell once
+    assert found({"loss": lambda n: -1.0}) == []  # it may have no lower bound
