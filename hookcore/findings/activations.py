@@ -25,6 +25,7 @@ class _Slopes:
     """The mean slope of some activations [row, tap], as a share of the largest one; NaN where it isn't known."""
 
     first: NDArray[np.int64]
+    rms: Floats
     values: Floats
 
     @classmethod
@@ -35,7 +36,7 @@ class _Slopes:
             mean = rms
         slopes = np.where(is_tanh, 1 - rms.mean**2, 4 * (mean.mean - rms.mean**2))
         slopes[rms.nonfinite > 0] = np.nan
-        return cls(rms.first, slopes)
+        return cls(rms.first, rms.mean, slopes)
 
 
 def find_saturated(store: Store, outputs: TapList, losses: Losses) -> list[Finding]:
@@ -79,9 +80,11 @@ def _finding(taps: TapList, lane: int, window: _Slopes, severity: Severity, is_c
     steep = np.flatnonzero(slopes >= RULES[RULE].limits["slope"])
     begun = int(steep[-1]) + 1 if len(steep) else 0
     since = int(window.first[min(begun, len(window.first) - 1)])
-    known = slopes[~np.isnan(slopes)]
-    value, usual = float(known[-1]), float(slopes[steep[-1]]) if len(steep) else float("nan")
+    rms = window.rms[:, lane]
+    known = np.flatnonzero(~np.isnan(slopes))
+    value, usual = float(rms[known[-1]]), float(rms[steep[-1]]) if len(steep) else float("nan")
+    slope = slopes[known[-1]]
     older = " or earlier" if is_cut and not len(steep) else ""
-    message = f"on average, {value:.2g} of the gradient passes: the output is at its bounds since step {since}{older}"
-    about = "rms", value, usual, since, None, message, tuple(known[-SPARK:].tolist()), 0
+    message = f"on average, {slope:.2g} of the gradient passes: the output is at its bounds since step {since}{older}"
+    about = "rms", value, usual, since, None, message, tuple(rms[known][-SPARK:].tolist()), 0
     return Finding("saturated-activation", severity, int(taps.numbers[lane]), taps.taps[lane], *about)

@@ -279,6 +279,11 @@ class Finding:
         return self.rule in OF_LOSS
 
     @property
+    def has_value(self) -> bool:
+        """Whether its value tells something. The message does for non-finite tensors and for facts."""
+        return self.is_of_loss or (self.rule != "nonfinite" and self.value == self.value)
+
+    @property
     def kind(self) -> str:
         """The tap's kind."""
         return self.tap.kind

@@ -82,24 +82,31 @@ def find_lost(store: Store, taps: TapList) -> list[Finding]:
             severity = "info"
         if len(places):
             since = start if (which & at_first).any() else int(steps[0])
-            found.append(_finding(pairs.updates, rule, severity, places, shares, since))
+            first = int(places[0])
+            share = float(shares[known[:, first], first][-1])
+            still = store.rows(pairs.updates.numbers[places[:1]], "zero_fraction", begin).low[:, 0]
+            found.append(_finding(pairs.updates, rule, severity, places, share, still, since))
     return found
 
 
 def _finding(
-    updates: TapList, rule: RuleName, severity: Severity, places: NDArray[np.intp], shares: Shares, since: int
+    updates: TapList,
+    rule: RuleName,
+    severity: Severity,
+    places: NDArray[np.intp],
+    share: float,
+    still: NDArray[np.float64],
+    since: int,
 ) -> Finding:
     place = int(places[0])
-    row = shares[:, place]
-    known = row[~np.isnan(row)]
-    value = float(known[-1])
+    zeros = still[np.isfinite(still)]
     which = f"{len(places):,} weights" if len(places) > 1 else "the weight"
     message = (
         f"{which} did not change in any captured step since step {since}, although the gradient is not zero"
         if rule == UNCHANGED
-        else f"rounding has lost {value:.0%} of the update since step {since}: the values stay, and have gradients"
+        else f"rounding has lost {share:.0%} of the update since step {since}: the values stay, and have gradients"
     )
     more = len({updates.taps[each].module for each in places.tolist()}) - 1
     members = tuple((int(updates.numbers[each]), since) for each in places.tolist())
-    about = "zero_fraction", value, float("nan"), since, None, message, tuple(known[-SPARK:].tolist()), more
+    about = "zero_fraction", float(zeros[-1]), float("nan"), since, None, message, tuple(zeros[-SPARK:].tolist()), more
     return Finding(rule, severity, int(updates.numbers[place]), updates.taps[place], *about, members=members)
