@@ -16,6 +16,8 @@ from hookcore.store import Store, TapList
 UNCHANGED: Final = "unchanged-tensor"
 LOST: Final = "bf16-update-lost"
 
+_FEW: Final = 4  # captured steps that show that nothing is lost
+
 Shares = NDArray[np.float64]  # [row, parameter]
 
 
@@ -37,7 +39,7 @@ class _Pairs:
         ]
         return cls(taps.at([each for each, _ in found]), taps.at([each for _, each in found]))
 
-    def shares(self, store: Store, first: int, last: int | None) -> tuple[NDArray[np.int64], Shares]:
+    def shares(self, store: Store, first: int | None, last: int | None) -> tuple[NDArray[np.int64], Shares]:
         """Return the steps, and the share of values that did not change although their gradient isn't zero, at least.
 
         NaN where a gradient is all zero, where only one of both was captured, and where a value was non-finite.
@@ -60,6 +62,9 @@ def find_lost(store: Store, taps: TapList) -> list[Finding]:
     begin = store.captured_step(int(limits["among"]) - 1)
     if not len(pairs.updates.taps) or begin is None:
         return []
+    newest = pairs.shares(store, store.captured_step(_FEW - 1), None)[1]
+    if not ((newest >= limits["share"]).any(axis=0) & ~(newest < limits["share"]).any(axis=0)).any():
+        return []  # most looks end here
     steps, shares = pairs.shares(store, begin, None)
     known = ~np.isnan(shares)
     lost = (~known | (shares >= limits["share"])).all(axis=0) & (known.sum(axis=0) >= limits["captured_steps"])
