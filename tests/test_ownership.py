@@ -131,6 +131,22 @@ def test_a_detached_graph_is_named_where_it_is_cut_and_an_unused_branch_is_not(e
     assert told(train(model, [model.parameters()], steps, every=every)) == []
 
 
+def test_a_graph_that_is_cut_later_is_found_at_the_second_check_after_it() -> None:
+    model = Cut(cut=False)
+
+    def at(step: int, _: list[torch.optim.Optimizer]) -> None:
+        model.cut = step >= 30
+
+    assert told(train(model, [model.parameters()], 110, at)) == [("frozen-by-mistake", "two", 96)]
+    frozen = Cut(cut=False)
+
+    def freeze(step: int, _: list[torch.optim.Optimizer]) -> None:
+        for layer in (frozen.one, frozen.two):
+            layer.requires_grad_(step < 30)
+
+    assert told(train(frozen, [frozen.parameters()], 110, freeze)) == []
+
+
 def test_parameters_of_two_optimizers_are_found() -> None:
     model = layers()
     store = train(model, [model.parameters(), model[1].parameters()])

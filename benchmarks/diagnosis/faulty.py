@@ -141,6 +141,7 @@ FAULTY: Final = {
         lambda: classifier(mlp(4), trained=lambda model: model[:6].parameters()), ("not-in-optimizer",), "6"
     ),
     "body detached": Case(lambda: classifier(Detached(0)), ("frozen-by-mistake",), "body.6"),
+    "body detached later": Case(lambda: classifier(Detached(60)), ("frozen-by-mistake",), "body.6", at=60, steps=220),
     "in two optimizers": Case(
         lambda: classifier(mlp(4), 0.02, also=lambda model: torch.optim.SGD(model[6].parameters(), 0.01)),
         ("duplicate-in-optimizers",),

@@ -158,10 +158,10 @@ RULES: Final[Mapping[RuleName, Rule]] = MappingProxyType(
             _rule(
                 "frozen-by-mistake",
                 "warning",
-                "Never a gradient",
-                "Parameters are in an optimizer and require gradients, their modules run, and no gradient ever came, "
-                "while layers after them get theirs: the graph is cut behind the named layer. An unused branch isn't "
-                "reported. Compared by the trainer, as above.",
+                "No gradient arrives",
+                "Parameters are in an optimizer and require gradients, their modules run, and no gradient arrives, or "
+                "none any more, while layers after them get theirs: the graph is cut behind the named layer. An unused "
+                "branch isn't reported. Compared by the trainer, as above.",
                 first_told=48,
             ),
             _rule(

@@ -1,4 +1,4 @@
-"""Which parameters no optimizer steps, which ones never get a gradient, and which ones two optimizers step."""
+"""Which parameters no optimizer steps, which ones get no gradient, and which ones two optimizers step."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _cut_off(owned: Sequence[tuple[Parameter, Tensor]]) -> list[Parameter]:
     found: list[Parameter] = []
     for each, tensor in owned:
         history = each.plan.history
-        if history.got_gradients or tensor.grad is not None:
+        if tensor.grad is not None or (history.got_gradients and history.without_gradient < LEAST_READ):
             break
         if history.seen and history.without_gradient >= LEAST_READ:
             found.append(each)
@@ -105,6 +105,6 @@ def _listed(among: Sequence[Parameter]) -> str:
 _MESSAGES: Final = {
     OUTSIDE: "these get gradients, and no optimizer that steps has them: {}",
     OUTSIDE_BEFORE: "these get gradients that no optimizer uses; if that is intended, freeze them to save time: {}",
-    FROZEN: "these are in an optimizer and require gradients, and have never got one: {}",
+    FROZEN: "these are in an optimizer and require gradients, but none arrives: {}",
     DUPLICATE: "more than one optimizer steps these: {}",
 }

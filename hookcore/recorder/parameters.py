@@ -162,6 +162,7 @@ class Parameters:
                 parameter.plan.history.without_gradient += tensor is not None and tensor.requires_grad
                 continue
             parameter.plan.history.got_gradients = True
+            parameter.plan.history.without_gradient = 0
             if parameter.grad_slot >= 0:
                 self._statistics.add_safely(parameter.plan, tensor.grad, parameter.grad_slot)
 

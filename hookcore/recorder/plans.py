@@ -103,7 +103,7 @@ class History:
     def __init__(self) -> None:
         self.seen = False  # whether it ever ran
         self.got_gradients = False  # whether a parameter of its own was stepped with a gradient
-        self.without_gradient = 0  # how often one that requires a gradient was stepped without any
+        self.without_gradient = 0  # how often one that requires a gradient was stepped without, since the last
         self.reasons: dict[str, int] = {}  # why something of it was not captured, and how often
         self.why_unseen = ""  # why no call of it was observed, the last time this was asked
 
