@@ -214,6 +214,21 @@ def test_an_exception_saves_the_running_step() -> None:
     assert "RuntimeError" in found.error
 
 
+def test_an_interruption_saves_nothing() -> None:
+    model = Net()
+    watcher = watch(model)
+
+    def interrupted() -> None:
+        with watcher:
+            model(torch.randn(16, 4), mask=torch.ones(16, 8))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert not capsules_of(watcher)
+    assert not events_of(watcher, "capsule-missed")
+
+
 def test_a_step_is_saved_when_asked_for_even_if_nothing_is_wrong_or_armed() -> None:
     seed_all()
     model = Net()

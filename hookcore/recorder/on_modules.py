@@ -126,7 +126,8 @@ class ModulePreHook(InertInCopies):
             if current.pending:
                 dispatcher.on_pending()
             if plan.is_model:
-                self._attachment.check_tree()
+                if plan.is_root:
+                    self._attachment.check_tree()
                 dispatcher.enter_model(plan, module, args)
             if dispatcher.wants_input(plan):
                 if stands_last(module._forward_pre_hooks, self):

@@ -148,7 +148,7 @@ class ProcessAttachment:
         def see(module: nn.Module, args: Any, rest: tuple[Any, ...]) -> None:
             plan, entered = plans_get(id(module)), False
             try:
-                if models.unsure or (plan is not None and plan.is_model):
+                if models.unsure or (plan is not None and plan.is_model and plan.is_root):
                     plan = self._begin_calls(module)
                 if plan is None or self._calls_regions or module.__dict__.get("_compiled_call_impl") is not None:
                     entered = is_entered(module)

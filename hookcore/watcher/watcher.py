@@ -203,8 +203,9 @@ class Watcher:
     def _say_why(self, error: BaseException | None) -> None:
         self._ending.unfollow()
         failure = self._ending.failure(error)
-        if failure is not None:
+        if failure is not None and isinstance(error, Exception):  # Ctrl+C and exits say nothing about the step
             self._recorder.keep_failed_step(failure.error)
+        if failure is not None:
             self._delivery.sink.fail(failure)
 
     def coverage(self) -> list[Coverage]:
