@@ -865,10 +865,10 @@ def test_two_observers_see_only_their_own_models() -> None:
         inside.close()
 
 
-def train_with_a_compiled_optimizer(how: str) -> list[Tensor]:
+def train_with_a_compiled_optimizer(how: str, model: nn.Module | None = None) -> list[Tensor]:
     """Train a small network with a compiled optimizer; return the weights at the end."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 1))
+    model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 1)) if model is None else model
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 
     def backward() -> None:
@@ -917,7 +917,8 @@ def test_a_compiled_optimizer_has_the_graphs_of_an_unwatched_one_no_more_breaks_
 def test_a_model_whose_whole_loop_is_compiled_is_found_by_its_optimizer_and_another_optimizer_is_told() -> None:
     image = torch.zeros(3, requires_grad=True)
     with hookcore.watch(server=None, budget=None) as watcher:
-        train_with_a_compiled_optimizer("with the loop")
+        model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 1))  # alive when the problem is looked for
+        train_with_a_compiled_optimizer("with the loop", model)
         for _ in range(3):
             optimizer = torch.optim.SGD([image])
             image.sum().backward()

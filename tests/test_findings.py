@@ -250,6 +250,17 @@ def test_a_gradient_that_became_zero_vanishes() -> None:
     assert found.message == "the output gradient has been zero since step 80"
 
 
+def test_a_gradient_that_is_zero_between_its_turns_does_not_vanish_until_it_misses_some() -> None:
+    for turn in (3, 5, 6, 12):
+        rms = steady(200)
+        rms[np.arange(200) % turn != 0, 4] = 0.0  # as of a generator that takes one step for several of its critic
+        assert findings_of(store_of(rms, GRADIENTS)) == ()
+        rms[120:, 4] = 0.0
+        (found,) = findings_of(store_of(rms, GRADIENTS))
+        assert (found.rule, found.number) == ("vanishing", 4)
+        assert 120 - turn < found.since_step <= 120
+
+
 def test_a_gradient_that_is_zero_for_long_still_vanishes_and_one_that_never_was_nonzero_does_not() -> None:
     rms = steady(800)
     rms[200:, 4] = 0.0

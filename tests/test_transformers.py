@@ -18,7 +18,7 @@ from torch import nn
 
 import hookcore
 from hookcore.capsules import record, replay
-from hookcore.records import KINDS
+from hookcore.records import TENSOR_KINDS
 from tests.harness import assert_stats, digest, process_state, random_state, read_step, reference_stats, seed_all, watch
 from tests.twin import TwinHooks
 
@@ -158,7 +158,7 @@ def _train(architecture: Architecture, way: str | None) -> tuple[list[dict[str, 
 
 WAYS: Final[dict[str, Callable[[nn.Module], hookcore.Watcher]]] = {
     "attached": lambda model: watch(model),
-    "all kinds": lambda model: watch(model, kinds=KINDS),
+    "all kinds": lambda model: watch(model, kinds=TENSOR_KINDS),
     "per module": lambda model: watch(model, attach="module"),
     "discovered": lambda model: watch(),
 }

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import hookcore
-from hookcore.records import KINDS
+from hookcore.records import TENSOR_KINDS
 from tests.harness import Key, assert_stats, digest, read_step, watch
 
 ATTACH = ("global", "module")
@@ -166,7 +166,7 @@ def test_patterns_apply_to_a_modules_new_path() -> None:
 def test_a_training_that_wraps_its_layers_computes_the_same_bits_watched(attach: str) -> None:
     def train(**settings: Any) -> str:
         model = net()
-        watcher = watch(model, kinds=KINDS, attach=attach) if settings else None
+        watcher = watch(model, kinds=TENSOR_KINDS, attach=attach) if settings else None
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         for number in range(4):
             if number == 2:

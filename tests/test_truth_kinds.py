@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import hookcore
-from hookcore.records import KINDS
+from hookcore.records import TENSOR_KINDS
 from tests.harness import Key, assert_stats, read_step, seed_all, watch
 from tests.zoo.case import mean_square, mlp, noise, sgd
 
@@ -22,7 +22,7 @@ def test_every_kind_of_a_step_equals_autograd_and_the_optimizer() -> None:
     seed_all()
     model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2))
     x, optimizer = noise(3, 4).requires_grad_(), torch.optim.SGD(model.parameters(), lr=0.1)
-    with watch(model, kinds=KINDS) as watcher:
+    with watch(model, kinds=TENSOR_KINDS) as watcher:
         mean_square(model(x)).backward()
         before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
         optimizer.step()

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from hookcore.records import KINDS
+from hookcore.records import TENSOR_KINDS
 from tests.harness import Key, assert_stats, read_step, seed_all, watch
 from tests.zoo.case import mean_square, noise, sgd
 from tests.zoo.graphs import block
@@ -254,7 +254,7 @@ def test_nothing_is_lost_if_several_threads_train() -> None:
             mean_square(model(inputs)).backward()
             optimizer.step()
 
-    with watch(kinds=KINDS) as watcher:
+    with watch(kinds=TENSOR_KINDS) as watcher:
         threads = [threading.Thread(target=train, args=(model,)) for model in models]
         for thread in threads:
             thread.start()

@@ -99,6 +99,8 @@ def _vanishing(readings: Readings) -> Shift:
     shrinks = fall > np.maximum(np.log10(limits["shrinks"]), 3 * spread)
     tiny = now < beside - np.log10(limits["beside_factor"])
     places = np.flatnonzero(is_gradient & (fell | (tiny & shrinks)))
+    usually_zero = [readings.is_nothing[place] and _is_often_zero(readings.columns.size[:, place]) for place in places]
+    places = places[~np.array(usually_zero, bool)]
 
     def severity(place: int) -> Severity:
         if np.isinf(alike[place]):  # most updates are zero: no training is that complete
@@ -110,6 +112,14 @@ def _vanishing(readings: Readings) -> Shift:
         return "info" if fell_alike else RULES["vanishing"].severity
 
     return Shift("vanishing", places, _onsets(readings, places, usual, above=False), usual, severity)
+
+
+def _is_often_zero(sizes: NDArray[np.float64]) -> bool:
+    """Return whether zeros in a row are nothing new: for example, between the turns of two optimizers."""
+    zeros = sizes[~np.isnan(sizes)] == 0
+    edges = np.flatnonzero(np.diff(np.concatenate(([0], zeros, [0]))))
+    runs = edges[1::2] - edges[::2]
+    return len(runs) > 1 and bool(runs[-1] <= 2 * runs[:-1].max())
 
 
 def _middle(values: Logs) -> float:
