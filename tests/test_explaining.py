@@ -97,7 +97,7 @@ def replays_of(run: str) -> list[str]:
     return found
 
 
-def explained(client: Client, run: str, patience_s: float = 120.0) -> Capsule:
+def explained(client: Client, run: str) -> Capsule:
     """Explain the only capsule of a run, and return it when that is done."""
     (found,) = client.capsules(run)
     assert client.explain(found.id, run).state == "running"
@@ -153,8 +153,8 @@ def test_a_replay_that_dies_or_takes_too_long_is_told(layers: Any, tmp_path: Pat
     slow, dies = save(layers.Slow(tmp_path / "flag"), torch.ones(2, 4)), save(layers.Dies(), torch.ones(2, 4))
     (tmp_path / "flag").touch()
     with served(lost_after_s=10_000.0) as server, Client(server.url, TOKEN) as client:
-        server.app.state.explainer = Explainer(max_s=8.0)
-        for run, why in ((slow, "took more than 8 s"), (dies, "a signal (SIGKILL)")):
+        for run, max_s, why in ((slow, 8.0, "took more than 8 s"), (dies, 240.0, "a signal (SIGKILL)")):
+            server.app.state.explainer = Explainer(max_s=max_s)
             server.runs.open(make_info(run))
             found = explained(client, run)
             assert found.state == "failed"
