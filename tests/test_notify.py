@@ -255,9 +255,9 @@ def test_a_server_tells_about_the_incidents_of_its_live_runs(hook: Webhook) -> N
         assert run is not None
         run.take(bad_batch(make_info("one"), range(5), bad=3))
         wait_for(lambda: hook.messages)
-        url = f"{server.url}/runs/one/events?name=nonfinite"
+        url = f"{server.url}/runs/one/incident?id=nonfinite-3"
         assert url in hook.bodies
-        assert server.get("/runs/one/events?name=nonfinite").startswith(b"HTTP/1.1 200")
+        assert server.get("/runs/one/incident?id=nonfinite-3").startswith(b"HTTP/1.1 200")
     assert "NaN first, at step 3" in hook.bodies
     assert len(hook.messages) == 1
 
@@ -403,7 +403,7 @@ def test_a_training_with_a_server_sends_the_link_to_its_page(hook: Webhook, monk
     with served() as server, hookcore.watch(model, server=server.url, budget=None, notify=[hook.url]) as watcher:
         train(model, 5)
         wait_for(lambda: hook.messages)
-        assert f"{watcher.url}/events?name=nonfinite" in hook.bodies
+        assert f"{watcher.url}/incident?id=nonfinite-" in hook.bodies
         (run,) = server.runs.all()
         assert run.info.settings["notify"] == ["(hidden)"]
         for path in (f"/runs/{run.id}", f"/runs/{run.id}/hooks", f"/api/v1/runs/{run.id}", "/api/v1/settings"):

@@ -112,6 +112,8 @@ def _addresses(run: Run, stat: str, kind: str) -> Iterator[str]:
     asked, newest = f"run={run.id}", run.store.steps().newest
     yield from ("/", "/settings", f"/settings?{asked}", "/metrics", f"/runs/{run.id}", f"/compare?runs={run.id},good")
     yield from (f"/runs/{run.id}/{page}" for page in ("flow", "hooks", "events", "histograms", "tensors"))
+    for each in run.store.incidents()[:3]:
+        yield f"/runs/{run.id}/incident?id={quote(each.id)}&stat={stat}"
     for place, tap in enumerate(run.store.taps().taps[:3]):
         yield f"/runs/{run.id}/layer?module={quote(tap.module, safe='')}&step={newest}"
         yield f"/api/v1/histograms?{asked}&tap={place}&format=csv"

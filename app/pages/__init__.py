@@ -10,6 +10,7 @@ from .frame import compile_templates
 from .help import HelpPage
 from .histograms import HistogramsPage
 from .hooks import HooksPage
+from .incident import IncidentPage
 from .layer import LayerPage
 from .overview import OverviewPage
 from .page import router_of
@@ -29,6 +30,7 @@ router = router_of(
         TensorsPage,
         HooksPage,
         EventsPage,
+        IncidentPage,
         ComparePage,
         SettingsPage,
         HelpPage,

@@ -19,7 +19,7 @@ from .frame import address_of
 from .page import FindText, Page, RowNumber, RunPage, Text, first_row_of_page
 from .views.event_list import FINDING, Filter, Line, all_lines, markdown_of, names_of
 from .views.overview import layer_address
-from .views.provenance import provenance_of
+from .views.provenance import incident_of, provenance_of
 from .views.saved_steps import capsule_for, capsules_of, source_of
 from .views.span import range_in
 from .views.timeline import timeline_of
@@ -123,7 +123,9 @@ class EventsPage(RunPage):
         finding = line.finding if line is not None else None
         # The cause of a bad loss is unknown, because a loss is not a layer's tensor.
         origin = provenance_of(run.store, finding) if finding is not None and not finding.is_of_loss else None
+        incident = incident_of(run.store.incidents(), finding) if finding is not None else None
         return {
+            "incident_page": "" if incident is None else address_of(run, "incident", id=incident.id),
             "capsule": capsule_for(line, capsules_of(self.request, run)) if line is not None else None,
             "source_of": source_of,
             "detail_layer": _layer_of(run, line) if line is not None else "",

@@ -33,7 +33,7 @@ _TAIL_LETTERS: Final = 12  # of a name that is shortened in the middle
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """An entry of the navigation: its page, its title, and its key after `g`."""
+    """A page of a run: its title, and its key after `g`. Without a key, it isn't in the navigation."""
 
     page: str
     title: str
@@ -50,6 +50,7 @@ PLACES: Final = (
     Place("tensors", "Tensors", "/tensors", "t"),
     Place("hooks", "Hooks", "/hooks", "k"),
     Place("events", "Events", "/events", "a"),
+    Place("incident", "Incident", "/incident", "", finds=False),
 )
 
 
@@ -195,7 +196,7 @@ def _make_templates() -> Environment:
     own = (ends, middle, breakable, camels, shown, percent, thousands, pace, ago, moment, size, basename)
     templates.filters |= {each.__name__: each for each in (*own, code)}
     templates.globals |= {
-        "places": PLACES,
+        "places": tuple(place for place in PLACES if place.key),
         "kinds": KINDS,
         "tensor_kinds": TENSOR_KINDS,
         "stat_names": STAT_NAMES,

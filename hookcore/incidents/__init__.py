@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from .book import KEPT_FIRST, KEPT_NEWEST, NONFINITE, Incidents
+from .evidence import AROUND
 from .incident import Evidence, Found, Incident, Link, Logged
 from .order import Rank, around, rank_of
 
 __all__ = [
+    "AROUND",
     "KEPT_FIRST",
     "KEPT_NEWEST",
     "NONFINITE",

@@ -57,7 +57,7 @@ class Note:
 
 def note_about(incident: About, run: str, name: str, page: str) -> Note:
     """Return the note about an incident of a run with this id and name. `page` is the address of the run, if any."""
-    link = f"{page}/events?name={quote(incident.rule)}" if page else ""
+    link = f"{page}/incident?id={quote(incident.id)}" if page else ""
     return Note((run, incident.id), name, incident.severity, incident.sentence, link)
 
 

@@ -77,6 +77,7 @@ def paths_of(site: Site, name: str) -> dict[str, str]:
         "tensors": f"runs/{run}/tensors",
         "hooks": f"runs/{run}/hooks",
         "events": f"runs/{run}/events",
+        "incident": f"runs/{run}/incident?id=nonfinite-40",
         "compare": f"compare?a={run}&b={other}",
         "settings": "settings",
         "help": "help",

@@ -21,6 +21,7 @@ from ...figures.spark import Spark, spark_of
 from ...runs import Run
 from ..frame import address_of
 from .event_list import Line, alert_lines, line_of
+from .provenance import incident_of
 from .saved_steps import cause_of
 from .span import Span
 
@@ -54,6 +55,7 @@ class AlertLine:
     address: str
     type: str
     cause: str = ""  # what a replay found
+    incident: str = ""  # the address of the incident's page, if there is a cause
 
     @property
     def finding(self) -> Finding | None:
@@ -187,8 +189,18 @@ def shown_alerts(
     listed = (alerts + notes)[:most]
     modules = {line.module for line in listed}
     types = {module.path: module.type for module in run.store.modules() if module.path in modules}
-    shown = [replace(_alert(run, line, types), cause=cause_of(line, capsules)) for line in listed]
-    return shown, len(alerts), len(notes)
+    return [_explained(run, _alert(run, line, types), capsules) for line in listed], len(alerts), len(notes)
+
+
+def _explained(run: Run, alert: AlertLine, capsules: Sequence[Capsule]) -> AlertLine:
+    cause = cause_of(alert.line, capsules)
+    if alert.finding is None or not cause:
+        return alert
+    incident = incident_of(run.store.incidents(), alert.finding)
+    page = address_of(run, "events", event=alert.line.id)
+    return replace(
+        alert, cause=cause, incident=page if incident is None else address_of(run, "incident", id=incident.id)
+    )
 
 
 def _alert(run: Run, line: Line, types: dict[str, str]) -> AlertLine:

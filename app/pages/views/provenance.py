@@ -88,7 +88,7 @@ def provenance_of(store: Store, finding: Finding) -> Provenance:
     around = _read(store, finding, first, last)
     place = int(np.flatnonzero(around.taps.numbers == finding.number)[0])
     shown = around.at(place)
-    incident, before, left_out = _incident_of(store, finding), "", 0
+    incident, before, left_out = incident_of(store.incidents(), finding), "", 0
     followers: tuple[Follower, ...] = ()
     if incident is not None:
         exact = None if incident.evidence is None else _exact(incident.evidence, finding.stat, first, last)
@@ -108,9 +108,10 @@ def provenance_of(store: Store, finding: Finding) -> Provenance:
     )
 
 
-def _incident_of(store: Store, finding: Finding) -> Incident | None:
+def incident_of(incidents: Sequence[Incident], finding: Finding) -> Incident | None:
+    """Return the incident that a finding is about."""
     wanted = finding.key, finding.since_step
-    return next((each for each in store.incidents() if (each.key, each.first_step) == wanted), None)
+    return next((each for each in incidents if (each.key, each.first_step) == wanted), None)
 
 
 def _exact(evidence: Evidence, stat: str, first: int, last: int) -> _Around:

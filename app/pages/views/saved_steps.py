@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from textwrap import dedent
+from typing import Final
 
 from fastapi import Request
 
 from hookcore.answers import Capsule, SourceLine
-from hookcore.incidents import NONFINITE
+from hookcore.incidents import NONFINITE, Incident
 
 from ...runs import Run
 from ...runs.explaining import Explainer
 from .event_list import Line
 
-_BEFORE = {NONFINITE: 0, "loss": 1}  # rules that a replay explains; a loss is often logged a step later
+# Rules that a replay explains. A loss is often logged a step later.
+_BEFORE: Final[dict[str, int]] = {NONFINITE: 0, "loss": 1}
 _EVENTS = frozenset({"capsule", "explained", "explanation-failed", "crashed"})
 
 
@@ -29,11 +31,21 @@ def capsule_for(line: Line, capsules: Sequence[Capsule]) -> Capsule | None:
     if line.finding is None:
         known = line.name in _EVENTS
         return next((each for each in capsules if known and each.step == line.step), None)
-    before = _BEFORE.get(line.finding.rule)
+    return _capsule_between(line.finding.rule, line.step, line.until, capsules)
+
+
+def capsule_of(incident: Incident, capsules: Sequence[Capsule]) -> Capsule | None:
+    """Return the first step that was saved while an incident lasted."""
+    last = incident.last_step if incident.is_over else None
+    return _capsule_between(incident.rule, incident.first_step, last, capsules)
+
+
+def _capsule_between(rule: str, first: int, last: int | None, capsules: Sequence[Capsule]) -> Capsule | None:
+    before = _BEFORE.get(rule)
     if before is None:
         return None
-    end = float("inf") if line.until is None else line.until
-    return next((each for each in capsules if line.step - before <= each.step <= end), None)
+    end = float("inf") if last is None else last
+    return next((each for each in capsules if first - before <= each.step <= end), None)
 
 
 def source_of(line: SourceLine) -> list[tuple[int, str]]:

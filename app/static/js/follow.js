@@ -32,8 +32,14 @@ export class Follow extends Emitter {
     state.on("step", () => this.emit("change"));
   }
 
+  /** Whether the page is about certain steps, such as those around an incident: it is neither live nor held. */
+  get fixed() {
+    return this.state.defaults.step !== "";
+  }
+
   /** Whether the page is held: new steps are counted, not shown. */
   get paused() {
+    if (this.fixed) return false;
     return this.state.get("step") !== "" || !("live" in this.window);
   }
 

@@ -75,6 +75,7 @@ function startLink(page) {
 /** @param {import("./page.js").Page} page */
 function startFollow(page) {
   const { follow } = page;
+  if (follow.fixed) return;
   const button = byId("follow");
   const turn = () => {
     if (follow.paused) follow.live();

@@ -83,7 +83,7 @@ export function stepsOf(runState, first, newest) {
  * @param {State} state @param {string} runState */
 function prefer(state, runState) {
   const given = new URLSearchParams(location.search);
-  const window = runState === "live" ? prefs.chosen("window") : "";
+  const window = runState === "live" && !state.defaults.step ? prefs.chosen("window") : "";
   const chosen = { steps: window && `live:${window}`, smooth: prefs.chosen("smooth") };
   for (const [name, value] of Object.entries(chosen))
     if (value && name in state.defaults && !given.has(name)) state.set({ [name]: value });

@@ -105,7 +105,8 @@ export class LineChart {
 
   /** Draws in its turn; `now` is for what a hand asked for. @param {boolean} [now] */
   ask(now = false) {
-    if (!this.#alive || !this.page.schedule.isSeen(this.panel.plot)) return;
+    if (!this.#alive) return;
+    if (!this.page.schedule.isSeen(this.panel.plot)) return this.card.refresh();
     const wait = now ? 0 : this.#drawnAt + GAP_MS * Math.max(1, live.size / MAX_LIVE) - performance.now();
     if (wait <= 0) return this.page.schedule.inTurn(this, () => this.draw());
     this.#timer ??= setTimeout(() => {

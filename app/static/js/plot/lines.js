@@ -45,9 +45,8 @@ export class LineFigure {
    * @param {boolean} [alone] without the page around it: with title and legend
    */
   make(colors, width, height, alone = false) {
-    const halfLife = Number(this.page.state.optional("smooth")) || 0;
+    this.thin();
     const { span } = this.page.follow;
-    this.drawn = this.lines.map((line) => drawn(line, halfLife, MAX_POINTS, span));
     const { low, high } = this.options.y ?? {};
     const ends = [low, high].filter((value) => value !== undefined);
     const axis = axisOf(this.scale, [
@@ -72,7 +71,16 @@ export class LineFigure {
     return summaryOf(this.lines, this.drawn);
   }
 
+  /** Computes what is drawn. */
+  thin() {
+    const halfLife = Number(this.page.state.optional("smooth")) || 0;
+    const { span } = this.page.follow;
+    this.drawn = this.lines.map((line) => drawn(line, halfLife, MAX_POINTS, span));
+  }
+
+  /** What is shown, also if it was not drawn because its table hides it. */
   table() {
+    this.thin();
     return tableOf(this.lines, this.drawn);
   }
 }

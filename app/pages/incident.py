@@ -1,0 +1,79 @@
+"""The page Incident: what went wrong, why, what followed, and the values around the first step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, Any
+
+from fastapi import Query
+from starlette.exceptions import HTTPException
+
+from hookcore.incidents import Incident
+from hookcore.records import Tap
+
+from .page import RunPage
+from .views.incident import SHOWN, IncidentView, default_stat, view_of
+from .views.overview import layer_address
+from .views.saved_steps import capsule_of, capsules_of, source_of
+from .views.words import STAT_WORDS
+
+
+@dataclass(frozen=True, kw_only=True)
+class IncidentPage(RunPage):
+    """One incident, named by its id, which stays the same after a restart and in a saved run."""
+
+    name = "incident"
+
+    id: Annotated[str, Query(max_length=200, description="of the incident")]
+    stat: Annotated[str, Query(max_length=20, description="the stat that is shown; empty: the usual one")] = ""
+
+    @cached_property
+    def incident(self) -> Incident:
+        """The incident."""
+        found = next((each for each in self.run.store.incidents() if each.id == self.id), None)
+        if found is None:
+            raise HTTPException(
+                404,
+                "This run has no such incident. It may have made room for later ones; the page Events lists the others",
+            )
+        return found
+
+    @cached_property
+    def view(self) -> IncidentView:
+        """What is shown of it."""
+        stat = self.stat if self.stat in SHOWN else default_stat(self.incident)
+        return view_of(self.incident, stat, self.run.state != "live")
+
+    def values(self) -> dict[str, Any]:
+        """Return what all parts show."""
+        incident = self.incident
+        return {
+            "view": self.view,
+            "incident": incident,
+            "stat_words": STAT_WORDS,
+            "shown_stats": SHOWN,
+            "usual_stat": default_stat(incident),
+            "acknowledged": incident.first_step <= self.run.acknowledgements.get(incident.key, -1),
+            "layer_of": self._layer_of,
+        }
+
+    def part_about(self) -> dict[str, Any]:
+        """Return nothing more: what happened."""
+        return {}
+
+    def part_cause(self) -> dict[str, Any]:
+        """Return the saved step."""
+        capsules = capsules_of(self.request, self.run)
+        return {"capsule": capsule_of(self.incident, capsules), "capsule_heading": "h2", "source_of": source_of}
+
+    def part_tensors(self) -> dict[str, Any]:
+        """Return nothing more: the tensors around the first step."""
+        return {}
+
+    def part_chain(self) -> dict[str, Any]:
+        """Return nothing more: what followed."""
+        return {}
+
+    def _layer_of(self, tap: Tap, step: int) -> str:
+        return layer_address(self.run, tap, step)

@@ -1,0 +1,25 @@
+// @ts-check
+/** The Incident page: the server renders it; the chart shows the values that the incident keeps. */
+import { listenToExplain } from "../alerts/explain.js";
+import { OnsetChart } from "../alerts/onset.js";
+import { listenToSeen } from "../live/acknowledge.js";
+import { dress, Parts } from "../live/parts.js";
+import { open } from "../page.js";
+import { prefs } from "../prefs.js";
+
+const given = document.getElementById("around")?.dataset ?? {};
+const page = open({ id: "", stat: given.stat ?? "", y: "", step: given.step ?? "", steps: given.steps ?? "" });
+const parts = new Parts(page, "incident");
+const chart = given.steps ? new OnsetChart(page, page.state.get("id")) : null;
+
+page.state.on("stat", () => {
+  parts.now(["tensors"]);
+  chart?.show();
+});
+// It can spread, and its evidence grows, until enough steps have passed.
+parts.follow();
+page.events.on("news", () => parts.soon());
+page.follow.on("newest", () => chart?.renew());
+listenToExplain(page, () => parts.now(["cause"]));
+listenToSeen(page, () => parts.now(["about"]));
+prefs.on("numbers", () => dress(document));

@@ -1,0 +1,78 @@
+"""The Incident page: the culprit, its evidence, what followed, and the replay."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from playwright.sync_api import expect
+
+from .browsing import PATIENCE_MS
+from .conftest import Open
+
+Paths = Callable[[str], dict[str, str]]
+
+
+def test_an_incident_is_reached_from_its_finding_and_shows_its_evidence(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        tab.goto(paths("bad")["events"] + "?name=nonfinite")
+        tab.page.locator("#detail").get_by_role("link", name="Open incident").click()
+        tab.page.wait_for_url(re.compile(r"/incident\?id=nonfinite-40"))
+        expect(tab.page.locator("h1")).to_contain_text("NaN or infinity in encoder.layers.1")
+        expect(tab.page.locator("#tensors tr.culprit").first).to_contain_text("culprit")
+        expect(tab.page.locator("#chain li").first).to_be_visible()
+        expect(tab.page.locator("#chart .main-svg").first).to_be_attached(timeout=PATIENCE_MS)
+        expect(tab.page.locator("#chart .plot-legend")).to_contain_text("step 40")
+        expect(tab.page.locator(".advice")).to_contain_text("What to try")
+        expect(tab.page.locator("#follow")).to_be_hidden()
+
+
+def test_another_stat_changes_chart_table_and_address(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        tab.goto(paths("bad")["incident"])
+        tab.page.locator("select[name=stat]").select_option("norm")
+        tab.page.wait_for_url(re.compile("stat=norm"))
+        expect(tab.page.locator("#tensors thead >> nth=0")).to_contain_text("norm, step 39")
+        tab.page.reload()
+        expect(tab.page.locator("select[name=stat]")).to_have_value("norm")
+        tab.page.locator("#chart").get_by_role("button", name="Table").click()
+        expect(tab.page.locator("#chart table tbody tr")).not_to_have_count(0)
+
+
+def test_the_saved_step_is_explained_here_too(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        tab.goto(paths("bad")["incident"])
+        cause = tab.page.locator("#cause")
+        expect(cause).to_contain_text("Step 40 was")
+        explain = cause.get_by_role("button", name="Explain", exact=True)
+        if explain.count():  # the page Events may have done it already
+            explain.click()
+        expect(cause).to_contain_text("weight encoder.layers.1.linear1.weight already had", timeout=60_000)
+
+
+def test_it_is_acknowledged_and_that_is_undone(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        tab.goto(paths("bad")["incident"])
+        button = tab.page.locator("#about [data-seen]")
+        button.click()
+        expect(button).to_have_attribute("aria-pressed", "true")
+        button.click()
+        expect(button).to_have_attribute("aria-pressed", "false")
+
+
+def test_it_fits_a_phone_passes_axe_and_needs_no_script(visit: Open, paths: Paths) -> None:
+    with visit(theme="light") as tab:
+        tab.goto(paths("bad")["incident"])
+        tab.page.wait_for_timeout(1500)
+        assert tab.axe() == [], "light, on a desk"
+        tab.page.emulate_media(color_scheme="dark")
+        tab.page.set_viewport_size({"width": 390, "height": 844})
+        tab.page.wait_for_timeout(500)
+        assert tab.page.evaluate("document.documentElement.scrollWidth") <= 390
+        assert tab.axe() == [], "dark, on a phone"
+    with visit(java_script_enabled=False) as tab:
+        tab.goto(paths("bad")["incident"])
+        expect(tab.page.locator("#tensors tr.culprit").first).to_be_visible()
+        tab.page.locator("select[name=stat]").select_option("rms")
+        tab.page.get_by_role("button", name="Show").click()
+        expect(tab.page.locator("#tensors thead >> nth=0")).to_contain_text("rms, step 39")

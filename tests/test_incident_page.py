@@ -1,0 +1,137 @@
+"""The Incident page as the server renders it, and what it computes."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from hookcore.incidents import Evidence, Incident, Link, Logged
+from hookcore.records import STATS, Tap
+from hookcore_app.pages.views.incident import default_stat, view_of
+from tests.api_world import World, fill, open_run
+
+TAPS = (Tap("b", "output"), Tap("b", "output_grad"), Tap("a", "output"), Tap("c", "output"))
+STEPS = np.array([8, 9, 11, 12])
+
+
+def _evidence() -> Evidence:
+    """Return four steps of the culprit `b`, its gradient, and the modules before and after it. Step 10 is missing."""
+    stats = np.full((len(STATS), len(STEPS), len(TAPS)), np.nan)
+    values = np.arange(16.0).reshape(4, 4)
+    for name in STATS:
+        stats[STATS.index(name)] = {"count": 8.0, "nan": 0.0, "inf": 0.0}.get(name, values)
+    stats[STATS.index("nan"), 2, 0] = 3
+    stats[:, 2, 1] = np.nan  # the gradient wasn't captured at step 11
+    logged = Logged("loss", np.array([8, 9, 11]), np.array([1.0, 0.5, np.nan]))
+    return Evidence((1, 3, 0, 2), TAPS, STEPS, stats, (logged,))
+
+
+def _incident(**changes: object) -> Incident:
+    chain = (Link(2, TAPS[3], 11), Link(3, TAPS[1], 12), Link(0, TAPS[2], 12))
+    found = Incident("nonfinite", Link(1, TAPS[0], 11), float("nan"), 11, 12, None, 2, chain=chain, taps=5, modules=2)
+    return replace(found, **{"previous": 9, "evidence": _evidence(), **changes})  # type: ignore[arg-type]
+
+
+def test_each_tensor_has_its_place_its_first_step_and_its_values() -> None:
+    view = view_of(_incident(), "rms", ended=False)
+    places = [(row.tap.label, row.place, row.since) for row in view.rows]
+    assert places == [
+        ("b output", "culprit", 11),
+        ("b output_grad", "same module", 12),
+        ("a output", "before it", 12),
+        ("c output", "next", 11),
+    ]
+    culprit, gradient, before, after = (row.onset for row in view.rows)
+    assert culprit.before == 4.0
+    assert np.isnan(culprit.at)  # not the rms of the values that happen to be finite
+    assert (before.before, before.at, after.at) == (6.0, 10.0, 11.0)
+    assert (gradient.was_seen, gradient.before) == (False, 5.0)
+    assert view.before == 9
+
+
+def test_counts_are_shown_where_values_are_not_finite() -> None:
+    assert default_stat(_incident()) == "nan"
+    assert default_stat(_incident(value=float("inf"))) == "rms"
+    culprit = view_of(_incident(), "nan", ended=False).rows[0].onset
+    assert (culprit.before, culprit.at) == (0.0, 3.0)
+
+
+def test_neighbors_in_the_backward_pass_come_in_its_order() -> None:
+    taps = tuple(replace(tap, kind="output_grad") for tap in (TAPS[0], TAPS[2], TAPS[3]))
+    evidence = Evidence((1, 0, 2), taps, STEPS, _evidence().stats[:, :, [0, 2, 3]])
+    incident = replace(_incident(), culprit=Link(1, taps[0], 11), evidence=evidence)
+    assert [row.place for row in view_of(incident, "rms", ended=False).rows] == ["culprit", "next", "before it"]
+
+
+def test_the_chain_is_told_step_by_step() -> None:
+    chain = view_of(_incident(), "rms", ended=False).chain
+    assert [(each.step, each.later, len(each.links)) for each in chain] == [(11, 0, 1), (12, 1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, "The 1 step right before were not captured"),
+        ({"evidence": None}, "no room to keep the values"),
+        ({}, "2 more tensors followed"),
+    ],
+)
+def test_what_is_not_known_is_said(changes: dict[str, object], words: str) -> None:
+    unknown = view_of(replace(_incident(), **changes), "rms", ended=False).unknown  # type: ignore[arg-type]
+    assert any(words in each for each in unknown), unknown
+
+
+def test_nothing_unknown_nothing_said() -> None:
+    assert view_of(_incident(previous=10, taps=3), "rms", ended=False).unknown == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "ended", "words"),
+    [
+        ({}, False, "ongoing"),
+        ({}, True, "until the end of the run"),
+        ({"recovered": 13}, False, "over at step 13"),
+        ({"rule": "spike", "short": True, "message": "jumped", "steps": 1}, False, "a single step"),
+        ({"rule": "spike", "short": True, "message": "jumped", "steps": 3}, True, "3 single steps"),
+    ],
+)
+def test_the_state_is_in_words(changes: dict[str, object], ended: bool, words: str) -> None:
+    assert view_of(_incident(**changes), "rms", ended).state == words
+
+
+def test_the_range_of_the_chart_has_room_for_steps_to_come() -> None:
+    assert view_of(_incident(), "rms", ended=False).until == 61
+    assert view_of(_incident(), "rms", ended=True).until == 12
+
+
+def test_a_rule_that_is_unknown_here_has_its_name_as_title() -> None:
+    view = view_of(_incident(rule="my-own", message="too large"), "rms", ended=False)
+    assert (view.rule, view.title) == (None, "My own")
+
+
+def test_the_page_shows_the_incident_and_an_unknown_one_says_what_to_do() -> None:
+    world = World()
+    fill(open_run(world.runs, "run-1"))
+    with world.client as client:
+        page = client.get("/runs/run-1/incident?id=nonfinite-9")
+        assert page.status_code == 200
+        assert re.search(r'<h1 id="about-title">.*NaN or infinity.*layers\.1', page.text, re.DOTALL)
+        assert "The output of layers.1" in page.text
+        assert re.search(r"<dd>output <span class=.mono.>past.1</span>, call 2</dd>", page.text)
+        for part in ("about", "cause", "tensors", "chain"):
+            alone = client.get(f"/runs/run-1/incident?id=nonfinite-9&part={part}").text
+            assert f'data-part="{part}"' in alone
+            assert alone.count("data-part=") == 1
+        odd = client.get("/runs/run-1/incident?id=nonfinite-9&stat=nonsense")
+        assert odd.status_code == 200
+        missing = client.get("/runs/run-1/incident?id=nonfinite-8", headers={"Accept": "text/html"})
+        assert missing.status_code == 404
+        assert "page Events lists the others" in missing.text
+        link = re.search(
+            r'href="(runs/run-1/incident\?id=nonfinite-9)"',
+            client.get("/runs/run-1/events?name=nonfinite&event=nonfinite%3Alayers.1+output+%5Bpast.1%5D+call+2").text,
+        )
+        assert link is not None
