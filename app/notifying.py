@@ -1,41 +1,65 @@
-"""Notifications about the incidents of a server's runs."""
+"""Notifications about the incidents of a server's runs, and about runs that crashed or went silent."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from hookcore.notify import Note, Notifier, note_about, targets_of
+from hookcore.notify import Note, Notifier, note_about, note_about_event, targets_of
+from hookcore.records import Event
 
-from .runs import Runs
+from .runs import Run, Runs
 from .settings import ServerSettings
 
 logger = logging.getLogger("hookcore")
 
 TOLD: Final = ("error", "warning")
+TOLD_EVENTS: Final = frozenset({"crashed", "lost"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What was looked at of a run."""
+
+    incidents: int = 0  # their version
+    events: int = 0  # the cursor behind the newest
 
 
 @dataclass(slots=True)
 class Lookout:
-    """Finds new incidents in the runs whose trainers have sent something to this server."""
+    """Finds what is new in the runs whose trainers have sent something to this server."""
 
     _runs: Runs
     url: str = ""  # of the server, once it listens
-    _seen: dict[str, int] = field(default_factory=dict)  # versions of incidents by run
+    _seen: dict[str, _Seen] = field(default_factory=dict)  # by run
 
     def news(self) -> list[Note]:
-        """Return a note for each incident of a run whose incidents have changed."""
+        """Return a note for each incident of a run whose incidents have changed, and for each run that broke off."""
+        notes: list[Note] = []
         runs = [run for run in self._runs.all() if run.loaded and not run.from_disk]
-        changed = [(run, run.store.incidents_version) for run in runs]
-        changed = [(run, version) for run, version in changed if self._seen.get(run.id, 0) != version]
-        self._seen = {run.id: self._seen.get(run.id, 0) for run in runs} | {run.id: version for run, version in changed}
-        return [
-            note_about(incident, run.id, run.name, f"{self.url}/runs/{run.id}" if self.url else "")
-            for run, _ in changed
-            for incident in run.store.incidents()
-            if incident.severity in TOLD and incident.told > run.known_until
-        ]
+        seen = {}
+        for run in runs:
+            before, version = self._seen.get(run.id, _Seen()), run.store.incidents_version
+            if version != before.incidents:
+                notes += self._of_incidents(run)
+            cursor, events = run.store.events_after(before.events)
+            notes += self._of_events(run, events)
+            seen[run.id] = _Seen(version, cursor)
+        self._seen = seen
+        return notes
+
+    def _of_incidents(self, run: Run) -> list[Note]:
+        new = (each for each in run.store.incidents() if each.severity in TOLD and each.told > run.known_until)
+        return [note_about(each, run.id, run.name, self._page_of(run)) for each in new]
+
+    def _of_events(self, run: Run, events: Iterable[Event]) -> list[Note]:
+        new = (each for each in events if each.name in TOLD_EVENTS and each.step > run.known_until)
+        return [note_about_event(each, run.id, run.name, self._page_of(run)) for each in new]
+
+    def _page_of(self, run: Run) -> str:
+        return f"{self.url}/runs/{run.id}" if self.url else ""
 
 
 @dataclass(slots=True)

@@ -16,12 +16,15 @@ from torch import nn
 
 import hookcore
 from hookcore.config import Settings
+from hookcore.delivery.failures import event_of
 from hookcore.errors import ArgumentError
 from hookcore.notify import Note, Notifier, notifier, targets_of
 from hookcore.notify.notifier import ATTEMPTS, MAX_SENTENCE, MAX_SHOWN, MAX_WAITING, message_of
+from hookcore.records import Event, Failure
 from hookcore.wire import RunInfo
 from hookcore_app import cli
 from hookcore_app.notifying import Notifications
+from hookcore_app.runs.lost import LostMarks
 from hookcore_app.settings import ServerSettings
 from tests.build import frame, make_info, stats_of
 from tests.harness import random_state
@@ -278,6 +281,38 @@ def test_a_run_from_disk_is_no_news_and_one_that_goes_on_tells_only_what_is_new(
     assert notifications._lookout.news() == []
 
 
+def test_a_server_tells_about_a_crash_and_a_lost_run_once(hook: Webhook) -> None:
+    world = make_world(notify=(hook.url,))
+    lookout = world.app.state.notifications._lookout
+    run = world.runs.open(make_info("one", name="mine"))
+    assert run is not None
+    run.take(bad_batch(make_info("one"), range(5), bad=9))
+    assert lookout.news() == []
+    run.store.add_event(Event(5, 1.0, "skipped-step", "the scaler skipped", "warning"))
+    run.store.add_event(Event(5, 2.0, "interrupted", "The training was interrupted in step 5", "info"))
+    assert lookout.news() == []
+    run.seen_at = run.clock() - 10 * run.lost_after_s
+    LostMarks(world.runs).mark()
+    (lost,) = lookout.news()
+    assert lost.severity in ("error", "warning")
+    assert "sent nothing more after step 4" in lost.sentence
+    run.store.add_event(event_of(Failure("crashed", 6, "RuntimeError: out of memory")))
+    (crashed,) = lookout.news()
+    assert (crashed.run, crashed.severity) == ("mine", "error")
+    assert crashed.sentence == "The training crashed in step 6: RuntimeError: out of memory"
+    assert lookout.news() == []
+
+
+def test_a_run_that_was_lost_before_a_restart_is_no_news(hook: Webhook) -> None:
+    world = make_world(notify=(hook.url,))
+    run = world.runs.open(make_info("one"))
+    assert run is not None
+    run.take(bad_batch(make_info("one"), range(5), bad=9))
+    run.store.add_event(Event(4, 1.0, "lost", "The trainer sent nothing more after step 4.", "error"))
+    run.known_until = 4
+    assert world.app.state.notifications._lookout.news() == []
+
+
 def test_no_page_answer_or_metric_shows_an_address(hook: Webhook) -> None:
     world = make_world(token=TOKEN, notify=(hook.url,))
     for path in ("/settings", "/api/v1/notifications", "/metrics", "/api/v1/openapi.json", "/help"):
@@ -395,6 +430,22 @@ def test_a_training_without_a_server_sends_a_message_itself(hook: Webhook) -> No
     assert "NaN first, at step 3" in hook.bodies
     assert "http" not in hook.bodies
     assert watcher.errors == []
+
+
+def test_a_training_that_crashes_tells_so_and_one_that_is_interrupted_does_not(hook: Webhook) -> None:
+    def broken(error: BaseException) -> None:
+        model = nn.Linear(4, 1)
+        with hookcore.watch(model, server=None, notify=[hook.url]):
+            train(model, 2)
+            raise error
+
+    with pytest.raises(RuntimeError):
+        broken(RuntimeError("out of memory"))
+    assert [message["title"].partition(" in ")[0] for message in hook.messages] == ["hookcore: error"]
+    assert "The training crashed in step 2: RuntimeError: out of memory" in hook.bodies
+    with pytest.raises(KeyboardInterrupt):
+        broken(KeyboardInterrupt())
+    assert len(hook.messages) == 1
 
 
 def test_a_training_with_a_server_sends_the_link_to_its_page(hook: Webhook, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Sends notes about incidents from its own thread: the first at once, later ones together, at most once a minute."""
+"""Sends notes about incidents and crashes from its own thread: the first at once, later ones once a minute."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Final, Protocol
 from urllib.parse import quote
 
 from hookcore.notify.targets import Target, send_to
-from hookcore.records import SEVERITIES, Severity
+from hookcore.records import SEVERITIES, Event, Severity
 
 POLL_S: Final = 0.5
 PAUSE_S: Final = 60.0  # between two messages
@@ -46,9 +46,9 @@ class About(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """An incident of a run, in words."""
+    """An incident or an event of a run, in words."""
 
-    key: tuple[str, str]  # the ids of the run and of the incident
+    key: tuple[str, str]  # the ids of the run, and of the incident or the event
     run: str  # its name
     severity: Severity
     sentence: str
@@ -59,6 +59,12 @@ def note_about(incident: About, run: str, name: str, page: str) -> Note:
     """Return the note about an incident of a run with this id and name. `page` is the address of the run, if any."""
     link = f"{page}/incident?id={quote(incident.id)}" if page else ""
     return Note((run, incident.id), name, incident.severity, incident.sentence, link)
+
+
+def note_about_event(event: Event, run: str, name: str, page: str) -> Note:
+    """Return the note about an event of a run, such as its crash."""
+    link = f"{page}/events?name={quote(event.name)}" if page else ""
+    return Note((run, f"{event.key}@{event.step}"), name, event.severity, event.message, link)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Notifications about the incidents of a watcher's run, sent by the training process itself."""
+"""Notifications about the incidents and the crash of a watcher's run, sent by the training process itself."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from hookcore.config import Settings, rank
-from hookcore.notify import Notifier, Target, note_about, targets_of
+from hookcore.delivery.failures import CRASHED, event_of
+from hookcore.notify import Notifier, Target, note_about, note_about_event, targets_of
+from hookcore.records import Failure
 from hookcore.wire import RunInfo
 
 if TYPE_CHECKING:
@@ -25,3 +27,9 @@ def noting(notifier: Notifier, run: RunInfo, page: Callable[[], str | None]) -> 
         notifier.put(note_about(incident, run.id, run.name, page() or ""))
 
     return note
+
+
+def note_failure(notifier: Notifier, run: RunInfo, page: str | None, failure: Failure) -> None:
+    """Queue a note about a crash. Whoever interrupts a run knows of it."""
+    if failure.outcome == CRASHED:
+        notifier.put(note_about_event(event_of(failure), run.id, run.name, page or ""))

@@ -32,7 +32,7 @@ from hookcore.recorder.probes import MAX_PROBES, probe_of
 from hookcore.records import Coverage, Event, Kind, Severity, Tap
 from hookcore.store import Store
 from hookcore.watcher.callbacks import At, Callback, Callbacks, WatcherReport
-from hookcore.watcher.notifying import noting, targets_for
+from hookcore.watcher.notifying import note_failure, noting, targets_for
 from hookcore.watcher.null import NullWatcher
 from hookcore.wire import DeliveryCounters
 
@@ -207,6 +207,7 @@ class Watcher:
             self._recorder.keep_failed_step(failure.error)
         if failure is not None:
             self._delivery.sink.fail(failure)
+            note_failure(self._notifier, self._delivery.run, self.url, failure)
 
     def coverage(self) -> list[Coverage]:
         """Return every module: captured, or why not. Tensors refused by this process's store are not captured."""
