@@ -16,10 +16,13 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import hookcore
-from hookcore.capsules import Replay, read_about, replay
+from hookcore.capsules import CapsuleError, Replay, as_text, read_about, read_frames, record, replay
 from hookcore.capsules import keeper as keeper_module
+from hookcore.capsules.frames import MAX_BYTES, MAX_STEPS, RecentFrames
 from hookcore.dashboard import capsules as folder_module
-from hookcore.records import Event
+from hookcore.records import Event, Tap
+from tests.build import frame as make_frame
+from tests.build import stats_of
 from tests.harness import digest, random_state, seed_all
 
 BAD = 5  # the step in which the examples go wrong
@@ -432,3 +435,50 @@ def test_a_process_that_is_killed_while_it_writes_leaves_no_half_capsule(tmp_pat
     folder = folder_module.folder_of(killed.stdout.strip())
     assert list(folder.iterdir())  # what it had begun, hidden; removed with the run's folder
     assert folder_module.saved(folder) == []
+
+
+def test_a_capsule_has_the_numbers_of_the_steps_before_it() -> None:
+    seed_all(0)
+    model = Net()
+    with hookcore.watch(model, server=None, capsule="error", budget=None) as watcher:
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        for step, (x, mask) in enumerate(batches(70, 72)):
+            watcher.flush()
+            optimizer.zero_grad()
+            loss = model(x, mask=mask)["loss"]
+            loss.backward()
+            watcher.log(loss=float(loss.detach()), even=step % 2 == 0)
+            optimizer.step()
+        path = capsules_of(watcher)[0]
+        store = read_frames(path)
+        assert read_about(path)["frames"] == list(range(20, 70))
+        assert store.steps().count == 50
+        assert [tap.label for tap in store.taps().taps] == [tap.label for tap in watcher.store.taps().taps]
+        for tap in store.taps().taps:
+            for stat in ("rms", "mean", "count", "nan"):
+                mine, theirs = (each.series(tap, stat, 20, 69) for each in (store, watcher.store))
+                assert mine.mean.tolist() == pytest.approx(theirs.mean.tolist(), rel=1e-12, nan_ok=True), (tap, stat)
+        assert store.scalars("loss").mean.tolist() == watcher.store.scalars("loss", 20, 69).mean.tolist()
+    assert "earlier captured steps in the capsule" in as_text(replay(path))
+
+
+def test_the_steps_before_take_bounded_memory_and_nothing_once_no_more_is_saved() -> None:
+    recent = RecentFrames()
+    taps = tuple(Tap(f"layers.{number}", "output") for number in range(4000))
+    for step in range(80):
+        recent.add(make_frame(step, stats_of(4000, 1.0), taps if step == 0 else ()))
+    assert recent._nbytes <= MAX_BYTES
+    assert recent.steps == list(range(80 - len(recent.steps), 80))
+    assert 1 < len(recent.steps) < MAX_STEPS
+    recent.add(make_frame(80, stats_of(4001, 1.0), (Tap("late", "output"),)), keep=False)
+    assert (recent.steps, recent._nbytes) == ([], 0)
+    assert len(recent._taps) == 4001
+
+
+def test_a_capsule_without_earlier_steps_says_so(tmp_path: Path) -> None:
+    model = nn.Linear(2, 2)
+    with record(model, tmp_path / "one.capsule", when="asked") as recording:
+        model(torch.ones(1, 2))
+        recording.write()
+    with pytest.raises(CapsuleError, match="has no earlier steps"):
+        read_frames(tmp_path / "one.capsule")

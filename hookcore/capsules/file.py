@@ -13,7 +13,7 @@ from typing import IO, Any, Final, cast
 
 import torch
 
-from hookcore.dashboard.capsules import ABOUT, opened
+from hookcore.dashboard.capsules import ABOUT, FRAMES, opened
 from hookcore.errors import CapsuleError
 
 WARNING: Final = "Opening this capsule runs code from it: it contains pickles. Replay only capsules that you trust."
@@ -35,13 +35,17 @@ class _Limited(io.RawIOBase):
         return self._stream.write(data)
 
 
-def write_capsule(path: Path, about: dict[str, Any], step: dict[str, Any], max_bytes: int) -> int:
+def write_capsule(
+    path: Path, about: dict[str, Any], step: dict[str, Any], max_bytes: int, frames: bytes | None = None
+) -> int:
     """Write a capsule and return its size. The file appears whole or not at all."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.unfinished")
     try:
         with unfinished.open("wb") as file:
             with zipfile.ZipFile(file, "w") as archive:
                 archive.writestr(ABOUT, json.dumps(about, indent=2))
+                if frames is not None:
+                    archive.writestr(FRAMES, frames, zipfile.ZIP_DEFLATED, compresslevel=1)
                 with archive.open(_STEP, "w", force_zip64=True) as stream:
                     torch.save(step, cast(IO[bytes], _Limited(stream, max_bytes)))
             file.flush()

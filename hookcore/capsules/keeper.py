@@ -21,6 +21,7 @@ from hookcore.capsules.call import Call, Members, alias_of, aliases_in, has_data
 from hookcore.capsules.conditions import autocast_types
 from hookcore.capsules.content import about, step_of
 from hookcore.capsules.file import write_capsule
+from hookcore.capsules.frames import RecentFrames
 from hookcore.config import Capsule
 from hookcore.dashboard.capsules import MAX_RUNS, path_of, prepare, remove_old
 from hookcore.errors import CapsuleError
@@ -31,7 +32,7 @@ from hookcore.observe.generators import device_generators
 from hookcore.observe.plain import unseen
 from hookcore.recorder.keeper import Emit, FirstBad
 from hookcore.recorder.outputs import find_tensors
-from hookcore.records import ROOT
+from hookcore.records import ROOT, Frame
 
 MAX_WRITTEN: Final = 3  # capsules of one run
 MAX_FAILED: Final = 3  # attempts
@@ -103,6 +104,7 @@ class CapsuleKeeper:
         self._bad, self._was_bad = False, False  # in this step, and in the one before
         self._looked = False
         self._why_not = _NOT_CALLED
+        self._recent = RecentFrames()
         self.written: list[Path] = []
         self.failed = 0
 
@@ -230,6 +232,11 @@ class CapsuleKeeper:
         """Let go of everything."""
         self._models.clear()
 
+    def remember(self, frame: Frame) -> None:
+        """Keep the numbers of the newest steps."""
+        if self._plan.when != "never":
+            self._recent.add(frame, self.armed)
+
     # The capsule
 
     def _write(self, reason: str, module: str | None) -> None:
@@ -260,8 +267,10 @@ class CapsuleKeeper:
         prepare(folder)
         described = about(model, call, reason, self._step())
         described["changed"] += known.changed(call)
+        described["frames"] = self._recent.steps
+        frames = self._recent.packed() if described["frames"] else None
         path = path_of(folder, self._step())
-        return path, write_capsule(path, described, step_of(model, call), self._plan.max_bytes)
+        return path, write_capsule(path, described, step_of(model, call), self._plan.max_bytes, frames)
 
     def _of(self, module: str | None) -> _Model | None:
         """Return the called model that contains a module; without one, the model that was called last."""

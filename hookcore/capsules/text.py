@@ -32,6 +32,9 @@ def _lines(found: Replay) -> Iterator[str]:
         "outputs equal to the training's, to the bit" if found.exact else "not equal to the training:"
     )
     yield from (f"  {difference}" for difference in found.differences)
+    if steps := about.get("frames"):
+        span = f"{steps[0]}" if len(steps) == 1 else f"{steps[0]} to {steps[-1]}"
+        yield f"earlier captured steps in the capsule, for hookcore.capsules.read_frames: {len(steps)} ({span})"
 
 
 def _culprit(culprit: Suspect) -> Iterator[str]:

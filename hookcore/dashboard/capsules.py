@@ -18,6 +18,7 @@ from hookcore.errors import CapsuleError
 
 FORMAT: Final = 1
 ABOUT: Final = "about.json"  # in a capsule
+FRAMES: Final = "frames.msgpack"  # in a capsule of a watch: the steps before
 MAX_RUNS: Final = 20  # with capsules in the private folder; those of older ones are removed
 SUFFIX: Final = ".capsule"
 MAX_EXPLANATION: Final = 4 << 20

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from torch import nn
 
-from hookcore.records import Tap
+from hookcore.records import Frame, Tap
 
 Emit = Callable[..., None]  # adds an event: name, message, severity, module
 # Makes a keeper from functions that return the running step, emit an event, and count the changes of models.
@@ -16,7 +16,7 @@ FirstBad = Callable[[], Tap | None]  # the first tap of this step with a non-fin
 
 
 class Keeper(Protocol):
-    """Follows the captured steps. Called on the training thread, under the recorder's lock, but for `alarm`."""
+    """Follows the captured steps. Called on the training thread, under the recorder's lock, or as it says."""
 
     def ask(self) -> None:
         """Save the next step that is captured. Called on any thread."""
@@ -35,6 +35,9 @@ class Keeper(Protocol):
 
     def alarm(self, step: int) -> None:
         """Handle non-finite values of an earlier step, which another device measured. Called on any thread."""
+
+    def remember(self, frame: Frame) -> None:
+        """Handle a frame that was sent. Called on the recorder's thread."""
 
     def fail(self, error: str) -> None:
         """Handle an exception that ends the running step, and the run."""

@@ -38,7 +38,7 @@ from hookcore.recorder.shipping import Shipper
 from hookcore.recorder.snapshots import Snapshots
 from hookcore.recorder.statistics import Statistics
 from hookcore.recorder.steps import Steps
-from hookcore.records import Command, Coverage, Tap
+from hookcore.records import Command, Coverage, Frame, Tap
 
 COVERAGE_WAIT_S: Final = 1.0
 IDLE_S: Final = 1.0  # after this time without a step, the recorder's thread carries out commands if it can
@@ -94,6 +94,7 @@ class Recorder:
             self._tick,
             lambda: self.snapshots.copies.waiting or self.description.requested,
             self._tell_keeper,
+            self._remember,
         )
         self.steps = Steps(
             self.dispatcher,
@@ -206,6 +207,11 @@ class Recorder:
         keeper, statistics = self.dispatcher.keeper, self.dispatcher.statistics
         if keeper is not None and statistics.devices and not self.steps.clock.owners.scalers():
             keeper.alarm(step)
+
+    def _remember(self, frame: Frame) -> None:
+        """Let the keeper see what was sent."""
+        if self.dispatcher.keeper is not None:
+            self.dispatcher.keeper.remember(frame)
 
     # Commands
 

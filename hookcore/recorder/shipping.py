@@ -39,6 +39,7 @@ class Shipper:
     _tick: Callable[[], None]
     _has_more: Callable[[], bool]
     _tell_bad: Callable[[int], None]  # a step, the first of several with non-finite values
+    _remember: Callable[[Frame], None]  # what was sent
     worker: Worker = field(init=False)
     _was_bad: bool = field(default=False, init=False)
     _unsent_taps: tuple[Tap, ...] = field(default=(), init=False)  # without their names, later numbers would be wrong
@@ -133,6 +134,7 @@ class Shipper:
             names = (part for tap in frame.new_taps for part in (tap.module, tap.index))
             self.report_escapes(*frame.scalars, *names)
             self.sink.send(frame)
+            self._remember(frame)
         except Exception as error:
             self._keep_unsent(frame)
             self._errors.record("sink", error)
