@@ -152,7 +152,7 @@ def _layer_of(run: Run, line: Line) -> str:
 
 
 def _chosen(lines: list[Line], fitting: list[Line], key: str) -> Line | None:
-    """Return the requested line, or else the worst unacknowledged finding.
+    """Return the requested line, or else the first of the worst unacknowledged findings.
 
     A finding is found by its key even if its onset has moved since the link was created.
     """
@@ -160,5 +160,7 @@ def _chosen(lines: list[Line], fitting: list[Line], key: str) -> Line | None:
         kept = key.rpartition("@")[0]
         return next((each for wanted in (key, kept) for each in lines if wanted in (each.id, each.key)), None)
     findings = [each for each in fitting if each.finding is not None and not each.acknowledged]
-    # A bad loss is what came of it.
-    return min(findings, key=lambda each: (SEVERITIES.index(each.severity), each.name == "loss"), default=None)
+    # A bad loss is what came of it, and what began first is nearest to the cause.
+    return min(
+        findings, key=lambda each: (SEVERITIES.index(each.severity), each.name == "loss", each.step), default=None
+    )

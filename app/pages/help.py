@@ -14,7 +14,7 @@ from .views.words import BEGIN, KEYS, KIND_WORDS, NOTHING, PATTERN_WORDS, STAT_W
 
 GO: Final = (
     ("r", "Runs"),
-    *((place.key, place.title) for place in PLACES),
+    *((place.key, place.title) for place in PLACES if place.key),
     ("c", "Compare"),
     ("s", "Settings"),
     ("?", "Help"),

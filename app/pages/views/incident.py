@@ -160,12 +160,14 @@ def _rows(incident: Incident, evidence: Evidence, stat: str, affected: Mapping[i
         values = np.where(bad, np.nan, values)
     for place, (number, tap) in enumerate(zip(evidence.numbers, evidence.taps, strict=True)):
         onset = _onset(evidence.steps[seen[:, place]], values[seen[:, place], place], incident.first_step)
-        yield Row(tap, _place(incident.culprit, number, tap), affected.get(number), onset)
+        since = None if incident.rule in OF_LOSS else affected.get(number)
+        yield Row(tap, _place(incident, number, tap), since, onset)
 
 
-def _place(culprit: Link, number: int, tap: Tap) -> str:
+def _place(incident: Incident, number: int, tap: Tap) -> str:
+    culprit = incident.culprit
     if number == culprit.number:
-        return "culprit"
+        return "the model" if incident.rule in OF_LOSS else "culprit"
     if tap.module == culprit.tap.module:
         return "same module"
     # Taps are numbered in the order of the forward pass; the backward pass has the reverse order.

@@ -9,17 +9,15 @@ import { linesOf } from "./evidence.js";
 export class OnsetChart {
   /** @type {import("../answers.js").Evidence | null} */
   #evidence = null;
+  /** @type {import("../plot/lines.js").YAxis} */
+  axis = { title: "", scale: "log" };
 
   /** @param {import("../page.js").Page} page @param {string} id of the incident */
   constructor(page, id) {
     this.page = page;
     const figure = byId("chart");
     figure.hidden = false;
-    this.chart = new LineChart(page, figure, {
-      title: "Culprit and neighbors",
-      y: { title: "", scale: "symlog" },
-      query: () => null,
-    });
+    this.chart = new LineChart(page, figure, { title: "Culprit and neighbors", y: this.axis, query: () => null });
     this.asking = new Refresh(async (signal) => {
       const path = /** @type {`incidents/${string}`} */ (`incidents/${encodeURIComponent(id)}`);
       const { evidence } = await get(path, { run: page.run }, signal);
@@ -43,6 +41,8 @@ export class OnsetChart {
   show() {
     if (!this.#evidence) return;
     const lines = linesOf(this.#evidence, this.page.state.get("stat"));
+    const isAbove = lines.every(({ mean = [] }) => Array.from(mean).every((value) => !(value <= 0)));
+    this.axis.scale = isAbove ? "log" : "symlog";
     if (lines.length) this.chart.show(lines);
     else this.chart.say("None of these tensors was captured around the first step.");
   }
