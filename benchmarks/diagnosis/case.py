@@ -11,11 +11,18 @@ from torch import nn
 
 import hookcore
 from hookcore.findings import Diagnosis, examine
+from hookcore.records import Severity
 from hookcore.store import Store
 
 Step = Callable[[int], dict[str, Any]]  # trains one step and returns what to log
 Training = tuple[nn.Module, Step]
 EVERYTHING: Final = ("output", "output_grad", "param", "param_grad", "update")
+Probe = tuple[str, Callable[[torch.Tensor], Any], str]  # its name, its function, and the modules it looks at
+PROBE_EVERY: Final = 10
+DEAD: Final = "dead", hookcore.probes.dead_channels, "type:ReLU"
+RANK: Final = "rank", hookcore.probes.effective_rank, "*"
+ENTROPY: Final = "entropy", hookcore.probes.attention_entropy, "type:Softmax"
+BOTH: Final = {"phases": ("train", "eval")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +38,8 @@ class Case:
     steps: int = 200
     at: int = 0
     settings: dict[str, Any] = field(default_factory=dict)
+    probes: tuple[Probe, ...] = ()
+    severities: tuple[Severity, ...] = ("error", "warning")  # of a finding that counts
 
     @property
     def culprits(self) -> tuple[str, ...]:
@@ -59,6 +68,8 @@ def diagnose(case: Case, **settings: Any) -> tuple[Diagnosis, Store]:
     torch.manual_seed(0)
     model, step = case.make()
     watcher = hookcore.watch(model, server=None, **{"budget": None, **case.settings, **settings})
+    for name, function, include in case.probes:
+        watcher.probe(name, function, include=include, every=PROBE_EVERY)
     try:
         for number in range(case.steps):
             watcher.log(**step(number))
@@ -70,15 +81,17 @@ def diagnose(case: Case, **settings: Any) -> tuple[Diagnosis, Store]:
         watcher.close()
 
 
-def problems_of(diagnosis: Diagnosis) -> list[tuple[str, str, int, str]]:
+def problems_of(
+    diagnosis: Diagnosis, severities: tuple[Severity, ...] = ("error", "warning")
+) -> list[tuple[str, str, int, str]]:
     """Return the findings except notes: rule, module, step, message."""
-    found = (each for each in diagnosis.findings if each.severity != "info")
+    found = (each for each in diagnosis.findings if each.severity in severities)
     return [(each.rule, each.module, each.since_step, each.message) for each in found]
 
 
 def judge(case: Case, diagnosis: Diagnosis, store: Store) -> Outcome:
     """Compare what was found with what was expected."""
-    problems = problems_of(diagnosis)
+    problems = problems_of(diagnosis, case.severities)
     incidents = [each for each in store.incidents() if each.severity != "info"]
     if not case.expected:
         told = [f"{rule} {module} {step}: {message}" for rule, module, step, message in problems]

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from . import trainings
-from .case import EVERYTHING, Case, Training
-from .models import Detached, mlp, residual, scaled, silenced
-from .trainings import classifier
+from .case import BOTH, DEAD, ENTROPY, EVERYTHING, RANK, Case, Training
+from .models import Detached, Gated, Squeezed, attentive, constant, drawn, mlp, normalized, residual, scaled, silenced
+from .trainings import classifier, evaluated
 
 AT: Final = 120
 
@@ -86,6 +86,14 @@ def _adam_jumps() -> Training:
         plan=lambda steps: torch.optim.lr_scheduler.LambdaLR(steps, lambda n: 1e3 if n >= AT else 1.0),
         wrong=0.3,
     )
+
+
+def _squeezed() -> Training:
+    return classifier(nn.Sequential(nn.Linear(16, 32), nn.ReLU(), Squeezed(AT), nn.Linear(32, 4)), 0.02)
+
+
+def _sharpen(model: Any) -> None:
+    model[2].sharp = 1e4
 
 
 FAULTY: Final = {
@@ -180,5 +188,58 @@ FAULTY: Final = {
         ("large-update", "exploding", "loss", "nonfinite"),
         at=AT,
         settings={"kinds": EVERYTHING},
+    ),
+    "batches of zeros": Case(lambda: classifier(mlp(4), spoil=lambda _, batch: 0 * batch), ("all-zero",), "0"),
+    "gate closes": Case(
+        lambda: _at(lambda model: model.gate.zero_(), Gated(1.0)), ("all-zero", "vanishing"), "branch.0", at=AT
+    ),
+    "bounded activation at its bound": Case(
+        lambda: _at(lambda model: model[2].bias.fill_(30.0), mlp(4, act=nn.Hardtanh)), ("tensor-variance",), "3", at=AT
+    ),
+    "weights far too small, four layers": Case(
+        lambda: classifier(drawn(mlp(4), 1e-3)), ("poor-weight-initialization",), ("0", "2"), steps=100
+    ),
+    "weights far too large, four layers": Case(
+        lambda: classifier(drawn(mlp(4), 5.0), 1e-9), ("poor-weight-initialization",), ("0", "2"), steps=100
+    ),
+    "weights all equal": Case(
+        lambda: classifier(constant(mlp(3, act=nn.Tanh), 0.5), 1e-3),
+        ("poor-weight-initialization",),
+        "0",
+        steps=100,
+        settings={"kinds": EVERYTHING},
+    ),
+    "running statistics never updated": Case(
+        lambda: evaluated(normalized(0.0), *(2 * (lambda _, batch: 10 * batch,))),
+        ("batch-norm-drift",),
+        "1",
+        300,
+        settings=BOTH,
+    ),
+    "evaluation with other inputs": Case(
+        lambda: evaluated(normalized(), lambda n, batch: batch * (10 if n >= AT else 1)),
+        ("batch-norm-drift",),
+        "1",
+        300,
+        AT,
+        BOTH,
+    ),
+    "most channels die": Case(
+        lambda: _at(lambda model: model[2].bias[:40].fill_(-80.0), mlp(4, 64)),
+        ("dead-channels",),
+        "3",
+        at=AT,
+        probes=(DEAD,),
+    ),
+    "one direction is left": Case(_squeezed, ("rank-collapse",), "2", at=AT, probes=(RANK,)),
+    "attention to one token": Case(
+        lambda: _at(_sharpen, attentive(), rate=1e-3, wrong=0.9),
+        ("attention-entropy-collapse",),
+        "2.probabilities",
+        at=AT,
+        probes=(ENTROPY,),
+    ),
+    "clipped far below the usual norm": Case(
+        lambda: classifier(mlp(4), 0.05, clip=1e-3), ("gradient-clipped-always",), severities=("info",)
     ),
 }

@@ -8,22 +8,30 @@ import torch
 from torch import Tensor, nn
 from torch.optim import lr_scheduler
 
+from hookcore import probes
+
 from . import trainings
-from .case import Case, Training
+from .case import BOTH, DEAD, ENTROPY, EVERYTHING, RANK, Case, Training
 from .models import (
     Adapted,
     Dropping,
     Experts,
+    Gated,
     Recurrent,
     Unused,
     Words,
+    attentive,
+    constant,
     convolutions,
+    drawn,
     mlp,
+    normalized,
     residual,
+    scaled_residual,
     transformer,
     with_dropout,
 )
-from .trainings import Plan, classifier, regression
+from .trainings import Plan, classifier, evaluated, regression
 
 _ADAM, _ADAMW = torch.optim.Adam, torch.optim.AdamW
 
@@ -70,6 +78,14 @@ def _heavy_tails(number: int, batch: Tensor) -> Tensor:
 def _lora() -> Training:
     model = nn.Sequential(Adapted(16, 32), nn.ReLU(), Adapted(32, 32), nn.ReLU(), Adapted(32, 4))
     return classifier(model, 5e-3, _ADAM, trained=lambda model: [p for p in model.parameters() if p.requires_grad])
+
+
+def _one(tensor: Tensor) -> Tensor:
+    return torch.ones(())
+
+
+def _noisy(_: int, batch: Tensor) -> Tensor:
+    return batch + torch.randn_like(batch)
 
 
 HEALTHY: Final = {
@@ -134,4 +150,29 @@ HEALTHY: Final = {
     "inputs with heavy tails": Case(lambda: classifier(mlp(), 0.01, spoil=_heavy_tails)),
     "tanh, 6 layers": Case(lambda: classifier(mlp(6, act=nn.Tanh), 0.05)),
     "gelu and adam": Case(lambda: classifier(mlp(5, act=nn.GELU), 2e-3, _ADAM)),
+    "branch off on purpose": Case(lambda: classifier(Gated(0.0))),
+    "branch behind an open gate": Case(lambda: classifier(Gated(1.0))),
+    "layer scale": Case(lambda: classifier(scaled_residual(1e-5), 0.02)),
+    "residual branches that start at zero": Case(lambda: classifier(scaled_residual(None), 0.02)),
+    "weights of 0.02 and layer norms": Case(lambda: classifier(drawn(mlp(6, norm=True), 0.02), 2e-3, _ADAM)),
+    "first layer alone set to one number": Case(
+        lambda: classifier(constant(mlp(3, act=nn.Tanh), 0.1, slice(1))), settings={"kinds": EVERYTHING}
+    ),
+    "last layer alone set to one number": Case(
+        lambda: classifier(constant(mlp(3), 0.1, slice(2, 3))), settings={"kinds": EVERYTHING}
+    ),
+    "batch norms, evaluated from the start": Case(lambda: evaluated(normalized()), settings=BOTH, steps=300),
+    "batch norms, slow momentum": Case(lambda: evaluated(normalized(0.01)), settings=BOTH, steps=400),
+    "batch norms, noise in training only": Case(
+        lambda: evaluated(normalized(), train=_noisy), settings=BOTH, steps=300
+    ),
+    "relu network, probed": Case(
+        lambda: classifier(mlp(4, 64)), steps=300, probes=(DEAD, ("rank", probes.effective_rank, "type:Linear"))
+    ),
+    "classes gather, probed": Case(
+        lambda: classifier(mlp(5, act=nn.Tanh), 5e-3, _ADAM), steps=300, probes=(RANK, ("my rank", _one, "*"))
+    ),
+    "attention, probed": Case(lambda: classifier(attentive(), 5e-3, _ADAM), steps=300, probes=(ENTROPY,)),
+    "clipped now and then": Case(lambda: classifier(mlp(4), 0.1, clip=1.0)),
+    "clipped at a healthy level": Case(lambda: classifier(mlp(4), 0.05, clip=0.5, wrong=0.3)),
 }

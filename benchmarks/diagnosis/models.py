@@ -177,3 +177,94 @@ def silenced() -> nn.Sequential:
     with torch.no_grad():
         model[2].bias.fill_(-50)  # type: ignore[union-attr,operator]
     return model
+
+
+class Gated(nn.Module):
+    """A model with a branch behind a gate, which is a buffer; a gate of zero lets nothing through."""
+
+    def __init__(self, gate: float) -> None:
+        super().__init__()
+        self.first, self.branch, self.head = nn.Linear(16, 32), mlp(2, 32), nn.Linear(36, 4)
+        self.branch[0] = nn.Linear(32, 32)
+        self.register_buffer("gate", torch.tensor(gate))
+
+    def forward(self, values: Tensor) -> Tensor:
+        values = self.first(values).relu()
+        return self.head(torch.cat([values, self.branch(values * self.gate)], 1))
+
+
+class Scaled(nn.Module):
+    """A residual layer whose branch starts at almost nothing, by a scale for each channel, or a last layer of zeros."""
+
+    def __init__(self, width: int, scale: float | None) -> None:
+        super().__init__()
+        self.norm, self.wide, self.narrow = nn.LayerNorm(width), nn.Linear(width, 64), nn.Linear(64, width)
+        self.scale = nn.Parameter(torch.full((width,), 1.0 if scale is None else scale))
+        if scale is None:
+            nn.init.zeros_(self.narrow.weight)
+            nn.init.zeros_(self.narrow.bias)
+
+    def forward(self, values: Tensor) -> Tensor:
+        return values + self.scale * self.narrow(nn.functional.gelu(self.wide(self.norm(values))))
+
+
+def scaled_residual(scale: float | None) -> nn.Sequential:
+    """Return a stack of such layers."""
+    return nn.Sequential(nn.Linear(16, 32), *(Scaled(32, scale) for _ in range(6)), nn.Linear(32, 4))
+
+
+def normalized(momentum: float = 0.1) -> nn.Sequential:
+    """Return an MLP with batch normalizations."""
+    hidden = (nn.Linear(16, 32), nn.BatchNorm1d(32, momentum=momentum), nn.ReLU())
+    more = (nn.Linear(32, 32), nn.BatchNorm1d(32, momentum=momentum), nn.ReLU())
+    return nn.Sequential(*hidden, *more, nn.Linear(32, 4))
+
+
+class Squeezed(nn.Module):
+    """Replaces each sample's values by their mean from some call on."""
+
+    def __init__(self, since: int) -> None:
+        super().__init__()
+        self.since, self.calls = since, -1
+
+    def forward(self, values: Tensor) -> Tensor:
+        self.calls += 1
+        return values if self.calls < self.since else values.mean(1, keepdim=True).expand_as(values).clone()
+
+
+class Attention(nn.Module):
+    """Attention with two heads, whose probabilities are the output of a module."""
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.queries, self.keys, self.values = (nn.Linear(width, width) for _ in range(3))
+        self.probabilities, self.sharp = nn.Softmax(-1), 1.0
+
+    def forward(self, values: Tensor) -> Tensor:
+        queries, keys, read = (
+            each(values).unflatten(-1, (2, -1)).transpose(1, 2) for each in (self.queries, self.keys, self.values)
+        )
+        weights = self.probabilities(self.sharp * queries @ keys.transpose(-1, -2) / 2)
+        return values + (weights @ read).transpose(1, 2).flatten(2)
+
+
+def attentive() -> nn.Sequential:
+    """Return a classifier with attention over eight tokens."""
+    return nn.Sequential(nn.Unflatten(1, (8, 2)), nn.Linear(2, 8), Attention(), nn.Flatten(), nn.Linear(64, 4))
+
+
+def drawn(model: nn.Sequential, deviation: float) -> nn.Sequential:
+    """Return the model with weights of this standard deviation, whatever the width of the layers, and no biases."""
+    for each in model:
+        if isinstance(each, nn.Linear):
+            nn.init.normal_(each.weight, std=deviation)
+            nn.init.zeros_(each.bias)
+    return model
+
+
+def constant(model: nn.Sequential, value: float, which: slice = slice(None)) -> nn.Sequential:
+    """Return the model with all weights of some layers set to one number, and no biases."""
+    for each in [layer for layer in model if isinstance(layer, nn.Linear)][which]:
+        nn.init.constant_(each.weight, value)
+        nn.init.zeros_(each.bias)
+    return model

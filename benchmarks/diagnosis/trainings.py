@@ -244,3 +244,28 @@ def teacher() -> Training:
         return {"loss": loss.detach()}
 
     return model, step
+
+
+def evaluated(model: nn.Module, prepare: Spoil = same, train: Spoil = same, every: int = 20) -> Training:
+    """Return a classifier with an evaluation before every so manyth step, from the first step on.
+
+    `train` prepares the batches of the training, and `prepare` those of the evaluation.
+    """
+    data, steps = blobs(), torch.optim.SGD(model.parameters(), 0.05)
+
+    def step(number: int) -> dict[str, Any]:
+        told = {}
+        if number % every == 0:
+            model.eval()
+            with torch.no_grad():
+                points, labels = next(data)
+                told["val/loss"] = nn.functional.cross_entropy(model(prepare(number, points)), labels)
+            model.train()
+        points, labels = next(data)
+        loss = nn.functional.cross_entropy(model(train(number, points)), labels)
+        steps.zero_grad()
+        loss.backward()
+        steps.step()
+        return {"loss": loss.detach(), **told}
+
+    return model, step

@@ -233,4 +233,104 @@ ADVICE: Final[dict[str, Advice]] = {
         ),
         "loss_spike",
     ),
+    "all-zero": Advice(
+        (
+            "a batch of zeros: the data isn't loaded, is masked completely, or is scaled to nothing",
+            "a gate or a mask before the layer that is always closed",
+            "a buffer of zeros that nothing ever fills",
+        ),
+        (
+            "print the batch, and the input of the named layer",
+            "capture the kind `input` to see where the zeros begin",
+            "if the branch is meant to be off, leave it out, which also saves time",
+        ),
+        "all_zero",
+    ),
+    "tensor-variance": Advice(
+        (
+            "an activation that is at its bound everywhere, as after a step that was too large",
+            "a softmax over the wrong dimension, or over one value",
+            "a weight that is zero or that decayed to nothing, so that only the bias is left",
+        ),
+        (
+            "look at the layer before it: is its output far from zero?",
+            "check the dimension of the softmax, or of the reduction",
+            "lower the learning rate or the weight decay",
+        ),
+        "tensor_variance",
+    ),
+    "poor-weight-initialization": Advice(
+        (
+            "weights drawn with a standard deviation that doesn't depend on the width of the layer",
+            "weights that are all set to one number, so that no unit differs from the others",
+            "an initialization for another activation, or applied twice",
+        ),
+        (
+            "initialize by the fan-in (Kaiming for ReLU, Xavier for tanh)",
+            "draw weights at random; set only biases and the weights of normalizations to a number",
+            "add normalization layers, which correct the scale",
+        ),
+        "poor_weight_initialization",
+    ),
+    "batch-norm-drift": Advice(
+        (
+            "running statistics that are never updated: a momentum of zero, or too few training steps for it",
+            "samples of the evaluation that are prepared in another way than those of the training",
+            "very small batches, or several models or domains that share one batch normalization",
+        ),
+        (
+            "compare the preparation of both kinds of samples",
+            "raise the momentum, or recompute the statistics with `torch.optim.swa_utils.update_bn`",
+            "use larger batches, SyncBatchNorm, or GroupNorm, which has no running statistics",
+        ),
+    ),
+    "gradient-clipped-always": Advice(
+        (
+            "a limit that is far below the usual norm of the gradients",
+            "a loss that is summed over the batch, not averaged",
+            "gradients that are clipped before they are divided by the loss scale",
+        ),
+        (
+            "log what `clip_grad_norm_` returns, the norm before clipping, and set the limit near its upper quartile",
+            "average the loss, or call `scaler.unscale_` before clipping",
+            "if it is on purpose, do nothing: choose the learning rate for steps of this length",
+        ),
+    ),
+    "dead-channels": Advice(
+        (
+            "a step so large that it moved many biases far below zero",
+            "a learning rate that is too high, or a warm-up that is too short",
+            "a weight decay or a pruning that removed the channels",
+        ),
+        (
+            "lower the learning rate, or lengthen the warm-up",
+            "use LeakyReLU or GELU instead of ReLU, or put a normalization layer before it",
+            "if the channels aren't needed, make the layer narrower",
+        ),
+        "dead_relu",
+    ),
+    "rank-collapse": Advice(
+        (
+            "a loss that is lowest if all samples have the same code, as in learning without negative samples",
+            "attention without skip connections, or with ones that are too weak",
+            "a weight decay that is too strong, or a bottleneck that is too narrow",
+        ),
+        (
+            "stop the gradient in one branch, or add a term for the variance of the codes",
+            "check the skip connections and the normalization layers before the named layer",
+            "lower the weight decay and the learning rate",
+        ),
+    ),
+    "attention-entropy-collapse": Advice(
+        (
+            "weights of queries and keys that grew too large, often from a learning rate that is too high",
+            "logits that aren't divided by the square root of the head's width",
+            "a mask that leaves one token",
+        ),
+        (
+            "lower the learning rate, or lengthen the warm-up",
+            "normalize queries and keys, or bound the spectral norm of their weights",
+            "check the scale of the logits, and the mask",
+        ),
+    ),
 }

@@ -9,18 +9,23 @@ from typing import Final
 import numpy as np
 
 from hookcore.findings.activations import find_saturated
+from hookcore.findings.clipped import find_clipped
 from hookcore.findings.depth import find_depth
 from hookcore.findings.finding import RULES, Finding
 from hookcore.findings.history import settle
+from hookcore.findings.initial import find_equal, find_scale
 from hookcore.findings.loss import Losses, find_loss
 from hookcore.findings.magnitudes import find_sizes, find_updates
 from hookcore.findings.nonfinite import find_nonfinite
 from hookcore.findings.ownership import find_ownership
+from hookcore.findings.probed import find_probed
 from hookcore.findings.progress import find_progress
 from hookcore.findings.readings import Readings, window_first
 from hookcore.findings.rounding import find_lost
+from hookcore.findings.running import find_drift
 from hookcore.findings.scope import Scope, scope_of
-from hookcore.findings.zeros import find_dead, find_no_gradient
+from hookcore.findings.variance import find_variance
+from hookcore.findings.zeros import find_dead, find_no_gradient, find_zero_inputs
 from hookcore.records import SEVERITIES
 from hookcore.store import Store, TapList
 
@@ -63,10 +68,14 @@ def findings_of(store: Store, inputs: RuleInputs | None = None) -> tuple[Finding
     inputs.sizes = Readings.of(store, taps, "rms", inputs.sizes)
     inputs.updates = Readings.of(store, _of_kind(taps, "update"), "ratio", inputs.updates)
     losses = Losses(store)
-    found = find_dead(store, outputs) + find_saturated(store, outputs, losses)
+    gradients = _of_kind(taps, "param_grad")
+    dead = find_dead(store, outputs)
+    found = dead + find_saturated(store, outputs, losses) + find_variance(store, taps, outputs)
     if not losses.are_solved:
-        found += find_no_gradient(store, _of_kind(taps, "param_grad"))
+        found += find_no_gradient(store, gradients) + ([] if dead else find_zero_inputs(store, taps))
+    found += find_clipped(store, taps, gradients) + find_equal(store, taps, losses)
     found += find_loss(losses, taps) + find_progress(losses, taps) + find_ownership(store, taps)
+    found += find_probed(store, taps, losses)
     if inputs.sizes is not None:
         found += _of_sizes(store, taps, inputs.sizes, losses)
     if inputs.updates is not None:
@@ -87,7 +96,8 @@ def _of_sizes(store: Store, taps: TapList, sizes: Readings, losses: Losses) -> l
     stacks = find_depth(sizes)
     covered = {(each.rule, each.kind) for each in stacks}
     single = [each for each in find_sizes(sizes, losses) if (each.rule, each.kind) not in covered]
-    return [*find_nonfinite(store, window_first(store), spark), *stacks, *single]
+    begun = find_drift(sizes) + ([] if stacks else find_scale(sizes))
+    return [*find_nonfinite(store, window_first(store), spark), *stacks, *single, *begun]
 
 
 def _of_kind(taps: TapList, kind: str) -> TapList:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -9,6 +10,7 @@ from numpy.typing import NDArray
 
 from hookcore.findings.finding import RULES, SPARK, Finding, RuleName
 from hookcore.findings.readings import window_first
+from hookcore.records import Tap
 from hookcore.records.vocabulary import KIND_WORDS
 from hookcore.store import Store, TapList
 from hookcore.store.rows import Rows
@@ -44,6 +46,40 @@ def find_no_gradient(store: Store, gradients: TapList) -> list[Finding]:
     text = f"the gradient has been exactly zero in {len(still)} of {len(layers)} layers since step {found.since_step}"
     members = tuple((int(gradients.numbers[each[0]]), each[2]) for each in since)
     return [replace(found, message=text + begun[3], members=members)]
+
+
+def find_zero_inputs(store: Store, taps: TapList) -> list[Finding]:
+    """Return a finding if the weights of some layers get no gradient although the layers' outputs get one.
+
+    The first of these layers in the order of execution is named. Call it only if no output is dead, which explains it.
+    """
+    weights = _places(taps, lambda tap: tap.kind == "param_grad" and tap.index == "weight")
+    trained = taps.at(weights)
+    if not weights or not (store.latest(stat="zero_fraction", wanted=trained).values == 1).any():
+        return []  # most looks end here
+    zeros = zeros_of(store, trained, "all-zero")
+    if len(zeros.places) == len(zeros.judged):
+        return []  # there is no gradient at all: another rule says so
+    still = {trained.taps[place].module: place for place in zeros.places.tolist()}
+    fed = taps.at(_places(taps, lambda tap: tap.kind == "output_grad" and tap.module in still and not tap.call))
+    judged = zeros_of(store, fed, "all-zero")
+    alive = {fed.taps[place].module for place in np.setdiff1d(judged.judged, judged.places).tolist()}
+    turn = {tap.module: place for place, tap in reversed([*enumerate(taps.taps)]) if tap.kind == "output"}
+    chosen = sorted((module for module in still if module in alive), key=lambda module: turn.get(module, -1))
+    since = _since(store, trained, np.array([still[module] for module in chosen], np.intp))
+    if not since:
+        return []
+    found = _finding(trained, "all-zero", since[0], len(since) - 1)
+    first = min((turn.get(tap.module, -1) for tap in trained.taps), default=-1)
+    from_start = found.since_step <= (store.steps().first or 0)
+    severity = "info" if from_start and turn.get(chosen[0], -1) > first else found.severity
+    text = f"only zeros have reached it{found.message.partition('has been zero')[2]}: its weight gets no gradient"
+    members = tuple((int(trained.numbers[each[0]]), each[2]) for each in since)
+    return [replace(found, severity=severity, message=text, members=members)]
+
+
+def _places(taps: TapList, fits: Callable[[Tap], bool]) -> list[int]:
+    return [place for place, tap in enumerate(taps.taps) if fits(tap)]
 
 
 def zeros_of(store: Store, taps: TapList, rule: RuleName) -> Zeros:

@@ -31,6 +31,7 @@ class Collector:
     _step: Callable[[], int]
     _events: list[Event] = field(default_factory=list, init=False)
     _scalars: dict[str, Any] = field(default_factory=dict, init=False)
+    _labels: dict[str, str] = field(default_factory=dict, init=False)
 
     def emit(self, name: str, message: str, severity: Severity = "info", module: str = "") -> None:
         """Add an event to the next frame. Any thread may call it."""
@@ -40,6 +41,10 @@ class Collector:
     def add_scalars(self, scalars: dict[str, Any]) -> None:
         """Add the user's numbers to the running step."""
         self._scalars |= scalars
+
+    def add_label(self, name: str, text: str) -> None:
+        """Add a fact that readers need to the running step."""
+        self._labels[name] = text
 
     def mark_skipped(self) -> None:
         """Note that a scaler skipped the running step."""
@@ -73,6 +78,7 @@ class Collector:
             elapsed_s=elapsed_s,
             scale=scale.value,
             scaled=scale.kinds,
+            labels=self._labels,
             scalars=self._scalars | self._cadence.as_scalars(),
             events=tuple(self._events) if self._events else (),
             transfers=statistics.begin_transfers(),
@@ -82,7 +88,7 @@ class Collector:
         )
         if scale.flag is not None:
             raw.scalars[SKIPPED] = scale.flag
-        self._scalars, self._events = {}, []
+        self._scalars, self._events, self._labels = {}, [], {}
         return raw
 
     def take_events(self) -> RawFrame:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -25,9 +26,11 @@ from hookcore.recorder.plans import Plan, PlanTable
 from hookcore.recorder.snapshot_copies import Emit
 from hookcore.recorder.statistics import Statistics
 from hookcore.records import PROBE, Kind, Tap
+from hookcore.records.vocabulary import PROBE_LABEL
 
 MAX_PROBES: Final = 32
 MAX_NAME: Final = 100
+MAX_COMPUTES: Final = 200  # letters of the name of a function
 MAX_VALUES: Final = 4096  # that a function may return
 MAX_FAULTS: Final = 3  # then it is switched off
 PROBE_KINDS: Final[tuple[Kind, ...]] = ("output", "output_grad", "param", "param_grad")
@@ -50,6 +53,15 @@ class Probe:
     paths: frozenset[str] = frozenset()  # of the modules that it looks at in this step
 
     @property
+    def computes(self) -> str:
+        """The qualified name of its function, by which rules recognize what its results mean."""
+        function: Any = self.function
+        while isinstance(function, partial):
+            function = function.func
+        named = function if hasattr(function, "__qualname__") else type(function)
+        return f"{getattr(named, '__module__', '')}.{named.__qualname__}"[:MAX_COMPUTES]
+
+    @property
     def is_off(self) -> bool:
         """Whether it failed too often."""
         return self.faults >= MAX_FAULTS
@@ -63,6 +75,7 @@ class Probes:
     _statistics: Statistics
     _current: CurrentStep
     _emit: Emit
+    _add_label: Callable[[str, str], None]
     due: tuple[Probe, ...] = ()
     wants_inputs: bool = False
     _all: list[Probe] = field(default_factory=list)
@@ -85,6 +98,7 @@ class Probes:
         for probe in self.due:
             probe.due_at, probe.begun_at = step + probe.every, step
             probe.paths = frozenset(_chosen(modules, probe.include))
+            self._add_label(f"{PROBE_LABEL}{probe.name}", probe.computes)  # each time: a frame may be lost
         return bool(before or self.due)
 
     # Calls

@@ -80,7 +80,7 @@ class Recorder:
             self.request_capsule,
         )
         self.placement = Placement(settings, self.dispatcher, self.models, self.emit)
-        self.probes = Probes(plans, statistics, current, self.emit)
+        self.probes = Probes(plans, statistics, current, self.emit, self._collector.add_label)
         self.control = Control(
             settings, self._commands, self.cadence, self.models, self.snapshots, self.probes, self.placement, self.emit
         )

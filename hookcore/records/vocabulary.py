@@ -18,6 +18,8 @@ EFFECTIVE_COST: Final = "hookcore/effective_cost"  # of all steps
 STRIDE: Final = "hookcore/every"  # one step in so many is captured
 UNCAPTURED_STEPS: Final = "hookcore/uncaptured_steps"  # left out by the cadence so far
 
+PROBE_LABEL: Final = "probe "  # with the name of a probe: the label that says which function it is
+
 # Events about the optimizers, from which rules of these names make findings:
 OUTSIDE: Final = "not-in-optimizer"
 FROZEN: Final = "frozen-by-mistake"

@@ -1,0 +1,143 @@
+"""Weights that begin badly: outputs that grow or shrink from layer to layer, and units that are all the same."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hookcore.findings.finding import RECENT, RULES, SPARK, Finding
+from hookcore.findings.loss import Losses
+from hookcore.findings.readings import Readings
+from hookcore.records import Severity
+from hookcore.store import Store, TapList
+
+RULE: Final = "poor-weight-initialization"
+_STILL: Final = 2  # layers in a row that show that it is still so: a bias that learns hides the last ones
+_LEAST: Final = 4  # recent columns with a value
+
+Levels = NDArray[np.float64]
+
+
+def find_scale(readings: Readings) -> list[Finding]:
+    """Return a finding if the outputs of layers with weights have grown or shrunk far too much since the first step."""
+    if not readings.starts_run:
+        return []  # later, other rules know what is usual
+    taps = readings.taps.taps
+    weighted = {tap.module for tap in taps if tap.kind == "param_grad" and tap.index == "weight"}
+    layers = [
+        place
+        for place, tap in enumerate(taps)
+        if tap.kind == "output" and tap.phase == "train" and not tap.call and tap.module in weighted
+    ]
+    if len(layers) <= RULES[RULE].limits["in_a_row"]:
+        return []
+    recent = readings.logs[layers, -RECENT:]
+    run = _run_of(_medians(recent, _LEAST), _STILL)
+    if run is None:
+        return []  # most looks end here
+    start = readings.steps.first or 0
+    with np.errstate(divide="ignore"):
+        first = np.log10(readings.store.rows(readings.taps.numbers[layers], readings.stat, start, start).high)
+    begun = _run_of(_medians(np.where(np.isinf(first), np.nan, first).T, 1), RULES[RULE].limits["in_a_row"])
+    if begun is None or (begun[2] > 0) != (run[2] > 0):
+        return []
+    return [_scale_finding(readings, layers, *begun)]
+
+
+def _medians(values: NDArray[np.floating], least: int) -> Levels:
+    """Return the median of each row's known values; NaN if there are fewer than `least`."""
+    found = np.full(len(values), np.nan)
+    for place, row in enumerate(values):
+        known = row[~np.isnan(row)]
+        if len(known) >= least:
+            found[place] = np.median(known)
+    return found
+
+
+def _run_of(levels: Levels, least: float) -> tuple[int, int, float] | None:
+    """Return the longest run of layers, each far above or below the one before: first, last, and decades."""
+    gains = np.diff(levels)
+    best: tuple[int, int, float] | None = None
+    for sign in (1, -1):
+        far = sign * gains >= np.log10(RULES[RULE].limits["factor"])  # NaN compares as False
+        edges = np.flatnonzero(np.diff(np.concatenate(([0], far, [0]))))
+        for begin, end in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
+            if end - begin >= least and (best is None or end - begin > best[1] - best[0]):
+                best = begin, end, float(levels[end] - levels[begin])
+    return best
+
+
+def _scale_finding(readings: Readings, layers: list[int], begin: int, end: int, decades: float) -> Finding:
+    place, last = layers[begin], layers[end]
+    number, tap = int(readings.taps.numbers[place]), readings.taps.taps[place]
+    since = readings.steps.first or 0
+    verb = "grow" if decades > 0 else "shrink"
+    message = (
+        f"the outputs {verb} by a factor of {10 ** abs(decades / (end - begin)):,.0f} from layer to layer, "
+        f"from {tap.module} to {readings.taps.taps[last].module}, since step {since}: the initial weights are too "
+        f"{'large' if decades > 0 else 'small'}"
+    )
+    size = float(10.0 ** readings.logs[place][~np.isnan(readings.logs[place])][-1])
+    members = tuple((int(readings.taps.numbers[each]), since) for each in layers[begin : end + 1])
+    about = readings.stat, size, float("nan"), since, None, message, readings.spark(place), end - begin
+    return Finding(RULE, RULES[RULE].severity, number, tap, *about, members=members)
+
+
+def find_equal(store: Store, taps: TapList, losses: Losses) -> list[Finding]:
+    """Return a finding if all values of a weight matrix that is trained were equal in the first step."""
+    trained = {(tap.module, tap.index) for tap in taps.taps if tap.kind == "param_grad"}
+    weights = taps.at(
+        [p for p, tap in enumerate(taps.taps) if tap.kind == "param" and (tap.module, tap.index) in trained]
+    )
+    start = store.steps().first
+    if not len(weights.taps) or start is None:
+        return []
+    std, rms = (store.rows(weights.numbers, stat, start, start) for stat in ("std", "rms"))
+    if not len(std.first) or len(std.first) != len(rms.first) or std.last[0] != start:
+        return []  # merged by now: it was told long ago
+    flat = (std.high[0] <= RULES[RULE].limits["equal"] * rms.high[0]) & (rms.high[0] > 0)
+    places = _in_a_row(store, taps, weights, flat) if flat.sum() > 1 else []
+    if not places:
+        return []
+    severity: Severity = "info" if losses.fell else RULES[RULE].severity
+    first, last = weights.taps[places[0]], weights.taps[places[-1]]
+    value = float(rms.high[0, places[0]])
+    message = (
+        f"all values of the weight were {value:.3g} at step {start}, and those of the layers behind it up to "
+        f"{last.module} were equal too, so all units of a layer learn the same"
+    )
+    members = tuple((int(weights.numbers[place]), start) for place in places)
+    sizes = store.rows(weights.numbers[places[:1]], "std", start).mean[:, 0]
+    about = "std", float(sizes[-1]), float("nan"), start, None, message, tuple(sizes[-SPARK:].tolist()), len(places) - 1
+    return [Finding(RULE, severity, int(weights.numbers[places[0]]), first, *about, members=members)]
+
+
+def _in_a_row(store: Store, taps: TapList, weights: TapList, flat: NDArray[np.bool_]) -> list[int]:
+    """Return the places of the first two or more matrices in a row, in the order of execution, that began equal.
+
+    A single one does no harm: the units of a layer learn different things if they are read by different weights.
+    """
+    shapes = {module.path: dict(module.shapes) for module in store.modules()}
+    turn = {tap.module: place for place, tap in reversed([*enumerate(taps.taps)]) if tap.kind == "output"}
+    matrices = [
+        place
+        for place, tap in enumerate(weights.taps)
+        if tap.module in turn and _is_matrix(shapes.get(tap.module, {}).get(tap.index, ()))
+    ]
+    matrices.sort(key=lambda place: turn[weights.taps[place].module])
+    found: list[int] = []
+    for place in matrices:
+        if flat[place]:
+            found.append(place)
+        elif len(found) > 1:
+            break
+        else:
+            found = []
+    return found if len(found) > 1 else []
+
+
+def _is_matrix(shape: tuple[int, ...]) -> bool:
+    """Return whether a weight has several units, each with several inputs."""
+    return len(shape) >= 2 and shape[0] > 1 and int(np.prod(shape[1:])) > 1

@@ -1,0 +1,74 @@
+"""Batch normalizations whose running statistics don't fit their batches: the output differs in evaluation."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from hookcore.findings.finding import RULES, Finding
+from hookcore.findings.readings import Readings
+
+RULE: Final = "batch-norm-drift"
+_CLASSES: Final = ("BatchNorm", "SyncBatchNorm", "LazyBatchNorm")  # how the names of the classes begin
+_TRAINED: Final = 8  # newest columns of training that show what is usual there
+
+
+def find_drift(readings: Readings) -> list[Finding]:
+    """Return a finding for the first batch normalization whose output is of another size in evaluation."""
+    taps = readings.taps.taps
+    evaluated = {
+        (tap.module, tap.index, tap.call): place
+        for place, tap in enumerate(taps)
+        if tap.phase == "eval" and tap.kind == "output"
+    }
+    if not evaluated:
+        return []  # most runs capture no evaluations
+    types = readings.store.module_types()
+    pairs = [
+        (place, evaluated[key])
+        for place, tap in enumerate(taps)
+        if tap.phase == "train"
+        and tap.kind == "output"
+        and (key := (tap.module, tap.index, tap.call)) in evaluated
+        and types.get(tap.module, "").startswith(_CLASSES)
+    ]
+    found = [each for pair in pairs if (each := _drift(readings, *pair)) is not None]
+    if not found:
+        return []
+    first, onset, ratio = min(found)
+    return [_finding(readings, first, onset, ratio, found)]
+
+
+def _drift(readings: Readings, trained: int, evaluated: int) -> tuple[int, int, float] | None:
+    """Return the place, the first column, and the ratio, if it was far from one in each of the newest evaluations."""
+    limits = RULES[RULE].limits
+    usual, now = readings.logs[trained], readings.logs[evaluated]
+    columns = np.flatnonzero(~np.isnan(now))
+    first = (readings.steps.first or 0) + limits["settled"]
+    columns = columns[[readings.first_step(column) >= first for column in columns.tolist()]]
+    known = np.flatnonzero(~np.isnan(usual))
+    if len(columns) < limits["evaluations"] or not len(known):
+        return None
+    ratios = np.array([now[column] - np.median(usual[known[known <= column][-_TRAINED:]]) for column in columns])
+    far = np.abs(ratios) >= np.log10(limits["factor"])
+    newest = ratios[-int(limits["evaluations"]) :]
+    if not far[-len(newest) :].all() or len(set(np.sign(newest))) > 1:
+        return None
+    near = np.flatnonzero(~far)
+    begun = int(near[-1]) + 1 if len(near) else 0
+    if abs(ratios[-1]) < limits["closer"] * abs(ratios[begun]):  # the statistics are still on their way
+        return None
+    return evaluated, int(columns[begun]), float(10.0 ** ratios[-1])
+
+
+def _finding(readings: Readings, place: int, column: int, ratio: float, found: list[tuple[int, int, float]]) -> Finding:
+    number, tap = int(readings.taps.numbers[place]), readings.taps.taps[place]
+    size = float(readings.columns.size[np.flatnonzero(~np.isnan(readings.logs[place]))[-1], place])
+    since = readings.first_step(column)
+    times = f"{ratio:.3g} times as large" if ratio > 1 else f"{1 / ratio:.3g} times smaller"
+    message = f"in evaluation, the output has been {times} than in training since step {since}"
+    message = message.replace("as large than", "as large as")
+    members = tuple((int(readings.taps.numbers[each]), readings.first_step(onset)) for each, onset, _ in found)
+    about = readings.stat, size, size / ratio, since, None, message, readings.spark(place), len(found) - 1
+    return Finding(RULE, RULES[RULE].severity, number, tap, *about, members=members)

@@ -1,0 +1,125 @@
+"""Rules about the results of probes: recognized by the probe's function, whatever the user calls it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import hookcore
+from hookcore.findings import Finding, findings_of
+from hookcore.records import Tap
+from hookcore.records.vocabulary import PROBE_LABEL
+from hookcore.store import Store
+from tests import build
+
+RANK, DEAD, ENTROPY = (f"hookcore.probes.{name}" for name in ("effective_rank", "dead_channels", "attention_entropy"))
+
+
+def found(
+    function: str,
+    results: list[float],
+    loss: Callable[[int], float] = lambda _: 1.0,
+    index: str = "mine",
+    top: float | None = None,
+) -> list[Finding]:
+    """Return what is found in the results of a probe, one every ten steps. `top` is the largest value of each."""
+    store, taps = Store(2**24), (Tap("layer", "output"), Tap("layer", "probe", index))
+    for step in range(10 * len(results)):
+        value = results[step // 10]
+        seen = range(1 if step % 10 else 2)
+        stats = build.stats_of_magnitudes([1.0, value][: len(seen)], "rms", "norm", "max", "mean")
+        if top is not None and len(seen) == 2:
+            stats[1, build.STAT_COLUMN["max"]] = top
+        labels = {f"{PROBE_LABEL}mine": function}
+        store.append(build.frame(step, stats, taps if step == 0 else (), scalars={"loss": loss(step)}, labels=labels))
+    names = ("dead-channels", "rank-collapse", "attention-entropy-collapse")
+    return [each for each in findings_of(store) if each.rule in names]
+
+
+def falls(step: int) -> float:
+    return 1 / (1 + step)
+
+
+@pytest.mark.parametrize(
+    ("function", "results", "rule", "since"),
+    [
+        (DEAD, [0.1, 0.1, 0.1, 0.7, 0.8, 0.8], "dead-channels", 30),
+        (DEAD, [0.6, 0.6, 0.6], "dead-channels", 0),
+        (RANK, [16.0, 15.0, 16.0, 3.0, 2.0, 1.0], "rank-collapse", 30),
+        (ENTROPY, [0.8, 0.7, 0.8, 0.3, 0.02, 0.01, 0.0], "attention-entropy-collapse", 40),
+    ],
+)
+def test_a_collapse_is_found_in_three_results_in_a_row(
+    function: str, results: list[float], rule: str, since: int
+) -> None:
+    (told,) = found(function, results)
+    assert (told.rule, told.severity, told.module, told.since_step) == (rule, "warning", "layer", since)
+    assert f"since step {since}" in told.message
+    assert found(function, [*results[:-1], results[0] if since else 0.1]) == []
+    assert found(function, results[:2]) == []
+
+
+@pytest.mark.parametrize(
+    ("function", "results"),
+    [
+        (DEAD, [0.3] * 6),
+        (RANK, [16.0, 15.0, 16.0, 8.0, 6.0, 5.0]),
+        (RANK, [2.0, 2.0, 2.0, 0.4, 0.4, 0.4]),  # of few directions
+        (ENTROPY, [0.1, 0.1, 0.1, 0.01, 0.01, 0.01]),  # of heads that were sharp from the start
+        ("__main__.effective_rank", [16.0, 16.0, 16.0, 1.0, 1.0, 1.0]),
+    ],
+)
+def test_results_that_are_no_collapse(function: str, results: list[float]) -> None:
+    assert found(function, results) == []
+
+
+def test_one_head_that_looks_around_is_enough() -> None:
+    assert found(ENTROPY, [0.5, 0.5, 0.5, 0.01, 0.01, 0.01], top=0.3) == []
+
+
+def test_what_comes_with_a_falling_loss_is_a_note() -> None:
+    (told,) = found(RANK, [16.0, 16.0, 16.0, 3.0, 3.0, 3.0], falls)
+    assert told.severity == "info"
+    (told,) = found(RANK, [16.0, 16.0, 16.0, 1.0, 1.0, 1.0], falls)  # all samples have one code
+    assert told.severity == "warning"
+    (told,) = found(ENTROPY, [0.5, 0.5, 0.5, 0.0, 0.0, 0.0], falls)
+    assert told.severity == "info"
+    (told,) = found(DEAD, [0.6] * 6, falls)
+    assert told.severity == "info"
+    (told,) = found(DEAD, [0.1, 0.1, 0.1, 0.6, 0.6, 0.6], falls)
+    assert told.severity == "warning"
+
+
+def test_only_outputs_are_judged() -> None:
+    collapse = [16.0, 16.0, 16.0, 1.0, 1.0, 1.0]
+    assert len(found(RANK, collapse, index="mine 0")) == 1  # the first of several outputs
+    assert found(RANK, collapse, index="mine param weight") == []
+    assert found(RANK, collapse, index="another") == []
+
+
+class Own:
+    """A function that is an object."""
+
+    def __call__(self, tensor: Any) -> Any:
+        return tensor.mean()
+
+
+def test_a_run_says_which_functions_its_probes_are() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with hookcore.watch(model, server=None, budget=None) as watcher:
+        watcher.probe("a", hookcore.probes.dead_channels)
+        watcher.probe("b", partial(partial(hookcore.probes.saturation, low=0.0), high=1.0))
+        watcher.probe("c", Own())
+        for _ in range(2):
+            model(torch.randn(8, 4)).sum().backward()
+            optimizer.step()
+        watcher.flush()
+        labels = watcher.store.labels()
+    names = {name.removeprefix(PROBE_LABEL): text for name, text in labels.items() if name.startswith(PROBE_LABEL)}
+    assert names == {"a": DEAD, "b": "hookcore.probes.saturation", "c": f"{__name__}.Own"}
