@@ -333,4 +333,17 @@ ADVICE: Final[dict[str, Advice]] = {
             "check the scale of the logits, and the mask",
         ),
     ),
+    "stalled-training": Advice(
+        (
+            "a worker of the data loader that hangs, or storage that doesn't answer",
+            "a collective operation that another rank never reaches",
+            "a lock, or a queue that nobody fills",
+        ),
+        (
+            "look at the line that the incident names",
+            "give the data loader a `timeout`, or try it with `num_workers=0`",
+            "look whether another rank failed or left the loop early, and set a timeout for the process group",
+        ),
+        "stalled_training",
+    ),
 }

@@ -36,6 +36,7 @@ RuleName = Literal[
     "dead-channels",
     "rank-collapse",
     "attention-entropy-collapse",
+    "stalled-training",
 ]
 
 WINDOW: Final = 512  # newest steps to examine
@@ -341,6 +342,14 @@ RULES: Final[Mapping[RuleName, Rule]] = MappingProxyType(
                 entropy=0.05,
                 least_entropy=0.2,
                 results=3,
+            ),
+            _rule(
+                "stalled-training",
+                "warning",
+                "Training waits",
+                "No step has ended for 5 minutes, and for 4 times the longest time that the run ever needed for one, "
+                "while the training waits at the same line of its loop. The trainer notices it. Evaluations, "
+                "checkpoints, compilation, a pause, and code behind the loop don't count, whatever they take.",
             ),
         )
     )

@@ -1,4 +1,4 @@
-"""Findings about parameters and their optimizers, which the trainer reports as events."""
+"""Findings about facts that only the trainer knows, and reports as events: optimizers, and that it waits."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import Final
 
 from hookcore.findings.finding import RULES, Finding, RuleName
 from hookcore.records import Event
-from hookcore.records.vocabulary import ENDED
+from hookcore.records.vocabulary import ENDED, STALLED
 from hookcore.store import Store, TapList
 
-_RULES: Final[tuple[RuleName, ...]] = ("not-in-optimizer", "frozen-by-mistake", "duplicate-in-optimizers")
+_RULES: Final[tuple[RuleName, ...]] = ("not-in-optimizer", "frozen-by-mistake", "duplicate-in-optimizers", STALLED)
 _KINDS: Final = ("param_grad", "output")  # which tap stands for a module's parameters, if it has one
 
 
@@ -21,18 +21,23 @@ def find_ownership(store: Store, taps: TapList) -> list[Finding]:
     found = []
     for rule in _RULES:
         event, ended = newest.get(rule), newest.get(ENDED[rule])
-        if event is not None and (ended is None or ended.step < event.step) and len(taps.taps):
+        if event is not None and (ended is None or _time(ended) < _time(event)) and len(taps.taps):
             found.append(_finding(store, taps, rule, event))
     return found
+
+
+def _time(event: Event) -> tuple[int, float]:
+    return event.step, event.time_s
 
 
 def _finding(store: Store, taps: TapList, rule: RuleName, event: Event) -> Finding:
     of_module = [place for place, tap in enumerate(taps.taps) if tap.module == event.module] or [0]
     place = min(of_module, key=lambda each: taps.taps[each].kind not in _KINDS)
     number, tap = int(taps.numbers[place]), taps.taps[place]
-    since = event.step
-    if since <= RULES[rule].limits["first_told"]:  # it was so from the start
-        since = store.steps().first or 0
+    steps = store.steps()
+    since = min(event.step, steps.newest or 0)
+    if since <= RULES[rule].limits.get("first_told", -1):  # it was so from the start
+        since = steps.first or 0
     unknown = float("nan")
     about = "rms", unknown, unknown, since, None, event.message, (), 0
     return Finding(rule, RULES[rule].severity, number, tap, *about)

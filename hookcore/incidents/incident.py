@@ -14,6 +14,8 @@ from hookcore.records.vocabulary import KIND_WORDS
 
 SCALER_SEARCH: Final = 24  # steps in a row that a gradient scaler may skip until it has found its scale
 
+_WITHOUT_PLACE: Final = frozenset({"loss", "overfit", "stalled-training"})  # rules about the whole training
+
 Steps = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
@@ -148,7 +150,7 @@ class Incident:
     def _place(self) -> str:
         """Name the module, unless the message does."""
         place = f" in {self.culprit.tap.module or ROOT}"
-        return "" if place in self.message or self.rule in ("loss", "overfit") else f",{place}"
+        return "" if place in self.message or self.rule in _WITHOUT_PLACE else f",{place}"
 
     def _end(self) -> str:
         others = f"{self.modules:,} other module{'' if self.modules == 1 else 's'} changed with it"

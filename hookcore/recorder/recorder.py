@@ -270,6 +270,7 @@ class Recorder:
                     self.shipper.put(self._collector.take_events())
             finally:
                 self._lock.release()
+        self.steps.stalls.look(self.steps.ended_at)
 
     # The end
 

@@ -32,6 +32,12 @@ class Root:
             return True
         return False
 
+    @property
+    def evaluates(self) -> bool:
+        """Whether it trains in training mode, and is not in it now."""
+        module = self.ref()
+        return self.trained is True and module is not None and not module.training
+
     def enter(self) -> None:
         """Handle the start of a call of the model."""
         self.entered_with_grad = torch.is_grad_enabled()

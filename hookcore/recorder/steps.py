@@ -34,6 +34,7 @@ from hookcore.recorder.placement import Placement
 from hookcore.recorder.probes import Probes
 from hookcore.recorder.scales import LossScale
 from hookcore.recorder.snapshots import Snapshots
+from hookcore.recorder.stalls import Stalls
 from hookcore.records import GRADIENT_KINDS, TENSOR_KINDS
 
 _NAN: Final = float("nan")
@@ -64,6 +65,7 @@ class Steps:
     _errors: ErrorLog = field(init=False)
     _parts: Parts = field(init=False)
     _ownership: Ownership = field(init=False)
+    stalls: Stalls = field(init=False)
     _read: dict[int, list[Parameter]] = field(default_factory=dict, init=False)  # what an optimizer steps, by id(owner)
     _has_work: bool = field(default=False, init=False)  # whether a snapshot or a command made the last step longer
     _reported_no_model: bool = field(default=False, init=False)
@@ -73,6 +75,7 @@ class Steps:
         self.clock = Clock(self._parameters, self)
         self._current, self._errors = self._dispatcher.current, self._dispatcher.errors
         self._ownership = Ownership(self._parameters, self.clock, self._collector.emit)
+        self.stalls = Stalls(self._now, lambda: self.clock.step, self._rests, self._collector.emit)
         self._parts = Parts(self._current, self._collector, self._cadence, self._scale, self._ship)
 
     # Optimizers
@@ -252,7 +255,7 @@ class Steps:
         self._has_work = self._control.has_work
         if self._has_work:
             self._guarded(self._end_snapshots)
-        self._guarded(self._check_ownership)
+        self._guarded(self._check_now_and_then)
         if self._scale.skipped_by(skipped_by):
             self._collector.mark_skipped()
         if self._parts.has_open:
@@ -309,7 +312,11 @@ class Steps:
     def _end_snapshots(self) -> None:
         self._snapshots.end_step("capture is paused" if self._control.paused else "")
 
-    def _check_ownership(self) -> None:
+    def _rests(self) -> bool:
+        return self._control.paused or any(root.evaluates for root in self._models.roots)
+
+    def _check_now_and_then(self) -> None:
+        self.stalls.mark(self.clock.step)
         self._ownership.check(self.clock.step)
 
     def _guarded(self, call: Callable[[], None]) -> None:

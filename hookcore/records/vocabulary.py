@@ -20,12 +20,13 @@ UNCAPTURED_STEPS: Final = "hookcore/uncaptured_steps"  # left out by the cadence
 
 PROBE_LABEL: Final = "probe "  # with the name of a probe: the label that says which function it is
 
-# Events about the optimizers, from which rules of these names make findings:
+# Events of the trainer, from which rules of these names make findings:
 OUTSIDE: Final = "not-in-optimizer"
 FROZEN: Final = "frozen-by-mistake"
 DUPLICATE: Final = "duplicate-in-optimizers"
+STALLED: Final = "stalled-training"
 OUTSIDE_BEFORE: Final = "gradients-unused"  # a note: only what comes before the trained parameters
-ENDED: Final[dict[str, str]] = {name: f"{name}-ended" for name in (OUTSIDE, FROZEN, DUPLICATE, OUTSIDE_BEFORE)}
+ENDED: Final[dict[str, str]] = {name: f"{name}-ended" for name in (OUTSIDE, FROZEN, DUPLICATE, STALLED, OUTSIDE_BEFORE)}
 
 KIND_WORDS: Final[dict[str, str]] = {
     "output": "output",

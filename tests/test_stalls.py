@@ -1,0 +1,268 @@
+"""A training that waits in its loop is told once, and nothing else that takes long."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch import nn
+
+import hookcore
+from hookcore.findings import findings_of
+from hookcore.recorder.stalls import FACTOR, FIRST_STEP, LEAST_S, LOOK_S, QUIET_S, Stalls
+from hookcore.records.vocabulary import ENDED, STALLED
+
+
+class World:
+    """A training in a thread of its own, with a clock that only the test moves."""
+
+    def __init__(self) -> None:
+        self.now, self.step, self.ended_at, self.rests = 0.0, 0, float("nan"), False
+        self.told: list[tuple[str, str]] = []
+        self.stalls = Stalls(
+            lambda: self.now,
+            lambda: self.step,
+            lambda: self.rests,
+            lambda name, message: self.told.append((name, message)),
+        )
+        self.arrived, self.goes_on = threading.Event(), threading.Event()
+
+    def end_step(self, took: float = 1.0) -> None:
+        self.now += took
+        self.step += 1
+        self.ended_at = self.now
+        self.stalls.mark(self.step)
+        self.stalls.look(self.ended_at)
+
+    def block(self) -> None:
+        """Wait for the test."""
+        self.arrived.set()
+        assert self.goes_on.wait(60)
+
+    def await_block(self) -> None:
+        assert self.arrived.wait(60)
+
+    def let_go(self) -> None:
+        """Let the training go on to its next wait, or to its end."""
+        self.arrived.clear()
+        self.goes_on.set()
+
+    def pass_time(self, seconds: float, look: Callable[[], None] = lambda: None) -> None:
+        for _ in range(int(seconds / LOOK_S)):
+            self.now += LOOK_S
+            look()
+            self.stalls.look(self.ended_at)
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name, _ in self.told]
+
+
+def waits_in_loop(world: World) -> None:
+    for step in range(40):
+        if step == 32:
+            world.block()
+        world.end_step()
+
+
+def waits_behind_loop(world: World) -> None:
+    for _ in range(32):
+        world.end_step()
+    world.block()
+
+
+def waits_outside(world: World) -> None:
+    def train() -> None:
+        for _ in range(32):
+            world.end_step()
+
+    train()
+    while not world.goes_on.is_set():  # such as the loop of a notebook
+        world.block()
+
+
+def barrier(world: World) -> None:
+    world.block()
+
+
+def waits_for_others(world: World) -> None:
+    for step in range(40):
+        if step == 32:
+            barrier(world)  # while the first rank evaluates
+        world.end_step()
+
+
+def save_all(world: World) -> None:
+    world.block()
+
+
+def saves_in_loop(world: World) -> None:
+    for step in range(40):
+        if step == 32:
+            save_all(world)
+        world.end_step()
+
+
+@contextmanager
+def training(train: Callable[[World], None]) -> Iterator[World]:
+    world = World()
+    thread = threading.Thread(target=train, args=(world,))
+    thread.start()
+    world.await_block()
+    try:
+        yield world
+    finally:
+        world.goes_on.set()
+        thread.join()
+
+
+def test_a_training_that_waits_in_its_loop_is_told_once_with_the_line_and_that_it_goes_on() -> None:
+    with training(waits_in_loop) as world:
+        world.pass_time(LEAST_S + QUIET_S - LOOK_S)
+        assert world.told == []
+        world.pass_time(10 * LEAST_S)
+        ((name, message),) = world.told
+        assert name == STALLED
+        assert message.startswith("no step has ended for 6 min, and the training has been waiting in test_stalls.py:")
+        assert "(block), in threading.py (wait) since; its longest step took 1 s" in message
+    assert world.names == [STALLED, ENDED[STALLED]]
+
+
+@pytest.mark.parametrize("train", [waits_behind_loop, waits_outside, saves_in_loop, waits_for_others])
+def test_what_ended_or_saves_is_no_stall(train: Callable[[World], None]) -> None:
+    with training(train) as world:
+        world.pass_time(100 * LEAST_S)
+        assert world.told == []
+
+
+def test_a_training_is_judged_by_its_own_longest_step() -> None:
+    def train(world: World) -> None:
+        for step in range(40):
+            if step == 32:
+                world.block()
+            world.end_step(1000.0 if step == 3 else 1.0)
+
+    with training(train) as world:
+        world.pass_time(FACTOR * 1000)
+        assert world.told == []
+        world.pass_time(2 * LEAST_S)
+        assert world.names == [STALLED]
+
+
+def test_the_time_to_the_first_step_counts_as_a_step() -> None:
+    def train(world: World) -> None:
+        for step in range(40):
+            if step == 32:
+                world.block()
+            world.end_step(1000.0 if step == 0 else 1.0)
+
+    with training(train) as world:
+        world.pass_time(FACTOR * 1000)
+        assert world.told == []
+
+
+@pytest.mark.parametrize("steps", [0, FIRST_STEP - 1])
+def test_a_young_run_may_take_long(steps: int) -> None:
+    def train(world: World) -> None:
+        for step in range(40):
+            if step == steps:
+                world.block()
+            world.end_step()
+
+    with training(train) as world:
+        world.pass_time(20 * LEAST_S)
+        assert world.told == []
+
+
+def test_a_pause_or_an_evaluation_is_no_stall_and_starts_the_time_again() -> None:
+    with training(waits_in_loop) as world:
+        world.rests = True
+        world.pass_time(20 * LEAST_S)
+        world.rests = False
+        world.pass_time(LEAST_S)
+        assert world.told == []
+        world.pass_time(2 * LOOK_S)
+        assert world.names == [STALLED]
+
+
+def test_a_process_that_was_stopped_starts_the_time_again() -> None:
+    with training(waits_in_loop) as world:
+        world.pass_time(LEAST_S)
+        world.now += 10_000.0  # SIGSTOP, or a laptop that sleeps
+        world.pass_time(LEAST_S)
+        assert world.told == []
+
+
+def test_what_moves_in_the_loop_is_no_stall() -> None:
+    def train(world: World) -> None:
+        for step in range(40):
+            if step == 32:
+                for _ in range(100):
+                    world.block()
+                    world.goes_on.clear()
+                    world.block()
+                    world.goes_on.clear()
+            world.end_step()
+
+    def turn() -> None:
+        world.let_go()
+        world.await_block()
+
+    world = World()
+    thread = threading.Thread(target=train, args=(world,))
+    thread.start()
+    world.await_block()
+    for _ in range(50):
+        world.pass_time(LEAST_S / 2)
+        turn()
+    assert world.told == []
+    while thread.is_alive():
+        world.goes_on.set()
+        thread.join(0.001)
+
+
+def test_a_watched_model_that_is_set_to_evaluation_rests() -> None:
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with hookcore.watch(model, server=None, budget=None) as watcher:
+        rests = watcher._recorder.steps._rests
+        for _ in range(3):
+            model(torch.randn(2, 4)).sum().backward()
+            optimizer.step()
+        assert not rests()
+        model.eval()
+        assert rests()
+        model.train()
+        assert not rests()
+        watcher.pause()
+        assert rests()
+
+
+def test_a_stall_is_an_incident_at_once_and_over_when_the_training_goes_on() -> None:
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with hookcore.watch(model, server=None, budget=None) as watcher:
+
+        def train(steps: int) -> None:
+            for _ in range(steps):
+                model(torch.randn(2, 4)).sum().backward()
+                optimizer.step()
+            watcher.flush()
+
+        train(20)
+        watcher._recorder.emit(STALLED, "no step has ended for 6 min")
+        train(1)
+        (told,) = [each for each in findings_of(watcher.store) if each.rule == STALLED]
+        assert (told.severity, told.since_step) == ("warning", 20)
+        (incident,) = [each for each in watcher.store.incidents() if each.rule == STALLED]
+        assert incident.sentence == "No step has ended for 6 min."
+        watcher._recorder.emit(ENDED[STALLED], "the training goes on")
+        train(1)
+        assert [each for each in findings_of(watcher.store) if each.rule == STALLED] == []
+        watcher._recorder.emit(STALLED, "no step has ended for 9 min")
+        train(1)
+        (told,) = [each for each in findings_of(watcher.store) if each.rule == STALLED]
+        assert told.message == "no step has ended for 9 min"
