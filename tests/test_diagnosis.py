@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.diagnosis import HEALTHY, SICK, Case, diagnose, judge
+from benchmarks.diagnosis import BAD, HEALTHY, RANKED, SICK, Case, diagnose, judge, judge_ranks
 from hookcore.archive.reader import load_into, read_archive
 from hookcore.findings import Finding, FindingsCache, examine, findings_of
 from hookcore.records import STAT_COLUMN, STATS, Coverage, Event, Frame, SketchBlock, Tap
@@ -95,6 +95,15 @@ def test_a_failing_training_is_found(name: str) -> None:
     for each in diagnosis.findings:  # a page that asks now names what was found then
         if each.rule != "spike" and each.severity != "info" and each.key in begun:
             assert begun[each.key] == (each.number, each.since_step)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RANKED)
+def test_a_fault_in_one_rank_is_blamed_on_its_layer_in_the_run_of_that_rank(name: str) -> None:
+    outcomes = judge_ranks(name)
+    assert (outcomes[BAD].named, outcomes[BAD].waited) == ("2", 0)
+    others = [each for rank, each in enumerate(outcomes) if rank != BAD]
+    assert [each.waited for each in others] == [0]  # their gradients are sums over all ranks
 
 
 def test_gradients_that_fade_from_the_first_step_on_are_found_even_under_a_cadence() -> None:

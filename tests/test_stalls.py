@@ -12,7 +12,7 @@ from torch import nn
 
 import hookcore
 from hookcore.findings import findings_of
-from hookcore.recorder.stalls import FACTOR, FIRST_STEP, LEAST_S, LOOK_S, QUIET_S, Stalls
+from hookcore.recorder.stalls import FACTOR, FIRST_STEP, LEAST_S, LOOK_S, QUIET_S, WORK, Stalls
 from hookcore.records.vocabulary import ENDED, STALLED
 
 
@@ -28,6 +28,8 @@ class World:
             lambda: self.rests,
             lambda name, message: self.told.append((name, message)),
         )
+        self.spent = 0.0
+        self.stalls._spent = lambda: self.spent  # type: ignore[method-assign]
         self.arrived, self.goes_on = threading.Event(), threading.Event()
 
     def end_step(self, took: float = 1.0) -> None:
@@ -162,6 +164,25 @@ def test_the_time_to_the_first_step_counts_as_a_step() -> None:
     with training(train) as world:
         world.pass_time(FACTOR * 1000)
         assert world.told == []
+
+
+@pytest.mark.parametrize(("share", "names"), [(0.5 * WORK, [STALLED]), (2 * WORK, []), (float("nan"), [])])
+def test_a_thread_that_runs_now_and_then_does_not_wait(share: float, names: list[str]) -> None:
+    with training(waits_in_loop) as world:
+
+        def run() -> None:
+            world.spent += share * LOOK_S
+
+        world.pass_time(20 * LEAST_S, run)
+        assert world.names == names
+
+
+def test_the_processor_time_is_that_of_the_training_thread() -> None:
+    with training(waits_in_loop) as world:
+        del world.stalls._spent
+        before = world.stalls._spent()
+        sum(range(1_000_000))
+        assert world.stalls._spent() == before > 0  # it waits meanwhile
 
 
 @pytest.mark.parametrize("steps", [0, FIRST_STEP - 1])

@@ -11,7 +11,21 @@ import statistics
 import sys
 from collections.abc import Iterable
 
-from . import FAULTY, HEALTHY, NONFINITE, Case, Outcome, diagnose, judge
+from . import (
+    BAD,
+    BUSY,
+    FAULTY,
+    HEALTHY,
+    NONFINITE,
+    RANKED,
+    WAITING,
+    Case,
+    Outcome,
+    diagnose,
+    in_seconds,
+    judge,
+    judge_ranks,
+)
 from .case import EVERYTHING
 
 
@@ -24,10 +38,27 @@ def _run(cases: dict[str, Case], names: list[str], settings: dict[str, object]) 
         if not case.expected:
             print(f"{'WRONG' if outcome.alarms else 'ok   '} {name}", *outcome.alarms[:4], sep="\n        ", flush=True)
             continue
-        fine = outcome.found and outcome.right is not False
-        waited = "not as an incident" if outcome.waited is None else f"after {outcome.waited} steps"
-        told = f"{outcome.named or '(root)'}, {waited}" if outcome.found else f"not found; instead: {outcome.named}"
-        print(f"{'ok   ' if fine else 'WRONG'} {name}: {told}", flush=True)
+        _tell(name, outcome)
+    return found
+
+
+def _tell(name: str, outcome: Outcome) -> None:
+    fine = outcome.found and outcome.right is not False
+    waited = "not as an incident" if outcome.waited is None else f"after {outcome.waited} steps"
+    told = f"{outcome.named or '(root)'}, {waited}" if outcome.found else f"not found; instead: {outcome.named}"
+    print(f"{'ok   ' if fine else 'WRONG'} {name}: {told}", flush=True)
+
+
+def _run_ranks(names: list[str]) -> dict[str, Outcome]:
+    """Train in two processes. The rank with the fault must name it; the other one can only know when it began."""
+    found = {}
+    for name in RANKED:
+        if not names or any(each in name for each in names):
+            outcomes = judge_ranks(name)
+            found[name] = outcomes[BAD]
+            _tell(name, outcomes[BAD])
+            others = (each for rank, each in enumerate(outcomes) if rank != BAD)
+            print(*(f"      the other rank: {each.named}, after {each.waited} steps" for each in others), sep="\n")
     return found
 
 
@@ -55,6 +86,11 @@ def main() -> int:
     settings |= {"every": given.every} if given.every > 1 else {}
     healthy = _run(HEALTHY, given.names, settings)
     faulty, nonfinite = (_run(cases, given.names, settings) for cases in (FAULTY, NONFINITE))
+    with in_seconds():
+        healthy |= _run(BUSY, given.names, settings)
+        faulty |= _run(WAITING, given.names, settings)
+    if not given.everything and given.every == 1:
+        nonfinite |= _run_ranks(given.names)
     alarmed = sum(bool(each.alarms) for each in healthy.values())
     print(f"\n{len(healthy)} healthy trainings, {alarmed} with a false alarm\n")
     print("| planted fault | trainings | found | right culprit | steps until found (median) |\n|---|---|---|---|---|")

@@ -1,7 +1,7 @@
 """Notices that the training waits in the middle of its loop, for far longer than it ever took for a step.
 
 The recorder's thread looks at the stack of the training thread, but only if no step has ended for a while. What
-evaluates, saves, or computes moves from line to line, and a loop that has ended is not on the stack any more.
+evaluates or computes moves from line to line and takes processor time, and a loop that has ended is not on the stack.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import re
 import sys
 import sysconfig
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
 from typing import Final
@@ -26,7 +27,8 @@ FIRST_STEP: Final = 16  # from which on that is known
 MARK_EVERY: Final = 256  # steps between two notes of where the loop is; fewer at first
 QUIET_S: Final = 30.0  # without a step, before the stack is looked at
 LOOK_S: Final = 5.0  # between two looks; a thread that looks later was stopped itself
-MAX_FRAMES: Final = 64
+WORK: Final = 1e-3  # share of the time for which a thread that waits may run: to poll
+MAX_FRAMES: Final = 64  # of the user's
 
 _TORCH: Final = os.path.dirname(torch.__file__) + os.sep
 _OURS: Final = os.path.dirname(os.path.dirname(__file__)) + os.sep
@@ -52,8 +54,9 @@ class Stalls:
         self._longest_s = 0.0
         self._chain: tuple[Place, ...] = ()  # where the training thread was when a step ended, innermost first
         self._thread = 0
+        self._clock: int | None = None  # of the thread's processor time
         self._looked_at = float("-inf")
-        self._since = float("inf")  # since when nothing has moved
+        self._since = self._spent_before = float("inf")  # since when nothing has moved, and the processor time then
         self._places: tuple[Place, ...] | None = None
         self._told = False
 
@@ -63,6 +66,8 @@ class Stalls:
             return
         self._chain = tuple((frame.f_code, frame.f_lasti) for frame in _frames(sys._getframe(1)))
         self._thread = threading.get_ident()
+        if hasattr(time, "pthread_getcpuclockid"):  # elsewhere, nothing is judged
+            self._clock = time.pthread_getcpuclockid(self._thread)
 
     def look(self, ended_at: float) -> None:
         """Look whether the training still moves; `ended_at` is when its newest step ended. Called every few ms."""
@@ -84,8 +89,10 @@ class Stalls:
     def _see(self, now: float, was_stopped: bool) -> None:
         frames = [] if self._rests() else self._frames_in_loop()
         places = tuple((frame.f_code, frame.f_lasti) for frame in _until_library(frames))
-        if not places or was_stopped or places != self._places or any(map(_is_busy, frames[1:])):
-            self._places, self._since = places, now
+        spent = self._spent()
+        works = not spent - self._spent_before <= WORK * (now - self._since)
+        if not places or was_stopped or works or places != self._places or any(map(_is_busy, frames[1:])):
+            self._places, self._since, self._spent_before = places, now, spent
         elif not self._told and now - self._since >= max(LEAST_S, FACTOR * self._longest_s):
             self._told = True
             idle = now - self._ended_at
@@ -94,6 +101,13 @@ class Stalls:
                 f"its longest step took {_time(self._longest_s)}"
             )
             self._emit(STALLED, message)
+
+    def _spent(self) -> float:
+        """Return the processor time of the training thread; NaN if it isn't known."""
+        try:
+            return float("nan") if self._clock is None else time.clock_gettime(self._clock)
+        except OSError:  # the thread has ended
+            return float("nan")
 
     def _frames_in_loop(self) -> list[FrameType]:
         """Return the frames of the training thread, from that of its loop inward; none if it isn't in the loop."""
