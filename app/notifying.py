@@ -51,12 +51,16 @@ class Lookout:
         return notes
 
     def _of_incidents(self, run: Run) -> list[Note]:
+        muting = run.quiet.muting(run.store)
         new = (each for each in run.store.incidents() if each.severity in TOLD and each.told > run.known_until)
-        return [note_about(each, run.id, run.name, self._page_of(run)) for each in new]
+        heard = (each for each in new if muting(each.rule, each.culprit.tap.module) is None)
+        return [note_about(each, run.id, run.name, self._page_of(run)) for each in heard]
 
     def _of_events(self, run: Run, events: Iterable[Event]) -> list[Note]:
         new = (each for each in events if each.name in TOLD_EVENTS and each.step > run.known_until)
-        return [note_about_event(each, run.id, run.name, self._page_of(run)) for each in new]
+        muting = run.quiet.muting(run.store)
+        heard = (each for each in new if muting(each.name, each.module) is None)
+        return [note_about_event(each, run.id, run.name, self._page_of(run)) for each in heard]
 
     def _page_of(self, run: Run) -> str:
         return f"{self.url}/runs/{run.id}" if self.url else ""

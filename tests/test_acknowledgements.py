@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 import hookcore
+from hookcore.reading import quiet
 from hookcore.records import Event, Tap
 from hookcore_app.live.marks import mark_of
 from hookcore_app.live.requests import Subscribe, spec_of
 from hookcore_app.live.views import concern
-from hookcore_app.runs import run as runs_module
 from tests.api_world import World, open_run
 from tests.build import append
 from tests.serving import TOKEN, Served, served
@@ -82,11 +82,11 @@ def test_an_unknown_run_is_an_error(world: World) -> None:
 def test_a_run_keeps_a_limited_number_of_the_newest_acknowledgements(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runs_module, "MAX_ACKNOWLEDGED", 3)
+    monkeypatch.setattr(quiet, "MAX_ACKNOWLEDGED", 3)
     for number in range(5):
         world.run.acknowledge(f"event:{number}")
     world.run.acknowledge("event:3")
-    assert list(world.run.acknowledgements) == ["event:2", "event:4", "event:3"]
+    assert list(world.run.quiet.acknowledged) == ["event:2", "event:4", "event:3"]
 
 
 def test_followers_receive_acknowledgements(world: World) -> None:

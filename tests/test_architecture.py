@@ -39,7 +39,7 @@ ROOMS: dict[str, set[str]] = {
     "notify": {"errors", "records"},
     "archive": {"errors", "records", "wire", "store", "delivery"},
     "answers": {"errors", "records", "wire", "store", "incidents"},
-    "reading": {"config", "errors", "records", "dashboard", "store", "answers"},
+    "reading": {"config", "errors", "records", "incidents", "patterns", "dashboard", "store", "answers"},
     "observe": {"internals", "errors", "records", "config"},
     "internals": set(),
     "hooks": {"internals", "errors", "records"},

@@ -345,7 +345,7 @@ def test_names_notes_and_acknowledgements_survive_a_restart(tmp_path: Path) -> N
     run = world.runs.get(INFO.id)
     assert run is not None
     assert run.loaded
-    assert run.acknowledgements == {"a:b": 2}
+    assert run.quiet.acknowledged == {"a:b": 2}
     stop(world)
 
 

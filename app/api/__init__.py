@@ -11,6 +11,7 @@ from . import (
     incidents,
     notifications,
     overview,
+    quiet,
     report,
     rollout,
     runs,
@@ -23,6 +24,7 @@ router = APIRouter(tags=["runs"])
 _PARTS = (
     runs,
     overview,
+    quiet,
     incidents,
     capsules,
     series,

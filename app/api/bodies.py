@@ -78,3 +78,12 @@ class Acknowledgement(BaseModel):
     run: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,200}$", description="default: the newest run")] | None = None
     key: Annotated[str, Field(min_length=1, max_length=2200)]
     acknowledged: Annotated[bool, Field(strict=True)] = True
+
+
+class Mute(BaseModel):
+    """A rule, or the name of events, in the modules that match."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"rule": "dead", "match": "layers.*"}]})
+    run: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,200}$", description="default: the newest run")] | None = None
+    rule: Annotated[str, Field(min_length=1, max_length=200)]
+    match: Annotated[str, Field(max_length=1000, description="a pattern for modules; empty is everywhere")] = ""

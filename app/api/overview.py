@@ -1,4 +1,4 @@
-"""The run at a glance: findings, key figures, and acknowledgements."""
+"""The run at a glance: findings and key figures."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from fastapi import APIRouter, Query, Response
 
 from hookcore import answers
 from hookcore.answers import Number
-from hookcore.errors import ArgumentError
 from hookcore.findings import RULES, KeyFigures, Rule, key_figures_of
 from hookcore.records import SEVERITIES
 
@@ -17,9 +16,8 @@ from ..analysis.cost import cost_of
 from ..analysis.coverage import losses_of
 from ..formats import StrictJson
 from ..runs import Run
-from ..runs.answering import finding_of, reading_of, scope_of
-from .bodies import Acknowledgement
-from .given import GivenReply, GivenRun, GivenRuns, answered, described, run_named, version_of
+from ..runs.answering import findings_of, reading_of, scope_of
+from .given import GivenReply, GivenRun, described, version_of
 
 MAX_FINDINGS: Final = 1000
 _MAX_MODULES: Final = 100
@@ -42,14 +40,12 @@ def findings(
     def content() -> answers.Findings:
         diagnosis = run.findings.diagnosis()
         found = diagnosis.findings
-        shown = found[:limit]
-        types = run.store.module_types()
         return answers.Findings(
             run=run.id,
             total=len(found),
             newest_step=run.store.steps().newest,
             scope=scope_of(diagnosis.scope),
-            findings=tuple(finding_of(run, finding, types.get(finding.module, "")) for finding in shown),
+            findings=findings_of(run, found[:limit]),
             rules=tuple(_rule_of(rule) for rule in RULES.values()),
         )
 
@@ -73,7 +69,8 @@ def overview(run: GivenRun, reply: GivenReply) -> Response:
 
 def overview_of(run: Run, figures: KeyFigures) -> answers.Overview:
     """Return the key figures of a run, including data lost on the way to its store."""
-    unseen = Counter(finding.severity for finding in run.findings.current() if not run.has_seen(finding))
+    found = findings_of(run, run.findings.current())
+    unseen = Counter(each.severity for each in found if not each.acknowledged and not each.muted)
     cost = cost_of(run)
     return answers.Overview(
         run=run.id,
@@ -100,30 +97,9 @@ def overview_of(run: Run, figures: KeyFigures) -> answers.Overview:
         cost=cost.sentence,
         dropped=losses_of(run),
         findings={severity: unseen[severity] for severity in SEVERITIES},
+        muted=sum(each.muted for each in found),
     )
 
 
 def _number(value: float | None) -> Number | None:
     return None if value is None else Number(value)
-
-
-@router.post(
-    "/acknowledgements",
-    summary="Acknowledge a finding or an event",
-    responses=answered(answers.Acknowledged),
-)
-def acknowledge(runs: GivenRuns, seen: Acknowledgement) -> Response:
-    """Acknowledge a finding or an event by its `key`, or take that back.
-
-    A finding that happens again is reported again. The server remembers acknowledgements as long as it shows the run.
-    """
-    run = run_named(runs, seen.run)
-    _require_key(seen.key)
-    run.acknowledge(seen.key, seen.acknowledged)
-    return StrictJson(answers.Acknowledged(run.id, seen.key, seen.acknowledged))
-
-
-def _require_key(key: str) -> None:
-    name, _, rest = key.partition(":")
-    if not rest or name not in (*RULES, "event"):
-        raise ArgumentError(f"key={key[:200]!r} belongs to no finding or event: give a key from /findings or /events")

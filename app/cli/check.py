@@ -45,11 +45,11 @@ class Checked:
     troubles: tuple[str, ...]  # why incidents may be missing
 
     def reaches(self, level: str) -> list[Incident]:
-        """Return the incidents that are at least this severe, except acknowledged ones."""
+        """Return the incidents that are at least this severe, except acknowledged and muted ones."""
         if level == NEVER:
             return []
         bad = SEVERITIES[: SEVERITIES.index(level) + 1]
-        return [each for each in self.incidents if each.severity in bad and not each.acknowledged]
+        return [each for each in self.incidents if each.severity in bad and not each.acknowledged and not each.muted]
 
     @property
     def dropped_words(self) -> str:
@@ -126,9 +126,13 @@ def _as_text(checked: Checked, _level: str) -> str:
     lines = [f"Run {name}, {state}, {until}."]
     lines += [f"error: {checked.ending}."] if checked.ending else []
     for each in checked.incidents:
-        seen = " (acknowledged)" if each.acknowledged else ""
+        seen = " (acknowledged)" if each.acknowledged else " (muted)" if each.muted else ""
         title = RULES[each.rule].title if each.rule in RULES else each.rule  # type: ignore[index]
         lines.append(f"{each.severity}: {title}: {each.sentence}{seen}")
+    muted = sum(each.muted for each in checked.incidents)
+    lines += (
+        [f"{muted:,} of {checked.incidents.total:,} incidents {'is' if muted == 1 else 'are'} muted."] if muted else []
+    )
     if checked.incidents.dropped:
         lines.append(f"{checked.incidents.dropped:,} more incidents were dropped; {checked.dropped_words}.")
     lines += [] if checked.incidents.total else ["No incidents in the captured steps."]
@@ -147,6 +151,7 @@ def _as_json(checked: Checked, level: str) -> str:
         "ending": checked.ending,
         "newest_step": checked.newest_step,
         "scope": checked.scope,
+        "muted": sum(each.muted for each in checked.incidents),
         "fails": _fails(checked, level),
     }
     return json.dumps(about | json.loads(json_of(checked.incidents)), indent=2)

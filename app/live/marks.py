@@ -30,7 +30,7 @@ class Mark(NamedTuple):
     taps: int
     state: str
     incidents: int = 0
-    edits: int = 0  # of name, notes, and acknowledgements
+    edits: int = 0  # of name, notes, acknowledgements, and mutes
     paused: bool = False  # capture
 
 

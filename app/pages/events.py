@@ -11,13 +11,17 @@ from urllib.parse import urlencode
 from fastapi import Query
 from starlette.responses import PlainTextResponse, Response
 
+from hookcore.answers import Mute
+from hookcore.findings import RULES
+from hookcore.patterns import literal
 from hookcore.records import SEVERITIES
 
 from ..analysis.selection import finder_of
 from ..runs import Run
+from ..runs.muting import mutes_of
 from .frame import address_of
 from .page import FindText, Page, RowNumber, RunPage, Text, first_row_of_page
-from .views.event_list import FINDING, Filter, Line, all_lines, markdown_of, names_of
+from .views.event_list import FINDING, Filter, Line, all_lines, markdown_of, names_of, title_of
 from .views.overview import layer_address
 from .views.provenance import incident_of, provenance_of
 from .views.saved_steps import capsule_for, capsules_of, source_of
@@ -48,7 +52,7 @@ class EventsPage(RunPage):
     f: FindText = ""
     text: Text = ""
     span: Annotated[str, Query(alias="in", max_length=40, description="a range of steps, such as 100-200")] = ""
-    hide: Annotated[Literal["", "0", "1"], Query(description="1 hides acknowledged lines")] = ""
+    hide: Annotated[Literal["", "0", "1"], Query(description="1 hides acknowledged and muted lines")] = ""
     event: Annotated[str, Query(max_length=2300, description="the id of the line whose details are shown")] = ""
     row: RowNumber = 0
     format: Annotated[Literal["", "markdown"], Query(description="the list as a Markdown table")] = ""
@@ -95,7 +99,8 @@ class EventsPage(RunPage):
             "total": len(self.lines),
             "alerting": sum(line.is_alert for line in self.lines),
             "fitting": len(self.fitting),
-            "hidden_seen": sum(line.acknowledged for line in self.lines) if self.wanted.hides_seen else 0,
+            "muted": sum(line.muted is not None for line in self.lines),
+            "hidden_seen": sum(line.is_quiet for line in self.lines) if self.wanted.hides_seen else 0,
             "query": urlencode({key: value for key, value in self.asked.items() if value}),
             "detail": _chosen(self.lines, self.fitting, self.event),
         }
@@ -103,6 +108,11 @@ class EventsPage(RunPage):
     def part_badge(self) -> dict[str, Any]:
         """Return nothing: the frame has the number of alerts."""
         return {}
+
+    def part_mutes(self) -> dict[str, Any]:
+        """Return the mutes of the run, each with its title and what it covers."""
+        mutes = mutes_of(self.run).mutes
+        return {"mutes": [(each, _title_of(each.rule), _covered_by(each)) for each in mutes]}
 
     def part_timeline(self) -> dict[str, Any]:
         """Return the timeline of all lines that match, regardless of the step filter."""
@@ -128,6 +138,7 @@ class EventsPage(RunPage):
             "incident_page": "" if incident is None else address_of(run, "incident", id=incident.id),
             "capsule": capsule_for(line, capsules_of(self.request, run)) if line is not None else None,
             "source_of": source_of,
+            "mute_here": literal(line.module) if line is not None and line.module else "",
             "detail_layer": _layer_of(run, line) if line is not None else "",
             "origin": origin,
             "layer_of": lambda tap, step: layer_address(run, tap, step),
@@ -137,6 +148,15 @@ class EventsPage(RunPage):
 def _filter_of(severity: str, name: str, fits_module: Callable[[str], bool], text: str, span: str, hide: str) -> Filter:
     first, last = range_in(span.strip()) or (None, None)
     return Filter(severity, name, fits_module, text.strip(), first, last, hide == "1")
+
+
+def _title_of(name: str) -> str:
+    return next((rule.title for rule in RULES.values() if rule.name == name), title_of(name))
+
+
+def _covered_by(mute: Mute) -> str:
+    counts = (mute.findings, "finding"), (mute.incidents, "incident"), (mute.events, "event")
+    return ", ".join(f"{count:,} {word}{'' if count == 1 else 's'}" for count, word in counts if count) or "nothing yet"
 
 
 def _shown(run: Run, line: Line, asked: dict[str, str]) -> Shown:
@@ -152,14 +172,14 @@ def _layer_of(run: Run, line: Line) -> str:
 
 
 def _chosen(lines: list[Line], fitting: list[Line], key: str) -> Line | None:
-    """Return the requested line, or else the first of the worst unacknowledged findings.
+    """Return the requested line, or else the first of the worst findings that are neither acknowledged nor muted.
 
     A finding is found by its key even if its onset has moved since the link was created.
     """
     if key:
         kept = key.rpartition("@")[0]
         return next((each for wanted in (key, kept) for each in lines if wanted in (each.id, each.key)), None)
-    findings = [each for each in fitting if each.finding is not None and not each.acknowledged]
+    findings = [each for each in fitting if each.finding is not None and not each.is_quiet]
     # A bad loss is what came of it, and what began first is nearest to the cause.
     return min(
         findings, key=lambda each: (SEVERITIES.index(each.severity), each.name == "loss", each.step), default=None

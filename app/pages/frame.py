@@ -115,7 +115,7 @@ class Find:
 
 @dataclass(frozen=True, slots=True)
 class Alerts:
-    """A run's unacknowledged warnings and errors, from findings and events. The first is the worst."""
+    """A run's warnings and errors, neither acknowledged nor muted, from findings and events. The worst is first."""
 
     severities: tuple[Severity, ...] = ()
     title: str = ""  # of the worst

@@ -10,6 +10,7 @@ from fastapi import Query
 from starlette.exceptions import HTTPException
 
 from hookcore.incidents import Incident
+from hookcore.patterns import literal
 from hookcore.records import Tap
 
 from .page import RunPage
@@ -47,14 +48,17 @@ class IncidentPage(RunPage):
 
     def values(self) -> dict[str, Any]:
         """Return what all parts show."""
-        incident = self.incident
+        incident, module = self.incident, self.incident.culprit.tap.module
+        muted = self.run.quiet.muting(self.run.store)(incident.rule, module)
         return {
             "view": self.view,
             "incident": incident,
             "stat_words": STAT_WORDS,
             "shown_stats": SHOWN,
             "usual_stat": default_stat(incident),
-            "acknowledged": incident.first_step <= self.run.acknowledgements.get(incident.key, -1),
+            "acknowledged": self.run.quiet.has_seen(incident.key, incident.first_step),
+            "muted": None if muted is None else muted.match,
+            "mute_here": literal(module) if module else "",
             "layer_of": self._layer_of,
         }
 

@@ -16,7 +16,7 @@ from hookcore.store.checks import require, require_kind
 
 from ..analysis.coverage import losses_of
 from .page import RowNumber, RunPage, first_row_of_page
-from .views.event_list import all_lines
+from .views.event_list import all_lines, finding_lines
 from .views.overview import SHOWN_SCALARS, scalar_lines, shown_alerts, tiles_of, why_empty
 from .views.saved_steps import capsules_of
 from .views.span import Span, span_of
@@ -148,8 +148,15 @@ class OverviewPage(RunPage):
     def part_findings(self) -> dict[str, Any]:
         """Return the worst findings."""
         listed, alerts, notes = shown_alerts(self.run, self.last, ALERTS, capsules_of(self.request, self.run))
+        muted = sum(line.muted is not None for line in finding_lines(self.run))
         claim = claim_of(self.run, self.last)
-        return {"listed": listed, "alerts_total": alerts, "notes_total": notes, "claim": claim}
+        return {
+            "listed": listed,
+            "alerts_total": alerts,
+            "notes_total": notes,
+            "muted_total": muted,
+            "claim": claim,
+        }
 
     def part_scalars(self) -> dict[str, Any]:
         """Return the logged scalars."""

@@ -51,23 +51,30 @@ def run_of(run: Run) -> answers.Run:
 
 
 def events_of(run: Run, events: Iterable[Event]) -> tuple[answers.Event, ...]:
-    """Return events, oldest first, and whether each was acknowledged."""
-    return tuple(answers.Event.of(event, event.key in run.acknowledgements) for event in events)
+    """Return events, oldest first, and whether each was acknowledged or is muted."""
+    return run.reader.events_of(events)
 
 
 def incidents_of(run: Run, version: int = 0) -> tuple[answers.Incident, ...]:
     """Return the incidents that have changed since a version of them."""
-    changed = (each for each in run.store.incidents() if each.version > version)
-    return tuple(answers.Incident.of(each, run.acknowledgements) for each in changed)
+    return run.reader.incidents_of(each for each in run.store.incidents() if each.version > version)
 
 
-def finding_of(run: Run, finding: Finding, type_: str = "") -> answers.Finding:
-    """Return a finding, with the class of its module."""
+def findings_of(run: Run, found: Iterable[Finding]) -> tuple[answers.Finding, ...]:
+    """Return findings, each with the class of its module."""
+    types, muting = run.store.module_types(), run.quiet.muting(run.store)
+    return tuple(
+        _finding_of(run, each, muting(each.rule, each.module) is not None, types.get(each.module, "")) for each in found
+    )
+
+
+def _finding_of(run: Run, finding: Finding, muted: bool, type_: str) -> answers.Finding:
     return answers.Finding(
         key=finding.key,
         rule=finding.rule,
         severity=finding.severity,
         acknowledged=run.has_seen(finding),
+        muted=muted,
         tap=answers.Tap.of(finding.number, finding.tap),
         type=type_,
         stat=finding.stat,

@@ -225,7 +225,7 @@ class Keeper:
         return bool(self._settings.keeps) and folder.parent == Path(self._settings.keep)
 
     def note(self, run: Run) -> None:
-        """Write the run's name, notes, acknowledgements, and summary for the list."""
+        """Write the run's name, notes, acknowledgements, mutes, and summary for the list."""
         if run.folder is None:
             return
         if run.loaded:
@@ -234,7 +234,7 @@ class Keeper:
             **read_json(run.folder / PAGE_FILE),
             "name": run.name,
             "notes": run.notes,
-            "acknowledgements": run.acknowledgements,
+            **run.quiet.as_data(),
             "summary": run.summary,
         }
         try:

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, Protocol
 from hookcore.delivery.failures import event_of
 from hookcore.errors import HookcoreError
 from hookcore.findings import Finding, FindingsCache
-from hookcore.reading import StoreReader
+from hookcore.reading import Mute, Quiet, StoreReader
 from hookcore.records import Command, Event, Failure, Frame, Severity, Snapshot, Tap
 from hookcore.store import Store
 from hookcore.wire import (
@@ -37,7 +37,6 @@ STATES: Final[tuple[State, ...]] = ("live", "crashed", "lost", "interrupted", "e
 MAX_COMMANDS: Final = 256  # that wait for one trainer
 SILENCE_S: Final = 5.0  # a trainer gives a sign of life every second
 UNSENT_EVERY_S: Final = 10.0  # between two events about frames that were not sent
-MAX_ACKNOWLEDGED: Final = 10_000  # findings and events of one run; the oldest are forgotten
 
 
 class AwayError(HookcoreError):
@@ -82,7 +81,7 @@ class Run:
     local: Callable[[Command], None] | None = None  # a trainer in this process
     on_record: Callable[[Frame | Snapshot | EndItem, int], None] | None = None  # writes the run to disk
     on_disk: OnDisk | None = None  # the part on disk while it is being written
-    on_edit: Callable[[], None] | None = None  # writes name, notes, and acknowledgements to disk
+    on_edit: Callable[[], None] | None = None  # writes name, notes, acknowledgements, and mutes to disk
     writer: Any = None  # wrote it to disk until it ended or was lost
     seen_events: int = 0  # the events that were on disk when it was read
     known_until: int = -1  # the newest step that was on disk when its trainer returned
@@ -91,8 +90,8 @@ class Run:
     commands_dropped: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
     findings: FindingsCache = field(init=False)
-    acknowledgements: dict[str, int] = field(default_factory=dict)  # by key, with the step up to which it is valid
-    edits: int = 0  # of name, notes, and acknowledgements
+    quiet: Quiet = field(default_factory=Quiet)  # acknowledgements and mutes
+    edits: int = 0  # of name, notes, acknowledgements, and mutes
     _asking: threading.Lock = field(default_factory=threading.Lock)
     _newest_command: int = -1  # the highest number of a command, of this server or an earlier one
     _met: bool = False  # a batch has arrived
@@ -110,7 +109,7 @@ class Run:
     @property
     def reader(self) -> StoreReader:
         """A reader of its values."""
-        return StoreReader(self.store, self.id, self.acknowledgements)
+        return StoreReader(self.store, self.id, self.quiet)
 
     @property
     def is_paused(self) -> bool:
@@ -183,15 +182,17 @@ class Run:
     def acknowledge(self, key: str, yes: bool = True) -> None:
         """Acknowledge a finding or an event, or undo that."""
         with self.lock:
-            self.acknowledgements.pop(key, None)
-            if yes:
-                self.acknowledgements[key] = self.store.steps().newest or 0
-                while len(self.acknowledgements) > MAX_ACKNOWLEDGED:
-                    del self.acknowledgements[next(iter(self.acknowledgements))]
+            self.quiet.acknowledge(key, (self.store.steps().newest or 0) if yes else None)
+        self.edited()
+
+    def mute(self, mute: Mute, yes: bool = True) -> None:
+        """Mute a rule, or undo that."""
+        with self.lock:
+            (self.quiet.mute if yes else self.quiet.unmute)(mute)
         self.edited()
 
     def edited(self) -> None:
-        """Announce and save a changed name, note, or acknowledgement."""
+        """Announce and save a changed name, note, acknowledgement, or mute."""
         self.edits += 1
         if self.on_edit is not None:
             self.on_edit()
@@ -199,7 +200,7 @@ class Run:
 
     def has_seen(self, finding: Finding) -> bool:
         """Return whether a finding was acknowledged since it began; a recurring one is new."""
-        return finding.since_step <= self.acknowledgements.get(finding.key, -1)
+        return self.quiet.has_seen(finding.key, finding.since_step)
 
     def take(self, batch: Batch) -> Answer:
         """Store a batch. Repeated items are ignored; inconsistent data raises WireError."""

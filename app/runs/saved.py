@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 from hookcore.archive import SUFFIX, Archive, load_into, read_archive
 from hookcore.errors import ArgumentError, HookcoreError
 from hookcore.findings import follow
+from hookcore.reading import Quiet
 from hookcore.records import Event, Severity
 from hookcore.store import StepRange, Store
 
 from .limits import tamed
-from .run import MAX_ACKNOWLEDGED, Run
+from .run import Run
 from .runs import Runs
 from .shelf import PAGE_FILE, Shelf, is_run, read_json
 
@@ -81,11 +82,11 @@ def make_known(runs: Runs, path: Path, archive: Archive | None = None) -> Run:
 
 
 def apply_folder(run: Run, path: Path, archive: Archive) -> None:
-    """Apply what a run's folder contains: its names, notes, acknowledgements, summary, and end."""
+    """Apply what a run's folder contains: its names, notes, acknowledgements, mutes, summary, and end."""
     said = read_json(path / PAGE_FILE)
     run.folder, run.key_hash = path, archive.key_hash
     run.name, run.notes = _text(said.get("name")) or run.name, _text(said.get("notes"))
-    run.acknowledgements = dict(_acknowledged_in(said.get("acknowledgements")))
+    run.quiet = Quiet.of(said)
     summary = said.get("summary")
     run.summary = summary if isinstance(summary, dict) else {}
     run.failure = archive.failure
@@ -116,13 +117,6 @@ def _warn(store: Store, name: str, message: str) -> None:
 
 def _add_event(store: Store, name: str, message: str, severity: Severity) -> None:
     store.add_event(Event(store.steps().newest or 0, time.time(), name, message, severity))
-
-
-def _acknowledged_in(said: object) -> Iterator[tuple[str, int]]:
-    if isinstance(said, dict):
-        for key, step in list(said.items())[:MAX_ACKNOWLEDGED]:
-            if isinstance(key, str) and isinstance(step, int):
-                yield key, step
 
 
 def _text(said: object) -> str:

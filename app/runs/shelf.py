@@ -16,7 +16,7 @@ from hookcore.archive.files import write_json
 from hookcore.archive.layout import RUN_FILE
 from hookcore.records import plain
 
-PAGE_FILE: Final = "page.json"  # name, notes, acknowledgements, and a summary for the list
+PAGE_FILE: Final = "page.json"  # name, notes, acknowledgements, mutes, and a summary for the list
 REMOVED_FILE: Final = "removed.json"  # in the trash: when a run was removed, and why
 TRASH: Final = ".trash"
 ROOM_FOR_UNDO: Final = 0.1  # of the limit: removed runs stay in the trash while they fit into this share

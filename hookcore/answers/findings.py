@@ -18,6 +18,7 @@ class Finding(Answer, frozen=True, eq=False):
     rule: str
     severity: Severity
     acknowledged: bool
+    muted: Annotated[bool, Meta(description="whether a mute covers it, so that it is no alert")]
     tap: Tap
     type: Annotated[str, Meta(description="the module's class, if it is known")]
     stat: Annotated[str, Meta(description="what `value`, `usual` and `spark` are")]
@@ -130,4 +131,7 @@ class Overview(Answer, frozen=True):
     steps_left_out: Annotated[int | None, Meta(description="steps that were not captured; null if not reported")]
     cost: Annotated[str, Meta(description="the cost in one sentence, as every page shows it")]
     dropped: Annotated[dict[str, int], Meta(description="by reason, in the store and on the way to it")]
-    findings: Annotated[dict[str, int], Meta(description="unacknowledged findings, by severity")]
+    findings: Annotated[
+        dict[str, int], Meta(description="findings that are neither acknowledged nor muted, by severity")
+    ]
+    muted: Annotated[int, Meta(description="muted findings")]

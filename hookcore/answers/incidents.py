@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 from msgspec import Meta
@@ -26,6 +26,7 @@ class Incident(Answer, frozen=True):
     rule: str
     severity: Severity
     acknowledged: bool
+    muted: Annotated[bool, Meta(description="whether a mute covers it, so that it is no alert")]
     sentence: str
     culprit: Link
     value: Annotated[Number, Meta(description="what the culprit was when it was found")]
@@ -44,9 +45,9 @@ class Incident(Answer, frozen=True):
     has_evidence: Annotated[bool, Meta(description="whether the values around the onset were kept")]
 
     @classmethod
-    def of(cls, found: incidents.Incident, acknowledged: Mapping[str, int]) -> Incident:
-        """Return the answer for an incident. `acknowledged` has keys, and the step up to which each is valid."""
-        return cls(**_fields_of(found, acknowledged))
+    def of(cls, found: incidents.Incident, acknowledged: bool, muted: bool) -> Incident:
+        """Return the answer for an incident."""
+        return cls(**_fields_of(found), acknowledged=acknowledged, muted=muted)
 
 
 class Around(Answer, frozen=True):
@@ -82,10 +83,10 @@ class IncidentDetail(Incident, frozen=True):
     evidence: Annotated[Evidence | None, Meta(description="null if there was no room for it")]
 
     @classmethod
-    def of(cls, found: incidents.Incident, acknowledged: Mapping[str, int]) -> IncidentDetail:
+    def of(cls, found: incidents.Incident, acknowledged: bool, muted: bool) -> IncidentDetail:
         """Return the answer for an incident with its evidence."""
         evidence = None if found.evidence is None else Evidence.of(found.evidence)
-        return cls(**_fields_of(found, acknowledged), evidence=evidence)
+        return cls(**_fields_of(found), acknowledged=acknowledged, muted=muted, evidence=evidence)
 
 
 class Incidents(Answer, frozen=True):
@@ -107,10 +108,9 @@ class Incidents(Answer, frozen=True):
         return len(self.incidents)
 
 
-def _fields_of(found: incidents.Incident, acknowledged: Mapping[str, int]) -> dict[str, Any]:
+def _fields_of(found: incidents.Incident) -> dict[str, Any]:
     same = "id", "key", "rule", "severity", "sentence", "first_step", "last_step", "recovered", "steps", "unseen"
     return {name: getattr(found, name) for name in (*same, "told", "skipped", "loss", "taps", "modules")} | {
-        "acknowledged": found.first_step <= acknowledged.get(found.key, -1),
         "culprit": _link(found.culprit),
         "value": Number(found.value),
         "usual": Number(found.usual),

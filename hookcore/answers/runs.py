@@ -137,12 +137,13 @@ class Event(Answer, frozen=True):
     count: int
     key: Annotated[str, Meta(description="by which it is acknowledged")]
     acknowledged: bool
+    muted: Annotated[bool, Meta(description="whether a mute covers it, so that it is no alert")]
 
     @classmethod
-    def of(cls, event: records.Event, acknowledged: bool) -> Event:
+    def of(cls, event: records.Event, acknowledged: bool, muted: bool) -> Event:
         """Return the answer for an event."""
         about = event.name, event.message, event.severity, event.module, event.count
-        return cls(event.step, Number(event.time_s), *about, event.key, acknowledged)
+        return cls(event.step, Number(event.time_s), *about, event.key, acknowledged, muted)
 
 
 class Events(Answer, frozen=True):
@@ -185,6 +186,23 @@ class Acknowledged(Answer, frozen=True):
     run: str
     key: str
     acknowledged: bool
+
+
+class Mute(Answer, frozen=True):
+    """No alerts from a rule in the modules that match."""
+
+    rule: Annotated[str, Meta(description="a rule of findings, or the name of events")]
+    match: Annotated[str, Meta(description="a pattern for modules; empty is everywhere")]
+    findings: Annotated[int, Meta(description="findings that it covers now")]
+    incidents: int
+    events: int
+
+
+class Mutes(Answer, frozen=True):
+    """The mutes of a run. What they cover is found, counted, and listed, but is no alert."""
+
+    run: str
+    mutes: tuple[Mute, ...]
 
 
 class Problem(Answer, frozen=True):

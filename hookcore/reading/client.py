@@ -172,6 +172,24 @@ class Client(RemoteReader):
         body = {"key": key, "acknowledged": acknowledged, **({} if run is None else {"run": run})}
         self._exchange.send("POST", "/api/v1/acknowledgements", body=body)
 
+    def mutes(self, run: str | None = None) -> list[answers.Mute]:
+        """Return the mutes of a run, each with the number of findings, incidents, and events that it covers."""
+        return list(self._get(answers.Mutes, "/api/v1/mutes", {"run": run}).mutes)
+
+    def mute(self, rule: str, match: str = "", run: str | None = None) -> list[answers.Mute]:
+        """Mute a rule, or events with a name, in the modules that match a pattern. Returns the mutes of the run.
+
+        What is muted is still found and listed, but is no alert.
+        """
+        run = run or self._run
+        body = {"rule": rule, "match": match, **({} if run is None else {"run": run})}
+        return list(self._ask(answers.Mutes, "POST", "/api/v1/mutes", body=body).mutes)
+
+    def unmute(self, rule: str, match: str = "", run: str | None = None) -> list[answers.Mute]:
+        """Take a mute back, given as it was made. Returns the mutes that are left."""
+        asked = {"rule": rule, "match": match, "run": run}
+        return list(self._ask(answers.Mutes, "DELETE", "/api/v1/mutes", asked).mutes)
+
     def figure(self, chart: str, **asked: Any) -> Any:
         """Return a chart as a Plotly figure: heatmap, series, histograms, profile, fan, scalars, compare, or tensor.
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from msgspec.structs import replace
@@ -14,9 +13,11 @@ from numpy.typing import NDArray
 from hookcore import answers
 from hookcore.answers import Number
 from hookcore.errors import ArgumentError
+from hookcore.incidents import Incident
+from hookcore.reading.quiet import Muting, Quiet
 from hookcore.reading.reader import Reader, TapName
 from hookcore.reading.slices import cut
-from hookcore.records import Coverage, HookRecord, Kind, ModuleRecord, Severity, Snapshot
+from hookcore.records import Coverage, Event, HookRecord, Kind, ModuleRecord, Severity, Snapshot
 from hookcore.store import STAT_NAMES, StepRange, Store
 from hookcore.store.checks import matcher, require, require_kind, unknown
 
@@ -26,8 +27,8 @@ _QUANTILE: Final = re.compile(r"p(\d{1,2}(?:\.\d{1,6})?|100)")
 class StoreReader(Reader):
     """Answers questions about the run of a store, as `hookcore.Client` does for a run on a server."""
 
-    def __init__(self, store: Store, run: str = "", acknowledged: Mapping[str, int] = MappingProxyType({})) -> None:
-        self._store, self._run, self._acknowledged = store, run, acknowledged
+    def __init__(self, store: Store, run: str = "", quiet: Quiet | None = None) -> None:
+        self._store, self._run, self._quiet = store, run, Quiet() if quiet is None else quiet
 
     def steps(self) -> StepRange:
         return self._store.steps()
@@ -195,14 +196,14 @@ class StoreReader(Reader):
         ]
         shown = fitting[-limit:] if after is None else fitting[:limit]
         behind = shown[-1][0] + 1 if after is not None and len(fitting) > limit else taken
-        events = tuple(answers.Event.of(event, event.key in self._acknowledged) for _, event in shown)
+        events = self.events_of(event for _, event in shown)
         return answers.Events(self._run, len(fitting), behind, events)
 
     def incidents(
         self, first: int | None = None, last: int | None = None, rule: str | None = None
     ) -> answers.Incidents:
         found = [each for each in self._store.incidents() if rule in (None, each.rule) and each.touches(first, last)]
-        listed = tuple(answers.Incident.of(each, self._acknowledged) for each in found)
+        listed = self.incidents_of(found)
         dropped = self._store.usage().merged["incidents"], self._store.dropped_alerts
         return answers.Incidents(self._run, len(found), *dropped, listed)
 
@@ -210,7 +211,25 @@ class StoreReader(Reader):
         known = {each.id: each for each in self._store.incidents()}
         if id not in known:
             raise ArgumentError(unknown("incident", id, list(known)))
-        return answers.IncidentDetail.of(known[id], self._acknowledged)
+        return answers.IncidentDetail.of(known[id], *self._judged(self._quiet.muting(self._store), known[id]))
+
+    def events_of(self, events: Iterable[Event]) -> tuple[answers.Event, ...]:
+        """Return the answers for events."""
+        quiet, muting = self._quiet, self._quiet.muting(self._store)
+        return tuple(
+            answers.Event.of(each, each.key in quiet.acknowledged, muting(each.name, each.module) is not None)
+            for each in events
+        )
+
+    def incidents_of(self, incidents: Iterable[Incident]) -> tuple[answers.Incident, ...]:
+        """Return the answers for incidents."""
+        muting = self._quiet.muting(self._store)
+        return tuple(answers.Incident.of(each, *self._judged(muting, each)) for each in incidents)
+
+    def _judged(self, muting: Muting, incident: Incident) -> tuple[bool, bool]:
+        """Return whether an incident is acknowledged, and whether it is muted."""
+        seen = self._quiet.has_seen(incident.key, incident.first_step)
+        return seen, muting(incident.rule, incident.culprit.tap.module) is not None
 
     def snapshots(self, match: str | None = None, kind: Kind | None = None) -> list[answers.Snapshot]:
         fits = self._store.matcher(match)

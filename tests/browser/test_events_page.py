@@ -147,3 +147,23 @@ def test_a_new_event_appears_by_itself(visit: Open, paths: Paths, site: Site) ->
         row = tab.page.locator("#list tr", has_text="Settings changed")
         expect(row.first).to_be_visible()
         tab.page.request.patch(f"{site.url}/api/v1/settings?run={run}", data={"every": 1})
+
+
+def test_a_rule_is_muted_and_unmuted_by_hand(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        tab.goto(paths("bad")["events"])
+        detail, muted = tab.page.locator("#detail"), tab.page.locator("#mutes")
+        expect(muted).to_be_hidden()
+        title = detail.locator("#detail-title").inner_text()
+        detail.get_by_text("Mute\u2026", exact=True).click()
+        box = detail.get_by_role("textbox", name="Mute ")
+        assert box.input_value().startswith("encoder.layers.1")
+        box.fill("encoder.*")
+        tab.page.keyboard.press("Enter")
+        expect(muted).to_contain_text("encoder.*")
+        expect(tab.page.locator("#list")).to_contain_text("muted")
+        tab.page.reload()
+        expect(muted.get_by_role("button")).to_have_attribute("aria-label", re.compile("Unmute .* in encoder"))
+        muted.get_by_role("button").click()
+        expect(muted).to_be_hidden()
+        expect(detail.locator("#detail-title")).to_have_text(title)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from hookcore.findings import RULES, Finding, Rule
+from hookcore.reading import Mute
 from hookcore.records import SEVERITIES, Severity
 
 from ...runs import Run
@@ -31,6 +32,7 @@ class Line:
     time_s: float
     acknowledged: bool
     finding: Finding | None = None
+    muted: str | None = None  # the pattern of its mute
 
     @property
     def id(self) -> str:
@@ -59,12 +61,28 @@ class Line:
 
     @property
     def is_alert(self) -> bool:
-        """Whether it is an unacknowledged warning or error."""
-        return self.severity != "info" and not self.acknowledged
+        """Whether it is a warning or an error that is neither acknowledged nor muted."""
+        return self.severity != "info" and not self.is_quiet
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether it is acknowledged or muted."""
+        return self.acknowledged or self.muted is not None
 
 
-def line_of(run: Run, finding: Finding) -> Line:
-    """Return the line of a finding."""
+def finding_lines(run: Run) -> list[Line]:
+    """Return the findings of a run, the worst first."""
+    muting = run.quiet.muting(run.store)
+    return [
+        _line_of(run, finding, _match_of(muting(finding.rule, finding.module))) for finding in run.findings.current()
+    ]
+
+
+def _match_of(mute: Mute | None) -> str | None:
+    return None if mute is None else mute.match
+
+
+def _line_of(run: Run, finding: Finding, muted: str | None) -> Line:
     return Line(
         finding.key,
         finding.rule,
@@ -78,12 +96,14 @@ def line_of(run: Run, finding: Finding) -> Line:
         float("nan"),
         run.has_seen(finding),
         finding,
+        muted,
     )
 
 
 def event_lines(run: Run) -> list[Line]:
     """Return the events of a run, the oldest first."""
     _, events = run.store.events_after(0)
+    muting = run.quiet.muting(run.store)
     found = []
     for event in events:
         key = event.key
@@ -99,7 +119,8 @@ def event_lines(run: Run) -> list[Line]:
                 event.message,
                 event.count,
                 event.time_s,
-                key in run.acknowledgements,
+                key in run.quiet.acknowledged,
+                muted=_match_of(muting(event.name, event.module)),
             )
         )
     return found
@@ -112,14 +133,13 @@ def title_of(name: str) -> str:
 
 def alert_lines(run: Run) -> list[Line]:
     """Return what needs attention: errors first, then findings in their order, then events from the newest."""
-    findings = [line_of(run, finding) for finding in run.findings.current()]
-    found = [line for line in (*findings, *reversed(event_lines(run))) if line.is_alert]
+    found = [line for line in (*finding_lines(run), *reversed(event_lines(run))) if line.is_alert]
     return sorted(found, key=lambda line: line.severity != "error")
 
 
 def all_lines(run: Run) -> list[Line]:
     """Return findings and events, the newest first, and within a step the worst first."""
-    lines = [line_of(run, finding) for finding in run.findings.current()] + event_lines(run)
+    lines = finding_lines(run) + event_lines(run)
     return sorted(lines, key=lambda line: (-line.step, line.finding is None, SEVERITIES.index(line.severity)))
 
 
@@ -144,7 +164,7 @@ class Filter:
             and self.text.casefold() in f"{line.title}\n{line.message}\n{line.module}".casefold()
             and (self.first is None or line.is_ongoing or (line.until or line.step) >= self.first)
             and (self.last is None or line.step <= self.last)
-            and not (self.hides_seen and line.acknowledged)
+            and not (self.hides_seen and line.is_quiet)
         )
 
 

@@ -10,7 +10,7 @@ from hookcore.records import KINDS, TENSOR_KINDS, Coverage, HookRecord, ModuleRe
 from hookcore.store import Store, TapList
 
 from ...runs import Run
-from .event_list import Line, event_lines, line_of
+from .event_list import Line, event_lines, finding_lines
 
 SHOWN_STATS: Final = ("count", "mean", "std", "min", "max", "rms", "norm", "zero_fraction", "nan", "inf", "ratio")
 MAX_LINES: Final = 30  # of events
@@ -151,7 +151,7 @@ def hooks_of(store: Store, layer: LayerView) -> tuple[list[HookRecord], int]:
 
 def lines_of(run: Run, path: str) -> list[Line]:
     """Return the module's findings, then its events, newest first."""
-    found = [line_of(run, finding) for finding in run.findings.current() if finding.module == path]
+    found = [line for line in finding_lines(run) if line.module == path]
     events = [line for line in event_lines(run) if line.module == path]
     return [*found, *reversed(events)][:MAX_LINES]
 

@@ -20,7 +20,7 @@ from ...figures.numerals import shown, thousands
 from ...figures.spark import Spark, spark_of
 from ...runs import Run
 from ..frame import address_of
-from .event_list import Line, alert_lines, line_of
+from .event_list import Line, alert_lines, finding_lines
 from .provenance import incident_of
 from .saved_steps import cause_of
 from .span import Span
@@ -183,8 +183,8 @@ def shown_alerts(
     alerts = [line for line in alert_lines(run) if last is None or line.step <= last]
     notes = [
         line
-        for line in (line_of(run, finding) for finding in run.findings.current() if finding.severity == "info")
-        if not line.acknowledged and (last is None or line.step <= last)
+        for line in finding_lines(run)
+        if line.severity == "info" and not line.is_quiet and (last is None or line.step <= last)
     ]
     listed = (alerts + notes)[:most]
     modules = {line.module for line in listed}

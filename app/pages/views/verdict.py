@@ -7,6 +7,7 @@ from typing import Final
 
 from ...analysis.cost import cost_of
 from ...runs import Run
+from .event_list import finding_lines
 
 _STATES: Final = {
     "live": "Live",
@@ -54,7 +55,10 @@ def claim_of(run: Run, last: int | None = None) -> str:
         return f"None of the current findings began by step {last:,}."
     scope = run.findings.scope()
     stopped = {"crashed": "This run crashed. ", "interrupted": "This run was interrupted. "}.get(run.state, "")
-    acknowledged = sum(run.has_seen(finding) for finding in run.findings.current())
+    lines = finding_lines(run)
+    acknowledged = sum(line.acknowledged for line in lines)
+    muted = sum(line.muted is not None and not line.acknowledged for line in lines)
     if scope.verdict == "problems":
-        return f"{stopped}{acknowledged:,} acknowledged, nothing new. {scope.sentence}"
+        counts = [f"{count:,} {word}" for count, word in ((acknowledged, "acknowledged"), (muted, "muted")) if count]
+        return f"{stopped}{', '.join([*counts, 'nothing new'])}. {scope.sentence}"
     return f"{stopped}{scope.sentence}"

@@ -17,22 +17,22 @@ export type DeliveryCounters = { produced: number; acknowledged: number; dropped
 export type DifferenceRow = { number: number | null; module: string; kind: "input" | "input_grad" | "output" | "output_grad" | "param" | "param_grad" | "probe" | "update"; index: string; call: number; phase: "eval" | "train"; label: string; group: number; numbers: [number, number] };
 export type Differences = { runs: [string, string]; kind: string | null; stat: string; rows: Array<DifferenceRow>; first_step: Array<number>; last_step: Array<number>; worst: Array<Array<Number>>; state: Array<Array<number>> };
 export type ErrorMessage = { type: "error"; error: string };
-export type Event = { step: number; time_s: Number; name: string; message: string; severity: "error" | "info" | "warning"; module: string; count: number; key: string; acknowledged: boolean };
+export type Event = { step: number; time_s: Number; name: string; message: string; severity: "error" | "info" | "warning"; module: string; count: number; key: string; acknowledged: boolean; muted: boolean };
 export type Events = { run: string; total: number; next: number; events: Array<Event> };
 export type EventsMessage = { type: "events"; run: string; snapshot: boolean; count: number; events: Array<Event> };
 export type Evidence = { taps: Array<Tap>; steps: Array<number>; stats: Record<string, Array<Array<Number>>>; scalars: Array<Around> };
 export type Explanation = { sentence: string; culprit: Suspect | null; others: Array<Suspect>; bad_results: Array<string>; operators: number; exact: boolean; differences: Array<string>; error: string };
 export type Failure = { outcome: "crashed" | "interrupted"; step: number; error: string; traceback: string };
 export type Figure = { data: Array<Record<string, unknown>>; layout: Record<string, unknown> };
-export type Finding = { key: string; rule: string; severity: "error" | "info" | "warning"; acknowledged: boolean; tap: Tap; type: string; stat: string; value: Number; usual: Number; since_step: number; until_step: number | null; message: string; spark: Array<Number>; downstream: number; last_step: number | null };
+export type Finding = { key: string; rule: string; severity: "error" | "info" | "warning"; acknowledged: boolean; muted: boolean; tap: Tap; type: string; stat: string; value: Number; usual: Number; since_step: number; until_step: number | null; message: string; spark: Array<Number>; downstream: number; last_step: number | null };
 export type Findings = { run: string; total: number; newest_step: number | null; scope: Scope; findings: Array<Finding>; rules: Array<Rule> };
 export type Heatmap = { run: string; kind: "input" | "input_grad" | "output" | "output_grad" | "param" | "param_grad" | "probe" | "update"; stat: string; rows: Array<Row>; first_step: Array<number>; last_step: Array<number>; worst: Array<Array<Number>>; state: Array<Array<number>>; present?: Array<Array<number>> | null; nonfinite?: Array<Array<number>> | null };
 export type Histograms = { tap: Tap; first_step: Array<number>; last_step: Array<number>; edges: Array<Number>; counts: Array<Array<number>>; nan: Array<number>; negative_infinity: Array<number>; positive_infinity: Array<number>; run?: string };
 export type HistogramsList = { run: string; histograms: Array<Histograms> };
 export type HookRecord = { scope: "module" | "optimizer" | "parameter" | "process" | "tensor" | "thread"; owner: string; point: string; function: string; where: string; ours: boolean; number: number; options: Array<string>; legacy: boolean; warning: string };
 export type Hooks = { total: number; next: number | null; run: string; hooks: Array<HookRecord> };
-export type Incident = { id: string; key: string; rule: string; severity: "error" | "info" | "warning"; acknowledged: boolean; sentence: string; culprit: Link; value: Number; usual: Number; first_step: number; last_step: number; recovered: number | null; told: number; steps: number; unseen: number; skipped: boolean; loss: string; chain: Array<Link>; taps: number; modules: number; has_evidence: boolean };
-export type IncidentDetail = { id: string; key: string; rule: string; severity: "error" | "info" | "warning"; acknowledged: boolean; sentence: string; culprit: Link; value: Number; usual: Number; first_step: number; last_step: number; recovered: number | null; told: number; steps: number; unseen: number; skipped: boolean; loss: string; chain: Array<Link>; taps: number; modules: number; has_evidence: boolean; evidence: Evidence | null };
+export type Incident = { id: string; key: string; rule: string; severity: "error" | "info" | "warning"; acknowledged: boolean; muted: boolean; sentence: string; culprit: Link; value: Number; usual: Number; first_step: number; last_step: number; recovered: number | null; told: number; steps: number; unseen: number; skipped: boolean; loss: string; chain: Array<Link>; taps: number; modules: number; has_evidence: boolean };
+export type IncidentDetail = { id: string; key: string; rule: string; severity: "error" | "info" | "warning"; acknowledged: boolean; muted: boolean; sentence: string; culprit: Link; value: Number; usual: Number; first_step: number; last_step: number; recovered: number | null; told: number; steps: number; unseen: number; skipped: boolean; loss: string; chain: Array<Link>; taps: number; modules: number; has_evidence: boolean; evidence: Evidence | null };
 export type Incidents = { run: string; total: number; dropped: number; dropped_alerts: number; incidents: Array<Incident> };
 export type IncidentsMessage = { type: "incidents"; run: string; snapshot: boolean; incidents: Array<Incident> };
 export type Latest = { run: string; stats: Array<string>; taps: Array<LatestTap> };
@@ -42,10 +42,12 @@ export type LiveRow = { number: number | null; module: string; kind: "input" | "
 export type Module = { path: string; parent: string | null; type: string; parameters: number; trainable: number; aliases: Array<string>; shapes: Record<string, Array<number>>; coverage: Coverage | null; taps: Array<ModuleTap> };
 export type ModuleTap = { number: number | null; module: string; kind: "input" | "input_grad" | "output" | "output_grad" | "param" | "param_grad" | "probe" | "update"; index: string; call: number; phase: "eval" | "train"; label: string; values: Number | null; shape: Array<number> | null };
 export type Modules = { total: number; next: number | null; run: string; modules: Array<Module> };
+export type Mute = { rule: string; match: string; findings: number; incidents: number; events: number };
+export type Mutes = { run: string; mutes: Array<Mute> };
 export type NotificationTarget = { name: string; sent: number; failed: number; works: boolean | null };
 export type Notifications = { targets: Array<NotificationTarget>; waiting: number; dropped: number };
 export type Number = number | "NaN" | "Infinity" | "-Infinity";
-export type Overview = { run: string; state: string; first_step: number | null; newest_step: number | null; steps: number; steps_per_s: Number | null; loss: Reading | null; scalars: Array<Reading>; gradient_kind: "input" | "input_grad" | "output" | "output_grad" | "param" | "param_grad" | "probe" | "update" | null; gradient_norm: Reading | null; smallest_gradient: Reading | null; largest_gradient: Reading | null; nonfinite: number; nonfinite_modules: Array<string>; modules_captured: number; modules: number; taps: number; hook_cost: Number | null; every: number; budget: number | null; steps_left_out: number | null; cost: string; dropped: Record<string, number>; findings: Record<string, number> };
+export type Overview = { run: string; state: string; first_step: number | null; newest_step: number | null; steps: number; steps_per_s: Number | null; loss: Reading | null; scalars: Array<Reading>; gradient_kind: "input" | "input_grad" | "output" | "output_grad" | "param" | "param_grad" | "probe" | "update" | null; gradient_norm: Reading | null; smallest_gradient: Reading | null; largest_gradient: Reading | null; nonfinite: number; nonfinite_modules: Array<string>; modules_captured: number; modules: number; taps: number; hook_cost: Number | null; every: number; budget: number | null; steps_left_out: number | null; cost: string; dropped: Record<string, number>; findings: Record<string, number>; muted: number };
 export type PartUsage = { nbytes: number; limit: number };
 export type Parting = { step: number; tap: Tap };
 export type Problem = { error: string };
@@ -107,6 +109,7 @@ export type AnswerOf<P extends string> =
   P extends `incidents` ? Incidents :
   P extends `latest` ? Latest :
   P extends `live` ? unknown :
+  P extends `mutes` ? Mutes :
   P extends `notifications` ? Notifications :
   P extends `overview` ? Overview :
   P extends `removed-runs` ? RemovedRuns :

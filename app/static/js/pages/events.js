@@ -5,6 +5,7 @@
  */
 
 import { listenToExplain } from "../alerts/explain.js";
+import { listenToMute } from "../alerts/mute.js";
 import { Walk } from "../alerts/walk.js";
 import { copyText } from "../copy.js";
 import { byId } from "../dom.js";
@@ -35,12 +36,13 @@ byId("list").addEventListener("renewed", () => {
   const key = document.querySelector("#list tr[aria-current]")?.getAttribute("data-key") ?? "";
   if (key && key !== byId("detail").dataset.key) parts.now(["detail"]);
 });
-// Findings change with the steps; events and acknowledgements don't need one.
-parts.follow(["timeline", "list"]);
+// Findings change with the steps; events, acknowledgements, and mutes don't need one.
+parts.follow(["timeline", "mutes", "list"]);
 page.events.on("news", () => parts.soon());
 listenToExplain(page, () => parts.now(["detail"]));
 prefs.on("numbers", () => dress(document));
 listenToSeen(page, () => parts.now());
+listenToMute(page, () => parts.now());
 
 byId("copy").addEventListener("click", async (/** @type {MouseEvent} */ event) => {
   if (event.ctrlKey || event.metaKey || event.shiftKey) return;

@@ -1,6 +1,7 @@
 // @ts-check
 /** The Incident page: the server renders it; the chart shows the values that the incident keeps. */
 import { listenToExplain } from "../alerts/explain.js";
+import { listenToMute } from "../alerts/mute.js";
 import { OnsetChart } from "../alerts/onset.js";
 import { listenToSeen } from "../live/acknowledge.js";
 import { dress, Parts } from "../live/parts.js";
@@ -22,4 +23,5 @@ page.events.on("news", () => parts.soon());
 page.follow.on("newest", () => chart?.renew());
 listenToExplain(page, () => parts.now(["cause"]));
 listenToSeen(page, () => parts.now(["about"]));
+listenToMute(page, () => parts.now(["about"]));
 prefs.on("numbers", () => dress(document));

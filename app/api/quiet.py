@@ -1,0 +1,69 @@
+"""What no longer alerts: acknowledgements of single findings and events, and mutes of rules."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Response
+
+from hookcore import answers
+from hookcore.errors import ArgumentError
+from hookcore.findings import RULES
+
+from ..formats import StrictJson
+from ..runs.muting import add_mute, mutes_of, remove_mute
+from .bodies import Acknowledgement, Mute
+from .given import GivenReply, GivenRun, GivenRuns, answered, described, run_named, version_of
+
+router = APIRouter(prefix="/api/v1", default_response_class=StrictJson)
+
+
+@router.post(
+    "/acknowledgements",
+    summary="Acknowledge a finding or an event",
+    responses=answered(answers.Acknowledged),
+)
+def acknowledge(runs: GivenRuns, seen: Acknowledgement) -> Response:
+    """Acknowledge a finding or an event by its `key`, or take that back.
+
+    A finding that happens again is reported again. The server remembers acknowledgements as long as it shows the run.
+    """
+    run = run_named(runs, seen.run)
+    _require_key(seen.key)
+    run.acknowledge(seen.key, seen.acknowledged)
+    return StrictJson(answers.Acknowledged(run.id, seen.key, seen.acknowledged))
+
+
+def _require_key(key: str) -> None:
+    name, _, rest = key.partition(":")
+    if not rest or name not in (*RULES, "event"):
+        raise ArgumentError(f"key={key[:200]!r} belongs to no finding or event: give a key from /findings or /events")
+
+
+@router.get("/mutes", summary="Muted rules", responses=described(answers.Mutes))
+def mutes(run: GivenRun, reply: GivenReply) -> Response:
+    """Return the mutes of a run, each with the number of findings, incidents, and events that it covers now."""
+    return reply.json([version_of(run)], lambda: mutes_of(run))
+
+
+@router.post("/mutes", summary="Mute a rule", responses=answered(answers.Mutes))
+def mute(runs: GivenRuns, given: Mute) -> Response:
+    """Mute a rule, or events with a name, in the modules that match.
+
+    What is muted is still found, counted, and listed, but is no alert: not in the badge, notifications, or
+    `hookcore check`. The mutes of a run are kept like acknowledgements.
+    """
+    run = run_named(runs, given.run)
+    add_mute(run, given.rule, given.match)
+    return StrictJson(mutes_of(run))
+
+
+@router.delete("/mutes", summary="Take a mute back", responses=answered(answers.Mutes))
+def unmute(
+    run: GivenRun,
+    rule: Annotated[str, Query(min_length=1, max_length=200, description="as it was muted", examples=["dead"])],
+    match: Annotated[str, Query(max_length=1000, description="as it was muted", examples=["layers.*"])] = "",
+) -> Response:
+    """Take a mute back, so that what it covered is an alert again. Returns the mutes that are left."""
+    remove_mute(run, rule, match)
+    return StrictJson(mutes_of(run))

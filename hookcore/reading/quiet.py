@@ -1,0 +1,108 @@
+"""What a run no longer alerts about: acknowledged findings and events, and muted rules. Nothing of it is hidden."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from hookcore import patterns
+from hookcore.errors import ArgumentError, PatternError
+from hookcore.store import Store
+
+MAX_ACKNOWLEDGED: Final = 10_000  # findings and events of one run; the oldest are forgotten
+MAX_MUTED: Final = 100
+
+Muting = Callable[[str, str], "Mute | None"]  # the mute that covers a rule, or a kind of event, in a module
+
+
+@dataclass(frozen=True, slots=True)
+class Mute:
+    """No alerts from a rule, or of events with a name, in the modules that match."""
+
+    rule: str
+    match: str = ""  # "" is everywhere
+
+
+@dataclass(slots=True)
+class Quiet:
+    """The acknowledgements and mutes of one run."""
+
+    acknowledged: dict[str, int] = field(default_factory=dict)  # by key, with the step up to which it is valid
+    mutes: dict[Mute, patterns.Condition] = field(default_factory=dict)
+
+    def acknowledge(self, key: str, step: int | None) -> None:
+        """Acknowledge what has this key up to a step, or take that back."""
+        self.acknowledged.pop(key, None)
+        if step is not None:
+            self.acknowledged[key] = step
+            while len(self.acknowledged) > MAX_ACKNOWLEDGED:
+                del self.acknowledged[next(iter(self.acknowledged))]
+
+    def has_seen(self, key: str, since: int) -> bool:
+        """Return whether something that began at a step was acknowledged since; what recurs is new."""
+        return since <= self.acknowledged.get(key, -1)
+
+    def mute(self, mute: Mute) -> None:
+        """Mute a rule. Raises ArgumentError for a malformed pattern, or if there are too many."""
+        condition = patterns.parse(mute.match, patterns.STRUCTURE)
+        if mute not in self.mutes and len(self.mutes) >= MAX_MUTED:
+            raise ArgumentError(
+                f"this run has {MAX_MUTED} mutes already: remove one, or use a pattern that covers several"
+            )
+        self.mutes = {**self.mutes, mute: condition}
+
+    def unmute(self, mute: Mute) -> None:
+        """Take a mute back."""
+        self.mutes = {each: condition for each, condition in self.mutes.items() if each != mute}
+
+    def muting(self, store: Store) -> Muting:
+        """Return a function that finds the mute of a rule in a module. It is for one answer: modules may be added."""
+        mutes = self.mutes
+        facts: dict[str, patterns.Facts] = {}
+
+        def find(rule: str, module: str) -> Mute | None:
+            for mute, condition in mutes.items():
+                if mute.rule != rule:
+                    continue
+                if mute.match and not facts:
+                    facts.update(store.facts())
+                if not mute.match or condition.fits(facts.get(module) or patterns.Facts(module, is_root=not module)):
+                    return mute
+            return None
+
+        return find
+
+    def as_data(self) -> dict[str, Any]:
+        """Return it as JSON can keep it."""
+        mutes = [{"rule": mute.rule, "match": mute.match} for mute in self.mutes]
+        return {"acknowledgements": self.acknowledged, "mutes": mutes}
+
+    @classmethod
+    def of(cls, said: Mapping[str, Any]) -> Quiet:
+        """Return what was kept; entries that can't be read are left out, so that they alert."""
+        found = cls(dict(_acknowledged_in(said.get("acknowledgements"))))
+        for mute in _mutes_in(said.get("mutes")):
+            try:
+                found.mute(mute)
+            except (ArgumentError, PatternError):
+                continue
+        return found
+
+
+def _acknowledged_in(said: object) -> Iterator[tuple[str, int]]:
+    if isinstance(said, dict):
+        for key, step in list(said.items())[:MAX_ACKNOWLEDGED]:
+            if isinstance(key, str) and isinstance(step, int):
+                yield key, step
+
+
+def _mutes_in(said: object) -> Iterator[Mute]:
+    for each in _list(said):
+        rule, match = (each.get(name) for name in ("rule", "match")) if isinstance(each, dict) else (None, None)
+        if isinstance(rule, str) and isinstance(match, str):
+            yield Mute(rule, match)
+
+
+def _list(said: object) -> Iterable[object]:
+    return said[:MAX_MUTED] if isinstance(said, list) else ()

@@ -1,0 +1,202 @@
+"""Muted rules: still found, counted, and listed, but no alert."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hookcore
+from hookcore.patterns import Facts
+from hookcore.reading import Mute, Quiet, quiet
+from hookcore.records import Event, Tap
+from hookcore.store import Store
+from hookcore_app.cli import main
+from hookcore_app.notifying import Lookout
+from hookcore_app.pages.frame import alerts_of
+from hookcore_app.pages.views.verdict import claim_of
+from hookcore_app.runs import Run
+from hookcore_app.runs.shelf import PAGE_FILE
+from tests.api_world import World, open_run
+from tests.build import append
+from tests.serving import TOKEN, Served, served
+from tests.test_check import save
+
+TAPS = (Tap("stem", "output"), Tap("layers.0", "output"), Tap("layers.1", "output"))
+
+
+def fill(run: Run, bad: int = 40) -> Run:
+    """Add steps in which the last layer is NaN from one on."""
+    for step in range(60):
+        append(run.store, step, [1.0, 1.0, math.nan if step >= bad else 1.0], TAPS if step == 0 else ())
+    run.store.add_event(Event(3, 1.0, "note", "something", "warning", "layers.0"))
+    run.changes.tell()
+    return run
+
+
+@pytest.fixture
+def world() -> World:
+    found = World()
+    fill(open_run(found.runs, "run-1", started_s=9.0))
+    return found
+
+
+def change(world: World, method: str, status: int = 200, **given: Any) -> Any:
+    body: Any = {"json": given} if method == "POST" else {"params": given}
+    answer = world.client.request(method, "/api/v1/mutes", **body)
+    assert answer.status_code == status, answer.text
+    return answer.json()
+
+
+def told(world: World) -> set[str]:
+    return {note.key[0] for note in Lookout(world.runs).news()}
+
+
+def run_of(world: World) -> Run:
+    found = world.runs.get("run-1")
+    assert found is not None
+    return found
+
+
+def test_a_muted_rule_is_listed_and_counted_but_is_no_alert(world: World) -> None:
+    run = run_of(world)
+    assert alerts_of(run).severities == ("error", "warning")
+    said = change(world, "POST", rule="nonfinite", match="layers.*")
+    assert said["mutes"] == [{"rule": "nonfinite", "match": "layers.*", "findings": 1, "incidents": 1, "events": 0}]
+    assert alerts_of(run).severities == ("warning",)
+    figures = world.json("overview")
+    assert (figures["findings"], figures["muted"]) == ({"error": 0, "warning": 0, "info": 0}, 1)
+    assert [(each["muted"], each["rule"]) for each in world.json("findings")["findings"]] == [(True, "nonfinite")]
+    (incident,) = world.json("incidents")["incidents"]
+    assert incident["muted"]
+    assert world.json(f"incidents/{incident['id']}")["muted"]
+    page = world.client.get("/runs/run-1").text
+    assert "1 muted" in page
+    assert "No problems" not in page
+    assert claim_of(run).startswith("1 muted, nothing new. 1 problem found")
+
+    assert change(world, "DELETE", rule="nonfinite", match="layers.*")["mutes"] == []
+    assert alerts_of(run).severities == ("error", "warning")
+    assert world.json("overview")["muted"] == 0
+
+
+def test_a_mute_covers_only_what_matches(world: World) -> None:
+    change(world, "POST", rule="nonfinite", match="stem")
+    assert alerts_of(run_of(world)).severities == ("error", "warning")
+    change(world, "POST", rule="note")
+    assert alerts_of(run_of(world)).severities == ("error",)
+    assert [each["muted"] for each in world.json("events", name="note")["events"]] == [True]
+
+
+def test_the_first_mute_that_covers_something_counts(world: World) -> None:
+    change(world, "POST", rule="nonfinite", match="layers.*")
+    said = change(world, "POST", rule="nonfinite")
+    assert [(each["match"], each["incidents"]) for each in said["mutes"]] == [("layers.*", 1), ("", 0)]
+
+
+def test_wrong_mutes_are_refused_with_a_hint(world: World) -> None:
+    assert "'nonfinit'" in change(world, "POST", 400, rule="nonfinit")["error"]
+    assert "re:" in change(world, "POST", 400, rule="nonfinite", match="re:(")["error"]
+    change(world, "POST", rule="nonfinite", match="layers.*")
+    said = change(world, "DELETE", 400, rule="nonfinite")["error"]
+    assert said == ("'nonfinite' in all modules is not muted: give a mute as it was made ('nonfinite' in 'layers.*')")
+
+
+def test_a_run_has_a_limited_number_of_mutes(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quiet, "MAX_MUTED", 2)
+    for match in ("a", "b", "a"):
+        change(world, "POST", rule="dead", match=match)
+    assert "has 2 mutes already" in change(world, "POST", 400, rule="dead", match="c")["error"]
+
+
+def test_muted_incidents_are_not_told(world: World) -> None:
+    run = run_of(world)
+    run.mute(Mute("nonfinite", "layers.1"))
+    assert "run-1" not in told(world)
+    run.mute(Mute("nonfinite", "layers.1"), False)
+    assert "run-1" in told(world)
+
+
+def test_followers_learn_of_a_mute(world: World) -> None:
+    edits, tag = run_of(world).edits, world.get("incidents").headers["etag"]
+    change(world, "POST", rule="nonfinite")
+    assert run_of(world).edits == edits + 1
+    assert world.get("incidents").headers["etag"] != tag
+
+
+def test_the_pages_list_mutes_and_offer_to_mute(world: World) -> None:
+    page = world.client.get("/runs/run-1/events").text
+    assert 'data-mute="nonfinite"' in page
+    assert 'value="layers.1"' in page
+    change(world, "POST", rule="nonfinite", match="layers.*")
+    page = world.client.get("/runs/run-1/events").text
+    assert 'data-unmute="nonfinite" data-match="layers.*"' in page
+    assert "1 finding, 1 incident" in page
+    (incident,) = world.json("incidents")["incidents"]
+    assert 'data-unmute="nonfinite"' in world.client.get(f"/runs/run-1/incident?id={incident['id']}").text
+    hidden = world.client.get("/runs/run-1/events?hide=1").text
+    assert "Show 1 acknowledged or muted" in hidden
+
+
+def test_a_saved_mute_is_read_again_and_check_counts_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = save(tmp_path, bad=40, name="layers.0")
+    assert main(["check", path]) == 1
+    said = Quiet()
+    said.mute(Mute("nonfinite", "layers.*"))
+    (Path(path) / PAGE_FILE).write_text(json.dumps(said.as_data()))
+    capsys.readouterr()
+    assert main(["check", path, "--fail-on", "info"]) == 0
+    told = capsys.readouterr().out
+    assert "at step 40. (muted)" in told
+    assert "1 of 1 incidents is muted." in told
+    assert "No problems" not in told
+    assert main(["check", path, "--format", "json"]) == 0
+    told_json = json.loads(capsys.readouterr().out)
+    assert (told_json["muted"], told_json["incidents"][0]["muted"]) == (1, True)
+
+
+def test_what_was_kept_is_what_is_read() -> None:
+    kept = Quiet()
+    kept.mute(Mute("dead", "type:ReLU"))
+    kept.acknowledge("a:b", 3)
+    again = Quiet.of(json.loads(json.dumps(kept.as_data())))
+    assert (again.acknowledged, list(again.mutes)) == ({"a:b": 3}, [Mute("dead", "type:ReLU")])
+
+
+@pytest.mark.parametrize(
+    "said", [None, 1, [], "x", [None], [{}], [{"rule": 1, "match": ""}], [{"rule": "a", "match": "re:("}]]
+)
+def test_odd_mutes_on_disk_are_left_out_so_that_they_alert(said: object) -> None:
+    assert not Quiet.of({"mutes": said, "acknowledgements": said}).mutes
+
+
+def test_a_muting_knows_classes_of_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store()
+    monkeypatch.setattr(Store, "facts", lambda self: {"a": Facts("a", types=("ReLU",))})
+    held = Quiet()
+    held.mute(Mute("dead", "type:ReLU"))
+    muting = held.muting(store)
+    assert muting("dead", "a") == Mute("dead", "type:ReLU")
+    assert muting("dead", "b") is None
+    assert muting("nonfinite", "a") is None
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Served]:
+    with served(lost_after_s=10_000.0) as found:
+        yield found
+
+
+def test_the_client_mutes_and_unmutes(server: Served) -> None:
+    fill(open_run(server.runs, "run-1"))
+    with hookcore.Client(server.url, TOKEN) as client:
+        (mute,) = client.mute("nonfinite", "layers.*")
+        assert (mute.rule, mute.match, mute.incidents) == ("nonfinite", "layers.*", 1)
+        assert client.incidents().incidents[0].muted
+        assert client.mutes() == [mute]
+        assert client.unmute("nonfinite", "layers.*") == []
+        assert not client.incidents().incidents[0].muted
