@@ -131,13 +131,19 @@ def test_a_detached_graph_is_named_where_it_is_cut_and_an_unused_branch_is_not(e
     assert told(train(model, [model.parameters()], steps, every=every)) == []
 
 
-def test_a_graph_that_is_cut_later_is_found_at_the_second_check_after_it() -> None:
+@pytest.mark.parametrize(("cut", "told_at"), [(30, 96), (150, 320), (600, 832)])
+def test_a_graph_that_is_cut_later_is_found_at_the_second_check_after_it(cut: int, told_at: int) -> None:
     model = Cut(cut=False)
 
     def at(step: int, _: list[torch.optim.Optimizer]) -> None:
-        model.cut = step >= 30
+        model.cut = step >= cut
 
-    assert told(train(model, [model.parameters()], 110, at)) == [("frozen-by-mistake", "two", 96)]
+    store = train(model, [model.parameters()], told_at + 14, at)
+    assert told(store) == [("frozen-by-mistake", "two", cut)]
+    assert [each.step for each in store.events(name="frozen-by-mistake")] == [told_at]
+
+
+def test_layers_that_are_frozen_on_purpose_are_not_reported() -> None:
     frozen = Cut(cut=False)
 
     def freeze(step: int, _: list[torch.optim.Optimizer]) -> None:

@@ -161,7 +161,8 @@ RULES: Final[Mapping[RuleName, Rule]] = MappingProxyType(
                 "Not in an optimizer",
                 "Parameters get gradients, but no optimizer that steps has them, although it has others of the model "
                 "that come before them. If only the first layers are left out, as in fine-tuning of a head, it is an "
-                "event. The trainer compares them at the steps 24, 48, 96, and so on, and reports what it sees twice.",
+                "event. The trainer compares them at the steps 24, 48, 96, 192, and then every 128 steps, "
+                "and reports what it sees twice.",
                 first_told=48,
             ),
             _rule(

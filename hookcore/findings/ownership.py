@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
+import numpy as np
+
 from hookcore.findings.finding import RULES, Finding, RuleName
 from hookcore.records import Event
-from hookcore.records.vocabulary import ENDED, STALLED
+from hookcore.records.vocabulary import ENDED, FROZEN, STALLED
 from hookcore.store import Store, TapList
 
 _RULES: Final[tuple[RuleName, ...]] = ("not-in-optimizer", "frozen-by-mistake", "duplicate-in-optimizers", STALLED)
@@ -30,14 +32,25 @@ def _time(event: Event) -> tuple[int, float]:
     return event.step, event.time_s
 
 
+def _since(store: Store, rule: RuleName, number: int, event: Event) -> int:
+    """Return the step in which it began, as far as the captured steps show it."""
+    steps = store.steps()
+    since = min(event.step, steps.newest or 0)
+    if since <= RULES[rule].limits.get("first_told", -1):  # it was so from the start
+        return steps.first or 0
+    if rule != FROZEN:
+        return since
+    rows = store.rows(np.array([number]), "count", None, since)
+    arrived = np.flatnonzero(rows.present[:, 0] > 0)
+    later = rows.first[int(arrived[-1]) + 1 :] if len(arrived) else rows.first
+    return int(later[0]) if len(later) else since
+
+
 def _finding(store: Store, taps: TapList, rule: RuleName, event: Event) -> Finding:
     of_module = [place for place, tap in enumerate(taps.taps) if tap.module == event.module] or [0]
     place = min(of_module, key=lambda each: taps.taps[each].kind not in _KINDS)
     number, tap = int(taps.numbers[place]), taps.taps[place]
-    steps = store.steps()
-    since = min(event.step, steps.newest or 0)
-    if since <= RULES[rule].limits.get("first_told", -1):  # it was so from the start
-        since = steps.first or 0
+    since = _since(store, rule, number, event)
     unknown = float("nan")
     about = "rms", unknown, unknown, since, None, event.message, (), 0
     return Finding(rule, RULES[rule].severity, number, tap, *about)

@@ -13,7 +13,8 @@ from hookcore.recorder.parameters import Parameter, Parameters
 from hookcore.records import ROOT
 from hookcore.records.vocabulary import DUPLICATE, ENDED, FROZEN, OUTSIDE, OUTSIDE_BEFORE
 
-FIRST: Final = 24  # the step of the first check; the others are at twice the step of the one before
+FIRST: Final = 24  # the step of the first check; the next ones are at twice the step of the one before
+EVERY: Final = 128  # steps between two checks later
 LEAST_STEPS: Final = 12  # of an optimizer
 ACTIVE: Final = 32  # steps after which an optimizer that stopped stepping isn't at work
 LEAST_READ: Final = 16  # captured steps without a gradient
@@ -38,7 +39,7 @@ class Ownership:
         """Report what has changed, if a check is due at the end of this step."""
         if step < self._next or self._clock.many_threads:
             return
-        self._next = 2 * step
+        self._next = step + min(step, EVERY)
         owners = [each for each in self._clock.owners if each.owns and each.steps]
         found = self._facts(owners, step) if owners else {}
         for name, among in found.items():
