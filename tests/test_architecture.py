@@ -34,7 +34,7 @@ ROOMS: dict[str, set[str]] = {
     "patterns": {"errors", "config"},
     "incidents": {"records"},
     "store": {"errors", "records", "config", "patterns", "incidents"},
-    "findings": {"records", "incidents", "store"},
+    "findings": {"errors", "records", "incidents", "store"},
     "delivery": {"errors", "records", "config", "wire", "dashboard", "store", "findings"},
     "notify": {"errors", "records"},
     "archive": {"errors", "records", "wire", "store", "delivery"},
@@ -368,7 +368,7 @@ def _admits(hint: Any, value: Any) -> bool:
         return value in get_args(hint)
     if get_origin(hint) is Iterable:
         return isinstance(value, tuple) and all(_admits(get_args(hint)[0], each) for each in value)
-    return isinstance(value, hint)
+    return isinstance(value, get_origin(hint) or hint)
 
 
 def test_an_argument_of_watch_overrides_its_variable_and_a_missing_one_does_not(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt
 
 from hookcore.records import Kind, Phase
 
@@ -78,6 +78,16 @@ class Acknowledgement(BaseModel):
     run: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,200}$", description="default: the newest run")] | None = None
     key: Annotated[str, Field(min_length=1, max_length=2200)]
     acknowledged: Annotated[bool, Field(strict=True)] = True
+
+
+class RuleChanges(BaseModel):
+    """Thresholds by rule; false switches a rule off; true or null gives it its defaults."""
+
+    model_config = ConfigDict(
+        extra="forbid", json_schema_extra={"examples": [{"rules": {"spike": {"factor": 20}, "dead_relu": False}}]}
+    )
+    run: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,200}$", description="default: the newest run")] | None = None
+    rules: Annotated[dict[str, dict[str, StrictFloat | StrictInt] | StrictBool | None], Field(max_length=200)]
 
 
 class Mute(BaseModel):

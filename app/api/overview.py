@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query, Response
 
 from hookcore import answers
 from hookcore.answers import Number
-from hookcore.findings import RULES, KeyFigures, Rule, key_figures_of
+from hookcore.findings import RULES, KeyFigures, Rule, key_figures_of, limits_of
 from hookcore.records import SEVERITIES
 
 from ..analysis.cost import cost_of
@@ -46,15 +46,15 @@ def findings(
             newest_step=run.store.steps().newest,
             scope=scope_of(diagnosis.scope),
             findings=findings_of(run, found[:limit]),
-            rules=tuple(_rule_of(rule) for rule in RULES.values()),
+            rules=tuple(_rule_of(run, rule) for rule in RULES.values()),
         )
 
     return reply.json([version_of(run)], content)
 
 
-def _rule_of(rule: Rule) -> answers.Rule:
+def _rule_of(run: Run, rule: Rule) -> answers.Rule:
     texts = rule.name, rule.severity, rule.title, rule.help
-    return answers.Rule(*texts, dict(rule.limits), rule.causes, rule.tries, rule.known_as)
+    return answers.Rule(*texts, dict(limits_of(run.store, rule.name)), rule.causes, rule.tries, rule.known_as)
 
 
 @router.get(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from hookcore.findings import RULES
+from hookcore.findings import RULES, THRESHOLDS
 from hookcore.store import STAT_NAMES
 
 from .frame import PLACES
@@ -37,6 +37,7 @@ class HelpPage(Page):
             "kind_words": KIND_WORDS,
             "stat_words": {name: STAT_WORDS[name] for name in STAT_NAMES},
             "rules": RULES.values(),
+            "thresholds": THRESHOLDS,
             "begin": BEGIN,
             "nothing": NOTHING,
         }

@@ -16,6 +16,7 @@ from ..analysis.cost import cost_of
 from ..analysis.modulerows import ON_MODEL, rows_of
 from ..analysis.selection import finder_of
 from ..runs import Run
+from ..runs.rules import rules_of
 from .frame import no_change_words
 from .page import FindText, RowNumber, RunPage, first_row_of_page
 from .settings import share_of
@@ -70,6 +71,10 @@ class HooksPage(RunPage):
 
     def _switches(self) -> dict[str, Any]:
         return {"trainer": trainer_settings(self.run), "no_change_words": no_change_words(self.run)}
+
+    def part_rules(self) -> dict[str, Any]:
+        """Return the rules with their thresholds."""
+        return {"run_rules": rules_of(self.run).rules, "changed_rules": self.run.rules}
 
     def part_figures(self) -> dict[str, Any]:
         """Return the coverage, the cost, and the errors."""

@@ -235,6 +235,7 @@ class Keeper:
             "name": run.name,
             "notes": run.notes,
             **run.quiet.as_data(),
+            "rules": run.rule_changes,
             "summary": run.summary,
         }
         try:

@@ -6,14 +6,14 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol
 
 from hookcore.delivery.failures import event_of
 from hookcore.errors import HookcoreError
-from hookcore.findings import Finding, FindingsCache
+from hookcore.findings import Choices, Finding, FindingsCache, changed, read_choices
 from hookcore.reading import Mute, Quiet, StoreReader
 from hookcore.records import Command, Event, Failure, Frame, Severity, Snapshot, Tap
 from hookcore.store import Store
@@ -91,6 +91,7 @@ class Run:
     lock: threading.Lock = field(default_factory=threading.Lock)
     findings: FindingsCache = field(init=False)
     quiet: Quiet = field(default_factory=Quiet)  # acknowledgements and mutes
+    rule_changes: list[tuple[int, Choices]] = field(default_factory=list)  # of thresholds, by the step before them
     edits: int = 0  # of name, notes, acknowledgements, and mutes
     _asking: threading.Lock = field(default_factory=threading.Lock)
     _newest_command: int = -1  # the highest number of a command, of this server or an earlier one
@@ -189,6 +190,23 @@ class Run:
         """Mute a rule, or undo that."""
         with self.lock:
             (self.quiet.mute if yes else self.quiet.unmute)(mute)
+        self.edited()
+
+    @property
+    def rules(self) -> Choices:
+        """The thresholds that were chosen, by rule."""
+        return self.rule_changes[-1][1] if self.rule_changes else {}
+
+    def change_rules(self, given: Mapping[str, object]) -> None:
+        """Change thresholds for the steps to come. Raises ArgumentError for a wrong name or number."""
+        with self.lock:
+            newest = self.store.steps().newest
+            step, chosen = -1 if newest is None else newest, read_choices(given, self.rules)
+            if chosen == self.rules:
+                return
+            self.rule_changes = changed(self.rule_changes, step, chosen)
+            if self.store.follower is not None:
+                self.store.follower.change(step, chosen)
         self.edited()
 
     def edited(self) -> None:

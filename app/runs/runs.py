@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from hookcore.findings import follow
-from hookcore.records import Command
+from hookcore.findings import chosen_in, follow, started_with
+from hookcore.records import Command, Event
 from hookcore.store import Store
 from hookcore.wire import MAX_TEXT, RunInfo
 
@@ -108,7 +108,13 @@ class Runs:
         return run
 
     def _new(self, info: RunInfo, memory: int) -> Run:
-        run = Run(info, follow(Store(memory)), self._numbers, Changes(), self._clock, self.settings.lost_after_s)
+        chosen, ignored = chosen_in(info.settings.get("rules"))
+        changes = started_with(chosen)
+        store = follow(Store(memory), changes)
+        if ignored:
+            store.add_event(Event(0, time.time(), "rules-ignored", ignored, "warning"))
+        run = Run(info, store, self._numbers, Changes(), self._clock, self.settings.lost_after_s)
+        run.rule_changes = changes
         run.seen_at = self._clock()
         run.name = info.name[:MAX_TEXT] or info.id
         return run

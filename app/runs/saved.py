@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from hookcore.archive import SUFFIX, Archive, load_into, read_archive
 from hookcore.errors import ArgumentError, HookcoreError
-from hookcore.findings import follow
+from hookcore.findings import changes_in, follow
 from hookcore.reading import Quiet
 from hookcore.records import Event, Severity
 from hookcore.store import StepRange, Store
@@ -41,11 +41,12 @@ def load(runs: Runs, run: Run) -> None:
     """Read a run that is on disk into memory."""
     if run.folder is None:
         return
-    store = follow(Store(runs.store_bytes(run.info.memory)))
+    store = follow(Store(runs.store_bytes(run.info.memory)), run.rule_changes)
     try:
         fill_store(read_archive(run.folder), store)
     except HookcoreError as error:
         _warn(store, "damaged", f"this run can no longer be read: {error}")
+    store.rules = run.rules  # also those that were changed after the last step
     if run.ended_at_step is not None:
         store.settle()
     run.seen_events = store.events_after(0)[0]
@@ -87,6 +88,7 @@ def apply_folder(run: Run, path: Path, archive: Archive) -> None:
     run.folder, run.key_hash = path, archive.key_hash
     run.name, run.notes = _text(said.get("name")) or run.name, _text(said.get("notes"))
     run.quiet = Quiet.of(said)
+    run.rule_changes = changes_in(said.get("rules")) or run.rule_changes
     summary = said.get("summary")
     run.summary = summary if isinstance(summary, dict) else {}
     run.failure = archive.failure

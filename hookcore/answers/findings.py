@@ -73,6 +73,43 @@ class Rule(Answer, frozen=True):
     known_as: str = ""
 
 
+class Threshold(Answer, frozen=True):
+    """A number that a rule compares with, for one run."""
+
+    name: str
+    value: Number
+    default: Number
+    least: Number
+    most: Number
+    whole: Annotated[bool, Meta(description="whether it must be a whole number")]
+    help: str
+
+
+class RunRule(Answer, frozen=True):
+    """A rule as it is for one run."""
+
+    name: str
+    title: str
+    severity: Severity
+    known_as: Annotated[str, Meta(description="its name in SageMaker Debugger, by which it may be given too")]
+    on: bool
+    may_be_off: bool
+    thresholds: tuple[Threshold, ...]
+
+
+class RunRules(Answer, frozen=True):
+    """The rules of one run. Can be iterated over."""
+
+    run: str
+    rules: tuple[RunRule, ...]
+
+    def __iter__(self) -> Iterator[RunRule]:
+        return iter(self.rules)
+
+    def __len__(self) -> int:
+        return len(self.rules)
+
+
 class Findings(Answer, frozen=True):
     """The findings, worst first. Can be iterated over."""
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Final, TypedDict
 
 from hookcore.config.readers import Pattern, did_you_mean
+from hookcore.config.rules import GivenRules, RulesGiven
 from hookcore.config.table import SETTINGS, Attach, Capsule, Compiled, Setting
 from hookcore.errors import ArgumentError
 from hookcore.records import Kind, Phase
@@ -45,6 +46,7 @@ class WatchSettings(TypedDict, total=False):
     capsule_size: int | str
     bridge: str | None
     notify: str | Iterable[str] | None
+    rules: RulesGiven
     name: str | None
 
 
@@ -69,6 +71,7 @@ class Settings:
     capsule_size: int
     bridge: str | None
     notify: tuple[str, ...] = field(repr=False)
+    rules: GivenRules
     name: str
 
     @classmethod
@@ -113,6 +116,8 @@ def _from_variables(setting: Setting, variables: Mapping[str, str]) -> object:
 
 
 def _plain(value: object) -> object:
+    if isinstance(value, GivenRules):
+        return dict(value.thresholds)
     if isinstance(value, frozenset):
         return sorted(value)
     if isinstance(value, tuple):

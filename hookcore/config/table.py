@@ -32,6 +32,7 @@ from hookcore.config.readers import (
     read_sketch_values,
     shown,
 )
+from hookcore.config.rules import read_rules, rules_of_text
 from hookcore.errors import ArgumentError
 from hookcore.records import TENSOR_KINDS, Phase
 
@@ -244,6 +245,15 @@ SETTINGS: Final = (
         read_notify,
         addresses_or_none,
         secret=True,
+    ),
+    Setting(
+        "rules",
+        None,
+        "thresholds by rule, or None",
+        "[Thresholds of rules](rules.md), such as `{'loss-spike': {'factor': 20}, 'dead-relu': False}`, in which False "
+        "switches a rule off. In a variable: `loss-spike.factor=20,dead-relu=off`.",
+        read_rules,
+        rules_of_text,
     ),
     Setting(
         "name",

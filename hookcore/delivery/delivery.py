@@ -21,7 +21,7 @@ from hookcore.dashboard.process import find, find_or_revive, join_or_start
 from hookcore.delivery.http import Address, HttpSink
 from hookcore.delivery.sinks import Sink, StoreSink
 from hookcore.errors import ArgumentError, ServerError
-from hookcore.findings import follow
+from hookcore.findings import Choices, follow, read_choices, started_with
 from hookcore.records import plain, text_of
 from hookcore.store import Store
 from hookcore.wire import RunInfo, keep_text
@@ -132,11 +132,12 @@ class _Finder:
 
 def deliver(settings: Settings, versions: dict[str, str]) -> Delivery:
     """Return the delivery for the settings. Raises ArgumentError if they contradict each other."""
+    chosen = read_choices(settings.rules.thresholds)
     run = new_run(settings, versions)
     if settings.server == "thread":
         return _in_this_process(run, settings)
     if settings.server is None:
-        return _to_the_store(run, settings)
+        return _to_the_store(run, settings, chosen)
     if settings.server != "auto" and settings.keep not in (None, AUTO):
         raise ArgumentError(
             f"keep={settings.keep!r} is a folder on this machine, but the frames go to {settings.server}: start that "
@@ -147,11 +148,11 @@ def deliver(settings: Settings, versions: dict[str, str]) -> Delivery:
 
 def to_the_store(delivery: Delivery, settings: Settings) -> Delivery:
     """Return the delivery of a run without a server: into its own store."""
-    return _to_the_store(delivery.run, settings)
+    return _to_the_store(delivery.run, settings, read_choices(settings.rules.thresholds))
 
 
-def _to_the_store(run: RunInfo, settings: Settings) -> Delivery:
-    store = follow(Store(store_bytes(settings)))
+def _to_the_store(run: RunInfo, settings: Settings, chosen: Choices) -> Delivery:
+    store = follow(Store(store_bytes(settings)), started_with(chosen))
     if settings.keep is None or settings.keep == AUTO:
         return Delivery(run, StoreSink(store), store, None)
     return Delivery(run, import_module("hookcore.archive").ArchiveSink(store, settings.keep, run), store, None)

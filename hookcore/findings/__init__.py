@@ -8,14 +8,28 @@ about the whole stack (`depth`), about zeros, and about the loss detect it. The 
 from __future__ import annotations
 
 from .cache import FindingsCache
-from .finding import RULES, Finding, Rule
+from .finding import RULES, Finding, Rule, limits_of
 from .follower import follow
 from .keyfigures import KeyFigures, Reading, key_figures_of
 from .ranking import Diagnosis, examine, findings_of
 from .scope import Scope, Unjudged
+from .thresholds import (
+    FOLLOWED,
+    THRESHOLDS,
+    Choices,
+    aliases_of,
+    changed,
+    changes_in,
+    chosen_in,
+    read_choices,
+    started_with,
+)
 
 __all__ = [
+    "FOLLOWED",
     "RULES",
+    "THRESHOLDS",
+    "Choices",
     "Diagnosis",
     "Finding",
     "FindingsCache",
@@ -24,8 +38,15 @@ __all__ = [
     "Rule",
     "Scope",
     "Unjudged",
+    "aliases_of",
+    "changed",
+    "changes_in",
+    "chosen_in",
     "examine",
     "findings_of",
     "follow",
     "key_figures_of",
+    "limits_of",
+    "read_choices",
+    "started_with",
 ]

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hookcore.findings.finding import RULES, SPARK, WARM_UP, Finding
+from hookcore.findings.finding import RULES, SPARK, WARM_UP, Finding, limits_of
 from hookcore.findings.loss import Losses
 from hookcore.findings.readings import window_first
 from hookcore.records import Severity
@@ -43,7 +43,8 @@ def find_saturated(store: Store, outputs: TapList, losses: Losses) -> list[Findi
     """Return a finding for every saturated activation. One that became so while the loss fell is a note."""
     types = store.module_types()
     taps = outputs.at([p for p, tap in enumerate(outputs.taps) if types.get(tap.module, "") in _CLASSES])
-    limits, newest = RULES[RULE].limits, store.captured_step(int(RULES[RULE].limits["among"]) - 1)
+    limits = limits_of(store, RULE)
+    newest = store.captured_step(int(limits["among"]) - 1)
     if not len(taps.taps) or newest is None:
         return []
     is_tanh = np.array([types[tap.module] == "Tanh" for tap in taps.taps])
@@ -66,7 +67,7 @@ def find_saturated(store: Store, outputs: TapList, losses: Losses) -> list[Findi
         is_last = int(chosen.numbers[lane]) == last
         harmless = learns if from_start and is_last else not from_start and learns is not False
         severity: Severity = "info" if harmless or (learns is None and is_last) else RULES[RULE].severity
-        found.append(_finding(chosen, lane, window, severity, begin > start))
+        found.append(_finding(chosen, lane, window, limits["slope"], severity, begin > start))
     return found
 
 
@@ -75,9 +76,9 @@ def _trained(outputs: TapList) -> list[int]:
     return [place for place, tap in enumerate(outputs.taps) if tap.phase == "train" and tap.module]
 
 
-def _finding(taps: TapList, lane: int, window: _Slopes, severity: Severity, is_cut: bool) -> Finding:
+def _finding(taps: TapList, lane: int, window: _Slopes, steep_from: float, severity: Severity, is_cut: bool) -> Finding:
     slopes = window.values[:, lane]
-    steep = np.flatnonzero(slopes >= RULES[RULE].limits["slope"])
+    steep = np.flatnonzero(slopes >= steep_from)
     begun = int(steep[-1]) + 1 if len(steep) else 0
     since = int(window.first[min(begun, len(window.first) - 1)])
     rms = window.rms[:, lane]

@@ -8,7 +8,7 @@ from typing import Final
 from hookcore.findings.finding import Finding
 from hookcore.findings.ranking import Diagnosis, RuleInputs, examine
 from hookcore.findings.scope import Scope
-from hookcore.store import StepRange, Store
+from hookcore.store import Store
 
 _ALL: Final = 2**62
 
@@ -19,7 +19,7 @@ class FindingsCache:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._lock = threading.Lock()
-        self._mark: tuple[StepRange, int, int, int, int] | None = None
+        self._mark: tuple[object, ...] | None = None
         self._inputs = RuleInputs()
         self._diagnosis: Diagnosis | None = None
 
@@ -36,7 +36,7 @@ class FindingsCache:
         with self._lock:  # if several threads ask at once, one computes
             steps = self._store.steps()
             versions = self._store.taps_announced, self._store.incidents_version
-            mark = steps, steps.frames, *versions, self._store.events_after(_ALL)[0]
+            mark = steps, steps.frames, *versions, self._store.events_after(_ALL)[0], self._store.rules
             if self._diagnosis is None or mark != self._mark:
                 self._diagnosis, self._mark = examine(self._store, self._inputs), mark
             return self._diagnosis

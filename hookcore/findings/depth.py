@@ -12,13 +12,14 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hookcore.findings.finding import RECENT, RULES, Finding, RuleName
+from hookcore.findings.finding import RECENT, RULES, Finding, RuleName, limits_of
 from hookcore.findings.readings import Readings
 from hookcore.incidents import around
 from hookcore.records import Kind, Tap
 from hookcore.records.vocabulary import KIND_WORDS
 
 _MIN_COLUMNS: Final = 4  # recent columns with a value
+_RULES: Final[tuple[RuleName, ...]] = ("vanishing", "exploding")
 _FLOOR: Final = -46.0  # the logarithm that stands for zero: below the smallest 32-bit float
 _KINDS: Final[tuple[tuple[Kind, ...], ...]] = (
     ("output",),
@@ -72,7 +73,8 @@ def _stack_of(readings: Readings, kind: Kind) -> Stack | None:
     leaves = np.array([place for place in places if taps[place].module not in holders], np.intp)
     levels = _levels_of(readings, leaves)
     known = np.flatnonzero((~np.isnan(levels[-RECENT:])).sum(axis=0) >= _MIN_COLUMNS)
-    if len({taps[place].module for place in leaves[known].tolist()}) < RULES["vanishing"].limits["least_layers"]:
+    least = min(limits_of(readings.store, rule)["least_layers"] for rule in _RULES)
+    if len({taps[place].module for place in leaves[known].tolist()}) < least:
         return None
     return Stack(kind, leaves[known], levels[:, known])
 
@@ -92,11 +94,13 @@ def _levels_of(readings: Readings, places: NDArray[np.intp]) -> Levels:
 def _judge(readings: Readings, stack: Stack) -> Finding | None:
     fall, trend = stack.fall(), stack.trend()
     now = _medians(fall[None, -RECENT:])[0]
-    limits = RULES["vanishing"].limits
-    if not abs(now) >= limits["decades"] or not np.sign(now) * trend >= limits["monotone"]:
-        return None
     is_gradient = stack.kind != "output"
     rule: RuleName = "vanishing" if (now > 0) == is_gradient else "exploding"
+    limits = limits_of(readings.store, rule)
+    if not abs(now) >= limits["decades"] or not np.sign(now) * trend >= limits["monotone"]:
+        return None
+    if len({readings.taps.taps[place].module for place in stack.places.tolist()}) < limits["least_layers"]:
+        return None
     beyond = np.sign(now) * fall >= limits["decades"]
     healthy = np.flatnonzero(~beyond & ~np.isnan(fall))
     begun = int(healthy[-1]) + 1 if len(healthy) else 0
@@ -123,7 +127,7 @@ def _finding(readings: Readings, stack: Stack, rule: RuleName, fall: float, begu
     large, small = (now.max(), now.min())
     reached = (now < large - 2) if rule == "vanishing" else (now > small + 2)
     modules = {readings.taps.taps[each].module for each in stack.places[reached].tolist()} - {tap.module}
-    severity = "error" if abs(fall) >= 2 * RULES["vanishing"].limits["decades"] else RULES[rule].severity
+    severity = "error" if abs(fall) >= 2 * limits_of(readings.store, rule)["decades"] else RULES[rule].severity
     about = (readings.stat, level, float("nan"), since, None, message, readings.spark(place), len(modules))
     members = tuple((number, since) for number in readings.taps.numbers[stack.places[reached]].tolist())
     return Finding(rule, severity, int(readings.taps.numbers[place]), tap, *about, members=members)

@@ -8,7 +8,9 @@ from types import MappingProxyType
 from typing import Final, Literal
 
 from hookcore.findings.advice import ADVICE
+from hookcore.findings.thresholds import defaults_of
 from hookcore.records import Severity, Tap
+from hookcore.store import Store
 
 RuleName = Literal[
     "nonfinite",
@@ -52,7 +54,7 @@ OF_LOSS: Final = frozenset({"loss", "overfit", "loss-not-decreasing"})  # rules 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """The conditions of a finding, its meaning, and advice. `limits` are its thresholds."""
+    """The conditions of a finding, its meaning, and advice. `limits` are its thresholds, also those that are fixed."""
 
     name: RuleName
     severity: Severity
@@ -64,7 +66,8 @@ class Rule:
     known_as: str  # its name in SageMaker Debugger; "" if there is none
 
 
-def _rule(name: RuleName, severity: Severity, title: str, text: str, **limits: float) -> tuple[RuleName, Rule]:
+def _rule(name: RuleName, severity: Severity, title: str, text: str, **fixed: float) -> tuple[RuleName, Rule]:
+    limits = {**defaults_of(name), **fixed}
     advice = ADVICE[name]
     about = advice.causes, advice.tries, advice.known_as
     return name, Rule(name, severity, title, text, MappingProxyType(limits), *about)
@@ -89,8 +92,6 @@ RULES: Final[Mapping[RuleName, Rule]] = MappingProxyType(
                 "Loss problem",
                 "The loss is NaN or infinite, or far above its lowest value and still near its peak: the training "
                 'diverged. Only scalars with "loss" in their name count, and only positive ones can diverge.',
-                factor=100.0,
-                least_logged=16,
             ),
             _rule(
                 "exploding",
@@ -99,14 +100,6 @@ RULES: Final[Mapping[RuleName, Rule]] = MappingProxyType(
                 "The root mean square is far above what is usual for this very tensor, and stays there, while the loss "
                 "gets worse; or it is above 10,000, or 10,000 times what it was. Growth under a falling loss is "
                 "learning. If no loss is logged, growth alone is a note. Also found: values that grow with depth.",
-                factor=20.0,
-                spreads=6.0,
-                error_factor=1e4,
-                large=1e4,
-                worse=1.2,
-                decades=5.0,
-                least_layers=8,
-                monotone=0.8,
             ),
             _rule(
                 "vanishing",
@@ -115,14 +108,6 @@ RULES: Final[Mapping[RuleName, Rule]] = MappingProxyType(
                 "A gradient is far below what is usual for it; or it is tiny compared with the same gradients of the "
                 "other layers and shrinks. If all of them fell alike, as at the end of a training, it is a note. Also "
                 "found, from the first steps on: gradients or outputs that fade by 5 decades from layer to layer.",
-                factor=100.0,
-                spreads=6.0,
-                beside_factor=1e4,
-                shrinks=3.0,
-                alike=10.0,
-                decades=5.0,
-                least_layers=8,
-                monotone=0.8,
             ),
             _rule(
                 "no-gradient",
@@ -130,8 +115,6 @@ RULES: Final[Mapping[RuleName, Rule]] = MappingProxyType(
                 "No gradient",
                 "At least half of the layers got a gradient of exactly zero in each of their newest captured steps: "
                 "these layers no longer learn.",
-                share=0.5,
-                captured_steps=8,
                 among=32,
             ),
             _rule(
@@ -140,8 +123,6 @@ RULES: Final[Mapping[RuleName, Rule]] = MappingProxyType(
                 "Dead",
                 "The output is zero in each of the newest captured steps of this layer, as of a ReLU that no input "
                 "reaches any more.",
-                zero_fraction=0.999,
-                captured_steps=16,
                 among=64,
             ),
             _rule(
@@ -151,8 +132,6 @@ RULES: Final[Mapping[RuleName, Rule]] = MappingProxyType(
                 "A module of class Sigmoid or Tanh is so close to its bounds that less than a fiftieth of the gradient "
                 "passes, in each of its newest captured steps. It is a note if it became so while the loss fell, as "
                 "the last sigmoid of a classifier does. Activations that are called as functions are not known.",
-                slope=0.02,
-                captured_steps=16,
                 among=64,
             ),
             _rule(
@@ -188,10 +167,6 @@ RULES: Final[Mapping[RuleName, Rule]] = MappingProxyType(
                 "Overfitting",
                 "The loss of the validation has stayed far above its lowest value, while that of the training still "
                 'falls. A loss whose name contains "val", "valid", "eval", "test", or "dev" is of the validation.',
-                factor=1.5,
-                falls=0.9,
-                least_logged=12,
-                since_best=6,
             ),
             _rule(
                 "loss-not-decreasing",
@@ -199,8 +174,6 @@ RULES: Final[Mapping[RuleName, Rule]] = MappingProxyType(
                 "Loss doesn't fall",
                 "The loss of the training has never been lower than in the first steps. Some losses are not meant to "
                 "fall, such as those of a GAN or of reinforcement learning, so this is a note.",
-                least_logged=200,
-                falls=0.98,
             ),
             _rule(
                 "unchanged-tensor",
@@ -217,9 +190,6 @@ RULES: Final[Mapping[RuleName, Rule]] = MappingProxyType(
                 "Rounding swallows the update: nearly all values of a weight stay as they were, from the first steps "
                 "on, although their gradients are not zero. The update is below the resolution of the weight's type, "
                 "usually bfloat16. If it came later, it is a note. Needs the kinds `update` and `param_grad`.",
-                share=0.95,
-                least_fed=0.1,
-                captured_steps=32,
                 among=64,
             ),
             _rule(
@@ -228,9 +198,6 @@ RULES: Final[Mapping[RuleName, Rule]] = MappingProxyType(
                 "Too large a step",
                 "The update is a large share of the weight, or far above what is usual for it: the learning rate is "
                 "too high here. About a thousandth is common.",
-                share=0.3,
-                relative_share=0.03,
-                factor=10.0,
             ),
             _rule(
                 "stalled",
@@ -238,8 +205,6 @@ RULES: Final[Mapping[RuleName, Rule]] = MappingProxyType(
                 "Stalled",
                 "The update is below the resolution of a 32-bit weight, or negligible compared with what is usual: the "
                 "weight no longer changes.",
-                share=6e-8,
-                factor=1e4,
             ),
             _rule(
                 "spike",
@@ -247,11 +212,6 @@ RULES: Final[Mapping[RuleName, Rule]] = MappingProxyType(
                 "Spike",
                 "A single step far beyond the spread of the steps around it. A very large one is a warning, unless the "
                 "loss stayed below what it was at first.",
-                factor=5.0,
-                spreads=8.0,
-                least_spread=0.02,
-                rare=4,
-                warning_factor=100.0,
             ),
             _rule(
                 "all-zero",
@@ -355,6 +315,12 @@ RULES: Final[Mapping[RuleName, Rule]] = MappingProxyType(
         )
     )
 )
+
+
+def limits_of(store: Store, rule: RuleName) -> Mapping[str, float]:
+    """Return the thresholds of a rule for the run of a store: those that were chosen, else the defaults."""
+    own, limits = store.rules.get(rule), RULES[rule].limits
+    return {**limits, **own} if isinstance(own, Mapping) else limits
 
 
 @dataclass(frozen=True, slots=True)

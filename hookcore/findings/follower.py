@@ -13,6 +13,7 @@ import numpy as np
 from hookcore.findings.finding import Finding
 from hookcore.findings.gate import Gate
 from hookcore.findings.ranking import RuleInputs, findings_of
+from hookcore.findings.thresholds import Changes, Choices, words_of
 from hookcore.incidents import NONFINITE, Found
 from hookcore.records import STAT_COLUMN, Event, Frame
 from hookcore.records.vocabulary import ENDED, is_loss
@@ -22,6 +23,7 @@ from hookcore.store import Store
 # that is read again has the same incidents.
 EVERY: Final = 1024  # frames between two looks in which nothing seems to have changed; fewer in a young run
 YOUNG: Final = frozenset({8, 16, 32, 64, 128, 256, 512})
+RULES_CHANGED: Final = "rules-changed"
 AGAIN: Final = 48  # frames after a further look to see what became of it
 PER_LOOK: Final = 512  # frames to wait for each further look
 MAX_LOSSES: Final = 1000  # whose levels are known
@@ -51,8 +53,9 @@ class _Level:
 class Follower:
     """Follows one store. Everything but `look` is called by the thread that adds frames."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, changes: Changes = ()) -> None:
         self._store = store
+        self._changes = list(changes)  # of thresholds, that are to come
         self._inputs = RuleInputs()
         self._sizes = Gate()
         self._names: tuple[str, ...] = ()  # of scalars
@@ -65,9 +68,11 @@ class Follower:
         self._spikes_told = -1  # the step up to which they are
         self._loss_was_bad = False
         self._failed = False
+        self._change_before(0)
 
     def take(self, frame: Frame) -> None:
         """Look at the store if the schedule or a changed value asks for it."""
+        self._change_before(frame.step)
         self._frames += 1
         self._looks = min(float(MAX_LOOKS), self._looks + 1 / PER_LOOK)
         if self._notice(frame):
@@ -77,6 +82,17 @@ class Follower:
         if due or (self._wanted and self._looks >= 1):
             self._looks -= not due
             self.look()
+
+    def _change_before(self, step: int) -> None:
+        while self._changes and self._changes[0][0] < step:
+            self.change(*self._changes.pop(0))
+
+    def change(self, step: int, chosen: Choices) -> None:
+        """Use other thresholds after a step. What was found stays; the rules look at the next frame."""
+        words = words_of(chosen, self._store.rules)
+        self._store.rules, self._wanted = chosen, True
+        if words:
+            self._store.add_event(Event(max(step, 0), time.time(), RULES_CHANGED, words))
 
     def look(self) -> None:
         """Run the rules now."""
@@ -134,9 +150,9 @@ class Follower:
             self._store.add_event(Event(step, time.time(), "rule-failed", message, "warning"))
 
 
-def follow(store: Store) -> Store:
-    """Let the rules follow a store; return it."""
-    store.follower = Follower(store)
+def follow(store: Store, changes: Changes = ()) -> Store:
+    """Let the rules follow a store, with thresholds that change after these steps; return it."""
+    store.follower = Follower(store, changes)
     return store
 
 

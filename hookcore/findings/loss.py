@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
-from hookcore.findings.finding import RULES, SPARK, Finding
+from hookcore.findings.finding import RULES, SPARK, Finding, limits_of
 from hookcore.findings.readings import window_first
 from hookcore.records.vocabulary import is_loss, loss_rank
 from hookcore.store import Series, Store, TapList
@@ -55,7 +56,8 @@ class Losses:
 
     def worsened(self, since: int) -> bool | None:
         """Return whether every loss is worse now than before a step; None if no loss shows it."""
-        known = [answer for each in self.series if (answer := _worsened(each, since)) is not None]
+        worse = limits_of(self.store, "exploding")["worse"]
+        known = [answer for each in self.series if (answer := _worsened(each, since, worse)) is not None]
         return all(known) if known else None
 
     def now(self, series: Series) -> Series:
@@ -75,7 +77,7 @@ def _is_solved(series: Series) -> bool:
     return bool(np.median(sizes[-_NOW:]) < _SOLVED * first and fell.any())
 
 
-def _worsened(series: Series, since: int) -> bool | None:
+def _worsened(series: Series, since: int, worse: float) -> bool | None:
     before = series.mean[(series.last_step < since) & (series.last_step >= since - _BEFORE)]
     if not np.isfinite(before).any():
         before = series.mean[: max(1, len(series.mean) // 8)]
@@ -85,7 +87,7 @@ def _worsened(series: Series, since: int) -> bool | None:
     if not np.isfinite(now).all():
         return True
     one, two = float(np.median(before[finite])), float(np.median(now))
-    return two - one > (RULES["exploding"].limits["worse"] - 1) * abs(one)
+    return two - one > (worse - 1) * abs(one)
 
 
 def find_loss(losses: Losses, taps: TapList) -> list[Finding]:
@@ -98,7 +100,7 @@ def find_loss(losses: Losses, taps: TapList) -> list[Finding]:
         now = losses.now(series)
         told = _nonfinite(now, losses.store.nonfinite_since(series.name)) or (
             # A part of a loss may grow while the whole falls.
-            _diverged(now, series) if loss_rank(series.name) == main else None
+            _diverged(now, series, limits_of(losses.store, "loss")) if loss_rank(series.name) == main else None
         )
         if told is not None:
             value, usual, since, message = told
@@ -126,9 +128,8 @@ def _nonfinite(series: Series, since: int | None) -> Told | None:
     return float("nan"), usual, since, f"has been non-finite since step {since}"
 
 
-def _diverged(now: Series, run: Series) -> Told | None:
+def _diverged(now: Series, run: Series, limits: Mapping[str, float]) -> Told | None:
     """Return the evidence that a positive loss is far above its lowest value and still near its peak."""
-    limits = RULES["loss"].limits
     finite = run.mean[np.isfinite(run.mean)]
     if len(now.mean) < limits["least_logged"] or not len(finite) or np.nanmin(run.min) <= 0:
         return None

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hookcore.findings.finding import RECENT, RULES, WARM_UP, Finding, RuleName
+from hookcore.findings.finding import RECENT, RULES, WARM_UP, Finding, RuleName, limits_of
 from hookcore.findings.loss import Losses
 from hookcore.findings.order import Group, groups_of
 from hookcore.findings.readings import Logs, Readings
@@ -47,7 +47,7 @@ def find_sizes(readings: Readings, losses: Losses) -> list[Finding]:
 
 def _weigh(finding: Finding, losses: Losses) -> Finding | None:
     """Weigh growth by its effect on the loss: if the loss doesn't get worse, growth is learning."""
-    limits = RULES["exploding"].limits
+    limits = limits_of(losses.store, "exploding")
     if finding.value > limits["error_factor"] * finding.usual or finding.value > limits["large"]:
         return finding
     worsened = losses.worsened(finding.since_step)
@@ -65,7 +65,7 @@ def find_updates(readings: Readings) -> list[Finding]:
 
 
 def _exploding(readings: Readings) -> Shift:
-    limits = RULES["exploding"].limits
+    limits = limits_of(readings.store, "exploding")
     usual, spread = readings.past.usual, readings.past.below
     rise = readings.now - usual
     far = np.maximum(np.log10(limits["factor"]), limits["spreads"] * spread)
@@ -82,7 +82,7 @@ def _exploding(readings: Readings) -> Shift:
 
 
 def _vanishing(readings: Readings) -> Shift:
-    limits = RULES["vanishing"].limits
+    limits = limits_of(readings.store, "vanishing")
     kinds = np.array([KINDS.index(tap.kind) for tap in readings.taps.taps])
     is_gradient = np.isin(kinds, [KINDS.index(kind) for kind in GRADIENT_KINDS])
     # If it was zero for the whole window, only the start of the run shows what is usual.
@@ -142,10 +142,10 @@ def _onsets(readings: Readings, places: NDArray[np.intp], usual: Logs, above: bo
 
 
 def _large(readings: Readings) -> Shift:
-    rule = RULES["large-update"]
+    rule, limits = RULES["large-update"], limits_of(readings.store, "large-update")
     usual, now = readings.past.usual, readings.now
-    absolute = now > np.log10(rule.limits["share"])
-    relative = (now > np.log10(rule.limits["relative_share"])) & (now - usual > np.log10(rule.limits["factor"]))
+    absolute = now > np.log10(limits["share"])
+    relative = (now > np.log10(limits["relative_share"])) & (now - usual > np.log10(limits["factor"]))
     # A bias often passes through zero, beside which any update is large.
     biases = np.array([is_bias(tap.index) for tap in readings.taps.taps], bool)
     places = np.flatnonzero((absolute | relative) & ~biases)
@@ -153,10 +153,10 @@ def _large(readings: Readings) -> Shift:
 
 
 def _stalled(readings: Readings) -> Shift:
-    rule = RULES["stalled"]
+    rule, limits = RULES["stalled"], limits_of(readings.store, "stalled")
     usual, now = readings.past.usual, readings.now.copy()
     now[readings.is_nothing] = -np.inf
-    places = np.flatnonzero((now < np.log10(rule.limits["share"])) | (usual - now > np.log10(rule.limits["factor"])))
+    places = np.flatnonzero((now < np.log10(limits["share"])) | (usual - now > np.log10(limits["factor"])))
     return Shift("stalled", places, _onsets(readings, places, usual, above=False), usual, lambda _: rule.severity)
 
 
@@ -221,7 +221,7 @@ def _times(one: float, two: float) -> str:
 
 def _spikes(readings: Readings, exploding: NDArray[np.intp], losses: Losses) -> list[Finding]:
     """Return single columns far beyond a tap's own spread."""
-    limits = RULES["spike"].limits
+    limits = limits_of(readings.store, "spike")
     usual, spread = readings.past.usual, readings.past.below
     far = np.maximum(np.log10(limits["factor"]), limits["spreads"] * np.maximum(spread, limits["least_spread"]))
     beyond = readings.logs > (usual + far)[:, None]
@@ -245,7 +245,7 @@ def _spike(readings: Readings, group: Group, losses: Losses) -> Finding:
     value, usual = float(readings.columns.size[column, place]), _power(readings.past.usual[place])
     # Near the end of a training, a single hard sample is large beside tiny gradients. It does no harm.
     harmless = losses.jumped(step) is False
-    severe = value > usual * RULES["spike"].limits["warning_factor"] and not harmless
+    severe = value > usual * limits_of(readings.store, "spike")["warning_factor"] and not harmless
     message = f"the {KIND_WORDS[tap.kind]} was {_times(value, usual)} as large as usual at step {step}"
     return _finding(readings, "spike", "warning" if severe else "info", group, (value, usual), step, message, step)
 

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hookcore.findings.finding import RULES, SPARK, Finding, RuleName
+from hookcore.findings.finding import RULES, SPARK, Finding, RuleName, limits_of
 from hookcore.findings.loss import Losses, last_output
 from hookcore.records.vocabulary import loss_rank
 from hookcore.store import Series, TapList
@@ -24,7 +24,11 @@ def find_progress(losses: Losses, taps: TapList) -> list[Finding]:
     trained = [each for each in losses.series if not is_validation(each.name)]
     validated = [each for each in losses.series if is_validation(each.name)]
     main = min(trained, key=lambda each: loss_rank(each.name), default=None)
-    found = [] if main is None else [_never_fell(main, taps), *(_overfit(each, main, taps) for each in validated[:1])]
+    found = (
+        []
+        if main is None
+        else [_never_fell(losses, main, taps), *(_overfit(losses, each, main, taps) for each in validated[:1])]
+    )
     return [each for each in found if each is not None]
 
 
@@ -33,8 +37,8 @@ def is_validation(name: str) -> bool:
     return _VALIDATION.search(name.casefold()) is not None
 
 
-def _never_fell(series: Series, taps: TapList) -> Finding | None:
-    limits, values = RULES["loss-not-decreasing"].limits, series.mean
+def _never_fell(losses: Losses, series: Series, taps: TapList) -> Finding | None:
+    limits, values = limits_of(losses.store, "loss-not-decreasing"), series.mean
     if series.present.sum() < limits["least_logged"] or not np.isfinite(values).all():
         return None
     parts = np.array([np.median(part) for part in np.array_split(values, min(20, len(values)))])
@@ -44,8 +48,8 @@ def _never_fell(series: Series, taps: TapList) -> Finding | None:
     return _finding("loss-not-decreasing", series, taps, (parts[-1], parts[0]), int(series.first_step[0]), text)
 
 
-def _overfit(series: Series, train: Series, taps: TapList) -> Finding | None:
-    limits = RULES["overfit"].limits
+def _overfit(losses: Losses, series: Series, train: Series, taps: TapList) -> Finding | None:
+    limits = limits_of(losses.store, "overfit")
     values, at = _smooth(series.mean), series.last_step
     if series.present.sum() < limits["least_logged"] or len(values) < 2 * _NOW or not np.isfinite(series.mean).all():
         return None

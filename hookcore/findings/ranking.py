@@ -80,7 +80,7 @@ def findings_of(store: Store, inputs: RuleInputs | None = None) -> tuple[Finding
         found += _of_sizes(store, taps, inputs.sizes, losses)
     if inputs.updates is not None:
         found += find_updates(inputs.updates) + find_lost(store, taps)
-    return _ranked(found)
+    return _ranked(each for each in found if store.rules.get(each.rule) is not False)
 
 
 def _ranked(found: Iterable[Finding]) -> tuple[Finding, ...]:

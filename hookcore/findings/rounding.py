@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hookcore.findings.finding import RULES, SPARK, WARM_UP, Finding, RuleName
+from hookcore.findings.finding import RULES, SPARK, WARM_UP, Finding, RuleName, limits_of
 from hookcore.records import Severity
 from hookcore.records.vocabulary import is_bias
 from hookcore.store import Store, TapList
@@ -51,14 +51,14 @@ class _Pairs:
             return still.first[:0], np.empty((0, len(self.updates.taps)))
         fed = 1 - none.high
         with np.errstate(invalid="ignore", divide="ignore"):
-            shares = np.where(fed > RULES[LOST].limits["least_fed"], (still.low - none.high) / fed, np.nan)
+            shares = np.where(fed > limits_of(store, LOST)["least_fed"], (still.low - none.high) / fed, np.nan)
         shares[(still.nonfinite > 0) | (none.nonfinite > 0)] = np.nan
         return still.first, shares
 
 
 def find_lost(store: Store, taps: TapList) -> list[Finding]:
     """Return one finding for the weights that never change, and one for those of which most values don't."""
-    pairs, limits = _Pairs.of(taps), RULES[LOST].limits
+    pairs, limits = _Pairs.of(taps), limits_of(store, LOST)
     begin = store.captured_step(int(limits["among"]) - 1)
     if not len(pairs.updates.taps) or begin is None:
         return []

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from hookcore.findings.finding import MIN_PAST, RECENT, RULES, Finding, RuleName
+from hookcore.findings.finding import MIN_PAST, RECENT, Finding, RuleName, limits_of
 from hookcore.findings.readings import Readings, window_first
 from hookcore.findings.zeros import zeros_of
 from hookcore.store import Store, TapList
@@ -14,10 +14,7 @@ from hookcore.store import Store, TapList
 Verdict = Literal["problems", "clear", "unknown"]
 
 MIN_KNOWN: Final = 0.5  # of the layers: if fewer can be judged, nothing is said about the run
-NEEDED: Final[dict[RuleName, int]] = {
-    "exploding": RECENT + MIN_PAST,
-    "dead": int(RULES["dead"].limits["captured_steps"]),
-}
+NEEDED: Final = RECENT + MIN_PAST  # columns
 _ABOUT: Final[dict[RuleName, str]] = {"exploding": "changes over time", "dead": "dead layers"}
 
 
@@ -86,23 +83,25 @@ def _growth(taps: TapList, sizes: Readings) -> Unjudged | None:
     most: dict[str, int] = {}
     for tap, seen in zip(sizes.taps.taps, sizes.seen.tolist(), strict=True):
         most[tap.module] = max(most.get(tap.module, 0), seen)
-    return _unjudged("exploding", [seen for seen in most.values() if seen < NEEDED["exploding"]], len(most))
+    return _unjudged("exploding", [seen for seen in most.values() if seen < NEEDED], NEEDED, len(most))
 
 
 def _dead(store: Store, outputs: TapList) -> Unjudged | None:
     places = zeros_of(store, outputs, "dead").unknown
     if not len(places):
         return None
-    limits = RULES["dead"].limits
+    limits = limits_of(store, "dead")
     first = store.captured_step(int(limits["among"]) - 1)
     rows = store.rows(outputs.numbers[places], "zero_fraction", first)
     seen = rows.present.sum(axis=0)
     layers = {outputs.taps[place].module: int(count) for place, count in zip(places.tolist(), seen, strict=True)}
-    return _unjudged("dead", list(layers.values()), len({tap.module for tap in outputs.taps}))
+    return _unjudged(
+        "dead", list(layers.values()), int(limits["captured_steps"]), len({tap.module for tap in outputs.taps})
+    )
 
 
-def _unjudged(rule: RuleName, seen: Sequence[int], of: int) -> Unjudged | None:
-    return Unjudged(rule, len(seen), of, max(seen), NEEDED[rule]) if seen else None
+def _unjudged(rule: RuleName, seen: Sequence[int], needed: int, of: int) -> Unjudged | None:
+    return Unjudged(rule, len(seen), of, max(seen), needed) if seen else None
 
 
 def _many(number: int, word: str) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from hookcore.findings.finding import RULES, SPARK, Finding, RuleName
+from hookcore.findings.finding import RULES, SPARK, Finding, RuleName, limits_of
 from hookcore.findings.readings import window_first
 from hookcore.records import Tap
 from hookcore.records.vocabulary import KIND_WORDS
@@ -37,7 +37,7 @@ def find_no_gradient(store: Store, gradients: TapList) -> list[Finding]:
     layers = {gradients.taps[place].module for place in zeros.judged.tolist()}
     alive = {gradients.taps[place].module for place in np.setdiff1d(zeros.judged, zeros.places).tolist()}
     still = layers - alive
-    if len(layers) < 2 or len(still) < RULES["no-gradient"].limits["share"] * len(layers):
+    if len(layers) < 2 or len(still) < limits_of(store, "no-gradient")["share"] * len(layers):
         return []
     places = np.array([place for place in zeros.places.tolist() if gradients.taps[place].module in still], np.intp)
     since = _since(store, gradients, places)
@@ -84,7 +84,7 @@ def _places(taps: TapList, fits: Callable[[Tap], bool]) -> list[int]:
 
 def zeros_of(store: Store, taps: TapList, rule: RuleName) -> Zeros:
     """Judge taps by the newest captured steps; a tap must be in enough of them."""
-    limits = RULES[rule].limits
+    limits = limits_of(store, rule)
     first = store.captured_step(int(limits["among"]) - 1)
     if first is None or not len(taps.taps):
         none = np.empty(0, np.intp)
@@ -98,7 +98,8 @@ def zeros_of(store: Store, taps: TapList, rule: RuleName) -> Zeros:
     return Zeros(np.flatnonzero(enough & ~alive), np.flatnonzero(~enough & ~alive), np.flatnonzero(enough))
 
 
-Since = tuple[int, Rows, int, str]  # a tap's index, its rows, the step since which it is zero, " or earlier"
+# a tap's index, its rows, the step since which it is zero, " or earlier", and the share of zeros that counts
+Since = tuple[int, Rows, int, str, float]
 
 
 def _since(store: Store, taps: TapList, places: NDArray[np.intp]) -> list[Since]:
@@ -108,20 +109,21 @@ def _since(store: Store, taps: TapList, places: NDArray[np.intp]) -> list[Since]
     begin = window_first(store)
     is_cut = begin > (store.steps().first or 0)
     rows = store.rows(taps.numbers[places], "zero_fraction", begin)
+    zero = limits_of(store, "dead")["zero_fraction"]
     found = []
     for lane, place in enumerate(places.tolist()):
         mine = Rows.join([rows.take(np.array([lane]))])
-        alive = np.flatnonzero(~(mine.low[:, 0] >= RULES["dead"].limits["zero_fraction"]))
+        alive = np.flatnonzero(~(mine.low[:, 0] >= zero))
         begun = int(alive[-1]) + 1 if len(alive) else 0
         since = int(mine.first[min(begun, len(mine.first) - 1)])
-        found.append((place, mine, since, " or earlier" if is_cut and not begun else ""))
+        found.append((place, mine, since, " or earlier" if is_cut and not begun else "", zero))
     return found
 
 
 def _finding(taps: TapList, rule: RuleName, about: Since, more: int) -> Finding:
-    place, rows, since, older = about
+    place, rows, since, older, zero = about
     low = rows.low[:, 0]
-    alive = np.flatnonzero(~(low >= RULES["dead"].limits["zero_fraction"]))
+    alive = np.flatnonzero(~(low >= zero))
     captured = int(rows.present[rows.first >= since, 0].sum())
     number, tap = int(taps.numbers[place]), taps.taps[place]
     message = f"every value of the {KIND_WORDS[tap.kind]} has been zero since step {since}{older} ({captured} captured)"

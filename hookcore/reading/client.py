@@ -6,7 +6,7 @@ import base64
 import io
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
 import msgspec
@@ -171,6 +171,21 @@ class Client(RemoteReader):
         run = run or self._run
         body = {"key": key, "acknowledged": acknowledged, **({} if run is None else {"run": run})}
         self._exchange.send("POST", "/api/v1/acknowledgements", body=body)
+
+    def rules(self, run: str | None = None) -> answers.RunRules:
+        """Return the rules of a run, each with its thresholds."""
+        return self._get(answers.RunRules, "/api/v1/rules", {"run": run})
+
+    def change_rules(
+        self, rules: Mapping[str, Mapping[str, float] | bool | None], run: str | None = None
+    ) -> answers.RunRules:
+        """Change thresholds, as in `{"spike": {"factor": 20}}`; False switches a rule off, True gives it its defaults.
+
+        A change applies to the steps to come. Returns the rules of the run.
+        """
+        run = run or self._run
+        body = {"rules": {name: each for name, each in rules.items()}, **({} if run is None else {"run": run})}
+        return self._ask(answers.RunRules, "POST", "/api/v1/rules", body=body)
 
     def mutes(self, run: str | None = None) -> list[answers.Mute]:
         """Return the mutes of a run, each with the number of findings, incidents, and events that it covers."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, Protocol
 
@@ -47,6 +47,9 @@ class Follower(Protocol):
     def look(self) -> None:
         """Run them now."""
 
+    def change(self, step: int, chosen: Mapping[str, Mapping[str, float] | bool]) -> None:
+        """Use other thresholds after a step."""
+
 
 class Store(Queries):
     """The frames of one run within `max_bytes`, and names within `names_bytes`. See docs/store.md.
@@ -69,6 +72,7 @@ class Store(Queries):
         self._known_scalars: tuple[str, ...] = ()
         self._known_lanes: NDArray[np.intp] = np.empty(0, np.intp)
         self.follower: Follower | None = None  # runs the rules; see hookcore.findings
+        self.rules: Mapping[str, Mapping[str, float] | bool] = {}  # thresholds that were chosen; see hookcore.findings
 
     @classmethod
     def outline(cls, steps: StepRange) -> Store:

@@ -9,7 +9,7 @@ from torch import nn
 from typing_extensions import Never
 
 from hookcore.capsules.main_script import is_replaying
-from hookcore.config import NOT_GIVEN, Attach, Capsule, Compiled, Pattern, Settings
+from hookcore.config import NOT_GIVEN, Attach, Capsule, Compiled, Pattern, RulesGiven, Settings
 from hookcore.errors import ArgumentError
 from hookcore.records import Kind, Phase
 from hookcore.watcher.null import NullWatcher
@@ -36,6 +36,7 @@ def watch(
     capsule_size: int | str = NOT_GIVEN,
     bridge: str | None = NOT_GIVEN,
     notify: str | Iterable[str] | None = NOT_GIVEN,
+    rules: RulesGiven = NOT_GIVEN,
     name: str | None = NOT_GIVEN,
     **unknown: Never,
 ) -> Watcher:
@@ -74,6 +75,8 @@ def watch(
     bridge=None: Another tool that also gets each step's scalars, the norm of all gradients, and the counts of modules
         with non-finite or all-zero output.
     notify=(): Where to send a message about each incident, as an address of apprise such as slack://A/B/C.
+    rules=None: [Thresholds of rules](rules.md), such as `{'loss-spike': {'factor': 20}, 'dead-relu': False}`, in which
+        False switches a rule off.
     name=None: The name of the run in the dashboard.
     """
     given = {name: value for name, value in locals().items() if name not in ("model", "unknown")}

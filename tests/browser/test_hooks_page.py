@@ -161,3 +161,20 @@ def test_the_trainer_takes_inventory_again(visit: Open, paths: Paths) -> None:
         tab.goto(paths("live")["hooks"])
         tab.page.get_by_role("button", name="Search for hooks again").click()
         expect(tab.page.locator("#stock-told")).to_contain_text("Done")
+
+
+def test_a_threshold_is_changed_and_given_its_default_again(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        tab.goto(paths("live")["hooks"])
+        rule = tab.page.locator("#rule-spike")
+        rule.locator("summary").click()
+        rule.get_by_label("warning factor").fill("250")
+        rule.get_by_role("button", name="Apply").click()
+        expect(rule.locator("summary")).to_contain_text("changed")
+        expect(rule.get_by_label("warning factor")).to_have_value("250")
+        rule.get_by_label("On", exact=True).uncheck()
+        rule.get_by_role("button", name="Apply").click()
+        expect(rule.locator("summary")).to_contain_text("off")
+        rule.get_by_role("button", name="Use defaults").click()
+        expect(rule.locator("summary .badge")).to_have_count(0)
+        expect(rule.get_by_label("warning factor")).to_have_value("100")

@@ -63,6 +63,8 @@ export type RowsMessage = { type: "rows"; run: string; view: string; kind: strin
 export type Rule = { name: string; severity: "error" | "info" | "warning"; title: string; help: string; limits: Record<string, number>; causes: Array<string>; tries: Array<string>; known_as: string };
 export type Run = { id: string; name: string; notes: string; state: "crashed" | "ended" | "interrupted" | "live" | "lost"; failure: Failure | null; in_memory: boolean; folder: string; first_step: number | null; newest_step: number | null; steps: number; ended_at_step: number | null; taps: number; started_s: Number; host: string; pid: number | string; script: string; versions: Record<string, unknown>; settings: Record<string, unknown>; labels: Record<string, string>; counters: DeliveryCounters; usage: Usage };
 export type RunNews = { run: string; name: string; state: string; last_step: number | null; steps: number; taps: number; events: number; edits: number; paused: boolean };
+export type RunRule = { name: string; title: string; severity: "error" | "info" | "warning"; known_as: string; on: boolean; may_be_off: boolean; thresholds: Array<Threshold> };
+export type RunRules = { run: string; rules: Array<RunRule> };
 export type Runs = { total: number; next: string | null; runs: Array<Run> };
 export type RunsMessage = { type: "runs"; runs: Array<RunNews> };
 export type Scalars = { total: number; next: number | null; run: string; names: Array<string>; series: Array<Series> };
@@ -82,6 +84,7 @@ export type Tabular = {  };
 export type Tap = { number: number | null; module: string; kind: "input" | "input_grad" | "output" | "output_grad" | "param" | "param_grad" | "probe" | "update"; index: string; call: number; phase: "eval" | "train"; label: string };
 export type Taps = { total: number; next: number | null; run: string; taps: Array<Tap> };
 export type TensorFacts = { name: string; shape: Array<number>; strides: Array<number>; dtype: string; device: string; nan: number; inf: number; min: number | null; max: number | null; mean: number | null; values: Array<string> };
+export type Threshold = { name: string; value: Number; default: Number; least: Number; most: Number; whole: boolean; help: string };
 export type Tiles = { run: string; number: number; slice: string; pool: string; total: number; tile_shape: Array<number>; factors: Array<number>; values: unknown };
 export type Unjudged = { rule: string; layers: number; of: number; captured: number; needed: number; sentence: string };
 export type Usage = { max_bytes: number; nbytes: number; parts: Record<string, PartUsage>; dropped: Record<string, number>; merged: Record<string, number> };
@@ -114,6 +117,7 @@ export type AnswerOf<P extends string> =
   P extends `overview` ? Overview :
   P extends `removed-runs` ? RemovedRuns :
   P extends `report` ? unknown :
+  P extends `rules` ? RunRules :
   P extends `runs` ? Runs :
   P extends `scalars` ? Scalars :
   P extends `series` ? SeriesList :

@@ -5,6 +5,7 @@ import { Capture } from "../hooks/capture.js";
 import { startFiles } from "../hooks/files.js";
 import { startInventory } from "../hooks/inventory.js";
 import { load, makeTree } from "../hooks/modules.js";
+import { listenToRules } from "../hooks/rules.js";
 import { Parts } from "../live/parts.js";
 import { open } from "../page.js";
 import { toast } from "../toast.js";
@@ -54,4 +55,5 @@ figures.addEventListener("renewed", () => {
 });
 startInventory(page, () => parts.now());
 startFiles(page);
+listenToRules(run, byId("rules"), () => parts.now(["rules"]));
 void show();

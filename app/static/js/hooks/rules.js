@@ -1,0 +1,37 @@
+// @ts-check
+/** The rules of a run: its forms change thresholds, and switch rules off and on. */
+import { send } from "../api.js";
+import { toast } from "../toast.js";
+
+/** @param {HTMLFormElement} form @returns {Record<string, number> | boolean} */
+function chosenIn(form) {
+  const fields = [.../** @type {NodeListOf<HTMLInputElement>} */ (form.querySelectorAll("input"))];
+  if (fields.some((field) => field.name === "on" && !field.checked)) return false;
+  const numbers = fields.filter((field) => field.type === "number");
+  return numbers.length ? Object.fromEntries(numbers.map((field) => [field.name, Number(field.value)])) : true;
+}
+
+/** @param {string} run @param {HTMLElement} root @param {() => Promise<unknown>} renew called when it is saved */
+export function listenToRules(run, root, renew) {
+  /** @param {HTMLFormElement} form @param {Record<string, number> | boolean} chosen */
+  const change = async (form, chosen) => {
+    try {
+      await send("POST", "rules", { run, rules: { [form.dataset.rule ?? ""]: chosen } });
+    } catch (error) {
+      toast(`The rule was not changed: ${/** @type {Error} */ (error).message}`, { kind: "error" });
+      return;
+    }
+    toast("Changed for the steps to come.");
+    await renew();
+    form.reset(); // the fields show what the server has, not what was entered
+  };
+  root.addEventListener("submit", (event) => {
+    const form = /** @type {HTMLFormElement} */ (event.target);
+    event.preventDefault();
+    change(form, chosenIn(form));
+  });
+  root.addEventListener("click", (event) => {
+    const form = /** @type {Element} */ (event.target).closest("[data-default]")?.closest("form");
+    if (form) change(form, true);
+  });
+}
