@@ -15,8 +15,8 @@ import hookcore
 from hookcore.config import Settings
 from hookcore.errors import ArgumentError
 from hookcore.findings import RULES, THRESHOLDS, chosen_in, findings_of, follow, read_choices, started_with
+from hookcore.findings.choices import MAX_CHANGES, changed, changes_in, words_of
 from hookcore.findings.finding import RuleName
-from hookcore.findings.thresholds import MAX_CHANGES, changed, changes_in, words_of
 from hookcore.records import Tap
 from hookcore.store import Store
 from hookcore.wire import Batch, EndItem
@@ -28,6 +28,8 @@ from tests.archive_world import kept_in
 from tests.build import append
 from tests.serving import TOKEN, Served, served
 from tests.test_keep import INFO, TAPS, batch, start, stop
+
+NO_RELU = {"dead": False, "dead-channels": False}  # what SageMaker Debugger calls dead_relu
 
 
 def spiking(store: Store, factor: float, steps: int = 200, at: int = 150) -> Store:
@@ -117,7 +119,7 @@ def test_watch_refuses_what_is_no_rule(given: Any) -> None:
 
 def test_the_variable_has_names_and_numbers() -> None:
     settings = Settings.of({"HOOKCORE_RULES": "loss-spike.factor=20, loss_spike.rare=2,dead-relu=off"})
-    assert read_choices(settings.rules.thresholds) == {"spike": {"factor": 20.0, "rare": 2.0}, "dead": False}
+    assert read_choices(settings.rules.thresholds) == {"spike": {"factor": 20.0, "rare": 2.0}, **NO_RELU}
     assert settings.as_dict()["rules"]["dead-relu"] is False
     json.dumps(settings.as_dict())
     with pytest.raises(ArgumentError, match="HOOKCORE_RULES='spike' is invalid"):
@@ -216,13 +218,13 @@ def test_changes_survive_a_restart_with_their_step(tmp_path: Path) -> None:
     assert answer.status_code == 200
     world.take(Batch(run=INFO, taps_from=len(TAPS), items=(EndItem(3, 2, None),)))
     stop(world)
-    assert json.loads((kept_in(tmp_path) / PAGE_FILE).read_text())["rules"] == [[2, {"dead": False}]]
+    assert json.loads((kept_in(tmp_path) / PAGE_FILE).read_text())["rules"] == [[2, NO_RELU]]
     world = start(settings, 1)
     table = world.client.get(f"/api/v1/rules?run={INFO.id}").json()["rules"]
-    assert [each["name"] for each in table if not each["on"]] == ["dead"]
+    assert [each["name"] for each in table if not each["on"]] == list(NO_RELU)
     run = world.runs.get(INFO.id)
     assert run is not None
-    assert (run.rules, run.store.rules) == ({"dead": False}, {"dead": False})
+    assert (run.rules, run.store.rules) == (NO_RELU, NO_RELU)
     stop(world)
 
 

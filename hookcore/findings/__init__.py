@@ -8,14 +8,8 @@ about the whole stack (`depth`), about zeros, and about the loss detect it. The 
 from __future__ import annotations
 
 from .cache import FindingsCache
-from .finding import RULES, Finding, Rule, limits_of
-from .follower import follow
-from .keyfigures import KeyFigures, Reading, key_figures_of
-from .ranking import Diagnosis, examine, findings_of
-from .scope import Scope, Unjudged
-from .thresholds import (
+from .choices import (
     FOLLOWED,
-    THRESHOLDS,
     Choices,
     aliases_of,
     changed,
@@ -24,6 +18,12 @@ from .thresholds import (
     read_choices,
     started_with,
 )
+from .finding import RULES, Finding, Rule, limits_of
+from .follower import follow
+from .keyfigures import KeyFigures, Reading, key_figures_of
+from .ranking import Diagnosis, examine, findings_of
+from .scope import Scope, Unjudged
+from .thresholds import THRESHOLDS
 
 __all__ = [
     "FOLLOWED",

@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hookcore.findings.finding import RULES, SPARK, Finding
+from hookcore.findings.finding import RULES, SPARK, Finding, limits_of
 from hookcore.findings.loss import last_output
 from hookcore.store import Store, TapList
 
@@ -23,7 +23,7 @@ def find_clipped(store: Store, taps: TapList, gradients: TapList) -> list[Findin
 
     The norm of only a part of what is clipped together varies, so nothing is said then.
     """
-    limits = RULES[RULE].limits
+    limits = limits_of(store, RULE)
     begin = store.captured_step(int(limits["among"]) - 1)
     if len(gradients.taps) < 2 or begin is None:
         return []

@@ -220,7 +220,6 @@ RULES: Final[Mapping[RuleName, Rule]] = MappingProxyType(
                 "The gradient of a weight is exactly zero in each of its newest captured steps, although that of its "
                 "layer's output isn't: everything that reaches the layer is zero. It is a note if another layer is "
                 "before it and it was so from the start, and nothing is said if an output is `dead`.",
-                captured_steps=16,
                 among=64,
             ),
             _rule(
@@ -229,10 +228,6 @@ RULES: Final[Mapping[RuleName, Rule]] = MappingProxyType(
                 "No variance",
                 "All values of an output are the same number, and not zero, in each of its newest captured steps. Only "
                 "modules with a weight are judged, and those whose output varied at first.",
-                spread=1e-5,
-                varied=1e-3,
-                least_values=16,
-                captured_steps=16,
                 among=64,
             ),
             _rule(
@@ -242,9 +237,6 @@ RULES: Final[Mapping[RuleName, Rule]] = MappingProxyType(
                 "From the first step on, outputs grow or shrink by a factor of 8 from one layer with a weight to the "
                 "next, three times in a row; or two weight matrices in a row begin with equal values, so that all "
                 "units learn the same. The second needs the kind `param`, and is a note if the loss falls.",
-                factor=8.0,
-                in_a_row=3,
-                equal=1e-6,
             ),
             _rule(
                 "batch-norm-drift",
@@ -253,10 +245,6 @@ RULES: Final[Mapping[RuleName, Rule]] = MappingProxyType(
                 "In evaluation, the output of a batch normalization is three times as large as in training, or a third "
                 "of it, in each of the newest captured evaluations, and doesn't come closer. Unknown unless `phases` "
                 "includes `eval`, and in the first 100 steps.",
-                factor=3.0,
-                evaluations=3,
-                settled=100,
-                closer=0.95,
             ),
             _rule(
                 "gradient-clipped-always",
@@ -265,10 +253,7 @@ RULES: Final[Mapping[RuleName, Rule]] = MappingProxyType(
                 "The norm of all gradients together is the same number in nearly all of the newest captured steps: "
                 "clipping by norm scales every step, so the learning rate alone decides how far it goes. Some do that "
                 "on purpose. Needs the gradients of all parameters that are clipped together.",
-                captured_steps=30,
                 among=64,
-                share=0.95,
-                same=1e-4,
             ),
             _rule(
                 "dead-channels",
@@ -277,8 +262,6 @@ RULES: Final[Mapping[RuleName, Rule]] = MappingProxyType(
                 "At least half of the channels are zero everywhere, in each of the newest results of a probe with "
                 "`hookcore.probes.dead_channels`. It is a note if it was so from the start and the loss fell. Unknown "
                 "without such a probe.",
-                share=0.5,
-                results=3,
             ),
             _rule(
                 "rank-collapse",
@@ -288,10 +271,6 @@ RULES: Final[Mapping[RuleName, Rule]] = MappingProxyType(
                 "the newest results of a probe with `hookcore.probes.effective_rank`. It is a note while the loss "
                 "falls, as classes gather around few points, unless one direction is left. Unknown without such a "
                 "probe.",
-                share=0.25,
-                least_rank=4.0,
-                single=1.05,
-                results=3,
             ),
             _rule(
                 "attention-entropy-collapse",
@@ -300,9 +279,6 @@ RULES: Final[Mapping[RuleName, Rule]] = MappingProxyType(
                 "Every head of a layer looks at almost one token only, and didn't at first, in each of the newest "
                 "results of a probe with `hookcore.probes.attention_entropy`. It is a note if the loss fell. Unknown "
                 "without such a probe.",
-                entropy=0.05,
-                least_entropy=0.2,
-                results=3,
             ),
             _rule(
                 "stalled-training",

@@ -10,10 +10,10 @@ from typing import Final
 
 import numpy as np
 
+from hookcore.findings.choices import Changes, Choices, words_of
 from hookcore.findings.finding import Finding
 from hookcore.findings.gate import Gate
 from hookcore.findings.ranking import RuleInputs, findings_of
-from hookcore.findings.thresholds import Changes, Choices, words_of
 from hookcore.incidents import NONFINITE, Found
 from hookcore.records import STAT_COLUMN, Event, Frame
 from hookcore.records.vocabulary import ENDED, is_loss

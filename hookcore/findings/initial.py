@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hookcore.findings.finding import RECENT, RULES, SPARK, Finding
+from hookcore.findings.finding import RECENT, RULES, SPARK, Finding, limits_of
 from hookcore.findings.loss import Losses
 from hookcore.findings.readings import Readings
 from hookcore.records import Severity
@@ -31,16 +31,17 @@ def find_scale(readings: Readings) -> list[Finding]:
         for place, tap in enumerate(taps)
         if tap.kind == "output" and tap.phase == "train" and not tap.call and tap.module in weighted
     ]
-    if len(layers) <= RULES[RULE].limits["in_a_row"]:
+    limits = limits_of(readings.store, RULE)
+    if len(layers) <= limits["in_a_row"]:
         return []
     recent = readings.logs[layers, -RECENT:]
-    run = _run_of(_medians(recent, _LEAST), _STILL)
+    run = _run_of(_medians(recent, _LEAST), _STILL, limits["factor"])
     if run is None:
         return []  # most looks end here
     start = readings.steps.first or 0
     with np.errstate(divide="ignore"):
         first = np.log10(readings.store.rows(readings.taps.numbers[layers], readings.stat, start, start).high)
-    begun = _run_of(_medians(np.where(np.isinf(first), np.nan, first).T, 1), RULES[RULE].limits["in_a_row"])
+    begun = _run_of(_medians(np.where(np.isinf(first), np.nan, first).T, 1), limits["in_a_row"], limits["factor"])
     if begun is None or (begun[2] > 0) != (run[2] > 0):
         return []
     return [_scale_finding(readings, layers, *begun)]
@@ -56,12 +57,12 @@ def _medians(values: NDArray[np.floating], least: int) -> Levels:
     return found
 
 
-def _run_of(levels: Levels, least: float) -> tuple[int, int, float] | None:
+def _run_of(levels: Levels, least: float, factor: float) -> tuple[int, int, float] | None:
     """Return the longest run of layers, each far above or below the one before: first, last, and decades."""
     gains = np.diff(levels)
     best: tuple[int, int, float] | None = None
     for sign in (1, -1):
-        far = sign * gains >= np.log10(RULES[RULE].limits["factor"])  # NaN compares as False
+        far = sign * gains >= np.log10(factor)  # NaN compares as False
         edges = np.flatnonzero(np.diff(np.concatenate(([0], far, [0]))))
         for begin, end in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
             if end - begin >= least and (best is None or end - begin > best[1] - best[0]):
@@ -97,7 +98,7 @@ def find_equal(store: Store, taps: TapList, losses: Losses) -> list[Finding]:
     std, rms = (store.rows(weights.numbers, stat, start, start) for stat in ("std", "rms"))
     if not len(std.first) or len(std.first) != len(rms.first) or std.last[0] != start:
         return []  # merged by now: it was told long ago
-    flat = (std.high[0] <= RULES[RULE].limits["equal"] * rms.high[0]) & (rms.high[0] > 0)
+    flat = (std.high[0] <= limits_of(store, RULE)["equal"] * rms.high[0]) & (rms.high[0] > 0)
     places = _in_a_row(store, taps, weights, flat) if flat.sum() > 1 else []
     if not places:
         return []

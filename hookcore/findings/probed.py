@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hookcore.findings.finding import RULES, SPARK, Finding, RuleName
+from hookcore.findings.finding import RULES, SPARK, Finding, RuleName, limits_of
 from hookcore.findings.loss import Losses
 from hookcore.records import PROBE, Severity
 from hookcore.records.vocabulary import PROBE_LABEL
@@ -41,8 +41,8 @@ class _Judge:
 
 
 def _dead_channels(shares: Floats, losses: Losses) -> _Judged:
-    rule = RULES["dead-channels"]
-    bad = shares >= rule.limits["share"]
+    rule, limits = RULES["dead-channels"], limits_of(losses.store, "dead-channels")
+    bad = shares >= limits["share"]
     harmless = bool(bad.all()) and losses.fell is True
     message = f"{shares[-1]:.0%} of the channels of the output are zero everywhere"
     usual = float("nan") if bad.all() else float(shares[~bad][-1])
@@ -51,15 +51,17 @@ def _dead_channels(shares: Floats, losses: Losses) -> _Judged:
 
 def _rank(ranks: Floats, losses: Losses) -> _Judged:
     rule, usual = RULES["rank-collapse"], _usual(ranks)
-    bad = (ranks <= rule.limits["share"] * usual) & (usual >= rule.limits["least_rank"])
-    harmless = losses.fell is True and ranks[-1] > rule.limits["single"]
+    limits = limits_of(losses.store, "rank-collapse")
+    bad = (ranks <= limits["share"] * usual) & (usual >= limits["least_rank"])
+    harmless = losses.fell is True and ranks[-1] > limits["single"]
     message = f"the output varies in {ranks[-1]:.2g} directions, of {usual:.2g} at first,"
     return _Judged(bad, usual, "info" if harmless else rule.severity, message)
 
 
 def _entropy(largest: Floats, losses: Losses) -> _Judged:
     rule, usual = RULES["attention-entropy-collapse"], _usual(largest)
-    bad = (largest <= rule.limits["entropy"]) & (usual >= rule.limits["least_entropy"])
+    limits = limits_of(losses.store, "attention-entropy-collapse")
+    bad = (largest <= limits["entropy"]) & (usual >= limits["least_entropy"])
     message = f"every head looks at almost one token: the entropy is {largest[-1]:.2g}, of {usual:.2g} at first,"
     return _Judged(bad, usual, "info" if losses.fell else rule.severity, message)
 
@@ -104,7 +106,7 @@ def _find(store: Store, taps: TapList, judge: _Judge, losses: Losses) -> list[Fi
     for lane, (number, tap) in enumerate(zip(taps.numbers.tolist(), taps.taps, strict=True)):
         known = np.flatnonzero(np.isfinite(rows.mean[:, lane]) & (rows.nonfinite[:, lane] == 0))
         values, steps = rows.mean[known, lane], rows.first[known]
-        results = int(RULES[judge.rule].limits["results"])
+        results = int(limits_of(store, judge.rule)["results"])
         if len(values) < results:
             continue
         judged = judge.judge(values, losses)

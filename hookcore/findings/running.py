@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from hookcore.findings.finding import RULES, Finding
+from hookcore.findings.finding import RULES, Finding, limits_of
 from hookcore.findings.readings import Readings
 
 RULE: Final = "batch-norm-drift"
@@ -42,7 +42,7 @@ def find_drift(readings: Readings) -> list[Finding]:
 
 def _drift(readings: Readings, trained: int, evaluated: int) -> tuple[int, int, float] | None:
     """Return the place, the first column, and the ratio, if it was far from one in each of the newest evaluations."""
-    limits = RULES[RULE].limits
+    limits = limits_of(readings.store, RULE)
     usual, now = readings.logs[trained], readings.logs[evaluated]
     columns = np.flatnonzero(~np.isnan(now))
     first = (readings.steps.first or 0) + limits["settled"]

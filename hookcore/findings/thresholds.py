@@ -1,21 +1,12 @@
-"""The thresholds of the rules that a user may change, with their ranges, and what was chosen for a run."""
+"""The table of thresholds: what a user may change, with ranges and meanings."""
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from hookcore.errors import ArgumentError
-from hookcore.findings.advice import ADVICE
-
-Choices = Mapping[str, Mapping[str, float] | bool]  # by rule: thresholds that aren't the default, or False for off
-Changes = Sequence[tuple[int, Choices]]  # each with the step after which it applies
-
-MAX_SAID: Final = 1000  # rules in a description
-MAX_CHANGES: Final = 200  # of a run that are kept
-FOLLOWED: Final = "nonfinite"  # always: the store itself follows it, and it has no thresholds
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +26,8 @@ class Threshold:
         if not (self.least <= number <= self.most) or (self.whole and number != int(number)):
             what = "a whole number" if self.whole else "a number"
             raise ArgumentError(
-                f"{self.name}={_shown(given)} is invalid for the rule {rule}: it must be {what} from {self.least:g} to "
-                f"{self.most:g} ({self.help}; default: {self.default:g})"
+                f"{self.name}={shown_of(given)} is invalid for the rule {rule}: it must be {what} from {self.least:g} "
+                f"to {self.most:g} ({self.help}; default: {self.default:g})"
             )
         return number
 
@@ -48,6 +39,10 @@ def _captured(default: int, most: int) -> Threshold:
 
 def _logged(default: int, most: int = 100_000) -> Threshold:
     return Threshold("least_logged", default, 2, most, "values of the loss before it is judged", whole=True)
+
+
+def _results(default: int) -> Threshold:
+    return Threshold("results", default, 1, 1000, "results of the probe in which it must be so", whole=True)
 
 
 # Taking logarithms, the rules need factors above 1.
@@ -110,6 +105,41 @@ THRESHOLDS: Final[Mapping[str, tuple[Threshold, ...]]] = {
         Threshold("share", 6e-8, 1e-30, 1, "of the weight"),
         Threshold("factor", 1e4, 1.1, 1e30, "times below its usual value"),
     ),
+    "all-zero": (_captured(16, 64),),
+    "tensor-variance": (
+        Threshold("spread", 1e-5, 0, 1, "the standard deviation as a share of the root mean square"),
+        Threshold("varied", 1e-3, 0, 1, "the same share at first, of outputs of modules without a weight"),
+        Threshold("least_values", 16, 2, 1e9, "values that an output must have", whole=True),
+        _captured(16, 64),
+    ),
+    "poor-weight-initialization": (
+        Threshold("factor", 8.0, 1.1, 1e12, "times as large, or as small, as the layer before"),
+        Threshold("in_a_row", 3, 2, 1000, "layers in a row", whole=True),
+        Threshold("equal", 1e-6, 0, 1, "the standard deviation as a share of the root mean square, if all are equal"),
+    ),
+    "batch-norm-drift": (
+        Threshold("factor", 3.0, 1.1, 1e12, "times as large, or as small, as in training"),
+        Threshold("evaluations", 3, 1, 64, "captured evaluations in which it must be so", whole=True),
+        Threshold("settled", 100, 0, 1e9, "steps at the start in which nothing is said", whole=True),
+        Threshold("closer", 0.95, 0, 1, "times the first difference, in powers of ten: below it, it comes closer"),
+    ),
+    "gradient-clipped-always": (
+        _captured(30, 64),
+        Threshold("share", 0.95, 0.1, 1, "of the captured steps"),
+        Threshold("same", 1e-4, 0, 1, "the share by which the norm may differ"),
+    ),
+    "dead-channels": (Threshold("share", 0.5, 0.01, 1, "of the channels"), _results(3)),
+    "rank-collapse": (
+        Threshold("share", 0.25, 0.001, 1, "of the directions at first"),
+        Threshold("least_rank", 4.0, 1, 1e6, "directions at first"),
+        Threshold("single", 1.05, 1, 1e6, "directions, up to which it is a warning even if the loss falls"),
+        _results(3),
+    ),
+    "attention-entropy-collapse": (
+        Threshold("entropy", 0.05, 0, 1, "of the head that looks at most tokens"),
+        Threshold("least_entropy", 0.2, 0, 1, "of that head at first"),
+        _results(3),
+    ),
     "spike": (
         Threshold("factor", 5.0, 1.1, 1e12, "times its usual value"),
         Threshold("spreads", 8.0, 0, 1000, "standard deviations above its usual value"),
@@ -125,135 +155,7 @@ def defaults_of(rule: str) -> dict[str, float]:
     return {each.name: each.default for each in THRESHOLDS.get(rule, ())}
 
 
-def read_choices(given: Mapping[str, object], before: Choices | None = None) -> Choices:
-    """Return what is chosen after a change: by rule, numbers; False for off; True or None for the defaults.
-
-    A rule may be given by its name in SageMaker Debugger, which stands for every rule that it names; a hyphen and an
-    underscore are the same. Raises ArgumentError for a wrong name or number.
-    """
-    chosen = dict(before or {})
-    for name, what in given.items():
-        rules = rules_named(name)
-        if what is None or what is True:
-            for rule in rules:
-                chosen.pop(rule, None)
-        elif what is False:
-            off = [rule for rule in rules if rule != FOLLOWED]
-            if not off:
-                raise ArgumentError(f"the rule {FOLLOWED} can't be switched off: mute it where it doesn't matter")
-            chosen |= dict.fromkeys(off, False)
-        elif isinstance(what, Mapping):
-            _choose(chosen, name, rules, what)
-        else:
-            raise ArgumentError(
-                f"{name}={_shown(what)} is invalid: give thresholds, such as {{'factor': 20}}, False to switch the "
-                "rule off, or True for the defaults"
-            )
-    return chosen
-
-
-def _choose(
-    chosen: dict[str, Mapping[str, float] | bool], name: str, rules: list[str], what: Mapping[Any, Any]
-) -> None:
-    for key, value in what.items():
-        having = [(rule, each) for rule in rules for each in THRESHOLDS.get(rule, ()) if each.name == key]
-        if not having:
-            known = list(dict.fromkeys(each.name for rule in rules for each in THRESHOLDS.get(rule, ())))
-            has = f"it has {', '.join(known)}" if known else "it has none"
-            raise ArgumentError(f"{_shown(key)} is no threshold of the rule {name}: {has}.{_nearest(str(key), known)}")
-        for rule, threshold in having:
-            mine = dict(_numbers(chosen.get(rule)))
-            number = threshold.read(rule, value)
-            if number == threshold.default:
-                mine.pop(threshold.name, None)
-            else:
-                mine[threshold.name] = number
-            chosen.pop(rule, None)
-            if mine:
-                chosen[rule] = mine
-
-
-def _numbers(chosen: Mapping[str, float] | bool | None) -> Mapping[str, float]:
-    return {} if chosen is None or isinstance(chosen, bool) else chosen
-
-
-def rules_named(name: object) -> list[str]:
-    """Return the rules with a name or alias. Raises ArgumentError if there is none."""
-    wanted = str(name).strip().replace("_", "-")
-    found = [wanted] if wanted in ADVICE else [rule for rule in ADVICE if wanted in aliases_of(rule)]
-    if not found:
-        raise ArgumentError(
-            f"{_shown(name)} is no rule: the rules are {', '.join(ADVICE)}.{_nearest(wanted, [*_names()])}"
-        )
-    return found
-
-
-def aliases_of(rule: str) -> tuple[str, ...]:
-    """Return the other names of a rule, with hyphens."""
-    known = ADVICE[rule].known_as.replace("_", "-")
-    return (known,) if known and known != rule else ()
-
-
-def _names() -> Iterator[str]:
-    for rule in ADVICE:
-        yield rule
-        yield from aliases_of(rule)
-
-
-def _nearest(given: str, options: list[str]) -> str:
-    near = difflib.get_close_matches(given.lower(), options, n=1, cutoff=0.6)
-    return f" Did you mean {near[0]!r}?" if near else ""
-
-
-def _shown(given: object) -> str:
+def shown_of(given: object) -> str:
+    """Return the representation of an argument, shortened for a message."""
     text = repr(given)
     return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-def chosen_in(said: object) -> tuple[Choices, str]:
-    """Return the valid choices in what a trainer or a file says, and why others are ignored."""
-    chosen: Choices = {}
-    why = ""
-    for name, what in list(said.items())[:MAX_SAID] if isinstance(said, Mapping) else ():
-        try:
-            chosen = read_choices({name: what}, chosen)
-        except ArgumentError as error:
-            why = why or str(error)
-    return chosen, why
-
-
-def changed(changes: Changes, step: int, chosen: Choices) -> list[tuple[int, Choices]]:
-    """Add a change after a step. Only the newest ones are kept, and the first."""
-    kept = [each for each in changes if each[0] < step]
-    found = [*kept, (step, chosen)]
-    return found if len(found) <= MAX_CHANGES else [found[0], *found[2:]]
-
-
-def started_with(chosen: Choices) -> list[tuple[int, Choices]]:
-    """Return the changes of a run that begins with these choices."""
-    return [(-1, chosen)] if chosen else []
-
-
-def changes_in(said: object) -> list[tuple[int, Choices]]:
-    """Return the changes that a file says, without what can't be read."""
-    found: list[tuple[int, Choices]] = []
-    for each in said[:MAX_CHANGES] if isinstance(said, list) else ():
-        if isinstance(each, list) and len(each) == 2 and isinstance(each[0], int):
-            found = changed(found, each[0], chosen_in(each[1])[0])
-    return found
-
-
-def words_of(chosen: Choices, before: Choices) -> str:
-    """Return in words what is different, for an event."""
-    parts = []
-    for rule in dict.fromkeys([*before, *chosen]):
-        one, two = before.get(rule), chosen.get(rule)
-        if one == two:
-            continue
-        if two is False:
-            parts.append(f"{rule} off")
-            continue
-        old, new = {**defaults_of(rule), **_numbers(one)}, {**defaults_of(rule), **_numbers(two)}
-        numbers = [f"{name} {old[name]:g} to {new[name]:g}" for name in new if old[name] != new[name]]
-        parts.append(f"{rule} on" if one is False and not numbers else f"{rule}: {', '.join(numbers)}")
-    return "; ".join(parts)

@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hookcore.findings.finding import RULES, SPARK, WARM_UP, Finding
+from hookcore.findings.finding import RULES, SPARK, WARM_UP, Finding, limits_of
 from hookcore.findings.readings import window_first
 from hookcore.store import Store, TapList
 
@@ -19,7 +19,7 @@ Floats = NDArray[np.float64]
 
 def find_variance(store: Store, taps: TapList, outputs: TapList) -> list[Finding]:
     """Return a finding for the first output without variance, in the order of execution."""
-    limits = RULES[RULE].limits
+    limits = limits_of(store, RULE)
     if not len(outputs.taps):
         return []
     newest = store.latest(wanted=outputs)
@@ -60,7 +60,7 @@ def _finding(store: Store, taps: TapList, places: NDArray[np.intp]) -> Finding:
     steps, spreads = _spreads(store, chosen, begin)
     since = []
     for lane in range(len(places)):
-        varied = np.flatnonzero(spreads[:, lane] > RULES[RULE].limits["spread"])
+        varied = np.flatnonzero(spreads[:, lane] > limits_of(store, RULE)["spread"])
         since.append(int(steps[min(int(varied[-1]) + 1 if len(varied) else 0, len(steps) - 1)]))
     lane = min(range(len(places)), key=lambda each: (since[each], chosen.numbers[each]))
     means = store.rows(chosen.numbers[[lane]], "mean", begin).mean[:, 0]
