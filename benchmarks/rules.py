@@ -37,7 +37,7 @@ def frames(run: str, steps: int, taps: int) -> Iterator[Frame]:
             sizes[40:] *= {"one change": 1e3, "NaN from then on": np.nan}.get(run, 1.0)
         if run == "always changing":
             sizes **= 10.0 * (step // 20 % 2)
-        stats = build.stats_of_magnitudes(sizes, "rms", "norm", "max", count=100)
+        stats = build.stats_of_magnitudes(sizes, "rms", "norm", "max", "std", count=100)
         stats[:, STAT_COLUMN["ratio"]] = 1e-3
         loss = {"loss": 1.0 + 1e-3 * step}
         yield build.frame(step, stats, names if step == 0 else (), sketches=blocks[step % 4], scalars=loss)

@@ -22,13 +22,17 @@ def find_variance(store: Store, taps: TapList, outputs: TapList) -> list[Finding
     limits = limits_of(store, RULE)
     if not len(outputs.taps):
         return []
-    newest = store.latest(wanted=outputs)
-    column = {stat: newest.values[:, place] for place, stat in enumerate(newest.stats)}
-    flat = (column["std"] <= limits["spread"] * column["rms"]) & (column["rms"] > 0)
-    numbers = newest.numbers[flat & (column["count"] >= limits["least_values"])]
+    std, rms = (store.latest(stat=stat, wanted=outputs) for stat in ("std", "rms"))
+    if len(std.numbers) != len(rms.numbers):  # a frame arrived in between
+        return []
+    numbers = rms.numbers[((std.values <= limits["spread"] * rms.values) & (rms.values > 0))[:, 0]]
     if not len(numbers):
         return []  # most looks end here
     judged = outputs.at(np.flatnonzero(np.isin(outputs.numbers, numbers)).tolist())
+    counts = store.latest(stat="count", wanted=judged)
+    judged = judged.at(np.flatnonzero(counts.values[:, 0] >= limits["least_values"]).tolist())
+    if not len(judged.taps):
+        return []
     first = store.captured_step(int(limits["among"]) - 1)
     spreads = _spreads(store, judged, first)[1]
     seen = (~np.isnan(spreads)).astype(np.int64)
