@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch._C import _ImperativeEngine
 from torch.amp.grad_scaler import GradScaler
 from torch.autograd import Variable
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules import module as _modules
 from torch.package.package_exporter import PackageExporter
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
@@ -102,6 +103,17 @@ def keywords_of(module: nn.Module) -> dict[str, Any] | None:
                 return dict(known["kwargs"])
         frame = frame.f_back
     return None
+
+
+MemoryKey: Final[Any] = StorageWeakRef  # its `cdata` is the memory's identity as long as the key exists
+
+
+def memory_of(tensor: Tensor) -> Any:
+    """Return a weak reference to a tensor's memory, or None if it has none of its own. It doesn't keep the data."""
+    try:
+        return MemoryKey(tensor.untyped_storage())
+    except (NotImplementedError, RuntimeError, AttributeError):
+        return None
 
 
 def global_hook_check() -> Callable[[], Any] | None:

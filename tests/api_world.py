@@ -23,6 +23,7 @@ from hookcore.records import (
     Snapshot,
     Tap,
 )
+from hookcore.records.flow import Flow, FlowCall
 from hookcore.records.sketch import bins_of
 from hookcore.wire import RunInfo
 from hookcore_app.main import create_app
@@ -54,6 +55,10 @@ HOOKS = (
     HookRecord("module", "head", "forward", "spy", "train.py:3", False, 7, ("prepend",), False, "it lies"),
     HookRecord("process", "", "forward", "observe", "capture.py:1", True),
 )
+FLOWS = {  # by the step in which they were learned
+    0: (FlowCall("layers.0", how="identity"), FlowCall("", returns=(0,))),
+    9: (FlowCall("layers.0"), FlowCall("layers.1", fed_by=(0,)), FlowCall("", fed_by=(0, 1), how="order")),
+}
 MATRIX = np.array([[0.5, -2.0, np.nan], [np.inf, 0.0, -np.inf]], np.float32)
 
 
@@ -97,7 +102,8 @@ def fill(run: Run, scale: float = 1.0, steps: int = STEPS) -> Run:
         loss = math.nan if step == 3 else 1.0 / (step + 1)
         scalars = {"loss": loss, "lr": 0.1}
         new = TAPS if step == 0 else ()
-        run.store.append(make_frame(step, values, new_taps=new, events=events, scalars=scalars))
+        flow = Flow(step, FLOWS[step], 0.001) if step in FLOWS else None
+        run.store.append(make_frame(step, values, new_taps=new, events=events, scalars=scalars, flow=flow))
     run.store.add_snapshot(Snapshot(TAPS[1], 3, 103.0, "float32", (2, 3), MATRIX))
     run.changes.tell()
     return run

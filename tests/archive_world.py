@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from hookcore.records import (
     Snapshot,
     Tap,
 )
+from hookcore.records.flow import Flow, FlowCall, How
 from hookcore.store import STAT_NAMES, Store
 from hookcore.wire import RunInfo
 from tests.build import frame, no_sketches, stats_of
@@ -90,9 +92,19 @@ class Trainer:
                     float(self.random.choice([1.0, 65536.0])) if self.step % 2 else None,
                     {"optimizer": f"Adam {self.step}"},
                     float(self.random.choice([0.25, np.nan])),
+                    None if part or self.step % 3 else self.flow(),
                 )
             )
         return frames
+
+    def flow(self) -> Flow:
+        """Return a flow through the modules known so far, which differs from step to step."""
+        hows = itertools.cycle(get_args(How))
+        calls = (
+            FlowCall(f"m.{n}", n % 2, fed_by=(n - 1,) if n else (), returns=tuple(range(min(n, 2))), how=how)
+            for n, how in zip(range(1 + self.step % 7), hows, strict=False)
+        )
+        return Flow(self.step, tuple(calls), 0.001 * self.step)
 
     def event(self, number: int) -> Event:
         return Event(self.step, self.step + 0.1, f"event-{number}", "a \u2028 <b> 'sentence'", "warning", "a", 3)
@@ -137,6 +149,7 @@ def require_same(expected: Store, found: Store) -> None:
         _require_equal(expected.scalars(name), found.scalars(name))
     _require_equal(expected.latest(), found.latest())
     assert found.events() == expected.events()
+    assert found.flows() == expected.flows()
     assert found.labels() == expected.labels()
     assert (found.modules(), found.coverage(), found.hooks()) == (
         expected.modules(),

@@ -155,6 +155,20 @@ def test_coverage_and_hooks_are_those_that_the_trainer_sent(world: World) -> Non
     assert world.json("hooks")["hooks"][0]["warning"] == "it lies"
 
 
+def test_the_flow_is_the_newest_or_the_one_that_was_known_in_a_step(world: World) -> None:
+    newest = world.json("flow")
+    assert (newest["step"], newest["steps"], newest["seconds"]) == (9, [0, 9], 0.001)
+    assert [(each["module"], each["fed_by"], each["how"]) for each in newest["calls"]] == [
+        ("layers.0", [], "graph"),
+        ("layers.1", [0], "graph"),
+        ("", [0, 1], "order"),
+    ]
+    assert world.json("flow", step=9) == newest
+    earlier = world.json("flow", step=8)
+    assert (earlier["step"], [each["returns"] for each in earlier["calls"]]) == (0, [[], [0]])
+    assert "step" in world.error("flow", 422, step=-1)
+
+
 # -- numbers -----------------------------------------------------------------------------------------------------------
 
 
@@ -366,6 +380,7 @@ POLLED = [
     ("taps", {}),
     ("coverage", {}),
     ("hooks", {}),
+    ("flow", {}),
     ("events", {}),
     ("settings", {}),
     ("snapshots", {}),
@@ -548,7 +563,7 @@ def test_a_query_that_does_not_name_two_runs_is_refused(world: World, pair: str)
 def test_every_route_is_described_with_an_example_and_its_errors(world: World) -> None:
     paths = world.app.openapi()["paths"]
     ours = [path for path, methods in paths.items() if any(said.get("tags") == ["runs"] for said in methods.values())]
-    assert len(ours) == 33
+    assert len(ours) == 35
     for path in ours:
         for method, said in paths[path].items():
             assert said["summary"]

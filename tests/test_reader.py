@@ -61,6 +61,7 @@ QUESTIONS: dict[str, dict[str, st.SearchStrategy[Any]]] = {
     "taps": {"match": matches, "kind": maybe(kinds)},
     "coverage": {"match": matches, "captured": maybe(st.booleans())},
     "hooks": {},
+    "flow": {"step": maybe(st.integers(0, 20))},
     "series": {"tap": taps, "stat": stats, "points": points, **steps},
     "stats": {"tap": taps, "stats": st.lists(stats, min_size=1, max_size=4, unique=True), "points": points, **steps},
     "many_series": {"match": matches, "kind": maybe(kinds), "stat": stats, "points": points, **steps},

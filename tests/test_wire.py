@@ -30,6 +30,7 @@ from hookcore.records import (
     Snapshot,
     Tap,
 )
+from hookcore.records.flow import Flow, FlowCall
 from hookcore.records.sketch import BINS
 from hookcore.wire import (
     DTYPES,
@@ -89,12 +90,22 @@ COUNTS = ("count", "nan", "inf", "zero", "parts", "sketched")
 
 
 @st.composite
+def flows(draw: st.DrawFn, step: int) -> Flow:
+    many = draw(st.integers(1, 4))
+    places = st.lists(st.integers(0, many - 1), max_size=3).map(tuple)
+    how = st.sampled_from(["graph", "identity", "order"])
+    call = st.builds(FlowCall, texts, st.integers(0, 9), st.sampled_from(["train", "eval"]), places, places, how)
+    return Flow(step, tuple(draw(call) for _ in range(many)), draw(st.floats(0, 9)))
+
+
+@st.composite
 def frames(draw: st.DrawFn) -> Frame:
+    step = draw(st.integers(0, 2**50))
     rows = draw(st.integers(0, 5))
     bins = [draw(st.lists(st.integers(0, BINS - 1), unique=True, max_size=6).map(sorted)) for _ in range(rows)]
     flat = np.array([each for row in bins for each in row], np.uint16)
     return Frame(
-        step=draw(st.integers(0, 2**50)),
+        step=step,
         time_s=draw(st.floats(0, 2e9)),
         taps=draw(hnp.arrays(np.uint32, rows, unique=True)),
         stats=draw(hnp.arrays(np.float64, (rows, len(STATS))).map(counted)),
@@ -107,6 +118,7 @@ def frames(draw: st.DrawFn) -> Frame:
         grad_scale=draw(st.none() | st.floats(allow_nan=False)),
         labels=draw(st.dictionaries(texts, texts, max_size=3)),
         elapsed_s=draw(st.floats(0, 1e6)),
+        flow=draw(st.none() | flows(step)),
     )
 
 
@@ -228,6 +240,11 @@ def test_damage_is_refused_or_harmless_but_never_another_error(frame: Frame, dat
         ({"time_s": float("nan")}, "time of"),
         ({"elapsed_s": -1.0}, "step of -1.0 s"),
         ({"elapsed_s": float("inf")}, "step of inf s"),
+        ({"flow": Flow(0, ())}, "a flow that is too large"),
+        ({"flow": Flow(0, (FlowCall("a", fed_by=(1,)),))}, "refers to calls that it doesn't contain"),
+        ({"flow": Flow(0, (FlowCall("a"),) * 20_001)}, "a flow that is too large"),
+        ({"flow": Flow(3, (FlowCall("a"),))}, "a flow of step 3 in step 0"),
+        ({"flow": Flow(0, (FlowCall("a"),), float("nan"))}, "a flow that took nan s"),
         *(
             ({"stats": _stats({"count": 8.0, name: number})}, "a count that")
             for name in COUNTS

@@ -219,6 +219,16 @@ def hooks(run: GivenRun, reply: GivenReply, after: After = 0, limit: Limit = 100
     return reply.json([version_of(run)], content)
 
 
+@router.get("/flow", summary="Which call feeds which", responses=described(answers.Flow))
+def flow(
+    run: GivenRun,
+    reply: GivenReply,
+    step: Annotated[int | None, Query(ge=0, le=2**53, description="as it was known in this step; else now")] = None,
+) -> Response:
+    """Return the calls of the modules, and whose outputs went into each. It was learned inside the training."""
+    return reply.json([version_of(run)], lambda: run.reader.flow(step))
+
+
 @router.post(
     "/hooks",
     summary="Look for hooks again",

@@ -163,6 +163,9 @@ def _check_item(item: Item) -> None:
         _require(len(item.labels) <= MAX_LABELS, f"{len(item.labels)} labels of a frame")
         _check_texts((*item.labels, *item.labels.values()))
         _require(0 <= item.micro_batches < WHOLE, f"{item.micro_batches} micro-batches")
+        for call in item.flow.calls if item.flow is not None else ():
+            _check_texts((call.module,))
+            _require(0 <= call.call < 2**31, f"call {call.call} of a module")
     elif isinstance(item, EndItem):
         if item.failure is not None:
             _require(0 <= item.failure.step < WHOLE, f"step {item.failure.step}")

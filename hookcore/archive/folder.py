@@ -16,7 +16,7 @@ from hookcore.archive.layout import FORMAT, RUN_FILE, TABLES, part_name, parts_i
 from hookcore.archive.state import DiskCounters, hold, key_hash
 from hookcore.wire import EndItem, RunInfo
 
-_ORDER: Final = ("events", "snapshots", "scalars", "sketches", "stats", "steps")
+_ORDER: Final = ("events", "snapshots", "flows", "scalars", "sketches", "stats", "steps")
 
 
 class RunFolder:

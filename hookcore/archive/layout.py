@@ -9,6 +9,7 @@ from typing import Any, Final, get_args, get_origin, get_type_hints
 import pyarrow as pa
 
 from hookcore.records import STATS, Coverage, Event, HookRecord, ModuleRecord
+from hookcore.records.flow import FlowCall
 
 FORMAT: Final = 2
 OTHER_BINS: Final = frozenset({1})  # formats that are read without their sketches, which have other bins
@@ -60,6 +61,7 @@ TABLES: Final = {
         [*_PLACE, ("tap", pa.int32()), ("bins", pa.list_(pa.uint16())), ("counts", pa.list_(pa.uint32()))]
     ),
     "scalars": pa.schema([*_PLACE, ("name", pa.string()), ("value", pa.float64())]),
+    "flows": pa.schema([*_PLACE, ("seconds", pa.float64()), *_schema_of(FlowCall)]),  # a row for each call
     "events": _schema_of(Event),
     "snapshots": pa.schema(
         [
@@ -76,6 +78,7 @@ TABLES: Final = {
         ]
     ),
 }
+OF_FRAMES: Final = ("steps", "stats", "sketches", "scalars")  # rows of every frame
 # Tables that are rewritten whole whenever they change.
 WHOLE: Final = {
     "taps": pa.schema([("tap", pa.int32()), *((name, pa.string()) for name in TAP_COLUMNS), ("call", pa.int32())]),

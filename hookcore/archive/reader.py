@@ -16,10 +16,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from hookcore.archive.files import open_regular
-from hookcore.archive.layout import FORMAT, LATER_COLUMNS, OTHER_BINS, RUN_FILE, TABLES, WHOLE, parts_in
-from hookcore.archive.tables import events_of, frames_of, snapshots_of
+from hookcore.archive.layout import FORMAT, LATER_COLUMNS, OF_FRAMES, OTHER_BINS, RUN_FILE, TABLES, WHOLE, parts_in
+from hookcore.archive.tables import events_of, flows_of, frames_of, snapshots_of
 from hookcore.errors import ArgumentError, HookcoreError
 from hookcore.records import Coverage, Event, Failure, Frame, HookRecord, ModuleRecord, Snapshot, Tap
+from hookcore.records.flow import Flow
 from hookcore.store import Store
 from hookcore.store.schemas import SKIPPED_STEP
 from hookcore.wire import RunInfo
@@ -82,13 +83,14 @@ class Archive:
 
     def frames(self) -> Iterator[Frame]:
         """Yield all complete frames in order."""
+        flows = self.flows()
         # Parts of the tables may be merged differently, so a range of parts is read from all tables together.
         for first, last in _common_ranges(self.folder):
             try:
-                tables = {name: self._range(name, first, last) for name in ("steps", "stats", "sketches", "scalars")}
+                tables = {name: self._range(name, first, last) for name in OF_FRAMES}
                 if not self.has_sketches:
                     tables["sketches"] = TABLES["sketches"].empty_table()
-                frames = frames_of(tables)
+                frames = frames_of(tables, flows)
             except _READ_ERRORS as error:
                 self.damages.append(f"parts {first} to {last}: {error}")
                 continue
@@ -104,6 +106,13 @@ class Archive:
                 self.damages.append(f"{what}: {error}")
                 return
             yield frame
+
+    def flows(self) -> dict[int, Flow]:
+        """Return which call fed which, by the number of the frame that brought it."""
+        found: dict[int, Flow] = {}
+        for _, _, path in parts_in(self.folder / "flows"):
+            found |= dict(self._each(flows_of(self._read(path, TABLES["flows"], True)), path.name))
+        return found
 
     def snapshots(self) -> Iterator[Snapshot]:
         """Yield all snapshots."""
@@ -242,11 +251,7 @@ def load_into(store: Store, archive: Archive) -> None:
 
 def _common_ranges(folder: Path) -> list[tuple[int, int]]:
     """Return ranges of frames that no part of any table crosses."""
-    parts = sorted(
-        (first, last)
-        for name in ("steps", "stats", "sketches", "scalars")
-        for first, last, _ in parts_in(folder / name)
-    )
+    parts = sorted((first, last) for name in OF_FRAMES for first, last, _ in parts_in(folder / name))
     ranges: list[tuple[int, int]] = []
     for first, last in parts:
         if ranges and first <= ranges[-1][1]:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from itertools import groupby
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from hookcore.archive.layout import TABLES, TAP_COLUMNS, WHOLE
 from hookcore.records import STATS, Event, Frame, SketchBlock, Snapshot, Tap
+from hookcore.records.flow import Flow, FlowCall
 from hookcore.records.sketch import rows_of
 from hookcore.wire import SnapshotItem, frame_item, frame_of, snapshot_item, snapshot_of
 
@@ -28,6 +31,7 @@ def frame_tables(frames: Sequence[Numbered], taps: Sequence[Tap]) -> dict[str, p
         "stats": _stats_table(known, taps),
         "sketches": _sketches_table(known),
         "scalars": _scalars_table(known),
+        "flows": _flows_table(known),
     }
 
 
@@ -103,6 +107,16 @@ def _scalars_table(frames: Sequence[Numbered]) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=TABLES["scalars"])
 
 
+def _flows_table(frames: Sequence[Numbered]) -> pa.Table:
+    rows = [
+        {"frame": number, "step": frame.step, "seconds": frame.flow.seconds, **asdict(call)}
+        for number, frame in frames
+        if frame.flow is not None
+        for call in frame.flow.calls
+    ]
+    return pa.Table.from_pylist(rows, schema=TABLES["flows"])
+
+
 def records_table(name: str, records: Sequence[Any]) -> pa.Table:
     """Return a table of records, with a column per field."""
     schema = TABLES.get(name) or WHOLE[name]
@@ -158,7 +172,13 @@ def snapshots_of(table: pa.Table) -> Iterator[Snapshot]:
         yield snapshot_of(SnapshotItem(0, tap, *rest, number))
 
 
-def frames_of(tables: dict[str, pa.Table]) -> Iterator[Frame]:
+def flows_of(table: pa.Table) -> Iterator[tuple[int, Flow]]:
+    """Yield which call fed which, with the number of the frame that brought it."""
+    for (frame, step, seconds), rows in groupby(_rows(table), lambda row: (row["frame"], row["step"], row["seconds"])):
+        yield frame, Flow(step, msgspec.convert(list(rows), tuple[FlowCall, ...]), seconds)
+
+
+def frames_of(tables: dict[str, pa.Table], flows: Mapping[int, Flow]) -> Iterator[Frame]:
     """Yield the frames of some tables in order, checked like those from the network."""
     order = _numbers(tables["steps"]["frame"])
     cut = {name: _cuts(tables[name], order) for name in ("stats", "sketches", "scalars")}
@@ -178,6 +198,7 @@ def frames_of(tables: dict[str, pa.Table]) -> Iterator[Frame]:
             micro_batches=row["micro_batches"] or 0,
             grad_scale=row["grad_scale"],
             elapsed_s=float("nan") if row["elapsed_s"] is None else row["elapsed_s"],
+            flow=flows.get(row["frame"]),
         )
         yield frame_of(frame_item(0, frame))
 

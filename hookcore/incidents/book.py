@@ -13,11 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookcore.incidents.evidence import Gathering, Window, neighbors_of, worth_showing
+from hookcore.incidents.feeding import Feeding, Source, fitting
 from hookcore.incidents.incident import SCALER_SEARCH, Floats, Found, Incident, Link, Steps
-from hookcore.incidents.order import Causes
+from hookcore.incidents.order import BACKWARD, Causes
 from hookcore.incidents.standing import Standing, Standings
 from hookcore.incidents.states import NEVER, Flags, Open, Over
 from hookcore.records import Tap
+from hookcore.records.flow import Flow
 from hookcore.records.vocabulary import is_loss
 
 KEPT_FIRST: Final = 8  # incidents from the beginning of the run
@@ -31,10 +33,11 @@ _SCALER_STEPS: Final = 8  # newest steps that a scaler skipped
 Numbers = NDArray[np.integer]
 
 
-class Source(Protocol):
+class Origin(Protocol):
     """What a store knows when a frame has arrived."""
 
     taps: list[Tap]  # only ever appended to
+    flows: tuple[Flow, ...]  # which call fed which, as the frames so far have said
 
     def lanes_of_scalars(self) -> dict[str, int]:
         """Return the lane of each scalar by name."""
@@ -50,7 +53,7 @@ class Source(Protocol):
 class Incidents:
     """The incidents of one store. One thread writes, many read. Costs almost nothing in a run without any."""
 
-    source: Source
+    source: Origin
     max_bytes: int
     version: int = 0  # changes when one begins, spreads, is over, or was skipped
     made_room: int = 0  # incidents that were dropped to make room
@@ -123,7 +126,11 @@ class Incidents:
             self._unfinished = [each for each in self._unfinished if not each.is_complete]
 
     def _name_culprit(self, incident: Open, scalars: Mapping[str, float]) -> None:
-        culprit = self._causes.first_of(np.flatnonzero(incident.onset == incident.begin))
+        affected = np.flatnonzero(incident.onset == incident.begin)
+        culprit, incident.known = self._causes.first_of(affected), ""
+        source = self._source_of(culprit, affected, incident.begin)
+        if source is not None:
+            culprit, incident.known = source.number, source.known
         if self.source.taps[culprit].kind not in ("input", "output"):
             losses = (name for name, value in scalars.items() if is_loss(name) and not math.isfinite(value))
             incident.loss = next(losses, incident.loss)
@@ -132,6 +139,16 @@ class Incidents:
             incident.culprit, incident.culprit_last = culprit, incident.begin
             incident.gathering = self._gather(culprit, incident.begin, 2 * MAX_UNFINISHED)
             self._note_change(incident)
+
+    def _source_of(self, first: int, affected: Numbers, step: int) -> Source | None:
+        """Return what went bad by itself, if the flow tells. Bad inputs of the model have nothing before them."""
+        taps, kind = self.source.taps, self.source.taps[first].kind
+        if kind not in ("output", "output_grad", "input_grad") or not self.source.flows:
+            return None
+        steps, stats = self.source.stat_rows(range(len(taps)), step, 0)
+        captured = np.flatnonzero(~np.isnan(stats[0, 0])).tolist() if len(steps) and steps[0] == step else []
+        flow = fitting(self.source.flows, taps, captured)
+        return None if flow is None else Feeding(flow, taps).first(affected.tolist(), captured, kind in BACKWARD)
 
     def _gather(self, culprit: int, begin: int, limit: int = MAX_UNFINISHED) -> Gathering | None:
         """Begin to take the values around an onset, if there is room for them (the lock must be held)."""
@@ -258,6 +275,7 @@ class Incidents:
             incident.previous,
             incident.culprit_last,
             loss=incident.loss,
+            known=incident.known,
             version=incident.version,
             told=incident.begin,
         )

@@ -96,6 +96,7 @@ class Incident:
     modules: int = 0  # other modules that were affected
     evidence: Evidence | None = None
     loss: str = ""
+    known: str = ""  # what is known of what the culprit was computed from, in words
     version: int = 0  # of all incidents of the run, when this one changed last
     message: str = ""  # of the rule; empty for non-finite values
     level: Severity = "error"  # the worst so far
@@ -145,7 +146,7 @@ class Incident:
         name, kind = self.culprit.tap.module or ROOT, KIND_WORDS[self.culprit.tap.kind]
         what = "an infinity" if math.isinf(self.value) else "NaN"
         first = f"The {kind} of {name} had {what} first, at step {self.first_step:,}"
-        return " ".join(filter(None, [f"{first}{self._gap()}.", self._cause(), self._course()]))
+        return " ".join(filter(None, [f"{first}{self._gap()}.", self.known, self._cause(), self._course()]))
 
     def _place(self) -> str:
         """Name the module, unless the message does."""

@@ -33,6 +33,7 @@ class Open:
     closed_at: int = NEVER
     skipped: bool = False
     loss: str = ""
+    known: str = ""  # about what the culprit was computed from
     version: int = 0
     gathering: Gathering | None = None
 

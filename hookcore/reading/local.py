@@ -83,6 +83,9 @@ class StoreReader(Reader):
     def hooks(self) -> list[HookRecord]:
         return list(self._store.hooks())
 
+    def flow(self, step: int | None = None) -> answers.Flow:
+        return answers.Flow.of(self._run, self._store.flows(), step)
+
     def series(
         self, tap: TapName, stat: str = "rms", first: int | None = None, last: int | None = None, points: int = 1000
     ) -> answers.Series:

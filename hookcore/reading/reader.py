@@ -36,6 +36,9 @@ class Reader(Protocol):
     def hooks(self) -> list[HookRecord]:
         """Return the hooks of the last inventory."""
 
+    def flow(self, step: int | None = None) -> answers.Flow:
+        """Return which call of a module feeds which, as it was known in a step; else now."""
+
     def series(
         self, tap: TapName, stat: str = "rms", first: int | None = None, last: int | None = None, points: int = 1000
     ) -> answers.Series:

@@ -62,6 +62,9 @@ class RemoteReader(Reader):
         pages = self._pages(answers.Hooks, "/api/v1/hooks", {"run": run})
         return [hook for page in pages for hook in page.hooks]
 
+    def flow(self, step: int | None = None, run: str | None = None) -> answers.Flow:
+        return self._get(answers.Flow, "/api/v1/flow", {"step": step, "run": run})
+
     def series(
         self,
         tap: TapName,

@@ -14,6 +14,7 @@ from hookcore.recorder.parameters import Parameters
 from hookcore.recorder.scales import LossScale
 from hookcore.recorder.statistics import Statistics
 from hookcore.records import Event, Severity
+from hookcore.records.flow import Flow
 from hookcore.records.vocabulary import SKIPPED
 
 _NAN: Final = float("nan")
@@ -32,6 +33,7 @@ class Collector:
     _events: list[Event] = field(default_factory=list, init=False)
     _scalars: dict[str, Any] = field(default_factory=dict, init=False)
     _labels: dict[str, str] = field(default_factory=dict, init=False)
+    _flow: Flow | None = field(default=None, init=False)
 
     def emit(self, name: str, message: str, severity: Severity = "info", module: str = "") -> None:
         """Add an event to the next frame. Any thread may call it."""
@@ -45,6 +47,10 @@ class Collector:
     def add_label(self, name: str, text: str) -> None:
         """Add a fact that readers need to the running step."""
         self._labels[name] = text
+
+    def add_flow(self, flow: Flow) -> None:
+        """Add which call fed which to the running step."""
+        self._flow = flow
 
     def mark_skipped(self) -> None:
         """Note that a scaler skipped the running step."""
@@ -63,8 +69,8 @@ class Collector:
 
     @property
     def has_news(self) -> bool:
-        """Return whether an event or a scalar waits for a frame."""
-        return bool(self._events or self._scalars)
+        """Return whether an event, a scalar, or a flow waits for a frame."""
+        return bool(self._events or self._scalars or self._flow)
 
     def take(self, step: int, elapsed_s: float = _NAN, micro_batches: int = 0) -> RawFrame:
         """Return everything since the last call."""
@@ -83,12 +89,13 @@ class Collector:
             events=tuple(self._events) if self._events else (),
             transfers=statistics.begin_transfers(),
             ratios=self._parameters.ratios(),
+            flow=self._flow,
             # After the rows, because another thread may add a tap in between; last, because they are taken only once.
             new_taps=statistics.table.take_new(),
         )
         if scale.flag is not None:
             raw.scalars[SKIPPED] = scale.flag
-        self._scalars, self._events, self._labels = {}, [], {}
+        self._scalars, self._events, self._labels, self._flow = {}, [], {}, None
         return raw
 
     def take_events(self) -> RawFrame:

@@ -10,6 +10,7 @@ from hookcore.config import Settings
 from hookcore.recorder.cadence import Cadence
 from hookcore.recorder.calls import Observer
 from hookcore.recorder.commands import Change, Commands, describe_change
+from hookcore.recorder.flows import Flows
 from hookcore.recorder.models import Models
 from hookcore.recorder.placement import Placement
 from hookcore.recorder.probes import Probes
@@ -26,6 +27,7 @@ class Control:
     _models: Models
     _snapshots: Snapshots
     _probes: Probes
+    _flows: Flows
     _placement: Placement
     _emit: Callable[..., None]
     paused: bool = field(default=False, init=False)
@@ -38,7 +40,7 @@ class Control:
     @property
     def has_work(self) -> bool:
         """Return whether a command or a snapshot needs attention at the end of the step."""
-        return self._snapshots.active or bool(self._commands.changes)
+        return self._snapshots.active or self._flows.is_learning or bool(self._commands.changes)
 
     def apply_pending(self) -> None:
         """Carry out everything that waits. Called between two steps, on the training thread."""
@@ -51,14 +53,17 @@ class Control:
         self._snapshots.begin()
         self._follow_observers()
 
-    def begin_probes(self, step: int, captured: bool) -> None:
-        """Choose the probes of a step."""
-        if self._probes.begin_step(step, captured):
+    def begin_step(self, step: int, captured: bool) -> None:
+        """Choose who observes the calls of a step."""
+        learns = self._flows.begin_step(captured)
+        if self._probes.begin_step(step, captured) or learns:
             self._follow_observers()
 
     def _follow_observers(self) -> None:
         snapshots: tuple[Observer, ...] = (self._snapshots,) if self._snapshots.looks_at_calls else ()
-        self._placement.follow_observers(*snapshots, *((self._probes,) if self._probes.due else ()))
+        probes: tuple[Observer, ...] = (self._probes,) if self._probes.due else ()
+        flows: tuple[Observer, ...] = (self._flows,) if self._flows.is_learning else ()
+        self._placement.follow_observers(*snapshots, *probes, *flows)
 
     def apply_while_idle(self) -> None:
         """Carry out what no hook reads. Called on the recorder's thread while no step ends.

@@ -17,6 +17,7 @@ from hookcore.recorder.calls import Call, Observer
 from hookcore.recorder.checkpoints import forward_segment, take_call
 from hookcore.recorder.current import CurrentStep
 from hookcore.recorder.errorlog import ErrorLog
+from hookcore.recorder.flows import Flows
 from hookcore.recorder.keeper import Keeper
 from hookcore.recorder.outputs import find_tensors
 from hookcore.recorder.plans import Plan, PlanTable
@@ -47,6 +48,7 @@ class Dispatcher:
         self.on_pending = on_pending  # called when a module runs and `current.pending` is set
         self.keeper: Keeper | None = None
         self.others: tuple[Observer, ...] = ()
+        self.flows: Flows | None = None  # if it is among them, which is told of calls before they run
         self._observers: tuple[Observer, ...] = (statistics,)
         self._saw_eval = False  # whether a call in evaluation was counted in this step
 
@@ -55,6 +57,7 @@ class Dispatcher:
     def add_only(self, *others: Observer) -> None:
         """Pass the calls to the statistics and to these observers."""
         self.others = others
+        self.flows = next((each for each in others if isinstance(each, Flows)), None)
         self._observers = (self.statistics, *others)
 
     def wants(self, plan: Plan) -> bool:
@@ -118,6 +121,12 @@ class Dispatcher:
         if self.keeper is not None and (model := plan.ref()) is not None:
             with DisableTorchFunction():
                 self.keeper.entered(plan.path, model, args, keywords_of(module))
+
+    def entered(self, plan: Plan, module: nn.Module, args: Any) -> None:
+        """Report that a module is about to run, to what learns the data flow."""
+        if self.flows is not None:
+            with DisableTorchFunction():
+                self.flows.entered(plan, module, args)
 
     def leave_model(self, plan: Plan, output: Any) -> None:
         """Report that a model returned."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from hookcore.observe import cpu
 from hookcore.observe.harvest import Harvest, join, unpack
 from hookcore.records import STATS, Event, Frame, SketchBlock, Tap
+from hookcore.records.flow import Flow
 from hookcore.records.sketch import rows_of, shifted_rows
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class RawFrame:
     events: tuple[Event, ...] = ()
     transfers: tuple[Transfer, ...] = ()  # measurements on other devices, on their way to the host
     ratios: tuple[tuple[int, int], ...] = ()  # (slot of an update, slot of its parameter's values)
+    flow: Flow | None = None
 
     def drop_rows(self) -> None:
         """Drop the measurements, and keep the rest."""
@@ -48,6 +50,7 @@ class RawFrame:
         """Take over what must not be lost with an earlier frame: without the names, later numbers get other taps."""
         self.new_taps = dropped.new_taps + self.new_taps
         self.events = dropped.events + self.events
+        self.flow = self.flow or dropped.flow
 
 
 def stats_of(cells: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -111,6 +114,7 @@ def _build(
         grad_scale=raw.scale,
         labels=labels,
         elapsed_s=raw.elapsed_s,
+        flow=None if raw.flow is None else replace(raw.flow, step=raw.step),
     )
 
 

@@ -80,7 +80,8 @@ class ModuleAttachment:
         for plan in self._dispatcher.plans.live() if self._dispatcher.others else ():
             if self._dispatcher.wants(plan):
                 attached = id(plan) in self._attached
-                before = self._dispatcher.wants_input(plan) and not (attached and plan.acts_before)
+                acts = self._dispatcher.wants_input(plan) or self._dispatcher.flows is not None
+                before = acts and not (attached and plan.acts_before)
                 self._borrowed += self._put_on(plan, before, after=not attached)
 
     def follow_choice(self, chosen: Sequence[Plan]) -> str | None:
@@ -129,6 +130,7 @@ class ModulePreHook(InertInCopies):
                 if plan.is_root:
                     self._attachment.check_tree()
                 dispatcher.enter_model(plan, module, args)
+            dispatcher.entered(plan, module, args)
             if dispatcher.wants_input(plan):
                 if stands_last(module._forward_pre_hooks, self):
                     dispatcher.saw_input(plan, args)

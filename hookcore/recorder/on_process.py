@@ -47,6 +47,7 @@ class ProcessAttachment:
         self._current = dispatcher.current
         self._models = models
         self._handles: list[hooks.HookHandle] = []
+        self._has_keywords = False  # whether the hook after calls gets keyword arguments
         self._companions = Companions(dispatcher)
         self._calls_regions = False  # whether there was a module that runs uncompiled and calls compiled ones
         self._companions_due = False  # at the next call
@@ -86,8 +87,9 @@ class ProcessAttachment:
 
     def follow_observers(self) -> None:
         if self._handles:
-            self._take_off()
-            self._put_on()
+            if self._has_keywords != self._wants_inputs:  # Dynamo may know the hooks, so they aren't exchanged in vain
+                self._take_off()
+                self._put_on()
             self._begin_companions()
 
     def follow_choice(self, chosen: Sequence[Plan]) -> str | None:
@@ -115,7 +117,8 @@ class ProcessAttachment:
         if not self._handles and self._current.captured:
             self._quiet.on()
             before = hooks.on_forward_pre(None, self._before)
-            if self._wants_inputs:
+            self._has_keywords = self._wants_inputs
+            if self._has_keywords:
                 after = hooks.on_forward(None, self._after_with_keywords, with_kwargs=True)
             else:
                 after = hooks.on_forward(None, self._after)
@@ -178,6 +181,7 @@ class ProcessAttachment:
     def _act_before(self, plan: Plan, module: nn.Module, args: Any) -> None:
         if plan.is_model:
             self._dispatcher.enter_model(plan, module, args)
+        self._dispatcher.entered(plan, module, args)
         if self._dispatcher.wants_input(plan):
             if not module._forward_pre_hooks:
                 self._dispatcher.saw_input(plan, args)

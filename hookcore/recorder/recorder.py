@@ -24,6 +24,7 @@ from hookcore.recorder.current import CurrentStep
 from hookcore.recorder.description import Describer
 from hookcore.recorder.dispatch import Dispatcher
 from hookcore.recorder.errorlog import ErrorLog
+from hookcore.recorder.flows import Flows
 from hookcore.recorder.in_graphs import feasible
 from hookcore.recorder.keeper import MakeKeeper
 from hookcore.recorder.models import Models
@@ -81,12 +82,23 @@ class Recorder:
         )
         self.placement = Placement(settings, self.dispatcher, self.models, self.emit)
         self.probes = Probes(plans, statistics, current, self.emit, self._collector.add_label)
+        inside = settings.compiled == "inside"  # in a compiled graph, nothing shows which tensor goes where
+        flows = Flows(statistics, settings.calls, lambda: self.models.changes, self.emit, not inside)
         self.control = Control(
-            settings, self._commands, self.cadence, self.models, self.snapshots, self.probes, self.placement, self.emit
+            settings,
+            self._commands,
+            self.cadence,
+            self.models,
+            self.snapshots,
+            self.probes,
+            flows,
+            self.placement,
+            self.emit,
         )
         self.shipper = Shipper(
             sink,
             statistics.table,
+            flows,
             self.cadence,
             self.errors,
             self.emit,
@@ -102,6 +114,7 @@ class Recorder:
             self.models,
             self.snapshots,
             self.probes,
+            flows,
             self.cadence,
             self._collector,
             scale,
@@ -130,6 +143,7 @@ class Recorder:
         if cpu.FALLBACK_REASON:
             self.emit("slow-kernel", cpu.SLOW_KERNEL, "warning")
         self.placement.attach(self.steps, self.step, not self.control.paused)
+        self.control.begin_step(self.step, not self.control.paused)
 
     def watch(self, model: nn.Module | None) -> None:
         """Watch a model; with None, every model that runs."""
@@ -241,7 +255,7 @@ class Recorder:
         with self._lock:
             added = self.probes.add(probe)
             if self.steps.is_fresh:
-                self.control.begin_probes(self.step, captured=True)
+                self.control.begin_step(self.step, captured=True)
         return added
 
     def pause(self) -> None:

@@ -14,11 +14,13 @@ from hookcore.delivery.sinks import Sink
 from hookcore.recorder.cadence import Cadence, JumpFinder
 from hookcore.recorder.collector import skipped_step
 from hookcore.recorder.errorlog import ErrorLog
+from hookcore.recorder.flows import Flows
 from hookcore.recorder.frames import RawFrame, build_frames
 from hookcore.recorder.scalars import number_of
 from hookcore.recorder.taps import TapTable
 from hookcore.recorder.worker import Worker
 from hookcore.records import STATS, Event, Frame, Tap, escaped_in
+from hookcore.records.flow import Flow
 from hookcore.records.vocabulary import OWN, SKIPPED
 
 MAX_UNSENT_EVENTS: Final = 100  # of frames that couldn't be sent
@@ -32,6 +34,7 @@ class Shipper:
 
     sink: Sink
     _table: TapTable
+    _flows: Flows
     _cadence: Cadence
     _errors: ErrorLog
     _emit: Callable[[str, str, Any], None]
@@ -44,6 +47,7 @@ class Shipper:
     _was_bad: bool = field(default=False, init=False)
     _unsent_taps: tuple[Tap, ...] = field(default=(), init=False)  # without their names, later numbers would be wrong
     _unsent_events: tuple[Event, ...] = field(default=(), init=False)
+    _unsent_flow: Flow | None = field(default=None, init=False)
     _failed: int = field(default=0, init=False)  # frames that couldn't be built or sent, since the last report
     _reported_drops: int = field(default=0, init=False)
     _reported_escape: bool = field(default=False, init=False)
@@ -79,6 +83,7 @@ class Shipper:
                 self._resolve(raw)
             for frame in build_frames(raws, self._table.taps, self._table.numbers):
                 self._table.saw_frame(frame.step, frame.taps.tolist())
+                self._flows.saw_frame(frame)
                 self._alarm_if_bad(frame)
                 self._send(frame)
                 sent += 1
@@ -93,6 +98,7 @@ class Shipper:
         """Count a lost frame, and send its taps and events with the next one."""
         self._failed += 1
         self._unsent_taps += lost.new_taps
+        self._unsent_flow = lost.flow or self._unsent_flow
         self._unsent_events = (self._unsent_events + lost.events)[-MAX_UNSENT_EVENTS:]
 
     def _resolve(self, raw: RawFrame) -> None:
@@ -159,5 +165,6 @@ class Shipper:
             if count:
                 events += (Event(frame.step, time.time(), "frame-dropped", message, "warning", count=count),)
         self._reported_drops += dropped
-        self._unsent_taps, self._unsent_events, self._failed = (), (), 0
-        return replace(frame, new_taps=taps, events=events)
+        lost = None if self._unsent_flow is None else replace(self._unsent_flow, step=frame.step)
+        self._unsent_taps, self._unsent_events, self._unsent_flow, self._failed = (), (), None, 0
+        return replace(frame, new_taps=taps, events=events, flow=frame.flow or lost)

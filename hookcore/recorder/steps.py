@@ -23,6 +23,7 @@ from hookcore.recorder.current import CurrentStep
 from hookcore.recorder.dispatch import Dispatcher
 from hookcore.recorder.entry import entry
 from hookcore.recorder.errorlog import ErrorLog
+from hookcore.recorder.flows import Flows
 from hookcore.recorder.frames import RawFrame
 from hookcore.recorder.meter import Meter
 from hookcore.recorder.models import Models
@@ -50,6 +51,7 @@ class Steps:
     _models: Models
     _snapshots: Snapshots
     _probes: Probes
+    _flows: Flows
     _cadence: Cadence
     _collector: Collector
     _scale: LossScale
@@ -187,6 +189,7 @@ class Steps:
     def end_early(self) -> None:
         """Ship the step so far, because the training ends."""
         begun = self._current.captured and self._has_begun
+        self._take_flow()
         self.release_parts(as_steps=False)
         if begun or self._collector.has_news:
             self._ship(self._collector.take(self.clock.step, micro_batches=self._current.backwards))
@@ -256,6 +259,7 @@ class Steps:
         if self._has_work:
             self._guarded(self._end_snapshots)
         self._guarded(self._check_now_and_then)
+        self._take_flow()
         if self._scale.skipped_by(skipped_by):
             self._collector.mark_skipped()
         if self._parts.has_open:
@@ -264,6 +268,11 @@ class Steps:
             self._ship(self._collector.take(self.clock.step, now - self.ended_at, self._current.backwards))
         if self._dispatcher.keeper is not None:
             self._guarded(self._end_kept_step)
+
+    def _take_flow(self) -> None:
+        flow = self._flows.end_step(self.clock.step)
+        if flow is not None:
+            self._collector.add_flow(flow)
 
     def _end_kept_step(self) -> None:
         assert self._dispatcher.keeper is not None
@@ -292,7 +301,7 @@ class Steps:
         self._current.meter = Meter(self._now) if wanted and self._cadence.wants_timing and self._alone else None
         captured = wanted and not self._control.paused and self._placement.attached
         self._placement.begin_step(self.clock.step, captured)
-        self._control.begin_probes(self.clock.step, captured)
+        self._control.begin_step(self.clock.step, captured)
 
     def _choose(self, captured: bool) -> bool:
         """Report the last step to the cadence, and return whether the next one is captured."""

@@ -15,6 +15,8 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from hookcore.records.flow import Flow
+
 Kind = Literal["output", "output_grad", "input", "input_grad", "param", "param_grad", "update", "probe"]
 Phase = Literal["train", "eval"]
 Severity = Literal["info", "warning", "error"]
@@ -183,6 +185,7 @@ class Frame:
     grad_scale: float | None = None  # the loss scale that was divided out of the gradients; None if unknown
     labels: dict[str, str] = field(default_factory=dict)  # other facts that readers need, for example the optimizer
     elapsed_s: float = float("nan")  # from the end of the previous step to the end of this one
+    flow: Flow | None = None  # which call fed which, if it was learned in this step
 
     def __post_init__(self) -> None:
         if any(type(name) is not str or not name.isascii() for name in self.scalars):

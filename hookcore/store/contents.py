@@ -11,6 +11,7 @@ import numpy as np
 from hookcore import patterns
 from hookcore.errors import ArgumentError, PatternError
 from hookcore.records import Coverage, Event, HookRecord, Kind, ModuleRecord, Severity, Snapshot, Tap
+from hookcore.records.flow import Flow
 from hookcore.store import checks
 from hookcore.store.answers import StepRange, TapList
 from hookcore.store.facts import facts_of
@@ -170,6 +171,10 @@ class Contents:
     def hooks(self) -> tuple[HookRecord, ...]:
         """Return the hooks of the last inventory."""
         return self._parts.hooks
+
+    def flows(self) -> tuple[Flow, ...]:
+        """Return which call fed which, in the structures that the model had, oldest first."""
+        return self._parts.flows
 
     def labels(self) -> dict[str, str]:
         """Return the newest label of each name."""

@@ -10,6 +10,7 @@ from typing import Final
 from hookcore.errors import ArgumentError
 from hookcore.incidents import Incidents
 from hookcore.records import Coverage, Event, HookRecord, ModuleRecord, Snapshot, Tap
+from hookcore.records.flow import Flow
 from hookcore.store.answers import PartUsage, StepRange, Usage
 from hookcore.store.bounded import BoundedLog, BoundedMap, Room, bytes_of, texts_bytes
 from hookcore.store.ladder import Ladder
@@ -32,6 +33,7 @@ SHARES: Final = {  # of max_bytes
 # Taps, scalars, modules, coverage, hooks, and labels don't compete with values, because values without names are
 # worthless. This limit is for senders of nonsense; a model of 100,000 modules stays far below it.
 NAMES_BYTES: Final = 256 * 2**20
+MAX_FLOWS: Final = 32  # the newest ones
 
 
 class Parts:
@@ -59,6 +61,7 @@ class Parts:
         self.tap_numbers: dict[Tap, int] = {}
         self.taps_announced = 0  # taps without room keep their number
         self.steps = StepRange(None, None, 0)
+        self.flows: tuple[Flow, ...] = ()  # oldest first
         self.incidents = Incidents(self, limits["incidents"])
         self.dropped: Counter[str] = Counter()
         self.hooks: tuple[HookRecord, ...] = ()
@@ -107,6 +110,16 @@ class Parts:
                 taken += nbytes
                 kept.append(hook)
             self.hooks, self._hook_bytes = tuple(kept), taken
+
+    def put_flow(self, flow: Flow) -> None:
+        """Keep which call fed which from a step on, up to the limit."""
+        with self.lock:
+            if not self.names.take(flow.nbytes):
+                self.dropped["flows_refused"] += 1
+                return
+            gone, self.flows = self.flows[: 1 - MAX_FLOWS], (*self.flows[1 - MAX_FLOWS :], flow)
+            self.names.take(-sum(each.nbytes for each in gone))
+            self.dropped["flows"] += len(gone)
 
     def lane_of_scalar(self, name: str) -> int | None:
         """Return the lane of a scalar, created if needed; None if there is no room."""

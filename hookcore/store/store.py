@@ -96,6 +96,8 @@ class Store(Queries):
                     "too-late", f"a frame of step {frame.step} arrived after one of step {newest} and was dropped"
                 )
                 return
+            if frame.flow is not None:
+                self._parts.put_flow(frame.flow)
             self._take_stats(frame)
             self._take_scalars(frame)
             self._parts.incidents.settle(frame.step, frame.scalars)

@@ -47,6 +47,7 @@ def frame_item(number: int, frame: Frame) -> FrameItem:
         grad_scale=frame.grad_scale,
         labels=frame.labels,
         elapsed_s=frame.elapsed_s,
+        flow=frame.flow,
     )
 
 
@@ -67,6 +68,10 @@ def frame_of(item: FrameItem, new_taps: tuple[Tap, ...] = ()) -> Frame:
     _require(0 <= item.step < _MAX_INTEGER, f"step {item.step}")
     _require(0 <= item.micro_batches < _MAX_INTEGER, f"{item.micro_batches} micro-batches")
     _require_time(item.time_s)
+    if item.flow is not None:
+        _require(item.flow.is_sound, "a flow that is too large, or refers to calls that it doesn't contain")
+        _require(item.flow.step == item.step, f"a flow of step {item.flow.step} in step {item.step}")
+        _require(0 <= item.flow.seconds < LATEST_TIME_S, f"a flow that took {item.flow.seconds} s")
     elapsed_s = item.elapsed_s
     _require(elapsed_s != elapsed_s or 0 <= elapsed_s < LATEST_TIME_S, f"a step of {elapsed_s} s")
     return Frame(
@@ -82,6 +87,7 @@ def frame_of(item: FrameItem, new_taps: tuple[Tap, ...] = ()) -> Frame:
         item.grad_scale,
         item.labels,
         item.elapsed_s,
+        item.flow,
     )
 
 

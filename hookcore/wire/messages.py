@@ -10,6 +10,7 @@ from urllib.parse import unquote_to_bytes
 import msgspec
 
 from hookcore.records import Command, Coverage, Event, Failure, HookRecord, ModuleRecord, Tap, text_of
+from hookcore.records.flow import Flow
 
 SCHEMA: Final = 1
 CONTENT_TYPE: Final = "application/vnd.hookcore.v1+msgpack"
@@ -51,6 +52,7 @@ class FrameItem(msgspec.Struct, tag="frame-2", frozen=True):
     grad_scale: float | None = None
     labels: dict[str, str] = {}
     elapsed_s: float = float("nan")
+    flow: Flow | None = None
 
 
 class SnapshotItem(msgspec.Struct, tag="snapshot", frozen=True):

@@ -26,6 +26,8 @@ export type Failure = { outcome: "crashed" | "interrupted"; step: number; error:
 export type Figure = { data: Array<Record<string, unknown>>; layout: Record<string, unknown> };
 export type Finding = { key: string; rule: string; severity: "error" | "info" | "warning"; acknowledged: boolean; muted: boolean; tap: Tap; type: string; stat: string; value: Number; usual: Number; since_step: number; until_step: number | null; message: string; spark: Array<Number>; downstream: number; last_step: number | null };
 export type Findings = { run: string; total: number; newest_step: number | null; scope: Scope; findings: Array<Finding>; rules: Array<Rule> };
+export type Flow = { run: string; step: number | null; steps: Array<number>; seconds: Number; calls: Array<FlowCall> };
+export type FlowCall = { module: string; call: number; phase: "eval" | "train"; fed_by: Array<number>; returns: Array<number>; how: "graph" | "identity" | "order" };
 export type Heatmap = { run: string; kind: "input" | "input_grad" | "output" | "output_grad" | "param" | "param_grad" | "probe" | "update"; stat: string; rows: Array<Row>; first_step: Array<number>; last_step: Array<number>; worst: Array<Array<Number>>; state: Array<Array<number>>; present?: Array<Array<number>> | null; nonfinite?: Array<Array<number>> | null };
 export type Histograms = { tap: Tap; first_step: Array<number>; last_step: Array<number>; edges: Array<Number>; counts: Array<Array<number>>; nan: Array<number>; negative_infinity: Array<number>; positive_infinity: Array<number>; run?: string };
 export type HistogramsList = { run: string; histograms: Array<Histograms> };
@@ -106,6 +108,7 @@ export type AnswerOf<P extends string> =
   P extends `events` ? Events :
   P extends `figure` ? Figure :
   P extends `findings` ? Findings :
+  P extends `flow` ? Flow :
   P extends `heatmap` ? Heatmap :
   P extends `histograms` ? Histograms | HistogramsList :
   P extends `hooks` ? Hooks :

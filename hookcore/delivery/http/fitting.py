@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 from typing import Any, Final, TypeVar
 
 from hookcore.records import Coverage, Event, Frame, HookRecord, ModuleRecord, Tap, plain
+from hookcore.records.flow import Flow
 from hookcore.wire import MAX_TEXT
 
 MAX_LONG_TEXT: Final = 16_000  # characters of a message, which may contain a traceback
@@ -40,14 +41,23 @@ def fitted(record: Record) -> Record:
 
 def fitted_frame(frame: Frame) -> Frame:
     """Return the frame with shortened strings; its new taps are not checked."""
-    if all(len(name) <= MAX_TEXT for name in frame.scalars) and not frame.events and not frame.labels:
+    has_texts = frame.events or frame.labels or frame.flow is not None
+    if all(len(name) <= MAX_TEXT for name in frame.scalars) and not has_texts:
         return frame
     return replace(
         frame,
         events=tuple(map(fitted, frame.events)),
         scalars={cut(name): value for name, value in frame.scalars.items()},
         labels={cut(name): cut(text) for name, text in frame.labels.items()},
+        flow=None if frame.flow is None else _fitted_flow(frame.flow),
     )
+
+
+def _fitted_flow(flow: Flow) -> Flow:
+    calls = flow.calls
+    if all(len(each.module) <= MAX_TEXT for each in calls):
+        return flow
+    return replace(flow, calls=tuple(replace(each, module=cut(each.module)) for each in calls))
 
 
 def fitted_settings(settings: dict[str, Any]) -> dict[str, Any]:

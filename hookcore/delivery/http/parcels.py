@@ -101,4 +101,5 @@ def size_of(record: Frame | Snapshot) -> int:
     names = sum(len(name) + 9 for name in record.scalars)
     labels = sum(len(name) + len(text) for name, text in record.labels.items())
     arrays = record.stats.nbytes + record.taps.nbytes + block.start.nbytes + block.bins.nbytes + block.counts.nbytes
-    return arrays + texts + names + labels + ENTRY_BYTES
+    flow = 0 if record.flow is None else record.flow.nbytes
+    return arrays + texts + names + labels + flow + ENTRY_BYTES

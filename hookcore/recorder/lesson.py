@@ -1,0 +1,220 @@
+"""What one step teaches about the data flow: which call of a module feeds which.
+
+The outputs of calls are marked in the autograd graph, in the dictionary that each of its nodes has for such notes. A
+walk from the output of a call back to the nearest marks finds what fed it. Where there is no graph, a tensor is
+recognized by its memory. Nothing is kept alive: a mark dies with its node, and the references to memory are weak.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from torch import Tensor
+
+from hookcore.internals import MemoryKey, is_wrapped, memory_of
+from hookcore.recorder.calls import Call
+from hookcore.recorder.outputs import find_tensors
+from hookcore.recorder.plans import Plan
+from hookcore.records import Phase, text_of
+from hookcore.records.flow import MAX_FLOW_EDGES, Flow, FlowCall, How
+
+MAX_NODES: Final = 50_000  # of the autograd graph, that one step may visit
+MAX_CALLS: Final = 10_000  # of modules, that one step may contain
+MARK: Final = "hookcore"
+OUTSIDE: Final = -1  # the place of what doesn't come from a call, such as the batch
+
+_tokens = itertools.count()
+
+
+@dataclass(slots=True, eq=False)
+class _Entered:
+    """A call that has not returned."""
+
+    plan: Plan
+    sources: set[int] = field(default_factory=set)  # the calls whose outputs were its inputs, by their memory
+    knows_outside: bool = False  # whether an input came from outside
+    lacks: bool = False  # whether an input's origin is unknown
+    has_children: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Learned:
+    """What is known of a call."""
+
+    fed_by: set[int] = field(default_factory=set)
+    returns: set[int] = field(default_factory=set)
+    how: How = "identity"
+
+
+class TooLargeError(Exception):
+    """A step has more than can be followed."""
+
+
+@dataclass(slots=True, eq=False)
+class Lesson:
+    """What one step teaches. It holds numbers, and weak references to memory."""
+
+    max_calls: int  # of a module that have taps of their own
+    token: int = field(default_factory=lambda: next(_tokens))  # marks of other steps have other ones
+    thread: int = field(default_factory=threading.get_ident)
+    seconds: float = 0.0
+    _entered: list[_Entered] = field(default_factory=list)
+    _places: dict[tuple[str, int, Phase], int] = field(default_factory=dict)
+    _calls: list[_Learned] = field(default_factory=list)
+    _memory: dict[int, tuple[MemoryKey, int, int]] = field(default_factory=dict)  # by address: version and place
+    _nodes: int = 0
+    _seen: int = 0  # calls
+    _last: int = OUTSIDE  # the call that returned last
+
+    def enter(self, plan: Plan, values: Iterable[Any]) -> None:
+        """Recognize the inputs of a call that is about to run."""
+        if self._entered:
+            self._entered[-1].has_children = True
+        entered, outermost = _Entered(plan), not self._entered
+        self._entered.append(entered)
+        for value in values:
+            for _, tensor in find_tensors(value):
+                if not _is_leaf(tensor) and not is_wrapped(tensor):
+                    self._recognize(entered, tensor, outermost)
+
+    def _recognize(self, entered: _Entered, tensor: Tensor, outermost: bool) -> None:
+        key = memory_of(tensor)
+        known = None if key is None else self._memory.get(key.cdata)
+        in_graph = tensor.requires_grad
+        if known is not None and known[1] == _version(tensor):
+            place = known[2]
+            if place == OUTSIDE:
+                entered.knows_outside = True
+                return
+            entered.sources.add(place)
+            if in_graph and tensor.grad_fn is not None:  # a reentrant checkpoint put other nodes in between
+                self._marks(tensor.grad_fn).setdefault(tensor.output_nr, place)
+        elif in_graph:
+            pass  # the walk from the output passes it
+        elif known is not None and known[2] != OUTSIDE:
+            entered.sources.add(known[2])  # changed in place since then
+        elif known is not None or outermost or not tensor.dtype.is_floating_point:
+            entered.knows_outside = True
+            if outermost and known is None and key is not None:
+                self._memory[key.cdata] = key, _version(tensor), OUTSIDE
+        else:
+            entered.lacks = True
+
+    def leave(self, call: Call) -> None:
+        """Find what fed a call that returned, and mark its outputs."""
+        self._seen += 1
+        if self._seen > MAX_CALLS:
+            raise TooLargeError(f"a step has more than {MAX_CALLS:,} calls of modules")
+        entered = self._take(call.plan)
+        is_leaf = entered is not None and not entered.has_children
+        place, learned = self._place_of(call)
+        nodes, passed = list[Any](), set[int]()  # its own outputs, and the calls whose outputs it returned
+        makes_own = False
+        for _, tensor in call.tensors:
+            if is_wrapped(tensor):
+                continue
+            node = tensor.grad_fn if tensor.requires_grad else None
+            marked = self._mark(tensor, node, place, is_leaf)
+            if marked is not None:
+                passed.add(marked)
+            else:
+                makes_own = True
+                nodes += [] if node is None else [node]
+        if is_leaf:  # what passes a leaf goes through it
+            self._learn(learned, entered, passed | self._walk(nodes), makes_own=False)
+        else:
+            self._learn(learned, None, self._walk(nodes), makes_own)
+            learned.returns |= passed - {place, OUTSIDE}
+        learned.fed_by -= {place, OUTSIDE}
+        self._last = place
+
+    def _mark(self, tensor: Tensor, node: Any, place: int, is_leaf: bool) -> int | None:
+        """Mark an output as that of a call, unless a container returns another call's. Return the mark before."""
+        key, number = memory_of(tensor), tensor.output_nr
+        marks = {} if node is None else self._marks(node)
+        marked = marks.get(number)
+        if node is None and key is not None and not is_leaf:
+            known = self._memory.get(key.cdata)
+            marked = known[2] if known is not None and known[1] == _version(tensor) else None
+        if marked is None or is_leaf:
+            marks[number] = place
+            if key is not None:
+                self._memory[key.cdata] = key, _version(tensor), place
+        return marked
+
+    def _learn(self, learned: _Learned, leaf: _Entered | None, found: set[int], makes_own: bool) -> None:
+        """Note what fed a call. If nothing shows that, it is taken for what returned last."""
+        learned.how = "graph" if found else learned.how
+        known = found if leaf is None else found | leaf.sources
+        guesses = makes_own if leaf is None else leaf.lacks and not leaf.knows_outside
+        if not known and guesses and self._last != OUTSIDE:
+            learned.how, known = "order", {self._last}
+        learned.fed_by |= known
+
+    def _take(self, plan: Plan) -> _Entered | None:
+        """Return the call that returns now. Calls above it have ended with an exception."""
+        place = next((at for at in range(len(self._entered) - 1, -1, -1) if self._entered[at].plan is plan), None)
+        if place is None:
+            return None
+        entered = self._entered[place]
+        del self._entered[place:]
+        return entered
+
+    def _place_of(self, call: Call) -> tuple[int, _Learned]:
+        """Return the place of a call. Micro-batches share theirs, as they share their taps."""
+        key = call.plan.path, min(call.number, self.max_calls - 1), call.phase
+        place = self._places.setdefault(key, len(self._calls))
+        if place == len(self._calls):
+            self._calls.append(_Learned())
+        return place, self._calls[place]
+
+    def _marks(self, node: Any) -> dict[int, int]:
+        """Return the places of the calls whose outputs a node made, by the number of the output."""
+        marks: dict[int, int]
+        token, marks = node.metadata.get(MARK, (None, {}))
+        if token != self.token:
+            marks = {}
+            node.metadata[MARK] = self.token, marks
+        return marks
+
+    def _walk(self, nodes: list[Any]) -> set[int]:
+        """Return the nearest marked calls behind these nodes."""
+        found: set[int] = set()
+        seen = {id(node): node for node in nodes}  # held, so that the identities stay valid
+        while nodes:
+            for node, number in nodes.pop().next_functions:
+                if node is None or not node.next_functions:  # a tensor that needs no gradient, or a parameter
+                    continue
+                place = self._marks(node).get(number)
+                if place is not None:
+                    found.add(place)
+                elif id(node) not in seen:
+                    seen[id(node)] = node
+                    nodes.append(node)
+                    self._nodes += 1
+                    if self._nodes > MAX_NODES:
+                        raise TooLargeError(f"a step has more than {MAX_NODES:,} nodes in its autograd graph")
+        return found
+
+    def flow(self, step: int) -> Flow:
+        """Return what was learned."""
+        calls = (
+            FlowCall(text_of(path), number, phase, tuple(sorted(each.fed_by)), tuple(sorted(each.returns)), each.how)
+            for (path, number, phase), each in zip(self._places, self._calls, strict=True)
+        )
+        flow = Flow(step, tuple(calls), self.seconds)
+        if flow.edges > MAX_FLOW_EDGES:
+            raise TooLargeError(f"a step has more than {MAX_FLOW_EDGES:,} edges between calls")
+        return flow
+
+
+def _is_leaf(tensor: Tensor) -> bool:
+    return tensor.requires_grad and tensor.is_leaf
+
+
+def _version(tensor: Tensor) -> int:
+    return -1 if tensor.is_inference() else tensor._version
